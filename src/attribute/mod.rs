@@ -1,0 +1,101 @@
+//! Whose is it: process -> role, GPU process -> container. What cannot be told stays *unattributed*.
+//!
+//! Everything here is a function of the cycle's readings; nothing is read and nothing is remembered.
+
+mod gpu;
+pub mod roles;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+pub use roles::Role;
+
+use crate::catalog::*;
+use crate::collect::{Context, Readings};
+use crate::series::{Label, Series};
+
+/// One process of a container with all that is known of it.
+#[derive(Clone, Debug)]
+pub struct Attributed {
+    /// Number of its container.
+    pub container: u32,
+    /// Its pid on the host.
+    pub pid: u32,
+    /// Its name, made printable.
+    pub comm: Arc<str>,
+    /// What it is for.
+    pub role: Role,
+    /// Resident memory in bytes.
+    pub rss_bytes: u64,
+    /// Proportional share in bytes, if measured.
+    pub pss_bytes: Option<u64>,
+    /// GPU memory in bytes over all GPUs, if it holds any that the driver tells.
+    pub gpu_bytes: Option<u64>,
+}
+
+/// What attribution leaves for the ledger and the snapshot.
+#[derive(Debug, Default)]
+pub struct Attribution {
+    /// All processes of containers.
+    pub processes: Vec<Attributed>,
+    /// UUIDs of GPUs whose books did not close in this reading.
+    pub raced: Vec<Arc<str>>,
+}
+
+/// Attributes one cycle's readings and writes the samples that follow.
+pub fn attribute(context: &Context<'_>, readings: &Readings, series: &mut Series) -> Attribution {
+    let holders = gpu::holders(context, readings);
+    let mut processes = Vec::with_capacity(readings.processes.len());
+    for number in 0..context.inventory.containers.len() {
+        let from = processes.len();
+        roles_of(context, readings, &holders, number, &mut processes);
+        if readings.processes.readable {
+            by_role(context, readings, number, &processes[from..], series);
+        }
+    }
+    let raced = gpu::write(context, readings, &processes, series);
+    Attribution { processes, raced }
+}
+
+fn roles_of(
+    context: &Context<'_>,
+    readings: &Readings,
+    holders: &HashMap<u32, Option<u64>>,
+    number: usize,
+    out: &mut Vec<Attributed>,
+) {
+    let members = readings.processes.of(number);
+    let id = &context.inventory.containers[number].id;
+    let roles = roles::classify(members, |pid| holders.contains_key(&pid));
+    out.extend(std::iter::zip(members, roles).map(|(process, role)| Attributed {
+        container: number as u32,
+        pid: process.pid,
+        comm: Arc::clone(&process.facts.comm),
+        role,
+        rss_bytes: process.rss_bytes,
+        pss_bytes: readings.pss.of(id, process.pid, process.facts.start_ticks),
+        gpu_bytes: holders.get(&process.pid).copied().flatten(),
+    }));
+}
+
+/// Sums by role. A role without processes is 0: it is known that there are none.
+fn by_role(
+    context: &Context<'_>,
+    readings: &Readings,
+    number: usize,
+    members: &[Attributed],
+    series: &mut Series,
+) {
+    let measured = readings.pss.has(&context.inventory.containers[number].id);
+    for role in Role::ALL {
+        let label: Label = role.label().into();
+        let of_role = || members.iter().filter(|process| process.role == role);
+        let rss: u64 = of_role().map(|process| process.rss_bytes).sum();
+        series.container(CONTAINER_PROCESSES, number as u32, [label.clone()], of_role().count() as f64);
+        series.container(CONTAINER_PROCESS_RSS, number as u32, [label.clone()], rss as f64);
+        if measured {
+            let pss: u64 = of_role().filter_map(|process| process.pss_bytes).sum();
+            series.container(CONTAINER_PROCESS_PSS, number as u32, [label], pss as f64);
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! The one table of metric families.
+//!
+//! Prometheus exposition, the JSON of the API, `docs/metrics.md` and (later) OTLP and the dashboard lint are views of it.
+//! What can be wrong in a row does not compile: a counter without `_total`, a name without a base unit, a wrong number
+//! of label values.
+//!
+//! Not here: values. A family is written by exactly one collector, or by `attribute`, `ledger` or `cycle`.
+
+use std::marker::PhantomData;
+
+/// What kind of number a family holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Goes up and down.
+    Gauge,
+    /// Only grows while memledger runs.
+    Counter,
+    /// A gauge with value 1 whose labels are the message.
+    Info,
+}
+
+/// What a family's series belong to, and so which labels all of them carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// memledger itself or the host: no labels in common.
+    Global,
+    /// One container.
+    Container,
+    /// One GPU.
+    Gpu,
+    /// One container on one GPU.
+    ContainerGpu,
+}
+
+impl Scope {
+    /// The labels that every series of this scope carries; empty ones are left out on the wire.
+    pub const fn labels(self) -> &'static [&'static str] {
+        match self {
+            Scope::Global => &[],
+            Scope::Container => &["k8s_namespace_name", "k8s_pod_name", "container_name"],
+            Scope::Gpu => &["gpu", "gpu_uuid"],
+            Scope::ContainerGpu => {
+                &["k8s_namespace_name", "k8s_pod_name", "container_name", "gpu", "gpu_uuid"]
+            }
+        }
+    }
+}
+
+/// A scope as a type, so that a family can be written only for the right subject.
+pub trait IsScope {
+    /// The same as a value.
+    const SCOPE: Scope;
+}
+
+/// [`Scope::Global`] as a type.
+#[derive(Clone, Copy, Debug)]
+pub struct Global;
+/// [`Scope::Container`] as a type.
+#[derive(Clone, Copy, Debug)]
+pub struct Container;
+/// [`Scope::Gpu`] as a type.
+#[derive(Clone, Copy, Debug)]
+pub struct Gpu;
+/// [`Scope::ContainerGpu`] as a type.
+#[derive(Clone, Copy, Debug)]
+pub struct ContainerGpu;
+
+impl IsScope for Global {
+    const SCOPE: Scope = Scope::Global;
+}
+impl IsScope for Container {
+    const SCOPE: Scope = Scope::Container;
+}
+impl IsScope for Gpu {
+    const SCOPE: Scope = Scope::Gpu;
+}
+impl IsScope for ContainerGpu {
+    const SCOPE: Scope = Scope::ContainerGpu;
+}
+
+/// One row of the catalog.
+#[derive(Clone, Copy, Debug)]
+pub struct Def {
+    /// The name on the wire.
+    pub name: &'static str,
+    /// Gauge, counter or info.
+    pub kind: Kind,
+    /// What a series belongs to.
+    pub scope: Scope,
+    /// The labels besides those of the scope.
+    pub labels: &'static [&'static str],
+    /// The most series this family may have; the excess is dropped and counted.
+    pub max_series: usize,
+    /// One line for people: what it is, where it comes from, when it is absent.
+    pub help: &'static str,
+}
+
+/// A handle to write one family: its scope and its number of labels are part of the type.
+#[derive(Clone, Copy, Debug)]
+pub struct Family<S, const N: usize> {
+    /// Which row of the catalog.
+    pub id: Id,
+    scope: PhantomData<S>,
+}
+
+/// Families of containers stop here: 2,000 containers with the widest partition.
+const CONTAINERS: usize = 2_500;
+const PER_COMPONENT: usize = CONTAINERS * 5;
+const PER_ROLE: usize = CONTAINERS * 3;
+
+macro_rules! catalog {
+    ($($id:ident = $kind:ident $scope:ident $name:literal [$($label:literal),*] max $max:expr, $help:literal;)*) => {
+        /// Number of a family: its row in [`CATALOG`].
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms, missing_docs)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u16)]
+        pub enum Id { $($id),* }
+
+        /// All families, in the order in which they are exposed.
+        pub static CATALOG: &[Def] = &ROWS;
+
+        const ROWS: [Def; [$($name),*].len()] = [$(Def {
+            name: $name, kind: Kind::$kind, scope: Scope::$scope, labels: &[$($label),*], max_series: $max, help: $help,
+        }),*];
+
+        $(
+            #[doc = concat!("`", $name, "`: ", $help)]
+            pub const $id: Family<$scope, { let labels: &[&str] = &[$($label),*]; labels.len() }> =
+                Family { id: Id::$id, scope: PhantomData };
+        )*
+    };
+}
+
+catalog! {
+    BUILD_INFO = Info Global "memledger_build_info" ["version", "revision", "rustversion"] max 1,
+        "Version of memledger, revision it was built from, and version of the Rust compiler.";
+    COLLECTOR_SUCCESS = Gauge Global "memledger_collector_success" ["collector"] max 32,
+        "1 if the source could be read in the last cycle. 0 if not, though it is configured, was there before, or its device node exists. Absent where the host never had it.";
+    COLLECTOR_DURATION = Gauge Global "memledger_collector_duration_seconds" ["collector"] max 32,
+        "Time of the last read of the source. The GPU's and the PSS reader's own threads do not count into the cycle.";
+    READ_FAULTS = Counter Global "memledger_read_faults_total" ["collector", "reason"] max 128,
+        "Readings that failed although the thing was there. A container or process that ended between two reads is no fault.";
+    SERIES_DROPPED = Counter Global "memledger_series_dropped_total" ["family"] max 128,
+        "Series left out of snapshots because their family was over its cap, counted once per cycle and series. Absent until the first.";
+    SNAPSHOT_TIMESTAMP = Gauge Global "memledger_snapshot_timestamp_seconds" [] max 1,
+        "Unix time when the newest cycle was finished. It stands still when sampling hangs.";
+    CYCLE_DURATION = Gauge Global "memledger_cycle_duration_seconds" [] max 1,
+        "Time the newest cycle took, from start to finished snapshot.";
+    CYCLES_SKIPPED = Counter Global "memledger_cycles_skipped_total" [] max 1,
+        "Cycles left out because the one before was still running at their time.";
+    SOURCE_UP = Gauge Global "memledger_runtime_up" ["runtime"] max 8,
+        "1 while memledger is connected to the container runtime's socket. 0 while it is away: names and labels are kept. Absent where there never was a socket.";
+    CONTAINERS_SEEN = Gauge Global "memledger_containers" ["runtime"] max 8,
+        "Running containers that memledger shows, by runtime. Containers that a filter leaves out do not count.";
+    PROCESS_CPU = Counter Global "process_cpu_seconds_total" [] max 1,
+        "CPU time of memledger itself, user and system, from /proc/self/stat.";
+    PROCESS_RESIDENT = Gauge Global "process_resident_memory_bytes" [] max 1,
+        "Resident memory of memledger itself, from /proc/self/stat.";
+    PROCESS_VIRTUAL = Gauge Global "process_virtual_memory_bytes" [] max 1,
+        "Virtual memory of memledger itself, from /proc/self/stat.";
+    PROCESS_OPEN_FDS = Gauge Global "process_open_fds" [] max 1,
+        "Open file descriptors of memledger itself. It keeps the files of every container open.";
+    PROCESS_MAX_FDS = Gauge Global "process_max_fds" [] max 1,
+        "Limit of open file descriptors of memledger itself.";
+    PROCESS_START_TIME = Gauge Global "process_start_time_seconds" [] max 1,
+        "Unix time when memledger was started.";
+
+    HOST_MEMORY_TOTAL = Gauge Global "memledger_host_memory_total_bytes" [] max 1,
+        "MemTotal of /proc/meminfo: what the kernel manages.";
+    HOST_MEMORY_AVAILABLE = Gauge Global "memledger_host_memory_available_bytes" [] max 1,
+        "MemAvailable of /proc/meminfo: the kernel's estimate of what could be had without swapping.";
+    HOST_MEMORY_COMPONENT = Gauge Global "memledger_host_memory_component_bytes" ["component"] max 8,
+        "Partition of the host's memory; the components sum to memledger_host_memory_total_bytes. containers and processes: anonymous and shared memory inside and outside the containers that memledger shows; page_cache: Cached + Buffers - Shmem; kernel_reclaimable: KReclaimable; kernel: SUnreclaim, PageTables, SecPageTables, KernelStack, Percpu; hugetlb; free; unaccounted: the rest, such as pages that drivers allocated.";
+    HOST_SWAP_TOTAL = Gauge Global "memledger_host_swap_total_bytes" [] max 1,
+        "SwapTotal of /proc/meminfo.";
+    HOST_SWAP_USED = Gauge Global "memledger_host_swap_used_bytes" [] max 1,
+        "SwapTotal - SwapFree of /proc/meminfo.";
+    HOST_SHM_USED = Gauge Global "memledger_host_shm_used_bytes" [] max 1,
+        "Used bytes of the host's /dev/shm, from statfs. Absent if it is no tmpfs or cannot be seen from here.";
+    HOST_SHM_SIZE = Gauge Global "memledger_host_shm_size_bytes" [] max 1,
+        "Size of the host's /dev/shm, from statfs. Absent if it is no tmpfs or cannot be seen from here.";
+    HOST_PRESSURE = Counter Global "memledger_host_memory_pressure_seconds_total" ["kind"] max 2,
+        "Time that some or all (full) tasks of the host waited for memory, from /proc/pressure/memory. Absent without PSI.";
+
+    CONTAINER_INFO = Info Container "memledger_container_info"
+        ["container_id", "image", "runtime", "compose_project", "compose_service", "cgroup_version"] max CONTAINERS,
+        "What is known of a container. Kept for --container.keep-ended after its end; a running container of the same name takes its place.";
+    CONTAINER_RUN_INFO = Info Container "memledger_container_run_info" ["run"] max CONTAINERS,
+        "One run of a container: short id and start time, and a label for each variable of --container.settings that its environment sets (batch_size, num_workers, ...). Kept as long as memledger_container_info.";
+    CONTAINER_START_TIME = Gauge Container "memledger_container_start_time_seconds" [] max CONTAINERS,
+        "Unix time of the container's last start, from the runtime; without one, the start of its oldest process.";
+    CONTAINER_MEMORY_USAGE = Gauge Container "memledger_container_memory_usage_bytes" [] max CONTAINERS,
+        "All memory charged to the container, page cache included: memory.current (cgroup v2) or memory.usage_in_bytes (v1).";
+    CONTAINER_MEMORY_WORKING_SET = Gauge Container "memledger_container_memory_working_set_bytes" [] max CONTAINERS,
+        "Usage less inactive file cache, not below 0: what docker stats shows as MEM USAGE.";
+    CONTAINER_MEMORY_RSS = Gauge Container "memledger_container_memory_rss_bytes" [] max CONTAINERS,
+        "Anonymous memory: anon (v2) or total_rss (v1) of memory.stat.";
+    CONTAINER_MEMORY_UNRECLAIMABLE = Gauge Container "memledger_container_memory_unreclaimable_bytes" [] max CONTAINERS,
+        "What the kernel cannot drop: v2 anon + shmem + (kernel - slab_reclaimable) + sock; v1 total_rss + total_shmem + memory.kmem.usage_in_bytes, where reclaimable slab cannot be told apart. Rank and alert on this.";
+    CONTAINER_MEMORY_UNRECLAIMABLE_PEAK = Gauge Container "memledger_container_memory_unreclaimable_peak_bytes" [] max CONTAINERS,
+        "Highest sample of memledger_container_memory_unreclaimable_bytes since the container's start, or since memledger's if that was later. Kept as long as memledger_container_info.";
+    CONTAINER_MEMORY_COMPONENT = Gauge Container "memledger_container_memory_component_bytes" ["component"] max PER_COMPONENT,
+        "Partition of the container's usage: anon, file (page cache without shared memory), shmem, kernel, other (the rest). The components sum to memledger_container_memory_usage_bytes.";
+    CONTAINER_MEMORY_LIMIT = Gauge Container "memledger_container_memory_limit_bytes" [] max CONTAINERS,
+        "The container's own limit: memory.max (v2) or memory.limit_in_bytes (v1). Absent when unlimited.";
+    CONTAINER_MEMORY_EFFECTIVE_LIMIT = Gauge Container "memledger_container_memory_effective_limit_bytes" [] max CONTAINERS,
+        "The lowest limit on the container's path to the root of the cgroup tree. Absent when unlimited.";
+    CONTAINER_MEMORY_HEADROOM = Gauge Container "memledger_container_memory_headroom_bytes" [] max CONTAINERS,
+        "Least of (limit - unreclaimable) over the levels of the container's path that have a limit. Who has the least is next. Absent when unlimited.";
+    CONTAINER_MEMORY_PEAK = Gauge Container "memledger_container_memory_peak_bytes" [] max CONTAINERS,
+        "Highest usage since the container's start, page cache included: memory.peak (v2 since 5.19) or memory.max_usage_in_bytes (v1); on other kernels our highest sample. Kept as long as memledger_container_info.";
+    CONTAINER_MEMORY_SWAP = Gauge Container "memledger_container_memory_swap_bytes" [] max CONTAINERS,
+        "Swap held: memory.swap.current (v2) or total_swap of memory.stat (v1). Absent without swap accounting.";
+    CONTAINER_PRESSURE = Counter Container "memledger_container_memory_pressure_seconds_total" ["kind"] max CONTAINERS * 2,
+        "Time that some or all (full) tasks of the container waited for memory, from memory.pressure. cgroup v2 with PSI only.";
+    CONTAINER_SHM_USED = Gauge Container "memledger_container_shm_used_bytes" [] max CONTAINERS,
+        "Used bytes of the container's own /dev/shm, read at most every 5 s. Needs CAP_SYS_PTRACE. Absent if it is no tmpfs or is the host's.";
+    CONTAINER_SHM_SIZE = Gauge Container "memledger_container_shm_size_bytes" [] max CONTAINERS,
+        "Size of the container's own /dev/shm (Docker's default of 64 MiB is what kills DataLoaders), read at most every 5 s. Needs CAP_SYS_PTRACE.";
+    CONTAINER_PROCESS_RSS = Gauge Container "memledger_container_process_rss_bytes" ["role"] max PER_ROLE,
+        "Resident memory of the container's processes by role, from /proc/PID/statm. Forked processes count shared pages again: never sum it or take shares of it, use memledger_container_process_pss_bytes.";
+    CONTAINER_PROCESS_PSS = Gauge Container "memledger_container_process_pss_bytes" ["role"] max PER_ROLE,
+        "Proportional share of the processes' memory by role, which adds up, from /proc/PID/smaps_rollup. Read at most every --pss.interval and cached until the next reading. Needs CAP_SYS_PTRACE.";
+    CONTAINER_PROCESSES = Gauge Container "memledger_container_processes" ["role"] max PER_ROLE,
+        "Processes of the container by role: trainer, dataloader_worker, other.";
+
+    GPU_INFO = Info Gpu "memledger_gpu_info"
+        ["model", "vendor", "driver_version", "cuda_version", "compute_capability", "cuda_cores", "pci_bus_id"] max 64,
+        "What is known of a GPU.";
+    GPUS_EXPECTED = Gauge Global "memledger_gpus_expected" [] max 1,
+        "The most GPUs seen since memledger's start. Absent where no GPU was ever seen.";
+    GPUS_VISIBLE = Gauge Global "memledger_gpus_visible" [] max 1,
+        "GPUs that answer now. Absent while the driver does not answer.";
+    GPU_MEMORY_TOTAL = Gauge Gpu "memledger_gpu_memory_total_bytes" [] max 64,
+        "Memory of the GPU, from NVML memory info.";
+    GPU_MEMORY_USED = Gauge Gpu "memledger_gpu_memory_used_bytes" [] max 64,
+        "Used memory of the GPU without what the driver reserves, from NVML memory info v2.";
+    GPU_MEMORY_FREE = Gauge Gpu "memledger_gpu_memory_free_bytes" [] max 64,
+        "Free memory of the GPU, from NVML memory info.";
+    GPU_MEMORY_RESERVED = Gauge Gpu "memledger_gpu_memory_reserved_bytes" [] max 64,
+        "Memory that the driver and firmware keep for themselves, from NVML memory info v2.";
+    GPU_MEMORY_UNATTRIBUTED = Gauge Gpu "memledger_gpu_memory_unattributed_bytes" [] max 64,
+        "Used memory of the GPU less that of all its processes that could be named. Never guessed away, never below 0.";
+    GPU_BOOKS_RACES = Counter Gpu "memledger_gpu_books_races_total" [] max 64,
+        "Readings whose processes held more than the device's used memory even when read again twice.";
+    GPU_HOST_PROCESSES = Gauge Gpu "memledger_gpu_host_processes_memory_bytes" [] max 64,
+        "GPU memory of processes outside the containers that memledger shows.";
+    CONTAINER_GPU_MEMORY = Gauge ContainerGpu "memledger_container_gpu_memory_used_bytes" [] max 4_096,
+        "GPU memory of the container's processes, from NVML's process lists.";
+    CONTAINER_GPU_PROCESSES = Gauge ContainerGpu "memledger_container_gpu_processes" [] max 4_096,
+        "Processes of the container that hold a context on the GPU.";
+    PROCESS_GPU_MEMORY = Gauge ContainerGpu "memledger_process_gpu_memory_used_bytes" ["pid", "process", "role"] max 256,
+        "GPU memory of one process, from NVML's process lists. Processes of the host have no container_name.";
+}
+
+impl Id {
+    /// The row of the catalog.
+    pub fn def(self) -> &'static Def {
+        &CATALOG[self as usize]
+    }
+}
+
+/// Endings that say what a number is: a base unit, a count of things, a point in time.
+const ENDINGS: [&str; 14] = [
+    "_bytes",
+    "_seconds",
+    "_ratio",
+    "_watts",
+    "_celsius",
+    "_joules",
+    "_total",
+    "_info",
+    "_success",
+    "_up",
+    "_fds",
+    "_processes",
+    "_containers",
+    "_expected",
+];
+
+const fn ends_with(text: &str, end: &str) -> bool {
+    let (text, end) = (text.as_bytes(), end.as_bytes());
+    if text.len() < end.len() {
+        return false;
+    }
+    let mut i = 0;
+    while i < end.len() {
+        if text[text.len() - end.len() + i] != end[i] {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+const fn check_row(row: &Def) {
+    assert!(
+        ends_with(row.name, "_total") == matches!(row.kind, Kind::Counter),
+        "counters, and only they, end in _total"
+    );
+    assert!(
+        ends_with(row.name, "_info") == matches!(row.kind, Kind::Info),
+        "info families, and only they, end in _info"
+    );
+    let (mut known, mut i) = (ends_with(row.name, "_visible"), 0);
+    while i < ENDINGS.len() {
+        known = known || ends_with(row.name, ENDINGS[i]);
+        i += 1;
+    }
+    assert!(known, "the name ends in a base unit or a known count");
+    assert!(row.max_series > 0 && !row.help.is_empty(), "a family declares its cap and its help");
+}
+
+const _: () = {
+    let mut i = 0;
+    while i < ROWS.len() {
+        check_row(&ROWS[i]);
+        i += 1;
+    }
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_family_stands_twice_and_all_names_are_plain() {
+        let mut seen = HashSet::new();
+        for def in CATALOG {
+            assert!(seen.insert(def.name), "{} stands twice", def.name);
+            assert!(def.name.starts_with("memledger_") || def.name.starts_with("process_"), "{}", def.name);
+            assert!(def.name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || b.is_ascii_digit()));
+            assert!(def.help.ends_with('.'), "{}: help is a sentence", def.name);
+        }
+    }
+
+    #[test]
+    fn labels_never_clash_with_those_of_a_scrape_target() {
+        let reserved =
+            ["namespace", "pod", "container", "service", "node", "instance", "job", "type", "le", "quantile"];
+        for def in CATALOG {
+            for label in def.labels {
+                assert!(!reserved.contains(label), "{} has {label}", def.name);
+                assert!(!def.scope.labels().contains(label), "{} repeats {label}", def.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! The look at every source that `doctor` prints and `serve` begins with.
+//!
+//! A check says what was found; and if a source cannot be used, what is lost without it and the exact change that brings
+//! it. A source that this host does not have is no failure.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use bollard::query_parameters::ListContainersOptions;
+
+use crate::collect::gpu;
+use crate::config::{Config, Endpoint};
+use crate::discover::cgroups::Tree;
+use crate::discover::{Hierarchy, Version, docker};
+use crate::host::{Dir, KernelFile, ReadError};
+
+/// A driver or daemon that does not answer within this is reported so.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const CAP_SYS_PTRACE: u32 = 19;
+const CAP_SYSLOG: u32 = 34;
+
+/// How a source stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It can be used.
+    Good,
+    /// This host does not have it, and nothing is wrong.
+    None,
+    /// It is there, or should be, and cannot be used.
+    Bad,
+}
+
+/// One source.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// Its name.
+    pub source: &'static str,
+    /// How it stands.
+    pub state: State,
+    /// Whether the main job needs it.
+    pub essential: bool,
+    found: String,
+    lost: &'static str,
+    fix: String,
+}
+
+impl Check {
+    fn good(source: &'static str, found: impl Into<String>) -> Self {
+        Self {
+            source,
+            state: State::Good,
+            essential: false,
+            found: found.into(),
+            lost: "",
+            fix: String::new(),
+        }
+    }
+
+    fn none(
+        source: &'static str,
+        found: impl Into<String>,
+        lost: &'static str,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self { source, state: State::None, essential: false, found: found.into(), lost, fix: fix.into() }
+    }
+
+    fn bad(
+        source: &'static str,
+        found: impl Into<String>,
+        lost: &'static str,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self { source, state: State::Bad, essential: false, found: found.into(), lost, fix: fix.into() }
+    }
+
+    fn essential(mut self) -> Self {
+        self.essential = true;
+        self
+    }
+}
+
+/// Looks at every source once.
+pub async fn examine(config: &Config) -> Vec<Check> {
+    let mut checks = vec![cgroups(config), proc_root(config)];
+    for endpoint in &config.endpoints {
+        checks.push(runtime(endpoint).await);
+    }
+    checks.extend([
+        pid_namespace(config),
+        ptrace(),
+        gpus(config).await,
+        pressure(config),
+        kernel_log(config),
+        open_files(),
+    ]);
+    checks
+}
+
+/// The checks as a table; `with_advice` adds what is lost and what to do.
+pub fn render(checks: &[Check], with_advice: bool) -> String {
+    let mut text = format!("memledger {}\n\n", env!("CARGO_PKG_VERSION"));
+    for check in checks {
+        let state = match check.state {
+            State::Good => "ok",
+            State::None => "-",
+            State::Bad => "MISSING",
+        };
+        let _ = writeln!(text, "  {state:<8} {:<14} {}", check.source, check.found);
+        if with_advice && !check.lost.is_empty() {
+            let _ = writeln!(text, "  {:<8} {:<14}   without it: {}", "", "", check.lost);
+            let _ = writeln!(text, "  {:<8} {:<14}   to change:  {}", "", "", check.fix);
+        }
+    }
+    if !with_advice && checks.iter().any(|check| check.state == State::Bad) {
+        text.push_str("\n`memledger doctor` says what is lost and what to change.\n");
+    }
+    text
+}
+
+fn cgroups(config: &Config) -> Check {
+    const LOST: &str = "no memory of any container";
+    let name = "cgroups";
+    let hierarchy = match Hierarchy::detect(&config.roots) {
+        Ok(hierarchy) => hierarchy,
+        Err(error) => {
+            let fix = "mount the host's /sys/fs/cgroup read-only and set --path.cgroupfs to it";
+            return Check::bad(name, error.to_string(), LOST, fix).essential();
+        }
+    };
+    let version = match hierarchy.version {
+        Version::V1 => "v1",
+        Version::V2 => "v2",
+    };
+    let mut tree = Tree::new(&hierarchy);
+    let place = hierarchy.root.display();
+    match tree.refresh(crate::clock::Moment::now()) {
+        Ok(_) => {
+            let containers = tree.candidates().iter().filter(|candidate| candidate.inside.is_none()).count();
+            Check::good(name, format!("{version} at {place}, {containers} containers")).essential()
+        }
+        Err(error) => {
+            Check::bad(name, format!("{version} at {place}: {error}"), LOST, "let memledger read that folder")
+                .essential()
+        }
+    }
+}
+
+fn proc_root(config: &Config) -> Check {
+    let name = "/proc";
+    let place = config.roots.proc.display();
+    let mut buffer = Vec::new();
+    let meminfo = KernelFile::open(&config.roots.proc.join("meminfo"));
+    match meminfo.and_then(|file| file.read_once(&mut buffer).map(<[u8]>::len)) {
+        Ok(_) => Check::good(name, format!("host memory readable at {place}")).essential(),
+        Err(error) => {
+            let fix = "mount the host's /proc read-only and set --path.procfs to it";
+            Check::bad(name, format!("{place}: {error}"), "no memory of the host and no processes", fix)
+                .essential()
+        }
+    }
+}
+
+async fn runtime(endpoint: &Endpoint) -> Check {
+    const LOST: &str = "containers are known by their short id alone: no names, images, labels, run settings";
+    let socket = &endpoint.socket;
+    if !socket.exists() {
+        let found = format!("no socket at {}", socket.display());
+        let fix = format!("start it, or mount its socket there, or set --{}.socket", endpoint.runtime);
+        return Check::none(endpoint.runtime, found, LOST, fix);
+    }
+    let list = async {
+        let text = socket.to_string_lossy();
+        let docker =
+            bollard::Docker::connect_with_unix(&text, ANSWER_WITHIN.as_secs(), bollard::API_DEFAULT_VERSION)?;
+        docker.list_containers(None::<ListContainersOptions>).await
+    };
+    match tokio::time::timeout(ANSWER_WITHIN, list).await {
+        Ok(Ok(containers)) => Check::good(
+            endpoint.runtime,
+            format!("{}, {} containers run", socket.display(), containers.len()),
+        ),
+        Ok(Err(error)) => {
+            let fix = docker::explain(&error, socket);
+            Check::bad(endpoint.runtime, format!("{}: {error}", socket.display()), LOST, fix)
+        }
+        Err(_) => {
+            let found = format!("{} does not answer within {ANSWER_WITHIN:?}", socket.display());
+            Check::bad(endpoint.runtime, found, LOST, "restart the daemon")
+        }
+    }
+}
+
+fn pid_namespace(config: &Config) -> Check {
+    let name = "pid namespace";
+    match gpu::in_first_pid_namespace(&config.roots) {
+        true => Check::good(name, "the host's"),
+        false => Check::bad(
+            name,
+            "not the host's",
+            "no processes of containers, and GPU processes stay unattributed",
+            "docker run --pid=host; Compose: pid: host; Kubernetes: hostPID: true",
+        ),
+    }
+}
+
+fn has_capability(number: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|line| u64::from_str_radix(line.trim(), 16).ok())
+        .is_some_and(|set| set & (1 << number) != 0)
+}
+
+fn ptrace() -> Check {
+    let name = "CAP_SYS_PTRACE";
+    if has_capability(CAP_SYS_PTRACE) {
+        return Check::good(name, "yes");
+    }
+    let fix = "docker run --cap-add SYS_PTRACE; Compose: cap_add: [SYS_PTRACE]; systemd: AmbientCapabilities=CAP_SYS_PTRACE";
+    Check::bad(name, "no", "no proportional shares (pss) and no /dev/shm of processes of other users", fix)
+}
+
+async fn gpus(config: &Config) -> Check {
+    const LOST: &str = "no GPU memory";
+    let name = "NVML";
+    let library = config.gpu.library.clone();
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    let asked = std::thread::Builder::new().name("nvml-probe".into()).spawn(move || {
+        let _ = answer.send(gpu::probe(library.as_deref()).map_err(|error| gpu::describe(&error)));
+    });
+    if let Err(error) = asked {
+        return Check::bad(name, error.to_string(), LOST, "");
+    }
+    let device = config.roots.has_device("nvidiactl") || config.roots.has_device("nvidia0");
+    let fix = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=utility; Compose: a device reservation of driver nvidia; or set --gpu.nvml-library";
+    match tokio::time::timeout(ANSWER_WITHIN, answered).await {
+        Ok(Ok(Ok((driver, count)))) => {
+            let driver = driver.map_or_else(String::new, |version| format!("driver {version}, "));
+            Check::good(name, format!("{driver}{count} GPUs"))
+        }
+        Ok(Ok(Err(error))) if device || config.gpu.library.is_some() => Check::bad(name, error, LOST, fix),
+        Ok(Ok(Err(error))) => Check::none(name, format!("no GPU driver ({error})"), LOST, fix),
+        _ => Check::bad(
+            name,
+            format!("the driver does not answer within {ANSWER_WITHIN:?}"),
+            LOST,
+            "look at the kernel log for Xid messages; a GPU that fell off the bus needs a reboot",
+        ),
+    }
+}
+
+fn pressure(config: &Config) -> Check {
+    let name = "PSI";
+    let lost = "no time spent waiting for memory";
+    let mut buffer = Vec::new();
+    let file = KernelFile::open(&config.roots.proc.join("pressure/memory"));
+    match file.and_then(|file| file.read_once(&mut buffer).map(<[u8]>::len)) {
+        Ok(_) => Check::good(name, "yes"),
+        Err(_) => Check::none(name, "this kernel has none, or it is off", lost, "boot with psi=1"),
+    }
+}
+
+fn kernel_log(config: &Config) -> Check {
+    let name = "/dev/kmsg";
+    let lost = "nothing yet: the ledger of OOM kills, which reads it, is not in this version";
+    let fix = "docker run --device /dev/kmsg:/dev/kmsg:r --cap-add SYSLOG";
+    let open = Dir::open(&config.roots.dev).and_then(|dir| dir.file("kmsg"));
+    let mut buffer = Vec::new();
+    match open.and_then(|file| file.read_once(&mut buffer).map(<[u8]>::len)) {
+        Ok(_) => Check::good(name, "readable"),
+        Err(ReadError::Fault { source, .. }) if source.kind() == std::io::ErrorKind::WouldBlock => {
+            Check::good(name, "readable")
+        }
+        Err(error) => {
+            let syslog = if has_capability(CAP_SYSLOG) { "; CAP_SYSLOG is there" } else { "" };
+            Check::none(name, format!("{error}{syslog}"), lost, fix)
+        }
+    }
+}
+
+/// memledger keeps about eight files per container and one per process open.
+fn open_files() -> Check {
+    const WANTED: u64 = 8_192;
+    let limit = crate::host::raise_open_file_limit();
+    let name = "open files";
+    if limit >= WANTED {
+        return Check::good(name, format!("up to {limit}"));
+    }
+    let fix = "docker run --ulimit nofile=65536; systemd: LimitNOFILE=65536";
+    Check::bad(name, format!("only {limit}"), "with many containers and processes some cannot be read", fix)
+}

@@ -1,0 +1,140 @@
+//! `memledger serve`: the main job.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Notify, watch};
+
+use super::report;
+use crate::config::Config;
+use crate::cycle::{Sampler, run_until};
+use crate::discover::{Source, docker};
+use crate::serve::{Published, router, serve};
+
+/// Requests under way get so long to finish after a signal.
+const LAST_REQUESTS: Duration = Duration::from_millis(500);
+
+pub fn run(config: Config) -> anyhow::Result<ExitCode> {
+    crate::host::raise_open_file_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let outcome = runtime.block_on(run_on_runtime(config));
+    // a renderer or a look-up may still run: nobody waits for it
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let listeners = listen(&config.listen).await?;
+    let addresses: Vec<SocketAddr> =
+        listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+    for address in &addresses {
+        tracing::info!(%address, "listening");
+    }
+
+    let sources: Vec<_> = config.endpoints.iter().map(|endpoint| Source::new(endpoint.runtime)).collect();
+    for (endpoint, source) in std::iter::zip(&config.endpoints, &sources) {
+        tokio::spawn(docker::follow(endpoint.clone(), config.filter.clone(), Arc::clone(source)));
+    }
+    let published = Arc::new(Published::default());
+    let first = Arc::new(Notify::new());
+    let cycle = start_cycle(&config, sources, Arc::clone(&published), Arc::clone(&first))?;
+    tokio::spawn(introduce(config.clone(), addresses, first));
+
+    let (stop, stopped) = watch::channel(false);
+    let mut servers = tokio::task::JoinSet::new();
+    for listener in listeners {
+        let mut stopped = stopped.clone();
+        let stop = async move { drop(stopped.wait_for(|stop| *stop).await) };
+        servers.spawn(serve(listener, router(&config, Arc::clone(&published)), stop));
+    }
+    let name = tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+        ended = servers.join_next() => bail!("the HTTP server ended by itself: {ended:?}"),
+    };
+    tracing::info!(signal = name, "stopping");
+    cycle.stop();
+    let _ = stop.send(true);
+    let finished = async { while servers.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(LAST_REQUESTS, finished).await;
+    tracing::info!("stopped");
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn listen(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener>> {
+    let mut listeners = Vec::new();
+    for address in addresses {
+        let bound = match TcpListener::bind(address).await {
+            // a host without IPv6: all addresses are then those of IPv4
+            Err(error)
+                if error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
+                    && address.ip().is_unspecified() =>
+            {
+                TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, address.port())).await
+            }
+            other => other,
+        };
+        let advice = match &bound {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                ": another program, perhaps another memledger, serves there; stop it or choose another with --web.listen-address"
+            }
+            _ => "",
+        };
+        listeners.push(bound.with_context(|| format!("cannot listen on {address}{advice}"))?);
+    }
+    Ok(listeners)
+}
+
+struct Cycle {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::Thread,
+}
+
+impl Cycle {
+    /// The thread may be in a slow read; nobody waits for it.
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.unpark();
+    }
+}
+
+fn start_cycle(
+    config: &Config,
+    sources: Vec<Arc<Source>>,
+    published: Arc<Published>,
+    first: Arc<Notify>,
+) -> anyhow::Result<Cycle> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let theirs = Arc::clone(&stop);
+    let interval = config.sample_interval;
+    let sampler = Sampler::new(config, sources);
+    let handle = std::thread::Builder::new().name("cycle".into()).spawn(move || {
+        run_until(sampler, interval, &theirs, |snapshot| {
+            published.publish(snapshot);
+            first.notify_one();
+        });
+    })?;
+    Ok(Cycle { stop, thread: handle.thread().clone() })
+}
+
+/// One screen after the first snapshot: what was found, what is missing, where to look.
+async fn introduce(config: Config, addresses: Vec<SocketAddr>, first: Arc<Notify>) {
+    first.notified().await;
+    let checks = report::examine(&config).await;
+    let mut text = report::render(&checks, false);
+    for address in addresses {
+        let host =
+            if address.ip().is_unspecified() { "localhost".to_owned() } else { address.ip().to_string() };
+        let host = if host.contains(':') { format!("[{host}]") } else { host };
+        text.push_str(&format!("\nMetrics: http://{host}:{}{}\n", address.port(), config.telemetry_path));
+    }
+    println!("{text}");
+}

@@ -1,0 +1,191 @@
+//! Memory of the whole host: `/proc/meminfo`, `/proc/pressure/memory` and the host's `/dev/shm`.
+//!
+//! The partition needs what the containers hold, so this collector comes after the one of cgroups. Kernel counters are
+//! not of one instant: where the parts exceed the whole, both are read once more, and then it is a fault.
+
+use std::io::Cursor;
+
+use procfs::{FromBufRead, Meminfo, MemoryPressure};
+
+use super::cgroup::Memory;
+use super::{Collector, Context, Outcome, Output};
+use crate::catalog::*;
+use crate::host::{KernelFile, ReadError};
+use crate::series::Series;
+
+/// The collector. Keeps its files open.
+#[derive(Debug, Default)]
+pub struct Host {
+    meminfo: Option<KernelFile>,
+    pressure: Option<KernelFile>,
+    buffer: Vec<u8>,
+}
+
+/// The host's memory by who or what holds it, in bytes. The parts sum to `MemTotal` unless the rest was negative.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Partition {
+    containers: u64,
+    processes: u64,
+    page_cache: u64,
+    kernel_reclaimable: u64,
+    kernel: u64,
+    hugetlb: u64,
+    free: u64,
+    unaccounted: i64,
+}
+
+impl Partition {
+    /// `containers` is the anonymous and shared memory of all containers that do not lie in another one.
+    ///
+    /// `None` on a kernel before 3.2 or so, whose meminfo lacks a part without which the rest would mislead.
+    fn of(info: &Meminfo, containers: u64) -> Option<Self> {
+        let shmem = info.shmem?;
+        let reclaimable = info.k_reclaimable.or(info.s_reclaimable)?; // KReclaimable is younger than 4.20
+        // each of these is younger than some kernel that is still in use; without the line there is none of it
+        let young = [info.secondary_page_tables, info.per_cpu].into_iter().flatten().sum::<u64>();
+        let kernel = info.s_unreclaim? + info.page_tables? + info.kernel_stack? + young;
+        let hugetlb = info.hugetlb.or_else(|| Some(info.hugepages_total? * info.hugepagesize?));
+        let mut parts = Self {
+            containers,
+            // counters of cgroups lag behind those of the host: what is too much here is missing in the rest
+            processes: (info.anon_pages? + shmem).saturating_sub(containers),
+            page_cache: (info.cached + info.buffers).saturating_sub(shmem),
+            kernel_reclaimable: reclaimable,
+            kernel,
+            hugetlb: hugetlb.into_iter().sum(),
+            free: info.mem_free,
+            unaccounted: 0,
+        };
+        let known: u64 = parts.known().iter().map(|(_, bytes)| bytes).sum();
+        parts.unaccounted = info.mem_total as i64 - known as i64;
+        Some(parts)
+    }
+
+    fn known(&self) -> [(&'static str, u64); 7] {
+        [
+            ("containers", self.containers),
+            ("processes", self.processes),
+            ("page_cache", self.page_cache),
+            ("kernel_reclaimable", self.kernel_reclaimable),
+            ("kernel", self.kernel),
+            ("hugetlb", self.hugetlb),
+            ("free", self.free),
+        ]
+    }
+
+    fn write(&self, series: &mut Series) {
+        for (component, bytes) in self.known() {
+            series.global(HOST_MEMORY_COMPONENT, [component.into()], bytes as f64);
+        }
+        series.global(HOST_MEMORY_COMPONENT, ["unaccounted".into()], self.unaccounted.max(0) as f64);
+    }
+}
+
+/// Anonymous and shared memory of all containers, those inside another one not counted again.
+fn held_by_containers(context: &Context<'_>, memory: &[Option<Memory>]) -> u64 {
+    std::iter::zip(&context.inventory.containers, memory)
+        .filter(|(container, _)| !container.nested)
+        .filter_map(|(_, memory)| memory.as_ref())
+        .flat_map(|memory| [memory.anon, memory.shmem])
+        .flatten()
+        .sum()
+}
+
+impl Host {
+    fn meminfo(&mut self, context: &Context<'_>) -> Result<Meminfo, ReadError> {
+        if self.meminfo.is_none() {
+            self.meminfo = Some(KernelFile::open(&context.roots.proc.join("meminfo"))?);
+        }
+        let Some(file) = &self.meminfo else { return Err(ReadError::Absent("meminfo".into())) };
+        let text = file.read_once(&mut self.buffer)?;
+        Meminfo::from_buf_read(Cursor::new(text))
+            .map_err(|error| ReadError::malformed(format!("meminfo: {error}")))
+    }
+
+    fn pressure(&mut self, context: &Context<'_>) -> Result<MemoryPressure, ReadError> {
+        if self.pressure.is_none() {
+            self.pressure = Some(KernelFile::open(&context.roots.proc.join("pressure/memory"))?);
+        }
+        let Some(file) = &self.pressure else { return Err(ReadError::Absent("PSI".into())) };
+        let text = file.read_once(&mut self.buffer)?;
+        MemoryPressure::from_buf_read(Cursor::new(text))
+            .map_err(|error| ReadError::malformed(format!("PSI: {error}")))
+    }
+}
+
+impl Collector for Host {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
+        output.faults.born("balance");
+        let info = match self.meminfo(context) {
+            Ok(info) => info,
+            Err(error) => {
+                output.faults.note(&error);
+                return Outcome::Failed;
+            }
+        };
+        let series = &mut *output.series;
+        series.global(HOST_MEMORY_TOTAL, [], info.mem_total as f64);
+        if let Some(available) = info.mem_available {
+            series.global(HOST_MEMORY_AVAILABLE, [], available as f64);
+        }
+        series.global(HOST_SWAP_TOTAL, [], info.swap_total as f64);
+        series.global(HOST_SWAP_USED, [], info.swap_total.saturating_sub(info.swap_free) as f64);
+        let containers = held_by_containers(context, &output.readings.memory);
+        let mut parts = Partition::of(&info, containers);
+        if parts.is_some_and(|parts| parts.unaccounted < 0) {
+            parts =
+                output.faults.value(self.meminfo(context)).and_then(|info| Partition::of(&info, containers));
+            if parts.is_some_and(|parts| parts.unaccounted < 0) {
+                output.faults.count("balance");
+            }
+        }
+        if let Some(parts) = parts {
+            parts.write(series);
+        }
+        match self.pressure(context) {
+            Ok(pressure) => {
+                for (kind, record) in [("some", pressure.some), ("full", pressure.full)] {
+                    series.global(HOST_PRESSURE, [kind.into()], record.total as f64 / 1e6);
+                }
+            }
+            Err(error) => output.faults.note(&error), // gone or absent: a kernel without PSI
+        }
+        if let Some((used, size)) = super::shm::host_shm(context.roots) {
+            series.global(HOST_SHM_USED, [], used as f64);
+            series.global(HOST_SHM_SIZE, [], size as f64);
+        }
+        Outcome::Read
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMINFO: &str = "MemTotal: 1000 kB\nMemFree: 400 kB\nMemAvailable: 700 kB\nBuffers: 10 kB\nCached: 200 kB\nSwapCached: 0 kB\nActive: 0 kB\nInactive: 0 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nDirty: 0 kB\nWriteback: 0 kB\nAnonPages: 150 kB\nMapped: 0 kB\nShmem: 50 kB\nSlab: 60 kB\nKReclaimable: 40 kB\nSReclaimable: 40 kB\nSUnreclaim: 20 kB\nKernelStack: 5 kB\nPageTables: 5 kB\nCommitted_AS: 0 kB\nVmallocTotal: 0 kB\nVmallocUsed: 0 kB\nVmallocChunk: 0 kB\nPercpu: 10 kB\nHugePages_Total: 2\nHugepagesize: 25 kB\nHugetlb: 50 kB\n";
+
+    fn parts(containers: u64) -> Partition {
+        Partition::of(&Meminfo::from_buf_read(Cursor::new(MEMINFO.as_bytes())).unwrap(), containers).unwrap()
+    }
+
+    #[test]
+    fn the_parts_sum_to_the_whole_whatever_the_containers_hold() {
+        for containers in [0, 100 << 10, 200 << 10, 250 << 10] {
+            let parts = parts(containers);
+            let known: u64 = parts.known().iter().map(|(_, bytes)| bytes).sum();
+            assert_eq!(known as i64 + parts.unaccounted, 1000 << 10);
+            assert_eq!(parts.page_cache, 160 << 10, "shared memory is not page cache");
+        }
+    }
+
+    #[test]
+    fn containers_never_make_processes_negative() {
+        assert_eq!(parts(150 << 10).processes, 50 << 10);
+        assert_eq!(parts(250 << 10).processes, 0);
+        assert_eq!(parts(0).unaccounted - parts(250 << 10).unaccounted, 50 << 10, "the rest absorbs the lag");
+    }
+}

@@ -1,0 +1,144 @@
+//! `/dev/shm` of containers: how large, and how full.
+//!
+//! The way leads through `/proc/PID/root` into the container's mount namespace, where everything may be made to mislead
+//! us. So: the lookup stays below the container's root, follows no link, and uses only names that the kernel has in its
+//! cache ([`ResolveFlags::CACHED`]), so that no file system of the container is asked anything; and the mount that was
+//! reached must be a tmpfs by the kernel's own list of mounts before it is asked for its size. Nothing stays open, since
+//! that would keep the memory of a container that ended.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use procfs::FromBufRead;
+use procfs::process::MountInfos;
+use rustix::fs::{Mode, OFlags, ResolveFlags, fstatfs, open, openat2};
+use rustix::io::Errno;
+
+use super::process::Process;
+use super::{Collector, Context, Outcome, Output};
+use crate::catalog::*;
+use crate::clock::Moment;
+use crate::discover::ContainerId;
+use crate::host::{KernelFile, ReadError, Roots, classify};
+
+/// The sizes are read again no sooner than this.
+const EVERY: Duration = Duration::from_secs(5);
+/// `f_type` of tmpfs.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// The collector.
+#[derive(Debug, Default)]
+pub struct SharedMemory {
+    last: Option<Moment>,
+    sizes: HashMap<ContainerId, (u64, u64)>,
+    denied: bool,
+}
+
+/// Used and total bytes of the host's own `/dev/shm`; `None` if it is no tmpfs.
+pub fn host_shm(roots: &Roots) -> Option<(u64, u64)> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = open(roots.dev.join("shm"), flags, Mode::empty()).ok()?;
+    sizes(&fd).ok()?
+}
+
+fn sizes(fd: &impl std::os::fd::AsFd) -> Result<Option<(u64, u64)>, Errno> {
+    let stat = fstatfs(fd)?;
+    if stat.f_type as u64 != TMPFS_MAGIC || stat.f_blocks == 0 {
+        return Ok(None); // a tmpfs without a size limit has no size to run out of
+    }
+    let block = stat.f_bsize as u64;
+    Ok(Some(((stat.f_blocks - stat.f_bfree) * block, stat.f_blocks * block)))
+}
+
+/// The mount that an open descriptor lies on, from procfs, without asking the file system.
+fn mount_id(fd: &impl std::os::fd::AsRawFd) -> Option<i32> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
+}
+
+/// A container's own `/dev/shm`, as one of its processes sees it.
+fn container_shm(
+    roots: &Roots,
+    process: &Process,
+    host: Option<u64>,
+) -> Result<Option<(u64, u64)>, ReadError> {
+    let dir = roots.process(process.pid);
+    let what = || format!("/dev/shm of process {}", process.pid);
+    let root = open(dir.join("root"), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| classify(errno, what()))?;
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::CACHED;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let shm = match openat2(&root, "dev/shm", flags, Mode::empty(), resolve) {
+        Ok(shm) => shm,
+        // no such directory, a link, or a lookup that would have to ask the container's file system
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::AGAIN) => return Ok(None),
+        Err(errno) => return Err(classify(errno, what())),
+    };
+    let mut buffer = Vec::new();
+    let text = KernelFile::open(&dir.join("mountinfo"))?.read_all(&mut buffer).map(<[u8]>::to_vec)?;
+    let mounts =
+        MountInfos::from_buf_read(&text[..]).map_err(|error| ReadError::malformed(error.to_string()))?;
+    let id = mount_id(&shm);
+    let Some(mount) = mounts.iter().find(|mount| Some(mount.mnt_id) == id) else { return Ok(None) };
+    if mount.fs_type != "tmpfs" || !mount.mount_point.ends_with("dev/shm") {
+        return Ok(None);
+    }
+    let device = rustix::fs::fstat(&shm).map_err(|errno| classify(errno, what()))?.st_dev;
+    if host == Some(device) {
+        return Ok(None); // the container shares the host's, which is not repeated
+    }
+    sizes(&shm).map_err(|errno| classify(errno, what()))
+}
+
+impl SharedMemory {
+    fn read(&mut self, context: &Context<'_>, output: &mut Output<'_>) {
+        let host = rustix::fs::stat(context.roots.dev.join(Path::new("shm"))).ok().map(|stat| stat.st_dev);
+        let mut sizes = HashMap::with_capacity(self.sizes.len());
+        self.denied = false;
+        for (number, container) in context.inventory.containers.iter().enumerate() {
+            // the oldest process has the container's own view; later ones may have made themselves another
+            let processes = output.readings.processes.of(number);
+            let Some(oldest) = processes.iter().min_by_key(|p| (p.facts.start_ticks, p.pid)) else {
+                continue;
+            };
+            match container_shm(context.roots, oldest, host) {
+                Ok(Some(size)) => drop(sizes.insert(container.id.clone(), size)),
+                Ok(None) => {}
+                Err(error) => {
+                    self.denied |= error.fault_reason() == Some("permission");
+                    output.faults.note(&error);
+                }
+            }
+        }
+        self.sizes = sizes;
+    }
+}
+
+impl Collector for SharedMemory {
+    fn name(&self) -> &'static str {
+        "shm"
+    }
+
+    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
+        let known = |number: usize| self.sizes.contains_key(&context.inventory.containers[number].id);
+        let newcomer = (0..context.inventory.containers.len()).any(|number| {
+            !known(number) && output.readings.processes.of(number).iter().any(|process| process.rss_bytes > 0)
+        });
+        let age = self.last.map(|last| context.now.since(last));
+        if age.is_none_or(|age| age >= EVERY || (newcomer && age >= Duration::from_secs(1))) {
+            self.read(context, output);
+            self.last = Some(context.now);
+        }
+        for (number, container) in context.inventory.containers.iter().enumerate() {
+            if let Some((used, size)) = self.sizes.get(&container.id) {
+                output.series.container(CONTAINER_SHM_USED, number as u32, [], *used as f64);
+                output.series.container(CONTAINER_SHM_SIZE, number as u32, [], *size as f64);
+            }
+        }
+        if self.denied && self.sizes.is_empty() { Outcome::Failed } else { Outcome::Read }
+    }
+}

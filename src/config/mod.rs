@@ -1,0 +1,434 @@
+//! Settings: one table ([`table`]), read from flags, environment and file, checked before anything starts.
+//!
+//! A flag wins over the environment, the environment over the file, the file over the default. Every error names where
+//! the value came from and what is allowed there.
+
+pub mod file;
+pub mod filter;
+pub mod table;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use regex::Regex;
+
+use crate::host::Roots;
+pub use filter::Filter;
+use table::{Kind, SETTINGS, Setting};
+
+/// Everything that can be set, checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where to serve.
+    pub listen: Vec<SocketAddr>,
+    /// Path of the metrics.
+    pub telemetry_path: String,
+    /// Requests served at once; 0 is no limit.
+    pub max_requests: usize,
+    /// Answer `/api/v1` from anywhere.
+    pub enable_api: bool,
+    /// Pause between two samples.
+    pub sample_interval: Duration,
+    /// Least pause between two readings of a proportional share.
+    pub pss_interval: Duration,
+    /// Sockets of container runtimes.
+    pub endpoints: Vec<Endpoint>,
+    /// Which containers and which of their settings are shown.
+    pub filter: Filter,
+    /// How long an ended container is shown.
+    pub keep_ended: Duration,
+    /// The GPU collector.
+    pub gpu: GpuSettings,
+    /// Collectors that are switched on.
+    pub collectors: BTreeSet<&'static str>,
+    /// Where the host's file systems are.
+    pub roots: Roots,
+    /// Least severity that is logged.
+    pub log_level: tracing::Level,
+    /// Log as JSON.
+    pub log_json: bool,
+}
+
+/// Where a runtime listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// `docker` or `podman`.
+    pub runtime: &'static str,
+    /// The Unix socket.
+    pub socket: PathBuf,
+}
+
+/// Settings of the GPU collector.
+#[derive(Clone, Debug)]
+pub struct GpuSettings {
+    /// The library to load; the driver's own name if none is set.
+    pub library: Option<PathBuf>,
+    /// Pause between two readings.
+    pub interval: Duration,
+    /// An answer older than this is not shown.
+    pub deadline: Duration,
+}
+
+/// A setting that cannot be used, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The settings file cannot be read.
+    #[error("cannot read the settings file {path}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Something in the settings file is wrong.
+    #[error("{path}:{line}: {what}")]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong, and what is allowed.
+        what: String,
+    },
+    /// A value cannot be used.
+    #[error("{origin}: {what}")]
+    Value {
+        /// Flag, variable, or file and line.
+        origin: String,
+        /// What is wrong, and what is allowed.
+        what: String,
+    },
+}
+
+/// A value as text, with where it came from.
+#[derive(Clone, Debug)]
+struct Given {
+    text: String,
+    origin: String,
+}
+
+/// The values of all settings, before they are checked.
+struct Values(BTreeMap<&'static str, Vec<Given>>);
+
+/// Adds the flags of all settings to a command.
+pub fn arguments(command: Command) -> Command {
+    let file = Arg::new("config.file")
+        .long("config.file")
+        .value_name("PATH")
+        .env("MEMLEDGER_CONFIG_FILE")
+        .help("Settings file (YAML); its keys are the flags' names.");
+    SETTINGS.iter().fold(command.arg(file), |command, setting| match setting.kind {
+        Kind::Switch => {
+            command.arg(flag(setting).num_args(0..=1).default_missing_value("true").require_equals(true)).arg(
+                Arg::new(format!("no-{}", setting.key))
+                    .long(format!("no-{}", setting.key))
+                    .action(ArgAction::SetTrue)
+                    .conflicts_with(setting.key)
+                    .hide(true),
+            )
+        }
+        _ => command.arg(flag(setting)),
+    })
+}
+
+fn flag(setting: &'static Setting) -> Arg {
+    let default = match setting.default {
+        [] => String::new(),
+        values => format!(" [default: {}]", values.join(",")),
+    };
+    let arg = Arg::new(setting.key)
+        .long(setting.key)
+        .value_name(setting.kind.placeholder())
+        .env(setting.variable())
+        .hide_env(true)
+        .help(format!("{}{default}", setting.help));
+    if setting.repeats {
+        arg.action(ArgAction::Append).value_delimiter(',')
+    } else {
+        arg.action(ArgAction::Set)
+    }
+}
+
+impl Config {
+    /// Reads the settings from parsed arguments, their environment, and the file that they name.
+    ///
+    /// # Errors
+    /// The first setting that cannot be used.
+    pub fn load(matches: &ArgMatches) -> Result<Self, ConfigError> {
+        let file = matches.get_one::<String>("config.file").map(PathBuf::from);
+        let from_file = file.as_deref().map(file::read).transpose()?.unwrap_or_default();
+        let mut values = BTreeMap::new();
+        for setting in SETTINGS {
+            values.insert(setting.key, given(setting, matches, file.as_deref(), &from_file));
+        }
+        Self::check(&Values(values))
+    }
+
+    fn check(values: &Values) -> Result<Self, ConfigError> {
+        let duration = |key, range| values.duration(key, range);
+        let (ms, hour) = (Duration::from_millis, Duration::from_secs(3600));
+        let endpoint = |runtime, key| {
+            let socket = values.path(key)?;
+            Ok((!socket.as_os_str().is_empty()).then_some(Endpoint { runtime, socket }))
+        };
+        let endpoints = [endpoint("docker", "docker.socket")?, endpoint("podman", "podman.socket")?];
+        Ok(Self {
+            listen: values.each("web.listen-address", address)?,
+            telemetry_path: values.one("web.telemetry-path", url_path)?,
+            max_requests: values.one("web.max-requests", count)?,
+            enable_api: values.one("web.enable-api", switch)?,
+            sample_interval: duration("sample.interval", ms(100)..=hour)?,
+            pss_interval: duration("pss.interval", ms(1000)..=hour * 24)?,
+            endpoints: endpoints.into_iter().flatten().collect(),
+            filter: Filter {
+                include: values.optional("container.include", regex)?,
+                exclude: values.optional("container.exclude", regex)?,
+                labels: values.each("container.label", label)?,
+                settings: values.each("container.settings", variable_name)?,
+            },
+            keep_ended: duration("container.keep-ended", Duration::ZERO..=hour * 24 * 366)?,
+            gpu: GpuSettings {
+                library: values.optional("gpu.nvml-library", |text| Ok(PathBuf::from(text)))?,
+                interval: duration("gpu.interval", ms(50)..=hour)?,
+                deadline: duration("gpu.deadline", ms(100)..=hour * 24)?,
+            },
+            collectors: values.collectors()?,
+            roots: Roots {
+                proc: values.path("path.procfs")?,
+                cgroup: values.path("path.cgroupfs")?,
+                dev: values.path("path.devfs")?,
+            },
+            log_level: values.one("log.level", |text| {
+                text.parse().map_err(|_| Kind::Choice(&["debug", "info", "warn", "error"]).describe())
+            })?,
+            log_json: values.one("log.format", |text| match text {
+                "logfmt" => Ok(false),
+                "json" => Ok(true),
+                _ => Err(Kind::Choice(&["logfmt", "json"]).describe()),
+            })?,
+        })
+    }
+}
+
+fn given(
+    setting: &'static Setting,
+    matches: &ArgMatches,
+    file: Option<&Path>,
+    from_file: &[file::Found],
+) -> Vec<Given> {
+    if setting.kind == Kind::Switch && matches.get_flag(&format!("no-{}", setting.key)) {
+        return vec![Given { text: "false".into(), origin: format!("--no-{}", setting.key) }];
+    }
+    let origin = match matches.value_source(setting.key) {
+        Some(ValueSource::CommandLine) => Some(format!("--{}", setting.key)),
+        Some(ValueSource::EnvVariable) => Some(setting.variable()),
+        _ => None,
+    };
+    if let Some(origin) = origin {
+        let texts = matches.get_many::<String>(setting.key).into_iter().flatten();
+        return texts.map(|text| Given { text: text.clone(), origin: origin.clone() }).collect();
+    }
+    let path = file.unwrap_or(Path::new("")).display();
+    let found = from_file.iter().filter(|found| found.key == setting.key);
+    let found: Vec<_> = found
+        .map(|found| Given {
+            text: found.value.clone(),
+            origin: format!("{path}:{}: {}", found.line, found.key),
+        })
+        .collect();
+    if !found.is_empty() {
+        return found;
+    }
+    let default = setting.default.iter();
+    default
+        .map(|text| Given { text: text.to_string(), origin: format!("default of --{}", setting.key) })
+        .collect()
+}
+
+impl Values {
+    fn each<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, ConfigError> {
+        let given = self.0.get(key).into_iter().flatten().filter(|given| !given.text.is_empty());
+        given
+            .map(|given| {
+                parse(&given.text).map_err(|wanted| ConfigError::Value {
+                    origin: given.origin.clone(),
+                    what: format!("{:?} cannot be used; wanted is {wanted}", given.text),
+                })
+            })
+            .collect()
+    }
+
+    fn optional<T>(
+        &self,
+        key: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, ConfigError> {
+        Ok(self.each(key, parse)?.pop())
+    }
+
+    fn one<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<T, ConfigError> {
+        self.optional(key, parse)?.ok_or_else(|| ConfigError::Value {
+            origin: format!("--{key}"),
+            what: "it must not be empty".to_owned(),
+        })
+    }
+
+    /// A path, which may be empty.
+    fn path(&self, key: &str) -> Result<PathBuf, ConfigError> {
+        Ok(self.optional(key, |text| Ok(PathBuf::from(text)))?.unwrap_or_default())
+    }
+
+    fn duration(
+        &self,
+        key: &str,
+        range: std::ops::RangeInclusive<Duration>,
+    ) -> Result<Duration, ConfigError> {
+        self.one(key, |text| {
+            let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|d| Duration::try_from(d).ok());
+            parsed.filter(|duration| range.contains(duration)).ok_or_else(|| {
+                let (from, to) = (range.start(), range.end());
+                format!("{}, from {from:?} to {to:?}", Kind::Duration.describe())
+            })
+        })
+    }
+
+    fn collectors(&self) -> Result<BTreeSet<&'static str>, ConfigError> {
+        let mut on = BTreeSet::new();
+        for setting in SETTINGS {
+            if let Some(name) = setting.key.strip_prefix("collector.")
+                && self.one(setting.key, switch)?
+            {
+                on.insert(name);
+            }
+        }
+        for needs_processes in ["shm", "pss"] {
+            if !on.contains("process") {
+                on.remove(needs_processes);
+            }
+        }
+        Ok(on)
+    }
+}
+
+fn switch(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| Kind::Switch.describe())
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| Kind::Count.describe())
+}
+
+fn regex(text: &str) -> Result<Regex, String> {
+    Regex::new(text).map_err(|error| format!("a regular expression: {error}"))
+}
+
+/// `HOST:PORT`, `[V6]:PORT`, or `:PORT` for all addresses of both families.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let full =
+        if text.starts_with(':') { format!("[::]{text}") } else { text.replace("localhost:", "127.0.0.1:") };
+    full.parse()
+        .map_err(|_| "HOST:PORT with a numeric host, [V6]:PORT, or :PORT for all addresses".to_owned())
+}
+
+fn url_path(text: &str) -> Result<String, String> {
+    let taken = text == "/" || text.starts_with("/-/") || text.starts_with("/api/");
+    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"/-_.".contains(&b));
+    if text.starts_with('/') && plain && !taken {
+        Ok(text.to_owned())
+    } else {
+        Err("a path such as /metrics, not /, and not below /-/ or /api/".to_owned())
+    }
+}
+
+fn label(text: &str) -> Result<(String, Option<String>), String> {
+    let (key, value) = match text.split_once('=') {
+        Some((key, value)) => (key, Some(value.to_owned())),
+        None => (text, None),
+    };
+    if key.is_empty() { Err("KEY or KEY=VALUE".to_owned()) } else { Ok((key.to_owned(), value)) }
+}
+
+/// The name of an environment variable whose lower case is a label name.
+fn variable_name(text: &str) -> Result<String, String> {
+    let first = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+    let reserved =
+        crate::catalog::Scope::Container.labels().iter().any(|label| text.eq_ignore_ascii_case(label));
+    if first
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && !text.starts_with("__")
+        && !reserved
+        && !text.eq_ignore_ascii_case("run")
+    {
+        Ok(text.to_owned())
+    } else {
+        Err("the name of an environment variable that can be a label: letters, digits and _; not run, not the container's own labels".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(flags: &[&str]) -> Result<Config, String> {
+        let command = arguments(Command::new("memledger").no_binary_name(true));
+        let matches = command.try_get_matches_from(flags).map_err(|error| error.to_string())?;
+        Config::load(&matches).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_defaults_are_usable() {
+        let config = load(&[]).unwrap();
+        assert_eq!(config.listen, ["[::]:10853".parse().unwrap()]);
+        assert_eq!(config.sample_interval, Duration::from_secs(1));
+        assert_eq!(config.filter.settings.len(), 6);
+        assert_eq!(config.collectors.len(), 7);
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("memledger.yaml");
+        std::fs::write(&path, "sample:\n  interval: 2s\npss.interval: 1m\ncollector.gpu: false\n").unwrap();
+        let file = format!("--config.file={}", path.display());
+        let config = load(&[&file, "--sample.interval=5s"]).unwrap();
+        assert_eq!(config.sample_interval, Duration::from_secs(5));
+        assert_eq!(config.pss_interval, Duration::from_secs(60));
+        assert!(!config.collectors.contains("gpu"));
+        std::fs::write(&path, "log.level: info\nsample.interval: soon\n").unwrap();
+        let error = load(&[&file]).unwrap_err();
+        assert!(error.contains("memledger.yaml:2: sample.interval: \"soon\" cannot be used"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused_and_says_what_can() {
+        for (flag, says) in [
+            ("--sample.interval=1ms", "from 100ms"),
+            ("--container.include=(", "regular expression"),
+            ("--web.listen-address=nowhere", ":PORT"),
+            ("--web.telemetry-path=/", "such as /metrics"),
+            ("--log.level=loud", "debug, info, warn, error"),
+            ("--container.label==x", "KEY=VALUE"),
+            ("--container.settings=run", "not run"),
+            ("--web.enable-api=perhaps", "true or false"),
+            ("--web.max-requests=-1", "whole number"),
+            ("--web.lisen-address=:1", "web.listen-address"),
+        ] {
+            let error = load(&[flag]).unwrap_err();
+            assert!(error.contains(says), "{flag}: {error}");
+        }
+    }
+
+    #[test]
+    fn switches_have_two_forms_and_shm_goes_with_processes() {
+        assert!(load(&["--web.enable-api"]).unwrap().enable_api);
+        assert!(!load(&["--no-collector.gpu"]).unwrap().collectors.contains("gpu"));
+        assert!(!load(&["--collector.gpu=false"]).unwrap().collectors.contains("gpu"));
+        let without = load(&["--no-collector.process"]).unwrap().collectors;
+        assert!(!without.contains("shm") && !without.contains("pss"));
+        assert!(load(&["--docker.socket="]).unwrap().endpoints.iter().all(|e| e.runtime != "docker"));
+    }
+}

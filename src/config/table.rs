@@ -1,0 +1,219 @@
+//! The one table of settings. Flags, environment variables, keys of the file and `docs/config.md` are views of it.
+
+/// What a setting holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Any text.
+    Text,
+    /// A file or directory.
+    Path,
+    /// `HOST:PORT`; without a host, all addresses.
+    Address,
+    /// A time such as `200ms`, `15s`, `1h`.
+    Duration,
+    /// A regular expression.
+    Regex,
+    /// `true` or `false`; as a flag `--NAME` or `--no-NAME`.
+    Switch,
+    /// A whole number.
+    Count,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A path of an HTTP resource.
+    UrlPath,
+}
+
+impl Kind {
+    /// What a value looks like, for help and for errors.
+    pub fn describe(self) -> String {
+        match self {
+            Kind::Text => "text".into(),
+            Kind::Path => "a path".into(),
+            Kind::Address => "HOST:PORT or :PORT".into(),
+            Kind::Duration => "a duration such as 200ms, 15s or 1h".into(),
+            Kind::Regex => "a regular expression".into(),
+            Kind::Switch => "true or false".into(),
+            Kind::Count => "a whole number".into(),
+            Kind::Choice(words) => format!("one of {}", words.join(", ")),
+            Kind::UrlPath => "a path such as /metrics".into(),
+        }
+    }
+
+    /// The word that stands for a value in a usage line.
+    pub fn placeholder(self) -> &'static str {
+        match self {
+            Kind::Text => "TEXT",
+            Kind::Path => "PATH",
+            Kind::Address => "ADDRESS",
+            Kind::Duration => "DURATION",
+            Kind::Regex => "REGEX",
+            Kind::Switch => "BOOL",
+            Kind::Count => "N",
+            Kind::Choice(_) => "WORD",
+            Kind::UrlPath => "PATH",
+        }
+    }
+}
+
+/// One setting.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Flag without dashes, and key in the file (dots may be nesting).
+    pub key: &'static str,
+    /// What it holds.
+    pub kind: Kind,
+    /// Values that hold if it is not set; none at all means *off* or *found out*.
+    pub default: &'static [&'static str],
+    /// Whether it may be given more than once: as a flag again, in the file as a list, in the environment with commas.
+    pub repeats: bool,
+    /// One sentence for people.
+    pub help: &'static str,
+}
+
+impl Setting {
+    /// The environment variable of this setting.
+    pub fn variable(&self) -> String {
+        format!("MEMLEDGER_{}", self.key.replace(['.', '-'], "_").to_ascii_uppercase())
+    }
+}
+
+const fn one(key: &'static str, kind: Kind, default: &'static [&'static str], help: &'static str) -> Setting {
+    Setting { key, kind, default, repeats: false, help }
+}
+
+const fn many(
+    key: &'static str,
+    kind: Kind,
+    default: &'static [&'static str],
+    help: &'static str,
+) -> Setting {
+    Setting { key, kind, default, repeats: true, help }
+}
+
+/// All settings, in the order of the help.
+pub static SETTINGS: &[Setting] = &[
+    many("web.listen-address", Kind::Address, &[":10853"], "Address to serve on."),
+    one("web.telemetry-path", Kind::UrlPath, &["/metrics"], "Path of the metrics."),
+    one(
+        "web.max-requests",
+        Kind::Count,
+        &["40"],
+        "Requests served at once; more are answered 503. 0: no limit.",
+    ),
+    one(
+        "web.enable-api",
+        Kind::Switch,
+        &["false"],
+        "Answer /api/v1, which lists processes, from anywhere. Without it, only on the loopback addresses.",
+    ),
+    one(
+        "sample.interval",
+        Kind::Duration,
+        &["1s"],
+        "Pause between two samples, 100ms to 1h. Scraping does not sample.",
+    ),
+    one(
+        "pss.interval",
+        Kind::Duration,
+        &["15s"],
+        "Least pause between two readings of a process's proportional share, which is costly. At least 1s.",
+    ),
+    one("docker.socket", Kind::Path, &["/var/run/docker.sock"], "Docker's socket. Empty: do not ask Docker."),
+    one(
+        "podman.socket",
+        Kind::Path,
+        &["/run/podman/podman.sock"],
+        "Podman's socket. Empty: do not ask Podman.",
+    ),
+    one("container.include", Kind::Regex, &[], "Show only containers whose name matches somewhere."),
+    one(
+        "container.exclude",
+        Kind::Regex,
+        &[],
+        "Show no container whose name matches somewhere. Wins over include.",
+    ),
+    many(
+        "container.label",
+        Kind::Text,
+        &[],
+        "Show only containers with this label, KEY or KEY=VALUE. If repeated, all must be there.",
+    ),
+    many(
+        "container.settings",
+        Kind::Text,
+        &["BATCH_SIZE", "NUM_WORKERS", "NUM_DEVICES", "PRECISION", "ACCUM", "PYTORCH_CUDA_ALLOC_CONF"],
+        "Environment variables of containers that become labels of memledger_container_run_info. No other is ever read out.",
+    ),
+    one(
+        "container.keep-ended",
+        Kind::Duration,
+        &["1h"],
+        "How long the info and peaks of a container are shown after its end.",
+    ),
+    one(
+        "gpu.nvml-library",
+        Kind::Path,
+        &[],
+        "Load this NVML library. Without it, libnvidia-ml.so.1 and libnvidia-ml.so are tried.",
+    ),
+    one("gpu.interval", Kind::Duration, &["1s"], "Pause between two readings of the GPU driver, 50ms to 1h."),
+    one(
+        "gpu.deadline",
+        Kind::Duration,
+        &["5s"],
+        "Age at which an answer of the GPU driver is not shown any more. A driver may hang.",
+    ),
+    one("collector.own", Kind::Switch, &["true"], "memledger's own process: the process_* families."),
+    one("collector.host", Kind::Switch, &["true"], "Memory of the host."),
+    one("collector.cgroup", Kind::Switch, &["true"], "Memory of containers."),
+    one(
+        "collector.process",
+        Kind::Switch,
+        &["true"],
+        "Processes of containers and their resident memory by role.",
+    ),
+    one("collector.shm", Kind::Switch, &["true"], "/dev/shm of containers. Needs the process collector."),
+    one(
+        "collector.pss",
+        Kind::Switch,
+        &["true"],
+        "Proportional shares of memory by role. Needs the process collector.",
+    ),
+    one("collector.gpu", Kind::Switch, &["true"], "GPUs, through NVML."),
+    one("path.procfs", Kind::Path, &["/proc"], "The host's procfs."),
+    one("path.cgroupfs", Kind::Path, &["/sys/fs/cgroup"], "The host's cgroup file systems."),
+    one("path.devfs", Kind::Path, &["/dev"], "The host's /dev."),
+    one(
+        "log.level",
+        Kind::Choice(&["debug", "info", "warn", "error"]),
+        &["info"],
+        "Least severity that is logged.",
+    ),
+    one(
+        "log.format",
+        Kind::Choice(&["logfmt", "json"]),
+        &["logfmt"],
+        "Form of the log, which goes to standard error.",
+    ),
+];
+
+/// The setting of this key.
+pub fn setting(key: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.key == key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_setting_stands_twice_under_any_name() {
+        let mut seen = HashSet::new();
+        for setting in SETTINGS {
+            assert!(seen.insert(setting.key.to_owned()), "{}", setting.key);
+            assert!(seen.insert(setting.variable()), "{}", setting.key);
+            assert!(setting.help.ends_with('.'), "{}: help is a sentence", setting.key);
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Merges what the runtimes and the cgroup tree say into one inventory, with names that stay.
+//!
+//! * Same id, one entry. The cgroup tree says what runs, a runtime says who it is.
+//! * A container whose id no runtime knows (yet) waits [`NAME_GRACE`] before it is shown under its short id, if a
+//!   runtime is there that may still name it: otherwise every start would leave a series with a meaningless name.
+//! * A container in a container counts as its own only if a runtime knows it; else it is part of the outer one, so that
+//!   nothing is counted twice.
+//! * While a runtime is away, its names are kept; a container then ends when its cgroup does.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::cgroups::{Candidate, Hierarchy, Tree};
+use super::{Cgroup, Container, ContainerId, Identity, Inventory, Link, Record, Source};
+use crate::clock::Moment;
+use crate::config::Filter;
+use crate::host::ReadError;
+
+/// How long a container may stay without a name while a runtime could still tell it.
+const NAME_GRACE: Duration = Duration::from_secs(3);
+
+/// The merged view over all sources.
+#[derive(Debug)]
+pub struct Registry {
+    filter: Filter,
+    /// In order of precedence.
+    sources: Vec<Arc<Source>>,
+    tree: Option<Tree>,
+    generations: Vec<u64>,
+    nameless: HashMap<ContainerId, Moment>,
+    waiting: bool,
+    inventory: Arc<Inventory>,
+}
+
+/// What changed since the cycle before.
+#[derive(Debug)]
+pub struct Refresh {
+    /// All running containers.
+    pub inventory: Arc<Inventory>,
+    /// Containers that ended, also those that came and went between two cycles.
+    pub ended: Vec<Arc<Container>>,
+}
+
+impl Registry {
+    /// A registry over these sources, the first ones taking precedence.
+    pub fn new(filter: Filter, sources: Vec<Arc<Source>>, hierarchy: Option<&Hierarchy>) -> Self {
+        Self {
+            filter,
+            generations: vec![u64::MAX; sources.len()],
+            sources,
+            tree: hierarchy.map(Tree::new),
+            nameless: HashMap::new(),
+            waiting: true,
+            inventory: Arc::default(),
+        }
+    }
+
+    /// Looks at all sources and merges them if anything changed.
+    ///
+    /// # Errors
+    /// The cgroup tree cannot be walked; what the runtimes say is then all there is.
+    pub fn refresh(&mut self, now: Moment) -> (Refresh, Result<(), ReadError>) {
+        let (mut changed, walked) = match &mut self.tree {
+            Some(tree) => match tree.refresh(now) {
+                Ok(changed) => (changed, Ok(())),
+                Err(error) => (true, Err(error)),
+            },
+            None => (false, Ok(())),
+        };
+        let mut records = HashMap::new();
+        let mut short_lived = Vec::new();
+        let mut links = Vec::new();
+        for (rank, source) in self.sources.iter().enumerate() {
+            let mut state = source.lock();
+            changed |= self.generations[rank] != state.generation;
+            self.generations[rank] = state.generation;
+            short_lived.append(&mut state.ended);
+            links.push((source.runtime, state.link));
+        }
+        if !changed && !self.waiting {
+            return (Refresh { inventory: Arc::clone(&self.inventory), ended: vec![] }, walked);
+        }
+        for (rank, source) in self.sources.iter().enumerate().rev() {
+            for record in source.lock().running.values() {
+                records.insert(record.id.clone(), (rank, record.clone()));
+            }
+        }
+        let before = Arc::clone(&self.inventory);
+        let inventory = Arc::new(self.merge(now, &records, &links));
+        let ended = ended_since(&before, &inventory, &short_lived, &self.filter);
+        self.inventory = Arc::clone(&inventory);
+        (Refresh { inventory, ended }, walked)
+    }
+
+    fn merge(
+        &mut self,
+        now: Moment,
+        records: &HashMap<ContainerId, (usize, Record)>,
+        links: &[(&'static str, Link)],
+    ) -> Inventory {
+        let candidates = self.tree.as_ref().map_or(&[][..], Tree::candidates);
+        let counted: Vec<bool> =
+            candidates.iter().map(|c| c.inside.is_none() || records.contains_key(&c.id)).collect();
+        let inner: Vec<&Path> = std::iter::zip(candidates, &counted)
+            .filter(|(candidate, counted)| **counted && candidate.inside.is_some())
+            .map(|(candidate, _)| candidate.path.as_path())
+            .collect();
+        let mut found: Vec<(usize, Container)> = Vec::new();
+        let mut placed = HashSet::new();
+        let mut nameless = HashMap::new();
+        self.waiting = links.iter().any(|(_, link)| *link == Link::Starting);
+        for (candidate, _) in std::iter::zip(candidates, &counted).filter(|(_, counted)| **counted) {
+            if !placed.insert(candidate.id.clone()) {
+                continue; // the same id in two places of the tree: the first is the container
+            }
+            let cgroup = Some(Arc::new(place(candidate, &inner)));
+            match records.get(&candidate.id) {
+                Some((rank, record)) => found.push((*rank, named(record, cgroup))),
+                None => {
+                    let seen = *self.nameless.get(&candidate.id).unwrap_or(&now);
+                    nameless.insert(candidate.id.clone(), seen);
+                    if links.iter().any(|(_, link)| may_still_name(*link, now.since(seen))) {
+                        self.waiting = true;
+                    } else {
+                        found.push((usize::MAX, unnamed(candidate, cgroup)));
+                    }
+                }
+            }
+        }
+        self.nameless = nameless;
+        for (id, (rank, record)) in records {
+            // known to a runtime that is connected, and its cgroup is not there: just starting, or made elsewhere
+            if !placed.contains(id) && links.get(*rank).is_some_and(|(_, link)| *link == Link::Up) {
+                found.push((*rank, named(record, None)));
+            }
+        }
+        let labels_match = |container: &Container| match records.get(&container.id) {
+            Some((_, record)) => record.labels_match,
+            None => self.filter.labels.is_empty(),
+        };
+        found.retain(|(_, container)| labels_match(container));
+        let mut containers = with_unique_names(found);
+        containers.retain(|container| self.filter.shows(&container.identity.name));
+        mark_nested(&mut containers);
+        let runtimes = links
+            .iter()
+            .filter(|(_, link)| matches!(link, Link::Up | Link::Down))
+            .map(|(runtime, link)| (*runtime, *link == Link::Up))
+            .collect();
+        Inventory { containers: containers.into_iter().map(Arc::new).collect(), runtimes }
+    }
+}
+
+fn may_still_name(link: Link, age: Duration) -> bool {
+    match link {
+        Link::Starting | Link::Up => age < NAME_GRACE,
+        Link::NoSocket | Link::Down => false,
+    }
+}
+
+/// A container's cgroup, less the parts that belong to containers inside it.
+fn place(candidate: &Candidate, inner: &[&Path]) -> Cgroup {
+    let own =
+        |path: &&PathBuf| !inner.iter().any(|inner| *inner != candidate.path && path.starts_with(inner));
+    Cgroup { path: candidate.path.clone(), below: candidate.below.iter().filter(own).cloned().collect() }
+}
+
+/// Marks the containers that lie in another one that is shown, whose memory is part of that one's.
+fn mark_nested(containers: &mut [Container]) {
+    let paths: HashSet<PathBuf> =
+        containers.iter().filter_map(|c| Some(c.cgroup.as_ref()?.path.clone())).collect();
+    for container in containers {
+        let Some(cgroup) = &container.cgroup else { continue };
+        container.nested = cgroup.path.ancestors().skip(1).any(|above| paths.contains(above));
+    }
+}
+
+fn named(record: &Record, cgroup: Option<Arc<Cgroup>>) -> Container {
+    Container {
+        id: record.id.clone(),
+        identity: Identity::named(&record.name),
+        runtime: record.runtime,
+        image: Arc::clone(&record.image),
+        compose_project: Arc::clone(&record.compose_project),
+        compose_service: Arc::clone(&record.compose_service),
+        settings: record.settings.clone(),
+        started: record.started,
+        cgroup,
+        nested: false,
+    }
+}
+
+fn unnamed(candidate: &Candidate, cgroup: Option<Arc<Cgroup>>) -> Container {
+    Container {
+        id: candidate.id.clone(),
+        identity: Identity::named(candidate.id.short()),
+        runtime: candidate.runtime,
+        image: "".into(),
+        compose_project: "".into(),
+        compose_service: "".into(),
+        settings: vec![],
+        started: None,
+        cgroup,
+        nested: false,
+    }
+}
+
+/// The name that stays: Compose calls a container `<12 hex>_NAME` for a moment while it re-creates NAME.
+fn lasting_name(name: &str) -> &str {
+    match name.split_once('_') {
+        Some((prefix, rest))
+            if prefix.len() == 12 && !rest.is_empty() && prefix.bytes().all(|b| b.is_ascii_hexdigit()) =>
+        {
+            rest
+        }
+        _ => name,
+    }
+}
+
+/// Gives every container a name of its own, always the same one whatever the order of arrival.
+///
+/// The container that bears the name itself comes before the one that Compose renamed for a moment; then the runtime
+/// of higher precedence; the others become `name@runtime`.
+fn with_unique_names(mut found: Vec<(usize, Container)>) -> Vec<Container> {
+    found.sort_by(|(rank, a), (other, b)| {
+        let passing =
+            |container: &Container| lasting_name(&container.identity.name) != &*container.identity.name;
+        (passing(a), rank, &a.id).cmp(&(passing(b), other, &b.id))
+    });
+    let mut taken = HashSet::new();
+    let mut containers = Vec::with_capacity(found.len());
+    for (_, mut container) in found {
+        let name = container.identity.name.to_string();
+        let choices = [
+            lasting_name(&name).to_owned(),
+            format!("{}@{}", lasting_name(&name), container.runtime),
+            name.clone(),
+            container.id.as_str().to_owned(),
+        ];
+        if let Some(name) = choices.into_iter().find(|choice| !taken.contains(choice)) {
+            container.identity = Identity::named(&name);
+            taken.insert(name);
+            containers.push(container);
+        }
+    }
+    containers.sort_by(|a, b| a.identity.cmp(&b.identity));
+    containers
+}
+
+/// Whether `later` is the same run of the same container: the same id started again is another run. A container that
+/// was known by its cgroup alone has no start time until a runtime names it.
+fn same_run(earlier: &Container, later: &Container) -> bool {
+    earlier.id == later.id && (earlier.started.is_none() || earlier.started == later.started)
+}
+
+/// Runs that were shown and are over, and those that came and went between two cycles.
+fn ended_since(
+    before: &Inventory,
+    after: &Inventory,
+    short_lived: &[Record],
+    filter: &Filter,
+) -> Vec<Arc<Container>> {
+    let running: HashMap<_, _> =
+        after.containers.iter().map(|container| (&container.id, container)).collect();
+    let runs = |container: &Container| running.get(&container.id).is_some_and(|now| same_run(container, now));
+    let mut ended: Vec<_> = before.containers.iter().filter(|container| !runs(container)).cloned().collect();
+    for record in short_lived {
+        let mut container = named(record, None);
+        container.identity = Identity::named(lasting_name(&record.name));
+        let shown = record.labels_match && filter.shows(&container.identity.name);
+        if shown && !runs(&container) && !ended.iter().any(|known| same_run(known, &container)) {
+            ended.push(Arc::new(container));
+        }
+    }
+    ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: char, runtime: &'static str, name: &str) -> Record {
+        Record {
+            id: ContainerId::new(&id.to_string().repeat(64)),
+            runtime,
+            name: name.to_owned(),
+            image: "image".into(),
+            compose_project: "".into(),
+            compose_service: "".into(),
+            settings: vec![],
+            started: Some(1.0),
+            labels_match: true,
+        }
+    }
+
+    fn names(found: Vec<(usize, Container)>) -> Vec<String> {
+        with_unique_names(found)
+            .iter()
+            .map(|c| format!("{}={}", c.identity.name, &c.id.as_str()[..1]))
+            .collect()
+    }
+
+    #[test]
+    fn compose_re_creating_a_container_leaves_one_name() {
+        let old = || (0, named(&record('a', "docker", "web-1"), None));
+        let new = || (0, named(&record('b', "docker", "aaaaaaaaaaaa_web-1"), None));
+        assert_eq!(names(vec![new()]), ["web-1=b"]);
+        assert_eq!(names(vec![new(), old()]), ["web-1=a", "web-1@docker=b"]);
+    }
+
+    #[test]
+    fn the_same_name_in_two_runtimes_does_not_depend_on_the_order_of_arrival() {
+        let docker = || (0, named(&record('b', "docker", "train"), None));
+        let podman = || (1, named(&record('a', "podman", "train"), None));
+        for found in [vec![docker(), podman()], vec![podman(), docker()]] {
+            assert_eq!(names(found), ["train=b", "train@podman=a"]);
+        }
+    }
+
+    #[test]
+    fn only_a_real_compose_prefix_is_taken_off() {
+        assert_eq!(lasting_name("0123456789ab_web-1"), "web-1");
+        for name in ["web_1", "0123456789ab", "0123456789ab_", "0123456789az_web", "x0123456789ab_web"] {
+            assert_eq!(lasting_name(name), name);
+        }
+    }
+
+    #[test]
+    fn a_container_that_came_and_went_between_two_cycles_has_ended() {
+        let source = Source::new("docker");
+        source.lock().link = Link::Up;
+        let mut registry = Registry::new(Filter::default(), vec![Arc::clone(&source)], None);
+        let now = Moment::now();
+        assert!(registry.refresh(now).0.ended.is_empty());
+        source.lock().ended.push(record('a', "docker", "blink"));
+        source.lock().generation += 1;
+        let ended = registry.refresh(now).0.ended;
+        assert_eq!(ended.len(), 1);
+        assert_eq!(&*ended[0].identity.name, "blink");
+        assert!(registry.refresh(now).0.ended.is_empty(), "told once");
+    }
+
+    #[test]
+    fn a_restart_ends_the_run_and_keeps_the_name() {
+        let source = Source::new("docker");
+        source.lock().link = Link::Up;
+        let first = record('a', "docker", "train");
+        let second = Record { started: Some(2.0), ..first.clone() };
+        let mut registry = Registry::new(Filter::default(), vec![Arc::clone(&source)], None);
+        let now = Moment::now();
+        for (record, ends) in [(first, 0), (second, 1)] {
+            let mut state = source.lock();
+            state.running.insert(record.id.clone(), record);
+            state.generation += 1;
+            drop(state);
+            let refresh = registry.refresh(now).0;
+            assert_eq!(refresh.ended.len(), ends);
+            assert_eq!(&*refresh.inventory.containers[0].identity.name, "train");
+        }
+    }
+}

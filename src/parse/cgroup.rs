@@ -1,0 +1,120 @@
+//! `memory.stat` and the limits of cgroup v1 and v2.
+//!
+//! Parsers return what the file holds; which absence is fine is decided by the collector.
+
+use super::keyed;
+
+/// `memory.stat` of cgroup v2, in bytes. `None` for a line that this kernel does not write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // the fields are the kernel's own words
+pub struct StatV2 {
+    pub anon: Option<u64>,
+    pub file: Option<u64>,
+    pub shmem: Option<u64>,
+    /// Since 5.18.
+    pub kernel: Option<u64>,
+    pub kernel_stack: Option<u64>,
+    pub pagetables: Option<u64>,
+    pub percpu: Option<u64>,
+    pub sock: Option<u64>,
+    pub slab: Option<u64>,
+    pub slab_reclaimable: Option<u64>,
+    pub slab_unreclaimable: Option<u64>,
+    pub inactive_file: Option<u64>,
+}
+
+impl StatV2 {
+    /// Parses the file.
+    pub fn parse(text: &[u8]) -> Self {
+        let mut stat = Self::default();
+        for (key, value) in keyed(text) {
+            let field = match key {
+                b"anon" => &mut stat.anon,
+                b"file" => &mut stat.file,
+                b"shmem" => &mut stat.shmem,
+                b"kernel" => &mut stat.kernel,
+                b"kernel_stack" => &mut stat.kernel_stack,
+                b"pagetables" => &mut stat.pagetables,
+                b"percpu" => &mut stat.percpu,
+                b"sock" => &mut stat.sock,
+                b"slab" => &mut stat.slab,
+                b"slab_reclaimable" => &mut stat.slab_reclaimable,
+                b"slab_unreclaimable" => &mut stat.slab_unreclaimable,
+                b"inactive_file" => &mut stat.inactive_file,
+                _ => continue,
+            };
+            *field = Some(value);
+        }
+        stat
+    }
+}
+
+/// `memory.stat` of cgroup v1, in bytes. The `total_` lines: the cgroup and all below it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // the fields are the kernel's own words
+pub struct StatV1 {
+    pub total_cache: Option<u64>,
+    pub total_rss: Option<u64>,
+    pub total_shmem: Option<u64>,
+    pub total_inactive_file: Option<u64>,
+    /// Only with swap accounting.
+    pub total_swap: Option<u64>,
+}
+
+impl StatV1 {
+    /// Parses the file.
+    pub fn parse(text: &[u8]) -> Self {
+        let mut stat = Self::default();
+        for (key, value) in keyed(text) {
+            let field = match key {
+                b"total_cache" => &mut stat.total_cache,
+                b"total_rss" => &mut stat.total_rss,
+                b"total_shmem" => &mut stat.total_shmem,
+                b"total_inactive_file" => &mut stat.total_inactive_file,
+                b"total_swap" => &mut stat.total_swap,
+                _ => continue,
+            };
+            *field = Some(value);
+        }
+        stat
+    }
+}
+
+/// A limit: `None` when there is none. Outer `None` if the text is no limit.
+///
+/// v2 writes `max`. v1 writes the largest multiple of the page size below 2^63; no machine has half of that, so
+/// anything above 2^62 is *no limit* on every page size.
+pub fn limit(text: &[u8]) -> Option<Option<u64>> {
+    if text.trim_ascii() == b"max" {
+        return Some(None);
+    }
+    super::number(text).map(|bytes| (bytes <= 1 << 62).then_some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unlimited_is_no_number_on_either_version() {
+        assert_eq!(limit(b"max\n"), Some(None));
+        assert_eq!(limit(b"9223372036854771712\n"), Some(None));
+        assert_eq!(limit(b"9223372036854710272\n"), Some(None), "64 KiB pages");
+        assert_eq!(limit(b"67108864\n"), Some(Some(64 << 20)));
+        assert_eq!(limit(b"0\n"), Some(Some(0)));
+        assert_eq!(limit(b"maximum"), None);
+    }
+
+    #[test]
+    fn a_line_that_is_missing_is_absent_and_not_zero() {
+        let stat = StatV2::parse(b"anon 4096\nfile 0\nnonsense\nshmem x\n");
+        assert_eq!((stat.anon, stat.file, stat.shmem, stat.kernel), (Some(4096), Some(0), None, None));
+    }
+
+    #[test]
+    fn v1_takes_the_hierarchical_lines_and_not_the_local_ones() {
+        let stat = StatV1::parse(b"cache 1\nrss 2\nshmem 3\ntotal_cache 10\ntotal_rss 20\ntotal_shmem 30\n");
+        assert_eq!((stat.total_cache, stat.total_rss, stat.total_shmem), (Some(10), Some(20), Some(30)));
+        assert_eq!(stat.total_swap, None);
+    }
+}

@@ -1,0 +1,110 @@
+//! cgroup path -> container ids.
+//!
+//! | who made it | path component |
+//! | --- | --- |
+//! | Docker, cgroupfs driver; Kubernetes, cgroupfs driver; containerd (nerdctl) | `<64 hex>` |
+//! | Docker, systemd driver | `docker-<64 hex>.scope` |
+//! | containerd for Kubernetes, systemd driver | `cri-containerd-<64 hex>.scope` |
+//! | CRI-O | `crio-<64 hex>.scope` |
+//! | Podman | `libpod-<64 hex>.scope`, or without `.scope` below `libpod_parent` |
+//!
+//! The monitor processes of CRI-O and Podman live in `crio-conmon-<id>.scope` and `libpod-conmon-<id>.scope`: these are
+//! not the container. Not here: which of several nested ids counts; that needs the runtimes (`discover`).
+
+/// Which program made a cgroup, as far as its name tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found<'a> {
+    /// The 64 hexadecimal digits.
+    pub id: &'a str,
+    /// `docker`, `containerd`, `cri-o`, `podman`, or `unknown`.
+    pub runtime: &'static str,
+}
+
+/// The container id in one component of a cgroup path, given the component above it.
+pub fn in_component<'a>(component: &'a str, parent: &str) -> Option<Found<'a>> {
+    let (prefix, id) = match component.strip_suffix(".scope").unwrap_or(component).rsplit_once('-') {
+        Some((prefix, id)) => (Some(prefix), id),
+        None => (None, component),
+    };
+    if id.len() != 64 || !id.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()) {
+        return None;
+    }
+    let runtime = match prefix {
+        Some("docker") => "docker",
+        Some("cri-containerd") => "containerd",
+        Some("crio") => "cri-o",
+        Some("libpod") => "podman",
+        Some(other) if other.ends_with("conmon") => return None,
+        Some(_) => "unknown",
+        None if parent == "docker" => "docker",
+        None if parent == "libpod_parent" => "podman",
+        None => "unknown",
+    };
+    Some(Found { id, runtime })
+}
+
+/// All container ids in a path, outermost first.
+pub fn in_path(path: &str) -> impl Iterator<Item = Found<'_>> {
+    let parents = std::iter::once("").chain(path.split('/'));
+    path.split('/').zip(parents).filter_map(|(component, parent)| in_component(component, parent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: &str = "13739abf0f2dd3d3a7e4d1c1dbf5a9a7c1d1e2f3a4b5c6d7e8f901234567bc48";
+    const B: &str = "ffffabf0f2dd3d3a7e4d1c1dbf5a9a7c1d1e2f3a4b5c6d7e8f901234567bc4800";
+
+    fn ids(path: &str) -> Vec<(String, &'static str)> {
+        in_path(path).map(|found| (found.id.to_owned(), found.runtime)).collect()
+    }
+
+    #[test]
+    fn every_known_layout_is_recognised() {
+        let layouts = [
+            (format!("/docker/{A}"), "docker"),
+            (format!("/system.slice/docker-{A}.scope"), "docker"),
+            (format!("/kubepods/burstable/pod1b2c-3d/{A}"), "unknown"),
+            (
+                format!(
+                    "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1b.slice/cri-containerd-{A}.scope"
+                ),
+                "containerd",
+            ),
+            (format!("/kubepods.slice/kubepods-pod1b.slice/crio-{A}.scope"), "cri-o"),
+            (format!("/machine.slice/libpod-{A}.scope/container"), "podman"),
+            (format!("/libpod_parent/libpod-{A}"), "podman"),
+            (format!("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope"), "podman"),
+            (format!("/default/{A}"), "unknown"),
+            (format!("/my-parent/{A}/init.scope"), "unknown"),
+        ];
+        for (path, runtime) in layouts {
+            assert_eq!(ids(&path), [(A.to_owned(), runtime)], "{path}");
+        }
+    }
+
+    #[test]
+    fn what_only_looks_like_a_container_is_none() {
+        for path in [
+            format!("/machine.slice/libpod-conmon-{A}.scope"),
+            format!("/system.slice/crio-conmon-{A}.scope"),
+            "/system.slice/docker.service".to_owned(),
+            format!("/docker/{}", &A[..63]),
+            format!("/docker/{A}0"),
+            format!("/docker/{}", A.to_uppercase()),
+            "/process_api/459807b6249f128c412fab48ce89ff75".to_owned(),
+            "/".to_owned(),
+            String::new(),
+        ] {
+            assert_eq!(ids(&path), [], "{path}");
+        }
+    }
+
+    #[test]
+    fn nested_ids_come_outermost_first() {
+        let inner = &B[..64];
+        let path = format!("/docker/{A}/docker/{inner}");
+        assert_eq!(ids(&path), [(A.to_owned(), "docker"), (inner.to_owned(), "docker")]);
+    }
+}

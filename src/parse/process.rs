@@ -1,0 +1,167 @@
+//! Files of one process: `stat`, `statm`, `cgroup`, `cmdline`. All bytes: a process may name itself 0xff.
+
+use super::number;
+
+/// What memledger needs of `/proc/PID/stat`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// The name in parentheses, as the process chose it, at most 15 bytes.
+    pub comm: Vec<u8>,
+    /// One letter; `Z` is a process that ended and was not waited for.
+    pub state: u8,
+    /// Parent.
+    pub ppid: u32,
+    /// Clock ticks from boot to its start: with the pid, the identity of a process.
+    pub start_ticks: u64,
+}
+
+impl Stat {
+    /// Parses the file. The name may hold spaces, parentheses and newlines: it ends at the last `)`.
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let open = text.iter().position(|&b| b == b'(')?;
+        let close = text.iter().rposition(|&b| b == b')')?;
+        let comm = text.get(open + 1..close)?.to_vec();
+        let mut fields = text.get(close + 2..)?.split(|&b| b == b' ');
+        let state = *fields.next()?.first()?;
+        let ppid = u32::try_from(number(fields.next()?)?).ok()?;
+        // proc(5) counts from 1: pid, comm, state, ppid, then 5 to 21, and starttime is 22
+        let start_ticks = number(fields.nth(17)?)?;
+        Some(Self { comm, state, ppid, start_ticks })
+    }
+}
+
+/// Resident pages from `/proc/PID/statm`: its second number.
+pub fn resident_pages(statm: &[u8]) -> Option<u64> {
+    number(statm.split(|&b| b == b' ').nth(1)?)
+}
+
+/// The path of a process in the hierarchy that has the memory controller, from `/proc/PID/cgroup`.
+///
+/// `v1` chooses the line of the v1 `memory` controller; otherwise it is the line of the unified hierarchy, `0::`.
+pub fn cgroup_path(text: &[u8], v1: bool) -> Option<&[u8]> {
+    text.split(|&b| b == b'\n').find_map(|line| {
+        let mut parts = line.splitn(3, |&b| b == b':');
+        let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let wanted = if v1 {
+            controllers.split(|&b| b == b',').any(|name| name == b"memory")
+        } else {
+            number == b"0" && controllers.is_empty()
+        };
+        wanted.then_some(path)
+    })
+}
+
+/// The arguments of `/proc/PID/cmdline`, without the empty one after the last NUL.
+pub fn arguments(cmdline: &[u8]) -> impl Iterator<Item = &[u8]> {
+    cmdline.strip_suffix(b"\0").unwrap_or(cmdline).split(|&b| b == 0)
+}
+
+/// How Python's `multiprocessing` started a process, as its command line tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Launch {
+    /// Nothing special, or a fork, which leaves the command line as it was.
+    Plain,
+    /// A child of the start method `spawn`.
+    Spawn,
+    /// The fork server itself, or a child of it.
+    ForkServer,
+    /// The helper that cleans up semaphores and shared memory.
+    ResourceTracker,
+}
+
+/// What a command line tells of a process. The line itself is never kept: it may hold secrets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Command {
+    /// The program is a Python interpreter.
+    pub python: bool,
+    /// How it was started.
+    pub launch: Launch,
+}
+
+impl Command {
+    /// Reads a command line.
+    pub fn of(cmdline: &[u8]) -> Self {
+        let program = arguments(cmdline).next().unwrap_or_default();
+        let name = program.rsplit(|&b| b == b'/').next().unwrap_or_default();
+        let python = name.starts_with(b"python") || name.starts_with(b"pypy");
+        let says = |text: &[u8]| arguments(cmdline).any(|argument| argument.starts_with(text));
+        let launch = if !python {
+            Launch::Plain
+        } else if says(b"from multiprocessing.spawn import") || says(b"--multiprocessing-fork") {
+            Launch::Spawn
+        } else if says(b"from multiprocessing.forkserver import") {
+            Launch::ForkServer
+        } else if says(b"from multiprocessing.resource_tracker import")
+            || says(b"from multiprocessing.semaphore_tracker import")
+        {
+            Launch::ResourceTracker
+        } else {
+            Launch::Plain
+        };
+        Self { python, launch }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn stat_line(comm: &[u8]) -> Vec<u8> {
+        let mut line = b"4242 (".to_vec();
+        line.extend_from_slice(comm);
+        line.extend_from_slice(
+            b") S 7 4242 4242 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1000 200 rest\n",
+        );
+        line
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_can_fake_a_field(comm in proptest::collection::vec(any::<u8>(), 0..16)) {
+            let stat = Stat::parse(&stat_line(&comm)).expect("a whole line");
+            prop_assert_eq!(stat, Stat { comm, state: b'S', ppid: 7, start_ticks: 987_654 });
+        }
+
+        #[test]
+        fn no_bytes_make_the_parsers_panic(bytes: Vec<u8>) {
+            let _ = (Stat::parse(&bytes), resident_pages(&bytes), cgroup_path(&bytes, true), arguments(&bytes).count());
+        }
+    }
+
+    #[test]
+    fn the_memory_controller_is_found_alone_and_in_company() {
+        let hybrid = b"12:cpu,cpuacct:/a\n4:memory:/docker/x\n1:name=systemd:/b\n0::/system.slice/x\n";
+        assert_eq!(cgroup_path(hybrid, true), Some(&b"/docker/x"[..]));
+        assert_eq!(cgroup_path(hybrid, false), Some(&b"/system.slice/x"[..]));
+        assert_eq!(cgroup_path(b"3:memory,hugetlb:/with:colon\n", true), Some(&b"/with:colon"[..]));
+        assert_eq!(cgroup_path(b"0::/only v2\n", true), None);
+    }
+
+    #[test]
+    fn multiprocessing_is_told_by_the_command_line() {
+        let of = |line: &[u8]| (Command::of(line).python, Command::of(line).launch);
+        assert_eq!(of(b"/opt/venv/bin/python3.11\0train.py\0"), (true, Launch::Plain));
+        assert_eq!(
+            of(b"python\0-c\0from multiprocessing.spawn import spawn_main; spawn_main(5, pipe_handle=7)\0--multiprocessing-fork\0"),
+            (true, Launch::Spawn)
+        );
+        assert_eq!(
+            of(b"python\0-c\0from multiprocessing.forkserver import main; main(5, 6, ['__main__'])\0"),
+            (true, Launch::ForkServer)
+        );
+        assert_eq!(
+            of(b"python\0-c\0from multiprocessing.resource_tracker import main;main(3)\0"),
+            (true, Launch::ResourceTracker)
+        );
+        assert_eq!(of(b"sh\0-c\0python train.py\0"), (false, Launch::Plain));
+        assert_eq!(of(b"grep\0from multiprocessing.spawn import\0"), (false, Launch::Plain));
+        assert_eq!(of(b""), (false, Launch::Plain), "a zombie or a kernel thread");
+    }
+
+    #[test]
+    fn arguments_end_at_the_last_nul() {
+        assert_eq!(arguments(b"python\0-c\0\0").collect::<Vec<_>>(), [&b"python"[..], b"-c", b""]);
+        assert_eq!(arguments(b"setproctitle: x").collect::<Vec<_>>(), [&b"setproctitle: x"[..]]);
+    }
+}

@@ -1,0 +1,33 @@
+//! Pressure stall information of a cgroup: `memory.pressure`.
+
+use super::number;
+
+/// Total stall time in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stalls {
+    /// Some tasks waited.
+    pub some_usec: u64,
+    /// All tasks waited.
+    pub full_usec: u64,
+}
+
+/// Parses `memory.pressure`; `None` if a line or its `total=` is missing.
+pub fn stalls(text: &[u8]) -> Option<Stalls> {
+    let total = |kind: &[u8]| {
+        let line = text.split(|&b| b == b'\n').find(|line| line.starts_with(kind))?;
+        number(line.rsplit(|&b| b == b' ').next()?.strip_prefix(b"total=")?)
+    };
+    Some(Stalls { some_usec: total(b"some ")?, full_usec: total(b"full ")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_are_read_and_averages_ignored() {
+        let text = b"some avg10=1.18 avg60=0.20 avg300=0.04 total=34636\nfull avg10=1.09 avg60=0.19 avg300=0.04 total=31001\n";
+        assert_eq!(stalls(text), Some(Stalls { some_usec: 34_636, full_usec: 31_001 }));
+        assert_eq!(stalls(b"some avg10=0.00 total=1\n"), None);
+    }
+}

@@ -1,0 +1,75 @@
+//! The page at `/`: what this is, and who holds the memory right now.
+
+use std::fmt::Write;
+
+use super::published::Newest;
+use crate::catalog::Id;
+use crate::series::human_bytes;
+
+const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}\
+table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #d8dee4}\
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}small{color:#57606a}\
+@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}a{color:#58a6ff}th,td{border-color:#30363d}small{color:#8b949e}}";
+
+/// Rows of the table at most; the metrics have all.
+const MOST_ROWS: usize = 50;
+
+/// The page.
+pub fn page(telemetry_path: &str, newest: Option<&Newest>) -> String {
+    let mut body = String::new();
+    match newest {
+        None => body.push_str("<p>The first snapshot is not finished yet.</p>"),
+        Some(newest) => table(newest, &mut body),
+    }
+    format!(
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>memledger</title>\
+         <meta name=\"viewport\" content=\"width=device-width\"><style>{STYLE}</style></head><body>\
+         <h1>memledger</h1><p>Who holds the memory of this GPU host. Version {}.</p>{body}\
+         <ul><li><a href=\"{telemetry_path}\">Metrics</a></li>\
+         <li><a href=\"/api/v1/containers\">Containers and their processes as JSON</a> \
+         <small>(loopback only, unless --web.enable-api)</small></li>\
+         <li><a href=\"/-/ready\">Ready?</a> <a href=\"/-/healthy\">Healthy?</a></li></ul></body></html>\n",
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+fn table(newest: &Newest, body: &mut String) {
+    let snapshot = newest.snapshot();
+    let value = |family: Id, container: usize| {
+        let rows = snapshot.family(family).iter().filter(|row| row.container as usize == container);
+        let values: Vec<f64> = rows.map(|row| row.value).collect();
+        (!values.is_empty()).then(|| values.iter().sum::<f64>())
+    };
+    let mut rows: Vec<_> = (0..snapshot.running)
+        .map(|number| (number, value(Id::CONTAINER_MEMORY_UNRECLAIMABLE, number)))
+        .collect();
+    rows.sort_by(|a, b| b.1.unwrap_or(-1.0).total_cmp(&a.1.unwrap_or(-1.0)));
+    let _ = write!(body, "<p>{} running containers.</p>", snapshot.running);
+    if rows.is_empty() {
+        return;
+    }
+    body.push_str(
+        "<table><tr><th>Container</th><th class=n>Cannot be reclaimed</th><th class=n>Working set</th>\
+         <th class=n>Limit</th><th class=n>GPU memory</th></tr>",
+    );
+    let cell = |value: Option<f64>| value.map_or_else(|| "&ndash;".to_owned(), human_bytes);
+    for (number, unreclaimable) in rows.iter().take(MOST_ROWS) {
+        let name = escape(&snapshot.containers[*number].identity.name);
+        let _ = write!(body, "<tr><td>{name}</td><td class=n>{}</td>", cell(*unreclaimable));
+        for family in
+            [Id::CONTAINER_MEMORY_WORKING_SET, Id::CONTAINER_MEMORY_EFFECTIVE_LIMIT, Id::CONTAINER_GPU_MEMORY]
+        {
+            let _ = write!(body, "<td class=n>{}</td>", cell(value(family, *number)));
+        }
+        body.push_str("</tr>");
+    }
+    body.push_str("</table>");
+    if rows.len() > MOST_ROWS {
+        let _ = write!(body, "<p><small>and {} more</small></p>", rows.len() - MOST_ROWS);
+    }
+}
+
+/// A container's name is somebody else's text.
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

@@ -1,0 +1,76 @@
+//! The direction of the flow: a module uses only what stands above it in `lib.rs`.
+
+use std::path::{Path, PathBuf};
+
+fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if path.is_dir() {
+            sources(&path, out);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            out.push(path);
+        }
+    }
+}
+
+/// The top-level modules named after `crate::` in a line, also in a group.
+fn used(line: &str) -> Vec<String> {
+    line.match_indices("crate::")
+        .flat_map(|(at, prefix)| {
+            let rest = &line[at + prefix.len()..];
+            let group = rest.strip_prefix('{').map(|inner| inner.split('}').next().unwrap_or(""));
+            let names: Vec<&str> = group.map_or_else(|| vec![rest], |inner| inner.split(',').collect());
+            let word = |name: &str| {
+                name.trim().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("").to_owned()
+            };
+            names.into_iter().map(word).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[test]
+fn nothing_flows_back() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let lib = std::fs::read_to_string(src.join("lib.rs")).unwrap();
+    let order: Vec<_> =
+        lib.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';')).collect();
+    assert!(order.len() > 10, "the list of modules in lib.rs was found");
+    let place = |name: &str| order.iter().position(|module| *module == name);
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let mut checked = 0;
+    for file in files {
+        let relative = file.strip_prefix(&src).unwrap();
+        let first = relative
+            .components()
+            .next()
+            .unwrap()
+            .as_os_str()
+            .to_str()
+            .unwrap()
+            .trim_end_matches(".rs")
+            .to_owned();
+        let Some(own) = place(&first) else { continue }; // main.rs and lib.rs
+        for (number, line) in std::fs::read_to_string(&file).unwrap().lines().enumerate() {
+            for name in used(line).into_iter().filter(|_| !line.trim_start().starts_with("//")) {
+                let other = place(&name)
+                    .unwrap_or_else(|| panic!("{}:{}: no module {name}", file.display(), number + 1));
+                assert!(
+                    other <= own,
+                    "{}:{}: {first} uses {name}, which comes after it",
+                    file.display(),
+                    number + 1
+                );
+                checked += usize::from(other != own);
+            }
+        }
+    }
+    assert!(checked > 50, "only {checked} uses were seen: the check looks at nothing");
+}
+
+#[test]
+fn the_check_sees_every_form_of_use() {
+    assert_eq!(used("use crate::clock::Moment;"), ["clock"]);
+    assert_eq!(used("use crate::{cli, serve::Published};"), ["cli", "serve"]);
+    assert_eq!(used("    let x = crate::parse::number(crate::host::y);"), ["parse", "host"]);
+}

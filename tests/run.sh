@@ -1,0 +1,28 @@
+#!/bin/bash
+# `make test`: installs what the tests need, runs them here, and runs those of the kernel's figures in the cgroup v2
+# guest too. Ends with the runner's closing line; fails if anything failed, or if no test ran in the guest.
+#
+# $MEMLEDGER_TESTS_REQUIRED  a test that cannot run here fails instead of being skipped; set in CI and here
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+tests/setup/setup.sh
+set -a
+# shellcheck disable=SC1090,SC1091 # written by setup.sh
+. "$(tests/setup/setup.sh cache)/env"
+set +a
+export MEMLEDGER_TESTS_REQUIRED=1
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+cargo fmt --all --check
+cargo nextest run --workspace --locked --no-fail-fast 2>&1 | tee "$log" || status=1
+
+# the same tests against another kernel: cgroup v2, systemd
+build=$(cargo build --locked --tests --message-format=json 2>/dev/null)
+executable() { printf '%s\n' "$build" | sed -n "s/.*\"name\":\"$1\".*\"executable\":\"\([^\"]*\)\".*/\1/p" | tail -1; }
+V2_TEST_ARGS="truth:: roles:: vanishing::" tests/v2host/test.sh "$(executable memledger)" "$(executable real)" || status=1
+
+grep -E '^ +Summary ' "$log" | tail -1
+exit "$status"

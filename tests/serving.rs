@@ -1,0 +1,159 @@
+//! HTTP, signals and the command line of the real binary.
+
+use std::time::Duration;
+
+use crate::support::{Memledger, run};
+
+const ALONE: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
+
+#[test]
+fn metrics_are_text_and_gzip_only_when_asked() {
+    let memledger = Memledger::start(ALONE);
+    let (status, headers, plain) = memledger.get_with("/metrics", &[("Accept-Encoding", "identity")]);
+    assert_eq!(status, 200);
+    assert_eq!(headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    assert!(!headers.contains_key("content-encoding"));
+    assert!(plain.starts_with(b"# HELP memledger_build_info "));
+    // ureq undoes the compression and takes the header away: look at the raw answer
+    let raw = raw_request(
+        &memledger.address,
+        "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n",
+    );
+    let text = String::from_utf8_lossy(&raw).to_lowercase();
+    assert!(text.contains("content-encoding: gzip"), "{text}");
+    let body = raw.windows(4).position(|window| window == b"\r\n\r\n").expect("a body") + 4;
+    assert_eq!(raw[body..body + 2], [0x1f, 0x8b], "the magic number of gzip");
+}
+
+fn raw_request(address: &str, request: &str) -> Vec<u8> {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn health_landing_page_and_unknown_paths() {
+    let memledger = Memledger::start(ALONE);
+    assert_eq!(memledger.get("/-/healthy").0, 200);
+    assert_eq!(memledger.get("/-/ready").0, 200);
+    let (status, page) = memledger.get("/");
+    assert_eq!(status, 200);
+    assert!(page.contains("href=\"/metrics\""), "{page}");
+    for nothing in ["/metricsx", "/-/", "/api/v1/nothing", "/..%2fetc/passwd"] {
+        assert_eq!(memledger.get(nothing).0, 404, "{nothing}");
+    }
+}
+
+#[test]
+fn the_path_of_the_metrics_can_be_set() {
+    let memledger = Memledger::start(&[ALONE, &["--web.telemetry-path=/m/scrape"]].concat());
+    assert_eq!(memledger.get("/m/scrape").0, 200);
+    assert_eq!(memledger.get("/metrics").0, 404);
+    assert!(memledger.get("/").1.contains("href=\"/m/scrape\""));
+}
+
+#[test]
+fn a_page_whose_name_was_pointed_at_loopback_gets_no_process_list() {
+    let memledger = Memledger::start(ALONE);
+    assert_eq!(memledger.get("/api/v1/containers").0, 200);
+    assert_eq!(memledger.get_with("/api/v1/containers", &[("Host", "attacker.example")]).0, 403);
+    let open = Memledger::start(&[ALONE, &["--web.enable-api"]].concat());
+    assert_eq!(open.get_with("/api/v1/containers", &[("Host", "gpu7.example")]).0, 200);
+}
+
+#[test]
+fn a_signal_ends_it_cleanly_within_a_second() {
+    for signal in ["TERM", "INT"] {
+        let memledger = Memledger::start(ALONE);
+        let idle = std::net::TcpStream::connect(&memledger.address).unwrap(); // must not hold up the end
+        memledger.signal(signal);
+        let (code, took) = memledger.wait();
+        assert_eq!(code, Some(0), "{signal}");
+        assert!(took < Duration::from_secs(1), "{signal} took {took:?}");
+        drop(idle);
+    }
+}
+
+#[test]
+fn a_second_instance_on_a_used_port_says_so() {
+    let first = Memledger::start(ALONE);
+    let (code, _, stderr) = run(&["serve", &format!("--web.listen-address={}", first.address)]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains(&format!("cannot listen on {}", first.address)), "{stderr}");
+    assert!(stderr.contains("choose another with --web.listen-address"), "{stderr}");
+}
+
+#[test]
+fn wrong_settings_are_refused_before_anything_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("memledger.yaml");
+    std::fs::write(&file, "log.level: info\ncontainer:\n  inclde: x\n").unwrap();
+    for (arguments, says) in [
+        (
+            vec!["serve".to_owned(), format!("--config.file={}", file.display())],
+            "memledger.yaml:3: \"container.inclde\" is no setting; allowed: include, exclude",
+        ),
+        (vec!["serve".to_owned(), "--config.file=/nonexistent.yaml".to_owned()], "No such file"),
+        (
+            vec!["serve".to_owned(), "--container.include=(".to_owned()],
+            "--container.include: \"(\" cannot be used",
+        ),
+        (vec!["srve".to_owned()], "serve"),
+    ] {
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        let (code, _, stderr) = run(&arguments);
+        assert_eq!(code, Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(says), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn an_unusable_environment_variable_is_named() {
+    let output = std::process::Command::new(crate::support::binary())
+        .arg("serve")
+        .env("MEMLEDGER_SAMPLE_INTERVAL", "often")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("MEMLEDGER_SAMPLE_INTERVAL: \"often\" cannot be used"), "{stderr}");
+}
+
+#[test]
+fn a_directory_where_a_file_should_be_is_a_fault_and_the_rest_goes_on() {
+    let root = tempfile::tempdir().unwrap();
+    let proc = root.path().join("proc");
+    std::fs::create_dir_all(proc.join("meminfo")).unwrap();
+    let flag = format!("--path.procfs={}", proc.display());
+    let memledger = Memledger::start(&[ALONE, &[flag.as_str()]].concat());
+    let metrics = memledger.metrics();
+    assert_eq!(metrics.value("memledger_collector_success", &[("collector", "host")]), 0.0);
+    assert_eq!(metrics.get("memledger_host_memory_total_bytes", &[]), None);
+    assert_eq!(metrics.value("memledger_collector_success", &[("collector", "own")]), 1.0);
+    let faults = metrics.value("memledger_read_faults_total", &[("collector", "host"), ("reason", "io")]);
+    assert!(faults >= 1.0);
+}
+
+#[test]
+fn doctor_says_what_is_lost_and_what_to_change() {
+    let (code, text, _) = run(&["doctor"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("The main job can run here"), "{text}");
+    let nowhere = tempfile::tempdir().unwrap();
+    let flag = format!("--path.cgroupfs={}", nowhere.path().display());
+    let (code, text, _) = run(&["doctor", &flag, "--gpu.nvml-library=/nonexistent.so"]);
+    assert_eq!(code, Some(1), "{text}");
+    for says in [
+        "MISSING  cgroups",
+        "no memory of any container",
+        "--path.cgroupfs",
+        "MISSING  NVML",
+        "no GPU memory",
+    ] {
+        assert!(text.contains(says), "{says}: {text}");
+    }
+}

@@ -1,0 +1,63 @@
+# shellcheck shell=bash
+# Shared by the scripts that prepare the machine for the tests. Sourced, never run.
+#
+# Everything that can live outside the system does so in one cache folder; only tools that need root to work at all
+# (a container engine, the builder of the guest image) are installed as packages.
+
+# The folder that holds everything the tests need and that may be deleted at any time (after `engine.sh stop`).
+test_cache() {
+  local cache=${MEMLEDGER_TEST_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/memledger-tests}
+  [[ $cache == /* ]] || cache=$PWD/$cache
+  # The user-mode kernel takes paths on its command line, where these characters separate things.
+  if [[ $cache == *[[:space:],:]* ]]; then
+    echo "the cache folder '$cache' must not contain spaces, commas or colons: set MEMLEDGER_TEST_CACHE" >&2
+    return 1
+  fi
+  printf '%s\n' "$cache"
+}
+
+as_root() {
+  if ((EUID == 0)); then "$@"; else sudo -- "$@"; fi
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# Tells whether a Debian package is installed and configured.
+package_installed() {
+  [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
+}
+
+# apt-get, waiting for another apt to finish instead of failing on its lock.
+apt() { as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@"; }
+
+# Runs an apt command; refreshes the package lists and tries once more if it fails, because lists go stale or are absent
+# on a fresh machine.
+apt_or_update() {
+  apt "$@" && return
+  echo "-- refreshing the package lists, then once more"
+  apt update && apt "$@"
+}
+
+# fetch_package NAME FOLDER: unpacks a Debian package into FOLDER without installing it (no service, no conffile, no conflict).
+fetch_package() {
+  local name=$1 folder=$2 work
+  work=$(mktemp -d)
+  # apt drops privileges while it downloads: its user must be able to write here.
+  chmod 755 "$work"
+  # In a subshell: `apt-get download` writes to the current folder, and as root, for the lists.
+  (cd "$work" && apt_or_update -o APT::Sandbox::User=root download "$name") || { rm -rf "$work"; return 1; }
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  dpkg -x "$work"/*.deb "$folder"
+  rm -rf "$work"
+}
+
+# wait_until SECONDS COMMAND...: polls until the command succeeds; fails at the deadline.
+wait_until() {
+  local deadline=$((SECONDS + $1))
+  shift
+  until "$@" >/dev/null 2>&1; do
+    ((SECONDS < deadline)) || return 1
+    sleep 0.1
+  done
+}

@@ -1,0 +1,162 @@
+#!/bin/bash
+# Gives the tests the real things they meet: a Docker engine and an image for it, Prometheus and promtool, the NVML
+# client of another project, and a cgroup-v2 machine. For Debian 12; needs root, or sudo.
+#
+# Each step looks first and does only what is missing, so `make test` calls this every time (under 2 s when all is
+# there). One line per step; what the tools print goes to a log in the cache folder. What the tests need to know is
+# written to `env` in the cache folder, one NAME=value a line.
+# Not a set-up for developing memledger (compilers, linters), and nothing here is needed to run it.
+#
+# usage: setup.sh [STEP...]     default: all, in this order:
+#        packages prometheus nextest python engine image v2guest env
+#        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=lib.sh
+. "$here/lib.sh"
+
+readonly ALL_STEPS=(packages prometheus nextest python engine image v2guest env)
+cache=$(test_cache)
+readonly cache
+
+# --- steps; each prints one line on fd 3, everything else goes to its log ------------------------------------------
+
+# Never `say "$(command)"`: `set -e` does not see a failure there.
+say() { printf '%s\n' "$*" >&3; }
+
+# The host's python3 is bind-mounted into containers together with /usr, so it must be the system's own, with its
+# standard library (multiprocessing). mmdebstrap, e2fsprogs, kmod and user-mode-linux make and run the v2 guest.
+# `docker run --init` finds docker-init in tini.
+step_packages() {
+  local wanted=(python3-minimal libpython3-stdlib python3-venv mmdebstrap e2fsprogs kmod user-mode-linux) missing=() p
+  # Another engine than Debian's must not be replaced by it.
+  has dockerd || wanted+=(docker.io)
+  has docker-init || wanted+=(tini)
+  for p in "${wanted[@]}"; do package_installed "$p" || missing+=("$p"); done
+  if ((${#missing[@]})); then
+    apt_or_update install -y --no-install-recommends "${missing[@]}"
+    say "installed ${missing[*]}"
+  else
+    say "all there"
+  fi
+}
+
+# The two programs alone, unpacked: the package would start a service.
+step_prometheus() {
+  local folder=$cache/prometheus line
+  if [[ ! -x $folder/usr/bin/promtool ]]; then fetch_package prometheus "$folder"; fi
+  "$folder/usr/bin/promtool" --version
+  line=$("$folder/usr/bin/prometheus" --version 2>&1)
+  say "${line%% (*}"
+}
+
+step_nextest() {
+  local line
+  if ! cargo nextest --version >/dev/null 2>&1; then nice cargo install cargo-nextest --locked; fi
+  line=$(cargo nextest --version)
+  say "${line%% (*}"
+}
+
+step_python() {
+  local venv=$cache/venv want
+  want=$( (cat "$here/requirements.txt"; /usr/bin/python3 --version) | sha256sum)
+  if [[ $(cat "$venv/made-from" 2>/dev/null) != "$want" ]]; then
+    rm -rf "$venv"
+    /usr/bin/python3 -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$here/requirements.txt"
+    echo "$want" >"$venv/made-from"
+  fi
+  say "$(paste -sd " " "$here/requirements.txt")"
+}
+
+step_engine() {
+  local line
+  line=$("$here/engine.sh" start)
+  say "$line"
+}
+
+# The path of a static busybox: the installed one, or an unpacked package (installing it may push out another busybox).
+static_busybox() {
+  local candidate
+  for candidate in /usr/bin/busybox /bin/busybox "$cache/busybox/bin/busybox"; do
+    if [[ -x $candidate ]] && ! ldd "$candidate" >/dev/null 2>&1; then
+      echo "$candidate"
+      return
+    fi
+  done
+  fetch_package busybox-static "$cache/busybox" >&2 || return 1
+  echo "$cache/busybox/bin/busybox"
+}
+
+step_image() {
+  local line busybox
+  busybox=$(static_busybox)
+  line=$("$here/image.sh" import "$busybox")
+  say "$line"
+}
+
+step_v2guest() {
+  local line busybox
+  busybox=$(static_busybox)
+  line=$("$here/../v2host/build.sh" "$cache/v2host" "$busybox")
+  say "$line"
+}
+
+step_env() {
+  cat >"$cache/env.new" <<END
+MEMLEDGER_TEST_CACHE=$cache
+MEMLEDGER_TEST_PYTHON=$cache/venv/bin/python
+MEMLEDGER_TEST_PROMETHEUS=$cache/prometheus/usr/bin/prometheus
+MEMLEDGER_TEST_PROMTOOL=$cache/prometheus/usr/bin/promtool
+MEMLEDGER_TEST_IMAGE=$("$here/image.sh" name)
+MEMLEDGER_TEST_V2HOST=$cache/v2host
+END
+  mv "$cache/env.new" "$cache/env"
+  say "$cache/env"
+}
+
+# --- what to do when one fails ---------------------------------------------------------------------------------------
+
+advice() {
+  case $1 in
+    packages | prometheus) echo "is this Debian 12 with working package sources? try: apt-get update" ;;
+    nextest) echo "try: cargo install cargo-nextest --locked" ;;
+    python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
+    engine) echo "dockerd needs root, cgroups and overlay or vfs storage; its log is in $cache/engine" ;;
+    image) echo "does \`docker info\` answer? is there a static busybox?" ;;
+    v2guest) echo "try: rm -rf $cache/v2host, then again; it needs about 2 GB of disk and root" ;;
+    *) echo "read the log" ;;
+  esac
+}
+
+run_step() {
+  local step=$1 log=$cache/log/$1.log
+  # As `bash -e` in a process of its own: `set -e` is off inside a function whose status is tested.
+  if ! line=$("${BASH_SOURCE[0]}" --inside "$step" 3>&1 >"$log" 2>&1); then
+    printf 'setup: %-10s FAILED; the end of %s:\n' "$step" "$log" >&2
+    tail -n 20 "$log" >&2
+    printf 'what to do: %s\n' "$(advice "$step")" >&2
+    return 1
+  fi
+  printf 'setup: %-10s %s\n' "$step" "$line"
+}
+
+main() {
+  local step
+  mkdir -p "$cache/log"
+  # One at a time: two runs side by side would unpack into the same folders.
+  exec 9>"$cache/lock"
+  flock 9
+  for step in "$@"; do
+    [[ " ${ALL_STEPS[*]} " == *" $step "* ]] || { echo "no such step: $step" >&2; exit 2; }
+    run_step "$step"
+  done
+}
+
+case ${1:-} in
+  cache) echo "$cache" ;;
+  -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" ;;
+  --inside) "step_${2:?}" ;;
+  '') main "${ALL_STEPS[@]}" ;;
+  *) main "$@" ;;
+esac

@@ -1,0 +1,65 @@
+//! Real Python processes that do what a test asks for, and say when they have done it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use super::cgroups::TestCgroup;
+
+/// A Python program that runs in a cgroup and is spoken with over its standard input and output.
+///
+/// The program prints a line when a step is done and waits for a line before the next one.
+pub struct Python {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Python {
+    /// Starts a program in a cgroup. It enters the cgroup before its first line runs.
+    pub fn start(cgroup: &TestCgroup, program: &str) -> Self {
+        Self::command(cgroup, &["/usr/bin/python3", "-u", "-c", program])
+    }
+
+    /// Starts a command in a cgroup.
+    pub fn command(cgroup: &TestCgroup, command: &[&str]) -> Self {
+        // the shell enters the cgroup and becomes the command
+        let script = r#"echo $$ > "$0/cgroup.procs" && exec "$@""#;
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", script, cgroup.path.to_str().expect("text")])
+            .args(command)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh starts");
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, stdin, stdout }
+    }
+
+    /// The pid of the first process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the next line.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("a line");
+        assert!(!line.is_empty(), "the program ended");
+        line.trim_end().to_owned()
+    }
+
+    /// Lets the program go on, and waits for its next line.
+    pub fn step(&mut self) -> String {
+        let stdin = self.stdin.as_mut().expect("open");
+        stdin.write_all(b"\n").and_then(|()| stdin.flush()).expect("the program listens");
+        self.line()
+    }
+}
+
+impl Drop for Python {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
