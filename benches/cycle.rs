@@ -1,1 +1,366 @@
-fn main() {}
+//! What memledger costs, measured against what nobody can avoid.
+//!
+//! `make bench` makes 10, 100 and 1,000 real cgroups that look like containers, with real processes in each, and
+//! measures in one run: a cycle against the *floor* (the same kernel files, kept open, read by a minimal loop that
+//! looks at nothing), allocations per cycle, rendering, and the resident memory of the real binary. It writes
+//! docs/performance.md. Needs root, for the cgroups. Time is simulated a second per cycle, so that what happens every
+//! 5, 10 or 64 seconds has its share in the mean.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write as _};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use memledger::clock::Moment;
+use memledger::config::{self, Config};
+use memledger::cycle::Sampler;
+use memledger::export::prometheus;
+
+/// Counts allocations.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Containers, and processes in each. The floor and the cycle both keep all files open, which bounds the last.
+const SIZES: [(usize, usize); 3] = [(10, 10), (100, 10), (1000, 3)];
+const CYCLES: usize = 120;
+/// Cycles before the measurement: files are opened, and processes are not young any more.
+const WARM_UP: usize = 150;
+/// All ids of the bench begin so.
+const MARK: &str = "be9cbe9c";
+
+fn is_v2() -> bool {
+    std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").is_ok_and(|text| text.contains("memory"))
+}
+
+fn parent() -> PathBuf {
+    Path::new(if is_v2() { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" }).join("memledger-bench")
+}
+
+/// Real cgroups with real processes. Removed when dropped.
+struct Containers {
+    paths: Vec<PathBuf>,
+    shells: Vec<Child>,
+}
+
+impl Containers {
+    fn make(count: usize, processes: usize) -> std::io::Result<Self> {
+        let parent = parent();
+        std::fs::create_dir_all(&parent)?;
+        if is_v2() {
+            std::fs::write(parent.join("cgroup.subtree_control"), "+memory")?;
+        }
+        let mut made = Self { paths: vec![], shells: vec![] };
+        for number in 0..count {
+            let path = parent.join(format!("{MARK}{number:056x}"));
+            std::fs::create_dir(&path)?;
+            let script = format!(
+                "echo $$ > '{}/cgroup.procs'; for i in $(seq {}); do sleep 100000 & done; echo ready; wait",
+                path.display(),
+                processes - 1
+            );
+            let mut shell = Command::new("/bin/sh").args(["-c", &script]).stdout(Stdio::piped()).spawn()?;
+            let mut line = String::new();
+            BufReader::new(shell.stdout.take().expect("piped")).read_line(&mut line)?;
+            made.paths.push(path);
+            made.shells.push(shell);
+        }
+        Ok(made)
+    }
+}
+
+impl Drop for Containers {
+    fn drop(&mut self) {
+        for path in &self.paths {
+            for pid in std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default().lines() {
+                let _ = Command::new("kill").args(["-KILL", pid]).status();
+            }
+        }
+        for shell in &mut self.shells {
+            let _ = shell.kill();
+            let _ = shell.wait();
+        }
+        for path in &self.paths {
+            for _ in 0..1000 {
+                if std::fs::remove_dir(path).is_ok() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        let _ = std::fs::remove_dir(parent());
+    }
+}
+
+/// The files that a cycle cannot do without, open.
+struct Floor {
+    files: Vec<File>,
+    buffer: Vec<u8>,
+}
+
+impl Floor {
+    fn open(containers: &Containers) -> std::io::Result<Self> {
+        let names: &[&str] = if is_v2() {
+            &[
+                "memory.current",
+                "memory.stat",
+                "memory.max",
+                "memory.peak",
+                "memory.swap.current",
+                "cgroup.procs",
+            ]
+        } else {
+            &[
+                "memory.usage_in_bytes",
+                "memory.stat",
+                "memory.limit_in_bytes",
+                "memory.max_usage_in_bytes",
+                "memory.kmem.usage_in_bytes",
+                "cgroup.procs",
+            ]
+        };
+        let mut files = vec![File::open("/proc/meminfo")?];
+        for path in &containers.paths {
+            for name in names {
+                match File::open(path.join(name)) {
+                    Ok(file) => files.push(file),
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {} // this kernel has no such file
+                    Err(error) => return Err(error),
+                }
+            }
+            for pid in std::fs::read_to_string(path.join("cgroup.procs"))?.lines() {
+                files.push(File::open(format!("/proc/{pid}/statm"))?);
+            }
+        }
+        Ok(Self { files, buffer: vec![0; 16 * 1024] })
+    }
+
+    fn read(&mut self) {
+        for file in &self.files {
+            std::hint::black_box(file.read_at(&mut self.buffer, 0).unwrap_or(0));
+        }
+    }
+}
+
+fn config() -> Config {
+    let include = format!("--container.include=^{MARK}");
+    let flags =
+        ["--docker.socket=", "--podman.socket=", "--no-collector.gpu", "--no-collector.pss", &include];
+    let command = config::arguments(clap::Command::new("bench").no_binary_name(true));
+    Config::load(&command.get_matches_from(flags)).expect("settings")
+}
+
+#[allow(clippy::disallowed_methods)] // a bench measures time
+fn timed(work: impl FnOnce()) -> f64 {
+    let began = Instant::now();
+    work();
+    began.elapsed().as_secs_f64() * 1e3
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+struct Row {
+    containers: usize,
+    processes: usize,
+    floor_ms: f64,
+    cycle_ms: f64,
+    cycle_mean_ms: f64,
+    allocations: u64,
+    series: usize,
+    render_ms: f64,
+    bytes: usize,
+    resident_mib: f64,
+    cpu_percent: f64,
+}
+
+fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
+    let containers = Containers::make(count, processes)?;
+    let mut floor = Floor::open(&containers)?;
+    let mut sampler = Sampler::new(&config(), vec![]);
+    let start = Moment::now();
+    let at = |cycle: usize| start.plus(Duration::from_secs(cycle as u64));
+    for cycle in 0..WARM_UP {
+        sampler.cycle(at(cycle));
+    }
+    let (mut floors, mut cycles, mut allocations) = (vec![], vec![], vec![]);
+    let mut last = None;
+    for cycle in WARM_UP..WARM_UP + CYCLES {
+        floors.push(timed(|| floor.read()));
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        cycles.push(timed(|| last = Some(sampler.cycle(at(cycle)))));
+        allocations.push((ALLOCATIONS.load(Ordering::Relaxed) - before) as f64);
+    }
+    let snapshot = last.expect("a cycle ran");
+    let series = snapshot.series.rows().len();
+    let mut bytes = 0;
+    let renders: Vec<f64> =
+        (0..20).map(|_| timed(|| bytes = prometheus::render(&snapshot).expect("text").len())).collect();
+    drop((floor, sampler, snapshot));
+    let (resident_mib, cpu_percent) = resident()?;
+    Ok(Row {
+        containers: count,
+        processes,
+        floor_ms: mean(&floors),
+        cycle_ms: median(&cycles),
+        cycle_mean_ms: mean(&cycles),
+        allocations: median(&allocations) as u64,
+        series,
+        render_ms: median(&renders),
+        bytes,
+        resident_mib,
+        cpu_percent,
+    })
+}
+
+/// Resident memory and CPU share of the real binary, all collectors on, scraped once a second for ten seconds.
+fn resident() -> std::io::Result<(f64, f64)> {
+    let include = format!("--container.include=^{MARK}");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_memledger"))
+        .args([
+            "serve",
+            "--web.listen-address=127.0.0.1:10899",
+            "--docker.socket=",
+            "--podman.socket=",
+            &include,
+        ])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let ticks = |pid: u32| -> f64 {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields: Vec<f64> =
+            stat.rsplit(')').next().unwrap_or("").split(' ').filter_map(|f| f.parse().ok()).collect();
+        fields.get(10).unwrap_or(&0.0) + fields.get(11).unwrap_or(&0.0)
+    };
+    std::thread::sleep(Duration::from_secs(5));
+    let before = ticks(child.id());
+    for _ in 0..10 {
+        if let Ok(mut stream) = std::net::TcpStream::connect("127.0.0.1:10899") {
+            let _ = stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n");
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let cpu = (ticks(child.id()) - before) / 10.0; // ticks of 10 ms in 10 s: percent of one core
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("0");
+    let kib: f64 = line.trim().trim_end_matches(" kB").parse().unwrap_or(0.0);
+    child.kill()?;
+    child.wait()?;
+    Ok((kib / 1024.0, cpu))
+}
+
+/// `docker stats --no-stream` for ten containers, in milliseconds; `None` without an engine and the tests' image.
+fn docker_stats() -> Option<f64> {
+    let docker = |arguments: &[&str]| {
+        let output = Command::new("docker").args(arguments).stderr(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let names: Vec<String> = (0..10).map(|n| format!("memledger-bench-{n}")).collect();
+    for name in &names {
+        docker(&[
+            "run",
+            "-d",
+            "--name",
+            name,
+            "--network",
+            "none",
+            "memledger-test:1",
+            "/busybox/sleep",
+            "1000",
+        ])?;
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let times: Vec<f64> =
+        (0..3).map(|_| timed(|| drop(docker(&[&["stats", "--no-stream"], &names[..]].concat())))).collect();
+    docker(&[&["rm", "-f"], &names[..]].concat());
+    Some(median(&times))
+}
+
+fn document(rows: &[Row], docker: Option<f64>) -> String {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let version = if is_v2() { 2 } else { 1 };
+    let mut text = format!(
+        "# Performance\n\nWritten by `make bench` (as root); do not edit. Measured on {cores} cores, kernel {}, cgroup \
+         v{version}. Absolute times are this machine's; the ratio is what to \
+         compare.\n\n\
+         *Floor*: the same kernel files, kept open, read by a minimal loop that looks at nothing. *Cycle*: all of a \
+         cycle but the GPU driver and the proportional shares, which have threads of their own; its mean over {CYCLES} \
+         simulated seconds includes what happens only every 5, 10 or 64 seconds. *Resident*: the most that the real \
+         binary held, all collectors on, scraped once a second. *CPU*: its share of one core.\n\n\
+         | containers | processes in each | floor ms | cycle ms (median) | cycle ms (mean) | mean / floor | allocations per cycle | series | render ms | per 1,000 series | text KiB | resident MiB | CPU % |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        kernel.trim()
+    );
+    for row in rows {
+        let _ = writeln!(
+            text,
+            "| {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {} | {} | {:.2} | {:.2} | {} | {:.1} | {:.1} |",
+            row.containers,
+            row.processes,
+            row.floor_ms,
+            row.cycle_ms,
+            row.cycle_mean_ms,
+            row.cycle_mean_ms / row.floor_ms,
+            row.allocations,
+            row.series,
+            row.render_ms,
+            row.render_ms / row.series as f64 * 1e3,
+            row.bytes / 1024,
+            row.resident_mib,
+            row.cpu_percent,
+        );
+    }
+    if let Some(ms) = docker {
+        let _ =
+            write!(text, "\n`docker stats --no-stream` for 10 containers on the same machine: {ms:.0} ms.\n");
+    }
+    text.push_str(
+        "\nGoals: cycle at most 1.5 times the floor; at most 20 MiB resident with 100 containers; 3,000 series rendered \
+         in at most 5 ms, once per snapshot however many scrape.\n",
+    );
+    text
+}
+
+fn main() -> std::io::Result<()> {
+    if std::env::args().any(|argument| argument == "--test" || argument == "--list") {
+        return Ok(()); // a test runner asks every target
+    }
+    memledger::host::raise_open_file_limit();
+    let mut rows = Vec::new();
+    for (count, processes) in SIZES {
+        eprintln!("{count} containers ...");
+        rows.push(measure(count, processes)?);
+    }
+    let text = document(&rows, docker_stats());
+    print!("{text}");
+    std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md"), text)
+}

@@ -1,8 +1,9 @@
 //! Processes of containers: who they are, and their resident memory.
 //!
 //! Every cycle reads the pids of each container and `statm` of each process, which stays open: a pid that was reused
-//! answers *gone* on the old file. What changes rarely (name, parent, command line) is read when a process is new, in
-//! its first cycles, and then from time to time.
+//! answers *gone* on the old file. Where the limit of open files does not allow that, `statm` is opened each time and
+//! the start time tells whether it is still the same process. What changes rarely (name, parent, command line) is read when a process is new, and
+//! then from time to time.
 //!
 //! Not here: what role a process has (`attribute`) and proportional shares (`pss`).
 
@@ -20,10 +21,9 @@ use crate::discover::Container;
 use crate::host::{Dir, KernelFile, ReadError};
 use crate::parse::process::{self as parse, Command, Launch};
 
-/// A young process may still exec or name itself: so often its facts are read again in a row.
-const YOUNG_READS: u8 = 3;
-/// Afterwards they are read again about so often, spread by pid.
-const FACTS_EVERY: Duration = Duration::from_secs(30);
+/// A young process may still exec or name itself. Its facts are read again after this pause, which then doubles each
+/// time up to the longest: what changes late is seen late, in proportion to the process's age.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(64));
 
 /// Name, parent and kind of one process. Its command line is not kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,15 +99,18 @@ pub struct ProcessTable {
     buffer: Vec<u8>,
     pids: Vec<u32>,
     cycle: u64,
-    proc: Option<Dir>,
+    /// How many `statm` are open, and how many may be.
+    open: usize,
+    may_open: usize,
 }
 
 #[derive(Debug)]
 struct Entry {
-    statm: KernelFile,
+    /// `None` when no more files may stay open.
+    statm: Option<KernelFile>,
     facts: Arc<Facts>,
     facts_at: Moment,
-    reads: u8,
+    pause: Duration,
     cycle: u64,
 }
 
@@ -156,45 +159,74 @@ impl ProcessTable {
     /// One process of this cycle; an error that is *gone* if it ended.
     fn read(&mut self, context: &Context<'_>, pid: u32) -> Result<Process, ReadError> {
         if let Some(entry) = self.known.get_mut(&pid) {
-            match entry.statm.read_once(&mut self.buffer).and_then(rss_bytes) {
+            match entry.read(context, pid, &mut self.buffer) {
                 Ok(rss_bytes) => {
                     entry.cycle = self.cycle;
-                    let due = FACTS_EVERY + Duration::from_secs(u64::from(pid % 16));
-                    if rss_bytes == 0 || entry.reads < YOUNG_READS || context.now.since(entry.facts_at) >= due
-                    {
-                        let facts = facts(
-                            &proc_dir(&mut self.proc, context)?.path().join(pid.to_string()),
-                            &mut self.buffer,
-                        )?;
-                        if *entry.facts != facts {
-                            entry.facts = Arc::new(facts);
-                        }
-                        entry.facts_at = context.now;
-                        entry.reads = entry.reads.saturating_add(1);
-                    }
                     return Ok(Process { pid, rss_bytes, facts: Arc::clone(&entry.facts) });
                 }
-                Err(error) if error.is_gone() => {} // ended, and the pid may be another's by now
+                Err(error) if error.is_gone() => self.forget(pid), // ended, and the pid may be another's by now
                 Err(error) => return Err(error),
             }
-            self.known.remove(&pid);
         }
-        let path = proc_dir(&mut self.proc, context)?.path().join(pid.to_string());
-        let statm = Dir::open(&path)?.file("statm")?;
+        let dir = Dir::open(&context.roots.process(pid))?;
+        let statm = dir.file("statm")?;
         let rss_bytes = statm.read_once(&mut self.buffer).and_then(rss_bytes)?;
-        let facts = Arc::new(facts(&path, &mut self.buffer)?);
-        let entry =
-            Entry { statm, facts: Arc::clone(&facts), facts_at: context.now, reads: 1, cycle: self.cycle };
+        let facts = Arc::new(facts(&dir, &mut self.buffer)?);
+        let statm = (self.open < self.may_open).then_some(statm);
+        self.open += usize::from(statm.is_some());
+        let entry = Entry {
+            statm,
+            facts: Arc::clone(&facts),
+            facts_at: context.now,
+            pause: PAUSES.0,
+            cycle: self.cycle,
+        };
         self.known.insert(pid, entry);
         Ok(Process { pid, rss_bytes, facts })
     }
+
+    fn forget(&mut self, pid: u32) {
+        let entry = self.known.remove(&pid);
+        self.open -= usize::from(entry.is_some_and(|entry| entry.statm.is_some()));
+    }
 }
 
-fn proc_dir<'a>(held: &'a mut Option<Dir>, context: &Context<'_>) -> Result<&'a Dir, ReadError> {
-    if held.is_none() {
-        *held = Some(Dir::open(&context.roots.proc)?);
+impl Entry {
+    /// Resident memory of the process that this entry was made for; its facts are read again when they are due.
+    fn read(&mut self, context: &Context<'_>, pid: u32, buffer: &mut Vec<u8>) -> Result<u64, ReadError> {
+        let due = context.now.since(self.facts_at) >= self.pause;
+        let (rss_bytes, dir) = match &self.statm {
+            Some(statm) => (statm.read_once(buffer).and_then(rss_bytes)?, None),
+            None => {
+                let dir = Dir::open(&context.roots.process(pid))?;
+                let rss_bytes = dir.file("statm")?.read_once(buffer).and_then(rss_bytes)?;
+                (rss_bytes, Some(dir))
+            }
+        };
+        // a process without memory may be a zombie by now; one whose file is not held may be another
+        if due || rss_bytes == 0 || dir.is_some() {
+            let dir = dir.map_or_else(|| Dir::open(&context.roots.process(pid)), Ok)?;
+            let facts = facts(&dir, buffer)?;
+            if facts.start_ticks != self.facts.start_ticks {
+                return Err(ReadError::Gone(format!("process {pid}")));
+            }
+            if *self.facts != facts {
+                self.facts = Arc::new(facts);
+            }
+            self.facts_at = context.now;
+            // a little apart, so that processes of one age do not stay in step for ever
+            self.pause = (self.pause * 2).min(PAUSES.1) + Duration::from_millis(u64::from(pid % 64) * 10);
+        }
+        Ok(rss_bytes)
     }
-    held.as_ref().ok_or_else(|| ReadError::Absent("proc".into()))
+}
+
+/// How many files of processes may stay open: what the limit leaves after those of the containers and the rest.
+fn may_open(containers: usize) -> usize {
+    const PER_CONTAINER: usize = 10;
+    const REST: usize = 256;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(REST + PER_CONTAINER * containers)
 }
 
 fn rss_bytes(statm: &[u8]) -> Result<u64, ReadError> {
@@ -202,9 +234,8 @@ fn rss_bytes(statm: &[u8]) -> Result<u64, ReadError> {
     Ok(pages * rustix::param::page_size() as u64)
 }
 
-/// Reads `stat` and `cmdline` below one directory, so that both are of the same process.
-fn facts(path: &std::path::Path, buffer: &mut Vec<u8>) -> Result<Facts, ReadError> {
-    let dir = Dir::open(path)?;
+/// Reads `stat` and `cmdline` below one held directory, so that both are of the same process.
+fn facts(dir: &Dir, buffer: &mut Vec<u8>) -> Result<Facts, ReadError> {
     let stat = dir.file("stat")?.read_once(buffer).map(parse::Stat::parse)?;
     let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
     let zombie = matches!(stat.state, b'Z' | b'X');
@@ -229,6 +260,7 @@ impl Collector for ProcessTable {
 
     fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
         self.cycle += 1;
+        self.may_open = may_open(context.inventory.containers.len());
         let mut found = std::mem::take(&mut output.readings.processes);
         found.clear();
         let mut foreign = false;
@@ -252,6 +284,7 @@ impl Collector for ProcessTable {
         }
         let cycle = self.cycle;
         self.known.retain(|_, entry| entry.cycle == cycle);
+        self.open = self.known.values().filter(|entry| entry.statm.is_some()).count();
         self.lists.retain(|_, list| list.cycle == cycle);
         if foreign {
             found.clear();

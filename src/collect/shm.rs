@@ -10,8 +10,6 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use procfs::FromBufRead;
-use procfs::process::MountInfos;
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstatfs, open, openat2};
 use rustix::io::Errno;
 
@@ -21,6 +19,7 @@ use crate::catalog::*;
 use crate::clock::Moment;
 use crate::discover::ContainerId;
 use crate::host::{KernelFile, ReadError, Roots, classify};
+use crate::parse::mount;
 
 /// The sizes are read again no sooner than this.
 const EVERY: Duration = Duration::from_secs(5);
@@ -31,8 +30,10 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     last: Option<Moment>,
-    sizes: HashMap<ContainerId, (u64, u64)>,
+    /// Containers that were looked at; `None`: it has no `/dev/shm` of its own, or it could not be read.
+    sizes: HashMap<ContainerId, Option<(u64, u64)>>,
     denied: bool,
+    buffer: Vec<u8>,
 }
 
 /// Used and total bytes of the host's own `/dev/shm`; `None` if it is no tmpfs.
@@ -52,7 +53,7 @@ fn sizes(fd: &impl std::os::fd::AsFd) -> Result<Option<(u64, u64)>, Errno> {
 }
 
 /// The mount that an open descriptor lies on, from procfs, without asking the file system.
-fn mount_id(fd: &impl std::os::fd::AsRawFd) -> Option<i32> {
+fn mount_id(fd: &impl std::os::fd::AsRawFd) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
     text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
 }
@@ -62,6 +63,7 @@ fn container_shm(
     roots: &Roots,
     process: &Process,
     host: Option<u64>,
+    buffer: &mut Vec<u8>,
 ) -> Result<Option<(u64, u64)>, ReadError> {
     let dir = roots.process(process.pid);
     let what = || format!("/dev/shm of process {}", process.pid);
@@ -78,13 +80,10 @@ fn container_shm(
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::AGAIN) => return Ok(None),
         Err(errno) => return Err(classify(errno, what())),
     };
-    let mut buffer = Vec::new();
-    let text = KernelFile::open(&dir.join("mountinfo"))?.read_all(&mut buffer).map(<[u8]>::to_vec)?;
-    let mounts =
-        MountInfos::from_buf_read(&text[..]).map_err(|error| ReadError::malformed(error.to_string()))?;
-    let id = mount_id(&shm);
-    let Some(mount) = mounts.iter().find(|mount| Some(mount.mnt_id) == id) else { return Ok(None) };
-    if mount.fs_type != "tmpfs" || !mount.mount_point.ends_with("dev/shm") {
+    let Some(id) = mount_id(&shm) else { return Ok(None) };
+    let mountinfo = KernelFile::open(&dir.join("mountinfo"))?;
+    let mount = mount::find(mountinfo.read_all(buffer)?, id);
+    if mount.is_none_or(|mount| mount.fs_type != b"tmpfs" || !mount.mount_point.ends_with(b"/dev/shm")) {
         return Ok(None);
     }
     let device = rustix::fs::fstat(&shm).map_err(|errno| classify(errno, what()))?.st_dev;
@@ -105,12 +104,13 @@ impl SharedMemory {
             let Some(oldest) = processes.iter().min_by_key(|p| (p.facts.start_ticks, p.pid)) else {
                 continue;
             };
-            match container_shm(context.roots, oldest, host) {
-                Ok(Some(size)) => drop(sizes.insert(container.id.clone(), size)),
-                Ok(None) => {}
+            match container_shm(context.roots, oldest, host, &mut self.buffer) {
+                Ok(size) => drop(sizes.insert(container.id.clone(), size)),
+                Err(error) if error.is_gone() => {} // looked at again with its next process
                 Err(error) => {
                     self.denied |= error.fault_reason() == Some("permission");
                     output.faults.note(&error);
+                    sizes.insert(container.id.clone(), None);
                 }
             }
         }
@@ -124,9 +124,8 @@ impl Collector for SharedMemory {
     }
 
     fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
-        let known = |number: usize| self.sizes.contains_key(&context.inventory.containers[number].id);
-        let newcomer = (0..context.inventory.containers.len()).any(|number| {
-            !known(number) && output.readings.processes.of(number).iter().any(|process| process.rss_bytes > 0)
+        let newcomer = context.inventory.containers.iter().enumerate().any(|(number, container)| {
+            !self.sizes.contains_key(&container.id) && !output.readings.processes.of(number).is_empty()
         });
         let age = self.last.map(|last| context.now.since(last));
         if age.is_none_or(|age| age >= EVERY || (newcomer && age >= Duration::from_secs(1))) {
@@ -134,11 +133,11 @@ impl Collector for SharedMemory {
             self.last = Some(context.now);
         }
         for (number, container) in context.inventory.containers.iter().enumerate() {
-            if let Some((used, size)) = self.sizes.get(&container.id) {
+            if let Some(Some((used, size))) = self.sizes.get(&container.id) {
                 output.series.container(CONTAINER_SHM_USED, number as u32, [], *used as f64);
                 output.series.container(CONTAINER_SHM_SIZE, number as u32, [], *size as f64);
             }
         }
-        if self.denied && self.sizes.is_empty() { Outcome::Failed } else { Outcome::Read }
+        if self.denied && self.sizes.values().all(Option::is_none) { Outcome::Failed } else { Outcome::Read }
     }
 }

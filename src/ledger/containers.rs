@@ -18,6 +18,8 @@ const MOST_ENDED: usize = 500;
 struct Book {
     container: Arc<Container>,
     started: Option<f64>,
+    /// Names one run: two runs under one container name differ in it, also over a restart of memledger.
+    run: Arc<str>,
     peak_unreclaimable: Option<u64>,
     peak_usage: Option<u64>,
 }
@@ -43,6 +45,7 @@ impl Book {
         Self {
             container: Arc::clone(container),
             started: container.started,
+            run: run(container, container.started),
             peak_unreclaimable: None,
             peak_usage: None,
         }
@@ -50,19 +53,17 @@ impl Book {
 
     fn enter(&mut self, container: &Arc<Container>, memory: Option<&Memory>) {
         self.container = Arc::clone(container);
-        self.started = container.started.or(self.started);
+        self.set_start(container.started.or(self.started));
         let Some(memory) = memory else { return };
         self.peak_unreclaimable = self.peak_unreclaimable.max(memory.unreclaimable);
         // a kernel that keeps the peak saw it; one that does not leaves us with our samples
         self.peak_usage = self.peak_usage.max(memory.peak.or(Some(memory.usage)));
     }
 
-    /// Names one run: two runs under one container name differ in it, also over a restart of memledger.
-    fn run(&self) -> Arc<str> {
-        let id = self.container.id.short();
-        match self.started.and_then(|started| jiff::Timestamp::from_second(started as i64).ok()) {
-            Some(start) => format!("{id}-{}", start.strftime("%Y%m%dT%H%M%SZ")).into(),
-            None => id.into(),
+    fn set_start(&mut self, started: Option<f64>) {
+        if self.started != started {
+            self.started = started;
+            self.run = run(&self.container, started);
         }
     }
 
@@ -78,7 +79,7 @@ impl Book {
         ];
         series.container(CONTAINER_INFO, number, labels, 1.0);
         let settings = container.settings.iter().cloned();
-        series.container_with(CONTAINER_RUN_INFO, number, [Label::Text(self.run())], settings, 1.0);
+        series.container_with(CONTAINER_RUN_INFO, number, [Label::from(&self.run)], settings, 1.0);
         if let Some(started) = self.started {
             series.container(CONTAINER_START_TIME, number, [], started);
         }
@@ -88,6 +89,14 @@ impl Book {
         if let Some(peak) = self.peak_usage {
             series.container(CONTAINER_MEMORY_PEAK, number, [], peak as f64);
         }
+    }
+}
+
+fn run(container: &Container, started: Option<f64>) -> Arc<str> {
+    let id = container.id.short();
+    match started.and_then(|started| jiff::Timestamp::from_second(started as i64).ok()) {
+        Some(start) => format!("{id}-{}", start.strftime("%Y%m%dT%H%M%SZ")).into(),
+        None => id.into(),
     }
 }
 
@@ -126,7 +135,7 @@ impl Books {
                 let ticks = rustix::param::clock_ticks_per_second() as f64;
                 let start =
                     oldest.filter(|_| boot_time > 0).map(|oldest| boot_time as f64 + oldest as f64 / ticks);
-                book.started = start;
+                book.set_start(start);
             }
         }
     }

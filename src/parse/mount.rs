@@ -1,0 +1,46 @@
+//! One line of `/proc/PID/mountinfo`. Bytes: a mount point may hold anything.
+
+/// What memledger needs of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mount<'a> {
+    /// Where it is mounted, with the kernel's octal escapes.
+    pub mount_point: &'a [u8],
+    /// The type of its file system.
+    pub fs_type: &'a [u8],
+}
+
+/// The mount with this id.
+///
+/// A line is: id, parent, device, root, mount point, options, any number of tags, `-`, type, source, options.
+pub fn find(mountinfo: &[u8], id: u64) -> Option<Mount<'_>> {
+    mountinfo.split(|&b| b == b'\n').find_map(|line| {
+        let mut fields = line.split(|&b| b == b' ');
+        if super::number(fields.next()?)? != id {
+            return None;
+        }
+        let mount_point = fields.nth(3)?;
+        let fs_type = fields.skip_while(|field| field != b"-").nth(1)?;
+        Some(Mount { mount_point, fs_type })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn tags_of_any_number_are_passed_over() {
+        let text = b"22 1 0:21 / /proc rw - proc proc rw\n25 24 0:23 / /dev/shm rw,nosuid shared:4 master:1 - tmpfs shm rw\n26 25 0:1 / /a\\040b rw - ext4 /dev/x rw\n";
+        assert_eq!(find(text, 25), Some(Mount { mount_point: b"/dev/shm", fs_type: b"tmpfs" }));
+        assert_eq!(find(text, 26), Some(Mount { mount_point: b"/a\\040b", fs_type: b"ext4" }));
+        assert_eq!(find(text, 2), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes: Vec<u8>, id: u64) {
+            let _ = find(&bytes, id);
+        }
+    }
+}
