@@ -7,10 +7,11 @@
 //! that would keep the memory of a container that ended.
 
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, fstatfs, open, openat2};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, fstatfs, makedev, open, openat2, statx};
 use rustix::io::Errno;
 
 use super::process::Process;
@@ -43,7 +44,7 @@ pub fn host_shm(roots: &Roots) -> Option<(u64, u64)> {
     sizes(&fd).ok()?
 }
 
-fn sizes(fd: &impl std::os::fd::AsFd) -> Result<Option<(u64, u64)>, Errno> {
+fn sizes(fd: &impl AsFd) -> Result<Option<(u64, u64)>, Errno> {
     let stat = fstatfs(fd)?;
     if stat.f_type as u64 != TMPFS_MAGIC || stat.f_blocks == 0 {
         return Ok(None); // a tmpfs without a size limit has no size to run out of
@@ -52,10 +53,11 @@ fn sizes(fd: &impl std::os::fd::AsFd) -> Result<Option<(u64, u64)>, Errno> {
     Ok(Some(((stat.f_blocks - stat.f_bfree) * block, stat.f_blocks * block)))
 }
 
-/// The mount that an open descriptor lies on, from procfs, without asking the file system.
-fn mount_id(fd: &impl std::os::fd::AsRawFd) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
+/// The mount and the device that an open descriptor lies on, without asking the file system (`DONT_SYNC`).
+fn mount_and_device(fd: &impl AsFd) -> Result<(u64, u64), Errno> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = statx(fd, c"", flags, StatxFlags::MNT_ID)?;
+    Ok((stat.stx_mnt_id, makedev(stat.stx_dev_major, stat.stx_dev_minor)))
 }
 
 /// A container's own `/dev/shm`, as one of its processes sees it.
@@ -80,15 +82,14 @@ fn container_shm(
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::AGAIN) => return Ok(None),
         Err(errno) => return Err(classify(errno, what())),
     };
-    let Some(id) = mount_id(&shm) else { return Ok(None) };
+    let (id, device) = mount_and_device(&shm).map_err(|errno| classify(errno, what()))?;
+    if host == Some(device) {
+        return Ok(None); // the container shares the host's, which is not repeated
+    }
     let mountinfo = KernelFile::open(&dir.join("mountinfo"))?;
     let mount = mount::find(mountinfo.read_all(buffer)?, id);
     if mount.is_none_or(|mount| mount.fs_type != b"tmpfs" || !mount.mount_point.ends_with(b"/dev/shm")) {
         return Ok(None);
-    }
-    let device = rustix::fs::fstat(&shm).map_err(|errno| classify(errno, what()))?.st_dev;
-    if host == Some(device) {
-        return Ok(None); // the container shares the host's, which is not repeated
     }
     sizes(&shm).map_err(|errno| classify(errno, what()))
 }
