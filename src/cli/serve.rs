@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
 use super::report;
 use crate::config::Config;
@@ -45,7 +45,7 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     }
     let published = Arc::new(Published::default());
     let first = Arc::new(Notify::new());
-    let cycle = start_cycle(&config, sources, Arc::clone(&published), Arc::clone(&first))?;
+    let (cycle, cycle_ended) = start_cycle(&config, sources, Arc::clone(&published), Arc::clone(&first))?;
     tokio::spawn(introduce(config.clone(), addresses, first));
 
     let (stop, stopped) = watch::channel(false);
@@ -58,6 +58,7 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let name = tokio::select! {
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
+        _ = cycle_ended => bail!("sampling ended by itself, which is a bug; the log has its last words"),
         ended = servers.join_next() => bail!("the HTTP server ended by itself: {ended:?}"),
     };
     tracing::info!(signal = name, "stopping");
@@ -111,18 +112,20 @@ fn start_cycle(
     sources: Vec<Arc<Source>>,
     published: Arc<Published>,
     first: Arc<Notify>,
-) -> anyhow::Result<Cycle> {
+) -> anyhow::Result<(Cycle, oneshot::Receiver<()>)> {
+    let (alive, ended) = oneshot::channel::<()>();
     let stop = Arc::new(AtomicBool::new(false));
     let theirs = Arc::clone(&stop);
     let interval = config.sample_interval;
     let sampler = Sampler::new(config, sources);
     let handle = std::thread::Builder::new().name("cycle".into()).spawn(move || {
+        let _alive = alive; // dropped when the thread ends, also by a panic
         run_until(sampler, interval, &theirs, |snapshot| {
             published.publish(snapshot);
             first.notify_one();
         });
     })?;
-    Ok(Cycle { stop, thread: handle.thread().clone() })
+    Ok((Cycle { stop, thread: handle.thread().clone() }, ended))
 }
 
 /// One screen after the first snapshot: what was found, what is missing, where to look.

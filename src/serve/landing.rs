@@ -1,8 +1,9 @@
 //! The page at `/`: what this is, and who holds the memory right now.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
-use super::published::Newest;
+use super::published::{Newest, NoSnapshot};
 use crate::catalog::Id;
 use crate::series::human_bytes;
 
@@ -15,11 +16,11 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}small{color:#57606a
 const MOST_ROWS: usize = 50;
 
 /// The page.
-pub fn page(telemetry_path: &str, newest: Option<&Newest>) -> String {
+pub fn page(telemetry_path: &str, newest: Result<Arc<Newest>, NoSnapshot>) -> String {
     let mut body = String::new();
     match newest {
-        None => body.push_str("<p>The first snapshot is not finished yet.</p>"),
-        Some(newest) => table(newest, &mut body),
+        Err(reason) => drop(write!(body, "<p>No figures: {reason}.</p>")),
+        Ok(newest) => table(&newest, &mut body),
     }
     format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>memledger</title>\
@@ -44,7 +45,7 @@ fn table(newest: &Newest, body: &mut String) {
         .map(|number| (number, value(Id::CONTAINER_MEMORY_UNRECLAIMABLE, number)))
         .collect();
     rows.sort_by(|a, b| b.1.unwrap_or(-1.0).total_cmp(&a.1.unwrap_or(-1.0)));
-    let _ = write!(body, "<p>{} running containers.</p>", snapshot.running);
+    let _ = write!(body, "<p>Containers that run: {}.</p>", snapshot.running);
     if rows.is_empty() {
         return;
     }

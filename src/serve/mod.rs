@@ -9,6 +9,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -19,9 +20,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 pub use published::Published;
+use published::{Newest, NoSnapshot};
 
+use crate::clock::Moment;
 use crate::config::Config;
 use crate::export::{json, prometheus};
+
+/// A snapshot older than this, or than ten intervals, is not shown: sampling hangs.
+const LONGEST_HANG: Duration = Duration::from_secs(30);
 
 /// What the routes share.
 #[derive(Debug)]
@@ -30,7 +36,20 @@ struct Shared {
     telemetry_path: String,
     enable_api: bool,
     max_requests: usize,
+    stale_after: Duration,
     under_way: AtomicUsize,
+}
+
+impl Shared {
+    fn newest(&self) -> Result<Arc<Newest>, NoSnapshot> {
+        self.published.newest(Moment::now(), self.stale_after)
+    }
+}
+
+impl IntoResponse for NoSnapshot {
+    fn into_response(self) -> Response {
+        (StatusCode::SERVICE_UNAVAILABLE, format!("{self}\n")).into_response()
+    }
 }
 
 /// The routes.
@@ -40,6 +59,7 @@ pub fn router(config: &Config, published: Arc<Published>) -> Router {
         telemetry_path: config.telemetry_path.clone(),
         enable_api: config.enable_api,
         max_requests: config.max_requests,
+        stale_after: LONGEST_HANG.max(config.sample_interval * 10),
         under_way: AtomicUsize::new(0),
     });
     let limited = Router::new()
@@ -83,20 +103,21 @@ async fn healthy() -> &'static str {
 }
 
 async fn ready(State(shared): State<Arc<Shared>>) -> Response {
-    match shared.published.newest() {
-        Some(_) => "memledger is ready.\n".into_response(),
-        None => (StatusCode::SERVICE_UNAVAILABLE, "the first snapshot is not finished yet\n").into_response(),
+    match shared.newest() {
+        Ok(_) => "memledger is ready.\n".into_response(),
+        Err(reason) => reason.into_response(),
     }
 }
 
 async fn landing_page(State(shared): State<Arc<Shared>>) -> Response {
-    let page = landing::page(&shared.telemetry_path, shared.published.newest().as_deref());
+    let page = landing::page(&shared.telemetry_path, shared.newest());
     ([(header::CONTENT_TYPE, "text/html; charset=UTF-8")], page).into_response()
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    let Some(newest) = shared.published.newest() else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "the first snapshot is not finished yet\n").into_response();
+    let newest = match shared.newest() {
+        Ok(newest) => newest,
+        Err(reason) => return reason.into_response(),
     };
     let gzip = accepts_gzip(&headers);
     // rendering thousands of series takes milliseconds: not on a thread that answers others
@@ -138,12 +159,12 @@ async fn containers(
             "this lists processes and answers only on the loopback addresses; --web.enable-api opens it\n";
         return (StatusCode::FORBIDDEN, text).into_response();
     }
-    match shared.published.newest() {
-        Some(newest) => {
+    match shared.newest() {
+        Ok(newest) => {
             let body = json::containers(newest.snapshot());
             ([(header::CONTENT_TYPE, "application/json")], format!("{body:#}\n")).into_response()
         }
-        None => (StatusCode::SERVICE_UNAVAILABLE, "the first snapshot is not finished yet\n").into_response(),
+        Err(reason) => reason.into_response(),
     }
 }
 

@@ -98,6 +98,12 @@ impl Session {
         for index in 0..count {
             match read_device(&self.nvml, &mut self.identities, index, &mut faults) {
                 Ok(device) => devices.push(device),
+                // the library itself has to be opened anew: the driver was unloaded or replaced under it
+                Err(
+                    error @ (NvmlError::Uninitialized
+                    | NvmlError::DriverNotLoaded
+                    | NvmlError::LibRmVersionMismatch),
+                ) => return Err(error),
                 Err(error) => {
                     self.identities.remove(&index);
                     tracing::debug!(gpu = index, error = %describe(&error), "device does not answer");
