@@ -1,1 +1,160 @@
-//! (being written)
+//! Whole recorded hosts through the real binary, against one golden text each, values included.
+//!
+//! `tests/hosts/README.md` says which hosts were recorded and which were arranged. A recording has no `/proc/PID/root`, so
+//! `/dev/shm` of containers is absent here; tests/truth.rs has it.
+
+use std::path::{Path, PathBuf};
+
+use fake_nvml::{FakeNvml, Process, State};
+use serde_json::Value;
+
+use crate::support::{Memledger, Metrics, golden};
+
+/// What differs from run to run by its nature: the binary's own process, its version, and times.
+const VARIES: [&str; 6] = [
+    "process_",
+    "memledger_build_info",
+    "memledger_collector_duration_seconds",
+    "memledger_cycle_duration_seconds",
+    "memledger_cycles_skipped_total",
+    "memledger_snapshot_timestamp_seconds",
+];
+
+/// A recorded host, unpacked.
+struct Host {
+    root: tempfile::TempDir,
+    /// Containers in the recording, as its cgroups name them.
+    containers: usize,
+    processes: usize,
+}
+
+impl Host {
+    fn unpack(name: &str, containers: usize) -> Self {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/hosts/{name}.jsonl"));
+        let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let root = tempfile::tempdir().unwrap();
+        let mut processes = 0;
+        for line in text.lines() {
+            let entry: Value = serde_json::from_str(line).expect("one JSON object a line");
+            let path = root.path().join(entry["path"].as_str().expect("a path"));
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            processes += usize::from(path.ends_with("statm"));
+            if entry["dir"] == Value::Bool(true) {
+                std::fs::create_dir_all(&path).unwrap();
+            } else if let Some(link) = entry["link"].as_str() {
+                std::os::unix::fs::symlink(link, &path).unwrap();
+            } else {
+                let bytes = entry["text"].as_str().expect("a text").chars();
+                let bytes: Vec<u8> = bytes.map(|c| u8::try_from(c).expect("Latin-1")).collect();
+                std::fs::write(&path, bytes).unwrap();
+            }
+        }
+        assert!(processes > 0, "{name} has processes");
+        Self { root, containers, processes }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    /// The whole text of `/metrics` once all that is measured beside the cycle is there.
+    fn text(&self, flags: &[String]) -> String {
+        let mut all = vec!["--docker.socket=".to_owned(), "--podman.socket=".to_owned()];
+        for (flag, folder) in [("procfs", "proc"), ("cgroupfs", "cgroup"), ("devfs", "dev")] {
+            all.push(format!("--path.{flag}={}", self.path(folder).display()));
+        }
+        all.extend_from_slice(flags);
+        let memledger = Memledger::start(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        let gpus = flags.iter().any(|flag| flag.starts_with("--gpu.nvml-library"));
+        let complete = |metrics: &Metrics| {
+            let shares = metrics.all("memledger_container_process_pss_bytes", &[]).len();
+            let rows = metrics.all("memledger_process_gpu_memory_used_bytes", &[]).len();
+            match (shares == 3 * self.containers, !gpus || rows > 0) {
+                (true, true) => Ok(()),
+                _ => Err(format!("{shares} shares, {rows} processes on GPUs; {}", memledger.log())),
+            }
+        };
+        memledger.eventually("a complete snapshot", complete);
+        let (status, text) = memledger.get("/metrics");
+        assert_eq!(status, 200);
+        complete(&Metrics::parse(&text)).expect("what was complete stays so");
+        text
+    }
+
+    fn compare(&self, name: &str, flags: &[String]) {
+        let text = self.text(flags);
+        let metrics = Metrics::parse(&text);
+        assert_eq!(metrics.all("memledger_container_info", &[]).len(), self.containers);
+        golden(&format!("tests/golden/{name}.prom"), &lasting(&text));
+    }
+}
+
+/// The text without the values, and the labels of the version, that vary.
+fn lasting(text: &str) -> String {
+    let keep = |line: &str| {
+        let varies = VARIES.iter().any(|prefix| line.starts_with(prefix));
+        let (series, _) = line.rsplit_once(' ').expect("a value");
+        let series = if line.starts_with("memledger_build_info") { "memledger_build_info{}" } else { series };
+        if varies { format!("{series} VARIES\n") } else { format!("{line}\n") }
+    };
+    text.lines().map(|line| if line.starts_with('#') { format!("{line}\n") } else { keep(line) }).collect()
+}
+
+/// A host without GPUs, whatever the machine has that runs the test.
+fn no_gpu() -> Vec<String> {
+    vec!["--no-collector.gpu".to_owned()]
+}
+
+#[test]
+fn docker_on_cgroup_v1_is_as_it_was_recorded() {
+    Host::unpack("v1-docker", 1).compare("v1-docker", &no_gpu());
+}
+
+#[test]
+fn on_a_hybrid_host_the_v1_memory_controller_is_read_and_no_container_is_seen_twice() {
+    Host::unpack("hybrid-docker", 2).compare("hybrid-docker", &no_gpu());
+}
+
+#[test]
+fn docker_with_systemd_on_cgroup_v2_and_two_gpus_is_as_it_was_recorded() {
+    let host = Host::unpack("v2-docker", 2);
+    let (trainer, notebook, outside, nobody) = (904, 949, 975, 4_000_000);
+    let mut state = State::with_gpus(2);
+    for gpu in &mut state.gpus {
+        gpu.memory.total = 12 << 30;
+        gpu.memory.reserved = 300 << 20;
+    }
+    state.gpus[0].memory.used = 9 << 30;
+    state.gpus[0].processes = vec![
+        Process::compute(trainer, Some(6 << 30)),
+        Process { kind: "CG".into(), ..Process::compute(notebook, Some(1 << 30)) },
+        Process { kind: "G".into(), ..Process::compute(outside, Some(512 << 20)) },
+    ];
+    state.gpus[1].memory.used = 8 << 30;
+    state.gpus[1].processes =
+        vec![Process::compute(trainer, Some(5 << 30)), Process::compute(nobody, Some(2 << 30))];
+    let fake = FakeNvml::install(host.root.path(), &state).unwrap();
+    host.compare("v2-docker", &[format!("--gpu.nvml-library={}", fake.path().display())]);
+}
+
+#[test]
+fn docker_with_cgroupfs_on_cgroup_v2_shows_pressure_where_the_kernel_has_it() {
+    Host::unpack("v2-cgroupfs-psi", 2).compare("v2-cgroupfs-psi", &no_gpu());
+}
+
+#[test]
+fn the_limits_of_pods_and_of_all_pods_bound_the_containers_of_kubernetes() {
+    Host::unpack("v2-kubernetes", 4).compare("v2-kubernetes", &no_gpu());
+}
+
+#[test]
+fn a_container_of_podman_is_its_scope_and_its_monitor_is_none() {
+    let host = Host::unpack("v2-podman", 1);
+    assert_eq!(host.processes, 4, "three of the container and its monitor");
+    host.compare("v2-podman", &no_gpu());
+}
+
+#[test]
+fn a_kernel_before_5_18_has_its_kernel_memory_added_up_and_its_peak_sampled() {
+    Host::unpack("v2-before-5.18", 1).compare("v2-before-5.18", &no_gpu());
+}
