@@ -13,10 +13,10 @@ pub fn root() -> PathBuf {
     if is_v2() { "/sys/fs/cgroup".into() } else { "/sys/fs/cgroup/memory".into() }
 }
 
-/// A 64-digit id that no other test of this run has.
+/// A 64-digit id that no other test of this run has; its first 12 digits, the name, are no other's either.
 pub fn new_id() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(1);
-    format!("{:08x}{:08x}{:048x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed), 0xfeed)
+    format!("{:08x}{:04x}{:052x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed), 0xfeed)
 }
 
 /// A cgroup below `memledger-tests` of the real hierarchy. Its processes are killed and it is removed when dropped.
