@@ -12,6 +12,7 @@ pub use containers::Ended;
 
 use crate::attribute::Attribution;
 use crate::catalog::*;
+use crate::clock::Moment;
 use crate::collect::{Context, Readings};
 use crate::discover::Container;
 use crate::series::Series;
@@ -22,12 +23,19 @@ pub struct Ledger {
     containers: containers::Books,
     gpus_expected: usize,
     races: BTreeMap<Arc<str>, u64>,
+    /// When the reading that was entered last was complete: several cycles may see one reading.
+    gpus_read: Option<Moment>,
 }
 
 impl Ledger {
     /// An empty ledger that keeps ended containers so long.
     pub fn new(keep_ended: Duration) -> Self {
-        Self { containers: containers::Books::new(keep_ended), gpus_expected: 0, races: BTreeMap::new() }
+        Self {
+            containers: containers::Books::new(keep_ended),
+            gpus_expected: 0,
+            races: BTreeMap::new(),
+            gpus_read: None,
+        }
     }
 
     /// Enters one cycle and writes what the ledger knows. Returns the ended containers that are still shown; their
@@ -46,11 +54,13 @@ impl Ledger {
     }
 
     fn enter_gpus(&mut self, readings: &Readings, attribution: &Attribution, series: &mut Series) {
-        for uuid in &attribution.raced {
-            *self.races.entry(Arc::clone(uuid)).or_insert(0) += 1;
-        }
         if let Some(reading) = &readings.gpu {
-            self.gpus_expected = self.gpus_expected.max(reading.devices.len());
+            if self.gpus_read.replace(reading.at) != Some(reading.at) {
+                for uuid in &attribution.raced {
+                    *self.races.entry(Arc::clone(uuid)).or_insert(0) += 1;
+                }
+            }
+            self.gpus_expected = self.gpus_expected.max(reading.counted);
             series.global(GPUS_VISIBLE, [], reading.devices.len() as f64);
             for (gpu, device) in reading.devices.iter().enumerate() {
                 let races = *self.races.entry(Arc::clone(&device.identity.uuid)).or_insert(0);

@@ -32,6 +32,8 @@ pub struct Reading {
     pub driver_version: Option<Arc<str>>,
     /// CUDA version that the driver supports.
     pub cuda_version: Option<Arc<str>>,
+    /// How many devices the driver counts, also those that do not answer.
+    pub counted: usize,
     /// The devices that answered.
     pub devices: Vec<Device>,
     /// Pids of the driver are pids of the host as seen here. If not, no process can be named.

@@ -19,6 +19,10 @@ use crate::series::bounded;
 
 /// Memory and processes are read again so often when they contradict each other.
 const READ_AGAIN: usize = 2;
+/// No GPU has a PiB of memory: what is above is a sentinel or garbage.
+const MOST_MEMORY: u64 = 1 << 50;
+/// Linux has no pids from here on (PID_MAX_LIMIT).
+const PID_LIMIT: u32 = 1 << 22;
 /// A clock tick, and a little more for the two clocks involved.
 const START_SLACK_TICKS: u64 = 3;
 /// The kernel's first pid namespace always has this inode (PROC_PID_INIT_INO).
@@ -127,6 +131,7 @@ impl Session {
             took: at.since(began),
             driver_version: self.driver_version.clone(),
             cuda_version: self.cuda_version.clone(),
+            counted: count as usize,
             devices,
             pids_are_the_hosts: first,
             faults,
@@ -237,7 +242,7 @@ fn field<T>(value: Result<T, NvmlError>, faults: &mut Vec<&'static str>) -> Resu
 /// Memory whose parts fit into the whole; a sentinel or garbage does not.
 fn plausible(info: nvml_wrapper::struct_wrappers::device::MemoryInfo) -> Option<Memory> {
     let parts = info.used.checked_add(info.free)?.checked_add(info.reserved)?;
-    (info.total > 0 && parts <= info.total).then_some(Memory {
+    (info.total > 0 && info.total <= MOST_MEMORY && parts <= info.total).then_some(Memory {
         total: info.total,
         used: info.used,
         free: info.free,
@@ -245,7 +250,7 @@ fn plausible(info: nvml_wrapper::struct_wrappers::device::MemoryInfo) -> Option<
     })
 }
 
-/// Compute and graphics processes, each pid once: a process in both lists holds its memory once.
+/// Compute, graphics and MPS processes, each pid once: a process in several lists holds its memory once.
 fn processes(
     device: &NvmlDevice<'_>,
     memory: Option<Memory>,
@@ -253,16 +258,18 @@ fn processes(
 ) -> Result<Option<Vec<GpuProcess>>, NvmlError> {
     let compute = field(device.running_compute_processes(), faults)?;
     let graphics = field(device.running_graphics_processes(), faults)?;
-    if compute.is_none() && graphics.is_none() {
+    let mps = field(device.mps_running_compute_processes(), faults)?;
+    if compute.is_none() && graphics.is_none() && mps.is_none() {
         return Ok(None);
     }
+    let most = memory.map_or(MOST_MEMORY, |memory| memory.total);
     let mut by_pid: HashMap<u32, Option<u64>> = HashMap::new();
-    for info in compute.into_iter().chain(graphics).flatten() {
+    for info in compute.into_iter().chain(graphics).chain(mps).flatten() {
         let used = match info.used_gpu_memory {
             UsedGpuMemory::Used(bytes) => Some(bytes),
             UsedGpuMemory::Unavailable => None,
         };
-        if used.zip(memory).is_some_and(|(used, memory)| used > memory.total) {
+        if info.pid >= PID_LIMIT || used.is_some_and(|used| used > most) {
             faults.push("malformed"); // records of another size than the library's header says: all is garbage
             return Ok(None);
         }
