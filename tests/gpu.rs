@@ -1,1 +1,657 @@
-//! (being written)
+//! GPU memory through a real shared library that answers as NVML does, with real processes in real cgroups.
+//!
+//! `tests/fake-nvml` is that library. It knows what NVIDIA documents, not how a given driver misbehaves beyond that.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use fake_nvml::{FakeNvml, Process, State, Step};
+use serde_json::json;
+
+use crate::support::cgroups::TestCgroup;
+use crate::support::python::Python;
+use crate::support::{Memledger, Metrics, eventually};
+
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+/// The highest pid that Linux can have, which nobody has.
+const NOBODY: u32 = (1 << 22) - 1;
+
+const USED: &str = "memledger_gpu_memory_used_bytes";
+const UNATTRIBUTED: &str = "memledger_gpu_memory_unattributed_bytes";
+const HOST: &str = "memledger_gpu_host_processes_memory_bytes";
+const RACES: &str = "memledger_gpu_books_races_total";
+const OF_CONTAINER: &str = "memledger_container_gpu_memory_used_bytes";
+const OF_PROCESS: &str = "memledger_process_gpu_memory_used_bytes";
+const MEMORY_INFO: &str = "nvmlDeviceGetMemoryInfo_v2";
+
+/// The fake library in a directory of its own.
+struct Driver {
+    fake: FakeNvml,
+    _dir: tempfile::TempDir,
+}
+
+impl Driver {
+    fn new(state: &State) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self { fake: FakeNvml::install(dir.path(), state).expect("the fake library is installed"), _dir: dir }
+    }
+
+    fn set(&self, state: &State) {
+        self.fake.set(state).unwrap();
+    }
+
+    /// memledger with this library, showing these containers, reading the driver every 50 ms.
+    fn memledger(&self, containers: &[&TestCgroup]) -> Memledger {
+        self.memledger_with(containers, &["--gpu.interval=50ms"])
+    }
+
+    fn memledger_with(&self, containers: &[&TestCgroup], flags: &[&str]) -> Memledger {
+        start_with(&self.fake.path().display().to_string(), containers, flags)
+    }
+}
+
+fn start_with(library: &str, containers: &[&TestCgroup], flags: &[&str]) -> Memledger {
+    let library = format!("--gpu.nvml-library={library}");
+    start(containers, &[&[library.as_str()], flags].concat())
+}
+
+fn start(containers: &[&TestCgroup], flags: &[&str]) -> Memledger {
+    let names: Vec<_> = containers.iter().map(|container| container.name()).collect();
+    let include = format!("--container.include=^({}|none)$", names.join("|"));
+    let alone = ["--docker.socket=", "--podman.socket=", include.as_str()];
+    Memledger::start(&[&alone[..], flags].concat())
+}
+
+/// GPUs that use so much, in bytes.
+fn gpus(used: &[u64]) -> State {
+    let mut state = State::with_gpus(u32::try_from(used.len()).unwrap());
+    for (gpu, used) in std::iter::zip(&mut state.gpus, used) {
+        gpu.memory.used = *used;
+    }
+    state
+}
+
+fn process_in(cgroup: &TestCgroup) -> Python {
+    let mut python = Python::start(cgroup, "print('ready'); input()");
+    python.line();
+    python
+}
+
+/// Fails unless the books of every GPU close: the parts of total, and the parts of used.
+fn assert_balanced(metrics: &Metrics) {
+    for (_, labels, used) in metrics.all(USED, &[]) {
+        let gpu = [("gpu", labels["gpu"].as_str())];
+        let value = |family: &str| metrics.value(&format!("memledger_gpu_memory_{family}_bytes"), &gpu);
+        assert_eq!(value("total"), used + value("free") + value("reserved"), "{labels:?}");
+        let attributed = metrics.sum(OF_CONTAINER, &gpu) + metrics.sum(HOST, &gpu);
+        assert_eq!(*used, attributed + value("unattributed"), "{labels:?}");
+    }
+}
+
+/// Fails if a figure of a GPU is above its memory, or if anything at all looks like a sentinel.
+fn assert_plausible(metrics: &Metrics, total: u64) {
+    for (family, labels, value) in &metrics.series {
+        assert!(*value < 2f64.powi(62), "{family} {labels:?} is {value}");
+        let of_gpu = labels.contains_key("gpu") && family.ends_with("_bytes");
+        assert!(!of_gpu || (*value >= 0.0 && *value <= total as f64), "{family} {labels:?} is {value}");
+    }
+}
+
+/// Waits for a value of a family, with balanced books in every scrape on the way.
+fn await_value(memledger: &Memledger, family: &str, labels: &[(&str, &str)], wanted: u64) -> Metrics {
+    memledger.eventually(&format!("{family} {labels:?} = {wanted}"), |metrics| {
+        assert_balanced(metrics);
+        match metrics.ask(family, labels)? {
+            value if value == wanted as f64 => Ok(metrics.clone()),
+            value => Err(format!("it is {value}; {}", memledger.log())),
+        }
+    })
+}
+
+fn success(metrics: &Metrics) -> Option<f64> {
+    metrics.get("memledger_collector_success", &[("collector", "gpu")])
+}
+
+fn await_success(memledger: &Memledger, wanted: Option<f64>) -> Metrics {
+    memledger.eventually(&format!("success {wanted:?} of the gpu collector"), |metrics| {
+        assert_balanced(metrics);
+        match success(metrics) {
+            found if found == wanted => Ok(metrics.clone()),
+            found => Err(format!("{found:?}; {}", memledger.log())),
+        }
+    })
+}
+
+/// No family of a device, nor of a container's or process's share of one.
+fn assert_no_gpu(metrics: &Metrics) {
+    let found = metrics.series.iter().find(|(family, labels, _)| {
+        labels.contains_key("gpu") || family == "memledger_gpus_visible" || family.contains("_gpu_")
+    });
+    assert_eq!(found, None);
+}
+
+#[test]
+fn a_gpu_shows_who_it_is_and_how_its_memory_is_divided() {
+    let mut state = gpus(&[3 * GIB, 0]);
+    state.gpus[0].name = "NVIDIA GeForce RTX 3060".into();
+    state.gpus[0].memory.total = 12 * GIB;
+    state.gpus[0].memory.reserved = 350 * MIB;
+    state.gpus[0].compute_capability = [8, 6];
+    state.gpus[0].cores = Some(3584);
+    state.gpus[1].cores = None;
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    let metrics = await_value(&memledger, USED, &[("gpu", "0")], 3 * GIB);
+    let first = [("gpu", "0"), ("gpu_uuid", "GPU-00000000-0000-4000-8000-000000000000")];
+    let memory = |part: &str| metrics.value(&format!("memledger_gpu_memory_{part}_bytes"), &first) as u64;
+    assert_eq!(memory("total"), 12 * GIB);
+    assert_eq!(memory("reserved"), 350 * MIB);
+    assert_eq!(memory("free"), 9 * GIB - 350 * MIB);
+    assert_eq!(memory("unattributed"), 3 * GIB, "nobody is listed");
+    let info = [
+        ("model", "NVIDIA GeForce RTX 3060"),
+        ("vendor", "nvidia"),
+        ("driver_version", "580.95.05"),
+        ("cuda_version", "13.0"),
+        ("compute_capability", "8.6"),
+        ("cuda_cores", "3584"),
+        ("pci_bus_id", "00000000:10:00.0"),
+    ];
+    assert_eq!(metrics.value("memledger_gpu_info", &[&first[..], &info].concat()), 1.0);
+    let second = metrics.all("memledger_gpu_info", &[("gpu", "1")]);
+    assert_eq!(second.len(), 1);
+    assert!(!second[0].1.contains_key("cuda_cores"), "not told is absent: {second:?}");
+    assert_eq!(metrics.value("memledger_gpus_visible", &[]), 2.0);
+    assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0);
+    assert_eq!(success(&metrics), Some(1.0));
+}
+
+#[test]
+fn each_process_counts_for_its_own_container_on_each_gpu_that_it_uses() {
+    let (a, b) = (TestCgroup::container(), TestCgroup::container());
+    let (first, second, third) = (process_in(&a), process_in(&a), process_in(&b));
+    let mut state = gpus(&[20 * GIB, 6 * GIB]);
+    state.gpus[0].processes = vec![
+        Process::compute(first.pid(), Some(8 * GIB)),
+        Process::compute(second.pid(), Some(GIB)),
+        Process::compute(third.pid(), Some(5 * GIB)),
+    ];
+    state.gpus[1].processes = vec![Process::compute(first.pid(), Some(4 * GIB))];
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&a, &b]);
+    let metrics =
+        await_value(&memledger, OF_CONTAINER, &[("gpu", "0"), ("container_name", a.name())], 9 * GIB);
+    let of = |family: &str, gpu: &str, container: &TestCgroup| {
+        metrics.get(family, &[("gpu", gpu), ("container_name", container.name())])
+    };
+    let bytes = |gib: u64| Some((gib * GIB) as f64);
+    assert_eq!(of(OF_CONTAINER, "0", &b), bytes(5));
+    assert_eq!(of(OF_CONTAINER, "1", &a), bytes(4));
+    assert_eq!(of(OF_CONTAINER, "1", &b), None, "it does not use that GPU");
+    assert_eq!(of("memledger_container_gpu_processes", "0", &a), Some(2.0));
+    assert_eq!(of("memledger_container_gpu_processes", "1", &a), Some(1.0));
+    assert_eq!(metrics.value(UNATTRIBUTED, &[("gpu", "0")]), (6 * GIB) as f64);
+    assert_eq!(metrics.value(UNATTRIBUTED, &[("gpu", "1")]), (2 * GIB) as f64);
+    assert_eq!(metrics.value(HOST, &[("gpu", "0")]), 0.0);
+    let row = [
+        ("gpu", "1"),
+        ("container_name", a.name()),
+        ("pid", &first.pid().to_string()),
+        ("process", "python3"),
+        ("role", "trainer"),
+    ];
+    assert_eq!(metrics.value(OF_PROCESS, &row), (4 * GIB) as f64);
+    assert_eq!(metrics.all(OF_PROCESS, &[]).len(), 4);
+    let api = memledger.api();
+    let found = api.to_string();
+    assert!(found.contains(&(12 * GIB).to_string()), "12 GiB over both GPUs: {found}");
+}
+
+#[test]
+fn a_process_in_several_lists_of_the_driver_is_counted_once() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    for kind in ["CG", "G", "M", "CGM"] {
+        let mut state = gpus(&[3 * GIB]);
+        state.gpus[0].processes =
+            vec![Process { kind: kind.into(), ..Process::compute(python.pid(), Some(2 * GIB)) }];
+        let driver = Driver::new(&state);
+        let memledger = driver.memledger(&[&container]);
+        let metrics = await_value(&memledger, OF_CONTAINER, &[("gpu", "0")], 2 * GIB);
+        assert_eq!(metrics.value("memledger_container_gpu_processes", &[("gpu", "0")]), 1.0, "{kind}");
+        assert_eq!(metrics.value(RACES, &[("gpu", "0")]), 0.0, "{kind}");
+    }
+}
+
+#[test]
+fn a_process_outside_containers_is_the_hosts_and_one_that_nobody_sees_is_unattributed() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[10 * GIB]);
+    state.gpus[0].processes = vec![
+        Process::compute(python.pid(), Some(4 * GIB)),
+        Process::compute(std::process::id(), Some(2 * GIB)),
+        Process::compute(NOBODY, Some(3 * GIB)),
+    ];
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&container]);
+    let metrics = await_value(&memledger, HOST, &[("gpu", "0")], 2 * GIB);
+    assert_eq!(metrics.value(UNATTRIBUTED, &[("gpu", "0")]), (4 * GIB) as f64);
+    assert_eq!(metrics.sum(OF_CONTAINER, &[]), (4 * GIB) as f64);
+    let own = metrics.all(OF_PROCESS, &[("pid", &std::process::id().to_string())]);
+    assert_eq!(own.len(), 1, "{own:?}");
+    assert!(!own[0].1.contains_key("container_name") && !own[0].1.contains_key("role"), "{own:?}");
+    assert_eq!(metrics.all(OF_PROCESS, &[("pid", &NOBODY.to_string())]), Vec::<&_>::new());
+}
+
+#[test]
+fn the_memory_of_a_process_that_ends_is_unattributed_until_the_driver_lets_it_go() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[5 * GIB]);
+    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(5 * GIB))];
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&container]);
+    await_value(&memledger, OF_CONTAINER, &[("gpu", "0")], 5 * GIB);
+    drop(python);
+    let metrics = await_value(&memledger, UNATTRIBUTED, &[("gpu", "0")], 5 * GIB);
+    assert_eq!(metrics.all(OF_CONTAINER, &[]), Vec::<&_>::new());
+    driver.set(&gpus(&[0]));
+    await_value(&memledger, UNATTRIBUTED, &[("gpu", "0")], 0);
+}
+
+#[test]
+fn memory_that_the_driver_does_not_tell_is_absent_and_unattributed_never_zero() {
+    let (telling, silent) = (TestCgroup::container(), TestCgroup::container());
+    let (known, unknown) = (process_in(&telling), process_in(&silent));
+    let sibling = process_in(&silent);
+    let mut state = gpus(&[9 * GIB]);
+    state.gpus[0].processes = vec![
+        Process::compute(known.pid(), Some(2 * GIB)),
+        Process::compute(unknown.pid(), None),
+        Process::compute(sibling.pid(), Some(GIB)),
+        Process::compute(std::process::id(), None),
+    ];
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&telling, &silent]);
+    let metrics = await_value(&memledger, OF_CONTAINER, &[("container_name", telling.name())], 2 * GIB);
+    let silent = [("gpu", "0"), ("container_name", silent.name())];
+    assert_eq!(metrics.get(OF_CONTAINER, &silent), None, "a part of the sum is not known");
+    assert_eq!(metrics.value("memledger_container_gpu_processes", &silent), 2.0);
+    assert_eq!(metrics.get(OF_PROCESS, &[("pid", &unknown.pid().to_string())]), None);
+    assert_eq!(metrics.get(HOST, &[("gpu", "0")]), None, "the host's process does not tell either");
+    assert_eq!(metrics.value(UNATTRIBUTED, &[("gpu", "0")]), (7 * GIB) as f64);
+}
+
+/// Used and processes contradict each other in the first reading; the driver is read once only.
+fn race(first_readings: usize) -> (Metrics, std::collections::BTreeMap<String, u64>) {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[4 * GIB]);
+    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(3 * GIB))];
+    state.count_calls = true;
+    let mut steps = vec![Step::new(0, json!({"memory": {"used": GIB}})); first_readings];
+    steps.push(Step::new(0, json!({})));
+    state.script.insert(MEMORY_INFO.into(), steps);
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger_with(&[&container], &["--gpu.interval=1h", "--gpu.deadline=1h"]);
+    memledger.eventually("the first reading", |metrics| metrics.ask(USED, &[]));
+    (memledger.fresh_metrics(), driver.fake.calls().unwrap())
+}
+
+#[test]
+fn readings_that_contradict_each_other_are_read_again_until_the_books_close() {
+    for first_readings in [1, 2] {
+        let (metrics, calls) = race(first_readings);
+        assert_balanced(&metrics);
+        assert_eq!(metrics.value(USED, &[]), (4 * GIB) as f64);
+        assert_eq!(metrics.sum(OF_CONTAINER, &[]), (3 * GIB) as f64);
+        assert_eq!(metrics.value(RACES, &[]), 0.0);
+        assert_eq!(calls[MEMORY_INFO], first_readings as u64 + 1);
+    }
+}
+
+#[test]
+fn readings_that_go_on_contradicting_each_other_leave_nothing_unattributed_and_count_one_race_each() {
+    let (metrics, calls) = race(3);
+    assert_eq!(metrics.value(USED, &[]), GIB as f64);
+    assert_eq!(metrics.value(UNATTRIBUTED, &[]), 0.0);
+    assert_eq!(metrics.sum(OF_CONTAINER, &[]), (3 * GIB) as f64);
+    assert_eq!(metrics.value(RACES, &[]), 1.0, "one reading, however many cycles see it");
+    assert_eq!(calls[MEMORY_INFO], 3);
+}
+
+#[test]
+fn races_are_counted_as_long_as_they_last() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[GIB]);
+    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(3 * GIB))];
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&container]);
+    let raced = |metrics: &Metrics| match metrics.ask(RACES, &[])? {
+        races if races >= 3.0 => Ok(metrics.clone()),
+        races => Err(format!("{races} races")),
+    };
+    let metrics = memledger.eventually("three races", raced);
+    assert_eq!(metrics.value(UNATTRIBUTED, &[]), 0.0);
+    state.gpus[0].memory.used = 3 * GIB;
+    driver.set(&state);
+    memledger.eventually("closed books", |metrics| match metrics.value(USED, &[]) {
+        used if used == (3 * GIB) as f64 => Ok(()),
+        used => Err(format!("used {used}")),
+    });
+    let races = memledger.fresh_metrics().value(RACES, &[]);
+    let after = memledger.fresh_metrics();
+    assert_balanced(&after);
+    assert_eq!(after.value(RACES, &[]), races, "closed books are no race, and the count does not fall");
+}
+
+#[test]
+fn gpu_memory_tells_ranks_from_the_workers_that_they_spawn() {
+    const PROGRAM: &str = "
+import multiprocessing, time
+spawn = multiprocessing.get_context('spawn')
+children = [spawn.Process(target=time.sleep, args=(600,), daemon=True) for _ in range(2)]
+for child in children: child.start()
+print(*[child.pid for child in children])
+input()";
+    let container = TestCgroup::container();
+    let mut python = Python::start(&container, PROGRAM);
+    let children: Vec<u32> = python.line().split(' ').map(|pid| pid.parse().unwrap()).collect();
+    let driver = Driver::new(&gpus(&[8 * GIB]));
+    let memledger = driver.memledger(&[&container]);
+    let await_roles = |what: &str, trainers: f64, workers: f64| {
+        memledger.eventually(what, |metrics| {
+            let count = |role| metrics.ask("memledger_container_processes", &[("role", role)]);
+            let found = (count("trainer")?, count("dataloader_worker")?, count("other")?);
+            // with the resource tracker of multiprocessing there are four processes
+            let all = found.0 + found.1 + found.2;
+            if found.0 == trainers && found.1 == workers && all == 4.0 {
+                Ok(metrics.clone())
+            } else {
+                Err(format!("trainers, workers, others: {found:?}"))
+            }
+        })
+    };
+    await_roles("nothing to tell them by", 0.0, 0.0);
+    let mut state = gpus(&[8 * GIB]);
+    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(6 * GIB))];
+    driver.set(&state);
+    let metrics = await_roles("one trainer and its workers", 1.0, 2.0);
+    let role = |pid: u32| metrics.all(OF_PROCESS, &[("pid", &pid.to_string())])[0].1["role"].clone();
+    assert_eq!(role(python.pid()), "trainer");
+    state.gpus[0].processes =
+        children.iter().map(|child| Process::compute(*child, Some(3 * GIB))).collect();
+    driver.set(&state);
+    await_roles("two ranks under a launcher", 2.0, 0.0);
+}
+
+#[test]
+fn a_lost_gpu_leaves_the_others_and_comes_back() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[2 * GIB, 3 * GIB]);
+    for gpu in &mut state.gpus {
+        gpu.processes = vec![Process::compute(python.pid(), Some(GIB))];
+    }
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&container]);
+    await_value(&memledger, "memledger_gpus_visible", &[], 2);
+    for lost in [0, 1] {
+        state.gpus[lost].lost = true;
+        driver.set(&state);
+        let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
+        let (lost_label, other) = (lost.to_string(), (1 - lost).to_string());
+        assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0);
+        assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", &other)]), GIB as f64);
+        let of_lost = metrics.series.iter().find(|(_, labels, _)| labels.get("gpu") == Some(&lost_label));
+        assert_eq!(of_lost, None);
+        let faults = [("collector", "gpu"), ("reason", "io")];
+        assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0);
+        state.gpus[lost].lost = false;
+        driver.set(&state);
+        let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 2);
+        assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", &lost_label)]), GIB as f64);
+    }
+}
+
+#[test]
+fn a_gpu_that_is_lost_before_memledger_starts_is_expected_all_the_same() {
+    let mut state = gpus(&[GIB, GIB]);
+    state.gpus[1].lost = true;
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
+    assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0, "the driver counts two");
+}
+
+#[test]
+fn a_library_that_was_asked_for_and_is_missing_is_a_failure_until_it_appears() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let dir = tempfile::tempdir().unwrap();
+    let library = dir.path().join("libnvidia-ml.so.1");
+    let memledger = start_with(library.to_str().unwrap(), &[&container], &["--gpu.interval=50ms"]);
+    let metrics = await_success(&memledger, Some(0.0));
+    assert_no_gpu(&metrics);
+    assert!(metrics.value("memledger_container_memory_usage_bytes", &[]) > 0.0);
+    assert!(memledger.log().contains("no GPU driver"), "{}", memledger.log());
+    let mut state = gpus(&[GIB]);
+    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(GIB))];
+    let _fake = FakeNvml::install(dir.path(), &state).unwrap();
+    await_value(&memledger, OF_CONTAINER, &[], GIB);
+    await_success(&memledger, Some(1.0));
+}
+
+#[test]
+fn a_host_without_gpus_raises_no_alarm_but_one_with_a_device_node_does() {
+    let found = Command::new("ldconfig").arg("-p").output();
+    if found.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("libnvidia-ml.so")) {
+        return crate::support::skip("this machine has NVML of its own");
+    }
+    let dev = tempfile::tempdir().unwrap();
+    let devfs = format!("--path.devfs={}", dev.path().display());
+    let memledger = start(&[], &[&devfs]);
+    eventually("the search for a library", || {
+        let log = memledger.log();
+        if log.contains("no GPU driver") { Ok(()) } else { Err(log) }
+    });
+    let metrics = memledger.fresh_metrics();
+    assert_no_gpu(&metrics);
+    assert_eq!(success(&metrics), None);
+    std::fs::write(dev.path().join("nvidiactl"), "").unwrap();
+    assert_no_gpu(&await_success(&memledger, Some(0.0)));
+}
+
+#[test]
+fn a_driver_that_does_not_initialise_is_tried_again_until_it_does() {
+    let mut state = gpus(&[GIB]);
+    state.init_error = Some(9); // the library is there, the kernel module is not loaded
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    assert_no_gpu(&await_success(&memledger, Some(0.0)));
+    state.init_error = None;
+    driver.set(&state);
+    await_value(&memledger, USED, &[], GIB);
+}
+
+#[test]
+fn a_driver_that_is_unloaded_under_memledger_vanishes_and_comes_back() {
+    let state = gpus(&[GIB]);
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    await_value(&memledger, USED, &[], GIB);
+    let mut unloaded = state.clone();
+    unloaded.init_error = Some(9);
+    unloaded.errors.insert("nvmlDeviceGetCount_v2".into(), 1); // uninitialised
+    driver.set(&unloaded);
+    let metrics = await_success(&memledger, Some(0.0));
+    assert_eq!(metrics.all(USED, &[]), Vec::<&_>::new());
+    driver.set(&state);
+    await_value(&memledger, USED, &[], GIB);
+}
+
+#[test]
+fn a_driver_that_hangs_for_ever_takes_nothing_along_but_the_gpu_families() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[GIB]);
+    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(GIB))];
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger_with(&[&container], &["--gpu.interval=50ms", "--gpu.deadline=500ms"]);
+    await_value(&memledger, OF_CONTAINER, &[], GIB);
+    state.hang.insert(MEMORY_INFO.into());
+    driver.set(&state);
+    await_success(&memledger, Some(0.0));
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(success(&metrics), Some(0.0));
+    assert_eq!(metrics.all(USED, &[]).len() + metrics.all(OF_CONTAINER, &[]).len(), 0);
+    assert_eq!(metrics.value("memledger_gpus_expected", &[]), 1.0);
+    assert_eq!(metrics.get("memledger_gpus_visible", &[]), None);
+    assert!(metrics.value("memledger_host_memory_total_bytes", &[]) > 0.0);
+    assert!(metrics.value("memledger_container_memory_usage_bytes", &[]) > 0.0);
+    memledger.signal("TERM");
+    let (code, took) = memledger.wait();
+    assert_eq!(code, Some(0));
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn a_driver_that_hangs_while_it_initialises_delays_nothing() {
+    let mut state = gpus(&[GIB]);
+    state.hang.insert("nvmlInit_v2".into());
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger_with(&[], &["--gpu.deadline=500ms"]);
+    let metrics = await_success(&memledger, Some(0.0));
+    assert_no_gpu(&metrics);
+    memledger.signal("TERM");
+    let (code, took) = memledger.wait();
+    assert_eq!(code, Some(0));
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn no_sentinel_and_no_impossible_figure_ever_leaves() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut good = gpus(&[4 * GIB, 2 * GIB]);
+    for gpu in &mut good.gpus {
+        gpu.processes = vec![Process::compute(python.pid(), Some(2 * GIB))];
+    }
+    let driver = Driver::new(&good);
+    let memledger = driver.memledger(&[&container]);
+    await_value(&memledger, USED, &[("gpu", "0")], 4 * GIB);
+    type Spoil = fn(&mut fake_nvml::Gpu);
+    let spoils: [(&str, Spoil); 7] = [
+        ("used is a sentinel", |gpu| gpu.memory.used = u64::MAX),
+        ("used is more than there is", |gpu| gpu.memory.used = gpu.memory.total + 1),
+        ("free is a sentinel", |gpu| gpu.memory.free = Some(u64::MAX)),
+        ("total is a sentinel", |gpu| gpu.memory.total = u64::MAX),
+        ("all is a sentinel", |gpu| {
+            (gpu.memory.total, gpu.memory.used, gpu.memory.reserved) = (u64::MAX, u64::MAX, u64::MAX);
+            gpu.memory.free = Some(u64::MAX);
+        }),
+        ("memory is not told, and a process has garbage", |gpu| {
+            gpu.memory.supported = false;
+            gpu.processes[0].used = Some(u64::MAX - 1);
+            gpu.processes.push(Process::compute(1, Some(u64::MAX - 1)));
+        }),
+        ("nothing is there", |gpu| (gpu.memory.total, gpu.memory.reserved) = (0, 0)),
+    ];
+    for (number, (what, spoil)) in spoils.into_iter().enumerate() {
+        let mut state = good.clone();
+        spoil(&mut state.gpus[0]);
+        // the other GPU tells which state is being read
+        let used = (3 + number as u64) * GIB;
+        state.gpus[1].memory.used = used;
+        driver.set(&state);
+        memledger.eventually(what, |metrics| {
+            assert_plausible(metrics, 80 * GIB);
+            match metrics.ask(USED, &[("gpu", "1")])? {
+                value if value != used as f64 => Err(format!("GPU 1 uses {value}; {}", memledger.log())),
+                _ => Ok(()),
+            }
+        });
+        let metrics = memledger.fresh_metrics();
+        assert_plausible(&metrics, 80 * GIB);
+        for family in [USED, UNATTRIBUTED, "memledger_gpu_memory_total_bytes"] {
+            assert_eq!(metrics.get(family, &[("gpu", "0")]), None, "{what}");
+        }
+        assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", "1")]), (2 * GIB) as f64, "{what}");
+    }
+}
+
+#[test]
+fn a_process_that_holds_more_than_the_gpu_has_is_garbage_and_all_is_unattributed() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[4 * GIB]);
+    state.gpus[0].processes =
+        vec![Process::compute(python.pid(), Some(GIB)), Process::compute(1, Some(81 * GIB))];
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&container]);
+    let metrics = await_value(&memledger, UNATTRIBUTED, &[], 4 * GIB);
+    assert_plausible(&metrics, 80 * GIB);
+    assert_eq!(metrics.all(OF_CONTAINER, &[]).len() + metrics.all(OF_PROCESS, &[]).len(), 0);
+    let faults = [("collector", "gpu"), ("reason", "malformed")];
+    assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0);
+}
+
+#[test]
+fn records_of_another_size_than_the_header_says_attribute_nothing() {
+    let container = TestCgroup::container();
+    let pythons = [process_in(&container), process_in(&container), process_in(&container)];
+    let mut state = State::with_gpus_on_r535(1);
+    state.gpus[0].memory.used = 6 * GIB;
+    state.gpus[0].processes =
+        pythons.iter().map(|python| Process::compute(python.pid(), Some(2 * GIB))).collect();
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&container]);
+    let metrics = await_value(&memledger, UNATTRIBUTED, &[], 6 * GIB);
+    assert_plausible(&metrics, 80 * GIB);
+    assert_eq!(metrics.all(OF_CONTAINER, &[]).len() + metrics.all(OF_PROCESS, &[]).len(), 0);
+    let faults = [("collector", "gpu"), ("reason", "malformed")];
+    assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0, "and it says so");
+    let roles = metrics.value("memledger_container_processes", &[("role", "trainer")]);
+    assert_eq!(roles, 0.0, "who holds GPU memory is not known");
+}
+
+#[test]
+fn a_driver_without_process_lists_leaves_all_unattributed() {
+    let mut state = gpus(&[4 * GIB]);
+    for list in ["Compute", "Graphics", "MPSCompute"] {
+        state.function_not_found.insert(format!("nvmlDeviceGet{list}RunningProcesses_v3"));
+    }
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    let metrics = await_value(&memledger, UNATTRIBUTED, &[], 4 * GIB);
+    assert_eq!(metrics.get(HOST, &[]), None, "not known is not zero");
+}
+
+#[test]
+fn every_scrape_balances_while_processes_come_and_go() {
+    let (a, b) = (TestCgroup::container(), TestCgroup::container());
+    let (first, second) = (process_in(&a), process_in(&b));
+    let driver = Driver::new(&gpus(&[GIB, GIB]));
+    let memledger = driver.memledger(&[&a, &b]);
+    for round in 1..=8_u64 {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut state = gpus(&[round * 4 * GIB, round * GIB]);
+        state.gpus[0].processes = vec![
+            Process::compute(first.pid(), Some(round * GIB)),
+            Process::compute(child.id(), Some(round * GIB / 2)),
+            Process::compute(NOBODY, Some(round * GIB)),
+        ];
+        let of_second = if round % 2 == 0 { first.pid() } else { second.pid() };
+        state.gpus[1].processes = vec![Process::compute(of_second, Some(round * GIB))];
+        driver.set(&state);
+        await_value(&memledger, HOST, &[("gpu", "0")], round * GIB / 2);
+        drop(child.stdin.take()); // cat ends
+        child.wait().unwrap();
+        let metrics = await_value(&memledger, HOST, &[("gpu", "0")], 0);
+        assert_eq!(metrics.value(UNATTRIBUTED, &[("gpu", "0")]), (round * 3 * GIB) as f64);
+        assert_eq!(metrics.value(UNATTRIBUTED, &[("gpu", "1")]), 0.0);
+    }
+}
