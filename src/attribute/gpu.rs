@@ -105,15 +105,14 @@ fn write_device<'a>(
 ) {
     let mut held: HashMap<u32, (u64, u64, bool)> = HashMap::new(); // container: processes, bytes, all bytes known
     let mut attributed = 0;
-    let mut host = 0;
+    let mut host = Some(0);
     for process in device.processes.iter().flatten() {
         let whose = index.whose(process);
         let bytes = process.used.filter(|_| whose != Whose::Unknown);
-        attributed += bytes.into_iter().sum::<u64>();
         let container = match whose {
             Whose::Unknown => continue,
             Whose::Host => {
-                host += bytes.into_iter().sum::<u64>();
+                host = host.zip(bytes).map(|(sum, bytes)| sum + bytes);
                 NONE
             }
             Whose::Container(number) => {
@@ -130,14 +129,97 @@ fn write_device<'a>(
     }
     for (container, (count, bytes, known)) in held {
         series.container_gpu(CONTAINER_GPU_PROCESSES, container, gpu, [], count as f64);
+        // a sum of which a part is not told is absent, and then none of it is attributed
         if known {
             series.container_gpu(CONTAINER_GPU_MEMORY, container, gpu, [], bytes as f64);
+            attributed += bytes;
         }
     }
-    if device.processes.is_some() {
+    if let Some(host) = host.filter(|_| device.processes.is_some()) {
         series.gpu(GPU_HOST_PROCESSES, gpu, [], host as f64);
+        attributed += host;
     }
     if let Some(memory) = device.memory {
         series.gpu(GPU_MEMORY_UNATTRIBUTED, gpu, [], memory.used.saturating_sub(attributed) as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collect::gpu::{Identity, Memory, Owner};
+    use proptest::prelude::*;
+
+    const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+    const B: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+
+    /// A process in one of two containers, outside them, or seen by nobody.
+    fn process(pid: u32, used: Option<u64>, place: u8) -> GpuProcess {
+        let cgroup = match place {
+            0 => format!("/docker/{A}"),
+            1 => format!("/kubepods/pod/{B}/below"),
+            2 => "/system.slice/display.service".to_owned(),
+            _ => return GpuProcess { pid, used, owner: None },
+        };
+        let owner = Owner { start_ticks: u64::from(pid), comm: "python".into(), cgroup: cgroup.into() };
+        GpuProcess { pid, used, owner: Some(owner) }
+    }
+
+    fn device(used: u64, processes: Option<Vec<GpuProcess>>) -> Device {
+        let text = || Arc::<str>::from("");
+        let identity = Identity {
+            index: "0".into(),
+            uuid: "GPU-0".into(),
+            model: text(),
+            pci_bus_id: text(),
+            compute_capability: text(),
+            cuda_cores: text(),
+        };
+        let memory = Memory { total: used + 10, used, free: 10, reserved: 0 };
+        Device { identity: Arc::new(identity), memory: Some(memory), processes, raced: false }
+    }
+
+    fn written(device: &Device) -> Vec<(Id, u64)> {
+        // the lists of processes know pid 1 alone, as one of the container B
+        let index = Index { by_pid: HashMap::from([(1, (1, 1))]), by_id: HashMap::from([(A, 0), (B, 1)]) };
+        let (mut series, mut single) = (Series::default(), Vec::new());
+        write_device(0, device, &index, &mut series, &mut single);
+        series.rows().iter().map(|row| (row.family, row.value as u64)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn the_books_balance_for_any_reading(
+            used in 0_u64..1 << 40,
+            processes in proptest::option::of(proptest::collection::vec(
+                (proptest::option::weighted(0.9, 0_u64..1 << 38), 0_u8..4), 0..8)),
+        ) {
+            let processes = processes.map(|all| {
+                (1..).zip(all).map(|(pid, (used, place))| process(pid, used, place)).collect::<Vec<_>>()
+            });
+            let known: u64 = processes.iter().flatten().filter_map(|process| process.used).sum();
+            let device = device(used, processes);
+            let rows = written(&device);
+            let sum = |family| rows.iter().filter(|(of, _)| *of == family).map(|(_, value)| value).sum::<u64>();
+            let unattributed = sum(Id::GPU_MEMORY_UNATTRIBUTED);
+            let attributed = sum(Id::CONTAINER_GPU_MEMORY) + sum(Id::GPU_HOST_PROCESSES);
+            prop_assert!(attributed <= known, "nothing is guessed");
+            prop_assert_eq!(unattributed, used.saturating_sub(attributed));
+            if known <= used {
+                prop_assert_eq!(attributed + unattributed, used);
+                prop_assert!(rows.iter().all(|(_, value)| *value <= used.max(8)), "8 is a number of processes");
+            }
+        }
+    }
+
+    #[test]
+    fn the_list_of_the_containers_processes_outweighs_the_cgroup_unless_the_pid_is_anothers_by_now() {
+        let mut process = process(1, Some(5), 0);
+        let index = Index { by_pid: HashMap::from([(1, (1, 1))]), by_id: HashMap::from([(A, 0), (B, 1)]) };
+        assert_eq!(index.whose(&process), Whose::Container(1));
+        process.owner.as_mut().unwrap().start_ticks = 99;
+        assert_eq!(index.whose(&process), Whose::Container(0));
+        process.owner = None;
+        assert_eq!(index.whose(&process), Whose::Unknown);
     }
 }
