@@ -382,8 +382,7 @@ input()";
     let metrics = await_roles("one trainer and its workers", 1.0, 2.0);
     let role = |pid: u32| metrics.all(OF_PROCESS, &[("pid", &pid.to_string())])[0].1["role"].clone();
     assert_eq!(role(python.pid()), "trainer");
-    state.gpus[0].processes =
-        children.iter().map(|child| Process::compute(*child, Some(3 * GIB))).collect();
+    state.gpus[0].processes = children.iter().map(|child| Process::compute(*child, Some(3 * GIB))).collect();
     driver.set(&state);
     await_roles("two ranks under a launcher", 2.0, 0.0);
 }

@@ -31,7 +31,8 @@ struct Host {
 impl Host {
     fn unpack(name: &str, containers: usize) -> Self {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/hosts/{name}.jsonl"));
-        let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let text =
+            std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let root = tempfile::tempdir().unwrap();
         let mut processes = 0;
         for line in text.lines() {
