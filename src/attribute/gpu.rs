@@ -78,7 +78,9 @@ pub fn write(
     let mut single = Vec::new();
     let mut raced = Vec::new();
     for (gpu, device) in reading.devices.iter().enumerate() {
-        write_device(gpu as u32, device, &index, series, &mut single);
+        // where no pid can be looked up, nothing is known of the host's processes either
+        let host = reading.pids_are_the_hosts.then_some(0);
+        write_device(gpu as u32, device, host, &index, series, &mut single);
         if device.raced {
             raced.push(Arc::clone(&device.identity.uuid));
         }
@@ -99,13 +101,13 @@ type Single<'a> = (u64, u32, u32, &'a GpuProcess);
 fn write_device<'a>(
     gpu: u32,
     device: &'a Device,
+    mut host: Option<u64>,
     index: &Index<'_>,
     series: &mut Series,
     single: &mut Vec<Single<'a>>,
 ) {
     let mut held: HashMap<u32, (u64, u64, bool)> = HashMap::new(); // container: processes, bytes, all bytes known
     let mut attributed = 0;
-    let mut host = Some(0);
     for process in device.processes.iter().flatten() {
         let whose = index.whose(process);
         let bytes = process.used.filter(|_| whose != Whose::Unknown);
@@ -183,7 +185,7 @@ mod tests {
         // the lists of processes know pid 1 alone, as one of the container B
         let index = Index { by_pid: HashMap::from([(1, (1, 1))]), by_id: HashMap::from([(A, 0), (B, 1)]) };
         let (mut series, mut single) = (Series::default(), Vec::new());
-        write_device(0, device, &index, &mut series, &mut single);
+        write_device(0, device, Some(0), &index, &mut series, &mut single);
         series.rows().iter().map(|row| (row.family, row.value as u64)).collect()
     }
 

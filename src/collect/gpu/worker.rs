@@ -74,6 +74,11 @@ fn run(settings: &GpuSettings, roots: &Roots, cgroup_v1: bool, shared: &Mutex<Sh
         match nvml::Session::open(settings.library.as_deref()) {
             Ok(mut session) => {
                 tracing::info!("GPU driver opened");
+                if !nvml::in_first_pid_namespace(roots) {
+                    tracing::warn!(
+                        "GPU memory stays unattributed: memledger does not run in the host's pid namespace; start it with --pid=host, or hostPID: true on Kubernetes"
+                    );
+                }
                 pause = RETRY.0;
                 told.clear();
                 let error = read_until_it_fails(&mut session, settings, roots, cgroup_v1, shared);
