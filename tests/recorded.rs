@@ -58,14 +58,19 @@ impl Host {
         self.root.path().join(name)
     }
 
-    /// The whole text of `/metrics` once all that is measured beside the cycle is there.
-    fn text(&self, flags: &[String]) -> String {
+    /// memledger on this host.
+    fn start(&self, flags: &[String]) -> Memledger {
         let mut all = vec!["--docker.socket=".to_owned(), "--podman.socket=".to_owned()];
         for (flag, folder) in [("procfs", "proc"), ("cgroupfs", "cgroup"), ("devfs", "dev")] {
             all.push(format!("--path.{flag}={}", self.path(folder).display()));
         }
         all.extend_from_slice(flags);
-        let memledger = Memledger::start(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        Memledger::start(&all.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The whole text of `/metrics` once all that is measured beside the cycle is there.
+    fn text(&self, flags: &[String]) -> String {
+        let memledger = self.start(flags);
         let gpus = flags.iter().any(|flag| flag.starts_with("--gpu.nvml-library"));
         let complete = |metrics: &Metrics| {
             let shares = metrics.all("memledger_container_process_pss_bytes", &[]).len();
@@ -116,8 +121,8 @@ fn on_a_hybrid_host_the_v1_memory_controller_is_read_and_no_container_is_seen_tw
     Host::unpack("hybrid-docker", 2).compare("hybrid-docker", &no_gpu());
 }
 
-#[test]
-fn docker_with_systemd_on_cgroup_v2_and_two_gpus_is_as_it_was_recorded() {
+/// The recorded host `v2-docker` with two GPUs, and the flag that names their library.
+fn gpu_host() -> (Host, Vec<String>) {
     let host = Host::unpack("v2-docker", 2);
     let (trainer, notebook, outside, nobody) = (904, 949, 975, 4_000_000);
     let mut state = State::with_gpus(2);
@@ -135,7 +140,67 @@ fn docker_with_systemd_on_cgroup_v2_and_two_gpus_is_as_it_was_recorded() {
     state.gpus[1].processes =
         vec![Process::compute(trainer, Some(5 << 30)), Process::compute(nobody, Some(2 << 30))];
     let fake = FakeNvml::install(host.root.path(), &state).unwrap();
-    host.compare("v2-docker", &[format!("--gpu.nvml-library={}", fake.path().display())]);
+    let flags = vec![format!("--gpu.nvml-library={}", fake.path().display())];
+    (host, flags)
+}
+
+#[test]
+fn docker_with_systemd_on_cgroup_v2_and_two_gpus_is_as_it_was_recorded() {
+    let (host, flags) = gpu_host();
+    host.compare("v2-docker", &flags);
+}
+
+/// All GPU memory is unattributed, and nothing is claimed of any process.
+fn assert_unattributed(metrics: &Metrics) {
+    for (_, labels, used) in metrics.all("memledger_gpu_memory_used_bytes", &[]) {
+        let gpu = [("gpu", labels["gpu"].as_str())];
+        assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), *used);
+    }
+    for family in ["memledger_container_gpu_memory_used_bytes", "memledger_process_gpu_memory_used_bytes"] {
+        assert_eq!(metrics.all(family, &[]), Vec::<&_>::new());
+    }
+}
+
+#[test]
+fn outside_the_hosts_pid_namespace_no_pid_of_the_driver_is_believed() {
+    let (host, flags) = gpu_host();
+    let link = host.path("proc/self/ns/pid");
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink("pid:[4026532999]", &link).unwrap();
+    let memledger = host.start(&flags);
+    memledger.eventually("a GPU", |metrics| metrics.ask("memledger_gpus_visible", &[]));
+    let metrics = memledger.fresh_metrics();
+    assert_unattributed(&metrics);
+    let of_host = metrics.all("memledger_gpu_host_processes_memory_bytes", &[]);
+    assert_eq!(of_host, Vec::<&_>::new(), "not known is not zero");
+    assert!(memledger.log().contains("pid namespace"), "{}", memledger.log());
+    assert!(
+        metrics.value("memledger_container_memory_usage_bytes", &[("container_name", "ce5d6d4195c3")]) > 0.0
+    );
+}
+
+#[test]
+fn a_process_younger_than_the_drivers_answer_has_only_inherited_its_pid() {
+    let (host, flags) = gpu_host();
+    std::fs::write(host.path("proc/uptime"), "200.00 100.00\n").unwrap(); // the oldest started at 234 s
+    let memledger = host.start(&flags);
+    memledger.eventually("a GPU", |metrics| metrics.ask("memledger_gpus_visible", &[]));
+    assert_unattributed(&memledger.fresh_metrics());
+}
+
+#[test]
+fn a_process_that_names_itself_with_any_bytes_breaks_no_line() {
+    let (host, flags) = gpu_host();
+    let stat = host.path("proc/904/stat");
+    let text = std::fs::read_to_string(&stat).unwrap();
+    let (before, after) = text.split_once("python3").unwrap();
+    std::fs::write(&stat, [before.as_bytes(), b"a\xff\"b\\) R\n#", after.as_bytes()].concat()).unwrap();
+    let metrics = Metrics::parse(&host.text(&flags));
+    let row = [("pid", "904"), ("gpu", "0"), ("role", "trainer")];
+    let rows = metrics.all("memledger_process_gpu_memory_used_bytes", &row);
+    assert_eq!(rows.len(), 1);
+    let name = &rows[0].1["process"];
+    assert!(name.starts_with('a') && name.contains("\"b\\) R") && !name.contains('\0'), "{name:?}");
 }
 
 #[test]
