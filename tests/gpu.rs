@@ -2,15 +2,16 @@
 //!
 //! `tests/fake-nvml` is that library. It knows what NVIDIA documents, not how a given driver misbehaves beyond that.
 
+mod faults;
+
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use fake_nvml::{FakeNvml, Process, State, Step};
 use serde_json::json;
 
 use crate::support::cgroups::TestCgroup;
 use crate::support::python::Python;
-use crate::support::{Memledger, Metrics, eventually};
+use crate::support::{Memledger, Metrics};
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
@@ -109,28 +110,6 @@ fn await_value(memledger: &Memledger, family: &str, labels: &[(&str, &str)], wan
     })
 }
 
-fn success(metrics: &Metrics) -> Option<f64> {
-    metrics.get("memledger_collector_success", &[("collector", "gpu")])
-}
-
-fn await_success(memledger: &Memledger, wanted: Option<f64>) -> Metrics {
-    memledger.eventually(&format!("success {wanted:?} of the gpu collector"), |metrics| {
-        assert_balanced(metrics);
-        match success(metrics) {
-            found if found == wanted => Ok(metrics.clone()),
-            found => Err(format!("{found:?}; {}", memledger.log())),
-        }
-    })
-}
-
-/// No family of a device, nor of a container's or process's share of one.
-fn assert_no_gpu(metrics: &Metrics) {
-    let found = metrics.series.iter().find(|(family, labels, _)| {
-        labels.contains_key("gpu") || family == "memledger_gpus_visible" || family.contains("_gpu_")
-    });
-    assert_eq!(found, None);
-}
-
 #[test]
 fn a_gpu_shows_who_it_is_and_how_its_memory_is_divided() {
     let mut state = gpus(&[3 * GIB, 0]);
@@ -164,7 +143,7 @@ fn a_gpu_shows_who_it_is_and_how_its_memory_is_divided() {
     assert!(!second[0].1.contains_key("cuda_cores"), "not told is absent: {second:?}");
     assert_eq!(metrics.value("memledger_gpus_visible", &[]), 2.0);
     assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0);
-    assert_eq!(success(&metrics), Some(1.0));
+    assert_eq!(metrics.value("memledger_collector_success", &[("collector", "gpu")]), 1.0);
 }
 
 #[test]
@@ -385,248 +364,6 @@ input()";
     state.gpus[0].processes = children.iter().map(|child| Process::compute(*child, Some(3 * GIB))).collect();
     driver.set(&state);
     await_roles("two ranks under a launcher", 2.0, 0.0);
-}
-
-#[test]
-fn a_lost_gpu_leaves_the_others_and_comes_back() {
-    let container = TestCgroup::container();
-    let python = process_in(&container);
-    let mut state = gpus(&[2 * GIB, 3 * GIB]);
-    for gpu in &mut state.gpus {
-        gpu.processes = vec![Process::compute(python.pid(), Some(GIB))];
-    }
-    let driver = Driver::new(&state);
-    let memledger = driver.memledger(&[&container]);
-    await_value(&memledger, "memledger_gpus_visible", &[], 2);
-    for lost in [0, 1] {
-        state.gpus[lost].lost = true;
-        driver.set(&state);
-        let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
-        let (lost_label, other) = (lost.to_string(), (1 - lost).to_string());
-        assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0);
-        assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", &other)]), GIB as f64);
-        let of_lost = metrics.series.iter().find(|(_, labels, _)| labels.get("gpu") == Some(&lost_label));
-        assert_eq!(of_lost, None);
-        let faults = [("collector", "gpu"), ("reason", "io")];
-        assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0);
-        state.gpus[lost].lost = false;
-        driver.set(&state);
-        let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 2);
-        assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", &lost_label)]), GIB as f64);
-    }
-}
-
-#[test]
-fn a_gpu_that_is_lost_before_memledger_starts_is_expected_all_the_same() {
-    let mut state = gpus(&[GIB, GIB]);
-    state.gpus[1].lost = true;
-    let driver = Driver::new(&state);
-    let memledger = driver.memledger(&[]);
-    let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
-    assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0, "the driver counts two");
-}
-
-#[test]
-fn a_library_that_was_asked_for_and_is_missing_is_a_failure_until_it_appears() {
-    let container = TestCgroup::container();
-    let python = process_in(&container);
-    let dir = tempfile::tempdir().unwrap();
-    let library = dir.path().join("libnvidia-ml.so.1");
-    let memledger = start_with(library.to_str().unwrap(), &[&container], &["--gpu.interval=50ms"]);
-    let metrics = await_success(&memledger, Some(0.0));
-    assert_no_gpu(&metrics);
-    assert!(metrics.value("memledger_container_memory_usage_bytes", &[]) > 0.0);
-    assert!(memledger.log().contains("no GPU driver"), "{}", memledger.log());
-    let mut state = gpus(&[GIB]);
-    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(GIB))];
-    let _fake = FakeNvml::install(dir.path(), &state).unwrap();
-    await_value(&memledger, OF_CONTAINER, &[], GIB);
-    await_success(&memledger, Some(1.0));
-}
-
-#[test]
-fn a_host_without_gpus_raises_no_alarm_but_one_with_a_device_node_does() {
-    let found = Command::new("ldconfig").arg("-p").output();
-    if found.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("libnvidia-ml.so")) {
-        return crate::support::skip("this machine has NVML of its own");
-    }
-    let dev = tempfile::tempdir().unwrap();
-    let devfs = format!("--path.devfs={}", dev.path().display());
-    let memledger = start(&[], &[&devfs]);
-    eventually("the search for a library", || {
-        let log = memledger.log();
-        if log.contains("no GPU driver") { Ok(()) } else { Err(log) }
-    });
-    let metrics = memledger.fresh_metrics();
-    assert_no_gpu(&metrics);
-    assert_eq!(success(&metrics), None);
-    std::fs::write(dev.path().join("nvidiactl"), "").unwrap();
-    assert_no_gpu(&await_success(&memledger, Some(0.0)));
-}
-
-#[test]
-fn a_driver_that_does_not_initialise_is_tried_again_until_it_does() {
-    let mut state = gpus(&[GIB]);
-    state.init_error = Some(9); // the library is there, the kernel module is not loaded
-    let driver = Driver::new(&state);
-    let memledger = driver.memledger(&[]);
-    assert_no_gpu(&await_success(&memledger, Some(0.0)));
-    state.init_error = None;
-    driver.set(&state);
-    await_value(&memledger, USED, &[], GIB);
-}
-
-#[test]
-fn a_driver_that_is_unloaded_under_memledger_vanishes_and_comes_back() {
-    let state = gpus(&[GIB]);
-    let driver = Driver::new(&state);
-    let memledger = driver.memledger(&[]);
-    await_value(&memledger, USED, &[], GIB);
-    let mut unloaded = state.clone();
-    unloaded.init_error = Some(9);
-    unloaded.errors.insert("nvmlDeviceGetCount_v2".into(), 1); // uninitialised
-    driver.set(&unloaded);
-    let metrics = await_success(&memledger, Some(0.0));
-    assert_eq!(metrics.all(USED, &[]), Vec::<&_>::new());
-    driver.set(&state);
-    await_value(&memledger, USED, &[], GIB);
-}
-
-#[test]
-fn a_driver_that_hangs_for_ever_takes_nothing_along_but_the_gpu_families() {
-    let container = TestCgroup::container();
-    let python = process_in(&container);
-    let mut state = gpus(&[GIB]);
-    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(GIB))];
-    let driver = Driver::new(&state);
-    let memledger = driver.memledger_with(&[&container], &["--gpu.interval=50ms", "--gpu.deadline=500ms"]);
-    await_value(&memledger, OF_CONTAINER, &[], GIB);
-    state.hang.insert(MEMORY_INFO.into());
-    driver.set(&state);
-    await_success(&memledger, Some(0.0));
-    let metrics = memledger.fresh_metrics();
-    assert_eq!(success(&metrics), Some(0.0));
-    assert_eq!(metrics.all(USED, &[]).len() + metrics.all(OF_CONTAINER, &[]).len(), 0);
-    assert_eq!(metrics.value("memledger_gpus_expected", &[]), 1.0);
-    assert_eq!(metrics.get("memledger_gpus_visible", &[]), None);
-    assert!(metrics.value("memledger_host_memory_total_bytes", &[]) > 0.0);
-    assert!(metrics.value("memledger_container_memory_usage_bytes", &[]) > 0.0);
-    memledger.signal("TERM");
-    let (code, took) = memledger.wait();
-    assert_eq!(code, Some(0));
-    assert!(took < Duration::from_secs(1), "{took:?}");
-}
-
-#[test]
-fn a_driver_that_hangs_while_it_initialises_delays_nothing() {
-    let mut state = gpus(&[GIB]);
-    state.hang.insert("nvmlInit_v2".into());
-    let driver = Driver::new(&state);
-    let memledger = driver.memledger_with(&[], &["--gpu.deadline=500ms"]);
-    let metrics = await_success(&memledger, Some(0.0));
-    assert_no_gpu(&metrics);
-    memledger.signal("TERM");
-    let (code, took) = memledger.wait();
-    assert_eq!(code, Some(0));
-    assert!(took < Duration::from_secs(1), "{took:?}");
-}
-
-#[test]
-fn no_sentinel_and_no_impossible_figure_ever_leaves() {
-    let container = TestCgroup::container();
-    let python = process_in(&container);
-    let mut good = gpus(&[4 * GIB, 2 * GIB]);
-    for gpu in &mut good.gpus {
-        gpu.processes = vec![Process::compute(python.pid(), Some(2 * GIB))];
-    }
-    let driver = Driver::new(&good);
-    let memledger = driver.memledger(&[&container]);
-    await_value(&memledger, USED, &[("gpu", "0")], 4 * GIB);
-    type Spoil = fn(&mut fake_nvml::Gpu);
-    let spoils: [(&str, Spoil); 7] = [
-        ("used is a sentinel", |gpu| gpu.memory.used = u64::MAX),
-        ("used is more than there is", |gpu| gpu.memory.used = gpu.memory.total + 1),
-        ("free is a sentinel", |gpu| gpu.memory.free = Some(u64::MAX)),
-        ("total is a sentinel", |gpu| gpu.memory.total = u64::MAX),
-        ("all is a sentinel", |gpu| {
-            (gpu.memory.total, gpu.memory.used, gpu.memory.reserved) = (u64::MAX, u64::MAX, u64::MAX);
-            gpu.memory.free = Some(u64::MAX);
-        }),
-        ("memory is not told, and a process has garbage", |gpu| {
-            gpu.memory.supported = false;
-            gpu.processes[0].used = Some(u64::MAX - 1);
-            gpu.processes.push(Process::compute(1, Some(u64::MAX - 1)));
-        }),
-        ("nothing is there", |gpu| (gpu.memory.total, gpu.memory.reserved) = (0, 0)),
-    ];
-    for (number, (what, spoil)) in spoils.into_iter().enumerate() {
-        let mut state = good.clone();
-        spoil(&mut state.gpus[0]);
-        // the other GPU tells which state is being read
-        let used = (3 + number as u64) * GIB;
-        state.gpus[1].memory.used = used;
-        driver.set(&state);
-        memledger.eventually(what, |metrics| {
-            assert_plausible(metrics, 80 * GIB);
-            match metrics.ask(USED, &[("gpu", "1")])? {
-                value if value != used as f64 => Err(format!("GPU 1 uses {value}; {}", memledger.log())),
-                _ => Ok(()),
-            }
-        });
-        let metrics = memledger.fresh_metrics();
-        assert_plausible(&metrics, 80 * GIB);
-        for family in [USED, UNATTRIBUTED, "memledger_gpu_memory_total_bytes"] {
-            assert_eq!(metrics.get(family, &[("gpu", "0")]), None, "{what}");
-        }
-        assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", "1")]), (2 * GIB) as f64, "{what}");
-    }
-}
-
-#[test]
-fn a_process_that_holds_more_than_the_gpu_has_is_garbage_and_all_is_unattributed() {
-    let container = TestCgroup::container();
-    let python = process_in(&container);
-    let mut state = gpus(&[4 * GIB]);
-    state.gpus[0].processes =
-        vec![Process::compute(python.pid(), Some(GIB)), Process::compute(1, Some(81 * GIB))];
-    let driver = Driver::new(&state);
-    let memledger = driver.memledger(&[&container]);
-    let metrics = await_value(&memledger, UNATTRIBUTED, &[], 4 * GIB);
-    assert_plausible(&metrics, 80 * GIB);
-    assert_eq!(metrics.all(OF_CONTAINER, &[]).len() + metrics.all(OF_PROCESS, &[]).len(), 0);
-    let faults = [("collector", "gpu"), ("reason", "malformed")];
-    assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0);
-}
-
-#[test]
-fn records_of_another_size_than_the_header_says_attribute_nothing() {
-    let container = TestCgroup::container();
-    let pythons = [process_in(&container), process_in(&container), process_in(&container)];
-    let mut state = State::with_gpus_on_r535(1);
-    state.gpus[0].memory.used = 6 * GIB;
-    state.gpus[0].processes =
-        pythons.iter().map(|python| Process::compute(python.pid(), Some(2 * GIB))).collect();
-    let driver = Driver::new(&state);
-    let memledger = driver.memledger(&[&container]);
-    let metrics = await_value(&memledger, UNATTRIBUTED, &[], 6 * GIB);
-    assert_plausible(&metrics, 80 * GIB);
-    assert_eq!(metrics.all(OF_CONTAINER, &[]).len() + metrics.all(OF_PROCESS, &[]).len(), 0);
-    let faults = [("collector", "gpu"), ("reason", "malformed")];
-    assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0, "and it says so");
-    let roles = metrics.value("memledger_container_processes", &[("role", "trainer")]);
-    assert_eq!(roles, 0.0, "who holds GPU memory is not known");
-}
-
-#[test]
-fn a_driver_without_process_lists_leaves_all_unattributed() {
-    let mut state = gpus(&[4 * GIB]);
-    for list in ["Compute", "Graphics", "MPSCompute"] {
-        state.function_not_found.insert(format!("nvmlDeviceGet{list}RunningProcesses_v3"));
-    }
-    let driver = Driver::new(&state);
-    let memledger = driver.memledger(&[]);
-    let metrics = await_value(&memledger, UNATTRIBUTED, &[], 4 * GIB);
-    assert_eq!(metrics.get(HOST, &[]), None, "not known is not zero");
 }
 
 #[test]
