@@ -1,1 +1,725 @@
-//! (being written)
+//! A real Docker engine and real containers: who they are, over their whole life, and what they hold.
+//!
+//! What the kernel's own files say is the truth here, and `docker stats`, `top` and `inspect` are what people compare with.
+
+use std::collections::{BTreeSet, HashSet};
+
+use jiff::Timestamp;
+
+use crate::support::cgroups::{TestCgroup, is_v2};
+use crate::support::docker::{
+    Container, Engine, PrivateEngine, ReadOnlyProxy, Socket, only_reads, signal, unique,
+};
+use crate::support::metrics::Labels;
+use crate::support::python::Python;
+use crate::support::{Memledger, Metrics, eventually};
+
+const MIB: f64 = 1024.0 * 1024.0;
+const USAGE: &str = "memledger_container_memory_usage_bytes";
+const INFO: &str = "memledger_container_info";
+const RUN_INFO: &str = "memledger_container_run_info";
+const START: &str = "memledger_container_start_time_seconds";
+const UP: &str = "memledger_runtime_up";
+const DOCKER: &[(&str, &str)] = &[("runtime", "docker")];
+
+/// A trainer that holds 48 MiB, wrote 20 MiB to /dev/shm, and forks four workers of 8 MiB each.
+const TRAINER: &str = r#"
+import mmap, os, signal
+def hold(mib):
+    block = mmap.mmap(-1, mib << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for at in range(0, mib << 20, 4096):
+        block[at] = 1
+    return block
+kept = hold(48)
+with open("/dev/shm/batch", "wb") as file:
+    for _ in range(20):
+        file.write(b"x" * (1 << 20))
+r, w = os.pipe()
+for worker in range(4):
+    if os.fork() == 0:
+        own = hold(8)
+        os.write(w, b"r")
+        while True:
+            signal.pause()
+for worker in range(4):
+    os.read(r, 1)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"#;
+
+/// memledger that shows the containers whose name matches.
+fn watch(engine: &Engine, include: &str, more: &[&str]) -> Memledger {
+    let include = format!("--container.include={include}");
+    Memledger::start(&[&[&engine.flag(), "--podman.socket=", include.as_str()], more].concat())
+}
+
+fn of(name: &str) -> [(&str, &str); 1] {
+    [("container_name", name)]
+}
+
+/// Labels of the one series of an info family.
+fn info(metrics: &Metrics, family: &str, name: &str) -> Result<Labels, String> {
+    match metrics.all(family, &of(name))[..] {
+        [(_, labels, value)] if *value == 1.0 => Ok(labels.clone()),
+        ref other => Err(format!("not one {family} of {name}: {other:?}")),
+    }
+}
+
+/// What `/api/v1/containers` says of a container.
+fn api(memledger: &Memledger, name: &str) -> Result<serde_json::Value, String> {
+    let answer = memledger.api();
+    let found = answer["containers"].as_array().expect("a list").iter().find(|c| c["name"] == name);
+    found.cloned().ok_or_else(|| format!("no {name} in {answer}"))
+}
+
+fn assert_no_series_twice(metrics: &Metrics) {
+    let mut seen = HashSet::new();
+    for (name, labels, _) in &metrics.series {
+        assert!(seen.insert((name, labels)), "{name} {labels:?} stands twice");
+    }
+}
+
+/// Two readings of the kernel that agree, and memledger's samples from in between, which must then agree with them.
+fn agrees(memledger: &Memledger, what: &str, kernel: impl Fn() -> f64, ours: impl Fn(&Metrics) -> f64) {
+    eventually(what, || {
+        let before = kernel();
+        let metrics = memledger.fresh_metrics();
+        let (ours, after) = (ours(&metrics), kernel());
+        // charges move between per-CPU stocks and the counter also when the container rests: then look again
+        if before == after && ours == before { Ok(()) } else { Err(format!("{before} {ours} {after}")) }
+    });
+}
+
+/// A number from the container's own cgroup, by file name on v1 and v2.
+fn kernel(container: &Container, v1: &str, v2: &str) -> f64 {
+    let path = container.cgroup().join(if is_v2() { v2 } else { v1 });
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.trim().parse().expect("a number")
+}
+
+/// A line of its `memory.stat`.
+fn stat(container: &Container, v1: &str, v2: &str) -> f64 {
+    let key = if is_v2() { v2 } else { v1 };
+    let text = std::fs::read_to_string(container.cgroup().join("memory.stat")).expect("memory.stat");
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {key}: {text}")).parse().expect("a number")
+}
+
+fn usage(container: &Container) -> f64 {
+    kernel(container, "memory.usage_in_bytes", "memory.current")
+}
+
+fn statm_rss(pids: &[u32]) -> f64 {
+    let pages = |pid: &u32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).expect("statm");
+        text.split(' ').nth(1).expect("resident").parse::<f64>().expect("pages")
+    };
+    pids.iter().map(pages).sum::<f64>() * rustix::param::page_size() as f64
+}
+
+fn pss(pids: &[u32]) -> f64 {
+    let kib = |pid: &u32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("smaps_rollup");
+        let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).expect("Pss");
+        line.trim().trim_end_matches(" kB").parse::<f64>().expect("KiB")
+    };
+    pids.iter().map(kib).sum::<f64>() * 1024.0
+}
+
+/// Bytes of a size as `docker stats` prints it, such as `103.2MiB`.
+fn docker_size(text: &str) -> f64 {
+    let at = text.find(|c: char| c.is_ascii_alphabetic()).expect("a unit");
+    let unit = match &text[at..] {
+        "B" => 1.0,
+        "KiB" => 1024.0,
+        "MiB" => MIB,
+        "GiB" => 1024.0 * MIB,
+        other => panic!("unit {other}"),
+    };
+    text[..at].parse::<f64>().expect("a number") * unit
+}
+
+#[test]
+fn a_training_container_is_shown_with_its_settings_and_as_the_kernel_and_docker_count_it() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = "piper1-gpl-train-1"; // the one test that may use this name
+    let _ = engine.try_docker(&["rm", "-f", name]);
+    let mut flags = vec!["--memory=512m", "--shm-size=128m"];
+    for variable in [
+        "BATCH_SIZE=32",
+        "NUM_WORKERS=4",
+        "NUM_DEVICES=1",
+        "PRECISION=16-mixed",
+        "ACCUM=2",
+        "HF_TOKEN=hf_s3cr3t",
+    ] {
+        flags.extend(["-e", variable]);
+    }
+    flags.extend([
+        "--label=com.docker.compose.project=piper1-gpl",
+        "--label=com.docker.compose.service=train",
+    ]);
+    let container = engine.run_python(name, &flags, TRAINER);
+    let memledger = watch(&engine, &format!("^{name}$"), &["--pss.interval=1s"]);
+    let me = of(name);
+
+    let metrics = memledger.eventually("all that is read with a pause", |metrics| {
+        metrics.ask("memledger_container_shm_used_bytes", &me)?;
+        metrics.ask("memledger_container_process_pss_bytes", &[me[0], ("role", "trainer")])?;
+        Ok(metrics.clone())
+    });
+    who_it_is(&metrics, &container);
+    what_it_holds(&memledger, &container);
+    its_processes(&memledger, &container);
+    as_docker_stats_has_it(&memledger, &container);
+
+    for path in ["/metrics", "/api/v1/containers", "/"] {
+        let text = memledger.get(path).1;
+        for secret in ["HF_TOKEN", "hf_s3cr3t", "hf_token"] {
+            assert!(!text.contains(secret), "{secret} in {path}");
+        }
+    }
+    assert!(!memledger.log().contains("hf_s3cr3t"));
+}
+
+fn who_it_is(metrics: &Metrics, container: &Container) {
+    let name = container.name.as_str();
+    let labels = |pairs: &[(&str, &str)]| -> Labels {
+        pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+    };
+    let image = container.inspect("{{.Config.Image}}");
+    let expected = labels(&[
+        ("container_name", name),
+        ("container_id", &container.id),
+        ("image", &image),
+        ("runtime", "docker"),
+        ("compose_project", "piper1-gpl"),
+        ("compose_service", "train"),
+        ("cgroup_version", if is_v2() { "2" } else { "1" }),
+    ]);
+    assert_eq!(info(metrics, INFO, name).unwrap(), expected);
+    let run = run_label(container);
+    let expected = labels(&[
+        ("container_name", name),
+        ("run", &run),
+        ("batch_size", "32"),
+        ("num_workers", "4"),
+        ("num_devices", "1"),
+        ("precision", "16-mixed"),
+        ("accum", "2"),
+    ]);
+    assert_eq!(info(metrics, RUN_INFO, name).unwrap(), expected);
+    // the text format has no more than a microsecond of a number as large as a Unix time
+    assert!((metrics.value(START, &of(name)) - seconds(container.started())).abs() < 1e-5);
+    assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &of(name)), 512.0 * MIB);
+    assert_eq!(metrics.value("memledger_container_memory_effective_limit_bytes", &of(name)), 512.0 * MIB);
+    assert_eq!(metrics.value("memledger_container_shm_size_bytes", &of(name)), 128.0 * MIB);
+    assert_eq!(metrics.value("memledger_container_shm_used_bytes", &of(name)), 20.0 * MIB);
+}
+
+fn what_it_holds(memledger: &Memledger, container: &Container) {
+    let me = of(&container.name);
+    let value = |family: &'static str| move |metrics: &Metrics| metrics.value(family, &me);
+    let component = |part: &'static str| {
+        move |metrics: &Metrics| {
+            metrics.value("memledger_container_memory_component_bytes", &[me[0], ("component", part)])
+        }
+    };
+    agrees(memledger, "usage", || usage(container), value(USAGE));
+    agrees(
+        memledger,
+        "the working set",
+        || usage(container) - stat(container, "total_inactive_file", "inactive_file"),
+        value("memledger_container_memory_working_set_bytes"),
+    );
+    let anon = || stat(container, "total_rss", "anon");
+    agrees(memledger, "anonymous memory", anon, value("memledger_container_memory_rss_bytes"));
+    agrees(memledger, "the part anon", anon, component("anon"));
+    agrees(memledger, "the part shmem", || stat(container, "total_shmem", "shmem"), component("shmem"));
+    if !is_v2() {
+        let kmem = || kernel(container, "memory.kmem.usage_in_bytes", "");
+        agrees(memledger, "the part kernel", kmem, component("kernel"));
+        let held = || anon() + stat(container, "total_shmem", "") + kmem();
+        agrees(memledger, "unreclaimable", held, value("memledger_container_memory_unreclaimable_bytes"));
+    }
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(
+        component("shmem")(&metrics),
+        20.0 * MIB,
+        "the file in /dev/shm and nothing else is shared memory"
+    );
+    // five interpreters after a fork: their own heaps are far below 40 MiB
+    let held = (48.0 + 4.0 * 8.0) * MIB;
+    let anon = component("anon")(&metrics);
+    assert!(held <= anon && anon < held + 40.0 * MIB, "{anon}");
+    let parts = metrics.sum("memledger_container_memory_component_bytes", &me);
+    assert_eq!(parts, metrics.value(USAGE, &me), "the components of its usage sum to its usage");
+    let headroom = metrics.value("memledger_container_memory_headroom_bytes", &me);
+    let unreclaimable = metrics.value("memledger_container_memory_unreclaimable_bytes", &me);
+    assert_eq!(headroom, 512.0 * MIB - unreclaimable);
+    let peak = metrics.value("memledger_container_memory_unreclaimable_peak_bytes", &me);
+    assert!(peak >= unreclaimable, "{peak} {unreclaimable}");
+}
+
+fn its_processes(memledger: &Memledger, container: &Container) {
+    let me = of(&container.name);
+    let main = container.pid();
+    let pids = container.pids();
+    assert_eq!(pids.len(), 5, "{pids:?}");
+    let entry = api(memledger, &container.name).unwrap();
+    let processes = entry["processes"].as_array().expect("a list");
+    let mut shown: Vec<u32> = processes.iter().map(|p| p["pid"].as_u64().expect("a pid") as u32).collect();
+    shown.sort_unstable();
+    assert_eq!(shown, pids, "as docker top lists them");
+    for process in processes {
+        let role = if process["pid"] == main { "trainer" } else { "dataloader_worker" };
+        assert_eq!(process["role"], role, "{process}");
+    }
+    let workers: Vec<u32> = pids.iter().copied().filter(|pid| *pid != main).collect();
+    for (role, pids) in [("trainer", vec![main]), ("dataloader_worker", workers)] {
+        let labels = [me[0], ("role", role)];
+        let metrics = memledger.fresh_metrics();
+        assert_eq!(metrics.value("memledger_container_processes", &labels), pids.len() as f64);
+        let rss = |metrics: &Metrics| metrics.value("memledger_container_process_rss_bytes", &labels);
+        agrees(memledger, "resident memory", || statm_rss(&pids), rss);
+        // Pages of the interpreter's file are shared with every Python of the machine, and other tests start and end
+        // some: that moves a process's share by its file pages, some 6 MiB, at most.
+        let share = metrics.value("memledger_container_process_pss_bytes", &labels);
+        let tolerance = pids.len() as f64 * 6.0 * MIB;
+        assert!((share - pss(&pids)).abs() < tolerance, "{role}: {share} {}", pss(&pids));
+        // the 48 MiB of the parent are a fifth each after four forks; 8 MiB are a worker's own
+        let own = if role == "trainer" { 48.0 / 5.0 } else { 4.0 * (8.0 + 48.0 / 5.0) } * MIB;
+        assert!(own <= share && share < own + pids.len() as f64 * 12.0 * MIB, "{role}: {share} {own}");
+    }
+}
+
+fn as_docker_stats_has_it(memledger: &Memledger, container: &Container) {
+    eventually("docker stats agrees", || {
+        let text = container.docker(&["stats", "--no-stream", "--format", "{{.MemUsage}}"]);
+        let (used, limit) = text.split_once(" / ").expect("MEM USAGE / LIMIT");
+        assert_eq!(docker_size(limit), 512.0 * MIB);
+        let ours =
+            memledger.metrics().value("memledger_container_memory_working_set_bytes", &of(&container.name));
+        // docker prints four digits (0.05 MiB here), and the kernel charges in batches of 64 pages per CPU
+        let cpus = std::thread::available_parallelism().expect("CPUs").get() as f64;
+        let tolerance = 0.05 * MIB + cpus * 64.0 * rustix::param::page_size() as f64;
+        let off = (docker_size(used) - ours).abs();
+        if off <= tolerance { Ok(()) } else { Err(format!("{text}, ours {ours}")) }
+    });
+}
+
+fn seconds(time: Timestamp) -> f64 {
+    time.as_nanosecond() as f64 / 1e9
+}
+
+/// The label `run` of a container's present run.
+fn run_label(container: &Container) -> String {
+    format!("{}-{}", container.short_id(), container.started().strftime("%Y%m%dT%H%M%SZ"))
+}
+
+#[test]
+fn a_started_container_is_shown_by_its_name_within_two_seconds_and_never_by_its_id() {
+    let Some(engine) = Engine::shared() else { return };
+    let container = engine.create(&unique("quick"), &[], &["sleep", "1000"]);
+    let include = format!("^({}|{})$", container.name, container.short_id());
+    let memledger = watch(&engine, &include, &["--sample.interval=1s"]);
+    memledger.eventually("the engine is asked", |metrics| match metrics.ask(UP, DOCKER)? {
+        1.0 => Ok(()),
+        other => Err(format!("{other}")),
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| container.docker(&["start"]));
+        memledger.eventually("its name", |metrics| {
+            assert!(metrics.all(USAGE, &of(container.short_id())).is_empty(), "a series under the short id");
+            assert!(metrics.all(INFO, &of(container.short_id())).is_empty(), "a series under the short id");
+            metrics.ask(USAGE, &of(&container.name))
+        });
+        let took = Timestamp::now().duration_since(container.started());
+        assert!(took.as_secs_f64() <= 2.0, "{took:?}");
+    });
+}
+
+#[test]
+fn a_renamed_container_goes_on_under_the_new_name_alone() {
+    let Some(engine) = Engine::shared() else { return };
+    let container = engine.run(&unique("old"), &[], &["sleep", "1000"]);
+    let new = format!("{}-renamed", container.name);
+    let memledger = watch(&engine, &format!("^{}", container.name), &[]);
+    memledger.eventually("the old name", |metrics| metrics.ask(USAGE, &of(&container.name)));
+    engine.docker(&["rename", &container.name, &new]);
+    memledger.eventually("the new name", |metrics| {
+        assert_no_series_twice(metrics);
+        assert_eq!(metrics.all(INFO, &[("container_id", container.id.as_str())]).len(), 1);
+        metrics.ask(USAGE, &of(&new))
+    });
+    let metrics = memledger.fresh_metrics();
+    let left: Vec<_> =
+        metrics.series.iter().filter(|(_, l, _)| l.get("container_name") == Some(&container.name)).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_restarted_container_keeps_its_identity_and_begins_a_new_run() {
+    let Some(engine) = Engine::shared() else { return };
+    let container = engine.run(&unique("again"), &[], &["sleep", "1000"]);
+    let memledger = watch(&engine, &format!("^{}$", container.name), &[]);
+    let me = of(&container.name);
+    let first = run_label(&container);
+    let start = memledger.eventually("the first run", |metrics| {
+        assert_eq!(info(metrics, RUN_INFO, &container.name)?["run"], first);
+        metrics.ask(START, &me)
+    });
+    // the label has whole seconds
+    let began = container.started();
+    eventually("the next second", || {
+        let age = Timestamp::now().duration_since(began);
+        if age.as_secs_f64() > 1.0 { Ok(()) } else { Err(format!("{age:?}")) }
+    });
+    std::thread::scope(|scope| {
+        let restart = scope.spawn(|| container.docker(&["restart", "-t", "0"]));
+        let (moved, second) = memledger.eventually("the second run", |metrics| {
+            assert_no_series_twice(metrics);
+            // at every moment, also between the two runs, exactly one of each
+            let labels = info(metrics, INFO, &container.name).unwrap();
+            assert_eq!(labels["container_id"], container.id);
+            let run = info(metrics, RUN_INFO, &container.name).unwrap()["run"].clone();
+            let moved = metrics.ask(START, &me)?;
+            metrics.ask(USAGE, &me)?;
+            if moved > start { Ok((moved, run)) } else { Err(format!("{moved}")) }
+        });
+        restart.join().unwrap();
+        assert_eq!(second, run_label(&container));
+        assert_ne!(first, second);
+        assert!((moved - seconds(container.started())).abs() < 1e-5, "{moved}");
+    });
+    assert_eq!(api(&memledger, &container.name).unwrap()["running"], true);
+}
+
+#[test]
+fn a_container_made_anew_under_its_name_is_the_same_identity_with_another_id() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("anew");
+    let memledger = watch(&engine, &format!("^{name}$"), &[]);
+    let mut ids = BTreeSet::new();
+    for _ in 0..2 {
+        let container = engine.run(&name, &[], &["sleep", "1000"]);
+        ids.insert(container.id.clone());
+        memledger.eventually("its id", |metrics| {
+            assert_no_series_twice(metrics);
+            metrics.ask(USAGE, &of(&name))?;
+            let id = info(metrics, INFO, &name)?["container_id"].clone();
+            if id == container.id { Ok(()) } else { Err(id) }
+        });
+    }
+    assert_eq!(ids.len(), 2);
+    memledger.eventually("its end", |metrics| {
+        info(metrics, INFO, &name).unwrap(); // the face stays
+        match metrics.get(USAGE, &of(&name)) {
+            None => Ok(()),
+            Some(usage) => Err(format!("{usage}")),
+        }
+    });
+}
+
+#[test]
+fn a_container_that_removes_itself_is_remembered_after_its_end() {
+    let Some(engine) = Engine::shared() else { return };
+    let prefix = unique("brief");
+    // longer than the samples, and far shorter than them: that one only the events tell
+    let memledger = watch(&engine, &format!("^{prefix}"), &[]);
+    let seldom = watch(&engine, &format!("^{prefix}"), &["--sample.interval=3s"]);
+    for (kind, time) in [("long", "2"), ("short", "0.3")] {
+        let name = format!("{prefix}-{kind}");
+        let flags = ["--rm", "-e", "BATCH_SIZE=8", "--label=com.docker.compose.project=p"];
+        let container = engine.run(&name, &flags, &["sleep", time]);
+        for memledger in [&memledger, &seldom] {
+            let labels = memledger.eventually("its end", |metrics| {
+                let labels = info(metrics, INFO, &name)?;
+                let running = &api(memledger, &name)?["running"];
+                if running == false { Ok(labels) } else { Err(format!("running={running}")) }
+            });
+            assert_eq!(labels["container_id"], container.id);
+            assert_eq!(labels["compose_project"], "p");
+            assert_eq!(labels["image"], engine.image);
+            let metrics = memledger.fresh_metrics();
+            assert_eq!(metrics.get(USAGE, &of(&name)), None, "no stale memory");
+            assert_eq!(info(&metrics, INFO, &name).unwrap(), labels);
+            assert_no_series_twice(&metrics);
+        }
+        let run = info(&memledger.metrics(), RUN_INFO, &name).unwrap();
+        assert_eq!(run["batch_size"], "8", "the settings of {kind}");
+    }
+}
+
+#[test]
+fn a_burst_of_fifty_containers_is_seen_in_full_without_a_fault() {
+    let Some(engine) = Engine::shared() else { return };
+    let prefix = unique("burst");
+    let memledger = watch(&engine, &format!("^{prefix}-"), &[]);
+    let start = |number: usize| {
+        // some end at once, some go on for a while, some remove themselves
+        let command: &[&str] = if number.is_multiple_of(2) { &["true"] } else { &["sleep", "1"] };
+        let flags: &[&str] = if number.is_multiple_of(3) { &["--rm"] } else { &[] };
+        engine.run(&format!("{prefix}-{number}"), flags, command)
+    };
+    let containers: Vec<Container> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..5)
+            .map(|thread| scope.spawn(move || (0..10).map(|n| start(thread * 10 + n)).collect::<Vec<_>>()))
+            .collect();
+        while !threads.iter().all(|thread| thread.is_finished()) {
+            assert_no_series_twice(&memledger.fresh_metrics());
+        }
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    let metrics = memledger.eventually("the end of all", |metrics| {
+        assert_no_series_twice(metrics);
+        match (metrics.all(USAGE, &[]).len(), metrics.all(INFO, &[]).len()) {
+            (0, 50) => Ok(metrics.clone()),
+            other => Err(format!("(running, known) = {other:?}")),
+        }
+    });
+    for container in &containers {
+        assert_eq!(info(&metrics, INFO, &container.name).unwrap()["container_id"], container.id);
+    }
+    let faults = metrics.all("memledger_read_faults_total", &[]);
+    assert!(!faults.is_empty() && faults.iter().all(|(_, _, count)| *count == 0.0), "{faults:?}");
+    assert_eq!(metrics.sum("memledger_series_dropped_total", &[]), 0.0);
+    let ids: Vec<_> = containers.iter().map(|container| container.name.as_str()).collect();
+    let _ = engine.try_docker(&[&["rm", "-f"], &ids[..]].concat()); // at once is faster than one by one
+}
+
+#[test]
+fn the_init_process_that_docker_puts_in_front_is_no_trainer() {
+    let Some(engine) = Engine::shared() else { return };
+    let container = engine.run_python(&unique("init"), &["--init"], TRAINER);
+    let memledger = watch(&engine, &format!("^{}$", container.name), &[]);
+    let entry = api(&memledger, &container.name).unwrap();
+    let mut roles: Vec<String> = Vec::new();
+    for process in entry["processes"].as_array().expect("a list") {
+        let is_init = process["pid"] == container.pid();
+        assert_eq!(is_init, process["name"] == "docker-init", "{process}");
+        assert!(!is_init || process["role"] == "other", "{process}");
+        roles.push(process["role"].as_str().expect("text").to_owned());
+    }
+    roles.sort();
+    let worker = "dataloader_worker";
+    assert_eq!(roles, [worker, worker, worker, worker, "other", "trainer"]);
+}
+
+#[test]
+fn containers_are_chosen_by_name_and_label() {
+    let Some(engine) = Engine::shared() else { return };
+    let prefix = unique("choice");
+    let run =
+        |what: &str, labels: &[&str]| engine.run(&format!("{prefix}-{what}"), labels, &["sleep", "1000"]);
+    let _containers = [
+        run("speech", &["--label=team=speech", "--label=gpu"]),
+        run("vision", &["--label=team=vision"]),
+        run("debug", &[]),
+    ];
+    let include = format!("--container.include=^{prefix}-");
+    for (flags, expected) in [
+        (vec![], vec!["debug", "speech", "vision"]),
+        (vec!["--container.exclude=-debug$"], vec!["speech", "vision"]),
+        (vec!["--container.label=team"], vec!["speech", "vision"]),
+        (vec!["--container.label=team=speech"], vec!["speech"]),
+        (vec!["--container.label=team", "--container.label=gpu"], vec!["speech"]),
+        (vec!["--container.label=team=speech", "--container.exclude=speech"], vec![]),
+    ] {
+        let memledger =
+            Memledger::start(&[vec![&engine.flag(), "--podman.socket=", &include], flags.clone()].concat());
+        memledger.eventually("the engine has listed them", |metrics| metrics.ask(UP, DOCKER));
+        let metrics = memledger.fresh_metrics();
+        let shown = |family| -> Vec<String> {
+            let names = metrics.all(family, &[]).into_iter().map(|(_, labels, _)| &labels["container_name"]);
+            names.map(|name| name.trim_start_matches(&format!("{prefix}-")).to_owned()).collect()
+        };
+        assert_eq!(
+            (shown(INFO), shown(USAGE)),
+            (
+                expected.clone().into_iter().map(Into::into).collect(),
+                expected.into_iter().map(Into::into).collect()
+            ),
+            "{flags:?}"
+        );
+    }
+}
+
+#[test]
+fn other_variables_can_be_chosen_as_settings_and_then_only_they_are_shown() {
+    let Some(engine) = Engine::shared() else { return };
+    let flags = ["-e", "BATCH_SIZE=32", "-e", "MODEL_SIZE=xl"];
+    let container = engine.run(&unique("settings"), &flags, &["sleep", "1000"]);
+    let memledger = watch(&engine, &format!("^{}$", container.name), &["--container.settings=MODEL_SIZE"]);
+    let labels = info(&memledger.metrics(), RUN_INFO, &container.name).unwrap();
+    let keys: Vec<_> = labels.keys().map(String::as_str).collect();
+    assert_eq!(keys, ["container_name", "model_size", "run"]);
+    assert_eq!(labels["model_size"], "xl");
+}
+
+#[test]
+fn hostile_settings_and_labels_arrive_unchanged() {
+    let Some(engine) = Engine::shared() else { return };
+    let hostile = "3\"2\\n\\\n# TYPE x gauge\n{a=\"b\"} ü€😀\t\u{1}\r";
+    let (variable, label) =
+        (format!("BATCH_SIZE={hostile}"), format!("--label=com.docker.compose.project={hostile}"));
+    let container = engine.run(&unique("hostile"), &["-e", &variable, &label], &["sleep", "1000"]);
+    let memledger = watch(&engine, &format!("^{}$", container.name), &[]);
+    let metrics = memledger.metrics();
+    assert_eq!(info(&metrics, RUN_INFO, &container.name).unwrap()["batch_size"], hostile);
+    // docker itself trims nothing of a label's value: ask it
+    let label = info(&metrics, INFO, &container.name).unwrap()["compose_project"].clone();
+    let labels: serde_json::Value =
+        serde_json::from_str(&container.inspect("{{json .Config.Labels}}")).unwrap();
+    assert_eq!(labels["com.docker.compose.project"], label.as_str());
+    assert!(label.contains("\"2\\n\\\n# TYPE"), "{label:?}");
+    let entry = api(&memledger, &container.name).unwrap();
+    assert_eq!(entry["run_info"]["batch_size"], hostile);
+}
+
+#[test]
+fn only_list_inspect_and_events_are_asked() {
+    let Some(engine) = Engine::shared() else { return };
+    let proxy = ReadOnlyProxy::of(&engine);
+    let name = unique("proxied");
+    let there = engine.run(&format!("{name}-before"), &[], &["sleep", "1000"]);
+    let include = format!("--container.include=^{name}");
+    let memledger = Memledger::start(&[&proxy.socket.flag(), "--podman.socket=", &include]);
+    memledger.eventually("the one that was there", |metrics| metrics.ask(USAGE, &of(&there.name)));
+    let later = engine.run(&format!("{name}-after"), &[], &["sleep", "1000"]);
+    memledger.eventually("the one that came", |metrics| metrics.ask(USAGE, &of(&later.name)));
+    engine.docker(&["rm", "-f", &later.id]);
+    memledger.eventually("its end", |metrics| match metrics.get(USAGE, &of(&later.name)) {
+        None => Ok(()),
+        Some(usage) => Err(format!("{usage}")),
+    });
+    let (let_in, refused) = proxy.requests();
+    assert_eq!(refused, Vec::<String>::new());
+    assert!(let_in.iter().all(|request| only_reads(request)), "{let_in:?}");
+    for call in ["/containers/json", &format!("/containers/{}/json", later.id), "/events"] {
+        assert!(let_in.iter().any(|request| request.ends_with(call)), "{call}: {let_in:?}");
+    }
+}
+
+/// Grows by 32 MiB when told so by a signal.
+const GROWS: &str = r#"
+import mmap, signal
+kept = []
+def grow(*_):
+    block = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for at in range(0, 32 << 20, 4096):
+        block[at] = 1
+    kept.append(block)
+signal.signal(signal.SIGUSR1, grow)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"#;
+
+#[test]
+fn names_and_numbers_outlive_the_daemon_which_is_found_when_it_comes_and_when_it_comes_back() {
+    let Some(shared) = Engine::shared() else { return };
+    let mut private = PrivateEngine::new();
+    let name = unique("daemon");
+    let memledger = watch(&private.engine, &format!("^{name}-"), &["--container.label=keep"]);
+    assert_eq!(memledger.metrics().get(UP, DOCKER), None, "no daemon yet, and none is missed");
+    private.start();
+    let up = |wanted: f64| {
+        memledger.eventually("the state of the daemon", |metrics| match metrics.ask(UP, DOCKER)? {
+            up if up == wanted => Ok(()),
+            up => Err(format!("{up}")),
+        });
+    };
+    up(1.0);
+    private.load_from(&shared);
+    let stays = private.engine.run_python(&format!("{name}-stays"), &["--label=keep"], GROWS);
+    let leaves = private.engine.run(&format!("{name}-leaves"), &["--rm", "--label=keep"], &["sleep", "1000"]);
+    let rss = "memledger_container_memory_rss_bytes";
+    let before = memledger.eventually("both", |metrics| {
+        metrics.ask(USAGE, &of(&leaves.name))?;
+        metrics.ask(rss, &of(&stays.name))
+    });
+    let face = info(&memledger.metrics(), INFO, &stays.name).unwrap();
+    let run = info(&memledger.metrics(), RUN_INFO, &stays.name).unwrap();
+    let (pid, leaving) = (stays.pid(), leaves.pid());
+    let same = |metrics: &Metrics| {
+        assert_no_series_twice(metrics);
+        assert_eq!(info(metrics, INFO, &stays.name).unwrap(), face);
+        assert_eq!(info(metrics, RUN_INFO, &stays.name).unwrap(), run);
+        assert!(metrics.get(USAGE, &of(&stays.name)).is_some());
+    };
+
+    private.stop();
+    up(0.0);
+    signal("USR1", pid);
+    memledger.eventually("its growth, without the daemon", |metrics| {
+        same(metrics);
+        let grown = metrics.value(rss, &of(&stays.name)) - before;
+        if grown >= 32.0 * MIB { Ok(()) } else { Err(format!("{grown}")) }
+    });
+    signal("KILL", leaving);
+
+    private.start();
+    memledger.eventually("the daemon again, and the end of the other", |metrics| {
+        same(metrics);
+        let up = metrics.value(UP, DOCKER);
+        let running = &api(&memledger, &leaves.name)?["running"];
+        if up == 1.0 && running == false { Ok(()) } else { Err(format!("up {up}, running {running}")) }
+    });
+    let metrics = memledger.fresh_metrics();
+    same(&metrics);
+    assert_eq!(metrics.get(USAGE, &of(&leaves.name)), None);
+}
+
+/// A container without an engine, and memledger on a socket that only pretends: it must be shown by its short id.
+fn serves_beside(socket: &Socket) {
+    let cgroup = TestCgroup::container();
+    let mut process = Python::start(&cgroup, "print('ready'); input()");
+    process.line();
+    let memledger = Memledger::start(&[&socket.flag(), "--podman.socket=", &cgroup.include()]);
+    memledger.eventually("the container by its id", |metrics| metrics.ask(USAGE, &of(cgroup.name())));
+    memledger.eventually("the daemon is called down", |metrics| match metrics.ask(UP, DOCKER)? {
+        0.0 => Ok(()),
+        up => Err(format!("{up}")),
+    });
+    assert!(memledger.fresh_metrics().get(USAGE, &of(cgroup.name())).is_some());
+}
+
+#[test]
+fn a_daemon_that_accepts_and_never_answers_keeps_nobody_waiting() {
+    serves_beside(&Socket::saying(b"", false));
+}
+
+#[test]
+fn a_daemon_that_stops_in_the_middle_of_an_answer_keeps_nobody_waiting() {
+    serves_beside(&Socket::saying(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n[{\"Id\":",
+        false,
+    ));
+}
+
+#[test]
+fn a_daemon_that_answers_with_garbage_keeps_nobody_waiting() {
+    for answer in [
+        &b"SSH-2.0-OpenSSH_9.2\r\n"[..],
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{\"a\":[}]\xff",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull",
+        b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 15\r\n\r\n{\"message\":\"x\"}",
+        b"",
+    ] {
+        serves_beside(&Socket::saying(answer, true));
+    }
+}
+
+#[test]
+fn a_socket_that_nobody_listens_on_keeps_nobody_waiting_for_longer_than_a_moment() {
+    let socket = Socket::serving(drop);
+    std::fs::remove_file(&socket.path).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(&socket.path).unwrap()); // leaves the file, as a killed daemon does
+    let began = Timestamp::now();
+    let memledger = Memledger::start(&[&socket.flag(), "--podman.socket=", "--container.include=^none$"]);
+    let took = Timestamp::now().duration_since(began);
+    assert!(took < jiff::SignedDuration::from_secs(2), "{took:?}"); // the first list is waited for a second at most
+    assert_eq!(memledger.eventually("its state", |metrics| metrics.ask(UP, DOCKER)), 0.0);
+}

@@ -1,0 +1,367 @@
+//! A real Docker engine: the one of the tests, or a private one that a test may stop; and sockets that only pretend.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::{eventually, eventually_true};
+
+/// A name that no other container of any test run has, and that is no prefix of another.
+pub fn unique(what: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    format!("mlt-{}-{}-{what}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The image that every container runs; `tests/setup/image.sh` makes it.
+fn image() -> String {
+    std::env::var("MEMLEDGER_TEST_IMAGE").unwrap_or_else(|_| "memledger-test:1".to_owned())
+}
+
+/// A Docker engine, spoken with through its command line client.
+#[derive(Clone)]
+pub struct Engine {
+    pub socket: PathBuf,
+    pub image: String,
+}
+
+impl Engine {
+    /// The engine that all tests share, which no test may stop; `None`, with the reason said, where there is none.
+    pub fn shared() -> Option<Self> {
+        let engine = Self { socket: "/var/run/docker.sock".into(), image: image() };
+        match engine.try_docker(&["image", "inspect", "-f", "{{.Id}}", &engine.image]) {
+            Ok(_) => Some(engine),
+            Err(error) => {
+                super::skip(&format!("no Docker engine with {}: {error}", engine.image));
+                None
+            }
+        }
+    }
+
+    /// The client with its arguments; its standard output without the last line feed.
+    pub fn try_docker(&self, arguments: &[&str]) -> Result<String, String> {
+        let host = format!("unix://{}", self.socket.display());
+        let output = Command::new("docker")
+            .args(["-H", &host])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| format!("docker: {error}"))?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+    }
+
+    /// As [`Engine::try_docker`]; it must succeed.
+    pub fn docker(&self, arguments: &[&str]) -> String {
+        self.try_docker(arguments).unwrap_or_else(|error| panic!("docker {arguments:?}: {error}"))
+    }
+
+    /// Starts a container in the background: `docker run -d --name NAME --network none FLAGS IMAGE COMMAND`.
+    pub fn run(&self, name: &str, flags: &[&str], command: &[&str]) -> Container {
+        self.make(&["run", "-d"], name, flags, command)
+    }
+
+    /// As [`Engine::run`] without starting it.
+    pub fn create(&self, name: &str, flags: &[&str], command: &[&str]) -> Container {
+        self.make(&["create"], name, flags, command)
+    }
+
+    fn make(&self, verb: &[&str], name: &str, flags: &[&str], command: &[&str]) -> Container {
+        let mut container = Container { engine: self.clone(), name: name.to_owned(), id: String::new() };
+        let fixed = ["--name", name, "--network", "none"];
+        container.id = self.docker(&[verb, &fixed, flags, &[self.image.as_str()], command].concat());
+        assert_eq!(container.id.len(), 64, "an id: {}", container.id);
+        container
+    }
+
+    /// A container whose first process is the host's Python running `program`; waits until that has printed `ready`.
+    pub fn run_python(&self, name: &str, flags: &[&str], program: &str) -> Container {
+        let flags = [flags, &["-v", "/usr:/usr:ro"]].concat();
+        let container = self.run(name, &flags, &["/usr/bin/python3", "-u", "-c", program]);
+        eventually("ready", || match container.try_docker(&["logs"]) {
+            Ok(log) if log.lines().any(|line| line == "ready") => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        container
+    }
+
+    /// The flag that points memledger at it.
+    pub fn flag(&self) -> String {
+        format!("--docker.socket={}", self.socket.display())
+    }
+}
+
+/// A container, removed by force when dropped.
+pub struct Container {
+    engine: Engine,
+    pub name: String,
+    pub id: String,
+}
+
+impl Container {
+    /// `docker VERB... NAME`, by its id, which stays when it is renamed.
+    pub fn try_docker(&self, verb: &[&str]) -> Result<String, String> {
+        self.engine.try_docker(&[verb, &[self.id.as_str()]].concat())
+    }
+
+    /// As [`Container::try_docker`]; it must succeed.
+    pub fn docker(&self, verb: &[&str]) -> String {
+        self.engine.docker(&[verb, &[self.id.as_str()]].concat())
+    }
+
+    /// One value of `docker inspect`.
+    pub fn inspect(&self, template: &str) -> String {
+        self.docker(&["inspect", "-f", template])
+    }
+
+    /// When its present run started.
+    pub fn started(&self) -> jiff::Timestamp {
+        self.inspect("{{.State.StartedAt}}").parse().expect("a time")
+    }
+
+    /// Host pid of its first process.
+    pub fn pid(&self) -> u32 {
+        self.inspect("{{.State.Pid}}").parse().expect("a pid")
+    }
+
+    /// Host pids of its processes, sorted, as `docker top` lists them.
+    pub fn pids(&self) -> Vec<u32> {
+        let text = self.engine.docker(&["top", &self.id, "-o", "pid"]);
+        let mut pids: Vec<u32> = text.lines().filter_map(|line| line.trim().parse().ok()).collect();
+        pids.sort_unstable();
+        pids
+    }
+
+    pub fn short_id(&self) -> &str {
+        &self.id[..12]
+    }
+
+    /// Its memory cgroup; the engine of the tests uses the cgroupfs driver.
+    pub fn cgroup(&self) -> PathBuf {
+        let path = super::cgroups::root().join("docker").join(&self.id);
+        assert!(path.is_dir(), "{}", path.display());
+        path
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        // by name: an unfinished `docker run` leaves the name and no id
+        let _ = self.engine.try_docker(&["rm", "-f", if self.id.is_empty() { &self.name } else { &self.id }]);
+    }
+}
+
+/// A dockerd of one test's own, with `live-restore`: its containers go on when it is stopped.
+pub struct PrivateEngine {
+    folder: tempfile::TempDir,
+    pub engine: Engine,
+    child: Option<Child>,
+}
+
+impl PrivateEngine {
+    /// Prepares one that does not run yet; its socket is not there.
+    pub fn new() -> Self {
+        let folder = tempfile::Builder::new().prefix("mlt-engine-").tempdir().expect("a folder");
+        let engine = Engine { socket: folder.path().join("docker.sock"), image: image() };
+        Self { folder, engine, child: None }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Starts it and waits until it answers.
+    pub fn start(&mut self) {
+        let log = std::fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
+        let option = |name: &str, file: &str| format!("--{name}={}", self.path(file).display());
+        let child = Command::new("dockerd")
+            .args([option("data-root", "data"), option("exec-root", "exec"), option("pidfile", "pid")])
+            .arg(format!("--host=unix://{}", self.engine.socket.display()))
+            .args(["--live-restore", "--bridge=none", "--iptables=false", "--ip6tables=false"])
+            .args(["--ip-forward=false", "--ip-masq=false", "--config-file", "/dev/null"])
+            .env_remove("DOCKER_HOST")
+            .stdin(Stdio::null())
+            .stderr(log.try_clone().expect("a log"))
+            .stdout(log)
+            .spawn()
+            .expect("dockerd starts");
+        self.child = Some(child);
+        eventually("dockerd answers", || {
+            self.engine.try_docker(&["version", "-f", "{{.Server.Version}}"]).map_err(|error| {
+                let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
+                let end: Vec<_> = log.lines().rev().take(5).collect();
+                format!("{error}; {end:?}")
+            })
+        });
+    }
+
+    /// Gives it the image of another engine.
+    pub fn load_from(&self, other: &Engine) {
+        let tar = self.path("image.tar");
+        let tar = tar.to_str().expect("text");
+        other.docker(&["save", "-o", tar, &other.image]);
+        self.engine.docker(&["load", "-i", tar]);
+    }
+
+    /// Ends the daemon as a service manager does, with SIGTERM, and waits for its end.
+    pub fn stop(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        signal("TERM", child.id());
+        eventually("the end of dockerd", || {
+            child.try_wait().map_err(|error| error.to_string())?.ok_or_else(|| "it runs".to_owned())
+        });
+    }
+}
+
+impl Drop for PrivateEngine {
+    fn drop(&mut self) {
+        if let Ok(ids) = self.engine.try_docker(&["ps", "-aq"]) {
+            for id in ids.lines() {
+                let _ = self.engine.try_docker(&["rm", "-f", id]);
+            }
+        }
+        self.stop();
+        // its containerd, if it outlived it: only one that was started below our folder
+        let pid_file = self.path("exec/containerd/containerd.pid");
+        let pid = std::fs::read_to_string(pid_file).ok().and_then(|text| text.trim().parse().ok());
+        let ours = |pid: u32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(self.folder.path().to_str().expect("text"))
+        };
+        if let Some(pid) = pid.filter(|pid| ours(*pid)) {
+            signal("TERM", pid);
+            eventually_true("the end of containerd", || !ours(pid));
+        }
+    }
+}
+
+/// Sends a signal by name.
+pub fn signal(name: &str, pid: u32) {
+    let _ = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
+}
+
+/// A Unix socket in a folder of its own, served by a thread per connection until it is dropped.
+pub struct Socket {
+    _folder: tempfile::TempDir,
+    pub path: PathBuf,
+}
+
+impl Socket {
+    /// Answers every connection with `serve`.
+    pub fn serving(serve: impl Fn(UnixStream) + Send + Sync + 'static) -> Self {
+        let folder = tempfile::Builder::new().prefix("mlt-socket-").tempdir().expect("a folder");
+        let path = folder.path().join("docker.sock");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let serve = Arc::new(serve);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let serve = Arc::clone(&serve);
+                std::thread::spawn(move || serve(stream));
+            }
+        });
+        Self { _folder: folder, path }
+    }
+
+    /// Writes the same bytes to everyone who asks, and closes if `close`.
+    pub fn saying(answer: &'static [u8], close: bool) -> Self {
+        Self::serving(move |mut stream| {
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request);
+            let _ = stream.write_all(answer);
+            if !close {
+                let _ = stream.read_to_end(&mut Vec::new()); // until the other side gives up
+            }
+        })
+    }
+
+    /// The flag that points memledger at it.
+    pub fn flag(&self) -> String {
+        format!("--docker.socket={}", self.path.display())
+    }
+}
+
+/// A socket proxy that lets only three reading calls through to an engine, as people put in front of Docker.
+pub struct ReadOnlyProxy {
+    pub socket: Socket,
+    requests: Arc<Mutex<Vec<(bool, String)>>>,
+}
+
+impl ReadOnlyProxy {
+    pub fn of(engine: &Engine) -> Self {
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (seen, upstream) = (Arc::clone(&requests), engine.socket.clone());
+        let socket = Socket::serving(move |stream| {
+            let _ = relay(stream, &upstream, &seen);
+        });
+        Self { socket, requests }
+    }
+
+    /// Requests so far, as method and path without the query: those let through, and those refused.
+    pub fn requests(&self) -> (Vec<String>, Vec<String>) {
+        let requests = self.requests.lock().expect("no holder panics").clone();
+        let of =
+            |wanted| requests.iter().filter(move |(let_in, _)| *let_in == wanted).map(|(_, r)| r.clone());
+        (of(true).collect(), of(false).collect())
+    }
+}
+
+/// Method and path are one of list, inspect and events.
+pub fn only_reads(request: &str) -> bool {
+    let Some(path) = request.strip_prefix("GET ") else { return false };
+    // an API version may stand in front
+    let path = match path.strip_prefix("/v1.").and_then(|rest| rest.split_once('/')) {
+        Some((_, rest)) => rest,
+        None => path.trim_start_matches('/'),
+    };
+    match path.split('/').collect::<Vec<_>>()[..] {
+        ["containers", "json"] | ["events"] => true,
+        ["containers", id, "json"] => id.bytes().all(|b| b.is_ascii_hexdigit()),
+        _ => false,
+    }
+}
+
+/// One request per connection: the head is read and judged, then bytes flow until the engine closes.
+fn relay(client: UnixStream, upstream: &Path, seen: &Mutex<Vec<(bool, String)>>) -> std::io::Result<()> {
+    let mut reader = BufReader::new(client.try_clone()?);
+    let mut client = client;
+    let mut first = String::new();
+    reader.read_line(&mut first)?;
+    let mut head = first.clone();
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line)? == 0 || line == "\r\n" {
+            break;
+        }
+        if !line.to_ascii_lowercase().starts_with("connection:") {
+            head.push_str(&line);
+        }
+    }
+    head.push_str("Connection: close\r\n\r\n");
+    let target: Vec<_> = first.split_whitespace().take(2).collect();
+    let request = target.join(" ");
+    let request = request.split('?').next().unwrap_or_default().to_owned();
+    if request.is_empty() {
+        return Ok(()); // it connected and went away
+    }
+    let let_in = only_reads(&request);
+    seen.lock().expect("no holder panics").push((let_in, request));
+    if !let_in {
+        let refusal = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+        return client.write_all(refusal);
+    }
+    let mut engine = UnixStream::connect(upstream)?;
+    engine.write_all(head.as_bytes())?;
+    // the client going away must end an idle event stream of the engine
+    let (mut gone, closing) = (client.try_clone()?, engine.try_clone()?);
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut gone, &mut std::io::sink());
+        let _ = closing.shutdown(Shutdown::Both);
+    });
+    std::io::copy(&mut engine, &mut client)?;
+    client.shutdown(Shutdown::Both)
+}
