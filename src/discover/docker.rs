@@ -22,8 +22,8 @@ use crate::clock::Moment;
 use crate::config::{Endpoint, Filter};
 use crate::series::bounded;
 
-/// Time for one answer of the daemon, in seconds. The event stream itself may be idle for ever.
-const ANSWER_WITHIN: u64 = 10;
+/// Time for one whole answer of the daemon. The event stream itself may be idle for ever.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before the next try to connect: the first, doubling up to the last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
 /// Inspect calls under way at once after a list.
@@ -92,6 +92,11 @@ pub fn explain(error: &Error, socket: &Path) -> String {
     }
 }
 
+/// An answer up to its end: bollard's own limit ends with the head, and a daemon may stall in the body.
+async fn whole<T>(answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    tokio::time::timeout(ANSWER_WITHIN, answer).await.unwrap_or(Err(Error::RequestTimeoutError))
+}
+
 struct Watcher<'a> {
     endpoint: &'a Endpoint,
     filter: &'a Filter,
@@ -107,9 +112,10 @@ impl Watcher<'_> {
 
     async fn connect_and_list(&self) -> Result<(Docker, u64), Error> {
         let socket = self.endpoint.socket.to_string_lossy();
-        let docker = Docker::connect_with_unix(&socket, ANSWER_WITHIN, bollard::API_DEFAULT_VERSION)?;
+        let docker =
+            Docker::connect_with_unix(&socket, ANSWER_WITHIN.as_secs(), bollard::API_DEFAULT_VERSION)?;
         let since = Moment::now().unix_whole_seconds().saturating_sub(1);
-        let list = docker.list_containers(None::<ListContainersOptions>).await?;
+        let list = whole(docker.list_containers(None::<ListContainersOptions>)).await?;
         let ids: Vec<String> = list.into_iter().filter_map(|container| container.id).collect();
         let records: Vec<_> = futures_util::stream::iter(ids)
             .map(|id| self.inspect(&docker, id))
@@ -129,7 +135,7 @@ impl Watcher<'_> {
 
     /// The record of a running container; `None` if it is gone or does not run.
     async fn inspect(&self, docker: &Docker, id: String) -> Result<Option<Record>, Error> {
-        match docker.inspect_container(&id, None).await {
+        match whole(docker.inspect_container(&id, None)).await {
             Ok(answer) => Ok(self.record(answer)),
             Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(None),
             Err(error) => {
