@@ -426,9 +426,9 @@ fn a_container_made_anew_under_its_name_is_the_same_identity_with_another_id() {
 fn a_container_that_removes_itself_is_remembered_after_its_end() {
     let Some(engine) = Engine::shared() else { return };
     let prefix = unique("brief");
-    // longer than the samples, and far shorter than them: that one only the events tell
+    // the second samples so seldom that the short one falls between two samples: only the events tell of it
     let memledger = watch(&engine, &format!("^{prefix}"), &[]);
-    let seldom = watch(&engine, &format!("^{prefix}"), &["--sample.interval=3s"]);
+    let seldom = watch(&engine, &format!("^{prefix}"), &["--sample.interval=1s"]);
     for (kind, time) in [("long", "2"), ("short", "0.3")] {
         let name = format!("{prefix}-{kind}");
         let flags = ["--rm", "-e", "BATCH_SIZE=8", "--label=com.docker.compose.project=p"];
@@ -442,7 +442,7 @@ fn a_container_that_removes_itself_is_remembered_after_its_end() {
             assert_eq!(labels["container_id"], container.id);
             assert_eq!(labels["compose_project"], "p");
             assert_eq!(labels["image"], engine.image);
-            let metrics = memledger.fresh_metrics();
+            let metrics = memledger.metrics();
             assert_eq!(metrics.get(USAGE, &of(&name)), None, "no stale memory");
             assert_eq!(info(&metrics, INFO, &name).unwrap(), labels);
             assert_no_series_twice(&metrics);

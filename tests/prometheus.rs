@@ -1,1 +1,240 @@
-//! (being written)
+//! What a real Prometheus makes of the metrics, and what its own linter says about them.
+
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Barrier};
+
+use crate::support::cgroups::TestCgroup;
+use crate::support::docker::{Engine, unique};
+use crate::support::python::Python;
+use crate::support::{Memledger, Metrics, eventually, skip};
+
+const EMPTY: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
+
+/// The value of an environment variable that `tests/setup/setup.sh` provides.
+fn provided(name: &str) -> Option<String> {
+    let value = std::env::var(name).ok();
+    if value.is_none() {
+        skip(&format!("{name} is not set; run tests/setup/setup.sh and load its env file"));
+    }
+    value
+}
+
+/// `promtool check metrics` has nothing to say.
+fn assert_clean(promtool: &str, text: &str) {
+    let mut child = Command::new(promtool)
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool starts");
+    child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success() && said.is_empty(), "{}: {said}", output.status);
+}
+
+#[test]
+fn promtool_finds_nothing_to_say_about_an_empty_host() {
+    let Some(promtool) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
+    let memledger = Memledger::start(EMPTY);
+    let text = memledger.get("/metrics").1;
+    assert!(Metrics::parse(&text).all("memledger_container_info", &[]).is_empty());
+    assert_clean(&promtool, &text);
+}
+
+#[test]
+fn promtool_finds_nothing_to_say_about_a_host_with_containers() {
+    let Some(promtool) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
+    let Some(engine) = Engine::shared() else { return };
+    let hostile = "BATCH_SIZE=3\"2\\n\\\n# TYPE x gauge\n{a=\"b\"} ü";
+    let flags = ["--memory=256m", "-e", hostile, "-e", "NUM_WORKERS=4"];
+    let container = engine.run(&unique("promtool"), &flags, &["sleep", "1000"]);
+    let include = format!("--container.include=^{}$", container.name);
+    let memledger = Memledger::start(&[&engine.flag(), "--podman.socket=", "--pss.interval=1s", &include]);
+    let me = [("container_name", container.name.as_str())];
+    memledger.eventually("the families that are read with a pause", |metrics| {
+        metrics.ask("memledger_container_shm_used_bytes", &me)?;
+        metrics.ask("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])
+    });
+    assert_clean(&promtool, &memledger.get("/metrics").1);
+}
+
+#[test]
+fn promtool_would_say_something_about_bad_metrics() {
+    let Some(promtool) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
+    let bad = std::panic::catch_unwind(|| assert_clean(&promtool, "# TYPE a_total gauge\na_total 1\n"));
+    assert!(bad.is_err(), "promtool lets everything pass: these tests look at nothing");
+}
+
+/// A Prometheus that scrapes one memledger every second. Killed when dropped.
+struct Prometheus {
+    child: Child,
+    address: String,
+    folder: tempfile::TempDir,
+}
+
+impl Prometheus {
+    fn scraping(binary: &str, memledger: &Memledger) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = format!(
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n- job_name: memledger\n  \
+             static_configs: [{{targets: ['{}']}}]\n",
+            memledger.address
+        );
+        std::fs::write(folder.path().join("prometheus.yml"), config).expect("a configuration");
+        // it cannot tell which port it got, so a free one is looked for; if another takes it, it ends and we fail
+        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
+        let log = std::fs::File::create(folder.path().join("log")).expect("a log");
+        let child = Command::new(binary)
+            .current_dir(folder.path())
+            .args(["--config.file=prometheus.yml", "--storage.tsdb.path=data"])
+            .arg(format!("--web.listen-address={port}"))
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("Prometheus starts");
+        let mut this = Self { child, address: port.to_string(), folder };
+        eventually("Prometheus is ready", || {
+            let ended = this.child.try_wait().expect("wait");
+            assert!(ended.is_none(), "Prometheus ended: {}", this.log());
+            this.get("/-/ready").map(drop)
+        });
+        this
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    fn get(&self, path: &str) -> Result<String, String> {
+        let mut response =
+            ureq::get(format!("http://{}{path}", self.address)).call().map_err(|error| error.to_string())?;
+        response.body_mut().read_to_string().map_err(|error| error.to_string())
+    }
+
+    /// Values of an instant query.
+    fn query(&self, query: &str) -> Result<Vec<f64>, String> {
+        let url = format!("http://{}/api/v1/query", self.address);
+        let mut response =
+            ureq::get(url).query("query", query).call().map_err(|error| format!("{query}: {error}"))?;
+        let text = response.body_mut().read_to_string().map_err(|error| error.to_string())?;
+        let answer: serde_json::Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let result = answer["data"]["result"].as_array().ok_or_else(|| text.clone())?;
+        let value = |entry: &serde_json::Value| entry["value"][1].as_str()?.parse().ok();
+        Ok(result.iter().filter_map(value).collect())
+    }
+
+    /// The value of an instant query that has one series.
+    fn one(&self, query: &str) -> Result<f64, String> {
+        match self.query(query)?[..] {
+            [value] => Ok(value),
+            ref other => Err(format!("{query} is {other:?}")),
+        }
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_real_prometheus_scrapes_without_a_complaint_and_finds_the_books_balanced() {
+    let Some(binary) = provided("MEMLEDGER_TEST_PROMETHEUS") else { return };
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("scraped");
+    let container = engine.run(&name, &["--memory=256m"], &["sleep", "1000"]);
+    let include = format!("--container.include=^{name}");
+    let memledger = Memledger::start(&[&engine.flag(), "--podman.socket=", &include]);
+    let prometheus = Prometheus::scraping(&binary, &memledger);
+    let at_least = |query: &str, least: f64| {
+        eventually(query, || match prometheus.one(query)? {
+            value if value >= least => Ok(value),
+            value => Err(format!("{value}")),
+        })
+    };
+    at_least("count_over_time(up{job=\"memledger\"}[5m])", 3.0);
+    // series come and go between scrapes
+    let other = engine.run(&format!("{name}-other"), &[], &["sleep", "1000"]);
+    let usage = |name: &str| format!("memledger_container_memory_usage_bytes{{container_name=\"{name}\"}}");
+    at_least(&usage(&other.name), 1.0);
+    engine.docker(&["restart", "-t", "0", &container.id]);
+    engine.docker(&["rm", "-f", &other.id]);
+    eventually("the series of the other ends", || match prometheus.query(&usage(&other.name))?[..] {
+        [] => Ok(()),
+        ref values => Err(format!("{values:?}")),
+    });
+    let scrapes = at_least("count_over_time(up{job=\"memledger\"}[5m])", 6.0);
+
+    let one = |query: &str| prometheus.one(query).unwrap();
+    assert_eq!(one("up{job=\"memledger\"}"), 1.0);
+    assert_eq!(
+        one("sum_over_time(up{job=\"memledger\"}[5m]) / count_over_time(up{job=\"memledger\"}[5m])"),
+        1.0
+    );
+    assert!(scrapes >= 6.0);
+    assert!(one("scrape_samples_scraped{job=\"memledger\"}") > 50.0);
+    let ours = memledger.metrics().value("memledger_host_memory_total_bytes", &[]);
+    assert_eq!(one("memledger_host_memory_total_bytes"), ours);
+    let rest = "sum(memledger_host_memory_component_bytes) - on() memledger_host_memory_total_bytes";
+    assert_eq!(one(rest), 0.0, "the components of RAM sum to MemTotal");
+    let parts = format!(
+        "sum(memledger_container_memory_component_bytes{{container_name=\"{name}\"}}) - on() {}",
+        usage(&name)
+    );
+    assert_eq!(one(&parts), 0.0, "the components of a container's usage sum to its usage");
+    assert_eq!(
+        one(&format!("memledger_container_memory_limit_bytes{{container_name=\"{name}\"}}")),
+        268_435_456.0
+    );
+    // the join that dashboards make, which fails if an info family has two series for one identity
+    let joined =
+        format!("{} * on(instance, container_name) group_left(image) memledger_container_info", usage(&name));
+    assert!(one(&joined) > 0.0);
+
+    let own = Metrics::parse(&prometheus.get("/metrics").unwrap());
+    for trouble in [
+        "prometheus_target_scrapes_sample_duplicate_timestamp_total",
+        "prometheus_target_scrapes_sample_out_of_order_total",
+        "prometheus_target_scrapes_sample_out_of_bounds_total",
+        "prometheus_target_scrapes_exceeded_sample_limit_total",
+        "prometheus_target_scrapes_exceeded_body_size_limit_total",
+    ] {
+        assert_eq!(own.value(trouble, &[]), 0.0, "{trouble}");
+    }
+    let log = prometheus.log();
+    assert!(!log.contains("level=warn") && !log.contains("level=error"), "{log}");
+}
+
+#[test]
+fn ten_scrapers_at_once_get_the_same_text_of_one_snapshot() {
+    let cgroup = TestCgroup::container();
+    let mut process = Python::start(&cgroup, "print('ready'); input()");
+    process.line();
+    // one sample, and no other for an hour
+    let flags = ["--docker.socket=", "--podman.socket=", "--sample.interval=1h", &cgroup.include()];
+    let memledger = Memledger::start(&flags);
+    let barrier = Arc::new(Barrier::new(10));
+    let texts: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let scrapers: Vec<_> = (0..10)
+            .map(|_| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    let (status, _, body) = memledger.get_with("/metrics", &[]);
+                    assert_eq!(status, 200);
+                    body
+                })
+            })
+            .collect();
+        scrapers.into_iter().map(|scraper| scraper.join().unwrap()).collect()
+    });
+    let name = format!("container_name=\"{}\"", cgroup.name());
+    assert!(String::from_utf8_lossy(&texts[0]).contains(&name));
+    for text in &texts {
+        assert!(text == &texts[0], "two scrapers of one snapshot see different texts");
+    }
+}

@@ -177,13 +177,15 @@ impl PrivateEngine {
 
     /// Starts it and waits until it answers.
     pub fn start(&mut self) {
+        std::fs::write(self.path("daemon.json"), "{}").expect("a file"); // instead of the machine's own
         let log = std::fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
         let option = |name: &str, file: &str| format!("--{name}={}", self.path(file).display());
         let child = Command::new("dockerd")
             .args([option("data-root", "data"), option("exec-root", "exec"), option("pidfile", "pid")])
+            .arg(option("config-file", "daemon.json"))
             .arg(format!("--host=unix://{}", self.engine.socket.display()))
             .args(["--live-restore", "--bridge=none", "--iptables=false", "--ip6tables=false"])
-            .args(["--ip-forward=false", "--ip-masq=false", "--config-file", "/dev/null"])
+            .args(["--ip-forward=false", "--ip-masq=false"])
             .env_remove("DOCKER_HOST")
             .stdin(Stdio::null())
             .stderr(log.try_clone().expect("a log"))
