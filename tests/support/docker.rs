@@ -239,6 +239,13 @@ impl Drop for PrivateEngine {
             signal("TERM", pid);
             eventually_true("the end of containerd", || !ours(pid));
         }
+        // with live-restore it leaves its folder mounted on itself, and the folder could not be removed
+        let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
+        for point in mounts.lines().rev().filter_map(|line| line.split(' ').nth(1)) {
+            if Path::new(point).starts_with(self.folder.path()) {
+                let _ = Command::new("umount").arg(point).status();
+            }
+        }
     }
 }
 
