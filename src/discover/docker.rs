@@ -6,7 +6,7 @@
 //!
 //! The daemon may be absent, die and come back. Names stay while it is away, and the list is taken anew when it is back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,16 +117,23 @@ impl Watcher<'_> {
         let since = Moment::now().unix_whole_seconds().saturating_sub(1);
         let list = whole(docker.list_containers(None::<ListContainersOptions>)).await?;
         let ids: Vec<String> = list.into_iter().filter_map(|container| container.id).collect();
-        let records: Vec<_> = futures_util::stream::iter(ids)
-            .map(|id| self.inspect(&docker, id))
-            .buffer_unordered(INSPECTS)
-            .filter_map(|record| async { record.ok().flatten() })
-            .collect()
-            .await;
-        let running: HashMap<_, _> = records.into_iter().map(|record| (record.id.clone(), record)).collect();
+        let mut answers = futures_util::stream::iter(ids)
+            .map(|id| async { (ContainerId::new(&id), self.inspect(&docker, id).await) })
+            .buffer_unordered(INSPECTS);
+        let mut running = HashSet::new();
+        while let Some((id, answer)) = answers.next().await {
+            match answer {
+                // at once: a container that the daemon cannot tell about must not hold up the others' names
+                Ok(Some(record)) => self.enter(record),
+                Ok(None) => continue,
+                Err(_) => {} // it runs, as the list said: what was known of it stays
+            }
+            running.insert(id);
+        }
+        drop(answers);
         let mut state = self.source.lock();
         // ended while we were away: the registry notices by comparing its inventories
-        state.running = running;
+        state.running.retain(|id, _| running.contains(id));
         state.link = Link::Up;
         state.generation += 1;
         drop(state);
