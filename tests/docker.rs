@@ -580,6 +580,14 @@ fn hostile_settings_and_labels_arrive_unchanged() {
 
 #[test]
 fn only_list_inspect_and_events_are_asked() {
+    for other in [
+        "POST /containers/a1/json",
+        "GET /containers/a1/logs",
+        "GET /v1.41/info",
+        "GET /containers/a/../json",
+    ] {
+        assert!(!only_reads(other), "the check would not see {other}");
+    }
     let Some(engine) = Engine::shared() else { return };
     let proxy = ReadOnlyProxy::of(&engine);
     let name = unique("proxied");
@@ -600,6 +608,36 @@ fn only_list_inspect_and_events_are_asked() {
     for call in ["/containers/json", &format!("/containers/{}/json", later.id), "/events"] {
         assert!(let_in.iter().any(|request| request.ends_with(call)), "{call}: {let_in:?}");
     }
+}
+
+#[test]
+fn a_container_that_the_daemon_cannot_tell_about_leaves_the_others_their_names() {
+    let Some(engine) = Engine::shared() else { return };
+    let prefix = unique("stuck");
+    let stuck = engine.run(&format!("{prefix}-itself"), &[], &["sleep", "1000"]);
+    let others: Vec<_> =
+        (0..3).map(|n| engine.run(&format!("{prefix}-{n}"), &[], &["sleep", "1000"])).collect();
+    let proxy = ReadOnlyProxy::stalling(&engine, &format!("{}/json", stuck.id));
+    let ids: Vec<_> = others.iter().map(Container::short_id).collect();
+    let include = format!("--container.include=^({prefix}-.*|{}|{})$", stuck.short_id(), ids.join("|"));
+    let memledger = Memledger::start(&[&proxy.socket.flag(), "--podman.socket=", &include]);
+    memledger.eventually("the stuck one by its id, since its memory is there", |metrics| {
+        for id in &ids {
+            assert!(metrics.all(USAGE, &of(id)).is_empty(), "another one has lost its name to it");
+        }
+        metrics.ask(USAGE, &of(stuck.short_id()))
+    });
+    let metrics =
+        memledger.eventually("the daemon is up all the same", |metrics| match metrics.ask(UP, DOCKER)? {
+            1.0 => Ok(metrics.clone()),
+            up => Err(format!("{up}")),
+        });
+    for other in &others {
+        metrics.value(USAGE, &of(&other.name));
+    }
+    // and who comes now is named too
+    let late = engine.run(&format!("{prefix}-late"), &[], &["sleep", "1000"]);
+    memledger.eventually("the late one", |metrics| metrics.ask(USAGE, &of(&late.name)));
 }
 
 /// Grows by 32 MiB when told so by a signal.

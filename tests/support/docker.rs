@@ -302,10 +302,16 @@ pub struct ReadOnlyProxy {
 
 impl ReadOnlyProxy {
     pub fn of(engine: &Engine) -> Self {
+        Self::stalling(engine, "no request has this in it")
+    }
+
+    /// Lets a request whose path has this text in it wait for ever, as Docker does with a container that is stuck.
+    pub fn stalling(engine: &Engine, text: &str) -> Self {
+        let stuck = text.to_owned();
         let requests = Arc::new(Mutex::new(Vec::new()));
         let (seen, upstream) = (Arc::clone(&requests), engine.socket.clone());
         let socket = Socket::serving(move |stream| {
-            let _ = relay(stream, &upstream, &seen);
+            let _ = relay(stream, &upstream, &stuck, &seen);
         });
         Self { socket, requests }
     }
@@ -335,7 +341,12 @@ pub fn only_reads(request: &str) -> bool {
 }
 
 /// One request per connection: the head is read and judged, then bytes flow until the engine closes.
-fn relay(client: UnixStream, upstream: &Path, seen: &Mutex<Vec<(bool, String)>>) -> std::io::Result<()> {
+fn relay(
+    client: UnixStream,
+    upstream: &Path,
+    stuck: &str,
+    seen: &Mutex<Vec<(bool, String)>>,
+) -> std::io::Result<()> {
     let mut reader = BufReader::new(client.try_clone()?);
     let mut client = client;
     let mut first = String::new();
@@ -356,6 +367,9 @@ fn relay(client: UnixStream, upstream: &Path, seen: &Mutex<Vec<(bool, String)>>)
     let request = request.split('?').next().unwrap_or_default().to_owned();
     if request.is_empty() {
         return Ok(()); // it connected and went away
+    }
+    if request.contains(stuck) {
+        return reader.read_to_end(&mut Vec::new()).map(drop); // until the client gives up
     }
     let let_in = only_reads(&request);
     seen.lock().expect("no holder panics").push((let_in, request));
