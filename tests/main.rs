@@ -2,6 +2,7 @@
 //!
 //! One file per concern. [`truth`], [`roles`] and [`vanishing`] also run inside the cgroup v2 guest (`tests/v2host`).
 
+mod daemon;
 mod docker;
 mod gpu;
 mod layers;

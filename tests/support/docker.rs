@@ -1,5 +1,6 @@
 //! A real Docker engine: the one of the tests, or a private one that a test may stop; and sockets that only pretend.
 
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,7 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::{eventually, eventually_true};
+use super::metrics::Labels;
+use super::{Memledger, Metrics, eventually, eventually_true};
 
 /// A name that no other container of any test run has, and that is no prefix of another.
 pub fn unique(what: &str) -> String {
@@ -387,4 +389,37 @@ fn relay(
     });
     std::io::copy(&mut engine, &mut client)?;
     client.shutdown(Shutdown::Both)
+}
+
+/// memledger that shows the containers whose name matches.
+pub fn watch(engine: &Engine, include: &str, more: &[&str]) -> Memledger {
+    let include = format!("--container.include={include}");
+    Memledger::start(&[&[&engine.flag(), "--podman.socket=", include.as_str()], more].concat())
+}
+
+/// The labels that tell one container from another.
+pub fn of(name: &str) -> [(&str, &str); 1] {
+    [("container_name", name)]
+}
+
+/// Labels of the one series of an info family.
+pub fn info(metrics: &Metrics, family: &str, name: &str) -> Result<Labels, String> {
+    match metrics.all(family, &of(name))[..] {
+        [(_, labels, value)] if *value == 1.0 => Ok(labels.clone()),
+        ref other => Err(format!("not one {family} of {name}: {other:?}")),
+    }
+}
+
+/// What `/api/v1/containers` says of a container.
+pub fn api(memledger: &Memledger, name: &str) -> Result<serde_json::Value, String> {
+    let answer = memledger.api();
+    let found = answer["containers"].as_array().expect("a list").iter().find(|c| c["name"] == name);
+    found.cloned().ok_or_else(|| format!("no {name} in {answer}"))
+}
+
+pub fn assert_no_series_twice(metrics: &Metrics) {
+    let mut seen = HashSet::new();
+    for (name, labels, _) in &metrics.series {
+        assert!(seen.insert((name, labels)), "{name} {labels:?} stands twice");
+    }
 }
