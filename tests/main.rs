@@ -6,6 +6,7 @@ mod daemon;
 mod docker;
 mod gpu;
 mod layers;
+mod podman;
 mod prometheus;
 mod recorded;
 mod roles;

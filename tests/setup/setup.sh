@@ -31,6 +31,7 @@ step_packages() {
   local wanted=(python3-minimal libpython3-stdlib python3-venv mmdebstrap e2fsprogs kmod user-mode-linux) missing=() p
   # Another engine than Debian's must not be replaced by it.
   has dockerd || wanted+=(docker.io)
+  [[ -x /usr/bin/podman ]] || wanted+=(podman) # its service is started by the test that needs it
   has docker-init || wanted+=(tini)
   for p in "${wanted[@]}"; do package_installed "$p" || missing+=("$p"); done
   if ((${#missing[@]})); then

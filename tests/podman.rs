@@ -1,0 +1,117 @@
+//! A real Podman service of the test's own, on its own socket and storage.
+
+use std::process::{Command, Stdio};
+
+use crate::support::{Memledger, eventually_true, run, skip};
+
+struct Podman {
+    dir: tempfile::TempDir,
+    service: Option<std::process::Child>,
+}
+
+impl Podman {
+    /// Starts the API service; `None`, with the reason printed, where there is no Podman.
+    fn start() -> Option<Self> {
+        if !std::path::Path::new("/usr/bin/podman").exists() {
+            skip("no /usr/bin/podman; tests/setup/setup.sh installs it");
+            return None;
+        }
+        let mut podman = Self { dir: tempfile::tempdir().expect("a folder"), service: None };
+        let socket = format!("unix://{}", podman.socket());
+        let mut service = podman.command(&["system", "service", "-t", "0", &socket]);
+        podman.service = Some(service.stderr(Stdio::null()).spawn().expect("podman starts"));
+        eventually_true("the socket", || std::path::Path::new(&podman.socket()).exists());
+        let image = podman.dir.path().join("image.tar").display().to_string();
+        let saved = Command::new("docker").args(["save", "memledger-test:1", "-o", &image]).status();
+        assert!(saved.expect("docker runs").success());
+        podman.ok(&["load", "-q", "-i", &image]);
+        Some(podman)
+    }
+
+    fn socket(&self) -> String {
+        self.dir.path().join("podman.sock").display().to_string()
+    }
+
+    /// Podman with a root of its own. runc and cgroupfs: crun refuses hybrid hosts, and systemd may not run here.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let path = |name: &str| self.dir.path().join(name).display().to_string();
+        let mut command = Command::new("/usr/bin/podman");
+        command.args(["--root", &path("root"), "--runroot", &path("run"), "--tmpdir", &path("tmp")]);
+        command.args(["--cgroup-manager", "cgroupfs", "--storage-driver", "vfs", "--runtime", "runc"]);
+        command.args(arguments);
+        command
+    }
+
+    fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.command(arguments).output().expect("podman runs");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// Runs a container; the limits fit a machine where they cannot be raised.
+    fn run(&self, name: &str, options: &[&str], seconds: &str) -> String {
+        let fixed = ["run", "-d", "--name", name, "--network", "none", "--ulimit", "nofile=1024:1024"];
+        let command = ["--ulimit", "nproc=1024:1024", "memledger-test:1", "/busybox/sleep", seconds];
+        self.ok(&[&fixed[..], options, &command[..]].concat())
+    }
+}
+
+impl Drop for Podman {
+    fn drop(&mut self) {
+        let _ = self.command(&["rm", "-fa", "-t", "0"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if let Some(service) = &mut self.service {
+            let _ = service.kill();
+            let _ = service.wait();
+        }
+    }
+}
+
+#[test]
+fn podmans_containers_are_found_through_its_own_socket() {
+    let Some(podman) = Podman::start() else { return };
+    let name = format!("pod-train-{}", std::process::id());
+    let id = podman.run(&name, &["--memory", "128m", "-e", "BATCH_SIZE=8"], "300");
+    let socket = format!("--podman.socket={}", podman.socket());
+    let include = format!("--container.include=^pod-.*-{}$", std::process::id());
+    let memledger = Memledger::start(&["--docker.socket=", &socket, &include]);
+    let labels = [("container_name", name.as_str())];
+    memledger.eventually("the container", |metrics| {
+        metrics.ask("memledger_container_memory_usage_bytes", &labels)?;
+        metrics.ask("memledger_container_processes", &[labels[0], ("role", "other")])
+    });
+    let metrics = memledger.metrics();
+    assert_eq!(metrics.value("memledger_runtime_up", &[("runtime", "podman")]), 1.0);
+    let info = [labels[0], ("runtime", "podman"), ("container_id", id.as_str())];
+    assert_eq!(metrics.value("memledger_container_info", &info), 1.0);
+    assert_eq!(metrics.value("memledger_container_run_info", &[labels[0], ("batch_size", "8")]), 1.0);
+    assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &labels), f64::from(128 << 20));
+    let running = metrics.value("memledger_containers", &[("runtime", "podman")]);
+    assert_eq!(running, 1.0, "the monitor beside it is no container");
+    // through events, and gone again
+    let blink = format!("pod-blink-{}", std::process::id());
+    podman.run(&blink, &["--rm"], "1");
+    memledger.eventually("the short-lived one", |m| {
+        m.ask("memledger_container_info", &[("container_name", &blink)])
+    });
+    memledger.eventually("its end", |metrics| {
+        match metrics.get("memledger_containers", &[("runtime", "podman")]) {
+            Some(1.0) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    });
+    // away: the name is kept
+    let mut podman = podman;
+    let mut service = podman.service.take().expect("started");
+    service.kill().expect("killed");
+    service.wait().expect("reaped");
+    memledger.eventually("the loss", |metrics| {
+        match metrics.get("memledger_runtime_up", &[("runtime", "podman")]) {
+            Some(0.0) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    });
+    assert!(memledger.fresh_metrics().get("memledger_container_memory_usage_bytes", &labels).is_some());
+    let (code, doctor, _) = run(&["doctor", "--docker.socket=", &socket]);
+    assert_eq!(code, Some(0));
+    assert!(doctor.contains("MISSING  podman"), "nobody listens on the socket that is left: {doctor}");
+}
