@@ -11,13 +11,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Collector, Context, Faults, Outcome, Output};
 use crate::clock::Moment;
-use crate::discover::Container;
+use crate::discover::{Container, Hierarchy, Version};
 use crate::host::{Dir, KernelFile, ReadError};
 use crate::parse::process::{self as parse, Command, Launch};
 
@@ -114,10 +114,40 @@ struct Entry {
     cycle: u64,
 }
 
+/// The pids of one cgroup.
+///
+/// v1 makes the list when the file is opened and keeps it until nobody has read it for a second, so a file that stays
+/// open shows the same pids for ever if it is read at least once a second: there only the directory stays open.
 #[derive(Debug)]
 struct PidList {
-    file: KernelFile,
+    held: Held,
     cycle: u64,
+}
+
+#[derive(Debug)]
+enum Held {
+    Directory(Dir),
+    File(KernelFile),
+}
+
+impl PidList {
+    const FILE: &str = "cgroup.procs";
+
+    fn open(hierarchy: &Hierarchy, path: &Path) -> Result<Self, ReadError> {
+        let dir = Dir::open(&hierarchy.root.join(path))?;
+        let held = match hierarchy.version {
+            Version::V1 => Held::Directory(dir),
+            Version::V2 => Held::File(dir.file(Self::FILE)?),
+        };
+        Ok(Self { held, cycle: 0 })
+    }
+
+    fn read<'a>(&self, buffer: &'a mut Vec<u8>) -> Result<&'a [u8], ReadError> {
+        match &self.held {
+            Held::Directory(dir) => dir.file(Self::FILE)?.read_all(buffer),
+            Held::File(file) => file.read_all(buffer),
+        }
+    }
 }
 
 impl ProcessTable {
@@ -126,21 +156,20 @@ impl ProcessTable {
         self.pids.clear();
         let (Some(hierarchy), Some(cgroup)) = (context.hierarchy, &container.cgroup) else { return };
         for path in std::iter::once(&cgroup.path).chain(&cgroup.below) {
-            if let Err(error) = self.list_one(&hierarchy.root, path) {
+            if let Err(error) = self.list_one(hierarchy, path) {
                 faults.note(&error);
             }
         }
     }
 
-    fn list_one(&mut self, root: &std::path::Path, path: &PathBuf) -> Result<(), ReadError> {
+    fn list_one(&mut self, hierarchy: &Hierarchy, path: &PathBuf) -> Result<(), ReadError> {
         for attempt in 0.. {
             if !self.lists.contains_key(path) {
-                let file = Dir::open(&root.join(path))?.file("cgroup.procs")?;
-                self.lists.insert(path.clone(), PidList { file, cycle: self.cycle });
+                self.lists.insert(path.clone(), PidList::open(hierarchy, path)?);
             }
             let Some(list) = self.lists.get_mut(path) else { break };
             list.cycle = self.cycle;
-            match list.file.read_all(&mut self.buffer) {
+            match list.read(&mut self.buffer) {
                 Ok(text) => {
                     let lines = text.split(|&b| b == b'\n').filter(|line| !line.is_empty());
                     self.pids.extend(
