@@ -13,16 +13,20 @@ pub fn root() -> PathBuf {
     if is_v2() { "/sys/fs/cgroup".into() } else { "/sys/fs/cgroup/memory".into() }
 }
 
-/// A 64-digit id that no other test of this run has; its first 12 digits, the name, are no other's either.
+/// A 64-digit id that no other test of this run has. Its first 12 digits, the name, are unique too.
 pub fn new_id() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(1);
-    format!("{:08x}{:04x}{:052x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed), 0xfeed)
+    // a pid has at most 22 bits
+    format!("{:06x}{:06x}{:052x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed), 0xfeed)
 }
 
-/// A cgroup below `memledger-tests` of the real hierarchy. Its processes are killed and it is removed when dropped.
+/// A cgroup below `memledger-tests` of the real hierarchy. When dropped its processes are killed, and it is removed with
+/// the levels above that were made for it.
 pub struct TestCgroup {
     pub path: PathBuf,
     pub id: String,
+    /// Levels above that this cgroup made, outermost first.
+    made: Vec<PathBuf>,
 }
 
 impl TestCgroup {
@@ -34,20 +38,9 @@ impl TestCgroup {
 
     /// A cgroup at a path below the root; the controllers are switched on along the way.
     pub fn at(relative: &str, id: &str) -> Self {
-        let mut path = root();
-        for component in Path::new(relative) {
-            if is_v2() {
-                let _ = std::fs::write(path.join("cgroup.subtree_control"), "+memory");
-            }
-            path.push(component);
-            match std::fs::create_dir(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                    panic!("{}: {error}", path.display())
-                }
-                _ => {}
-            }
-        }
-        Self { path, id: id.to_owned() }
+        // another test may remove a level that both share just now: begin again
+        let (path, made) = super::eventually("the cgroup", || make(relative));
+        Self { path, id: id.to_owned(), made }
     }
 
     /// Name of the container: its short id.
@@ -79,6 +72,19 @@ impl TestCgroup {
         text.trim().parse().unwrap_or_else(|_| panic!("{}: {text}", file.display()))
     }
 
+    /// The text of one of its files; `None` if this kernel has no such file, or has switched it off.
+    pub fn text(&self, file: &str) -> Option<String> {
+        std::fs::read_to_string(self.path.join(file)).ok()
+    }
+
+    /// A line of `memory.stat` by its key on v1 and on v2; `None` without the line.
+    pub fn stat(&self, v1: &str, v2: &str) -> Option<u64> {
+        let key = if is_v2() { v2 } else { v1 };
+        let text = self.text("memory.stat").expect("memory.stat");
+        let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
+        Some(value.parse().unwrap_or_else(|_| panic!("{key}: {value}")))
+    }
+
     /// Its pids.
     pub fn pids(&self) -> Vec<u32> {
         let text = std::fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
@@ -97,9 +103,31 @@ impl Drop for TestCgroup {
             }
             match std::fs::remove_dir(&self.path) {
                 Err(error) if error.raw_os_error() == Some(16) => {} // EBUSY: the kernel still reaps
-                _ => return,
+                _ => break,
             }
             std::thread::park_timeout(std::time::Duration::from_millis(10)); // poll, with a bound
         }
+        for level in self.made.iter().rev() {
+            let _ = std::fs::remove_dir(level); // fails while another cgroup lies in it
+        }
     }
+}
+
+/// Makes a cgroup and the levels above it; returns its path and the levels that were not there.
+fn make(relative: &str) -> Result<(PathBuf, Vec<PathBuf>), String> {
+    let mut path = root();
+    let mut made = Vec::new();
+    for component in Path::new(relative) {
+        if is_v2() {
+            let _ = std::fs::write(path.join("cgroup.subtree_control"), "+memory");
+        }
+        path.push(component);
+        match std::fs::create_dir(&path) {
+            Ok(()) => made.push(path.clone()),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        }
+    }
+    made.retain(|level| *level != path && !level.ends_with("memledger-tests"));
+    Ok((path, made))
 }
