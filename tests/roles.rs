@@ -1,1 +1,317 @@
-//! (being written)
+//! Roles of real Python process trees, as `multiprocessing`, torchrun and shells make them.
+//!
+//! Every program prints the pids of its processes and the role that each should have; the tests compare that with the
+//! API's list, whole, and with the counts in the metrics. Trees that need a GPU are not here.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::support::cgroups::TestCgroup;
+use crate::support::python::Python;
+use crate::support::{Memledger, skip};
+
+/// What every Python program may use. Children stay until their container goes.
+const LIBRARY: &str = r#"
+import ctypes, json, multiprocessing, os, subprocess, sys, time
+
+def call_myself(name):
+    "prctl(PR_SET_NAME), as PyTorch's workers do"
+    ctypes.CDLL(None).prctl(15, ctypes.c_char_p(name), 0, 0, 0)
+
+def work(ready, name=None):
+    if name:
+        call_myself(name)
+    ready.put(os.getpid())
+    while True:
+        time.sleep(1000)
+
+def done(roles):
+    print(json.dumps({str(pid): role for pid, role in roles.items()}), flush=True)
+    sys.stdin.readline()
+
+def start_workers(context, count, name=None):
+    "starts workers, waits until they work, and returns their pids"
+    ready = context.SimpleQueue()
+    workers = [context.Process(target=work, args=(ready, name), daemon=True) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    for _ in workers:
+        ready.get()
+    return [worker.pid for worker in workers]
+"#;
+
+/// Programs in files, which `spawn` and `forkserver` need, and the container that they run in.
+struct Stage {
+    folder: tempfile::TempDir,
+    cgroup: TestCgroup,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("library.py"), LIBRARY).expect("a file");
+        Self { folder, cgroup: TestCgroup::container() }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().expect("text").to_owned()
+    }
+
+    /// A program that can be run, or started again by `spawn`.
+    fn program(&self, name: &str, main: &str) -> String {
+        let main = main.trim().replace('\n', "\n    ");
+        let text = format!("from library import *\n\nif __name__ == '__main__':\n    {main}\n");
+        std::fs::write(self.path(name), text).expect("a file");
+        self.path(name)
+    }
+
+    fn run(&self, command: &[&str]) -> Tree {
+        let python = Python::command(&self.cgroup, command);
+        let flags = [&self.cgroup.include(), "--docker.socket=", "--podman.socket="];
+        Tree { memledger: Memledger::start(&flags), python }
+    }
+
+    /// Runs a program with Python and waits for its first line: the expected roles.
+    fn python(&self, main: &str) -> Tree {
+        let path = self.program("train.py", main);
+        self.run(&["/usr/bin/python3", &path])
+    }
+}
+
+type Roles = BTreeMap<u32, String>;
+
+/// A tree of processes, and a memledger that looks at it.
+struct Tree {
+    memledger: Memledger,
+    python: Python,
+}
+
+impl Tree {
+    /// Waits until the API and the metrics tell these roles and no others.
+    fn has(&self, stage: &Stage, expected: &Roles) {
+        crate::support::eventually("the roles", || {
+            let found = self.processes(stage);
+            let roles: Roles = found.iter().map(|(pid, (_, role))| (*pid, role.clone())).collect();
+            (roles == *expected).then_some(()).ok_or_else(|| format!("{found:?} instead of {expected:?}"))
+        });
+        let metrics = self.memledger.metrics();
+        for role in ["trainer", "dataloader_worker", "other"] {
+            let labels = [("container_name", stage.cgroup.name()), ("role", role)];
+            let count = metrics.value("memledger_container_processes", &labels);
+            let truth = expected.values().filter(|of| *of == role).count();
+            assert_eq!(count, truth as f64, "{role}");
+            let rss = metrics.value("memledger_container_process_rss_bytes", &labels);
+            assert_eq!(rss > 0.0, truth > 0, "{role}: {rss} bytes");
+        }
+    }
+
+    /// Name and role of each process by the API.
+    fn processes(&self, stage: &Stage) -> BTreeMap<u32, (String, String)> {
+        let api = self.memledger.api();
+        let containers = api["containers"].as_array().expect("a list");
+        let container = containers.iter().find(|c| c["name"] == stage.cgroup.name());
+        let processes = container.and_then(|c| c["processes"].as_array()).cloned().unwrap_or_default();
+        let text = |value: &serde_json::Value| value.as_str().expect("text").to_owned();
+        let entry = |p: &serde_json::Value| {
+            (p["pid"].as_u64().expect("a pid") as u32, (text(&p["name"]), text(&p["role"])))
+        };
+        processes.iter().map(entry).collect()
+    }
+}
+
+/// What a program has printed.
+fn roles(line: &str) -> Roles {
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+/// Runs a program that prints its roles once, and compares.
+fn check(main: &str) {
+    let stage = Stage::new();
+    let mut tree = stage.python(main);
+    let expected = roles(&tree.python.line());
+    tree.has(&stage, &expected);
+}
+
+#[test]
+fn forked_workers_without_a_name_are_workers_and_who_forked_them_is_the_trainer() {
+    check(
+        "
+workers = start_workers(multiprocessing.get_context('fork'), 2)
+done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
+",
+    );
+}
+
+#[test]
+fn forked_workers_that_name_themselves_are_workers() {
+    let stage = Stage::new();
+    let mut tree = stage.python(
+        "
+workers = start_workers(multiprocessing.get_context('fork'), 2, b'pt_data_worker')
+done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
+",
+    );
+    let expected = roles(&tree.python.line());
+    tree.has(&stage, &expected);
+    let named = tree.processes(&stage).values().filter(|(name, _)| name == "pt_data_worker").count();
+    assert_eq!(named, 2);
+}
+
+#[test]
+fn one_process_alone_is_no_trainer() {
+    check("done({os.getpid(): 'other'})");
+}
+
+#[test]
+fn a_spawned_worker_that_names_itself_late_is_a_worker_soon_after() {
+    // PyTorch's spawned workers import torch first, which takes them seconds
+    let stage = Stage::new();
+    let mut tree = stage.python(
+        "
+context = multiprocessing.get_context('spawn')
+ready, turn = context.SimpleQueue(), context.SimpleQueue()
+worker = context.Process(target=late, args=(ready, turn), daemon=True)
+worker.start()
+ready.get()
+tracker = multiprocessing.resource_tracker._resource_tracker._pid
+done({os.getpid(): 'other', worker.pid: 'other', tracker: 'other'})
+turn.put(None)
+named = ready.get()
+print(named, flush=True)
+done({os.getpid(): 'trainer', worker.pid: 'dataloader_worker', tracker: 'other'})
+",
+    );
+    std::fs::write(
+        stage.path("library.py"),
+        format!(
+            "{LIBRARY}
+def late(ready, turn):
+    began = time.time()
+    ready.put(None)
+    turn.get()
+    while time.time() < began + 2:
+        time.sleep(0.01)
+    call_myself(b'pt_data_worker')
+    ready.put(time.time())
+    time.sleep(10_000)
+"
+        ),
+    )
+    .expect("a file");
+    let before = roles(&tree.python.line());
+    tree.has(&stage, &before);
+    let named: f64 = tree.python.step().parse().expect("a time");
+    let after = roles(&tree.python.line());
+    tree.has(&stage, &after);
+    let seen = tree.memledger.metrics().value("memledger_snapshot_timestamp_seconds", &[]);
+    // names are read again at twice the age at which they were read before, so here after at most 4 s; the rest is
+    // for a slow host
+    assert!(seen - named < 15.0, "seen {} s after", seen - named);
+}
+
+#[test]
+fn spawned_workers_that_name_themselves_are_workers_and_the_tracker_is_not() {
+    check(
+        "
+workers = start_workers(multiprocessing.get_context('spawn'), 2, b'pt_data_worker')
+tracker = multiprocessing.resource_tracker._resource_tracker._pid
+done({os.getpid(): 'trainer', tracker: 'other'} | dict.fromkeys(workers, 'dataloader_worker'))
+",
+    );
+}
+
+#[test]
+fn spawned_children_without_a_name_and_without_a_gpu_are_unsure() {
+    check(
+        "
+children = start_workers(multiprocessing.get_context('spawn'), 2)
+tracker = multiprocessing.resource_tracker._resource_tracker._pid
+done({os.getpid(): 'other', tracker: 'other'} | dict.fromkeys(children, 'other'))
+",
+    );
+}
+
+#[test]
+fn children_of_the_fork_server_that_name_themselves_are_workers_of_who_started_it() {
+    check(
+        "
+workers = start_workers(multiprocessing.get_context('forkserver'), 2, b'pt_data_worker')
+tracker = multiprocessing.resource_tracker._resource_tracker._pid
+server = multiprocessing.forkserver._forkserver._forkserver_pid
+helpers = {tracker: 'other', server: 'other'}
+done({os.getpid(): 'trainer'} | helpers | dict.fromkeys(workers, 'dataloader_worker'))
+",
+    );
+}
+
+#[test]
+fn a_launcher_is_other_and_each_of_its_ranks_a_trainer() {
+    let stage = Stage::new();
+    let rank = stage.program(
+        "rank.py",
+        "
+workers = start_workers(multiprocessing.get_context('fork'), 2)
+done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
+",
+    );
+    let mut tree = stage.python(&format!(
+        "
+ranks = [
+    subprocess.Popen([sys.executable, '-u', {rank:?}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    for _ in range(4)
+]
+roles = {{os.getpid(): 'other'}}
+for rank in ranks:
+    roles.update(json.loads(rank.stdout.readline()))
+done(roles)
+"
+    ));
+    let expected = roles(&tree.python.line());
+    assert_eq!(expected.len(), 1 + 4 + 8);
+    tree.has(&stage, &expected);
+}
+
+/// A trainer with two forked workers, which other programs wrap.
+const TRAINER: &str = "
+workers = start_workers(multiprocessing.get_context('fork'), 2)
+done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
+";
+
+#[test]
+fn a_shell_around_the_training_is_other() {
+    let stage = Stage::new();
+    let program = stage.program("train.py", TRAINER);
+    // `true` keeps the shell from becoming the program
+    let mut tree = stage.run(&["/bin/sh", "-c", &format!("/usr/bin/python3 {program}; true")]);
+    let mut expected = roles(&tree.python.line());
+    expected.insert(tree.python.pid(), "other".into());
+    tree.has(&stage, &expected);
+}
+
+#[test]
+fn an_init_process_around_the_training_is_other() {
+    let inits = ["/usr/bin/docker-init", "/usr/bin/tini", "/usr/bin/tini-static", "/sbin/docker-init"];
+    let Some(init) = inits.iter().find(|init| Path::new(init).exists()) else {
+        return skip(&format!("none of {inits:?} is installed"));
+    };
+    let stage = Stage::new();
+    let program = stage.program("train.py", TRAINER);
+    let mut tree = stage.run(&[init, "-s", "--", "/usr/bin/python3", &program]);
+    let mut expected = roles(&tree.python.line());
+    expected.insert(tree.python.pid(), "other".into());
+    tree.has(&stage, &expected);
+}
+
+#[test]
+fn a_shell_that_forks_itself_has_no_trainer_and_no_workers() {
+    let stage = Stage::new();
+    // a subshell is a fork with the command line of its parent, just as a worker is
+    let mut tree =
+        stage.run(&["/bin/sh", "-c", "(sleep 10000; true) & (sleep 10000; true) & echo started; wait"]);
+    assert_eq!(tree.python.line(), "started");
+    let pids = crate::support::eventually("five processes", || {
+        let pids = stage.cgroup.pids();
+        if pids.len() == 5 { Ok(pids) } else { Err(format!("{pids:?}")) }
+    });
+    tree.has(&stage, &pids.into_iter().map(|pid| (pid, "other".to_owned())).collect());
+}
