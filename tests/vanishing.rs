@@ -1,1 +1,386 @@
-//! (being written)
+//! What comes and goes while memledger looks: containers, processes, pids. None of it is a fault, and none of it makes
+//! the rest wrong.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+
+use crate::support::cgroups::{TestCgroup, is_v2, new_id};
+use crate::support::python::Python;
+use crate::support::{Memledger, Metrics, eventually, in_v2_guest};
+
+const MIB: f64 = 1_048_576.0;
+
+/// Ids of one test's containers: their first 6 digits are the test's, the next 6 make each name unique.
+struct Family {
+    prefix: String,
+    next: u32,
+}
+
+impl Family {
+    fn new() -> Self {
+        // of a new id, the last 4 digits of the pid and 1 of the count; `f` is what no other test's id begins with,
+        // since a pid has at most 22 bits
+        let id = new_id();
+        Self { prefix: format!("f{}{}", &id[2..6], &id[11..12]), next: 0 }
+    }
+
+    fn id(&mut self) -> String {
+        self.next += 1;
+        format!("{}{:06x}{:0>52}", self.prefix, self.next, "feed")
+    }
+
+    fn include(&self) -> String {
+        format!("--container.include=^{}", self.prefix)
+    }
+
+    fn memledger(&self) -> Memledger {
+        Memledger::start(&[&self.include(), "--docker.socket=", "--podman.socket=", "--pss.interval=1s"])
+    }
+}
+
+fn container(id: &str) -> TestCgroup {
+    TestCgroup::at(&format!("memledger-tests/{id}"), id)
+}
+
+/// No collector has failed, and nothing that could be read was not.
+fn nothing_failed(metrics: &Metrics) {
+    let collectors = metrics.all("memledger_collector_success", &[]);
+    assert!(collectors.len() >= 6, "{collectors:?}");
+    assert!(collectors.iter().all(|(_, _, success)| *success == 1.0), "{collectors:?}");
+    let faults = metrics.all("memledger_read_faults_total", &[]);
+    assert!(faults.len() >= 18, "born at 0, each collector's: {faults:?}");
+    assert!(faults.iter().all(|(_, _, count)| *count == 0.0), "{faults:?}");
+    assert!(metrics.all("memledger_series_dropped_total", &[]).is_empty());
+}
+
+/// Running containers that memledger shows.
+fn shown(metrics: &Metrics) -> f64 {
+    metrics.sum("memledger_containers", &[])
+}
+
+/// A Python program that holds 32 MiB.
+const STEADY: &str = "
+import mmap, sys
+area = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, 32 << 20, 4096):
+    area[at] = 1
+print('ready', flush=True)
+sys.stdin.readline()
+";
+
+#[test]
+fn containers_that_come_and_go_are_no_fault_and_leave_the_others_right() {
+    let mut family = Family::new();
+    let steady = container(&family.id());
+    let mut python = Python::start(&steady, STEADY);
+    python.line();
+    let memledger = family.memledger();
+    let labels = [("container_name", steady.name())];
+    let (mut cycles, mut most, mut rounds) = (BTreeSet::new(), 0.0_f64, 0);
+    eventually("forty cycles while containers come and go", || {
+        // three at once, two of them with a process that ends by itself or is killed with its cgroup
+        let fleeting: Vec<_> = (0..3).map(|_| container(&family.id())).collect();
+        let mut short = Command::new("/bin/sh")
+            .args(["-c", "echo $$ > \"$0/cgroup.procs\"; (exit 0) & true"])
+            .arg(&fleeting[0].path)
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("sh starts");
+        let _long = Python::command(&fleeting[1], &["/bin/sleep", "1000"]);
+        short.wait().expect("wait");
+        let metrics = memledger.metrics();
+        nothing_failed(&metrics);
+        let rss = metrics.ask("memledger_container_memory_rss_bytes", &labels)?;
+        assert!((31.0 * MIB..64.0 * MIB).contains(&rss), "{rss}");
+        assert_eq!(metrics.sum("memledger_container_processes", &labels), 1.0);
+        most = most.max(shown(&metrics));
+        cycles.insert(metrics.value("memledger_snapshot_timestamp_seconds", &[]).to_bits());
+        rounds += 1;
+        if cycles.len() >= 40 { Ok(()) } else { Err(format!("{} cycles, {rounds} rounds", cycles.len())) }
+    });
+    assert!(most > 1.0, "the fleeting ones were seen too: {most}");
+    memledger.eventually("the steady one alone", |metrics| {
+        if shown(metrics) == 1.0 { Ok(()) } else { Err(format!("{}", shown(metrics))) }
+    });
+    nothing_failed(&memledger.fresh_metrics());
+}
+
+#[test]
+fn processes_that_come_and_go_are_no_fault() {
+    let mut family = Family::new();
+    let cgroup = container(&family.id());
+    // forks children that end at once, in bursts, until it is told to stop
+    let mut python = Python::start(
+        &cgroup,
+        "
+import os, select, sys
+print('ready', flush=True)
+count = 0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    for _ in range(20):
+        if os.fork() == 0:
+            os._exit(0)
+        count += 1
+    for _ in range(20):
+        os.wait()
+sys.stdin.readline()
+print(count, flush=True)
+sys.stdin.readline()
+",
+    );
+    python.line();
+    let memledger = family.memledger();
+    let labels = [("container_name", cgroup.name())];
+    let mut cycles = BTreeSet::new();
+    memledger.eventually("forty cycles", |metrics| {
+        nothing_failed(metrics);
+        assert!(metrics.sum("memledger_container_processes", &labels) <= 21.0);
+        cycles.insert(metrics.value("memledger_snapshot_timestamp_seconds", &[]).to_bits());
+        if cycles.len() >= 40 { Ok(()) } else { Err(format!("{}", cycles.len())) }
+    });
+    let forked: u64 = python.step().parse().expect("a count");
+    assert!(forked >= 40, "{forked} forks");
+    memledger.eventually("one process", |metrics| {
+        let count = metrics.sum("memledger_container_processes", &labels);
+        if count == 1.0 { Ok(()) } else { Err(format!("{count}")) }
+    });
+    nothing_failed(&memledger.fresh_metrics());
+}
+
+#[test]
+fn a_pid_that_is_used_again_is_another_process() {
+    let mut family = Family::new();
+    let cgroup = container(&family.id());
+    // the next pid can be asked for; if another process of the host took it, it is asked for again
+    let mut python = Python::start(
+        &cgroup,
+        "
+import ctypes, mmap, os, signal, sys
+def child(size, name):
+    (ready, tell) = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        ctypes.CDLL(None).prctl(15, ctypes.c_char_p(name), 0, 0, 0)
+        area = mmap.mmap(-1, size << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for at in range(0, size << 20, 4096):
+            area[at] = 1
+        os.write(tell, b'x')
+        while True:
+            signal.pause()
+    os.read(ready, 1)
+    return pid
+def end(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+first = child(48, b'first')
+print(first, flush=True)
+sys.stdin.readline()
+end(first)
+second = 0
+while second != first:
+    if second:
+        end(second)
+    with open('/proc/sys/kernel/ns_last_pid', 'w') as last:
+        last.write(str(first - 1))
+    second = child(1, b'second')
+print(second, flush=True)
+sys.stdin.readline()
+",
+    );
+    let pid: u64 = python.line().parse().expect("a pid");
+    let memledger = family.memledger();
+    let process = |name: &str| {
+        eventually(name, || {
+            let api = memledger.api();
+            let found = api["containers"][0]["processes"].as_array().cloned().unwrap_or_default();
+            let process = found.iter().find(|process| process["pid"] == pid);
+            let named = process.filter(|process| process["name"] == name);
+            named.and_then(|process| process["rss_bytes"].as_f64()).ok_or_else(|| format!("{found:?}"))
+        })
+    };
+    assert!(process("first") >= 48.0 * MIB);
+    assert_eq!(python.step().parse::<u64>().expect("a pid"), pid);
+    assert!(process("second") < 40.0 * MIB, "and it has a resident size of its own");
+    nothing_failed(&memledger.fresh_metrics());
+}
+
+#[test]
+fn a_cgroup_made_again_under_its_path_is_read_anew() {
+    use std::os::unix::fs::MetadataExt;
+    let mut family = Family::new();
+    let id = family.id();
+    let first = container(&id);
+    let inode = |cgroup: &TestCgroup| std::fs::metadata(&cgroup.path).expect("it is there").ino();
+    let (before, mut python) = (inode(&first), Python::start(&first, STEADY));
+    python.line();
+    let memledger = family.memledger();
+    let name = first.name().to_owned();
+    let labels = [("container_name", name.as_str())];
+    let rss = |metrics: &Metrics| metrics.ask("memledger_container_memory_rss_bytes", &labels);
+    memledger.eventually("32 MiB", |metrics| {
+        rss(metrics).and_then(|rss| if rss >= 31.0 * MIB { Ok(()) } else { Err(format!("{rss}")) })
+    });
+
+    drop(python);
+    drop(first);
+    let second = container(&id);
+    assert_ne!(inode(&second), before, "another cgroup under the same path");
+    memledger.eventually("an empty container", |metrics| {
+        let processes = metrics.sum("memledger_container_processes", &labels);
+        rss(metrics)
+            .and_then(|rss| if rss < MIB && processes == 0.0 { Ok(()) } else { Err(format!("{rss}")) })
+    });
+
+    let mut python = Python::start(&second, STEADY);
+    python.line();
+    memledger.eventually("32 MiB in the new one", |metrics| {
+        let processes = metrics.sum("memledger_container_processes", &labels);
+        rss(metrics).and_then(|rss| {
+            if rss >= 31.0 * MIB && processes == 1.0 { Ok(()) } else { Err(format!("{rss}")) }
+        })
+    });
+    nothing_failed(&memledger.fresh_metrics());
+}
+
+#[test]
+fn a_process_may_call_itself_anything() {
+    let mut family = Family::new();
+    let cgroup = container(&family.id());
+    let mut python = Python::start(
+        &cgroup,
+        r#"
+import ctypes, os, signal, sys
+names = [b'\xff', b'\xff\xfe ok', b'q"uo\\te', b'new\nline', b') S 1 (x', b'\xc3\xa4\xe2\x82', b'\t\r\x01', b'']
+(ready, tell) = os.pipe()
+for name in names:
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(15, ctypes.c_char_p(name), 0, 0, 0)
+        os.write(tell, b'x')
+        while True:
+            signal.pause()
+    os.read(ready, 1)
+print('ready', flush=True)
+sys.stdin.readline()
+"#,
+    );
+    python.line();
+    let memledger = family.memledger();
+    let own = std::fs::read_to_string(format!("/proc/{}/comm", python.pid())).expect("comm");
+    let mut expected: BTreeSet<_> = [
+        "\u{fffd}",
+        "\u{fffd}\u{fffd} ok",
+        "q\"uo\\te",
+        "new\nline",
+        ") S 1 (x",
+        "ä\u{fffd}",
+        "\t\r\u{1}",
+        "",
+    ]
+    .map(str::to_owned)
+    .into();
+    expected.insert(own.trim_end().to_owned());
+    eventually("the names", || {
+        let api = memledger.api();
+        let found = api["containers"][0]["processes"].as_array().cloned().unwrap_or_default();
+        let names: BTreeSet<_> =
+            found.iter().map(|process| process["name"].as_str().expect("text").to_owned()).collect();
+        if names == expected && found.len() == 9 { Ok(()) } else { Err(format!("{names:?}")) }
+    });
+    // parsed strictly by the tests' own parser
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(metrics.sum("memledger_container_processes", &[("container_name", cgroup.name())]), 9.0);
+    nothing_failed(&metrics);
+}
+
+#[test]
+fn thousands_of_containers_are_all_shown_and_then_forgotten() {
+    // the guest makes and removes a cgroup some ten times slower
+    let many = if in_v2_guest() { 200 } else { 2000 };
+    let mut family = Family::new();
+    let cgroups: Vec<_> = (0..many).map(|_| container(&family.id())).collect();
+    let memledger = family.memledger();
+    let of = |family: &str, metrics: &Metrics| metrics.all(family, &[]).len();
+    memledger.eventually("all of them", |metrics| {
+        let shown = shown(metrics);
+        if shown == f64::from(many) { Ok(()) } else { Err(format!("{shown}")) }
+    });
+    let metrics = memledger.fresh_metrics();
+    let each = [("info", 1), ("memory_usage_bytes", 1), ("memory_component_bytes", 5), ("processes", 3)];
+    for (family, series) in each {
+        let count = of(&format!("memledger_container_{family}"), &metrics);
+        assert_eq!(count, many as usize * series, "{family}");
+    }
+    nothing_failed(&metrics);
+    let open = metrics.value("process_open_fds", &[]);
+    drop(cgroups);
+    memledger.eventually("none of them", |metrics| {
+        let (left, fds) = (shown(metrics), metrics.value("process_open_fds", &[]));
+        let forgotten =
+            left == 0.0 && fds < 100.0 && of("memledger_container_memory_usage_bytes", metrics) == 0;
+        forgotten.then_some(()).ok_or_else(|| format!("{left} left, {fds} files of {open} open"))
+    });
+    nothing_failed(&memledger.fresh_metrics());
+}
+
+#[test]
+fn ids_are_found_in_every_layout_and_a_container_in_a_container_is_part_of_the_outer_one() {
+    let mut family = Family::new();
+    let tree = format!("memledger-tests/tree-{}", &family.id()[..12]);
+    let layouts = [
+        ("docker/ID", "docker"),
+        ("system.slice/docker-ID.scope", "docker"),
+        ("kubepods/burstable/pod1b2c-3d/ID", "unknown"),
+        (
+            "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1b.slice/cri-containerd-ID.scope",
+            "containerd",
+        ),
+        ("kubepods.slice/kubepods-pod1b.slice/crio-ID.scope", "cri-o"),
+        ("machine.slice/libpod-ID.scope/container", "podman"),
+        ("libpod_parent/libpod-ID", "podman"),
+        ("user.slice/user-1000.slice/user@1000.service/user.slice/libpod-ID.scope", "podman"),
+        ("default/ID", "unknown"),
+    ];
+    let mut cgroups = Vec::new();
+    let mut expected = BTreeSet::new();
+    let make = |cgroups: &mut Vec<TestCgroup>, layout: &str, id: &str| {
+        cgroups.push(TestCgroup::at(&format!("{tree}/{}", layout.replace("ID", id)), id));
+    };
+    for (layout, runtime) in layouts {
+        let id = family.id();
+        make(&mut cgroups, layout, &id);
+        expected.insert((id[..12].to_owned(), id, runtime.to_owned()));
+    }
+    for layout in ["machine.slice/libpod-conmon-ID.scope", "system.slice/crio-conmon-ID.scope"] {
+        make(&mut cgroups, layout, &family.id());
+    }
+    make(&mut cgroups, "docker/ID", &family.id()[..63]);
+    let outer_id = family.id();
+    expected.insert((outer_id[..12].to_owned(), outer_id.clone(), "docker".to_owned()));
+    make(&mut cgroups, &format!("docker/{outer_id}/docker/ID"), &family.id());
+    let inner = cgroups.last().expect("made");
+    let mut python = Python::start(inner, STEADY);
+    python.line();
+
+    let memledger = family.memledger();
+    memledger.eventually("the containers, each once", |metrics| {
+        let info = metrics.all("memledger_container_info", &[]);
+        let found: BTreeSet<_> = info
+            .iter()
+            .map(|(_, labels, _)| {
+                (labels["container_name"].clone(), labels["container_id"].clone(), labels["runtime"].clone())
+            })
+            .collect();
+        (found == expected && info.len() == expected.len()).then_some(()).ok_or_else(|| format!("{found:?}"))
+    });
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(shown(&metrics), expected.len() as f64);
+    let version = if is_v2() { "2" } else { "1" };
+    assert_eq!(metrics.all("memledger_container_info", &[("cgroup_version", version)]).len(), expected.len());
+    let outer = [("container_name", &outer_id[..12])];
+    assert_eq!(metrics.sum("memledger_container_processes", &outer), 1.0, "the inner one's process");
+    let rss = metrics.value("memledger_container_memory_rss_bytes", &outer);
+    assert!(rss >= 31.0 * MIB, "the inner one's memory: {rss}");
+    let held = metrics.value("memledger_host_memory_component_bytes", &[("component", "containers")]);
+    assert!((31.0 * MIB..64.0 * MIB).contains(&held), "counted once: {held}");
+    nothing_failed(&metrics);
+}
