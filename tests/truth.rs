@@ -407,7 +407,7 @@ fn a_lower_limit_above_is_the_effective_one_and_a_sibling_takes_from_the_headroo
         // 96 MiB of the sibling and 32 of its own, and two interpreters with their kernel memory: 5 to 20 MiB each,
         // by how much of the interpreter is file cache
         let headroom = value("headroom")?;
-        let right = headroom <= 64.0 * MIB && headroom >= 24.0 * MIB;
+        let right = (24.0 * MIB..=64.0 * MIB).contains(&headroom);
         right.then_some(()).ok_or_else(|| format!("headroom {:.1} MiB", headroom / MIB))
     });
     // the parent's own books, read by hand; the stat files lag by up to 2 s
