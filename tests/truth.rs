@@ -587,14 +587,20 @@ done()
         ((peak - 64.0 * MIB).abs() <= TOLERANCE).then_some(()).ok_or_else(|| format!("{peak}"))
     });
     let metrics = lab.memledger.metrics();
-    let (peak, kernels) = (lab.value(&metrics, "unreclaimable_peak"), lab.value(&metrics, "peak"));
+    let peaks = |lab: &Lab, metrics: &Metrics| {
+        ["unreclaimable_peak", "peak"].map(|family| lab.value(metrics, family).expect("a peak"))
+    };
+    let held = peaks(&lab, &metrics);
     lab.python.step();
     lab.moved("giving it back", &before, &[]);
     let metrics = lab.memledger.metrics();
-    assert_eq!(lab.value(&metrics, "unreclaimable_peak"), peak);
+    // the process may have taken a little more before it gave the memory back; from then on nothing comes near
+    let kept = peaks(&lab, &metrics);
+    for (held, kept) in std::iter::zip(held, kept) {
+        assert!((held..=held + TOLERANCE).contains(&kept), "{kept} after {held}");
+    }
     let truth = lab.cgroup.number("memory.max_usage_in_bytes", "memory.peak") as f64;
-    assert_eq!(lab.value(&metrics, "peak"), Some(truth), "the kernel's own peak");
-    assert_eq!(lab.value(&metrics, "peak"), kernels);
+    assert_eq!(kept[1], truth, "the kernel's own peak");
     assert!(truth >= before["usage"] + 64.0 * MIB - TOLERANCE, "{truth}");
 
     let Lab { memledger, python, cgroup } = lab;
@@ -607,7 +613,7 @@ done()
         usage.map_or(Ok(()), |usage| Err(format!("usage {usage}")))
     });
     let metrics = memledger.metrics();
-    assert_eq!(metrics.get("memledger_container_memory_unreclaimable_peak_bytes", &labels), peak);
+    assert_eq!(metrics.get("memledger_container_memory_unreclaimable_peak_bytes", &labels), Some(kept[0]));
     assert_eq!(metrics.get("memledger_container_memory_peak_bytes", &labels), Some(truth));
     assert_eq!(
         metrics.get("memledger_container_memory_rss_bytes", &labels),

@@ -151,16 +151,29 @@ sys.stdin.readline()
 fn a_pid_that_is_used_again_is_another_process() {
     let mut family = Family::new();
     let cgroup = container(&family.id());
-    // the next pid can be asked for; if another process of the host took it, it is asked for again
+    // clone3 gives a child the pid that is asked for, unless another process of the host has it just now
     let mut python = Python::start(
         &cgroup,
         "
-import ctypes, mmap, os, signal, sys
-def child(size, name):
+import ctypes, mmap, os, signal, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+def fork_as(pid):
+    SYS_clone3, EEXIST = 435, 17
+    wanted = (ctypes.c_int32 * 1)(pid)
+    # flags, pidfd, child_tid, parent_tid, exit_signal, stack, its size, tls, set_tid, its size, cgroup
+    ask = (ctypes.c_uint64 * 11)(0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(wanted), 1, 0)
+    while True:
+        pid = libc.syscall(SYS_clone3, ctypes.byref(ask), ctypes.sizeof(ask))
+        if pid >= 0:
+            return pid
+        if ctypes.get_errno() != EEXIST:
+            raise OSError(ctypes.get_errno(), 'clone3')
+        time.sleep(0.01)
+def child(fork, size, name):
     (ready, tell) = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
-        ctypes.CDLL(None).prctl(15, ctypes.c_char_p(name), 0, 0, 0)
+        libc.prctl(15, ctypes.c_char_p(name), 0, 0, 0)
         area = mmap.mmap(-1, size << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         for at in range(0, size << 20, 4096):
             area[at] = 1
@@ -169,20 +182,12 @@ def child(size, name):
             signal.pause()
     os.read(ready, 1)
     return pid
-def end(pid):
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-first = child(48, b'first')
+first = child(os.fork, 48, b'first')
 print(first, flush=True)
 sys.stdin.readline()
-end(first)
-second = 0
-while second != first:
-    if second:
-        end(second)
-    with open('/proc/sys/kernel/ns_last_pid', 'w') as last:
-        last.write(str(first - 1))
-    second = child(1, b'second')
+os.kill(first, signal.SIGKILL)
+os.waitpid(first, 0)
+second = child(lambda: fork_as(first), 1, b'second')
 print(second, flush=True)
 sys.stdin.readline()
 ",
