@@ -248,6 +248,39 @@ fn a_cgroup_made_again_under_its_path_is_read_anew() {
 }
 
 #[test]
+fn a_cgroup_made_again_between_two_cycles_begins_a_run_of_its_own() {
+    let mut family = Family::new();
+    let id = family.id();
+    let first = container(&id);
+    let mut python = Python::start(&first, STEADY);
+    python.line();
+    // long enough that what follows lies between two cycles, also in the guest; if it does not, it is the easier case
+    let flags = [&family.include(), "--docker.socket=", "--podman.socket=", "--sample.interval=3s"];
+    let memledger = Memledger::start(&flags);
+    let name = first.name().to_owned();
+    let labels = [("container_name", name.as_str())];
+    let start = |metrics: &Metrics| metrics.ask("memledger_container_start_time_seconds", &labels);
+    let peak =
+        |metrics: &Metrics, of| metrics.ask(&format!("memledger_container_memory_{of}_bytes"), &labels);
+    let began = memledger.eventually("32 MiB", |metrics| {
+        let peak = peak(metrics, "unreclaimable_peak")?;
+        if peak >= 31.0 * MIB { start(metrics) } else { Err(format!("{peak}")) }
+    });
+
+    drop(python);
+    drop(first);
+    let second = container(&id);
+    let _sleeper = Python::command(&second, &["/bin/sleep", "1000"]);
+    memledger.eventually("peaks and a start of its own", |metrics| {
+        let (peaks, start) =
+            ([peak(metrics, "unreclaimable_peak")?, peak(metrics, "peak")?], start(metrics)?);
+        let own = peaks.iter().all(|peak| *peak < 8.0 * MIB) && start > began;
+        own.then_some(()).ok_or_else(|| format!("{peaks:?}, {start} after {began}"))
+    });
+    nothing_failed(&memledger.metrics());
+}
+
+#[test]
 fn a_process_may_call_itself_anything() {
     let mut family = Family::new();
     let cgroup = container(&family.id());

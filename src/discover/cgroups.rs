@@ -117,6 +117,8 @@ pub struct Candidate {
     pub runtime: &'static str,
     /// Relative to the root of the hierarchy.
     pub path: PathBuf,
+    /// Its inode; `None` if it was removed during the walk.
+    pub inode: Option<u64>,
     /// Cgroups below it.
     pub below: Vec<PathBuf>,
     /// Index of the candidate that it lies in, for a container in a container.
@@ -247,6 +249,7 @@ impl Tree {
             id: ContainerId::new(found.id),
             runtime: found.runtime,
             path: path.to_path_buf(),
+            inode: rustix::fs::stat(self.root.join(path)).ok().map(|stat| stat.st_ino),
             below: vec![],
             inside,
         });

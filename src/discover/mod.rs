@@ -110,6 +110,8 @@ pub struct Container {
 pub struct Cgroup {
     /// The container's own cgroup.
     pub path: PathBuf,
+    /// Its inode: a cgroup that was removed and made again has another one.
+    pub inode: Option<u64>,
     /// The cgroups below it, whose processes are its processes too.
     pub below: Vec<PathBuf>,
 }

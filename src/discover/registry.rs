@@ -164,7 +164,11 @@ fn may_still_name(link: Link, age: Duration) -> bool {
 fn place(candidate: &Candidate, inner: &[&Path]) -> Cgroup {
     let own =
         |path: &&PathBuf| !inner.iter().any(|inner| *inner != candidate.path && path.starts_with(inner));
-    Cgroup { path: candidate.path.clone(), below: candidate.below.iter().filter(own).cloned().collect() }
+    Cgroup {
+        path: candidate.path.clone(),
+        inode: candidate.inode,
+        below: candidate.below.iter().filter(own).cloned().collect(),
+    }
 }
 
 /// Marks the containers that lie in another one that is shown, whose memory is part of that one's.
@@ -250,9 +254,14 @@ fn with_unique_names(mut found: Vec<(usize, Container)>) -> Vec<Container> {
 }
 
 /// Whether `later` is the same run of the same container: the same id started again is another run. A container that
-/// was known by its cgroup alone has no start time until a runtime names it.
+/// is known by its cgroup alone has no start time until a runtime names it; a run of its is as long as its cgroup lives.
 fn same_run(earlier: &Container, later: &Container) -> bool {
-    earlier.id == later.id && (earlier.started.is_none() || earlier.started == later.started)
+    let inode = |container: &Container| container.cgroup.as_ref().and_then(|cgroup| cgroup.inode);
+    let remade = match (earlier.started, later.started, inode(earlier), inode(later)) {
+        (None, None, Some(earlier), Some(later)) => earlier != later,
+        _ => false,
+    };
+    earlier.id == later.id && (earlier.started.is_none() || earlier.started == later.started) && !remade
 }
 
 /// Runs that were shown and are over, and those that came and went between two cycles.
