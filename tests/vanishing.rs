@@ -421,4 +421,7 @@ fn ids_are_found_in_every_layout_and_a_container_in_a_container_is_part_of_the_o
     let held = metrics.value("memledger_host_memory_component_bytes", &[("component", "containers")]);
     assert!((31.0 * MIB..64.0 * MIB).contains(&held), "counted once: {held}");
     nothing_failed(&metrics);
+    // the last one first: each takes with it the levels that it made
+    drop(python);
+    while cgroups.pop().is_some() {}
 }
