@@ -137,7 +137,7 @@ catalog! {
     COLLECTOR_SUCCESS = Gauge Global "memledger_collector_success" ["collector"] max 32,
         "1 if the source could be read in the last cycle. 0 if not, though it is configured, was there before, or its device node exists. Absent where the host never had it.";
     COLLECTOR_DURATION = Gauge Global "memledger_collector_duration_seconds" ["collector"] max 32,
-        "Time of the last read of the source. The GPU's and the PSS reader's own threads do not count into the cycle.";
+        "Time of the last read of the source. gpu and pss are read by threads of their own, outside the cycle; pss: of one container.";
     READ_FAULTS = Counter Global "memledger_read_faults_total" ["collector", "reason"] max 128,
         "Readings that failed although the thing was there. A container or process that ended between two reads is no fault.";
     SERIES_DROPPED = Counter Global "memledger_series_dropped_total" ["family"] max 128,
@@ -170,7 +170,7 @@ catalog! {
     HOST_MEMORY_AVAILABLE = Gauge Global "memledger_host_memory_available_bytes" [] max 1,
         "MemAvailable of /proc/meminfo: the kernel's estimate of what could be had without swapping.";
     HOST_MEMORY_COMPONENT = Gauge Global "memledger_host_memory_component_bytes" ["component"] max 8,
-        "Partition of the host's memory; the components sum to memledger_host_memory_total_bytes. containers and processes: anonymous and shared memory inside and outside the containers that memledger shows; page_cache: Cached + Buffers - Shmem; kernel_reclaimable: KReclaimable; kernel: SUnreclaim, PageTables, SecPageTables, KernelStack, Percpu; hugetlb; free; unaccounted: the rest, such as pages that drivers allocated.";
+        "Partition of the host's memory; the components sum to memledger_host_memory_total_bytes. containers and processes: anonymous and shared memory inside and outside the containers that memledger shows, both absent where the memory of a container could not be read; page_cache: Cached + Buffers - Shmem; kernel_reclaimable: KReclaimable; kernel: SUnreclaim, PageTables, SecPageTables, KernelStack, Percpu; hugetlb; free; unaccounted: the rest, such as pages that drivers allocated.";
     HOST_SWAP_TOTAL = Gauge Global "memledger_host_swap_total_bytes" [] max 1,
         "SwapTotal of /proc/meminfo.";
     HOST_SWAP_USED = Gauge Global "memledger_host_swap_used_bytes" [] max 1,
@@ -216,11 +216,11 @@ catalog! {
     CONTAINER_SHM_USED = Gauge Container "memledger_container_shm_used_bytes" [] max CONTAINERS,
         "Used bytes of the container's own /dev/shm, read at most every 5 s. Needs CAP_SYS_PTRACE. Absent if it is no tmpfs or is the host's.";
     CONTAINER_SHM_SIZE = Gauge Container "memledger_container_shm_size_bytes" [] max CONTAINERS,
-        "Size of the container's own /dev/shm (Docker's default of 64 MiB is what kills DataLoaders), read at most every 5 s. Needs CAP_SYS_PTRACE.";
+        "Size of the container's own /dev/shm (Docker's default of 64 MiB is what kills DataLoaders), read at most every 5 s. Needs CAP_SYS_PTRACE and Linux 5.12.";
     CONTAINER_PROCESS_RSS = Gauge Container "memledger_container_process_rss_bytes" ["role"] max PER_ROLE,
         "Resident memory of the container's processes by role, from /proc/PID/statm. Forked processes count shared pages again: never sum it or take shares of it, use memledger_container_process_pss_bytes.";
     CONTAINER_PROCESS_PSS = Gauge Container "memledger_container_process_pss_bytes" ["role"] max PER_ROLE,
-        "Proportional share of the processes' memory by role, which adds up, from /proc/PID/smaps_rollup. Read at most every --pss.interval and cached until the next reading. Needs CAP_SYS_PTRACE.";
+        "Proportional share of the processes' memory by role, which adds up, from /proc/PID/smaps_rollup. Read at most every --pss.interval and cached until the next reading; absent for a role of which a process is younger than the last reading. Needs CAP_SYS_PTRACE.";
     CONTAINER_PROCESSES = Gauge Container "memledger_container_processes" ["role"] max PER_ROLE,
         "Processes of the container by role: trainer, dataloader_worker, other.";
 
@@ -240,7 +240,7 @@ catalog! {
     GPU_MEMORY_RESERVED = Gauge Gpu "memledger_gpu_memory_reserved_bytes" [] max 64,
         "Memory that the driver and firmware keep for themselves, from NVML memory info v2.";
     GPU_MEMORY_UNATTRIBUTED = Gauge Gpu "memledger_gpu_memory_unattributed_bytes" [] max 64,
-        "Used memory of the GPU less that of all its processes that could be named. Never guessed away, never below 0.";
+        "Used memory of the GPU less memledger_container_gpu_memory_used_bytes and memledger_gpu_host_processes_memory_bytes. Where the driver does not tell the memory of one of a container's processes, all of the container's is here. Never guessed away, never below 0.";
     GPU_BOOKS_RACES = Counter Gpu "memledger_gpu_books_races_total" [] max 64,
         "Readings whose processes held more than the device's used memory even when read again twice.";
     GPU_HOST_PROCESSES = Gauge Gpu "memledger_gpu_host_processes_memory_bytes" [] max 64,

@@ -77,6 +77,7 @@ impl Sampler {
         let inventory = refresh.inventory;
         let context =
             Context { now, roots: &self.roots, hierarchy: self.hierarchy.as_ref(), inventory: &inventory };
+        self.readings.begin();
         for collector in &mut self.collectors {
             self.faults.enter(collector.name());
             let mut output =
@@ -137,7 +138,8 @@ fn run(collector: &mut dyn Collector, context: &Context<'_>, output: &mut Output
     if outcome != Outcome::Absent {
         let success = f64::from(u8::from(outcome == Outcome::Read));
         output.series.global(COLLECTOR_SUCCESS, [name.clone()], success);
-        output.series.global(COLLECTOR_DURATION, [name], Moment::now().since(began).as_secs_f64());
+        let took = collector.background().unwrap_or_else(|| Moment::now().since(began));
+        output.series.global(COLLECTOR_DURATION, [name], took.as_secs_f64());
     }
 }
 

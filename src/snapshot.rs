@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::attribute::Attributed;
-use crate::catalog::Id;
+use crate::catalog::{CATALOG, Id};
 use crate::clock::Moment;
 use crate::collect::gpu;
 use crate::discover::Container;
@@ -35,17 +35,23 @@ pub type Dropped = BTreeMap<Id, u64>;
 /// Sorts the rows, drops what is over a family's cap and what exists twice. Adds what was dropped to `dropped`.
 pub fn finish(series: &mut Series, dropped: &mut Dropped) {
     let (rows, labels) = series.split_mut();
+    // the cap keeps what was written first: a collector that has more writes the most important first
+    let mut written = vec![0; CATALOG.len()];
+    rows.retain(|row| {
+        written[row.family as usize] += 1;
+        let kept = written[row.family as usize] <= row.family.def().max_series;
+        if !kept {
+            *dropped.entry(row.family).or_insert(0) += 1;
+        }
+        kept
+    });
     // stable, so that within one subject the order of writing stays
     rows.sort_by_key(|row| (row.family, row.container, row.gpu));
-    let mut kept = 0; // of the current family
     let mut previous: Option<crate::series::Row> = None;
     let mut group_start = 0;
     let mut out = 0;
     for at in 0..rows.len() {
         let row = rows[at];
-        if previous.is_none_or(|p| p.family != row.family) {
-            kept = 0;
-        }
         if previous.is_none_or(|p| (p.family, p.container, p.gpu) != (row.family, row.container, row.gpu)) {
             group_start = out;
         }
@@ -53,11 +59,10 @@ pub fn finish(series: &mut Series, dropped: &mut Dropped) {
         let twice =
             rows[group_start..out].iter().any(|other| labels_of(labels, other) == labels_of(labels, &row));
         debug_assert!(!twice, "{} was written twice", row.family.def().name);
-        if twice || kept >= row.family.def().max_series {
+        if twice {
             *dropped.entry(row.family).or_insert(0) += 1;
             continue;
         }
-        kept += 1;
         rows[out] = row;
         out += 1;
     }

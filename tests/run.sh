@@ -17,12 +17,24 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
 cargo fmt --all --check
+cargo clippy --workspace --all-targets --locked -- -D warnings
 cargo nextest run --workspace --locked --no-fail-fast 2>&1 | tee "$log" || status=1
 
 # the same tests against another kernel: cgroup v2, systemd
-build=$(cargo build --locked --tests --message-format=json 2>/dev/null)
-executable() { printf '%s\n' "$build" | sed -n "s/.*\"name\":\"$1\".*\"executable\":\"\([^\"]*\)\".*/\1/p" | tail -1; }
-V2_TEST_ARGS="truth:: roles:: vanishing::" tests/v2host/test.sh "$(executable memledger)" "$(executable real)" || status=1
+built=$(cargo build --locked --bins --tests --message-format=json-render-diagnostics)
+# executable NAME KIND TEST: the executable of a target, and not its unit tests
+executable() {
+  printf '%s\n' "$built" | python3 -c '
+import json, sys
+name, kind, test = sys.argv[1], sys.argv[2], sys.argv[3] == "test"
+for line in sys.stdin:
+    message = json.loads(line)
+    target = message.get("target", {})
+    if message.get("executable") and (target["name"], target["kind"], message["profile"]["test"]) == (name, [kind], test):
+        print(message["executable"])' "$@"
+}
+V2_TEST_ARGS="truth:: roles:: vanishing::" tests/v2host/test.sh \
+  "$(executable memledger bin binary)" "$(executable real test test)" || status=1
 
 grep -E '^ +Summary ' "$log" | tail -1
 exit "$status"

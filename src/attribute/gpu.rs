@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::Attributed;
 use crate::catalog::*;
 use crate::collect::gpu::{Device, GpuProcess};
+use crate::collect::process::Process;
 use crate::collect::{Context, Readings};
 use crate::parse::container_id;
 use crate::series::{Label, NONE, Series};
@@ -51,14 +52,22 @@ impl<'a> Index<'a> {
     }
 }
 
-/// Pids of this host that hold a GPU context, with their memory over all GPUs as far as the driver tells.
-pub fn holders(_context: &Context<'_>, readings: &Readings) -> HashMap<u32, Option<u64>> {
-    let mut holders: HashMap<u32, Option<u64>> = HashMap::new();
+/// Processes, by pid and start time, that hold a GPU context, with their memory over all GPUs as far as it is told.
+pub type Holders = HashMap<(u32, u64), Option<u64>>;
+
+/// The key of a process in [`Holders`].
+pub fn key(process: &Process) -> (u32, u64) {
+    (process.pid, process.facts.start_ticks)
+}
+
+/// Who holds a GPU context.
+pub fn holders(readings: &Readings) -> Holders {
+    let mut holders = Holders::new();
     for process in
         readings.gpu.iter().flat_map(|gpu| &gpu.devices).filter_map(|d| d.processes.as_ref()).flatten()
     {
-        if process.owner.is_some() {
-            let sum = holders.entry(process.pid).or_default();
+        if let Some(owner) = &process.owner {
+            let sum = holders.entry((process.pid, owner.start_ticks)).or_default();
             *sum = process.used.map(|used| used + sum.unwrap_or(0)).or(*sum);
         }
     }

@@ -5,7 +5,6 @@
 mod gpu;
 pub mod roles;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 pub use roles::Role;
@@ -44,12 +43,12 @@ pub struct Attribution {
 
 /// Attributes one cycle's readings and writes the samples that follow.
 pub fn attribute(context: &Context<'_>, readings: &Readings, series: &mut Series) -> Attribution {
-    let holders = gpu::holders(context, readings);
+    let holders = gpu::holders(readings);
     let mut processes = Vec::with_capacity(readings.processes.len());
     for number in 0..context.inventory.containers.len() {
         let from = processes.len();
         roles_of(context, readings, &holders, number, &mut processes);
-        if readings.processes.readable {
+        if readings.processes.complete(number) {
             by_role(context, readings, number, &processes[from..], series);
         }
     }
@@ -60,13 +59,13 @@ pub fn attribute(context: &Context<'_>, readings: &Readings, series: &mut Series
 fn roles_of(
     context: &Context<'_>,
     readings: &Readings,
-    holders: &HashMap<u32, Option<u64>>,
+    holders: &gpu::Holders,
     number: usize,
     out: &mut Vec<Attributed>,
 ) {
     let members = readings.processes.of(number);
     let id = &context.inventory.containers[number].id;
-    let roles = roles::classify(members, |pid| holders.contains_key(&pid));
+    let roles = roles::classify(members, |process| holders.contains_key(&gpu::key(process)));
     out.extend(std::iter::zip(members, roles).map(|(process, role)| Attributed {
         container: number as u32,
         pid: process.pid,
@@ -74,7 +73,7 @@ fn roles_of(
         role,
         rss_bytes: process.rss_bytes,
         pss_bytes: readings.pss.of(id, process.pid, process.facts.start_ticks),
-        gpu_bytes: holders.get(&process.pid).copied().flatten(),
+        gpu_bytes: holders.get(&gpu::key(process)).copied().flatten(),
     }));
 }
 
@@ -93,7 +92,8 @@ fn by_role(
         let rss: u64 = of_role().map(|process| process.rss_bytes).sum();
         series.container(CONTAINER_PROCESSES, number as u32, [label.clone()], of_role().count() as f64);
         series.container(CONTAINER_PROCESS_RSS, number as u32, [label.clone()], rss as f64);
-        if measured {
+        // a process that is younger than the last measurement would be missing in the sum
+        if measured && of_role().all(|process| process.pss_bytes.is_some()) {
             let pss: u64 = of_role().filter_map(|process| process.pss_bytes).sum();
             series.container(CONTAINER_PROCESS_PSS, number as u32, [label], pss as f64);
         }

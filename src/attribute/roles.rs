@@ -41,8 +41,8 @@ impl Role {
 /// The name that PyTorch's workers give themselves.
 const WORKER_NAME: &str = "pt_data_worker";
 
-/// The role of each process of one container. `holds_gpu` tells which pids hold GPU memory.
-pub fn classify(processes: &[Process], holds_gpu: impl Fn(u32) -> bool) -> Vec<Role> {
+/// The role of each process of one container. `holds_gpu` tells which of them hold GPU memory.
+pub fn classify(processes: &[Process], holds_gpu: impl Fn(&Process) -> bool) -> Vec<Role> {
     let tree = Tree::of(processes, holds_gpu);
     (0..processes.len()).map(|index| tree.role(index)).collect()
 }
@@ -58,10 +58,10 @@ struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    fn of(processes: &'a [Process], holds_gpu: impl Fn(u32) -> bool) -> Self {
+    fn of(processes: &'a [Process], holds_gpu: impl Fn(&Process) -> bool) -> Self {
         let index: HashMap<u32, usize> = processes.iter().enumerate().map(|(i, p)| (p.pid, i)).collect();
         let parent: Vec<_> = processes.iter().map(|p| index.get(&p.facts.ppid).copied()).collect();
-        let gpu: Vec<_> = processes.iter().map(|p| holds_gpu(p.pid)).collect();
+        let gpu: Vec<_> = processes.iter().map(holds_gpu).collect();
         let mut tree =
             Self { processes, parent, gpu, fork: vec![], has_workers: vec![false; processes.len()] };
         tree.fork = (0..processes.len()).map(|i| tree.is_silent_fork(i)).collect();
@@ -176,7 +176,7 @@ mod tests {
             Role::DataloaderWorker => 'w',
             Role::Other => '-',
         };
-        classify(processes, |pid| gpu.contains(&pid)).into_iter().map(letter).collect()
+        classify(processes, |process| gpu.contains(&process.pid)).into_iter().map(letter).collect()
     }
 
     // The trees of real Python processes are in tests/roles.rs; these are the ones that need a GPU.

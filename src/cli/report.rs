@@ -193,7 +193,7 @@ async fn runtime(endpoint: &Endpoint) -> Check {
 
 fn pid_namespace(config: &Config) -> Check {
     let name = "pid namespace";
-    match gpu::in_first_pid_namespace(&config.roots) {
+    match config.roots.in_first_pid_namespace() {
         true => Check::good(name, "the host's"),
         false => Check::bad(
             name,

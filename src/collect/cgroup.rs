@@ -202,6 +202,9 @@ impl Files {
                 let stat = parse::StatV1::parse(self.stat.read_once(buffer)?);
                 let kernel = Self::optional(self.kernel.as_ref(), buffer, faults)?;
                 apply_v1(&mut memory, stat, kernel);
+                if kernel.is_none() && self.kernel.is_some() {
+                    memory.unreclaimable = None; // charged, and not known how much
+                }
             }
         }
         Ok(memory)
@@ -234,12 +237,13 @@ impl Files {
 
 fn apply_v2(memory: &mut Memory, stat: parse::StatV2) {
     let sum = |parts: &[Option<u64>]| parts.iter().copied().sum::<Option<u64>>();
-    // percpu is younger than 5.11, the sum `kernel` than 5.18
-    let percpu = stat.percpu.into_iter().sum::<u64>();
-    let summed = sum(&[stat.slab, stat.kernel_stack, stat.pagetables]).map(|sum| sum + percpu);
+    // pagetables is younger than 5.10, percpu than 5.8, the sum `kernel` than 5.18; without the line it is not charged
+    // apart, and the little that it holds stays in the rest
+    let young = [stat.pagetables, stat.percpu].into_iter().flatten().sum::<u64>();
+    let summed = sum(&[stat.slab, stat.kernel_stack]).map(|sum| sum + young);
     let pinned = match (stat.kernel, stat.slab_reclaimable) {
         (Some(kernel), Some(reclaimable)) => Some(kernel.saturating_sub(reclaimable)),
-        _ => sum(&[stat.slab_unreclaimable, stat.kernel_stack, stat.pagetables]).map(|sum| sum + percpu),
+        _ => sum(&[stat.slab_unreclaimable, stat.kernel_stack]).map(|sum| sum + young),
     };
     memory.inactive_file = stat.inactive_file;
     memory.anon = stat.anon;
@@ -339,7 +343,12 @@ impl Cgroups {
                     memory.effective_limit = least(memory.effective_limit, level.limit);
                     memory.headroom = least(memory.headroom, level.headroom);
                 }
-                Err(error) => faults.note(&error),
+                Err(error) => {
+                    faults.note(&error);
+                    // what this level allows is not known, and so neither is the least of all
+                    (memory.effective_limit, memory.headroom) = (None, None);
+                    break;
+                }
             }
         }
         if let Some(open) = self.containers.get_mut(id) {
@@ -386,6 +395,7 @@ impl Collector for Cgroups {
         let cycle = self.cycle;
         self.containers.retain(|_, open| open.cycle == cycle);
         self.levels.retain(|_, level| level.cycle == cycle);
+        output.readings.memory_complete = failed == 0;
         if read == 0 && failed > 0 { Outcome::Failed } else { Outcome::Read }
     }
 }

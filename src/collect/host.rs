@@ -1,7 +1,7 @@
 //! Memory of the whole host: `/proc/meminfo`, `/proc/pressure/memory` and the host's `/dev/shm`.
 //!
 //! The partition needs what the containers hold, so this collector comes after the one of cgroups. Kernel counters are
-//! not of one instant: where the parts exceed the whole, both are read once more, and then it is a fault.
+//! not of one instant: where the parts exceed the whole, the whole is read once more, and then it is a fault.
 
 use std::io::Cursor;
 
@@ -73,8 +73,12 @@ impl Partition {
         ]
     }
 
-    fn write(&self, series: &mut Series) {
+    /// Without the memory of every container, who of `containers` and `processes` holds what is not known.
+    fn write(&self, containers_known: bool, series: &mut Series) {
         for (component, bytes) in self.known() {
+            if !containers_known && matches!(component, "containers" | "processes") {
+                continue;
+            }
             series.global(HOST_MEMORY_COMPONENT, [component.into()], bytes as f64);
         }
         series.global(HOST_MEMORY_COMPONENT, ["unaccounted".into()], self.unaccounted.max(0) as f64);
@@ -144,7 +148,7 @@ impl Collector for Host {
             }
         }
         if let Some(parts) = parts {
-            parts.write(series);
+            parts.write(output.readings.memory_complete, series);
         }
         match self.pressure(context) {
             Ok(pressure) => {

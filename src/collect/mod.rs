@@ -14,6 +14,7 @@ pub mod shm;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::config::Config;
@@ -39,12 +40,24 @@ pub struct Context<'a> {
 pub struct Readings {
     /// Memory of each container, by its number. `None`: gone, or not there yet.
     pub memory: Vec<Option<cgroup::Memory>>,
+    /// The memory of every container that is there was read: their sum is no guess.
+    pub memory_complete: bool,
     /// Processes of all containers.
     pub processes: process::Processes,
     /// Newest proportional shares.
     pub pss: Arc<pss::Shares>,
     /// Newest answer of the driver.
     pub gpu: Option<Arc<gpu::Reading>>,
+}
+
+impl Readings {
+    /// Forgets the cycle before, so that a collector that fails leaves nothing old behind.
+    pub fn begin(&mut self) {
+        self.memory.clear();
+        self.memory_complete = false;
+        self.processes.clear();
+        self.gpu = None;
+    }
 }
 
 /// Where a collector writes.
@@ -75,6 +88,10 @@ pub trait Collector: Send {
     fn name(&self) -> &'static str;
     /// Reads the source once.
     fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome;
+    /// How long the last read took, if a thread of the collector's own does the reading.
+    fn background(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// All collectors that are switched on, in the order in which they build on each other.

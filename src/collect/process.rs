@@ -58,7 +58,9 @@ pub struct Process {
 pub struct Processes {
     all: Vec<Process>,
     of: Vec<Range<usize>>,
-    /// The pids are those of the host; if not, nothing about processes can be said.
+    /// Whether all that a container has was read; if not, a sum would be too small.
+    complete: Vec<bool>,
+    /// Processes can be read at all: the pids are those of the host, and `/proc` shows them.
     pub readable: bool,
 }
 
@@ -66,6 +68,11 @@ impl Processes {
     /// The processes of one container.
     pub fn of(&self, container: usize) -> &[Process] {
         self.of.get(container).map_or(&[], |range| &self.all[range.clone()])
+    }
+
+    /// True if these are all processes of the container. An empty list is then *none*, and otherwise *unknown*.
+    pub fn complete(&self, container: usize) -> bool {
+        self.readable && self.complete.get(container).is_some_and(|complete| *complete)
     }
 
     /// Container number and process, for all.
@@ -85,9 +92,12 @@ impl Processes {
         self.all.is_empty()
     }
 
-    fn clear(&mut self) {
+    /// Forgets the cycle before.
+    pub fn clear(&mut self) {
         self.all.clear();
         self.of.clear();
+        self.complete.clear();
+        self.readable = false;
     }
 }
 
@@ -151,18 +161,27 @@ impl PidList {
 }
 
 impl ProcessTable {
-    /// Fills `self.pids` with the processes of a container and of the cgroups below it.
-    fn list(&mut self, context: &Context<'_>, container: &Container, faults: &mut Faults) {
+    /// Fills `self.pids` with the processes of a container and of the cgroups below it. False if some are missing.
+    fn list(&mut self, context: &Context<'_>, container: &Container, faults: &mut Faults) -> bool {
         self.pids.clear();
-        let (Some(hierarchy), Some(cgroup)) = (context.hierarchy, &container.cgroup) else { return };
+        let (Some(hierarchy), Some(cgroup)) = (context.hierarchy, &container.cgroup) else { return false };
+        let mut complete = true;
         for path in std::iter::once(&cgroup.path).chain(&cgroup.below) {
             if let Err(error) = self.list_one(hierarchy, path) {
+                // a cgroup below may go at any time; without its own the container has ended
+                complete &= error.is_gone() && *path != cgroup.path;
                 faults.note(&error);
             }
         }
+        complete
     }
 
     fn list_one(&mut self, hierarchy: &Hierarchy, path: &PathBuf) -> Result<(), ReadError> {
+        if self.lists.len() >= self.may_open / 4 && !self.lists.contains_key(path) {
+            let list = PidList::open(hierarchy, path)?; // a container may make thousands of cgroups: not held
+            self.pids.extend(pids_of(list.read(&mut self.buffer)?));
+            return Ok(());
+        }
         for attempt in 0.. {
             if !self.lists.contains_key(path) {
                 self.lists.insert(path.clone(), PidList::open(hierarchy, path)?);
@@ -171,10 +190,7 @@ impl ProcessTable {
             list.cycle = self.cycle;
             match list.read(&mut self.buffer) {
                 Ok(text) => {
-                    let lines = text.split(|&b| b == b'\n').filter(|line| !line.is_empty());
-                    self.pids.extend(
-                        lines.filter_map(crate::parse::number).filter_map(|pid| u32::try_from(pid).ok()),
-                    );
+                    self.pids.extend(pids_of(text));
                     break;
                 }
                 // made again under the same path: open the new one, once
@@ -258,6 +274,11 @@ fn may_open(containers: usize) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(REST + PER_CONTAINER * containers)
 }
 
+fn pids_of(list: &[u8]) -> impl Iterator<Item = u32> {
+    let numbers = list.split(|&b| b == b'\n').filter_map(crate::parse::number);
+    numbers.filter_map(|pid| u32::try_from(pid).ok())
+}
+
 fn rss_bytes(statm: &[u8]) -> Result<u64, ReadError> {
     let pages = parse::resident_pages(statm).ok_or_else(|| ReadError::malformed("statm"))?;
     Ok(pages * rustix::param::page_size() as u64)
@@ -289,13 +310,15 @@ impl Collector for ProcessTable {
 
     fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
         self.cycle += 1;
-        self.may_open = may_open(context.inventory.containers.len());
+        self.may_open = may_open(context.inventory.containers.len()).saturating_sub(self.lists.len());
         let mut found = std::mem::take(&mut output.readings.processes);
         found.clear();
         let mut foreign = false;
+        let (mut listed, mut read) = (0, 0);
         for container in &context.inventory.containers {
             let from = found.all.len();
-            self.list(context, container, output.faults);
+            let mut complete = self.list(context, container, output.faults);
+            let before = read;
             let pids = std::mem::take(&mut self.pids);
             for pid in &pids {
                 if *pid == 0 {
@@ -303,11 +326,21 @@ impl Collector for ProcessTable {
                     continue;
                 }
                 match self.read(context, *pid) {
-                    Ok(process) if process.facts.zombie => {}
-                    Ok(process) => found.all.push(process),
-                    Err(error) => output.faults.note(&error),
+                    Ok(process) => {
+                        read += 1;
+                        if !process.facts.zombie {
+                            found.all.push(process);
+                        }
+                    }
+                    Err(error) => {
+                        complete &= error.is_gone();
+                        output.faults.note(&error);
+                    }
                 }
             }
+            listed += pids.len();
+            // all of them gone at once: it has ended, or /proc hides them (hidepid)
+            found.complete.push(complete && (pids.is_empty() || read > before));
             self.pids = pids;
             found.of.push(from..found.all.len());
         }
@@ -315,11 +348,12 @@ impl Collector for ProcessTable {
         self.known.retain(|_, entry| entry.cycle == cycle);
         self.open = self.known.values().filter(|entry| entry.statm.is_some()).count();
         self.lists.retain(|_, list| list.cycle == cycle);
-        if foreign {
+        let readable = !foreign && (listed == 0 || read > 0);
+        if !readable {
             found.clear();
         }
-        found.readable = !foreign;
+        found.readable = readable;
         output.readings.processes = found;
-        if foreign { Outcome::Failed } else { Outcome::Read }
+        if readable { Outcome::Read } else { Outcome::Failed }
     }
 }

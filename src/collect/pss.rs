@@ -30,7 +30,7 @@ struct Target {
 /// Proportional share by process, for each container that was measured as a whole.
 #[derive(Clone, Debug, Default)]
 pub struct Shares {
-    by_container: HashMap<ContainerId, Measured>,
+    by_container: HashMap<ContainerId, Arc<Measured>>,
 }
 
 #[derive(Clone, Debug)]
@@ -59,11 +59,13 @@ struct Round {
 
 #[derive(Debug, Default)]
 struct Results {
-    shares: HashMap<ContainerId, Measured>,
+    shares: HashMap<ContainerId, Arc<Measured>>,
     faults: Vec<ReadError>,
     denied: bool,
     changed: bool,
+    /// Work on one container, and the whole of the last round with its rests.
     took: Duration,
+    round: Duration,
 }
 
 /// The collector: hands a round to the thread when one is due, and takes over what the thread has finished.
@@ -73,12 +75,13 @@ pub struct Pss {
     last: Option<Moment>,
     sender: Option<SyncSender<Round>>,
     results: Arc<Mutex<Results>>,
+    took: Duration,
 }
 
 impl Pss {
     /// A collector that measures each process at most once per interval. The thread starts with the first round.
     pub fn new(interval: Duration) -> Self {
-        Self { interval, last: None, sender: None, results: Arc::default() }
+        Self { interval, last: None, sender: None, results: Arc::default(), took: Duration::ZERO }
     }
 
     fn hand_over(&mut self, context: &Context<'_>, output: &Output<'_>) {
@@ -110,26 +113,34 @@ impl Collector for Pss {
             self.hand_over(context, output);
         }
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
-        for error in results.faults.drain(..) {
-            output.faults.note(&error);
-        }
-        let valid = self.interval * VALID_FOR + Duration::from_secs(5);
+        let faults = std::mem::take(&mut results.faults);
+        self.took = results.took;
+        // on a large host a round takes longer than the interval
+        let valid = (self.interval * VALID_FOR + Duration::from_secs(5)).max(results.round * 3);
         let before = results.shares.len();
         results.shares.retain(|_, measured| context.now.since(measured.at) < valid);
         if results.changed || before != results.shares.len() {
             results.changed = false;
             output.readings.pss = Arc::new(Shares { by_container: results.shares.clone() });
         }
-        if results.denied && results.shares.is_empty() { Outcome::Failed } else { Outcome::Read }
+        let failed = results.denied && results.shares.is_empty();
+        drop(results);
+        faults.iter().for_each(|error| output.faults.note(error));
+        if failed || !output.readings.processes.readable { Outcome::Failed } else { Outcome::Read }
+    }
+
+    fn background(&self) -> Option<Duration> {
+        Some(self.took)
     }
 }
 
 fn start(results: Arc<Mutex<Results>>) -> SyncSender<Round> {
-    let (sender, rounds) = sync_channel::<Round>(1);
+    let (sender, rounds) = sync_channel::<Round>(0) /* a list is taken only when it is begun at once */;
     let thread = std::thread::Builder::new().name("pss".into()).stack_size(256 * 1024);
     let spawned = thread.spawn(move || {
         let mut buffer = Vec::new();
         while let Ok(round) = rounds.recv() {
+            let round_began = Moment::now();
             for (id, targets) in &round.containers {
                 let began = Moment::now();
                 let measured = measure(&round.proc, targets, &mut buffer);
@@ -137,6 +148,8 @@ fn start(results: Arc<Mutex<Results>>) -> SyncSender<Round> {
                 enter(&results, id, measured, took);
                 std::thread::sleep(took * REST);
             }
+            let took = Moment::now().since(round_began);
+            results.lock().unwrap_or_else(PoisonError::into_inner).round = took;
         }
     });
     if let Err(error) = spawned {
@@ -151,7 +164,7 @@ fn enter(results: &Mutex<Results>, id: &ContainerId, measured: Result<Measured, 
     match measured {
         Ok(measured) => {
             results.denied = false;
-            results.shares.insert(id.clone(), measured);
+            results.shares.insert(id.clone(), Arc::new(measured));
             results.changed = true;
         }
         Err(error) => {

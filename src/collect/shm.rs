@@ -7,8 +7,7 @@
 //! that would keep the memory of a container that ended.
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, fstatfs, makedev, open, openat2, statx};
@@ -34,14 +33,29 @@ pub struct SharedMemory {
     /// Containers that were looked at; `None`: it has no `/dev/shm` of its own, or it could not be read.
     sizes: HashMap<ContainerId, Option<(u64, u64)>>,
     denied: bool,
+    /// This kernel cannot look into a container safely.
+    absent: bool,
     buffer: Vec<u8>,
 }
 
-/// Used and total bytes of the host's own `/dev/shm`; `None` if it is no tmpfs.
+/// Used and total bytes of the host's own `/dev/shm`; `None` if it is no tmpfs or cannot be seen from here.
 pub fn host_shm(roots: &Roots) -> Option<(u64, u64)> {
+    sizes(&open_host_shm(roots)?).ok()?
+}
+
+/// The host's own `/dev/shm`, as the host's first process sees it: our own `/dev` may be a container's. Where the
+/// host's first process cannot be seen, only a `/dev` that was named by a setting is believed to be the host's.
+fn open_host_shm(roots: &Roots) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let fd = open(roots.dev.join("shm"), flags, Mode::empty()).ok()?;
-    sizes(&fd).ok()?
+    if roots.in_first_pid_namespace() {
+        match open(roots.process(1).join("root"), flags, Mode::empty()) {
+            Ok(root) => return openat2(&root, "dev/shm", flags, Mode::empty(), ResolveFlags::IN_ROOT).ok(),
+            Err(Errno::NOENT) => {} // a recorded host
+            Err(_) => return None,
+        }
+    }
+    let told = roots.dev != Roots::default().dev;
+    told.then(|| open(roots.dev.join("shm"), flags, Mode::empty()).ok()).flatten()
 }
 
 fn sizes(fd: &impl AsFd) -> Result<Option<(u64, u64)>, Errno> {
@@ -80,6 +94,8 @@ fn container_shm(
         Ok(shm) => shm,
         // no such directory, a link, or a lookup that would have to ask the container's file system
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::AGAIN) => return Ok(None),
+        // Linux 5.6 knows openat2, 5.12 the flag that makes it safe
+        Err(Errno::INVAL) => return Err(ReadError::Absent("openat2 with RESOLVE_CACHED".to_owned())),
         Err(errno) => return Err(classify(errno, what())),
     };
     let (id, device) = mount_and_device(&shm).map_err(|errno| classify(errno, what()))?;
@@ -96,7 +112,7 @@ fn container_shm(
 
 impl SharedMemory {
     fn read(&mut self, context: &Context<'_>, output: &mut Output<'_>) {
-        let host = rustix::fs::stat(context.roots.dev.join(Path::new("shm"))).ok().map(|stat| stat.st_dev);
+        let host = open_host_shm(context.roots).and_then(|fd| Some(mount_and_device(&fd).ok()?.1));
         let mut sizes = HashMap::with_capacity(self.sizes.len());
         self.denied = false;
         for (number, container) in context.inventory.containers.iter().enumerate() {
@@ -110,6 +126,7 @@ impl SharedMemory {
                 Err(error) if error.is_gone() => {} // looked at again with its next process
                 Err(error) => {
                     self.denied |= error.fault_reason() == Some("permission");
+                    self.absent |= matches!(error, ReadError::Absent(_));
                     output.faults.note(&error);
                     sizes.insert(container.id.clone(), None);
                 }
@@ -139,6 +156,11 @@ impl Collector for SharedMemory {
                 output.series.container(CONTAINER_SHM_SIZE, number as u32, [], *size as f64);
             }
         }
-        if self.denied && self.sizes.values().all(Option::is_none) { Outcome::Failed } else { Outcome::Read }
+        let nothing = self.sizes.values().all(Option::is_none);
+        match () {
+            () if self.absent && nothing => Outcome::Absent,
+            () if (self.denied && nothing) || !output.readings.processes.readable => Outcome::Failed,
+            () => Outcome::Read,
+        }
     }
 }

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 
 pub use files::{Dir, FAULT_REASONS, KernelFile, ReadError, classify};
 
+/// The kernel's first pid namespace always has this inode (PROC_PID_INIT_INO).
+const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
+
 /// Where the host's file systems are mounted.
 #[derive(Clone, Debug)]
 pub struct Roots {
@@ -44,6 +47,12 @@ impl Roots {
             .find_map(|line| line.strip_prefix(b"btime "))
             .and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok())
             .ok_or_else(|| ReadError::malformed("stat has no btime"))
+    }
+
+    /// True if memledger runs in the host's own pid namespace, whose pids the kernel and the driver name.
+    pub fn in_first_pid_namespace(&self) -> bool {
+        std::fs::read_link(self.proc.join("self/ns/pid"))
+            .is_ok_and(|link| link.as_os_str() == FIRST_PID_NAMESPACE)
     }
 
     /// True if `path` exists below the device root.

@@ -114,6 +114,7 @@ impl Books {
                 Some(book) if same(book) => self.running.remove(&container.id),
                 _ => None,
             };
+            self.ended.retain(|older| older.book.container.identity != container.identity); // can never be shown again
             // newest first
             self.ended
                 .push_front(Ended { book: book.unwrap_or_else(|| Book::new(container)), at: context.now });

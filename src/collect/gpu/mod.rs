@@ -19,7 +19,7 @@ use crate::config::GpuSettings;
 use crate::host::Roots;
 use crate::series::{Label, Series};
 
-pub use nvml::{describe, in_first_pid_namespace, probe};
+pub use nvml::{describe, probe};
 
 /// One answer of the driver.
 #[derive(Clone, Debug)]
@@ -113,12 +113,13 @@ pub struct Gpu {
     settings: GpuSettings,
     worker: Option<worker::Worker>,
     seen: bool,
+    took: Duration,
 }
 
 impl Gpu {
     /// A collector; the driver is not touched before the first cycle.
     pub fn new(settings: &GpuSettings) -> Self {
-        Self { settings: settings.clone(), worker: None, seen: false }
+        Self { settings: settings.clone(), worker: None, seen: false, took: Duration::ZERO }
     }
 
     /// Whether a missing driver is a failure: it was asked for, was there before, or its device node exists.
@@ -145,8 +146,11 @@ impl Collector for Gpu {
             output.faults.count(reason);
         }
         match worker.latest() {
-            Some(reading) if context.now.since(reading.at) <= self.settings.deadline => {
+            Some(reading)
+                if context.now.since(reading.at) <= self.settings.interval + self.settings.deadline =>
+            {
                 self.seen = true;
+                self.took = reading.took;
                 write(&reading, output.series);
                 output.readings.gpu = Some(reading);
                 Outcome::Read
@@ -162,6 +166,10 @@ impl Collector for Gpu {
             _ if self.expected(context.roots) => Outcome::Failed,
             _ => Outcome::Absent,
         }
+    }
+
+    fn background(&self) -> Option<Duration> {
+        Some(self.took)
     }
 }
 

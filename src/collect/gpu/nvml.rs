@@ -25,8 +25,6 @@ const MOST_MEMORY: u64 = 1 << 50;
 const PID_LIMIT: u32 = 1 << 22;
 /// A clock tick, and a little more for the two clocks involved.
 const START_SLACK_TICKS: u64 = 3;
-/// The kernel's first pid namespace always has this inode (PROC_PID_INIT_INO).
-const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// The library, loaded and initialised.
 #[derive(Debug)]
@@ -50,12 +48,6 @@ pub fn describe(error: &NvmlError) -> String {
         source = cause.source();
     }
     text
-}
-
-/// True if memledger runs in the host's own pid namespace, whose pids the driver names.
-pub fn in_first_pid_namespace(roots: &Roots) -> bool {
-    std::fs::read_link(roots.proc.join("self/ns/pid"))
-        .is_ok_and(|link| link.as_os_str() == FIRST_PID_NAMESPACE)
 }
 
 /// Opens the library once and tells driver version and number of devices, for `doctor`.
@@ -95,7 +87,7 @@ impl Session {
     pub fn read(&mut self, roots: &Roots, cgroup_v1: bool) -> Result<Reading, NvmlError> {
         let began = Moment::now();
         let uptime_ticks = uptime_ticks(roots);
-        let first = in_first_pid_namespace(roots);
+        let first = roots.in_first_pid_namespace();
         let count = self.nvml.device_count()?;
         let mut devices = Vec::with_capacity(count as usize);
         let mut faults = Vec::new();
@@ -153,7 +145,9 @@ impl Session {
             let stat = Stat::parse(dir.file("stat")?.read_once(&mut buffer)?);
             let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
             if let Some(known) = self.owners.get(&(pid, stat.start_ticks)) {
-                return Ok(known.clone());
+                let comm = String::from_utf8_lossy(&stat.comm);
+                let comm = if *known.comm == *comm { Arc::clone(&known.comm) } else { comm.into() };
+                return Ok(Owner { comm, ..known.clone() });
             }
             let file = dir.file("cgroup")?;
             let cgroup = cgroup_path(file.read_once(&mut buffer)?, cgroup_v1);
@@ -193,7 +187,7 @@ fn read_device(
         None => Arc::new(identify(&device, index)?),
     };
     identities.insert(index, Arc::clone(&identity));
-    let mut memory = field(device.memory_info(), faults)?.and_then(plausible);
+    let mut memory = read_memory(&device, faults)?;
     let mut processes = processes(&device, memory, faults)?;
     let mut raced = false;
     for attempt in 0..=READ_AGAIN {
@@ -202,7 +196,7 @@ fn read_device(
         if !raced || attempt == READ_AGAIN {
             break;
         }
-        memory = field(device.memory_info(), faults)?.and_then(plausible);
+        memory = read_memory(&device, faults)?;
         processes = self::processes(&device, memory, faults)?;
     }
     Ok(Device { identity, memory, processes, raced })
@@ -237,6 +231,15 @@ fn field<T>(value: Result<T, NvmlError>, faults: &mut Vec<&'static str>) -> Resu
             Ok(None)
         }
     }
+}
+
+fn read_memory(device: &NvmlDevice<'_>, faults: &mut Vec<&'static str>) -> Result<Option<Memory>, NvmlError> {
+    let Some(info) = field(device.memory_info(), faults)? else { return Ok(None) };
+    let memory = plausible(info);
+    if memory.is_none() {
+        faults.push("malformed");
+    }
+    Ok(memory)
 }
 
 /// Memory whose parts fit into the whole; a sentinel or garbage does not.

@@ -74,7 +74,7 @@ fn run(settings: &GpuSettings, roots: &Roots, cgroup_v1: bool, shared: &Mutex<Sh
         match nvml::Session::open(settings.library.as_deref()) {
             Ok(mut session) => {
                 tracing::info!("GPU driver opened");
-                if !nvml::in_first_pid_namespace(roots) {
+                if !roots.in_first_pid_namespace() {
                     tracing::warn!(
                         "GPU memory stays unattributed: memledger does not run in the host's pid namespace; start it with --pid=host, or hostPID: true on Kubernetes"
                     );
