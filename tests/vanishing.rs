@@ -2,6 +2,7 @@
 //! the rest wrong.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::support::cgroups::{TestCgroup, is_v2, new_id};
@@ -424,4 +425,26 @@ fn ids_are_found_in_every_layout_and_a_container_in_a_container_is_part_of_the_o
     // the last one first: each takes with it the levels that it made
     drop(python);
     while cgroups.pop().is_some() {}
+}
+
+#[test]
+fn processes_that_proc_hides_are_unknown_and_not_none() {
+    let cgroup = TestCgroup::container();
+    let mut python = Python::start(&cgroup, "print('ready'); input()");
+    python.line();
+    // as under hidepid=2 or ProtectProc=invisible: the cgroup names pids that this procfs does not show
+    let proc = tempfile::tempdir().expect("a folder");
+    for file in ["meminfo", "stat", "uptime"] {
+        let text = std::fs::read(Path::new("/proc").join(file)).expect("procfs");
+        std::fs::write(proc.path().join(file), text).expect("copied");
+    }
+    let procfs = format!("--path.procfs={}", proc.path().display());
+    let memledger = Memledger::start(&["--docker.socket=", "--podman.socket=", &cgroup.include(), &procfs]);
+    let metrics = memledger.fresh_metrics();
+    let labels = [("container_name", cgroup.name())];
+    assert_eq!(metrics.value("memledger_collector_success", &[("collector", "process")]), 0.0);
+    for family in ["memledger_container_processes", "memledger_container_process_rss_bytes"] {
+        assert!(metrics.all(family, &labels).is_empty(), "{family}: nothing is known, and that is not 0");
+    }
+    assert!(metrics.value("memledger_container_memory_usage_bytes", &labels) > 0.0, "the rest goes on");
 }

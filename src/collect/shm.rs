@@ -43,19 +43,26 @@ pub fn host_shm(roots: &Roots) -> Option<(u64, u64)> {
     sizes(&open_host_shm(roots)?).ok()?
 }
 
-/// The host's own `/dev/shm`, as the host's first process sees it: our own `/dev` may be a container's. Where the
-/// host's first process cannot be seen, only a `/dev` that was named by a setting is believed to be the host's.
+/// The host's own `/dev/shm`. Ours may be a container's: it is the host's if the host's first process has the same
+/// mount. Otherwise that process's own is looked at; and where it cannot be, only a `/dev` that a setting named is
+/// believed to be the host's.
 fn open_host_shm(roots: &Roots) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let ours = open(roots.dev.join("shm"), flags, Mode::empty()).ok();
     if roots.in_first_pid_namespace() {
-        match open(roots.process(1).join("root"), flags, Mode::empty()) {
-            Ok(root) => return openat2(&root, "dev/shm", flags, Mode::empty(), ResolveFlags::IN_ROOT).ok(),
-            Err(Errno::NOENT) => {} // a recorded host
-            Err(_) => return None,
+        let first = roots.process(1);
+        if let Some(Ok((id, _))) = ours.as_ref().map(mount_and_device)
+            && let Ok(mountinfo) = KernelFile::open(&first.join("mountinfo"))
+            && let Ok(text) = mountinfo.read_all(&mut Vec::new())
+            && mount::find(text, id).is_some()
+        {
+            return ours;
+        }
+        if let Ok(root) = open(first.join("root"), flags, Mode::empty()) {
+            return openat2(&root, "dev/shm", flags, Mode::empty(), ResolveFlags::IN_ROOT).ok();
         }
     }
-    let told = roots.dev != Roots::default().dev;
-    told.then(|| open(roots.dev.join("shm"), flags, Mode::empty()).ok()).flatten()
+    ours.filter(|_| roots.dev != Roots::default().dev)
 }
 
 fn sizes(fd: &impl AsFd) -> Result<Option<(u64, u64)>, Errno> {
