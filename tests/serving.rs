@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Memledger, run};
+use crate::support::{Memledger, eventually, run};
 
 const ALONE: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
 
@@ -33,6 +33,22 @@ fn raw_request(address: &str, request: &str) -> Vec<u8> {
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
     answer
+}
+
+#[test]
+fn clients_that_go_away_give_their_places_back() {
+    use std::io::Write;
+    let memledger = Memledger::start(&[ALONE, &["--web.max-requests=3"]].concat());
+    for path in ["/metrics", "/api/v1/containers", "/"] {
+        for _ in 0..50 {
+            let mut stream = std::net::TcpStream::connect(&memledger.address).unwrap();
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        }
+    }
+    eventually("an answer again", || match memledger.get("/metrics").0 {
+        200 => Ok(()),
+        status => Err(status.to_string()),
+    });
 }
 
 #[test]

@@ -8,16 +8,16 @@ mod published;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use published::Published;
 use published::{Newest, NoSnapshot};
@@ -35,9 +35,9 @@ struct Shared {
     published: Arc<Published>,
     telemetry_path: String,
     enable_api: bool,
-    max_requests: usize,
     stale_after: Duration,
-    under_way: AtomicUsize,
+    /// One permit per request that may be under way.
+    room: Arc<Semaphore>,
 }
 
 impl Shared {
@@ -58,9 +58,11 @@ pub fn router(config: &Config, published: Arc<Published>) -> Router {
         published,
         telemetry_path: config.telemetry_path.clone(),
         enable_api: config.enable_api,
-        max_requests: config.max_requests,
         stale_after: LONGEST_HANG.max(config.sample_interval * 10),
-        under_way: AtomicUsize::new(0),
+        room: Arc::new(Semaphore::new(match config.max_requests {
+            0 => Semaphore::MAX_PERMITS,
+            most => most.min(Semaphore::MAX_PERMITS),
+        })),
     });
     let limited = Router::new()
         .route("/", get(landing_page))
@@ -85,17 +87,32 @@ pub async fn serve(
     axum::serve(listener, service).with_graceful_shutdown(stop).await
 }
 
-/// Answers 503 when too many requests are under way.
-async fn limit(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    let before = shared.under_way.fetch_add(1, Ordering::Relaxed);
-    let response = if shared.max_requests > 0 && before >= shared.max_requests {
-        (StatusCode::SERVICE_UNAVAILABLE, "too many requests at once; see --web.max-requests\n")
-            .into_response()
-    } else {
-        next.run(request).await
+/// The place that a request takes while it is under way; given back when the last holder is dropped.
+type Place = Arc<OwnedSemaphorePermit>;
+
+/// Answers 503 when too many requests are under way. A client that goes away drops this future at any point, and its
+/// place with it; work on another thread keeps the place until it is done.
+async fn limit(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
+    let Ok(place) = Arc::clone(&shared.room).try_acquire_owned() else {
+        let text = "too many requests at once; see --web.max-requests\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
-    shared.under_way.fetch_sub(1, Ordering::Relaxed);
-    response
+    let place: Place = Arc::new(place);
+    request.extensions_mut().insert(Arc::clone(&place));
+    next.run(request).await
+}
+
+/// Runs what takes milliseconds with thousands of series off the threads that answer others.
+async fn aside<T: Send + 'static>(
+    place: Place,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, Response> {
+    let done = tokio::task::spawn_blocking(move || {
+        let _place = place;
+        work()
+    });
+    let done = done.await.map_err(|error| error.to_string()).flatten();
+    done.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response())
 }
 
 async fn healthy() -> &'static str {
@@ -109,23 +126,26 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
     }
 }
 
-async fn landing_page(State(shared): State<Arc<Shared>>) -> Response {
-    let page = landing::page(&shared.telemetry_path, shared.newest());
-    ([(header::CONTENT_TYPE, "text/html; charset=UTF-8")], page).into_response()
+async fn landing_page(State(shared): State<Arc<Shared>>, Extension(place): Extension<Place>) -> Response {
+    match aside(place, move || Ok(landing::page(&shared.telemetry_path, shared.newest()))).await {
+        Ok(page) => ([(header::CONTENT_TYPE, "text/html; charset=UTF-8")], page).into_response(),
+        Err(response) => response,
+    }
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+async fn metrics(
+    State(shared): State<Arc<Shared>>,
+    Extension(place): Extension<Place>,
+    headers: HeaderMap,
+) -> Response {
     let newest = match shared.newest() {
         Ok(newest) => newest,
         Err(reason) => return reason.into_response(),
     };
     let gzip = accepts_gzip(&headers);
-    // rendering thousands of series takes milliseconds: not on a thread that answers others
-    let rendered = tokio::task::spawn_blocking(move || newest.text(gzip)).await;
-    let text: Bytes = match rendered {
-        Ok(Ok(text)) => text,
-        Ok(Err(error)) => return (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
-        Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    let text: Bytes = match aside(place, move || newest.text(gzip)).await {
+        Ok(text) => text,
+        Err(response) => return response,
     };
     let mut response = Response::new(Body::from(text));
     let headers = response.headers_mut();
@@ -151,6 +171,7 @@ fn accepts_gzip(headers: &HeaderMap) -> bool {
 async fn containers(
     State(shared): State<Arc<Shared>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    Extension(place): Extension<Place>,
     headers: HeaderMap,
 ) -> Response {
     let local = peer.ip().to_canonical().is_loopback() && asks_for_loopback(&headers);
@@ -159,12 +180,13 @@ async fn containers(
             "this lists processes and answers only on the loopback addresses; --web.enable-api opens it\n";
         return (StatusCode::FORBIDDEN, text).into_response();
     }
-    match shared.newest() {
-        Ok(newest) => {
-            let body = json::containers(newest.snapshot());
-            ([(header::CONTENT_TYPE, "application/json")], format!("{body:#}\n")).into_response()
-        }
-        Err(reason) => reason.into_response(),
+    let newest = match shared.newest() {
+        Ok(newest) => newest,
+        Err(reason) => return reason.into_response(),
+    };
+    match aside(place, move || Ok(format!("{:#}\n", json::containers(newest.snapshot())))).await {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(response) => response,
     }
 }
 
