@@ -73,12 +73,18 @@ fn the_path_of_the_metrics_can_be_set() {
 }
 
 #[test]
-fn a_page_whose_name_was_pointed_at_loopback_gets_no_process_list() {
+fn only_who_asks_from_this_host_itself_gets_the_process_list() {
     let memledger = Memledger::start(ALONE);
     assert_eq!(memledger.get("/api/v1/containers").0, 200);
     assert_eq!(memledger.get_with("/api/v1/containers", &[("Host", "attacker.example")]).0, 403);
+    // nor does whoever asks a proxy on this host
+    for header in ["Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP"] {
+        let (status, _, _) = memledger.get_with("/api/v1/containers", &[(header, "10.0.0.1")]);
+        assert_eq!(status, 403, "{header}");
+    }
     let open = Memledger::start(&[ALONE, &["--web.enable-api"]].concat());
     assert_eq!(open.get_with("/api/v1/containers", &[("Host", "gpu7.example")]).0, 200);
+    assert_eq!(open.get_with("/api/v1/containers", &[("Via", "1.1 proxy")]).0, 200);
 }
 
 #[test]

@@ -174,7 +174,8 @@ async fn containers(
     Extension(place): Extension<Place>,
     headers: HeaderMap,
 ) -> Response {
-    let local = peer.ip().to_canonical().is_loopback() && asks_for_loopback(&headers);
+    let local =
+        peer.ip().to_canonical().is_loopback() && asks_for_loopback(&headers) && !was_passed_on(&headers);
     if !shared.enable_api && !local {
         let text =
             "this lists processes and answers only on the loopback addresses; --web.enable-api opens it\n";
@@ -200,6 +201,13 @@ fn asks_for_loopback(headers: &HeaderMap) -> bool {
     let address = name.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
     name.eq_ignore_ascii_case("localhost")
         || address.is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+/// A proxy on this host connects from loopback whoever asks it; these are the headers by which it can be told.
+fn was_passed_on(headers: &HeaderMap) -> bool {
+    const BY_PROXIES: [&str; 6] =
+        ["forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"];
+    BY_PROXIES.iter().any(|name| headers.contains_key(*name))
 }
 
 #[cfg(test)]
