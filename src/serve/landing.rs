@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::published::{Newest, NoSnapshot};
 use crate::catalog::Id;
 use crate::series::human_bytes;
+use crate::snapshot::Snapshot;
 
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}\
 table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #d8dee4}\
@@ -36,15 +37,15 @@ pub fn page(telemetry_path: &str, newest: Result<Arc<Newest>, NoSnapshot>) -> St
 
 fn table(newest: &Newest, body: &mut String) {
     let snapshot = newest.snapshot();
-    let value = |family: Id, container: usize| {
-        let rows = snapshot.family(family).iter().filter(|row| row.container as usize == container);
-        let values: Vec<f64> = rows.map(|row| row.value).collect();
-        (!values.is_empty()).then(|| values.iter().sum::<f64>())
-    };
-    let mut rows: Vec<_> = (0..snapshot.running)
-        .map(|number| (number, value(Id::CONTAINER_MEMORY_UNRECLAIMABLE, number)))
-        .collect();
-    rows.sort_by(|a, b| b.1.unwrap_or(-1.0).total_cmp(&a.1.unwrap_or(-1.0)));
+    let unreclaimable = by_container(snapshot, Id::CONTAINER_MEMORY_UNRECLAIMABLE);
+    let others =
+        [Id::CONTAINER_MEMORY_WORKING_SET, Id::CONTAINER_MEMORY_EFFECTIVE_LIMIT, Id::CONTAINER_GPU_MEMORY]
+            .map(|family| by_container(snapshot, family));
+    let mut rows: Vec<usize> = (0..snapshot.running).collect();
+    rows.sort_by(|a, b| {
+        let size = |number: usize| unreclaimable[number].unwrap_or(-1.0);
+        size(*b).total_cmp(&size(*a))
+    });
     let _ = write!(body, "<p>Containers that run: {}.</p>", snapshot.running);
     if rows.is_empty() {
         return;
@@ -54,13 +55,11 @@ fn table(newest: &Newest, body: &mut String) {
          <th class=n>Limit</th><th class=n>GPU memory</th></tr>",
     );
     let cell = |value: Option<f64>| value.map_or_else(|| "&ndash;".to_owned(), human_bytes);
-    for (number, unreclaimable) in rows.iter().take(MOST_ROWS) {
-        let name = escape(&snapshot.containers[*number].identity.name);
-        let _ = write!(body, "<tr><td>{name}</td><td class=n>{}</td>", cell(*unreclaimable));
-        for family in
-            [Id::CONTAINER_MEMORY_WORKING_SET, Id::CONTAINER_MEMORY_EFFECTIVE_LIMIT, Id::CONTAINER_GPU_MEMORY]
-        {
-            let _ = write!(body, "<td class=n>{}</td>", cell(value(family, *number)));
+    for number in rows.iter().copied().take(MOST_ROWS) {
+        let name = escape(&snapshot.containers[number].identity.name);
+        let _ = write!(body, "<tr><td>{name}</td><td class=n>{}</td>", cell(unreclaimable[number]));
+        for values in &others {
+            let _ = write!(body, "<td class=n>{}</td>", cell(values[number]));
         }
         body.push_str("</tr>");
     }
@@ -68,6 +67,17 @@ fn table(newest: &Newest, body: &mut String) {
     if rows.len() > MOST_ROWS {
         let _ = write!(body, "<p><small>and {} more</small></p>", rows.len() - MOST_ROWS);
     }
+}
+
+/// The sum of a family's rows for each running container; `None` where it has none.
+fn by_container(snapshot: &Snapshot, family: Id) -> Vec<Option<f64>> {
+    let mut sums = vec![None; snapshot.running];
+    for row in snapshot.family(family) {
+        if let Some(sum) = sums.get_mut(row.container as usize) {
+            *sum = Some(sum.unwrap_or(0.0) + row.value);
+        }
+    }
+    sums
 }
 
 /// A container's name is somebody else's text.
