@@ -1,7 +1,7 @@
 //! The snapshot as JSON, for `/api/v1/containers`: per container everything that the metrics say, and its processes.
 //!
 //! Keys are the families' names without `memledger_`, `container_` and so on; a family with one label of its own
-//! becomes an object by that label's values. So a new family appears here by itself.
+//! becomes an object by that label's values. `process_count` is by role, since `processes` is the list. So a new family appears here by itself.
 
 use serde_json::{Map, Value, json};
 
@@ -88,6 +88,9 @@ fn entry_of(process: &Attributed) -> Value {
 }
 
 fn short(name: &'static str) -> &'static str {
+    if name == "memledger_container_processes" {
+        return "process_count"; // `processes` is the list of them
+    }
     let name = name.strip_prefix("memledger_").unwrap_or(name);
     ["container_gpu_", "container_", "host_", "gpu_"]
         .iter()
@@ -118,5 +121,32 @@ fn enter(place: &mut Map<String, Value>, snapshot: &Snapshot, row: &Row) {
             parts[part] = number(row.value);
         }
         None => drop(place.insert(key, number(row.value))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::CATALOG;
+
+    #[test]
+    fn no_key_hides_another() {
+        let own: [(Scope, &[&str]); 3] = [
+            (
+                Scope::Container,
+                &["name", "k8s_namespace_name", "k8s_pod_name", "running", "processes", "gpus"],
+            ),
+            (Scope::Gpu, &["gpu", "gpu_uuid"]),
+            (Scope::ContainerGpu, &[]),
+        ];
+        for (scope, own) in own {
+            let families = CATALOG.iter().filter(|def| def.scope == scope);
+            let listed = families.filter(|def| scope != Scope::ContainerGpu || def.labels.is_empty());
+            let mut keys: Vec<_> = listed.map(|def| short(def.name)).chain(own.iter().copied()).collect();
+            keys.sort_unstable();
+            let all = keys.len();
+            keys.dedup();
+            assert_eq!(keys.len(), all, "{keys:?}");
+        }
     }
 }
