@@ -134,10 +134,13 @@ fn cgroups(config: &Config) -> Check {
     };
     let mut tree = Tree::new(&hierarchy);
     let place = hierarchy.root.display();
-    match tree.refresh(crate::clock::Moment::now()) {
-        Ok(_) => {
-            let containers = tree.candidates().iter().filter(|candidate| candidate.inside.is_none()).count();
-            Check::good(name, format!("{version} at {place}, {containers} containers")).essential()
+    let (_, walked) = tree.refresh(crate::clock::Moment::now());
+    let containers = tree.candidates().iter().filter(|candidate| candidate.inside.is_none()).count();
+    match walked {
+        Ok(()) => Check::good(name, format!("{version} at {place}, {containers} containers")).essential(),
+        Err(error) if containers > 0 => {
+            let found = format!("{version} at {place}, {containers} containers: {error}");
+            Check::bad(name, found, "containers below that folder", "let memledger read it")
         }
         Err(error) => {
             Check::bad(name, format!("{version} at {place}: {error}"), LOST, "let memledger read that folder")

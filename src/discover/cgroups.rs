@@ -152,26 +152,34 @@ impl Tree {
 
     /// Walks the tree if it may have changed. True if the candidates changed.
     ///
-    /// # Errors
-    /// The root itself cannot be listed.
-    pub fn refresh(&mut self, now: Moment) -> Result<bool, ReadError> {
+    /// The error is the first part of the tree that could not be listed, for counting: the candidates are of use all
+    /// the same. If it is the root, they are those of the walk before.
+    pub fn refresh(&mut self, now: Moment) -> (bool, Result<(), ReadError>) {
         let stale = self.walked.is_none_or(|walked| now.since(walked) >= RESCAN);
         if !self.changed() && !stale {
-            return Ok(false);
+            return (false, Ok(()));
         }
-        let before = std::mem::take(&mut self.candidates);
-        self.truncated = false;
-        let mut seen = 0;
-        self.walk(PathBuf::new(), None, 0, &mut seen)?;
-        if seen >= MOST && !self.truncated {
-            self.truncated = true;
+        let mut walk = Walk::default();
+        if let Err(error) = self.walk(PathBuf::new(), None, 0, &mut walk) {
+            self.walked = None; // the notifications are used up: the next cycle walks again
+            let vanished = error.is_gone() && !self.candidates.is_empty();
+            if vanished {
+                self.candidates.clear();
+            }
+            return (vanished, Err(error));
+        }
+        let truncated = walk.seen >= MOST;
+        if truncated && !self.truncated {
             tracing::warn!(
                 limit = MOST,
                 "the cgroup tree has more cgroups than are followed; some containers are not seen"
             );
         }
-        self.walked = Some(now);
-        Ok(before != self.candidates)
+        self.truncated = truncated;
+        self.walked = (!walk.again).then_some(now);
+        let changed = self.candidates != walk.candidates;
+        self.candidates = walk.candidates;
+        (changed, walk.failed.map_or(Ok(()), Err))
     }
 
     /// The containers found by the last walk, outer before inner.
@@ -196,7 +204,7 @@ impl Tree {
         path: PathBuf,
         inside: Option<usize>,
         depth: usize,
-        seen: &mut usize,
+        walk: &mut Walk,
     ) -> Result<(), ReadError> {
         let full = self.root.join(&path);
         // watch first, then list: what is made in between is either listed or notified
@@ -220,22 +228,40 @@ impl Tree {
         drop(dir);
         children.sort();
         for child in children {
-            *seen += 1;
-            if *seen >= MOST || depth >= DEEPEST {
+            walk.seen += 1;
+            if walk.seen >= MOST || depth >= DEEPEST {
                 break;
             }
-            let inside = self.note(&child, inside);
-            match self.walk(child, inside, depth + 1, seen) {
+            let inside = walk.note(&self.root, &child, inside);
+            match self.walk(child, inside, depth + 1, walk) {
                 Ok(()) => {}
                 Err(error) if error.is_gone() => {}
-                Err(error) => tracing::debug!(%error, "a cgroup could not be listed"),
+                Err(error) => {
+                    tracing::debug!(%error, "a cgroup could not be listed");
+                    // what a container does below itself shall not make every cycle walk, nor what is forbidden for good
+                    walk.again |= inside.is_none() && error.fault_reason() != Some("permission");
+                    walk.failed.get_or_insert(error);
+                }
             }
         }
         Ok(())
     }
+}
 
+/// What one walk has found.
+#[derive(Debug, Default)]
+struct Walk {
+    candidates: Vec<Candidate>,
+    seen: usize,
+    /// The first cgroup that could not be listed.
+    failed: Option<ReadError>,
+    /// The next cycle shall try again.
+    again: bool,
+}
+
+impl Walk {
     /// Enters one cgroup into the books; returns the candidate that it and all below it lie in.
-    fn note(&mut self, path: &Path, inside: Option<usize>) -> Option<usize> {
+    fn note(&mut self, root: &Path, path: &Path, inside: Option<usize>) -> Option<usize> {
         let mut outer = inside;
         while let Some(index) = outer {
             self.candidates[index].below.push(path.to_path_buf());
@@ -249,10 +275,65 @@ impl Tree {
             id: ContainerId::new(found.id),
             runtime: found.runtime,
             path: path.to_path_buf(),
-            inode: rustix::fs::stat(self.root.join(path)).ok().map(|stat| stat.st_ino),
+            inode: rustix::fs::stat(root.join(path)).ok().map(|stat| stat.st_ino),
             below: vec![],
             inside,
         });
         Some(self.candidates.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    fn tree_at(root: &Path) -> Tree {
+        Tree::new(&Hierarchy { version: Version::V2, root: root.to_path_buf() })
+    }
+
+    fn id(digit: char) -> String {
+        digit.to_string().repeat(64)
+    }
+
+    #[test]
+    fn a_root_that_cannot_be_listed_keeps_what_was_known_and_is_tried_in_the_next_cycle() {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, away) = (folder.path().join("cgroup"), folder.path().join("away"));
+        std::fs::create_dir_all(root.join("docker").join(id('a'))).unwrap();
+        let mut tree = tree_at(&root);
+        let now = Moment::now();
+        assert!(matches!(tree.refresh(now), (true, Ok(()))));
+        std::fs::create_dir(root.join("docker").join(id('b'))).unwrap(); // a notification
+        std::fs::rename(&root, &away).unwrap();
+        std::fs::write(&root, "no folder").unwrap();
+        let (changed, walked) = tree.refresh(now);
+        assert!(!changed && walked.is_err_and(|error| error.fault_reason() == Some("io")));
+        assert_eq!(tree.candidates().len(), 1);
+        std::fs::remove_file(&root).unwrap();
+        std::fs::rename(&away, &root).unwrap();
+        assert!(matches!(tree.refresh(now), (true, Ok(()))));
+        assert_eq!(tree.candidates().len(), 2);
+        assert!(matches!(tree.refresh(now), (false, Ok(()))));
+    }
+
+    #[test]
+    fn a_part_that_cannot_be_listed_is_told_and_the_rest_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("z").join(id('a'))).unwrap();
+        // a path that is too long for the kernel, which only relative calls can make
+        let mut at: OwnedFd = std::fs::File::open(folder.path()).unwrap().into();
+        for _ in 0..20 {
+            let name = "n".repeat(250);
+            rustix::fs::mkdirat(at.as_fd(), &name, rustix::fs::Mode::RWXU).unwrap();
+            let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+            at = rustix::fs::openat(at.as_fd(), &name, flags, rustix::fs::Mode::empty()).unwrap();
+        }
+        let mut tree = tree_at(folder.path());
+        let now = Moment::now();
+        let (changed, walked) = tree.refresh(now);
+        assert!(changed && walked.is_err_and(|error| error.fault_reason() == Some("io")));
+        assert_eq!(tree.candidates().len(), 1);
+        assert!(tree.refresh(now).1.is_err(), "tried again");
     }
 }

@@ -60,13 +60,10 @@ impl Registry {
     /// Looks at all sources and merges them if anything changed.
     ///
     /// # Errors
-    /// The cgroup tree cannot be walked; what the runtimes say is then all there is.
+    /// A part of the cgroup tree cannot be listed, for counting; the inventory has what is known all the same.
     pub fn refresh(&mut self, now: Moment) -> (Refresh, Result<(), ReadError>) {
         let (mut changed, walked) = match &mut self.tree {
-            Some(tree) => match tree.refresh(now) {
-                Ok(changed) => (changed, Ok(())),
-                Err(error) => (true, Err(error)),
-            },
+            Some(tree) => tree.refresh(now),
             None => (false, Ok(())),
         };
         let mut records = HashMap::new();
@@ -101,8 +98,7 @@ impl Registry {
         links: &[(&'static str, Link)],
     ) -> Inventory {
         let candidates = self.tree.as_ref().map_or(&[][..], Tree::candidates);
-        let counted: Vec<bool> =
-            candidates.iter().map(|c| c.inside.is_none() || records.contains_key(&c.id)).collect();
+        let counted = counted(candidates, |id| records.contains_key(id));
         let inner: Vec<&Path> = std::iter::zip(candidates, &counted)
             .filter(|(candidate, counted)| **counted && candidate.inside.is_some())
             .map(|(candidate, _)| candidate.path.as_path())
@@ -112,9 +108,7 @@ impl Registry {
         let mut nameless = HashMap::new();
         self.waiting = links.iter().any(|(_, link)| *link == Link::Starting);
         for (candidate, _) in std::iter::zip(candidates, &counted).filter(|(_, counted)| **counted) {
-            if !placed.insert(candidate.id.clone()) {
-                continue; // the same id in two places of the tree: the first is the container
-            }
+            placed.insert(candidate.id.clone());
             let cgroup = Some(Arc::new(place(candidate, &inner)));
             match records.get(&candidate.id) {
                 Some((rank, record)) => found.push((*rank, named(record, cgroup))),
@@ -151,6 +145,23 @@ impl Registry {
             .collect();
         Inventory { containers: containers.into_iter().map(Arc::new).collect(), runtimes }
     }
+}
+
+/// Which candidates are containers of their own, each id once.
+///
+/// Of two with the same id the one that lies in no other is the container, else the first: a container that may make
+/// cgroups can give one of them a neighbour's id.
+fn counted(candidates: &[Candidate], known: impl Fn(&ContainerId) -> bool) -> Vec<bool> {
+    let mut counted = vec![false; candidates.len()];
+    let mut ids = HashSet::new();
+    for outermost in [true, false] {
+        for (candidate, counted) in std::iter::zip(candidates, &mut counted) {
+            if candidate.inside.is_none() == outermost && (outermost || known(&candidate.id)) {
+                *counted = ids.insert(&candidate.id);
+            }
+        }
+    }
+    counted
 }
 
 fn may_still_name(link: Link, age: Duration) -> bool {
@@ -334,6 +345,29 @@ mod tests {
         for name in ["web_1", "0123456789ab", "0123456789ab_", "0123456789az_web", "x0123456789ab_web"] {
             assert_eq!(lasting_name(name), name);
         }
+    }
+
+    #[test]
+    fn a_cgroup_with_a_neighbours_id_is_not_the_neighbour() {
+        let folder = tempfile::tempdir().unwrap();
+        let (a, b) = ("a".repeat(64), "b".repeat(64));
+        std::fs::create_dir_all(folder.path().join(format!("docker/{a}/docker/{b}/below"))).unwrap();
+        std::fs::create_dir_all(folder.path().join("docker").join(&b)).unwrap();
+        let hierarchy =
+            Hierarchy { version: crate::discover::Version::V2, root: folder.path().to_path_buf() };
+        let source = Source::new("docker");
+        let mut state = source.lock();
+        state.link = Link::Up;
+        for record in [record('a', "docker", "evil"), record('b', "docker", "neighbour")] {
+            state.running.insert(record.id.clone(), record);
+        }
+        drop(state);
+        let mut registry = Registry::new(Filter::default(), vec![source], Some(&hierarchy));
+        let inventory = registry.refresh(Moment::now()).0.inventory;
+        let cgroup = |number: usize| inventory.containers[number].cgroup.as_ref().unwrap();
+        assert_eq!(inventory.containers.len(), 2);
+        assert_eq!(cgroup(0).below.len(), 3, "it keeps what it made: {:?}", cgroup(0));
+        assert_eq!(cgroup(1).path, PathBuf::from(format!("docker/{b}")));
     }
 
     #[test]
