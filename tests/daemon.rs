@@ -1,5 +1,8 @@
 //! The daemon itself: what it is asked, and what happens when it is away, stuck, or no daemon at all.
 
+use std::io::{Read, Write};
+use std::sync::{Arc, Mutex};
+
 use jiff::Timestamp;
 
 use crate::support::cgroups::TestCgroup;
@@ -8,7 +11,7 @@ use crate::support::docker::{
     only_reads, signal, unique, watch,
 };
 use crate::support::python::Python;
-use crate::support::{Memledger, Metrics};
+use crate::support::{Memledger, Metrics, eventually_true};
 
 const MIB: f64 = 1024.0 * 1024.0;
 const USAGE: &str = "memledger_container_memory_usage_bytes";
@@ -74,6 +77,8 @@ fn a_container_that_the_daemon_cannot_tell_about_leaves_the_others_their_names()
     for other in &others {
         metrics.value(USAGE, &of(&other.name));
     }
+    memledger
+        .eventually("what the list tells of the stuck one", |metrics| metrics.ask(USAGE, &of(&stuck.name)));
     // and who comes now is named too
     let late = engine.run(&format!("{prefix}-late"), &[], &["sleep", "1000"]);
     memledger.eventually("the late one", |metrics| metrics.ask(USAGE, &of(&late.name)));
@@ -199,4 +204,30 @@ fn a_socket_that_nobody_listens_on_keeps_nobody_waiting_for_longer_than_a_moment
     let took = Timestamp::now().duration_since(began);
     assert!(took < jiff::SignedDuration::from_secs(2), "{took:?}"); // the first list is waited for a second at most
     assert_eq!(memledger.eventually("its state", |metrics| metrics.ask(UP, DOCKER)), 0.0);
+}
+
+#[test]
+fn a_proxy_that_refuses_the_events_is_asked_less_and_less_often_and_told_of_once() {
+    let lists = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&lists);
+    let socket = Socket::serving(move |mut stream| {
+        let mut request = [0; 4096];
+        let read = stream.read(&mut request).unwrap_or(0);
+        let answer: &[u8] = if String::from_utf8_lossy(&request[..read]).contains("/containers/json") {
+            seen.lock().unwrap().push(Timestamp::now());
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n[]"
+        } else {
+            b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        };
+        let _ = stream.write_all(answer);
+    });
+    let memledger = Memledger::start(&[&socket.flag(), "--podman.socket=", "--container.include=^none$"]);
+    eventually_true("the fourth list", || lists.lock().unwrap().len() >= 4);
+    let lists = lists.lock().unwrap().clone();
+    let pauses = [lists[3].duration_since(lists[2]), lists[1].duration_since(lists[0])];
+    assert!(pauses[0] > pauses[1] * 2, "{pauses:?}");
+    let log = memledger.log();
+    for line in ["message=connected", "connection lost"] {
+        assert_eq!(log.matches(line).count(), 1, "{line}: {log}");
+    }
 }

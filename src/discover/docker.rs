@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bollard::Docker;
 use bollard::errors::Error;
-use bollard::models::{ContainerInspectResponse, EventMessage};
+use bollard::models::{ContainerInspectResponse, ContainerSummary, EventMessage};
 use bollard::query_parameters::{EventsOptions, ListContainersOptions};
 use futures_util::StreamExt;
 
@@ -26,6 +26,8 @@ use crate::series::bounded;
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before the next try to connect: the first, doubling up to the last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
+/// A connection that lived so long was a good one.
+const GOOD_AFTER: Duration = Duration::from_secs(10);
 /// Inspect calls under way at once after a list.
 const INSPECTS: usize = 8;
 /// Ended containers that wait for the cycle to look at them; more are forgotten, oldest first.
@@ -34,6 +36,7 @@ const MOST_ENDED: usize = 4_096;
 /// Follows one runtime for ever, writing what it tells into `source`.
 pub async fn follow(endpoint: Endpoint, filter: Filter, source: Arc<Source>) {
     let mut pause = RETRY.0;
+    let mut flaps = false;
     loop {
         if !endpoint.socket.exists() {
             let mut state = source.lock();
@@ -44,8 +47,9 @@ pub async fn follow(endpoint: Endpoint, filter: Filter, source: Arc<Source>) {
                 state.generation += 1;
             }
         } else {
-            let was_up = follow_once(&endpoint, &filter, &source).await;
-            if was_up {
+            let lived = follow_once(&endpoint, &filter, &source, flaps).await;
+            flaps = lived.is_some_and(|lived| lived < GOOD_AFTER) || (flaps && lived.is_none());
+            if lived.is_some_and(|lived| lived >= GOOD_AFTER) {
                 pause = RETRY.0;
             }
         }
@@ -57,16 +61,31 @@ pub async fn follow(endpoint: Endpoint, filter: Filter, source: Arc<Source>) {
     }
 }
 
-/// One connection, until it breaks. True if it was good for a while.
-async fn follow_once(endpoint: &Endpoint, filter: &Filter, source: &Arc<Source>) -> bool {
+/// One connection, until it breaks. How long it lived after the list was complete; `None` if there was no list.
+///
+/// `flaps`: the connection before broke at once, as behind a proxy that refuses the events. That is told once, and a
+/// connection is told only when it has proved to be good.
+async fn follow_once(
+    endpoint: &Endpoint,
+    filter: &Filter,
+    source: &Arc<Source>,
+    flaps: bool,
+) -> Option<Duration> {
     let watcher = Watcher { endpoint, filter, source };
     match watcher.connect_and_list().await {
         Ok((docker, since)) => {
+            let began = Moment::now();
+            let mut watch = std::pin::pin!(watcher.watch(&docker, since));
+            if flaps && let Ok(error) = tokio::time::timeout(GOOD_AFTER, &mut watch).await {
+                tracing::debug!(runtime = endpoint.runtime, %error, "connection lost again");
+                watcher.down();
+                return Some(Moment::now().since(began));
+            }
             tracing::info!(runtime = endpoint.runtime, socket = %endpoint.socket.display(), "connected");
-            let error = watcher.watch(&docker, since).await;
+            let error = watch.await;
             tracing::warn!(runtime = endpoint.runtime, %error, "connection lost; names are kept, trying again");
             watcher.down();
-            true
+            Some(Moment::now().since(began))
         }
         Err(error) => {
             let first = source.lock().link != Link::Down;
@@ -75,7 +94,7 @@ async fn follow_once(endpoint: &Endpoint, filter: &Filter, source: &Arc<Source>)
                 tracing::warn!(runtime = endpoint.runtime, %error, "cannot list containers: {reason}; trying again");
             }
             watcher.down();
-            false
+            None
         }
     }
 }
@@ -116,17 +135,23 @@ impl Watcher<'_> {
             Docker::connect_with_unix(&socket, ANSWER_WITHIN.as_secs(), bollard::API_DEFAULT_VERSION)?;
         let since = Moment::now().unix_whole_seconds().saturating_sub(1);
         let list = whole(docker.list_containers(None::<ListContainersOptions>)).await?;
-        let ids: Vec<String> = list.into_iter().filter_map(|container| container.id).collect();
-        let mut answers = futures_util::stream::iter(ids)
-            .map(|id| async { (ContainerId::new(&id), self.inspect(&docker, id).await) })
+        let listed = list.into_iter().filter_map(|listed| Some((listed.id.clone()?, listed)));
+        let mut answers = futures_util::stream::iter(listed)
+            .map(|(id, listed)| async { (ContainerId::new(&id), listed, self.inspect(&docker, id).await) })
             .buffer_unordered(INSPECTS);
         let mut running = HashSet::new();
-        while let Some((id, answer)) = answers.next().await {
+        while let Some((id, listed, answer)) = answers.next().await {
             match answer {
                 // at once: a container that the daemon cannot tell about must not hold up the others' names
                 Ok(Some(record)) => self.enter(record),
                 Ok(None) => continue,
-                Err(_) => {} // it runs, as the list said: what was known of it stays
+                // it runs, as the list said: what was known of it stays, else what the list says of it must do
+                Err(_) => {
+                    let known = self.source.lock().running.contains_key(&id);
+                    if let Some(record) = self.record_of_list(listed).filter(|_| !known) {
+                        self.enter(record);
+                    }
+                }
             }
             running.insert(id);
         }
@@ -163,12 +188,32 @@ impl Watcher<'_> {
         Some(Record {
             id: ContainerId::new(&answer.id?),
             runtime: self.endpoint.runtime,
-            name: answer.name?.trim_start_matches('/').to_owned(),
+            name: bounded(answer.name?.trim_start_matches('/')).to_string(),
             image: bounded(config.image.as_deref().unwrap_or_default()),
             compose_project: label("com.docker.compose.project"),
             compose_service: label("com.docker.compose.service"),
             settings: self.filter.settings_of(config.env.iter().flatten().map(String::as_str)),
             started: state.started_at.as_deref().and_then(unix_seconds),
+            labels_match: self.filter.labels_match(&labels),
+        })
+    }
+
+    /// What the list alone tells of a running container: no run settings, and no time of its start.
+    fn record_of_list(&self, listed: ContainerSummary) -> Option<Record> {
+        let labels = listed.labels.unwrap_or_default();
+        let label = |key: &str| bounded(labels.get(key).map_or("", String::as_str));
+        let names = listed.names.unwrap_or_default();
+        // the names that other containers have for it (links) are there too, as /OTHER/NAME
+        let name = names.iter().map(|name| name.trim_start_matches('/')).find(|name| !name.contains('/'))?;
+        Some(Record {
+            id: ContainerId::new(&listed.id?),
+            runtime: self.endpoint.runtime,
+            name: bounded(name).to_string(),
+            image: bounded(listed.image.as_deref().unwrap_or_default()),
+            compose_project: label("com.docker.compose.project"),
+            compose_service: label("com.docker.compose.service"),
+            settings: vec![],
+            started: None,
             labels_match: self.filter.labels_match(&labels),
         })
     }
@@ -217,7 +262,9 @@ impl Watcher<'_> {
         if state.running.get(&record.id) != Some(&record) {
             let before = state.running.insert(record.id.clone(), record.clone());
             state.generation += 1;
-            if let Some(before) = before.filter(|before| before.started != record.started) {
+            // a start that only the list told of has no time, and is the same run
+            let another = |before: &Record| before.started.is_some() && before.started != record.started;
+            if let Some(before) = before.filter(another) {
                 push_ended(&mut state.ended, before);
             }
         }
@@ -318,6 +365,24 @@ mod tests {
             assert_eq!(source.lock().running.len(), 1);
             watcher.end("a", Some(11.0));
             assert_eq!(counts(&source), (0, 1));
+        });
+    }
+
+    #[test]
+    fn what_the_list_alone_tells_gives_a_name_and_a_later_inspect_is_the_same_run() {
+        let source = Source::new("docker");
+        watcher_on(&source, |watcher| {
+            let listed = ContainerSummary {
+                id: Some("a".into()),
+                names: Some(vec!["/other/alias".into(), format!("/{}", "n".repeat(300))]),
+                image: Some("i".into()),
+                ..Default::default()
+            };
+            let record = watcher.record_of_list(listed).unwrap();
+            assert_eq!((record.name.len(), &*record.image, record.started), (256, "i", None));
+            watcher.enter(record);
+            watcher.enter(started_at(10.0));
+            assert_eq!(counts(&source), (1, 0));
         });
     }
 
