@@ -146,6 +146,26 @@ fn an_unusable_environment_variable_is_named() {
 }
 
 #[test]
+fn a_flag_that_turns_off_wins_over_the_environment() {
+    // a variable that cannot be used shows whether it is looked at
+    for (value, flags, code) in [
+        ("true", &["--no-collector.gpu"][..], 0),
+        ("perhaps", &["--no-collector.gpu"], 0),
+        ("perhaps", &["--collector.gpu"], 0),
+        ("perhaps", &[], 2),
+    ] {
+        let output = std::process::Command::new(crate::support::binary())
+            .arg("doctor")
+            .args(flags)
+            .env("MEMLEDGER_COLLECTOR_GPU", value)
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{value} {flags:?}: {stderr}");
+    }
+}
+
+#[test]
 fn a_directory_where_a_file_should_be_is_a_fault_and_the_rest_goes_on() {
     let root = tempfile::tempdir().unwrap();
     let proc = root.path().join("proc");

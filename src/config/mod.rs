@@ -127,7 +127,6 @@ pub fn arguments(command: Command) -> Command {
                 Arg::new(format!("no-{}", setting.key))
                     .long(format!("no-{}", setting.key))
                     .action(ArgAction::SetTrue)
-                    .conflicts_with(setting.key)
                     .hide(true),
             )
         }
@@ -163,7 +162,7 @@ impl Config {
         let from_file = file.as_deref().map(file::read).transpose()?.unwrap_or_default();
         let mut values = BTreeMap::new();
         for setting in SETTINGS {
-            values.insert(setting.key, given(setting, matches, file.as_deref(), &from_file));
+            values.insert(setting.key, given(setting, matches, file.as_deref(), &from_file)?);
         }
         Self::check(&Values(values))
     }
@@ -219,18 +218,27 @@ fn given(
     matches: &ArgMatches,
     file: Option<&Path>,
     from_file: &[file::Found],
-) -> Vec<Given> {
-    if setting.kind == Kind::Switch && matches.get_flag(&format!("no-{}", setting.key)) {
-        return vec![Given { text: "false".into(), origin: format!("--no-{}", setting.key) }];
+) -> Result<Vec<Given>, ConfigError> {
+    let source = matches.value_source(setting.key);
+    let off = format!("no-{}", setting.key);
+    if setting.kind == Kind::Switch && matches.get_flag(&off) {
+        // not left to the parser, for which the environment's value would contradict too
+        if source == Some(ValueSource::CommandLine) {
+            return Err(ConfigError::Value {
+                origin: format!("--{off}"),
+                what: format!("give either it or --{}", setting.key),
+            });
+        }
+        return Ok(vec![Given { text: "false".into(), origin: format!("--{off}") }]);
     }
-    let origin = match matches.value_source(setting.key) {
+    let origin = match source {
         Some(ValueSource::CommandLine) => Some(format!("--{}", setting.key)),
         Some(ValueSource::EnvVariable) => Some(setting.variable()),
         _ => None,
     };
     if let Some(origin) = origin {
         let texts = matches.get_many::<String>(setting.key).into_iter().flatten();
-        return texts.map(|text| Given { text: text.clone(), origin: origin.clone() }).collect();
+        return Ok(texts.map(|text| Given { text: text.clone(), origin: origin.clone() }).collect());
     }
     let path = file.unwrap_or(Path::new("")).display();
     let found = from_file.iter().filter(|found| found.key == setting.key);
@@ -241,12 +249,11 @@ fn given(
         })
         .collect();
     if !found.is_empty() {
-        return found;
+        return Ok(found);
     }
+    let origin = format!("default of --{}", setting.key);
     let default = setting.default.iter();
-    default
-        .map(|text| Given { text: text.to_string(), origin: format!("default of --{}", setting.key) })
-        .collect()
+    Ok(default.map(|text| Given { text: text.to_string(), origin: origin.clone() }).collect())
 }
 
 impl Values {
@@ -427,6 +434,8 @@ mod tests {
         assert!(load(&["--web.enable-api"]).unwrap().enable_api);
         assert!(!load(&["--no-collector.gpu"]).unwrap().collectors.contains("gpu"));
         assert!(!load(&["--collector.gpu=false"]).unwrap().collectors.contains("gpu"));
+        let both = load(&["--collector.gpu", "--no-collector.gpu"]).unwrap_err();
+        assert!(both.contains("--no-collector.gpu: give either it or --collector.gpu"), "{both}");
         let without = load(&["--no-collector.process"]).unwrap().collectors;
         assert!(!without.contains("shm") && !without.contains("pss"));
         assert!(load(&["--docker.socket="]).unwrap().endpoints.iter().all(|e| e.runtime != "docker"));
