@@ -104,7 +104,7 @@ pub static SETTINGS: &[Setting] = &[
         "web.enable-api",
         Kind::Switch,
         &["false"],
-        "Answer /api/v1, which lists processes, from anywhere. Without it, only on the loopback addresses.",
+        "Answer /api/v1, which lists processes, from anywhere. Without it, only on the loopback addresses, and not through a proxy.",
     ),
     one(
         "sample.interval",
