@@ -111,9 +111,11 @@ impl Drop for Containers {
     }
 }
 
-/// The files that a cycle cannot do without, open.
+/// The files that a cycle cannot do without, open. v1 answers from an old list of pids while `cgroup.procs` stays open,
+/// so there nobody can avoid opening it anew.
 struct Floor {
     files: Vec<File>,
+    directories: Vec<File>,
     buffer: Vec<u8>,
 }
 
@@ -135,11 +137,14 @@ impl Floor {
                 "memory.limit_in_bytes",
                 "memory.max_usage_in_bytes",
                 "memory.kmem.usage_in_bytes",
-                "cgroup.procs",
             ]
         };
         let mut files = vec![File::open("/proc/meminfo")?];
+        let mut directories = vec![];
         for path in &containers.paths {
+            if !is_v2() {
+                directories.push(File::open(path)?);
+            }
             for name in names {
                 match File::open(path.join(name)) {
                     Ok(file) => files.push(file),
@@ -151,12 +156,19 @@ impl Floor {
                 files.push(File::open(format!("/proc/{pid}/statm"))?);
             }
         }
-        Ok(Self { files, buffer: vec![0; 16 * 1024] })
+        Ok(Self { files, directories, buffer: vec![0; 16 * 1024] })
     }
 
     fn read(&mut self) {
         for file in &self.files {
             std::hint::black_box(file.read_at(&mut self.buffer, 0).unwrap_or(0));
+        }
+        for directory in &self.directories {
+            let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+            if let Ok(file) = rustix::fs::openat(directory, "cgroup.procs", flags, rustix::fs::Mode::empty())
+            {
+                std::hint::black_box(rustix::io::read(&file, &mut self.buffer[..]).unwrap_or(0));
+            }
         }
     }
 }
@@ -312,7 +324,8 @@ fn document(rows: &[Row], docker: Option<f64>) -> String {
         "# Performance\n\nWritten by `make bench` (as root); do not edit. Measured on {cores} cores, kernel {}, cgroup \
          v{version}. Absolute times are this machine's; the ratio is what to \
          compare.\n\n\
-         *Floor*: the same kernel files, kept open, read by a minimal loop that looks at nothing. *Cycle*: all of a \
+         *Floor*: the same kernel files, kept open (but for v1's lists of pids, which go stale), read by a minimal loop that \
+         looks at nothing. *Cycle*: all of a \
          cycle but the GPU driver and the proportional shares, which have threads of their own; its mean over {CYCLES} \
          simulated seconds includes what happens only every 5, 10 or 64 seconds. *Resident*: the most that the real \
          binary held, all collectors on, scraped once a second. *CPU*: its share of one core.\n\n\
