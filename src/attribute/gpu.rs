@@ -67,8 +67,9 @@ pub fn holders(readings: &Readings) -> Holders {
         readings.gpu.iter().flat_map(|gpu| &gpu.devices).filter_map(|d| d.processes.as_ref()).flatten()
     {
         if let Some(owner) = &process.owner {
-            let sum = holders.entry((process.pid, owner.start_ticks)).or_default();
-            *sum = process.used.map(|used| used + sum.unwrap_or(0)).or(*sum);
+            // a sum of which the driver does not tell a part is absent
+            let add = |sum: &mut Option<u64>| *sum = sum.zip(process.used).map(|(sum, used)| sum + used);
+            holders.entry((process.pid, owner.start_ticks)).and_modify(add).or_insert(process.used);
         }
     }
     holders
@@ -158,11 +159,34 @@ fn write_device<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::gpu::{Identity, Memory, Owner};
+    use crate::clock::Moment;
+    use crate::collect::gpu::{Identity, Memory, Owner, Reading};
     use proptest::prelude::*;
 
     const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
     const B: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+
+    #[test]
+    fn a_process_on_two_gpus_of_which_one_does_not_tell_has_no_sum() {
+        let gpus = |second| {
+            let on = |used| device(100, Some(vec![process(7, used, 0)]));
+            vec![on(Some(10)), on(second)]
+        };
+        for (second, sum) in [(Some(5), Some(15)), (None, None)] {
+            let reading = Reading {
+                at: Moment::now(),
+                took: std::time::Duration::ZERO,
+                driver_version: None,
+                cuda_version: None,
+                counted: 2,
+                devices: gpus(second),
+                pids_are_the_hosts: true,
+                faults: vec![],
+            };
+            let readings = Readings { gpu: Some(Arc::new(reading)), ..Readings::default() };
+            assert_eq!(holders(&readings), Holders::from([((7, 7), sum)]));
+        }
+    }
 
     /// A process in one of two containers, outside them, or seen by nobody.
     fn process(pid: u32, used: Option<u64>, place: u8) -> GpuProcess {
