@@ -69,10 +69,12 @@ main() {
   mkdir -p "$run/share/cmd"
   disk=$run/cow,$image
   [[ -z $writable ]] || disk=$writable
+  # the linker that Rust needs is a C compiler's
+  cc -O2 -shared -fPIC -o "$run/xstate.so" "$here/xstate.c"
   # panic=1 and no reboot: a guest that panics ends.
   # systemd's own cgroup choice is v2 unless told otherwise; said here so that it fails loudly if that changes.
   setsid "${BASH_SOURCE[0]}" --keep "$run" "$lifetime" "$parent" \
-    linux.uml mem="$mem" ubd0="$disk" root=/dev/ubda rw hostfs="$run/share" uml_dir="$run/uml/" umid=guest \
+    env LD_PRELOAD="$run/xstate.so" linux.uml mem="$mem" ubd0="$disk" root=/dev/ubda rw hostfs="$run/share" uml_dir="$run/uml/" umid=guest \
     con=null con0=null,fd:1 con1=null ssl=null panic=1 noreboot systemd.unified_cgroup_hierarchy=1 \
     systemd.show_status=0 quiet >"$run/keeper.log" 2>&1 </dev/null 3>&- 9>&- &
   echo $! >"$run/pid"
