@@ -2,9 +2,9 @@
 //!
 //! `make bench` makes 10, 100 and 1,000 real cgroups that look like containers, with real processes in each, and
 //! measures in one run: a cycle against the *floor* (the same kernel files, kept open, read by a minimal loop that
-//! looks at nothing), allocations per cycle, rendering, and the resident memory of the real binary. It writes
-//! docs/performance.md. Needs root, for the cgroups. Time is simulated a second per cycle, so that what happens every
-//! 5, 10 or 64 seconds has its share in the mean.
+//! looks at nothing), allocations per cycle, rendering, and the resident memory of the real binary. It writes the first
+//! part of docs/performance.md. Needs root, for the cgroups. Time is simulated a second per cycle, so that what happens
+//! every 5, 10 or 64 seconds has its share in the mean.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::Write as _;
@@ -215,7 +215,7 @@ struct Row {
 fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
     let containers = Containers::make(count, processes)?;
     let mut floor = Floor::open(&containers)?;
-    let mut sampler = Sampler::new(&config(), vec![]);
+    let mut sampler = Sampler::new(&config(), vec![], Default::default());
     let start = Moment::now();
     let at = |cycle: usize| start.plus(Duration::from_secs(cycle as u64));
     for cycle in 0..WARM_UP {
@@ -260,6 +260,7 @@ fn resident() -> std::io::Result<(f64, f64)> {
             "--web.listen-address=127.0.0.1:10899",
             "--docker.socket=",
             "--podman.socket=",
+            "--state.path=",
             &include,
         ])
         .stdout(Stdio::null())
@@ -386,5 +387,9 @@ fn main() -> std::io::Result<()> {
     }
     let text = document(&rows, docker_stats());
     print!("{text}");
-    std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md"), text)
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md");
+    // the second part is that of benches/oom.rs
+    let old = std::fs::read_to_string(&path).unwrap_or_default();
+    let second = old.find("\n## ").map_or("", |at| &old[at..]);
+    std::fs::write(path, text + second)
 }

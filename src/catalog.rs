@@ -182,6 +182,21 @@ catalog! {
     HOST_PRESSURE = Counter Global "memledger_host_memory_pressure_seconds_total" ["kind"] max 2,
         "Time that some or all (full) tasks of the host waited for memory, from /proc/pressure/memory. Absent without PSI.";
 
+    HOST_OOM_KILLS = Counter Global "memledger_host_oom_kills_total" [] max 1,
+        "Processes that the kernel's OOM killer killed on this host since the ledger's first start. Never disappears. The sum of what is counted for containers (those that a filter leaves out included), for host processes and as unattributed, once each kill is settled, which takes at most 15 s.";
+    HOST_PROCESS_OOM_KILLS = Counter Global "memledger_host_process_oom_kills_total" [] max 1,
+        "Of memledger_host_oom_kills_total, processes outside containers.";
+    OOM_UNATTRIBUTED = Counter Global "memledger_oom_kills_unattributed_total" [] max 1,
+        "Of memledger_host_oom_kills_total, kills that no evidence ties to a container or a host process. Counted 10 s after the kill.";
+    OOM_GAPS = Counter Global "memledger_oom_gaps_total" [] max 1,
+        "Of memledger_host_oom_kills_total, kills known only from a counter of the kernel: their record in the kernel log was lost, or the log cannot be read. Counted when the kill is settled.";
+    OOM_DUPLICATE_LINES = Counter Global "memledger_oom_duplicate_lines_total" [] max 1,
+        "Second records of one kill, which the kernel writes and counts with memory.oom.group. They are no kills.";
+    OOM_SOURCE_UP = Gauge Global "memledger_oom_source_up" ["source"] max 4,
+        "1 if the source can be read now: kmsg (the kernel log: which process), vmstat (oom_kill of /proc/vmstat: how many), cgroup (the containers' own counters: whose), runtime (events of Docker or Podman: ends and names). Without kmsg kills have no process, and those of containers that are gone at once may stay unattributed.";
+    STORE_UP = Gauge Global "memledger_store_up" [] max 1,
+        "1 if the ledger is written to --state.path, 0 if it cannot be and is kept in memory only. Absent if it is kept in memory because that was asked for.";
+
     CONTAINER_INFO = Info Container "memledger_container_info"
         ["container_id", "image", "runtime", "compose_project", "compose_service", "cgroup_version"] max CONTAINERS,
         "What is known of a container. Kept for --container.keep-ended after its end; a running container of the same name takes its place.";
@@ -223,6 +238,16 @@ catalog! {
         "Proportional share of the processes' memory by role, which adds up, from /proc/PID/smaps_rollup. Read at most every --pss.interval and cached until the next reading; absent for a role of which a process is younger than the last reading. Needs CAP_SYS_PTRACE.";
     CONTAINER_PROCESSES = Gauge Container "memledger_container_processes" ["role"] max PER_ROLE,
         "Processes of the container by role: trainer, dataloader_worker, other.";
+    CONTAINER_OOM_KILLS = Counter Container "memledger_container_oom_kills_total" ["victim", "scope"] max CONTAINERS * 4,
+        "Processes of the container that the kernel's OOM killer killed. victim: main if the kill ended the container (its first process, or a child whose death made it end with that status within 5 s), else child. scope: container if the limit of a cgroup was hit, host if the machine ran out. Born at 0; goes on over restarts of the container and of memledger. A child's kill is counted when it is known that the container lives on, up to 5 s later.";
+    CONTAINER_LAST_OOM_KILL = Gauge Container "memledger_container_last_oom_kill_timestamp_seconds" [] max CONTAINERS,
+        "Unix time of the last OOM kill of a process of the container. Absent until the first.";
+    CONTAINER_EXITS = Counter Container "memledger_container_exits_total" ["reason"] max CONTAINERS * 8,
+        "Ends of the container by reason: completed (exit 0), oom_container, oom_host, stopped (somebody asked the runtime), killed (SIGKILL from outside, no OOM), signal, error (another exit code), unknown (nobody tells). An OOM only by the ledger's own evidence, never by exit code 137 or the runtime's flag.";
+    CONTAINER_LAST_EXIT_CODE = Gauge Container "memledger_container_last_exit_code" [] max CONTAINERS,
+        "Exit code of the container's last end, as the runtime told it. Absent until one was told.";
+    CONTAINER_RESTARTS = Counter Container "memledger_container_restarts_total" [] max CONTAINERS,
+        "Starts of a container of this name after the first that the ledger saw. Unlike the runtime's count it goes on when the container is made anew.";
 
     GPU_INFO = Info Gpu "memledger_gpu_info"
         ["model", "vendor", "driver_version", "cuda_version", "compute_capability", "cuda_cores", "pci_bus_id"] max 64,
@@ -261,7 +286,7 @@ impl Id {
 }
 
 /// Endings that say what a number is: a base unit, a count of things, a point in time.
-const ENDINGS: [&str; 14] = [
+const ENDINGS: [&str; 15] = [
     "_bytes",
     "_seconds",
     "_ratio",
@@ -276,6 +301,7 @@ const ENDINGS: [&str; 14] = [
     "_processes",
     "_containers",
     "_expected",
+    "_exit_code",
 ];
 
 const fn ends_with(text: &str, end: &str) -> bool {

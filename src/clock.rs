@@ -2,14 +2,17 @@
 //!
 //! Everything else takes a [`Moment`] as an argument, so that pure code stays pure and a test can choose the time.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// One reading of both clocks.
 ///
 /// The monotonic part measures how long something took; the wall part is what people and Prometheus read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment {
-    monotonic: Instant,
+    /// Since the boot, without the time that the machine slept (CLOCK_MONOTONIC): the kernel log's clock.
+    monotonic: Duration,
     /// Since the Unix epoch. Zero when the machine's clock stands before 1970.
     wall: Duration,
 }
@@ -19,12 +22,13 @@ impl Moment {
     #[allow(clippy::disallowed_methods)] // this is the place
     pub fn now() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        Self { monotonic: Instant::now(), wall }
+        let monotonic = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or(Duration::ZERO);
+        Self { monotonic, wall }
     }
 
     /// Monotonic time between `earlier` and this moment; zero if `earlier` is later.
     pub fn since(&self, earlier: Moment) -> Duration {
-        self.monotonic.saturating_duration_since(earlier.monotonic)
+        self.monotonic.saturating_sub(earlier.monotonic)
     }
 
     /// This moment moved forward, on both clocks.
@@ -35,6 +39,19 @@ impl Moment {
     /// Seconds since the Unix epoch.
     pub fn unix_seconds(&self) -> f64 {
         self.wall.as_secs_f64()
+    }
+
+    /// Unix time of a stamp of the kernel log: microseconds of its clock since the boot. Never later than this moment.
+    ///
+    /// The two clocks of the kernel part by some milliseconds a day, so the younger the stamp, the better the answer.
+    pub fn unix_seconds_of_kernel(&self, usec: u64) -> f64 {
+        let age = self.monotonic.saturating_sub(Duration::from_micros(usec));
+        self.wall.saturating_sub(age).as_secs_f64()
+    }
+
+    /// The kernel log's clock at this moment, in microseconds.
+    pub fn kernel_usec(&self) -> u64 {
+        self.monotonic.as_micros() as u64
     }
 
     /// Whole seconds since the Unix epoch, as the runtimes' APIs take them.
@@ -54,5 +71,26 @@ mod tests {
         assert_eq!(later.since(now), Duration::from_secs(3));
         assert_eq!(now.since(later), Duration::ZERO);
         assert!((later.unix_seconds() - now.unix_seconds() - 3.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_stamp_of_the_kernel_becomes_unix_time_and_is_never_in_the_future() {
+        let now = Moment { monotonic: Duration::from_secs(100), wall: Duration::from_secs(1_000_000) };
+        assert_eq!(now.unix_seconds_of_kernel(97_500_000), 999_997.5);
+        assert_eq!(
+            now.unix_seconds_of_kernel(100_000_001),
+            1_000_000.0,
+            "the clocks of two CPUs differ a little"
+        );
+        assert_eq!(now.unix_seconds_of_kernel(u64::MAX), 1_000_000.0);
+        let before_1970 = Moment { wall: Duration::ZERO, ..now };
+        assert_eq!(before_1970.unix_seconds_of_kernel(0), 0.0);
+    }
+
+    #[test]
+    fn the_monotonic_clock_is_the_uptime() {
+        let uptime = std::fs::read_to_string("/proc/uptime").expect("procfs");
+        let uptime: f64 = uptime.split(' ').next().expect("a number").parse().expect("seconds");
+        assert!((Moment::now().monotonic.as_secs_f64() - uptime).abs() < 5.0, "no sleep, no time namespace");
     }
 }

@@ -15,10 +15,11 @@ use crate::config::Config;
 use crate::discover::{Hierarchy, Link, Registry, Source};
 use crate::host::Roots;
 use crate::ledger::Ledger;
+use crate::ledger::desk::Desk;
 use crate::series::{Label, Series};
 use crate::snapshot::{Dropped, Snapshot, finish};
 
-/// How long the first cycle waits for the runtimes to list their containers.
+/// How long the first cycle waits for the runtimes to list their containers, and for the ledger's first figures.
 const FIRST_LIST: Duration = Duration::from_secs(1);
 
 /// Everything that lives from cycle to cycle.
@@ -37,8 +38,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler over these runtimes.
-    pub fn new(config: &Config, sources: Vec<Arc<Source>>) -> Self {
+    /// A sampler over these runtimes, which meets the ledger's thread at this desk.
+    pub fn new(config: &Config, sources: Vec<Arc<Source>>, desk: Arc<Desk>) -> Self {
         let hierarchy = match Hierarchy::detect(&config.roots) {
             Ok(hierarchy) => Some(hierarchy),
             Err(error) => {
@@ -54,16 +55,16 @@ impl Sampler {
             collectors: collect::all(config),
             readings: Readings::default(),
             faults: Faults::default(),
-            ledger: Ledger::new(config.keep_ended),
+            ledger: Ledger::new(config.keep_ended, desk),
             dropped: Dropped::new(),
             room: (0, 0),
             skipped: 0,
         }
     }
 
-    /// True once every runtime has listed its containers or has shown that it is not there.
-    fn runtimes_have_answered(&self) -> bool {
-        self.sources.iter().all(|source| source.lock().link != Link::Starting)
+    /// True once every runtime has listed its containers or has shown that it is not there, and the ledger has figures.
+    fn others_have_begun(&self) -> bool {
+        self.ledger.has_figures() && self.sources.iter().all(|source| source.lock().link != Link::Starting)
     }
 
     /// Runs one cycle.
@@ -167,7 +168,7 @@ pub fn run_until(
     mut publish: impl FnMut(Snapshot),
 ) {
     let began = Moment::now();
-    while !sampler.runtimes_have_answered()
+    while !sampler.others_have_begun()
         && Moment::now().since(began) < FIRST_LIST
         && !stop.load(Ordering::Relaxed)
     {

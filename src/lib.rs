@@ -14,7 +14,8 @@
 //!                                |
 //!            attribute  whose process is it, and what is it: trainer, worker, other
 //!                                |
-//!            ledger     what must outlive a cycle: peaks, ended containers
+//!            ledger     what must outlive a cycle: peaks, ended containers, OOM kills;
+//!                       the kills on a thread and in a file of their own
 //!                                |
 //!            snapshot   one finished cycle, immutable, shared
 //!                                |

@@ -1,11 +1,15 @@
 //! The tests against real things: the real binary, real cgroups, a real Docker engine, a real shared library.
 //!
-//! One file per concern. [`truth`], [`roles`] and [`vanishing`] also run inside the cgroup v2 guest (`tests/v2host`).
+//! One file per concern. [`truth`], [`roles`], [`vanishing`] and [`oom`] also run inside the cgroup v2 guest (`tests/v2host`).
 
 mod daemon;
 mod docker;
+mod events;
+mod facts;
 mod gpu;
+mod kernel_log;
 mod layers;
+mod oom;
 mod podman;
 mod prometheus;
 mod recorded;
@@ -15,3 +19,4 @@ mod support;
 mod tables;
 mod truth;
 mod vanishing;
+mod why;

@@ -4,14 +4,15 @@ use std::process::{Command, Stdio};
 
 use crate::support::{Memledger, eventually_true, run, skip};
 
-struct Podman {
+/// A service, its socket and its storage, gone when dropped.
+pub struct Podman {
     dir: tempfile::TempDir,
     service: Option<std::process::Child>,
 }
 
 impl Podman {
     /// Starts the API service; `None`, with the reason printed, where there is no Podman.
-    fn start() -> Option<Self> {
+    pub fn start() -> Option<Self> {
         if !std::path::Path::new("/usr/bin/podman").exists() {
             skip("no /usr/bin/podman; tests/setup/setup.sh installs it");
             return None;
@@ -28,7 +29,7 @@ impl Podman {
         Some(podman)
     }
 
-    fn socket(&self) -> String {
+    pub fn socket(&self) -> String {
         self.dir.path().join("podman.sock").display().to_string()
     }
 
@@ -42,14 +43,15 @@ impl Podman {
         command
     }
 
-    fn ok(&self, arguments: &[&str]) -> String {
+    /// Its standard output; it must succeed.
+    pub fn ok(&self, arguments: &[&str]) -> String {
         let output = self.command(arguments).output().expect("podman runs");
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
     /// Runs a container; the limits fit a machine where they cannot be raised.
-    fn run(&self, name: &str, options: &[&str], seconds: &str) -> String {
+    pub fn run(&self, name: &str, options: &[&str], seconds: &str) -> String {
         let fixed = ["run", "-d", "--name", name, "--network", "none", "--ulimit", "nofile=1024:1024"];
         let command = ["--ulimit", "nproc=1024:1024", "memledger-test:1", "/busybox/sleep", seconds];
         self.ok(&[&fixed[..], options, &command[..]].concat())

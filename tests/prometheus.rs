@@ -12,7 +12,7 @@ use crate::support::{Memledger, Metrics, eventually, skip};
 const EMPTY: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
 
 /// The value of an environment variable that `tests/setup/setup.sh` provides.
-fn provided(name: &str) -> Option<String> {
+pub(crate) fn provided(name: &str) -> Option<String> {
     let value = std::env::var(name).ok();
     if value.is_none() {
         skip(&format!("{name} is not set; run tests/setup/setup.sh and load its env file"));
@@ -69,14 +69,14 @@ fn promtool_would_say_something_about_bad_metrics() {
 }
 
 /// A Prometheus that scrapes one memledger every second. Killed when dropped.
-struct Prometheus {
+pub(crate) struct Prometheus {
     child: Child,
     address: String,
     folder: tempfile::TempDir,
 }
 
 impl Prometheus {
-    fn scraping(binary: &str, memledger: &Memledger) -> Self {
+    pub(crate) fn scraping(binary: &str, memledger: &Memledger) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let config = format!(
             "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n- job_name: memledger\n  \
@@ -127,7 +127,7 @@ impl Prometheus {
     }
 
     /// The value of an instant query that has one series.
-    fn one(&self, query: &str) -> Result<f64, String> {
+    pub(crate) fn one(&self, query: &str) -> Result<f64, String> {
         match self.query(query)?[..] {
             [value] => Ok(value),
             ref other => Err(format!("{query} is {other:?}")),

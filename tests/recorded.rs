@@ -58,9 +58,10 @@ impl Host {
         self.root.path().join(name)
     }
 
-    /// memledger on this host.
+    /// memledger on this host. syslog(2) would answer with the log of the machine that runs the test.
     fn start(&self, flags: &[String]) -> Memledger {
-        let mut all = vec!["--docker.socket=".to_owned(), "--podman.socket=".to_owned()];
+        let none = ["--docker.socket=", "--podman.socket=", "--oom.kernel-log=off"];
+        let mut all = none.map(str::to_owned).to_vec();
         for (flag, folder) in [("procfs", "proc"), ("cgroupfs", "cgroup"), ("devfs", "dev")] {
             all.push(format!("--path.{flag}={}", self.path(folder).display()));
         }
@@ -75,9 +76,13 @@ impl Host {
         let complete = |metrics: &Metrics| {
             let shares = metrics.all("memledger_container_process_pss_bytes", &[]).len();
             let rows = metrics.all("memledger_process_gpu_memory_used_bytes", &[]).len();
-            match (shares == 3 * self.containers, !gpus || rows > 0) {
-                (true, true) => Ok(()),
-                _ => Err(format!("{shares} shares, {rows} processes on GPUs; {}", memledger.log())),
+            let sources = metrics.all("memledger_oom_source_up", &[]).len();
+            match (shares == 3 * self.containers, !gpus || rows > 0, sources == 4) {
+                (true, true, true) => Ok(()),
+                _ => Err(format!(
+                    "{shares} shares, {rows} processes on GPUs, {sources} sources of the ledger; {}",
+                    memledger.log()
+                )),
             }
         };
         memledger.eventually("a complete snapshot", complete);

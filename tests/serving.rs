@@ -103,7 +103,8 @@ fn a_signal_ends_it_cleanly_within_a_second() {
 #[test]
 fn a_second_instance_on_a_used_port_says_so() {
     let first = Memledger::start(ALONE);
-    let (code, _, stderr) = run(&["serve", &format!("--web.listen-address={}", first.address)]);
+    let (code, _, stderr) =
+        run(&["serve", "--state.path=", &format!("--web.listen-address={}", first.address)]);
     assert_eq!(code, Some(1));
     assert!(stderr.contains(&format!("cannot listen on {}", first.address)), "{stderr}");
     assert!(stderr.contains("choose another with --web.listen-address"), "{stderr}");
@@ -198,4 +199,55 @@ fn doctor_says_what_is_lost_and_what_to_change() {
     ] {
         assert!(text.contains(says), "{says}: {text}");
     }
+}
+
+/// What doctor says of the ledger on a host of which there is nothing but the given flags.
+fn doctor_of_ledger(flags: &[&str]) -> String {
+    let (_, text, _) = run(&[&["doctor", "--docker.socket=", "--podman.socket="], flags].concat());
+    text
+}
+
+#[test]
+fn doctor_says_what_the_ledger_of_oom_kills_lacks() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let folder = nowhere.path().display();
+    let roots = ["procfs", "cgroupfs", "devfs"].map(|root| format!("--path.{root}={folder}"));
+    let roots = roots.each_ref().map(String::as_str);
+    std::fs::write(nowhere.path().join("file"), "").unwrap();
+    let state = format!("--state.path={folder}/file/state");
+    let flags = ["--oom.kernel-log=device", &state];
+    let text = doctor_of_ledger(&[&roots[..], &flags].concat());
+    for says in [
+        "MISSING  kernel log",
+        "--device /dev/kmsg:/dev/kmsg:r --cap-add SYSLOG",
+        "MISSING  kernel counter",
+        "MISSING  cgroup counters",
+        "MISSING  state path",
+        "file is no directory",
+    ] {
+        assert!(text.contains(says), "{says}: {text}");
+    }
+    let text = doctor_of_ledger(&["--oom.kernel-log=off", "--state.path="]);
+    for says in ["-        kernel log", "-        state path", "--state.path=/var/lib/memledger"] {
+        assert!(text.contains(says), "{says}: {text}");
+    }
+}
+
+#[test]
+fn doctor_looks_at_a_ledger_while_it_is_written_and_leaves_it_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = format!("--state.path={}", dir.path().join("state").display());
+    assert!(doctor_of_ledger(&[&state]).contains("no ledger yet"));
+    assert!(!dir.path().join("state").exists(), "doctor makes nothing");
+    let memledger = Memledger::start(&[ALONE, &[&state]].concat());
+    memledger.eventually("the ledger", |metrics| metrics.ask("memledger_store_up", &[]));
+    let text = doctor_of_ledger(&[&state]);
+    assert!(
+        text.contains(&format!(" events, written by the memledger that is pid {} on", memledger.pid())),
+        "{text}"
+    );
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(metrics.value("memledger_store_up", &[]), 1.0);
+    drop(memledger);
+    assert!(doctor_of_ledger(&[&state]).contains(" events, written by nobody"));
 }

@@ -168,7 +168,7 @@ done()
     let before = lab.at_rest();
     lab.python.step();
     lab.moved("48 MiB written to /dev/shm", &before, &each(&moves, 48.0));
-    let used = lab.memledger.metrics().value("memledger_host_shm_used_bytes", &[]);
+    let used = lab.memledger.fresh_metrics().value("memledger_host_shm_used_bytes", &[]);
     assert!(used >= 48.0 * MIB, "the host's /dev/shm holds at least this: {used}");
     lab.python.step();
     let mut mapped = each(&moves, 48.0);

@@ -1,8 +1,10 @@
 //! The verbs. Here: their list, the log, and how an error ends the process.
 
 mod doctor;
+mod events;
 mod report;
 mod serve;
+mod why;
 
 use std::process::ExitCode;
 
@@ -39,6 +41,8 @@ fn command() -> Command {
         .arg_required_else_help(true)
         .subcommand(config::arguments(serve))
         .subcommand(config::arguments(doctor))
+        .subcommand(config::arguments(events::command()))
+        .subcommand(config::arguments(why::command()))
 }
 
 /// Runs the verb of this process's command line.
@@ -53,6 +57,8 @@ pub fn run() -> ExitCode {
     let outcome = match matches.subcommand() {
         Some(("serve", matches)) => with_config(matches, serve::run),
         Some(("doctor", matches)) => with_config(matches, doctor::run),
+        Some(("events", matches)) => with_config(matches, |config| events::run(config, matches)),
+        Some(("why", matches)) => with_config(matches, |config| why::run(config, matches)),
         _ => Ok(ExitCode::from(USAGE)),
     };
     outcome.unwrap_or_else(|error| {
@@ -63,7 +69,7 @@ pub fn run() -> ExitCode {
 
 fn with_config(
     matches: &ArgMatches,
-    verb: fn(Config) -> anyhow::Result<ExitCode>,
+    verb: impl FnOnce(Config) -> anyhow::Result<ExitCode>,
 ) -> anyhow::Result<ExitCode> {
     match Config::load(matches) {
         Ok(config) => {

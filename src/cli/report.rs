@@ -3,16 +3,20 @@
 //! A check says what was found; and if a source cannot be used, what is lost without it and the exact change that brings
 //! it. A source that this host does not have is no failure.
 
+mod ledger;
+
 use std::fmt::Write;
 use std::time::Duration;
 
-use bollard::query_parameters::ListContainersOptions;
+use bollard::query_parameters::{EventsOptions, ListContainersOptions};
+use futures_util::StreamExt;
 
+use crate::clock::Moment;
 use crate::collect::gpu;
 use crate::config::{Config, Endpoint};
 use crate::discover::cgroups::Tree;
 use crate::discover::{Hierarchy, Version, docker};
-use crate::host::{Dir, KernelFile, ReadError};
+use crate::host::KernelFile;
 
 /// A driver or daemon that does not answer within this is reported so.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -30,6 +34,15 @@ pub enum State {
     Bad,
 }
 
+/// How much is looked at and shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// What `serve` begins with: without advice, and without the details that are well.
+    Short,
+    /// What `doctor` prints.
+    Full,
+}
+
 /// One source.
 #[derive(Clone, Debug)]
 pub struct Check {
@@ -39,21 +52,20 @@ pub struct Check {
     pub state: State,
     /// Whether the main job needs it.
     pub essential: bool,
+    /// Of interest at the start of `serve` only if it is not well.
+    detail: bool,
     found: String,
     lost: &'static str,
     fix: String,
 }
 
 impl Check {
+    fn new(source: &'static str, state: State, found: String, lost: &'static str, fix: String) -> Self {
+        Self { source, state, essential: false, detail: false, found, lost, fix }
+    }
+
     fn good(source: &'static str, found: impl Into<String>) -> Self {
-        Self {
-            source,
-            state: State::Good,
-            essential: false,
-            found: found.into(),
-            lost: "",
-            fix: String::new(),
-        }
+        Self::new(source, State::Good, found.into(), "", String::new())
     }
 
     fn none(
@@ -62,7 +74,7 @@ impl Check {
         lost: &'static str,
         fix: impl Into<String>,
     ) -> Self {
-        Self { source, state: State::None, essential: false, found: found.into(), lost, fix: fix.into() }
+        Self::new(source, State::None, found.into(), lost, fix.into())
     }
 
     fn bad(
@@ -71,48 +83,58 @@ impl Check {
         lost: &'static str,
         fix: impl Into<String>,
     ) -> Self {
-        Self { source, state: State::Bad, essential: false, found: found.into(), lost, fix: fix.into() }
+        Self::new(source, State::Bad, found.into(), lost, fix.into())
     }
 
     fn essential(mut self) -> Self {
         self.essential = true;
         self
     }
+
+    fn detail(mut self) -> Self {
+        self.detail = true;
+        self
+    }
+
+    /// It can be used, but something is lost all the same.
+    fn weaker(mut self, lost: &'static str, fix: impl Into<String>) -> Self {
+        (self.lost, self.fix) = (lost, fix.into());
+        self
+    }
 }
 
 /// Looks at every source once.
-pub async fn examine(config: &Config) -> Vec<Check> {
+pub async fn examine(config: &Config, look: Look) -> Vec<Check> {
     let mut checks = vec![cgroups(config), proc_root(config)];
     for endpoint in &config.endpoints {
-        checks.push(runtime(endpoint).await);
+        checks.push(runtime(endpoint, config.oom.runtime).await);
     }
-    checks.extend([
-        pid_namespace(config),
-        ptrace(),
-        gpus(config).await,
-        pressure(config),
-        kernel_log(config),
-        open_files(),
-    ]);
+    checks.extend([pid_namespace(config), ptrace(), gpus(config).await, pressure(config)]);
+    checks.extend(ledger::examine(config, look));
+    checks.push(open_files());
     checks
 }
 
-/// The checks as a table; `with_advice` adds what is lost and what to do.
-pub fn render(checks: &[Check], with_advice: bool) -> String {
+/// The checks as a table; the full one says what is lost and what to do.
+pub fn render(checks: &[Check], look: Look) -> String {
     let mut text = format!("memledger {}\n\n", env!("CARGO_PKG_VERSION"));
-    for check in checks {
+    let is_shown = |check: &&Check| look == Look::Full || !check.detail || !check.lost.is_empty();
+    for check in checks.iter().filter(is_shown) {
         let state = match check.state {
             State::Good => "ok",
             State::None => "-",
             State::Bad => "MISSING",
         };
-        let _ = writeln!(text, "  {state:<8} {:<14} {}", check.source, check.found);
-        if with_advice && !check.lost.is_empty() {
-            let _ = writeln!(text, "  {:<8} {:<14}   without it: {}", "", "", check.lost);
-            let _ = writeln!(text, "  {:<8} {:<14}   to change:  {}", "", "", check.fix);
+        let _ = writeln!(text, "  {state:<8} {:<16} {}", check.source, check.found);
+        if look == Look::Full && !check.lost.is_empty() {
+            let what = if check.state == State::Good { "weaker" } else { "without it" };
+            let _ = writeln!(text, "  {:<8} {:<16}   {:<11} {}", "", "", format!("{what}:"), check.lost);
+            let _ = writeln!(text, "  {:<8} {:<16}   to change:  {}", "", "", check.fix);
         }
     }
-    if !with_advice && checks.iter().any(|check| check.state == State::Bad) {
+    let is_wanting =
+        |check: &Check| check.state == State::Bad || (check.state == State::Good && !check.lost.is_empty());
+    if look == Look::Short && checks.iter().any(is_wanting) {
         text.push_str("\n`memledger doctor` says what is lost and what to change.\n");
     }
     text
@@ -164,32 +186,48 @@ fn proc_root(config: &Config) -> Check {
     }
 }
 
-async fn runtime(endpoint: &Endpoint) -> Check {
-    const LOST: &str = "containers are known by their short id alone: no names, images, labels, run settings";
-    let socket = &endpoint.socket;
+async fn runtime(endpoint: &Endpoint, is_evidence: bool) -> Check {
+    const LOST: &str = "containers are known by their short id alone: no names, images, labels, run settings; and of their \
+                        ends neither exit code nor reason";
+    const NO_EVENTS: &str =
+        "of ends of containers neither exit code nor reason; new containers are named later";
+    let (name, socket) = (endpoint.runtime, &endpoint.socket);
+    let place = socket.display();
     if !socket.exists() {
-        let found = format!("no socket at {}", socket.display());
-        let fix = format!("start it, or mount its socket there, or set --{}.socket", endpoint.runtime);
-        return Check::none(endpoint.runtime, found, LOST, fix);
+        let fix = format!("start it, or mount its socket there, or set --{name}.socket");
+        return Check::none(name, format!("no socket at {place}"), LOST, fix);
     }
-    let list = async {
-        let text = socket.to_string_lossy();
-        let docker =
-            bollard::Docker::connect_with_unix(&text, ANSWER_WITHIN.as_secs(), bollard::API_DEFAULT_VERSION)?;
-        docker.list_containers(None::<ListContainersOptions>).await
+    let ask = async {
+        let docker = bollard::Docker::connect_with_unix(
+            &socket.to_string_lossy(),
+            ANSWER_WITHIN.as_secs(),
+            bollard::API_DEFAULT_VERSION,
+        )?;
+        let containers = docker.list_containers(None::<ListContainersOptions>).await?;
+        let now = Some(Moment::now().unix_whole_seconds().to_string());
+        let events = docker.events(Some(EventsOptions { since: now.clone(), until: now, filters: None }));
+        let told = events.fold(Ok(()), async |told, event| told.and(event.map(|_| ()))).await;
+        Ok((containers.len(), told))
     };
-    match tokio::time::timeout(ANSWER_WITHIN, list).await {
-        Ok(Ok(containers)) => Check::good(
-            endpoint.runtime,
-            format!("{}, {} containers run", socket.display(), containers.len()),
-        ),
+    match tokio::time::timeout(ANSWER_WITHIN, ask).await {
+        Ok(Ok((containers, Ok(())))) => {
+            let check = Check::good(name, format!("{place}, {containers} containers run, events told"));
+            if is_evidence {
+                return check;
+            }
+            check.weaker("what it tells of ends is not used (--no-oom.runtime)", "--oom.runtime")
+        }
+        Ok(Ok((containers, Err(error)))) => {
+            let found = format!("{place}, {containers} containers run, but no events: {error}");
+            Check::bad(name, found, NO_EVENTS, "let the proxy before it pass GET /events")
+        }
         Ok(Err(error)) => {
             let fix = docker::explain(&error, socket);
-            Check::bad(endpoint.runtime, format!("{}: {error}", socket.display()), LOST, fix)
+            Check::bad(name, format!("{place}: {error}"), LOST, fix)
         }
         Err(_) => {
-            let found = format!("{} does not answer within {ANSWER_WITHIN:?}", socket.display());
-            Check::bad(endpoint.runtime, found, LOST, "restart the daemon")
+            let found = format!("{place} does not answer within {ANSWER_WITHIN:?}");
+            Check::bad(name, found, LOST, "restart the daemon")
         }
     }
 }
@@ -201,7 +239,8 @@ fn pid_namespace(config: &Config) -> Check {
         false => Check::bad(
             name,
             "not the host's",
-            "no processes of containers, and GPU processes stay unattributed",
+            "no processes of containers, GPU processes stay unattributed, and a killed process is tied to its container \
+             only by the kernel's own line and the cgroups' counters",
             "docker run --pid=host; Compose: pid: host; Kubernetes: hostPID: true",
         ),
     }
@@ -260,24 +299,6 @@ fn pressure(config: &Config) -> Check {
     match file.and_then(|file| file.read_once(&mut buffer).map(<[u8]>::len)) {
         Ok(_) => Check::good(name, "yes"),
         Err(_) => Check::none(name, "this kernel has none, or it is off", lost, "boot with psi=1"),
-    }
-}
-
-fn kernel_log(config: &Config) -> Check {
-    let name = "/dev/kmsg";
-    let lost = "nothing yet: the ledger of OOM kills, which reads it, is not in this version";
-    let fix = "docker run --device /dev/kmsg:/dev/kmsg:r --cap-add SYSLOG";
-    let open = Dir::open(&config.roots.dev).and_then(|dir| dir.file("kmsg"));
-    let mut buffer = Vec::new();
-    match open.and_then(|file| file.read_once(&mut buffer).map(<[u8]>::len)) {
-        Ok(_) => Check::good(name, "readable"),
-        Err(ReadError::Fault { source, .. }) if source.kind() == std::io::ErrorKind::WouldBlock => {
-            Check::good(name, "readable")
-        }
-        Err(error) => {
-            let syslog = if has_capability(CAP_SYSLOG) { "; CAP_SYSLOG is there" } else { "" };
-            Check::none(name, format!("{error}{syslog}"), lost, fix)
-        }
     }
 }
 

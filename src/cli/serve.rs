@@ -12,13 +12,18 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::report;
-use crate::config::Config;
+use crate::config::{Config, Endpoint};
 use crate::cycle::{Sampler, run_until};
 use crate::discover::{Source, docker};
+use crate::ledger::desk::Desk;
+use crate::ledger::keeper::Keeper;
 use crate::serve::{Published, router, serve};
 
 /// Requests under way get so long to finish after a signal.
 const LAST_REQUESTS: Duration = Duration::from_millis(500);
+
+/// The ledger's last step gets so long to reach the disk.
+const LAST_FACTS: Duration = Duration::from_secs(2);
 
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     crate::host::raise_open_file_limit();
@@ -39,13 +44,28 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
         tracing::info!(%address, "listening");
     }
 
-    let sources: Vec<_> = config.endpoints.iter().map(|endpoint| Source::new(endpoint.runtime)).collect();
+    let opening = {
+        let config = config.clone();
+        tokio::task::spawn_blocking(move || Keeper::open(&config)) // it may wait for its predecessor to end
+    };
+    let keeper = tokio::select! {
+        opened = opening => opened.context("the ledger was not opened")??,
+        _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+        _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+    };
+    let (desk, archive) = (keeper.desk(), keeper.archive());
+    let of = |endpoint: &Endpoint| Source::new(endpoint.runtime, Arc::clone(&desk.bell));
+    let sources: Vec<_> = config.endpoints.iter().map(of).collect();
     for (endpoint, source) in std::iter::zip(&config.endpoints, &sources) {
-        tokio::spawn(docker::follow(endpoint.clone(), config.filter.clone(), Arc::clone(source)));
+        let memory = docker::Memory::new(keeper.since(endpoint.runtime), keeper.running(endpoint.runtime));
+        tokio::spawn(docker::follow(endpoint.clone(), config.filter.clone(), Arc::clone(source), memory));
     }
     let published = Arc::new(Published::default());
     let first = Arc::new(Notify::new());
-    let (cycle, cycle_ended) = start_cycle(&config, sources, Arc::clone(&published), Arc::clone(&first))?;
+    let (alive, ledger_ended) = oneshot::channel::<()>();
+    let keeping = keeper.start(sources.clone(), alive)?;
+    let (cycle, cycle_ended) =
+        start_cycle(&config, sources, desk, Arc::clone(&published), Arc::clone(&first))?;
     tokio::spawn(introduce(config.clone(), addresses, first));
 
     let (stop, stopped) = watch::channel(false);
@@ -53,19 +73,22 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     for listener in listeners {
         let mut stopped = stopped.clone();
         let stop = async move { drop(stopped.wait_for(|stop| *stop).await) };
-        servers.spawn(serve(listener, router(&config, Arc::clone(&published)), stop));
+        servers.spawn(serve(listener, router(&config, Arc::clone(&published), archive.clone()), stop));
     }
     let name = tokio::select! {
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
+        _ = ledger_ended => bail!("the ledger ended by itself, which is a bug; the log has its last words"),
         _ = cycle_ended => bail!("sampling ended by itself, which is a bug; the log has its last words"),
         ended = servers.join_next() => bail!("the HTTP server ended by itself: {ended:?}"),
     };
     tracing::info!(signal = name, "stopping");
     cycle.stop();
     let _ = stop.send(true);
+    let last_facts = tokio::task::spawn_blocking(move || keeping.stop(LAST_FACTS));
     let finished = async { while servers.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(LAST_REQUESTS, finished).await;
+    let _ = last_facts.await;
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
 }
@@ -110,6 +133,7 @@ impl Cycle {
 fn start_cycle(
     config: &Config,
     sources: Vec<Arc<Source>>,
+    desk: Arc<Desk>,
     published: Arc<Published>,
     first: Arc<Notify>,
 ) -> anyhow::Result<(Cycle, oneshot::Receiver<()>)> {
@@ -117,7 +141,7 @@ fn start_cycle(
     let stop = Arc::new(AtomicBool::new(false));
     let theirs = Arc::clone(&stop);
     let interval = config.sample_interval;
-    let sampler = Sampler::new(config, sources);
+    let sampler = Sampler::new(config, sources, desk);
     let handle = std::thread::Builder::new().name("cycle".into()).spawn(move || {
         let _alive = alive; // dropped when the thread ends, also by a panic
         run_until(sampler, interval, &theirs, |snapshot| {
@@ -131,8 +155,8 @@ fn start_cycle(
 /// One screen after the first snapshot: what was found, what is missing, where to look.
 async fn introduce(config: Config, addresses: Vec<SocketAddr>, first: Arc<Notify>) {
     first.notified().await;
-    let checks = report::examine(&config).await;
-    let mut text = report::render(&checks, false);
+    let checks = report::examine(&config, report::Look::Short).await;
+    let mut text = report::render(&checks, report::Look::Short);
     for address in addresses {
         let host =
             if address.ip().is_unspecified() { "localhost".to_owned() } else { address.ip().to_string() };

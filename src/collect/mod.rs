@@ -7,6 +7,9 @@
 pub mod cgroup;
 pub mod gpu;
 pub mod host;
+pub mod kernel_log;
+pub mod oom_cgroups;
+pub mod oom_counter;
 pub mod own;
 pub mod process;
 pub mod pss;
@@ -32,7 +35,7 @@ pub struct Context<'a> {
     /// The memory controller's hierarchy; `None` on a host without one.
     pub hierarchy: Option<&'a Hierarchy>,
     /// The running containers; a container's number is its index here.
-    pub inventory: &'a Inventory,
+    pub inventory: &'a Arc<Inventory>,
 }
 
 /// What collectors leave for the steps after them.

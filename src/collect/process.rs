@@ -294,7 +294,7 @@ fn facts(dir: &Dir, buffer: &mut Vec<u8>) -> Result<Facts, ReadError> {
     let mut hasher = DefaultHasher::new();
     cmdline.hash(&mut hasher);
     Ok(Facts {
-        comm: String::from_utf8_lossy(&stat.comm).into(),
+        comm: crate::parse::printable(&stat.comm).into(),
         ppid: stat.ppid,
         start_ticks: stat.start_ticks,
         command: if zombie { Command { python: false, launch: Launch::Plain } } else { Command::of(cmdline) },

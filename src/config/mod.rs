@@ -5,6 +5,7 @@
 
 pub mod file;
 pub mod filter;
+pub mod since;
 pub mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,6 +44,10 @@ pub struct Config {
     pub keep_ended: Duration,
     /// The GPU collector.
     pub gpu: GpuSettings,
+    /// What must outlive memledger.
+    pub state: StateSettings,
+    /// Sources of the ledger of OOM kills.
+    pub oom: OomSettings,
     /// Collectors that are switched on.
     pub collectors: BTreeSet<&'static str>,
     /// Where the host's file systems are.
@@ -71,6 +76,41 @@ pub struct GpuSettings {
     pub interval: Duration,
     /// An answer older than this is not shown.
     pub deadline: Duration,
+}
+
+/// Settings of what must outlive memledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateSettings {
+    /// Directory of the ledger; `None`: it is kept in memory.
+    pub path: Option<PathBuf>,
+    /// How long events stay in it.
+    pub retention: Duration,
+    /// Bytes beyond which the oldest events are removed.
+    pub max_size_bytes: u64,
+    /// File to which events are appended as lines of JSON.
+    pub events_file: Option<PathBuf>,
+}
+
+/// Settings of the sources of the ledger of OOM kills.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OomSettings {
+    /// Where the kernel's messages are read.
+    pub kernel_log: KernelLogChoice,
+    /// Whether what the runtimes tell is used.
+    pub runtime: bool,
+}
+
+/// Where the kernel's messages are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelLogChoice {
+    /// From the device, else by syslog(2).
+    Auto,
+    /// From `/dev/kmsg` only.
+    Device,
+    /// By syslog(2) only.
+    Syslog,
+    /// Not at all.
+    Off,
 }
 
 /// A setting that cannot be used, and what to do.
@@ -194,6 +234,16 @@ impl Config {
                 library: values.optional("gpu.nvml-library", |text| Ok(PathBuf::from(text)))?,
                 interval: duration("gpu.interval", ms(50)..=hour)?,
                 deadline: duration("gpu.deadline", ms(100)..=hour * 24)?,
+            },
+            state: StateSettings {
+                path: values.optional("state.path", |text| Ok(PathBuf::from(text)))?,
+                retention: duration("state.retention", hour..=hour * 24 * 366 * 10)?,
+                max_size_bytes: values.one("state.max-size", |text| size(text, 1 << 20))?,
+                events_file: values.optional("events.file", |text| Ok(PathBuf::from(text)))?,
+            },
+            oom: OomSettings {
+                kernel_log: values.one("oom.kernel-log", kernel_log)?,
+                runtime: values.one("oom.runtime", switch)?,
             },
             collectors: values.collectors()?,
             roots: Roots {
@@ -329,6 +379,27 @@ fn count(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| Kind::Count.describe())
 }
 
+/// Bytes, with a binary unit.
+fn size(text: &str, least: u64) -> Result<u64, String> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
+    let found = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim_end(), shift)));
+    let bytes = found.and_then(|(number, shift)| number.parse::<u64>().ok()?.checked_mul(1 << shift));
+    let fits = bytes.filter(|bytes| (least..=i64::MAX as u64).contains(bytes));
+    fits.ok_or_else(|| {
+        format!("{}, at least {}", Kind::Size.describe(), crate::series::human_bytes(least as f64))
+    })
+}
+
+fn kernel_log(text: &str) -> Result<KernelLogChoice, String> {
+    match text {
+        "auto" => Ok(KernelLogChoice::Auto),
+        "device" => Ok(KernelLogChoice::Device),
+        "syslog" => Ok(KernelLogChoice::Syslog),
+        "off" => Ok(KernelLogChoice::Off),
+        _ => Err(Kind::Choice(&["auto", "device", "syslog", "off"]).describe()),
+    }
+}
+
 fn regex(text: &str) -> Result<Regex, String> {
     Regex::new(text).map_err(|error| format!("a regular expression: {error}"))
 }
@@ -422,11 +493,36 @@ mod tests {
             ("--container.settings=run", "not run"),
             ("--web.enable-api=perhaps", "true or false"),
             ("--web.max-requests=-1", "whole number"),
+            ("--state.max-size=64", "such as 512KiB"),
+            ("--state.max-size=512KiB", "at least 1.0 MiB"),
+            ("--state.max-size=99999999999999GiB", "such as 512KiB"),
+            ("--state.retention=90d", "from 3600s"),
+            ("--oom.kernel-log=journal", "auto, device, syslog, off"),
             ("--web.lisen-address=:1", "web.listen-address"),
         ] {
             let error = load(&[flag]).unwrap_err();
             assert!(error.contains(says), "{flag}: {error}");
         }
+    }
+
+    #[test]
+    fn the_ledger_is_on_disk_unless_its_path_is_empty() {
+        let config = load(&[]).unwrap();
+        assert_eq!(
+            config.state,
+            StateSettings {
+                path: Some("/var/lib/memledger".into()),
+                retention: Duration::from_secs(90 * 24 * 3600),
+                max_size_bytes: 64 << 20,
+                events_file: None,
+            }
+        );
+        assert_eq!(config.oom, OomSettings { kernel_log: KernelLogChoice::Auto, runtime: true });
+        let flags = ["--state.path=", "--state.max-size=1GiB", "--events.file=/e", "--no-oom.runtime"];
+        let config = load(&flags).unwrap();
+        assert_eq!((config.state.path, config.state.max_size_bytes), (None, 1 << 30));
+        assert_eq!(config.state.events_file, Some("/e".into()));
+        assert!(!config.oom.runtime);
     }
 
     #[test]

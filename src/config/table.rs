@@ -17,6 +17,8 @@ pub enum Kind {
     Switch,
     /// A whole number.
     Count,
+    /// Bytes, such as `64MiB`.
+    Size,
     /// One of these words.
     Choice(&'static [&'static str]),
     /// A path of an HTTP resource.
@@ -34,6 +36,7 @@ impl Kind {
             Kind::Regex => "a regular expression".into(),
             Kind::Switch => "true or false".into(),
             Kind::Count => "a whole number".into(),
+            Kind::Size => "a size such as 512KiB, 64MiB or 1GiB".into(),
             Kind::Choice(words) => format!("one of {}", words.join(", ")),
             Kind::UrlPath => "a path such as /metrics".into(),
         }
@@ -49,6 +52,7 @@ impl Kind {
             Kind::Regex => "REGEX",
             Kind::Switch => "BOOL",
             Kind::Count => "N",
+            Kind::Size => "SIZE",
             Kind::Choice(_) => "WORD",
             Kind::UrlPath => "PATH",
         }
@@ -162,6 +166,42 @@ pub static SETTINGS: &[Setting] = &[
         Kind::Duration,
         &["5s"],
         "Age at which an answer of the GPU driver is not shown any more. A driver may hang.",
+    ),
+    one(
+        "state.path",
+        Kind::Path,
+        &["/var/lib/memledger"],
+        "Directory of the ledger of OOM kills and exits. Empty: keep it in memory, and forget it at the end.",
+    ),
+    one(
+        "state.retention",
+        Kind::Duration,
+        &["2160h"],
+        "How long events stay in the ledger, 1h to 87840h. The counters do not forget them.",
+    ),
+    one(
+        "state.max-size",
+        Kind::Size,
+        &["64MiB"],
+        "Size of the ledger beyond which the oldest events are removed. At least 1MiB.",
+    ),
+    one(
+        "events.file",
+        Kind::Path,
+        &[],
+        "Append each OOM kill and each exit to this file, as one line of JSON. The file may be moved away at any time.",
+    ),
+    one(
+        "oom.kernel-log",
+        Kind::Choice(&["auto", "device", "syslog", "off"]),
+        &["auto"],
+        "Where to read the kernel's messages: /dev/kmsg, syslog(2), or auto: the first of them that can be had.",
+    ),
+    one(
+        "oom.runtime",
+        Kind::Switch,
+        &["true"],
+        "Use what the container runtimes tell of ends and OOMs as evidence.",
     ),
     one("collector.own", Kind::Switch, &["true"], "memledger's own process: the process_* families."),
     one("collector.host", Kind::Switch, &["true"], "Memory of the host."),

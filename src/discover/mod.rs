@@ -7,11 +7,20 @@ pub mod cgroups;
 pub mod docker;
 pub mod registry;
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::host::Bell;
+
 pub use cgroups::{Hierarchy, Version};
 pub use registry::{Refresh, Registry};
+
+/// The runtimes whose API is spoken, in order of precedence.
+pub const RUNTIMES: [&str; 2] = ["docker", "podman"];
+
+/// Facts that wait for the ledger; more are dropped, oldest first, and counted.
+const MOST_FACTS: usize = 65_536;
 
 /// Full id of a container: 64 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -125,6 +134,66 @@ pub struct Inventory {
     pub runtimes: Vec<(&'static str, bool)>,
 }
 
+/// What a runtime told of a container, for the ledger.
+///
+/// After a connection comes first what happened before it, then what was found ([`What::Exists`], [`What::Running`], and
+/// [`What::Ended`] with a flag, which may be older than what was told before them), then what happens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fact {
+    /// Which runtime.
+    pub runtime: &'static str,
+    /// Full id.
+    pub id: ContainerId,
+    /// Unix time, by the runtime's clock where it tells it.
+    pub at: f64,
+    /// Who it is, if the runtime told that with it.
+    pub named: Option<Named>,
+    /// What happened.
+    pub what: What,
+}
+
+/// What an event tells of who a container is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The name, without the leading slash of the API.
+    pub name: Arc<str>,
+    /// The image as it was asked for.
+    pub image: Arc<str>,
+    /// Whether the container's labels pass `--container.label`.
+    pub labels_match: bool,
+}
+
+/// What happened to a container.
+#[derive(Clone, Debug, PartialEq)]
+pub enum What {
+    /// It exists, running or not; nothing happened.
+    Exists,
+    /// A run began at this fact's time.
+    Started,
+    /// It runs, since this fact's time. Told of what was found running, and once more with the pid after a start.
+    Running {
+        /// Host pid of its first process.
+        pid: Option<u32>,
+    },
+    /// The run ended at this fact's time.
+    Ended {
+        /// Its exit code, if the runtime knows it.
+        exit_code: Option<i64>,
+        /// The runtime's OOMKilled flag, where it was asked.
+        oom_flag: Option<bool>,
+    },
+    /// The runtime says that an OOM happened. Not a count.
+    Oom,
+    /// Somebody asked the runtime to send this signal. Docker tells of a `docker stop` once more after the end, without a
+    /// signal. Podman (seen: 4.3) names no signal, and does not tell of a stop.
+    Asked {
+        /// The signal, if the event names it.
+        signal: Option<i32>,
+    },
+    /// It was given a new name, the one in `named`.
+    Renamed,
+}
+
 /// Whether a runtime's API can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
@@ -143,6 +212,8 @@ pub enum Link {
 pub struct Source {
     /// `docker` or `podman`.
     pub runtime: &'static str,
+    /// Rung when there are new facts.
+    pub bell: Arc<Bell>,
     state: Mutex<SourceState>,
 }
 
@@ -157,18 +228,81 @@ pub struct SourceState {
     pub running: std::collections::HashMap<ContainerId, Record>,
     /// Containers that ended since the cycle last looked.
     pub ended: Vec<Record>,
+    /// What happened since the ledger last looked, oldest first. See [`Source::tell`].
+    pub facts: VecDeque<Fact>,
+    /// Facts that were dropped because nobody took them.
+    pub facts_lost: u64,
 }
 
 impl Source {
     /// A source that was not tried yet.
-    pub fn new(runtime: &'static str) -> Arc<Self> {
-        let state =
-            SourceState { link: Link::Starting, generation: 0, running: Default::default(), ended: vec![] };
-        Arc::new(Self { runtime, state: Mutex::new(state) })
+    pub fn new(runtime: &'static str, bell: Arc<Bell>) -> Arc<Self> {
+        let state = SourceState {
+            link: Link::Starting,
+            generation: 0,
+            running: Default::default(),
+            ended: vec![],
+            facts: VecDeque::new(),
+            facts_lost: 0,
+        };
+        Arc::new(Self { runtime, bell, state: Mutex::new(state) })
     }
 
     /// The state, locked. A panic of another holder leaves plain data behind, so a poisoned lock is used on.
     pub fn lock(&self) -> MutexGuard<'_, SourceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves facts for the ledger, and rings. When [`MOST_FACTS`] wait, the oldest ones go.
+    pub fn tell(&self, facts: impl IntoIterator<Item = Fact>) {
+        let mut state = self.lock();
+        let (before, lost) = (state.facts.len(), state.facts_lost);
+        for fact in facts {
+            if state.facts.len() >= MOST_FACTS {
+                state.facts.pop_front();
+                state.facts_lost += 1;
+            }
+            state.facts.push_back(fact);
+        }
+        let (first_loss, news) =
+            (lost == 0 && state.facts_lost > 0, state.facts.len() > before || state.facts_lost > lost);
+        drop(state);
+        if first_loss {
+            tracing::warn!(
+                runtime = self.runtime,
+                most = MOST_FACTS,
+                "the ledger does not keep up with the runtime's events; the oldest ones are dropped (said once)"
+            );
+        }
+        if news {
+            self.bell.ring();
+        }
+    }
+
+    /// What was told since the last call, in order.
+    pub fn take_facts(&self) -> Vec<Fact> {
+        Vec::from(std::mem::take(&mut self.lock().facts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_that_nobody_takes_are_dropped_oldest_first_and_counted() {
+        let source = Source::new("docker", Arc::default());
+        let fact = |number: usize| Fact {
+            runtime: "docker",
+            id: ContainerId::new("a"),
+            at: number as f64,
+            named: None,
+            what: What::Exists,
+        };
+        source.tell((0..MOST_FACTS + 3).map(fact));
+        assert_eq!(source.lock().facts_lost, 3);
+        let facts = source.take_facts();
+        assert_eq!((facts.len(), facts[0].at), (MOST_FACTS, 3.0));
+        assert!(source.take_facts().is_empty());
     }
 }

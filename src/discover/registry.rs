@@ -223,7 +223,7 @@ fn unnamed(candidate: &Candidate, cgroup: Option<Arc<Cgroup>>) -> Container {
 }
 
 /// The name that stays: Compose calls a container `<12 hex>_NAME` for a moment while it re-creates NAME.
-fn lasting_name(name: &str) -> &str {
+pub fn lasting_name(name: &str) -> &str {
     match name.split_once('_') {
         Some((prefix, rest))
             if prefix.len() == 12 && !rest.is_empty() && prefix.bytes().all(|b| b.is_ascii_hexdigit()) =>
@@ -355,7 +355,7 @@ mod tests {
         std::fs::create_dir_all(folder.path().join("docker").join(&b)).unwrap();
         let hierarchy =
             Hierarchy { version: crate::discover::Version::V2, root: folder.path().to_path_buf() };
-        let source = Source::new("docker");
+        let source = Source::new("docker", Arc::default());
         let mut state = source.lock();
         state.link = Link::Up;
         for record in [record('a', "docker", "evil"), record('b', "docker", "neighbour")] {
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_container_that_came_and_went_between_two_cycles_has_ended() {
-        let source = Source::new("docker");
+        let source = Source::new("docker", Arc::default());
         source.lock().link = Link::Up;
         let mut registry = Registry::new(Filter::default(), vec![Arc::clone(&source)], None);
         let now = Moment::now();
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_restart_ends_the_run_and_keeps_the_name() {
-        let source = Source::new("docker");
+        let source = Source::new("docker", Arc::default());
         source.lock().link = Link::Up;
         let first = record('a', "docker", "train");
         let second = Record { started: Some(2.0), ..first.clone() };

@@ -1,5 +1,7 @@
-//! Views of a snapshot and of the tables: pure functions, no I/O.
+//! Views of a snapshot, of a verdict and of the tables: pure functions, no I/O.
 
+pub mod events;
 pub mod json;
 pub mod markdown;
 pub mod prometheus;
+pub mod why;

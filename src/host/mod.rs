@@ -3,10 +3,13 @@
 //! Every root is a setting (in a container the host's `/proc` lies elsewhere), and every file is opened below a held
 //! directory, so that a path or pid that was reused answers *gone* and never a stranger's numbers.
 
+mod bell;
 mod files;
+pub mod syslog;
 
 use std::path::{Path, PathBuf};
 
+pub use bell::Bell;
 pub use files::{Dir, FAULT_REASONS, KernelFile, ReadError, classify};
 
 /// The kernel's first pid namespace always has this inode (PROC_PID_INIT_INO).
@@ -47,6 +50,17 @@ impl Roots {
             .find_map(|line| line.strip_prefix(b"btime "))
             .and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok())
             .ok_or_else(|| ReadError::malformed("stat has no btime"))
+    }
+
+    /// Which boot this is: a random id that the kernel makes when it starts.
+    ///
+    /// # Errors
+    /// The file cannot be read or is empty.
+    pub fn boot_id(&self) -> Result<String, ReadError> {
+        let mut buffer = Vec::new();
+        let file = KernelFile::open(&self.proc.join("sys/kernel/random/boot_id"))?;
+        let id = String::from_utf8_lossy(file.read_once(&mut buffer)?).trim().to_owned();
+        if id.is_empty() { Err(ReadError::malformed("boot_id is empty")) } else { Ok(id) }
     }
 
     /// True if memledger runs in the host's own pid namespace, whose pids the kernel and the driver name.

@@ -141,6 +141,11 @@ impl Books {
         }
     }
 
+    /// Highest usage and highest unreclaimable memory of a running container.
+    pub fn peaks(&self, id: &ContainerId) -> (Option<u64>, Option<u64>) {
+        self.running.get(id).map_or((None, None), |book| (book.peak_usage, book.peak_unreclaimable))
+    }
+
     /// Writes what is kept of running containers, and of ended ones whose name no other bears.
     pub fn write(&self, context: &Context<'_>, series: &mut Series) -> Vec<Arc<Container>> {
         let version = context.hierarchy.map_or("", |hierarchy| hierarchy.version.label());
@@ -197,7 +202,7 @@ mod tests {
             unreclaimable: u64,
         ) -> Series {
             self.now = self.now.plus(Duration::from_secs(1));
-            let inventory = Inventory { containers: running.to_vec(), runtimes: vec![] };
+            let inventory = Arc::new(Inventory { containers: running.to_vec(), runtimes: vec![] });
             let roots = Roots::default();
             let context = Context { now: self.now, roots: &roots, hierarchy: None, inventory: &inventory };
             let memory =

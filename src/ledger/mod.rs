@@ -1,26 +1,55 @@
-//! What must outlive a cycle: peaks, the faces of containers that ended, how many GPUs there once were.
+//! What must outlive a cycle.
 //!
-//! In memory for now. The ledger of OOM kills and exits, with its store, gets its room here.
+//! Two sides. The cycle's side (here, and [`containers`]) keeps peaks, ended containers and how many GPUs there once were.
+//! The ledger proper is kept by a thread of its own ([`keeper`]): it reads the sources of OOM kills, a pure state machine
+//! ([`machine`]) reconciles them, [`store`] keeps the facts on disk. The two meet at the [`desk`].
+//!
+//! | file | what it decides |
+//! | --- | --- |
+//! | `kernel.rs` | which kills there were: records against the kernel's counter |
+//! | `runs.rs` | which containers there are, and when a run began and ended |
+//! | `attribution.rs`, `whose.rs`, `counters.rs` | whose a kill was, and whether it ended the container |
+//! | `exits.rs` | why a container ended |
+//! | `totals.rs` | the counts that never fall |
+//! | `why.rs` | what a person is told |
 
+mod attribution;
 mod containers;
+mod counters;
+pub mod desk;
+pub mod entries;
+pub mod events_file;
+mod exits;
+pub mod keeper;
+mod kernel;
+mod machine;
+mod runs;
+mod say;
+pub mod store;
+mod totals;
+mod whose;
+pub mod why;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use containers::Ended;
+use desk::{ContainerFigures, Desk, Figures, Handed, Held, Process};
+use entries::{Name, Reason, Sample};
 
 use crate::attribute::Attribution;
 use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::{Context, Readings};
-use crate::discover::Container;
+use crate::discover::{Container, ContainerId, Identity};
 use crate::series::Series;
 
-/// The ledger.
+/// The cycle's side of the ledger.
 #[derive(Debug)]
 pub struct Ledger {
     containers: containers::Books,
+    desk: Arc<Desk>,
     gpus_expected: usize,
     races: BTreeMap<Arc<str>, u64>,
     /// When the reading that was entered last was complete: several cycles may see one reading.
@@ -28,14 +57,20 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// An empty ledger that keeps ended containers so long.
-    pub fn new(keep_ended: Duration) -> Self {
+    /// An empty ledger that keeps ended containers so long, and meets the ledger's thread at this desk.
+    pub fn new(keep_ended: Duration, desk: Arc<Desk>) -> Self {
         Self {
             containers: containers::Books::new(keep_ended),
+            desk,
             gpus_expected: 0,
             races: BTreeMap::new(),
             gpus_read: None,
         }
+    }
+
+    /// True once the ledger's thread has put figures out.
+    pub fn has_figures(&self) -> bool {
+        self.desk.figures().is_some()
     }
 
     /// Enters one cycle and writes what the ledger knows. Returns the ended containers that are still shown; their
@@ -50,7 +85,64 @@ impl Ledger {
     ) -> Vec<Arc<Container>> {
         self.enter_gpus(readings, attribution, series);
         self.containers.enter(context, ended, readings);
-        self.containers.write(context, series)
+        self.hand_over(context, readings, attribution, series);
+        let mut shown = self.containers.write(context, series);
+        if let Some(figures) = self.desk.figures() {
+            write_host(&figures, series);
+            write_containers(&figures, context, &mut shown, series);
+        }
+        shown
+    }
+
+    /// Hands the ledger's thread what this cycle saw.
+    fn hand_over(
+        &self,
+        context: &Context<'_>,
+        readings: &Readings,
+        attribution: &Attribution,
+        series: &Series,
+    ) {
+        let running = &context.inventory.containers;
+        let mut containers = vec![Held::default(); running.len()];
+        for (number, held) in containers.iter_mut().enumerate() {
+            held.sample = sample(context.now, readings, number);
+            (held.peak_usage_bytes, held.peak_unreclaimable_bytes) =
+                self.containers.peaks(&running[number].id);
+        }
+        let all = (0..running.len()).flat_map(|number| readings.processes.of(number));
+        for (process, attributed) in std::iter::zip(all, &attribution.processes) {
+            containers[attributed.container as usize].processes.push(Process {
+                pid: attributed.pid,
+                ppid: process.facts.ppid,
+                comm: Arc::clone(&attributed.comm),
+                role: attributed.role,
+                python: process.facts.command.python,
+                rss_bytes: attributed.rss_bytes,
+                pss_bytes: attributed.pss_bytes,
+            });
+        }
+        let mut host_memory = (None, None);
+        for row in series.rows() {
+            let sample = || containers.get(row.container as usize)?.sample;
+            match row.family {
+                Id::HOST_MEMORY_TOTAL => host_memory.0 = Some(row.value as u64),
+                Id::HOST_MEMORY_AVAILABLE => host_memory.1 = Some(row.value as u64),
+                Id::CONTAINER_SHM_USED | Id::CONTAINER_SHM_SIZE => {
+                    let Some(mut sample) = sample() else { continue };
+                    let used = row.family == Id::CONTAINER_SHM_USED;
+                    let field = if used { &mut sample.shm_used_bytes } else { &mut sample.shm_size_bytes };
+                    *field = Some(row.value as u64);
+                    containers[row.container as usize].sample = Some(sample);
+                }
+                _ => {}
+            }
+        }
+        self.desk.hand_over(Handed {
+            at: context.now,
+            inventory: Arc::clone(context.inventory),
+            containers,
+            host_memory: host_memory.0.zip(host_memory.1),
+        });
     }
 
     fn enter_gpus(&mut self, readings: &Readings, attribution: &Attribution, series: &mut Series) {
@@ -70,5 +162,108 @@ impl Ledger {
         if self.gpus_expected > 0 {
             series.global(GPUS_EXPECTED, [], self.gpus_expected as f64);
         }
+    }
+}
+
+fn sample(now: Moment, readings: &Readings, number: usize) -> Option<Sample> {
+    let memory = readings.memory.get(number)?.as_ref()?;
+    Some(Sample {
+        at: now.unix_seconds(),
+        usage_bytes: memory.usage,
+        unreclaimable_bytes: memory.unreclaimable,
+        anon_bytes: memory.anon,
+        shmem_bytes: memory.shmem,
+        file_bytes: memory.file,
+        limit_bytes: memory.limit,
+        effective_limit_bytes: memory.effective_limit,
+        shm_used_bytes: None,
+        shm_size_bytes: None,
+    })
+}
+
+fn write_host(figures: &Figures, series: &mut Series) {
+    series.global(HOST_OOM_KILLS, [], figures.host_kills as f64);
+    series.global(HOST_PROCESS_OOM_KILLS, [], figures.host_process_kills as f64);
+    series.global(OOM_UNATTRIBUTED, [], figures.unattributed as f64);
+    series.global(OOM_GAPS, [], figures.gaps as f64);
+    series.global(OOM_DUPLICATE_LINES, [], figures.duplicate_lines as f64);
+    for (source, up) in &figures.sources {
+        series.global(OOM_SOURCE_UP, [(*source).into()], f64::from(u8::from(*up)));
+    }
+    if let Some(up) = figures.store_up {
+        series.global(STORE_UP, [], f64::from(u8::from(up)));
+    }
+}
+
+/// Writes the counts of all names: of running containers, of ended ones that are shown already, and of those that only
+/// the ledger remembers, which are added to `shown`. A container that the ledger's thread has not heard of yet has none
+/// for a cycle: its name may have counts of earlier days, and 0 would be wrong.
+fn write_containers(
+    figures: &Figures,
+    context: &Context<'_>,
+    shown: &mut Vec<Arc<Container>>,
+    series: &mut Series,
+) {
+    let by_name: HashMap<&Name, &ContainerFigures> =
+        figures.containers.iter().map(|figures| (&figures.name, figures)).collect();
+    let running = &context.inventory.containers;
+    let mut written = HashSet::new();
+    for (number, container) in running.iter().chain(shown.iter()).enumerate() {
+        let name = name_of(&container.identity);
+        if let Some(figures) = by_name.get(&name) {
+            write_container(figures, number as u32, series);
+        }
+        written.insert(name);
+    }
+    for figures in figures.containers.iter().filter(|figures| !written.contains(&figures.name)) {
+        let number = running.len() + shown.len();
+        write_container(figures, number as u32, series);
+        shown.push(Arc::new(remembered(&figures.name)));
+    }
+}
+
+fn name_of(identity: &Identity) -> Name {
+    Name {
+        k8s_namespace_name: Arc::clone(&identity.k8s_namespace),
+        k8s_pod_name: Arc::clone(&identity.k8s_pod),
+        container_name: Arc::clone(&identity.name),
+    }
+}
+
+/// A container of which only the name is left.
+fn remembered(name: &Name) -> Container {
+    Container {
+        id: ContainerId::new(""),
+        identity: Identity {
+            k8s_namespace: Arc::clone(&name.k8s_namespace_name),
+            k8s_pod: Arc::clone(&name.k8s_pod_name),
+            name: Arc::clone(&name.container_name),
+        },
+        runtime: "",
+        image: "".into(),
+        compose_project: "".into(),
+        compose_service: "".into(),
+        settings: vec![],
+        started: None,
+        cgroup: None,
+        nested: false,
+    }
+}
+
+fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series) {
+    for (victim, scopes) in std::iter::zip(["main", "child"], figures.kills) {
+        for (scope, kills) in std::iter::zip(["container", "host"], scopes) {
+            series.container(CONTAINER_OOM_KILLS, number, [victim.into(), scope.into()], kills as f64);
+        }
+    }
+    for (reason, exits) in std::iter::zip(Reason::ALL, figures.exits) {
+        series.container(CONTAINER_EXITS, number, [reason.label().into()], exits as f64);
+    }
+    series.container(CONTAINER_RESTARTS, number, [], figures.restarts as f64);
+    if let Some(at) = figures.last_kill {
+        series.container(CONTAINER_LAST_OOM_KILL, number, [], at);
+    }
+    if let Some(code) = figures.last_exit_code {
+        series.container(CONTAINER_LAST_EXIT_CODE, number, [], code as f64);
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod cgroup;
 pub mod container_id;
+pub mod kernel_log;
 pub mod mount;
 pub mod process;
 pub mod psi;
@@ -29,10 +30,46 @@ pub fn keyed(text: &[u8]) -> impl Iterator<Item = (&[u8], u64)> {
     })
 }
 
+/// Where `part` first occurs in `text`.
+fn find(text: &[u8], part: &[u8]) -> Option<usize> {
+    text.windows(part.len()).position(|window| window == part)
+}
+
+/// Text that somebody else chose (the name of a process, a path), made fit for a screen: UTF-8 stays, and bytes that are
+/// none, control characters and characters that turn the direction of writing become `\xNN`, as the kernel log has it.
+pub fn printable(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    let mut out = String::with_capacity(bytes.len());
+    let escape = |out: &mut String, bytes: &[u8]| {
+        for byte in bytes {
+            let _ = write!(out, "\\x{byte:02x}"); // a String takes everything
+        }
+    };
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            let turns = matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}');
+            if character.is_control() || turns || character == '\u{feff}' {
+                escape(&mut out, character.encode_utf8(&mut [0; 4]).as_bytes());
+            } else {
+                out.push(character);
+            }
+        }
+        escape(&mut out, chunk.invalid());
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn names_are_printed_in_one_line_and_in_one_direction() {
+        assert_eq!(printable("pt_main_thread é 名".as_bytes()), "pt_main_thread é 名");
+        assert_eq!(printable(b"a\nb),x=1\xff\x1b[2J"), "a\\x0ab),x=1\\xff\\x1b[2J");
+        assert_eq!(printable("a\u{202e}b".as_bytes()), "a\\xe2\\x80\\xaeb");
+    }
 
     #[test]
     fn numbers_are_whole_and_fill_the_text() {

@@ -30,6 +30,9 @@ pub fn page(telemetry_path: &str, newest: Result<Arc<Newest>, NoSnapshot>) -> St
          <ul><li><a href=\"{telemetry_path}\">Metrics</a></li>\
          <li><a href=\"/api/v1/containers\">Containers and their processes as JSON</a> \
          <small>(loopback only, unless --web.enable-api)</small></li>\
+         <li><a href=\"/api/v1/events\">OOM kills and ends of containers as JSON</a> \
+         <small>(likewise)</small>; why one ended or lost a process: \
+         <code>memledger why NAME</code>, or <code>/api/v1/containers/NAME/why</code></li>\
          <li><a href=\"/-/ready\">Ready?</a> <a href=\"/-/healthy\">Healthy?</a></li></ul></body></html>\n",
         env!("CARGO_PKG_VERSION")
     )

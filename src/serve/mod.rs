@@ -2,8 +2,10 @@
 //!
 //! Not here: sampling. A request never waits for the kernel or the driver.
 
+mod events;
 mod landing;
 mod published;
+mod why;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -25,6 +27,7 @@ use published::{Newest, NoSnapshot};
 use crate::clock::Moment;
 use crate::config::Config;
 use crate::export::{json, prometheus};
+use crate::ledger::store::Archive;
 
 /// A snapshot older than this, or than ten intervals, is not shown: sampling hangs.
 const LONGEST_HANG: Duration = Duration::from_secs(30);
@@ -33,6 +36,8 @@ const LONGEST_HANG: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 struct Shared {
     published: Arc<Published>,
+    /// The ledger, if there is one.
+    archive: Option<Archive>,
     telemetry_path: String,
     enable_api: bool,
     stale_after: Duration,
@@ -52,10 +57,11 @@ impl IntoResponse for NoSnapshot {
     }
 }
 
-/// The routes.
-pub fn router(config: &Config, published: Arc<Published>) -> Router {
+/// The routes. Without a store, events are answered 503.
+pub fn router(config: &Config, published: Arc<Published>, archive: Option<Archive>) -> Router {
     let shared = Arc::new(Shared {
         published,
+        archive,
         telemetry_path: config.telemetry_path.clone(),
         enable_api: config.enable_api,
         stale_after: LONGEST_HANG.max(config.sample_interval * 10),
@@ -64,10 +70,15 @@ pub fn router(config: &Config, published: Arc<Published>) -> Router {
             most => most.min(Semaphore::MAX_PERMITS),
         })),
     });
+    let api = Router::new()
+        .route("/api/v1/containers", get(containers))
+        .route("/api/v1/events", get(events::route))
+        .route("/api/v1/containers/{name}/why", get(why::route))
+        .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard));
     let limited = Router::new()
         .route("/", get(landing_page))
         .route(&config.telemetry_path, get(metrics))
-        .route("/api/v1/containers", get(containers))
+        .merge(api)
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), limit));
     // the health routes answer whatever goes on
     let health = Router::new().route("/-/healthy", get(healthy)).route("/-/ready", get(ready));
@@ -168,19 +179,25 @@ fn accepts_gzip(headers: &HeaderMap) -> bool {
     })
 }
 
-async fn containers(
+/// Lets requests for `/api/v1` pass from this host only, unless it was opened: it lists processes.
+async fn guard(
     State(shared): State<Arc<Shared>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    Extension(place): Extension<Place>,
-    headers: HeaderMap,
+    request: Request,
+    next: Next,
 ) -> Response {
+    let headers = request.headers();
     let local =
-        peer.ip().to_canonical().is_loopback() && asks_for_loopback(&headers) && !was_passed_on(&headers);
+        peer.ip().to_canonical().is_loopback() && asks_for_loopback(headers) && !was_passed_on(headers);
     if !shared.enable_api && !local {
         let text =
             "this lists processes and answers only on the loopback addresses; --web.enable-api opens it\n";
         return (StatusCode::FORBIDDEN, text).into_response();
     }
+    next.run(request).await
+}
+
+async fn containers(State(shared): State<Arc<Shared>>, Extension(place): Extension<Place>) -> Response {
     let newest = match shared.newest() {
         Ok(newest) => newest,
         Err(reason) => return reason.into_response(),

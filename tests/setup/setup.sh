@@ -1,6 +1,6 @@
 #!/bin/bash
 # Gives the tests the real things they meet: a Docker engine and an image for it, Prometheus and promtool, the NVML
-# client of another project, and a cgroup-v2 machine. For Debian 12; needs root, or sudo.
+# client of another project, a program that eats memory, and a cgroup-v2 machine. For Debian 12; needs root, or sudo.
 #
 # Each step looks first and does only what is missing, so `make test` calls this every time (under 2 s when all is
 # there). One line per step; what the tools print goes to a log in the cache folder. What the tests need to know is
@@ -8,14 +8,14 @@
 # Not a set-up for developing memledger (compilers, linters), and nothing here is needed to run it.
 #
 # usage: setup.sh [STEP...]     default: all, in this order:
-#        packages prometheus nextest python engine image v2guest env
+#        packages prometheus nextest python engine image hog v2guest env
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=lib.sh
 . "$here/lib.sh"
 
-readonly ALL_STEPS=(packages prometheus nextest python engine image v2guest env)
+readonly ALL_STEPS=(packages prometheus nextest python engine image hog v2guest env)
 cache=$(test_cache)
 readonly cache
 
@@ -96,6 +96,13 @@ step_image() {
   say "$line"
 }
 
+# What eats memory in containers: static, so that every container and the v2 guest can run it.
+step_hog() {
+  (cd "$here/../.." &&
+    cargo rustc --locked --release -p hog --target-dir "$cache/hog" -- -C target-feature=+crt-static)
+  say "$cache/hog/release/hog"
+}
+
 step_v2guest() {
   local line busybox
   busybox=$(static_busybox)
@@ -111,6 +118,7 @@ MEMLEDGER_TEST_PROMETHEUS=$cache/prometheus/usr/bin/prometheus
 MEMLEDGER_TEST_PROMTOOL=$cache/prometheus/usr/bin/promtool
 MEMLEDGER_TEST_IMAGE=$("$here/image.sh" name)
 MEMLEDGER_TEST_V2HOST=$cache/v2host
+MEMLEDGER_TEST_HOG=$cache/hog/release/hog
 END
   mv "$cache/env.new" "$cache/env"
   say "$cache/env"
@@ -125,6 +133,7 @@ advice() {
     python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
     engine) echo "dockerd needs root, cgroups and overlay or vfs storage; its log is in $cache/engine" ;;
     image) echo "does \`docker info\` answer? is there a static busybox?" ;;
+    hog) echo "does \`cargo build -p hog\` work? a static link needs libc.a (libc6-dev)" ;;
     v2guest) echo "try: rm -rf $cache/v2host, then again; it needs about 2 GB of disk and root" ;;
     *) echo "read the log" ;;
   esac

@@ -7,6 +7,7 @@
 pub mod cgroups;
 pub mod docker;
 pub mod metrics;
+pub mod oom;
 pub mod python;
 
 use std::io::{BufRead, BufReader, Read};
@@ -65,9 +66,15 @@ pub struct Memledger {
 }
 
 impl Memledger {
-    /// Starts it with these flags and waits until it has a snapshot. It samples every 100 ms unless told otherwise.
+    /// Starts it with these flags and waits until it has a snapshot. It samples every 100 ms, and
+    /// keeps its ledger in memory, unless told otherwise.
     pub fn start(flags: &[&str]) -> Self {
-        let this = Self::start_unready(flags);
+        Self::start_through(&[], flags)
+    }
+
+    /// As [`Memledger::start`], by a command that becomes it: `unshare -m`, say.
+    pub fn start_through(wrapper: &[&str], flags: &[&str]) -> Self {
+        let this = Self::launch(wrapper, flags);
         eventually("the first snapshot", || match this.get("/-/ready").0 {
             200 => Ok(()),
             status => Err(format!("/-/ready answers {status}; log: {}", this.log())),
@@ -77,10 +84,20 @@ impl Memledger {
 
     /// Starts it with these flags and waits only until it listens.
     pub fn start_unready(flags: &[&str]) -> Self {
-        let mut command = Command::new(binary());
+        Self::launch(&[], flags)
+    }
+
+    fn launch(wrapper: &[&str], flags: &[&str]) -> Self {
+        let mut words: Vec<_> = wrapper.iter().map(PathBuf::from).collect();
+        words.push(binary());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
         command.arg("serve").args(["--web.listen-address=127.0.0.1:0"]);
         if !flags.iter().any(|flag| flag.starts_with("--sample.interval")) {
             command.arg("--sample.interval=100ms");
+        }
+        if !flags.iter().any(|flag| flag.starts_with("--state.path")) {
+            command.arg("--state.path="); // the ledger in memory: many run at once
         }
         command.args(flags).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("memledger starts");

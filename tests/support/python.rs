@@ -41,6 +41,11 @@ impl Python {
         self.child.id()
     }
 
+    /// True once the first process has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("wait").is_some()
+    }
+
     /// Waits for the next line.
     pub fn line(&mut self) -> String {
         let mut line = String::new();

@@ -1,0 +1,376 @@
+//! How fast an OOM kill is known, and what the ledger costs.
+//!
+//! `make bench` measures with the release binary, its default settings and real kills in a real container:
+//! from the kernel's record of a kill to memledger's line in the log, and to `/metrics`; the processor time of one cycle
+//! with an empty ledger and with 1,000 kills in it; and the time of a memledger with nothing to do. It writes the second
+//! part of docs/performance.md. Needs root, for `/dev/kmsg`, and the Docker engine and image of the tests.
+//!
+//! Kills of others on the same host would be taken for ours in the host's total: a sample during which the kernel counted
+//! another kill is taken again.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use memledger::clock::Moment;
+use memledger::ledger::entries::{Event, Kill, Name, Scope, Subject, Victim, Whose};
+use memledger::ledger::store::{Changes, Store};
+
+const KILLS: usize = 20;
+/// Kills in the store that is not empty, and containers that they happened to.
+const STORED: u64 = 1000;
+const CONTAINERS: u64 = 50;
+/// Cycles of one measurement of their cost, and how often each is repeated in turn.
+const CYCLES: u32 = 60;
+const ROUNDS: usize = 5;
+const IDLE_SECONDS: u32 = 30;
+const PORT: u16 = 10898;
+const CONTAINER: &str = "memledger-bench-oom";
+const HEADING: &str = "## The OOM ledger";
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// Milliseconds of the clock that the kernel log has too.
+fn now_ms() -> f64 {
+    Moment::now().kernel_usec() as f64 / 1e3
+}
+
+fn pause(ms: u64) {
+    std::thread::sleep(Duration::from_millis(ms)); // a bench measures time
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn worst(values: &[f64]) -> f64 {
+    values.iter().copied().fold(0.0, f64::max)
+}
+
+fn oom_kills() -> Outcome<u64> {
+    let text = std::fs::read_to_string("/proc/vmstat")?;
+    Ok(text.lines().find_map(|line| line.strip_prefix("oom_kill ")).ok_or("no oom_kill")?.trim().parse()?)
+}
+
+/// `memledger serve` in release. Ended when dropped.
+struct Memledger {
+    child: Child,
+    /// Lines of its log, and when they came.
+    lines: Receiver<(f64, String)>,
+}
+
+impl Memledger {
+    fn start(flags: &[&str]) -> Outcome<Self> {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_memledger"))
+            .args(["serve", &format!("--web.listen-address=127.0.0.1:{PORT}"), "--podman.socket="])
+            .args(flags)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let (sender, lines) = channel();
+        let log = BufReader::new(child.stderr.take().ok_or("piped")?);
+        std::thread::spawn(move || {
+            for line in log.lines().map_while(Result::ok) {
+                if sender.send((now_ms(), line)).is_err() {
+                    return;
+                }
+            }
+        });
+        let this = Self { child, lines };
+        for _ in 0..500 {
+            if get("/-/ready").is_ok_and(|answer| answer.contains(" 200 ")) {
+                return Ok(this);
+            }
+            pause(20);
+        }
+        Err("memledger is not ready".into())
+    }
+
+    /// Nanoseconds of processor time of all its threads.
+    fn cpu_ns(&self) -> Outcome<f64> {
+        let mut sum = 0.0;
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            let text = std::fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
+            sum += text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0);
+        }
+        Ok(sum)
+    }
+
+    /// User and system time in ticks of 10 ms.
+    fn ticks(&self) -> Outcome<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+        Ok(fields.get(11).ok_or("utime")?.parse::<u64>()? + fields.get(12).ok_or("stime")?.parse::<u64>()?)
+    }
+}
+
+impl Drop for Memledger {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn get(path: &str) -> Outcome<String> {
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", PORT))?;
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+fn host_total() -> Outcome<u64> {
+    let text = get("/metrics")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("memledger_host_oom_kills_total "));
+    Ok(line.ok_or("no total")?.trim().parse::<f64>()? as u64)
+}
+
+/// A container in which every line that it is told becomes a process that is killed for memory. Removed when dropped.
+struct Victims {
+    docker: Child,
+    orders: ChildStdin,
+}
+
+impl Victims {
+    fn start() -> Outcome<Self> {
+        remove_container();
+        let script = "echo ready; while read -r line; do tail /dev/zero; done";
+        let mut docker = Command::new("docker")
+            .args(["run", "-i", "--rm", "--name", CONTAINER, "--network", "none", "--memory", "16m"])
+            .args(["memledger-test:1", "/bin/sh", "-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let orders = docker.stdin.take().ok_or("piped")?;
+        let mut line = String::new();
+        BufReader::new(docker.stdout.take().ok_or("piped")?).read_line(&mut line)?;
+        if line.trim() != "ready" {
+            return Err(
+                "the container does not run: tests/setup/setup.sh gives the engine and the image".into()
+            );
+        }
+        Ok(Self { docker, orders })
+    }
+
+    fn kill_one(&mut self) -> Outcome<()> {
+        self.orders.write_all(b"now\n")?;
+        Ok(self.orders.flush()?)
+    }
+}
+
+impl Drop for Victims {
+    fn drop(&mut self) {
+        remove_container();
+        let _ = self.docker.kill();
+        let _ = self.docker.wait();
+    }
+}
+
+fn remove_container() {
+    let _ = Command::new("docker")
+        .args(["rm", "-f", CONTAINER])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+}
+
+/// The kernel log from here on.
+struct KernelLog(File);
+
+impl KernelLog {
+    fn open() -> Outcome<Self> {
+        let mut file = File::options().read(true).open("/dev/kmsg")?;
+        file.seek(SeekFrom::End(0))?;
+        Ok(Self(file))
+    }
+
+    /// Waits for a record that has this text: its stamp in milliseconds.
+    fn stamp_of(&mut self, text: &str) -> Outcome<f64> {
+        let mut record = vec![0; 16 << 10];
+        loop {
+            let Ok(read) = self.0.read(&mut record) else { continue }; // overrun
+            let record = String::from_utf8_lossy(&record[..read]);
+            if record.contains(text) {
+                let stamp = record.split(',').nth(2).ok_or("a stamp")?;
+                return Ok(stamp.parse::<f64>()? / 1e3);
+            }
+        }
+    }
+
+    /// How far the log's clock is behind the one that [`now_ms`] reads: they drift apart by some milliseconds a day.
+    fn behind_ms(&mut self) -> Outcome<f64> {
+        let mark = format!("memledger bench {}", Moment::now().kernel_usec());
+        let before = now_ms();
+        std::fs::write("/dev/kmsg", &mark)?;
+        let after = now_ms();
+        Ok((before + after) / 2.0 - self.stamp_of(&mark)?)
+    }
+}
+
+/// Milliseconds from the kernel's record to the line in the log, and to `/metrics`.
+fn latency() -> Outcome<(Vec<f64>, Vec<f64>)> {
+    let state = std::env::temp_dir().join(format!("memledger-bench-{}", std::process::id()));
+    let include = format!("--container.include=^{CONTAINER}$");
+    let memledger = Memledger::start(&[&format!("--state.path={}", state.display()), &include])?;
+    let mut victims = Victims::start()?;
+    let mut log = KernelLog::open()?;
+    pause(2000); // the container is known
+    let (mut to_log, mut to_metrics) = (vec![], vec![]);
+    for attempt in 0..10 * KILLS as u64 {
+        if to_log.len() == KILLS {
+            break;
+        }
+        pause(1100 + attempt * 137 % 1000); // another place between two cycles each time
+        let behind = log.behind_ms()?;
+        let (counted, total) = (oom_kills()?, host_total()?);
+        while memledger.lines.try_recv().is_ok() {}
+        victims.kill_one()?;
+        let stamp = log.stamp_of("Killed process ")? + behind;
+        while host_total()? == total {
+            pause(2);
+        }
+        let shown = now_ms();
+        let said = loop {
+            let (at, line) = memledger.lines.recv_timeout(Duration::from_secs(10))?;
+            if line.contains("killed for memory") {
+                break at;
+            }
+        };
+        if oom_kills()? == counted + 1 {
+            to_log.push(said - stamp);
+            to_metrics.push(shown - stamp);
+        }
+    }
+    drop((victims, memledger));
+    let _ = std::fs::remove_dir_all(state);
+    if to_log.len() < KILLS { Err("others' kills are in the way".into()) } else { Ok((to_log, to_metrics)) }
+}
+
+/// A ledger with so many kills in it.
+fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
+    let mut store = Store::open(directory, Duration::ZERO)?.store;
+    let now = Moment::now().unix_seconds();
+    let event = |id: u64| {
+        let number = id % CONTAINERS;
+        let name = Name { container_name: format!("trainer-{number}").into(), ..Name::default() };
+        let container_id = format!("{number:064x}").into();
+        let subject = Subject { name, container_id, started: Some(now - 1e5), ..Subject::default() };
+        let kill = Kill {
+            id,
+            at: now - (kills - id) as f64,
+            boot_id: "another".into(),
+            kernel_usec: Some(id),
+            pid: Some(id as u32),
+            process: "pt_data_worker".into(),
+            role: "dataloader_worker".into(),
+            whose: Whose::Container(subject),
+            victim: Some(Victim::Child),
+            scope: Scope::Container,
+            anon_bytes: Some(1 << 30),
+            file_bytes: None,
+            shmem_bytes: None,
+            oom_score_adj: None,
+            limit_cgroup: "".into(),
+            limit_bytes: None,
+            method: "kmsg".into(),
+            evidence: vec![],
+            before: None,
+        };
+        (id, Event::OomKill(kill))
+    };
+    let events = (1..=kills).map(event).collect();
+    let totals = [("host_oom_kills".to_owned(), kills)].into();
+    store.commit(&Changes { events, totals, ..Changes::default() })?;
+    Ok(())
+}
+
+/// Microseconds of processor time per cycle, with a ledger in this directory.
+fn cost_of_a_cycle(directory: &Path) -> Outcome<f64> {
+    let flag = format!("--state.path={}", directory.display());
+    let nobody = "--container.include=^memledger-bench-nobody$";
+    let memledger = Memledger::start(&["--docker.socket=", "--sample.interval=100ms", nobody, &flag])?;
+    pause(2000); // what is done once is done
+    let before = memledger.cpu_ns()?;
+    pause(u64::from(CYCLES) * 100);
+    Ok((memledger.cpu_ns()? - before) / f64::from(CYCLES) / 1e3)
+}
+
+/// Costs of a cycle with an empty ledger and with a full one, taken in turn.
+fn costs() -> Outcome<(Vec<f64>, Vec<f64>)> {
+    let folder = std::env::temp_dir().join(format!("memledger-bench-cost-{}", std::process::id()));
+    let [empty, full] = ["empty", "full"].map(|name| folder.join(name));
+    std::fs::create_dir_all(&folder)?;
+    ledger_with(&empty, 0)?;
+    ledger_with(&full, STORED)?;
+    let mut found = (vec![], vec![]);
+    for _ in 0..ROUNDS {
+        found.0.push(cost_of_a_cycle(&empty)?);
+        found.1.push(cost_of_a_cycle(&full)?);
+    }
+    let _ = std::fs::remove_dir_all(folder);
+    Ok(found)
+}
+
+/// Ticks, and percent of one core, of a memledger that has no containers and is not scraped.
+fn idle() -> Outcome<(u64, f64)> {
+    let nobody = "--container.include=^memledger-bench-nobody$";
+    let memledger = Memledger::start(&["--state.path=", nobody])?;
+    pause(3000);
+    let (ticks, ns) = (memledger.ticks()?, memledger.cpu_ns()?);
+    pause(u64::from(IDLE_SECONDS) * 1000);
+    let percent = (memledger.cpu_ns()? - ns) / f64::from(IDLE_SECONDS) / 1e7;
+    Ok((memledger.ticks()? - ticks, percent))
+}
+
+fn part() -> Outcome<String> {
+    eprintln!("{KILLS} kills ...");
+    let (to_log, to_metrics) = latency()?;
+    eprintln!("cycles with {STORED} kills in the ledger ...");
+    let (empty, full) = costs()?;
+    eprintln!("nothing to do ...");
+    let (ticks, percent) = idle()?;
+    let ratio = median(&full) / median(&empty);
+    let verdict = |met: bool| if met { "met" } else { "**missed**" };
+    Ok(format!(
+        "{HEADING}\n\nThe release binary at its default settings, {KILLS} real kills in a real container, each at another \
+         time between two cycles. Times begin with the kernel's own stamp in its record of the kill.\n\n\
+         | from the kernel's record to | median ms | worst ms |\n| --- | --- | --- |\n\
+         | the line in memledger's log | {:.1} | {:.1} |\n| `/metrics` (sampled every second) | {:.0} | {:.0} |\n\n\
+         *A cycle and the ledger's step after it*, processor time of all threads, no containers, {ROUNDS} times {CYCLES} \
+         cycles in turn, medians: {:.0} µs with an empty ledger, {:.0} µs with {STORED} kills in it, ratio {ratio:.2} \
+         (between two rounds of the same ledger it varies from {:.0} to {:.0} µs).\n\n\
+         *Nothing to do*: no containers, nobody scrapes: {ticks} ticks of 10 ms in {IDLE_SECONDS} s, {percent:.2} % of \
+         one core.\n\n\
+         Goals: a kill in the log within 100 ms ({}), in `/metrics` within a cycle of 1 s and what it takes to make it \
+         ({}); kills in the ledger cost a cycle nothing that can be measured ({}).\n",
+        median(&to_log),
+        worst(&to_log),
+        median(&to_metrics),
+        worst(&to_metrics),
+        median(&empty),
+        median(&full),
+        empty.iter().copied().fold(f64::INFINITY, f64::min),
+        worst(&empty),
+        verdict(worst(&to_log) <= 100.0),
+        verdict(worst(&to_metrics) <= 1100.0),
+        verdict(median(&full) <= worst(&empty)),
+    ))
+}
+
+fn main() -> Outcome<()> {
+    if std::env::args().any(|argument| argument == "--test" || argument == "--list") {
+        return Ok(()); // a test runner asks every target
+    }
+    let part = part()?;
+    print!("{part}");
+    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md");
+    let text = std::fs::read_to_string(&path)?;
+    let first = text.split(HEADING).next().unwrap_or_default().trim_end();
+    Ok(std::fs::write(path, format!("{first}\n\n{part}"))?)
+}

@@ -1,0 +1,195 @@
+//! The cgroups' own counters of OOM kills, for the ledger: `oom_kill` of `memory.events` (v2) or `memory.oom_control` (v1).
+//!
+//! They are swept at the sampling interval, and at once when a kill has no owner: the kernel counts before it logs, and
+//! a container lives for some milliseconds after its kill. A container that is made and killed between two sweeps has
+//! its counter read only if the sweep comes in time; the tree's own notifications tell of it.
+//!
+//! On v2 each file can be watched (the kernel notifies on every change, also of `max` while page cache is reclaimed, and
+//! merges changes 10 ms apart). That is used only where the kernel log cannot be read, which is the better notification.
+//! v1's eventfd fires when an OOM begins, before the kill is counted, and needs a file that is writable: not used.
+
+use std::collections::{HashMap, HashSet};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::inotify;
+
+use crate::clock::Moment;
+use crate::discover::cgroups::Tree;
+use crate::discover::{ContainerId, Hierarchy, Version};
+use crate::host::{Dir, KernelFile, ReadError};
+use crate::parse::number;
+
+/// One reading of one counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// The container.
+    pub id: ContainerId,
+    /// Its cgroup, relative to the root of the hierarchy.
+    pub path: String,
+    /// The cgroup's inode.
+    pub inode: u64,
+    /// Kills: v2 with everything below, v1 without.
+    pub kills: u64,
+    /// The cgroup was made after the first sweep: its counter began at 0.
+    pub fresh: bool,
+}
+
+/// The counters of all containers, kept open.
+#[derive(Debug)]
+pub struct CgroupCounters {
+    hierarchy: Hierarchy,
+    tree: Tree,
+    open: HashMap<PathBuf, Open>,
+    swept: bool,
+    /// Watches `memory.events`, if asked to.
+    watch: Option<OwnedFd>,
+    buffer: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Open {
+    id: ContainerId,
+    inode: u64,
+    file: KernelFile,
+    fresh: bool,
+    kills: u64,
+}
+
+impl CgroupCounters {
+    /// Of this hierarchy; nothing is read yet.
+    pub fn new(hierarchy: &Hierarchy) -> Self {
+        Self {
+            hierarchy: hierarchy.clone(),
+            tree: Tree::new(hierarchy),
+            open: HashMap::new(),
+            swept: false,
+            watch: None,
+            buffer: vec![],
+        }
+    }
+
+    /// A counter includes the cgroups below.
+    pub fn hierarchical(&self) -> bool {
+        self.hierarchy.version == Version::V2
+    }
+
+    /// From now on the kernel's notifications of changes are wanted, or not.
+    pub fn watch(&mut self, wanted: bool) {
+        if !wanted || !self.hierarchical() {
+            self.watch = None;
+        } else if self.watch.is_none() {
+            self.watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).ok();
+            let paths: Vec<_> = self.open.keys().cloned().collect();
+            paths.iter().for_each(|path| self.add_watch(path));
+        }
+    }
+
+    fn add_watch(&self, path: &Path) {
+        if let Some(watch) = &self.watch {
+            let file = self.hierarchy.root.join(path).join("memory.events");
+            // without watches to be had the sweeps must do
+            let _ = inotify::add_watch(watch, &file, inotify::WatchFlags::MODIFY);
+        }
+    }
+
+    /// What poll(2) waits for, if changes are watched.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Takes the notifications so far. True if there were any.
+    pub fn take_notifications(&self) -> bool {
+        let Some(watch) = &self.watch else { return false };
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(watch, &mut buffer);
+        let mut any = false;
+        while reader.next().is_ok() {
+            any = true;
+        }
+        any
+    }
+
+    /// Reads the counters of all containers that are there.
+    ///
+    /// # Errors
+    /// The tree cannot be walked, or counters that are there cannot be read: the first such error, with what could be read.
+    pub fn sweep(&mut self, now: Moment) -> (Vec<Reading>, Result<(), ReadError>) {
+        let (_, walked) = self.tree.refresh(now);
+        let mut failed = walked;
+        let mut wanted: Vec<(ContainerId, PathBuf, Option<u64>)> = Vec::new();
+        let mut ids = HashSet::new();
+        // a container may make cgroups below its own and give them a neighbour's id: those are a part of it
+        for candidate in self.tree.candidates().iter().filter(|candidate| candidate.inside.is_none()) {
+            if !ids.insert(&candidate.id) {
+                continue;
+            }
+            wanted.push((candidate.id.clone(), candidate.path.clone(), candidate.inode));
+            if self.hierarchy.version == Version::V1 {
+                wanted
+                    .extend(candidate.below.iter().map(|below| (candidate.id.clone(), below.clone(), None)));
+            }
+        }
+        let mut readings = Vec::with_capacity(wanted.len());
+        let mut before = std::mem::take(&mut self.open);
+        for (id, path, inode) in wanted {
+            let known = before
+                .remove(&path)
+                .filter(|open| open.id == id && inode.is_none_or(|inode| inode == open.inode));
+            let opened = known.map_or_else(|| self.open(&id, &path), Ok);
+            match opened.and_then(|open| self.read(open)) {
+                Ok(open) => {
+                    readings.push(reading(&path, &open));
+                    self.open.insert(path, open);
+                }
+                Err(error) if error.is_gone() => {}
+                Err(error) => failed = failed.and(Err(error)),
+            }
+        }
+        self.swept = true;
+        (readings, failed)
+    }
+
+    fn open(&self, id: &ContainerId, path: &Path) -> Result<Open, ReadError> {
+        let dir = Dir::open(&self.hierarchy.root.join(path))?;
+        let name = if self.hierarchical() { "memory.events" } else { "memory.oom_control" };
+        let open =
+            Open { id: id.clone(), inode: dir.inode()?, file: dir.file(name)?, fresh: self.swept, kills: 0 };
+        self.add_watch(path);
+        Ok(open)
+    }
+
+    fn read(&mut self, mut open: Open) -> Result<Open, ReadError> {
+        let text = open.file.read_once(&mut self.buffer)?;
+        open.kills =
+            oom_kill(text).ok_or_else(|| ReadError::malformed("a cgroup's events have no oom_kill"))?;
+        Ok(open)
+    }
+}
+
+fn reading(path: &Path, open: &Open) -> Reading {
+    Reading {
+        id: open.id.clone(),
+        path: path.to_string_lossy().into_owned(),
+        inode: open.inode,
+        kills: open.kills,
+        fresh: open.fresh,
+    }
+}
+
+fn oom_kill(text: &[u8]) -> Option<u64> {
+    text.split(|&b| b == b'\n').find_map(|line| number(line.strip_prefix(b"oom_kill ")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_counter_is_found_in_both_versions_files() {
+        let v1 = b"oom_kill_disable 0\nunder_oom 0\noom_kill 3\n";
+        let v2 = b"low 0\nhigh 0\nmax 50\noom 1\noom_kill 2\noom_group_kill 0\n";
+        assert_eq!((oom_kill(v1), oom_kill(v2), oom_kill(b"oom 7\n")), (Some(3), Some(2), None));
+    }
+}

@@ -1,0 +1,52 @@
+//! A time in the past as people and programs name it: on the command line and in the queries of the API.
+
+use jiff::{SpanRelativeTo, Timestamp};
+
+/// What [`since`] takes, for help and errors.
+pub const WANTED: &str =
+    "a duration such as 90m, 24h or 7d, a time such as 2026-01-31T12:00:00Z, or Unix seconds";
+
+/// The Unix time that `text` names, seen from `now_unix`. A day has 24 hours.
+///
+/// # Errors
+/// What is wanted instead.
+pub fn since(text: &str, now_unix: f64) -> Result<f64, String> {
+    let wanted = || format!("{text:?} cannot be used; wanted is {WANTED}");
+    if let Ok(seconds) = text.parse::<f64>() {
+        return if seconds.is_finite() { Ok(seconds) } else { Err(wanted()) };
+    }
+    if let Ok(time) = text.parse::<Timestamp>() {
+        return Ok(time.as_duration().as_secs_f64());
+    }
+    let span = text.parse::<jiff::Span>().ok();
+    let duration = span.and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()).ok());
+    match duration {
+        Some(duration) if !duration.is_negative() => Ok(now_unix - duration.as_secs_f64()),
+        _ => Err(wanted()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_times_and_seconds_are_understood_and_nothing_else() {
+        let now = 1_000_000.0;
+        for (text, unix) in [
+            ("24h", 913_600.0),
+            ("7d", 395_200.0),
+            ("1h 30m", 994_600.0),
+            ("0s", 1_000_000.0),
+            ("1970-01-02T00:00:00Z", 86_400.0),
+            ("1970-01-02T01:00:00+01:00", 86_400.0),
+            ("86400.5", 86_400.5),
+        ] {
+            assert_eq!(since(text, now), Ok(unix), "{text}");
+        }
+        for text in ["", "yesterday", "-1h", "1h ago", "nan", "inf", "2026-01-31", "1 month"] {
+            let error = since(text, now).unwrap_err();
+            assert!(error.contains("such as 90m, 24h"), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The cgroups' own counters of OOM kills: whose kills they were. They attribute; they never count. Pure.
+//!
+//! A counter belongs to a path and an inode: a container that is started again gets the same path with a new inode, and
+//! its counter begins at 0.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::runs::Runs;
+use crate::clock::Moment;
+use crate::collect::oom_cgroups::Reading;
+use crate::discover::ContainerId;
+
+#[derive(Debug)]
+struct Counter {
+    id: ContainerId,
+    path: String,
+    seen: u64,
+    /// Kills that were attributed to it by whatever evidence.
+    explained: u64,
+    grew: Moment,
+    read: Moment,
+}
+
+/// All counters.
+#[derive(Debug, Default)]
+pub struct Counters {
+    by_inode: HashMap<u64, Counter>,
+    /// Explained kills as stored by an earlier run of memledger in this boot.
+    stored: HashMap<u64, u64>,
+    /// The store was empty: what counters say at first is no news.
+    first_start: bool,
+    /// v2: a counter includes the cgroups below.
+    hierarchical: bool,
+    changed: Vec<u64>,
+}
+
+impl Counters {
+    /// Goes on with what was stored by inode; `first_start` if nothing ever was.
+    pub fn new(stored: HashMap<u64, u64>, first_start: bool) -> Self {
+        Self { stored, first_start, ..Self::default() }
+    }
+
+    /// Enters one sweep over all counters. Those that are gone are forgotten.
+    pub fn enter(&mut self, now: Moment, readings: &[Reading], hierarchical: bool) {
+        self.hierarchical = hierarchical;
+        for reading in readings {
+            let counter = self.by_inode.entry(reading.inode).or_insert_with(|| {
+                let before = match self.stored.remove(&reading.inode) {
+                    Some(explained) => explained.min(reading.kills),
+                    None if self.first_start && !reading.fresh => reading.kills,
+                    None => 0,
+                };
+                if before > 0 {
+                    self.changed.push(reading.inode);
+                }
+                let (id, path) = (reading.id.clone(), reading.path.clone());
+                Counter { id, path, seen: 0, explained: before, grew: now, read: now }
+            });
+            if reading.kills > counter.seen {
+                counter.seen = reading.kills;
+                counter.grew = now;
+            }
+            counter.read = now;
+        }
+        self.first_start = false;
+        // cgroups that went while memledger was away; their inodes will be others'
+        self.changed.extend(self.stored.drain().map(|(inode, _)| inode));
+        let changed = &mut self.changed;
+        self.by_inode.retain(|inode, counter| {
+            // one that is gone may still have to be explained
+            let kept = counter.read == now
+                || (counter.seen > counter.explained && now.since(counter.read).as_secs() < 15);
+            if !kept {
+                changed.push(*inode);
+            }
+            kept
+        });
+    }
+
+    /// All containers with kills that nothing explained yet, and how many. A container around another one is left out
+    /// where the inner one's kills explain its own.
+    pub fn candidates(&self) -> Vec<(ContainerId, u64)> {
+        let mut found: HashMap<&ContainerId, u64> = HashMap::new();
+        for counter in self.by_inode.values() {
+            let mut missing = counter.seen.saturating_sub(counter.explained);
+            if self.hierarchical {
+                let inner = self.by_inode.values().filter(|inner| is_below(&inner.path, &counter.path));
+                missing = missing.saturating_sub(inner.map(|c| c.seen.saturating_sub(c.explained)).sum());
+            }
+            if missing > 0 {
+                *found.entry(&counter.id).or_insert(0) += missing;
+            }
+        }
+        let mut found: Vec<_> = found.into_iter().map(|(id, missing)| (id.clone(), missing)).collect();
+        found.sort();
+        found
+    }
+
+    /// Kills that were attributed to this container at this Unix time.
+    pub fn explain(&mut self, id: &ContainerId, kills: u64, at: f64, runs: &Runs) {
+        let in_present_run = runs
+            .get(id)
+            .and_then(|known| known.run.as_ref())
+            .is_none_or(|run| run.started.is_none_or(|started| started <= at + 1.0));
+        let chosen = self
+            .by_inode
+            .iter()
+            .filter(|(_, counter)| counter.id == *id)
+            .max_by_key(|(_, counter)| (counter.seen.saturating_sub(counter.explained), counter.read));
+        let Some((&inode, counter)) = chosen else { return };
+        if counter.seen <= counter.explained && !in_present_run {
+            return; // of an earlier run, whose counter is gone
+        }
+        let path = counter.path.clone();
+        for (other, counter) in &mut self.by_inode {
+            if *other == inode || (self.hierarchical && is_below(&path, &counter.path)) {
+                counter.explained += kills;
+                self.changed.push(*other);
+            }
+        }
+    }
+
+    /// Gives up what nothing explained for so long: it shall not be taken for a kill that comes hours later.
+    pub fn give_up(&mut self, now: Moment, after: Duration) {
+        for (inode, counter) in &mut self.by_inode {
+            if counter.seen > counter.explained && now.since(counter.grew) >= after {
+                counter.explained = counter.seen;
+                self.changed.push(*inode);
+            }
+        }
+    }
+
+    /// What must be stored of the counters that changed: inode, and the kills explained, or `None` if it is gone.
+    pub fn take_changed(&mut self) -> Vec<(u64, Option<u64>)> {
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.sort_unstable();
+        changed.dedup();
+        changed
+            .into_iter()
+            .map(|inode| (inode, self.by_inode.get(&inode).map(|counter| counter.explained)))
+            .collect()
+    }
+}
+
+fn is_below(path: &str, above: &str) -> bool {
+    path.strip_prefix(above).is_some_and(|rest| rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(id: &str, path: &str, inode: u64, kills: u64, fresh: bool) -> Reading {
+        Reading { id: ContainerId::new(id), path: path.into(), inode, kills, fresh }
+    }
+
+    #[test]
+    fn what_a_counter_said_before_the_first_start_is_no_news_and_a_fresh_cgroup_begins_at_0() {
+        let mut counters = Counters::new(HashMap::new(), true);
+        let now = Moment::now();
+        counters.enter(now, &[reading("a", "a", 1, 3, false), reading("b", "b", 2, 1, true)], false);
+        assert_eq!(counters.candidates(), [(ContainerId::new("b"), 1)]);
+        counters.explain(&ContainerId::new("b"), 1, 0.0, &Runs::default());
+        assert!(counters.candidates().is_empty());
+        assert_eq!(counters.take_changed(), [(1, Some(3)), (2, Some(1))]);
+    }
+
+    #[test]
+    fn a_kill_explained_before_its_counter_was_read_stays_explained() {
+        let mut counters = Counters::new(HashMap::new(), false);
+        let now = Moment::now();
+        counters.enter(now, &[reading("a", "a", 1, 0, true)], false);
+        counters.explain(&ContainerId::new("a"), 1, 0.0, &Runs::default());
+        counters.enter(now, &[reading("a", "a", 1, 1, false)], false);
+        assert!(counters.candidates().is_empty());
+    }
+
+    #[test]
+    fn a_counter_that_grew_while_memledger_was_away_is_compared_with_what_was_stored() {
+        let mut counters = Counters::new(HashMap::from([(1, 2)]), false);
+        let readings = [reading("a", "a", 1, 5, false), reading("b", "b", 2, 1, false)];
+        counters.enter(Moment::now(), &readings, false);
+        assert_eq!(counters.candidates(), [(ContainerId::new("a"), 3), (ContainerId::new("b"), 1)]);
+    }
+
+    #[test]
+    fn what_is_stored_of_a_cgroup_that_went_meanwhile_is_removed_and_not_taken_for_the_next_ones() {
+        let mut counters = Counters::new(HashMap::from([(1, 2), (9, 4)]), false);
+        counters.enter(Moment::now(), &[reading("a", "a", 1, 2, false)], false);
+        assert!(counters.take_changed().contains(&(9, None)));
+        counters.enter(Moment::now(), &[reading("b", "b", 9, 1, true)], false);
+        assert_eq!(counters.candidates(), [(ContainerId::new("b"), 1)]);
+    }
+
+    #[test]
+    fn what_nothing_explained_is_given_up_when_it_is_old() {
+        let mut counters = Counters::new(HashMap::new(), false);
+        let (now, after) = (Moment::now(), Duration::from_secs(10));
+        counters.enter(now, &[reading("a", "a", 1, 1, true)], false);
+        counters.give_up(now.plus(Duration::from_secs(9)), after);
+        assert_eq!(counters.candidates().len(), 1);
+        counters.give_up(now.plus(after), after);
+        assert!(counters.candidates().is_empty());
+    }
+
+    #[test]
+    fn on_v2_a_container_around_another_one_is_not_blamed_for_the_inner_ones_kill() {
+        let mut counters = Counters::new(HashMap::new(), false);
+        let readings = [reading("a", "a", 1, 1, true), reading("b", "a/x/b", 2, 1, true)];
+        counters.enter(Moment::now(), &readings, true);
+        assert_eq!(counters.candidates(), [(ContainerId::new("b"), 1)]);
+        counters.explain(&ContainerId::new("b"), 1, 0.0, &Runs::default());
+        assert!(counters.candidates().is_empty(), "it explains the outer one's too");
+    }
+}

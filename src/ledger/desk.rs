@@ -1,0 +1,125 @@
+//! Where the cycle and the ledger's thread meet: the cycle hands over what it saw, the ledger its figures.
+//!
+//! Two locks, each held for a move of a pointer. Neither side ever waits for the other's reads and writes.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::entries::{Name, Reason, Sample};
+use crate::attribute::Role;
+use crate::clock::Moment;
+use crate::discover::Inventory;
+use crate::host::Bell;
+
+/// What one cycle saw, as far as the ledger needs it.
+#[derive(Clone, Debug)]
+pub struct Handed {
+    /// When the cycle began.
+    pub at: Moment,
+    /// The running containers.
+    pub inventory: Arc<Inventory>,
+    /// By the number of the container.
+    pub containers: Vec<Held>,
+    /// MemTotal and MemAvailable.
+    pub host_memory: Option<(u64, u64)>,
+}
+
+/// What one container held.
+#[derive(Clone, Debug, Default)]
+pub struct Held {
+    /// Its memory.
+    pub sample: Option<Sample>,
+    /// Its processes.
+    pub processes: Vec<Process>,
+    /// Highest usage of the run.
+    pub peak_usage_bytes: Option<u64>,
+    /// Highest sample of what the kernel cannot drop.
+    pub peak_unreclaimable_bytes: Option<u64>,
+}
+
+/// One process of a container.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Host pid.
+    pub pid: u32,
+    /// Parent.
+    pub ppid: u32,
+    /// Name, made printable.
+    pub comm: Arc<str>,
+    /// What it is for.
+    pub role: Role,
+    /// Its program is a Python interpreter.
+    pub python: bool,
+    /// Resident memory.
+    pub rss_bytes: u64,
+    /// Proportional share, if measured.
+    pub pss_bytes: Option<u64>,
+}
+
+/// The ledger's figures, all of one instant.
+#[derive(Clone, Debug, Default)]
+pub struct Figures {
+    /// Every kill on this host.
+    pub host_kills: u64,
+    /// Of these, processes outside containers.
+    pub host_process_kills: u64,
+    /// Of these, the ones that no evidence ties to anybody.
+    pub unattributed: u64,
+    /// Of these, the ones known only from the kernel's counter.
+    pub gaps: u64,
+    /// Second lines of one kill.
+    pub duplicate_lines: u64,
+    /// Sources and whether they can be read now.
+    pub sources: Vec<(&'static str, bool)>,
+    /// Facts are written to disk. `None`: they are kept in memory because that was asked for.
+    pub store_up: Option<bool>,
+    /// Containers that run or ended a while ago.
+    pub containers: Vec<ContainerFigures>,
+}
+
+/// Figures of one container's name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ContainerFigures {
+    /// Who.
+    pub name: Name,
+    /// By victim (main, child) and scope (container, host).
+    pub kills: [[u64; 2]; 2],
+    /// Unix time of the last kill.
+    pub last_kill: Option<f64>,
+    /// By reason, in the order of [`Reason::ALL`].
+    pub exits: [u64; Reason::ALL.len()],
+    /// Of the last end.
+    pub last_exit_code: Option<i64>,
+    /// Starts after the first.
+    pub restarts: u64,
+}
+
+/// The place.
+#[derive(Debug, Default)]
+pub struct Desk {
+    /// Rung when there is something for the ledger.
+    pub bell: Arc<Bell>,
+    handed: Mutex<Option<Handed>>,
+    figures: Mutex<Option<Arc<Figures>>>,
+}
+
+impl Desk {
+    /// The cycle hands over; what the ledger has not taken yet is replaced.
+    pub fn hand_over(&self, handed: Handed) {
+        *self.handed.lock().unwrap_or_else(PoisonError::into_inner) = Some(handed);
+    }
+
+    /// The ledger takes what lies there.
+    pub fn take(&self) -> Option<Handed> {
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The ledger puts its figures out.
+    pub fn publish(&self, figures: Figures) {
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(figures));
+    }
+
+    /// The newest figures; `None` before the store was read.
+    pub fn figures(&self) -> Option<Arc<Figures>> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

@@ -1,0 +1,475 @@
+//! What to try: the setting, its value now, and a better one where the figures give it.
+//!
+//! Every figure here is read from the events or computed from them. Without figures the advice says what to look at
+//! instead. Page cache is never blamed: the kernel drops it before it kills.
+
+use std::sync::Arc;
+
+use super::decide::{Limit, SIGKILL, full_shm, inside, limit_bytes, limit_of};
+use super::words::{bytes, lasted, name, path, role_one, roles, signal_of, time};
+use super::{Cause, Run};
+use crate::ledger::entries::{Before, Holder, Kill, RoleHeld, Sample};
+
+/// Share of a limit that stays free when a number of workers is computed: they grow, and the kernel needs room.
+const KEPT_FREE: f64 = 0.1;
+/// As the ledger calls what is not a container's.
+const OUTSIDE: &str = "processes outside containers";
+/// Page cache from this share of the usage on may look like the culprit.
+const BLAMED: f64 = 0.1;
+/// Growth below this share of what is held is no growth.
+const GROWTH: f64 = 0.05;
+
+/// What to try, the most promising first.
+pub(super) fn of<'a>(cause: Cause, run: &Run<'a>, lead: Option<&'a Kill>) -> Vec<String> {
+    let before = run.before(lead).map(Arc::as_ref);
+    let mut advice = Vec::new();
+    match (cause, lead) {
+        (Cause::OomHost | Cause::OomHostProcess, _) => host(run, lead, before, &mut advice),
+        (Cause::OomParentLimit, Some(kill)) => parent(kill, run, before, &mut advice),
+        (Cause::OomLimitShm, Some(kill)) => shared(kill, before, &mut advice),
+        (Cause::OomLimitMain | Cause::OomLimitWorker | Cause::OomLimitWorkerThenExit, Some(kill)) => {
+            limit(kill, run, before, &mut advice);
+        }
+        (Cause::OomUnnamed, Some(_)) => unnamed(before, &mut advice),
+        (Cause::OomLimitMain, None) => advice.push(RAISE_UNKNOWN.to_owned()),
+        (Cause::OomUnattributed, _) => {
+            advice.push(
+                "Look in the kernel log around that time: dmesg -T | grep -i -B40 'killed process'"
+                    .to_owned(),
+            );
+        }
+        (Cause::ShmFull, _) => shm_full(run, &mut advice),
+        (Cause::Stopped, _) if run.exit.and_then(|exit| exit.asked_signal) == Some(SIGKILL) => {
+            advice.push(LONGER.to_owned());
+        }
+        (Cause::KilledOutside, _) => killed_outside(run, &mut advice),
+        (Cause::CrashedSignal | Cause::EndedBySignal, _) => signal(run, &mut advice),
+        (Cause::ErrorExit, _) => {
+            advice.push(format!("Read its last words: {}", logs(run)));
+            advice.push(
+                "A CUDA out-of-memory error is such an end too: GPU memory is not the container's memory limit, and \
+                 its text stands in the container's log only."
+                    .to_owned(),
+            );
+        }
+        (Cause::Unknown, _) => {
+            advice.push(format!("Read its last words, if it is still there: {}", logs(run)))
+        }
+        _ => {}
+    }
+    if let Some(kill) = lead {
+        score(kill, run, &mut advice);
+    }
+    advice
+}
+
+const LONGER: &str = "If it was to save its state first: give it longer (docker stop -t, Compose stop_grace_period), and let it \
+     act upon SIGTERM, which the first process of a container ignores unless it asks for it (docker run --init helps \
+     programs that do not).";
+
+const RAISE_UNKNOWN: &str =
+    "Raise its memory limit (docker run --memory, Compose mem_limit), or have it hold less.";
+
+fn unreclaimable(before: Option<&Before>) -> Option<u64> {
+    before?.samples.last()?.unreclaimable_bytes
+}
+
+fn held_by<'a>(before: Option<&'a Before>, role: &str) -> Option<&'a RoleHeld> {
+    before?.roles.iter().find(|held| &*held.role == role && held.processes > 0)
+}
+
+fn setting<'a>(before: Option<&'a Before>, key: &str) -> Option<&'a str> {
+    let settings = &before?.settings;
+    settings.iter().find(|(its, _)| its.eq_ignore_ascii_case(key)).map(|(_, value)| &**value)
+}
+
+fn limit<'a>(kill: &'a Kill, run: &Run<'a>, before: Option<&Before>, advice: &mut Vec<String>) {
+    let total = unreclaimable(before);
+    let share = |held: &RoleHeld| total.and_then(|total| Some(held.pss_bytes? * 2 >= total)).unwrap_or(false);
+    let workers = held_by(before, "dataloader_worker");
+    let trainers = held_by(before, "trainer");
+    if let Some(workers) = workers.filter(|held| share(held) || &*kill.role == "dataloader_worker") {
+        fewer_workers(workers, kill, before, advice);
+    }
+    if let Some(trainers) = trainers.filter(|held| share(held)) {
+        large_trainers(trainers, before, advice);
+    }
+    raise(kill, run, advice);
+    growth(before, advice);
+    sudden(kill, before, advice);
+    page_cache(before, advice);
+}
+
+/// Fewer workers, and how many would fit if that can be computed.
+fn fewer_workers(workers: &RoleHeld, kill: &Kill, before: Option<&Before>, advice: &mut Vec<String>) {
+    let count = workers.processes;
+    let now = setting(before, "num_workers");
+    let value = match now {
+        Some(value) => format!(" (now {})", name(value)),
+        None => String::new(),
+    };
+    let held = roles("dataloader_worker", count);
+    let Some(pss) = workers.pss_bytes else {
+        advice.push(format!(
+            "Fewer NUM_WORKERS{value}. {held} ran; what one costs is not known: their proportional share (PSS) had not \
+             been measured, which needs CAP_SYS_PTRACE and happens every 15 s at most."
+        ));
+        return;
+    };
+    let each = pss / u64::from(count);
+    let total = unreclaimable(before);
+    let of_all = total.map_or_else(String::new, |total| format!(" of {}", bytes(total)));
+    let mut text =
+        format!("Fewer NUM_WORKERS{value}: {held} held {}{of_all}, {} each (PSS).", bytes(pss), bytes(each));
+    if let (Some(limit), Some(total)) = (fitting_below(kill, before), total) {
+        text.push_str(&fitting(limit, total, pss, count, now));
+    }
+    advice.push(text);
+}
+
+fn fitting_below(kill: &Kill, before: Option<&Before>) -> Option<u64> {
+    let last = before.and_then(|before| before.samples.last());
+    kill.limit_bytes.or_else(|| last.and_then(|last| last.limit_bytes.or(last.effective_limit_bytes)))
+}
+
+/// How many workers fit below a limit beside the rest; nothing where the figures do not give it.
+fn fitting(limit: u64, total: u64, pss: u64, count: u32, now: Option<&str>) -> String {
+    // shares are measured at other moments than the total: they may not fit each other
+    let Some(rest) = total.checked_sub(pss).filter(|_| pss > 0) else { return String::new() };
+    let each = pss as f64 / f64::from(count);
+    let room = limit as f64 * (1.0 - KEPT_FREE) - rest as f64;
+    let fit = (room / each).floor().max(0.0) as u32;
+    if fit >= count {
+        return " By the last sample all of them fit: they grew after it, so how many fit cannot be told."
+            .to_owned();
+    }
+    // NUM_WORKERS counts per data loader: with several ranks each has so many
+    let now =
+        now.and_then(|now| now.parse::<u32>().ok()).filter(|now| *now > 0 && count.is_multiple_of(*now));
+    let loaders = now.map_or(1, |now| count / now);
+    if fit < loaders {
+        let few = if fit == 0 { "Not one fits".to_owned() } else { format!("Only {fit} of them fit") };
+        return format!(
+            " {few} beside the other {}, a tenth of the limit kept free: NUM_WORKERS=0, or a higher limit.",
+            bytes(rest)
+        );
+    }
+    let text = format!(" With a tenth of the limit kept free {fit} fit");
+    match now {
+        Some(_) if loaders > 1 => {
+            format!("{text}: NUM_WORKERS={} for each of {loaders} loaders.", fit / loaders)
+        }
+        Some(_) => format!("{text}: NUM_WORKERS={fit}."),
+        None => format!("{text}."),
+    }
+}
+
+fn large_trainers(trainers: &RoleHeld, before: Option<&Before>, advice: &mut Vec<String>) {
+    let (Some(pss), Some(total)) = (trainers.pss_bytes, unreclaimable(before)) else { return };
+    let held = roles("trainer", trainers.processes);
+    let mut text = format!("Smaller trainers: {held} held {} of the {}", bytes(pss), bytes(total));
+    if trainers.processes > 1 {
+        let each = pss / u64::from(trainers.processes);
+        let devices = setting(before, "num_devices")
+            .map_or_else(String::new, |value| format!(" (NUM_DEVICES is {})", name(value)));
+        text.push_str(&format!(", {} each{devices}: each rank holds its own copy", bytes(each)));
+    }
+    text.push_str(". Look for a data set or results kept in RAM.");
+    if let Some(batch) = setting(before, "batch_size") {
+        text.push_str(&format!(" BATCH_SIZE is {}.", name(batch)));
+    }
+    advice.push(text);
+}
+
+fn raise<'a>(kill: &'a Kill, run: &Run<'a>, advice: &mut Vec<String>) {
+    let now = |between: &str| {
+        kill.limit_bytes.map_or_else(String::new, |limit| format!("{between}now {}", bytes(limit)))
+    };
+    let verb = if advice.is_empty() { "Raise" } else { "Or raise" };
+    advice.push(match limit_of(kill, run) {
+        Limit::Inside => format!(
+            "{verb} the limit of {}, which was set inside the container{}.",
+            inside(kill, run.subject),
+            now("; ")
+        ),
+        _ => format!(
+            "{verb} the memory limit (--memory, mem_limit{}). How far, a kill does not tell.",
+            now("; ")
+        ),
+    });
+}
+
+/// Growth over the samples, which a higher limit only delays.
+fn growth(before: Option<&Before>, advice: &mut Vec<String>) {
+    let Some(before) = before else { return };
+    let (Some(first), Some(last)) = (before.samples.first(), before.samples.last()) else { return };
+    let (Some(from), Some(to)) = (first.unreclaimable_bytes, last.unreclaimable_bytes) else { return };
+    let seconds = last.at - first.at;
+    if seconds < 60.0 || (to.saturating_sub(from) as f64) < GROWTH * to as f64 {
+        return;
+    }
+    advice.push(format!(
+        "It grew from {} to {} in {}. If that goes on, a higher limit only buys time.",
+        bytes(from),
+        bytes(to),
+        lasted(seconds)
+    ));
+}
+
+/// Growth that no sample saw.
+fn sudden(kill: &Kill, before: Option<&Before>, advice: &mut Vec<String>) {
+    let Some(last) = before.and_then(|before| before.samples.last()) else { return };
+    let (Some(held), Some(limit)) = (last.unreclaimable_bytes, kill.limit_bytes) else { return };
+    let after = kill.at - last.at;
+    if after >= 0.0 && held * 2 < limit {
+        advice.push(format!(
+            "It held {} at the last sample and reached the limit within {}: a sudden growth, not a slow one.",
+            bytes(held),
+            lasted(after.ceil().max(1.0))
+        ));
+    }
+}
+
+fn page_cache(before: Option<&Before>, advice: &mut Vec<String>) {
+    let Some(last) = before.and_then(|before| before.samples.last()) else { return };
+    // nobody blames a little
+    if let Some(file) = last.file_bytes.filter(|file| *file as f64 >= BLAMED * last.usage_bytes as f64) {
+        advice.push(format!(
+            "Page cache ({}) is not to blame: the kernel drops it before it kills.",
+            bytes(file)
+        ));
+    }
+}
+
+fn shared(kill: &Kill, before: Option<&Before>, advice: &mut Vec<String>) {
+    let last = before.and_then(|before| before.samples.last());
+    let held = last.and_then(|last| Some((last.shmem_bytes?, last.unreclaimable_bytes?)));
+    if let Some((shmem, total)) = held {
+        advice.push(format!(
+            "Less shared memory: {} of the {} that the kernel could not drop were shared memory or files on a tmpfs, \
+             which count against the memory limit and stay until they are removed.",
+            bytes(shmem),
+            bytes(total)
+        ));
+    }
+    if let Some((used, size)) = last.and_then(|last| Some((last.shm_used_bytes?, last.shm_size_bytes?))) {
+        advice.push(format!(
+            "In its /dev/shm lay {} of {}: batches that DataLoader workers hand over lie there, so fewer NUM_WORKERS{} or \
+             a smaller prefetch_factor. A larger --shm-size does not help here.",
+            bytes(used),
+            bytes(size),
+            setting(before, "num_workers").map_or_else(String::new, |v| format!(" (now {})", name(v)))
+        ));
+    }
+    let now = kill.limit_bytes.map_or_else(String::new, |limit| format!(" (now {})", bytes(limit)));
+    advice.push(format!("Or raise the memory limit{now}: docker run --memory, Compose mem_limit."));
+    page_cache(before, advice);
+}
+
+fn parent<'a>(kill: &'a Kill, run: &Run<'a>, before: Option<&Before>, advice: &mut Vec<String>) {
+    let which =
+        if kill.limit_cgroup.is_empty() { "the cgroup above".into() } else { path(&kill.limit_cgroup) };
+    let now = limit_bytes(kill, run).map_or_else(String::new, |limit| format!(" (now {})", bytes(limit)));
+    let how = if run.subject.name.k8s_pod_name.is_empty() {
+        "systemctl set-property SLICE MemoryMax=..., or docker run --cgroup-parent with another one"
+    } else {
+        "resources.limits.memory of the pod's containers, whose sum is the pod's limit"
+    };
+    advice.push(format!("Raise the limit of {which}{now}: {how}."));
+    advice.push(
+        "All containers below that cgroup share its limit, and the kernel kills the largest, not the one that grew: \
+         give each a limit of its own, so that the one that grows is the one that is killed."
+            .to_owned(),
+    );
+    if let Some(workers) = held_by(before, "dataloader_worker").and_then(|held| Some((held, held.pss_bytes?)))
+    {
+        advice.push(format!(
+            "In this container {} held {}{}.",
+            roles("dataloader_worker", workers.0.processes),
+            bytes(workers.1),
+            setting(before, "num_workers")
+                .map_or_else(String::new, |v| format!(" (NUM_WORKERS={})", name(v)))
+        ));
+    }
+}
+
+fn host(run: &Run<'_>, lead: Option<&Kill>, before: Option<&Before>, advice: &mut Vec<String>) {
+    let own = &*run.subject.name.container_name;
+    let holders = before.map(|before| before.holders.as_slice()).unwrap_or_default();
+    let Some(most) = holders.first() else {
+        advice.push(
+            "Who held the memory was not recorded. `memledger serve` shows it while it lasts: rank containers by \
+             memledger_container_memory_unreclaimable_bytes."
+                .to_owned(),
+        );
+        advice.push("Give every container a memory limit whose sum leaves room for the system.".to_owned());
+        return;
+    };
+    let total = before.and_then(|before| before.host_total_bytes);
+    let list: Vec<_> = holders.iter().map(|holder| held(holder, own)).collect();
+    let list = list.join(", ");
+    advice.push(match total {
+        Some(total) => format!("Of the machine's {} held at the last sample: {list}.", bytes(total)),
+        None => format!("At the last sample held: {list}."),
+    });
+    let first_container = holders.iter().find(|holder| &*holder.name != OUTSIDE);
+    if &*most.name == OUTSIDE {
+        advice.push(
+            "Most was held outside containers: ps -eo pid,rss,comm --sort=-rss | head shows by whom."
+                .to_owned(),
+        );
+    }
+    if let Some(largest) = first_container {
+        let whom = if &*largest.name == own { "this container" } else { &*name(&largest.name) };
+        let size = if &*most.name == OUTSIDE { "the largest container" } else { "the largest holder" };
+        advice.push(format!(
+            "Set a memory limit on {whom}, {size}, or lower the one it has: docker run --memory, Compose mem_limit. \
+             Then its own growth hits it, and not its neighbours."
+        ));
+    }
+    if lead.is_some_and(|kill| &*kill.role == "dataloader_worker") {
+        let workers = held_by(before, "dataloader_worker");
+        if let Some((workers, pss)) = workers.and_then(|held| Some((held, held.pss_bytes?))) {
+            advice.push(format!(
+                "Fewer NUM_WORKERS{} spare memory too: {} held {}.",
+                setting(before, "num_workers").map_or_else(String::new, |v| format!(" (now {})", name(v))),
+                roles("dataloader_worker", workers.processes),
+                bytes(pss)
+            ));
+        }
+    }
+}
+
+fn held(holder: &Holder, own: &str) -> String {
+    let mark = if !own.is_empty() && &*holder.name == own { " (this one)" } else { "" };
+    format!("{}{mark} {}", name(&holder.name), bytes(holder.unreclaimable_bytes))
+}
+
+fn unnamed(before: Option<&Before>, advice: &mut Vec<String>) {
+    if let Some(Sample { unreclaimable_bytes: Some(held), limit_bytes: Some(limit), .. }) =
+        before.and_then(|before| before.samples.last())
+    {
+        advice.push(format!(
+            "At the last sample it held {} of its limit of {} that the kernel could not drop.",
+            bytes(*held),
+            bytes(*limit)
+        ));
+    }
+    advice.push(RAISE_UNKNOWN.to_owned());
+    advice.push(
+        "So that records are not lost: let memledger read /dev/kmsg (CAP_SYSLOG; `memledger doctor` says how), and \
+         boot with a larger kernel log (log_buf_len=1M)."
+            .to_owned(),
+    );
+}
+
+fn shm_full(run: &Run<'_>, advice: &mut Vec<String>) {
+    if let Some((used, size)) = full_shm(run) {
+        advice.push(format!(
+            "A larger --shm-size (Compose shm_size; Kubernetes: an emptyDir of medium Memory on /dev/shm). It is {} \
+             now, {} of it in use at the last sample. Or --ipc=host, which shares the host's.",
+            bytes(size),
+            bytes(used)
+        ));
+    }
+    let before = run.before(None).map(Arc::as_ref);
+    let workers = setting(before, "num_workers").map_or_else(String::new, |v| format!(" (now {})", name(v)));
+    advice.push(format!(
+        "Or put less there: fewer NUM_WORKERS{workers}, a smaller prefetch_factor or batch, or \
+         torch.multiprocessing.set_sharing_strategy('file_system')."
+    ));
+    advice
+        .push(format!("Its log has the proof, \"Bus error\" or \"No space left on device\": {}", logs(run)));
+}
+
+fn killed_outside(run: &Run<'_>, advice: &mut Vec<String>) {
+    advice.push(
+        "Who else sends SIGKILL: docker stop when its time is up; the kubelet (eviction, a failed probe); systemd-oomd \
+         and earlyoom, which kill for memory before the kernel does, and without its record; a batch system; a person \
+         with kill -9. A program that exits with code 137 by itself looks the same."
+            .to_owned(),
+    );
+    let at = run.exit.map_or_else(String::new, |exit| format!(" for {}", time(exit.at)));
+    advice.push(format!("Look{at} in: journalctl -u systemd-oomd -u earlyoom -u kubelet -u docker"));
+}
+
+fn signal(run: &Run<'_>, advice: &mut Vec<String>) {
+    match run.exit.and_then(|exit| signal_of(exit.exit_code)) {
+        Some(7) => bus(run, advice),
+        Some(6) => advice.push(
+            "SIGABRT is how a program ends itself: a failed assertion, or a C++ exception such as std::bad_alloc. Its \
+             last lines say which."
+                .to_owned(),
+        ),
+        Some(11 | 4 | 5 | 8 | 31) => advice.push(
+            "That is a fault in native code (an extension, a library, a driver), not a lack of memory; dmesg names the \
+             library in a line with \"segfault at\" or \"trap\"."
+                .to_owned(),
+        ),
+        _ => advice.push("Somebody outside the runtime sent it: a person, a script, or the program itself.".to_owned()),
+    }
+    advice.push(format!("Read its last words: {}", logs(run)));
+}
+
+fn bus(run: &Run<'_>, advice: &mut Vec<String>) {
+    let last = run.before(None).and_then(|before| before.samples.last());
+    let size = last.and_then(|last| last.shm_size_bytes);
+    let used = last.and_then(|last| last.shm_used_bytes);
+    let now = match (size, used) {
+        (Some(size), Some(used)) => {
+            format!(" (now {}, {} of it in use at the last sample)", bytes(size), bytes(used))
+        }
+        (Some(size), None) => format!(" (now {}; how full it was is not known)", bytes(size)),
+        _ => " (its size and use are not recorded)".to_owned(),
+    };
+    advice.push(format!(
+        "SIGBUS with DataLoader workers is most often a full /dev/shm: try a larger --shm-size{now}, or --ipc=host. It \
+         may fill up between two samples."
+    ));
+}
+
+/// What a kernel that was told whom to prefer made of it.
+fn score(kill: &Kill, run: &Run<'_>, advice: &mut Vec<String>) {
+    let Some(adj) = kill.oom_score_adj.filter(|adj| *adj != 0) else { return };
+    let what = if kill.role.is_empty() || &*kill.role == "other" { "process" } else { role_one(&kill.role) };
+    let thousandths = adj.unsigned_abs();
+    let mut text = if adj > 0 {
+        format!(
+            "The {what} had oom_score_adj {adj}: the kernel counts it as {thousandths}/1000 of the memory larger than it \
+             is, so it dies before larger ones."
+        )
+    } else {
+        format!(
+            "The {what} had oom_score_adj {adj}: the kernel counts it as {thousandths}/1000 of the memory smaller, and \
+             still it was the largest left."
+        )
+    };
+    text.push_str(if run.subject.name.k8s_pod_name.is_empty() {
+        " docker run --oom-score-adj sets it."
+    } else {
+        " Kubernetes sets it by the pod's QoS class: requests equal to limits (Guaranteed) make it low."
+    });
+    advice.push(text);
+}
+
+/// The command that shows the container's log, with a name that a shell takes as it stands.
+fn logs(run: &Run<'_>) -> String {
+    let subject = run.subject;
+    let plain = |text: &str| {
+        !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
+    };
+    let pod = &*subject.name.k8s_pod_name;
+    let container = &*subject.name.container_name;
+    if plain(pod) && plain(container) && plain(&subject.name.k8s_namespace_name) {
+        let namespace = &subject.name.k8s_namespace_name;
+        return format!("kubectl logs --previous -n {namespace} {pod} -c {container}");
+    }
+    let tool = if &*subject.runtime == "podman" { "podman" } else { "docker" };
+    let short = subject.container_id.get(..12).unwrap_or(&subject.container_id);
+    let which = if plain(short) { short } else { container };
+    if plain(which) && !which.starts_with('-') {
+        format!("{tool} logs --tail 50 {which}")
+    } else {
+        format!("{tool} logs")
+    }
+}

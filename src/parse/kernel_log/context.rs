@@ -1,0 +1,138 @@
+//! Whose the victim was: the line `oom-kill:constraint=...`, and what stood in its place before 5.0.
+//!
+//! The line is one list of `key=value` without quotes, and others choose some of the values: the name of the process
+//! (any 15 bytes), the paths of cgroups (whoever may make cgroups: a privileged container below its own), the name of
+//! the allocator's cpuset. So the line is not split at commas: every way to read it that the kernel could have meant is
+//! listed, and whoever trusts it has to trust all of them.
+//!
+//! What is certain: the cpuset's name has no `/` in it (or is `/`), so the first `,oom_memcg=/` is the kernel's own; the
+//! line ends in pid and uid; the name before them has at most 15 bytes; and the victim's cgroup is the one whose limit
+//! was hit, or lies below it. A path that begins as the kernel wrote it stays below the cgroup of who chose the rest.
+
+use super::{Context, strip_number};
+use crate::parse::{container_id, find, printable};
+
+/// Longest name of a process.
+const NAME_BYTES: usize = 15;
+/// One printk of the kernel holds less than 1024 bytes, before 5.10 less than 992: a path of this length may have been
+/// cut.
+const CUT_BYTES: usize = 980;
+/// A line with more readings is nobody's work but a forger's.
+const MOST_READINGS: usize = 16;
+
+/// One way to read the line.
+struct Reading<'a> {
+    limit: Option<&'a [u8]>,
+    task: &'a [u8],
+}
+
+impl Context {
+    /// Reads the line, if it is one and whole.
+    pub(super) fn of(text: &[u8]) -> Option<Self> {
+        match text.strip_prefix(b"oom-kill:constraint=") {
+            Some(rest) => Self::of_new(rest),
+            None => Self::of_old(text.strip_prefix(b"Task in ")?),
+        }
+    }
+
+    fn of_new(text: &[u8]) -> Option<Self> {
+        const LIMIT: &[u8] = b",oom_memcg=/";
+        const GLOBAL: &[u8] = b",global_oom,task_memcg=/";
+        let (text, _uid) = strip_number(text, b",uid=")?;
+        let (text, pid) = strip_number(text, b",pid=")?;
+        let pid = u32::try_from(pid).ok();
+        let (limit, global) = (find(text, LIMIT), find(text, GLOBAL));
+        let is_global = match (limit, global) {
+            (Some(limit), Some(global)) => global < limit,
+            (Some(_), None) => false,
+            (None, Some(_)) => true,
+            // a kernel without memory cgroups
+            (None, None) => {
+                let global = !text.starts_with(b"CONSTRAINT_MEMCG");
+                return find(text, b",task=").map(|_| Self { global, pid, ..Self::default() });
+            }
+        };
+        let mut readings = Vec::new();
+        let starts = if is_global { global? + GLOBAL.len() } else { limit? + LIMIT.len() };
+        let paths_and_name = &text[starts - 1..];
+        for (paths, name) in splits(paths_and_name, b",task=") {
+            if name.len() > NAME_BYTES {
+                continue;
+            }
+            if is_global {
+                readings.push(Reading { limit: None, task: paths });
+            } else {
+                let pairs = splits(paths, b",task_memcg=");
+                readings.extend(pairs.map(|(limit, task)| Reading { limit: Some(limit), task }));
+            }
+            readings.retain(Reading::is_consistent);
+            if readings.len() > MOST_READINGS {
+                break;
+            }
+        }
+        Some(Self { global: is_global, pid, ..Self::from_readings(&readings) })
+    }
+
+    fn of_old(text: &[u8]) -> Option<Self> {
+        let pairs = splits(text, b" killed as a result of limit of ");
+        let readings = pairs.map(|(task, limit)| Reading { limit: Some(limit), task });
+        let readings: Vec<_> = readings.filter(Reading::is_consistent).take(MOST_READINGS + 1).collect();
+        (!readings.is_empty()).then(|| Self::from_readings(&readings))
+    }
+
+    fn from_readings(readings: &[Reading<'_>]) -> Self {
+        let mut context = Self::default();
+        if readings.len() > MOST_READINGS {
+            return context;
+        }
+        if let [Reading { limit: Some(limit), .. }] = readings {
+            context.oom_cgroup = (limit.len() < CUT_BYTES).then(|| printable(limit));
+        }
+        for reading in readings {
+            match reading.known_task() {
+                Some(path) if context.task_cgroups.contains(&path) => {}
+                Some(path) => context.task_cgroups.push(path),
+                // one possibility that cannot be named makes the others worthless
+                None => return Self { task_cgroups: vec![], ..context },
+            }
+        }
+        context
+    }
+}
+
+impl Reading<'_> {
+    fn is_consistent(&self) -> bool {
+        let below = |limit: &[u8]| match self.task.strip_prefix(limit) {
+            Some(rest) => rest.is_empty() || rest.starts_with(b"/") || limit == b"/",
+            None => false,
+        };
+        is_path(self.task) && self.limit.is_none_or(|limit| is_path(limit) && below(limit))
+    }
+
+    /// The victim's path. Of one that may have been cut, the part that is whole, if a container is named in it.
+    fn known_task(&self) -> Option<String> {
+        if self.task.len() < CUT_BYTES {
+            return Some(printable(self.task));
+        }
+        let end = self.task.iter().rposition(|&byte| byte == b'/')?;
+        let whole = printable(&self.task[..end]);
+        let has_container = container_id::in_path(&whole).next().is_some();
+        has_container.then_some(whole)
+    }
+}
+
+/// What the kernel may print as the path of a cgroup.
+fn is_path(path: &[u8]) -> bool {
+    let is_name = |name: &[u8]| !name.is_empty() && name.len() <= 255;
+    match path.strip_prefix(b"/") {
+        Some(b"") => true,
+        Some(names) => names.split(|&byte| byte == b'/').all(is_name) && !path.contains(&b'\n'),
+        None => false,
+    }
+}
+
+/// Every way to split a text at a separator, the first one first.
+fn splits<'a>(text: &'a [u8], separator: &'a [u8]) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+    let places = text.windows(separator.len()).enumerate().filter(move |(_, window)| *window == separator);
+    places.map(move |(at, _)| (&text[..at], &text[at + separator.len()..]))
+}

@@ -1,0 +1,455 @@
+use proptest::prelude::*;
+
+use super::records::{Found, Joiner, Record, SyslogText};
+use super::*;
+
+const A: &str = "13739abf5e8e4d06df24f17677521acdff6e99f23a435204a9c314051f22bc48";
+const B: &str = "2d632a91d52fc22d2e6c90d0daee99618edc528c5c77ead45b7cc038ffde37b3";
+const NUMBERS: &str = "total-vm:67528kB, anon-rss:65024kB, file-rss:600kB, shmem-rss:4kB";
+const TAIL: &str = ", UID:1000 pgtables:172kB oom_score_adj:-5";
+
+fn killed(text: impl AsRef<[u8]>) -> Option<Killed> {
+    match Line::of(text.as_ref()) {
+        Some(Line::Killed(killed)) => Some(killed),
+        _ => None,
+    }
+}
+
+fn context(text: impl AsRef<[u8]>) -> Option<Context> {
+    match Line::of(text.as_ref()) {
+        Some(Line::Context(context)) => Some(context),
+        _ => None,
+    }
+}
+
+/// What the kernel prints of a victim: its name raw.
+fn context_text(cpuset: &[u8], limit: &[u8], task: &[u8], name: &[u8], pid: u32) -> Vec<u8> {
+    let pid = pid.to_string();
+    [
+        &b"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset="[..],
+        cpuset,
+        b",mems_allowed=0,oom_memcg=",
+        limit,
+        b",task_memcg=",
+        task,
+        b",task=",
+        name,
+        b",pid=",
+        pid.as_bytes(),
+        b",uid=0",
+    ]
+    .concat()
+}
+
+fn killed_text(name: &[u8], pid: u32) -> Vec<u8> {
+    let head = format!("Memory cgroup out of memory: Killed process {pid} (");
+    [head.as_bytes(), name, format!(") {NUMBERS}{TAIL}").as_bytes()].concat()
+}
+
+/// As /dev/kmsg shows a record.
+fn device(priority: u32, sequence: u64, flag: &str, text: &[u8]) -> Vec<u8> {
+    let mut out = format!("{priority},{sequence},{},{flag};", 1_000 + sequence).into_bytes();
+    for &byte in text {
+        match byte {
+            b'\\' | 0..b' ' | 127.. => out.extend(format!("\\x{byte:02x}").bytes()),
+            _ => out.push(byte),
+        }
+    }
+    out.push(b'\n');
+    out
+}
+
+/// As syslog(2) shows a record: its prefix before each line.
+fn syslog(priority: u32, usec: u64, text: &[u8]) -> Vec<u8> {
+    let prefix = format!("<{priority}>[{:5}.{:06}] ", usec / 1_000_000, usec % 1_000_000);
+    text.split(|&byte| byte == b'\n').flat_map(|line| [prefix.as_bytes(), line, b"\n"].concat()).collect()
+}
+
+fn joined(records: &[Vec<u8>]) -> Vec<Found> {
+    let (mut joiner, mut out) = (Joiner::default(), vec![]);
+    for record in records {
+        joiner.push(Record::of(record).expect("a record"), &mut out);
+    }
+    joiner.drained(&mut out);
+    out
+}
+
+fn lines(found: Vec<Found>) -> Vec<Line> {
+    found.into_iter().map(|found| found.line).collect()
+}
+
+#[test]
+fn every_form_of_the_victims_line_is_read() {
+    let base = Killed {
+        pid: 22212,
+        process: "hog".into(),
+        global: None,
+        anon_bytes: Some(65024 << 10),
+        file_bytes: Some(600 << 10),
+        shmem_bytes: Some(4 << 10),
+        uid: None,
+        oom_score_adj: None,
+    };
+    let of = |text: String| killed(&text).unwrap_or_else(|| panic!("{text}"));
+    assert_eq!(of(format!("Killed process 22212 (hog) {NUMBERS}")), base, "4.19");
+    assert_eq!(of(format!("Killed process 22212 (hog), UID 7, {NUMBERS}")), base, "Red Hat's");
+    let limit = Killed { global: Some(false), ..base.clone() };
+    assert_eq!(
+        of(format!("Memory cgroup out of memory: Killed process 22212 (hog) {NUMBERS}")),
+        limit,
+        "5.1"
+    );
+    let whole = Killed { uid: Some(1000), oom_score_adj: Some(-5), ..limit };
+    assert_eq!(of(format!("Memory cgroup out of memory: Killed process 22212 (hog) {NUMBERS}{TAIL}")), whole);
+    let host = Killed { global: Some(true), ..whole };
+    for prefix in ["Out of memory", "Out of memory (oom_kill_allocating_task)"] {
+        assert_eq!(of(format!("{prefix}: Killed process 22212 (hog) {NUMBERS}{TAIL}")), host);
+    }
+    assert_eq!(
+        of("Killed process 22212 (hog) total-vm:1kB, anon-rss:65024kB, file-rss:600kB".into()).shmem_bytes,
+        None
+    );
+}
+
+#[test]
+fn what_only_talks_of_killing_is_no_kill() {
+    for text in [
+        "Memory cgroup out of memory: Kill process 5 (hog) score 990 or sacrifice child".to_owned(),
+        "Out of memory: Kill process 5 (hog) score 990 or sacrifice child".to_owned(),
+        "OOM victim 5 (hog) is already exiting. Skip killing the task".to_owned(),
+        "oom_reaper: reaped process 5 (hog), now anon-rss:0kB, file-rss:0kB, shmem-rss:0kB".to_owned(),
+        format!("x: Killed process 5 (hog) {NUMBERS}"),
+        format!("Killed process x (hog) {NUMBERS}"),
+        format!("Killed process 99999999999 (hog) {NUMBERS}"),
+        "Killed process 5 (hog) total-vm:1kB, anon-rss:".to_owned(),
+    ] {
+        assert_eq!(Line::of(text.as_bytes()), None, "{text}");
+    }
+}
+
+#[test]
+fn a_new_oom_and_a_group_are_seen() {
+    let invoked = b"hog invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0";
+    assert_eq!(Line::of(invoked), Some(Line::Invoked));
+    let group = format!("Tasks in /docker/{A} are going to be killed due to memory.oom.group set");
+    assert_eq!(Line::of(group.as_bytes()), Some(Line::Group { path: format!("/docker/{A}") }));
+}
+
+#[test]
+fn the_victims_cgroup_is_read_with_and_without_the_fields_that_not_every_kernel_prints() {
+    let path = format!("/system.slice/docker-{A}.scope");
+    let want = |global, limit: Option<&str>| Context {
+        global,
+        task_cgroups: vec![path.clone()],
+        oom_cgroup: limit.map(Into::into),
+        pid: Some(5),
+    };
+    let text = |middle: &str| {
+        format!("oom-kill:constraint=CONSTRAINT_X,{middle},task_memcg={path},task=a b,pid=5,uid=0")
+    };
+    for before in
+        ["nodemask=(null),cpuset=x,mems_allowed=0-1,", "nodemask=(null),", "", "cpuset=/,mems_allowed=0,"]
+    {
+        assert_eq!(context(text(&format!("{before}oom_memcg={path}"))), Some(want(false, Some(&path))));
+        assert_eq!(
+            context(text(&format!("{before}oom_memcg=/system.slice"))),
+            Some(want(false, Some("/system.slice")))
+        );
+        assert_eq!(context(text(&format!("{before}global_oom"))), Some(want(true, None)));
+    }
+    let without = b"oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=hog,pid=5,uid=0";
+    assert_eq!(context(without), Some(Context { global: true, pid: Some(5), ..Context::default() }));
+    let old = format!("Task in {path}/sub killed as a result of limit of {path}");
+    let old = context(old).expect("4.19");
+    assert_eq!((old.task_cgroups, old.oom_cgroup), (vec![format!("{path}/sub")], Some(path)));
+}
+
+/// Recorded: a shell that called itself `a\nb),x=\\` and 0xff grew beyond `docker run --memory 64m`; Linux 6.18, cgroup v1.
+/// The middle of the block is left out.
+const RECORDED: [&[u8]; 6] = [
+    b"4,24709,2618123724,-;a\\x0ab),x=\\x5c\\xff invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0\n",
+    b"4,24710,2618123740,-;CPU: 1 UID: 0 PID: 32096 Comm: a\\x0ab),x=\\x5c\\xff Not tainted 6.18.44-fc-v669 #1 PREEMPT(none) \n",
+    b"6,24784,2618123953,-;[  32096]     0 32096    16696    16252    15872      380         0   176128        0             0 a\\x0ab),x=\\x5c\\xff\n",
+    b"6,24787,2618123964,-;[  32211]     0 32211      567      348        0      348         0    36864        0             0 tr\n",
+    b"6,24788,2618123966,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=e5c1f53836e9edd319144328d4c13a4eca264b04203a965381483e5d6726e34d,mems_allowed=0,oom_memcg=/docker/e5c1f53836e9edd319144328d4c13a4eca264b04203a965381483e5d6726e34d,task_memcg=/docker/e5c1f53836e9edd319144328d4c13a4eca264b04203a965381483e5d6726e34d,task=a\\x0ab),x=\\x5c\\xff,pid=32096,uid=0\n",
+    b"3,24789,2618123987,-;Memory cgroup out of memory: Killed process 32096 (a\\x0ab),x=\\x5c\\xff) total-vm:66784kB, anon-rss:63488kB, file-rss:1520kB, shmem-rss:0kB, UID:0 pgtables:172kB oom_score_adj:0\n",
+];
+
+#[test]
+fn a_recorded_kill_is_read_alike_from_the_device_and_from_syslog() {
+    let records = RECORDED.map(|record| Record::of(record).expect("a record"));
+    let text: Vec<u8> =
+        records.iter().flat_map(|record| syslog(record.priority, record.usec, &record.text)).collect();
+    let (by_device, by_syslog) = (joined(&RECORDED.map(<[u8]>::to_vec)), SyslogText::of(&text).found);
+    let unnumbered = |found: &Found| Found { sequence: None, ..found.clone() };
+    assert_eq!(by_device.iter().map(unnumbered).collect::<Vec<_>>(), by_syslog);
+    let path = "/docker/e5c1f53836e9edd319144328d4c13a4eca264b04203a965381483e5d6726e34d".to_owned();
+    let context =
+        Context { global: false, task_cgroups: vec![path.clone()], oom_cgroup: Some(path), pid: Some(32096) };
+    let killed = Killed {
+        pid: 32096,
+        process: "a\\x0ab),x=\\\\xff".into(),
+        global: Some(false),
+        anon_bytes: Some(63488 << 10),
+        file_bytes: Some(1520 << 10),
+        shmem_bytes: Some(0),
+        uid: Some(0),
+        oom_score_adj: Some(0),
+    };
+    assert_eq!(by_device[2].sequence, Some(24789));
+    assert_eq!(lines(by_device), [Line::Invoked, Line::Context(context), Line::Killed(killed)]);
+}
+
+/// Where a path leads: into A's container, into B's, or nowhere.
+fn leads_to(context: &Context) -> Vec<Option<String>> {
+    let container =
+        |path: &String| crate::parse::container_id::in_path(path).next().map(|found| found.id.to_owned());
+    context.task_cgroups.iter().map(container).collect()
+}
+
+#[test]
+fn no_name_of_a_cgroup_puts_the_blame_on_another_container() {
+    let own = format!("/docker/{A}");
+    for inner in [
+        format!("x,task_memcg=/docker/{B}"),
+        format!("x,task_memcg=/docker/{B},task=y,pid=1,uid=0"),
+        format!("x,oom_memcg=/docker/{B},task_memcg=/docker/{B},task=y,pid=1,uid=0"),
+        format!(",task_memcg=/docker,task_memcg=/docker/{B}"),
+        format!("x,global_oom,task_memcg=/docker/{B}"),
+        format!("x killed as a result of limit of /docker/{B}"),
+        format!("x killed as a result of limit of /docker/{B} killed as a result of limit of /docker"),
+    ] {
+        let forged = format!("{own}/{inner}");
+        for limit in [&own, &forged, &"/docker".to_owned()] {
+            let new = context_text(b"x,oom_memcg=", limit.as_bytes(), forged.as_bytes(), b"a,task=b", 5);
+            let global = format!(
+                "oom-kill:constraint=CONSTRAINT_NONE,cpuset=x,global_oom,task_memcg=,mems_allowed=0,global_oom,task_memcg={forged},task=x,pid=5,uid=0"
+            );
+            let old = format!("Task in {forged} killed as a result of limit of {limit}");
+            for text in [new, global.into_bytes(), old.into_bytes()] {
+                let shown = String::from_utf8_lossy(&text).into_owned();
+                let context = context(&text).unwrap_or_else(|| panic!("{shown}"));
+                assert!(context.task_cgroups.contains(&forged), "{context:?} of {shown}");
+                for container in leads_to(&context) {
+                    assert_eq!(container.as_deref(), Some(A), "{context:?} of {shown}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_path_that_the_kernel_cut_still_leads_to_its_container() {
+    let long = format!("/docker/{A}{}", "/a-long-name-of-a-cgroup-far-below".repeat(40));
+    let cut = &long.as_bytes()[..1023];
+    let context_of = |path: &[u8]| context(context_text(b"x", path, path, b"hog", 5)).expect("a context");
+    let context = context_of(cut);
+    assert_eq!(leads_to(&context), [Some(A.to_owned())]);
+    assert!(long.starts_with(&format!("{}/", context.task_cgroups[0])), "whole names only");
+    assert_eq!(context.oom_cgroup, None);
+    let nobodys = format!("/kubepods{}", "/a-long-name".repeat(100));
+    assert_eq!(context_of(&nobodys.as_bytes()[..1023]).task_cgroups, Vec::<String>::new());
+}
+
+#[test]
+fn a_record_that_comes_in_fragments_is_joined() {
+    let path = format!("/docker/{A}{}", "/nested".repeat(90));
+    let text = context_text(b"x", path.as_bytes(), path.as_bytes(), b"a\nb", 5);
+    let at = [0, 90, 800, 805, text.len()];
+    let mut records: Vec<_> = at
+        .windows(2)
+        .enumerate()
+        .map(|(index, at)| {
+            let (level, flag) = if index == 0 { (6, "-") } else { (4, "c") };
+            device(level, 10 + index as u64, flag, &text[at[0]..at[1]])
+        })
+        .collect();
+    let (mut joiner, mut out) = (Joiner::default(), vec![]);
+    for record in &records[..3] {
+        joiner.push(Record::of(record).expect("a record"), &mut out);
+        joiner.drained(&mut out);
+        assert_eq!((out.len(), joiner.held_sequence()), (0, Some(10)), "the rest may come later");
+    }
+    records.insert(2, device(12, 99, "-", b"user space writes in between"));
+    records.push(device(3, 14, "-", &killed_text(b"a\nb", 5)));
+    let found = joined(&records);
+    assert_eq!((found[0].sequence, found[1].sequence), (Some(10), Some(14)));
+    let found = lines(found);
+    assert_eq!(
+        found[0],
+        Line::Context(Context {
+            task_cgroups: vec![path.clone()],
+            oom_cgroup: Some(path),
+            pid: Some(5),
+            global: false
+        })
+    );
+    assert!(matches!(&found[1], Line::Killed(killed) if killed.process == "a\\x0ab"));
+}
+
+#[test]
+fn a_hole_in_the_fragments_gives_nothing_wrong() {
+    let path = format!("/docker/{A}");
+    let text = context_text(b"x", path.as_bytes(), path.as_bytes(), b"hog", 5);
+    let fragments = [
+        device(6, 1, "-", &text[..120]),
+        device(6, 2, "-", b"another CPU's"),
+        device(4, 3, "c", &text[120..]),
+    ];
+    assert_eq!(joined(&fragments), []);
+    assert_eq!(joined(&fragments[2..]), [], "the beginning was overwritten");
+    let other = Record { caller: Some(b"T1"), ..Record::of(&fragments[2]).expect("a record") };
+    let (mut joiner, mut out) = (Joiner::default(), vec![]);
+    joiner.push(Record::of(&fragments[0]).expect("a record"), &mut out);
+    joiner.push(other, &mut out);
+    joiner.drained(&mut out);
+    assert_eq!(out, []);
+}
+
+#[test]
+fn the_head_of_a_record_may_name_its_caller_and_a_dictionary_is_not_text() {
+    let record =
+        Record::of(b"6,339,5140900,-,caller=T7;NET: \\x5cx41;b\n SUBSYSTEM=net\n").expect("a record");
+    assert_eq!((record.priority, record.sequence, record.usec), (6, 339, 5_140_900));
+    assert_eq!((record.caller, record.text.as_slice()), (Some(&b"T7"[..]), &b"NET: \\x41;b"[..]));
+    assert!(!record.is_continuation && record.is_kernel());
+}
+
+#[test]
+fn syslog_gives_the_same_lines_as_the_device() {
+    let path = format!("/docker/{A}");
+    let texts = [
+        (6, b"[  22212]     0 22212    16882    16406    16256      150         0   176128        0             0 a\nb".to_vec()),
+        (6, context_text(b"x", path.as_bytes(), path.as_bytes(), b"x,pid=1,uid=0\nb", 22212)),
+        (3, killed_text(b"x\ny,pid=1,uid=0", 22212)),
+        (3, killed_text(b"\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n", 22213)),
+        (11, killed_text(b"forged", 1)),
+        (4, b"a\n invoked oom-killer: gfp_mask=0xcc0".to_vec()),
+    ];
+    let records: Vec<_> = texts.iter().map(|(level, text)| device(*level, 1, "-", text)).collect();
+    // all with one stamp, as on a machine with a coarse clock
+    let text: Vec<_> = texts.iter().flat_map(|(level, text)| syslog(*level, 1_001, text)).collect();
+    let by_syslog = SyslogText::of(&text);
+    let by_device = joined(&records);
+    assert_eq!(by_device.len(), 4);
+    assert_eq!(lines(by_syslog.found.clone()), lines(by_device));
+    assert_eq!((by_syslog.stamps, by_syslog.settled), (Some((1_001, 1_001)), text.len()));
+    let with_caller = String::from_utf8(text).expect("text").replace("] ", "][ T1234] ");
+    let with_caller = with_caller.replace("[  22212][ T1234]", "[  22212]");
+    assert_eq!(lines(SyslogText::of(with_caller.as_bytes()).found), lines(by_syslog.found));
+}
+
+#[test]
+fn what_a_user_made_the_kernel_print_does_not_become_a_kill_by_a_line_feed() {
+    let kill = String::from_utf8(killed_text(b"x", 1)).expect("text");
+    let forged = format!("overlayfs: unrecognized mount option \"x\n{kill}\n{kill}\" or missing value");
+    assert_eq!(SyslogText::of(&syslog(3, 5, forged.as_bytes())).found, []);
+    let path = format!("/docker/{B}");
+    let blame = context_text(b"x", path.as_bytes(), path.as_bytes(), b"x", 1);
+    let forged = [b"loop: file x\n", blame.as_slice(), b"\n"].concat();
+    assert_eq!(SyslogText::of(&syslog(6, 5, &forged)).found, []);
+    let stamped = format!("process '\n<3>[    1.000000] {kill}' started with executable stack");
+    assert_eq!(SyslogText::of(&syslog(4, 5, stamped.as_bytes())).found, []);
+    let genuine = [syslog(3, 5, b"overlayfs: x\ny"), syslog(3, 6, kill.as_bytes())].concat();
+    assert_eq!(SyslogText::of(&genuine).found.len(), 1, "a real one after it is not hidden");
+}
+
+#[test]
+fn a_first_line_that_is_cut_and_lines_without_a_stamp_are_passed_over() {
+    let kill = killed_text(b"x", 1);
+    let text = [&b"857491] "[..], &kill, b"\n", &kill, b"\n", &syslog(3, 7, &kill)].concat();
+    let of = SyslogText::of(&text);
+    assert_eq!((of.found.len(), of.stamps), (1, Some((7, 7))));
+    assert_eq!(SyslogText::of(b"").stamps, None);
+    assert_eq!(SyslogText::of(&kill).stamps, None);
+}
+
+#[test]
+fn fragments_in_syslog_are_joined_or_waited_for() {
+    let path = format!("/docker/{A}{}", "/nested".repeat(90));
+    let text = context_text(b"x", path.as_bytes(), path.as_bytes(), b"hog", 5);
+    let first = [syslog(6, 3, b"other"), syslog(6, 5, &text[..800])].concat();
+    let waiting = SyslogText::of(&first);
+    assert_eq!((waiting.found.len(), waiting.settled), (0, syslog(6, 3, b"other").len()));
+    assert_eq!(waiting.stamps, Some((3, 3)));
+    let whole = [first, syslog(4, 5, &text[800..])].concat();
+    let found = SyslogText::of(&whole);
+    assert_eq!((found.settled, lines(found.found)), (whole.len(), vec![Line::of(&text).expect("a line")]));
+}
+
+fn name() -> impl Strategy<Value = Vec<u8>> {
+    let bytes = prop_oneof![1u8.., proptest::sample::select(b"\n),=\"\\( []/x1".to_vec())];
+    let any = proptest::collection::vec(bytes, 0..16);
+    let known = proptest::sample::select(vec![
+        ",task=/",
+        ",pid=1,uid=0",
+        ") total-vm:1kB",
+        "\nKilled process",
+        "Killed process ",
+        "x,pid=1,uid=0\nb",
+        "\nOut of memory:",
+        "a,task=b,task=c",
+    ]);
+    prop_oneof![any, known.prop_map(|name| name.as_bytes().to_vec())]
+}
+
+fn container_path() -> impl Strategy<Value = String> {
+    "(/[a-z]{1,8}){0,3}/docker-[0-9a-f]{64}[.]scope(/[a-z,= ]{1,20}){0,2}"
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_the_parsers_panic(bytes: Vec<u8>) {
+        let (mut joiner, mut out) = (Joiner::default(), vec![]);
+        if let Some(record) = Record::of(&bytes) {
+            joiner.push(record, &mut out);
+        }
+        joiner.drained(&mut out);
+        let _ = (Line::of(&bytes), SyslogText::of(&bytes));
+        for head in ["oom-kill:constraint=", "Task in ", "Tasks in ", "Killed process ", "Killed process 1 (", "<3>[", "<3>[ 1.000001]"] {
+            let text = [head.as_bytes(), &bytes].concat();
+            let _ = (Line::of(&text), SyslogText::of(&text));
+        }
+    }
+
+    #[test]
+    fn any_name_and_any_path_are_read_as_the_kernel_meant_them(name in name(), path in container_path(), pid in 1u32..4_194_304) {
+        let context = context_text(b"x", path.as_bytes(), path.as_bytes(), &name, pid);
+        let kill = killed_text(&name, pid);
+        let by_device = joined(&[device(6, 1, "-", &context), device(3, 2, "-", &kill)]);
+        let by_syslog = SyslogText::of(&[syslog(6, 1_001, &context), syslog(3, 1_002, &kill)].concat());
+        prop_assert_eq!(by_syslog.settled, syslog(6, 1_001, &context).len() + syslog(3, 1_002, &kill).len());
+        for found in [lines(by_device), lines(by_syslog.found)] {
+            let [Line::Context(context), Line::Killed(killed)] = found.as_slice() else { panic!("{found:?}") };
+            prop_assert!(context.task_cgroups.contains(&path), "{:?}", context);
+            prop_assert_eq!(context.pid, Some(pid));
+            prop_assert_eq!((killed.pid, &killed.process), (pid, &printable(&name)));
+            prop_assert_eq!((killed.anon_bytes, killed.uid, killed.oom_score_adj), (Some(65024 << 10), Some(1000), Some(-5)));
+        }
+    }
+
+    #[test]
+    fn what_user_space_writes_gives_nothing(name in name(), facility in 1u32..24) {
+        let kill = killed_text(&name, 5);
+        let priority = facility << 3 | 3;
+        prop_assert_eq!(joined(&[device(priority, 1, "-", &kill)]), []);
+        prop_assert_eq!(SyslogText::of(&syslog(priority, 1, &kill)).found, []);
+    }
+
+    #[test]
+    fn no_name_makes_another_line_a_kill(name in name(), level in 0u32..8) {
+        let around: [(&[u8], &[u8]); 6] = [
+            (b"", b" invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0"),
+            (b"", b"[5]: segfault at 0 ip 0 sp 0 error 4 in x[1,2]"),
+            (b"Memory cgroup out of memory: Kill process 5 (", b") score 9 or sacrifice child"),
+            (b"OOM victim 5 (", b") is already exiting. Skip killing the task"),
+            (b"oom_reaper: reaped process 5 (", b"), now anon-rss:0kB, file-rss:0kB, shmem-rss:0kB"),
+            (b"INFO: task ", b":5 blocked for more than 120 seconds."),
+        ];
+        for (before, after) in around {
+            let text = [before, &name, after].concat();
+            let found = [joined(&[device(level, 1, "-", &text)]), SyslogText::of(&syslog(level, 1, &text)).found].concat();
+            prop_assert!(found.iter().all(|found| found.line == Line::Invoked), "{:?}", found);
+        }
+    }
+}

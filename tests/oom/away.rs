@@ -1,0 +1,246 @@
+//! Kills while somebody is away: memledger, dockerd, or memledger itself as the victim.
+
+use crate::support::cgroups::TestCgroup;
+use crate::support::docker::{Engine, PrivateEngine};
+use crate::support::oom::{DUPLICATES, HOST_KILLS, KILLS, Ledger, Scene, oom_kills};
+use crate::support::{eventually, eventually_true, in_v2_guest};
+
+#[test]
+fn case_15_kills_while_memledger_was_down_are_counted_once_however_often_it_starts() {
+    let Some(scene) = Scene::new("down") else { return };
+    let state = scene.state();
+    let ledger = scene.watch(&[&state]);
+    let [stays, ends] = ["stays", "ends"].map(|what| {
+        let steps: &[&str] = if what == "stays" {
+            &["wait=/control/go", "seq=1:eat", "hold"]
+        } else {
+            &["wait=/control/go", "eat"]
+        };
+        scene.run(what, &[], steps)
+    });
+    for container in [&stays, &ends] {
+        ledger.settles(&container.name, 0, 0);
+    }
+    drop(ledger);
+    scene.release("go");
+    scene.run_to_its_end("removed", &["eat"]);
+    scene.really_killed(3);
+    for _ in 0..3 {
+        let ledger = scene.watch(&[&state]);
+        ledger.settles(&stays.name, 0, 1);
+        ledger.settles(&ends.name, 1, 0);
+        let tally = ledger.settled_tally(&scene, 3);
+        // nobody saw the third one's name: its cgroup, at least, is in the kernel log
+        assert_eq!((tally.host, tally.containers.len() + tally.unattributed), (0, 3), "{tally:?}");
+        ledger.ends(&ends.name, "oom_container", 1);
+        ledger.balances(&scene);
+    }
+}
+
+#[test]
+fn kills_before_the_first_start_are_nobodys_news() {
+    let Some(scene) = Scene::new("before") else { return };
+    let container = scene.run("it", &[], &["seq=2:eat", "hold"]);
+    scene.really_killed(2);
+    let ledger = scene.watch(&[&scene.state()]);
+    let later = scene.run("later", &[], &["eat"]);
+    ledger.settles(&later.name, 1, 0);
+    ledger.settles(&container.name, 0, 0);
+    assert_eq!(ledger.tally(&scene).sum(), 1);
+    ledger.balances(&scene);
+}
+
+#[test]
+fn case_17_after_a_reboot_the_counts_go_on_from_where_they_were() {
+    let Some(scene) = Scene::new("reboot") else { return };
+    let state = scene.state();
+    let include = format!("--container.include=^{}", scene.name);
+    let ledger = scene.watch(&[&state]);
+    let container = scene.run("it", &[], &["seq=1:eat", "wait=/control/on", "seq=1:eat", "hold"]);
+    scene.really_killed(1);
+    ledger.settles(&container.name, 0, 1);
+    ledger.balances(&scene);
+    let before = ledger.memledger.metrics().value(HOST_KILLS, &[]);
+    drop(ledger);
+    // Only the boot id is another one, so everything that this kernel has counted is taken for news of the new boot: it
+    // must all be added to what there was, once.
+    let reboot = scene.after_a_reboot();
+    let reboot: Vec<&str> = reboot.iter().map(String::as_str).collect();
+    for _ in 0..2 {
+        let ledger = scene.watch_through(&reboot, &[&state, &include]);
+        eventually("both boots' kills", || {
+            let low = oom_kills();
+            let metrics = ledger.memledger.metrics();
+            let high = oom_kills();
+            let found = metrics.value(HOST_KILLS, &[]) + metrics.value(DUPLICATES, &[]) - before;
+            let fits = (low as f64..=high as f64).contains(&found);
+            fits.then_some(()).ok_or_else(|| format!("{found} is not in {low}..={high}"))
+        });
+        let children = Ledger::kills(&ledger.memledger.metrics(), &container.name, "child");
+        assert!(children.is_some_and(|count| count >= 1.0), "a count does not fall: {children:?}");
+        scene.release("on"); // and in the second round memledger starts with a kill that it has seen
+        scene.really_killed(2);
+    }
+}
+
+#[test]
+fn case_19_kills_while_the_docker_daemon_was_down_are_counted_with_their_containers() {
+    if in_v2_guest() {
+        return; // its engine is a service of systemd, without live-restore
+    }
+    let Some(shared) = Engine::shared() else { return };
+    let mut private = PrivateEngine::new();
+    private.start();
+    private.load_from(&shared);
+    let Some(scene) = Scene::on(private.engine.clone(), "no-daemon") else { return };
+    let ledger = scene.watch(&[]);
+    let main = scene.run("main", &[], &["wait=/control/go", "eat"]);
+    let worker = scene.run("worker", &[], &["wait=/control/go", "seq=1:eat", "hold"]);
+    for container in [&main, &worker] {
+        ledger.settles(&container.name, 0, 0);
+    }
+    private.stop();
+    scene.release("go");
+    scene.really_killed(2);
+    ledger.eventually("the totals, without the daemon", |metrics| match metrics.value(HOST_KILLS, &[]) {
+        total if total >= 2.0 => Ok(()),
+        total => Err(format!("{total}")),
+    });
+    private.start();
+    ledger.settles(&main.name, 1, 0);
+    ledger.settles(&worker.name, 0, 1);
+    assert_eq!(ledger.settled_tally(&scene, 2).unattributed, 0);
+    drop((main, worker));
+}
+
+/// Seconds since this machine started.
+fn uptime() -> f64 {
+    let text = std::fs::read_to_string("/proc/uptime").expect("it");
+    text.split(' ').next().and_then(|seconds| seconds.parse().ok()).expect("seconds")
+}
+
+#[test]
+fn case_24_a_memledger_that_stands_still_for_half_a_minute_in_the_midst_of_kills_counts_them_all() {
+    let Some(scene) = Scene::new("half-minute") else { return };
+    let ledger = scene.watch(&[]);
+    let steps = ["seq=2:eat", "wait=/control/one", "seq=10:eat", "wait=/control/two", "seq=2:eat", "hold"];
+    let container = scene.run("it", &[], &steps);
+    ledger.settles(&container.name, 0, 2);
+    ledger.memledger.signal("STOP");
+    let began = uptime();
+    scene.run_to_its_end("removed", &["seq=2:eat", "eat"]);
+    scene.release("one");
+    scene.really_killed(15);
+    eventually_true("half a minute", || uptime() - began >= 30.0);
+    let other = scene.run("late", &[], &["eat"]);
+    scene.really_killed(16);
+    ledger.memledger.signal("CONT");
+    scene.release("two");
+    scene.really_killed(18);
+    ledger.balances(&scene);
+    // Of those in between the processes were gone when memledger woke, the kernel names ten cgroups in five seconds, and
+    // the log of a small machine was overwritten: not each can be given to its container, but none to another.
+    let own = [(container.name.clone(), 14), (other.name.clone(), 1), (scene.called("removed"), 3)];
+    let tally = eventually("all settled", || {
+        let tally = ledger.tally(&scene);
+        if tally.open == 0 { Ok(tally) } else { Err(format!("{tally:?}")) }
+    });
+    assert_eq!(tally.host, 0, "{tally:?}");
+    for (name, count) in &tally.containers {
+        let most = own.iter().find(|(own, _)| own == name).map_or(0, |(_, most)| *most);
+        assert!(*count <= most, "{name}: {tally:?}");
+    }
+    ledger.eventually("its kills before and after", |metrics| {
+        match Ledger::kills(metrics, &container.name, "child") {
+            Some(kills) if (4.0..=14.0).contains(&kills) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    });
+}
+
+/// Moves this machine's clock, by `date`, which must not be done but in the guest.
+fn move_clock(seconds: i64) {
+    let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs() as i64;
+    let set = std::process::Command::new("date").args(["-s", &format!("@{}", now + seconds)]).output();
+    let set = set.expect("date runs");
+    assert!(set.status.success(), "{}", String::from_utf8_lossy(&set.stderr));
+}
+
+#[test]
+fn a_clock_that_is_set_forward_and_back_by_a_day_changes_no_count() {
+    if !in_v2_guest() {
+        return; // this machine's clock is not ours
+    }
+    let Some(scene) = Scene::new("clock") else { return };
+    let ledger = scene.watch(&[&scene.state()]);
+    let steps = ["seq=1:eat", "wait=/control/one", "seq=1:eat", "wait=/control/two", "seq=1:eat", "hold"];
+    let container = scene.run("it", &[], &steps);
+    ledger.settles(&container.name, 0, 1);
+    for (number, (release, seconds)) in [("one", 86_400), ("two", -86_400)].into_iter().enumerate() {
+        move_clock(seconds);
+        scene.release(release);
+        let fails = scene.run(&format!("fails-{release}"), &[], &["exit=3"]);
+        let dies = scene.run(&format!("dies-{release}"), &[], &["eat"]);
+        scene.really_killed(3 + 2 * number);
+        ledger.settles(&container.name, 0, 2 + number);
+        ledger.settles(&dies.name, 1, 0);
+        ledger.ends(&fails.name, "error", 1);
+        ledger.ends(&dies.name, "oom_container", 1);
+        ledger.memledger.fresh_metrics(); // the cycle goes on
+    }
+    let tally = ledger.settled_tally(&scene, 5);
+    assert_eq!((tally.host, tally.unattributed), (0, 0), "{tally:?}");
+    ledger.balances(&scene);
+}
+
+#[test]
+fn case_25_two_memledgers_agree() {
+    let Some(scene) = Scene::new("two") else { return };
+    let ledgers = [scene.watch(&[]), scene.watch(&[])];
+    let worker = scene.run("worker", &[], &["seq=3:eat", "hold"]);
+    scene.run_to_its_end("removed", &["seq=2:eat", "eat"]);
+    scene.really_killed(6);
+    for ledger in &ledgers {
+        ledger.settles(&worker.name, 0, 3);
+        ledger.settles(&scene.called("removed"), 1, 2);
+        ledger.balances(&scene);
+    }
+    let [one, other] = ledgers.each_ref().map(|ledger| {
+        let facts = |kill: &serde_json::Value| {
+            ["pid", "process", "container_id", "victim", "scope", "anon_bytes", "kernel_usec"]
+                .map(|key| kill[key].clone())
+        };
+        ledger.kills_of(&scene).iter().map(facts).collect::<Vec<_>>()
+    });
+    assert_eq!(one, other);
+}
+
+#[test]
+fn case_28_a_memledger_that_is_killed_for_memory_itself_counts_that_when_it_is_back() {
+    let Some(scene) = Scene::new("itself") else { return };
+    let cgroup = TestCgroup::container();
+    let state = scene.state();
+    let include = format!("--container.include=^({}|{})", scene.name, cgroup.name());
+    let ledger = scene.watch_all(&[&state, &include]);
+    let bystander = scene.run("bystander", &[], &["hold"]);
+    ledger.settles(&bystander.name, 0, 0);
+    let pid = ledger.memledger.pid();
+    cgroup.limit(16 << 20);
+    cgroup.add(pid);
+    std::fs::write(format!("/proc/{pid}/oom_score_adj"), "1000").expect("the score");
+    // the hog asks for memory, and memledger is the one whom the kernel chooses
+    let hog = scene.run_in(&cgroup, &["eat"]);
+    ledger.memledger.wait();
+    drop(hog);
+    let ledger = scene.watch_all(&[&state, &include]);
+    ledger.eventually("its own kill", |metrics| {
+        match metrics.sum(KILLS, &[("container_name", cgroup.name())]) {
+            kills if kills >= 1.0 => Ok(()),
+            kills => Err(format!("{kills}")),
+        }
+    });
+    ledger.settles(&bystander.name, 0, 0);
+    let own: Vec<_> = ledger.events().into_iter().filter(|event| event["pid"] == pid).collect();
+    assert_eq!(own.len(), 1, "{own:?}");
+    ledger.balances(&scene);
+}

@@ -1,0 +1,47 @@
+//! The machine itself runs out of memory. Only in the guest: this machine's memory is not ours to use up.
+
+use crate::support::in_v2_guest;
+use crate::support::oom::Scene;
+
+const HOST_PROCESS_KILLS: &str = "memledger_host_process_oom_kills_total";
+
+#[test]
+fn case_14a_a_container_without_a_limit_is_killed_because_the_machine_ran_out() {
+    if !in_v2_guest() {
+        return;
+    }
+    let Some(scene) = Scene::new("host") else { return };
+    let ledger = scene.watch(&[]);
+    let bystander = scene.run("bystander", &[], &["eat=4", "hold"]);
+    ledger.settles(&bystander.name, 0, 0);
+    let victim = scene.run("victim", &["--memory=0"], &["score=1000", "eat"]);
+    victim.docker(&["wait"]); // the guest is slow to fill its memory
+    scene.really_killed(1);
+    ledger.settles_in("host", &victim.name, 1, 0);
+    ledger.ends(&victim.name, "oom_host", 1);
+    ledger.settles(&bystander.name, 0, 0);
+    assert_eq!(ledger.memledger.metrics().value(HOST_PROCESS_KILLS, &[]), 0.0);
+    ledger.balances(&scene);
+}
+
+#[test]
+fn case_14b_a_process_of_the_host_that_is_killed_is_no_containers() {
+    if !in_v2_guest() {
+        return;
+    }
+    let Some(scene) = Scene::new("hostproc") else { return };
+    let ledger = scene.watch(&[]);
+    let bystander = scene.run("bystander", &[], &["eat=4", "hold"]);
+    ledger.settles(&bystander.name, 0, 0);
+    let mut hog = scene.run_on_host(&["score=1000", "eat"]);
+    hog.wait().expect("it ends");
+    scene.really_killed(1);
+    let tally = ledger.settled_tally(&scene, 1);
+    assert_eq!((tally.host, tally.containers.len()), (1, 0), "{tally:?}");
+    ledger.eventually("one process of the host", |metrics| match metrics.ask(HOST_PROCESS_KILLS, &[])? {
+        1.0 => Ok(()),
+        other => Err(format!("{other}")),
+    });
+    ledger.settles(&bystander.name, 0, 0);
+    ledger.balances(&scene);
+}

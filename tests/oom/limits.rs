@@ -1,0 +1,242 @@
+//! Kills because of a cgroup's limit: who is the victim, and whose it is.
+
+use crate::support::cgroups::is_v2;
+use crate::support::docker::signal;
+use crate::support::oom::{DUPLICATES, EXITS, KILLS, RESTARTS, Scene, cgroup_of, cgroup_parent, limit, said};
+use crate::support::{eventually, eventually_true, in_v2_guest};
+
+#[test]
+fn case_01_a_single_process_is_one_kill_of_the_main_process() {
+    let Some(scene) = Scene::new("single") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("it", &[], &["eat"]);
+    let pids = scene.really_killed(1);
+    ledger.settles_in("container", &container.name, 1, 0);
+    ledger.ends(&container.name, "oom_container", 1);
+    let kills = ledger.kills_of(&scene);
+    let [kill] = &kills[..] else { panic!("{kills:?}") };
+    assert_eq!(kill["pid"], pids[0]);
+    assert_eq!(kill["container_id"], container.id.as_str());
+    assert_eq!((kill["victim"].as_str(), kill["scope"].as_str()), (Some("main"), Some("container")));
+    let anonymous = kill["anon_bytes"].as_u64().expect("its memory");
+    assert!((8 << 20..=16 << 20).contains(&anonymous), "{anonymous}");
+    ledger.balances(&scene);
+}
+
+#[test]
+fn case_01_a_main_process_below_a_shell_or_an_init_is_the_main_process() {
+    let Some(scene) = Scene::new("wrapped") else { return };
+    let ledger = scene.watch(&[]);
+    // the shell stays, since there is something to do after the hog
+    let shell = scene.run("shell", &[], &["/bin/sh", "-c", "/hog eat; exit $?"]);
+    let init = scene.run("init", &["--init"], &["eat"]);
+    scene.really_killed(2);
+    for container in [shell, init] {
+        ledger.settles(&container.name, 1, 0);
+        ledger.ends(&container.name, "oom_container", 1);
+    }
+}
+
+#[test]
+fn case_04_a_killed_worker_is_counted_while_its_main_process_lives_on_and_ends_well() {
+    let Some(scene) = Scene::new("worker") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("it", &[], &["seq=1:eat", "wait=/control/end"]);
+    scene.really_killed(1);
+    ledger.settles_in("container", &container.name, 0, 1);
+    assert_eq!(container.inspect("{{.State.Running}}"), "true");
+    scene.release("end");
+    ledger.ends(&container.name, "completed", 1);
+    ledger.settles(&container.name, 0, 1);
+}
+
+#[test]
+fn case_05_five_workers_one_after_another_are_five_kills() {
+    let Some(scene) = Scene::new("sequence") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("it", &[], &["seq=5:eat", "hold"]);
+    scene.really_killed(5);
+    ledger.settles(&container.name, 0, 5);
+    assert_eq!(ledger.tally(&scene).unattributed, 0);
+    signal("KILL", container.pid());
+}
+
+#[test]
+fn case_06_thirty_children_at_once_are_thirty_kills() {
+    let Some(scene) = Scene::new("parallel") else { return };
+    let ledger = scene.watch(&[]);
+    // the parent must never be the biggest one
+    let container = scene.run("it", &[], &["par=30:score=900,eat", "hold"]);
+    scene.really_killed(30);
+    ledger.settles(&container.name, 0, 30);
+    assert_eq!(ledger.tally(&scene).unattributed, 0);
+    ledger.balances(&scene);
+}
+
+#[test]
+fn case_07_a_process_with_four_threads_is_one_kill() {
+    let Some(scene) = Scene::new("threads") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("it", &[], &["threads=4"]);
+    scene.really_killed(1);
+    ledger.settles(&container.name, 1, 0);
+    ledger.balances(&scene);
+}
+
+#[test]
+fn memory_that_no_process_maps_kills_too() {
+    let Some(scene) = Scene::new("shm") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("it", &["--shm-size=64m"], &["shm"]);
+    scene.really_killed(1);
+    ledger.settles(&container.name, 1, 0);
+    ledger.ends(&container.name, "oom_container", 1);
+}
+
+#[test]
+fn the_victim_is_who_the_kernel_chose_by_its_score_and_not_who_asked_for_memory() {
+    let Some(scene) = Scene::new("score") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run(
+        "it",
+        &[],
+        &["spawn=1:score=1000,eat=8,say=ready,hold", "wait=/control/go", "spawn=1:eat=11,hold", "reap"],
+    );
+    eventually_true("one holds its memory", || said(&container, "ready"));
+    scene.release("go");
+    let pids = scene.really_killed(1);
+    ledger.settles(&container.name, 0, 1);
+    let kills = ledger.kills_of(&scene);
+    assert_eq!(
+        (kills[0]["pid"].as_u64(), kills[0]["oom_score_adj"].as_i64()),
+        (Some(pids[0].into()), Some(1000))
+    );
+}
+
+#[test]
+fn case_08_a_container_that_waits_for_memory_instead_is_no_kill() {
+    if is_v2() {
+        return; // v2 has no oom_kill_disable
+    }
+    let Some(scene) = Scene::new("disabled") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("it", &["--oom-kill-disable"], &["eat"]);
+    eventually("it waits", || {
+        let text = std::fs::read_to_string(container.cgroup().join("memory.oom_control")).unwrap_or_default();
+        if text.contains("under_oom 1") { Ok(()) } else { Err(text) }
+    });
+    container.docker(&["kill"]);
+    container.docker(&["wait"]);
+    assert_eq!(container.inspect("{{.State.OOMKilled}}"), "true", "what the runtime says, and it is wrong");
+    ledger.ends(&container.name, "stopped", 1);
+    ledger.settles(&container.name, 0, 0);
+    assert_eq!(ledger.tally(&scene).sum(), 0);
+    assert_eq!(scene.killed_so_far(), 0);
+}
+
+#[test]
+fn case_10_a_parents_limit_kills_the_biggest_below_it_and_nobody_else_is_blamed() {
+    let Some(scene) = Scene::new("parent") else { return };
+    let ledger = scene.watch(&[]);
+    let (parent, folder) = cgroup_parent("oom");
+    let flag = format!("--cgroup-parent={parent}");
+    let big = scene.run("big", &[&flag, "--memory=200m"], &["eat=40", "say=ready", "hold"]);
+    eventually_true("it holds its memory", || said(&big, "ready"));
+    limit(&folder, 64 << 20);
+    let small = scene.run("small", &[&flag, "--memory=200m"], &["wait=/control/go", "eat=36", "hold"]);
+    ledger.eventually("both are known", |metrics| {
+        [&big, &small].iter().try_for_each(|c| {
+            metrics.ask("memledger_container_memory_usage_bytes", &[("container_name", &c.name)]).map(drop)
+        })
+    });
+    scene.release("go");
+    scene.really_killed(1);
+    ledger.settles_in("container", &big.name, 1, 0);
+    ledger.settles(&small.name, 0, 0);
+    assert_eq!(small.inspect("{{.State.Running}}"), "true");
+    drop((big, small));
+    let _ = std::fs::remove_dir(folder);
+}
+
+#[test]
+fn case_11_a_container_that_restarts_itself_is_counted_on_over_its_runs() {
+    let Some(scene) = Scene::new("restarts") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("it", &["--restart=on-failure:4"], &["eat"]);
+    scene.really_killed(5);
+    ledger.settles(&container.name, 5, 0);
+    ledger.ends(&container.name, "oom_container", 5);
+    ledger.eventually("four restarts", |metrics| {
+        match metrics.ask(RESTARTS, &[("container_name", &container.name)])? {
+            4.0 => Ok(()),
+            other => Err(format!("{other}")),
+        }
+    });
+}
+
+#[test]
+fn case_12_a_group_that_is_killed_as_one_counts_each_process_once() {
+    if !in_v2_guest() {
+        return; // memory.oom.group is v2's
+    }
+    let Some(scene) = Scene::new("group") else { return };
+    let ledger = scene.watch(&[]);
+    let before = ledger.memledger.metrics().value(DUPLICATES, &[]);
+    let steps = ["spawn=2:eat=1,hold", "wait=/control/go", "eat"];
+    let container = scene.run("it", &[], &steps);
+    let cgroup = cgroup_of(container.pid());
+    std::fs::write(cgroup.join("memory.oom.group"), "1").expect("it is a group");
+    scene.release("go");
+    container.docker(&["wait"]);
+    // The kernel says the first victim twice; holders that end with their pid namespace are not said at all. So its
+    // lines are the truth, once for each pid.
+    ledger.eventually("every process once", |metrics| {
+        let lines = scene.killed_pids();
+        let pids: std::collections::BTreeSet<_> = lines.iter().collect();
+        let found = metrics.sum(KILLS, &[("container_name", &container.name)]);
+        let duplicates = metrics.value(DUPLICATES, &[]) - before;
+        let right =
+            pids.len() >= 2 && found == pids.len() as f64 && duplicates >= (lines.len() - pids.len()) as f64;
+        right.then_some(()).ok_or_else(|| format!("{found} kills, {duplicates} duplicates of {lines:?}"))
+    });
+    ledger.balances(&scene);
+}
+
+#[test]
+fn case_13_a_cgroup_inside_the_containers_own_is_the_containers() {
+    let Some(scene) = Scene::new("nested") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("it", &[], &["seq=1:wait=/control/go,eat", "hold"]);
+    let child = eventually("its child", || match container.pids()[..] {
+        [main, other] | [other, main] if main == container.pid() => Ok(other),
+        ref pids => Err(format!("{pids:?}")),
+    });
+    let outer = cgroup_of(container.pid());
+    let enter = |name: &str, pid: u32| {
+        std::fs::create_dir_all(outer.join(name)).expect("a cgroup");
+        std::fs::write(outer.join(name).join("cgroup.procs"), pid.to_string()).expect("moved");
+    };
+    enter("inner", child);
+    if is_v2() {
+        // no process may stay beside the inner ones before their memory is counted apart
+        enter("rest", container.pid());
+        std::fs::write(outer.join("cgroup.subtree_control"), "+memory").expect("switched on");
+    }
+    scene.release("go");
+    scene.really_killed(1);
+    ledger.settles(&container.name, 0, 1);
+}
+
+#[test]
+fn case_22_a_process_that_docker_exec_started_is_a_child() {
+    let Some(scene) = Scene::new("exec") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("it", &[], &["hold"]);
+    let ended = scene.engine.try_docker(&["exec", &container.id, "/hog", "eat"]);
+    assert!(ended.is_err(), "it was killed");
+    scene.really_killed(1);
+    ledger.settles(&container.name, 0, 1);
+    assert_eq!(container.inspect("{{.State.Running}}"), "true");
+    let exits = ledger.memledger.metrics().sum(EXITS, &[("container_name", &container.name)]);
+    assert_eq!(exits, 0.0);
+}

@@ -1,0 +1,213 @@
+//! Names: of processes that try to forge the kernel's words, of cgroups that are too long, of containers that come again,
+//! and numbers of processes that come again.
+
+use crate::support::cgroups::{TestCgroup, new_id};
+use crate::support::oom::{KILLS, Ledger, Scene, oom_kills, say_in_kernel_log};
+use crate::support::python::Python;
+use crate::support::{eventually, in_v2_guest};
+
+#[test]
+fn case_18_lines_that_a_user_writes_into_the_kernel_log_are_no_kills() {
+    let Some(scene) = Scene::new("forged") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("it", &[], &["hold"]);
+    let (tag, id, pid) = (&scene.tag, &container.id, container.pid());
+    ledger.settles(&container.name, 0, 0);
+    for path in [format!("/docker/{id}"), format!("/system.slice/docker-{id}.scope")] {
+        say_in_kernel_log(&format!(
+            "{tag} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0"
+        ));
+        say_in_kernel_log(&format!(
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg={path},\
+             task_memcg={path},task={tag},pid={pid},uid=0"
+        ));
+        say_in_kernel_log(&format!(
+            "Memory cgroup out of memory: Killed process {pid} ({tag}) total-vm:67528kB, anon-rss:65024kB, \
+             file-rss:600kB, shmem-rss:0kB, UID:0 pgtables:172kB oom_score_adj:0"
+        ));
+        // the kernel's own prefix, written by a user
+        say_in_kernel_log(&format!(
+            "<3>Out of memory: Killed process {pid} ({tag}) total-vm:1kB, anon-rss:1kB, file-rss:0kB"
+        ));
+    }
+    // a real one afterwards is the sign that the forged ones have been read
+    let real = scene.run("real", &[], &["eat"]);
+    scene.really_killed(1);
+    ledger.settles(&real.name, 1, 0);
+    ledger.settles(&container.name, 0, 0);
+    assert_eq!(ledger.settled_tally(&scene, 1).containers.len(), 1);
+    ledger.balances(&scene);
+}
+
+#[test]
+fn case_18_a_process_cannot_choose_a_name_that_hides_its_kill_or_blames_another() {
+    let Some(scene) = Scene::new("odd") else { return };
+    let ledger = scene.watch(&[]);
+    let other = scene.run("other", &[], &["hold"]);
+    // as long as the kernel allows; commas are \x2c here because they separate steps
+    let names = [
+        r#"a\x0ab)\x2cx=1\x2c"(\x5c"#,
+        r"\x2cpid=1\x2cuid=0",
+        r"\xff\xfe[x]\xc3",
+        r"x) total-vm:1",
+        r"\x0a3\x2c1\x2c1\x2c-;Kill",
+        r"\x2ctask_memcg=/\x2c",
+        r"(((((((((((((((",
+        r" ",
+    ];
+    let before = oom_kills();
+    let children: Vec<String> = names.iter().map(|name| format!("seq=1:name={name},eat")).collect();
+    let mut steps: Vec<&str> = children.iter().map(String::as_str).collect();
+    steps.push("hold");
+    // an unprivileged user, as a training job should be
+    let odd = scene.run("odd", &["--user=1000"], &steps);
+    eventually("the kernel's kills", || match oom_kills() - before {
+        grown if grown >= names.len() as u64 => Ok(()),
+        grown => Err(format!("{grown}")),
+    });
+    ledger.settles(&odd.name, 0, names.len());
+    ledger.settles(&other.name, 0, 0);
+    let ours = ledger.events().into_iter().filter(|event| event["container_name"] == odd.name.as_str());
+    for event in ours {
+        let process = event["process"].as_str().expect("a name");
+        assert!(!process.chars().any(char::is_control), "made printable: {process:?}");
+    }
+    ledger.balances(&scene);
+}
+
+/// A hog that stands ready in a cgroup and eats on [`eats`].
+fn stands_ready(scene: &Scene, cgroup: &TestCgroup) -> Python {
+    cgroup.limit(16 << 20);
+    let wait = format!("wait={}", scene.path(cgroup.name()).display());
+    let mut hog = scene.run_in(cgroup, &["say=ready", &wait, "eat"]);
+    assert_eq!(hog.line(), "ready");
+    hog
+}
+
+/// Lets it eat until it is killed.
+fn eats(scene: &Scene, cgroup: &TestCgroup, hog: Python) {
+    std::fs::write(scene.path(cgroup.name()), "").expect("a file");
+    eventually("its end", || match cgroup.pids()[..] {
+        [] => Ok(()),
+        ref pids => Err(format!("{pids:?}")),
+    });
+    drop(hog);
+}
+
+/// A kill in a container-like cgroup whose path has about so many bytes.
+fn kill_at_depth(scene: &Scene, ledger: &Ledger, bytes: usize) -> TestCgroup {
+    let id = new_id();
+    let level = "l".repeat(150);
+    let mut path = format!("memledger-tests/long-{}-{bytes}", &id[..12]);
+    while path.len() + 64 + level.len() < bytes {
+        path = format!("{path}/{level}");
+    }
+    let missing = bytes.saturating_sub(path.len() + 67);
+    path = format!("{path}/{}/{id}", "m".repeat(missing.max(1)));
+    let cgroup = TestCgroup::at(&path, &id);
+    let hog = stands_ready(scene, &cgroup);
+    // known before the kill, as a container that has run for a while is
+    ledger.eventually("it is known", |metrics| {
+        metrics.ask("memledger_container_memory_usage_bytes", &[("container_name", cgroup.name())]).map(drop)
+    });
+    eats(scene, &cgroup, hog);
+    cgroup
+}
+
+#[test]
+fn case_20_a_cgroup_path_that_fills_several_records_is_read_and_a_longer_one_is_not_guessed() {
+    let Some(scene) = Scene::new("long") else { return };
+    let ledger = scene.watch_all(&[]);
+    let mut cgroups = vec![];
+    for (n, bytes) in [407, 728, 1070].into_iter().enumerate() {
+        let cgroup = kill_at_depth(&scene, &ledger, bytes);
+        scene.really_killed(n + 1);
+        cgroups.push(cgroup);
+    }
+    let tally = ledger.settled_tally(&scene, 3);
+    assert_eq!(tally.host, 0, "{tally:?}");
+    for cgroup in &cgroups[..2] {
+        assert_eq!(tally.containers.get(cgroup.name()), Some(&1), "{tally:?}");
+    }
+    // the kernel cuts the longest one: by its process or its counter, or not at all, but never another's
+    let last = tally.containers.get(cgroups[2].name()).copied().unwrap_or(0);
+    assert_eq!(last + tally.unattributed, 1, "{tally:?}");
+    ledger.balances(&scene);
+}
+
+/// The number that a thread which was made just now has: threads are numbered as processes are, and quick to make.
+fn newest_number() -> u32 {
+    let thread = std::thread::spawn(|| std::fs::read_link("/proc/thread-self").expect("it"));
+    let own = thread.join().expect("it ends");
+    own.file_name().and_then(|name| name.to_str()?.parse().ok()).expect("a number")
+}
+
+#[test]
+fn case_21_a_pid_that_is_killed_in_two_containers_is_two_kills() {
+    if !in_v2_guest() {
+        return; // the numbers come round too slowly where pid_max must not be touched
+    }
+    let Some(scene) = Scene::new("pids") else { return };
+    let ledger = scene.watch_all(&[]);
+    let [first, second] = [TestCgroup::container(), TestCgroup::container()];
+    let most = std::fs::read_to_string("/proc/sys/kernel/pid_max").expect("it");
+    std::fs::write("/proc/sys/kernel/pid_max", (newest_number() + 100).max(400).to_string()).expect("small");
+    let hog = stands_ready(&scene, &first);
+    let pid = hog.pid();
+    eats(&scene, &first, hog);
+    let hog = eventually("the same number again", || {
+        if (0..100).all(|_| newest_number() + 1 != pid) {
+            return Err("not yet round".to_owned());
+        }
+        // somebody else may take it
+        let hog = stands_ready(&scene, &second);
+        if hog.pid() == pid { Ok(hog) } else { Err(format!("{} of {pid}", hog.pid())) }
+    });
+    eats(&scene, &second, hog);
+    std::fs::write("/proc/sys/kernel/pid_max", most).expect("as it was");
+    assert_eq!(scene.really_killed(2), [pid, pid]);
+    let tally = ledger.settled_tally(&scene, 2);
+    let wanted = [(first.name().to_owned(), 1), (second.name().to_owned(), 1)];
+    assert_eq!(tally.containers, wanted.into());
+}
+
+#[test]
+fn case_27_a_container_made_anew_under_its_name_is_another_one_and_the_count_goes_on() {
+    let Some(scene) = Scene::new("again") else { return };
+    let ledger = scene.watch(&[]);
+    let first = scene.run("it", &[], &["eat"]);
+    scene.really_killed(1);
+    ledger.settles(&first.name, 1, 0);
+    let name = first.name.clone();
+    drop(first);
+    let second = scene.run("it", &[], &["eat"]);
+    scene.really_killed(2);
+    ledger.settles(&name, 2, 0);
+    let kills = ledger.kills_of(&scene);
+    assert_ne!(kills[0]["container_id"], kills[1]["container_id"]);
+    assert_eq!(kills[1]["container_id"], second.id.as_str());
+}
+
+#[test]
+fn case_27_a_container_that_is_renamed_keeps_what_it_had_and_goes_on_under_its_new_name() {
+    let Some(scene) = Scene::new("renamed") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("old", &[], &["seq=1:eat", "wait=/control/on", "seq=1:eat", "hold"]);
+    scene.really_killed(1);
+    ledger.settles(&container.name, 0, 1);
+    let new = scene.called("new");
+    scene.engine.docker(&["rename", &container.id, &new]);
+    ledger.eventually("its new name", |metrics| {
+        metrics.ask("memledger_container_memory_usage_bytes", &[("container_name", &new)]).map(drop)
+    });
+    scene.release("on");
+    scene.really_killed(2);
+    let sum = |metrics: &crate::support::Metrics, name: &str| metrics.sum(KILLS, &[("container_name", name)]);
+    ledger.eventually("the second kill under the new name", |metrics| {
+        let found = (sum(metrics, &container.name), sum(metrics, &new));
+        if found.1 >= 1.0 { Ok(()) } else { Err(format!("{found:?}")) }
+    });
+    let kills = ledger.kills_of(&scene);
+    assert_eq!(kills[1]["container_name"], new.as_str());
+    assert_eq!(kills[0]["container_id"], kills[1]["container_id"]);
+}

@@ -1,0 +1,62 @@
+//! The main cases again with a source less, and what the health of the sources says.
+
+use crate::support::oom::{Ledger, Scene, UNATTRIBUTED};
+
+/// A main process that is killed, and two workers whose main process lives on.
+fn main_and_workers(scene: &Scene, ledger: &Ledger) {
+    let worker = scene.run("worker", &[], &["wait=/control/go", "seq=2:eat", "hold"]);
+    let main = scene.run("main", &[], &["wait=/control/go", "eat"]);
+    for container in [&worker, &main] {
+        ledger.settles(&container.name, 0, 0);
+    }
+    scene.release("go");
+    scene.really_killed(3);
+    ledger.settles(&worker.name, 0, 2);
+    ledger.settles(&main.name, 1, 0);
+    ledger.balances(scene);
+}
+
+#[test]
+fn every_source_is_up_where_nothing_is_in_the_way() {
+    let Some(scene) = Scene::new("all-up") else { return };
+    let ledger = scene.watch(&[]);
+    for source in ["kmsg", "vmstat", "cgroup", "runtime"] {
+        ledger.eventually(source, |metrics| {
+            match metrics.ask(crate::support::oom::SOURCE_UP, &[("source", source)])? {
+                1.0 => Ok(()),
+                other => Err(format!("{other}")),
+            }
+        });
+    }
+    main_and_workers(&scene, &ledger);
+}
+
+#[test]
+fn kills_are_told_apart_without_the_runtimes_word_on_them() {
+    let Some(scene) = Scene::new("quiet-runtime") else { return };
+    let ledger = scene.watch(&["--oom.runtime=false"]);
+    main_and_workers(&scene, &ledger);
+    assert_ne!(ledger.source("runtime"), Some(1.0));
+}
+
+#[test]
+fn kills_are_read_with_syslog_where_the_device_is_not_used() {
+    let Some(scene) = Scene::new("by-syslog") else { return };
+    let ledger = scene.watch(&["--oom.kernel-log=syslog"]);
+    main_and_workers(&scene, &ledger);
+}
+
+#[test]
+fn kills_in_containers_that_live_are_found_by_their_counters_without_the_kernel_log() {
+    let Some(scene) = Scene::new("no-log") else { return };
+    let ledger = scene.watch(&["--oom.kernel-log=off"]);
+    let worker = scene.run("worker", &[], &["wait=/control/go", "seq=5:eat", "hold"]);
+    ledger.settles(&worker.name, 0, 0);
+    scene.release("go");
+    scene.really_killed(5);
+    ledger.settles(&worker.name, 0, 5);
+    ledger.balances(&scene);
+    assert_ne!(ledger.source("kmsg"), Some(1.0));
+    assert_eq!(ledger.source("vmstat"), Some(1.0));
+    assert!(ledger.memledger.metrics().get(UNATTRIBUTED, &[]).is_some());
+}

@@ -1,0 +1,348 @@
+//! `memledger why` against causes that are provoked for real, side by side in one memledger each with a store.
+//!
+//! The table of `tests/why` has every cause with made-up events; here the kernel, the engine and the programs make them,
+//! and the question is whether the verdict is what really happened.
+
+use std::sync::Mutex;
+
+use crate::support::cgroups::is_v2;
+use crate::support::docker::{Container, signal};
+use crate::support::oom::{Ledger, Scene, cgroup_parent, limit, oom_kills, said};
+use crate::support::{eventually, eventually_true, run};
+
+/// One thing that was done to a container, and what `why` must make of it.
+struct Case {
+    container: Container,
+    cause: &'static str,
+    confidence: &'static str,
+    /// Words of the screen.
+    says: &'static [&'static str],
+    /// Its OOM kills and its ends in the ledger.
+    events: (usize, usize),
+}
+
+impl Case {
+    /// A certain one without a kill, for a container that has ended.
+    fn ended(container: Container, cause: &'static str, says: &'static [&'static str]) -> Self {
+        Self { container, cause, confidence: "certain", says, events: (0, 1) }
+    }
+
+    fn likely(self) -> Self {
+        Self { confidence: "likely", ..self }
+    }
+
+    fn with(self, kills: usize, exits: usize) -> Self {
+        Self { events: (kills, exits), ..self }
+    }
+
+    /// Waits until all events are there and settled: what `why` says before that is provisional.
+    fn settles(&self, ledger: &Ledger) {
+        eventually(&format!("{}: events settled", self.container.name), || {
+            let name = self.container.name.as_str();
+            let events = ledger.events();
+            let ours: Vec<_> = events.iter().filter(|event| event["container_name"] == name).collect();
+            let of = |kind: &str, settled: &str| {
+                ours.iter().filter(|event| event["type"] == kind && event[settled].is_string()).count()
+            };
+            let found = (of("oom_kill", "victim"), of("exit", "reason"));
+            let all = ours.len() == found.0 + found.1;
+            (all && found == self.events).then_some(()).ok_or_else(|| format!("{found:?}: {ours:?}"))
+        });
+    }
+
+    /// Asks the command, as JSON and as the screen; returns what is wrong.
+    fn ask(&self, state: &str) -> Result<(), String> {
+        let name = &self.container.name;
+        let (code, json, error) = run(&["why", name, "--json", state]);
+        let verdict: serde_json::Value =
+            serde_json::from_str(&json).map_err(|e| format!("{name}: {code:?}: {error}: {e}"))?;
+        let (code, screen, error) = run(&["why", name, state]);
+        assert_eq!(code, Some(0), "{error}");
+        println!("{screen}"); // a failed test shows all screens
+        let found = (verdict["cause"].as_str(), verdict["confidence"].as_str());
+        let wanted = (Some(self.cause), Some(self.confidence));
+        if found != wanted {
+            return Err(format!("{name}: {found:?} instead of {wanted:?}\n{screen}"));
+        }
+        // words may stand at the end of a line
+        let text = screen.split_whitespace().collect::<Vec<_>>().join(" ");
+        let words = self.says.iter().copied().chain([name.as_str()]);
+        let missing: Vec<_> = words.filter(|word| !text.contains(word)).collect();
+        if missing.is_empty() { Ok(()) } else { Err(format!("{name}: no {missing:?} in\n{screen}")) }
+    }
+}
+
+/// A trainer with two workers as PyTorch names them: the first eats when `/control/eat-WHAT` is there. What the trainer
+/// does when one of them has ended comes after it.
+const TRAINER: &str = r#"
+import os, sys, time
+def wait_for(file):
+    while not os.path.exists('/control/' + file):
+        time.sleep(0.01)
+def work(eats):
+    with open('/proc/self/comm', 'w') as comm:
+        comm.write('pt_data_worker')
+    kept = [bytearray(b'x' * (8 << 20))]
+    wait_for('eat-' + what if eats else 'never')
+    while True:
+        kept.append(bytearray(b'x' * (1 << 20)))
+for eats in (True, False):
+    if os.fork() == 0:
+        work(eats)
+os.wait()
+"#;
+
+fn trainer(scene: &Scene, ledger: &Ledger, what: &str, then: &str) -> Container {
+    let program = format!("what = '{what}'\n{TRAINER}{then}\n");
+    let flags = ["--memory=64m", "-v", "/usr:/usr:ro", "--env=NUM_WORKERS=2"];
+    let container = scene.run(what, &flags, &["/usr/bin/python3", "-u", "-c", &program]);
+    let labels = [("container_name", container.name.as_str()), ("role", "dataloader_worker")];
+    ledger.eventually("two workers", |metrics| {
+        match metrics.ask("memledger_container_processes", &labels)? {
+            2.0 => Ok(()),
+            other => Err(format!("{other}")),
+        }
+    });
+    scene.release(&format!("eat-{what}"));
+    container
+}
+
+const AT_ITS_LIMIT: &str = "OUT OF MEMORY at its own limit: the container was ended";
+
+fn at_its_limit(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
+    let says: &[&str] = &[AT_ITS_LIMIT, "because the container reached its memory limit of 16.0 MiB"];
+    let first = scene.run("first", &[], &["eat"]);
+    let wrapped = scene.run("wrapped", &[], &["/bin/sh", "-c", "/hog eat; exit $?"]);
+    let lives = trainer(scene, ledger, "lives", "wait_for('never')");
+    let fails = trainer(scene, ledger, "fails", "wait_for('fail'); sys.exit(1)");
+    // only once the ledger is certain that this kill did not end it
+    ledger.settles(&fails.name, 0, 1);
+    scene.release("fail");
+    let worker: &[&str] = &[
+        "a child process was killed",
+        "pt_data_worker",
+        "a DataLoader worker",
+        "the container lived on.",
+        "memory limit of 64.0 MiB",
+        "Fewer NUM_WORKERS (now 2)",
+    ];
+    let then: &[&str] = &["a child was killed, then it ended", "lived on and ended", "with exit code 1"];
+    vec![
+        Case::ended(first, "oom_limit_main", says).with(1, 1),
+        Case::ended(wrapped, "oom_limit_main", says).with(1, 1),
+        Case::ended(lives, "oom_limit_worker", worker).with(1, 0),
+        Case::ended(fails, "oom_limit_worker_then_exit", then).with(1, 1),
+    ]
+}
+
+fn at_a_parents_limit(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
+    let (parent, folder) = cgroup_parent("why");
+    let flag = format!("--cgroup-parent={parent}");
+    let big =
+        scene.run("big", &[&flag, "--memory=200m"], &["eat=40", "say=ready", "wait=/control/big", "eat"]);
+    eventually_true("it holds its memory", || said(&big, "ready"));
+    limit(&folder, 64 << 20);
+    ledger.eventually("it is known", |metrics| {
+        metrics.ask("memledger_container_memory_usage_bytes", &[("container_name", &big.name)]).map(drop)
+    });
+    scene.release("big");
+    ledger.settles(&big.name, 1, 0);
+    eventually_true("its cgroup is gone", || std::fs::remove_dir(&folder).is_ok());
+    let says = &["OUT OF MEMORY at the limit of a cgroup above it", "memory limit of 64.0 MiB"];
+    vec![Case::ended(big, "oom_parent_limit", says).with(1, 1)]
+}
+
+/// Waits until a sample has so many bytes in the container's `/dev/shm`.
+fn holds_shm(ledger: &Ledger, container: &Container, bytes: f64) {
+    let labels = [("container_name", container.name.as_str())];
+    ledger.eventually("its shared memory", |metrics| {
+        let used = metrics.ask("memledger_container_shm_used_bytes", &labels)?;
+        if used >= bytes { Ok(()) } else { Err(format!("{used}")) }
+    });
+    ledger.memledger.fresh_metrics(); // and the ledger has that sample
+}
+
+/// Fills a `/dev/shm` of 8 MiB, lets it be seen, and then does what comes after.
+fn fills_shm(scene: &Scene, ledger: &Ledger, what: &str, then: &str) -> Container {
+    let program = format!(
+        "import mmap, os, time\n\
+         file = open('/dev/shm/batch', 'wb', buffering=0)\n\
+         try:\n    while True: file.write(b'x' * 65536)\n\
+         except OSError as error: print(error)\n\
+         while not os.path.exists('/control/{what}'): time.sleep(0.01)\n{then}\n"
+    );
+    let flags = ["--memory=64m", "--shm-size=8m", "-v", "/usr:/usr:ro"];
+    let container = scene.run(what, &flags, &["/usr/bin/python3", "-u", "-c", &program]);
+    holds_shm(ledger, &container, f64::from(8 << 20));
+    scene.release(what);
+    container
+}
+
+fn of_shared_memory(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
+    let write = "dd if=/dev/zero of=/dev/shm/a bs=1M count=11; until [ -e /control/grow ]; do sleep 0.05; done; \
+                 dd if=/dev/zero of=/dev/shm/b bs=1M count=40; exit $?";
+    let grows = scene.run("grows", &["--shm-size=64m"], &["/bin/sh", "-c", write]);
+    holds_shm(ledger, &grows, f64::from(11 << 20));
+    scene.release("grow");
+    let refused = fills_shm(scene, ledger, "refused", "raise SystemExit(1)");
+    let touched = "file = open('/dev/shm/more', 'w+b'); file.truncate(1 << 20)\n\
+                   mmap.mmap(file.fileno(), 1 << 20).write(b'x' * (1 << 20))";
+    let bus = fills_shm(scene, ledger, "bus", touched);
+    let grown = &["mostly by shared memory", "A larger --shm-size does not help here", "16.0 MiB"];
+    let full =
+        &["SHARED MEMORY FULL (most likely)", "8.0 MiB of the 8.0 MiB of its /dev/shm", "larger --shm-size"];
+    vec![
+        Case::ended(grows, "oom_limit_shm", grown).with(1, 1),
+        Case::ended(refused, "shm_full", full).likely(),
+        Case::ended(bus, "shm_full", &["SHARED MEMORY FULL (most likely)", "SIGBUS", "larger --shm-size"])
+            .likely(),
+    ]
+}
+
+fn on_request(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
+    let obeys = "trap 'exit 143' TERM; echo ready; while :; do sleep 0.1; done";
+    let obeys = scene.run("obeys", &[], &["/bin/sh", "-c", obeys]);
+    eventually_true("it listens", || said(&obeys, "ready"));
+    let [stubborn, killed, removed, outside] =
+        ["stubborn", "killed", "removed", "outside"].map(|what| scene.run(what, &[], &["eat=8", "hold"]));
+    obeys.docker(&["stop", "-t", "30"]);
+    stubborn.docker(&["stop", "-t", "1"]);
+    killed.docker(&["kill"]);
+    ledger.settles(&removed.name, 0, 0); // it is known before it is gone
+    removed.docker(&["rm", "-f"]);
+    signal("KILL", outside.pid());
+    vec![
+        Case::ended(obeys, "stopped", &["STOPPED on request", "SIGTERM", "exit code 143"]),
+        Case::ended(
+            stubborn,
+            "stopped",
+            &["STOPPED on request", "did not end upon SIGTERM", "stop_grace_period"],
+        ),
+        Case::ended(killed, "killed_by_request", &["KILLED on request", "docker kill"]),
+        Case::ended(removed, "killed_by_request", &["KILLED on request", "docker rm -f"]),
+        Case::ended(outside, "killed_outside", &["KILLED (SIGKILL), not an OOM kill", "systemd-oomd"]),
+    ]
+}
+
+fn by_itself(scene: &Scene, _: &Ledger) -> Vec<Case> {
+    let program = "import ctypes; ctypes.string_at(0)";
+    let python = ["/usr/bin/python3", "-c", program];
+    let segv = scene.run("segv", &["--memory=64m", "-v", "/usr:/usr:ro"], &python);
+    let abort = scene.run("abort", &["--init"], &["abort"]);
+    let [one, zero, claims] =
+        ["exit=1", "exit=0", "exit=137"].map(|step| scene.run(&step.replace('=', "-"), &[], &[step]));
+    vec![
+        Case::ended(segv, "crashed_signal", &["CRASHED", "SIGSEGV", "not a lack of memory"]),
+        Case::ended(abort, "crashed_signal", &["CRASHED", "SIGABRT", "std::bad_alloc"]),
+        Case::ended(one, "error_exit", &["ENDED WITH AN ERROR", "exit code 1", "No OOM kill", "docker logs"]),
+        Case::ended(zero, "completed", &["COMPLETED", "without an error"]),
+        Case::ended(
+            claims,
+            "killed_outside",
+            &["not an OOM kill", "exits with code 137 by itself looks the same"],
+        ),
+    ]
+}
+
+fn waiting_for_memory(scene: &Scene, _: &Ledger) -> Vec<Case> {
+    if is_v2() {
+        return vec![]; // v2 has no oom_kill_disable
+    }
+    let container = scene.run("waits", &["--oom-kill-disable"], &["eat"]);
+    eventually("it waits", || {
+        let text = std::fs::read_to_string(container.cgroup().join("memory.oom_control")).unwrap_or_default();
+        if text.contains("under_oom 1") { Ok(()) } else { Err(text) }
+    });
+    container.docker(&["kill"]);
+    vec![Case::ended(
+        container,
+        "killed_by_request",
+        &["KILLED on request", "an oom event, which also comes without a kill"],
+    )]
+}
+
+/// Waits until nothing was killed for some seconds: the kernel names the cgroups of ten kills in five seconds and no more.
+fn no_kill_for_a_while() {
+    #[allow(clippy::disallowed_methods)]
+    let now = std::time::Instant::now;
+    let (mut kills, mut since) = (oom_kills(), now());
+    eventually("six seconds without a kill", || {
+        if oom_kills() != kills {
+            (kills, since) = (oom_kills(), now());
+        }
+        let quiet = since.elapsed();
+        if quiet.as_secs() >= 6 { Ok(()) } else { Err(format!("{quiet:?}")) }
+    });
+}
+
+#[test]
+fn every_cause_that_can_be_provoked_here_gets_its_verdict() {
+    let Some(scene) = Scene::new("why") else { return };
+    no_kill_for_a_while();
+    let state = scene.state();
+    let ledger = scene.watch(&[&state]);
+    let cases = Mutex::new(Vec::new());
+    let groups =
+        [at_its_limit, at_a_parents_limit, of_shared_memory, on_request, by_itself, waiting_for_memory];
+    std::thread::scope(|scope| {
+        for group in groups {
+            let (scene, ledger, cases) = (&scene, &ledger, &cases);
+            scope.spawn(move || {
+                let made = group(scene, ledger);
+                cases.lock().expect("no holder panics").extend(made);
+            });
+        }
+    });
+    let cases = cases.into_inner().expect("no holder panics");
+    let wrong: Vec<_> = cases
+        .iter()
+        .filter_map(|case| {
+            case.settles(&ledger);
+            case.ask(&state).err()
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{} of {} wrong:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+    assert!(cases.len() >= 17, "{} causes", cases.len());
+}
+
+#[test]
+fn a_container_that_runs_well_has_nothing_to_explain() {
+    let Some(scene) = Scene::new("nothing") else { return };
+    let ledger = scene.watch(&[]);
+    let container = scene.run("it", &[], &["eat=4", "hold"]);
+    ledger.settles(&container.name, 0, 0);
+    let (status, text) = ledger.memledger.get(&format!("/api/v1/containers/{}/why", container.name));
+    let verdict: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((status, verdict["cause"].as_str()), (200, Some("nothing")), "{text}");
+    let what = verdict["what"].as_str().expect("a sentence");
+    assert!(what.contains(&container.name) && what.contains("neither an OOM kill nor an end"), "{what}");
+}
+
+#[test]
+fn kills_that_only_counters_know_are_told_as_just_that() {
+    let Some(scene) = Scene::new("counter") else { return };
+    let state = scene.state();
+    let ledger = scene.watch(&[&state, "--oom.kernel-log=off"]);
+    let [child, main] = [("child", "seq=1:eat"), ("main", "eat")]
+        .map(|(what, kill)| scene.run(what, &[], &["wait=/control/go", kill, "hold"]));
+    for container in [&child, &main] {
+        ledger.settles(&container.name, 0, 0);
+    }
+    scene.release("go");
+    scene.really_killed(2);
+    let says = &["known from the kernel's counters only (most likely)", "which process", "/dev/kmsg"];
+    let case = Case::ended(child, "oom_unnamed", says).likely().with(1, 0);
+    case.settles(&ledger);
+    case.ask(&state).expect("the verdict");
+    // the counter of the other one is gone with it; that the kernel counted a kill at that time is not passed over
+    ledger.eventually("its end", |metrics| {
+        match metrics.sum(crate::support::oom::EXITS, &[("container_name", &main.name)]) {
+            1.0 => Ok(()),
+            ends => Err(format!("{ends}")),
+        }
+    });
+    let (code, screen, error) = run(&["why", &main.name, &state]);
+    println!("{screen}");
+    assert_eq!(code, Some(0), "{error}");
+    assert!(!screen.contains("NOT an OOM kill") && screen.contains("OOM kill"), "{screen}");
+}

@@ -1,0 +1,489 @@
+//! Scenes of the OOM ledger: real containers whose processes the kernel kills for memory, and what memledger makes of it.
+//!
+//! Every memledger of every test sees all kills of this kernel, and tests run side by side. So a scene gives its processes
+//! a name that no other test has ([`Scene::tag`]), reads the kernel log itself for the truth about them, and asks the
+//! ledger about its own containers and its own processes only. [`Ledger::balances`] is the one look at the whole host, in
+//! a way that the kills of others cannot upset.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use serde_json::Value;
+
+use super::cgroups::{self, TestCgroup};
+use super::docker::{Container, Engine, of, unique};
+use super::python::Python;
+use super::{Memledger, Metrics, eventually, in_v2_guest, skip};
+
+pub const HOST_KILLS: &str = "memledger_host_oom_kills_total";
+pub const DUPLICATES: &str = "memledger_oom_duplicate_lines_total";
+pub const GAPS: &str = "memledger_oom_gaps_total";
+pub const UNATTRIBUTED: &str = "memledger_oom_kills_unattributed_total";
+pub const SOURCE_UP: &str = "memledger_oom_source_up";
+pub const KILLS: &str = "memledger_container_oom_kills_total";
+pub const EXITS: &str = "memledger_container_exits_total";
+pub const RESTARTS: &str = "memledger_container_restarts_total";
+
+/// Memory of a container that is to be killed: enough for runc, and eaten up in a few milliseconds.
+const LIMIT: &str = "--memory=16m";
+
+/// The program that eats memory, `tests/hog`: `MEMLEDGER_TEST_HOG`, in the guest beside the test executable.
+pub fn hog() -> Option<PathBuf> {
+    let beside = || std::env::current_dir().ok().map(|folder| folder.join("hog"));
+    let path = std::env::var_os("MEMLEDGER_TEST_HOG").map(PathBuf::from).or_else(beside)?;
+    if path.is_file() {
+        return Some(path);
+    }
+    skip("MEMLEDGER_TEST_HOG is not set; run tests/setup/setup.sh and load its env file");
+    None
+}
+
+/// The kernel's own count of the processes that it killed since it started.
+pub fn oom_kills() -> u64 {
+    let text = std::fs::read_to_string("/proc/vmstat").expect("vmstat");
+    let value = text.lines().find_map(|line| line.strip_prefix("oom_kill ")).expect("oom_kill");
+    value.trim().parse().expect("a number")
+}
+
+/// Writes a line to the kernel log as any privileged user can. The kernel marks it as a user's.
+pub fn say_in_kernel_log(line: &str) {
+    // opened anew each time: what one open file may write is rate limited
+    std::fs::write("/dev/kmsg", line).expect("/dev/kmsg is written");
+}
+
+/// Overwrites the whole kernel log with lines of no interest.
+pub fn flood_kernel_log() {
+    let line = "a line of a test that fills the kernel log; ".repeat(20);
+    for _ in 0..400 {
+        say_in_kernel_log(&line);
+    }
+}
+
+/// Pids of the processes of one name that the kernel says it killed.
+#[derive(Clone)]
+struct Truth(Arc<Mutex<Vec<u32>>>);
+
+impl Truth {
+    /// Reads on in a thread for as long as the test runs; a kill before this call is not seen.
+    fn of(tag: &str) -> Self {
+        let mut log = std::fs::File::options().read(true).open("/dev/kmsg").expect("root reads /dev/kmsg");
+        std::io::Seek::seek(&mut log, std::io::SeekFrom::End(0)).expect("seek");
+        let this = Self(Arc::default());
+        let (pids, needle) = (Arc::clone(&this.0), format!(" ({tag}) "));
+        std::thread::spawn(move || {
+            let mut record = vec![0; 32 << 10];
+            loop {
+                // EPIPE after an overrun: the next read goes on
+                let Ok(read) = log.read(&mut record) else { continue };
+                let text = String::from_utf8_lossy(&record[..read]);
+                let ours = text.split_once(";Memory cgroup out of memory: Killed process ");
+                let ours = ours.or_else(|| text.split_once(";Out of memory: Killed process "));
+                let Some((head, rest)) = ours.filter(|(_, rest)| rest.contains(&needle)) else { continue };
+                let facility: u32 = head.split(',').next().and_then(|p| p.parse().ok()).expect("a prefix");
+                let pid = rest.split(' ').next().and_then(|pid| pid.parse().ok()).expect("a pid");
+                if facility >> 3 == 0 {
+                    pids.lock().expect("no holder panics").push(pid);
+                }
+            }
+        });
+        this
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        self.0.lock().expect("no holder panics").clone()
+    }
+}
+
+/// One test's stage.
+pub struct Scene {
+    pub engine: Engine,
+    /// Beginning of the names of all its containers.
+    pub name: String,
+    /// Name of all its processes that eat.
+    pub tag: String,
+    folder: tempfile::TempDir,
+    truth: Truth,
+    /// The kernel's count before and after the first memledger of the scene started.
+    began: Mutex<Option<(u64, u64)>>,
+}
+
+impl Scene {
+    /// On the engine that all tests share; `None`, with the reason said, where something is missing.
+    pub fn new(what: &str) -> Option<Self> {
+        Engine::shared().and_then(|engine| Self::on(engine, what))
+    }
+
+    /// On an engine of the test's own.
+    pub fn on(engine: Engine, what: &str) -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let hog = hog()?;
+        let tag = format!("h{:x}.{:x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let folder = tempfile::Builder::new().prefix("mlt-oom-").tempdir().expect("a folder");
+        for part in ["control", "state", "bin"] {
+            std::fs::create_dir(folder.path().join(part)).expect("a folder");
+        }
+        // a process is called as its file from its first moment on
+        std::fs::copy(hog, folder.path().join("bin").join(&tag)).expect("a copy");
+        let (truth, name, began) = (Truth::of(&tag), unique(what), Mutex::default());
+        Some(Self { engine, name, tag, folder, truth, began })
+    }
+
+    /// Where its memledgers keep their state if they are told to with [`Scene::state`].
+    pub fn state_folder(&self) -> PathBuf {
+        self.folder.path().join("state")
+    }
+
+    /// The flag for it.
+    pub fn state(&self) -> String {
+        format!("--state.path={}", self.state_folder().display())
+    }
+
+    /// A memledger that shows the containers of this scene, in memory unless told otherwise.
+    pub fn watch(&self, flags: &[&str]) -> Ledger {
+        let include = format!("--container.include=^{}", self.name);
+        self.watch_all(&[flags, &[include.as_str()]].concat())
+    }
+
+    /// As [`Scene::watch`], showing what the flags say.
+    pub fn watch_all(&self, flags: &[&str]) -> Ledger {
+        self.watch_through(&[], flags)
+    }
+
+    /// As [`Scene::watch`], started by a command that becomes it and with these flags alone.
+    pub fn watch_through(&self, wrapper: &[&str], flags: &[&str]) -> Ledger {
+        let docker = self.engine.flag();
+        let mut all = vec![docker.as_str(), "--podman.socket="];
+        if !flags.iter().any(|flag| flag.starts_with("--state.path")) {
+            all.push("--state.path=");
+        }
+        all.extend(flags);
+        let before = oom_kills();
+        let memledger = Memledger::start_through(wrapper, &all);
+        self.began.lock().expect("no holder panics").get_or_insert((before, oom_kills()));
+        Ledger { memledger }
+    }
+
+    /// Name of one of its containers.
+    pub fn called(&self, what: &str) -> String {
+        format!("{}-{what}", self.name)
+    }
+
+    fn flags(&self, more: &[&str]) -> Vec<String> {
+        let mut flags: Vec<String> = more.iter().map(|&flag| flag.to_owned()).collect();
+        if !more.iter().any(|flag| flag.starts_with("--memory")) {
+            flags.push(LIMIT.to_owned());
+        }
+        flags.push(format!("--env=HOG_NAME={}", self.tag));
+        flags.push(format!("--env=HOG_EXE=/hogs/{}", self.tag));
+        flags.push(format!("--volume={}:/hog:ro", self.hog().display()));
+        flags.push(format!("--volume={}:/hogs:ro", self.path("bin").display()));
+        flags.push(format!("--volume={}:/control", self.folder.path().join("control").display()));
+        flags
+    }
+
+    /// A container in the background. A command without a `/` is steps of the hog, which is at `/hog`.
+    pub fn run(&self, what: &str, flags: &[&str], command: &[&str]) -> Container {
+        let flags = self.flags(flags);
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        self.engine.run(&self.called(what), &flags, &steps(command))
+    }
+
+    /// A container with `--rm`, to its end: its exit code.
+    pub fn run_to_its_end(&self, what: &str, command: &[&str]) -> i32 {
+        let mut docker = self.start_to_its_end(what, command);
+        docker.wait().expect("docker ends").code().expect("a code")
+    }
+
+    fn start_to_its_end(&self, what: &str, command: &[&str]) -> Child {
+        Command::new("docker")
+            .args(["-H", &format!("unix://{}", self.engine.socket.display()), "run", "--rm"])
+            .args(["--network", "none", "--name", &self.called(what)])
+            .args(self.flags(&[]))
+            .arg(&self.engine.image)
+            .args(steps(command))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("docker starts")
+    }
+
+    /// `containers` with `--rm`, `at_once` of them at a time; in each, children are killed one after another, then the
+    /// first process: `kills` in all. Returns what each must be counted for.
+    pub fn burst(&self, containers: usize, kills: usize, at_once: usize) -> BTreeMap<String, usize> {
+        let children = format!("seq={}:eat", kills - 1);
+        let next = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..at_once {
+                scope.spawn(|| {
+                    while let Some(n) =
+                        Some(next.fetch_add(1, Ordering::Relaxed) as usize).filter(|n| *n < containers)
+                    {
+                        let code = self.run_to_its_end(&format!("b{n}"), &[&children, "eat"]);
+                        assert_eq!(code, 137, "it was killed");
+                    }
+                });
+            }
+        });
+        (0..containers).map(|n| (self.called(&format!("b{n}")), kills)).collect()
+    }
+
+    /// A hog in a cgroup that is no engine's. The kernel may kill it, even if it may not kill us who start it.
+    pub fn run_in(&self, cgroup: &TestCgroup, steps: &[&str]) -> Python {
+        let name = format!("HOG_NAME={}", self.tag);
+        let (hog, exe) = (self.hog(), format!("HOG_EXE={}", self.hog().display()));
+        let hog = hog.to_str().expect("text");
+        Python::command(
+            cgroup,
+            &[&["/usr/bin/env", name.as_str(), exe.as_str(), hog, "score=0"], steps].concat(),
+        )
+    }
+
+    /// A hog on the host, outside all containers.
+    pub fn run_on_host(&self, steps: &[&str]) -> Child {
+        Command::new(self.hog()).args(steps).env("HOG_NAME", &self.tag).spawn().expect("the hog starts")
+    }
+
+    /// The hog under the scene's name.
+    fn hog(&self) -> PathBuf {
+        self.path("bin").join(&self.tag)
+    }
+
+    /// Ends a `wait=/control/WHAT`.
+    pub fn release(&self, what: &str) {
+        std::fs::write(self.folder.path().join("control").join(what), "").expect("a file");
+    }
+
+    /// A folder of this scene on the host.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A command that becomes another one which sees another boot id, as after a reboot; all else of the kernel stays.
+    pub fn after_a_reboot(&self) -> Vec<String> {
+        let boot = self.path("boot_id");
+        std::fs::write(&boot, "01234567-89ab-4cde-8f01-23456789abcd\n").expect("a file");
+        let script = r#"mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
+        let mut words = ["unshare", "--mount", "/bin/sh", "-c", script].map(str::to_owned).to_vec();
+        words.push(boot.display().to_string());
+        words
+    }
+
+    /// Waits until the kernel has killed so many processes of the scene's name: that the scene is what it says it is.
+    pub fn really_killed(&self, count: usize) -> Vec<u32> {
+        eventually("the kernel's kills", || {
+            let pids = self.truth.pids();
+            if pids.len() == count { Ok(pids) } else { Err(format!("{} of {count}", pids.len())) }
+        })
+    }
+
+    /// The pids of the kernel's lines so far, one that is said twice twice.
+    pub fn killed_pids(&self) -> Vec<u32> {
+        self.truth.pids()
+    }
+
+    /// How many so far.
+    pub fn killed_so_far(&self) -> usize {
+        self.truth.pids().len()
+    }
+}
+
+/// Steps of the hog with the hog in front; another command as it is.
+fn steps<'a>(command: &[&'a str]) -> Vec<&'a str> {
+    match command {
+        [first, ..] if first.starts_with('/') && !first.contains('=') => command.to_vec(),
+        _ => [&["/hog"], command].concat(),
+    }
+}
+
+/// A container has printed this line.
+pub fn said(container: &Container, line: &str) -> bool {
+    container.try_docker(&["logs"]).is_ok_and(|log| log.lines().any(|said| said == line))
+}
+
+/// The cgroup of a process as a folder of the memory hierarchy.
+pub fn cgroup_of(pid: u32) -> PathBuf {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives");
+    let v1 = text.lines().find_map(|line| line.split_once(":memory:"));
+    let path = v1.map(|(_, path)| path).or_else(|| text.lines().find_map(|line| line.strip_prefix("0::")));
+    cgroups::root().join(path.expect("a memory cgroup").trim_start_matches('/'))
+}
+
+/// Sets the memory limit of a cgroup by its folder.
+pub fn limit(cgroup: &Path, bytes: u64) {
+    let file = if cgroups::is_v2() { "memory.max" } else { "memory.limit_in_bytes" };
+    std::fs::write(cgroup.join(file), bytes.to_string()).expect("the limit is set");
+}
+
+/// A name for `--cgroup-parent`, and the folder that it becomes: a slice where systemd keeps the cgroups.
+pub fn cgroup_parent(what: &str) -> (String, PathBuf) {
+    let name = unique(what).replace('-', "_"); // a dash in a slice's name is a level
+    if in_v2_guest() {
+        let slice = format!("{name}.slice");
+        (slice.clone(), cgroups::root().join(slice))
+    } else {
+        (format!("/memledger-tests/{name}"), cgroups::root().join("memledger-tests").join(name))
+    }
+}
+
+/// How a scene's kills stand in the ledger.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// By the container's name.
+    pub containers: BTreeMap<String, usize>,
+    /// Said to be of processes outside containers.
+    pub host: usize,
+    /// Given up.
+    pub unattributed: usize,
+    /// Not yet decided.
+    pub open: usize,
+}
+
+impl Tally {
+    pub fn sum(&self) -> usize {
+        self.containers.values().sum::<usize>() + self.host + self.unattributed + self.open
+    }
+}
+
+/// A running memledger, asked about kills and ends.
+pub struct Ledger {
+    pub memledger: Memledger,
+}
+
+impl Ledger {
+    /// Waits until the metrics satisfy `look`.
+    pub fn eventually(&self, what: &str, mut look: impl FnMut(&Metrics) -> Result<(), String>) {
+        self.memledger.eventually(what, |metrics| {
+            look(metrics).map_err(|complaint| {
+                let log = self.memledger.log();
+                let from = log.lines().count().saturating_sub(12);
+                format!(
+                    "{complaint}; its log ends:\n{}",
+                    log.lines().skip(from).collect::<Vec<_>>().join("\n")
+                )
+            })
+        });
+    }
+
+    /// Kills of a container by what the victim was, over all scopes; `None` while it has no such series.
+    pub fn kills(metrics: &Metrics, name: &str, victim: &str) -> Option<f64> {
+        let labels = [("container_name", name), ("victim", victim)];
+        (!metrics.all(KILLS, &labels).is_empty()).then(|| metrics.sum(KILLS, &labels))
+    }
+
+    /// Waits until a container has exactly these counts, and sees that they stay.
+    pub fn settles(&self, name: &str, main: usize, child: usize) {
+        let right = |metrics: &Metrics| {
+            let found = (Self::kills(metrics, name, "main"), Self::kills(metrics, name, "child"));
+            let wanted = (Some(main as f64), Some(child as f64));
+            (found == wanted).then_some(()).ok_or_else(|| format!("{name}: main, child {found:?}"))
+        };
+        self.eventually(&format!("{name}: {main} main and {child} child"), right);
+        right(&self.memledger.fresh_metrics()).expect("a count stays");
+    }
+
+    /// As [`Ledger::settles`], and all of one scope.
+    pub fn settles_in(&self, scope: &str, name: &str, main: usize, child: usize) {
+        self.settles(name, main, child);
+        let sum = self.memledger.metrics().sum(KILLS, &[("container_name", name), ("scope", scope)]);
+        assert_eq!(sum, (main + child) as f64, "{name} in scope {scope}");
+    }
+
+    /// Waits until a container has ended so often for this reason, and for no other.
+    pub fn ends(&self, name: &str, reason: &str, times: usize) {
+        self.eventually(&format!("{name} has ended {times} times as {reason}"), |metrics| {
+            let of_reason = metrics.sum(EXITS, &[("container_name", name), ("reason", reason)]);
+            let all = metrics.all(EXITS, &of(name));
+            let sum: f64 = all.iter().map(|(_, _, value)| value).sum();
+            if of_reason == times as f64 && sum == of_reason { Ok(()) } else { Err(format!("{all:?}")) }
+        });
+    }
+
+    /// All events, oldest first.
+    pub fn events(&self) -> Vec<Value> {
+        let (status, text) = self.memledger.get("/api/v1/events?limit=10000");
+        assert_eq!(status, 200, "{text}");
+        let answer: Value = serde_json::from_str(&text).expect("JSON");
+        answer["events"].as_array().expect("a list").clone()
+    }
+
+    /// The kills of processes with the scene's name.
+    pub fn kills_of(&self, scene: &Scene) -> Vec<Value> {
+        let ours = |event: &Value| event["type"] == "oom_kill" && event["process"] == scene.tag.as_str();
+        self.events().into_iter().filter(ours).collect()
+    }
+
+    /// How the scene's kills stand now.
+    pub fn tally(&self, scene: &Scene) -> Tally {
+        let mut tally = Tally::default();
+        for kill in self.kills_of(scene) {
+            match kill["whose"].as_str() {
+                Some("container") => {
+                    let name = kill["container_name"].as_str().expect("a name").to_owned();
+                    *tally.containers.entry(name).or_default() += 1;
+                }
+                Some("host") => tally.host += 1,
+                Some("unattributed") => tally.unattributed += 1,
+                Some("open") => tally.open += 1,
+                other => panic!("whose is {other:?}: {kill}"),
+            }
+        }
+        tally
+    }
+
+    /// Waits until this many kills of the scene are in the ledger and none is open.
+    pub fn settled_tally(&self, scene: &Scene, count: usize) -> Tally {
+        eventually("all kills settled", || {
+            let tally = self.tally(scene);
+            assert!(tally.sum() <= count, "more than there were: {tally:?}");
+            let done = tally.sum() == count && tally.open == 0;
+            done.then_some(()).ok_or_else(|| format!("{tally:?}"))?;
+            Ok(tally)
+        })
+    }
+
+    /// All kills of the scene are in the ledger: every container has exactly its own, and nobody else has any.
+    pub fn has_exactly(&self, scene: &Scene, truth: &BTreeMap<String, usize>) {
+        let tally = self.settled_tally(scene, truth.values().sum());
+        let wanted = Tally { containers: truth.clone(), ..Tally::default() };
+        assert_eq!(tally, wanted);
+        for (name, count) in truth {
+            self.settles(name, 1, count - 1);
+        }
+    }
+
+    /// All kills of the scene are in the ledger, and no container has one that is not its own. Returns how many kills
+    /// could not be given to their container.
+    pub fn blames_nobody_wrongly(&self, scene: &Scene, truth: &BTreeMap<String, usize>) -> usize {
+        let tally = self.settled_tally(scene, truth.values().sum());
+        for (name, count) in &tally.containers {
+            let own = truth.get(name).unwrap_or_else(|| panic!("{name} had no kill: {tally:?}"));
+            assert!(count <= own, "{name} had {own}: {tally:?}");
+        }
+        assert_eq!(tally.host, 0, "{tally:?}");
+        tally.unattributed
+    }
+
+    /// The host's total is what the kernel counted since the first memledger of the scene started. Both go on while they
+    /// are read, so the total must lie between the kernel's counts before and after the scrape.
+    pub fn balances(&self, scene: &Scene) {
+        let (low, high) = scene.began.lock().expect("no holder panics").expect("one has started");
+        eventually("the host's total is the kernel's", || {
+            let before = oom_kills();
+            let metrics = self.memledger.metrics();
+            let after = oom_kills();
+            let found = metrics.value(HOST_KILLS, &[]) + metrics.value(DUPLICATES, &[]);
+            let (least, most) = (before.saturating_sub(high) as f64, (after - low) as f64);
+            let fits = (least..=most).contains(&found);
+            fits.then_some(()).ok_or_else(|| format!("{found} is not in {least}..={most}"))
+        });
+    }
+
+    /// `memledger_oom_source_up` of a source.
+    pub fn source(&self, source: &str) -> Option<f64> {
+        self.memledger.metrics().get(SOURCE_UP, &[("source", source)])
+    }
+}

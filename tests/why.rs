@@ -1,0 +1,310 @@
+//! `memledger why`: a verdict per cause from synthetic events, and its screens. No figure may appear that the events do
+//! not have and that is not computed from them.
+
+mod cases;
+mod events;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use memledger::export::why::render;
+use memledger::ledger::entries::{Before, Event, Evidence, Exit, Kill, Name, Reason, Subject, Victim, Whose};
+use memledger::ledger::store::{Changes, Store};
+use memledger::ledger::why::{Cause, Verdict, explain, explain_last, nothing};
+
+use crate::support::{golden, run};
+use cases::Case;
+use events::*;
+
+/// Figures that belong to no event: exit codes and signals as words, times that the verdict counts, names of units.
+const GENERAL: [&str; 5] = ["1000", "50", "40", "9", "137"];
+
+/// All runs of digits, with a fraction if there is one.
+fn figures(text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut figure = String::new();
+    for c in text.chars().chain(" ".chars()) {
+        if c.is_ascii_digit() || (c == '.' && !figure.is_empty() && !figure.contains('.')) {
+            figure.push(c);
+        } else if !figure.is_empty() {
+            found.insert(figure.trim_end_matches('.').to_owned());
+            figure.clear();
+        }
+    }
+    found
+}
+
+/// What may appear: every figure of the events as it stands, as bytes for people, and as a time.
+fn allowed(events: &[Event], computed: &[&str]) -> BTreeSet<String> {
+    fn walk(value: &serde_json::Value, out: &mut BTreeSet<String>) {
+        match value {
+            serde_json::Value::Number(number) => {
+                let number = number.as_f64().unwrap_or(0.0);
+                out.extend(figures(&memledger::series::human_bytes(number)));
+                out.extend(figures(&format!("{number}")));
+                out.extend(figures(&memledger::ledger::why::time(number)));
+                out.extend(figures(&memledger::ledger::why::lasted(number)));
+                out.extend(figures(&memledger::ledger::why::lasted(number - AT)));
+                out.extend(figures(&memledger::ledger::why::lasted(AT - number)));
+            }
+            serde_json::Value::String(text) => out.extend(figures(text)),
+            serde_json::Value::Array(values) => values.iter().for_each(|value| walk(value, out)),
+            serde_json::Value::Object(values) => values.values().for_each(|value| walk(value, out)),
+            _ => {}
+        }
+    }
+    let mut out: BTreeSet<String> =
+        GENERAL.iter().chain(computed).map(|figure| (*figure).to_owned()).collect();
+    walk(&serde_json::to_value(events).unwrap(), &mut out);
+    out
+}
+
+fn check(case: &Case) -> Verdict {
+    let name = case.name;
+    let verdict = explain(&case.events, NOW).unwrap_or_else(|| panic!("{name}: no verdict"));
+    let said = std::iter::once(&verdict.what).chain(&verdict.also).chain(&verdict.advice);
+    let said = said.cloned().collect::<Vec<_>>().join("\n");
+    assert_eq!((verdict.cause, verdict.confidence), (case.cause, case.confidence), "{name}: {said}");
+    for words in case.says {
+        assert!(said.contains(words), "{name}: no {words:?} in\n{said}");
+    }
+    for words in case.not {
+        assert!(!said.contains(words), "{name}: {words:?} claims too much in\n{said}");
+    }
+    let allowed = allowed(&case.events, case.computed);
+    let made_up: Vec<_> = figures(&said).difference(&allowed).cloned().collect();
+    assert!(made_up.is_empty(), "{name}: {made_up:?} is in no event:\n{said}");
+    let screen = render(&verdict);
+    assert!(screen.lines().all(|line| line.chars().count() <= 100), "{name} is too wide:\n{screen}");
+    assert!(screen.lines().count() <= 30, "{name} has {} lines:\n{screen}", screen.lines().count());
+    verdict
+}
+
+#[test]
+fn every_cause_has_its_verdict_its_advice_and_no_figure_of_its_own() {
+    let cases: Vec<Case> = cases::all();
+    let mut seen = BTreeSet::new();
+    let mut wrong = Vec::new();
+    for case in &cases {
+        match std::panic::catch_unwind(|| check(case)) {
+            Ok(verdict) => drop(seen.insert(verdict.cause)),
+            Err(_) => wrong.push(case.name),
+        }
+    }
+    assert!(wrong.is_empty(), "wrong: {wrong:#?}");
+    // these have no container among the events
+    seen.extend([Cause::Nothing, Cause::OomHostProcess, Cause::OomUnattributed]);
+    let missing: Vec<_> = Cause::ALL.iter().filter(|cause| !seen.contains(cause)).collect();
+    assert!(missing.is_empty(), "no case has {missing:?}");
+}
+
+/// A screen as a golden file. The usual case fits a terminal of 24 lines.
+fn screen(name: &str, verdict: &Verdict, most_lines: usize) {
+    let text = render(verdict);
+    golden(&format!("tests/golden/why/{name}.txt"), &text);
+    let lines = text.lines().count();
+    assert!(lines <= most_lines, "{name} has {lines} lines");
+}
+
+#[test]
+fn a_killed_worker_is_told_on_one_screen() {
+    let mut first = kill(Victim::Child);
+    (first.id, first.at) = (5, AT - 200.0);
+    let events = [killed(first), killed(kill(Victim::Child)), ended(exit(Reason::Error, 1, 72.0))];
+    screen("worker", &explain(&events, NOW).unwrap(), 24);
+}
+
+#[test]
+fn a_kill_for_want_of_the_machines_memory_is_told_on_one_screen() {
+    screen("host", &explain(&[killed(of_host())], NOW).unwrap(), 24);
+}
+
+#[test]
+fn an_end_that_was_no_oom_is_told_on_one_screen() {
+    screen("killed-outside", &explain(&[ended(exit(Reason::Killed, 137, 0.0))], NOW).unwrap(), 24);
+}
+
+#[test]
+fn a_full_dev_shm_is_told_on_one_screen() {
+    let event = ended(with_shm(exit(Reason::Error, 1, 0.0), 63 * MIB));
+    screen("shm", &explain(&[event], NOW).unwrap(), 24);
+}
+
+#[test]
+fn the_newest_run_decides_and_other_runs_are_not_mixed_in() {
+    let mut old = kill(Victim::Main);
+    let earlier = Subject { started: Some(AT - 90_000.0), ..subject() };
+    (old.id, old.at, old.whose) = (1, AT - 80_000.0, Whose::Container(earlier.clone()));
+    let mut old_end = exit(Reason::OomContainer, 137, -80_000.0);
+    (old_end.id, old_end.subject) = (2, earlier);
+    let mut events = vec![killed(old), ended(old_end), ended(exit(Reason::Completed, 0, 0.0))];
+    let verdict = explain(&events, NOW).unwrap();
+    assert_eq!((verdict.cause, verdict.also.len()), (Cause::Completed, 0));
+    // a run that has not ended, after one that has
+    let mut new = kill(Victim::Child);
+    let started = Some(AT + 1.0);
+    (new.id, new.at, new.whose) = (20, AT + 3.0, Whose::Container(Subject { started, ..subject() }));
+    events.push(killed(new));
+    let verdict = explain(&events, NOW).unwrap();
+    assert_eq!(verdict.cause, Cause::OomLimitWorker);
+    assert!(verdict.what.contains("the container lived on."), "{}", verdict.what);
+}
+
+#[test]
+fn a_kill_soon_after_another_shares_what_was_held_before() {
+    let first = Kill { id: 6, at: AT - 20.0, ..kill(Victim::Child) };
+    let second = Kill { before: None, ..kill(Victim::Child) };
+    let verdict = explain(&[killed(first), killed(second)], NOW).unwrap();
+    assert!(verdict.held.is_some());
+    assert!(verdict.advice[0].contains("NUM_WORKERS=3"), "{:?}", verdict.advice);
+}
+
+#[test]
+fn a_growth_that_no_sample_saw_is_called_sudden() {
+    let held = before(20 * GIB, 20 * GIB, Some(44 * GIB));
+    let kill = Kill { before: Some(Arc::new(held)), ..kill(Victim::Main) };
+    let advice = explain(&[killed(kill)], NOW).unwrap().advice.join("\n");
+    assert!(advice.contains("held 20.0 GiB at the last sample and reached the limit within 4 s"), "{advice}");
+}
+
+#[test]
+fn the_containers_own_limit_is_not_told_as_that_of_a_cgroup_above() {
+    let kill = Kill { limit_cgroup: "/training.slice".into(), ..kill(Victim::Child) };
+    let verdict = explain(&[killed(kill)], NOW).unwrap();
+    assert_eq!(verdict.cause, Cause::OomParentLimit);
+    assert!(!format!("{} {:?}", verdict.what, verdict.advice).contains("44.0 GiB"), "{}", verdict.what);
+}
+
+#[test]
+fn several_killed_workers_of_a_run_are_one_line() {
+    let several = (0..4).map(|number| {
+        let mut kill = kill(Victim::Child);
+        (kill.id, kill.at) = (number, AT - 40.0 + 10.0 * number as f64);
+        killed(kill)
+    });
+    let verdict = explain(&several.collect::<Vec<_>>(), NOW).unwrap();
+    let line = "3 more DataLoader workers of this run were OOM-killed, first at 2026-11-21 02:12:27 UTC, last at \
+                2026-11-21 02:12:47 UTC.";
+    assert_eq!(verdict.also, [line]);
+}
+
+#[test]
+fn the_last_one_is_the_newest_kill_or_abnormal_end_of_anybody() {
+    let done = |at: f64, reason, code| {
+        let name = Name { container_name: "other".into(), ..Name::default() };
+        let subject = Subject { name, container_id: "ab".repeat(32).into(), ..subject() };
+        ended(Exit { id: 50, subject, ..exit(reason, code, at) })
+    };
+    let mut events = vec![killed(kill(Victim::Child)), done(5.0, Reason::Completed, 0)];
+    assert_eq!(explain_last(&events, NOW).unwrap().cause, Cause::OomLimitWorker);
+    events.push(done(6.0, Reason::Error, 3));
+    assert_eq!(explain_last(&events, NOW).unwrap().cause, Cause::ErrorExit);
+    let of = |whose| Kill { whose, victim: None, limit_bytes: None, at: AT + 9.0, ..of_host() };
+    events.push(killed(of(Whose::Host)));
+    let verdict = explain_last(&events, NOW).unwrap();
+    assert_eq!((verdict.cause, &verdict.subject), (Cause::OomHostProcess, &None));
+    assert!(verdict.what.contains("It belongs to no container"), "{}", verdict.what);
+    events.push(killed(of(Whose::Unattributed)));
+    let verdict = explain_last(&events, NOW).unwrap();
+    assert_eq!(verdict.cause, Cause::OomUnattributed);
+    assert!(verdict.what.contains("No evidence ties it"), "{}", verdict.what);
+    assert!(explain_last(&events[1..2], NOW).is_none());
+    assert!(explain(&events[3..], NOW).is_none(), "no event has a container");
+}
+
+#[test]
+fn to_a_container_that_just_runs_nothing_happened() {
+    let verdict = nothing(subject(), NOW);
+    assert_eq!((verdict.cause, verdict.at), (Cause::Nothing, None));
+    assert!(render(&verdict).contains("NOTHING HAPPENED"));
+}
+
+#[test]
+fn no_name_steers_the_terminal_or_breaks_the_screen() {
+    let evil = "\x1b]0;x\x07\x1b[2J\r\nVERDICT: fine\u{202e}\u{9b}31m\u{200b}".repeat(20);
+    let mut kill = kill(Victim::Child);
+    kill.whose = Whose::Container(Subject {
+        name: Name { container_name: evil.as_str().into(), ..Name::default() },
+        image: evil.as_str().into(),
+        runtime: evil.as_str().into(),
+        ..subject()
+    });
+    (kill.process, kill.limit_cgroup) = (evil.as_str().into(), format!("/{evil}/x").into());
+    kill.evidence = vec![Evidence::new(&evil, evil.as_str())];
+    let mut held = before(GIB, 2 * GIB, Some(3 * GIB));
+    held.settings = vec![("num_workers".into(), evil.as_str().into())];
+    held.roles = vec![role(&evil, 3, None), role("dataloader_worker", 2, Some(GIB))];
+    kill.before = Some(Arc::new(Before { ..held }));
+    let text = render(&explain(&[killed(kill)], NOW).unwrap());
+    let harmful = |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{200b}' | '\u{202e}');
+    assert!(!text.contains(harmful), "{text:?}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    assert!(!text.lines().any(|line| line.starts_with("VERDICT")), "{text}");
+}
+
+/// A ledger on disk with a worker's kill, the end after it, and the good end of another container.
+fn ledger() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let name = Name { container_name: "notebook".into(), ..Name::default() };
+    let other = Subject { name, container_id: "ab".repeat(32).into(), ..subject() };
+    let events = [
+        killed(kill(Victim::Child)),
+        ended(exit(Reason::Error, 1, 72.0)),
+        ended(Exit { id: 10, subject: other, ..exit(Reason::Completed, 0, 80.0) }),
+    ];
+    let mut store = Store::open(directory.path(), Duration::ZERO).unwrap().store;
+    let events = events.into_iter().map(|event| (event.id(), event)).collect();
+    store.commit(&Changes { events, ..Changes::default() }).unwrap();
+    directory
+}
+
+#[test]
+fn why_answers_from_the_ledger_by_name_by_id_and_for_the_last_one() {
+    let directory = ledger();
+    let state = format!("--state.path={}", directory.path().display());
+    let screens: Vec<String> = ["piper1-gpl-train-1", ID, "4f1c2a", "--last"]
+        .iter()
+        .map(|what| {
+            let (code, out, err) = run(&["why", what, &state]);
+            assert_eq!((code, &*err), (Some(0), ""), "{what}");
+            assert!(
+                out.contains("OUT OF MEMORY at its own limit") && out.contains("NUM_WORKERS=3"),
+                "{what}: {out}"
+            );
+            out.lines().filter(|line| !line.contains(" ago")).collect()
+        })
+        .collect();
+    assert!(screens.iter().all(|screen| *screen == screens[0]), "{screens:#?}");
+    let (code, out, _) = run(&["why", "notebook", "--json", &state]);
+    let verdict: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (code, &verdict["cause"], &verdict["confidence"]),
+        (Some(0), &"completed".into(), &"certain".into())
+    );
+    assert_eq!(verdict["subject"]["container_name"], "notebook");
+}
+
+#[test]
+fn why_without_an_answer_says_what_is_known_and_what_to_check() {
+    let directory = ledger();
+    let state = format!("--state.path={}", directory.path().display());
+    for (arguments, status, says) in [
+        (
+            vec!["why", "piper", &state],
+            1,
+            "nothing is recorded about piper; known are: piper1-gpl-train-1, notebook",
+        ),
+        (vec!["why", "x\u{1b}[2J", &state], 1, "about x\\u{1b}[2J; known are: notebook, piper1-gpl-train-1"),
+        (vec!["why", "piper", &state], 1, "run with the same --state.path"),
+        (vec!["why", "", &state], 1, "the name of the container is empty"),
+        (vec!["why", "x", "--state.path=/nonexistent/ledger"], 1, "there is no ledger in"),
+        (vec!["why", "x", "--state.path="], 1, "/api/v1/containers/NAME/why"),
+        (vec!["why", &state], 2, "CONTAINER"),
+        (vec!["why", "x", "--last", &state], 2, "cannot be used with"),
+    ] {
+        let (code, out, err) = run(&arguments);
+        assert_eq!((code, &*out), (Some(status), ""), "{arguments:?}: {err}");
+        assert!(err.contains(says), "{arguments:?}: {err}");
+    }
+}

@@ -1,0 +1,427 @@
+//! The table: events, and the verdict that they allow.
+
+use std::sync::Arc;
+
+use memledger::ledger::entries::Kill;
+use memledger::ledger::entries::{Before, Event, Evidence, Exit, Reason, Sample, Victim};
+use memledger::ledger::why::{Cause, Confidence};
+
+use super::events::*;
+
+/// One row of the table.
+pub struct Case {
+    pub name: &'static str,
+    pub events: Vec<Event>,
+    pub cause: Cause,
+    pub confidence: Confidence,
+    /// Words of the sentence and of the advice.
+    pub says: &'static [&'static str],
+    /// Words that would claim too much.
+    pub not: &'static [&'static str],
+    /// Figures that are computed from the events, each worked out by hand.
+    pub computed: &'static [&'static str],
+}
+
+/// The whole table.
+pub fn all() -> Vec<Case> {
+    let parts: [fn() -> Vec<Case>; 9] = [
+        at_its_own_limit,
+        at_its_limit_with_less_known,
+        at_the_limit_of_another_cgroup,
+        in_pods_and_nested_and_on_the_host,
+        with_records_lost_or_none,
+        beside_a_kill_of_nobody,
+        on_request_and_by_signals,
+        by_bus_errors_and_errors,
+        well_or_without_a_reason,
+    ];
+    parts.iter().flat_map(|part| part()).collect()
+}
+
+fn at_its_own_limit() -> Vec<Case> {
+    vec![
+        Case {
+            name: "first process at its limit",
+            events: vec![killed(trainer(Victim::Main)), ended(exit(Reason::OomContainer, 137, 0.3))],
+            cause: Cause::OomLimitMain,
+            confidence: Confidence::Certain,
+            says: &[
+                "python3",
+                "limit of 44.0 GiB",
+                "ended the container with exit code 137",
+                "Smaller trainers",
+                "40.0 GiB",
+                "20.0 GiB each",
+                "BATCH_SIZE is 32",
+                "raise the memory limit (--memory, mem_limit; now 44.0 GiB)",
+                "Page cache (20.0 GiB) is not to blame",
+            ],
+            not: &["Fewer NUM_WORKERS", "grew from"],
+            computed: &["20.0", "2"],
+        },
+        Case {
+            name: "worker at the limit, the container lives",
+            events: vec![killed(kill(Victim::Child))],
+            cause: Cause::OomLimitWorker,
+            confidence: Confidence::Certain,
+            // 44 - 4.4 - 9.5 = 30.1 GiB of room, 34 / 8 = 4.25 GiB each: 7 workers, that is 3 for each of 2 loaders
+            says: &[
+                "DataLoader worker",
+                "the container lived on",
+                "Fewer NUM_WORKERS (now 4)",
+                "8 DataLoader workers held 34.0 GiB",
+                "4.2 GiB each",
+                "7 fit: NUM_WORKERS=3",
+                "2 loaders",
+            ],
+            not: &["ended the container", "age cache"],
+            computed: &["4.2", "7", "3", "2", "8", "4"],
+        },
+        Case {
+            name: "worker at the limit, then an error",
+            events: vec![killed(kill(Victim::Child)), ended(exit(Reason::Error, 1, 72.0))],
+            cause: Cause::OomLimitWorkerThenExit,
+            confidence: Confidence::Certain,
+            says: &["lived on and ended 1 min 12 s later with exit code 1", "NUM_WORKERS"],
+            not: &["that ended the container"],
+            computed: &["4.2", "7", "3", "2", "1", "12"],
+        },
+    ]
+}
+
+fn at_its_limit_with_less_known() -> Vec<Case> {
+    vec![
+        Case {
+            name: "worker at the limit without shares",
+            events: vec![killed(Kill {
+                before: Some(Arc::new(Before {
+                    roles: vec![role("dataloader_worker", 8, None)],
+                    ..before(42 * GIB, 43 * GIB, Some(44 * GIB))
+                })),
+                ..kill(Victim::Child)
+            })],
+            cause: Cause::OomLimitWorker,
+            confidence: Confidence::Certain,
+            says: &["what one costs is not known", "CAP_SYS_PTRACE"],
+            not: &[" each (", " fit", "70.0 GiB"],
+            computed: &[],
+        },
+        Case {
+            name: "worker at the limit, nothing recorded before",
+            events: vec![killed(Kill { before: None, limit_bytes: None, ..kill(Victim::Child) })],
+            cause: Cause::OomLimitWorker,
+            confidence: Confidence::Certain,
+            says: &["reached its memory limit;", "Raise the memory limit (--memory, mem_limit). "],
+            not: &["NUM_WORKERS", "page cache", "grew", "now"],
+            computed: &[],
+        },
+        Case {
+            name: "shared memory at the limit",
+            events: vec![killed(shared())],
+            cause: Cause::OomLimitShm,
+            confidence: Confidence::Certain,
+            says: &[
+                "30.0 GiB of the 43.0 GiB",
+                "29.0 GiB of 32.0 GiB",
+                "--shm-size does not help",
+                "NUM_WORKERS (now 4)",
+            ],
+            not: &["A larger --shm-size (Compose"],
+            computed: &[],
+        },
+    ]
+}
+
+fn at_the_limit_of_another_cgroup() -> Vec<Case> {
+    vec![
+        Case {
+            name: "the limit of a slice",
+            events: vec![
+                killed(Kill {
+                    limit_cgroup: "/training.slice".into(),
+                    limit_bytes: Some(100 * GIB),
+                    ..kill(Victim::Main)
+                }),
+                ended(exit(Reason::OomContainer, 137, 0.2)),
+            ],
+            cause: Cause::OomParentLimit,
+            confidence: Confidence::Certain,
+            says: &[
+                "the cgroup /training.slice above it reached its memory limit of 100.0 GiB",
+                "Raise the limit of /training.slice (now 100.0 GiB)",
+                "MemoryMax",
+            ],
+            not: &["the container reached"],
+            computed: &["8"],
+        },
+        Case {
+            name: "a limit that is not named, and the container has none",
+            events: vec![killed(Kill {
+                limit_cgroup: "".into(),
+                limit_bytes: None,
+                before: Some(Arc::new(Before {
+                    samples: vec![Sample {
+                        at: AT - 4.0,
+                        effective_limit_bytes: Some(9 * GIB),
+                        ..Sample::default()
+                    }],
+                    ..Before::default()
+                })),
+                ..kill(Victim::Child)
+            })],
+            cause: Cause::OomParentLimit,
+            confidence: Confidence::Likely,
+            says: &["a cgroup above the container reached its memory limit;"],
+            not: &["because the container reached", "0 B"],
+            computed: &[],
+        },
+    ]
+}
+
+fn in_pods_and_nested_and_on_the_host() -> Vec<Case> {
+    vec![
+        Case {
+            name: "the limit of a pod",
+            events: vec![killed(in_a_pod())],
+            cause: Cause::OomParentLimit,
+            confidence: Confidence::Certain,
+            says: &[
+                "the cgroup /kubepods.slice/kubepods-pod1.slice above it",
+                "resources.limits.memory",
+                "QoS class",
+                "936/1000 of the memory larger",
+            ],
+            not: &["docker run"],
+            computed: &["8"],
+        },
+        Case {
+            name: "a limit inside the container",
+            events: vec![killed(Kill {
+                limit_cgroup: format!("/docker/{ID}/job").into(),
+                oom_score_adj: Some(-500),
+                ..kill(Victim::Child)
+            })],
+            cause: Cause::OomLimitWorker,
+            confidence: Confidence::Certain,
+            says: &[
+                "the cgroup /job inside it reached its memory limit",
+                "which was set inside the container",
+                "500/1000 of the memory smaller",
+            ],
+            not: &["because the container reached"],
+            computed: &["4.2", "7", "3", "2", "500"],
+        },
+        Case {
+            name: "the machine ran out",
+            events: vec![killed(of_host())],
+            cause: Cause::OomHost,
+            confidence: Confidence::Certain,
+            says: &[
+                "the whole machine ran out of memory",
+                "Of the machine's 62.0 GiB held at the last sample: notebook 38.0 GiB, piper1-gpl-train-1 (this one) 20.0 GiB",
+                "Set a memory limit on notebook",
+                "oom_score_adj 800",
+                "800/1000",
+            ],
+            not: &["its memory limit of", "the container reached"],
+            computed: &[],
+        },
+    ]
+}
+
+fn with_records_lost_or_none() -> Vec<Case> {
+    vec![
+        Case {
+            name: "a gap",
+            events: vec![killed(Kill {
+                kernel_usec: None,
+                pid: None,
+                process: "".into(),
+                role: "".into(),
+                anon_bytes: None,
+                victim: None,
+                ..kill(Victim::Child)
+            })],
+            cause: Cause::OomUnnamed,
+            confidence: Confidence::Likely,
+            says: &[
+                "the kernel's record was lost",
+                "which process and how large it was is not known",
+                "no end of the container is recorded",
+                "log_buf_len",
+            ],
+            not: &["pt_data_worker", "lived on"],
+            computed: &["1"],
+        },
+        Case {
+            name: "the ledger forgot the kill",
+            events: vec![ended(Exit { oom_kills: 1, ..exit(Reason::OomContainer, 137, 0.0) })],
+            cause: Cause::OomLimitMain,
+            confidence: Confidence::Likely,
+            says: &["the kill's own record is not in the ledger", "counted 1 OOM kill"],
+            not: &[],
+            computed: &["0", "3", "12"],
+        },
+        Case {
+            name: "137 without an OOM",
+            events: vec![ended(exit(Reason::Killed, 137, 0.0))],
+            cause: Cause::KilledOutside,
+            confidence: Confidence::Certain,
+            says: &["NOT an OOM", "docker stop", "kubelet", "systemd-oomd", "earlyoom", "person"],
+            not: &["memory limit of"],
+            computed: &["3", "12"],
+        },
+        Case {
+            name: "137 without an OOM, and the runtime's flag says otherwise",
+            events: vec![ended(Exit { runtime_oom_flag: Some(true), ..exit(Reason::Killed, 137, 0.0) })],
+            cause: Cause::KilledOutside,
+            confidence: Confidence::Likely,
+            says: &["NOT an OOM"],
+            not: &[],
+            computed: &["3", "12"],
+        },
+    ]
+}
+
+fn beside_a_kill_of_nobody() -> Vec<Case> {
+    vec![Case {
+        name: "137 beside a kill that is nobody's",
+        events: vec![killed(loose()), ended(exit(Reason::Killed, 137, 0.0))],
+        cause: Cause::Unknown,
+        confidence: Confidence::Unsure,
+        says: &["nothing tells whose process that was", "it may have been"],
+        not: &["NOT an OOM"],
+        computed: &["3", "12", "5"],
+    }]
+}
+
+/// An end without a kill.
+fn case(
+    name: &'static str,
+    exit: Exit,
+    cause: Cause,
+    confidence: Confidence,
+    says: &'static [&'static str],
+) -> Case {
+    let events = vec![ended(exit)];
+    Case { name, events, cause, confidence, says, not: &["OOM killer killed"], computed: &["3", "12"] }
+}
+
+fn on_request_and_by_signals() -> Vec<Case> {
+    let twice = Exit {
+        evidence: vec![
+            Evidence::new("runtime", "asked to send signal 15"),
+            Evidence::new("runtime", "asked to send signal 9"),
+        ],
+        ..asked(exit(Reason::Stopped, 137, 0.0), 9)
+    };
+    vec![
+        case(
+            "docker stop",
+            asked(exit(Reason::Stopped, 143, 0.0), 15),
+            Cause::Stopped,
+            Confidence::Certain,
+            &["SIGTERM", "exit code 143", "somebody asked"],
+        ),
+        case(
+            "docker stop that ran out of time",
+            twice,
+            Cause::Stopped,
+            Confidence::Certain,
+            &["did not end upon SIGTERM", "killed it when its time was up"],
+        ),
+        case(
+            "docker kill",
+            asked(exit(Reason::Stopped, 137, 0.0), 9),
+            Cause::KilledByRequest,
+            Confidence::Certain,
+            &["asked the runtime to kill it"],
+        ),
+        case(
+            "a segmentation fault",
+            exit(Reason::Signal, 139, 0.0),
+            Cause::CrashedSignal,
+            Confidence::Certain,
+            &["SIGSEGV", "not a lack of memory", "docker logs --tail 50 4f1c2a9b7d3e"],
+        ),
+        case(
+            "an abort",
+            exit(Reason::Signal, 134, 0.0),
+            Cause::CrashedSignal,
+            Confidence::Certain,
+            &["SIGABRT", "bad_alloc"],
+        ),
+    ]
+}
+
+fn by_bus_errors_and_errors() -> Vec<Case> {
+    vec![
+        case(
+            "a bus error",
+            exit(Reason::Signal, 135, 0.0),
+            Cause::CrashedSignal,
+            Confidence::Certain,
+            &["SIGBUS", "--shm-size (now 64.0 MiB, 20.0 MiB of it in use"],
+        ),
+        case(
+            "a bus error with a full /dev/shm",
+            with_shm(exit(Reason::Signal, 135, 0.0), 63 * MIB),
+            Cause::ShmFull,
+            Confidence::Likely,
+            &[
+                "SIGBUS",
+                "63.0 MiB of the 64.0 MiB",
+                "larger --shm-size",
+                "ipc=host",
+                "fewer NUM_WORKERS (now 4)",
+            ],
+        ),
+        case(
+            "an error with a full /dev/shm",
+            with_shm(exit(Reason::Error, 1, 0.0), 63 * MIB),
+            Cause::ShmFull,
+            Confidence::Likely,
+            &["63.0 MiB of the 64.0 MiB", "which would prove it", "Bus error"],
+        ),
+        case(
+            "a hangup from outside",
+            exit(Reason::Signal, 129, 0.0),
+            Cause::EndedBySignal,
+            Confidence::Certain,
+            &["SIGHUP", "nobody asked the runtime"],
+        ),
+    ]
+}
+
+fn well_or_without_a_reason() -> Vec<Case> {
+    vec![
+        case(
+            "an error",
+            exit(Reason::Error, 1, 0.0),
+            Cause::ErrorExit,
+            Confidence::Certain,
+            &["exit code 1", "its own error", "CUDA"],
+        ),
+        case(
+            "completed",
+            exit(Reason::Completed, 0, 0.0),
+            Cause::Completed,
+            Confidence::Certain,
+            &["exit code 0 after 3 h 12 min", "without an error"],
+        ),
+        case(
+            "no runtime to ask",
+            Exit { exit_code: None, reason: Some(Reason::Unknown), ..exit(Reason::Unknown, 0, 0.0) },
+            Cause::Unknown,
+            Confidence::Unsure,
+            &["nothing recorded tells why"],
+        ),
+        case(
+            "evidence may still come",
+            Exit { reason: None, ..exit(Reason::Unknown, 137, 0.0) },
+            Cause::Unknown,
+            Confidence::Unsure,
+            &["may still come"],
+        ),
+    ]
+}

@@ -1,0 +1,210 @@
+//! Synthetic events of one container, as a ledger would have them.
+
+use std::sync::Arc;
+
+use memledger::ledger::entries::{
+    Before, Event, Evidence, Exit, Holder, Kill, Name, Reason, RoleHeld, Sample, Scope, Subject, Victim,
+    Whose,
+};
+
+pub const GIB: u64 = 1 << 30;
+pub const MIB: u64 = 1 << 20;
+/// 2026-11-21 02:13:07 UTC.
+pub const AT: f64 = 1_795_227_187.0;
+pub const NOW: f64 = AT + 600.0;
+pub const ID: &str = "4f1c2a9b7d3e5a6b8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d";
+
+pub fn subject() -> Subject {
+    Subject {
+        name: Name { container_name: "piper1-gpl-train-1".into(), ..Name::default() },
+        container_id: ID.into(),
+        image: "piper:1.2".into(),
+        runtime: "docker".into(),
+        started: Some(AT - 11_520.0),
+    }
+}
+
+/// Five minutes that end at the limit: `unreclaimable` grows from `from` to `to`.
+pub fn before(from: u64, to: u64, limit: Option<u64>) -> Before {
+    let sample = |step: u64| {
+        let unreclaimable = from + (to - from) / 29 * step;
+        Sample {
+            at: AT - 294.0 + 10.0 * step as f64,
+            usage_bytes: unreclaimable + GIB,
+            unreclaimable_bytes: Some(unreclaimable),
+            anon_bytes: Some(unreclaimable - 300 * MIB),
+            shmem_bytes: Some(200 * MIB),
+            file_bytes: Some(GIB),
+            limit_bytes: limit,
+            effective_limit_bytes: limit,
+            shm_used_bytes: Some(20 * MIB),
+            shm_size_bytes: Some(64 * MIB),
+        }
+    };
+    Before {
+        samples: (0..30).map(sample).collect(),
+        settings: vec![
+            ("batch_size".into(), "32".into()),
+            ("num_workers".into(), "4".into()),
+            ("num_devices".into(), "2".into()),
+        ],
+        ..Before::default()
+    }
+}
+
+pub fn role(role: &str, processes: u32, pss: Option<u64>) -> RoleHeld {
+    RoleHeld { role: role.into(), processes, rss_bytes: 70 * GIB, pss_bytes: pss }
+}
+
+pub fn kill(victim: Victim) -> Kill {
+    Kill {
+        id: 7,
+        at: AT,
+        boot_id: "b".into(),
+        kernel_usec: Some(846_857_491),
+        pid: Some(22_212),
+        process: "pt_data_worker".into(),
+        role: "dataloader_worker".into(),
+        whose: Whose::Container(subject()),
+        victim: Some(victim),
+        scope: Scope::Container,
+        anon_bytes: Some(5 * GIB),
+        file_bytes: Some(0),
+        shmem_bytes: Some(0),
+        oom_score_adj: Some(0),
+        limit_cgroup: format!("/docker/{ID}").into(),
+        limit_bytes: Some(44 * GIB),
+        method: "kmsg".into(),
+        evidence: vec![
+            Evidence::new(
+                "kmsg",
+                "Memory cgroup out of memory: Killed process 22212 (pt_data_worker) total-vm:9675280kB, \
+                 anon-rss:5242880kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:17200kB oom_score_adj:0",
+            ),
+            Evidence::new("vmstat", "oom_kill 11 -> 12"),
+            Evidence::new("cgroup", "memory.oom_control of the container: oom_kill 0 -> 1"),
+        ],
+        before: Some(Arc::new(Before {
+            roles: vec![
+                role("trainer", 2, Some(9 * GIB)),
+                role("dataloader_worker", 8, Some(34 * GIB)),
+                role("other", 3, Some(100 * MIB)),
+            ],
+            ..before(30 * GIB, 43 * GIB + 512 * MIB, Some(44 * GIB))
+        })),
+    }
+}
+
+pub fn trainer(victim: Victim) -> Kill {
+    let mut held = Before {
+        roles: vec![role("trainer", 2, Some(40 * GIB)), role("dataloader_worker", 8, Some(2 * GIB))],
+        ..before(42 * GIB, 43 * GIB, Some(44 * GIB))
+    };
+    held.samples.iter_mut().for_each(|sample| sample.file_bytes = Some(20 * GIB));
+    let pid = Some(22_100);
+    Kill {
+        process: "python3".into(),
+        role: "trainer".into(),
+        pid,
+        before: Some(Arc::new(held)),
+        ..kill(victim)
+    }
+}
+
+pub fn exit(reason: Reason, exit_code: i64, after: f64) -> Exit {
+    Exit {
+        id: 9,
+        at: AT + after,
+        subject: subject(),
+        reason: Some(reason),
+        exit_code: Some(exit_code),
+        runtime_oom_flag: Some(false),
+        asked_signal: None,
+        duration_seconds: Some(11_520.0 + after),
+        oom_kills: 0,
+        peak_usage_bytes: Some(44 * GIB),
+        peak_unreclaimable_bytes: Some(43 * GIB),
+        evidence: vec![Evidence::new("runtime", format!("die with exit code {exit_code}"))],
+        before: Some(Arc::new(before(20 * GIB, 20 * GIB, Some(44 * GIB)))),
+    }
+}
+
+pub fn with_shm(mut exit: Exit, used: u64) -> Exit {
+    let mut held = exit.before.take().map_or_else(Before::default, Arc::unwrap_or_clone);
+    held.samples.iter_mut().for_each(|sample| sample.shm_used_bytes = Some(used));
+    exit.before = Some(Arc::new(held));
+    exit
+}
+
+pub fn asked(exit: Exit, signal: i32) -> Exit {
+    Exit { asked_signal: Some(signal), ..exit }
+}
+
+pub fn killed(kill: Kill) -> Event {
+    Event::OomKill(kill)
+}
+
+pub fn ended(exit: Exit) -> Event {
+    Event::Exit(exit)
+}
+
+/// Somebody else's kill, in the seconds of an end.
+pub fn loose() -> Kill {
+    Kill {
+        id: 8,
+        whose: Whose::Unattributed,
+        victim: None,
+        before: None,
+        at: AT - 1.0,
+        ..kill(Victim::Child)
+    }
+}
+
+pub fn of_host() -> Kill {
+    let mut held = before(20 * GIB, 20 * GIB, None);
+    let holder = |name: &str, unreclaimable_bytes| Holder { name: name.into(), unreclaimable_bytes };
+    held.holders = vec![
+        holder("notebook", 38 * GIB),
+        holder("piper1-gpl-train-1", 20 * GIB),
+        holder("processes outside containers", 2 * GIB),
+    ];
+    held.host_total_bytes = Some(62 * GIB);
+    held.host_available_bytes = Some(300 * MIB);
+    Kill {
+        scope: Scope::Host,
+        oom_score_adj: Some(800),
+        limit_cgroup: "".into(),
+        limit_bytes: None,
+        before: Some(Arc::new(held)),
+        evidence: vec![Evidence::new(
+            "kmsg",
+            "Out of memory: Killed process 22212 (pt_data_worker) total-vm:9675280kB, anon-rss:5242880kB, \
+             file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:17200kB oom_score_adj:800",
+        )],
+        ..kill(Victim::Child)
+    }
+}
+
+pub fn shared() -> Kill {
+    let mut held = before(20 * GIB, 43 * GIB, Some(44 * GIB));
+    for sample in &mut held.samples {
+        (sample.shmem_bytes, sample.shm_used_bytes, sample.shm_size_bytes) =
+            (Some(30 * GIB), Some(29 * GIB), Some(32 * GIB));
+    }
+    Kill { before: Some(Arc::new(held)), ..kill(Victim::Child) }
+}
+
+/// A kill in a pod of Kubernetes, at the pod's limit.
+pub fn in_a_pod() -> Kill {
+    let name = Name {
+        k8s_namespace_name: "ml".into(),
+        k8s_pod_name: "train-0".into(),
+        container_name: "trainer".into(),
+    };
+    Kill {
+        whose: Whose::Container(Subject { name, ..subject() }),
+        limit_cgroup: "/kubepods.slice/kubepods-pod1.slice".into(),
+        oom_score_adj: Some(936),
+        ..kill(Victim::Child)
+    }
+}
