@@ -77,7 +77,8 @@ impl Host {
             let shares = metrics.all("memledger_container_process_pss_bytes", &[]).len();
             let rows = metrics.all("memledger_process_gpu_memory_used_bytes", &[]).len();
             let sources = metrics.all("memledger_oom_source_up", &[]).len();
-            match (shares == 3 * self.containers, !gpus || rows > 0, sources == 4) {
+            let counted = metrics.all("memledger_container_restarts_total", &[]).len() == self.containers;
+            match (shares == 3 * self.containers && counted, !gpus || rows > 0, sources == 4) {
                 (true, true, true) => Ok(()),
                 _ => Err(format!(
                     "{shares} shares, {rows} processes on GPUs, {sources} sources of the ledger; {}",

@@ -117,6 +117,7 @@ impl Keeper {
             keep_ended: config.keep_ended,
             filter: config.filter.clone(),
             host_pids: config.roots.in_first_pid_namespace(),
+            without_runtimes: !config.oom.runtime,
         };
         let hierarchy = Hierarchy::detect(&config.roots).ok();
         let init = std::fs::read(config.roots.process(1).join("cgroup")).unwrap_or_default();

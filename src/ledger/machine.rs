@@ -58,6 +58,8 @@ pub struct Setup {
     pub filter: Filter,
     /// The kernel's pids are the pids that the cycle sees.
     pub host_pids: bool,
+    /// What the runtimes tell of ends is not used.
+    pub without_runtimes: bool,
 }
 
 /// What /proc said of a victim at the moment its record was read.
@@ -128,7 +130,7 @@ impl Machine {
             changes.notes.extend(old.map(|key| (key.clone(), None)));
         }
         let mut machine = Self {
-            runs: Runs::new(setup.filter.clone(), stored),
+            runs: Runs::new(setup.filter.clone(), setup.without_runtimes, stored),
             counters: Counters::new(counters, account.is_none()),
             kernel: Kernel::new(account, &setup.boot_id, now_usec),
             totals: Totals::new(contents),

@@ -305,6 +305,8 @@ impl Known {
 pub struct Runs {
     filter: Filter,
     known: HashMap<ContainerId, Known>,
+    /// What the runtimes tell of ends is not used, so nobody waits for it.
+    without_runtimes: bool,
     /// Runtimes: whether they are connected.
     links: Vec<(&'static str, bool)>,
     host_memory: Option<(u64, u64)>,
@@ -313,8 +315,12 @@ pub struct Runs {
 
 impl Runs {
     /// Those that were stored.
-    pub fn new(filter: Filter, stored: impl Iterator<Item = (ContainerId, Known)>) -> Self {
-        Self { filter, known: stored.collect(), ..Self::default() }
+    pub fn new(
+        filter: Filter,
+        without_runtimes: bool,
+        stored: impl Iterator<Item = (ContainerId, Known)>,
+    ) -> Self {
+        Self { filter, without_runtimes, known: stored.collect(), ..Self::default() }
     }
 
     /// One container.
@@ -442,7 +448,9 @@ impl Runs {
     /// Enters what a cycle saw.
     pub fn see(&mut self, now: Moment, handed: &Handed) -> Vec<Turn> {
         let mut turns = Vec::new();
-        self.links.clone_from(&handed.inventory.runtimes);
+        if !self.without_runtimes {
+            self.links.clone_from(&handed.inventory.runtimes);
+        }
         self.host_memory = handed.host_memory;
         for (container, held) in std::iter::zip(&handed.inventory.containers, &handed.containers) {
             let name = Name {

@@ -37,6 +37,7 @@ fn machine(kept: &Kept, now: Moment) -> Machine {
         keep_ended: Duration::from_secs(60),
         filter: Filter::default(),
         host_pids: true,
+        ..Setup::default()
     };
     Machine::new(setup, &kept.contents, now, now.kernel_usec())
 }
