@@ -201,7 +201,7 @@ impl Machine {
         let sum: u64 = counted.iter().map(|(_, kills)| kills).sum();
         let kills = ownerless.len() as u64;
         if sum == kills || (counted.len() == 1 && sum > kills) {
-            return self.by_counters(ownerless, &counted);
+            return self.by_counters(ownerless, &counted, &Fit::ALL);
         }
         let ready = ownerless.iter().all(|at| now.since(self.open[*at].noticed) >= RUNTIMES_MAY_TAKE);
         if !ready || sum > kills {
@@ -210,23 +210,23 @@ impl Machine {
         let told = self.told_by_runtimes(&ownerless, &counted);
         if sum + told.len() as u64 == kills {
             let rest = self.by_runtimes(ownerless, &told);
-            return self.by_counters(rest, &counted);
+            return self.by_counters(rest, &counted, &Fit::ALL);
         }
         // nothing more will be known: what a cgroup counted is among these, those without a record first
         let is_last = |at: &usize| now.since(self.open[*at].noticed) >= LAST_MOMENT;
         let mut last: Vec<_> = ownerless.into_iter().filter(is_last).collect();
         last.sort_by_key(|at| self.open[*at].kill.kernel_usec.is_some());
         if sum <= last.len() as u64 {
-            self.by_counters(last, &counted);
+            self.by_counters(last, &counted, &[Fit::Name, Fit::Unknown]);
         }
     }
 
     /// Deals kills to the containers whose cgroups counted so many. Where a container is known to have had a process of
     /// that name it comes first, then one of whose processes nothing is known.
-    fn by_counters(&mut self, kills: Vec<usize>, counted: &[(ContainerId, u64)]) {
+    fn by_counters(&mut self, kills: Vec<usize>, counted: &[(ContainerId, u64)], fits: &[Fit]) {
         let mut counted = counted.to_vec();
         let mut rest = kills;
-        for fits in [Fit::Name, Fit::Unknown, Fit::Any] {
+        for fits in fits.iter().copied() {
             rest.retain(|at| {
                 let process = Arc::clone(&self.open[*at].kill.process);
                 let fits = |id: &ContainerId| {

@@ -133,6 +133,11 @@ pub enum Fit {
     Any,
 }
 
+impl Fit {
+    /// The best first.
+    pub const ALL: [Fit; 3] = [Fit::Name, Fit::Unknown, Fit::Any];
+}
+
 /// What changed in the runs.
 #[derive(Clone, Debug)]
 pub enum Turn {
