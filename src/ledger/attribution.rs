@@ -212,12 +212,15 @@ impl Machine {
             let rest = self.by_runtimes(ownerless, &told);
             return self.by_counters(rest, &counted, &Fit::ALL);
         }
-        // nothing more will be known: what a cgroup counted is among these, those without a record first
+        // nothing more will be known: what a cgroup counted is among these
         let is_last = |at: &usize| now.since(self.open[*at].noticed) >= LAST_MOMENT;
-        let mut last: Vec<_> = ownerless.into_iter().filter(is_last).collect();
-        last.sort_by_key(|at| self.open[*at].kill.kernel_usec.is_some());
-        if sum <= last.len() as u64 {
-            self.by_counters(last, &counted, &[Fit::Name, Fit::Unknown]);
+        let last = ownerless.into_iter().filter(is_last);
+        let (records, gaps): (Vec<_>, Vec<_>) =
+            last.partition(|at| self.open[*at].kill.kernel_usec.is_some());
+        if sum <= (records.len() + gaps.len()) as u64 {
+            // a process only to a container that had one of its name; a kill without a record is like another
+            self.by_counters(records, &counted, &[Fit::Name]);
+            self.by_counters(gaps, &self.counters.candidates(), &[Fit::Unknown]);
         }
     }
 

@@ -160,8 +160,8 @@ impl Keeper {
 
     /// Where the ledger is read; `None` if not even memory could be had for one.
     pub fn archive(&self) -> Option<Archive> {
-        match (&self.state.path, self.store_up) {
-            (Some(directory), _) if self.on_disk => Some(Archive::Disk(directory.clone())),
+        match &self.state.path {
+            Some(directory) if self.on_disk => Some(Archive::Disk(directory.clone())),
             _ => self.store.clone().map(Archive::Memory),
         }
     }

@@ -42,6 +42,8 @@ const MOST_GAPS: usize = 4_096;
 /// A runtime's events come out of order by no more than so many seconds.
 const DISORDER: f64 = 1.0;
 
+/// A cgroup's count explains no kill that is noticed so much later.
+const COUNTED_LASTS: Duration = Duration::from_secs(13);
 /// By so many seconds the kernel's stamps may be off without being put right.
 const CLOCKS_PART: f64 = 2.0;
 /// Ended containers whose figures are shown, at most; the newest.
@@ -419,6 +421,8 @@ impl Machine {
         if !self.kernel.waits() && self.ownerless().is_empty() {
             self.counters.give_up(now, SETTLES_AFTER);
         }
+        // the kill that it counted is settled by now, also while others are open
+        self.counters.give_up(now, COUNTED_LASTS);
         self.write(now);
         (std::mem::take(&mut self.changes), std::mem::take(&mut self.said))
     }
