@@ -9,7 +9,6 @@
 //! v1's eventfd fires when an OOM begins, before the kill is counted, and needs a file that is writable: not used.
 
 use std::collections::{HashMap, HashSet};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -18,7 +17,7 @@ use rustix::fs::inotify;
 use crate::clock::Moment;
 use crate::discover::cgroups::Tree;
 use crate::discover::{ContainerId, Hierarchy, Version};
-use crate::host::{Dir, KernelFile, ReadError};
+use crate::host::{Dir, KernelFile, ReadError, take_notifications};
 use crate::parse::number;
 
 /// One reading of one counter.
@@ -101,14 +100,7 @@ impl CgroupCounters {
 
     /// Takes the notifications so far. True if there were any.
     pub fn take_notifications(&self) -> bool {
-        let Some(watch) = &self.watch else { return false };
-        let mut buffer = [MaybeUninit::uninit(); 4096];
-        let mut reader = inotify::Reader::new(watch, &mut buffer);
-        let mut any = false;
-        while reader.next().is_ok() {
-            any = true;
-        }
-        any
+        self.watch.as_ref().is_some_and(take_notifications)
     }
 
     /// Reads the counters of all containers that are there.

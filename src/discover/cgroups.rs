@@ -5,7 +5,6 @@
 //!
 //! Not here: names. Without a runtime a container is known by its id alone.
 
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use rustix::fs::inotify;
 
 use super::ContainerId;
 use crate::clock::Moment;
-use crate::host::{Dir, KernelFile, ReadError, Roots};
+use crate::host::{Dir, KernelFile, ReadError, Roots, take_notifications};
 use crate::parse::container_id;
 
 /// The tree is walked at least so often.
@@ -189,14 +188,7 @@ impl Tree {
 
     /// Drains the notifications. True if there were any, or if there can be none.
     fn changed(&self) -> bool {
-        let Some(watch) = &self.watch else { return true };
-        let mut buffer = [MaybeUninit::uninit(); 4096];
-        let mut reader = inotify::Reader::new(watch, &mut buffer);
-        let mut any = false;
-        while reader.next().is_ok() {
-            any = true;
-        }
-        any
+        self.watch.as_ref().is_none_or(take_notifications)
     }
 
     fn walk(

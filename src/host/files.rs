@@ -155,6 +155,17 @@ impl Dir {
     }
 }
 
+/// Takes all notifications that wait in an inotify queue. True if there were any.
+pub fn take_notifications(queue: &OwnedFd) -> bool {
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+    let mut reader = rustix::fs::inotify::Reader::new(queue, &mut buffer);
+    let mut any = false;
+    while reader.next().is_ok() {
+        any = true;
+    }
+    any
+}
+
 impl AsFd for Dir {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -10,7 +10,7 @@ pub mod syslog;
 use std::path::{Path, PathBuf};
 
 pub use bell::Bell;
-pub use files::{Dir, FAULT_REASONS, KernelFile, ReadError, classify};
+pub use files::{Dir, FAULT_REASONS, KernelFile, ReadError, classify, take_notifications};
 
 /// The kernel's first pid namespace always has this inode (PROC_PID_INIT_INO).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `kernel.rs` | which kills there were: records against the kernel's counter |
 //! | `runs.rs` | which containers there are, and when a run began and ended |
+//! | `history.rs` | what a container held in the last minutes |
 //! | `attribution.rs`, `whose.rs`, `counters.rs` | whose a kill was, and whether it ended the container |
 //! | `exits.rs` | why a container ended |
 //! | `totals.rs` | the counts that never fall |
@@ -20,6 +21,7 @@ pub mod desk;
 pub mod entries;
 pub mod events_file;
 mod exits;
+mod history;
 pub mod keeper;
 mod kernel;
 mod machine;

@@ -13,7 +13,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::desk::{Handed, Held};
-use super::entries::{Before, Holder, Name, RoleHeld, Sample, Scope, Subject};
+use super::entries::{Before, Holder, Name, Scope, Subject};
+use super::history::{History, by_role};
 use crate::clock::Moment;
 use crate::config::Filter;
 use crate::discover::{ContainerId, Fact, Inventory, What, registry::lasting_name};
@@ -30,8 +31,6 @@ const RUNTIME_TELLS_WITHIN: Duration = Duration::from_secs(15);
 const RUNTIME_COMES_BACK_WITHIN: Duration = Duration::from_secs(600);
 /// As long where there is no runtime to ask.
 const NOBODY_TELLS_AFTER: Duration = Duration::from_secs(3);
-/// Samples of the history are so far apart, and so many are kept: five minutes.
-const SAMPLES: (Duration, usize) = (Duration::from_secs(10), 30);
 /// Somebody's wish that a container ends explains its end for so many seconds.
 const ASKED_LASTS: f64 = 600.0;
 /// Wishes for its end that are remembered of one run.
@@ -113,13 +112,6 @@ pub struct Run {
     /// What ran out when its first process was killed for memory.
     #[serde(default)]
     pub ended_by: Option<Scope>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct History {
-    samples: VecDeque<Sample>,
-    newest: Option<Sample>,
-    kept: Option<Moment>,
 }
 
 /// How well a victim's name fits a container.
@@ -247,15 +239,7 @@ impl Known {
 
     fn remember(&mut self, now: Moment, held: &Held) {
         if let Some(sample) = held.sample {
-            let history = &mut self.history;
-            history.newest = Some(sample);
-            if history.kept.is_none_or(|kept| now.since(kept) >= SAMPLES.0) {
-                history.kept = Some(now);
-                history.samples.push_back(sample);
-                if history.samples.len() > SAMPLES.1 {
-                    history.samples.pop_front();
-                }
-            }
+            self.history.enter(now, sample);
         }
         if held.sample.is_some() || !held.processes.is_empty() {
             self.held = Some(Arc::new(held.clone()));
@@ -276,31 +260,8 @@ impl Known {
 
     /// What it held before now.
     pub fn before(&self) -> Option<Before> {
-        let newest = self.history.newest?;
-        let mut samples: Vec<_> = self.history.samples.iter().copied().collect();
-        if samples.last() != Some(&newest) {
-            samples.push(newest);
-        }
-        let mut roles: Vec<RoleHeld> = Vec::new();
-        for process in self.held().iter().flat_map(|held| &held.processes) {
-            let label = process.role.label();
-            let role = match roles.iter_mut().find(|role| &*role.role == label) {
-                Some(role) => role,
-                None => {
-                    roles.push(RoleHeld {
-                        role: label.into(),
-                        processes: 0,
-                        rss_bytes: 0,
-                        pss_bytes: Some(0),
-                    });
-                    let last = roles.len() - 1;
-                    &mut roles[last]
-                }
-            };
-            role.processes += 1;
-            role.rss_bytes += process.rss_bytes;
-            role.pss_bytes = role.pss_bytes.zip(process.pss_bytes).map(|(sum, pss)| sum + pss);
-        }
+        let samples = self.history.samples()?;
+        let roles = self.held().map_or(vec![], |held| by_role(&held.processes));
         Some(Before { samples, roles, settings: self.settings.clone(), ..Before::default() })
     }
 }
@@ -538,7 +499,7 @@ impl Runs {
             .known
             .values()
             .filter_map(|known| {
-                let held = known.history.newest?.unreclaimable_bytes?;
+                let held = known.history.newest()?.unreclaimable_bytes?;
                 Some(Holder { name: Arc::clone(&known.name.container_name), unreclaimable_bytes: held })
             })
             .collect();
