@@ -128,7 +128,7 @@ fn of_exit(exit: &Exit) -> String {
     if let Some(code) = exit.exit_code {
         parts.push(format!("exit code {code}"));
     }
-    if let Some(signal) = exit.asked_signal {
+    if let Some(signal) = exit.asked_signal() {
         parts.push(format!("asked for signal {signal}"));
     }
     if let Some(seconds) = exit.duration_seconds {
@@ -226,7 +226,7 @@ mod tests {
             json!({
                 "type": "exit", "id": 5, "at": 1_700_000_063.0, "k8s_namespace_name": "ml", "k8s_pod_name": "piper-0",
                 "container_name": "main", "container_id": id, "reason": "stopped", "exit_code": 0,
-                "asked_signal": 15, "duration_seconds": 4.0, "oom_kills": 0, "peak_usage_bytes": GIB, "evidence": [],
+                "asked_signals": [15], "kernel_log_read": true, "duration_seconds": 4.0, "oom_kills": 0, "peak_usage_bytes": GIB, "evidence": [],
             }),
             json!({
                 "type": "oom_kill", "id": 6, "at": 1_700_000_064.0, "boot_id": "b", "kernel_usec": 7, "pid": 9,

@@ -11,8 +11,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::entries::{Event, Evidence, Kill, Scope, Victim, Whose};
+use super::fit::{Fit, Judge};
 use super::machine::{Hint, Machine};
-use super::runs::{Fit, Known};
+use super::runs::Known;
 use super::totals::Total;
 use super::whose::{Place, of_paths};
 use crate::clock::Moment;
@@ -224,18 +225,20 @@ impl Machine {
         }
     }
 
-    /// Deals kills to the containers whose cgroups counted so many. Where a container is known to have had a process of
-    /// that name it comes first, then one of whose processes nothing is known.
+    /// How well these kills fit containers, by their names.
+    fn judge(&self, kills: &[usize]) -> Judge {
+        Judge::new(&self.runs, kills.iter().map(|at| Arc::clone(&self.open[*at].kill.process)))
+    }
+
+    /// Deals kills to the containers whose cgroups counted so many, those that fit best first.
     fn by_counters(&mut self, kills: Vec<usize>, counted: &[(ContainerId, u64)], fits: &[Fit]) {
+        let judge = self.judge(&kills);
         let mut counted = counted.to_vec();
         let mut rest = kills;
-        for fits in fits.iter().copied() {
+        for fit in fits {
             rest.retain(|at| {
                 let process = Arc::clone(&self.open[*at].kill.process);
-                let fits = |id: &ContainerId| {
-                    fits == Fit::Any
-                        || self.runs.get(id).map_or(Fit::Unknown, |known| known.fit(&process)) == fits
-                };
+                let fits = |id: &ContainerId| *fit == Fit::Any || judge.fit(&self.runs, id, &process) == *fit;
                 let Some((id, left)) = counted.iter_mut().find(|(id, left)| *left > 0 && fits(id)) else {
                     return true;
                 };
@@ -272,16 +275,19 @@ impl Machine {
         told
     }
 
-    /// Gives each container the kill that came last before its end, one with a record first. Returns the kills left.
+    /// Gives each container a kill before its end, one with a record first, then the one that fits best by its name, then
+    /// the last. Returns the kills left.
     fn by_runtimes(&mut self, mut kills: Vec<usize>, told: &[Told]) -> Vec<usize> {
+        let judge = self.judge(&kills);
         for (id, ended) in told {
-            let fits = |at: &usize| {
+            let worth = |at: &usize| {
                 let kill = &self.open[*at].kill;
-                (kill.kernel_usec.is_some() && kill.at <= ended + 0.02, kill.at)
+                let is_before = kill.kernel_usec.is_some() && kill.at <= ended + 0.02;
+                (is_before, std::cmp::Reverse(judge.fit(&self.runs, id, &kill.process)), kill.at)
             };
             let best = (0..kills.len()).max_by(|one, other| {
-                let (one, other) = (fits(&kills[*one]), fits(&kills[*other]));
-                one.0.cmp(&other.0).then(one.1.total_cmp(&other.1))
+                let (one, other) = (worth(&kills[*one]), worth(&kills[*other]));
+                (one.0, one.1).cmp(&(other.0, other.1)).then(one.2.total_cmp(&other.2))
             });
             if let Some(best) = best {
                 let at = kills.remove(best);

@@ -75,7 +75,7 @@ pub enum Scope {
 /// One line of evidence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
-    /// `kmsg`, `vmstat`, `cgroup`, `runtime`, `proc`: who said it.
+    /// `kmsg`, `vmstat`, `cgroup`, `runtime`: who said it.
     pub source: Arc<str>,
     /// What was said, for people.
     pub text: String,
@@ -215,9 +215,13 @@ pub struct Exit {
     /// The runtime's OOMKilled flag. Evidence of little worth: wrong in both directions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_oom_flag: Option<bool>,
-    /// The last signal that somebody asked the runtime to send, within ten minutes before the end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub asked_signal: Option<i32>,
+    /// Requests to the runtime to end it, within ten minutes before the end, oldest first: the signal of each, or `None`
+    /// where the runtime names none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub asked_signals: Vec<Option<i32>>,
+    /// The kernel log could be read when the reason was decided: an OOM kill would have been seen.
+    #[serde(default)]
+    pub kernel_log_read: bool,
     /// Seconds from its start to its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_seconds: Option<f64>,
@@ -234,6 +238,13 @@ pub struct Exit {
     /// What the container held before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<Arc<Before>>,
+}
+
+impl Exit {
+    /// The signal of the last request to end it.
+    pub fn asked_signal(&self) -> Option<i32> {
+        self.asked_signals.last().copied().flatten()
+    }
 }
 
 /// Any event, as it stands in the store and in `/api/v1/events`.

@@ -40,7 +40,8 @@ impl OpenExit {
             reason: None,
             exit_code: run.exit_code,
             runtime_oom_flag: run.oom_flag,
-            asked_signal: run.asked_before(at).last().flatten(),
+            asked_signals: run.asked_before(at).collect(),
+            kernel_log_read: false,
             duration_seconds: subject.started.map(|started| (at - started).max(0.0)),
             oom_kills: run.kills,
             peak_usage_bytes,
@@ -94,6 +95,7 @@ impl Machine {
                 continue;
             };
             open.exit.reason = Some(reason);
+            open.exit.kernel_log_read = self.log_up;
             let exit = open.exit;
             self.totals.ended(&exit.subject.name, reason, exit.exit_code, exit.at);
             self.changes.events.insert(exit.id, Event::Exit(exit.clone()));
@@ -107,6 +109,7 @@ impl Machine {
         exit.oom_kills = exit.oom_kills.max(run.kills);
         if exit.exit_code.is_none() && run.exit_code.is_some() {
             exit.exit_code = run.exit_code;
+            exit.asked_signals = run.asked_before(exit.at).collect();
             exit.evidence = evidence(run, exit.at);
         }
     }
@@ -119,9 +122,8 @@ impl Machine {
                 Scope::Host => Reason::OomHost,
             });
         }
-        let asked = exit.evidence.iter().any(|line| line.text.starts_with("somebody asked"));
-        let by_request = asked
-            && exit.asked_signal.is_none_or(|signal| {
+        let by_request = !exit.asked_signals.is_empty()
+            && exit.asked_signal().is_none_or(|signal| {
                 ASKING.contains(&signal) || exit.exit_code == Some(128 + i64::from(signal))
             });
         let code = match exit.exit_code {

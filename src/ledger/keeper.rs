@@ -2,8 +2,8 @@
 //! then puts the figures out.
 //!
 //! It is a thread of its own, so that a kill is noticed when the kernel logs it and not at the next cycle, and so that
-//! neither a slow disk nor a hanging read of a cycle holds the other up. It waits in poll(2) for the kernel log and for
-//! the bell that the runtimes' tasks ring; beyond that it looks at the kernel's counter once per interval.
+//! neither a slow disk nor a hanging read of a cycle holds the other up. It waits in poll(2) for the bell that the
+//! runtimes' tasks and the reader of the kernel log ring; beyond that it looks at the kernel's counter once per interval.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -16,18 +16,18 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::desk::Desk;
 use super::entries::Event;
 use super::events_file::EventsFile;
-use super::machine::{Hint, Machine, Said, Setup};
+use super::log_watch::LogWatch;
+use super::machine::{Machine, Said, Setup};
 use super::say;
 use super::store::{Archive, Changes, Contents, Opened, Store, StoreError};
+use super::witness::Witness;
 use crate::clock::Moment;
-use crate::collect::kernel_log::{Entry, KernelLog, Position, Way};
+use crate::collect::kernel_log::{KernelLog, Position, Way};
 use crate::collect::oom_cgroups::CgroupCounters;
 use crate::collect::oom_counter::OomCounter;
 use crate::config::{Config, KernelLogChoice, StateSettings};
-use crate::discover::{ContainerId, Fact, Hierarchy, Link, Source, Version, What};
-use crate::host::{Dir, Roots};
-use crate::parse::kernel_log::{Killed, Line};
-use crate::parse::process::{Stat, cgroup_path};
+use crate::discover::{ContainerId, Fact, Hierarchy, Link, Source, What};
+use crate::host::Roots;
 
 /// A memledger that is being replaced is waited for so long.
 const PREDECESSOR: Duration = Duration::from_secs(10);
@@ -67,16 +67,12 @@ pub struct Keeper {
     sources: Vec<Arc<Source>>,
     use_runtimes: bool,
     choice: KernelLogChoice,
-    log: Option<KernelLog>,
+    log: Option<LogWatch>,
     log_failed: Option<Moment>,
     counter: Option<OomCounter>,
     counters: Option<CgroupCounters>,
     counters_up: bool,
     hierarchy: Option<Hierarchy>,
-    /// Paths in /proc/PID/cgroup are the host's: memledger is not in a cgroup namespace of its own.
-    absolute_paths: bool,
-    /// The kernel's pids are the pids here.
-    host_pids: bool,
     swept: Option<Moment>,
     published: Option<Moment>,
     interval: Duration,
@@ -120,7 +116,6 @@ impl Keeper {
             without_runtimes: !config.oom.runtime,
         };
         let hierarchy = Hierarchy::detect(&config.roots).ok();
-        let init = std::fs::read(config.roots.process(1).join("cgroup")).unwrap_or_default();
         let desk = Arc::new(Desk::default());
         Ok(Self {
             machine: Machine::new(setup, &contents, now, newest_stamp(config).unwrap_or(now.kernel_usec())),
@@ -145,8 +140,6 @@ impl Keeper {
             counters: hierarchy.as_ref().map(CgroupCounters::new),
             counters_up: false,
             hierarchy,
-            host_pids: config.roots.in_first_pid_namespace(),
-            absolute_paths: !init.windows(4).any(|window| window == b":/.."),
             swept: None,
             published: None,
             interval: config.sample_interval,
@@ -201,17 +194,15 @@ impl Keeper {
 
     /// Waits until something happens or is due.
     fn wait(&mut self) {
-        let polled = self.log.as_ref().is_none_or(|log| log.fd().is_none());
+        let asked = self.log.as_ref().is_none_or(|log| !log.is_waited_for());
         let rest = match () {
             () if self.machine.waits() => SOON.min(self.interval),
-            () if polled => ASK_EVERY.min(self.interval),
+            () if asked => ASK_EVERY.min(self.interval),
             () => self.interval,
         };
         let timeout =
             rustix::event::Timespec { tv_sec: rest.as_secs() as i64, tv_nsec: rest.subsec_nanos().into() };
-        let log = self.log.as_ref().and_then(KernelLog::fd);
-        let cgroups = self.counters.as_ref().and_then(CgroupCounters::fd);
-        let files = [self.desk.bell.fd(), log, cgroups];
+        let files = [self.desk.bell.fd(), self.counters.as_ref().and_then(CgroupCounters::fd)];
         let mut files: Vec<_> = files
             .iter()
             .flatten()
@@ -227,21 +218,15 @@ impl Keeper {
     }
 
     fn step(&mut self, now: Moment) {
-        let mut news = false;
         if let Some(handed) = self.desk.take() {
             self.machine.see(now, &handed);
-            news = true;
         }
         for source in &self.sources {
             let facts = source.take_facts();
-            news |= !facts.is_empty();
             let facts = if self.use_runtimes { facts } else { names_only(facts) };
             self.machine.tell(now, &facts);
         }
-        let chatter = self.read_log(now) && !news && !self.machine.waits();
-        if chatter && self.published.is_some_and(|published| now.since(published) < self.interval) {
-            return; // the kernel logged something else
-        }
+        self.read_log(now);
         if self.counter.is_none() {
             self.counter = OomCounter::open(&self.roots).ok();
         }
@@ -266,41 +251,32 @@ impl Keeper {
         }
     }
 
-    /// Reads the log. True if it had nothing of interest.
-    fn read_log(&mut self, now: Moment) -> bool {
+    /// Enters what the log has.
+    fn read_log(&mut self, now: Moment) {
         self.open_log(now);
-        let Some(log) = &mut self.log else {
-            self.machine.log(now, None, Position::default());
-            return false;
-        };
-        match log.read() {
-            Ok(seen) => {
-                if seen.lost {
+        match self.log.as_ref().map(LogWatch::take) {
+            Some(Ok(taken)) => {
+                if taken.lost {
                     tracing::warn!(
                         "the kernel log was overwritten before it was read; kills are counted without their records"
                     );
                 }
-                if seen.rewound {
+                if taken.rewound {
                     tracing::warn!(
                         "the kernel log ends before the place that was read; this machine was set back"
                     );
                     self.machine.rewound(now.kernel_usec());
                 }
-                let position = log.position();
-                let entries = self.with_hints(seen.entries);
-                self.machine.log(now, Some(&entries), position);
-                entries.is_empty() && !seen.lost
+                self.machine.log(now, Some(&taken.entries), taken.position);
             }
-            Err(error) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "the kernel log cannot be read any more"
-                );
+            Some(Err(error)) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, "the kernel log cannot be read any more");
                 self.log = None;
                 self.log_failed = Some(now);
                 self.machine.log(now, None, Position::default());
-                false
             }
+            None => self.machine.log(now, None, Position::default()),
         }
     }
 
@@ -316,7 +292,8 @@ impl Keeper {
                     if let Some(position) = self.machine.position() {
                         log.resume_after(position);
                     }
-                    self.log = Some(log);
+                    let witness = Witness::new(&self.roots, self.hierarchy.as_ref());
+                    self.log = Some(LogWatch::start(log, witness, &self.desk));
                     self.log_failed = None;
                     break;
                 }
@@ -338,58 +315,6 @@ impl Keeper {
         if let Some(counters) = &mut self.counters {
             counters.watch(self.log.is_none());
         }
-    }
-
-    /// Asks /proc about victims, and cgroups about their limits, at once: they are there for some milliseconds more.
-    fn with_hints(&self, entries: Vec<Entry>) -> Vec<(Entry, Hint)> {
-        let mut limited = None;
-        let with_hint = |entry: Entry| {
-            let mut hint = Hint::default();
-            match &entry.line {
-                Line::Context(context) => limited = context.oom_cgroup.clone(),
-                Line::Killed(killed) => {
-                    hint = self.hint(killed);
-                    hint.limit_bytes = limited.take().and_then(|path| self.limit(&path));
-                }
-                Line::Invoked | Line::Group { .. } => {}
-            }
-            (entry, hint)
-        };
-        entries.into_iter().map(with_hint).collect()
-    }
-
-    /// The limit of a cgroup, by its path from the root; `None` also if it has none.
-    fn limit(&self, path: &str) -> Option<u64> {
-        let hierarchy = self.hierarchy.as_ref()?;
-        let dir = Dir::open(&hierarchy.root.join(path.trim_start_matches('/'))).ok()?;
-        let name = if self.v1() { "memory.limit_in_bytes" } else { "memory.max" };
-        crate::parse::cgroup::limit(dir.file(name).ok()?.read_once(&mut Vec::new()).ok()?).flatten()
-    }
-
-    fn v1(&self) -> bool {
-        self.hierarchy.as_ref().is_some_and(|hierarchy| hierarchy.version == Version::V1)
-    }
-
-    fn hint(&self, victim: &Killed) -> Hint {
-        if !self.host_pids {
-            return Hint::default(); // the log's pids are not the pids here
-        }
-        let pid = victim.pid;
-        let mut buffer = Vec::new();
-        let Ok(dir) = Dir::open(&self.roots.process(pid)) else { return Hint::default() };
-        let read = |name, buffer: &mut Vec<u8>| dir.file(name)?.read_once(buffer).map(<[u8]>::to_vec);
-        let Ok(stat) = read("stat", &mut buffer) else { return Hint::default() };
-        // the pid may be another process's by now
-        let same = |stat: &Stat| crate::parse::printable(&stat.comm) == victim.process;
-        let Some(stat) = Stat::parse(&stat).filter(same) else { return Hint::default() };
-        let cgroup = read("cgroup", &mut buffer).ok().and_then(|text| {
-            let path = String::from_utf8(cgroup_path(&text, self.v1())?.to_vec()).ok()?;
-            // a process on its way out is shown in the root; and without a view of the host's paths only ids tell
-            let named = crate::parse::container_id::in_path(&path).next().is_some();
-            (path != "/" && (self.absolute_paths || named)).then_some(path)
-        });
-        let first = read("status", &mut buffer).ok().and_then(|text| is_first(&text));
-        Hint { cgroup, first, ppid: Some(stat.ppid).filter(|ppid| *ppid != 0), limit_bytes: None }
     }
 
     /// Reads the cgroups' counters if that is due. True if it was.
@@ -551,14 +476,6 @@ fn names_only(facts: Vec<Fact>) -> Vec<Fact> {
         .collect()
 }
 
-/// The first process of a container has the pid 1 there: the second number of its `NSpid`.
-fn is_first(status: &[u8]) -> Option<bool> {
-    let line = status.split(|&b| b == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
-    let mut pids = line.split(u8::is_ascii_whitespace).filter(|pid| !pid.is_empty());
-    // host, container, and perhaps a namespace that the container made; without one of its own this does not tell
-    pids.nth(1).map(|inner| inner == b"1")
-}
-
 fn open_store(settings: &StateSettings) -> Result<(Option<Store>, Contents, Option<bool>), StoreError> {
     let in_memory = |asked: bool| {
         let store = Store::in_memory().map_err(|error| tracing::error!(%error, "no store in memory")).ok();
@@ -579,18 +496,5 @@ fn open_store(settings: &StateSettings) -> Result<(Option<Store>, Contents, Opti
             tracing::error!(error, "the ledger is kept in memory and ends with memledger");
             in_memory(false)
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_process_of_a_namespace_is_told_by_its_inner_pid() {
-        assert_eq!(is_first(b"Name:\thog\nNSpid:\t22212\t1\n"), Some(true));
-        assert_eq!(is_first(b"Name:\thog\nNSpid:\t22213\t7\n"), Some(false));
-        assert_eq!(is_first(b"Name:\tNSpid:\nNSpid:\t22213\n"), None);
-        assert_eq!(is_first(b"Name:\thog\n"), None);
     }
 }

@@ -105,7 +105,7 @@ pub struct Machine {
     since: BTreeMap<&'static str, f64>,
     stored_account: Option<Account>,
     next_id: u64,
-    log_up: bool,
+    pub(super) log_up: bool,
     /// Unix time of the last read of the log.
     log_read: Option<f64>,
     forgot: Option<Moment>,
@@ -151,10 +151,11 @@ impl Machine {
             setup,
         };
         for runtime in crate::discover::RUNTIMES {
-            if let Some(since) = note(&format!("{SINCE_KEY}{runtime}")).and_then(|text| text.parse().ok()) {
-                // the clock may have been set back since; a runtime tells nothing from the future
-                machine.since.insert(runtime, f64::min(since, now.unix_seconds()));
-            }
+            // a runtime that is new to the ledger counts from now on, also if memledger ends before it has told anything
+            let stored = note(&format!("{SINCE_KEY}{runtime}")).and_then(|text| text.parse().ok());
+            // the clock may have been set back since; a runtime tells nothing from the future
+            let since = f64::min(stored.unwrap_or(f64::MAX), now.unix_seconds());
+            machine.since.insert(runtime, since);
         }
         machine.reopen(contents, now);
         machine
@@ -204,7 +205,7 @@ impl Machine {
     pub fn tell(&mut self, now: Moment, facts: &[Fact]) {
         for fact in facts {
             let is_event = matches!(fact.what, What::Started | What::Oom | What::Asked { .. });
-            let since = self.since.entry(fact.runtime).or_insert(0.0);
+            let since = self.since.entry(fact.runtime).or_insert_with(|| now.unix_seconds());
             if is_event {
                 // where the clock was set back, what follows is not old
                 *since = since.min(now.unix_seconds());

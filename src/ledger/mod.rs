@@ -6,10 +6,11 @@
 //!
 //! | file | what it decides |
 //! | --- | --- |
+//! | `log_watch.rs`, `witness.rs` | what is read of a kill at once, while its process is still there |
 //! | `kernel.rs` | which kills there were: records against the kernel's counter |
 //! | `runs.rs` | which containers there are, and when a run began and ended |
 //! | `history.rs` | what a container held in the last minutes |
-//! | `attribution.rs`, `whose.rs`, `counters.rs` | whose a kill was, and whether it ended the container |
+//! | `attribution.rs`, `whose.rs`, `fit.rs`, `counters.rs` | whose a kill was, and whether it ended the container |
 //! | `exits.rs` | why a container ended |
 //! | `totals.rs` | the counts that never fall |
 //! | `why.rs` | what a person is told |
@@ -21,9 +22,11 @@ pub mod desk;
 pub mod entries;
 pub mod events_file;
 mod exits;
+mod fit;
 mod history;
 pub mod keeper;
 mod kernel;
+mod log_watch;
 mod machine;
 mod runs;
 mod say;
@@ -31,6 +34,7 @@ pub mod store;
 mod totals;
 mod whose;
 pub mod why;
+mod witness;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

@@ -114,22 +114,6 @@ pub struct Run {
     pub ended_by: Option<Scope>,
 }
 
-/// How well a victim's name fits a container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fit {
-    /// It had a process of that name.
-    Name,
-    /// Nothing is known of its processes, or no name is known.
-    Unknown,
-    /// It had others.
-    Any,
-}
-
-impl Fit {
-    /// The best first.
-    pub const ALL: [Fit; 3] = [Fit::Name, Fit::Unknown, Fit::Any];
-}
-
 /// What changed in the runs.
 #[derive(Clone, Debug)]
 pub enum Turn {
@@ -246,16 +230,11 @@ impl Known {
         }
     }
 
-    /// Whether it may have had a process of this name.
-    pub fn fit(&self, process: &str) -> Fit {
+    /// It had a process of this name; `None` if nothing is known of its processes.
+    pub fn had(&self, process: &str) -> Option<bool> {
         let held = self.held().map_or(&[][..], |held| &held.processes);
-        if self.killed.contains(process) || held.iter().any(|held| *held.comm == *process) {
-            Fit::Name
-        } else if process.is_empty() || (self.killed.is_empty() && held.is_empty()) {
-            Fit::Unknown
-        } else {
-            Fit::Any
-        }
+        let some = !self.killed.is_empty() || !held.is_empty();
+        some.then(|| self.killed.contains(process) || held.iter().any(|held| *held.comm == *process))
     }
 
     /// What it held before now.

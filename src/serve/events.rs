@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn events_of_the_store_are_served() {
         use crate::ledger::store::{Archive, Changes, Store};
-        let body = r#"{"type":"exit","id":7,"at":5.0,"container_name":"train","container_id":"abc","oom_kills":0,"evidence":[]}"#;
+        let body = r#"{"type":"exit","id":7,"at":5.0,"container_name":"train","container_id":"abc","kernel_log_read":false,"oom_kills":0,"evidence":[]}"#;
         let mut store = Store::in_memory().unwrap();
         let event = serde_json::from_str(body).unwrap();
         store.commit(&Changes { events: [(7, event)].into(), ..Changes::default() }).unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use memledger::ledger::entries::Kill;
-use memledger::ledger::entries::{Before, Event, Evidence, Exit, Reason, Sample, Victim};
+use memledger::ledger::entries::{Before, Event, Exit, Reason, Sample, Victim};
 use memledger::ledger::why::{Cause, Confidence};
 
 use super::events::*;
@@ -280,6 +280,15 @@ fn with_records_lost_or_none() -> Vec<Case> {
             not: &[],
             computed: &["3", "12"],
         },
+        Case {
+            name: "137 while the kernel log could not be read",
+            events: vec![ended(Exit { kernel_log_read: false, ..exit(Reason::Killed, 137, 0.0) })],
+            cause: Cause::KilledOutside,
+            confidence: Confidence::Likely,
+            says: &["could not be read"],
+            not: &["NOT an OOM"],
+            computed: &["3", "12"],
+        },
     ]
 }
 
@@ -308,13 +317,7 @@ fn case(
 }
 
 fn on_request_and_by_signals() -> Vec<Case> {
-    let twice = Exit {
-        evidence: vec![
-            Evidence::new("runtime", "asked to send signal 15"),
-            Evidence::new("runtime", "asked to send signal 9"),
-        ],
-        ..asked(exit(Reason::Stopped, 137, 0.0), 9)
-    };
+    let asked_twice = |exit| Exit { asked_signals: vec![Some(15), Some(9)], ..exit };
     vec![
         case(
             "docker stop",
@@ -325,7 +328,7 @@ fn on_request_and_by_signals() -> Vec<Case> {
         ),
         case(
             "docker stop that ran out of time",
-            twice,
+            asked_twice(exit(Reason::Stopped, 137, 0.0)),
             Cause::Stopped,
             Confidence::Certain,
             &["did not end upon SIGTERM", "killed it when its time was up"],

@@ -119,7 +119,8 @@ pub fn exit(reason: Reason, exit_code: i64, after: f64) -> Exit {
         reason: Some(reason),
         exit_code: Some(exit_code),
         runtime_oom_flag: Some(false),
-        asked_signal: None,
+        asked_signals: vec![],
+        kernel_log_read: true,
         duration_seconds: Some(11_520.0 + after),
         oom_kills: 0,
         peak_usage_bytes: Some(44 * GIB),
@@ -137,7 +138,7 @@ pub fn with_shm(mut exit: Exit, used: u64) -> Exit {
 }
 
 pub fn asked(exit: Exit, signal: i32) -> Exit {
-    Exit { asked_signal: Some(signal), ..exit }
+    Exit { asked_signals: vec![Some(signal)], ..exit }
 }
 
 pub fn killed(kill: Kill) -> Event {

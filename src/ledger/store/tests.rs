@@ -84,7 +84,8 @@ fn exit(id: u64, at: f64, name: &str, letter: char) -> Event {
         reason: Some(Reason::OomContainer),
         exit_code: Some(137),
         runtime_oom_flag: Some(true),
-        asked_signal: None,
+        asked_signals: vec![],
+        kernel_log_read: true,
         duration_seconds: Some(12.25),
         oom_kills: 1,
         peak_usage_bytes: Some(4 << 30),
@@ -104,6 +105,16 @@ fn ids(events: &[Event]) -> Vec<u64> {
 
 fn open(directory: &Path) -> Opened {
     Store::open(directory, NOW).unwrap()
+}
+
+#[test]
+fn a_time_comes_back_as_it_was_stored_to_the_last_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let exits = (1..=2000).map(|n| exit(n, 1_790_000_000.0 + n as f64 * 0.001_234_567, "train", 'a'));
+    let exits = changes(exits);
+    open(dir.path()).store.commit(&exits).unwrap();
+    let stored = open(dir.path()).store.settled_after(0, 2000).unwrap();
+    assert_eq!(stored, exits.events.into_values().collect::<Vec<_>>());
 }
 
 #[test]

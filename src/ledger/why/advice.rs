@@ -39,7 +39,7 @@ pub(super) fn of<'a>(cause: Cause, run: &Run<'a>, lead: Option<&'a Kill>) -> Vec
             );
         }
         (Cause::ShmFull, _) => shm_full(run, &mut advice),
-        (Cause::Stopped, _) if run.exit.and_then(|exit| exit.asked_signal) == Some(SIGKILL) => {
+        (Cause::Stopped, _) if run.exit.and_then(|exit| exit.asked_signal()) == Some(SIGKILL) => {
             advice.push(LONGER.to_owned());
         }
         (Cause::KilledOutside, _) => killed_outside(run, &mut advice),

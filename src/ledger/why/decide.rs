@@ -176,8 +176,9 @@ fn of_kill<'a>(kill: &'a Kill, run: &Run<'a>) -> (Cause, Confidence, String) {
 fn sentence<'a>(kill: &'a Kill, run: &Run<'a>, main: bool, limit: Limit) -> String {
     let after = after(kill, run, main);
     if kill.kernel_usec.is_none() {
+        let teller = if &*kill.method == "runtime" { "the runtime says so" } else { "its counters say so" };
         return format!(
-            "By {} the kernel's OOM killer had killed a process of this container: its counters say so, but the \
+            "By {} the kernel's OOM killer had killed a process of this container: {teller}, but the \
              kernel's record was lost, so which process and how large it was is not known; {after}",
             time(kill.at)
         );
@@ -279,8 +280,9 @@ fn lost_kill(cause: Cause, at: &str, why: &str) -> (Cause, Confidence, String) {
 }
 
 fn stopped(exit: &Exit, at: &str) -> (Cause, Confidence, String) {
-    match exit.asked_signal {
-        Some(SIGKILL) if was_told_to_stop(exit) => {
+    match exit.asked_signal() {
+        // the first half of `docker stop`
+        Some(SIGKILL) if exit.asked_signals.contains(&Some(SIGTERM)) => {
             let what = format!(
                 "{at}: somebody had it stopped, it did not end upon SIGTERM, and the runtime killed it when its \
                  time was up."
@@ -303,20 +305,11 @@ fn stopped(exit: &Exit, at: &str) -> (Cause, Confidence, String) {
             let what = format!("{at}: somebody asked the runtime to end it ({name}){killed}.");
             (Cause::Stopped, Confidence::Certain, what)
         }
-        None => (Cause::Stopped, Confidence::Certain, format!("{at}: somebody asked the runtime to end it.")),
+        None => {
+            let what = format!("{at}: somebody asked the runtime to end it; by which signal is not told.");
+            (Cause::Stopped, Confidence::Likely, what)
+        }
     }
-}
-
-/// True if the evidence has a SIGTERM beside the SIGKILL: the first half of `docker stop`.
-fn was_told_to_stop(exit: &Exit) -> bool {
-    let term = format!("signal {SIGTERM}");
-    let says = |text: &str| {
-        let numbered = text
-            .match_indices(&term)
-            .any(|(at, found)| !text[at + found.len()..].starts_with(|next: char| next.is_ascii_digit()));
-        numbered || text.contains("SIGTERM")
-    };
-    exit.evidence.iter().any(|line| &*line.source == "runtime" && says(&line.text))
 }
 
 fn killed(run: &Run<'_>, at: &str) -> (Cause, Confidence, String) {
@@ -327,6 +320,13 @@ fn killed(run: &Run<'_>, at: &str) -> (Cause, Confidence, String) {
             process(kill)
         );
         return (Cause::Unknown, Confidence::Unsure, what);
+    }
+    if run.exit.is_some_and(|exit| !exit.kernel_log_read) {
+        let what = format!(
+            "{at}, which is what SIGKILL leaves, and nobody asked the runtime for it. The kernel log could not be read \
+             then, so that it was no OOM kill is likely and not certain: no counter that could be read told of one."
+        );
+        return (Cause::KilledOutside, Confidence::Likely, what);
     }
     let flagged = run.exit.is_some_and(|exit| exit.runtime_oom_flag == Some(true));
     let confidence = if flagged { Confidence::Likely } else { Confidence::Certain };

@@ -317,7 +317,7 @@ fn is_notable(event: &Event) -> bool {
         Event::Exit(exit) => match exit.reason {
             Some(Reason::Completed | Reason::Stopped) => false,
             Some(_) => true,
-            None => exit.exit_code != Some(0) && exit.asked_signal.is_none(),
+            None => exit.exit_code != Some(0) && exit.asked_signals.is_empty(),
         },
     }
 }

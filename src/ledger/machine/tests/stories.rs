@@ -4,7 +4,7 @@ use super::figures;
 use super::story::{KILLED, Story, asked, id, killed, path, runs};
 use crate::collect::kernel_log::Position;
 use crate::discover::{Named, What};
-use crate::ledger::entries::{Reason, Scope, Victim, Whose};
+use crate::ledger::entries::{Kill, Reason, Scope, Victim, Whose};
 use crate::ledger::machine::Hint;
 use crate::ledger::totals::Total;
 use crate::parse::kernel_log::{Context, Line};
@@ -101,6 +101,33 @@ fn the_runtimes_word_ties_a_kill_to_the_container_that_ended_so() {
     }
     assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "runtime"));
     assert_eq!(story.reasons('a'), [Some(Reason::OomContainer)]);
+}
+
+/// Two kills just before an end that the runtime tells: by their times alone the other container's would be taken.
+#[test]
+fn among_kills_that_only_numbers_tell_of_a_name_that_is_anothers_is_not_given_to_a_stranger() {
+    let mut story = Story::new();
+    for letter in ['a', 'b'] {
+        story.tell(letter, 0.1, What::Started);
+    }
+    story.counters(0.9, &[('a', 0)]);
+    story.kill_in('a', 1.0, 1); // so a is known to have processes of this name
+    story.counters(1.0, &[('a', 1)]);
+    story.settle(1.0);
+    story.kill_called(2.00, 2, "stranger");
+    story.kill_called(2.01, 3, "python");
+    story.counters(2.02, &[('a', 2)]);
+    story.tell('b', 2.02, What::Oom);
+    story.end('b', 2.02, KILLED);
+    for at in [2.1, 4.5, 8.0] {
+        story.settle(at);
+    }
+    let owner = |kill: &Kill| match &kill.whose {
+        Whose::Container(subject) => subject.name.container_name.to_string(),
+        whose => format!("{whose:?}"),
+    };
+    let owners: Vec<_> = story.kept.kills().map(|kill| (kill.pid, owner(kill))).collect();
+    assert_eq!(owners, [(Some(1), "a".into()), (Some(2), "b".into()), (Some(3), "a".into())]);
 }
 
 #[test]

@@ -107,6 +107,12 @@ impl Story {
         self.log(at, lines);
     }
 
+    /// A kill of which nothing is known but the name of its process.
+    pub fn kill_called(&mut self, at: f64, pid: u32, process: &str) {
+        let killed = Killed { process: process.into(), ..killed(pid) };
+        self.log(at, vec![(Line::Killed(killed), Hint::default())]);
+    }
+
     pub fn kill_in(&mut self, letter: char, at: f64, pid: u32) {
         self.kill(at, pid, Some(&path(letter)), Hint::default());
     }
