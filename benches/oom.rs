@@ -81,8 +81,11 @@ impl Memledger {
                 }
             }
         });
-        let this = Self { child, lines };
+        let mut this = Self { child, lines };
         for _ in 0..500 {
+            if this.child.try_wait()?.is_some() {
+                return Err(format!("memledger has ended: is port {PORT} in use?").into());
+            }
             if get("/-/ready").is_ok_and(|answer| answer.contains(" 200 ")) {
                 return Ok(this);
             }
@@ -207,7 +210,7 @@ impl KernelLog {
     fn behind_ms(&mut self) -> Outcome<f64> {
         let mark = format!("memledger bench {}", Moment::now().kernel_usec());
         let before = now_ms();
-        std::fs::write("/dev/kmsg", &mark)?;
+        std::fs::write("/dev/kmsg", format!("{mark}\n"))?; // without its end the kernel keeps a line back
         let after = now_ms();
         Ok((before + after) / 2.0 - self.stamp_of(&mark)?)
     }
