@@ -62,6 +62,7 @@ Requires=host.mount
 ExecStart=/usr/local/sbin/v2host-agent
 KillMode=process
 OOMScoreAdjust=-1000
+Restart=always
 [Install]
 WantedBy=multi-user.target
 END
