@@ -16,8 +16,8 @@ const UNTOUCHED: u8 = 0xa5;
 const RECORD: usize = 32;
 /// Records that the buffer has room for at least.
 const LEAST_ROOM: usize = 64;
-/// A list that grows while it is asked for is asked again so often.
-const TRIES: usize = 3;
+/// A list that does not fit is asked again, with twice the room, so often.
+const TRIES: usize = 5;
 /// `NVML_VALUE_NOT_AVAILABLE`: the memory of a process is N/A.
 const NOT_AVAILABLE: u64 = u64::MAX;
 

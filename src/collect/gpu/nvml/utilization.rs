@@ -15,7 +15,9 @@ use crate::collect::gpu::reading::GpuProcess;
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 
 /// A stamp that is later than this from now is garbage: no later sample would ever be seen.
-const CLOCK_SLACK_SECONDS: f64 = 60.0;
+const CLOCK_SLACK_US: u64 = 60_000_000;
+/// The first reading asks for what is younger than this.
+const FIRST_LOOK_US: u64 = 1_000_000;
 
 /// The samples that were seen already.
 #[derive(Debug, Default)]
@@ -41,6 +43,10 @@ impl Load {
         if processes.is_empty() || self.not_before.is_some_and(|at| now < at) {
             return Ok(());
         }
+        let now_us = (now.unix_seconds() * 1e6) as u64;
+        if self.last_seen_us == 0 {
+            self.last_seen_us = now_us.saturating_sub(FIRST_LOOK_US); // else it would tell what was long ago
+        }
         let answer = match raw::utilization(device, self.last_seen_us, buffer) {
             Err(NvmlError::NotFound) => Ok(vec![]),
             other => other,
@@ -49,7 +55,7 @@ impl Load {
             self.not_before = Some(now.plus(ASK_AGAIN));
             return Ok(());
         };
-        let latest_us = ((now.unix_seconds() + CLOCK_SLACK_SECONDS) * 1e6) as u64;
+        let latest_us = now_us + CLOCK_SLACK_US;
         let mut by_pid: HashMap<u32, (u64, u32)> = HashMap::new();
         for sample in samples.iter().filter(|sample| sample.sm_percent <= 100) {
             if sample.time_us <= latest_us {
