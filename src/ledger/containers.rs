@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::gpus::Peak;
 use super::xids::Owned;
-use crate::attribute::gpu::{Attributed, OnGpu};
+use crate::attribute::gpu::{Attributed, Held, OnGpu};
 use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::{Context, Readings, cgroup::Memory};
@@ -65,14 +65,9 @@ impl Book {
         }
     }
 
-    /// Enters what the container held on GPUs since the cycle before.
-    fn enter_gpus(&mut self, attributed: &Attributed) {
-        let id = &self.container.id;
-        for held in &attributed.held {
-            if let Some(bytes) = held.containers.get(id) {
-                self.gpus.entry(Arc::clone(&held.device)).or_default().enter(held.at, *bytes);
-            }
-        }
+    /// Enters what the container held on a device at one moment.
+    fn enter_gpu(&mut self, held: &Held, bytes: u64) {
+        self.gpus.entry(Arc::clone(&held.device)).or_default().enter(held.at, bytes);
     }
 
     /// Where the driver keeps the maximum of a process, its container held at least as much.
@@ -180,7 +175,9 @@ impl Books {
             };
             self.ended.retain(|older| older.book.container.identity != container.identity); // can never be shown again
             let mut book = book.unwrap_or_else(|| Book::new(container));
-            book.enter_gpus(gpus);
+            for held in &gpus.held {
+                held.containers.get(&container.id).into_iter().for_each(|bytes| book.enter_gpu(held, *bytes));
+            }
             self.ended.push_front(Ended { book, at: context.now }); // newest first
         }
         self.ended.retain(|ended| context.now.since(ended.at) < self.keep);
@@ -193,7 +190,6 @@ impl Books {
         for (number, container) in context.inventory.containers.iter().enumerate() {
             let book = self.running.entry(container.id.clone()).or_insert_with(|| Book::new(container));
             book.enter(container, readings.memory.get(number).and_then(Option::as_ref));
-            book.enter_gpus(gpus);
             book.gpus.values_mut().for_each(|peak| peak.forget_old(context.now));
             if book.started.is_none() {
                 let boot_time = *self.boot_time.get_or_insert_with(|| context.roots.boot_time().unwrap_or(0));
@@ -203,6 +199,19 @@ impl Books {
                 let start =
                     oldest.filter(|_| boot_time > 0).map(|oldest| boot_time as f64 + oldest as f64 / ticks);
                 book.set_start(start);
+            }
+        }
+        self.enter_gpus(context, ended, gpus);
+    }
+
+    /// Enters what running containers hold and held on GPUs. What one held that ended in this cycle is entered already.
+    fn enter_gpus(&mut self, context: &Context<'_>, ended: &[Arc<Container>], gpus: &Attributed) {
+        let has_ended = |id: &ContainerId| ended.iter().any(|container| container.id == *id);
+        for held in &gpus.held {
+            for (id, bytes) in held.containers.iter().filter(|(id, _)| !has_ended(id)) {
+                if let Some(book) = self.running.get_mut(id) {
+                    book.enter_gpu(held, *bytes);
+                }
             }
         }
         for process in &gpus.processes {

@@ -101,6 +101,12 @@ impl Shared {
         !inner.abandoned
     }
 
+    /// The first answer may take a while again: that is no failure.
+    fn begin_anew(&self) {
+        let mut inner = self.lock();
+        (inner.answered, inner.started) = (false, Moment::now());
+    }
+
     /// Nothing is known of the GPUs any more.
     fn forget(&self) {
         let mut inner = self.lock();
@@ -140,6 +146,7 @@ impl Worker {
             let was_replaced = || inner.library.as_ref().is_some_and(|library| library.was_replaced(chosen));
             let has_rested = now.since(inner.started) > RETRY.1;
             if has_ended && has_rested {
+                self.task.control.closed(); // what it had open went with it
                 tracing::error!(
                     "the thread of the GPU driver ended by itself, which is a bug; starting another"
                 );
@@ -197,6 +204,7 @@ fn run(task: &Task, mut totals: Totals, shared: &Shared) {
         if let Some(rest) = task.control.remaining(Moment::now()) {
             shared.forget();
             task.control.wait(rest, requests);
+            shared.begin_anew();
             continue;
         }
         let library = Library::find(task.settings.library.as_deref());
