@@ -211,6 +211,9 @@ fn each_process_counts_for_its_own_container_on_each_gpu_that_it_uses() {
     assert_eq!(metrics.value(OF_PROCESS, &row), (4 * GIB) as f64);
     assert_eq!(metrics.all(OF_PROCESS, &[]).len(), 4);
     let api = memledger.api();
+    assert_eq!(api["gpus"][0]["ecc_errors_total"], json!({"corrected": 0, "uncorrected": 0}));
+    let kills = json!({"container": {"child": 0, "main": 0}, "host": {"child": 0, "main": 0}});
+    assert_eq!(api["containers"][0]["oom_kills_total"], kills, "a family with two labels hides none");
     let found = api.to_string();
     assert!(found.contains(&(12 * GIB).to_string()), "12 GiB over both GPUs: {found}");
 }

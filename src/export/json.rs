@@ -1,7 +1,7 @@
 //! The snapshot as JSON, for `/api/v1/containers`: per container everything that the metrics say, and its processes.
 //!
-//! Keys are the families' names without `memledger_`, `container_` and so on; a family with one label of its own
-//! becomes an object by that label's values. `process_count` is by role, since `processes` is the list. So a new family appears here by itself.
+//! Keys are the families' names without `memledger_`, `container_` and so on; a family with labels of its own becomes
+//! objects by their values, in the order of the labels' names. `process_count` is by role, since `processes` is the list. So a new family appears here by itself.
 
 use serde_json::{Map, Value, json};
 
@@ -118,13 +118,14 @@ fn enter(place: &mut Map<String, Value>, snapshot: &Snapshot, row: &Row) {
         place.insert(key, Value::Object(own));
         return;
     }
-    match own.values().next().and_then(Value::as_str) {
-        Some(part) => {
-            let parts = place.entry(key).or_insert_with(|| json!({}));
-            parts[part] = number(row.value);
+    let mut target = place.entry(key).or_insert_with(|| json!({}));
+    for part in own.values().filter_map(Value::as_str) {
+        if !target.is_object() {
+            *target = json!({});
         }
-        None => drop(place.insert(key, number(row.value))),
+        target = &mut target[part];
     }
+    *target = number(row.value);
 }
 
 #[cfg(test)]

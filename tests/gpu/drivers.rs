@@ -7,7 +7,7 @@ use super::{
     await_value, gpus, process_in,
 };
 use crate::support::cgroups::TestCgroup;
-use crate::support::{Memledger, Metrics, run};
+use crate::support::{Memledger, Metrics, eventually, run};
 
 const LISTS: [&str; 3] = ["Compute", "Graphics", "MPSCompute"];
 
@@ -183,6 +183,47 @@ fn pids_are_believed_once_seen_and_dead_ones_withhold_nothing_later() {
     driver.set(&state);
     let metrics = await_value(&memledger, HOST, &[], 0);
     assert_eq!(attribution(&metrics), Some(1.0), "it was proven");
+}
+
+/// A process in this container with this pid, which was another's.
+fn process_with_pid(pid: u32, container: &TestCgroup) -> Result<crate::support::python::Python, String> {
+    std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())
+        .map_err(|error| error.to_string())?;
+    let python = process_in(container);
+    if python.pid() == pid { Ok(python) } else { Err(format!("the kernel gave {}", python.pid())) }
+}
+
+#[test]
+fn what_a_dead_process_still_holds_does_not_go_to_the_one_that_has_its_pid_now() {
+    if let Err(error) = std::fs::OpenOptions::new().write(true).open("/proc/sys/kernel/ns_last_pid") {
+        return crate::support::skip(&format!("pids cannot be chosen here: {error}"));
+    }
+    let (a, b) = (TestCgroup::container(), TestCgroup::container());
+    let pid = process_in(&a).pid();
+    let mut state = gpus(&[5 * GIB]);
+    state.gpus[0].processes =
+        vec![Process::compute(pid, Some(2 * GIB)), Process::compute(std::process::id(), Some(GIB))];
+    for interval in ["--gpu.interval=50ms", "--gpu.interval=1s"] {
+        let first = eventually("a process with the pid", || process_with_pid(pid, &a));
+        let driver = Driver::new(&state);
+        let memledger = driver.memledger_with(&[&a, &b], &[interval, "--gpu.sample-interval=20ms"]);
+        await_value(&memledger, OF_CONTAINER, &[("container_name", a.name())], 2 * GIB);
+        drop(first);
+        let second = eventually("another process with the pid", || process_with_pid(pid, &b));
+        await_value(&memledger, UNATTRIBUTED, &[], 4 * GIB);
+        for _ in 0..5 {
+            let metrics = memledger.fresh_metrics();
+            let of_b =
+                metrics.all("memledger_container_gpu_memory_peak_bytes", &[("container_name", b.name())]);
+            assert_eq!(of_b, Vec::<&_>::new(), "it has nothing on the GPU: {interval}");
+        }
+        // now it has a context of its own
+        let mut grown = state.clone();
+        grown.gpus[0].processes[0].used = Some(3 * GIB);
+        driver.set(&grown);
+        await_value(&memledger, OF_CONTAINER, &[("container_name", b.name())], 3 * GIB);
+        drop(second);
+    }
 }
 
 #[test]

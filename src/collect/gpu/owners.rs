@@ -2,7 +2,10 @@
 //! are those of this host at all.
 //!
 //! Between two readings memory is sampled quickly. A process that was known then and has not ended is not looked up
-//! again: one poll(2) over the pidfds of all of them tells who has ended, so that a reused pid is never a stranger's.
+//! again: one poll(2) over the pidfds of all of them tells who has ended.
+//!
+//! A driver may go on listing a process that is dead, and its pid may go to another one. What that one is listed with is
+//! the dead one's as long as it stays the same amount.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -25,6 +28,8 @@ pub struct Owners {
     roots: Roots,
     cgroup_v1: bool,
     known: HashMap<u32, Known>,
+    /// Dead processes that the driver still lists, with what they hold over all devices.
+    ghosts: HashMap<u32, Option<u64>>,
     proof: Proof,
 }
 
@@ -33,6 +38,8 @@ struct Known {
     owner: Owner,
     /// Readable once the process has ended; `None` where the kernel gives none.
     life: Option<OwnedFd>,
+    /// What it held over all devices in the last whole reading.
+    held: Option<u64>,
 }
 
 /// What a pid turned out to be.
@@ -40,14 +47,16 @@ enum Found {
     Owner(Owner),
     /// A thread of the kernel, which cannot hold GPU memory.
     Kernel,
-    /// No such process can be seen, or only one that started after the driver was asked.
+    /// It started after the driver was asked, so it has only inherited the number; or /proc does not tell.
+    Unsure,
+    /// There is no such process.
     Nobody,
 }
 
 impl Owners {
     /// Nobody is known yet.
     pub fn new(roots: Roots, cgroup_v1: bool) -> Self {
-        Self { roots, cgroup_v1, known: HashMap::new(), proof: Proof::default() }
+        Self { roots, cgroup_v1, known: HashMap::new(), ghosts: HashMap::new(), proof: Proof::default() }
     }
 
     /// Names the processes of a whole reading, each looked up anew, and tells whether the driver's pids may be believed.
@@ -67,23 +76,39 @@ impl Owners {
             self.known.clear();
             return Pids::Withheld("/proc/uptime cannot be read");
         };
-        let mut seen: HashMap<u32, Option<Owner>> = HashMap::new();
-        let mut kernel = false;
+        let mut totals: HashMap<u32, Option<u64>> = HashMap::new();
         for process in &processes {
-            seen.entry(process.pid).or_insert_with(|| match self.look_up(process.pid, uptime, faults) {
-                Found::Owner(owner) => Some(owner),
-                Found::Kernel => {
-                    kernel = true;
-                    None
-                }
-                Found::Nobody => None,
-            });
+            let add = |sum: &mut Option<u64>| *sum = sum.zip(process.used).map(|(sum, used)| sum + used);
+            totals.entry(process.pid).and_modify(add).or_insert(process.used);
         }
-        self.known.retain(|pid, _| seen.get(pid).is_some_and(Option::is_some));
-        let pids = self.proof.judge(seen.len(), seen.values().flatten().count(), kernel);
+        self.ghosts.retain(|pid, _| totals.contains_key(pid));
+        let (mut owners, mut seen, mut kernel) = (HashMap::new(), 0, false);
+        for (pid, held) in &totals {
+            let before = self.known.get(pid).map(|known| (known.owner.start_ticks, known.held));
+            match self.look_up(*pid, uptime, faults) {
+                Found::Owner(owner) => {
+                    seen += 1;
+                    if before.is_some_and(|(start, before)| start != owner.start_ticks && before == *held) {
+                        self.ghosts.insert(*pid, *held);
+                    }
+                    if self.ghosts.get(pid) != Some(held) {
+                        self.ghosts.remove(pid);
+                        owners.insert(*pid, owner);
+                    }
+                }
+                Found::Nobody => drop(self.ghosts.insert(*pid, *held)),
+                Found::Kernel => kernel = true,
+                Found::Unsure => {}
+            }
+        }
+        self.known.retain(|pid, _| owners.contains_key(pid));
+        for (pid, known) in &mut self.known {
+            known.held = totals.get(pid).copied().flatten();
+        }
+        let pids = self.proof.judge(totals.len(), seen, kernel);
         if pids == Pids::Proven {
             for process in processes {
-                process.owner = seen.get(&process.pid).cloned().flatten();
+                process.owner = owners.get(&process.pid).cloned();
             }
         }
         pids
@@ -104,12 +129,12 @@ impl Owners {
         for process in processes {
             process.owner = match self.known.get(&process.pid) {
                 Some(known) if known.life.is_some() => Some(known.owner.clone()),
-                _ if nobody.contains(&process.pid) => None,
+                _ if nobody.contains(&process.pid) || self.ghosts.contains_key(&process.pid) => None,
                 _ => {
                     let Some(uptime) = uptime else { return };
                     match self.look_up(process.pid, uptime, faults) {
                         Found::Owner(owner) => Some(owner),
-                        Found::Kernel | Found::Nobody => {
+                        Found::Kernel | Found::Unsure | Found::Nobody => {
                             nobody.insert(process.pid);
                             None
                         }
@@ -133,19 +158,21 @@ impl Owners {
             }
         };
         for pid in ended {
-            self.known.remove(&pid);
+            if let Some(dead) = self.known.remove(&pid) {
+                self.ghosts.insert(pid, dead.held);
+            }
         }
     }
 
     fn look_up(&mut self, pid: u32, uptime: u64, faults: &mut Vec<&'static str>) -> Found {
         match self.read(pid) {
             Ok(Some(owner)) if owner.start_ticks <= uptime + START_SLACK_TICKS => Found::Owner(owner),
-            Ok(Some(_)) => Found::Nobody,
+            Ok(Some(_)) => Found::Unsure,
             Ok(None) => Found::Kernel,
+            Err(error) if error.is_gone() => Found::Nobody,
             Err(error) => {
                 faults.extend(error.fault_reason());
-                self.known.remove(&pid);
-                Found::Nobody
+                Found::Unsure
             }
         }
     }
@@ -181,7 +208,8 @@ impl Owners {
                 let cgroup = cgroup_path(file.read_once(&mut buffer)?, self.cgroup_v1);
                 let cgroup = cgroup.ok_or_else(|| ReadError::malformed("cgroup"))?;
                 let cgroup = String::from_utf8_lossy(cgroup).into();
-                Known { owner: Owner { start_ticks: stat.start_ticks, comm: comm.into(), cgroup }, life }
+                let owner = Owner { start_ticks: stat.start_ticks, comm: comm.into(), cgroup };
+                Known { owner, life, held: None }
             }
         };
         let owner = known.owner.clone();
