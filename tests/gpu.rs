@@ -210,6 +210,12 @@ fn each_process_counts_for_its_own_container_on_each_gpu_that_it_uses() {
     ];
     assert_eq!(metrics.value(OF_PROCESS, &row), (4 * GIB) as f64);
     assert_eq!(metrics.all(OF_PROCESS, &[]).len(), 4);
+    memledger.eventually("counts of both containers", |metrics| {
+        match metrics.all("memledger_container_oom_kills_total", &[]).len() {
+            8 => Ok(()),
+            found => Err(format!("{found} of 8")),
+        }
+    });
     let api = memledger.api();
     assert_eq!(api["gpus"][0]["ecc_errors_total"], json!({"corrected": 0, "uncorrected": 0}));
     let kills = json!({"container": {"child": 0, "main": 0}, "host": {"child": 0, "main": 0}});

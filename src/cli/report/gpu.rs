@@ -23,7 +23,7 @@ pub async fn examine(config: &Config, control: Option<&Control>) -> Vec<Check> {
     let device = config.roots.has_device("nvidiactl") || config.roots.has_device("nvidia0");
     let fix = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=utility; Compose: a device reservation of driver nvidia; or set --gpu.nvml-library";
     match answer {
-        Some(Ok(probe)) => found(config, &probe),
+        Some(Ok(probe)) => found(config, &probe, control.is_none()),
         Some(Err(error)) if device || config.gpu.library.is_some() => {
             vec![Check::bad(NAME, error, LOST, fix)]
         }
@@ -60,7 +60,7 @@ async fn probe(config: &Config) -> Option<Result<Probe, String>> {
     tokio::time::timeout(ANSWER_WITHIN, answered).await.ok()?.ok()
 }
 
-fn found(config: &Config, probe: &Probe) -> Vec<Check> {
+fn found(config: &Config, probe: &Probe, with_advice: bool) -> Vec<Check> {
     let driver =
         probe.driver_version.as_ref().map_or_else(String::new, |version| format!("driver {version}, "));
     let instances = match probe.instances {
@@ -77,7 +77,7 @@ fn found(config: &Config, probe: &Probe) -> Vec<Check> {
         Check::good(NAME, told)
     };
     let mut checks = vec![driver, attribution(probe)];
-    if probe.without_accounting > 0 {
+    if with_advice && probe.without_accounting > 0 {
         checks.push(
             Check::none(
                 "GPU accounting",
