@@ -67,7 +67,7 @@ impl Library {
     pub fn open(&self, control: &Control) -> Result<Nvml, NvmlError> {
         let spelling = self.file.map_or(0, |file| control.spelling(file)) % MOST_SPELLINGS;
         let spelled = match (self.path.parent(), self.path.file_name()) {
-            (Some(folder), Some(name)) if spelling > 0 => {
+            (Some(folder), Some(name)) if spelling > 0 && folder.is_absolute() => {
                 let mut spelled = folder.as_os_str().to_owned();
                 spelled.push("/");
                 spelled.push("./".repeat(spelling));
