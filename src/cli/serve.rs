@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::report;
@@ -38,7 +38,7 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
 async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut let_go = signal(SignalKind::user_defined1())?;
+    let asked_to_let_go = signal(SignalKind::user_defined1())?;
     let listeners = listen(&config.listen).await?;
     let addresses: Vec<SocketAddr> =
         listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
@@ -56,12 +56,7 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
         _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
     };
     let (desk, archive) = (keeper.desk(), keeper.archive());
-    let of = |endpoint: &Endpoint| Source::new(endpoint.runtime, Arc::clone(&desk.bell));
-    let sources: Vec<_> = config.endpoints.iter().map(of).collect();
-    for (endpoint, source) in std::iter::zip(&config.endpoints, &sources) {
-        let memory = docker::Memory::new(keeper.since(endpoint.runtime), keeper.running(endpoint.runtime));
-        tokio::spawn(docker::follow(endpoint.clone(), config.filter.clone(), Arc::clone(source), memory));
-    }
+    let sources = follow_runtimes(&config, &keeper);
     let published = Arc::new(Published::default());
     let first = Arc::new(Notify::new());
     let (alive, ledger_ended) = oneshot::channel::<()>();
@@ -81,13 +76,7 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
         let router = router(&config, Arc::clone(&published), archive.clone(), Arc::clone(&control));
         servers.spawn(serve(listener, router, stop));
     }
-    let span = config.gpu.release_for;
-    tokio::spawn(async move {
-        while let_go.recv().await.is_some() {
-            tracing::info!(signal = "SIGUSR1", ?span, "letting go of the GPU driver");
-            control.request(Moment::now(), span);
-        }
-    });
+    tokio::spawn(let_go_when_asked(asked_to_let_go, control, config.gpu.release_for));
     let name = tokio::select! {
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
@@ -104,6 +93,26 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let _ = last_facts.await;
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Starts a task for each runtime.
+fn follow_runtimes(config: &Config, keeper: &Keeper) -> Vec<Arc<Source>> {
+    let desk = keeper.desk();
+    let of = |endpoint: &Endpoint| Source::new(endpoint.runtime, Arc::clone(&desk.bell));
+    let sources: Vec<_> = config.endpoints.iter().map(of).collect();
+    for (endpoint, source) in std::iter::zip(&config.endpoints, &sources) {
+        let memory = docker::Memory::new(keeper.since(endpoint.runtime), keeper.running(endpoint.runtime));
+        tokio::spawn(docker::follow(endpoint.clone(), config.filter.clone(), Arc::clone(source), memory));
+    }
+    sources
+}
+
+/// Lets go of the GPU driver at each SIGUSR1.
+async fn let_go_when_asked(mut asked: Signal, control: Arc<Control>, span: Duration) {
+    while asked.recv().await.is_some() {
+        tracing::info!(signal = "SIGUSR1", ?span, "letting go of the GPU driver");
+        control.request(Moment::now(), span);
+    }
 }
 
 async fn listen(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener>> {

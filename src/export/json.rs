@@ -36,13 +36,7 @@ pub fn containers(snapshot: &Snapshot) -> Value {
         };
         enter(place, snapshot, row);
     }
-    for (gpu, identity) in gpus.iter_mut().zip(&snapshot.gpus) {
-        for (name, value) in std::iter::zip(Scope::Gpu.labels(), identity.labels()) {
-            if !value.is_empty() {
-                gpu.insert((*name).into(), json!(value));
-            }
-        }
-    }
+    name_gpus(&mut gpus, snapshot);
     let mut processes = vec![Vec::new(); snapshot.containers.len()];
     for process in &snapshot.processes {
         processes[process.container as usize].push(entry_of(process));
@@ -72,6 +66,16 @@ pub fn containers(snapshot: &Snapshot) -> Value {
         "gpus": gpus,
         "containers": containers,
     })
+}
+
+fn name_gpus(gpus: &mut [Map<String, Value>], snapshot: &Snapshot) {
+    for (gpu, identity) in gpus.iter_mut().zip(&snapshot.gpus) {
+        for (name, value) in std::iter::zip(Scope::Gpu.labels(), identity.labels()) {
+            if !value.is_empty() {
+                gpu.insert((*name).into(), json!(value));
+            }
+        }
+    }
 }
 
 fn entry_of(process: &Attributed) -> Value {

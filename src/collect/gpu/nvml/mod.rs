@@ -28,7 +28,7 @@ pub use library::describe;
 
 use super::health::Totals;
 use super::owners::{Owners, uptime_ticks};
-use super::reading::{Reading, Sample, Sampled};
+use super::reading::{Device, Identity, Owner, Reading, Sample, Sampled};
 use crate::clock::Moment;
 use crate::host::Roots;
 use crate::series::bounded;
@@ -115,14 +115,7 @@ impl<'nvml> Session<'nvml> {
             }
         }
         let at = Moment::now();
-        let mut samples: Vec<_> = ended
-            .into_iter()
-            .map(|(identity, maximum)| Sample {
-                at,
-                devices: vec![Sampled { identity, used: None, holders: vec![maximum], silent: vec![] }],
-            })
-            .collect();
-        samples.push(Sample { at, devices: devices.iter().map(Sampled::of).collect() });
+        let samples = samples(at, ended, &devices);
         let reading = Reading {
             source: "gpu",
             at,
@@ -171,7 +164,7 @@ impl<'nvml> Session<'nvml> {
         let processes = quick.iter_mut().flat_map(|(_, _, processes)| processes);
         owners.name_quickly(processes, uptime, &mut unheard);
         let devices = quick.into_iter().map(|(identity, memory, processes)| {
-            let device = super::Device { memory, processes: Some(processes), ..super::Device::new(identity) };
+            let device = Device { memory, processes: Some(processes), ..Device::new(identity) };
             Sampled::of(&device)
         });
         Ok(Sample { at: Moment::now(), devices: devices.collect() })
@@ -189,4 +182,13 @@ impl<'nvml> Session<'nvml> {
     pub fn accounting(&self) -> impl Iterator<Item = bool> {
         self.gpus.values().map(|gpu| gpu.accounting.is_on())
     }
+}
+
+/// What a reading is for the peaks; and before it, what each process that has ended held at most, at some time.
+fn samples(at: Moment, ended: Vec<(Arc<Identity>, (u32, Owner, u64))>, devices: &[Device]) -> Vec<Sample> {
+    let maxima = ended.into_iter().map(|(identity, maximum)| {
+        let only = Sampled { identity, used: None, holders: vec![maximum], silent: vec![] };
+        Sample { at, devices: vec![only] }
+    });
+    maxima.chain([Sample { at, devices: devices.iter().map(Sampled::of).collect() }]).collect()
 }
