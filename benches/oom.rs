@@ -376,5 +376,7 @@ fn main() -> Outcome<()> {
     let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md");
     let text = std::fs::read_to_string(&path)?;
     let first = text.split(HEADING).next().unwrap_or_default().trim_end();
-    Ok(std::fs::write(path, format!("{first}\n\n{part}"))?)
+    // the part after this one is that of benches/gpu.rs
+    let next = text.find("\n## GPUs\n").map_or("", |at| &text[at..]);
+    Ok(std::fs::write(path, format!("{first}\n\n{part}{next}"))?)
 }

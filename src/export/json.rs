@@ -1,7 +1,7 @@
 //! The snapshot as JSON, for `/api/v1/containers`: per container everything that the metrics say, and its processes.
 //!
-//! Keys are the families' names without `memledger_`, `container_` and so on; a family with one label of its own
-//! becomes an object by that label's values. `process_count` is by role, since `processes` is the list. So a new family appears here by itself.
+//! Keys are the families' names without `memledger_`, `container_` and so on; a family with labels of its own becomes
+//! objects by their values, in the order of the labels' names. `process_count` is by role, since `processes` is the list. So a new family appears here by itself.
 
 use serde_json::{Map, Value, json};
 
@@ -26,7 +26,7 @@ pub fn containers(snapshot: &Snapshot) -> Value {
             Scope::ContainerGpu if row.container == NONE || !def.labels.is_empty() => continue, // listed as processes
             Scope::ContainerGpu => {
                 let entry = containers[row.container as usize].entry("gpus").or_insert_with(|| json!({}));
-                let uuid = snapshot.gpus[row.gpu as usize].uuid.to_string();
+                let uuid = snapshot.gpus[row.gpu as usize].key().to_string();
                 let Some(by_uuid) = entry.as_object_mut() else { continue };
                 match by_uuid.entry(uuid).or_insert_with(|| json!({})) {
                     Value::Object(place) => place,
@@ -36,10 +36,7 @@ pub fn containers(snapshot: &Snapshot) -> Value {
         };
         enter(place, snapshot, row);
     }
-    for (gpu, identity) in gpus.iter_mut().zip(&snapshot.gpus) {
-        gpu.insert("gpu".into(), json!(&*identity.index));
-        gpu.insert("gpu_uuid".into(), json!(&*identity.uuid));
-    }
+    name_gpus(&mut gpus, snapshot);
     let mut processes = vec![Vec::new(); snapshot.containers.len()];
     for process in &snapshot.processes {
         processes[process.container as usize].push(entry_of(process));
@@ -69,6 +66,16 @@ pub fn containers(snapshot: &Snapshot) -> Value {
         "gpus": gpus,
         "containers": containers,
     })
+}
+
+fn name_gpus(gpus: &mut [Map<String, Value>], snapshot: &Snapshot) {
+    for (gpu, identity) in gpus.iter_mut().zip(&snapshot.gpus) {
+        for (name, value) in std::iter::zip(Scope::Gpu.labels(), identity.labels()) {
+            if !value.is_empty() {
+                gpu.insert((*name).into(), json!(value));
+            }
+        }
+    }
 }
 
 fn entry_of(process: &Attributed) -> Value {
@@ -115,13 +122,14 @@ fn enter(place: &mut Map<String, Value>, snapshot: &Snapshot, row: &Row) {
         place.insert(key, Value::Object(own));
         return;
     }
-    match own.values().next().and_then(Value::as_str) {
-        Some(part) => {
-            let parts = place.entry(key).or_insert_with(|| json!({}));
-            parts[part] = number(row.value);
+    let mut target = place.entry(key).or_insert_with(|| json!({}));
+    for part in own.values().filter_map(Value::as_str) {
+        if !target.is_object() {
+            *target = json!({});
         }
-        None => drop(place.insert(key, number(row.value))),
+        target = &mut target[part];
     }
+    *target = number(row.value);
 }
 
 #[cfg(test)]
@@ -136,7 +144,7 @@ mod tests {
                 Scope::Container,
                 &["name", "k8s_namespace_name", "k8s_pod_name", "running", "processes", "gpus"],
             ),
-            (Scope::Gpu, &["gpu", "gpu_uuid"]),
+            (Scope::Gpu, Scope::Gpu.labels()),
             (Scope::ContainerGpu, &[]),
         ];
         for (scope, own) in own {

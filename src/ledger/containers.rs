@@ -1,9 +1,12 @@
 //! Per container: who it is, its runs and its peaks, also for a while after its end.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::gpus::Peak;
+use super::xids::Owned;
+use crate::attribute::gpu::{Attributed, Held, OnGpu};
 use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::{Context, Readings, cgroup::Memory};
@@ -12,6 +15,9 @@ use crate::series::{Label, Series};
 
 /// Ended containers that are kept at most; the oldest give way.
 const MOST_ENDED: usize = 500;
+
+/// Index and UUID of a GPU, and the number of an error.
+type XidOfGpu = (Arc<str>, Arc<str>, u64);
 
 /// What is kept of one run.
 #[derive(Clone, Debug)]
@@ -22,6 +28,10 @@ struct Book {
     run: Arc<str>,
     peak_unreclaimable: Option<u64>,
     peak_usage: Option<u64>,
+    /// GPU memory, by the key of the device.
+    gpus: HashMap<Arc<str>, Peak>,
+    /// Errors of GPUs while a process of the container was at work: how many, and when the last one came.
+    xids: BTreeMap<XidOfGpu, (u64, f64)>,
 }
 
 /// A container that ended, and when that was noticed.
@@ -38,6 +48,8 @@ pub struct Books {
     running: HashMap<ContainerId, Book>,
     ended: VecDeque<Ended>,
     boot_time: Option<u64>,
+    /// Numbers of this cycle's devices, by their keys.
+    gpus: HashMap<Arc<str>, u32>,
 }
 
 impl Book {
@@ -48,6 +60,39 @@ impl Book {
             run: run(container, container.started),
             peak_unreclaimable: None,
             peak_usage: None,
+            gpus: HashMap::new(),
+            xids: BTreeMap::new(),
+        }
+    }
+
+    /// Enters what the container held on a device at one moment.
+    fn enter_gpu(&mut self, held: &Held, bytes: u64) {
+        self.gpus.entry(Arc::clone(&held.device)).or_default().enter(held.at, bytes);
+    }
+
+    /// Where the driver keeps the maximum of a process, its container held at least as much.
+    fn raise_to_drivers_peak(&mut self, process: &OnGpu) {
+        if let Some(bytes) = process.driver_peak {
+            self.gpus.entry(Arc::clone(&process.device)).or_default().raise(bytes);
+        }
+    }
+
+    /// Writes the peaks on those devices that are there; `now` is `None` once the container has ended.
+    fn write_gpus(
+        &self,
+        number: u32,
+        now: Option<Moment>,
+        numbers: &HashMap<Arc<str>, u32>,
+        series: &mut Series,
+    ) {
+        for (device, peak) in &self.gpus {
+            let Some(gpu) = numbers.get(device) else { continue };
+            if let Some(bytes) = peak.highest() {
+                series.container_gpu(CONTAINER_GPU_MEMORY_PEAK, number, *gpu, [], bytes as f64);
+            }
+            if let Some(bytes) = now.and_then(|now| peak.recent(now)) {
+                series.container_gpu(CONTAINER_GPU_MEMORY_RECENT_PEAK, number, *gpu, [], bytes as f64);
+            }
         }
     }
 
@@ -89,6 +134,11 @@ impl Book {
         if let Some(peak) = self.peak_usage {
             series.container(CONTAINER_MEMORY_PEAK, number, [], peak as f64);
         }
+        for ((gpu, uuid, xid), (count, last)) in &self.xids {
+            let labels = || [Label::from(gpu), uuid.into(), Label::Number(*xid)];
+            series.container(CONTAINER_GPU_XIDS, number, labels(), *count as f64);
+            series.container(CONTAINER_GPU_LAST_XID, number, labels(), *last);
+        }
     }
 }
 
@@ -103,11 +153,20 @@ fn run(container: &Container, started: Option<f64>) -> Arc<str> {
 impl Books {
     /// Empty books that keep ended containers so long.
     pub fn new(keep: Duration) -> Self {
-        Self { keep, running: HashMap::new(), ended: VecDeque::new(), boot_time: None }
+        Self { keep, running: HashMap::new(), ended: VecDeque::new(), boot_time: None, gpus: HashMap::new() }
     }
 
     /// Enters one cycle.
-    pub fn enter(&mut self, context: &Context<'_>, ended: &[Arc<Container>], readings: &Readings) {
+    pub fn enter(
+        &mut self,
+        context: &Context<'_>,
+        ended: &[Arc<Container>],
+        readings: &Readings,
+        gpus: &Attributed,
+    ) {
+        let devices = (0..).zip(readings.gpu_devices());
+        self.gpus =
+            devices.map(|(number, (_, device))| (Arc::clone(device.identity.key()), number)).collect();
         for container in ended {
             let same = |book: &Book| container.started.is_none() || book.started == container.started;
             let book = match self.running.get(&container.id) {
@@ -115,9 +174,11 @@ impl Books {
                 _ => None,
             };
             self.ended.retain(|older| older.book.container.identity != container.identity); // can never be shown again
-            // newest first
-            self.ended
-                .push_front(Ended { book: book.unwrap_or_else(|| Book::new(container)), at: context.now });
+            let mut book = book.unwrap_or_else(|| Book::new(container));
+            for held in &gpus.held {
+                held.containers.get(&container.id).into_iter().for_each(|bytes| book.enter_gpu(held, *bytes));
+            }
+            self.ended.push_front(Ended { book, at: context.now }); // newest first
         }
         self.ended.retain(|ended| context.now.since(ended.at) < self.keep);
         self.ended.truncate(MOST_ENDED);
@@ -129,6 +190,7 @@ impl Books {
         for (number, container) in context.inventory.containers.iter().enumerate() {
             let book = self.running.entry(container.id.clone()).or_insert_with(|| Book::new(container));
             book.enter(container, readings.memory.get(number).and_then(Option::as_ref));
+            book.gpus.values_mut().for_each(|peak| peak.forget_old(context.now));
             if book.started.is_none() {
                 let boot_time = *self.boot_time.get_or_insert_with(|| context.roots.boot_time().unwrap_or(0));
                 let oldest =
@@ -137,6 +199,40 @@ impl Books {
                 let start =
                     oldest.filter(|_| boot_time > 0).map(|oldest| boot_time as f64 + oldest as f64 / ticks);
                 book.set_start(start);
+            }
+        }
+        self.enter_gpus(context, ended, gpus);
+    }
+
+    /// Enters what running containers hold and held on GPUs. What one held that ended in this cycle is entered already.
+    fn enter_gpus(&mut self, context: &Context<'_>, ended: &[Arc<Container>], gpus: &Attributed) {
+        let has_ended = |id: &ContainerId| ended.iter().any(|container| container.id == *id);
+        for held in &gpus.held {
+            for (id, bytes) in held.containers.iter().filter(|(id, _)| !has_ended(id)) {
+                if let Some(book) = self.running.get_mut(id) {
+                    book.enter_gpu(held, *bytes);
+                }
+            }
+        }
+        for process in &gpus.processes {
+            let container = context.inventory.containers.get(process.container as usize);
+            if let Some(book) = container.and_then(|container| self.running.get_mut(&container.id)) {
+                book.raise_to_drivers_peak(process);
+            }
+        }
+    }
+
+    /// Enters errors of GPUs. The container that one belongs to may have ended with it.
+    pub fn enter_xids(&mut self, xids: &[Owned]) {
+        for owned in xids {
+            let ended = self.ended.iter_mut().map(|ended| &mut ended.book);
+            let running = self.running.get_mut(&owned.container);
+            let book =
+                running.or_else(|| ended.into_iter().find(|book| book.container.id == owned.container));
+            if let Some(book) = book {
+                let key = (Arc::clone(&owned.gpu.0), Arc::clone(&owned.gpu.1), owned.xid);
+                let entry = book.xids.entry(key).or_insert((0, owned.at));
+                *entry = (entry.0 + 1, owned.at.max(entry.1));
             }
         }
     }
@@ -154,6 +250,7 @@ impl Books {
             names.insert(&container.identity);
             if let Some(book) = self.running.get(&container.id) {
                 book.write(number as u32, version, series);
+                book.write_gpus(number as u32, Some(context.now), &self.gpus, series);
             }
         }
         let mut shown = Vec::new();
@@ -161,6 +258,7 @@ impl Books {
             if names.insert(&ended.book.container.identity) {
                 let number = context.inventory.containers.len() + shown.len();
                 ended.book.write(number as u32, version, series);
+                ended.book.write_gpus(number as u32, None, &self.gpus, series);
                 shown.push(Arc::clone(&ended.book.container));
             }
         }
@@ -209,7 +307,7 @@ mod tests {
                 Memory { unreclaimable: Some(unreclaimable), usage: unreclaimable, ..Memory::default() };
             let readings = Readings { memory: vec![Some(memory); running.len()], ..Readings::default() };
             let mut series = Series::default();
-            self.books.enter(&context, ended, &readings);
+            self.books.enter(&context, ended, &readings, &Attributed::default());
             self.books.write(&context, &mut series);
             series
         }

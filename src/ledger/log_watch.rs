@@ -32,6 +32,7 @@ pub struct LogWatch {
 struct Shared {
     log: KernelLog,
     witness: Witness,
+    desk: Arc<Desk>,
     taken: Taken,
 }
 
@@ -53,11 +54,12 @@ impl LogWatch {
     /// reading.
     pub fn start(log: KernelLog, witness: Witness, desk: &Arc<Desk>) -> Self {
         let device = log.fd().and_then(|fd| fd.try_clone_to_owned().ok());
-        let shared = Arc::new(Mutex::new(Shared { log, witness, taken: Taken::default() }));
-        let (theirs, desk) = (Arc::downgrade(&shared), Arc::clone(desk));
+        let shared =
+            Arc::new(Mutex::new(Shared { log, witness, desk: Arc::clone(desk), taken: Taken::default() }));
+        let theirs = Arc::downgrade(&shared);
         let thread = std::thread::Builder::new().name("kernel-log".into()).stack_size(256 * 1024);
         let is_waited_for =
-            device.is_some_and(|device| thread.spawn(move || watch(&device, &theirs, &desk)).is_ok());
+            device.is_some_and(|device| thread.spawn(move || watch(&device, &theirs)).is_ok());
         Self { shared, is_waited_for }
     }
 
@@ -82,7 +84,8 @@ impl LogWatch {
 impl Shared {
     fn read(&mut self) -> Result<(), ReadError> {
         let seen = self.log.read()?;
-        self.taken.entries.extend(self.witness.look_at(seen.entries));
+        let entries = self.desk.keep_xids(seen.entries);
+        self.taken.entries.extend(self.witness.look_at(entries));
         self.taken.lost |= seen.lost;
         self.taken.rewound |= seen.rewound;
         self.taken.position = self.log.position();
@@ -95,7 +98,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 /// Until nobody holds the log any more.
-fn watch(device: &OwnedFd, shared: &Weak<Mutex<Shared>>, desk: &Desk) {
+fn watch(device: &OwnedFd, shared: &Weak<Mutex<Shared>>) {
     // before others if it may: a busy machine overwrites its log within a second. It has next to nothing to do
     let _ = rustix::process::nice(-10);
     let timeout = rustix::event::Timespec { tv_sec: LOOK_UP.as_secs() as i64, tv_nsec: 0 };
@@ -109,7 +112,7 @@ fn watch(device: &OwnedFd, shared: &Weak<Mutex<Shared>>, desk: &Desk) {
         let is_full = shared.taken.entries.len() >= MOST_WAITING;
         let failed = !is_full && shared.read().is_err();
         if failed || !shared.taken.entries.is_empty() || shared.taken.lost {
-            desk.bell.ring();
+            shared.desk.bell.ring();
         }
         drop(shared);
         if failed || is_full || polled.is_err() {

@@ -44,7 +44,7 @@ impl Witness {
                     hint = self.hint(killed);
                     hint.limit_bytes = limited.take().and_then(|path| self.limit(&path));
                 }
-                Line::Invoked | Line::Group { .. } => {}
+                Line::Invoked | Line::Group { .. } | Line::Xid(_) => {}
             }
             (entry, hint)
         };

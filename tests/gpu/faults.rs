@@ -3,7 +3,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use fake_nvml::{FakeNvml, Process, State};
+use fake_nvml::{FakeNvml, Process, State, Step};
+use serde_json::json;
 
 use super::{
     Driver, GIB, HOST, MEMORY_INFO, OF_CONTAINER, OF_PROCESS, UNATTRIBUTED, USED, assert_balanced,
@@ -12,11 +13,11 @@ use super::{
 use crate::support::cgroups::TestCgroup;
 use crate::support::{Memledger, Metrics, eventually, skip};
 
-fn success(metrics: &Metrics) -> Option<f64> {
+pub fn success(metrics: &Metrics) -> Option<f64> {
     metrics.get("memledger_collector_success", &[("collector", "gpu")])
 }
 
-fn await_success(memledger: &Memledger, wanted: Option<f64>) -> Metrics {
+pub fn await_success(memledger: &Memledger, wanted: Option<f64>) -> Metrics {
     memledger.eventually(&format!("success {wanted:?} of the gpu collector"), |metrics| {
         assert_balanced(metrics);
         match success(metrics) {
@@ -27,7 +28,7 @@ fn await_success(memledger: &Memledger, wanted: Option<f64>) -> Metrics {
 }
 
 /// No family of a device, nor of a container's or process's share of one.
-fn assert_no_gpu(metrics: &Metrics) {
+pub fn assert_no_gpu(metrics: &Metrics) {
     let found = metrics.series.iter().find(|(family, labels, _)| {
         labels.contains_key("gpu") || family == "memledger_gpus_visible" || family.contains("_gpu_")
     });
@@ -246,32 +247,103 @@ fn a_process_that_holds_more_than_the_gpu_has_is_garbage_and_all_is_unattributed
 }
 
 #[test]
-fn records_of_another_size_than_the_header_says_attribute_nothing() {
+fn records_of_another_size_than_the_header_says_are_read_as_what_they_are() {
     let container = TestCgroup::container();
     let pythons = [process_in(&container), process_in(&container), process_in(&container)];
     let mut state = State::with_gpus_on_r535(1);
-    state.gpus[0].memory.used = 6 * GIB;
+    state.gpus[0].memory.used = 7 * GIB;
     state.gpus[0].processes =
         pythons.iter().map(|python| Process::compute(python.pid(), Some(2 * GIB))).collect();
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[&container]);
-    let metrics = await_value(&memledger, UNATTRIBUTED, &[], 6 * GIB);
+    let metrics = await_value(&memledger, OF_CONTAINER, &[], 6 * GIB);
     assert_plausible(&metrics, 80 * GIB);
-    assert_eq!(metrics.all(OF_CONTAINER, &[]).len() + metrics.all(OF_PROCESS, &[]).len(), 0);
-    let faults = [("collector", "gpu"), ("reason", "malformed")];
-    assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0, "and it says so");
-    let roles = metrics.value("memledger_container_processes", &[("role", "trainer")]);
-    assert_eq!(roles, 0.0, "who holds GPU memory is not known");
+    assert_eq!(metrics.value(UNATTRIBUTED, &[]), GIB as f64);
+    assert_eq!(metrics.all(OF_PROCESS, &[]).len(), 3);
 }
 
 #[test]
 fn a_driver_without_process_lists_leaves_all_unattributed() {
     let mut state = gpus(&[4 * GIB]);
     for list in ["Compute", "Graphics", "MPSCompute"] {
-        state.function_not_found.insert(format!("nvmlDeviceGet{list}RunningProcesses_v3"));
+        for version in ["", "_v2", "_v3"] {
+            state.function_not_found.insert(format!("nvmlDeviceGet{list}RunningProcesses{version}"));
+        }
     }
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
     let metrics = await_value(&memledger, UNATTRIBUTED, &[], 4 * GIB);
     assert_eq!(metrics.get(HOST, &[]), None, "not known is not zero");
+}
+
+/// Random numbers without a dependency, from a seed that is printed when a state fails.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+
+    /// Bytes as a driver may answer them: plausible, too many, or one of the sentinels.
+    fn bytes(&mut self) -> u64 {
+        match self.roll(12) {
+            0 => u64::MAX,
+            1 => u64::from(u32::MAX),
+            2 => 9_200_000_000_000_000_000,
+            3 => 81 * GIB,
+            _ => self.roll(20) * GIB / 2,
+        }
+    }
+}
+
+/// One GPU that answers anything, and contradicts itself from reading to reading.
+fn scramble(dice: &mut Dice, pids: &[u32], state: &mut State) {
+    let gpu = &mut state.gpus[0];
+    gpu.memory.used = dice.bytes();
+    (gpu.power_mw, gpu.temperature_c) = (Some(dice.bytes() as u32), Some(dice.bytes() as u32));
+    gpu.energy_mj = Some(dice.bytes());
+    let kinds = ["C", "G", "M", "CG", "CGM"];
+    gpu.processes = (0..dice.roll(6))
+        .map(|_| Process {
+            kind: kinds[dice.roll(5) as usize].into(),
+            ..Process::compute(
+                pids[dice.roll(pids.len() as u64) as usize],
+                Some(dice.bytes()).filter(|bytes| *bytes != u64::MAX),
+            )
+        })
+        .collect();
+    let steps = (0..3).map(|_| Step::new(0, json!({"memory": {"used": dice.bytes()}})));
+    state.script.insert(MEMORY_INFO.into(), steps.collect());
+}
+
+#[test]
+fn whatever_the_library_answers_the_books_balance_and_no_sentinel_leaves() {
+    let (a, b) = (TestCgroup::container(), TestCgroup::container());
+    let pythons = [process_in(&a), process_in(&a), process_in(&b)];
+    let mut pids: Vec<u32> = pythons.iter().map(|python| python.pid()).collect();
+    pids.extend([std::process::id(), super::NOBODY]);
+    let good = gpus(&[GIB, GIB]);
+    let driver = Driver::new(&good);
+    let memledger = driver.memledger_with(&[&a, &b], &["--gpu.interval=50ms", "--gpu.sample-interval=20ms"]);
+    await_value(&memledger, USED, &[("gpu", "1")], GIB);
+    for seed in 0..40 {
+        let mut state = good.clone();
+        scramble(&mut Dice(seed), &pids, &mut state);
+        // the other GPU tells which state is being read
+        let used = (2 + seed) * GIB / 2;
+        state.gpus[1].memory.used = used;
+        driver.set(&state);
+        memledger.eventually(&format!("the answers of seed {seed}"), |metrics| {
+            assert_plausible(metrics, 80 * GIB);
+            // a race leaves unattributed at 0, and then processes hold more than is used
+            if metrics.get(UNATTRIBUTED, &[("gpu", "0")]).is_some_and(|rest| rest > 0.0) {
+                assert_balanced(metrics);
+            }
+            match metrics.ask(USED, &[("gpu", "1")])? {
+                found if found == used as f64 => Ok(()),
+                found => Err(format!("GPU 1 uses {found}")),
+            }
+        });
+    }
 }
