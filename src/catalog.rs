@@ -26,9 +26,9 @@ pub enum Scope {
     Global,
     /// One container.
     Container,
-    /// One GPU.
+    /// One GPU, or one MIG instance of a GPU: then the instance ids are not empty, and `gpu` and `gpu_uuid` are its GPU's.
     Gpu,
-    /// One container on one GPU.
+    /// One container on one GPU or MIG instance.
     ContainerGpu,
 }
 
@@ -38,10 +38,16 @@ impl Scope {
         match self {
             Scope::Global => &[],
             Scope::Container => &["k8s_namespace_name", "k8s_pod_name", "container_name"],
-            Scope::Gpu => &["gpu", "gpu_uuid"],
-            Scope::ContainerGpu => {
-                &["k8s_namespace_name", "k8s_pod_name", "container_name", "gpu", "gpu_uuid"]
-            }
+            Scope::Gpu => &["gpu", "gpu_uuid", "gpu_instance_id", "compute_instance_id"],
+            Scope::ContainerGpu => &[
+                "k8s_namespace_name",
+                "k8s_pod_name",
+                "container_name",
+                "gpu",
+                "gpu_uuid",
+                "gpu_instance_id",
+                "compute_instance_id",
+            ],
         }
     }
 }
@@ -107,6 +113,8 @@ pub struct Family<S, const N: usize> {
 const CONTAINERS: usize = 2_500;
 const PER_COMPONENT: usize = CONTAINERS * 5;
 const PER_ROLE: usize = CONTAINERS * 3;
+/// Sixteen GPUs with seven MIG instances each.
+const GPUS: usize = 128;
 
 macro_rules! catalog {
     ($($id:ident = $kind:ident $scope:ident $name:literal [$($label:literal),*] max $max:expr, $help:literal;)*) => {
@@ -250,25 +258,25 @@ catalog! {
         "Starts of a container of this name after the first that the ledger saw. Unlike the runtime's count it goes on when the container is made anew.";
 
     GPU_INFO = Info Gpu "memledger_gpu_info"
-        ["model", "vendor", "driver_version", "cuda_version", "compute_capability", "cuda_cores", "pci_bus_id"] max 64,
-        "What is known of a GPU.";
+        ["model", "vendor", "driver_version", "cuda_version", "compute_capability", "cuda_cores", "pci_bus_id", "mig_uuid"] max GPUS,
+        "What is known of a GPU, or of a MIG instance, which has a mig_uuid.";
     GPUS_EXPECTED = Gauge Global "memledger_gpus_expected" [] max 1,
         "The most GPUs seen since memledger's start. Absent where no GPU was ever seen.";
     GPUS_VISIBLE = Gauge Global "memledger_gpus_visible" [] max 1,
         "GPUs that answer now. Absent while the driver does not answer.";
-    GPU_MEMORY_TOTAL = Gauge Gpu "memledger_gpu_memory_total_bytes" [] max 64,
+    GPU_MEMORY_TOTAL = Gauge Gpu "memledger_gpu_memory_total_bytes" [] max GPUS,
         "Memory of the GPU, from NVML memory info.";
-    GPU_MEMORY_USED = Gauge Gpu "memledger_gpu_memory_used_bytes" [] max 64,
+    GPU_MEMORY_USED = Gauge Gpu "memledger_gpu_memory_used_bytes" [] max GPUS,
         "Used memory of the GPU without what the driver reserves, from NVML memory info v2.";
-    GPU_MEMORY_FREE = Gauge Gpu "memledger_gpu_memory_free_bytes" [] max 64,
+    GPU_MEMORY_FREE = Gauge Gpu "memledger_gpu_memory_free_bytes" [] max GPUS,
         "Free memory of the GPU, from NVML memory info.";
-    GPU_MEMORY_RESERVED = Gauge Gpu "memledger_gpu_memory_reserved_bytes" [] max 64,
+    GPU_MEMORY_RESERVED = Gauge Gpu "memledger_gpu_memory_reserved_bytes" [] max GPUS,
         "Memory that the driver and firmware keep for themselves, from NVML memory info v2.";
-    GPU_MEMORY_UNATTRIBUTED = Gauge Gpu "memledger_gpu_memory_unattributed_bytes" [] max 64,
+    GPU_MEMORY_UNATTRIBUTED = Gauge Gpu "memledger_gpu_memory_unattributed_bytes" [] max GPUS,
         "Used memory of the GPU less memledger_container_gpu_memory_used_bytes and memledger_gpu_host_processes_memory_bytes. Where the driver does not tell the memory of one of a container's processes, all of the container's is here. Never guessed away, never below 0.";
-    GPU_BOOKS_RACES = Counter Gpu "memledger_gpu_books_races_total" [] max 64,
+    GPU_BOOKS_RACES = Counter Gpu "memledger_gpu_books_races_total" [] max GPUS,
         "Readings whose processes held more than the device's used memory even when read again twice.";
-    GPU_HOST_PROCESSES = Gauge Gpu "memledger_gpu_host_processes_memory_bytes" [] max 64,
+    GPU_HOST_PROCESSES = Gauge Gpu "memledger_gpu_host_processes_memory_bytes" [] max GPUS,
         "GPU memory of processes outside the containers that memledger shows.";
     CONTAINER_GPU_MEMORY = Gauge ContainerGpu "memledger_container_gpu_memory_used_bytes" [] max 4_096,
         "GPU memory of the container's processes, from NVML's process lists.";

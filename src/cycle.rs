@@ -90,8 +90,7 @@ impl Sampler {
         let mut containers = inventory.containers.clone();
         let running = containers.len();
         containers.extend(ended);
-        let gpus =
-            self.readings.gpu.iter().flat_map(|gpu| &gpu.devices).map(|d| Arc::clone(&d.identity)).collect();
+        let gpus = self.readings.gpu_devices().map(|(_, device)| Arc::clone(&device.identity)).collect();
         write_runtimes(&inventory, &mut series);
         self.write_self(now, &mut series);
         finish(&mut series, &mut self.dropped);

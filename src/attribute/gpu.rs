@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::Attributed;
 use crate::catalog::*;
-use crate::collect::gpu::{Device, GpuProcess};
+use crate::collect::gpu::{Device, GpuProcess, Pids};
 use crate::collect::process::Process;
 use crate::collect::{Context, Readings};
 use crate::parse::container_id;
@@ -63,9 +63,7 @@ pub fn key(process: &Process) -> (u32, u64) {
 /// Who holds a GPU context.
 pub fn holders(readings: &Readings) -> Holders {
     let mut holders = Holders::new();
-    for process in
-        readings.gpu.iter().flat_map(|gpu| &gpu.devices).filter_map(|d| d.processes.as_ref()).flatten()
-    {
+    for process in readings.gpu_devices().filter_map(|(_, device)| device.processes.as_ref()).flatten() {
         if let Some(owner) = &process.owner {
             // a sum of which the driver does not tell a part is absent
             let add = |sum: &mut Option<u64>| *sum = sum.zip(process.used).map(|(sum, used)| sum + used);
@@ -82,17 +80,19 @@ pub fn write(
     processes: &[Attributed],
     series: &mut Series,
 ) -> Vec<Arc<str>> {
-    let Some(reading) = &readings.gpu else { return vec![] };
+    if readings.gpus.is_empty() {
+        return vec![];
+    }
     let index = Index::of(context, readings);
     let roles: HashMap<u32, &Attributed> = processes.iter().map(|process| (process.pid, process)).collect();
     let mut single = Vec::new();
     let mut raced = Vec::new();
-    for (gpu, device) in reading.devices.iter().enumerate() {
+    for (gpu, (reading, device)) in (0..).zip(readings.gpu_devices()) {
         // where no pid can be looked up, nothing is known of the host's processes either
-        let host = reading.pids_are_the_hosts.then_some(0);
-        write_device(gpu as u32, device, host, &index, series, &mut single);
+        let host = (reading.pids == Pids::Proven).then_some(0);
+        write_device(gpu, device, host, &index, series, &mut single);
         if device.raced {
-            raced.push(Arc::clone(&device.identity.uuid));
+            raced.push(Arc::clone(device.identity.key()));
         }
     }
     single.sort_by_key(|(bytes, ..)| std::cmp::Reverse(*bytes)); // the family has a cap: the largest stay
@@ -151,8 +151,8 @@ fn write_device<'a>(
         series.gpu(GPU_HOST_PROCESSES, gpu, [], host as f64);
         attributed += host;
     }
-    if let Some(memory) = device.memory {
-        series.gpu(GPU_MEMORY_UNATTRIBUTED, gpu, [], memory.used.saturating_sub(attributed) as f64);
+    if let Some(used) = device.memory.used {
+        series.gpu(GPU_MEMORY_UNATTRIBUTED, gpu, [], used.saturating_sub(attributed) as f64);
     }
 }
 
@@ -174,16 +174,17 @@ mod tests {
         };
         for (second, sum) in [(Some(5), Some(15)), (None, None)] {
             let reading = Reading {
+                source: "gpu",
                 at: Moment::now(),
                 took: std::time::Duration::ZERO,
                 driver_version: None,
                 cuda_version: None,
                 counted: 2,
                 devices: gpus(second),
-                pids_are_the_hosts: true,
+                pids: Pids::Proven,
                 faults: vec![],
             };
-            let readings = Readings { gpu: Some(Arc::new(reading)), ..Readings::default() };
+            let readings = Readings { gpus: vec![Arc::new(reading)], ..Readings::default() };
             assert_eq!(holders(&readings), Holders::from([((7, 7), sum)]));
         }
     }
@@ -201,17 +202,9 @@ mod tests {
     }
 
     fn device(used: u64, processes: Option<Vec<GpuProcess>>) -> Device {
-        let text = || Arc::<str>::from("");
-        let identity = Identity {
-            index: "0".into(),
-            uuid: "GPU-0".into(),
-            model: text(),
-            pci_bus_id: text(),
-            compute_capability: text(),
-            cuda_cores: text(),
-        };
-        let memory = Memory { total: used + 10, used, free: 10, reserved: 0 };
-        Device { identity: Arc::new(identity), memory: Some(memory), processes, raced: false }
+        let identity = Identity { index: "0".into(), uuid: "GPU-0".into(), ..Identity::default() };
+        let memory = Memory { total: Some(used + 10), used: Some(used), free: Some(10), reserved: Some(0) };
+        Device { memory, processes, ..Device::new(Arc::new(identity)) }
     }
 
     fn written(device: &Device) -> Vec<(Id, u64)> {

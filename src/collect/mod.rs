@@ -49,8 +49,8 @@ pub struct Readings {
     pub processes: process::Processes,
     /// Newest proportional shares.
     pub pss: Arc<pss::Shares>,
-    /// Newest answer of the driver.
-    pub gpu: Option<Arc<gpu::Reading>>,
+    /// Newest answers of all GPU sources, numbered as [`Readings::add_gpus`] says.
+    pub gpus: Vec<Arc<gpu::Reading>>,
 }
 
 impl Readings {
@@ -59,7 +59,20 @@ impl Readings {
         self.memory.clear();
         self.memory_complete = false;
         self.processes.clear();
-        self.gpu = None;
+        self.gpus.clear();
+    }
+
+    /// Adds the answer of a GPU source. Returns the number of its first device in the rows of this cycle; the others
+    /// follow it.
+    pub fn add_gpus(&mut self, reading: Arc<gpu::Reading>) -> u32 {
+        let first = self.gpus.iter().map(|reading| reading.devices.len()).sum::<usize>();
+        self.gpus.push(reading);
+        first as u32
+    }
+
+    /// Each device of all GPU sources with the reading that it is in, in the order of their numbers.
+    pub fn gpu_devices(&self) -> impl Iterator<Item = (&Arc<gpu::Reading>, &gpu::Device)> {
+        self.gpus.iter().flat_map(|reading| reading.devices.iter().map(move |device| (reading, device)))
     }
 }
 

@@ -54,8 +54,8 @@ pub struct Ledger {
     desk: Arc<Desk>,
     gpus_expected: usize,
     races: BTreeMap<Arc<str>, u64>,
-    /// When the reading that was entered last was complete: several cycles may see one reading.
-    gpus_read: Option<Moment>,
+    /// By source: when the reading that was entered last was complete. Several cycles may see one reading.
+    gpus_read: HashMap<&'static str, Moment>,
 }
 
 impl Ledger {
@@ -66,7 +66,7 @@ impl Ledger {
             desk,
             gpus_expected: 0,
             races: BTreeMap::new(),
-            gpus_read: None,
+            gpus_read: HashMap::new(),
         }
     }
 
@@ -148,17 +148,24 @@ impl Ledger {
     }
 
     fn enter_gpus(&mut self, readings: &Readings, attribution: &Attribution, series: &mut Series) {
-        if let Some(reading) = &readings.gpu {
-            if self.gpus_read.replace(reading.at) != Some(reading.at) {
-                for uuid in &attribution.raced {
-                    *self.races.entry(Arc::clone(uuid)).or_insert(0) += 1;
-                }
+        for reading in &readings.gpus {
+            if self.gpus_read.insert(reading.source, reading.at) == Some(reading.at) {
+                continue;
             }
-            self.gpus_expected = self.gpus_expected.max(reading.counted);
-            series.global(GPUS_VISIBLE, [], reading.devices.len() as f64);
-            for (gpu, device) in reading.devices.iter().enumerate() {
-                let races = *self.races.entry(Arc::clone(&device.identity.uuid)).or_insert(0);
-                series.gpu(GPU_BOOKS_RACES, gpu as u32, [], races as f64);
+            for key in reading.devices.iter().map(|device| device.identity.key()) {
+                let raced = attribution.raced.contains(key);
+                *self.races.entry(Arc::clone(key)).or_insert(0) += u64::from(raced);
+            }
+        }
+        if !readings.gpus.is_empty() {
+            let counted = readings.gpus.iter().map(|reading| reading.counted).sum();
+            self.gpus_expected = self.gpus_expected.max(counted);
+            let whole = readings.gpu_devices().filter(|(_, device)| device.instance_of.is_none()).count();
+            series.global(GPUS_VISIBLE, [], whole as f64);
+            for (gpu, (_, device)) in (0..).zip(readings.gpu_devices()) {
+                if let Some(races) = self.races.get(device.identity.key()) {
+                    series.gpu(GPU_BOOKS_RACES, gpu, [], *races as f64);
+                }
             }
         }
         if self.gpus_expected > 0 {

@@ -7,6 +7,8 @@
 //! Not here: which container a process belongs to and what adds up (`attribute`).
 
 mod nvml;
+pub mod owners;
+pub mod reading;
 mod worker;
 
 use std::sync::Arc;
@@ -14,98 +16,12 @@ use std::time::Duration;
 
 use super::{Collector, Context, Outcome, Output};
 use crate::catalog::*;
-use crate::clock::Moment;
 use crate::config::GpuSettings;
 use crate::host::Roots;
 use crate::series::{Label, Series};
 
 pub use nvml::{describe, probe};
-
-/// One answer of the driver.
-#[derive(Clone, Debug)]
-pub struct Reading {
-    /// When it was complete.
-    pub at: Moment,
-    /// How long the driver took.
-    pub took: Duration,
-    /// Version of the driver.
-    pub driver_version: Option<Arc<str>>,
-    /// CUDA version that the driver supports.
-    pub cuda_version: Option<Arc<str>>,
-    /// How many devices the driver counts, also those that do not answer.
-    pub counted: usize,
-    /// The devices that answered.
-    pub devices: Vec<Device>,
-    /// Pids of the driver are pids of the host as seen here. If not, no process can be named.
-    pub pids_are_the_hosts: bool,
-    /// Devices that are there and did not answer, and fields that failed: one entry a fault.
-    pub faults: Vec<&'static str>,
-}
-
-/// One GPU.
-#[derive(Clone, Debug)]
-pub struct Device {
-    /// What does not change.
-    pub identity: Arc<Identity>,
-    /// Its memory; `None` if the device does not tell.
-    pub memory: Option<Memory>,
-    /// Its processes, each pid once; `None` if the device does not tell.
-    pub processes: Option<Vec<GpuProcess>>,
-    /// The processes held more than `used`, also when read again twice.
-    pub raced: bool,
-}
-
-/// What does not change about a GPU while the driver is loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// NVML index.
-    pub index: Arc<str>,
-    /// NVML UUID.
-    pub uuid: Arc<str>,
-    /// Model name.
-    pub model: Arc<str>,
-    /// Address on the PCI bus.
-    pub pci_bus_id: Arc<str>,
-    /// Compute capability, such as `9.0`.
-    pub compute_capability: Arc<str>,
-    /// Number of CUDA cores.
-    pub cuda_cores: Arc<str>,
-}
-
-/// Memory of a GPU in bytes: total = used + free + reserved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// All of it.
-    pub total: u64,
-    /// Used, without what is reserved.
-    pub used: u64,
-    /// Free.
-    pub free: u64,
-    /// Kept by driver and firmware.
-    pub reserved: u64,
-}
-
-/// One process on a GPU.
-#[derive(Clone, Debug)]
-pub struct GpuProcess {
-    /// Its pid, as the driver names it.
-    pub pid: u32,
-    /// GPU memory in bytes; `None` where the driver does not tell (N/A).
-    pub used: Option<u64>,
-    /// Who it is; `None` if no such process can be seen, or it is younger than the reading.
-    pub owner: Option<Owner>,
-}
-
-/// A process on a GPU, as the host knows it.
-#[derive(Clone, Debug)]
-pub struct Owner {
-    /// Clock ticks from boot to its start.
-    pub start_ticks: u64,
-    /// Its name, made printable.
-    pub comm: Arc<str>,
-    /// Its cgroup in the hierarchy of the memory controller.
-    pub cgroup: Arc<str>,
-}
+pub use reading::{Device, GpuProcess, Identity, Instance, Memory, Owner, Pids, Reading};
 
 /// The collector.
 #[derive(Debug)]
@@ -137,7 +53,6 @@ impl Collector for Gpu {
     }
 
     fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
-        output.readings.gpu = None;
         let v1 = context.hierarchy.is_some_and(|h| h.version == crate::discover::Version::V1);
         let worker = self
             .worker
@@ -151,8 +66,8 @@ impl Collector for Gpu {
             {
                 self.seen = true;
                 self.took = reading.took;
-                write(&reading, output.series);
-                output.readings.gpu = Some(reading);
+                let first = output.readings.add_gpus(Arc::clone(&reading));
+                write(&reading, first, output.series);
                 Outcome::Read
             }
             // the first answer may take a while: the driver initialises its devices
@@ -173,27 +88,33 @@ impl Collector for Gpu {
     }
 }
 
-/// What a device tells of itself alone.
-fn write(reading: &Reading, series: &mut Series) {
+/// What each device tells of itself alone. `first` is the number of the first of them.
+pub fn write(reading: &Reading, first: u32, series: &mut Series) {
     let text = |value: &Option<Arc<str>>| value.as_ref().map_or(Label::Fixed(""), Label::from);
-    for (number, device) in reading.devices.iter().enumerate() {
+    for (number, device) in (first..).zip(&reading.devices) {
         let identity = &device.identity;
         let labels = [
             Label::from(&identity.model),
-            "nvidia".into(),
+            identity.vendor.into(),
             text(&reading.driver_version),
             text(&reading.cuda_version),
             (&identity.compute_capability).into(),
             (&identity.cuda_cores).into(),
             (&identity.pci_bus_id).into(),
+            identity.instance.as_ref().map_or(Label::Fixed(""), |instance| (&instance.uuid).into()),
         ];
-        let number = number as u32;
         series.gpu(GPU_INFO, number, labels, 1.0);
-        if let Some(memory) = device.memory {
-            series.gpu(GPU_MEMORY_TOTAL, number, [], memory.total as f64);
-            series.gpu(GPU_MEMORY_USED, number, [], memory.used as f64);
-            series.gpu(GPU_MEMORY_FREE, number, [], memory.free as f64);
-            series.gpu(GPU_MEMORY_RESERVED, number, [], memory.reserved as f64);
+        let memory = device.memory;
+        let parts = [
+            (GPU_MEMORY_TOTAL, memory.total),
+            (GPU_MEMORY_USED, memory.used),
+            (GPU_MEMORY_FREE, memory.free),
+            (GPU_MEMORY_RESERVED, memory.reserved),
+        ];
+        for (family, bytes) in parts {
+            if let Some(bytes) = bytes {
+                series.gpu(family, number, [], bytes as f64);
+            }
         }
     }
 }
