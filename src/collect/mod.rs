@@ -5,6 +5,7 @@
 //! series, and the others go on.
 
 pub mod cgroup;
+pub mod drm;
 pub mod gpu;
 pub mod host;
 pub mod kernel_log;
@@ -112,7 +113,7 @@ pub trait Collector: Send {
 
 /// All collectors that are switched on, in the order in which they build on each other.
 pub fn all(config: &Config) -> Vec<Box<dyn Collector>> {
-    let every: [Box<dyn Collector>; 7] = [
+    let every: [Box<dyn Collector>; 8] = [
         Box::new(own::Own::default()),
         Box::new(cgroup::Cgroups::default()),
         Box::new(host::Host::default()),
@@ -120,6 +121,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Collector>> {
         Box::new(shm::SharedMemory::default()),
         Box::new(pss::Pss::new(config.pss_interval)),
         Box::new(gpu::Gpu::new(&config.gpu)),
+        Box::new(drm::Drm::new(&config.gpu)),
     ];
     every.into_iter().filter(|collector| config.collectors.contains(collector.name())).collect()
 }
