@@ -3,6 +3,7 @@
 //! A check says what was found; and if a source cannot be used, what is lost without it and the exact change that brings
 //! it. A source that this host does not have is no failure.
 
+mod drm;
 mod ledger;
 
 use std::fmt::Write;
@@ -109,7 +110,13 @@ pub async fn examine(config: &Config, look: Look) -> Vec<Check> {
     for endpoint in &config.endpoints {
         checks.push(runtime(endpoint, config.oom.runtime).await);
     }
-    checks.extend([pid_namespace(config), ptrace(), gpus(config).await, pressure(config)]);
+    checks.extend([
+        pid_namespace(config),
+        ptrace(),
+        gpus(config).await,
+        drm::examine(config),
+        pressure(config),
+    ]);
     checks.extend(ledger::examine(config, look));
     checks.push(open_files());
     checks

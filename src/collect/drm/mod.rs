@@ -20,17 +20,46 @@ mod engines;
 mod search;
 mod worker;
 
+pub use worker::Reader;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Collector, Context, Outcome, Output, gpu};
 use crate::clock::Moment;
 use crate::config::GpuSettings;
+use crate::host::{ReadError, Roots};
 
 /// The collector's name.
-const NAME: &str = "drm";
+pub const NAME: &str = "drm";
 /// Pause between two looks for a GPU on a host that had none.
 const LOOK: Duration = Duration::from_secs(10);
+
+/// What can be read on this host, for `doctor`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// Name and driver of each GPU.
+    pub gpus: Vec<String>,
+    /// Processes whose open files could be looked at within the first reading.
+    pub readable: usize,
+    /// Processes whose open files could not, for want of permission.
+    pub denied: usize,
+}
+
+/// Looks for GPUs of DRM drivers, and if there are any, once at the processes.
+///
+/// # Errors
+/// Devices or processes cannot be listed.
+pub fn probe(roots: &Roots) -> Result<Probe, ReadError> {
+    let cards = devices::list(roots, &mut Vec::new())?;
+    let gpus: Vec<_> =
+        cards.iter().map(|card| format!("{} ({})", card.identity.index, card.driver)).collect();
+    if gpus.is_empty() {
+        return Ok(Probe { gpus, readable: 0, denied: 0 });
+    }
+    let found = search::Search::default().round(roots, false)?;
+    Ok(Probe { gpus, readable: found.readable, denied: found.denied })
+}
 
 /// The collector.
 #[derive(Debug)]
