@@ -212,3 +212,56 @@ fn values_that_cannot_be_right_are_absent_and_counted() {
     assert!(metrics.series.iter().all(|(_, _, value)| *value < 2f64.powi(62)));
     assert_balanced(&metrics);
 }
+
+#[test]
+fn without_permission_to_see_other_processes_nothing_is_attributed_and_doctor_says_what_to_set() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    // the real processes of this machine, seen by a user who may look at none but his own
+    std::fs::set_permissions(host.root.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"];
+    let sysfs = format!("--path.sysfs={}", host.path("sys").display());
+    let flags = [
+        &sysfs,
+        "--docker.socket=",
+        "--podman.socket=",
+        "--oom.kernel-log=off",
+        "--state.path=",
+        "--no-collector.gpu",
+    ];
+    if !std::path::Path::new("/proc/self/ns/pid")
+        .read_link()
+        .is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
+    {
+        return crate::support::skip("these tests do not run in the first pid namespace");
+    }
+    let doctor = std::process::Command::new(user[0])
+        .args(&user[1..])
+        .arg(crate::support::binary())
+        .arg("doctor")
+        .args(flags)
+        .output()
+        .expect("setpriv runs");
+    let text = String::from_utf8_lossy(&doctor.stdout);
+    let row = text.lines().skip_while(|line| !line.contains(" DRM ")).take(3).collect::<Vec<_>>().join("\n");
+    assert!(
+        row.contains("MISSING") && row.contains("card0 (amdgpu)") && row.contains("SYS_PTRACE"),
+        "{text}"
+    );
+    let mut all = vec!["--gpu.interval=50ms"];
+    all.extend(flags);
+    let memledger = crate::support::Memledger::start_through(&user, &all);
+    let denied = [("collector", "drm"), ("reason", "permission")];
+    memledger.eventually("faults", |metrics| match metrics.ask("memledger_read_faults_total", &denied)? {
+        0.0 => Err("none yet".to_owned()),
+        _ => Ok(()),
+    });
+    let metrics = memledger.fresh_metrics();
+    let gpu = [("gpu", "card0")];
+    assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 7680.0 * MIB);
+    assert_eq!(metrics.get("memledger_gpu_host_processes_memory_bytes", &gpu), None, "not known is not zero");
+    assert!(memledger.log().contains("CAP_SYS_PTRACE"), "{}", memledger.log());
+    let faults = metrics.value("memledger_read_faults_total", &denied);
+    let later = memledger.fresh_metrics();
+    let new = later.value("memledger_read_faults_total", &denied) - faults;
+    assert!(new < faults, "a process counts once, not at each look: {faults} and then {new} more");
+}
