@@ -274,7 +274,10 @@ fn race(first_readings: usize) -> (Metrics, std::collections::BTreeMap<String, u
     steps.push(Step::new(0, json!({})));
     state.script.insert(MEMORY_INFO.into(), steps);
     let driver = Driver::new(&state);
-    let memledger = driver.memledger_with(&[&container], &["--gpu.interval=1h", "--gpu.deadline=1h"]);
+    let memledger = driver.memledger_with(
+        &[&container],
+        &["--gpu.interval=1h", "--gpu.deadline=1h", "--gpu.sample-interval=0s"],
+    );
     memledger.eventually("the first reading", |metrics| metrics.ask(USED, &[]));
     (memledger.fresh_metrics(), driver.fake.calls().unwrap())
 }

@@ -52,6 +52,8 @@ pub struct Readings {
     pub pss: Arc<pss::Shares>,
     /// Newest answers of all GPU sources, numbered as [`Readings::add_gpus`] says.
     pub gpus: Vec<Arc<gpu::Reading>>,
+    /// What was held on GPUs since the cycle before, oldest first within a source.
+    pub gpu_samples: Vec<gpu::Sample>,
 }
 
 impl Readings {
@@ -61,6 +63,7 @@ impl Readings {
         self.memory_complete = false;
         self.processes.clear();
         self.gpus.clear();
+        self.gpu_samples.clear();
     }
 
     /// Adds the answer of a GPU source. Returns the number of its first device in the rows of this cycle; the others
@@ -111,8 +114,9 @@ pub trait Collector: Send {
     }
 }
 
-/// All collectors that are switched on, in the order in which they build on each other.
-pub fn all(config: &Config) -> Vec<Box<dyn Collector>> {
+/// All collectors that are switched on, in the order in which they build on each other. `control` is the GPU
+/// collector's.
+pub fn all(config: &Config, control: &Arc<gpu::Control>) -> Vec<Box<dyn Collector>> {
     let every: [Box<dyn Collector>; 8] = [
         Box::new(own::Own::default()),
         Box::new(cgroup::Cgroups::default()),
@@ -120,7 +124,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Collector>> {
         Box::new(process::ProcessTable::default()),
         Box::new(shm::SharedMemory::default()),
         Box::new(pss::Pss::new(config.pss_interval)),
-        Box::new(gpu::Gpu::new(&config.gpu)),
+        Box::new(gpu::Gpu::new(&config.gpu, Arc::clone(control))),
         Box::new(drm::Drm::new(&config.gpu)),
     ];
     every.into_iter().filter(|collector| config.collectors.contains(collector.name())).collect()

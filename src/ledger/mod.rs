@@ -1,6 +1,7 @@
 //! What must outlive a cycle.
 //!
-//! Two sides. The cycle's side (here, and [`containers`]) keeps peaks, ended containers and how many GPUs there once were.
+//! Two sides. The cycle's side (here, [`containers`] and [`gpus`]) keeps peaks, ended containers and how many GPUs there
+//! once were.
 //! The ledger proper is kept by a thread of its own ([`keeper`]): it reads the sources of OOM kills, a pure state machine
 //! ([`machine`]) reconciles them, [`store`] keeps the facts on disk. The two meet at the [`desk`].
 //!
@@ -21,6 +22,7 @@ pub mod desk;
 pub mod entries;
 pub mod events_file;
 mod exits;
+mod gpus;
 mod history;
 pub mod keeper;
 mod kernel;
@@ -32,7 +34,7 @@ mod totals;
 mod whose;
 pub mod why;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,22 +54,15 @@ use crate::series::Series;
 pub struct Ledger {
     containers: containers::Books,
     desk: Arc<Desk>,
-    gpus_expected: usize,
-    races: BTreeMap<Arc<str>, u64>,
-    /// By source: when the reading that was entered last was complete. Several cycles may see one reading.
-    gpus_read: HashMap<&'static str, Moment>,
+    gpus: gpus::Gpus,
 }
 
 impl Ledger {
-    /// An empty ledger that keeps ended containers so long, and meets the ledger's thread at this desk.
-    pub fn new(keep_ended: Duration, desk: Arc<Desk>) -> Self {
-        Self {
-            containers: containers::Books::new(keep_ended),
-            desk,
-            gpus_expected: 0,
-            races: BTreeMap::new(),
-            gpus_read: HashMap::new(),
-        }
+    /// An empty ledger that keeps ended containers so long, is told how many GPUs there should be, and meets the
+    /// ledger's thread at this desk.
+    pub fn new(keep_ended: Duration, gpus_expected: Option<usize>, desk: Arc<Desk>) -> Self {
+        let (containers, gpus) = (containers::Books::new(keep_ended), gpus::Gpus::new(gpus_expected));
+        Self { containers, desk, gpus }
     }
 
     /// True once the ledger's thread has put figures out.
@@ -85,8 +80,8 @@ impl Ledger {
         attribution: &Attribution,
         series: &mut Series,
     ) -> Vec<Arc<Container>> {
-        self.enter_gpus(readings, attribution, series);
-        self.containers.enter(context, ended, readings);
+        self.gpus.enter(context.now, readings, &attribution.gpus, series);
+        self.containers.enter(context, ended, readings, &attribution.gpus);
         self.hand_over(context, readings, attribution, series);
         let mut shown = self.containers.write(context, series);
         if let Some(figures) = self.desk.figures() {
@@ -145,32 +140,6 @@ impl Ledger {
             containers,
             host_memory: host_memory.0.zip(host_memory.1),
         });
-    }
-
-    fn enter_gpus(&mut self, readings: &Readings, attribution: &Attribution, series: &mut Series) {
-        for reading in &readings.gpus {
-            if self.gpus_read.insert(reading.source, reading.at) == Some(reading.at) {
-                continue;
-            }
-            for key in reading.devices.iter().map(|device| device.identity.key()) {
-                let raced = attribution.raced.contains(key);
-                *self.races.entry(Arc::clone(key)).or_insert(0) += u64::from(raced);
-            }
-        }
-        if !readings.gpus.is_empty() {
-            let counted = readings.gpus.iter().map(|reading| reading.counted).sum();
-            self.gpus_expected = self.gpus_expected.max(counted);
-            let whole = readings.gpu_devices().filter(|(_, device)| device.instance_of.is_none()).count();
-            series.global(GPUS_VISIBLE, [], whole as f64);
-            for (gpu, (_, device)) in (0..).zip(readings.gpu_devices()) {
-                if let Some(races) = self.races.get(device.identity.key()) {
-                    series.gpu(GPU_BOOKS_RACES, gpu, [], *races as f64);
-                }
-            }
-        }
-        if self.gpus_expected > 0 {
-            series.global(GPUS_EXPECTED, [], self.gpus_expected as f64);
-        }
     }
 }
 

@@ -194,6 +194,39 @@ fn outside_the_hosts_pid_namespace_no_process_is_named() {
 }
 
 #[test]
+fn work_of_the_engines_is_the_processes_share_and_what_passes_them_by_is_absent() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    let memledger = host.start(&no_nvml());
+    let share = |metrics: &Metrics, pid: &str| {
+        metrics.get("memledger_process_gpu_utilization_ratio", &[("gpu", "card0"), ("pid", pid)])
+    };
+    memledger.eventually("a second reading", |metrics| share(metrics, "949").ok_or_else(|| memledger.log()));
+    let mut busy_ns = 1_000_000_000_u64;
+    memledger.eventually("work", |metrics| {
+        busy_ns += 5_000_000; // it works on and on
+        rewrite(&host.path("proc/949/fdinfo/8"), |text| {
+            let (before, rest) = text.split_once("drm-engine-gfx:\t").unwrap();
+            format!("{before}drm-engine-gfx:\t{busy_ns} ns\n{}", rest.split_once('\n').unwrap().1)
+        });
+        match share(metrics, "949") {
+            Some(busy) if busy > 0.0 && busy <= 1.0 => Ok(()),
+            busy => Err(format!("{busy:?}")),
+        }
+    });
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(share(&metrics, "904"), None, "what it computes through /dev/kfd is not told");
+    assert_eq!(
+        metrics.get("memledger_container_gpu_utilization_ratio", &[("container_name", TRAINER)]),
+        None
+    );
+    assert_eq!(
+        metrics.value("memledger_gpu_utilization_ratio", &[("gpu", "card0")]),
+        0.87,
+        "by its firmware"
+    );
+}
+
+#[test]
 fn values_that_cannot_be_right_are_absent_and_counted() {
     let host = Host::unpack("drm-amdgpu", 2);
     rewrite(&host.path("proc/949/fdinfo/8"), |text| text.replace("1048576 KiB", "18446744073709551615 KiB"));

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Collector, Context, Outcome, Output, gpu};
+use crate::catalog::COLLECTOR_SUCCESS;
 use crate::clock::Moment;
 use crate::config::GpuSettings;
 use crate::host::{ReadError, Roots};
@@ -68,13 +69,16 @@ pub struct Drm {
     worker: Option<worker::Worker>,
     looked: Option<Moment>,
     seen: bool,
+    /// When the reading that was shown last was complete.
+    last: Option<Moment>,
     took: Duration,
 }
 
 impl Drm {
     /// A collector. Its thread starts when there is a GPU.
     pub fn new(settings: &GpuSettings) -> Self {
-        Self { settings: settings.clone(), worker: None, looked: None, seen: false, took: Duration::ZERO }
+        let settings = settings.clone();
+        Self { settings, worker: None, looked: None, seen: false, last: None, took: Duration::ZERO }
     }
 
     /// Starts the thread if there is a GPU for it.
@@ -109,6 +113,13 @@ impl Collector for Drm {
             Some(reading) => {
                 self.seen = true;
                 self.took = reading.took;
+                let proven = f64::from(u8::from(reading.pids == gpu::Pids::Proven));
+                output.series.global(COLLECTOR_SUCCESS, ["drm_attribution".into()], proven);
+                // several cycles may see one reading
+                if self.last.replace(reading.at) != Some(reading.at) {
+                    let devices = reading.devices.iter().map(gpu::Sampled::of).collect();
+                    output.readings.gpu_samples.push(gpu::Sample { at: reading.at, devices });
+                }
                 let first = output.readings.add_gpus(Arc::clone(&reading));
                 gpu::write(&reading, first, output.series);
                 Outcome::Read

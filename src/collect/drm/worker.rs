@@ -11,7 +11,7 @@ use super::devices::{self, Card};
 use super::engines::Engines;
 use super::search::{Found, Search};
 use crate::clock::Moment;
-use crate::collect::gpu::{Device, GpuProcess, Memory, Pids, Reading};
+use crate::collect::gpu::{Device, GpuProcess, Health, Memory, Pids, Reading};
 use crate::host::{ReadError, Roots};
 
 /// Memory and processes are read again so often when they contradict each other.
@@ -245,19 +245,24 @@ impl Read<'_> {
         let card = &self.cards[number];
         faults.extend(std::iter::repeat_n("malformed", held.malformed));
         let raced = is_race(&memory, &held);
-        let clients = books::clients(&descriptors);
-        let _work = self.engines.work(&card.identity.uuid, &clients, self.at);
+        let proven = pids == Pids::Proven;
+        let work = self.engines.work(&card.identity.uuid, &books::clients(&descriptors), self.at);
+        let computing = &self.found.computing;
+        // AMD's device for computing takes work that the engines' statistics do not see
+        let all_seen = proven && self.found.denied == 0 && computing.is_empty();
+        let utilization = card.busy(faults).or(work.busy.filter(|_| all_seen));
         let processes = held.by_process.into_iter().map(|(key, used)| GpuProcess {
-            pid: key.pid,
-            used,
+            busy: work.by_process.get(&key).copied().filter(|_| !computing.contains(&key)),
             owner: self.found.owners.get(&key).cloned(),
+            ..GpuProcess::new(key.pid, used)
         });
         let mut processes: Vec<_> = processes.collect();
         processes.sort_by_key(|process| process.pid);
         Device {
             memory,
-            processes: matches!(pids, Pids::Proven).then_some(processes),
+            processes: proven.then_some(processes),
             raced,
+            health: Health { utilization, ..Health::default() },
             ..Device::new(Arc::clone(&card.identity))
         }
     }

@@ -6,8 +6,11 @@
 //!
 //! Not here: which container a process belongs to and what adds up (`attribute`).
 
+mod control;
+pub mod health;
 mod nvml;
 pub mod owners;
+mod probe;
 pub mod reading;
 mod worker;
 
@@ -20,22 +23,27 @@ use crate::config::GpuSettings;
 use crate::host::Roots;
 use crate::series::{Label, Series};
 
-pub use nvml::{describe, probe};
-pub use reading::{Device, GpuProcess, Identity, Instance, Memory, Owner, Pids, Reading};
+pub use control::Control;
+pub use health::Health;
+pub use probe::{Probe, probe};
+pub use reading::{Device, GpuProcess, Identity, Instance, Memory, Owner, Pids, Reading, Sample, Sampled};
 
 /// The collector.
 #[derive(Debug)]
 pub struct Gpu {
     settings: GpuSettings,
+    control: Arc<Control>,
     worker: Option<worker::Worker>,
     seen: bool,
     took: Duration,
+    told: Option<Pids>,
 }
 
 impl Gpu {
     /// A collector; the driver is not touched before the first cycle.
-    pub fn new(settings: &GpuSettings) -> Self {
-        Self { settings: settings.clone(), worker: None, seen: false, took: Duration::ZERO }
+    pub fn new(settings: &GpuSettings, control: Arc<Control>) -> Self {
+        let settings = settings.clone();
+        Self { settings, control, worker: None, seen: false, took: Duration::ZERO, told: None }
     }
 
     /// Whether a missing driver is a failure: it was asked for, was there before, or its device node exists.
@@ -44,6 +52,17 @@ impl Gpu {
             || self.seen
             || roots.has_device("nvidiactl")
             || roots.has_device("nvidia0")
+    }
+
+    /// Says once why no process is named.
+    fn tell(&mut self, pids: Pids) {
+        if let (Pids::Withheld(reason), true) = (pids, self.told != Some(pids)) {
+            tracing::warn!(
+                reason,
+                "GPU memory stays unattributed; start memledger with --pid=host (Docker), pid: host (Compose) or hostPID: true (Kubernetes)"
+            );
+        }
+        self.told = Some(pids);
     }
 }
 
@@ -54,28 +73,32 @@ impl Collector for Gpu {
 
     fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
         let v1 = context.hierarchy.is_some_and(|h| h.version == crate::discover::Version::V1);
-        let worker = self
-            .worker
-            .get_or_insert_with(|| worker::Worker::start(self.settings.clone(), context.roots.clone(), v1));
-        for reason in worker.take_faults() {
+        let worker = self.worker.get_or_insert_with(|| {
+            let control = Arc::clone(&self.control);
+            worker::Worker::start(self.settings.clone(), context.roots.clone(), v1, control)
+        });
+        let look = worker.look(context.now);
+        for reason in look.faults {
             output.faults.count(reason);
         }
-        match worker.latest() {
+        output.readings.gpu_samples.extend(look.samples);
+        let released = self.control.remaining(context.now);
+        match look.latest {
             Some(reading)
                 if context.now.since(reading.at) <= self.settings.interval + self.settings.deadline =>
             {
                 self.seen = true;
                 self.took = reading.took;
+                self.tell(reading.pids);
+                let proven = f64::from(u8::from(reading.pids == Pids::Proven));
+                output.series.global(COLLECTOR_SUCCESS, ["gpu_attribution".into()], proven);
                 let first = output.readings.add_gpus(Arc::clone(&reading));
                 write(&reading, first, output.series);
                 Outcome::Read
             }
+            _ if released.is_some() && self.control.is_closed() => Outcome::Absent,
             // the first answer may take a while: the driver initialises its devices
-            _ if !worker.has_answered()
-                && worker
-                    .waits_since()
-                    .is_some_and(|since| context.now.since(since) < self.settings.deadline) =>
-            {
+            _ if !look.answered && context.now.since(look.waits_since) < self.settings.deadline => {
                 Outcome::Absent
             }
             _ if self.expected(context.roots) => Outcome::Failed,
@@ -116,5 +139,6 @@ pub fn write(reading: &Reading, first: u32, series: &mut Series) {
                 series.gpu(family, number, [], bytes as f64);
             }
         }
+        device.health.write(number, series);
     }
 }

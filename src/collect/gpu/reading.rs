@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::health::Health;
 use crate::clock::Moment;
 
 /// One answer of one source.
@@ -56,12 +57,28 @@ pub struct Device {
     pub instance_of: Option<usize>,
     /// The processes held more than `used`, also when read again twice.
     pub raced: bool,
+    /// Load, power, heat, errors.
+    pub health: Health,
 }
 
 impl Device {
     /// A device of which nothing but its identity is known yet.
     pub fn new(identity: Arc<Identity>) -> Self {
-        Self { identity, memory: Memory::default(), processes: None, instance_of: None, raced: false }
+        let (memory, health) = (Memory::default(), Health::default());
+        Self { identity, memory, processes: None, instance_of: None, raced: false, health }
+    }
+
+    /// Whether the processes of `other`, a device of the same reading, use memory of this one: it is this one, an
+    /// instance of this GPU, or a compute instance beside this one in the same GPU instance.
+    pub fn contains(&self, other: &Device) -> bool {
+        if self.identity.uuid != other.identity.uuid {
+            return false;
+        }
+        match (&self.identity.instance, &other.identity.instance) {
+            (None, _) => true,
+            (Some(own), Some(other)) => own.gpu_instance_id == other.gpu_instance_id,
+            (Some(_), None) => false,
+        }
     }
 }
 
@@ -127,14 +144,25 @@ pub struct Memory {
 }
 
 /// One process on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GpuProcess {
     /// Its pid, as the driver names it.
     pub pid: u32,
     /// GPU memory in bytes; `None` where the driver does not tell (N/A).
     pub used: Option<u64>,
+    /// Highest memory since its start, if the driver keeps it; never less than what is told as used.
+    pub driver_peak: Option<u64>,
+    /// Share of the time since the reading before in which one of its kernels ran; `None` where the driver does not tell.
+    pub busy: Option<f64>,
     /// Who it is; `None` if no such process can be seen, or it is younger than the reading.
     pub owner: Option<Owner>,
+}
+
+impl GpuProcess {
+    /// A process of which nothing else is known yet.
+    pub fn new(pid: u32, used: Option<u64>) -> Self {
+        Self { pid, used, driver_peak: None, busy: None, owner: None }
+    }
 }
 
 /// A process on a GPU, as the host knows it.
@@ -146,4 +174,41 @@ pub struct Owner {
     pub comm: Arc<str>,
     /// Its cgroup in the hierarchy of the memory controller.
     pub cgroup: Arc<str>,
+}
+
+/// What was held at one moment: as much as the peaks need. Each reading is one too.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// When.
+    pub at: Moment,
+    /// The devices that answered.
+    pub devices: Vec<Sampled>,
+}
+
+/// What was held on one device.
+#[derive(Clone, Debug)]
+pub struct Sampled {
+    /// Which one.
+    pub identity: Arc<Identity>,
+    /// Used memory, without what is told as reserved.
+    pub used: Option<u64>,
+    /// Who held how much; processes of which one of the two is not known are left out.
+    pub holders: Vec<(u32, Owner, u64)>,
+    /// Processes that are known, but not how much they held: their containers have no sum.
+    pub silent: Vec<(u32, Owner)>,
+}
+
+impl Sampled {
+    /// What a device of a reading held.
+    pub fn of(device: &Device) -> Self {
+        let (mut holders, mut silent) = (Vec::new(), Vec::new());
+        for process in device.processes.iter().flatten() {
+            match (&process.owner, process.used) {
+                (Some(owner), Some(used)) => holders.push((process.pid, owner.clone(), used)),
+                (Some(owner), None) => silent.push((process.pid, owner.clone())),
+                (None, _) => {}
+            }
+        }
+        Self { identity: Arc::clone(&device.identity), used: device.memory.used, holders, silent }
+    }
 }

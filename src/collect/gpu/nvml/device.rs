@@ -1,20 +1,161 @@
-//! One device: who it is, and its memory and processes, read together so that the books close.
+//! One GPU: who it is, and its memory and processes, read together so that the books close.
 
-use nvml_wrapper::Device as NvmlDevice;
+use std::sync::Arc;
+
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device as NvmlDevice, Nvml};
 
+use super::accounting::Accounting;
+use super::dialect::Dialect;
+use super::health::Asked;
+use super::mig::Mig;
+use super::processes::{EVERY, Lists};
+use super::utilization::Load;
 use super::{memory, processes};
-use crate::collect::gpu::reading::{GpuProcess, Identity, Memory};
+use crate::clock::Moment;
+use crate::collect::gpu::health::Counted;
+use crate::collect::gpu::reading::{Device, GpuProcess, Identity, Memory, Owner};
 use crate::series::bounded;
 
 /// Memory and processes are read again so often when they contradict each other.
 const READ_AGAIN: usize = 2;
 
-/// Asks what does not change about a device.
-///
-/// # Errors
-/// It has no UUID, without which it cannot be told from its successor.
-pub fn identify(device: &NvmlDevice<'_>, index: u32) -> Result<Identity, NvmlError> {
+/// A GPU as one session with the library knows it.
+#[derive(Debug)]
+pub struct Gpu<'nvml> {
+    /// Its handle, which stays good as long as the GPU does.
+    pub handle: NvmlDevice<'nvml>,
+    /// Who it is.
+    pub identity: Arc<Identity>,
+    /// Its accounting mode.
+    pub accounting: Accounting,
+    mig: Mig<'nvml>,
+    lists: Lists,
+    asked: Asked,
+    load: Load,
+}
+
+/// What a quick look finds on a device: who it is, its memory, its processes.
+pub type Quick = (Arc<Identity>, Memory, Vec<GpuProcess>);
+
+/// What a whole look finds: the GPU and its MIG instances, and the driver's maxima of processes that have ended.
+pub type Found = (Vec<Device>, Vec<(u32, Owner, u64)>);
+
+/// Memory, processes, and which lists these were in.
+type Holdings = (Memory, Option<Vec<GpuProcess>>, Lists);
+
+impl<'nvml> Gpu<'nvml> {
+    /// Asks what does not change about a GPU.
+    ///
+    /// # Errors
+    /// It does not answer, or has no UUID, without which it cannot be told from its successor.
+    pub fn open(nvml: &'nvml Nvml, index: u32) -> Result<Self, NvmlError> {
+        let handle = nvml.device_by_index(index)?;
+        let identity = Arc::new(identify(&handle, index)?);
+        Ok(Self {
+            handle,
+            identity,
+            accounting: Accounting::default(),
+            mig: Mig::default(),
+            lists: EVERY,
+            asked: Asked::default(),
+            load: Load::default(),
+        })
+    }
+
+    /// Reads everything. The GPU will be at `place` in the list of devices.
+    ///
+    /// # Errors
+    /// The GPU is lost, or the library has to be opened anew.
+    pub fn read(
+        &mut self,
+        place: usize,
+        now: Moment,
+        counted: &mut Counted,
+        dialect: &mut Dialect,
+        faults: &mut Vec<&'static str>,
+    ) -> Result<Found, NvmlError> {
+        let is_split = self.mig.refresh(&self.handle, &self.identity, faults)?;
+        let mut devices = self.devices(is_split, place, dialect, faults)?;
+        for _ in 0..READ_AGAIN {
+            if !devices.iter().any(|device| device.raced) {
+                break;
+            }
+            devices = self.devices(is_split, place, dialect, faults)?;
+        }
+        let mut ended = Vec::new();
+        let whole = &mut devices[0];
+        whole.health = self.asked.read(&self.handle, now, counted, faults)?;
+        if let Some(processes) = &mut whole.processes {
+            self.load.read(&self.handle, now, processes, &mut dialect.buffer, faults)?;
+            ended = self.accounting.read(&self.handle, now, processes, whole.memory.total, faults)?;
+        }
+        Ok((devices, ended))
+    }
+
+    /// The GPU and its instances with what they hold, and whether that contradicts itself.
+    fn devices(
+        &mut self,
+        is_split: bool,
+        place: usize,
+        dialect: &mut Dialect,
+        faults: &mut Vec<&'static str>,
+    ) -> Result<Vec<Device>, NvmlError> {
+        let mut whole = Device::new(Arc::clone(&self.identity));
+        if is_split {
+            whole.memory = memory::read(&self.handle, dialect, faults)?;
+        } else {
+            (whole.memory, whole.processes, self.lists) = holdings(&self.handle, EVERY, dialect, faults)?;
+        }
+        let mut devices = vec![whole];
+        for part in &mut self.mig.instances {
+            let (memory, processes, lists) = holdings(&part.handle, EVERY, dialect, faults)?;
+            part.lists = lists;
+            devices.push(Device {
+                memory,
+                processes,
+                instance_of: Some(place),
+                ..Device::new(Arc::clone(&part.identity))
+            });
+        }
+        let raced: Vec<bool> = devices.iter().map(|device| holds_too_much(device, &devices)).collect();
+        for (device, raced) in std::iter::zip(&mut devices, raced) {
+            device.raced = raced;
+        }
+        Ok(devices)
+    }
+
+    /// Memory and processes only, and of the processes only the lists that had an entry in the last whole look.
+    ///
+    /// # Errors
+    /// As [`Gpu::read`].
+    pub fn look_quickly(
+        &self,
+        dialect: &mut Dialect,
+        faults: &mut Vec<&'static str>,
+    ) -> Result<Vec<Quick>, NvmlError> {
+        let mut found = Vec::with_capacity(1 + self.mig.instances.len());
+        let mut look = |handle: &NvmlDevice<'_>, identity: &Arc<Identity>, mut lists: Lists| {
+            lists[0] = true; // who comes new comes most likely to compute
+            let (memory, processes, _) = holdings(handle, lists, dialect, faults)?;
+            found.push((Arc::clone(identity), memory, processes.unwrap_or_default()));
+            Ok::<(), NvmlError>(())
+        };
+        if self.mig.instances.is_empty() {
+            look(&self.handle, &self.identity, self.lists)?;
+        }
+        for part in &self.mig.instances {
+            look(&part.handle, &part.identity, part.lists)?;
+        }
+        if !self.mig.instances.is_empty() {
+            let memory = memory::read(&self.handle, dialect, faults)?;
+            found.push((Arc::clone(&self.identity), memory, vec![]));
+        }
+        Ok(found)
+    }
+}
+
+fn identify(device: &NvmlDevice<'_>, index: u32) -> Result<Identity, NvmlError> {
     let text = |value: Result<String, NvmlError>| bounded(&value.unwrap_or_default());
     Ok(Identity {
         vendor: "nvidia",
@@ -30,23 +171,21 @@ pub fn identify(device: &NvmlDevice<'_>, index: u32) -> Result<Identity, NvmlErr
     })
 }
 
-/// Memory, processes, and whether the two contradict each other for good.
-pub type Holdings = (Memory, Option<Vec<GpuProcess>>, bool);
+fn holdings(
+    device: &NvmlDevice<'_>,
+    lists: Lists,
+    dialect: &mut Dialect,
+    faults: &mut Vec<&'static str>,
+) -> Result<Holdings, NvmlError> {
+    let memory = memory::read(device, dialect, faults)?;
+    let (processes, lists) = processes::read(device, lists, memory, dialect, faults)?;
+    Ok((memory, processes, lists))
+}
 
-/// Reads memory and processes, which are two answers of different moments, until they agree, thrice at most.
-///
-/// # Errors
-/// The device is lost, or the library has to be opened anew.
-pub fn holdings(device: &NvmlDevice<'_>, faults: &mut Vec<&'static str>) -> Result<Holdings, NvmlError> {
-    let mut attempt = 0;
-    loop {
-        let memory = memory::read(device, faults)?;
-        let processes = processes::read(device, memory, faults)?;
-        let held: u64 = processes.iter().flatten().filter_map(|process| process.used).sum();
-        let raced = memory.used.is_some_and(|used| held > used);
-        if !raced || attempt == READ_AGAIN {
-            return Ok((memory, processes, raced));
-        }
-        attempt += 1;
-    }
+/// Whether the processes whose memory is a part of this device's hold more than it has in use: memory and processes are
+/// answers of different moments.
+fn holds_too_much(device: &Device, all: &[Device]) -> bool {
+    let held = all.iter().filter(|other| device.contains(other)).flat_map(|other| &other.processes).flatten();
+    let held: u64 = held.filter_map(|process| process.used).sum();
+    device.memory.used.is_some_and(|used| held > used)
 }

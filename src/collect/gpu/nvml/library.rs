@@ -1,31 +1,71 @@
-//! Opening the library, and what its errors say.
+//! Finding and opening the library, and what its errors say.
+//!
+//! The loader knows a library by the name that it was opened by, and answers the same name with the copy that is loaded,
+//! whatever file has that name by now. While a call of the old copy hangs, it cannot be unloaded; so a new file is opened
+//! by another spelling of its path.
 
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-/// Loads and initialises the library: this one, or the driver's own.
-///
-/// # Errors
-/// No such library (`LibloadingError`), or the driver is not there.
-pub fn open(library: Option<&Path>) -> Result<Nvml, NvmlError> {
-    match library {
-        Some(path) => Nvml::builder().lib_path(path.as_os_str()).init(),
-        None => match Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init() {
-            Err(NvmlError::LibloadingError(_)) => Nvml::init(),
-            other => other,
-        },
-    }
+/// What the driver calls its library.
+const NAME: &str = "libnvidia-ml.so.1";
+/// Where distributions and the container toolkit put it. Elsewhere the loader's own search finds it.
+const FOLDERS: [&str; 5] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+];
+
+/// A library file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Library {
+    path: PathBuf,
+    /// Device and inode of the file; `None` if there is none, or if only the loader knows where it is.
+    file: Option<(u64, u64)>,
 }
 
-/// Opens the library once and tells driver version and number of devices, for `doctor`.
-///
-/// # Errors
-/// The library cannot be loaded or initialised.
-pub fn probe(library: Option<&Path>) -> Result<(Option<String>, u32), NvmlError> {
-    let nvml = open(library)?;
-    Ok((nvml.sys_driver_version().ok(), nvml.device_count()?))
+impl Library {
+    /// The library that would be loaded now: this one, or the driver's own.
+    pub fn find(chosen: Option<&Path>) -> Self {
+        let path = match chosen {
+            Some(path) => path.to_path_buf(),
+            None => {
+                let places = FOLDERS.iter().map(|folder| Path::new(folder).join(NAME));
+                places.into_iter().find(|path| path.exists()).unwrap_or_else(|| NAME.into())
+            }
+        };
+        let file = std::fs::metadata(&path).ok().map(|file| (file.dev(), file.ino()));
+        Self { path, file }
+    }
+
+    /// Whether another file has taken its place since.
+    pub fn was_replaced(&self, chosen: Option<&Path>) -> bool {
+        let now = Self::find(chosen);
+        now.file.is_some() && now.file != self.file
+    }
+
+    /// Loads and initialises it. `attempt` is 0 unless a copy hangs: each attempt opens it by a name of its own.
+    ///
+    /// # Errors
+    /// No such library (`LibloadingError`), or the driver is not there.
+    pub fn open(&self, attempt: usize) -> Result<Nvml, NvmlError> {
+        let spelled = match (self.path.parent(), self.path.file_name()) {
+            (Some(folder), Some(name)) if attempt > 0 && self.file.is_some() => {
+                let mut spelled = folder.as_os_str().to_owned();
+                spelled.push("/");
+                spelled.push("./".repeat(attempt));
+                spelled.push(name);
+                spelled
+            }
+            _ => self.path.as_os_str().to_owned(),
+        };
+        Nvml::builder().lib_path(&spelled).init()
+    }
 }
 
 /// The whole chain of an error: libloading's own text says only that loading failed.
