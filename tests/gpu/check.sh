@@ -9,7 +9,7 @@
 #   --out        where report.md, trees.jsonl, metrics.prom and memledger.log go (default: target/gpu-check)
 #   --binary     default: target/release/memledger, else target/debug/memledger
 #   --python     default: python3
-#   --only       some of: known devices two spike leak compute exhaust ends trees
+#   --only       some of: known devices two spike leak compute exhaust ends trees, or trees by their names
 #   the last three are for the dry run (tests/gpu/check.rs), which proves nothing of a GPU
 #
 # Ends with 0 if every comparison held; 1 if one did not; 2 if nothing could be compared.

@@ -206,6 +206,27 @@ class Worker(Process):
             self.end()
 
 
+class Background(threading.Thread):
+    """Something that goes on while the check looks. `result` waits for it, and raises what went wrong in it."""
+
+    def __init__(self, run):
+        super().__init__(daemon=True)
+        self.work, self.told, self.error = run, None, None
+        self.start()
+
+    def run(self):
+        try:
+            self.told = self.work()
+        except Exception as error:  # raised again where the result is asked for
+            self.error = error
+
+    def result(self):
+        self.join()
+        if self.error:
+            raise self.error
+        return self.told
+
+
 LINE = re.compile(r"^([a-z_]+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'([a-z0-9_]+)="((?:[^"\\]|\\.)*)"')
 

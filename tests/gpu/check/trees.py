@@ -9,6 +9,7 @@ No argument is recorded as it is: paths and values become `*`.
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -55,13 +56,19 @@ def process(pid, holders, truth):
             "threads": int(fields[17]), "holds_gpu": pid in holders, "role": truth.get(pid, "other")}
 
 
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
 def start(python, cgroups, id, env, workers, backend, ranks, folder):
     program = os.path.join(os.path.dirname(__file__), "train.py")
     command = [python, "-u"]
     if ranks:
         # no rendezvous by host name: the machine may not know its own
         command += ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}",
-                    "--master-addr=127.0.0.1", f"--master-port={20000 + os.getpid() % 20000}"]
+                    "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     command += [program, "--workers", workers, "--backend", backend, "--folder", folder]
     env = {**env, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     with open(os.path.join(folder, "log"), "wb") as log:
@@ -134,10 +141,13 @@ def descendants(pid):
     return found
 
 
-def run(check):
+def run(check, wanted):
+    """Records the wanted trees, by name, or all of them."""
     if os.path.exists(os.path.join(check.out, "trees.jsonl")):
         os.remove(os.path.join(check.out, "trees.jsonl"))
     for name, workers, backend, ranks in TREES:
+        if "trees" not in wanted and name not in wanted:
+            continue
         began = time.monotonic()
         check.guarded(f"tree {name}", 75, lambda: record(check, name, workers, backend, ranks))
         check.note(f"{name}: {time.monotonic() - began:.0f} s")

@@ -56,10 +56,10 @@ def exhaust(torch, mib):
     return {"error": error, "at_peak": at_peak}
 
 
-def compute(torch, seconds):
+def compute(torch, for_s):
     side = 4096
     a = torch.ones(side, side, device="cuda")
-    until = time.monotonic() + seconds
+    until = time.monotonic() + for_s
     while time.monotonic() < until:
         for _ in range(20):
             a @ a

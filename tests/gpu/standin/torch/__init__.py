@@ -11,9 +11,10 @@ class version:
 
 class Tensor:
     def __init__(self, numbers, device):
-        self.bytes = numbers if device == "cuda" else 0
+        self.bytes = 0  # until it is taken: what cannot be taken is not given back
         if device == "cuda":
-            cuda.take(self.bytes)
+            cuda.take(numbers)
+            self.bytes = numbers
 
     def __del__(self):
         if getattr(self, "bytes", 0):

@@ -51,18 +51,16 @@ def empty_cache():
 
 def work():
     global worked
-    worked = time.monotonic()
-    if gpu.read()["gpus"][0]["utilization"]["gpu"] == 0:
+    if time.monotonic() - worked > 0.1:
+        worked = time.monotonic()
         gpu.busy(90)
 
 
 def synchronize():
-    global worked
     if worked:
         time.sleep(0.1)
-    elif gpu.read()["gpus"][0]["utilization"]["gpu"]:
-        gpu.busy(0)
-    worked = 0.0
+        if time.monotonic() - worked > 0.5:
+            gpu.busy(0)
 
 
 def mem_get_info():
