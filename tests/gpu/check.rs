@@ -29,39 +29,47 @@ impl DryRun {
         self.folder.path().join("out")
     }
 
-    /// Runs the check with these parts; one of the stand-ins may lie.
-    fn run(&self, only: &str, lie: &str) -> Output {
+    /// The check with these parts; one of the stand-ins may lie.
+    fn command(&self, only: &str, lie: &str) -> Command {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu");
-        Command::new(tests.join("check.sh"))
+        let mut command = Command::new(tests.join("check.sh"));
+        command
             .arg("--out")
             .arg(self.out())
             .arg("--binary")
             .arg(crate::support::binary())
-            .args(["--python", "/usr/bin/python3"])
+            .args(["--python", "/usr/bin/python3", "--only", only])
             .arg("--nvml-library")
             .arg(self.fake.path())
             .arg("--nvidia-smi")
             .arg(tests.join("standin/nvidia-smi"))
             .arg("--stand-in")
             .arg(tests.join("standin"))
-            .args(["--only", only])
             .env("STANDIN_LIE", lie)
-            .env("PYTHONDONTWRITEBYTECODE", "1")
-            .output()
-            .expect("check.sh runs")
+            .env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
+    fn run(&self, only: &str, lie: &str) -> Output {
+        self.command(only, lie).output().expect("check.sh runs")
     }
 
     fn report(&self) -> String {
         std::fs::read_to_string(self.out().join("report.md")).unwrap_or_default()
     }
 
-    /// Cgroups of the check that are still there.
-    fn left_behind(&self) -> Vec<String> {
-        let ids = self.report();
-        let below =
-            std::fs::read_dir(crate::support::cgroups::root().join("docker")).into_iter().flatten().flatten();
-        let names = below.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.filter(|name| ids.contains(name)).collect()
+    /// The cgroups that the check made.
+    fn cgroups(&self) -> Vec<PathBuf> {
+        let text = std::fs::read_to_string(self.out().join("cgroups.txt")).unwrap_or_default();
+        text.lines().map(PathBuf::from).collect()
+    }
+
+    /// Fails if the check made no cgroup, or left one.
+    fn assert_nothing_left(&self) {
+        let made = self.cgroups();
+        assert!(!made.is_empty(), "{}", self.report());
+        let left: Vec<_> = made.into_iter().filter(|path| path.exists()).collect();
+        assert_eq!(left, Vec::<PathBuf>::new());
     }
 }
 
@@ -93,7 +101,7 @@ fn the_dry_run_of_the_gpu_check_passes_where_all_figures_agree() {
             "no path is recorded: {tree}"
         );
     }
-    assert_eq!(dry.left_behind(), Vec::<String>::new());
+    dry.assert_nothing_left();
     let after: serde_json::Value = serde_json::from_str(
         &std::fs::read_to_string(format!("{}.json", dry.fake.path().display())).unwrap(),
     )
@@ -103,6 +111,32 @@ fn the_dry_run_of_the_gpu_check_passes_where_all_figures_agree() {
         Some(0),
         "all its processes have ended"
     );
+}
+
+#[test]
+fn the_check_leaves_nothing_behind_when_it_is_stopped_on_its_way() {
+    let dry = DryRun::new();
+    let mut check = dry.command("", "").stdout(std::process::Stdio::null()).spawn().expect("check.sh runs");
+    let pids = crate::support::eventually("its processes", || {
+        let pids: Vec<String> = dry
+            .cgroups()
+            .iter()
+            .flat_map(|path| {
+                let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+                text.lines().map(str::to_owned).collect::<Vec<_>>()
+            })
+            .collect();
+        if pids.len() >= 3 { Ok(pids) } else { Err(format!("{pids:?}")) }
+    });
+    let killed = Command::new("kill").args(["-TERM", &check.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let status = check.wait().unwrap();
+    assert_ne!(status.code(), Some(0), "a check that did not end has not passed");
+    dry.assert_nothing_left();
+    for pid in pids {
+        assert!(!Path::new("/proc").join(&pid).join("exe").exists(), "{pid} still runs");
+    }
+    assert!(dry.report().contains("| FAILED |"), "{}", dry.report());
 }
 
 /// The check fails, and the report says where.

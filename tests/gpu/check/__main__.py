@@ -97,7 +97,9 @@ class Check:
             self.env["PYTHONPATH"] = options.stand_in
             self.env["STANDIN_STATE"] = options.nvml_library + ".json"
             os.environ["STANDIN_STATE"] = self.env["STANDIN_STATE"]
-        self.cgroups, self.smi = Cgroups(), Smi(options.nvidia_smi)
+        record = os.path.join(self.out, "cgroups.txt")
+        open(record, "w").close()
+        self.cgroups, self.smi = Cgroups(record), Smi(options.nvidia_smi)
         self.memledger = self.watch = self.uuid = None
         self.torch_version, self.python_version = "", platform.python_version()
         self.workers, self.baseline, self.names_processes, self.launched = {}, None, False, False

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -34,9 +35,11 @@ def wait_for(look, seconds=PATIENCE_S, pause=0.1):
 
 
 class Cgroups:
-    """Cgroups that look like containers of Docker's cgroupfs driver. `why_not` says why there are none."""
+    """Cgroups that look like containers of Docker's cgroupfs driver. `why_not` says why there are none. Each is named in
+    the file `record` when it is made."""
 
-    def __init__(self):
+    def __init__(self, record):
+        self.record = record
         self.made, self.mounted, self.why_not = [], None, None
         self.root, self.kind = self._find()
         self.flags = []
@@ -55,7 +58,7 @@ class Cgroups:
         except OSError as error:
             self.why_not = f"{error.strerror}: {error.filename}"
         if self.mounted:
-            self.flags = [f"--path.cgroupfs={self.mounted}"]
+            self.flags = [f"--path.cgroupfs={self.mounted[0]}"]
 
     def _find(self):
         for root, kind in (("/sys/fs/cgroup", "v2"), ("/sys/fs/cgroup/memory", "v1")):
@@ -63,15 +66,34 @@ class Cgroups:
                 return root, kind
             if kind == "v1" and os.path.exists(f"{root}/memory.usage_in_bytes"):
                 return root, kind
+        return self._mount()
+
+    def _mount(self):
+        """The memory controller's file system in a folder of our own: v2 there, else v1 in `memory` below it."""
         place = tempfile.mkdtemp(prefix="memledger-check-cgroup-")
-        done = subprocess.run(["mount", "-t", "cgroup2", "none", place], capture_output=True)
-        if done.returncode == 0:
-            self.mounted = place
-            if "memory" in text(f"{place}/cgroup.controllers").split():
-                return place, "v2"
-        else:
-            os.rmdir(place)
+        below = os.path.join(place, "memory")
+        for target, kind, options in ((place, "v2", ["-t", "cgroup2"]), (below, "v1", ["-t", "cgroup", "-o", "memory"])):
+            os.makedirs(target, exist_ok=True)
+            if subprocess.run(["mount", *options, "none", target], capture_output=True).returncode:
+                continue
+            self.mounted = (place, target)
+            if kind == "v1" or "memory" in text(f"{place}/cgroup.controllers").split():
+                return target, kind
+            self._unmount()
+            os.mkdir(place)
+        shutil.rmtree(place, ignore_errors=True)
         return None, None
+
+    def _unmount(self):
+        place, target = self.mounted
+        self.mounted = None
+        subprocess.run(["umount", target], capture_output=True)
+        for path in dict.fromkeys((target, place)):
+            try:
+                os.rmdir(path)
+            except OSError:
+                pass
+        return not os.path.exists(place)
 
     @staticmethod
     def _enable(path):
@@ -94,6 +116,8 @@ class Cgroups:
             self.why_not = f"{error.strerror}: {error.filename}"
             return None
         self.made.append(path)
+        with open(self.record, "a") as file:
+            file.write(path + "\n")
         return id
 
     def path(self, id):
@@ -128,13 +152,8 @@ class Cgroups:
             elif not wait_for(gone, 10):
                 left.append(path)
         self.made = []
-        if self.mounted:
-            subprocess.run(["umount", self.mounted], capture_output=True)
-            try:
-                os.rmdir(self.mounted)
-            except OSError:
-                left.append(self.mounted)
-            self.mounted = None
+        if self.mounted and not self._unmount():
+            left.append("a mounted cgroup file system")
         return left
 
 
