@@ -164,7 +164,7 @@ pub static SETTINGS: &[Setting] = &[
         "gpu.nvml-library",
         Kind::Path,
         &[],
-        "Load this NVML library. Without it, libnvidia-ml.so.1 and libnvidia-ml.so are tried.",
+        "Load this NVML library. Without it, the driver's own libnvidia-ml.so.1 is looked for.",
     ),
     one("gpu.interval", Kind::Duration, &["1s"], "Pause between two readings of the GPU driver, 50ms to 1h."),
     one(

@@ -12,11 +12,11 @@ use super::{
 use crate::support::cgroups::TestCgroup;
 use crate::support::{Memledger, Metrics, eventually, skip};
 
-fn success(metrics: &Metrics) -> Option<f64> {
+pub fn success(metrics: &Metrics) -> Option<f64> {
     metrics.get("memledger_collector_success", &[("collector", "gpu")])
 }
 
-fn await_success(memledger: &Memledger, wanted: Option<f64>) -> Metrics {
+pub fn await_success(memledger: &Memledger, wanted: Option<f64>) -> Metrics {
     memledger.eventually(&format!("success {wanted:?} of the gpu collector"), |metrics| {
         assert_balanced(metrics);
         match success(metrics) {
@@ -27,7 +27,7 @@ fn await_success(memledger: &Memledger, wanted: Option<f64>) -> Metrics {
 }
 
 /// No family of a device, nor of a container's or process's share of one.
-fn assert_no_gpu(metrics: &Metrics) {
+pub fn assert_no_gpu(metrics: &Metrics) {
     let found = metrics.series.iter().find(|(family, labels, _)| {
         labels.contains_key("gpu") || family == "memledger_gpus_visible" || family.contains("_gpu_")
     });

@@ -35,8 +35,13 @@ impl Library {
         let path = match chosen {
             Some(path) => path.to_path_buf(),
             None => {
-                let places = FOLDERS.iter().map(|folder| Path::new(folder).join(NAME));
-                places.into_iter().find(|path| path.exists()).unwrap_or_else(|| NAME.into())
+                let first = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+                let folders = std::env::split_paths(&first).chain(FOLDERS.iter().map(PathBuf::from));
+                let places = folders.map(|folder| folder.join(NAME));
+                places
+                    .into_iter()
+                    .find(|path| path.is_absolute() && path.exists())
+                    .unwrap_or_else(|| NAME.into())
             }
         };
         let file = std::fs::metadata(&path).ok().map(|file| (file.dev(), file.ino()));
