@@ -267,7 +267,8 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_told_or_contradicts_itself_is_absent() {
-        let told: [(&[(&str, &str)], Memory, &[&str]); 4] = [
+        type Files = &'static [(&'static str, &'static str)];
+        let told: [(Files, Memory, &[&str]); 4] = [
             (
                 &[("mem_info_vram_total", "100\n"), ("mem_info_vram_used", "40\n")],
                 Memory { total: Some(100), used: Some(40), free: Some(60), reserved: None },
