@@ -40,8 +40,8 @@ def leak(torch, mib, times, ms):
     return {}
 
 
-def exhaust(torch, mib):
-    """Takes blocks until the GPU has no more; then gives all of them back."""
+def exhaust(torch, mib, ms):
+    """Takes blocks until the GPU has no more; holds them for so long, and gives all of them back."""
     torch.cuda.reset_peak_memory_stats()
     blocks, error = [], None
     while error is None and len(blocks) < 4096:
@@ -50,7 +50,7 @@ def exhaust(torch, mib):
         except torch.cuda.OutOfMemoryError as caught:
             error = str(caught).splitlines()[0]
     at_peak = torch.cuda.max_memory_reserved()
-    time.sleep(0.5)  # longer than the pause between two samples, so that what is held now can be seen
+    time.sleep(ms / 1000)
     blocks.clear()
     torch.cuda.empty_cache()
     return {"error": error, "at_peak": at_peak}
