@@ -1,7 +1,13 @@
 //! Recorded process trees of training: each process has the role that the training itself told.
 //!
-//! `tests/gpu/check.sh` records them. `stand-in.jsonl` came from its dry run, so from Python's own `multiprocessing` and not
-//! from PyTorch; a recording from a machine with a GPU belongs beside it.
+//! `tests/gpu/check.sh` records them:
+//!
+//! * `pytorch-1.13-without-gpu.jsonl`: real DataLoaders and real torchrun of PyTorch 1.13 (Debian 12's), on a machine without
+//!   a GPU. That the ranks hold one was pretended, by an entry in the fake library's list.
+//! * `stand-in.jsonl`: the dry run, so Python's own `multiprocessing` and not PyTorch. Its workers have the name that newer
+//!   PyTorch gives them.
+//!
+//! A recording from a machine with a GPU belongs beside them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -52,5 +58,5 @@ fn each_process_of_a_recorded_training_has_the_role_that_the_training_told() {
             trees += 1;
         }
     }
-    assert!(trees >= 5, "only {trees} trees");
+    assert!(trees >= 10, "only {trees} trees");
 }

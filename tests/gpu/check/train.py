@@ -44,7 +44,7 @@ def main():
     torch.cuda.synchronize()
     path = os.path.join(options.folder, f"rank-{rank}.json")
     with open(path + ".new", "w") as file:
-        json.dump({"trainer": os.getpid(), "workers": workers}, file)
+        json.dump({"torch": torch.__version__, "trainer": os.getpid(), "workers": workers}, file)
     os.rename(path + ".new", path)
     until = time.monotonic() + LONGEST_S
     while not os.path.exists(os.path.join(options.folder, "stop")) and time.monotonic() < until:

@@ -66,9 +66,9 @@ def start(python, cgroups, id, env, workers, backend, ranks, folder):
     program = os.path.join(os.path.dirname(__file__), "train.py")
     command = [python, "-u"]
     if ranks:
-        # no rendezvous by host name: the machine may not know its own
-        command += ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}",
-                    "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+        # spelt as all versions know it; no rendezvous by host name: the machine may not know its own
+        command += ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}",
+                    "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     command += [program, "--workers", workers, "--backend", backend, "--folder", folder]
     env = {**env, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     with open(os.path.join(folder, "log"), "wb") as log:
@@ -93,7 +93,7 @@ def record(check, name, workers, backend, ranks):
         holders = check.smi.processes(check.uuid)
         pids = check.cgroups.pids(id) if id else sorted(descendants(training.pid))
         tree = [found for pid in sorted(pids) if (found := process(pid, holders, truth))]
-        line = {"tree": name, "torch": check.torch_version, "python": check.python_version,
+        line = {"tree": name, "torch": told["torch"], "python": check.python_version,
                 "processes": tree, "memledger": None}
         if id:
             line["memledger"] = roles(check, id, {one["pid"]: one["role"] for one in tree})

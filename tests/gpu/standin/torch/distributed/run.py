@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 arguments = sys.argv[1:]
-ranks = next(int(word.split("=")[1]) for word in arguments if word.startswith("--nproc-per-node="))
+ranks = next(int(word.split("=")[1]) for word in arguments if word.startswith("--nproc_per_node="))
 while arguments[0].startswith("-"):
     arguments.pop(0)
 children = [subprocess.Popen([sys.executable, "-u", *arguments], env={**os.environ, "RANK": str(rank)})
