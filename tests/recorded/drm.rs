@@ -227,6 +227,26 @@ fn work_of_the_engines_is_the_processes_share_and_what_passes_them_by_is_absent(
 }
 
 #[test]
+fn processes_that_hold_more_than_there_is_are_not_believed() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    rewrite(&host.path("proc/949/fdinfo/8"), |text| text.replace("1048576 KiB", "26214400 KiB"));
+    let memledger = host.start(&no_nvml());
+    let malformed = [("collector", "drm"), ("reason", "malformed")];
+    memledger.eventually("a fault", |metrics| {
+        match metrics.ask("memledger_read_faults_total", &malformed)? {
+            0.0 => Err("none yet".to_owned()),
+            _ => Ok(()),
+        }
+    });
+    let metrics = memledger.fresh_metrics();
+    let gpu = [("gpu", "card0")];
+    assert_eq!(of_processes(&metrics), []);
+    assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 7680.0 * MIB);
+    assert_eq!(metrics.get("memledger_gpu_host_processes_memory_bytes", &gpu), None, "not known is not zero");
+    assert_eq!(metrics.value("memledger_gpu_books_races_total", &gpu), 0.0);
+}
+
+#[test]
 fn values_that_cannot_be_right_are_absent_and_counted() {
     let host = Host::unpack("drm-amdgpu", 2);
     rewrite(&host.path("proc/949/fdinfo/8"), |text| text.replace("1048576 KiB", "18446744073709551615 KiB"));

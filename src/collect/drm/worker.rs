@@ -244,7 +244,10 @@ impl Read<'_> {
     ) -> Device {
         let card = &self.cards[number];
         faults.extend(std::iter::repeat_n("malformed", held.malformed));
-        let raced = is_race(&memory, &held);
+        // more than there is: these are not the figures that we take them for
+        let impossible = memory.total.is_some_and(|total| held.sum() > total);
+        faults.extend(impossible.then_some("malformed"));
+        let raced = !impossible && is_race(&memory, &held);
         let proven = pids == Pids::Proven;
         let work = self.engines.work(&card.identity.uuid, &books::clients(&descriptors), self.at);
         let computing = &self.found.computing;
@@ -260,7 +263,7 @@ impl Read<'_> {
         processes.sort_by_key(|process| process.pid);
         Device {
             memory,
-            processes: proven.then_some(processes),
+            processes: (proven && !impossible).then_some(processes),
             raced,
             health: Health { utilization, ..Health::default() },
             ..Device::new(Arc::clone(&card.identity))
