@@ -143,7 +143,7 @@ catalog! {
     BUILD_INFO = Info Global "memledger_build_info" ["version", "revision", "rustversion"] max 1,
         "Version of memledger, revision it was built from, and version of the Rust compiler.";
     COLLECTOR_SUCCESS = Gauge Global "memledger_collector_success" ["collector"] max 32,
-        "1 if the source could be read in the last cycle. 0 if not, though it is configured, was there before, or its device node exists. Absent where the host never had it, and for gpu while memledger lets go of the driver. gpu_attribution: 1 if the pids that the GPU driver names are this host's, 0 if they are not or that is not proven; all GPU memory is then unattributed. drm_attribution: the same for GPUs of DRM drivers, and 0 too where memledger may look at no other process.";
+        "1 if the source could be read in the last cycle. 0 if not, though it is configured, was there before, or its device node exists. Absent where the host never had it, and for gpu while memledger lets go of the driver. gpu_attribution: 1 if the pids that the GPU driver names are this host's, 0 if they are not or that is not proven; all GPU memory is then unattributed. drm_attribution: the same for GPUs of DRM drivers, and 0 too where memledger may not look at most processes.";
     COLLECTOR_DURATION = Gauge Global "memledger_collector_duration_seconds" ["collector"] max 32,
         "Time of the last read of the source. gpu, drm and pss are read by threads of their own, outside the cycle; pss: of one container.";
     READ_FAULTS = Counter Global "memledger_read_faults_total" ["collector", "reason"] max 128,

@@ -22,7 +22,7 @@ const REST: u32 = 9;
 const MOST_FAULTS: usize = 1_000;
 
 const OTHER_PIDS: &str = "memledger does not run in the host's pid namespace";
-const NO_PERMISSION: &str = "the descriptors of other processes cannot be read without CAP_SYS_PTRACE";
+const NO_PERMISSION: &str = "the open files of most processes cannot be read without CAP_SYS_PTRACE";
 
 /// The cycle's end of the thread.
 #[derive(Debug)]
@@ -130,8 +130,8 @@ impl Reader {
         };
         let pids = match () {
             () if !pids_are_the_hosts => Pids::Withheld(OTHER_PIDS),
-            // memledger's own process can always be read
-            () if found.denied > 0 && found.readable <= 1 => Pids::Withheld(NO_PERMISSION),
+            // a few that guard themselves hide little; most hidden, and who holds a GPU is not known
+            () if found.denied > found.readable => Pids::Withheld(NO_PERMISSION),
             () => Pids::Proven,
         };
         self.tell(pids);
