@@ -124,6 +124,8 @@ pub struct Held {
     pub containers: HashMap<ContainerId, u64>,
     /// What processes held, by pid and start time.
     pub processes: Vec<((u32, u64), u64)>,
+    /// Whose process each pid was.
+    pub owners: Vec<(u32, ContainerId)>,
 }
 
 /// Writes everything that needs a GPU process to be somebody's.
@@ -158,18 +160,22 @@ fn held(sample: &Sample, context: &Context<'_>, index: &Index<'_>) -> Vec<Held> 
     };
     let of_device = |sampled: &Sampled| {
         let mut containers = HashMap::new();
-        let mut processes = Vec::with_capacity(sampled.holders.len());
+        let (mut processes, mut owners) = (Vec::with_capacity(sampled.holders.len()), Vec::new());
         for (pid, owner, used) in &sampled.holders {
             processes.push(((*pid, owner.start_ticks), *used));
             if let Some(id) = container(*pid, owner) {
-                *containers.entry(id).or_insert(0) += used;
+                *containers.entry(id.clone()).or_insert(0) += used;
+                owners.push((*pid, id));
             }
         }
         for (pid, owner) in &sampled.silent {
-            container(*pid, owner).map(|id| containers.remove(&id));
+            if let Some(id) = container(*pid, owner) {
+                containers.remove(&id);
+                owners.push((*pid, id));
+            }
         }
         let device = Arc::clone(sampled.identity.key());
-        Held { at: sample.at, device, used: sampled.used, containers, processes }
+        Held { at: sample.at, device, used: sampled.used, containers, processes, owners }
     };
     sample.devices.iter().map(of_device).collect()
 }

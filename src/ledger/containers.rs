@@ -1,10 +1,11 @@
 //! Per container: who it is, its runs and its peaks, also for a while after its end.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::gpus::Peak;
+use super::xids::Owned;
 use crate::attribute::gpu::{Attributed, OnGpu};
 use crate::catalog::*;
 use crate::clock::Moment;
@@ -14,6 +15,9 @@ use crate::series::{Label, Series};
 
 /// Ended containers that are kept at most; the oldest give way.
 const MOST_ENDED: usize = 500;
+
+/// Index and UUID of a GPU, and the number of an error.
+type XidOfGpu = (Arc<str>, Arc<str>, u64);
 
 /// What is kept of one run.
 #[derive(Clone, Debug)]
@@ -26,6 +30,8 @@ struct Book {
     peak_usage: Option<u64>,
     /// GPU memory, by the key of the device.
     gpus: HashMap<Arc<str>, Peak>,
+    /// Errors of GPUs while a process of the container was at work: how many, and when the last one came.
+    xids: BTreeMap<XidOfGpu, (u64, f64)>,
 }
 
 /// A container that ended, and when that was noticed.
@@ -55,6 +61,7 @@ impl Book {
             peak_unreclaimable: None,
             peak_usage: None,
             gpus: HashMap::new(),
+            xids: BTreeMap::new(),
         }
     }
 
@@ -132,6 +139,11 @@ impl Book {
         if let Some(peak) = self.peak_usage {
             series.container(CONTAINER_MEMORY_PEAK, number, [], peak as f64);
         }
+        for ((gpu, uuid, xid), (count, last)) in &self.xids {
+            let labels = || [Label::from(gpu), uuid.into(), Label::Number(*xid)];
+            series.container(CONTAINER_GPU_XIDS, number, labels(), *count as f64);
+            series.container(CONTAINER_GPU_LAST_XID, number, labels(), *last);
+        }
     }
 }
 
@@ -197,6 +209,21 @@ impl Books {
             let container = context.inventory.containers.get(process.container as usize);
             if let Some(book) = container.and_then(|container| self.running.get_mut(&container.id)) {
                 book.raise_to_drivers_peak(process);
+            }
+        }
+    }
+
+    /// Enters errors of GPUs. The container that one belongs to may have ended with it.
+    pub fn enter_xids(&mut self, xids: &[Owned]) {
+        for owned in xids {
+            let ended = self.ended.iter_mut().map(|ended| &mut ended.book);
+            let running = self.running.get_mut(&owned.container);
+            let book =
+                running.or_else(|| ended.into_iter().find(|book| book.container.id == owned.container));
+            if let Some(book) = book {
+                let key = (Arc::clone(&owned.gpu.0), Arc::clone(&owned.gpu.1), owned.xid);
+                let entry = book.xids.entry(key).or_insert((0, owned.at));
+                *entry = (entry.0 + 1, owned.at.max(entry.1));
             }
         }
     }

@@ -7,8 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::entries::{Name, Reason, Sample};
 use crate::attribute::Role;
 use crate::clock::Moment;
+use crate::collect::kernel_log::Entry;
 use crate::discover::Inventory;
 use crate::host::Bell;
+use crate::parse::kernel_log::{Line, Xid};
+
+/// Errors of GPUs that wait for a cycle at most.
+const MOST_XIDS: usize = 10_000;
 
 /// What one cycle saw, as far as the ledger needs it.
 #[derive(Clone, Debug)]
@@ -99,6 +104,8 @@ pub struct Desk {
     /// Rung when there is something for the ledger.
     pub bell: Arc<Bell>,
     handed: Mutex<Option<Handed>>,
+    /// Errors of GPUs that the kernel log told, with the kernel's stamp in microseconds.
+    xids: Mutex<Vec<(u64, Xid)>>,
     figures: Mutex<Option<Arc<Figures>>>,
 }
 
@@ -111,6 +118,26 @@ impl Desk {
     /// The ledger takes what lies there.
     pub fn take(&self) -> Option<Handed> {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The ledger's thread lays down the errors of GPUs that it found in the kernel log, and goes on with the rest.
+    pub fn keep_xids(&self, entries: Vec<Entry>) -> Vec<Entry> {
+        let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rest = entries;
+        rest.retain(|entry| match &entry.line {
+            Line::Xid(xid) if xids.len() < MOST_XIDS => {
+                xids.push((entry.position.usec, *xid));
+                false
+            }
+            Line::Xid(_) => false,
+            _ => true,
+        });
+        rest
+    }
+
+    /// The cycle takes them.
+    pub fn take_xids(&self) -> Vec<(u64, Xid)> {
+        std::mem::take(&mut *self.xids.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The ledger puts its figures out.

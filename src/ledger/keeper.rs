@@ -287,7 +287,7 @@ impl Keeper {
                     self.machine.rewound(now.kernel_usec());
                 }
                 let position = log.position();
-                let entries = self.with_hints(seen.entries);
+                let entries = self.with_hints(self.desk.keep_xids(seen.entries));
                 self.machine.log(now, Some(&entries), position);
                 entries.is_empty() && !seen.lost
             }
@@ -351,7 +351,7 @@ impl Keeper {
                     hint = self.hint(killed);
                     hint.limit_bytes = limited.take().and_then(|path| self.limit(&path));
                 }
-                Line::Invoked | Line::Group { .. } => {}
+                Line::Invoked | Line::Group { .. } | Line::Xid(_) => {}
             }
             (entry, hint)
         };

@@ -163,6 +163,7 @@ impl Kernel {
                 }
                 return Some(self.killed(killed, entry.position.usec));
             }
+            Line::Xid(_) => {} // no kill
         }
         None
     }

@@ -32,6 +32,7 @@ mod say;
 pub mod store;
 mod totals;
 mod whose;
+mod xids;
 pub mod why;
 
 use std::collections::{HashMap, HashSet};
@@ -55,6 +56,7 @@ pub struct Ledger {
     containers: containers::Books,
     desk: Arc<Desk>,
     gpus: gpus::Gpus,
+    xids: xids::Xids,
 }
 
 impl Ledger {
@@ -62,7 +64,7 @@ impl Ledger {
     /// ledger's thread at this desk.
     pub fn new(keep_ended: Duration, gpus_expected: Option<usize>, desk: Arc<Desk>) -> Self {
         let (containers, gpus) = (containers::Books::new(keep_ended), gpus::Gpus::new(gpus_expected));
-        Self { containers, desk, gpus }
+        Self { containers, desk, gpus, xids: xids::Xids::new(Moment::now()) }
     }
 
     /// True once the ledger's thread has put figures out.
@@ -81,7 +83,9 @@ impl Ledger {
         series: &mut Series,
     ) -> Vec<Arc<Container>> {
         self.gpus.enter(context.now, readings, &attribution.gpus, series);
+        let xids = self.xids.enter(context, readings, &attribution.gpus, &self.desk.take_xids());
         self.containers.enter(context, ended, readings, &attribution.gpus);
+        self.containers.enter_xids(&xids);
         self.hand_over(context, readings, attribution, series);
         let mut shown = self.containers.write(context, series);
         if let Some(figures) = self.desk.figures() {

@@ -25,6 +25,8 @@ struct State {
     /// Counts requests, so that a wait ends at each.
     requests: u64,
     told: Option<Result<Probe, String>>,
+    /// Files that were opened as libraries, by device and inode.
+    files: Vec<(u64, u64)>,
 }
 
 impl Control {
@@ -58,11 +60,23 @@ impl Control {
         self.lock().told = Some(told);
     }
 
-    /// Waits so long, or until a request comes.
-    pub(super) fn wait(&self, span: Duration) {
-        let state = self.lock();
-        let known = state.requests;
-        drop(self.changed.wait_timeout_while(state, span, |state| state.requests == known));
+    /// How many requests have come. To be asked before one looks whether there is one.
+    pub(super) fn requests(&self) -> u64 {
+        self.lock().requests
+    }
+
+    /// Waits so long, or until there are more requests than these.
+    pub(super) fn wait(&self, span: Duration, known: u64) {
+        drop(self.changed.wait_timeout_while(self.lock(), span, |state| state.requests == known));
+    }
+
+    /// By which spelling of its path a library's file is opened: a file that takes the place of another has a new one.
+    pub(super) fn spelling(&self, file: (u64, u64)) -> usize {
+        let mut state = self.lock();
+        state.files.iter().position(|known| *known == file).unwrap_or_else(|| {
+            state.files.push(file);
+            state.files.len() - 1
+        })
     }
 
     /// A copy of the library is about to be opened.

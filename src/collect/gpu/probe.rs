@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::control::Control;
 use super::health::Totals;
 use super::nvml::library::Library;
 use super::nvml::{Session, describe};
@@ -35,7 +36,7 @@ pub struct Probe {
 /// Why the library cannot be loaded or initialised, in words.
 pub fn probe(settings: &GpuSettings, roots: &Roots, cgroup_v1: bool) -> Result<Probe, String> {
     let words = |error| describe(&error);
-    let nvml = Library::find(settings.library.as_deref()).open(0).map_err(words)?;
+    let nvml = Library::find(settings.library.as_deref()).open(&Control::default()).map_err(words)?;
     let mut session = Session::new(&nvml);
     let mut owners = Owners::new(roots.clone(), cgroup_v1);
     let reading = session.read(roots, &mut owners, &mut Totals::new()).map_err(words)?.reading;

@@ -48,7 +48,6 @@ pub struct Worker {
     shared: Arc<Shared>,
     /// Threads that hang in a library that was replaced.
     abandoned: Vec<Arc<Shared>>,
-    started: usize,
 }
 
 /// What the cycle finds when it looks.
@@ -114,8 +113,8 @@ impl Worker {
     /// Starts the thread. It ends with the process.
     pub fn start(settings: GpuSettings, roots: Roots, cgroup_v1: bool, control: Arc<Control>) -> Self {
         let task = Task { settings, roots, cgroup_v1, control };
-        let shared = spawn(&task, 0, Totals::new());
-        Self { task, shared, abandoned: vec![], started: 1 }
+        let shared = spawn(&task, Totals::new());
+        Self { task, shared, abandoned: vec![] }
     }
 
     /// Takes what there is, and starts another thread if the old one hangs in a library that was replaced.
@@ -154,13 +153,12 @@ impl Worker {
             inner.abandoned = true;
             std::mem::take(&mut inner.totals)
         };
-        let shared = spawn(&self.task, self.started, totals);
-        self.started += 1;
+        let shared = spawn(&self.task, totals);
         self.abandoned.push(std::mem::replace(&mut self.shared, shared));
     }
 }
 
-fn spawn(task: &Task, attempt: usize, totals: Totals) -> Arc<Shared> {
+fn spawn(task: &Task, totals: Totals) -> Arc<Shared> {
     let shared = Arc::new(Shared {
         inner: Mutex::new(Inner {
             latest: None,
@@ -176,7 +174,7 @@ fn spawn(task: &Task, attempt: usize, totals: Totals) -> Arc<Shared> {
     });
     let (task, theirs) = (task.clone(), Arc::clone(&shared));
     let thread = std::thread::Builder::new().name("nvml".into()).stack_size(1024 * 1024);
-    if let Err(error) = thread.spawn(move || run(&task, attempt, totals, &theirs)) {
+    if let Err(error) = thread.spawn(move || run(&task, totals, &theirs)) {
         tracing::warn!(%error, "no thread for the GPU driver");
     }
     shared
@@ -190,21 +188,22 @@ enum Ended {
 }
 
 /// Opens the library again and again; while it is open, reads it at every interval.
-fn run(task: &Task, attempt: usize, mut totals: Totals, shared: &Shared) {
+fn run(task: &Task, mut totals: Totals, shared: &Shared) {
     let mut owners = Owners::new(task.roots.clone(), task.cgroup_v1);
     let mut pause = RETRY.0;
     let mut told = String::new();
     loop {
+        let requests = task.control.requests();
         if let Some(rest) = task.control.remaining(Moment::now()) {
             shared.forget();
-            task.control.wait(rest);
+            task.control.wait(rest, requests);
             continue;
         }
         let library = Library::find(task.settings.library.as_deref());
         shared.lock().library = Some(library.clone());
         task.control.opening();
         shared.enter();
-        let opened = library.open(attempt);
+        let opened = library.open(&task.control);
         let mut wanted = shared.leave();
         match opened {
             Ok(nvml) => {
@@ -237,7 +236,7 @@ fn run(task: &Task, attempt: usize, mut totals: Totals, shared: &Shared) {
         if !wanted {
             return;
         }
-        task.control.wait(pause);
+        task.control.wait(pause, requests);
         pause = (pause * 2).min(RETRY.1);
     }
 }
@@ -263,6 +262,7 @@ fn read_until(
     let settings = &task.settings;
     let mut next_whole = Moment::now();
     loop {
+        let requests = task.control.requests();
         if task.control.remaining(Moment::now()).is_some() {
             return Ended::Released;
         }
@@ -285,7 +285,7 @@ fn read_until(
         }
         let quick = began.plus(settings.sample_interval).max(ended.plus(took * REST));
         let next = if settings.sample_interval.is_zero() { next_whole } else { next_whole.min(quick) };
-        task.control.wait(next.since(Moment::now()));
+        task.control.wait(next.since(Moment::now()), requests);
     }
 }
 

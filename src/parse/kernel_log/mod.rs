@@ -1,4 +1,4 @@
-//! The kernel log: records of /dev/kmsg and lines of syslog(2), and what the OOM killer says in them.
+//! The kernel log: records of /dev/kmsg and lines of syslog(2), and what the OOM killer and NVIDIA's driver say in them.
 //!
 //! Processes choose their own names (any 15 bytes), so a line is read from the words that the kernel writes before and
 //! after a name, and never split at a sign that may be part of it. No name is long enough to hold the beginning of a
@@ -8,13 +8,15 @@
 
 mod context;
 pub mod records;
+mod xid;
 
 #[cfg(test)]
 mod tests;
 
 use super::{find, number, printable};
+pub use xid::{PciAddress, Xid};
 
-/// A line of the kernel log that tells of the OOM killer. Everything else is not of interest.
+/// A line of the kernel log that tells of the OOM killer, or of an error of a GPU. Everything else is not of interest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Line {
     /// `NAME invoked oom-killer: ...`: a new OOM begins. Rate limited by the kernel.
@@ -29,6 +31,8 @@ pub enum Line {
         /// The cgroup.
         path: String,
     },
+    /// `NVRM: Xid (PCI:0000:01:00): 31, pid=1234, name=python, ...`: NVIDIA's driver reports an error of a GPU.
+    Xid(Xid),
 }
 
 /// Where the victim was, as the kernel says it.
@@ -75,6 +79,9 @@ impl Line {
         if let Some(killed) = Killed::of(text) {
             return Some(Line::Killed(killed));
         }
+        if let Some(xid) = Xid::of(text) {
+            return Some(Line::Xid(xid));
+        }
         if let Some(context) = Context::of(text) {
             return Some(Line::Context(context));
         }
@@ -86,12 +93,13 @@ impl Line {
         find(head, INVOKED).map(|_| Line::Invoked)
     }
 
-    /// The level at which the kernel prints such a line.
-    fn level(&self) -> u32 {
+    /// Whether such a line is printed at this level. Those of the kernel itself have one each; NVIDIA's has changed.
+    fn fits(&self, level: u32) -> bool {
         match self {
-            Line::Killed(_) => 3,
-            Line::Invoked => 4,
-            Line::Context(_) | Line::Group { .. } => 6,
+            Line::Killed(_) => level == 3,
+            Line::Invoked => level == 4,
+            Line::Context(_) | Line::Group { .. } => level == 6,
+            Line::Xid(_) => true,
         }
     }
 }

@@ -265,7 +265,7 @@ fn joined(lines: &[SyslogLine<'_>]) -> Option<(Found, usize)> {
             text.push(b'\n');
         }
         text.extend_from_slice(part.text);
-        if let Some(line) = Line::of(&text).filter(|line| line.level() == first.priority) {
+        if let Some(line) = Line::of(&text).filter(|line| line.fits(first.priority)) {
             let may_go_on = matches!(line, Line::Context(_));
             best = Some((Found { sequence: None, usec: first.usec, line, text: text.clone() }, index + 1));
             if !may_go_on {
@@ -285,7 +285,7 @@ fn with_fragments(lines: &[SyslogLine<'_>]) -> Option<Found> {
     let mut text = first.text.to_vec();
     for part in lines.iter().skip(1).take(MOST_FRAGMENTS).take_while(|part| part.priority == LEVEL) {
         text.extend_from_slice(part.text);
-        if let Some(line) = Line::of(&text).filter(|line| line.level() == first.priority) {
+        if let Some(line) = Line::of(&text).filter(|line| line.fits(first.priority)) {
             return Some(Found { sequence: None, usec: first.usec, line, text });
         }
     }

@@ -1,14 +1,16 @@
 //! Finding and opening the library, and what its errors say.
 //!
 //! The loader knows a library by the name that it was opened by, and answers the same name with the copy that is loaded,
-//! whatever file has that name by now. While a call of the old copy hangs, it cannot be unloaded; so a new file is opened
-//! by another spelling of its path.
+//! whatever file has that name by now. While a call of the old copy hangs, it cannot be unloaded, and some libraries never
+//! are; so a new file is opened by another spelling of its path.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+
+use crate::collect::gpu::control::Control;
 
 /// What the driver calls its library.
 const NAME: &str = "libnvidia-ml.so.1";
@@ -20,6 +22,9 @@ const FOLDERS: [&str; 5] = [
     "/usr/lib",
     "/usr/local/nvidia/lib64",
 ];
+
+/// Spellings of one path, whose length is bounded.
+const MOST_SPELLINGS: usize = 1_000;
 
 /// A library file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,16 +59,18 @@ impl Library {
         now.file.is_some() && now.file != self.file
     }
 
-    /// Loads and initialises it. `attempt` is 0 unless a copy hangs: each attempt opens it by a name of its own.
+    /// Loads and initialises it. A file that has taken the place of another one that was opened before is opened by
+    /// another spelling of its path.
     ///
     /// # Errors
     /// No such library (`LibloadingError`), or the driver is not there.
-    pub fn open(&self, attempt: usize) -> Result<Nvml, NvmlError> {
+    pub fn open(&self, control: &Control) -> Result<Nvml, NvmlError> {
+        let spelling = self.file.map_or(0, |file| control.spelling(file)) % MOST_SPELLINGS;
         let spelled = match (self.path.parent(), self.path.file_name()) {
-            (Some(folder), Some(name)) if attempt > 0 && self.file.is_some() => {
+            (Some(folder), Some(name)) if spelling > 0 => {
                 let mut spelled = folder.as_os_str().to_owned();
                 spelled.push("/");
-                spelled.push("./".repeat(attempt));
+                spelled.push("./".repeat(spelling));
                 spelled.push(name);
                 spelled
             }

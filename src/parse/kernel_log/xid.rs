@@ -1,0 +1,92 @@
+//! Errors of GPUs, as NVIDIA's driver writes them into the kernel log.
+//!
+//! What stands after the number and the pid is not read: there is the name of the process, which it chose itself.
+
+use super::digits;
+use crate::parse::find;
+
+/// Where a GPU is on the PCI bus. The kernel log and NVML write it differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PciAddress {
+    domain: u32,
+    bus: u32,
+    device: u32,
+}
+
+/// One error of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Xid {
+    /// Whose.
+    pub gpu: PciAddress,
+    /// Its number.
+    pub xid: u64,
+    /// Pid on the host of the process that was at work; `None` where the driver does not say.
+    pub pid: Option<u32>,
+}
+
+impl PciAddress {
+    /// Reads `0000:01:00` or `00000000:01:00.0`.
+    pub fn of(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        let mut parts = text.split(':').map(|part| u32::from_str_radix(part.split('.').next()?, 16).ok());
+        let address = Self { domain: parts.next()??, bus: parts.next()??, device: parts.next()?? };
+        parts.next().is_none().then_some(address)
+    }
+}
+
+impl Xid {
+    pub(super) fn of(text: &[u8]) -> Option<Self> {
+        let rest = text.strip_prefix(b"NVRM: Xid (")?;
+        let rest = rest.strip_prefix(b"PCI:").unwrap_or(rest); // older drivers leave it out
+        let (gpu, rest) = rest.split_at(find(rest, b"): ")?);
+        let rest = &rest[3..];
+        let end = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
+        let (xid, rest) = rest.split_at(end);
+        let pid = rest.strip_prefix(b", pid=").and_then(|rest| {
+            let end = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
+            u32::try_from(digits(&rest[..end])?).ok().filter(|pid| *pid > 0)
+        });
+        Some(Self { gpu: PciAddress::of(gpu)?, xid: digits(xid)?, pid })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Option<(u64, Option<u32>)> {
+        let at_one = PciAddress { domain: 0, bus: 0x65, device: 0 };
+        Xid::of(text.as_bytes()).filter(|xid| xid.gpu == at_one).map(|xid| (xid.xid, xid.pid))
+    }
+
+    #[test]
+    fn the_number_and_the_process_are_read_from_every_drivers_line() {
+        for (text, wanted) in [
+            (
+                "NVRM: Xid (PCI:0000:65:00): 31, pid=1234, name=python, Ch 00000008, intr 10000000.",
+                Some((31, Some(1234))),
+            ),
+            (
+                "NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+                Some((79, None)),
+            ),
+            ("NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus.", Some((79, None))),
+            ("NVRM: Xid (0000:65:00): 13, 0001 00000000 0000a06f", Some((13, None))),
+            ("NVRM: Xid (PCI:0000:65:00): 43, pid=7, name=a, pid=8, Ch 00000010", Some((43, Some(7)))),
+            ("NVRM: Xid (PCI:0000:66:00): 43, pid=7, name=a", None),
+            ("NVRM: Xid (PCI:0000:65:00): , pid=7", None),
+            ("NVRM: Xid (PCI:65:00): 31, pid=7", None),
+            ("x NVRM: Xid (PCI:0000:65:00): 31, pid=7", None),
+            ("NVRM: Xid (PCI:0000:65:00", None),
+        ] {
+            assert_eq!(of(text), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_address_is_the_same_however_it_is_written() {
+        assert_eq!(PciAddress::of(b"0000:65:00"), PciAddress::of(b"00000000:65:00.0"));
+        assert_ne!(PciAddress::of(b"0001:65:00"), PciAddress::of(b"00000000:65:00.0"));
+        assert_eq!(PciAddress::of(b"no:such:bus"), None);
+    }
+}
