@@ -143,9 +143,9 @@ catalog! {
     BUILD_INFO = Info Global "memledger_build_info" ["version", "revision", "rustversion"] max 1,
         "Version of memledger, revision it was built from, and version of the Rust compiler.";
     COLLECTOR_SUCCESS = Gauge Global "memledger_collector_success" ["collector"] max 32,
-        "1 if the source could be read in the last cycle. 0 if not, though it is configured, was there before, or its device node exists. Absent where the host never had it, and for gpu while memledger lets go of the driver. gpu_attribution: 1 if the pids that the GPU driver names are this host's, 0 if they are not or that is not proven; all GPU memory is then unattributed.";
+        "1 if the source could be read in the last cycle. 0 if not, though it is configured, was there before, or its device node exists. Absent where the host never had it, and for gpu while memledger lets go of the driver. gpu_attribution: 1 if the pids that the GPU driver names are this host's, 0 if they are not or that is not proven; all GPU memory is then unattributed. drm_attribution: the same for GPUs of DRM drivers, and 0 too where memledger may not look at most processes.";
     COLLECTOR_DURATION = Gauge Global "memledger_collector_duration_seconds" ["collector"] max 32,
-        "Time of the last read of the source. gpu and pss are read by threads of their own, outside the cycle; pss: of one container.";
+        "Time of the last read of the source. gpu, drm and pss are read by threads of their own, outside the cycle; pss: of one container.";
     READ_FAULTS = Counter Global "memledger_read_faults_total" ["collector", "reason"] max 128,
         "Readings that failed although the thing was there. A container or process that ended between two reads is no fault.";
     SERIES_DROPPED = Counter Global "memledger_series_dropped_total" ["family"] max 128,
@@ -272,11 +272,11 @@ catalog! {
     GPU_RELEASED = Gauge Global "memledger_gpu_release_remaining_seconds" [] max 1,
         "How long memledger still leaves the GPU driver alone, as was asked for by SIGUSR1 or POST /-/release-gpu. Absent otherwise.";
     GPU_MEMORY_TOTAL = Gauge Gpu "memledger_gpu_memory_total_bytes" [] max GPUS,
-        "Memory of the GPU, from NVML memory info. A GPU in MIG mode and its instances are both shown: add up those without gpu_instance_id, or those with one, never both; compute instances of one GPU instance share its memory. Absent on unified memory.";
+        "Memory of the GPU, from NVML memory info or amdgpu's sysfs; other DRM drivers do not tell it. A GPU in MIG mode and its instances are both shown: add up those without gpu_instance_id, or those with one, never both; compute instances of one GPU instance share its memory. Absent on unified memory.";
     GPU_MEMORY_USED = Gauge Gpu "memledger_gpu_memory_used_bytes" [] max GPUS,
-        "Used memory of the GPU without what the driver tells as reserved, from NVML memory info. Drivers without its second version count what is reserved as used. MIG: see memledger_gpu_memory_total_bytes.";
+        "Used memory of the GPU without what the driver tells as reserved, from NVML memory info or amdgpu's sysfs. NVIDIA's drivers without its second version count what is reserved as used. MIG: see memledger_gpu_memory_total_bytes.";
     GPU_MEMORY_FREE = Gauge Gpu "memledger_gpu_memory_free_bytes" [] max GPUS,
-        "Free memory of the GPU, from NVML memory info. MIG: see memledger_gpu_memory_total_bytes.";
+        "Free memory of the GPU, from NVML memory info; of amdgpu, total less used. MIG: see memledger_gpu_memory_total_bytes.";
     GPU_MEMORY_RESERVED = Gauge Gpu "memledger_gpu_memory_reserved_bytes" [] max GPUS,
         "Memory that the driver and firmware keep for themselves, from NVML memory info v2. Absent where the driver does not tell it; it is then a part of used, and unattributed. MIG: see memledger_gpu_memory_total_bytes.";
     GPU_MEMORY_UNATTRIBUTED = Gauge Gpu "memledger_gpu_memory_unattributed_bytes" [] max GPUS,
@@ -290,7 +290,7 @@ catalog! {
     GPU_HOST_PROCESSES = Gauge Gpu "memledger_gpu_host_processes_memory_bytes" [] max GPUS,
         "GPU memory of processes outside the containers that memledger shows. On a GPU in MIG mode with its instances only. Absent where a process of the host does not tell its memory, or pids are not believed.";
     GPU_UTILIZATION = Gauge Gpu "memledger_gpu_utilization_ratio" [] max GPUS,
-        "Share of the driver's last sample period in which a kernel ran, from NVML utilization rates. It says nothing of how much of the GPU the kernel used. Absent in MIG mode.";
+        "Share of the driver's last sample period in which a kernel ran, from NVML utilization rates. It says nothing of how much of the GPU the kernel used. Of DRM drivers: what amdgpu's firmware tells, else the share of the time between two readings that the busiest engine worked. Absent in MIG mode.";
     GPU_MEMORY_UTILIZATION = Gauge Gpu "memledger_gpu_memory_utilization_ratio" [] max GPUS,
         "Share of the driver's last sample period in which device memory was read or written. Not how full it is. Absent in MIG mode.";
     GPU_POWER = Gauge Gpu "memledger_gpu_power_watts" [] max GPUS,
@@ -316,7 +316,7 @@ catalog! {
     GPU_LAST_XID = Gauge Gpu "memledger_gpu_last_xid_timestamp_seconds" ["xid"] max GPUS * 32,
         "Unix time of the last Xid of this number. Absent until the first since memledger's start.";
     CONTAINER_GPU_MEMORY = Gauge ContainerGpu "memledger_container_gpu_memory_used_bytes" [] max 4_096,
-        "GPU memory of the container's processes, from NVML's process lists. What a MIG instance holds stands with the instance, not with its GPU too: this adds up.";
+        "GPU memory of the container's processes, from NVML's process lists, or from fdinfo of DRM drivers: resident memory on the device, each client and each shared buffer once; where the GPU has no memory of its own, what it uses of the host's. What a MIG instance holds stands with the instance, not with its GPU too: this adds up.";
     CONTAINER_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_container_gpu_memory_peak_bytes" [] max 4_096,
         "Highest memledger_container_gpu_memory_used_bytes since the container's start, or since memledger's if that was later: the most that its processes held at one time, sampled every --gpu.sample-interval, and at least the driver's own maximum of each of them where accounting mode is on. Outlives the processes; kept as long as memledger_container_info.";
     CONTAINER_GPU_MEMORY_RECENT_PEAK = Gauge ContainerGpu "memledger_container_gpu_memory_recent_peak_bytes" [] max 4_096,
@@ -324,9 +324,9 @@ catalog! {
     CONTAINER_GPU_PROCESSES = Gauge ContainerGpu "memledger_container_gpu_processes" [] max 4_096,
         "Processes of the container that hold a context on the GPU.";
     CONTAINER_GPU_UTILIZATION = Gauge ContainerGpu "memledger_container_gpu_utilization_ratio" [] max 4_096,
-        "Share of the GPU's time in which a kernel of the container ran, the sum over its processes, from NVML's process samples since the reading before. A process without samples was idle. Absent where the driver gives none, as in MIG mode.";
+        "Share of the GPU's time in which a kernel of the container ran, the sum over its processes, from NVML's process samples since the reading before. A process without samples was idle. Of DRM drivers: the share of the busiest engine; absent for processes that hold /dev/kfd, whose work is not told. Absent where the driver gives none, as in MIG mode.";
     PROCESS_GPU_MEMORY = Gauge ContainerGpu "memledger_process_gpu_memory_used_bytes" ["pid", "process", "role"] max 256,
-        "GPU memory of one process, from NVML's process lists. Processes of the host have no container_name.";
+        "GPU memory of one process, from NVML's process lists or fdinfo of DRM drivers: see memledger_container_gpu_memory_used_bytes. Processes of the host have no container_name.";
     PROCESS_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_process_gpu_memory_peak_bytes" ["pid", "process", "role"] max 256,
         "Highest memledger_process_gpu_memory_used_bytes of the process, sampled every --gpu.sample-interval; where accounting mode is on, the driver's own exact maximum.";
     PROCESS_GPU_MEMORY_RECENT_PEAK = Gauge ContainerGpu "memledger_process_gpu_memory_recent_peak_bytes" ["pid", "process", "role"] max 256,

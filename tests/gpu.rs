@@ -2,6 +2,7 @@
 //!
 //! `tests/fake-nvml` is that library. It knows what NVIDIA documents, not how a given driver misbehaves beyond that.
 
+mod check;
 mod cost;
 mod drivers;
 mod faults;

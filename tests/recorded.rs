@@ -3,6 +3,8 @@
 //! `tests/hosts/README.md` says which hosts were recorded and which were arranged. A recording has no `/proc/PID/root`, so
 //! `/dev/shm` of containers is absent here; tests/truth.rs has it.
 
+mod drm;
+
 use std::path::{Path, PathBuf};
 
 use fake_nvml::{FakeNvml, Process, State};
@@ -62,26 +64,38 @@ impl Host {
     fn start(&self, flags: &[String]) -> Memledger {
         let none = ["--docker.socket=", "--podman.socket=", "--oom.kernel-log=off"];
         let mut all = none.map(str::to_owned).to_vec();
-        for (flag, folder) in [("procfs", "proc"), ("cgroupfs", "cgroup"), ("devfs", "dev")] {
+        for (flag, folder) in [("procfs", "proc"), ("sysfs", "sys"), ("cgroupfs", "cgroup"), ("devfs", "dev")]
+        {
             all.push(format!("--path.{flag}={}", self.path(folder).display()));
         }
         all.extend_from_slice(flags);
         Memledger::start(&all.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
+    /// Whether a DRM driver tells how long its engines worked.
+    fn tells_work(&self) -> bool {
+        std::fs::read_to_string(self.path("proc/975/fdinfo/9")).is_ok_and(|text| text.contains("drm-engine-"))
+    }
+
     /// The whole text of `/metrics` once all that is measured beside the cycle is there.
     fn text(&self, flags: &[String]) -> String {
         let memledger = self.start(flags);
-        let gpus = flags.iter().any(|flag| flag.starts_with("--gpu.nvml-library"));
+        let nvml = flags.iter().any(|flag| flag.starts_with("--gpu.nvml-library"));
+        let sources = [("gpu", nvml), ("drm", self.path("sys").exists())];
+        let sources: Vec<_> = sources.into_iter().filter(|(_, there)| *there).map(|(name, _)| name).collect();
         let complete = |metrics: &Metrics| {
             let shares = metrics.all("memledger_container_process_pss_bytes", &[]).len();
-            let rows = metrics.all("memledger_process_gpu_memory_used_bytes", &[]).len();
-            let sources = metrics.all("memledger_oom_source_up", &[]).len();
+            let read = |source: &&str| metrics.get("memledger_collector_success", &[("collector", source)]);
+            let gpus = sources.iter().filter(|source| read(source) == Some(1.0)).count();
+            let ledger = metrics.all("memledger_oom_source_up", &[]).len();
             let counted = metrics.all("memledger_container_restarts_total", &[]).len() == self.containers;
-            match (shares == 3 * self.containers && counted, !gpus || rows > 0, sources == 4) {
+            // shares of work need a second reading
+            let worked = metrics.all("memledger_process_gpu_utilization_ratio", &[("gpu", "card0")]).len();
+            let gpus_are_told = gpus == sources.len() && (worked > 0 || !self.tells_work());
+            match (shares == 3 * self.containers && counted, gpus_are_told, ledger == 4) {
                 (true, true, true) => Ok(()),
                 _ => Err(format!(
-                    "{shares} shares, {rows} processes on GPUs, {sources} sources of the ledger; {}",
+                    "{shares} shares, {gpus} of the GPU sources {sources:?}, work of {worked}, {ledger} sources of the ledger; {}",
                     memledger.log()
                 )),
             }

@@ -3,6 +3,8 @@
 //! Every program prints the pids of its processes and the role that each should have; the tests compare that with the
 //! API's list, whole, and with the counts in the metrics. Trees that need a GPU are not here.
 
+mod trees;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -3,6 +3,7 @@
 //! A check says what was found; and if a source cannot be used, what is lost without it and the exact change that brings
 //! it. A source that this host does not have is no failure.
 
+mod drm;
 mod gpu;
 mod ledger;
 
@@ -114,7 +115,7 @@ pub async fn examine(config: &Config, look: Look, control: Option<&Control>) -> 
     if look == Look::Full || control.is_some() {
         checks.extend(gpu::examine(config, control).await);
     }
-    checks.push(pressure(config));
+    checks.extend([drm::examine(config), pressure(config)]);
     checks.extend(ledger::examine(config, look));
     checks.push(open_files());
     checks

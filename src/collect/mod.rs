@@ -5,6 +5,7 @@
 //! series, and the others go on.
 
 pub mod cgroup;
+pub mod drm;
 pub mod gpu;
 pub mod host;
 pub mod kernel_log;
@@ -116,7 +117,7 @@ pub trait Collector: Send {
 /// All collectors that are switched on, in the order in which they build on each other. `control` is the GPU
 /// collector's.
 pub fn all(config: &Config, control: &Arc<gpu::Control>) -> Vec<Box<dyn Collector>> {
-    let every: [Box<dyn Collector>; 7] = [
+    let every: [Box<dyn Collector>; 8] = [
         Box::new(own::Own::default()),
         Box::new(cgroup::Cgroups::default()),
         Box::new(host::Host::default()),
@@ -124,6 +125,7 @@ pub fn all(config: &Config, control: &Arc<gpu::Control>) -> Vec<Box<dyn Collecto
         Box::new(shm::SharedMemory::default()),
         Box::new(pss::Pss::new(config.pss_interval)),
         Box::new(gpu::Gpu::new(&config.gpu, Arc::clone(control))),
+        Box::new(drm::Drm::new(&config.gpu)),
     ];
     every.into_iter().filter(|collector| config.collectors.contains(collector.name())).collect()
 }

@@ -260,6 +260,7 @@ impl Config {
             collectors: values.collectors()?,
             roots: Roots {
                 proc: values.path("path.procfs")?,
+                sys: values.path("path.sysfs")?,
                 cgroup: values.path("path.cgroupfs")?,
                 dev: values.path("path.devfs")?,
             },
@@ -483,7 +484,7 @@ mod tests {
         assert_eq!(config.listen, ["[::]:10853".parse().unwrap()]);
         assert_eq!(config.sample_interval, Duration::from_secs(1));
         assert_eq!(config.filter.settings.len(), 6);
-        assert_eq!(config.collectors.len(), 7);
+        assert_eq!(config.collectors.len(), 8);
     }
 
     #[test]

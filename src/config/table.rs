@@ -244,7 +244,14 @@ pub static SETTINGS: &[Setting] = &[
         "Proportional shares of memory by role. Needs the process collector.",
     ),
     one("collector.gpu", Kind::Switch, &["true"], "GPUs, through NVML."),
+    one(
+        "collector.drm",
+        Kind::Switch,
+        &["true"],
+        "GPUs whose driver keeps the kernel's DRM statistics (amdgpu, i915, xe, nouveau and others). Looks at nothing where no such GPU is.",
+    ),
     one("path.procfs", Kind::Path, &["/proc"], "The host's procfs."),
+    one("path.sysfs", Kind::Path, &["/sys"], "The host's sysfs, for GPUs of DRM drivers."),
     one("path.cgroupfs", Kind::Path, &["/sys/fs/cgroup"], "The host's cgroup file systems."),
     one("path.devfs", Kind::Path, &["/dev"], "The host's /dev."),
     one(

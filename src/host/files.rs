@@ -105,6 +105,31 @@ impl Dir {
         }
     }
 
+    /// Opens a directory in this directory.
+    ///
+    /// # Errors
+    /// [`ReadError::Gone`] if there is none: this directory was removed, or this kernel has no such thing.
+    pub fn below(&self, name: &str) -> Result<Self, ReadError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let path = self.path.join(name);
+        match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => Ok(Self { fd, path }),
+            Err(errno) => Err(classify(errno, path.display().to_string())),
+        }
+    }
+
+    /// Opens a file in this directory whose name is not known before, such as a number.
+    ///
+    /// # Errors
+    /// As [`Dir::file`].
+    pub fn file_of(&self, name: &OsStr) -> Result<KernelFile, ReadError> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+        match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => Ok(KernelFile { file: fd.into(), name: "file" }),
+            Err(errno) => Err(classify(errno, self.path.join(name).display().to_string())),
+        }
+    }
+
     /// Opens a file that not every kernel has: `None` if there is none.
     ///
     /// # Errors
@@ -136,14 +161,30 @@ impl Dir {
         buffer: &mut Vec<u8>,
         mut each: impl FnMut(&OsStr, bool),
     ) -> Result<(), ReadError> {
+        self.for_each_while(buffer, |name, is_dir| {
+            each(name, is_dir);
+            true
+        })
+    }
+
+    /// As [`Dir::for_each`], but only until `each` answers false: a directory may have millions of names.
+    ///
+    /// # Errors
+    /// As [`Dir::for_each`].
+    pub fn for_each_while(
+        &self,
+        buffer: &mut Vec<u8>,
+        mut each: impl FnMut(&OsStr, bool) -> bool,
+    ) -> Result<(), ReadError> {
         buffer.clear();
         buffer.reserve(32 * 1024);
         let mut entries = RawDir::new(&self.fd, buffer.spare_capacity_mut());
         while let Some(entry) = entries.next() {
             let entry = entry.map_err(|errno| classify(errno, self.path.display().to_string()))?;
             let name = entry.file_name().to_bytes();
-            if name != b"." && name != b".." {
-                each(OsStr::from_bytes(name), entry.file_type() == FileType::Directory);
+            let real = name != b"." && name != b"..";
+            if real && !each(OsStr::from_bytes(name), entry.file_type() == FileType::Directory) {
+                break;
             }
         }
         Ok(())

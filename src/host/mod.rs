@@ -20,6 +20,8 @@ const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 pub struct Roots {
     /// The host's procfs.
     pub proc: PathBuf,
+    /// The host's sysfs.
+    pub sys: PathBuf,
     /// The host's cgroup file systems, usually `/sys/fs/cgroup`.
     pub cgroup: PathBuf,
     /// The host's `/dev`.
@@ -28,7 +30,7 @@ pub struct Roots {
 
 impl Default for Roots {
     fn default() -> Self {
-        Self { proc: "/proc".into(), cgroup: "/sys/fs/cgroup".into(), dev: "/dev".into() }
+        Self { proc: "/proc".into(), sys: "/sys".into(), cgroup: "/sys/fs/cgroup".into(), dev: "/dev".into() }
     }
 }
 

@@ -11,6 +11,7 @@ usage: record.py [--cgroup PATH]... [--process PID]... [--unified] CONTAINER_ID.
        --unified  also the v2 tree of a hybrid host
 """
 import argparse
+import glob
 import json
 import os
 import sys
@@ -22,6 +23,8 @@ V1 = ["memory.usage_in_bytes", "memory.stat", "memory.limit_in_bytes", "memory.m
 V2 = ["memory.current", "memory.stat", "memory.max", "memory.high", "memory.peak", "memory.events",
       "memory.swap.current", "memory.swap.max", "memory.pressure", "cgroup.controllers"]
 PROCESS = ["stat", "statm", "cmdline", "cgroup", "smaps_rollup"]
+GPU = ["uevent", "unique_id", "product_name", "mem_info_vram_total", "mem_info_vram_used", "gpu_busy_percent",
+       "power/runtime_status"]
 
 
 def emit(path, **what):
@@ -71,6 +74,28 @@ def holds(path, id):
     return any(id in at for at, _, _ in os.walk(path))
 
 
+def record_gpus(pids):
+    """GPUs of DRM drivers, and the descriptors of them that the processes hold."""
+    for node in sorted(glob.glob("/sys/class/drm/card[0-9]*") + glob.glob("/sys/class/drm/renderD*")):
+        if "-" in os.path.basename(node):
+            continue  # a connector
+        device = os.path.realpath(f"{node}/device").lstrip("/")
+        emit(node.lstrip("/"), link=os.readlink(node))
+        emit(os.path.realpath(node).lstrip("/") + "/device", link=os.readlink(f"{node}/device"))
+        for file in GPU:
+            record(f"/{device}/{file}", f"{device}/{file}")
+    for pid in pids:
+        for path in glob.glob(f"/proc/{pid}/fd/*"):
+            try:
+                target = os.readlink(path)
+            except OSError:
+                continue
+            if target.startswith("/dev/dri/") or target == "/dev/kfd":
+                number = os.path.basename(path)
+                emit(path.lstrip("/"), link=target)
+                record(f"/proc/{pid}/fdinfo/{number}", f"proc/{pid}/fdinfo/{number}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--cgroup", action="append", default=[])
@@ -90,7 +115,9 @@ def main():
         processes = record_tree(f"{CGROUPFS}/memory", "cgroup/memory", V1, options.container, options.cgroup)
         if options.unified:
             record_tree(f"{CGROUPFS}/unified", "cgroup/unified", ["cgroup.controllers"], options.container, [])
-    for pid in sorted({*processes, *options.process}):
+    pids = sorted({*processes, *options.process})
+    record_gpus(pids)
+    for pid in pids:
         for file in PROCESS:
             record(f"/proc/{pid}/{file}", f"proc/{pid}/{file}")
 

@@ -1,0 +1,205 @@
+//! The dry run of `tests/gpu/check.sh`: its logic, with stand-ins for the GPU, nvidia-smi and torch. It says nothing of real
+//! hardware; it says that the script runs, that it passes where all figures agree, and that it fails where one does not.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use fake_nvml::{FakeNvml, State};
+
+use super::{GIB, MIB};
+
+/// A place with the fake library, and a folder for the report.
+struct DryRun {
+    folder: tempfile::TempDir,
+    fake: FakeNvml,
+}
+
+impl DryRun {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut state = State::with_gpus(1);
+        state.gpus[0].memory.total = 16 * GIB;
+        state.gpus[0].memory.reserved = 300 * MIB;
+        state.gpus[0].memory.used = 400 * MIB;
+        let fake = FakeNvml::install(folder.path(), &state).unwrap();
+        Self { folder, fake }
+    }
+
+    fn out(&self) -> PathBuf {
+        self.folder.path().join("out")
+    }
+
+    /// The check with these parts; one of the stand-ins may lie.
+    fn command(&self, only: &str, lie: &str) -> Command {
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu");
+        let mut command = Command::new(tests.join("check.sh"));
+        command
+            .arg("--out")
+            .arg(self.out())
+            .arg("--binary")
+            .arg(crate::support::binary())
+            .args(["--python", "/usr/bin/python3", "--only", only])
+            .arg("--nvml-library")
+            .arg(self.fake.path())
+            .arg("--nvidia-smi")
+            .arg(tests.join("standin/nvidia-smi"))
+            .arg("--stand-in")
+            .arg(tests.join("standin"))
+            .env("STANDIN_LIE", lie)
+            .env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
+    fn run(&self, only: &str, lie: &str) -> Output {
+        self.command(only, lie).output().expect("check.sh runs")
+    }
+
+    fn report(&self) -> String {
+        std::fs::read_to_string(self.out().join("report.md")).unwrap_or_default()
+    }
+
+    /// The cgroups that the check made.
+    fn cgroups(&self) -> Vec<PathBuf> {
+        let text = std::fs::read_to_string(self.out().join("cgroups.txt")).unwrap_or_default();
+        text.lines().map(PathBuf::from).collect()
+    }
+
+    /// Fails if the check made no cgroup, or left one.
+    fn assert_nothing_left(&self) {
+        let made = self.cgroups();
+        assert!(!made.is_empty(), "{}", self.report());
+        let left: Vec<_> = made.into_iter().filter(|path| path.exists()).collect();
+        assert_eq!(left, Vec::<PathBuf>::new());
+    }
+}
+
+fn all(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn the_dry_run_of_the_gpu_check_passes_where_all_figures_agree() {
+    let dry = DryRun::new();
+    let output = dry.run("", "");
+    assert_eq!(output.status.code(), Some(0), "{}", all(&output));
+    let report = dry.report();
+    assert!(report.contains("every comparison held") && report.contains("A dry run"), "{report}");
+    assert!(!report.contains("| FAILED |"), "{report}");
+    for part in ["known", "devices", "two", "spike", "leak", "compute", "exhaust", "ends", "always"] {
+        assert!(report.contains(&format!("| ok | {part} |")), "nothing was compared in {part}: {report}");
+    }
+    let trees = std::fs::read_to_string(dry.out().join("trees.jsonl")).unwrap();
+    let trees: Vec<serde_json::Value> =
+        trees.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(trees.len(), 5, "{report}");
+    for tree in trees {
+        let processes = tree["processes"].as_array().unwrap();
+        assert!(processes.iter().any(|one| one["role"] == "trainer" && one["holds_gpu"] == true), "{tree}");
+        assert!(processes.iter().any(|one| one["role"] == "dataloader_worker"), "{tree}");
+        assert!(
+            !tree.to_string().contains(dry.folder.path().to_str().unwrap()),
+            "no path is recorded: {tree}"
+        );
+    }
+    dry.assert_nothing_left();
+    let after: serde_json::Value = serde_json::from_str(
+        &std::fs::read_to_string(format!("{}.json", dry.fake.path().display())).unwrap(),
+    )
+    .unwrap();
+    assert_eq!(
+        after["gpus"][0]["processes"].as_array().map(Vec::len),
+        Some(0),
+        "all its processes have ended"
+    );
+}
+
+#[test]
+fn the_check_leaves_nothing_behind_when_it_is_stopped_on_its_way() {
+    let dry = DryRun::new();
+    let mut check = dry.command("", "").stdout(std::process::Stdio::null()).spawn().expect("check.sh runs");
+    let pids = crate::support::eventually("its processes", || {
+        let pids: Vec<String> = dry
+            .cgroups()
+            .iter()
+            .flat_map(|path| {
+                let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+                text.lines().map(str::to_owned).collect::<Vec<_>>()
+            })
+            .collect();
+        if pids.len() >= 3 { Ok(pids) } else { Err(format!("{pids:?}")) }
+    });
+    let killed = Command::new("kill").args(["-TERM", &check.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let status = check.wait().unwrap();
+    assert_ne!(status.code(), Some(0), "a check that did not end has not passed");
+    dry.assert_nothing_left();
+    for pid in pids {
+        assert!(!Path::new("/proc").join(&pid).join("exe").exists(), "{pid} still runs");
+    }
+    assert!(dry.report().contains("| FAILED |"), "{}", dry.report());
+}
+
+/// The check fails, and the report says where.
+fn assert_seen(lie: &str, only: &str, comparison: &str) {
+    let dry = DryRun::new();
+    let output = dry.run(only, lie);
+    assert_eq!(output.status.code(), Some(1), "{lie}: {}", all(&output));
+    let report = dry.report();
+    let row = report.lines().find(|line| line.starts_with("| FAILED |") && line.contains(comparison));
+    assert!(row.is_some(), "{lie}: no row for {comparison:?} in {report}");
+}
+
+#[test]
+fn the_check_sees_a_figure_of_a_process_that_differs_from_nvidia_smis() {
+    assert_seen("smi-process", "known", "1 GiB: as nvidia-smi");
+}
+
+#[test]
+fn the_check_sees_a_figure_of_the_device_that_differs_from_nvidia_smis() {
+    assert_seen("smi-device", "devices", "used: as nvidia-smi");
+}
+
+#[test]
+fn the_check_sees_a_growth_that_differs_from_torchs() {
+    assert_seen("torch-growth", "known", "growth by 2 GiB");
+}
+
+#[test]
+fn the_check_sees_a_total_that_differs_from_cudas() {
+    assert_seen("torch-total", "devices", "total: as CUDA");
+}
+
+#[test]
+fn the_check_sees_a_wrong_role() {
+    assert_seen("truth", "dataloader-fork", "roles of all processes");
+}
+
+#[test]
+fn where_the_driver_lists_no_process_the_check_says_so_and_compares_the_rest() {
+    let dry = DryRun::new();
+    let output = dry.run("known,devices", "smi-listing");
+    let report = dry.report();
+    assert!(report.contains("| skipped | known |") && report.contains("names no processes"), "{report}");
+    assert!(report.contains("| ok | devices | total: as nvidia-smi"), "{report}");
+    // the fake library lists them all the same, which the check takes for a contradiction
+    assert_eq!(output.status.code(), Some(1), "{}", all(&output));
+}
+
+#[test]
+fn without_a_built_memledger_or_a_driver_the_check_says_what_it_needs() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/check.sh");
+    let output = Command::new(&script).args(["--binary", "/nonexistent"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(all(&output).contains("cargo build --release"), "{}", all(&output));
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(&script)
+        .arg("--out")
+        .arg(folder.path())
+        .arg("--binary")
+        .arg(crate::support::binary())
+        .args(["--nvidia-smi", "/nonexistent"])
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output()
+        .unwrap();
+    assert!(!output.status.success() && all(&output).contains("needs an NVIDIA driver"), "{}", all(&output));
+}

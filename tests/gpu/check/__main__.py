@@ -1,0 +1,471 @@
+"""The check itself; tests/gpu/check.sh says what it is and how to run it.
+
+Every comparison has a tolerance and can fail. A part that cannot run on this machine is skipped, and its reason stands in
+the report. A part that breaks is a failure of its own; the others go on.
+"""
+import argparse
+import ctypes
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import trees  # noqa: E402
+from machine import Background, Cgroups, Memledger, Process, Smi, Worker, facts, in_first_pid_namespace, text, wait_for  # noqa: E402
+from report import Report, size  # noqa: E402
+
+MIB = 1 << 20
+LIMIT_S = 440
+# nvidia-smi rounds to MiB, and two readings are never of the same moment
+PROCESS_TOLERANCE = 4 * MIB
+DEVICE_TOLERANCE = 16 * MIB
+# CUDA and NVML count what the driver keeps for itself differently
+TOTAL_TOLERANCE = 512 * MIB
+# what a CUDA context may take beside torch's own memory
+OVERHEAD = (16 * MIB, 3072 * MIB)
+PARTS = ["known", "devices", "two", "spike", "leak", "compute", "exhaust", "ends", "trees"]
+
+PROCESS = "memledger_process_gpu_memory_used_bytes"
+CONTAINER = "memledger_container_gpu_memory_used_bytes"
+HOST = "memledger_gpu_host_processes_memory_bytes"
+REST = "memledger_gpu_memory_unattributed_bytes"
+
+
+def keep_output(command, path):
+    """What a program prints, beside the report. That it fails is no result."""
+    with open(path, "wb") as file:
+        try:
+            subprocess.run(command, stdout=file, stderr=file, timeout=30)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            file.write(str(error).encode())
+
+
+def nvml_elsewhere():
+    """Where the driver's library lies, if the loader does not find it by its name."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+        return None
+    except OSError:
+        places = ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"]
+        return next((path for place in places if os.path.exists(path := f"{place}/libnvidia-ml.so.1")), None)
+
+
+class Watch(threading.Thread):
+    """Scrapes all the time. Whatever a scrape shows must hold in each of them."""
+
+    def __init__(self, memledger):
+        super().__init__(daemon=True)
+        self.memledger, self.stopped = memledger, threading.Event()
+        self.scrapes, self.open_books, self.garbage, self.failed, self.errors = 0, [], [], 0, []
+
+    def run(self):
+        while not self.stopped.wait(0.15):
+            try:
+                self.look(self.memledger.metrics())
+            except OSError as error:
+                self.errors.append(str(error))
+
+    def look(self, metrics):
+        self.scrapes += 1
+        self.failed += metrics.get("memledger_collector_success", collector="gpu") != 1
+        for labels, used in metrics.all("memledger_gpu_memory_used_bytes", gpu_instance_id=""):
+            gpu = {"gpu_uuid": labels["gpu_uuid"]}
+            rest = metrics.get(REST, **gpu, gpu_instance_id="")
+            races = metrics.get("memledger_gpu_books_races_total", **gpu, gpu_instance_id="")
+            attributed = metrics.sum(CONTAINER, **gpu) + metrics.sum(HOST, **gpu)
+            # where the readings raced, nothing is unattributed and the race is counted
+            if rest is None or (used != attributed + rest and not (rest == 0 and races)):
+                self.open_books.append(f"used {used:.0f}, attributed {attributed:.0f}, unattributed {rest}")
+        for family, labels, value in metrics.series:
+            if value >= 2 ** 62 or (family.endswith("_bytes") and value < 0):
+                self.garbage.append(f"{family} {labels} {value}")
+
+
+class Check:
+    def __init__(self, options):
+        self.options, self.out, self.python = options, options.out, sys.executable
+        self.report, self.began = Report(), time.monotonic()
+        self.env = dict(os.environ)
+        if options.stand_in:
+            self.env["PYTHONPATH"] = options.stand_in
+            self.env["STANDIN_STATE"] = options.nvml_library + ".json"
+            os.environ["STANDIN_STATE"] = self.env["STANDIN_STATE"]
+        record = os.path.join(self.out, "cgroups.txt")
+        open(record, "w").close()
+        self.cgroups, self.smi = Cgroups(record), Smi(options.nvidia_smi)
+        self.memledger = self.watch = self.uuid = None
+        self.torch_version, self.python_version = "", platform.python_version()
+        self.workers, self.baseline, self.names_processes, self.launched = {}, None, False, False
+
+    def note(self, words):
+        self.report.notes.append(words)
+        print(f"         {words}", flush=True)
+
+    def compare(self, name, got, wanted, tolerance, note=""):
+        state = "ok" if None not in (got, wanted) and abs(got - wanted) <= tolerance else "FAILED"
+        return self.report.add(name, state, size(got), f"{size(wanted)} ± {size(tolerance)}", note)
+
+    def between(self, name, got, least, most, note="", show=size):
+        state = "ok" if got is not None and least <= got <= most else "FAILED"
+        return self.report.add(name, state, show(got) if got is not None else "none",
+                               f"{show(least)} to {show(most)}", note)
+
+    def compare_text(self, name, got, wanted, note=""):
+        return self.report.add(name, "ok" if got == wanted else "FAILED", got, wanted, note)
+
+    def skip(self, name, why):
+        self.report.add(name, "skipped", note=why)
+
+    def guarded(self, part, seconds, run):
+        """Runs a part if there is time for it; its failure is its own."""
+        self.report.part = part
+        left = LIMIT_S - (time.monotonic() - self.began)
+        if left < seconds:
+            return self.skip("all of it", f"only {left:.0f} s are left, it may take {seconds} s")
+        try:
+            run()
+        except Exception as error:  # whatever breaks is a result, and the others go on
+            self.report.add("it ran to its end", "FAILED", f"{type(error).__name__}: {error}")
+            traceback.print_exc()
+
+    # -- what memledger, nvidia-smi and torch say -------------------------------------------------------------------
+
+    def start(self):
+        self.report.part = "start"
+        self.report.facts = {**facts(), "cgroups": self.cgroups.why_not or f"{self.cgroups.kind} at {self.cgroups.root}",
+                             "python": self.python_version}
+        if self.options.stand_in:
+            self.report.facts = {"stand-in": "yes", **self.report.facts}
+        if self.cgroups.why_not:
+            self.note(f"no cgroups that look like containers: {self.cgroups.why_not}. All processes are the host's, and "
+                      "what concerns containers is skipped")
+        gpu = self.smi.gpus()[0]
+        self.uuid, self.index = gpu["uuid"], gpu["index"]
+        self.report.facts.update({"GPU": gpu["name"], "driver": gpu["driver_version"], "MIG": gpu["mig.mode.current"]})
+        # PyTorch may count GPUs in another order
+        self.env["CUDA_VISIBLE_DEVICES"] = self.uuid
+        self.baseline = self.smi.mib(gpu["memory.used"])
+        flags = list(self.cgroups.flags)
+        library = self.options.nvml_library or nvml_elsewhere()
+        if library:
+            flags.append(f"--gpu.nvml-library={library}")
+        if not self.options.stand_in:
+            keep_output([self.options.nvidia_smi, "-q"], os.path.join(self.out, "nvidia-smi-q.txt"))
+        keep_output([self.options.binary, "doctor", "--state.path=", *flags], os.path.join(self.out, "doctor.txt"))
+        self.memledger = Memledger(self.options.binary, self.out, flags)
+        self.memledger.start()
+        first = wait_for(lambda: self.memledger.metrics().get("memledger_gpu_info", gpu_uuid=self.uuid,
+                                                              gpu_instance_id=""), 30)
+        if not self.compare_text("the GPU is shown", "yes" if first else "no", "yes"):
+            self.note(f"memledger's log: {text(self.memledger.log_path)[-1500:]}")
+        version = self.memledger.metrics().all("memledger_build_info")
+        self.report.facts["memledger"] = " ".join(version[0][0].values()) if version else "?"
+        self.watch = Watch(self.memledger)
+        self.watch.start()
+
+    def launch(self):
+        """Four PyTorch processes at once: two in one container, one in another, one in none."""
+        a, b = self.cgroups.container(), self.cgroups.container()
+        places = {"first": a, "second": a, "other": b, "host": None}
+        for name, place in places.items():
+            self.workers[name] = Worker(self.python, self.cgroups, place, self.env)
+        for worker in self.workers.values():
+            worker.start()
+        told = self.workers["first"].first
+        self.torch_version = told["version"]
+        self.report.facts.update({"torch": told["version"], "CUDA of torch": told["cuda"]})
+        listed = wait_for(lambda: self.workers["first"].pid in self.smi.processes(self.uuid), 5)
+        self.names_processes = bool(listed) and in_first_pid_namespace()
+        if not listed:
+            self.note("nvidia-smi does not list our processes by the pids that they have here (a sandbox, or another pid "
+                      "namespace): what concerns processes is skipped")
+        elif not in_first_pid_namespace():
+            self.note("not the host's pid namespace: memledger is right to attribute nothing")
+        self.launched = True
+        if not self.names_processes:
+            rows = self.memledger.fresh().all(PROCESS, gpu_uuid=self.uuid)
+            self.compare_text("memledger names no process either", str(len(rows)), "0")
+
+    def needs_processes(self):
+        if not self.names_processes:
+            self.skip("all of it", "the driver names no processes that could be looked up here")
+        return self.names_processes
+
+    def needs_containers(self, name):
+        if self.cgroups.why_not:
+            self.skip(name, f"no cgroups: {self.cgroups.why_not}")
+        return not self.cgroups.why_not
+
+    def of_process(self, metrics, worker):
+        return metrics.get(PROCESS, gpu_uuid=self.uuid, pid=worker.pid)
+
+    def settle(self, worker):
+        """Waits until memledger shows what nvidia-smi shows of a process. Returns both, whether they agree or not."""
+        def look():
+            smi = self.smi.processes(self.uuid).get(worker.pid)
+            metrics = self.memledger.fresh()
+            look.last = (metrics, smi)
+            ours = self.of_process(metrics, worker)
+            return None not in (ours, smi) and abs(ours - smi) <= PROCESS_TOLERANCE
+        wait_for(look, 12 if self.options.stand_in else 8)
+        return look.last
+
+    def compare_process(self, name, worker):
+        metrics, smi = self.settle(worker)
+        self.compare(f"{name}: as nvidia-smi", self.of_process(metrics, worker), smi, PROCESS_TOLERANCE)
+        return self.of_process(metrics, worker)
+
+    # -- the parts ----------------------------------------------------------------------------------------------------
+
+    def known(self):
+        """Known amounts: against nvidia-smi, against torch's reserved, and their growth."""
+        if not self.needs_processes():
+            return
+        worker = self.workers["first"]
+        one = worker.do("alloc", name="one", mib=1024)
+        ours = self.compare_process("1 GiB", worker)
+        if ours is not None:
+            self.between("1 GiB: context beside torch's reserved", ours - one["reserved"], *OVERHEAD)
+        two = worker.do("alloc", name="two", mib=2048)
+        more = self.compare_process("3 GiB", worker)
+        self.compare("growth by 2 GiB, as torch's reserved", more - ours if None not in (more, ours) else None,
+                     two["reserved"] - one["reserved"], PROCESS_TOLERANCE)
+        worker.do("free", name="two")
+        less = self.compare_process("back at 1 GiB", worker)
+        self.compare("falls by 2 GiB", more - less if None not in (more, less) else None, 2048 * MIB, PROCESS_TOLERANCE)
+
+    def devices(self):
+        """The books of the device: against nvidia-smi and against CUDA's own total and free."""
+        told = self.workers["host"].do("tell")
+        smi = next(gpu for gpu in self.smi.gpus() if gpu["uuid"] == self.uuid)
+        metrics = self.memledger.fresh()
+        part = {name: metrics.get(f"memledger_gpu_memory_{name}_bytes", gpu_uuid=self.uuid, gpu_instance_id="")
+                for name in ("total", "used", "free", "reserved")}
+        for name, value in part.items():
+            wanted = self.smi.mib(smi[f"memory.{name}"])
+            if wanted is None:
+                self.skip(f"{name}: as nvidia-smi", f"nvidia-smi says {smi[f'memory.{name}']}")
+            else:
+                self.compare(f"{name}: as nvidia-smi", value, wanted, DEVICE_TOLERANCE)
+        if None not in part.values():
+            self.compare("total = used + free + reserved", part["used"] + part["free"] + part["reserved"],
+                         part["total"], 0)
+        self.compare("total: as CUDA's, which leaves out what is reserved",
+                     part["total"] - (part["reserved"] or 0) if part["total"] else None, told["total"], TOTAL_TOLERANCE)
+        self.compare("free: as CUDA's", part["free"], told["free"], TOTAL_TOLERANCE)
+
+    def two(self):
+        """Two processes of one container, one of another, one of none, on one GPU."""
+        if not self.needs_processes():
+            return
+        for name, mib in (("second", 512), ("other", 768), ("host", 256)):
+            self.workers[name].do("alloc", name="two", mib=mib)
+        for name in ("second", "other", "host"):
+            self.compare_process(name, self.workers[name])
+        metrics = self.memledger.fresh()
+        own = {name: self.of_process(metrics, worker) or 0 for name, worker in self.workers.items()}
+        if self.needs_containers("sums of containers"):
+            a, b = (self.workers[name].container[:12] for name in ("first", "other"))
+            of = lambda family, name: metrics.get(family, gpu_uuid=self.uuid, container_name=name)
+            smi = self.smi.processes(self.uuid)
+            both = sum(smi.get(self.workers[name].pid) or 0 for name in ("first", "second"))
+            self.compare("a container with two processes: as nvidia-smi's sum", of(CONTAINER, a), both,
+                         2 * PROCESS_TOLERANCE)
+            self.compare("that container: sum of its processes", of(CONTAINER, a), own["first"] + own["second"], 0)
+            self.compare("the other container: its one process", of(CONTAINER, b), own["other"], 0)
+            self.compare_text("processes of the containers", str([of("memledger_container_gpu_processes", name)
+                                                                  for name in (a, b)]), "[2.0, 1.0]")
+        else:
+            own["host"] = sum(own.values())
+        ours = sum(value for labels, value in metrics.all(PROCESS, gpu_uuid=self.uuid) if not labels.get("container_name"))
+        self.compare("processes of the host: their sum", metrics.get(HOST, gpu_uuid=self.uuid, gpu_instance_id=""), ours, 0)
+        self.between("processes of the host: ours among them", ours, own["host"], 1 << 50)
+
+    def spike(self):
+        """300 ms at 3 GiB more, which a scrape would miss and the peak must not."""
+        if not self.needs_processes():
+            return
+        worker = self.workers["other"]
+        before = self.settle(worker)[0]
+        # in the dry run longer: other tests keep the machine busy, and a late sample would be no finding
+        told = worker.do("spike", mib=3072, ms=1500 if self.options.stand_in else 300)
+        metrics = self.memledger.fresh()
+        self.note(f"the spike took {told['took_ms']} ms")
+        self.compare("after it, as before it", self.of_process(metrics, worker), self.of_process(before, worker),
+                     PROCESS_TOLERANCE)
+        wanted = (self.of_process(before, worker) or 0) + 3072 * MIB
+        places = {"process": {"pid": worker.pid}, "container": {"container_name": (worker.container or "")[:12]}}
+        for scope, labels in places.items():
+            for kind in ("peak", "recent_peak"):
+                family = f"memledger_{scope}_gpu_memory_{kind}_bytes"
+                if not metrics.has(family):
+                    self.skip(f"{kind} of the {scope}", f"this memledger has no {family}")
+                elif scope == "process" or self.needs_containers(f"{kind} of the {scope}"):
+                    self.compare(f"{kind} of the {scope}", metrics.get(family, gpu_uuid=self.uuid, **labels), wanted,
+                                 PROCESS_TOLERANCE)
+
+    def leak(self):
+        """Eight times 128 MiB more: every step up, none down, the end as torch's reserved."""
+        if not self.needs_processes():
+            return
+        worker, seen = self.workers["second"], []
+        before = self.of_process(self.settle(worker)[0], worker)
+        begin = worker.do("tell")["reserved"]
+        leaking = Background(lambda: worker.do("leak", mib=128, times=8, ms=400))
+        while leaking.is_alive():
+            seen.append(self.of_process(self.memledger.metrics(), worker))
+            time.sleep(0.1)
+        after = self.of_process(self.settle(worker)[0], worker)
+        seen = [value for value in seen if value is not None] + [after or 0]
+        self.compare_text("every reading at least the one before", str(sorted(seen) == seen), "True",
+                          f"{len(set(seen))} different values")
+        self.between("different values seen on the way", len(set(seen)), 4, 64, show=str)
+        self.compare("growth, as torch's reserved", after - before if None not in (after, before) else None,
+                     leaking.result()["reserved"] - begin, PROCESS_TOLERANCE)
+
+    def compute(self):
+        """Five seconds of work: utilisation, where this memledger has it."""
+        families = ["memledger_gpu_utilization_ratio", "memledger_process_gpu_utilization_ratio",
+                    "memledger_container_gpu_utilization_ratio"]
+        most, worker = dict.fromkeys(families), self.workers["first"]
+        working = Background(lambda: worker.do("compute", for_s=5))
+        while working.is_alive():
+            metrics = self.memledger.metrics()
+            container = worker.container[:12] if worker.container else None
+            for family, labels in zip(families, ({"gpu_instance_id": ""}, {"pid": worker.pid},
+                                                 {"container_name": container})):
+                most[family] = max([value for _, value in metrics.all(family, gpu_uuid=self.uuid, **labels)]
+                                   + [most[family] if most[family] is not None else -1])
+            time.sleep(0.2)
+        working.result()
+        metrics = self.memledger.metrics()
+        for family in families:
+            if not metrics.has(family) and most[family] in (None, -1):
+                self.skip(family, "this memledger has no such family, or the driver gives none")
+            else:
+                self.between(f"{family}: the most that was seen", most[family], 0.3, 1.0, show=lambda value: f"{value:.2f}")
+
+    def exhaust(self):
+        """Takes all memory there is, until PyTorch says that there is no more."""
+        if not self.needs_processes():
+            return
+        worker = self.workers["other"]
+        before = self.of_process(self.settle(worker)[0], worker)
+        told = worker.do("exhaust", 90, mib=1024, ms=2000 if self.options.stand_in else 500)
+        self.compare_text("PyTorch ran out of GPU memory", "yes" if told["error"] and "out of memory" in told["error"] else
+                          str(told["error"]), "yes", f"torch had reserved {size(told['at_peak'])}")
+        metrics = self.memledger.fresh()
+        self.compare("afterwards, as before", self.of_process(metrics, worker), before, PROCESS_TOLERANCE)
+        family = "memledger_process_gpu_memory_peak_bytes"
+        if metrics.has(family):
+            self.between("peak: at least what torch had reserved", metrics.get(family, gpu_uuid=self.uuid, pid=worker.pid),
+                         told["at_peak"] - PROCESS_TOLERANCE, told["at_peak"] + OVERHEAD[1])
+        else:
+            self.skip("peak", f"this memledger has no {family}")
+
+    def ends(self):
+        """All processes end: nothing stays behind in the books."""
+        pids = [worker.pid for worker in self.workers.values()]
+        for worker in self.workers.values():
+            worker.finish()
+        def gone():
+            rows = self.memledger.fresh().all(PROCESS, gpu_uuid=self.uuid)
+            return not any(labels["pid"] in map(str, pids) for labels, _ in rows)
+        self.compare_text("no process that has ended is listed", "none" if wait_for(gone, 10) else "some", "none")
+        def back():
+            back.last = self.memledger.fresh().get("memledger_gpu_memory_used_bytes", gpu_uuid=self.uuid, gpu_instance_id="")
+            return back.last is not None and abs(back.last - self.baseline) <= 4 * DEVICE_TOLERANCE
+        wait_for(back, 10)
+        self.compare("used memory of the GPU, as before the check", back.last, self.baseline, 4 * DEVICE_TOLERANCE)
+
+    def closing(self):
+        """What held in every scrape, and what memledger itself cost."""
+        self.report.part = "always"
+        self.watch.stopped.set()
+        self.watch.join(10)
+        watch = self.watch
+        self.compare_text("the books balance in every scrape", (watch.open_books or ["all balance"])[0], "all balance",
+                          f"{watch.scrapes} scrapes, {len(watch.open_books)} with open books")
+        self.compare_text("no sentinel and nothing negative in any scrape", (watch.garbage or ["none"])[0], "none")
+        self.compare_text("the driver answered in every scrape", str(watch.failed), "0", "scrapes without an answer")
+        self.compare_text("every scrape was answered", (watch.errors or ["yes"])[0], "yes")
+        metrics = self.memledger.metrics()
+        with open(os.path.join(self.out, "metrics.prom"), "w") as file:
+            file.write(metrics.text)
+        lived = metrics.get("memledger_snapshot_timestamp_seconds") - metrics.get("process_start_time_seconds")
+        self.note(f"memledger used {100 * metrics.get('process_cpu_seconds_total') / lived:.1f} % of a core over {lived:.0f} s, "
+                  f"scraped 6 times a second; resident {size(metrics.get('process_resident_memory_bytes'))}; the newest reading "
+                  f"of NVML took {1000 * (metrics.get('memledger_collector_duration_seconds', collector='gpu') or 0):.1f} ms")
+        races = metrics.get("memledger_gpu_books_races_total", gpu_uuid=self.uuid, gpu_instance_id="")
+        rest = metrics.get(REST, gpu_uuid=self.uuid, gpu_instance_id="")
+        self.note(f"races of the books: {races}; unattributed at the end: {size(rest)}")
+
+    def run(self):
+        wanted = self.options.only.split(",") if self.options.only else PARTS
+        self.guarded("start", 30, self.start)
+        if self.watch is None:
+            return
+        if set(wanted) & set(PARTS[:-1]):
+            self.guarded("launch", 120, self.launch)
+        for part in [part for part in PARTS[:-1] if part in wanted]:
+            if self.launched:
+                self.guarded(part, 40, getattr(self, part))
+        trees.run(self, wanted)
+        self.guarded("always", 0, self.closing)
+
+    def clean(self):
+        if self.watch:
+            self.watch.stopped.set()
+        Process.end_all()
+        if self.memledger:
+            self.memledger.end()
+        left = self.cgroups.remove()
+        if left:
+            self.note(f"left behind: {left}")
+
+
+def stop(*_):
+    raise SystemExit("stopped by a signal")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("out", "binary"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--nvidia-smi", default="nvidia-smi")
+    for name in ("nvml-library", "stand-in"):
+        parser.add_argument(f"--{name}", default=None)
+    options = parser.parse_args()
+    known = [*PARTS, *(tree[0] for tree in trees.TREES)]
+    unknown = set(options.only.split(",")) - set(known) - {""}
+    if unknown:
+        parser.error(f"--only knows {' '.join(known)}, not {' '.join(unknown)}")
+    if not shutil.which(options.nvidia_smi):
+        sys.exit(f"no {options.nvidia_smi}: this check needs an NVIDIA driver with its tools")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    check = Check(options)
+    try:
+        check.run()
+    except SystemExit as stopped:
+        check.report.add("the check ran to its end", "FAILED", str(stopped))
+    finally:
+        check.clean()
+        path = os.path.join(options.out, "report.md")
+        with open(path, "w") as file:
+            file.write(check.report.text())
+        print(f"{check.report.count('ok')} ok, {check.report.count('FAILED')} failed, "
+              f"{check.report.count('skipped')} skipped: {path}", flush=True)
+    return check.report.status()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

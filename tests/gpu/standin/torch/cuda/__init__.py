@@ -1,0 +1,86 @@
+"""The caching allocator of the stand-in: blocks are kept in steps of 2 MiB until the cache is emptied."""
+import time
+
+import gpu
+
+STEP = 2 * gpu.MIB
+allocated = reserved = most = 0
+started = False
+worked = 0.0
+
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+def init():
+    global started
+    if not started:
+        started = True
+        gpu.hold_until_the_end()
+        gpu.hold(0)
+
+
+def take(size):
+    global allocated, reserved, most
+    init()
+    if not size:
+        return
+    size = -(-size // STEP) * STEP
+    grow = max(0, allocated + size - reserved)
+    if grow > gpu.free():
+        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / (1 << 30):.2f} GiB. GPU 0 is a stand-in")
+    allocated += size
+    if grow:
+        reserved += grow
+        most = max(most, reserved)
+        gpu.hold(reserved)
+
+
+def give(size):
+    global allocated
+    allocated -= -(-size // STEP) * STEP
+
+
+def empty_cache():
+    global reserved
+    if reserved != allocated:
+        reserved = allocated
+        gpu.hold(reserved)
+
+
+def work():
+    global worked
+    if time.monotonic() - worked > 0.1:
+        worked = time.monotonic()
+        gpu.busy(90)
+
+
+def synchronize():
+    if worked:
+        time.sleep(0.1)
+        if time.monotonic() - worked > 0.5:
+            gpu.busy(0)
+
+
+def mem_get_info():
+    memory = gpu.read()["gpus"][0]["memory"]
+    total = memory["total"] - memory["reserved"]
+    return gpu.free(), total - (4096 * gpu.MIB if gpu.LIE == "torch-total" else 0)
+
+
+def memory_allocated():
+    return allocated
+
+
+def memory_reserved():
+    return reserved + (reserved // 10 if gpu.LIE == "torch-growth" else 0)
+
+
+def max_memory_reserved():
+    return most
+
+
+def reset_peak_memory_stats():
+    global most
+    most = reserved

@@ -1,0 +1,320 @@
+//! GPUs of DRM drivers. These hosts were written after the kernel's documentation: none of it was seen on such hardware.
+
+use std::path::Path;
+
+use fake_nvml::{FakeNvml, Process, State};
+
+use super::Host;
+use crate::support::Metrics;
+
+const MIB: f64 = 1048576.0;
+const OF_PROCESS: &str = "memledger_process_gpu_memory_used_bytes";
+const TRAINER: &str = "ce5d6d4195c3";
+const NOTEBOOK: &str = "9f04b65ba7e9";
+
+/// Without NVML, whatever the machine has that runs the test.
+fn no_nvml() -> Vec<String> {
+    vec!["--no-collector.gpu".to_owned(), "--gpu.interval=50ms".to_owned()]
+}
+
+/// GPU, pid and MiB of every process that has a figure.
+fn of_processes(metrics: &Metrics) -> Vec<(String, u32, f64)> {
+    let rows = metrics.all(OF_PROCESS, &[]).into_iter();
+    let row = |(_, labels, bytes): &(String, std::collections::BTreeMap<String, String>, f64)| {
+        (labels["gpu"].clone(), labels["pid"].parse().unwrap(), bytes / MIB)
+    };
+    let mut rows: Vec<_> = rows.map(row).collect();
+    rows.sort_by(|a, b| a.partial_cmp(b).unwrap());
+    rows
+}
+
+/// The books of every GPU that has any: used is what is attributed and the rest.
+fn assert_balanced(metrics: &Metrics) {
+    for (_, labels, used) in metrics.all("memledger_gpu_memory_used_bytes", &[]) {
+        let gpu = [("gpu", labels["gpu"].as_str())];
+        let containers = metrics.sum("memledger_container_gpu_memory_used_bytes", &gpu);
+        let host = metrics.value("memledger_gpu_host_processes_memory_bytes", &gpu);
+        let rest = metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu);
+        assert_eq!(*used, containers + host + rest, "{labels:?}");
+    }
+}
+
+#[test]
+fn a_discrete_amd_gpu_counts_each_client_once_and_shared_buffers_once() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    let metrics = Metrics::parse(&host.text(&no_nvml()));
+    let card = |pid, mib| ("card0".to_owned(), pid, mib);
+    // two descriptors of one client, inherited by two workers, are 6 GiB once; the second client adds 4 MiB
+    let notebook = 1024.0 - 32.0; // less what it shares with the one who shares most
+    assert_eq!(of_processes(&metrics), [card(904, 6148.0), card(949, notebook), card(975, 256.0)]);
+    assert_balanced(&metrics);
+    let gpu = [("gpu", "card0")];
+    assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 284.0 * MIB);
+    assert_eq!(metrics.value("memledger_gpu_books_races_total", &gpu), 0.0);
+    for container in [TRAINER, NOTEBOOK] {
+        let of = [("gpu", "card0"), ("container_name", container)];
+        assert_eq!(metrics.value("memledger_container_gpu_processes", &of), 1.0);
+    }
+    host.compare("drm-amdgpu", &no_nvml());
+}
+
+#[test]
+fn a_gpu_without_memory_of_its_own_has_figures_of_processes_and_no_totals() {
+    let host = Host::unpack("drm-intel", 2);
+    let metrics = Metrics::parse(&host.text(&no_nvml()));
+    let card = |pid, mib| ("card0".to_owned(), pid, mib);
+    assert_eq!(of_processes(&metrics), [card(904, 300.0), card(975, 120.0)]);
+    for part in ["total", "used", "free", "reserved", "unattributed"] {
+        let family = format!("memledger_gpu_memory_{part}_bytes");
+        assert_eq!(metrics.all(&family, &[]), Vec::<&_>::new(), "{family}");
+    }
+    host.compare("drm-intel", &no_nvml());
+}
+
+#[test]
+fn a_card_of_nvidias_driver_is_nvmls_alone_and_other_cards_stand_beside_it() {
+    let host = Host::unpack("drm-mixed", 2);
+    let mut state = State::with_gpus(1);
+    state.gpus[0].memory.used = 3 << 30;
+    state.gpus[0].bus_id = "00000000:01:00.0".into();
+    state.gpus[0].processes = vec![Process::compute(904, Some(2 << 30))];
+    let fake = FakeNvml::install(host.root.path(), &state).unwrap();
+    let flags =
+        [format!("--gpu.nvml-library={}", fake.path().display()), "--gpu.interval=50ms".to_owned()].to_vec();
+    let metrics = Metrics::parse(&host.text(&flags));
+    let row = |gpu: &str, pid, mib| (gpu.to_owned(), pid, mib);
+    assert_eq!(
+        of_processes(&metrics),
+        [row("0", 904, 2048.0), row("card1", 949, 2048.0), row("card1", 975, 64.0)]
+    );
+    let vendors: Vec<_> = metrics
+        .all("memledger_gpu_info", &[])
+        .iter()
+        .map(|(_, labels, _)| labels["vendor"].clone())
+        .collect();
+    assert_eq!(vendors, ["nvidia", "intel"]);
+    assert_eq!(metrics.value("memledger_gpus_visible", &[]), 2.0);
+    assert_balanced(&metrics);
+    host.compare("drm-mixed", &flags);
+}
+
+#[test]
+fn a_host_without_render_nodes_has_no_such_source_and_no_alarm() {
+    let host = Host::unpack("v2-docker", 2);
+    let metrics = Metrics::parse(&host.text(&no_nvml()));
+    assert_eq!(metrics.all("memledger_collector_success", &[("collector", "drm")]), Vec::<&_>::new());
+    assert_eq!(metrics.all("memledger_gpus_visible", &[]), Vec::<&_>::new());
+}
+
+fn rewrite(path: &Path, change: impl Fn(&str) -> String) {
+    let text = std::fs::read_to_string(path).unwrap();
+    let new = path.with_extension("new");
+    std::fs::write(&new, change(&text)).unwrap();
+    std::fs::rename(&new, path).unwrap(); // never half of it
+}
+
+#[test]
+fn when_the_parent_ends_the_client_is_the_oldest_childs() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    let memledger = host.start(&no_nvml());
+    let wait = |pid: u32, mib: f64| {
+        memledger.eventually(&format!("{mib} MiB of {pid}"), |metrics| {
+            match of_processes(metrics).iter().find(|(_, of, _)| *of == pid) {
+                Some((_, _, found)) if *found == mib => Ok(()),
+                found => Err(format!("{found:?}; {}", memledger.log())),
+            }
+        });
+    };
+    wait(904, 6148.0);
+    std::fs::remove_dir_all(host.path("proc/904")).unwrap();
+    wait(917, 6144.0);
+    let metrics = memledger.fresh_metrics();
+    assert_balanced(&metrics);
+    assert!(of_processes(&metrics).iter().all(|(_, pid, _)| *pid != 918), "its sibling counts with nothing");
+}
+
+#[test]
+fn processes_that_hold_more_than_the_device_are_a_race_and_leave_nothing_unattributed() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    let used = host.path("sys/devices/pci0000:00/0000:03:00.0/mem_info_vram_used");
+    rewrite(&used, |_| "1048576\n".to_owned());
+    let memledger = host.start(&no_nvml());
+    let gpu = [("gpu", "card0")];
+    let races = |metrics: &Metrics| match metrics.ask("memledger_gpu_books_races_total", &gpu)? {
+        races if races >= 2.0 => Ok(metrics.clone()),
+        races => Err(format!("{races} races")),
+    };
+    let metrics = memledger.eventually("two races", races);
+    assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 0.0);
+    rewrite(&used, |_| format!("{}\n", 7680_u64 << 20));
+    memledger.eventually("closed books", |metrics| {
+        match metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu) {
+            rest if rest == 284.0 * MIB => Ok(()),
+            rest => Err(format!("{rest} bytes unattributed")),
+        }
+    });
+}
+
+#[test]
+fn a_driver_that_goes_is_a_failure_and_its_families_vanish_until_it_is_back() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    let memledger = host.start(&no_nvml());
+    let is = |up: f64| {
+        memledger.eventually(&format!("collector drm is {up}"), |metrics| {
+            match metrics.get("memledger_collector_success", &[("collector", "drm")]) {
+                Some(value) if value == up => Ok(metrics.clone()),
+                value => Err(format!("{value:?}; {}", memledger.log())),
+            }
+        })
+    };
+    is(1.0);
+    let (class, away) = (host.path("sys/class/drm"), host.path("sys/class/away"));
+    std::fs::rename(&class, &away).unwrap();
+    let metrics = is(0.0);
+    assert_eq!(metrics.all("memledger_gpu_info", &[]), Vec::<&_>::new());
+    assert!(metrics.value("memledger_container_memory_usage_bytes", &[("container_name", TRAINER)]) > 0.0);
+    std::fs::rename(&away, &class).unwrap();
+    assert_eq!(is(1.0).all("memledger_gpu_info", &[]).len(), 1);
+}
+
+#[test]
+fn outside_the_hosts_pid_namespace_no_process_is_named() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    let link = host.path("proc/self/ns/pid");
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink("pid:[4026532999]", &link).unwrap();
+    let memledger = host.start(&no_nvml());
+    memledger.eventually("the GPU", |metrics| metrics.ask("memledger_gpus_visible", &[]));
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(of_processes(&metrics), []);
+    let gpu = [("gpu", "card0")];
+    assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 7680.0 * MIB);
+    assert_eq!(metrics.get("memledger_gpu_host_processes_memory_bytes", &gpu), None, "not known is not zero");
+    assert!(memledger.log().contains("pid namespace"), "{}", memledger.log());
+}
+
+#[test]
+fn work_of_the_engines_is_the_processes_share_and_what_passes_them_by_is_absent() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    let memledger = host.start(&no_nvml());
+    let share = |metrics: &Metrics, pid: &str| {
+        metrics.get("memledger_process_gpu_utilization_ratio", &[("gpu", "card0"), ("pid", pid)])
+    };
+    memledger.eventually("a second reading", |metrics| share(metrics, "949").ok_or_else(|| memledger.log()));
+    let mut busy_ns = 1_000_000_000_u64;
+    memledger.eventually("work", |metrics| {
+        busy_ns += 5_000_000; // it works on and on
+        rewrite(&host.path("proc/949/fdinfo/8"), |text| {
+            let (before, rest) = text.split_once("drm-engine-gfx:\t").unwrap();
+            format!("{before}drm-engine-gfx:\t{busy_ns} ns\n{}", rest.split_once('\n').unwrap().1)
+        });
+        match share(metrics, "949") {
+            Some(busy) if busy > 0.0 && busy <= 1.0 => Ok(()),
+            busy => Err(format!("{busy:?}")),
+        }
+    });
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(share(&metrics, "904"), None, "what it computes through /dev/kfd is not told");
+    assert_eq!(
+        metrics.get("memledger_container_gpu_utilization_ratio", &[("container_name", TRAINER)]),
+        None
+    );
+    assert_eq!(
+        metrics.value("memledger_gpu_utilization_ratio", &[("gpu", "card0")]),
+        0.87,
+        "by its firmware"
+    );
+}
+
+#[test]
+fn processes_that_hold_more_than_there_is_are_not_believed() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    rewrite(&host.path("proc/949/fdinfo/8"), |text| text.replace("1048576 KiB", "26214400 KiB"));
+    let memledger = host.start(&no_nvml());
+    let malformed = [("collector", "drm"), ("reason", "malformed")];
+    memledger.eventually("a fault", |metrics| {
+        match metrics.ask("memledger_read_faults_total", &malformed)? {
+            0.0 => Err("none yet".to_owned()),
+            _ => Ok(()),
+        }
+    });
+    let metrics = memledger.fresh_metrics();
+    let gpu = [("gpu", "card0")];
+    assert_eq!(of_processes(&metrics), []);
+    assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 7680.0 * MIB);
+    assert_eq!(metrics.get("memledger_gpu_host_processes_memory_bytes", &gpu), None, "not known is not zero");
+    assert_eq!(metrics.value("memledger_gpu_books_races_total", &gpu), 0.0);
+}
+
+#[test]
+fn values_that_cannot_be_right_are_absent_and_counted() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    rewrite(&host.path("proc/949/fdinfo/8"), |text| text.replace("1048576 KiB", "18446744073709551615 KiB"));
+    let memledger = host.start(&no_nvml());
+    let malformed = [("collector", "drm"), ("reason", "malformed")];
+    memledger.eventually("a fault", |metrics| {
+        match metrics.ask("memledger_read_faults_total", &malformed)? {
+            0.0 => Err("none yet".to_owned()),
+            _ => Ok(()),
+        }
+    });
+    let metrics = memledger.fresh_metrics();
+    assert!(of_processes(&metrics).iter().all(|(_, pid, _)| *pid != 949), "{:?}", of_processes(&metrics));
+    let of = [("container_name", NOTEBOOK)];
+    assert_eq!(metrics.get("memledger_container_gpu_memory_used_bytes", &of), None);
+    assert!(metrics.series.iter().all(|(_, _, value)| *value < 2f64.powi(62)));
+    assert_balanced(&metrics);
+}
+
+#[test]
+fn without_permission_to_see_other_processes_nothing_is_attributed_and_doctor_says_what_to_set() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    // the real processes of this machine, seen by a user who may look at none but his own
+    std::fs::set_permissions(host.root.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"];
+    let sysfs = format!("--path.sysfs={}", host.path("sys").display());
+    let flags = [
+        &sysfs,
+        "--docker.socket=",
+        "--podman.socket=",
+        "--oom.kernel-log=off",
+        "--state.path=",
+        "--no-collector.gpu",
+    ];
+    if !std::path::Path::new("/proc/self/ns/pid")
+        .read_link()
+        .is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
+    {
+        return crate::support::skip("these tests do not run in the first pid namespace");
+    }
+    let doctor = std::process::Command::new(user[0])
+        .args(&user[1..])
+        .arg(crate::support::binary())
+        .arg("doctor")
+        .args(flags)
+        .output()
+        .expect("setpriv runs");
+    let text = String::from_utf8_lossy(&doctor.stdout);
+    let row = text.lines().skip_while(|line| !line.contains(" DRM ")).take(3).collect::<Vec<_>>().join("\n");
+    assert!(
+        row.contains("MISSING") && row.contains("card0 (amdgpu)") && row.contains("SYS_PTRACE"),
+        "{text}"
+    );
+    let mut all = vec!["--gpu.interval=50ms"];
+    all.extend(flags);
+    let memledger = crate::support::Memledger::start_through(&user, &all);
+    let denied = [("collector", "drm"), ("reason", "permission")];
+    memledger.eventually("faults", |metrics| match metrics.ask("memledger_read_faults_total", &denied)? {
+        0.0 => Err("none yet".to_owned()),
+        _ => Ok(()),
+    });
+    let metrics = memledger.fresh_metrics();
+    let gpu = [("gpu", "card0")];
+    assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 7680.0 * MIB);
+    assert_eq!(metrics.get("memledger_gpu_host_processes_memory_bytes", &gpu), None, "not known is not zero");
+    assert!(memledger.log().contains("CAP_SYS_PTRACE"), "{}", memledger.log());
+    let faults = metrics.value("memledger_read_faults_total", &denied);
+    let later = memledger.fresh_metrics();
+    let new = later.value("memledger_read_faults_total", &denied) - faults;
+    assert!(new < faults, "a process counts once, not at each look: {faults} and then {new} more");
+}
