@@ -26,9 +26,9 @@ pub enum Scope {
     Global,
     /// One container.
     Container,
-    /// One GPU.
+    /// One GPU, or one MIG instance of a GPU: then the instance ids are not empty, and `gpu` and `gpu_uuid` are its GPU's.
     Gpu,
-    /// One container on one GPU.
+    /// One container on one GPU or MIG instance.
     ContainerGpu,
 }
 
@@ -38,10 +38,16 @@ impl Scope {
         match self {
             Scope::Global => &[],
             Scope::Container => &["k8s_namespace_name", "k8s_pod_name", "container_name"],
-            Scope::Gpu => &["gpu", "gpu_uuid"],
-            Scope::ContainerGpu => {
-                &["k8s_namespace_name", "k8s_pod_name", "container_name", "gpu", "gpu_uuid"]
-            }
+            Scope::Gpu => &["gpu", "gpu_uuid", "gpu_instance_id", "compute_instance_id"],
+            Scope::ContainerGpu => &[
+                "k8s_namespace_name",
+                "k8s_pod_name",
+                "container_name",
+                "gpu",
+                "gpu_uuid",
+                "gpu_instance_id",
+                "compute_instance_id",
+            ],
         }
     }
 }
@@ -107,6 +113,8 @@ pub struct Family<S, const N: usize> {
 const CONTAINERS: usize = 2_500;
 const PER_COMPONENT: usize = CONTAINERS * 5;
 const PER_ROLE: usize = CONTAINERS * 3;
+/// Sixteen GPUs with seven MIG instances each.
+const GPUS: usize = 128;
 
 macro_rules! catalog {
     ($($id:ident = $kind:ident $scope:ident $name:literal [$($label:literal),*] max $max:expr, $help:literal;)*) => {
@@ -135,7 +143,7 @@ catalog! {
     BUILD_INFO = Info Global "memledger_build_info" ["version", "revision", "rustversion"] max 1,
         "Version of memledger, revision it was built from, and version of the Rust compiler.";
     COLLECTOR_SUCCESS = Gauge Global "memledger_collector_success" ["collector"] max 32,
-        "1 if the source could be read in the last cycle. 0 if not, though it is configured, was there before, or its device node exists. Absent where the host never had it.";
+        "1 if the source could be read in the last cycle. 0 if not, though it is configured, was there before, or its device node exists. Absent where the host never had it, and for gpu while memledger lets go of the driver. gpu_attribution: 1 if the pids that the GPU driver names are this host's, 0 if they are not or that is not proven; all GPU memory is then unattributed.";
     COLLECTOR_DURATION = Gauge Global "memledger_collector_duration_seconds" ["collector"] max 32,
         "Time of the last read of the source. gpu and pss are read by threads of their own, outside the cycle; pss: of one container.";
     READ_FAULTS = Counter Global "memledger_read_faults_total" ["collector", "reason"] max 128,
@@ -250,32 +258,76 @@ catalog! {
         "Starts of a container of this name after the first that the ledger saw. Unlike the runtime's count it goes on when the container is made anew.";
 
     GPU_INFO = Info Gpu "memledger_gpu_info"
-        ["model", "vendor", "driver_version", "cuda_version", "compute_capability", "cuda_cores", "pci_bus_id"] max 64,
-        "What is known of a GPU.";
+        ["model", "vendor", "driver_version", "cuda_version", "compute_capability", "cuda_cores", "pci_bus_id", "mig_uuid"] max GPUS,
+        "What is known of a GPU, or of a MIG instance, which has a mig_uuid.";
     GPUS_EXPECTED = Gauge Global "memledger_gpus_expected" [] max 1,
-        "The most GPUs seen since memledger's start. Absent where no GPU was ever seen.";
+        "GPUs that should be there: --gpu.expected, else the most that the drivers counted since memledger's start. MIG instances do not count. Absent where no GPU was ever seen.";
     GPUS_VISIBLE = Gauge Global "memledger_gpus_visible" [] max 1,
-        "GPUs that answer now. Absent while the driver does not answer.";
-    GPU_MEMORY_TOTAL = Gauge Gpu "memledger_gpu_memory_total_bytes" [] max 64,
-        "Memory of the GPU, from NVML memory info.";
-    GPU_MEMORY_USED = Gauge Gpu "memledger_gpu_memory_used_bytes" [] max 64,
-        "Used memory of the GPU without what the driver reserves, from NVML memory info v2.";
-    GPU_MEMORY_FREE = Gauge Gpu "memledger_gpu_memory_free_bytes" [] max 64,
-        "Free memory of the GPU, from NVML memory info.";
-    GPU_MEMORY_RESERVED = Gauge Gpu "memledger_gpu_memory_reserved_bytes" [] max 64,
-        "Memory that the driver and firmware keep for themselves, from NVML memory info v2.";
-    GPU_MEMORY_UNATTRIBUTED = Gauge Gpu "memledger_gpu_memory_unattributed_bytes" [] max 64,
-        "Used memory of the GPU less memledger_container_gpu_memory_used_bytes and memledger_gpu_host_processes_memory_bytes. Where the driver does not tell the memory of one of a container's processes, all of the container's is here. Never guessed away, never below 0.";
-    GPU_BOOKS_RACES = Counter Gpu "memledger_gpu_books_races_total" [] max 64,
+        "GPUs that answer now; MIG instances do not count. Absent while the driver does not answer.";
+    GPU_RELEASED = Gauge Global "memledger_gpu_release_remaining_seconds" [] max 1,
+        "How long memledger still leaves the GPU driver alone, as was asked for by SIGUSR1 or POST /-/release-gpu. Absent otherwise.";
+    GPU_MEMORY_TOTAL = Gauge Gpu "memledger_gpu_memory_total_bytes" [] max GPUS,
+        "Memory of the GPU, from NVML memory info. A GPU in MIG mode and its instances are both shown: add up those without gpu_instance_id, or those with one, never both; compute instances of one GPU instance share its memory. Absent on unified memory.";
+    GPU_MEMORY_USED = Gauge Gpu "memledger_gpu_memory_used_bytes" [] max GPUS,
+        "Used memory of the GPU without what the driver tells as reserved, from NVML memory info. Drivers without its second version count what is reserved as used. MIG: see memledger_gpu_memory_total_bytes.";
+    GPU_MEMORY_FREE = Gauge Gpu "memledger_gpu_memory_free_bytes" [] max GPUS,
+        "Free memory of the GPU, from NVML memory info. MIG: see memledger_gpu_memory_total_bytes.";
+    GPU_MEMORY_RESERVED = Gauge Gpu "memledger_gpu_memory_reserved_bytes" [] max GPUS,
+        "Memory that the driver and firmware keep for themselves, from NVML memory info v2. Absent where the driver does not tell it; it is then a part of used, and unattributed. MIG: see memledger_gpu_memory_total_bytes.";
+    GPU_MEMORY_UNATTRIBUTED = Gauge Gpu "memledger_gpu_memory_unattributed_bytes" [] max GPUS,
+        "Used memory of the GPU less memledger_container_gpu_memory_used_bytes and memledger_gpu_host_processes_memory_bytes; of a GPU in MIG mode, less those of all its instances. Where the driver does not tell the memory of one of a container's processes, all of the container's is here. Never guessed away, never below 0.";
+    GPU_MEMORY_PEAK = Gauge Gpu "memledger_gpu_memory_peak_bytes" [] max GPUS,
+        "Highest sample of memledger_gpu_memory_used_bytes since memledger's start, sampled every --gpu.sample-interval.";
+    GPU_MEMORY_RECENT_PEAK = Gauge Gpu "memledger_gpu_memory_recent_peak_bytes" [] max GPUS,
+        "Highest sample of memledger_gpu_memory_used_bytes in the last minute, sampled every --gpu.sample-interval.";
+    GPU_BOOKS_RACES = Counter Gpu "memledger_gpu_books_races_total" [] max GPUS,
         "Readings whose processes held more than the device's used memory even when read again twice.";
-    GPU_HOST_PROCESSES = Gauge Gpu "memledger_gpu_host_processes_memory_bytes" [] max 64,
-        "GPU memory of processes outside the containers that memledger shows.";
+    GPU_HOST_PROCESSES = Gauge Gpu "memledger_gpu_host_processes_memory_bytes" [] max GPUS,
+        "GPU memory of processes outside the containers that memledger shows. On a GPU in MIG mode with its instances only. Absent where a process of the host does not tell its memory, or pids are not believed.";
+    GPU_UTILIZATION = Gauge Gpu "memledger_gpu_utilization_ratio" [] max GPUS,
+        "Share of the driver's last sample period in which a kernel ran, from NVML utilization rates. It says nothing of how much of the GPU the kernel used. Absent in MIG mode.";
+    GPU_MEMORY_UTILIZATION = Gauge Gpu "memledger_gpu_memory_utilization_ratio" [] max GPUS,
+        "Share of the driver's last sample period in which device memory was read or written. Not how full it is. Absent in MIG mode.";
+    GPU_POWER = Gauge Gpu "memledger_gpu_power_watts" [] max GPUS,
+        "Power that the board draws, from NVML.";
+    GPU_ENERGY = Counter Gpu "memledger_gpu_energy_joules_total" [] max GPUS,
+        "Energy since the driver was loaded, from NVML.";
+    GPU_TEMPERATURE = Gauge Gpu "memledger_gpu_temperature_celsius" [] max GPUS,
+        "Temperature of the die, from NVML.";
+    GPU_THROTTLE = Counter Gpu "memledger_gpu_throttle_seconds_total" ["reason"] max GPUS * 6,
+        "Time under a reason that lowers clocks: sw_power_cap, hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake. Measured by samples: a reason that holds in a reading counts for the time since the reading before. Since memledger's start.";
+    GPU_ECC_ERRORS = Counter Gpu "memledger_gpu_ecc_errors_total" ["kind"] max GPUS * 2,
+        "ECC errors over the device's life, corrected and uncorrected, from NVML's aggregate counters. Absent without ECC.";
+    GPU_REMAPPED_ROWS = Gauge Gpu "memledger_gpu_remapped_rows" ["kind"] max GPUS * 4,
+        "Rows of memory that were remapped: correctable, uncorrectable; and 1 if one is pending (until a reset), 1 if a remapping failed (failure). Ampere and later.";
+    GPU_RETIRED_PAGES = Gauge Gpu "memledger_gpu_retired_pages" ["kind"] max GPUS * 3,
+        "Pages of memory that were retired: single_bit, double_bit; and 1 if one is pending (until a reboot). Before Ampere.";
+    GPU_PCIE_REPLAYS = Counter Gpu "memledger_gpu_pcie_replays_total" [] max GPUS,
+        "Replays on the PCIe link since the driver was loaded, from NVML.";
+    GPU_NVLINK_ERRORS = Counter Gpu "memledger_gpu_nvlink_errors_total" ["kind"] max GPUS * 5,
+        "Errors over all NVLinks of the GPU by kind: crc_flit, crc_data, replay, recovery, ecc_data. Absent without NVLink, and for kinds that the driver does not tell.";
+    GPU_XID_ERRORS = Counter Gpu "memledger_gpu_xid_errors_total" ["xid"] max GPUS * 32,
+        "Xids, errors that the driver reports of a GPU, since memledger's start, from NVML events. 13, 31, 43, 45, 48, 63, 64, 74, 79, 94, 95 and 119 are born at 0. When several come within --gpu.sample-interval, NVML calls all of them by the newest one's number.";
+    GPU_LAST_XID = Gauge Gpu "memledger_gpu_last_xid_timestamp_seconds" ["xid"] max GPUS * 32,
+        "Unix time of the last Xid of this number. Absent until the first since memledger's start.";
     CONTAINER_GPU_MEMORY = Gauge ContainerGpu "memledger_container_gpu_memory_used_bytes" [] max 4_096,
-        "GPU memory of the container's processes, from NVML's process lists.";
+        "GPU memory of the container's processes, from NVML's process lists. What a MIG instance holds stands with the instance, not with its GPU too: this adds up.";
+    CONTAINER_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_container_gpu_memory_peak_bytes" [] max 4_096,
+        "Highest memledger_container_gpu_memory_used_bytes since the container's start, or since memledger's if that was later: the most that its processes held at one time, sampled every --gpu.sample-interval, and at least the driver's own maximum of each of them where accounting mode is on. Outlives the processes; kept as long as memledger_container_info.";
+    CONTAINER_GPU_MEMORY_RECENT_PEAK = Gauge ContainerGpu "memledger_container_gpu_memory_recent_peak_bytes" [] max 4_096,
+        "Highest memledger_container_gpu_memory_used_bytes in the last minute, sampled every --gpu.sample-interval.";
     CONTAINER_GPU_PROCESSES = Gauge ContainerGpu "memledger_container_gpu_processes" [] max 4_096,
         "Processes of the container that hold a context on the GPU.";
+    CONTAINER_GPU_UTILIZATION = Gauge ContainerGpu "memledger_container_gpu_utilization_ratio" [] max 4_096,
+        "Share of the GPU's time in which a kernel of the container ran, the sum over its processes, from NVML's process samples since the reading before. A process without samples was idle. Absent where the driver gives none, as in MIG mode.";
     PROCESS_GPU_MEMORY = Gauge ContainerGpu "memledger_process_gpu_memory_used_bytes" ["pid", "process", "role"] max 256,
         "GPU memory of one process, from NVML's process lists. Processes of the host have no container_name.";
+    PROCESS_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_process_gpu_memory_peak_bytes" ["pid", "process", "role"] max 256,
+        "Highest memledger_process_gpu_memory_used_bytes of the process, sampled every --gpu.sample-interval; where accounting mode is on, the driver's own exact maximum.";
+    PROCESS_GPU_MEMORY_RECENT_PEAK = Gauge ContainerGpu "memledger_process_gpu_memory_recent_peak_bytes" ["pid", "process", "role"] max 256,
+        "Highest memledger_process_gpu_memory_used_bytes of the process in the last minute, sampled every --gpu.sample-interval.";
+    PROCESS_GPU_UTILIZATION = Gauge ContainerGpu "memledger_process_gpu_utilization_ratio" ["pid", "process", "role"] max 256,
+        "Share of the GPU's time in which a kernel of the process ran. Source and absence as of memledger_container_gpu_utilization_ratio.";
 }
 
 impl Id {
@@ -286,7 +338,7 @@ impl Id {
 }
 
 /// Endings that say what a number is: a base unit, a count of things, a point in time.
-const ENDINGS: [&str; 15] = [
+const ENDINGS: [&str; 17] = [
     "_bytes",
     "_seconds",
     "_ratio",
@@ -302,6 +354,8 @@ const ENDINGS: [&str; 15] = [
     "_containers",
     "_expected",
     "_exit_code",
+    "_rows",
+    "_pages",
 ];
 
 const fn ends_with(text: &str, end: &str) -> bool {

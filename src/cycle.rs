@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::attribute::attribute;
 use crate::catalog::*;
 use crate::clock::Moment;
+use crate::collect::gpu::Control;
 use crate::collect::{self, Collector, Context, Faults, Outcome, Output, Readings};
 use crate::config::Config;
 use crate::discover::{Hierarchy, Link, Registry, Source};
@@ -35,11 +36,13 @@ pub struct Sampler {
     dropped: Dropped,
     room: (usize, usize),
     skipped: u64,
+    control: Arc<Control>,
 }
 
 impl Sampler {
-    /// A sampler over these runtimes, which meets the ledger's thread at this desk.
-    pub fn new(config: &Config, sources: Vec<Arc<Source>>, desk: Arc<Desk>) -> Self {
+    /// A sampler over these runtimes, which meets the ledger's thread at this desk, and whose GPU collector is reached by this
+    /// control.
+    pub fn new(config: &Config, sources: Vec<Arc<Source>>, desk: Arc<Desk>, control: &Arc<Control>) -> Self {
         let hierarchy = match Hierarchy::detect(&config.roots) {
             Ok(hierarchy) => Some(hierarchy),
             Err(error) => {
@@ -52,13 +55,14 @@ impl Sampler {
             registry: Registry::new(config.filter.clone(), sources.clone(), hierarchy.as_ref()),
             hierarchy,
             sources,
-            collectors: collect::all(config),
+            collectors: collect::all(config, control),
             readings: Readings::default(),
             faults: Faults::default(),
-            ledger: Ledger::new(config.keep_ended, desk),
+            ledger: Ledger::new(config.keep_ended, config.gpu.expected, desk),
             dropped: Dropped::new(),
             room: (0, 0),
             skipped: 0,
+            control: Arc::clone(control),
         }
     }
 
@@ -90,8 +94,7 @@ impl Sampler {
         let mut containers = inventory.containers.clone();
         let running = containers.len();
         containers.extend(ended);
-        let gpus =
-            self.readings.gpu.iter().flat_map(|gpu| &gpu.devices).map(|d| Arc::clone(&d.identity)).collect();
+        let gpus = self.readings.gpu_devices().map(|(_, device)| Arc::clone(&device.identity)).collect();
         write_runtimes(&inventory, &mut series);
         self.write_self(now, &mut series);
         finish(&mut series, &mut self.dropped);
@@ -120,6 +123,9 @@ impl Sampler {
         ];
         series.global(BUILD_INFO, labels, 1.0);
         series.global(CYCLES_SKIPPED, [], self.skipped as f64);
+        if let Some(rest) = self.control.remaining(began) {
+            series.global(GPU_RELEASED, [], rest.as_secs_f64());
+        }
         let now = Moment::now();
         series.global(CYCLE_DURATION, [], now.since(began).as_secs_f64());
         series.global(SNAPSHOT_TIMESTAMP, [], now.unix_seconds());

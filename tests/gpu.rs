@@ -2,7 +2,12 @@
 //!
 //! `tests/fake-nvml` is that library. It knows what NVIDIA documents, not how a given driver misbehaves beyond that.
 
+mod drivers;
 mod faults;
+mod health;
+mod letting_go;
+mod mig;
+mod peaks;
 
 use std::process::{Command, Stdio};
 
@@ -10,6 +15,7 @@ use fake_nvml::{FakeNvml, Process, State, Step};
 use serde_json::json;
 
 use crate::support::cgroups::TestCgroup;
+use crate::support::metrics::Labels;
 use crate::support::python::Python;
 use crate::support::{Memledger, Metrics};
 
@@ -79,14 +85,33 @@ fn process_in(cgroup: &TestCgroup) -> Python {
     python
 }
 
-/// Fails unless the books of every GPU close: the parts of total, and the parts of used.
+/// A label of a series, empty where it is left out.
+fn label<'a>(labels: &'a Labels, name: &str) -> &'a str {
+    labels.get(name).map_or("", String::as_str)
+}
+
+/// Fails unless the books of every GPU and MIG instance close: the parts of total, and the parts of used.
 fn assert_balanced(metrics: &Metrics) {
+    const IDS: [&str; 3] = ["gpu", "gpu_instance_id", "compute_instance_id"];
     for (_, labels, used) in metrics.all(USED, &[]) {
-        let gpu = [("gpu", labels["gpu"].as_str())];
-        let value = |family: &str| metrics.value(&format!("memledger_gpu_memory_{family}_bytes"), &gpu);
-        assert_eq!(value("total"), used + value("free") + value("reserved"), "{labels:?}");
-        let attributed = metrics.sum(OF_CONTAINER, &gpu) + metrics.sum(HOST, &gpu);
-        assert_eq!(*used, attributed + value("unattributed"), "{labels:?}");
+        let of_device = |family: &str| {
+            let family = format!("memledger_gpu_memory_{family}_bytes");
+            let mut found = metrics.all(&family, &[]).into_iter();
+            found
+                .find(|(_, other, _)| IDS.iter().all(|id| label(other, id) == label(labels, id)))
+                .map(|row| row.2)
+        };
+        let parts = used + of_device("free").unwrap() + of_device("reserved").unwrap_or(0.0);
+        assert_eq!(of_device("total").unwrap(), parts, "{labels:?}");
+        // what its instances hold is the GPU's too, and compute instances of one GPU instance share its memory
+        let instance = label(labels, "gpu_instance_id");
+        let within = |other: &Labels| {
+            label(other, "gpu") == label(labels, "gpu")
+                && (instance.is_empty() || label(other, "gpu_instance_id") == instance)
+        };
+        let of = |family| metrics.all(family, &[]).into_iter().filter(|row| within(&row.1));
+        let attributed: f64 = of(OF_CONTAINER).chain(of(HOST)).map(|row| row.2).sum();
+        assert_eq!(*used, attributed + of_device("unattributed").unwrap(), "{labels:?}");
     }
 }
 
@@ -96,6 +121,7 @@ fn assert_plausible(metrics: &Metrics, total: u64) {
         assert!(*value < 2f64.powi(62), "{family} {labels:?} is {value}");
         let of_gpu = labels.contains_key("gpu") && family.ends_with("_bytes");
         assert!(!of_gpu || (*value >= 0.0 && *value <= total as f64), "{family} {labels:?} is {value}");
+        assert!(!family.ends_with("_ratio") || (0.0..=1.0).contains(value), "{family} {labels:?} is {value}");
     }
 }
 
@@ -274,7 +300,10 @@ fn race(first_readings: usize) -> (Metrics, std::collections::BTreeMap<String, u
     steps.push(Step::new(0, json!({})));
     state.script.insert(MEMORY_INFO.into(), steps);
     let driver = Driver::new(&state);
-    let memledger = driver.memledger_with(&[&container], &["--gpu.interval=1h", "--gpu.deadline=1h"]);
+    let memledger = driver.memledger_with(
+        &[&container],
+        &["--gpu.interval=1h", "--gpu.deadline=1h", "--gpu.sample-interval=0s"],
+    );
     memledger.eventually("the first reading", |metrics| metrics.ask(USED, &[]));
     (memledger.fresh_metrics(), driver.fake.calls().unwrap())
 }

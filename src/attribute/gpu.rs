@@ -1,15 +1,19 @@
 //! GPU processes to containers, and the books of each GPU.
 //!
-//! used = processes of containers + processes of the host + unattributed, in every cycle.
+//! used = processes of containers + processes of the host + unattributed, in every cycle, for each GPU and each MIG
+//! instance. What an instance's processes hold is a part of the GPU's used memory too, but is written once, for the
+//! instance.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::Attributed;
+use super::Attributed as Member;
 use crate::catalog::*;
-use crate::collect::gpu::{Device, GpuProcess};
+use crate::clock::Moment;
+use crate::collect::gpu::{Device, GpuProcess, Owner, Pids, Sample, Sampled};
 use crate::collect::process::Process;
 use crate::collect::{Context, Readings};
+use crate::discover::ContainerId;
 use crate::parse::container_id;
 use crate::series::{Label, NONE, Series};
 
@@ -35,20 +39,21 @@ impl<'a> Index<'a> {
         Self { by_pid, by_id: containers.map(|(number, c)| (c.id.as_str(), number as u32)).collect() }
     }
 
-    /// First by the list of the container's own processes, then by the cgroup of the process: the lists are older or
-    /// younger than the driver's answer.
     fn whose(&self, process: &GpuProcess) -> Whose {
         let Some(owner) = &process.owner else { return Whose::Unknown };
-        match self.by_pid.get(&process.pid) {
-            Some((start_ticks, number)) if *start_ticks == owner.start_ticks => {
-                return Whose::Container(*number);
+        self.container(process.pid, owner).map_or(Whose::Host, Whose::Container)
+    }
+
+    /// First by the list of the container's own processes, then by the cgroup of the process: the lists are older or
+    /// younger than the driver's answer.
+    fn container(&self, pid: u32, owner: &Owner) -> Option<u32> {
+        match self.by_pid.get(&pid) {
+            Some((start_ticks, number)) if *start_ticks == owner.start_ticks => Some(*number),
+            _ => {
+                let ids = container_id::in_path(&owner.cgroup);
+                ids.filter_map(|found| self.by_id.get(found.id)).last().copied()
             }
-            _ => {}
         }
-        let ids = container_id::in_path(&owner.cgroup);
-        ids.filter_map(|found| self.by_id.get(found.id))
-            .last()
-            .map_or(Whose::Host, |number| Whose::Container(*number))
     }
 }
 
@@ -63,9 +68,7 @@ pub fn key(process: &Process) -> (u32, u64) {
 /// Who holds a GPU context.
 pub fn holders(readings: &Readings) -> Holders {
     let mut holders = Holders::new();
-    for process in
-        readings.gpu.iter().flat_map(|gpu| &gpu.devices).filter_map(|d| d.processes.as_ref()).flatten()
-    {
+    for process in readings.gpu_devices().filter_map(|(_, device)| device.processes.as_ref()).flatten() {
         if let Some(owner) = &process.owner {
             // a sum of which the driver does not tell a part is absent
             let add = |sum: &mut Option<u64>| *sum = sum.zip(process.used).map(|(sum, used)| sum + used);
@@ -75,74 +78,169 @@ pub fn holders(readings: &Readings) -> Holders {
     holders
 }
 
-/// Writes everything that needs a GPU process to be somebody's. Returns the GPUs whose books did not close.
+/// What follows from the GPU readings, for the ledger.
+#[derive(Debug, Default)]
+pub struct Attributed {
+    /// Keys of devices whose books did not close in this reading.
+    pub raced: Vec<Arc<str>>,
+    /// Processes on the devices of the newest readings, those that hold most first.
+    pub processes: Vec<OnGpu>,
+    /// What was held since the cycle before.
+    pub held: Vec<Held>,
+}
+
+/// One process on one device.
+#[derive(Clone, Debug)]
+pub struct OnGpu {
+    /// Number of its container, or [`NONE`].
+    pub container: u32,
+    /// Number of the device.
+    pub gpu: u32,
+    /// Key of the device.
+    pub device: Arc<str>,
+    /// Pid and start time.
+    pub who: (u32, u64),
+    /// The labels of its rows.
+    pub labels: [Label; 3],
+    /// Memory, if it is told.
+    pub used: Option<u64>,
+    /// The driver's own maximum.
+    pub driver_peak: Option<u64>,
+    /// Share of the time in which one of its kernels ran.
+    pub busy: Option<f64>,
+}
+
+/// What was held on one device at one moment.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// When.
+    pub at: Moment,
+    /// Key of the device.
+    pub device: Arc<str>,
+    /// Used memory of the device.
+    pub used: Option<u64>,
+    /// What the processes of a container held together, also of one that has ended since. None of which a part is not
+    /// told.
+    pub containers: HashMap<ContainerId, u64>,
+    /// What processes held, by pid and start time.
+    pub processes: Vec<((u32, u64), u64)>,
+}
+
+/// Writes everything that needs a GPU process to be somebody's.
 pub fn write(
     context: &Context<'_>,
     readings: &Readings,
-    processes: &[Attributed],
+    members: &[Member],
     series: &mut Series,
-) -> Vec<Arc<str>> {
-    let Some(reading) = &readings.gpu else { return vec![] };
+) -> Attributed {
+    let mut all = Attributed::default();
+    if readings.gpus.is_empty() {
+        return all;
+    }
     let index = Index::of(context, readings);
-    let roles: HashMap<u32, &Attributed> = processes.iter().map(|process| (process.pid, process)).collect();
-    let mut single = Vec::new();
-    let mut raced = Vec::new();
-    for (gpu, device) in reading.devices.iter().enumerate() {
+    all.held = readings.gpu_samples.iter().flat_map(|sample| held(sample, context, &index)).collect();
+    let mut first = 0;
+    for reading in &readings.gpus {
         // where no pid can be looked up, nothing is known of the host's processes either
-        let host = reading.pids_are_the_hosts.then_some(0);
-        write_device(gpu as u32, device, host, &index, series, &mut single);
-        if device.raced {
-            raced.push(Arc::clone(&device.identity.uuid));
-        }
+        let host = (reading.pids == Pids::Proven).then_some(0);
+        write_books(first, &reading.devices, host, &index, series, &mut all);
+        first += reading.devices.len() as u32;
     }
-    single.sort_by_key(|(bytes, ..)| std::cmp::Reverse(*bytes)); // the family has a cap: the largest stay
-    for (bytes, gpu, container, process) in single {
-        let comm = process.owner.as_ref().map_or_else(|| "".into(), |owner| Arc::clone(&owner.comm));
-        let role = roles.get(&process.pid).filter(|_| container != NONE).map_or("", |p| p.role.label());
-        let labels = [Label::Number(u64::from(process.pid)), Label::Text(comm), role.into()];
-        series.container_gpu(PROCESS_GPU_MEMORY, container, gpu, labels, bytes as f64);
-    }
-    raced
+    write_processes(members, series, &mut all);
+    all
 }
 
-/// One process's bytes, GPU, container, and itself.
-type Single<'a> = (u64, u32, u32, &'a GpuProcess);
+fn held(sample: &Sample, context: &Context<'_>, index: &Index<'_>) -> Vec<Held> {
+    let container = |pid: u32, owner: &Owner| match index.container(pid, owner) {
+        Some(number) => Some(context.inventory.containers[number as usize].id.clone()),
+        // it may have ended since, or not be known yet
+        None => container_id::in_path(&owner.cgroup).next().map(|found| ContainerId::new(found.id)),
+    };
+    let of_device = |sampled: &Sampled| {
+        let mut containers = HashMap::new();
+        let mut processes = Vec::with_capacity(sampled.holders.len());
+        for (pid, owner, used) in &sampled.holders {
+            processes.push(((*pid, owner.start_ticks), *used));
+            if let Some(id) = container(*pid, owner) {
+                *containers.entry(id).or_insert(0) += used;
+            }
+        }
+        for (pid, owner) in &sampled.silent {
+            container(*pid, owner).map(|id| containers.remove(&id));
+        }
+        let device = Arc::clone(sampled.identity.key());
+        Held { at: sample.at, device, used: sampled.used, containers, processes }
+    };
+    sample.devices.iter().map(of_device).collect()
+}
 
-fn write_device<'a>(
+/// The books of all devices of one reading.
+fn write_books(
+    first: u32,
+    devices: &[Device],
+    host: Option<u64>,
+    index: &Index<'_>,
+    series: &mut Series,
+    all: &mut Attributed,
+) {
+    let numbered = || (first..).zip(devices);
+    let attributed: Vec<u64> =
+        numbered().map(|(gpu, device)| write_holders(gpu, device, host, index, series, all)).collect();
+    for (gpu, device) in numbered() {
+        if device.raced {
+            all.raced.push(Arc::clone(device.identity.key()));
+        }
+        if let Some(used) = device.memory.used {
+            let within = std::iter::zip(devices, &attributed).filter(|(other, _)| device.contains(other));
+            let attributed: u64 = within.map(|(_, bytes)| bytes).sum();
+            series.gpu(GPU_MEMORY_UNATTRIBUTED, gpu, [], used.saturating_sub(attributed) as f64);
+        }
+    }
+}
+
+/// What a container holds on one device.
+struct Share {
+    processes: u64,
+    bytes: Option<u64>,
+    busy: Option<f64>,
+}
+
+/// Writes who holds memory of one device. Returns how much of it was attributed.
+fn write_holders(
     gpu: u32,
-    device: &'a Device,
+    device: &Device,
     mut host: Option<u64>,
     index: &Index<'_>,
     series: &mut Series,
-    single: &mut Vec<Single<'a>>,
-) {
-    let mut held: HashMap<u32, (u64, u64, bool)> = HashMap::new(); // container: processes, bytes, all bytes known
-    let mut attributed = 0;
+    all: &mut Attributed,
+) -> u64 {
+    let mut shares: HashMap<u32, Share> = HashMap::new();
     for process in device.processes.iter().flatten() {
-        let whose = index.whose(process);
-        let bytes = process.used.filter(|_| whose != Whose::Unknown);
-        let container = match whose {
+        let container = match index.whose(process) {
             Whose::Unknown => continue,
             Whose::Host => {
-                host = host.zip(bytes).map(|(sum, bytes)| sum + bytes);
+                host = host.zip(process.used).map(|(sum, bytes)| sum + bytes);
                 NONE
             }
             Whose::Container(number) => {
-                let entry = held.entry(number).or_insert((0, 0, true));
-                entry.0 += 1;
-                entry.1 += bytes.into_iter().sum::<u64>();
-                entry.2 &= bytes.is_some();
+                let share = Share { processes: 0, bytes: Some(0), busy: Some(0.0) };
+                let share = shares.entry(number).or_insert(share);
+                share.processes += 1;
+                // a sum of which a part is not told is absent
+                share.bytes = share.bytes.zip(process.used).map(|(sum, bytes)| sum + bytes);
+                share.busy = share.busy.zip(process.busy).map(|(sum, busy)| sum + busy);
                 number
             }
         };
-        if let Some(bytes) = bytes {
-            single.push((bytes, gpu, container, process));
-        }
+        all.processes.push(on_gpu(container, gpu, device, process));
     }
-    for (container, (count, bytes, known)) in held {
-        series.container_gpu(CONTAINER_GPU_PROCESSES, container, gpu, [], count as f64);
-        // a sum of which a part is not told is absent, and then none of it is attributed
-        if known {
+    let mut attributed = 0;
+    for (container, share) in shares {
+        series.container_gpu(CONTAINER_GPU_PROCESSES, container, gpu, [], share.processes as f64);
+        if let Some(busy) = share.busy {
+            series.container_gpu(CONTAINER_GPU_UTILIZATION, container, gpu, [], busy);
+        }
+        if let Some(bytes) = share.bytes {
             series.container_gpu(CONTAINER_GPU_MEMORY, container, gpu, [], bytes as f64);
             attributed += bytes;
         }
@@ -151,8 +249,43 @@ fn write_device<'a>(
         series.gpu(GPU_HOST_PROCESSES, gpu, [], host as f64);
         attributed += host;
     }
-    if let Some(memory) = device.memory {
-        series.gpu(GPU_MEMORY_UNATTRIBUTED, gpu, [], memory.used.saturating_sub(attributed) as f64);
+    attributed
+}
+
+fn on_gpu(container: u32, gpu: u32, device: &Device, process: &GpuProcess) -> OnGpu {
+    let (start_ticks, comm) = process
+        .owner
+        .as_ref()
+        .map_or((0, Label::Fixed("")), |owner| (owner.start_ticks, (&owner.comm).into()));
+    OnGpu {
+        container,
+        gpu,
+        device: Arc::clone(device.identity.key()),
+        who: (process.pid, start_ticks),
+        labels: [Label::Number(u64::from(process.pid)), comm, "".into()],
+        used: process.used,
+        driver_peak: process.driver_peak,
+        busy: process.busy,
+    }
+}
+
+/// Writes one row per process, the largest first: the families have a cap.
+fn write_processes(members: &[Member], series: &mut Series, all: &mut Attributed) {
+    let roles: HashMap<u32, &Member> = members.iter().map(|process| (process.pid, process)).collect();
+    all.processes.sort_by_key(|process| std::cmp::Reverse(process.used));
+    for process in &mut all.processes {
+        if process.container != NONE
+            && let Some(member) = roles.get(&process.who.0)
+        {
+            process.labels[2] = member.role.label().into();
+        }
+        let (container, gpu) = (process.container, process.gpu);
+        if let Some(used) = process.used {
+            series.container_gpu(PROCESS_GPU_MEMORY, container, gpu, process.labels.clone(), used as f64);
+        }
+        if let Some(busy) = process.busy {
+            series.container_gpu(PROCESS_GPU_UTILIZATION, container, gpu, process.labels.clone(), busy);
+        }
     }
 }
 
@@ -160,7 +293,7 @@ fn write_device<'a>(
 mod tests {
     use super::*;
     use crate::clock::Moment;
-    use crate::collect::gpu::{Identity, Memory, Owner, Reading};
+    use crate::collect::gpu::{Identity, Memory, Reading};
     use proptest::prelude::*;
 
     const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
@@ -174,16 +307,17 @@ mod tests {
         };
         for (second, sum) in [(Some(5), Some(15)), (None, None)] {
             let reading = Reading {
+                source: "gpu",
                 at: Moment::now(),
                 took: std::time::Duration::ZERO,
                 driver_version: None,
                 cuda_version: None,
                 counted: 2,
                 devices: gpus(second),
-                pids_are_the_hosts: true,
+                pids: Pids::Proven,
                 faults: vec![],
             };
-            let readings = Readings { gpu: Some(Arc::new(reading)), ..Readings::default() };
+            let readings = Readings { gpus: vec![Arc::new(reading)], ..Readings::default() };
             assert_eq!(holders(&readings), Holders::from([((7, 7), sum)]));
         }
     }
@@ -194,31 +328,24 @@ mod tests {
             0 => format!("/docker/{A}"),
             1 => format!("/kubepods/pod/{B}/below"),
             2 => "/system.slice/display.service".to_owned(),
-            _ => return GpuProcess { pid, used, owner: None },
+            _ => return GpuProcess::new(pid, used),
         };
         let owner = Owner { start_ticks: u64::from(pid), comm: "python".into(), cgroup: cgroup.into() };
-        GpuProcess { pid, used, owner: Some(owner) }
+        GpuProcess { owner: Some(owner), ..GpuProcess::new(pid, used) }
     }
 
     fn device(used: u64, processes: Option<Vec<GpuProcess>>) -> Device {
-        let text = || Arc::<str>::from("");
-        let identity = Identity {
-            index: "0".into(),
-            uuid: "GPU-0".into(),
-            model: text(),
-            pci_bus_id: text(),
-            compute_capability: text(),
-            cuda_cores: text(),
-        };
-        let memory = Memory { total: used + 10, used, free: 10, reserved: 0 };
-        Device { identity: Arc::new(identity), memory: Some(memory), processes, raced: false }
+        let identity = Identity { index: "0".into(), uuid: "GPU-0".into(), ..Identity::default() };
+        let memory = Memory { total: Some(used + 10), used: Some(used), free: Some(10), reserved: Some(0) };
+        Device { memory, processes, ..Device::new(Arc::new(identity)) }
     }
 
     fn written(device: &Device) -> Vec<(Id, u64)> {
         // the lists of processes know pid 1 alone, as one of the container B
         let index = Index { by_pid: HashMap::from([(1, (1, 1))]), by_id: HashMap::from([(A, 0), (B, 1)]) };
-        let (mut series, mut single) = (Series::default(), Vec::new());
-        write_device(0, device, Some(0), &index, &mut series, &mut single);
+        let mut series = Series::default();
+        let devices = std::slice::from_ref(device);
+        write_books(0, devices, Some(0), &index, &mut series, &mut Attributed::default());
         series.rows().iter().map(|row| (row.family, row.value as u64)).collect()
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Everything here is a function of the cycle's readings; nothing is read and nothing is remembered.
 
-mod gpu;
+pub mod gpu;
 pub mod roles;
 
 use std::sync::Arc;
@@ -37,8 +37,8 @@ pub struct Attributed {
 pub struct Attribution {
     /// All processes of containers.
     pub processes: Vec<Attributed>,
-    /// UUIDs of GPUs whose books did not close in this reading.
-    pub raced: Vec<Arc<str>>,
+    /// What follows from the GPU readings.
+    pub gpus: gpu::Attributed,
 }
 
 /// Attributes one cycle's readings and writes the samples that follow.
@@ -52,8 +52,8 @@ pub fn attribute(context: &Context<'_>, readings: &Readings, series: &mut Series
             by_role(context, readings, number, &processes[from..], series);
         }
     }
-    let raced = gpu::write(context, readings, &processes, series);
-    Attribution { processes, raced }
+    let gpus = gpu::write(context, readings, &processes, series);
+    Attribution { processes, gpus }
 }
 
 fn roles_of(

@@ -7,7 +7,7 @@ use crate::config::Config;
 
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let checks = runtime.block_on(report::examine(&config, report::Look::Full));
+    let checks = runtime.block_on(report::examine(&config, report::Look::Full, None));
     print!("{}", report::render(&checks, report::Look::Full));
     runtime.shutdown_background();
     let works = checks.iter().all(|check| !check.essential || check.state == report::State::Good);

@@ -3,6 +3,7 @@
 //! A check says what was found; and if a source cannot be used, what is lost without it and the exact change that brings
 //! it. A source that this host does not have is no failure.
 
+mod gpu;
 mod ledger;
 
 use std::fmt::Write;
@@ -12,7 +13,7 @@ use bollard::query_parameters::{EventsOptions, ListContainersOptions};
 use futures_util::StreamExt;
 
 use crate::clock::Moment;
-use crate::collect::gpu;
+use crate::collect::gpu::Control;
 use crate::config::{Config, Endpoint};
 use crate::discover::cgroups::Tree;
 use crate::discover::{Hierarchy, Version, docker};
@@ -103,13 +104,17 @@ impl Check {
     }
 }
 
-/// Looks at every source once.
-pub async fn examine(config: &Config, look: Look) -> Vec<Check> {
+/// Looks at every source once. `control` is that of the GPU collector, where one runs in this process.
+pub async fn examine(config: &Config, look: Look, control: Option<&Control>) -> Vec<Check> {
     let mut checks = vec![cgroups(config), proc_root(config)];
     for endpoint in &config.endpoints {
         checks.push(runtime(endpoint, config.oom.runtime).await);
     }
-    checks.extend([pid_namespace(config), ptrace(), gpus(config).await, pressure(config)]);
+    checks.extend([pid_namespace(config), ptrace()]);
+    if look == Look::Full || control.is_some() {
+        checks.extend(gpu::examine(config, control).await);
+    }
+    checks.push(pressure(config));
     checks.extend(ledger::examine(config, look));
     checks.push(open_files());
     checks
@@ -260,35 +265,6 @@ fn ptrace() -> Check {
     }
     let fix = "docker run --cap-add SYS_PTRACE; Compose: cap_add: [SYS_PTRACE]; systemd: AmbientCapabilities=CAP_SYS_PTRACE";
     Check::bad(name, "no", "no proportional shares (pss) and no /dev/shm of processes of other users", fix)
-}
-
-async fn gpus(config: &Config) -> Check {
-    const LOST: &str = "no GPU memory";
-    let name = "NVML";
-    let library = config.gpu.library.clone();
-    let (answer, answered) = tokio::sync::oneshot::channel();
-    let asked = std::thread::Builder::new().name("nvml-probe".into()).spawn(move || {
-        let _ = answer.send(gpu::probe(library.as_deref()).map_err(|error| gpu::describe(&error)));
-    });
-    if let Err(error) = asked {
-        return Check::bad(name, error.to_string(), LOST, "");
-    }
-    let device = config.roots.has_device("nvidiactl") || config.roots.has_device("nvidia0");
-    let fix = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=utility; Compose: a device reservation of driver nvidia; or set --gpu.nvml-library";
-    match tokio::time::timeout(ANSWER_WITHIN, answered).await {
-        Ok(Ok(Ok((driver, count)))) => {
-            let driver = driver.map_or_else(String::new, |version| format!("driver {version}, "));
-            Check::good(name, format!("{driver}{count} GPUs"))
-        }
-        Ok(Ok(Err(error))) if device || config.gpu.library.is_some() => Check::bad(name, error, LOST, fix),
-        Ok(Ok(Err(error))) => Check::none(name, format!("no GPU driver ({error})"), LOST, fix),
-        _ => Check::bad(
-            name,
-            format!("the driver does not answer within {ANSWER_WITHIN:?}"),
-            LOST,
-            "look at the kernel log for Xid messages; a GPU that fell off the bus needs a reboot",
-        ),
-    }
 }
 
 fn pressure(config: &Config) -> Check {

@@ -12,10 +12,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::report;
+use crate::clock::Moment;
+use crate::collect::gpu::Control;
 use crate::config::{Config, Endpoint};
 use crate::cycle::{Sampler, run_until};
 use crate::discover::{Source, docker};
-use crate::ledger::desk::Desk;
 use crate::ledger::keeper::Keeper;
 use crate::serve::{Published, router, serve};
 
@@ -37,6 +38,7 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
 async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut let_go = signal(SignalKind::user_defined1())?;
     let listeners = listen(&config.listen).await?;
     let addresses: Vec<SocketAddr> =
         listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
@@ -64,17 +66,28 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let first = Arc::new(Notify::new());
     let (alive, ledger_ended) = oneshot::channel::<()>();
     let keeping = keeper.start(sources.clone(), alive)?;
+    let control = Arc::new(Control::default());
+    let sampler = Sampler::new(&config, sources, desk, &control);
     let (cycle, cycle_ended) =
-        start_cycle(&config, sources, desk, Arc::clone(&published), Arc::clone(&first))?;
-    tokio::spawn(introduce(config.clone(), addresses, first));
+        start_cycle(sampler, config.sample_interval, Arc::clone(&published), Arc::clone(&first))?;
+    let driver = config.collectors.contains("gpu").then(|| Arc::clone(&control));
+    tokio::spawn(introduce(config.clone(), addresses, first, driver));
 
     let (stop, stopped) = watch::channel(false);
     let mut servers = tokio::task::JoinSet::new();
     for listener in listeners {
         let mut stopped = stopped.clone();
         let stop = async move { drop(stopped.wait_for(|stop| *stop).await) };
-        servers.spawn(serve(listener, router(&config, Arc::clone(&published), archive.clone()), stop));
+        let router = router(&config, Arc::clone(&published), archive.clone(), Arc::clone(&control));
+        servers.spawn(serve(listener, router, stop));
     }
+    let span = config.gpu.release_for;
+    tokio::spawn(async move {
+        while let_go.recv().await.is_some() {
+            tracing::info!(signal = "SIGUSR1", ?span, "letting go of the GPU driver");
+            control.request(Moment::now(), span);
+        }
+    });
     let name = tokio::select! {
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
@@ -131,17 +144,14 @@ impl Cycle {
 }
 
 fn start_cycle(
-    config: &Config,
-    sources: Vec<Arc<Source>>,
-    desk: Arc<Desk>,
+    sampler: Sampler,
+    interval: Duration,
     published: Arc<Published>,
     first: Arc<Notify>,
 ) -> anyhow::Result<(Cycle, oneshot::Receiver<()>)> {
     let (alive, ended) = oneshot::channel::<()>();
     let stop = Arc::new(AtomicBool::new(false));
     let theirs = Arc::clone(&stop);
-    let interval = config.sample_interval;
-    let sampler = Sampler::new(config, sources, desk);
     let handle = std::thread::Builder::new().name("cycle".into()).spawn(move || {
         let _alive = alive; // dropped when the thread ends, also by a panic
         run_until(sampler, interval, &theirs, |snapshot| {
@@ -153,9 +163,14 @@ fn start_cycle(
 }
 
 /// One screen after the first snapshot: what was found, what is missing, where to look.
-async fn introduce(config: Config, addresses: Vec<SocketAddr>, first: Arc<Notify>) {
+async fn introduce(
+    config: Config,
+    addresses: Vec<SocketAddr>,
+    first: Arc<Notify>,
+    driver: Option<Arc<Control>>,
+) {
     first.notified().await;
-    let checks = report::examine(&config, report::Look::Short).await;
+    let checks = report::examine(&config, report::Look::Short, driver.as_deref()).await;
     let mut text = report::render(&checks, report::Look::Short);
     for address in addresses {
         let host =

@@ -49,8 +49,10 @@ pub struct Readings {
     pub processes: process::Processes,
     /// Newest proportional shares.
     pub pss: Arc<pss::Shares>,
-    /// Newest answer of the driver.
-    pub gpu: Option<Arc<gpu::Reading>>,
+    /// Newest answers of all GPU sources, numbered as [`Readings::add_gpus`] says.
+    pub gpus: Vec<Arc<gpu::Reading>>,
+    /// What was held on GPUs since the cycle before, oldest first within a source.
+    pub gpu_samples: Vec<gpu::Sample>,
 }
 
 impl Readings {
@@ -59,7 +61,21 @@ impl Readings {
         self.memory.clear();
         self.memory_complete = false;
         self.processes.clear();
-        self.gpu = None;
+        self.gpus.clear();
+        self.gpu_samples.clear();
+    }
+
+    /// Adds the answer of a GPU source. Returns the number of its first device in the rows of this cycle; the others
+    /// follow it.
+    pub fn add_gpus(&mut self, reading: Arc<gpu::Reading>) -> u32 {
+        let first = self.gpus.iter().map(|reading| reading.devices.len()).sum::<usize>();
+        self.gpus.push(reading);
+        first as u32
+    }
+
+    /// Each device of all GPU sources with the reading that it is in, in the order of their numbers.
+    pub fn gpu_devices(&self) -> impl Iterator<Item = (&Arc<gpu::Reading>, &gpu::Device)> {
+        self.gpus.iter().flat_map(|reading| reading.devices.iter().map(move |device| (reading, device)))
     }
 }
 
@@ -97,8 +113,9 @@ pub trait Collector: Send {
     }
 }
 
-/// All collectors that are switched on, in the order in which they build on each other.
-pub fn all(config: &Config) -> Vec<Box<dyn Collector>> {
+/// All collectors that are switched on, in the order in which they build on each other. `control` is the GPU
+/// collector's.
+pub fn all(config: &Config, control: &Arc<gpu::Control>) -> Vec<Box<dyn Collector>> {
     let every: [Box<dyn Collector>; 7] = [
         Box::new(own::Own::default()),
         Box::new(cgroup::Cgroups::default()),
@@ -106,7 +123,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Collector>> {
         Box::new(process::ProcessTable::default()),
         Box::new(shm::SharedMemory::default()),
         Box::new(pss::Pss::new(config.pss_interval)),
-        Box::new(gpu::Gpu::new(&config.gpu)),
+        Box::new(gpu::Gpu::new(&config.gpu, Arc::clone(control))),
     ];
     every.into_iter().filter(|collector| config.collectors.contains(collector.name())).collect()
 }

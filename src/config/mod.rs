@@ -32,6 +32,8 @@ pub struct Config {
     pub max_requests: usize,
     /// Answer `/api/v1` from anywhere.
     pub enable_api: bool,
+    /// Answer the routes that change what memledger does.
+    pub enable_admin: bool,
     /// Pause between two samples.
     pub sample_interval: Duration,
     /// Least pause between two readings of a proportional share.
@@ -74,8 +76,14 @@ pub struct GpuSettings {
     pub library: Option<PathBuf>,
     /// Pause between two readings.
     pub interval: Duration,
+    /// Pause between two quick looks at memory; zero: there are none.
+    pub sample_interval: Duration,
     /// An answer older than this is not shown.
     pub deadline: Duration,
+    /// How many GPUs there should be.
+    pub expected: Option<usize>,
+    /// How long the driver is let go when that is asked for.
+    pub release_for: Duration,
 }
 
 /// Settings of what must outlive memledger.
@@ -220,6 +228,7 @@ impl Config {
             telemetry_path: values.one("web.telemetry-path", url_path)?,
             max_requests: values.one("web.max-requests", count)?,
             enable_api: values.one("web.enable-api", switch)?,
+            enable_admin: values.one("web.enable-admin", switch)?,
             sample_interval: duration("sample.interval", ms(100)..=hour)?,
             pss_interval: duration("pss.interval", ms(1000)..=hour * 24)?,
             endpoints: endpoints.into_iter().flatten().collect(),
@@ -233,7 +242,10 @@ impl Config {
             gpu: GpuSettings {
                 library: values.optional("gpu.nvml-library", |text| Ok(PathBuf::from(text)))?,
                 interval: duration("gpu.interval", ms(50)..=hour)?,
+                sample_interval: values.one("gpu.sample-interval", sample_interval)?,
                 deadline: duration("gpu.deadline", ms(100)..=hour * 24)?,
+                expected: values.optional("gpu.expected", count)?,
+                release_for: duration("gpu.release-for", ms(1000)..=hour * 24)?,
             },
             state: StateSettings {
                 path: values.optional("state.path", |text| Ok(PathBuf::from(text)))?,
@@ -388,6 +400,14 @@ fn size(text: &str, least: u64) -> Result<u64, String> {
     fits.ok_or_else(|| {
         format!("{}, at least {}", Kind::Size.describe(), crate::series::human_bytes(least as f64))
     })
+}
+
+/// A pause, or none at all: the looks are off.
+fn sample_interval(text: &str) -> Result<Duration, String> {
+    let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|span| Duration::try_from(span).ok());
+    let (least, most) = (Duration::from_millis(20), Duration::from_secs(60));
+    let fits = parsed.filter(|span| span.is_zero() || (least..=most).contains(span));
+    fits.ok_or_else(|| format!("{}, from {least:?} to {most:?}, or 0s for none", Kind::Duration.describe()))
 }
 
 fn kernel_log(text: &str) -> Result<KernelLogChoice, String> {

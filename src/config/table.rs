@@ -111,6 +111,12 @@ pub static SETTINGS: &[Setting] = &[
         "Answer /api/v1, which lists processes, from anywhere. Without it, only on the loopback addresses, and not through a proxy.",
     ),
     one(
+        "web.enable-admin",
+        Kind::Switch,
+        &["false"],
+        "Answer POST /-/release-gpu, by which anybody who reaches the port makes memledger let go of the GPU driver.",
+    ),
+    one(
         "sample.interval",
         Kind::Duration,
         &["1s"],
@@ -158,14 +164,32 @@ pub static SETTINGS: &[Setting] = &[
         "gpu.nvml-library",
         Kind::Path,
         &[],
-        "Load this NVML library. Without it, libnvidia-ml.so.1 and libnvidia-ml.so are tried.",
+        "Load this NVML library. Without it, the driver's own libnvidia-ml.so.1 is looked for.",
     ),
     one("gpu.interval", Kind::Duration, &["1s"], "Pause between two readings of the GPU driver, 50ms to 1h."),
+    one(
+        "gpu.sample-interval",
+        Kind::Duration,
+        &["200ms"],
+        "Pause between two quick looks at GPU memory, for the peaks: 20ms to 1m. 0s: peaks are those of the readings.",
+    ),
     one(
         "gpu.deadline",
         Kind::Duration,
         &["5s"],
         "Age at which an answer of the GPU driver is not shown any more. A driver may hang.",
+    ),
+    one(
+        "gpu.expected",
+        Kind::Count,
+        &[],
+        "How many GPUs this host should have, for memledger_gpus_expected. Without it, the most that were seen.",
+    ),
+    one(
+        "gpu.release-for",
+        Kind::Duration,
+        &["5m"],
+        "How long memledger lets go of the GPU driver on SIGUSR1 or POST /-/release-gpu, 1s to 24h.",
     ),
     one(
         "state.path",

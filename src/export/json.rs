@@ -26,7 +26,7 @@ pub fn containers(snapshot: &Snapshot) -> Value {
             Scope::ContainerGpu if row.container == NONE || !def.labels.is_empty() => continue, // listed as processes
             Scope::ContainerGpu => {
                 let entry = containers[row.container as usize].entry("gpus").or_insert_with(|| json!({}));
-                let uuid = snapshot.gpus[row.gpu as usize].uuid.to_string();
+                let uuid = snapshot.gpus[row.gpu as usize].key().to_string();
                 let Some(by_uuid) = entry.as_object_mut() else { continue };
                 match by_uuid.entry(uuid).or_insert_with(|| json!({})) {
                     Value::Object(place) => place,
@@ -37,8 +37,11 @@ pub fn containers(snapshot: &Snapshot) -> Value {
         enter(place, snapshot, row);
     }
     for (gpu, identity) in gpus.iter_mut().zip(&snapshot.gpus) {
-        gpu.insert("gpu".into(), json!(&*identity.index));
-        gpu.insert("gpu_uuid".into(), json!(&*identity.uuid));
+        for (name, value) in std::iter::zip(Scope::Gpu.labels(), identity.labels()) {
+            if !value.is_empty() {
+                gpu.insert((*name).into(), json!(value));
+            }
+        }
     }
     let mut processes = vec![Vec::new(); snapshot.containers.len()];
     for process in &snapshot.processes {
@@ -136,7 +139,7 @@ mod tests {
                 Scope::Container,
                 &["name", "k8s_namespace_name", "k8s_pod_name", "running", "processes", "gpus"],
             ),
-            (Scope::Gpu, &["gpu", "gpu_uuid"]),
+            (Scope::Gpu, Scope::Gpu.labels()),
             (Scope::ContainerGpu, &[]),
         ];
         for (scope, own) in own {

@@ -75,9 +75,8 @@ pub fn each_label(snapshot: &Snapshot, row: &Row, mut each: impl FnMut(&str, &st
         std::iter::zip(Scope::Container.labels(), values).for_each(|(name, value)| each(name, value));
     }
     if matches!(def.scope, Scope::Gpu | Scope::ContainerGpu) {
-        let gpu = &snapshot.gpus[row.gpu as usize];
-        std::iter::zip(Scope::Gpu.labels(), [&gpu.index, &gpu.uuid])
-            .for_each(|(name, value)| each(name, value));
+        let values = snapshot.gpus[row.gpu as usize].labels();
+        std::iter::zip(Scope::Gpu.labels(), values).for_each(|(name, value)| each(name, value));
     }
     let mut names = def.labels.iter();
     for label in snapshot.series.labels(row) {

@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::gpus::Peak;
+use crate::attribute::gpu::{Attributed, OnGpu};
 use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::{Context, Readings, cgroup::Memory};
@@ -22,6 +24,8 @@ struct Book {
     run: Arc<str>,
     peak_unreclaimable: Option<u64>,
     peak_usage: Option<u64>,
+    /// GPU memory, by the key of the device.
+    gpus: HashMap<Arc<str>, Peak>,
 }
 
 /// A container that ended, and when that was noticed.
@@ -38,6 +42,8 @@ pub struct Books {
     running: HashMap<ContainerId, Book>,
     ended: VecDeque<Ended>,
     boot_time: Option<u64>,
+    /// Numbers of this cycle's devices, by their keys.
+    gpus: HashMap<Arc<str>, u32>,
 }
 
 impl Book {
@@ -48,6 +54,43 @@ impl Book {
             run: run(container, container.started),
             peak_unreclaimable: None,
             peak_usage: None,
+            gpus: HashMap::new(),
+        }
+    }
+
+    /// Enters what the container held on GPUs since the cycle before.
+    fn enter_gpus(&mut self, attributed: &Attributed) {
+        let id = &self.container.id;
+        for held in &attributed.held {
+            if let Some(bytes) = held.containers.get(id) {
+                self.gpus.entry(Arc::clone(&held.device)).or_default().enter(held.at, *bytes);
+            }
+        }
+    }
+
+    /// Where the driver keeps the maximum of a process, its container held at least as much.
+    fn raise_to_drivers_peak(&mut self, process: &OnGpu) {
+        if let Some(bytes) = process.driver_peak {
+            self.gpus.entry(Arc::clone(&process.device)).or_default().raise(bytes);
+        }
+    }
+
+    /// Writes the peaks on those devices that are there; `now` is `None` once the container has ended.
+    fn write_gpus(
+        &self,
+        number: u32,
+        now: Option<Moment>,
+        numbers: &HashMap<Arc<str>, u32>,
+        series: &mut Series,
+    ) {
+        for (device, peak) in &self.gpus {
+            let Some(gpu) = numbers.get(device) else { continue };
+            if let Some(bytes) = peak.highest() {
+                series.container_gpu(CONTAINER_GPU_MEMORY_PEAK, number, *gpu, [], bytes as f64);
+            }
+            if let Some(bytes) = now.and_then(|now| peak.recent(now)) {
+                series.container_gpu(CONTAINER_GPU_MEMORY_RECENT_PEAK, number, *gpu, [], bytes as f64);
+            }
         }
     }
 
@@ -103,11 +146,20 @@ fn run(container: &Container, started: Option<f64>) -> Arc<str> {
 impl Books {
     /// Empty books that keep ended containers so long.
     pub fn new(keep: Duration) -> Self {
-        Self { keep, running: HashMap::new(), ended: VecDeque::new(), boot_time: None }
+        Self { keep, running: HashMap::new(), ended: VecDeque::new(), boot_time: None, gpus: HashMap::new() }
     }
 
     /// Enters one cycle.
-    pub fn enter(&mut self, context: &Context<'_>, ended: &[Arc<Container>], readings: &Readings) {
+    pub fn enter(
+        &mut self,
+        context: &Context<'_>,
+        ended: &[Arc<Container>],
+        readings: &Readings,
+        gpus: &Attributed,
+    ) {
+        let devices = (0..).zip(readings.gpu_devices());
+        self.gpus =
+            devices.map(|(number, (_, device))| (Arc::clone(device.identity.key()), number)).collect();
         for container in ended {
             let same = |book: &Book| container.started.is_none() || book.started == container.started;
             let book = match self.running.get(&container.id) {
@@ -115,9 +167,9 @@ impl Books {
                 _ => None,
             };
             self.ended.retain(|older| older.book.container.identity != container.identity); // can never be shown again
-            // newest first
-            self.ended
-                .push_front(Ended { book: book.unwrap_or_else(|| Book::new(container)), at: context.now });
+            let mut book = book.unwrap_or_else(|| Book::new(container));
+            book.enter_gpus(gpus);
+            self.ended.push_front(Ended { book, at: context.now }); // newest first
         }
         self.ended.retain(|ended| context.now.since(ended.at) < self.keep);
         self.ended.truncate(MOST_ENDED);
@@ -129,6 +181,8 @@ impl Books {
         for (number, container) in context.inventory.containers.iter().enumerate() {
             let book = self.running.entry(container.id.clone()).or_insert_with(|| Book::new(container));
             book.enter(container, readings.memory.get(number).and_then(Option::as_ref));
+            book.enter_gpus(gpus);
+            book.gpus.values_mut().for_each(|peak| peak.forget_old(context.now));
             if book.started.is_none() {
                 let boot_time = *self.boot_time.get_or_insert_with(|| context.roots.boot_time().unwrap_or(0));
                 let oldest =
@@ -137,6 +191,12 @@ impl Books {
                 let start =
                     oldest.filter(|_| boot_time > 0).map(|oldest| boot_time as f64 + oldest as f64 / ticks);
                 book.set_start(start);
+            }
+        }
+        for process in &gpus.processes {
+            let container = context.inventory.containers.get(process.container as usize);
+            if let Some(book) = container.and_then(|container| self.running.get_mut(&container.id)) {
+                book.raise_to_drivers_peak(process);
             }
         }
     }
@@ -154,6 +214,7 @@ impl Books {
             names.insert(&container.identity);
             if let Some(book) = self.running.get(&container.id) {
                 book.write(number as u32, version, series);
+                book.write_gpus(number as u32, Some(context.now), &self.gpus, series);
             }
         }
         let mut shown = Vec::new();
@@ -161,6 +222,7 @@ impl Books {
             if names.insert(&ended.book.container.identity) {
                 let number = context.inventory.containers.len() + shown.len();
                 ended.book.write(number as u32, version, series);
+                ended.book.write_gpus(number as u32, None, &self.gpus, series);
                 shown.push(Arc::clone(&ended.book.container));
             }
         }
@@ -209,7 +271,7 @@ mod tests {
                 Memory { unreclaimable: Some(unreclaimable), usage: unreclaimable, ..Memory::default() };
             let readings = Readings { memory: vec![Some(memory); running.len()], ..Readings::default() };
             let mut series = Series::default();
-            self.books.enter(&context, ended, &readings);
+            self.books.enter(&context, ended, &readings, &Attributed::default());
             self.books.write(&context, &mut series);
             series
         }

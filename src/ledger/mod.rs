@@ -1,6 +1,7 @@
 //! What must outlive a cycle.
 //!
-//! Two sides. The cycle's side (here, and [`containers`]) keeps peaks, ended containers and how many GPUs there once were.
+//! Two sides. The cycle's side (here, [`containers`] and [`gpus`]) keeps peaks, ended containers and how many GPUs there
+//! once were.
 //! The ledger proper is kept by a thread of its own ([`keeper`]): it reads the sources of OOM kills, a pure state machine
 //! ([`machine`]) reconciles them, [`store`] keeps the facts on disk. The two meet at the [`desk`].
 //!
@@ -23,6 +24,7 @@ pub mod entries;
 pub mod events_file;
 mod exits;
 mod fit;
+mod gpus;
 mod history;
 pub mod keeper;
 mod kernel;
@@ -36,7 +38,7 @@ mod whose;
 pub mod why;
 mod witness;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,22 +58,15 @@ use crate::series::Series;
 pub struct Ledger {
     containers: containers::Books,
     desk: Arc<Desk>,
-    gpus_expected: usize,
-    races: BTreeMap<Arc<str>, u64>,
-    /// When the reading that was entered last was complete: several cycles may see one reading.
-    gpus_read: Option<Moment>,
+    gpus: gpus::Gpus,
 }
 
 impl Ledger {
-    /// An empty ledger that keeps ended containers so long, and meets the ledger's thread at this desk.
-    pub fn new(keep_ended: Duration, desk: Arc<Desk>) -> Self {
-        Self {
-            containers: containers::Books::new(keep_ended),
-            desk,
-            gpus_expected: 0,
-            races: BTreeMap::new(),
-            gpus_read: None,
-        }
+    /// An empty ledger that keeps ended containers so long, is told how many GPUs there should be, and meets the
+    /// ledger's thread at this desk.
+    pub fn new(keep_ended: Duration, gpus_expected: Option<usize>, desk: Arc<Desk>) -> Self {
+        let (containers, gpus) = (containers::Books::new(keep_ended), gpus::Gpus::new(gpus_expected));
+        Self { containers, desk, gpus }
     }
 
     /// True once the ledger's thread has put figures out.
@@ -89,8 +84,8 @@ impl Ledger {
         attribution: &Attribution,
         series: &mut Series,
     ) -> Vec<Arc<Container>> {
-        self.enter_gpus(readings, attribution, series);
-        self.containers.enter(context, ended, readings);
+        self.gpus.enter(context.now, readings, &attribution.gpus, series);
+        self.containers.enter(context, ended, readings, &attribution.gpus);
         self.hand_over(context, readings, attribution, series);
         let mut shown = self.containers.write(context, series);
         if let Some(figures) = self.desk.figures() {
@@ -149,25 +144,6 @@ impl Ledger {
             containers,
             host_memory: host_memory.0.zip(host_memory.1),
         });
-    }
-
-    fn enter_gpus(&mut self, readings: &Readings, attribution: &Attribution, series: &mut Series) {
-        if let Some(reading) = &readings.gpu {
-            if self.gpus_read.replace(reading.at) != Some(reading.at) {
-                for uuid in &attribution.raced {
-                    *self.races.entry(Arc::clone(uuid)).or_insert(0) += 1;
-                }
-            }
-            self.gpus_expected = self.gpus_expected.max(reading.counted);
-            series.global(GPUS_VISIBLE, [], reading.devices.len() as f64);
-            for (gpu, device) in reading.devices.iter().enumerate() {
-                let races = *self.races.entry(Arc::clone(&device.identity.uuid)).or_insert(0);
-                series.gpu(GPU_BOOKS_RACES, gpu as u32, [], races as f64);
-            }
-        }
-        if self.gpus_expected > 0 {
-            series.global(GPUS_EXPECTED, [], self.gpus_expected as f64);
-        }
     }
 }
 

@@ -134,7 +134,7 @@ mod tests {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
-        let router = super::super::router(&config(), published, archive);
+        let router = super::super::router(&config(), published, archive, Default::default());
         let _server = runtime.spawn(super::super::serve(listener, router, std::future::pending()));
         let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
         let get = |query: &str| {

@@ -5,6 +5,7 @@
 mod events;
 mod landing;
 mod published;
+mod release;
 mod why;
 
 use std::future::Future;
@@ -17,7 +18,7 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Extension, Router};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -25,6 +26,7 @@ pub use published::Published;
 use published::{Newest, NoSnapshot};
 
 use crate::clock::Moment;
+use crate::collect::gpu::Control;
 use crate::config::Config;
 use crate::export::{json, prometheus};
 use crate::ledger::store::Archive;
@@ -43,6 +45,9 @@ struct Shared {
     stale_after: Duration,
     /// One permit per request that may be under way.
     room: Arc<Semaphore>,
+    enable_admin: bool,
+    /// Makes the GPU collector let go of the driver, and for how long.
+    gpu: (Arc<Control>, Duration),
 }
 
 impl Shared {
@@ -58,7 +63,12 @@ impl IntoResponse for NoSnapshot {
 }
 
 /// The routes. Without a store, events are answered 503.
-pub fn router(config: &Config, published: Arc<Published>, archive: Option<Archive>) -> Router {
+pub fn router(
+    config: &Config,
+    published: Arc<Published>,
+    archive: Option<Archive>,
+    control: Arc<Control>,
+) -> Router {
     let shared = Arc::new(Shared {
         published,
         archive,
@@ -69,6 +79,8 @@ pub fn router(config: &Config, published: Arc<Published>, archive: Option<Archiv
             0 => Semaphore::MAX_PERMITS,
             most => most.min(Semaphore::MAX_PERMITS),
         })),
+        enable_admin: config.enable_admin,
+        gpu: (control, config.gpu.release_for),
     });
     let api = Router::new()
         .route("/api/v1/containers", get(containers))
@@ -78,6 +90,7 @@ pub fn router(config: &Config, published: Arc<Published>, archive: Option<Archiv
     let limited = Router::new()
         .route("/", get(landing_page))
         .route(&config.telemetry_path, get(metrics))
+        .route("/-/release-gpu", post(release::route))
         .merge(api)
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), limit));
     // the health routes answer whatever goes on

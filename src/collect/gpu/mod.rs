@@ -6,7 +6,12 @@
 //!
 //! Not here: which container a process belongs to and what adds up (`attribute`).
 
+mod control;
+pub mod health;
 mod nvml;
+pub mod owners;
+mod probe;
+pub mod reading;
 mod worker;
 
 use std::sync::Arc;
@@ -14,112 +19,31 @@ use std::time::Duration;
 
 use super::{Collector, Context, Outcome, Output};
 use crate::catalog::*;
-use crate::clock::Moment;
 use crate::config::GpuSettings;
 use crate::host::Roots;
 use crate::series::{Label, Series};
 
-pub use nvml::{describe, probe};
-
-/// One answer of the driver.
-#[derive(Clone, Debug)]
-pub struct Reading {
-    /// When it was complete.
-    pub at: Moment,
-    /// How long the driver took.
-    pub took: Duration,
-    /// Version of the driver.
-    pub driver_version: Option<Arc<str>>,
-    /// CUDA version that the driver supports.
-    pub cuda_version: Option<Arc<str>>,
-    /// How many devices the driver counts, also those that do not answer.
-    pub counted: usize,
-    /// The devices that answered.
-    pub devices: Vec<Device>,
-    /// Pids of the driver are pids of the host as seen here. If not, no process can be named.
-    pub pids_are_the_hosts: bool,
-    /// Devices that are there and did not answer, and fields that failed: one entry a fault.
-    pub faults: Vec<&'static str>,
-}
-
-/// One GPU.
-#[derive(Clone, Debug)]
-pub struct Device {
-    /// What does not change.
-    pub identity: Arc<Identity>,
-    /// Its memory; `None` if the device does not tell.
-    pub memory: Option<Memory>,
-    /// Its processes, each pid once; `None` if the device does not tell.
-    pub processes: Option<Vec<GpuProcess>>,
-    /// The processes held more than `used`, also when read again twice.
-    pub raced: bool,
-}
-
-/// What does not change about a GPU while the driver is loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// NVML index.
-    pub index: Arc<str>,
-    /// NVML UUID.
-    pub uuid: Arc<str>,
-    /// Model name.
-    pub model: Arc<str>,
-    /// Address on the PCI bus.
-    pub pci_bus_id: Arc<str>,
-    /// Compute capability, such as `9.0`.
-    pub compute_capability: Arc<str>,
-    /// Number of CUDA cores.
-    pub cuda_cores: Arc<str>,
-}
-
-/// Memory of a GPU in bytes: total = used + free + reserved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// All of it.
-    pub total: u64,
-    /// Used, without what is reserved.
-    pub used: u64,
-    /// Free.
-    pub free: u64,
-    /// Kept by driver and firmware.
-    pub reserved: u64,
-}
-
-/// One process on a GPU.
-#[derive(Clone, Debug)]
-pub struct GpuProcess {
-    /// Its pid, as the driver names it.
-    pub pid: u32,
-    /// GPU memory in bytes; `None` where the driver does not tell (N/A).
-    pub used: Option<u64>,
-    /// Who it is; `None` if no such process can be seen, or it is younger than the reading.
-    pub owner: Option<Owner>,
-}
-
-/// A process on a GPU, as the host knows it.
-#[derive(Clone, Debug)]
-pub struct Owner {
-    /// Clock ticks from boot to its start.
-    pub start_ticks: u64,
-    /// Its name, made printable.
-    pub comm: Arc<str>,
-    /// Its cgroup in the hierarchy of the memory controller.
-    pub cgroup: Arc<str>,
-}
+pub use control::Control;
+pub use health::Health;
+pub use probe::{Probe, probe};
+pub use reading::{Device, GpuProcess, Identity, Instance, Memory, Owner, Pids, Reading, Sample, Sampled};
 
 /// The collector.
 #[derive(Debug)]
 pub struct Gpu {
     settings: GpuSettings,
+    control: Arc<Control>,
     worker: Option<worker::Worker>,
     seen: bool,
     took: Duration,
+    told: Option<Pids>,
 }
 
 impl Gpu {
     /// A collector; the driver is not touched before the first cycle.
-    pub fn new(settings: &GpuSettings) -> Self {
-        Self { settings: settings.clone(), worker: None, seen: false, took: Duration::ZERO }
+    pub fn new(settings: &GpuSettings, control: Arc<Control>) -> Self {
+        let settings = settings.clone();
+        Self { settings, control, worker: None, seen: false, took: Duration::ZERO, told: None }
     }
 
     /// Whether a missing driver is a failure: it was asked for, was there before, or its device node exists.
@@ -129,6 +53,17 @@ impl Gpu {
             || roots.has_device("nvidiactl")
             || roots.has_device("nvidia0")
     }
+
+    /// Says once why no process is named.
+    fn tell(&mut self, pids: Pids) {
+        if let (Pids::Withheld(reason), true) = (pids, self.told != Some(pids)) {
+            tracing::warn!(
+                reason,
+                "GPU memory stays unattributed; start memledger with --pid=host (Docker), pid: host (Compose) or hostPID: true (Kubernetes)"
+            );
+        }
+        self.told = Some(pids);
+    }
 }
 
 impl Collector for Gpu {
@@ -137,30 +72,33 @@ impl Collector for Gpu {
     }
 
     fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
-        output.readings.gpu = None;
         let v1 = context.hierarchy.is_some_and(|h| h.version == crate::discover::Version::V1);
-        let worker = self
-            .worker
-            .get_or_insert_with(|| worker::Worker::start(self.settings.clone(), context.roots.clone(), v1));
-        for reason in worker.take_faults() {
+        let worker = self.worker.get_or_insert_with(|| {
+            let control = Arc::clone(&self.control);
+            worker::Worker::start(self.settings.clone(), context.roots.clone(), v1, control)
+        });
+        let look = worker.look(context.now);
+        for reason in look.faults {
             output.faults.count(reason);
         }
-        match worker.latest() {
+        output.readings.gpu_samples.extend(look.samples);
+        let released = self.control.remaining(context.now);
+        match look.latest {
             Some(reading)
                 if context.now.since(reading.at) <= self.settings.interval + self.settings.deadline =>
             {
                 self.seen = true;
                 self.took = reading.took;
-                write(&reading, output.series);
-                output.readings.gpu = Some(reading);
+                self.tell(reading.pids);
+                let proven = f64::from(u8::from(reading.pids == Pids::Proven));
+                output.series.global(COLLECTOR_SUCCESS, ["gpu_attribution".into()], proven);
+                let first = output.readings.add_gpus(Arc::clone(&reading));
+                write(&reading, first, output.series);
                 Outcome::Read
             }
+            _ if released.is_some() && self.control.is_closed() => Outcome::Absent,
             // the first answer may take a while: the driver initialises its devices
-            _ if !worker.has_answered()
-                && worker
-                    .waits_since()
-                    .is_some_and(|since| context.now.since(since) < self.settings.deadline) =>
-            {
+            _ if !look.answered && context.now.since(look.waits_since) < self.settings.deadline => {
                 Outcome::Absent
             }
             _ if self.expected(context.roots) => Outcome::Failed,
@@ -173,27 +111,34 @@ impl Collector for Gpu {
     }
 }
 
-/// What a device tells of itself alone.
-fn write(reading: &Reading, series: &mut Series) {
+/// What each device tells of itself alone. `first` is the number of the first of them.
+pub fn write(reading: &Reading, first: u32, series: &mut Series) {
     let text = |value: &Option<Arc<str>>| value.as_ref().map_or(Label::Fixed(""), Label::from);
-    for (number, device) in reading.devices.iter().enumerate() {
+    for (number, device) in (first..).zip(&reading.devices) {
         let identity = &device.identity;
         let labels = [
             Label::from(&identity.model),
-            "nvidia".into(),
+            identity.vendor.into(),
             text(&reading.driver_version),
             text(&reading.cuda_version),
             (&identity.compute_capability).into(),
             (&identity.cuda_cores).into(),
             (&identity.pci_bus_id).into(),
+            identity.instance.as_ref().map_or(Label::Fixed(""), |instance| (&instance.uuid).into()),
         ];
-        let number = number as u32;
         series.gpu(GPU_INFO, number, labels, 1.0);
-        if let Some(memory) = device.memory {
-            series.gpu(GPU_MEMORY_TOTAL, number, [], memory.total as f64);
-            series.gpu(GPU_MEMORY_USED, number, [], memory.used as f64);
-            series.gpu(GPU_MEMORY_FREE, number, [], memory.free as f64);
-            series.gpu(GPU_MEMORY_RESERVED, number, [], memory.reserved as f64);
+        let memory = device.memory;
+        let parts = [
+            (GPU_MEMORY_TOTAL, memory.total),
+            (GPU_MEMORY_USED, memory.used),
+            (GPU_MEMORY_FREE, memory.free),
+            (GPU_MEMORY_RESERVED, memory.reserved),
+        ];
+        for (family, bytes) in parts {
+            if let Some(bytes) = bytes {
+                series.gpu(family, number, [], bytes as f64);
+            }
         }
+        device.health.write(number, series);
     }
 }

@@ -2,126 +2,319 @@
 //!
 //! It may hang in a call for ever. Everything it shares is behind a lock that is never held during a call, so that a
 //! hang leaves the last answer readable and ageing.
+//!
+//! While a call hangs, a second thread would only hang beside it. So there is another one only once the library's file
+//! was replaced: then the old thread is left where it is, and ends should its call ever return.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Reading, nvml};
+use nvml_wrapper::error::NvmlError;
+
+use super::control::Control;
+use super::health::Totals;
+use super::nvml::library::Library;
+use super::nvml::{Session, describe};
+use super::owners::Owners;
+use super::probe::Probe;
+use super::reading::{Reading, Sample};
 use crate::clock::Moment;
 use crate::config::GpuSettings;
 use crate::host::Roots;
 
 /// Pause before the library is tried again: the first, doubling up to the last.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// Samples that wait for a cycle; a cycle that is later than that loses the oldest.
+const MOST_SAMPLES: usize = 2_000;
+/// Threads that hang in a library that was replaced, at most.
+const MOST_ABANDONED: usize = 3;
+/// A quick look is followed by a rest of so many times its own length, however short the sampling interval is.
+const REST: u32 = 4;
+
+/// What a worker needs to know.
+#[derive(Clone, Debug)]
+struct Task {
+    settings: GpuSettings,
+    roots: Roots,
+    cgroup_v1: bool,
+    control: Arc<Control>,
+}
 
 /// The cycle's end of the thread.
 #[derive(Debug)]
 pub struct Worker {
-    shared: Arc<Mutex<Shared>>,
+    task: Task,
+    shared: Arc<Shared>,
+    /// Threads that hang in a library that was replaced.
+    abandoned: Vec<Arc<Shared>>,
+    started: usize,
 }
 
-#[derive(Debug, Default)]
+/// What the cycle finds when it looks.
+#[derive(Debug)]
+pub struct Look {
+    /// The newest answer, however old.
+    pub latest: Option<Arc<Reading>>,
+    /// What was held since the last look, oldest first; the newest answer is among it, once.
+    pub samples: Vec<Sample>,
+    /// Faults since the last look.
+    pub faults: Vec<&'static str>,
+    /// The library has answered at least once, be it with an error.
+    pub answered: bool,
+    /// When the thread was started.
+    pub waits_since: Moment,
+}
+
+#[derive(Debug)]
 struct Shared {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
     latest: Option<Arc<Reading>>,
+    samples: VecDeque<Sample>,
     faults: Vec<&'static str>,
-    /// An answer, or a clear *no* from the library, has come at least once.
     answered: bool,
-    waits_since: Option<Moment>,
+    started: Moment,
+    /// Since when the thread has been in the library.
+    busy: Option<Moment>,
+    library: Option<Library>,
+    totals: Totals,
+    abandoned: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The library is about to be called.
+    fn enter(&self) {
+        self.lock().busy = Some(Moment::now());
+    }
+
+    /// It has returned. False if the thread was given up meanwhile.
+    fn leave(&self) -> bool {
+        let mut inner = self.lock();
+        inner.busy = None;
+        !inner.abandoned
+    }
+
+    /// Nothing is known of the GPUs any more.
+    fn forget(&self) {
+        let mut inner = self.lock();
+        inner.latest = None;
+        inner.samples.clear();
+    }
 }
 
 impl Worker {
     /// Starts the thread. It ends with the process.
-    pub fn start(settings: GpuSettings, roots: Roots, cgroup_v1: bool) -> Self {
-        let shared = Arc::new(Mutex::new(Shared { waits_since: Some(Moment::now()), ..Shared::default() }));
-        let theirs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("nvml".into()).stack_size(1024 * 1024);
-        if let Err(error) = thread.spawn(move || run(&settings, &roots, cgroup_v1, &theirs)) {
-            tracing::warn!(%error, "no thread for the GPU driver");
+    pub fn start(settings: GpuSettings, roots: Roots, cgroup_v1: bool, control: Arc<Control>) -> Self {
+        let task = Task { settings, roots, cgroup_v1, control };
+        let shared = spawn(&task, 0, Totals::new());
+        Self { task, shared, abandoned: vec![], started: 1 }
+    }
+
+    /// Takes what there is, and starts another thread if the old one hangs in a library that was replaced.
+    pub fn look(&mut self, now: Moment) -> Look {
+        self.replace_if_useful(now);
+        let mut inner = self.shared.lock();
+        Look {
+            latest: inner.latest.clone(),
+            samples: inner.samples.drain(..).collect(),
+            faults: std::mem::take(&mut inner.faults),
+            answered: inner.answered,
+            waits_since: inner.started,
         }
-        Self { shared }
     }
 
-    /// The newest answer, however old.
-    pub fn latest(&self) -> Option<Arc<Reading>> {
-        lock(&self.shared).latest.clone()
-    }
-
-    /// Faults since they were last taken.
-    pub fn take_faults(&self) -> Vec<&'static str> {
-        std::mem::take(&mut lock(&self.shared).faults)
-    }
-
-    /// True once the library has answered, be it with an error.
-    pub fn has_answered(&self) -> bool {
-        lock(&self.shared).answered
-    }
-
-    /// When the thread was started.
-    pub fn waits_since(&self) -> Option<Moment> {
-        lock(&self.shared).waits_since
+    fn replace_if_useful(&mut self, now: Moment) {
+        self.abandoned.retain(|shared| Arc::strong_count(shared) > 1); // its thread holds the other
+        let has_ended = Arc::strong_count(&self.shared) == 1;
+        let totals = {
+            let mut inner = self.shared.lock();
+            let hangs = inner.busy.is_some_and(|since| now.since(since) > self.task.settings.deadline);
+            let chosen = self.task.settings.library.as_deref();
+            let was_replaced = || inner.library.as_ref().is_some_and(|library| library.was_replaced(chosen));
+            let has_rested = now.since(inner.started) > RETRY.1;
+            if has_ended && has_rested {
+                tracing::error!(
+                    "the thread of the GPU driver ended by itself, which is a bug; starting another"
+                );
+            } else if hangs && self.abandoned.len() < MOST_ABANDONED && was_replaced() {
+                tracing::warn!(
+                    "a call of the GPU driver hangs, and its library was replaced: opening the new one"
+                );
+            } else {
+                return;
+            }
+            inner.abandoned = true;
+            std::mem::take(&mut inner.totals)
+        };
+        let shared = spawn(&self.task, self.started, totals);
+        self.started += 1;
+        self.abandoned.push(std::mem::replace(&mut self.shared, shared));
     }
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
+fn spawn(task: &Task, attempt: usize, totals: Totals) -> Arc<Shared> {
+    let shared = Arc::new(Shared {
+        inner: Mutex::new(Inner {
+            latest: None,
+            samples: VecDeque::new(),
+            faults: vec![],
+            answered: false,
+            started: Moment::now(),
+            busy: None,
+            library: None,
+            totals: totals.clone(),
+            abandoned: false,
+        }),
+    });
+    let (task, theirs) = (task.clone(), Arc::clone(&shared));
+    let thread = std::thread::Builder::new().name("nvml".into()).stack_size(1024 * 1024);
+    if let Err(error) = thread.spawn(move || run(&task, attempt, totals, &theirs)) {
+        tracing::warn!(%error, "no thread for the GPU driver");
+    }
+    shared
+}
+
+/// Why a session ended.
+enum Ended {
+    Failed(NvmlError),
+    Released,
+    Abandoned,
 }
 
 /// Opens the library again and again; while it is open, reads it at every interval.
-fn run(settings: &GpuSettings, roots: &Roots, cgroup_v1: bool, shared: &Mutex<Shared>) {
+fn run(task: &Task, attempt: usize, mut totals: Totals, shared: &Shared) {
+    let mut owners = Owners::new(task.roots.clone(), task.cgroup_v1);
     let mut pause = RETRY.0;
     let mut told = String::new();
     loop {
-        match nvml::Session::open(settings.library.as_deref()) {
-            Ok(mut session) => {
+        if let Some(rest) = task.control.remaining(Moment::now()) {
+            shared.forget();
+            task.control.wait(rest);
+            continue;
+        }
+        let library = Library::find(task.settings.library.as_deref());
+        shared.lock().library = Some(library.clone());
+        task.control.opening();
+        shared.enter();
+        let opened = library.open(attempt);
+        let mut wanted = shared.leave();
+        match opened {
+            Ok(nvml) => {
                 tracing::info!("GPU driver opened");
-                if !roots.in_first_pid_namespace() {
-                    tracing::warn!(
-                        "GPU memory stays unattributed: memledger does not run in the host's pid namespace; start it with --pid=host, or hostPID: true on Kubernetes"
-                    );
-                }
                 pause = RETRY.0;
                 told.clear();
-                let error = read_until_it_fails(&mut session, settings, roots, cgroup_v1, shared);
-                tracing::warn!(error = %nvml::describe(&error), "GPU driver lost, trying again");
-                let mut shared = lock(shared);
-                shared.latest = None;
-                shared.faults.push("io");
+                let mut session = Session::new(&nvml);
+                let ended = read_until(&mut session, task, &mut owners, &mut totals, shared);
+                shared.enter();
+                drop(session);
+                let closed = nvml.shutdown();
+                wanted = shared.leave();
+                shared.forget();
+                say(&ended, closed.err().as_ref());
+                if matches!(ended, Ended::Failed(_)) {
+                    shared.lock().faults.push("io");
+                }
             }
             Err(error) => {
-                let text = nvml::describe(&error);
-                let mut shared = lock(shared);
-                shared.answered = true;
+                let text = describe(&error);
+                task.control.tell(Err(text.clone()));
+                shared.lock().answered = true;
                 if text != told {
                     tracing::info!(reason = %text, "no GPU driver; memory of the host and its containers goes on");
                     told = text;
                 }
             }
         }
-        std::thread::sleep(pause);
+        task.control.closed();
+        if !wanted {
+            return;
+        }
+        task.control.wait(pause);
         pause = (pause * 2).min(RETRY.1);
     }
 }
 
-fn read_until_it_fails(
-    session: &mut nvml::Session,
-    settings: &GpuSettings,
-    roots: &Roots,
-    cgroup_v1: bool,
-    shared: &Mutex<Shared>,
-) -> nvml_wrapper::error::NvmlError {
+fn say(ended: &Ended, not_closed: Option<&NvmlError>) {
+    match ended {
+        Ended::Failed(error) => tracing::warn!(error = %describe(error), "GPU driver lost, trying again"),
+        Ended::Released => tracing::info!("GPU driver let go, as was asked for"),
+        Ended::Abandoned => tracing::info!("a call of the GPU driver that was given up has returned"),
+    }
+    if let Some(error) = not_closed {
+        tracing::debug!(error = %describe(error), "GPU driver did not close");
+    }
+}
+
+fn read_until(
+    session: &mut Session<'_>,
+    task: &Task,
+    owners: &mut Owners,
+    totals: &mut Totals,
+    shared: &Shared,
+) -> Ended {
+    let settings = &task.settings;
+    let mut next_whole = Moment::now();
     loop {
-        let began = Moment::now();
-        match session.read(roots, cgroup_v1) {
-            Ok(reading) => {
-                let mut shared = lock(shared);
-                shared.answered = true;
-                shared.faults.extend(reading.faults.iter());
-                shared.faults.truncate(1_000);
-                shared.latest = Some(Arc::new(reading));
-            }
-            Err(error) => return error,
+        if task.control.remaining(Moment::now()).is_some() {
+            return Ended::Released;
         }
-        let took = Moment::now().since(began);
-        std::thread::sleep(settings.interval.saturating_sub(took).max(settings.interval / 4));
+        let began = Moment::now();
+        let is_whole = began >= next_whole;
+        shared.enter();
+        let looked = look(session, is_whole, task, owners, totals);
+        let wanted = shared.leave();
+        let ended = Moment::now();
+        let took = ended.since(began);
+        match looked {
+            Ok((reading, samples)) => publish(shared, reading, samples, totals),
+            Err(error) => return Ended::Failed(error),
+        }
+        if !wanted {
+            return Ended::Abandoned;
+        }
+        if is_whole {
+            next_whole = began.plus(settings.interval).max(ended.plus(settings.interval / 4));
+        }
+        let quick = began.plus(settings.sample_interval).max(ended.plus(took * REST));
+        let next = if settings.sample_interval.is_zero() { next_whole } else { next_whole.min(quick) };
+        task.control.wait(next.since(Moment::now()));
+    }
+}
+
+fn look(
+    session: &mut Session<'_>,
+    is_whole: bool,
+    task: &Task,
+    owners: &mut Owners,
+    totals: &mut Totals,
+) -> Result<(Option<Reading>, Vec<Sample>), NvmlError> {
+    session.take_xids(totals)?;
+    if is_whole {
+        let looked = session.read(&task.roots, owners, totals)?;
+        task.control.tell(Ok(Probe::of(&looked.reading, session)));
+        return Ok((Some(looked.reading), looked.samples));
+    }
+    Ok((None, vec![session.look_quickly(&task.roots, owners)?]))
+}
+
+fn publish(shared: &Shared, reading: Option<Reading>, samples: Vec<Sample>, totals: &Totals) {
+    let mut inner = shared.lock();
+    inner.answered = true;
+    inner.samples.extend(samples);
+    let late = inner.samples.len().saturating_sub(MOST_SAMPLES);
+    inner.samples.drain(..late);
+    if let Some(reading) = reading {
+        inner.faults.extend(reading.faults.iter());
+        inner.faults.truncate(1_000);
+        inner.latest = Some(Arc::new(reading));
+        inner.totals = totals.clone();
     }
 }

@@ -1,0 +1,90 @@
+//! Compute, graphics and MPS processes of a device.
+
+use std::collections::BTreeMap;
+
+use nvml_wrapper::Device as NvmlDevice;
+use nvml_wrapper::error::NvmlError;
+
+use super::dialect::Dialect;
+use super::library::field;
+use super::memory::MOST_MEMORY;
+use super::raw::{List, Record};
+use crate::collect::gpu::reading::{GpuProcess, Memory};
+
+/// Linux has no pids from here on (PID_MAX_LIMIT).
+const PID_LIMIT: u32 = 1 << 22;
+
+/// Which lists had an entry; a quick look leaves out the others.
+pub type Lists = [bool; List::ALL.len()];
+
+/// All lists.
+pub const EVERY: Lists = [true; List::ALL.len()];
+
+/// The processes of a device, and which lists they were in. Each pid once: a process in several lists holds its memory
+/// once. `None` if the device tells none of these lists.
+///
+/// # Errors
+/// As [`field`].
+pub fn read(
+    device: &NvmlDevice<'_>,
+    lists: Lists,
+    memory: Memory,
+    dialect: &mut Dialect,
+    faults: &mut Vec<&'static str>,
+) -> Result<(Option<Vec<GpuProcess>>, Lists), NvmlError> {
+    let (mut told, mut filled) = (None, [false; List::ALL.len()]);
+    for list in List::ALL.into_iter().filter(|list| lists[*list as usize]) {
+        if let Some(records) = field(dialect.processes(device, list), faults)? {
+            filled[list as usize] = !records.is_empty();
+            told.get_or_insert_with(Vec::new).extend(records);
+        }
+    }
+    let Some(records) = told else { return Ok((None, filled)) };
+    let merged = merge(records, memory.total.unwrap_or(MOST_MEMORY));
+    if merged.is_none() {
+        faults.push("malformed");
+    }
+    Ok((merged, filled))
+}
+
+/// Each pid once. `None` if a record is impossible: then the layout is not the one we know, and all is garbage.
+fn merge(records: Vec<Record>, most: u64) -> Option<Vec<GpuProcess>> {
+    let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
+    for Record { pid, used } in records {
+        if pid == 0 || pid >= PID_LIMIT || used.is_some_and(|used| used > most) {
+            return None;
+        }
+        let entry = by_pid.entry(pid).or_insert(used);
+        *entry = used.max(*entry);
+    }
+    Some(by_pid.into_iter().map(|(pid, used)| GpuProcess::new(pid, used)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_process_in_several_lists_holds_its_memory_once() {
+        let record = |pid, used| Record { pid, used };
+        let merged =
+            merge(vec![record(7, Some(5)), record(8, None), record(7, Some(5)), record(7, None)], 10);
+        assert_eq!(merged, Some(vec![GpuProcess::new(7, Some(5)), GpuProcess::new(8, None)]));
+    }
+
+    proptest! {
+        #[test]
+        fn no_impossible_process_is_ever_told(
+            records in prop::collection::vec(
+                (prop_oneof![1..1_u32 << 22, any::<u32>()],
+                 prop_oneof![Just(None), (0..1_u64 << 40).prop_map(Some), any::<u64>().prop_map(Some)]), 0..6),
+            most in 0..1_u64 << 42,
+        ) {
+            let records: Vec<_> = records.into_iter().map(|(pid, used)| Record { pid, used }).collect();
+            for process in merge(records, most).iter().flatten() {
+                prop_assert!(process.pid < PID_LIMIT && process.used.is_none_or(|used| used <= most));
+            }
+        }
+    }
+}

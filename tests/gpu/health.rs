@@ -1,0 +1,182 @@
+//! Load, power, heat and errors of GPUs.
+
+use std::collections::BTreeMap;
+
+use fake_nvml::{Ecc, Event, Process, RemappedRows, RetiredPages, Utilization, UtilizationSample};
+
+use super::{Driver, GIB, OF_CONTAINER, USED, await_value, gpus, process_in};
+use crate::support::cgroups::TestCgroup;
+
+const FIRST: [(&str, &str); 1] = [("gpu", "0")];
+
+#[test]
+fn what_a_gpu_tells_of_itself_is_shown_in_base_units() {
+    let mut state = gpus(&[GIB, GIB]);
+    let gpu = &mut state.gpus[0];
+    gpu.utilization = Some(Utilization { gpu: 87, memory: 41, ..Utilization::default() });
+    gpu.power_mw = Some(512_345);
+    gpu.energy_mj = Some(7_250_500);
+    gpu.temperature_c = Some(71);
+    gpu.ecc = Some(Ecc { corrected: 5, uncorrected: 2, ..Ecc::default() });
+    gpu.remapped_rows =
+        Some(RemappedRows { correctable: 3, uncorrectable: 1, pending: true, failure: false });
+    gpu.pcie.replays = Some(12);
+    gpu.fields = BTreeMap::from([(38, 7.into()), (45, 0.into()), (52, 9.into()), (162, 4.into())]);
+    state.gpus[1].remapped_rows = None;
+    state.gpus[1].retired_pages =
+        Some(RetiredPages { single_bit: vec![1, 2], double_bit: vec![3], pending: true });
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    let metrics = await_value(&memledger, USED, &FIRST, GIB);
+    let value = |name: &str, own: &[(&str, &str)]| {
+        metrics.get(&format!("memledger_gpu_{name}"), &[&FIRST[..], own].concat())
+    };
+    assert_eq!(value("utilization_ratio", &[]), Some(0.87));
+    assert_eq!(value("memory_utilization_ratio", &[]), Some(0.41));
+    assert_eq!(value("power_watts", &[]), Some(512.345));
+    assert_eq!(value("energy_joules_total", &[]), Some(7250.5));
+    assert_eq!(value("temperature_celsius", &[]), Some(71.0));
+    assert_eq!(value("ecc_errors_total", &[("kind", "corrected")]), Some(5.0));
+    assert_eq!(value("ecc_errors_total", &[("kind", "uncorrected")]), Some(2.0));
+    for (kind, count) in [("correctable", 3.0), ("uncorrectable", 1.0), ("pending", 1.0), ("failure", 0.0)] {
+        assert_eq!(value("remapped_rows", &[("kind", kind)]), Some(count), "{kind}");
+    }
+    assert_eq!(value("pcie_replays_total", &[]), Some(12.0));
+    let links =
+        [("crc_flit", Some(7.0)), ("crc_data", Some(0.0)), ("replay", Some(9.0)), ("recovery", Some(4.0))];
+    for (kind, count) in links.into_iter().chain([("ecc_data", None)]) {
+        assert_eq!(value("nvlink_errors_total", &[("kind", kind)]), count, "{kind}");
+    }
+    let second = [("gpu", "1")];
+    assert_eq!(metrics.all("memledger_gpu_nvlink_errors_total", &second), Vec::<&_>::new(), "no links");
+    assert_eq!(metrics.all("memledger_gpu_remapped_rows", &second), Vec::<&_>::new());
+    for (kind, count) in [("single_bit", 2.0), ("double_bit", 1.0), ("pending", 1.0)] {
+        let labels = [("gpu", "1"), ("kind", kind)];
+        assert_eq!(metrics.value("memledger_gpu_retired_pages", &labels), count, "{kind}");
+    }
+}
+
+#[test]
+fn what_a_gpu_does_not_tell_is_absent_and_takes_nothing_along() {
+    let mut state = gpus(&[GIB]);
+    let gpu = &mut state.gpus[0];
+    (gpu.utilization, gpu.power_mw, gpu.temperature_c, gpu.energy_mj) = (None, None, None, None);
+    (gpu.throttle_reasons, gpu.ecc, gpu.remapped_rows, gpu.pcie.replays) = (None, None, None, None);
+    let driver = Driver::new(&state);
+    let metrics = await_value(&driver.memledger(&[]), USED, &FIRST, GIB);
+    let own =
+        ["_ratio", "_watts", "_celsius", "_joules_total", "_rows", "_pages", "throttle", "ecc", "replays"];
+    let found = metrics.series.iter().find(|(family, _, _)| {
+        family.starts_with("memledger_gpu_") && own.iter().any(|part| family.contains(part))
+    });
+    assert_eq!(found, None);
+    let faults = metrics.sum("memledger_read_faults_total", &[("collector", "gpu")]);
+    assert_eq!(faults, 0.0, "not to have it is no fault");
+}
+
+#[test]
+fn sentinels_of_sensors_never_leave() {
+    let mut state = gpus(&[GIB]);
+    let gpu = &mut state.gpus[0];
+    gpu.utilization = Some(Utilization { gpu: u32::MAX, memory: 101, ..Utilization::default() });
+    (gpu.power_mw, gpu.temperature_c, gpu.energy_mj) = (Some(u32::MAX), Some(u32::MAX), Some(u64::MAX));
+    gpu.ecc = Some(Ecc { corrected: u64::MAX, uncorrected: 9_200_000_000_000_000_000, ..Ecc::default() });
+    gpu.pcie.replays = Some(u32::MAX);
+    gpu.fields = BTreeMap::from([(38, u64::MAX.into()), (45, u64::from(u32::MAX).into())]);
+    let driver = Driver::new(&state);
+    let metrics = await_value(&driver.memledger(&[]), USED, &FIRST, GIB);
+    super::assert_plausible(&metrics, 80 * GIB);
+    for part in ["utilization_ratio", "power", "temperature", "energy", "ecc", "pcie", "nvlink"] {
+        let found =
+            metrics.series.iter().find(|(family, _, _)| family.starts_with(&format!("memledger_gpu_{part}")));
+        assert_eq!(found, None);
+    }
+}
+
+#[test]
+fn time_under_a_reason_that_lowers_clocks_is_counted_while_it_holds() {
+    let mut state = gpus(&[GIB]);
+    state.gpus[0].throttle_reasons = Some(0x4 | 0x1); // power cap; idle is no throttling
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    let seconds = |metrics: &crate::support::Metrics, reason| {
+        metrics.ask("memledger_gpu_throttle_seconds_total", &[("reason", reason)])
+    };
+    let grown = memledger.eventually("time under the power cap", |metrics| {
+        let time = seconds(metrics, "sw_power_cap")?;
+        if time > 0.2 { Ok(time) } else { Err(format!("{time} s")) }
+    });
+    state.gpus[0].throttle_reasons = Some(0x40);
+    driver.set(&state);
+    memledger.eventually("time too hot", |metrics| {
+        let time = seconds(metrics, "hw_thermal")?;
+        if time > 0.1 { Ok(()) } else { Err(format!("{time} s")) }
+    });
+    let metrics = memledger.metrics();
+    assert!(seconds(&metrics, "sw_power_cap").unwrap() >= grown, "it does not fall");
+    let stands = seconds(&metrics, "sw_power_cap").unwrap();
+    assert_eq!(seconds(&memledger.fresh_metrics(), "sw_power_cap").unwrap(), stands, "nor does it go on");
+    assert_eq!(seconds(&metrics, "sync_boost").unwrap(), 0.0);
+}
+
+#[test]
+fn an_xid_is_counted_once_with_its_time_and_the_known_ones_are_born_at_zero() {
+    const XIDS: &str = "memledger_gpu_xid_errors_total";
+    let mut state = gpus(&[GIB, GIB]);
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    let count = |gpu: &str, xid: &str| memledger.metrics().get(XIDS, &[("gpu", gpu), ("xid", xid)]);
+    await_value(&memledger, XIDS, &[("gpu", "1"), ("xid", "79")], 0);
+    for xid in ["13", "31", "43", "45", "48", "63", "64", "74", "79", "94", "95", "119"] {
+        assert_eq!(count("0", xid), Some(0.0), "{xid}");
+    }
+    assert_eq!(memledger.metrics().all("memledger_gpu_last_xid_timestamp_seconds", &[]).len(), 0);
+    state.events =
+        vec![Event::xid(1, 0, 31), Event::xid(2, 1, 79), Event::xid(3, 0, 31), Event::xid(4, 0, 61)];
+    driver.set(&state);
+    await_value(&memledger, XIDS, &[("gpu", "0"), ("xid", "61")], 1);
+    await_value(&memledger, XIDS, &[("gpu", "0"), ("xid", "31")], 2);
+    await_value(&memledger, XIDS, &[("gpu", "1"), ("xid", "79")], 1);
+    let metrics = memledger.fresh_metrics();
+    let now = metrics.value("memledger_snapshot_timestamp_seconds", &[]);
+    let last = metrics.value("memledger_gpu_last_xid_timestamp_seconds", &[("gpu", "1"), ("xid", "79")]);
+    assert!(now - last < 60.0 && last <= now, "{last} before {now}");
+    assert_eq!(metrics.sum(XIDS, &[]), 4.0);
+    // a GPU that is lost spoils the set; the Xids of the other come all the same, and counts do not fall
+    state.gpus[1].lost = true;
+    driver.set(&state);
+    await_value(&memledger, "memledger_gpus_visible", &[], 1);
+    state.events.push(Event::xid(5, 0, 13));
+    driver.set(&state);
+    await_value(&memledger, XIDS, &[("gpu", "0"), ("xid", "13")], 1);
+    state.gpus[1].lost = false;
+    driver.set(&state);
+    await_value(&memledger, XIDS, &[("gpu", "1"), ("xid", "79")], 1);
+}
+
+#[test]
+fn the_share_of_a_containers_kernels_is_the_sum_over_its_processes() {
+    let (a, b) = (TestCgroup::container(), TestCgroup::container());
+    let (first, second, third) = (process_in(&a), process_in(&a), process_in(&b));
+    let mut state = gpus(&[8 * GIB, 0]);
+    let all = [&first, &second, &third];
+    state.gpus[0].processes = all.iter().map(|python| Process::compute(python.pid(), Some(GIB))).collect();
+    let sample = |pid, sm| UtilizationSample { pid, sm, ..UtilizationSample::default() };
+    state.gpus[0].utilization_samples =
+        vec![sample(first.pid(), 50), sample(first.pid(), 30), sample(second.pid(), 25), sample(1, 7)];
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&a, &b]);
+    let metrics = await_value(&memledger, OF_CONTAINER, &[("container_name", a.name())], 2 * GIB);
+    let busy = |container: &TestCgroup| {
+        metrics.value("memledger_container_gpu_utilization_ratio", &[("container_name", container.name())])
+    };
+    assert!((busy(&a) - 0.65).abs() < 1e-9, "the mean of the first one's samples, and the second's");
+    assert_eq!(busy(&b), 0.0, "the driver leaves out who did nothing");
+    let pid = first.pid().to_string();
+    let of_first = metrics.value("memledger_process_gpu_utilization_ratio", &[("pid", &pid)]);
+    assert!((of_first - 0.4).abs() < 1e-9);
+    // no samples at all: nobody did anything
+    state.gpus[0].utilization_samples.clear();
+    driver.set(&state);
+    await_value(&memledger, "memledger_container_gpu_utilization_ratio", &[("container_name", a.name())], 0);
+}

@@ -1,0 +1,159 @@
+//! Peaks: what a scrape, and even a reading, would miss.
+
+use std::collections::BTreeMap;
+
+use fake_nvml::{Accounting, Process, State};
+
+use super::{Driver, GIB, OF_CONTAINER, USED, await_value, gpus, process_in};
+use crate::support::Memledger;
+use crate::support::cgroups::TestCgroup;
+
+const OF_DEVICE: &str = "memledger_gpu_memory_peak_bytes";
+const PEAK: &str = "memledger_container_gpu_memory_peak_bytes";
+const RECENT: &str = "memledger_container_gpu_memory_recent_peak_bytes";
+const OF_ONE: &str = "memledger_process_gpu_memory_peak_bytes";
+
+/// Reads once, and then only looks quickly.
+const QUICK_ONLY: [&str; 3] = ["--gpu.interval=1h", "--gpu.deadline=1h", "--gpu.sample-interval=20ms"];
+
+fn holding(used: u64, processes: &[(u32, u64)]) -> State {
+    let mut state = gpus(&[used]);
+    state.gpus[0].processes =
+        processes.iter().map(|(pid, used)| Process::compute(*pid, Some(*used))).collect();
+    state
+}
+
+fn await_peak(memledger: &Memledger, family: &str, labels: &[(&str, &str)], wanted: u64) {
+    memledger.eventually(&format!("{family} {labels:?} = {wanted}"), |metrics| {
+        match metrics.ask(family, labels)? {
+            found if found == wanted as f64 => Ok(()),
+            found => Err(format!("it is {found}")),
+        }
+    });
+}
+
+#[test]
+fn a_spike_between_two_readings_is_a_peak_of_process_container_and_device() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let calm = holding(3 * GIB, &[(python.pid(), GIB)]);
+    let driver = Driver::new(&calm);
+    let memledger = driver.memledger_with(&[&container], &QUICK_ONLY);
+    await_value(&memledger, OF_CONTAINER, &[], GIB);
+    await_peak(&memledger, PEAK, &[], GIB);
+    driver.set(&holding(9 * GIB, &[(python.pid(), 7 * GIB)]));
+    await_peak(&memledger, PEAK, &[], 7 * GIB);
+    driver.set(&calm);
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(metrics.value(OF_CONTAINER, &[]), GIB as f64, "no reading has seen it");
+    assert_eq!(metrics.value(USED, &[]), (3 * GIB) as f64);
+    let pid = python.pid().to_string();
+    for (family, peak) in [
+        (PEAK, 7),
+        (RECENT, 7),
+        (OF_ONE, 7),
+        ("memledger_process_gpu_memory_recent_peak_bytes", 7),
+        (OF_DEVICE, 9),
+        ("memledger_gpu_memory_recent_peak_bytes", 9),
+    ] {
+        assert_eq!(metrics.value(family, &[("gpu", "0")]), (peak * GIB) as f64, "{family}");
+    }
+    assert_eq!(metrics.all(OF_ONE, &[("pid", &pid), ("process", "python3"), ("role", "trainer")]).len(), 1);
+}
+
+#[test]
+fn a_containers_peak_is_what_its_processes_held_at_one_time_not_the_sum_of_their_peaks() {
+    let container = TestCgroup::container();
+    let (first, second) = (process_in(&container), process_in(&container));
+    let both = |a: u64, b: u64| holding(8 * GIB, &[(first.pid(), a * GIB), (second.pid(), b * GIB)]);
+    let driver = Driver::new(&both(5, 1));
+    let memledger = driver.memledger_with(&[&container], &QUICK_ONLY);
+    let of = |pid: u32| pid.to_string();
+    await_peak(&memledger, OF_ONE, &[("pid", &of(first.pid()))], 5 * GIB);
+    driver.set(&both(1, 5));
+    await_peak(&memledger, OF_ONE, &[("pid", &of(second.pid()))], 5 * GIB);
+    assert_eq!(memledger.metrics().value(PEAK, &[]), (6 * GIB) as f64);
+}
+
+#[test]
+fn a_process_that_comes_and_goes_between_two_readings_counts_for_its_container() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let calm = holding(GIB, &[(python.pid(), GIB)]);
+    let driver = Driver::new(&calm);
+    let memledger = driver.memledger_with(&[&container], &QUICK_ONLY);
+    await_peak(&memledger, PEAK, &[], GIB);
+    let late = process_in(&container);
+    driver.set(&holding(5 * GIB, &[(python.pid(), GIB), (late.pid(), 4 * GIB)]));
+    await_peak(&memledger, PEAK, &[], 5 * GIB);
+    drop(late);
+    driver.set(&calm);
+    assert_eq!(memledger.fresh_metrics().value(PEAK, &[]), (5 * GIB) as f64);
+}
+
+#[test]
+fn a_peak_outlives_the_process_and_the_container() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let driver = Driver::new(&holding(5 * GIB, &[(python.pid(), 4 * GIB)]));
+    let memledger = driver.memledger(&[&container]);
+    await_peak(&memledger, PEAK, &[], 4 * GIB);
+    driver.set(&gpus(&[0]));
+    await_value(&memledger, USED, &[], 0);
+    let of = [("container_name", container.name())];
+    assert_eq!(memledger.metrics().value(PEAK, &of), (4 * GIB) as f64);
+    drop(python);
+    let name = container.name().to_owned();
+    drop(container);
+    memledger.eventually("the end of the container", |metrics| {
+        match metrics.all("memledger_container_memory_usage_bytes", &[]).len() {
+            0 => Ok(()),
+            _ => Err("it is still there".to_owned()),
+        }
+    });
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(metrics.value(PEAK, &[("container_name", &name)]), (4 * GIB) as f64);
+    assert_eq!(metrics.get(RECENT, &[]), None, "nothing is recent of what has ended");
+}
+
+#[test]
+fn where_accounting_mode_is_on_the_drivers_maximum_counts_also_after_the_end() {
+    let container = TestCgroup::container();
+    let (python, other) = (process_in(&container), process_in(&container));
+    let account = |most: u64| Accounting { max_memory: Some(most), ..Accounting::default() };
+    let mut state = holding(4 * GIB, &[(python.pid(), GIB), (other.pid(), GIB)]);
+    let accounts = [(python.pid(), account(6 * GIB)), (other.pid(), account(GIB / 2))];
+    state.gpus[0].accounting = Some(BTreeMap::from(accounts.clone()));
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&container]);
+    let pid = |pid: u32| pid.to_string();
+    await_peak(&memledger, OF_ONE, &[("pid", &pid(python.pid()))], 6 * GIB);
+    await_peak(&memledger, OF_ONE, &[("pid", &pid(other.pid()))], GIB);
+    await_peak(&memledger, PEAK, &[], 6 * GIB);
+    assert_eq!(memledger.metrics().value(RECENT, &[]), (2 * GIB) as f64, "when it was is not known");
+    // it grows once more and ends; only the driver knows
+    state.gpus[0].processes.remove(0);
+    state.gpus[0].accounting = Some(BTreeMap::from([(python.pid(), account(9 * GIB)), accounts[1].clone()]));
+    driver.set(&state);
+    await_peak(&memledger, PEAK, &[], 9 * GIB);
+    let (_, doctor, _) = crate::support::run(&[
+        "doctor",
+        "--docker.socket=",
+        "--podman.socket=",
+        &format!("--gpu.nvml-library={}", driver.fake.path().display()),
+    ]);
+    assert!(!doctor.contains("nvidia-smi -am 1"), "{doctor}");
+}
+
+#[test]
+fn without_quick_looks_the_readings_are_the_samples() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let driver = Driver::new(&holding(3 * GIB, &[(python.pid(), 2 * GIB)]));
+    let memledger =
+        driver.memledger_with(&[&container], &["--gpu.interval=50ms", "--gpu.sample-interval=0s"]);
+    await_peak(&memledger, PEAK, &[], 2 * GIB);
+    driver.set(&holding(5 * GIB, &[(python.pid(), 4 * GIB)]));
+    await_peak(&memledger, PEAK, &[], 4 * GIB);
+    assert_eq!(memledger.metrics().value(OF_DEVICE, &[]), (5 * GIB) as f64);
+}
