@@ -279,6 +279,7 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
             limit_cgroup: "".into(),
             limit_bytes: None,
             method: "kmsg".into(),
+            exchangeable: false,
             evidence: vec![],
             before: None,
         };

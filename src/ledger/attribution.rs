@@ -2,16 +2,15 @@
 //!
 //! The first evidence that holds wins: the kernel's own line with the cgroup; /proc/PID/cgroup, read when the record was;
 //! the processes that the last cycle saw; the group that was killed as a whole; the cgroups' counters; the runtimes' word.
-//! The last two only as a set: so many kills without an owner, and exactly so many kills that nobody explained. A wrong
-//! attribution is worse than none: what is left after [`SETTLES_AFTER`] stays unattributed.
+//! The last two only as a set (`sets`). A wrong attribution is worse than none: what is left after [`SETTLES_AFTER`] stays
+//! unattributed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::entries::{Event, Evidence, Kill, Scope, Victim, Whose};
-use super::fit::{Fit, Judge};
+use super::entries::{Event, Kill, Scope, Victim, Whose};
 use super::machine::{Hint, Machine};
 use super::runs::Known;
 use super::totals::Total;
@@ -22,8 +21,6 @@ use crate::parse::kernel_log::Context;
 
 /// A kill that nothing ties to anybody stays unattributed after this.
 pub const SETTLES_AFTER: Duration = Duration::from_secs(10);
-/// Shortly before that, what the cgroups counted is dealt even if the numbers do not agree.
-const LAST_MOMENT: Duration = Duration::from_secs(9);
 /// A container whose first process ends with SIGKILL's status so soon after a child's kill was ended by it.
 const ENDS_WITHIN: f64 = 5.0;
 /// As long is waited for such an end.
@@ -33,16 +30,8 @@ const END_MAY_TAKE: Duration = Duration::from_secs(5);
 const RUNTIME_MAY_TAKE: Duration = Duration::from_secs(3);
 /// So long is waited for the runtime's word of an end of which the kill is known.
 const MAIN_TOLD_WITHIN: Duration = Duration::from_millis(500);
-/// The runtimes' word is not taken before their events can be complete.
-const RUNTIMES_MAY_TAKE: Duration = Duration::from_secs(2);
-/// What the runtimes tell belongs to a kill that is at most so many seconds older; or, because a kill without a record
-/// has the time at which it was noticed, so many younger.
-const WORD_WITHIN: f64 = 5.0;
-const WORD_BEFORE: f64 = 3.0;
 /// The exit status of a process that SIGKILL ended.
 pub const BY_SIGKILL: i64 = 137;
-/// A container and the time of its end.
-type Told = (ContainerId, f64);
 /// The newest cycle's view of a container is stored with one kill of a burst.
 const BEFORE_EVERY: f64 = 60.0;
 
@@ -77,7 +66,7 @@ pub struct Open {
     pub duplicates: u64,
     /// It was logged.
     pub said: bool,
-    noticed: Moment,
+    pub noticed: Moment,
 }
 
 /// What is stored beside an open kill: an owner that has no name yet, and what /proc said.
@@ -189,115 +178,6 @@ impl Machine {
     /// Open kills of which nobody knows whose they were.
     pub(super) fn ownerless(&self) -> Vec<usize> {
         (0..self.open.len()).filter(|at| self.open[*at].is_ownerless()).collect()
-    }
-
-    /// So many kills without an owner as the cgroups counted and nothing explains, or one cgroup alone counted at least as
-    /// many; else so many as the cgroups counted and the runtimes tell of together.
-    fn by_sets(&mut self, now: Moment) {
-        let ownerless = self.ownerless();
-        if ownerless.is_empty() || self.kernel.waits() {
-            return; // a record or a gap is still to come: the numbers cannot match
-        }
-        let counted = self.counters.candidates();
-        let sum: u64 = counted.iter().map(|(_, kills)| kills).sum();
-        let kills = ownerless.len() as u64;
-        if sum == kills || (counted.len() == 1 && sum > kills) {
-            return self.by_counters(ownerless, &counted, &Fit::ALL);
-        }
-        let ready = ownerless.iter().all(|at| now.since(self.open[*at].noticed) >= RUNTIMES_MAY_TAKE);
-        if !ready || sum > kills {
-            return;
-        }
-        let told = self.told_by_runtimes(&ownerless, &counted);
-        if sum + told.len() as u64 == kills {
-            let rest = self.by_runtimes(ownerless, &told);
-            return self.by_counters(rest, &counted, &Fit::ALL);
-        }
-        // nothing more will be known: what a cgroup counted is among these
-        let is_last = |at: &usize| now.since(self.open[*at].noticed) >= LAST_MOMENT;
-        let last = ownerless.into_iter().filter(is_last);
-        let (records, gaps): (Vec<_>, Vec<_>) =
-            last.partition(|at| self.open[*at].kill.kernel_usec.is_some());
-        if sum <= (records.len() + gaps.len()) as u64 {
-            // a process only to a container that had one of its name; a kill without a record is like another
-            self.by_counters(records, &counted, &[Fit::Name]);
-            self.by_counters(gaps, &self.counters.candidates(), &[Fit::Unknown]);
-        }
-    }
-
-    /// How well these kills fit containers, by their names.
-    fn judge(&self, kills: &[usize]) -> Judge {
-        Judge::new(&self.runs, kills.iter().map(|at| Arc::clone(&self.open[*at].kill.process)))
-    }
-
-    /// Deals kills to the containers whose cgroups counted so many, those that fit best first.
-    fn by_counters(&mut self, kills: Vec<usize>, counted: &[(ContainerId, u64)], fits: &[Fit]) {
-        let judge = self.judge(&kills);
-        let mut counted = counted.to_vec();
-        let mut rest = kills;
-        for fit in fits {
-            rest.retain(|at| {
-                let process = Arc::clone(&self.open[*at].kill.process);
-                let fits = |id: &ContainerId| *fit == Fit::Any || judge.fit(&self.runs, id, &process) == *fit;
-                let Some((id, left)) = counted.iter_mut().find(|(id, left)| *left > 0 && fits(id)) else {
-                    return true;
-                };
-                *left -= 1;
-                let text = "its cgroup counted a kill that nothing else explains";
-                self.open[*at].kill.evidence.push(Evidence::new("cgroup", text));
-                let id = id.clone();
-                self.give(*at, Place::Container(id), "cgroup");
-                false
-            });
-        }
-    }
-
-    /// Containers that ended by SIGKILL near these kills though nobody asked, of which the runtime told an OOM and no kill
-    /// is known. With the time of the end, the earliest first. SIGKILL alone is no evidence: anybody may send it.
-    fn told_by_runtimes(&self, kills: &[usize], counted: &[(ContainerId, u64)]) -> Vec<Told> {
-        let near = |told: f64| {
-            kills.iter().any(|at| (-WORD_BEFORE..WORD_WITHIN).contains(&(told - self.open[*at].kill.at)))
-        };
-        let mut told: Vec<Told> = Vec::new();
-        let runs = self.runs.iter().flat_map(|(id, known)| known.all_runs().map(move |run| (id, known, run)));
-        for (id, known, run) in runs.filter(|(_, _, run)| run.kills == 0) {
-            let Some(at) = run.ended.filter(|at| run.exit_code == Some(BY_SIGKILL) && near(*at)) else {
-                continue;
-            };
-            let explained = counted.iter().any(|(other, _)| other == id)
-                || self.open.iter().any(|open| open.container.as_ref() == Some(id))
-                || run.asked_before(at).next().is_some();
-            if !explained && (known.oom_told.is_some_and(near) || run.oom_flag == Some(true)) {
-                told.push((id.clone(), at));
-            }
-        }
-        told.sort_by(|one, other| one.1.total_cmp(&other.1));
-        told
-    }
-
-    /// Gives each container a kill before its end, one with a record first, then the one that fits best by its name, then
-    /// the last. Returns the kills left.
-    fn by_runtimes(&mut self, mut kills: Vec<usize>, told: &[Told]) -> Vec<usize> {
-        let judge = self.judge(&kills);
-        for (id, ended) in told {
-            let worth = |at: &usize| {
-                let kill = &self.open[*at].kill;
-                let is_before = kill.kernel_usec.is_some() && kill.at <= ended + 0.02;
-                (is_before, std::cmp::Reverse(judge.fit(&self.runs, id, &kill.process)), kill.at)
-            };
-            let best = (0..kills.len()).max_by(|one, other| {
-                let (one, other) = (worth(&kills[*one]), worth(&kills[*other]));
-                (one.0, one.1).cmp(&(other.0, other.1)).then(one.2.total_cmp(&other.2))
-            });
-            if let Some(best) = best {
-                let at = kills.remove(best);
-                let text =
-                    "its runtime told of an OOM, and of its end by SIGKILL, which nobody had asked for";
-                self.open[at].kill.evidence.push(Evidence::new("runtime", text));
-                self.give(at, Place::Container(id.clone()), "runtime");
-            }
-        }
-        kills
     }
 
     /// Enters the name of an owner when it is known, and what it held.

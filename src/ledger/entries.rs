@@ -139,6 +139,10 @@ pub struct Kill {
     /// How it was attributed: `kmsg`, `proc`, `processes`, `cgroup`, `runtime`; empty if it was not.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub method: Arc<str>,
+    /// The number of kills is its container's, but several containers lost processes in these seconds, and which process
+    /// was whose is not known: name, pid and sizes may be those of another one's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exchangeable: bool,
     /// What the sources said, in the order in which they did.
     pub evidence: Vec<Evidence>,
     /// What the container held before; for a host kill also who else held memory.

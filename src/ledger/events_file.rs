@@ -171,6 +171,7 @@ mod tests {
             limit_cgroup: "".into(),
             limit_bytes: None,
             method: "".into(),
+            exchangeable: false,
             evidence: vec![],
             before: None,
         })

@@ -555,6 +555,7 @@ impl Kill {
             limit_cgroup: "".into(),
             limit_bytes: None,
             method: "".into(),
+            exchangeable: false,
             evidence: vec![],
             before: None,
         }
@@ -567,7 +568,8 @@ impl Kill {
         let (id, whose, victim) = (self.id, self.whose.clone(), self.victim);
         let (role, method, before) = (Arc::clone(&self.role), Arc::clone(&self.method), self.before.take());
         let scope = if victim.is_some() { self.scope } else { record.scope };
-        *self = Self { id, whose, victim, scope, role, method, before, evidence, ..record };
+        let exchangeable = self.exchangeable;
+        *self = Self { id, whose, victim, scope, role, method, exchangeable, before, evidence, ..record };
     }
 }
 

@@ -11,7 +11,7 @@
 //! | `kernel.rs` | which kills there were: records against the kernel's counter |
 //! | `runs.rs` | which containers there are, and when a run began and ended |
 //! | `history.rs` | what a container held in the last minutes |
-//! | `attribution.rs`, `whose.rs`, `fit.rs`, `counters.rs` | whose a kill was, and whether it ended the container |
+//! | `attribution.rs`, `whose.rs`, `sets.rs`, `fit.rs`, `counters.rs` | whose a kill was, and whether it ended the container |
 //! | `exits.rs` | why a container ended |
 //! | `totals.rs` | the counts that never fall |
 //! | `why.rs` | what a person is told |
@@ -32,6 +32,7 @@ mod log_watch;
 mod machine;
 mod runs;
 mod say;
+mod sets;
 pub mod store;
 mod totals;
 mod whose;

@@ -21,8 +21,8 @@ fn size(wanted: (usize, usize)) -> (usize, usize) {
     if in_v2_guest() { IN_GUEST } else { wanted }
 }
 
-/// On a machine that is busy with other tests a container of a burst may be gone before anything but the kernel's counter
-/// has told of its kill: so many of 200, and no more, may stay unattributed. On a quiet one it is none.
+/// On a busy machine a container of a burst may be gone before anything but the kernel's counter has told of its kill: so
+/// many of 200, and no more, may stay unattributed. On a quiet one it is none.
 const MOST_UNATTRIBUTED: usize = 20;
 
 #[test]

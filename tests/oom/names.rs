@@ -183,7 +183,7 @@ fn case_27_a_container_made_anew_under_its_name_is_another_one_and_the_count_goe
     let second = scene.run("it", &[], &["eat"]);
     scene.really_killed(2);
     ledger.settles(&name, 2, 0);
-    let kills = ledger.kills_of(&scene);
+    let kills = ledger.kills_in_its_containers(&scene);
     assert_ne!(kills[0]["container_id"], kills[1]["container_id"]);
     assert_eq!(kills[1]["container_id"], second.id.as_str());
 }
@@ -207,7 +207,7 @@ fn case_27_a_container_that_is_renamed_keeps_what_it_had_and_goes_on_under_its_n
         let found = (sum(metrics, &container.name), sum(metrics, &new));
         if found.1 >= 1.0 { Ok(()) } else { Err(format!("{found:?}")) }
     });
-    let kills = ledger.kills_of(&scene);
+    let kills = ledger.kills_in_its_containers(&scene);
     assert_eq!(kills[1]["container_name"], new.as_str());
     assert_eq!(kills[0]["container_id"], kills[1]["container_id"]);
 }

@@ -75,6 +75,7 @@ pub fn kill(victim: Victim) -> Kill {
         limit_cgroup: format!("/docker/{ID}").into(),
         limit_bytes: Some(44 * GIB),
         method: "kmsg".into(),
+        exchangeable: false,
         evidence: vec![
             Evidence::new(
                 "kmsg",

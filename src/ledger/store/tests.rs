@@ -71,6 +71,7 @@ fn kill(id: u64, at: f64, whose: Whose) -> Event {
         limit_cgroup: "/docker/abc".into(),
         limit_bytes: Some(4 << 30),
         method: "kmsg".into(),
+        exchangeable: false,
         evidence: vec![Evidence::new("kmsg", "Killed process 4711")],
         before: Some(before(2)),
     })

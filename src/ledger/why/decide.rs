@@ -166,6 +166,7 @@ fn of_kill<'a>(kill: &'a Kill, run: &Run<'a>) -> (Cause, Confidence, String) {
     let told = kill.victim.is_some() && (limit != Limit::NotTold || kill.scope == Scope::Host);
     let confidence = match cause {
         Cause::OomUnnamed => Confidence::Likely,
+        _ if kill.exchangeable => Confidence::Likely,
         Cause::OomParentLimit if kill.limit_cgroup.is_empty() => Confidence::Likely,
         _ if told => Confidence::Certain,
         _ => Confidence::Likely,
@@ -192,7 +193,16 @@ fn sentence<'a>(kill: &'a Kill, run: &Run<'a>, main: bool, limit: Limit) -> Stri
         (_, Limit::Above) => reached(&format!("the cgroup {} above it", path(&kill.limit_cgroup)), bytes),
         (_, Limit::NotTold) => reached("a cgroup (most likely the container's own)", bytes),
     };
-    format!("At {} the kernel's OOM killer killed {}, because {why}; {after}", time(kill.at), process(kill))
+    let or_another = if kill.exchangeable {
+        " (or another process of those seconds: other containers lost some too, and only their numbers are known)"
+    } else {
+        ""
+    };
+    format!(
+        "At {} the kernel's OOM killer killed {}{or_another}, because {why}; {after}",
+        time(kill.at),
+        process(kill)
+    )
 }
 
 /// `X reached its memory limit of Y`, or without the figure if there is none.

@@ -103,6 +103,19 @@ fn the_runtimes_word_ties_a_kill_to_the_container_that_ended_so() {
     assert_eq!(story.reasons('a'), [Some(Reason::OomContainer)]);
 }
 
+#[test]
+fn an_end_just_after_the_ledger_was_begun_may_follow_a_kill_from_before_and_explains_no_other() {
+    let mut story = Story::new();
+    story.tell('a', 0.1, What::Started);
+    story.kill(0.35, 1, None, Hint::default());
+    story.tell('a', 0.36, What::Oom);
+    story.end('a', 0.4, KILLED);
+    for at in [0.5, 3.0, 12.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.last_kill().whose, Whose::Unattributed);
+}
+
 /// Two kills just before an end that the runtime tells: by their times alone the other container's would be taken.
 #[test]
 fn among_kills_that_only_numbers_tell_of_a_name_that_is_anothers_is_not_given_to_a_stranger() {
