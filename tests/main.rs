@@ -3,6 +3,7 @@
 //! One file per concern. [`truth`], [`roles`], [`vanishing`] and [`oom`] also run inside the cgroup v2 guest (`tests/v2host`).
 
 mod daemon;
+mod dashboards;
 mod docker;
 mod events;
 mod facts;
