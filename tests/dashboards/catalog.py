@@ -17,6 +17,9 @@ OPTIONAL = {"k8s_namespace_name", "k8s_pod_name", "gpu_instance_id", "compute_in
 # of those, what a series of the scope always has
 IDENTIFYING = {"container_name", "gpu", "gpu_uuid"}
 
+# labels whose values the catalog tells
+ENUMERATED = {"role", "reason", "kind", "victim", "scope", "component", "source", "xid"}
+
 
 @dataclass
 class Series:
@@ -65,6 +68,17 @@ def families(root):
             found[name] = Series(labels, unit_of(name), kind == "counter", frozenset(required))
     if len(found) < 50:
         raise SystemExit("docs/metrics.md: no table of families was found")
+    return found
+
+
+def values(root):
+    """What the catalog says of the values of labels that have few: label to the words in the help of its families."""
+    found = {label: set() for label in ENUMERATED}
+    for line in (root / "docs/metrics.md").read_text().splitlines():
+        row = re.match(r"\| `\w+` \| \w+ \| ([^|]*) \| \d+ \| (.*) \|", line)
+        for label in re.split(r",\s*", row[1]) if row else []:
+            if label in found:
+                found[label] |= set(re.findall(r"\w+", row[2]))
     return found
 
 

@@ -54,6 +54,7 @@ class Check:
         self.families = catalog.families(root)
         self.table = catalog.table(root)
         self.reader = promql.Reader(self.table)
+        self.values = catalog.values(root)
         self.boards = boards.load(root)
 
     def say(self, where, what):
@@ -68,6 +69,12 @@ class Check:
             return None
         for complaint in self.reader.complaints(tree):
             self.say(where, complaint)
+        for node in promql.walk(tree):
+            for label, _, value in node.matchers if isinstance(node, promql.Selector) else ():
+                # "$variable", "" and ".+" are no values
+                for word in value.split("|") if re.fullmatch(r"[\w|]+", value) else ():
+                    if label in self.values and word not in self.values[label]:
+                        self.say(where, f"{node.name}{{{label}}}: the catalog tells of no {word!r}")
         return tree
 
     # --- dashboards

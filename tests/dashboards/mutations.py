@@ -60,6 +60,7 @@ MUTATIONS = [
     ("a wrong label in on", text(RULES + "recording.yml", "* on (job, instance, k8s_namespace_name, k8s_pod_name, container_name)", "* on (job, instance, k8s_namespace_name, k8s_pod_name, container)"), "on (container): a side has no such label"),
     ("a wrong label in group_left", text(RULES + "recording.yml", "group_left (run, batch_size", "group_left (run, batchsize"), "group_left (batchsize)"),
     ("a legend that the result cannot have", board("overview.json", lambda d: put(series(d)["targets"][0], legendFormat="{{container_name}}")), "the legend names container_name"),
+    ("a value that a label never has", text(RULES + "alerts.yml", 'scope="host"', 'scope="hosts"'), "the catalog tells of no 'hosts'"),
     ("a typo in a metric of a rule", text(RULES + "alerts.yml", "memledger_store_up", "memledger_stores_up"), "memledger_stores_up: no such series"),
     ("a label in a text that the alert has not", text(RULES + "alerts.yml", "{{ $labels.collector }}", "{{ $labels.colector }}"), "the text names label colector"),
     ("a typo in a series of a rule test", text(TESTS + "memory.yml", "memledger_container_memory_headroom_bytes{", "memledger_container_memory_headrom_bytes{"), "no such series"),
