@@ -4,6 +4,7 @@
 
 mod daemon;
 mod dashboards;
+mod deploy;
 mod docker;
 mod events;
 mod facts;
