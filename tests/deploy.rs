@@ -66,7 +66,7 @@ fn the_image_from_scratch_runs_as_compose_has_it_and_is_healthy() {
     let Some(engine) = Engine::shared() else { return };
     let script = repository().join("tests/dashboards/compose.py");
     let flags = said(Command::new(python).arg("-B").arg(script).arg("flags"));
-    let flags: Vec<_> = flags.lines().chain(["--health-interval=1s", "--rm"]).collect();
+    let flags: Vec<_> = flags.lines().chain(["--health-interval=1s"]).collect();
     let image = Image::build(&engine);
     let of_image = Engine { image: image.name.clone(), ..engine.clone() };
     let container = of_image.run(&unique("memledger"), &flags, &[]);

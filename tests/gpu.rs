@@ -2,12 +2,14 @@
 //!
 //! `tests/fake-nvml` is that library. It knows what NVIDIA documents, not how a given driver misbehaves beyond that.
 
+mod cost;
 mod drivers;
 mod faults;
 mod health;
 mod letting_go;
 mod mig;
 mod peaks;
+mod peers;
 
 use std::process::{Command, Stdio};
 

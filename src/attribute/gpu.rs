@@ -293,7 +293,7 @@ fn write_processes(members: &[Member], series: &mut Series, all: &mut Attributed
 mod tests {
     use super::*;
     use crate::clock::Moment;
-    use crate::collect::gpu::{Identity, Memory, Reading};
+    use crate::collect::gpu::{Identity, Instance, Memory, Reading};
     use proptest::prelude::*;
 
     const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
@@ -370,6 +370,69 @@ mod tests {
             if known <= used {
                 prop_assert_eq!(attributed + unattributed, used);
                 prop_assert!(rows.iter().all(|(_, value)| *value <= used.max(8)), "8 is a number of processes");
+            }
+        }
+    }
+
+    /// An instance of the one GPU, as NVML's readings have it.
+    fn part(
+        gpu_instance: u8,
+        compute_instance: usize,
+        used: Option<u64>,
+        processes: Option<Vec<GpuProcess>>,
+    ) -> Device {
+        let instance = Instance {
+            gpu_instance_id: gpu_instance.to_string().into(),
+            compute_instance_id: compute_instance.to_string().into(),
+            uuid: format!("MIG-{compute_instance}").into(),
+        };
+        let identity = Identity { uuid: "GPU-0".into(), instance: Some(instance), ..Identity::default() };
+        let memory = Memory { used, ..Memory::default() };
+        Device { memory, processes, instance_of: Some(0), ..Device::new(Arc::new(identity)) }
+    }
+
+    type Answer = (u8, Option<u64>, Option<Vec<(Option<u64>, u8)>>);
+
+    /// What NVML may answer of an instance: nothing, little, or more than there is.
+    fn answer() -> impl Strategy<Value = Answer> {
+        let process = (proptest::option::weighted(0.9, 0_u64..1 << 36), 0_u8..4);
+        (
+            0_u8..3,
+            proptest::option::weighted(0.9, 0_u64..1 << 40),
+            proptest::option::weighted(0.9, prop::collection::vec(process, 0..4)),
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn the_books_of_a_gpu_and_of_each_of_its_instances_balance_for_any_reading(
+            used in proptest::option::weighted(0.9, 0_u64..1 << 41),
+            answers in prop::collection::vec(answer(), 0..5),
+        ) {
+            let mut pids = 1..;
+            let parts = answers.into_iter().enumerate().map(|(number, (gpu_instance, used, processes))| {
+                let named = |(bytes, place)| process(pids.next().unwrap_or(0), bytes, place);
+                part(gpu_instance, number, used, processes.map(|all| all.into_iter().map(named).collect()))
+            });
+            let mut devices: Vec<_> = parts.collect();
+            let mut whole = device(0, None);
+            whole.memory = Memory { used, ..Memory::default() };
+            devices.insert(0, whole);
+            let index = Index { by_pid: HashMap::new(), by_id: HashMap::from([(A, 0), (B, 1)]) };
+            let mut series = Series::default();
+            write_books(0, &devices, Some(0), &index, &mut series, &mut Attributed::default());
+            for (gpu, device) in (0_u32..).zip(&devices) {
+                let within = |row: &&crate::series::Row| device.contains(&devices[row.gpu as usize]);
+                let attributed = |row: &&crate::series::Row| {
+                    [Id::CONTAINER_GPU_MEMORY, Id::GPU_HOST_PROCESSES].contains(&row.family)
+                };
+                let attributed: u64 =
+                    series.rows().iter().filter(attributed).filter(within).map(|row| row.value as u64).sum();
+                let mut rest = series.rows().iter();
+                let rest = rest.find(|row| row.family == Id::GPU_MEMORY_UNATTRIBUTED && row.gpu == gpu);
+                let wanted = device.memory.used.map(|used| used.saturating_sub(attributed));
+                prop_assert_eq!(rest.map(|row| row.value as u64), wanted);
+                prop_assert!(rest.is_none_or(|row| row.value >= 0.0));
             }
         }
     }

@@ -31,6 +31,8 @@ pub struct Gpu<'nvml> {
     pub accounting: Accounting,
     mig: Mig<'nvml>,
     lists: Lists,
+    /// Its memory, from the last reading that told it: no process holds more.
+    total: Option<u64>,
     asked: Asked,
     load: Load,
 }
@@ -58,6 +60,7 @@ impl<'nvml> Gpu<'nvml> {
             accounting: Accounting::default(),
             mig: Mig::default(),
             lists: EVERY,
+            total: None,
             asked: Asked::default(),
             load: Load::default(),
         })
@@ -105,11 +108,12 @@ impl<'nvml> Gpu<'nvml> {
         if is_split {
             whole.memory = memory::read(&self.handle, dialect, faults)?;
         } else {
-            (whole.memory, whole.processes, self.lists) = holdings(&self.handle, EVERY, dialect, faults)?;
+            (whole.memory, whole.processes, self.lists) =
+                holdings(&self.handle, EVERY, &mut self.total, dialect, faults)?;
         }
         let mut devices = vec![whole];
         for part in &mut self.mig.instances {
-            let (memory, processes, lists) = holdings(&part.handle, EVERY, dialect, faults)?;
+            let (memory, processes, lists) = holdings(&part.handle, EVERY, &mut part.total, dialect, faults)?;
             part.lists = lists;
             devices.push(Device {
                 memory,
@@ -135,17 +139,17 @@ impl<'nvml> Gpu<'nvml> {
         faults: &mut Vec<&'static str>,
     ) -> Result<Vec<Quick>, NvmlError> {
         let mut found = Vec::with_capacity(1 + self.mig.instances.len());
-        let mut look = |handle: &NvmlDevice<'_>, identity: &Arc<Identity>, mut lists: Lists| {
+        let mut look = |handle: &NvmlDevice<'_>, identity: &Arc<Identity>, mut lists: Lists, mut total| {
             lists[0] = true; // who comes new comes most likely to compute
-            let (memory, processes, _) = holdings(handle, lists, dialect, faults)?;
+            let (memory, processes, _) = holdings(handle, lists, &mut total, dialect, faults)?;
             found.push((Arc::clone(identity), memory, processes.unwrap_or_default()));
             Ok::<(), NvmlError>(())
         };
         if self.mig.instances.is_empty() {
-            look(&self.handle, &self.identity, self.lists)?;
+            look(&self.handle, &self.identity, self.lists, self.total)?;
         }
         for part in &self.mig.instances {
-            look(&part.handle, &part.identity, part.lists)?;
+            look(&part.handle, &part.identity, part.lists, part.total)?;
         }
         if !self.mig.instances.is_empty() {
             let memory = memory::read(&self.handle, dialect, faults)?;
@@ -174,11 +178,13 @@ fn identify(device: &NvmlDevice<'_>, index: u32) -> Result<Identity, NvmlError> 
 fn holdings(
     device: &NvmlDevice<'_>,
     lists: Lists,
+    total: &mut Option<u64>,
     dialect: &mut Dialect,
     faults: &mut Vec<&'static str>,
 ) -> Result<Holdings, NvmlError> {
     let memory = memory::read(device, dialect, faults)?;
-    let (processes, lists) = processes::read(device, lists, memory, dialect, faults)?;
+    *total = memory.total.or(*total);
+    let (processes, lists) = processes::read(device, lists, *total, dialect, faults)?;
     Ok((memory, processes, lists))
 }
 

@@ -35,6 +35,8 @@ pub struct Part<'nvml> {
     pub identity: Arc<Identity>,
     /// Lists of processes that had an entry.
     pub lists: Lists,
+    /// Its memory, from the last reading that told it.
+    pub total: Option<u64>,
 }
 
 impl<'nvml> Mig<'nvml> {
@@ -90,7 +92,12 @@ fn part<'nvml>(
     let Some(uuid) = field(handle.uuid(), faults)? else { return Ok(None) };
     let uuid = bounded(&uuid);
     if let Some(known) = before.iter().find(|part| *part.identity.key() == uuid) {
-        return Ok(Some(Part { handle, identity: Arc::clone(&known.identity), lists: known.lists }));
+        return Ok(Some(Part {
+            handle,
+            identity: Arc::clone(&known.identity),
+            lists: known.lists,
+            total: known.total,
+        }));
     }
     let Some((gpu_instance, compute_instance)) = field(raw::instance_ids(&handle), faults)? else {
         return Ok(None);
@@ -103,5 +110,5 @@ fn part<'nvml>(
     };
     // it has some of the GPU's cores, and NVML does not tell how many
     let identity = Identity { model, instance: Some(instance), cuda_cores: "".into(), ..gpu.clone() };
-    Ok(Some(Part { handle, identity: Arc::new(identity), lists: EVERY }))
+    Ok(Some(Part { handle, identity: Arc::new(identity), lists: EVERY, total: None }))
 }

@@ -9,7 +9,7 @@ use super::dialect::Dialect;
 use super::library::field;
 use super::memory::MOST_MEMORY;
 use super::raw::{List, Record};
-use crate::collect::gpu::reading::{GpuProcess, Memory};
+use crate::collect::gpu::reading::GpuProcess;
 
 /// Linux has no pids from here on (PID_MAX_LIMIT).
 const PID_LIMIT: u32 = 1 << 22;
@@ -21,14 +21,14 @@ pub type Lists = [bool; List::ALL.len()];
 pub const EVERY: Lists = [true; List::ALL.len()];
 
 /// The processes of a device, and which lists they were in. Each pid once: a process in several lists holds its memory
-/// once. `None` if the device tells none of these lists.
+/// once. `None` if the device tells none of these lists. `total` is all the memory that the device has.
 ///
 /// # Errors
 /// As [`field`].
 pub fn read(
     device: &NvmlDevice<'_>,
     lists: Lists,
-    memory: Memory,
+    total: Option<u64>,
     dialect: &mut Dialect,
     faults: &mut Vec<&'static str>,
 ) -> Result<(Option<Vec<GpuProcess>>, Lists), NvmlError> {
@@ -40,14 +40,15 @@ pub fn read(
         }
     }
     let Some(records) = told else { return Ok((None, filled)) };
-    let merged = merge(records, memory.total.unwrap_or(MOST_MEMORY));
+    let merged = merge(records, total.unwrap_or(MOST_MEMORY));
     if merged.is_none() {
         faults.push("malformed");
     }
     Ok((merged, filled))
 }
 
-/// Each pid once. `None` if a record is impossible: then the layout is not the one we know, and all is garbage.
+/// Each pid once. `None` if a record is impossible, or all of them together hold more than there is: then the layout is
+/// not the one we know, and all is garbage.
 fn merge(records: Vec<Record>, most: u64) -> Option<Vec<GpuProcess>> {
     let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
     for Record { pid, used } in records {
@@ -57,7 +58,8 @@ fn merge(records: Vec<Record>, most: u64) -> Option<Vec<GpuProcess>> {
         let entry = by_pid.entry(pid).or_insert(used);
         *entry = used.max(*entry);
     }
-    Some(by_pid.into_iter().map(|(pid, used)| GpuProcess::new(pid, used)).collect())
+    let held = by_pid.values().flatten().try_fold(0_u64, |sum, used| sum.checked_add(*used))?;
+    (held <= most).then(|| by_pid.into_iter().map(|(pid, used)| GpuProcess::new(pid, used)).collect())
 }
 
 #[cfg(test)]
@@ -82,9 +84,12 @@ mod tests {
             most in 0..1_u64 << 42,
         ) {
             let records: Vec<_> = records.into_iter().map(|(pid, used)| Record { pid, used }).collect();
-            for process in merge(records, most).iter().flatten() {
+            let processes = merge(records, most);
+            for process in processes.iter().flatten() {
                 prop_assert!(process.pid < PID_LIMIT && process.used.is_none_or(|used| used <= most));
             }
+            let held = processes.iter().flatten().filter_map(|process| process.used).map(u128::from).sum::<u128>();
+            prop_assert!(held <= u128::from(most));
         }
     }
 }

@@ -14,6 +14,9 @@ use crate::collect::gpu::reading::GpuProcess;
 /// A device that does not tell (MIG) is asked again after this.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 
+/// A stamp that is later than this from now is garbage: no later sample would ever be seen.
+const CLOCK_SLACK_SECONDS: f64 = 60.0;
+
 /// The samples that were seen already.
 #[derive(Debug, Default)]
 pub struct Load {
@@ -46,9 +49,12 @@ impl Load {
             self.not_before = Some(now.plus(ASK_AGAIN));
             return Ok(());
         };
+        let latest_us = ((now.unix_seconds() + CLOCK_SLACK_SECONDS) * 1e6) as u64;
         let mut by_pid: HashMap<u32, (u64, u32)> = HashMap::new();
         for sample in samples.iter().filter(|sample| sample.sm_percent <= 100) {
-            self.last_seen_us = self.last_seen_us.max(sample.time_us);
+            if sample.time_us <= latest_us {
+                self.last_seen_us = self.last_seen_us.max(sample.time_us);
+            }
             let entry = by_pid.entry(sample.pid).or_default();
             *entry = (entry.0 + u64::from(sample.sm_percent), entry.1 + 1);
         }
