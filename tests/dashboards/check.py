@@ -303,6 +303,7 @@ class Check:
             self.say("docs/runbooks", f"page {name} has no alert")
         titles = {panel["title"] for board in self.boards.values() for panel in boards.panels(board)}
         titles |= {board["title"].removeprefix("memledger / ") for board in self.boards.values()}
+        titles |= {panel["title"] for board in self.boards.values() for panel in board["panels"]}
         for name, path in pages.items():
             text = path.read_text()
             if not text.startswith(f"# {name}\n"):
@@ -313,18 +314,24 @@ class Check:
             for block in re.findall(r"```promql\n(.*?)```", text, re.S):
                 for line in block.splitlines():
                     self.query(path.name, line)
-            body = re.sub(r"```.*?```|`[^`]*`|\*\*", "", text.split("\n\n", 2)[2], flags=re.S)
-            for title in re.findall(r"\*([^*\n]+)\*", body.replace("\n* ", "\n- ")):
-                if title not in titles | NOT_TITLES:
-                    self.say(path.name, f"no panel or dashboard is called {title!r}")
+            self.titles(path.name, text.split("\n\n", 2)[2], titles)
+        page = self.root / "docs/dashboards.md"
+        self.titles(page.name, page.read_text().split("## Installing")[0].split("Three words")[0], titles | {"i"})
+
+    def titles(self, where, text, known):
+        """What stands in italics is a panel or a dashboard."""
+        body = re.sub(r"```.*?```|`[^`]*`|\*\*", "", text, flags=re.S)
+        for title in re.findall(r"\*([^*\n]+)\*", body.replace("\n* ", "\n- ")):
+            if title not in known | NOT_TITLES:
+                self.say(where, f"no panel or dashboard is called {title!r}")
 
     # --- documents
 
     def documents(self):
         verbs = set(re.findall(r'Command::new\("(\w+)"\)', "".join(p.read_text() for p in (self.root / "src/cli").glob("*.rs"))))
-        settings = set(re.findall(r"^\| `--([\w.-]+)`", (self.root / "docs/config.md").read_text(), re.M))
-        pages = [*(self.root / "docs/runbooks").glob("*.md"), self.root / "docs/dashboards.md", self.root / "docs/oom.md", self.root / "README.md"]
-        for path in filter(Path.exists, pages):
+        settings = set(re.findall(r"^\| `--([\w.-]+)`", (self.root / "docs/config.md").read_text(), re.M)) | {"config.file"}
+        pages = [*(self.root / "docs").glob("*.md"), *(self.root / "docs/runbooks").glob("*.md"), self.root / "README.md"]
+        for path in pages:
             text = path.read_text()
             for name in set(re.findall(r"\b(?:\w+:)?memledger_\w+(?::\w+)?", text)) - self.table.keys():
                 self.say(path.name, f"{name}: no such series")
