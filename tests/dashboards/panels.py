@@ -143,6 +143,14 @@ def round_of_questions(prometheus, root, span):
     ]
 
 
+def stale_exceptions(root):
+    """Exceptions for what is not there any more."""
+    there = [(name, query[0]) for name, board in boards.load(root).items() for query in boards.queries(board)]
+    for name, part in MAY_BE_EMPTY:
+        if not any(name in ("*", file) and part in where for file, where in there):
+            yield f"MAY_BE_EMPTY names {part} of {name}, which is not there"
+
+
 def main():
     words = argparse.ArgumentParser()
     words.add_argument("url")
@@ -154,6 +162,7 @@ def main():
     while True:
         asked = round_of_questions(Prometheus(given.url), given.root, given.range)
         complaints = [complaint for each in asked for complaint in each.complaints]
+        complaints += stale_exceptions(given.root)
         if not complaints or time.monotonic() > deadline:
             break
         time.sleep(1)  # poll
