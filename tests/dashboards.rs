@@ -4,6 +4,8 @@
 //! The checks of files are Python in `tests/dashboards`: they read JSON, YAML, Markdown and PromQL. No Grafana is asked:
 //! none can be had here.
 
+mod alertmanager;
+
 use std::path::Path;
 use std::process::Command;
 
@@ -11,6 +13,7 @@ use fake_nvml::{
     Event, FakeNvml, Gpu, Memory, MigDevice, Process, RetiredPages, State, Utilization, UtilizationSample,
 };
 
+use self::alertmanager::Alertmanager;
 use crate::prometheus::{Prometheus, provided};
 use crate::support::cgroups::TestCgroup;
 use crate::support::docker::{Container, Engine, signal, unique};
@@ -145,15 +148,22 @@ fn gpus(trainer: u32, seconds: u64) -> State {
     state
 }
 
-/// A Prometheus that scrapes both every second, with the shipped rules.
-fn watching(binary: &str, gpu_host: &Memledger, plain_host: &Memledger) -> Prometheus {
+/// A Prometheus that scrapes both every second, with the shipped rules, and tells Alertmanager.
+fn watching(
+    binary: &str,
+    gpu_host: &Memledger,
+    plain_host: &Memledger,
+    alertmanager: &Alertmanager,
+) -> Prometheus {
     let target = |memledger: &Memledger, name| {
         format!("  - {{targets: ['{}'], labels: {{instance: {name}}}}}\n", memledger.address)
     };
     let config = format!(
         "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
-         rule_files: ['{}']\nscrape_configs:\n- job_name: memledger\n  static_configs:\n{}{}",
+         rule_files: ['{}']\nalerting: {{alertmanagers: [{{static_configs: [{{targets: ['{}']}}]}}]}}\n\
+         scrape_configs:\n- job_name: memledger\n  static_configs:\n{}{}",
         in_repository("deploy/prometheus/rules/*.yml"),
+        alertmanager.address,
         target(gpu_host, "gpu-host"),
         target(plain_host, "plain-host")
     );
@@ -204,6 +214,7 @@ fn assert_panels_are_looked_at(url: &str) {
 #[test]
 fn every_panel_has_data_in_a_real_prometheus_and_two_runs_of_one_name_are_two_rows() {
     let Some(binary) = provided("MEMLEDGER_TEST_PROMETHEUS") else { return };
+    let Some(manager) = provided("MEMLEDGER_TEST_ALERTMANAGER") else { return };
     let Some(engine) = Engine::shared() else { return };
     let name = unique("train");
     let first = train(&engine, &name, 8, 2);
@@ -220,7 +231,8 @@ fn every_panel_has_data_in_a_real_prometheus_and_two_runs_of_one_name_are_two_ro
     other.line();
     let no_runtime = ["--docker.socket=", "--podman.socket=", "--no-collector.gpu", &cgroup.include()];
     let plain_host = Memledger::start(&no_runtime);
-    let prometheus = watching(&binary, &gpu_host, &plain_host);
+    let alertmanager = Alertmanager::start(&manager, &in_repository("deploy/prometheus/alertmanager.yml"));
+    let prometheus = watching(&binary, &gpu_host, &plain_host, &alertmanager);
 
     let of_run = |batch: u32| {
         format!("count(container_run:memledger_memory_unreclaimable_bytes:join{{batch_size=\"{batch}\"}})")
@@ -245,6 +257,12 @@ fn every_panel_has_data_in_a_real_prometheus_and_two_runs_of_one_name_are_two_ro
         eprintln!("{said}");
     }
     assert_panels_are_looked_at(&url);
+    for (alert, receiver) in [("MemledgerGpuXid", "default"), ("MemledgerWatchdog", "heartbeat")] {
+        eventually(alert, || match &alertmanager.receivers(alert)?[..] {
+            [one] if one == receiver => Ok(()),
+            other => Err(format!("it went to {other:?}")),
+        });
+    }
     let own = Metrics::parse(&prometheus.get("/metrics").unwrap());
     let failures = own.sum("prometheus_rule_evaluation_failures_total", &[]);
     assert_eq!(failures, 0.0, "{}", prometheus.log());

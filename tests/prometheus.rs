@@ -96,7 +96,12 @@ impl Prometheus {
         let log = std::fs::File::create(folder.path().join("log")).expect("a log");
         let child = Command::new(binary)
             .current_dir(folder.path())
-            .args(["--config.file=prometheus.yml", "--storage.tsdb.path=data"])
+            // an alert that fires before Alertmanager is known is sent again only after this
+            .args([
+                "--config.file=prometheus.yml",
+                "--storage.tsdb.path=data",
+                "--rules.alert.resend-delay=1s",
+            ])
             .arg(format!("--web.listen-address={port}"))
             .stdout(Stdio::null())
             .stderr(log)
