@@ -266,7 +266,7 @@ fn every_panel_has_data_in_a_real_prometheus_and_two_runs_of_one_name_are_two_ro
     let own = Metrics::parse(&prometheus.get("/metrics").unwrap());
     let failures = own.sum("prometheus_rule_evaluation_failures_total", &[]);
     assert_eq!(failures, 0.0, "{}", prometheus.log());
-    // tests beside this one may make OOM kills; page cache, caches of GPU memory and growth at the start wake nobody
+    // tests beside this one may make OOM kills; a training that starts and grows wakes nobody
     let awake = "ALERTS{alertstate=\"firing\", severity=~\"critical|warning\", alertname!~\".*OOM.*\"}";
     let alerts = prometheus.get("/api/v1/alerts").unwrap();
     assert_eq!(prometheus.query(awake).unwrap().len(), 1, "the Xid, and nothing else: {alerts}");

@@ -2,6 +2,9 @@
 
 use std::process::{Child, Command, Stdio};
 
+use serde_json::json;
+
+use crate::prometheus::provided;
 use crate::support::eventually;
 
 /// Debian's program reads its templates from /usr/share, where its package, which is only unpacked, would put them: laid over
@@ -48,6 +51,27 @@ impl Alertmanager {
         response.body_mut().read_to_string().map_err(|error| error.to_string())
     }
 
+    /// Hands it alerts, each as its labels.
+    fn post(&self, alerts: &[serde_json::Value]) {
+        let alerts: Vec<_> = alerts.iter().map(|labels| serde_json::json!({ "labels": labels })).collect();
+        let body = serde_json::Value::from(alerts).to_string();
+        let request = ureq::post(format!("http://{}/api/v2/alerts", self.address));
+        request.header("Content-Type", "application/json").send(body).expect("they are taken");
+    }
+
+    /// The alerts that are muted now, each as severity, container and GPU.
+    fn muted(&self) -> Result<Vec<String>, String> {
+        let text = self.get("/api/v2/alerts?active=false")?;
+        let alerts: serde_json::Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let labels = |alert: &serde_json::Value| {
+            let names = ["severity", "container_name", "gpu_uuid"];
+            names.iter().filter_map(|name| alert["labels"][name].as_str()).collect::<Vec<_>>().join(" ")
+        };
+        let mut found: Vec<_> = alerts.as_array().into_iter().flatten().map(labels).collect();
+        found.sort();
+        Ok(found)
+    }
+
     /// The receivers that an alert of this name went to.
     pub fn receivers(&self, alert: &str) -> Result<Vec<String>, String> {
         let text = self.get("/api/v2/alerts")?;
@@ -64,4 +88,34 @@ impl Drop for Alertmanager {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+#[test]
+fn a_worse_alert_mutes_the_same_of_the_same_thing_and_no_neighbours() {
+    let Some(binary) = provided("MEMLEDGER_TEST_ALERTMANAGER") else { return };
+    let alertmanager =
+        Alertmanager::start(&binary, &super::in_repository("deploy/prometheus/alertmanager.yml"));
+    let full = |severity: &str, container: &str| {
+        json!({"alertname": "MemledgerContainerMemoryHigh", "job": "memledger", "instance": "h",
+               "severity": severity, "container_name": container})
+    };
+    let ecc = |severity: &str, gpu: &str| {
+        json!({"alertname": "MemledgerGpuEcc", "job": "memledger", "instance": "h", "severity": severity,
+               "gpu_uuid": gpu})
+    };
+    alertmanager.post(&[
+        full("critical", "a"),
+        full("warning", "a"),
+        full("info", "a"),
+        full("warning", "b"),
+        ecc("critical", "GPU-1"),
+        ecc("warning", "GPU-1"),
+        ecc("warning", "GPU-2"),
+    ]);
+    eventually("what is muted", || match &alertmanager.muted()?[..] {
+        [info, of_gpu, warning] if [info, of_gpu, warning] == ["info a", "warning GPU-1", "warning a"] => {
+            Ok(())
+        }
+        other => Err(format!("{other:?}")),
+    });
 }
