@@ -3,6 +3,8 @@
 //! One file per concern. [`truth`], [`roles`], [`vanishing`] and [`oom`] also run inside the cgroup v2 guest (`tests/v2host`).
 
 mod daemon;
+mod dashboards;
+mod deploy;
 mod docker;
 mod events;
 mod facts;

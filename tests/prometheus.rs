@@ -77,19 +77,31 @@ pub(crate) struct Prometheus {
 
 impl Prometheus {
     pub(crate) fn scraping(binary: &str, memledger: &Memledger) -> Self {
+        Self::configured(
+            binary,
+            &format!(
+                "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n- job_name: memledger\n  \
+                 static_configs: [{{targets: ['{}']}}]\n",
+                memledger.address
+            ),
+        )
+    }
+
+    /// One with this configuration.
+    pub(crate) fn configured(binary: &str, config: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let config = format!(
-            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n- job_name: memledger\n  \
-             static_configs: [{{targets: ['{}']}}]\n",
-            memledger.address
-        );
         std::fs::write(folder.path().join("prometheus.yml"), config).expect("a configuration");
         // it cannot tell which port it got, so a free one is looked for; if another takes it, it ends and we fail
         let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
         let log = std::fs::File::create(folder.path().join("log")).expect("a log");
         let child = Command::new(binary)
             .current_dir(folder.path())
-            .args(["--config.file=prometheus.yml", "--storage.tsdb.path=data"])
+            // an alert that fires before Alertmanager is known is sent again only after this
+            .args([
+                "--config.file=prometheus.yml",
+                "--storage.tsdb.path=data",
+                "--rules.alert.resend-delay=1s",
+            ])
             .arg(format!("--web.listen-address={port}"))
             .stdout(Stdio::null())
             .stderr(log)
@@ -104,18 +116,23 @@ impl Prometheus {
         this
     }
 
-    fn log(&self) -> String {
+    /// Where its pages and its API are.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    fn get(&self, path: &str) -> Result<String, String> {
+    pub(crate) fn get(&self, path: &str) -> Result<String, String> {
         let mut response =
             ureq::get(format!("http://{}{path}", self.address)).call().map_err(|error| error.to_string())?;
         response.body_mut().read_to_string().map_err(|error| error.to_string())
     }
 
     /// Values of an instant query.
-    fn query(&self, query: &str) -> Result<Vec<f64>, String> {
+    pub(crate) fn query(&self, query: &str) -> Result<Vec<f64>, String> {
         let url = format!("http://{}/api/v1/query", self.address);
         let mut response =
             ureq::get(url).query("query", query).call().map_err(|error| format!("{query}: {error}"))?;

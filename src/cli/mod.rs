@@ -2,6 +2,7 @@
 
 mod doctor;
 mod events;
+mod healthcheck;
 mod report;
 mod serve;
 mod why;
@@ -27,6 +28,9 @@ fn command() -> Command {
             "Show what memledger can read here, what is lost without the rest, and what to change.\n\
              Exit status 0 if memory of containers can be read, else 1.",
         );
+    let healthcheck = Command::new("healthcheck").about(
+        "Ask the memledger that runs with these settings whether it answers and has a sample. Exit status 0 if so.",
+    );
     Command::new("memledger")
         .about("Who holds the memory of this GPU host: host memory and VRAM per container, as metrics.")
         .version(concat!(
@@ -42,6 +46,7 @@ fn command() -> Command {
         .subcommand(config::arguments(serve))
         .subcommand(config::arguments(doctor))
         .subcommand(config::arguments(events::command()))
+        .subcommand(config::arguments(healthcheck))
         .subcommand(config::arguments(why::command()))
 }
 
@@ -58,6 +63,7 @@ pub fn run() -> ExitCode {
         Some(("serve", matches)) => with_config(matches, serve::run),
         Some(("doctor", matches)) => with_config(matches, doctor::run),
         Some(("events", matches)) => with_config(matches, |config| events::run(config, matches)),
+        Some(("healthcheck", matches)) => with_config(matches, |config| healthcheck::run(&config)),
         Some(("why", matches)) => with_config(matches, |config| why::run(config, matches)),
         _ => Ok(ExitCode::from(USAGE)),
     };

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Gives the tests the real things they meet: a Docker engine and an image for it, Prometheus and promtool, the NVML
+# Gives the tests the real things they meet: a Docker engine and an image for it, Prometheus and Alertmanager, the NVML
 # client of another project, a program that eats memory, and a cgroup-v2 machine. For Debian 12; needs root, or sudo.
 #
 # Each step looks first and does only what is missing, so `make test` calls this every time (under 2 s when all is
@@ -42,11 +42,13 @@ step_packages() {
   fi
 }
 
-# The two programs alone, unpacked: the package would start a service.
+# The programs alone, unpacked: the packages would start services.
 step_prometheus() {
   local folder=$cache/prometheus line
   if [[ ! -x $folder/usr/bin/promtool ]]; then fetch_package prometheus "$folder"; fi
+  if [[ ! -x $cache/alertmanager/usr/bin/amtool ]]; then fetch_package prometheus-alertmanager "$cache/alertmanager"; fi
   "$folder/usr/bin/promtool" --version
+  "$cache/alertmanager/usr/bin/amtool" --version
   line=$("$folder/usr/bin/prometheus" --version 2>&1)
   say "${line%% (*}"
 }
@@ -116,6 +118,8 @@ MEMLEDGER_TEST_CACHE=$cache
 MEMLEDGER_TEST_PYTHON=$cache/venv/bin/python
 MEMLEDGER_TEST_PROMETHEUS=$cache/prometheus/usr/bin/prometheus
 MEMLEDGER_TEST_PROMTOOL=$cache/prometheus/usr/bin/promtool
+MEMLEDGER_TEST_AMTOOL=$cache/alertmanager/usr/bin/amtool
+MEMLEDGER_TEST_ALERTMANAGER=$cache/alertmanager/usr/bin/prometheus-alertmanager
 MEMLEDGER_TEST_IMAGE=$("$here/image.sh" name)
 MEMLEDGER_TEST_V2HOST=$cache/v2host
 MEMLEDGER_TEST_HOG=$cache/hog/release/hog

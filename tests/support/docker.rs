@@ -154,7 +154,8 @@ impl Container {
 impl Drop for Container {
     fn drop(&mut self) {
         // by name: an unfinished `docker run` leaves the name and no id
-        let _ = self.engine.try_docker(&["rm", "-f", if self.id.is_empty() { &self.name } else { &self.id }]);
+        let this = if self.id.is_empty() { &self.name } else { &self.id };
+        let _ = self.engine.try_docker(&["rm", "-f", "-v", this]);
     }
 }
 

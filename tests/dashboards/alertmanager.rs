@@ -1,0 +1,121 @@
+//! A real Alertmanager with the shipped configuration.
+
+use std::process::{Child, Command, Stdio};
+
+use serde_json::json;
+
+use crate::prometheus::provided;
+use crate::support::eventually;
+
+/// Debian's program reads its templates from /usr/share, where its package, which is only unpacked, would put them: laid over
+/// /usr/share for this process alone. `$0` is its path.
+const WITH_TEMPLATES: &str =
+    r#"mount -t overlay -o lowerdir="${0%/bin/*}/share":/usr/share none /usr/share && exec "$0" "$@""#;
+
+/// Killed when dropped.
+pub struct Alertmanager {
+    child: Child,
+    pub address: String,
+    folder: tempfile::TempDir,
+}
+
+impl Alertmanager {
+    pub fn start(binary: &str, config: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        // it cannot tell which port it got, so a free one is looked for; if another takes it, it ends and we fail
+        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
+        let log = std::fs::File::create(folder.path().join("log")).expect("a log");
+        let child = Command::new("unshare")
+            .current_dir(folder.path())
+            .args(["-m", "--propagation", "private", "/bin/sh", "-c", WITH_TEMPLATES, binary])
+            .args(["--storage.path=data", "--cluster.listen-address="])
+            .arg(format!("--config.file={config}"))
+            .arg(format!("--web.listen-address={port}"))
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("Alertmanager starts");
+        let mut this = Self { child, address: port.to_string(), folder };
+        eventually("Alertmanager is ready", || {
+            let ended = this.child.try_wait().expect("wait");
+            let log = std::fs::read_to_string(this.folder.path().join("log")).unwrap_or_default();
+            assert!(ended.is_none(), "Alertmanager ended: {log}");
+            this.get("/-/ready").map(drop)
+        });
+        this
+    }
+
+    fn get(&self, path: &str) -> Result<String, String> {
+        let url = format!("http://{}{path}", self.address);
+        let mut response = ureq::get(url).call().map_err(|error| error.to_string())?;
+        response.body_mut().read_to_string().map_err(|error| error.to_string())
+    }
+
+    /// Hands it alerts, each as its labels.
+    fn post(&self, alerts: &[serde_json::Value]) {
+        let alerts: Vec<_> = alerts.iter().map(|labels| serde_json::json!({ "labels": labels })).collect();
+        let body = serde_json::Value::from(alerts).to_string();
+        let request = ureq::post(format!("http://{}/api/v2/alerts", self.address));
+        request.header("Content-Type", "application/json").send(body).expect("they are taken");
+    }
+
+    /// The alerts that are muted now, each as severity, container and GPU.
+    fn muted(&self) -> Result<Vec<String>, String> {
+        let text = self.get("/api/v2/alerts?active=false")?;
+        let alerts: serde_json::Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let labels = |alert: &serde_json::Value| {
+            let names = ["severity", "container_name", "gpu_uuid"];
+            names.iter().filter_map(|name| alert["labels"][name].as_str()).collect::<Vec<_>>().join(" ")
+        };
+        let mut found: Vec<_> = alerts.as_array().into_iter().flatten().map(labels).collect();
+        found.sort();
+        Ok(found)
+    }
+
+    /// The receivers that an alert of this name went to.
+    pub fn receivers(&self, alert: &str) -> Result<Vec<String>, String> {
+        let text = self.get("/api/v2/alerts")?;
+        let alerts: serde_json::Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let alerts = alerts.as_array().ok_or_else(|| text.clone())?;
+        let of_name = alerts.iter().filter(|each| each["labels"]["alertname"] == alert);
+        let receivers = of_name.flat_map(|each| each["receivers"].as_array().into_iter().flatten());
+        Ok(receivers.filter_map(|receiver| receiver["name"].as_str().map(str::to_owned)).collect())
+    }
+}
+
+impl Drop for Alertmanager {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_worse_alert_mutes_the_same_of_the_same_thing_and_no_neighbours() {
+    let Some(binary) = provided("MEMLEDGER_TEST_ALERTMANAGER") else { return };
+    let alertmanager =
+        Alertmanager::start(&binary, &super::in_repository("deploy/prometheus/alertmanager.yml"));
+    let full = |severity: &str, container: &str| {
+        json!({"alertname": "MemledgerContainerMemoryHigh", "job": "memledger", "instance": "h",
+               "severity": severity, "container_name": container})
+    };
+    let ecc = |severity: &str, gpu: &str| {
+        json!({"alertname": "MemledgerGpuEcc", "job": "memledger", "instance": "h", "severity": severity,
+               "gpu_uuid": gpu})
+    };
+    alertmanager.post(&[
+        full("critical", "a"),
+        full("warning", "a"),
+        full("info", "a"),
+        full("warning", "b"),
+        ecc("critical", "GPU-1"),
+        ecc("warning", "GPU-1"),
+        ecc("warning", "GPU-2"),
+    ]);
+    eventually("what is muted", || match &alertmanager.muted()?[..] {
+        [info, of_gpu, warning] if [info, of_gpu, warning] == ["info a", "warning GPU-1", "warning a"] => {
+            Ok(())
+        }
+        other => Err(format!("{other:?}")),
+    });
+}

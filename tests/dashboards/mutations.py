@@ -1,0 +1,118 @@
+"""Proves that check.py looks: each mutation of a copy of what we ship must bring a complaint that says so.
+
+A check that lets everything pass looks the same as files without a fault.
+"""
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import check
+
+RULES, TESTS, BOOKS = "deploy/prometheus/rules/", "deploy/prometheus/tests/", "docs/runbooks/"
+
+
+def text(file, old, new):
+    """Replaces the first `old` in a file."""
+
+    def change(root):
+        path = root / file
+        before = path.read_text()
+        assert old in before, f"{file} has no {old!r} any more: choose another mutation"
+        path.write_text(before.replace(old, new, 1))
+
+    return change
+
+
+def board(file, change_it):
+    """Changes the JSON of a dashboard."""
+
+    def change(root):
+        path = root / "dashboards" / file
+        dashboard = json.loads(path.read_text())
+        change_it(dashboard)
+        path.write_text(json.dumps(dashboard))
+
+    return change
+
+
+def first(dashboard):
+    """The first panel that is no row."""
+    return next(panel for panel in dashboard["panels"] if panel["type"] != "row")
+
+
+def series(dashboard):
+    """The first panel with a legend made of labels."""
+    return next(p for p in dashboard["panels"] if p["type"] == "timeseries")
+
+
+def put(target, **values):
+    target.update(values)
+
+
+# what is done, how, and a part of the complaint that it must bring
+MUTATIONS = [
+    ("a typo in a metric of a dashboard", text("dashboards/container.json", "memledger_container_memory_usage_bytes{", "memledger_container_memory_usge_bytes{"), "memledger_container_memory_usge_bytes: no such series"),
+    ("a typo in a recorded series", text("dashboards/overview.json", "container:memledger_memory_used_per_limit:ratio{", "container:memledger_memory_used_per_limits:ratio{"), "no such series"),
+    ("a wrong label in a matcher", text("dashboards/container.json", 'container_name=~\\"$container\\"', 'container=~\\"$container\\"'), "it has no such label"),
+    ("a wrong label in by", board("overview.json", lambda d: put(series(d)["targets"][0], expr='sum by (host) (memledger_host_swap_used_bytes{job=~"$job", instance=~"$instance"})')), "by (host): the series have no such label"),
+    ("a wrong label in on", text(RULES + "recording.yml", "* on (job, instance, k8s_namespace_name, k8s_pod_name, container_name)", "* on (job, instance, k8s_namespace_name, k8s_pod_name, container)"), "on (container): a side has no such label"),
+    ("a wrong label in group_left", text(RULES + "recording.yml", "group_left (run, batch_size", "group_left (run, batchsize"), "group_left (batchsize)"),
+    ("a legend that the result cannot have", board("overview.json", lambda d: put(series(d)["targets"][0], legendFormat="{{container_name}}")), "the legend names container_name"),
+    ("a value that a label never has", text(RULES + "alerts.yml", 'scope="host"', 'scope="hosts"'), "the catalog tells of no 'hosts'"),
+    ("a typo in a metric of a rule", text(RULES + "alerts.yml", "memledger_store_up", "memledger_stores_up"), "memledger_stores_up: no such series"),
+    ("a label in a text that the alert has not", text(RULES + "alerts.yml", "{{ $labels.collector }}", "{{ $labels.colector }}"), "the text names label colector"),
+    ("a typo in a series of a rule test", text(TESTS + "memory.yml", "memledger_container_memory_headroom_bytes{", "memledger_container_memory_headrom_bytes{"), "no such series"),
+    ("a missing label in a series of a rule test", text(TESTS + "oom.yml", ', victim="main"', ""), "would carry label victim"),
+    ("a wrong label in a series of a rule test", text(TESTS + "oom.yml", 'victim="main"', 'who="main"'), "it has no such label"),
+    ("a typo in a query of a runbook", text(BOOKS + "MemledgerGpuLost.md", "memledger_gpus_expected", "memledger_gpu_expected"), "no such series"),
+    ("a command that does not exist", text(BOOKS + "MemledgerGpuLost.md", "## Do", "`memledger fix`\n\n## Do"), "there is no `memledger fix`"),
+    ("a panel that does not exist", text(BOOKS + "MemledgerGpuXid.md", "*GPU errors (Xid)*", "*Xid errors*"), "no panel or dashboard is called 'Xid errors'"),
+    ("an alert without a runbook", lambda root: (root / BOOKS / "MemledgerGpuEcc.md").unlink(), "alert MemledgerGpuEcc has no page"),
+    ("a runbook without an alert", lambda root: (root / BOOKS / "MemledgerOld.md").write_text("# MemledgerOld\n\n\n\n"), "page MemledgerOld has no alert"),
+    ("an alert that no test sees fire", text(RULES + "alerts.yml", "warning}\n    annotations:\n      summary: The ledger of OOM", "critical}\n    annotations:\n      summary: The ledger of OOM"), "no test sees"),
+    ("a variable that is not defined", board("why.json", lambda d: put(first(d)["targets"][0], expr='up{job=~"$job", instance=~"$host"}')), "variable $host is not defined"),
+    ("a query that shows other hosts too", board("overview.json", lambda d: put(series(d)["targets"][0], expr="memledger_host_swap_used_bytes")), "is not filtered by instance"),
+    ("two panels with one id", board("budget.json", lambda d: put(first(d), id=d["panels"][-1]["id"])), "two panels have id"),
+    ("two panels on one place", board("budget.json", lambda d: put(first(d), gridPos=d["panels"][2]["gridPos"])), "overlap"),
+    ("a panel without a description", board("compare.json", lambda d: put(first(d), description="")), "it has no description"),
+    ("a unit that does not fit", board("overview.json", lambda d: put(series(d)["fieldConfig"]["defaults"], unit="s")), "is shown as s"),
+    ("a link to nowhere", text("dashboards/overview.json", "/d/memledger-container?", "/d/memledger-containers?"), "links to dashboard memledger-containers"),
+    ("a counter shown plain", board("overview.json", lambda d: put(series(d)["targets"][0], expr='memledger_host_oom_kills_total{job=~"$job", instance=~"$instance"}')), "the plain value of counter"),
+    ("PromQL that cannot be read", board("overview.json", lambda d: put(series(d)["targets"][0], expr="sum by (instance (up)")), "where"),
+    ("a family that is shown nowhere", text("docs/metrics.md", "| `memledger_build_info`", "| `memledger_new_bytes` | gauge |  | 1 | New. |\n| `memledger_build_info`"), "memledger_new_bytes is shown nowhere"),
+]  # fmt: skip
+
+
+def copy(root, folder):
+    for part in ("dashboards", "deploy", "docs", "src/cli", "README.md"):
+        source = root / part
+        if source.is_dir():
+            shutil.copytree(source, folder / part)
+        else:
+            shutil.copy(source, folder / part)
+    (folder / "src").mkdir(exist_ok=True)
+    # links of documents lead out of what is copied
+    for part in root.iterdir():
+        if not (folder / part.name).exists() and part.name not in ("target", ".git"):
+            (folder / part.name).symlink_to(part)
+
+
+def main():
+    root = Path(__file__).resolve().parents[2]
+    unseen = 0
+    for what, change, wanted in MUTATIONS:
+        with tempfile.TemporaryDirectory() as folder:
+            copy(root, Path(folder))
+            change(Path(folder))
+            complaints = check.Check(Path(folder)).all()
+        if not any(wanted in complaint for complaint in complaints):
+            unseen += 1
+            print(f"{what}: no complaint says {wanted!r}, only {complaints[:3]}")
+    print(f"{len(MUTATIONS)} mutations, {unseen} unseen")
+    sys.exit(bool(unseen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+//! The image and the compose files of `deploy/`.
+//!
+//! The image is the final stage of the shipped Dockerfile, which begins `FROM scratch` and so needs nothing pulled; its
+//! root is laid out by the script that the stage before runs. `docker compose` itself cannot be had here: a script judges
+//! the files, and the container runs with the flags that services.yml stands for.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::prometheus::provided;
+use crate::support::docker::{Container, Engine, unique};
+use crate::support::{binary, eventually};
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What a script of ours says, which must be content.
+fn said(command: &mut Command) -> String {
+    let output = command.output().expect("it starts");
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{command:?}: {text}");
+    text
+}
+
+/// The image, removed when dropped.
+struct Image {
+    engine: Engine,
+    name: String,
+}
+
+impl Image {
+    /// Builds the final stage around the binary under test.
+    fn build(engine: &Engine) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let script = repository().join("deploy/image-root.sh");
+        said(Command::new(script).arg(binary()).arg(folder.path().join("image")));
+        let dockerfile = std::fs::read_to_string(repository().join("deploy/Dockerfile")).unwrap();
+        let (_, last) = dockerfile.split_once("\nFROM scratch\n").expect("a final stage from scratch");
+        let copied = last.replace("COPY --from=build /image/ /", "COPY image/ /");
+        assert!(copied != last && !copied.contains("RUN"), "the final stage copies /image and runs nothing");
+        std::fs::write(folder.path().join("Dockerfile"), format!("FROM scratch\n{copied}")).unwrap();
+        let name = format!("{}:1", unique("image"));
+        let mut build = Command::new("docker");
+        build.env("DOCKER_BUILDKIT", "0").env("DOCKER_HOST", format!("unix://{}", engine.socket.display()));
+        said(build.args(["build", "--quiet", "--tag", &name]).arg(folder.path()));
+        Self { engine: engine.clone(), name }
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        let _ = self.engine.try_docker(&["rmi", "-f", &self.name]);
+    }
+}
+
+#[test]
+fn compose_files_pin_images_open_no_port_and_mount_what_is_there() {
+    let Some(python) = provided("MEMLEDGER_TEST_PYTHON") else { return };
+    said(Command::new(python).arg("-B").arg(repository().join("tests/dashboards/compose.py")));
+}
+
+#[test]
+fn the_image_from_scratch_runs_as_compose_has_it_and_is_healthy() {
+    let Some(python) = provided("MEMLEDGER_TEST_PYTHON") else { return };
+    let Some(engine) = Engine::shared() else { return };
+    let script = repository().join("tests/dashboards/compose.py");
+    let flags = said(Command::new(python).arg("-B").arg(script).arg("flags"));
+    let flags: Vec<_> = flags.lines().chain(["--health-interval=1s"]).collect();
+    let image = Image::build(&engine);
+    let of_image = Engine { image: image.name.clone(), ..engine.clone() };
+    let container = of_image.run(&unique("memledger"), &flags, &[]);
+    let exec =
+        |words: &[&str]| engine.try_docker(&[&["exec", container.id.as_str(), "/memledger"], words].concat());
+    eventually("its own health check", || exec(&["healthcheck"]));
+    eventually("Docker's health check", || match container.inspect("{{.State.Health.Status}}").as_str() {
+        "healthy" => Ok(()),
+        other => Err(other.to_owned()),
+    });
+    let report = exec(&["doctor"]).expect("the main job can run");
+    for source in
+        ["cgroups", "/proc", "docker", "pid namespace", "CAP_SYS_PTRACE", "kernel log", "state path"]
+    {
+        let line = report.lines().find(|line| {
+            line.trim_start().strip_prefix("ok").is_some_and(|rest| rest.trim_start().starts_with(source))
+        });
+        assert!(line.is_some(), "{source} is not ok with what services.yml gives: {report}");
+    }
+    assert_no_shell(&engine, &container);
+}
+
+fn assert_no_shell(engine: &Engine, container: &Container) {
+    let shell = engine.try_docker(&["exec", &container.id, "/bin/sh", "-c", "true"]);
+    assert!(shell.is_err(), "there is nothing but memledger in the image");
+}
+
+#[test]
+fn a_health_check_of_one_that_does_not_run_fails_and_says_so() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
+    let (code, _, complaint) = crate::support::run(&["healthcheck", &format!("--web.listen-address={port}")]);
+    assert_eq!(code, Some(1));
+    assert!(complaint.contains("/-/ready does not answer"), "{complaint}");
+}
