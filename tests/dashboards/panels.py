@@ -24,11 +24,13 @@ import catalog
 
 NO_KILL = "no OOM kill is made for this test; tests/oom makes them"
 NO_PSI = "pressure exists only on cgroup v2 and on kernels with PSI"
+NO_XID = "no Xid line is written to the kernel log for this test"
 NO_FAULT = "there is something to see only if readings fail"
 # (dashboard, part of the panel or annotation) to the reason for which it may be empty
 MAY_BE_EMPTY = {
     ("*", "annotation 'OOM kills'"): NO_KILL,
     ("why.json", "'OOM kills of containers'"): NO_KILL,
+    ("why.json", "'Xids of containers'"): NO_XID,
     ("*", "'Memory pressure'"): NO_PSI,
     ("why.json", "'Standing still for memory'"): NO_PSI,
     ("budget.json", "'Memory pressure of the host'"): NO_PSI,
