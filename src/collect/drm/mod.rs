@@ -6,6 +6,7 @@
 //!
 //! * [`devices`] which GPUs there are
 //! * [`search`] which processes hold one
+//! * [`holder`] what the driver tells of the descriptors of one process
 //! * [`books`] what each of them holds, with nothing counted twice
 //! * [`engines`] how busy they keep it
 //!
@@ -17,6 +18,7 @@
 mod books;
 mod devices;
 mod engines;
+mod holder;
 mod search;
 mod worker;
 

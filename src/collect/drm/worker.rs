@@ -14,8 +14,9 @@ use crate::clock::Moment;
 use crate::collect::gpu::{Device, GpuProcess, Health, Memory, Pids, Reading};
 use crate::host::{ReadError, Roots};
 
-/// Memory and processes are read again so often when they contradict each other.
+/// Memory and processes are read again so often when they contradict each other, if the reading has not taken long.
 const READ_AGAIN: usize = 2;
+const NOT_LONG: Duration = Duration::from_millis(100);
 /// Rest after work, as a multiple of the work.
 const REST: u32 = 9;
 /// Most faults that wait to be counted.
@@ -137,7 +138,7 @@ impl Reader {
         self.tell(pids);
         let (mut memory, mut held) = (read_memory(&cards, &mut faults), held(&cards, &found));
         for _ in 0..READ_AGAIN {
-            if !raced(&memory, &held) {
+            if !raced(&memory, &held) || Moment::now().since(began) > NOT_LONG {
                 break;
             }
             faults.append(&mut found.faults);
@@ -211,7 +212,13 @@ fn held(cards: &[Card], found: &Found) -> Vec<(Vec<Descriptor>, Held)> {
     let all = of_cards(cards, found);
     let hold = |(card, descriptors): (&Card, Vec<Descriptor>)| {
         let own_memory = card.has_own_memory() || books::has_own_memory(&descriptors);
-        let held = books::hold(&descriptors, own_memory);
+        let mut held = books::hold(&descriptors, own_memory);
+        for (process, nodes) in &found.in_part {
+            let is_read = descriptors.iter().any(|descriptor| descriptor.holder == *process);
+            if is_read || card.nodes.iter().any(|node| nodes.contains(node)) {
+                held.withhold(*process);
+            }
+        }
         (descriptors, held)
     };
     std::iter::zip(cards, all).map(hold).collect()
@@ -252,10 +259,15 @@ impl Read<'_> {
         let work = self.engines.work(&card.identity.uuid, &books::clients(&descriptors), self.at);
         let computing = &self.found.computing;
         // AMD's device for computing takes work that the engines' statistics do not see
-        let all_seen = proven && self.found.denied == 0 && computing.is_empty();
+        let in_part = &self.found.in_part;
+        let all_seen = proven && self.found.denied == 0 && computing.is_empty() && in_part.is_empty();
         let utilization = card.busy(faults).or(work.busy.filter(|_| all_seen));
         let processes = held.by_process.into_iter().map(|(key, used)| GpuProcess {
-            busy: work.by_process.get(&key).copied().filter(|_| !computing.contains(&key)),
+            busy: work
+                .by_process
+                .get(&key)
+                .copied()
+                .filter(|_| !computing.contains(&key) && !in_part.contains_key(&key)),
             owner: self.found.owners.get(&key).cloned(),
             ..GpuProcess::new(key.pid, used)
         });
