@@ -388,8 +388,7 @@ mod tests {
             host.process(pid, "hoard", &[&files(10_000)[..], &[gpu]].concat());
         }
         host.process(9, "train", &[(3, "/dev/dri/renderD128", &text)]);
-        let mut search = Search::default();
-        search.begun = true; // with the short budget
+        let mut search = Search { begun: true, ..Search::default() }; // with the short budget
         search.budget.again = Duration::ZERO;
         let mut rounds = 0;
         while !search.round(&host.roots(), false).unwrap().owners.keys().any(|key| key.pid == 9) {

@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn a_thread_that_hangs_is_left_alone_and_a_failure_after_the_deadline() {
         let (end, waits) = std::sync::mpsc::channel::<()>();
-        let mut worker = worker(move |_| drop(waits.recv()));
+        let mut worker = worker(move |_| waits.recv().unwrap_or_default());
         let started = worker.started();
         worker.keep_alive(started.plus(Duration::from_secs(3600)));
         assert_eq!((worker.started(), worker.has_answered()), (started, false));
