@@ -201,7 +201,7 @@ catalog! {
     OOM_DUPLICATE_LINES = Counter Global "memledger_oom_duplicate_lines_total" [] max 1,
         "Second records of one kill, which the kernel writes and counts with memory.oom.group. They are no kills.";
     OOM_SOURCE_UP = Gauge Global "memledger_oom_source_up" ["source"] max 4,
-        "1 if the source can be read now: kmsg (the kernel log: which process), vmstat (oom_kill of /proc/vmstat: how many), cgroup (the containers' own counters: whose), runtime (events of Docker or Podman: ends and names). Without kmsg kills have no process, and those of containers that are gone at once may stay unattributed.";
+        "1 if the source can be read now: kmsg (the kernel log: which process), vmstat (oom_kill of /proc/vmstat: how many), cgroup (the containers' own counters: whose), runtime (events of Docker or Podman: ends and names). Without kmsg kills have no process, and those of containers that are gone at once may stay unattributed. Absent for what was switched off (--oom.kernel-log=off, --oom.runtime=false), and for runtime where there never was one.";
     STORE_UP = Gauge Global "memledger_store_up" [] max 1,
         "1 if the ledger is written to --state.path, 0 if it cannot be and is kept in memory only. Absent if it is kept in memory because that was asked for.";
 
