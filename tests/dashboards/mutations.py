@@ -80,6 +80,8 @@ MUTATIONS = [
     ("a unit that does not fit", board("overview.json", lambda d: put(series(d)["fieldConfig"]["defaults"], unit="s")), "is shown as s"),
     ("a link to nowhere", text("dashboards/overview.json", "/d/memledger-container?", "/d/memledger-containers?"), "links to dashboard memledger-containers"),
     ("a counter shown plain", board("overview.json", lambda d: put(series(d)["targets"][0], expr='memledger_host_oom_kills_total{job=~"$job", instance=~"$instance"}')), "the plain value of counter"),
+    ("a series that other programs have too", board("overview.json", lambda d: put(series(d)["targets"][0], expr='process_open_fds{job=~"$job", instance=~"$instance"}')), "other programs have process_open_fds too"),
+    ("a legend for two compute instances", text("dashboards/overview.json", " {{gpu_instance_id}} {{compute_instance_id}}", " {{gpu_instance_id}}"), "without compute_instance_id"),
     ("PromQL that cannot be read", board("overview.json", lambda d: put(series(d)["targets"][0], expr="sum by (instance (up)")), "where"),
     ("a family that is shown nowhere", text("docs/metrics.md", "| `memledger_build_info`", "| `memledger_new_bytes` | gauge |  | 1 | New. |\n| `memledger_build_info`"), "memledger_new_bytes is shown nowhere"),
 ]  # fmt: skip
