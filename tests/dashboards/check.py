@@ -317,6 +317,8 @@ class Check:
         titles |= {panel["title"] for board in self.boards.values() for panel in board["panels"]}
         for name, path in pages.items():
             text = path.read_text()
+            if "`memledger " in text and "`docker exec memledger /memledger " not in text:
+                self.say(path.name, "it names a command of memledger, but not how to give it in Compose")
             if not text.startswith(f"# {name}\n"):
                 self.say(path.name, "its title is not its alert")
             for part in ("## Look first", "## Do", "## Silence"):

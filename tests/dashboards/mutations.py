@@ -68,6 +68,7 @@ MUTATIONS = [
     ("a wrong label in a series of a rule test", text(TESTS + "oom.yml", 'victim="main"', 'who="main"'), "it has no such label"),
     ("a typo in a query of a runbook", text(BOOKS + "MemledgerGpuLost.md", "memledger_gpus_expected", "memledger_gpu_expected"), "no such series"),
     ("a command that does not exist", text(BOOKS + "MemledgerGpuLost.md", "## Do", "`memledger fix`\n\n## Do"), "there is no `memledger fix`"),
+    ("a command that is not there in Compose", text(BOOKS + "MemledgerRuntimeDown.md", "`docker exec memledger /memledger doctor`", "there"), "not how to give it in Compose"),
     ("a panel that does not exist", text(BOOKS + "MemledgerGpuXid.md", "*GPU errors (Xid)*", "*Xid errors*"), "no panel or dashboard is called 'Xid errors'"),
     ("an alert without a runbook", lambda root: (root / BOOKS / "MemledgerGpuEcc.md").unlink(), "alert MemledgerGpuEcc has no page"),
     ("a runbook without an alert", lambda root: (root / BOOKS / "MemledgerOld.md").write_text("# MemledgerOld\n\n\n\n"), "page MemledgerOld has no alert"),
