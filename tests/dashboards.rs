@@ -200,6 +200,12 @@ fn assert_panels_are_looked_at(url: &str) {
             "label_values(memledger, job)",
             "has no values",
         ),
+        (
+            "overview.json",
+            r#"process_open_fds{job=~\"$job\", instance=~\"$instance\"} and on"#,
+            r#"process_open_fds{job=~\"$job\", instance=~\"$instance\"} or on"#,
+            "is no memledger",
+        ),
     ] {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("dashboards")).unwrap();
