@@ -3,7 +3,7 @@
 # no shell, no package manager.
 #
 # The binary is linked to glibc because NVML is a shared library for glibc, which the NVIDIA runtime mounts into the
-# container. libdl, libpthread and librt are for NVML alone.
+# container. libm, libdl, libpthread and librt are for NVML.
 #
 # usage: image-root.sh BINARY FOLDER
 set -eu
@@ -24,7 +24,7 @@ ldd "$binary" | awk '$2 == "=>" { print $3 } $1 ~ /^\// { print $1 }' | while re
   library "$path"
   libc=${path##*/}
   if [ "$libc" = libc.so.6 ]; then
-    for also in libdl.so.2 libpthread.so.0 librt.so.1; do
+    for also in libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1; do
       if [ -e "${path%/*}/$also" ]; then library "${path%/*}/$also"; fi
     done
   fi

@@ -148,7 +148,8 @@ fn gpus(trainer: u32, seconds: u64) -> State {
     state
 }
 
-/// A Prometheus that scrapes both every second, with the shipped rules, and tells Alertmanager.
+/// A Prometheus that scrapes both every second, and Alertmanager as a program that is no memledger, with the shipped rules;
+/// it tells Alertmanager.
 fn watching(
     binary: &str,
     gpu_host: &Memledger,
@@ -161,8 +162,10 @@ fn watching(
     let config = format!(
         "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
          rule_files: ['{}']\nalerting: {{alertmanagers: [{{static_configs: [{{targets: ['{}']}}]}}]}}\n\
-         scrape_configs:\n- job_name: memledger\n  static_configs:\n{}{}",
+         scrape_configs:\n- job_name: other\n  static_configs: [{{targets: ['{}']}}]\n\
+         - job_name: memledger\n  static_configs:\n{}{}",
         in_repository("deploy/prometheus/rules/*.yml"),
+        alertmanager.address,
         alertmanager.address,
         target(gpu_host, "gpu-host"),
         target(plain_host, "plain-host")
@@ -196,6 +199,12 @@ fn assert_panels_are_looked_at(url: &str) {
             "label_values(memledger_build_info, job)",
             "label_values(memledger, job)",
             "has no values",
+        ),
+        (
+            "overview.json",
+            r#"process_open_fds{job=~\"$job\", instance=~\"$instance\"} and on"#,
+            r#"process_open_fds{job=~\"$job\", instance=~\"$instance\"} or on"#,
+            "is no memledger",
         ),
     ] {
         let folder = tempfile::tempdir().unwrap();

@@ -86,7 +86,7 @@ def of_prometheus():
     """What Prometheus itself makes of targets and alerts."""
     anything = {"alertname", "alertstate", "severity"}
     return {
-        "up": Series(set(TARGET), "count"),
+        "up": Series(TARGET | {"rack"}, "count"),  # rack: a label that somebody gave a target
         "prometheus_build_info": Series(set(TARGET), "count"),
         "ALERTS": Series(TARGET | anything, "count"),
     }

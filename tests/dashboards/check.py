@@ -19,7 +19,6 @@ import promql
 # Families that no dashboard shows, with the reason.
 NOT_SHOWN = {
     "process_virtual_memory_bytes": "says nothing of what memledger costs; a standard name that tools expect",
-    "memledger_gpu_release_remaining_seconds": "there only while an operator has memledger leave the driver alone",
 }
 GRAFANA_UNITS = {
     "bytes": {"bytes"},
@@ -177,12 +176,24 @@ class Check:
                 if "$__rate_interval" not in expression:
                     self.say(where, "rate() over a fixed window: use $__rate_interval")
         self.counters(where, tree)
+        self.own(where, tree)
         if panel is None:
             return
-        for label in boards.LEGEND.findall(target["legendFormat"]):
+        legend = boards.LEGEND.findall(target["legendFormat"])
+        # two compute instances of one GPU instance
+        if "gpu_instance_id" in legend and "compute_instance_id" in (self.reader.labels(tree, []) or set()) - set(legend):
+            self.say(where, "the legend names gpu_instance_id without compute_instance_id")
+        for label in legend:
             if label not in (self.reader.labels(tree, []) or ()):
                 self.say(where, f"the legend names {label}, which the result cannot have")
         self.fits(where, panel, target, tree)
+
+    def own(self, where, tree):
+        """With All chosen, job=~".+" takes in what other programs export by the same names: Prometheus itself, for one."""
+        names = {node.name for node in promql.walk(tree) if isinstance(node, promql.Selector)}
+        for name in sorted(names):
+            if name.startswith(("process_", "up")) and "memledger_build_info" not in names:
+                self.say(where, f"other programs have {name} too: join it with memledger_build_info")
 
     def filtered(self, where, node):
         """A selector without the variables shows hosts that were not chosen."""
@@ -306,6 +317,8 @@ class Check:
         titles |= {panel["title"] for board in self.boards.values() for panel in board["panels"]}
         for name, path in pages.items():
             text = path.read_text()
+            if "`memledger " in text and "`docker exec memledger /memledger " not in text:
+                self.say(path.name, "it names a command of memledger, but not how to give it in Compose")
             if not text.startswith(f"# {name}\n"):
                 self.say(path.name, "its title is not its alert")
             for part in ("## Look first", "## Do", "## Silence"):

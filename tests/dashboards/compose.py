@@ -78,6 +78,18 @@ def provisioning():
             yield f"nothing is called {address}"
 
 
+def unit():
+    """The complaints about the systemd unit: a setting that takes away what memledger reads."""
+    lines = (DEPLOY / "systemd/memledger.service").read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    # ProtectClock adds a DeviceAllow, and with one of those all other devices are closed before systemd 253
+    for name in ("PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "ProtectKernelLogs", "ProtectProc", "ProcSubset", "PrivatePIDs", "PrivateUsers", "InaccessiblePaths"):
+        if name in settings:
+            yield f"memledger.service: {name} closes what it reads"
+    if "ProtectSystem" in settings and settings.get("StateDirectory") != "memledger":
+        yield "memledger.service: the state directory cannot be written"
+
+
 def flags():
     """memledger of services.yml as flags of `docker run`."""
     service = dict(services(DEPLOY / "services.yml"))["memledger"]
@@ -97,6 +109,7 @@ def main():
         return
     complaints = [f"{path.name}: {what}" for path in sorted(DEPLOY.glob("*.yml")) if path.name != "services.yml" for what in judge(path)]
     complaints += provisioning()
+    complaints += unit()
     for complaint in complaints:
         print(complaint)
     sys.exit(bool(complaints))

@@ -68,6 +68,7 @@ MUTATIONS = [
     ("a wrong label in a series of a rule test", text(TESTS + "oom.yml", 'victim="main"', 'who="main"'), "it has no such label"),
     ("a typo in a query of a runbook", text(BOOKS + "MemledgerGpuLost.md", "memledger_gpus_expected", "memledger_gpu_expected"), "no such series"),
     ("a command that does not exist", text(BOOKS + "MemledgerGpuLost.md", "## Do", "`memledger fix`\n\n## Do"), "there is no `memledger fix`"),
+    ("a command that is not there in Compose", text(BOOKS + "MemledgerRuntimeDown.md", "`docker exec memledger /memledger doctor`", "there"), "not how to give it in Compose"),
     ("a panel that does not exist", text(BOOKS + "MemledgerGpuXid.md", "*GPU errors (Xid)*", "*Xid errors*"), "no panel or dashboard is called 'Xid errors'"),
     ("an alert without a runbook", lambda root: (root / BOOKS / "MemledgerGpuEcc.md").unlink(), "alert MemledgerGpuEcc has no page"),
     ("a runbook without an alert", lambda root: (root / BOOKS / "MemledgerOld.md").write_text("# MemledgerOld\n\n\n\n"), "page MemledgerOld has no alert"),
@@ -80,6 +81,8 @@ MUTATIONS = [
     ("a unit that does not fit", board("overview.json", lambda d: put(series(d)["fieldConfig"]["defaults"], unit="s")), "is shown as s"),
     ("a link to nowhere", text("dashboards/overview.json", "/d/memledger-container?", "/d/memledger-containers?"), "links to dashboard memledger-containers"),
     ("a counter shown plain", board("overview.json", lambda d: put(series(d)["targets"][0], expr='memledger_host_oom_kills_total{job=~"$job", instance=~"$instance"}')), "the plain value of counter"),
+    ("a series that other programs have too", board("overview.json", lambda d: put(series(d)["targets"][0], expr='process_open_fds{job=~"$job", instance=~"$instance"}')), "other programs have process_open_fds too"),
+    ("a legend for two compute instances", text("dashboards/overview.json", " {{gpu_instance_id}} {{compute_instance_id}}", " {{gpu_instance_id}}"), "without compute_instance_id"),
     ("PromQL that cannot be read", board("overview.json", lambda d: put(series(d)["targets"][0], expr="sum by (instance (up)")), "where"),
     ("a family that is shown nowhere", text("docs/metrics.md", "| `memledger_build_info`", "| `memledger_new_bytes` | gauge |  | 1 | New. |\n| `memledger_build_info`"), "memledger_new_bytes is shown nowhere"),
 ]  # fmt: skip

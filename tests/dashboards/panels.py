@@ -76,6 +76,7 @@ class Asking:
         self.end = time.time()
         self.start = self.end - span
         self.complaints, self.answered, self.empty = [], 0, []
+        self.hosts = set(prometheus.get("label/instance/values", **{"match[]": "memledger_build_info"}))
         self.values = {"__rate_interval": "15s", "__interval": "1s", "__range": f"{span}s"}
 
     def say(self, where, what):
@@ -104,6 +105,8 @@ class Asking:
                 arguments = {"query": query, "start": self.start, "end": self.end, "step": 1}
                 rows = self.prometheus.get("query_range", **arguments)["result"]
             self.judge(where, query, rows)
+            for stranger in {row["metric"].get("instance") for row in rows} - self.hosts - {None}:
+                self.say(where, f"it shows {stranger}, which is no memledger: {query}")
             if target and target["format"] != "table":
                 self.legends(where, target["legendFormat"], rows, legends.setdefault(panel["id"], {}))
         return self
