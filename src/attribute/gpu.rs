@@ -320,6 +320,7 @@ mod tests {
                 cuda_version: None,
                 counted: 2,
                 devices: gpus(second),
+                silent: vec![],
                 pids: Pids::Proven,
                 faults: vec![],
             };

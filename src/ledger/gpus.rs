@@ -105,6 +105,9 @@ impl Gpus {
                 series.gpu(GPU_MEMORY_RECENT_PEAK, gpu, [], bytes as f64);
             }
         }
+        for (gpu, device) in readings.silent_gpus() {
+            device.health.write(gpu, series);
+        }
         self.write_processes(now, attributed, series);
     }
 

@@ -107,6 +107,7 @@ mod tests {
             cuda_version: None,
             counted: 2,
             devices: gpus.into_iter().map(|identity| Device::new(Arc::new(identity))).collect(),
+            silent: vec![],
             pids: Pids::Proven,
             faults: vec![],
         }

@@ -7,6 +7,7 @@ use fake_nvml::{Ecc, Event, Process, RemappedRows, RetiredPages, Utilization, Ut
 use super::{Driver, GIB, OF_CONTAINER, USED, await_value, gpus, process_in};
 use crate::support::cgroups::TestCgroup;
 
+const XIDS: &str = "memledger_gpu_xid_errors_total";
 const FIRST: [(&str, &str); 1] = [("gpu", "0")];
 
 #[test]
@@ -121,7 +122,6 @@ fn time_under_a_reason_that_lowers_clocks_is_counted_while_it_holds() {
 
 #[test]
 fn an_xid_is_counted_once_with_its_time_and_the_known_ones_are_born_at_zero() {
-    const XIDS: &str = "memledger_gpu_xid_errors_total";
     let mut state = gpus(&[GIB, GIB]);
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
@@ -152,6 +152,66 @@ fn an_xid_is_counted_once_with_its_time_and_the_known_ones_are_born_at_zero() {
     state.gpus[1].lost = false;
     driver.set(&state);
     await_value(&memledger, XIDS, &[("gpu", "1"), ("xid", "79")], 1);
+}
+
+#[test]
+fn the_xid_of_a_gpu_that_falls_off_the_bus_is_counted_and_stays_while_the_gpu_is_silent() {
+    let mut state = gpus(&[GIB, GIB]);
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    let of_lost = [("gpu", "1"), ("gpu_uuid", state.gpus[1].uuid.as_str()), ("xid", "79")];
+    await_value(&memledger, XIDS, &of_lost, 0);
+    let mut lost = state.clone();
+    lost.gpus[1].lost = true;
+    lost.events = vec![Event::xid(1, 1, 79)];
+    driver.set(&lost);
+    await_value(&memledger, XIDS, &of_lost, 1);
+    let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
+    assert_eq!(metrics.get(USED, &[("gpu", "1")]), None, "it answers nothing");
+    assert_eq!(metrics.value(XIDS, &of_lost), 1.0);
+    assert!(metrics.get("memledger_gpu_last_xid_timestamp_seconds", &of_lost).is_some());
+    state.events.clone_from(&lost.events);
+    driver.set(&state);
+    await_value(&memledger, USED, &[("gpu", "1")], GIB);
+    await_value(&memledger, XIDS, &of_lost, 1);
+}
+
+#[test]
+fn xids_that_nobody_would_hear_are_absent_until_the_gpu_can_be_registered() {
+    for symbol in ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"] {
+        let mut state = gpus(&[GIB, GIB, GIB]);
+        state.gpus[1].errors.insert(symbol.into(), 999);
+        let driver = Driver::new(&state);
+        let memledger = driver.memledger(&[]);
+        await_value(&memledger, XIDS, &[("gpu", "2"), ("xid", "79")], 0);
+        let metrics = await_value(&memledger, XIDS, &[("gpu", "0"), ("xid", "79")], 0);
+        assert_eq!(metrics.all(XIDS, &[("gpu", "1")]), Vec::<&_>::new(), "{symbol}");
+        if symbol == "nvmlDeviceGetSupportedEventTypes" {
+            state.gpus[1].errors.clear();
+            driver.set(&state);
+            await_value(&memledger, XIDS, &[("gpu", "1"), ("xid", "79")], 0);
+        }
+    }
+}
+
+#[test]
+fn the_other_gpus_are_listened_to_again_as_soon_as_a_lost_one_has_spoilt_the_set() {
+    let mut state = gpus(&[GIB, GIB]);
+    state.count_calls = true;
+    let driver = Driver::new(&state);
+    let flags = ["--gpu.interval=1h", "--gpu.deadline=1h", "--gpu.sample-interval=20ms"];
+    let memledger = driver.memledger_with(&[], &flags);
+    await_value(&memledger, XIDS, &[("gpu", "1"), ("xid", "79")], 0);
+    state.gpus[1].lost = true;
+    driver.set(&state);
+    crate::support::eventually("another set, long before the next whole reading", || {
+        let calls = driver.fake.calls().unwrap();
+        let of = |symbol: &str| calls.get(symbol).copied().unwrap_or(0);
+        match (of("nvmlEventSetCreate"), of("nvmlDeviceRegisterEvents")) {
+            (2, 3) => Ok(()),
+            found => Err(format!("sets and registrations: {found:?}")),
+        }
+    });
 }
 
 #[test]

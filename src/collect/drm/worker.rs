@@ -162,6 +162,7 @@ impl Reader {
             cuda_version: None,
             counted: cards.len(),
             devices,
+            silent: vec![],
             pids,
             faults,
         }))

@@ -28,6 +28,8 @@ pub struct Reading {
     pub counted: usize,
     /// The devices that answered.
     pub devices: Vec<Device>,
+    /// GPUs that answered once and do not now: nothing of them is told but their Xids.
+    pub silent: Vec<Device>,
     /// Whether the pids of this reading are those of the host as seen here.
     pub pids: Pids,
     /// Devices that are there and did not answer, and fields that failed: one entry a fault.

@@ -37,8 +37,8 @@ pub struct Gpu<'nvml> {
     load: Load,
 }
 
-/// What a quick look finds on a device: who it is, its memory, its processes.
-pub type Quick = (Arc<Identity>, Memory, Vec<GpuProcess>);
+/// What a quick look finds on a device: who it is, its memory, its processes if they are known.
+pub type Quick = (Arc<Identity>, Memory, Option<Vec<GpuProcess>>);
 
 /// What a whole look finds: the GPU and its MIG instances, and the driver's maxima of processes that have ended.
 pub type Found = (Vec<Device>, Vec<(u32, Owner, u64)>);
@@ -142,7 +142,7 @@ impl<'nvml> Gpu<'nvml> {
         let mut look = |handle: &NvmlDevice<'_>, identity: &Arc<Identity>, mut lists: Lists, mut total| {
             lists[0] = true; // who comes new comes most likely to compute
             let (memory, processes, _) = holdings(handle, lists, &mut total, dialect, faults)?;
-            found.push((Arc::clone(identity), memory, processes.unwrap_or_default()));
+            found.push((Arc::clone(identity), memory, processes));
             Ok::<(), NvmlError>(())
         };
         if self.mig.instances.is_empty() {
@@ -153,7 +153,7 @@ impl<'nvml> Gpu<'nvml> {
         }
         if !self.mig.instances.is_empty() {
             let memory = memory::read(&self.handle, dialect, faults)?;
-            found.push((Arc::clone(&self.identity), memory, vec![]));
+            found.push((Arc::clone(&self.identity), memory, None));
         }
         Ok(found)
     }

@@ -104,13 +104,13 @@ impl<'nvml> Session<'nvml> {
         }
         let processes = devices.iter_mut().filter_map(|device| device.processes.as_mut()).flatten();
         let pids = owners.name(processes, uptime, &mut faults);
-        self.events.register(self.nvml, self.gpus.values(), totals);
+        self.events.register(self.nvml, began, self.gpus.values(), totals);
         for device in devices.iter_mut().filter(|device| device.instance_of.is_none()) {
             let uuid = &device.identity.uuid;
             if let Some(gpu) = self.gpus.values_mut().find(|gpu| gpu.identity.uuid == *uuid) {
                 gpu.accounting.remember(device.processes.iter().flatten());
             }
-            if let Some(counted) = totals.get(uuid) {
+            if let Some(counted) = totals.get(uuid).filter(|_| self.events.listens_to(uuid)) {
                 device.health.xids.clone_from(&counted.xids);
             }
         }
@@ -123,6 +123,7 @@ impl<'nvml> Session<'nvml> {
             driver_version: self.driver_version.clone(),
             cuda_version: self.cuda_version.clone(),
             counted: count as usize,
+            silent: silent(totals, &devices),
             devices,
             pids,
             faults,
@@ -143,6 +144,7 @@ impl<'nvml> Session<'nvml> {
             std::collections::btree_map::Entry::Vacant(new) => new.insert(Gpu::open(self.nvml, index)?),
         };
         let counted = totals.entry(Arc::clone(&gpu.identity.uuid)).or_default();
+        counted.identity = Some(Arc::clone(&gpu.identity));
         gpu.read(place, now, counted, &mut self.dialect, faults)
     }
 
@@ -161,10 +163,10 @@ impl<'nvml> Session<'nvml> {
                 Err(_) => {}
             }
         }
-        let processes = quick.iter_mut().flat_map(|(_, _, processes)| processes);
+        let processes = quick.iter_mut().filter_map(|(_, _, processes)| processes.as_mut()).flatten();
         owners.name_quickly(processes, uptime, &mut unheard);
         let devices = quick.into_iter().map(|(identity, memory, processes)| {
-            let device = Device { memory, processes: Some(processes), ..Device::new(identity) };
+            let device = Device { memory, processes, ..Device::new(identity) };
             Sampled::of(&device)
         });
         Ok(Sample { at: Moment::now(), devices: devices.collect() })
@@ -175,13 +177,34 @@ impl<'nvml> Session<'nvml> {
     /// # Errors
     /// As [`Session::read`].
     pub fn take_xids(&mut self, totals: &mut Totals) -> Result<(), NvmlError> {
-        self.events.take(Moment::now(), totals)
+        let now = Moment::now();
+        if self.events.take(now, totals)? {
+            self.events.register(self.nvml, now, self.gpus.values(), totals);
+        }
+        Ok(())
     }
 
     /// For each GPU that is not in MIG mode: whether accounting mode is on.
     pub fn accounting(&self) -> impl Iterator<Item = bool> {
         self.gpus.values().map(|gpu| gpu.accounting.is_on())
     }
+}
+
+/// GPUs of which Xids were counted and that are not among these devices, in the order of their numbers.
+fn silent(totals: &Totals, devices: &[Device]) -> Vec<Device> {
+    let silent = totals.iter().filter_map(|(uuid, counted)| {
+        let identity = counted.identity.as_ref()?;
+        let answers = devices.iter().any(|device| device.identity.uuid == *uuid);
+        if answers || counted.xids.is_empty() {
+            return None;
+        }
+        let mut device = Device::new(Arc::clone(identity));
+        device.health.xids.clone_from(&counted.xids);
+        Some(device)
+    });
+    let mut silent: Vec<_> = silent.collect();
+    silent.sort_by(|a, b| (&a.identity.index, &a.identity.uuid).cmp(&(&b.identity.index, &b.identity.uuid)));
+    silent
 }
 
 /// What a reading is for the peaks; and before it, what each process that has ended held at most, at some time.

@@ -100,6 +100,12 @@ fn fill(
     Err(NvmlError::InsufficientSize(None))
 }
 
+/// What a handle points at: two handles of one GPU are the same.
+pub fn address(device: &NvmlDevice<'_>) -> usize {
+    // SAFETY: nothing is done through the handle, nor is it kept.
+    unsafe { device.handle() }.addr()
+}
+
 /// One list of processes, by the symbol of this version: 3, 2, or 1.
 ///
 /// # Errors
