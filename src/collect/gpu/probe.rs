@@ -26,7 +26,7 @@ pub struct Probe {
     pub named: usize,
     /// Whether their pids may be believed.
     pub pids: Pids,
-    /// GPUs whose accounting mode is off.
+    /// GPUs whose accounting mode is off and could be on.
     pub without_accounting: usize,
 }
 
@@ -54,7 +54,7 @@ impl Probe {
             instances,
             named: reading.devices.iter().flat_map(|device| &device.processes).flatten().count(),
             pids: reading.pids,
-            without_accounting: session.accounting().filter(|is_on| !is_on).count(),
+            without_accounting: session.without_accounting(),
         }
     }
 }

@@ -181,8 +181,10 @@ pub struct Owner {
 /// What was held at one moment: as much as the peaks need. Each reading is one too.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// When.
+    /// When; if not `is_dated`, at some time before that.
     pub at: Moment,
+    /// False for a maximum of which nobody knows when it was.
+    pub is_dated: bool,
     /// The devices that answered.
     pub devices: Vec<Sampled>,
 }

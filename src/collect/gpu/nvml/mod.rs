@@ -104,11 +104,13 @@ impl<'nvml> Session<'nvml> {
         }
         let processes = devices.iter_mut().filter_map(|device| device.processes.as_mut()).flatten();
         let pids = owners.name(processes, uptime, &mut faults);
+        let keeps_maxima = self.gpus.values().any(|gpu| gpu.accounting.is_on());
+        let boot_time = keeps_maxima.then(|| roots.boot_time().ok()).flatten();
         self.events.register(self.nvml, began, self.gpus.values(), totals);
         for device in devices.iter_mut().filter(|device| device.instance_of.is_none()) {
             let uuid = &device.identity.uuid;
             if let Some(gpu) = self.gpus.values_mut().find(|gpu| gpu.identity.uuid == *uuid) {
-                gpu.accounting.remember(device.processes.iter().flatten());
+                gpu.accounting.remember(began, boot_time, device.processes.iter_mut().flatten());
             }
             if let Some(counted) = totals.get(uuid).filter(|_| self.events.listens_to(uuid)) {
                 device.health.xids.clone_from(&counted.xids);
@@ -169,7 +171,7 @@ impl<'nvml> Session<'nvml> {
             let device = Device { memory, processes, ..Device::new(identity) };
             Sampled::of(&device)
         });
-        Ok(Sample { at: Moment::now(), devices: devices.collect() })
+        Ok(Sample { at: Moment::now(), is_dated: true, devices: devices.collect() })
     }
 
     /// Takes the Xids that have come.
@@ -184,9 +186,9 @@ impl<'nvml> Session<'nvml> {
         Ok(())
     }
 
-    /// For each GPU that is not in MIG mode: whether accounting mode is on.
-    pub fn accounting(&self) -> impl Iterator<Item = bool> {
-        self.gpus.values().map(|gpu| gpu.accounting.is_on())
+    /// GPUs whose accounting mode is off and could be on: not those in MIG mode.
+    pub fn without_accounting(&self) -> usize {
+        self.gpus.values().filter(|gpu| gpu.accounting.could_be_on()).count()
     }
 }
 
@@ -211,7 +213,8 @@ fn silent(totals: &Totals, devices: &[Device]) -> Vec<Device> {
 fn samples(at: Moment, ended: Vec<(Arc<Identity>, (u32, Owner, u64))>, devices: &[Device]) -> Vec<Sample> {
     let maxima = ended.into_iter().map(|(identity, maximum)| {
         let only = Sampled { identity, used: None, holders: vec![maximum], silent: vec![] };
-        Sample { at, devices: vec![only] }
+        Sample { at, is_dated: false, devices: vec![only] }
     });
-    maxima.chain([Sample { at, devices: devices.iter().map(Sampled::of).collect() }]).collect()
+    let now = Sample { at, is_dated: true, devices: devices.iter().map(Sampled::of).collect() };
+    maxima.chain([now]).collect()
 }
