@@ -148,6 +148,23 @@ fn where_accounting_mode_is_on_the_drivers_maximum_counts_also_after_the_end() {
 }
 
 #[test]
+fn accounting_mode_is_recommended_only_for_gpus_that_have_it() {
+    let mut state = gpus(&[GIB, GIB, GIB]);
+    state.gpus[0].errors.insert("nvmlDeviceGetAccountingMode".into(), 3); // not supported
+    state.gpus[1].mig = Some(vec![]);
+    let doctor = |state: &State| {
+        let driver = Driver::new(state);
+        let library = format!("--gpu.nvml-library={}", driver.fake.path().display());
+        crate::support::run(&["doctor", "--docker.socket=", "--podman.socket=", &library]).1
+    };
+    let all = doctor(&state);
+    assert!(all.contains("off on 1 GPUs") && all.contains("nvidia-smi -am 1"), "{all}");
+    state.gpus.pop();
+    let none = doctor(&state);
+    assert!(none.contains("2 GPUs") && !none.contains("nvidia-smi -am 1"), "{none}");
+}
+
+#[test]
 fn the_drivers_maximum_of_an_earlier_process_with_the_same_pid_is_nobodys() {
     let container = TestCgroup::container();
     let python = process_in(&container);

@@ -37,7 +37,7 @@ pub struct Probe {
 pub fn probe(settings: &GpuSettings, roots: &Roots, cgroup_v1: bool) -> Result<Probe, String> {
     let words = |error| describe(&error);
     let nvml = Library::find(settings.library.as_deref()).open(&Control::default()).map_err(words)?;
-    let mut session = Session::new(&nvml);
+    let mut session = Session::new(&nvml, settings.interval + settings.deadline);
     let mut owners = Owners::new(roots.clone(), cgroup_v1);
     let reading = session.read(roots, &mut owners, &mut Totals::new()).map_err(words)?.reading;
     Ok(Probe::of(&reading, &session))

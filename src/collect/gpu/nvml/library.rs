@@ -104,10 +104,15 @@ pub fn field<T>(value: Result<T, NvmlError>, faults: &mut Vec<&'static str>) -> 
         Err(error) if error_is_the_devices(&error) || error_is_the_librarys(&error) => Err(error),
         Err(error) if !error_may_pass(&error) => Ok(None),
         Err(error) => {
-            faults.push(if matches!(error, NvmlError::NoPermission) { "permission" } else { "io" });
+            faults.push(fault(&error));
             Ok(None)
         }
     }
+}
+
+/// As what an error is counted.
+pub fn fault(error: &NvmlError) -> &'static str {
+    if matches!(error, NvmlError::NoPermission) { "permission" } else { "io" }
 }
 
 /// The next question may be answered: the error is no *not supported*, and no symbol that is missing.

@@ -20,6 +20,7 @@ mod utilization;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
@@ -45,6 +46,7 @@ pub struct Session<'nvml> {
     gpus: BTreeMap<u32, Gpu<'nvml>>,
     dialect: Dialect,
     events: Events<'nvml>,
+    most_between: Duration,
 }
 
 /// What a whole look leaves.
@@ -57,8 +59,8 @@ pub struct Looked {
 }
 
 impl<'nvml> Session<'nvml> {
-    /// Asks what is the same for all devices.
-    pub fn new(nvml: &'nvml Nvml) -> Self {
+    /// Asks what is the same for all devices. Two readings are no further apart than `most_between`, unless a call hangs.
+    pub fn new(nvml: &'nvml Nvml, most_between: Duration) -> Self {
         let version = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10).into();
         Self {
             nvml,
@@ -67,6 +69,7 @@ impl<'nvml> Session<'nvml> {
             gpus: BTreeMap::new(),
             dialect: Dialect::default(),
             events: Events::default(),
+            most_between,
         }
     }
 
@@ -98,7 +101,7 @@ impl<'nvml> Session<'nvml> {
                         self.events.forget(&lost.identity.uuid);
                     }
                     tracing::debug!(gpu = index, error = %describe(&error), "device does not answer");
-                    faults.push("io");
+                    faults.push(library::fault(&error));
                 }
             }
         }
@@ -143,7 +146,9 @@ impl<'nvml> Session<'nvml> {
     ) -> Result<device::Found, NvmlError> {
         let gpu = match self.gpus.entry(index) {
             std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::btree_map::Entry::Vacant(new) => new.insert(Gpu::open(self.nvml, index)?),
+            std::collections::btree_map::Entry::Vacant(new) => {
+                new.insert(Gpu::open(self.nvml, index, self.most_between, faults)?)
+            }
         };
         let counted = totals.entry(Arc::clone(&gpu.identity.uuid)).or_default();
         counted.identity = Some(Arc::clone(&gpu.identity));
