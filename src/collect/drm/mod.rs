@@ -121,7 +121,7 @@ impl Collector for Drm {
                 // several cycles may see one reading
                 if self.last.replace(reading.at) != Some(reading.at) {
                     let devices = reading.devices.iter().map(gpu::Sampled::of).collect();
-                    output.readings.gpu_samples.push(gpu::Sample { at: reading.at, devices });
+                    output.readings.gpu_samples.push(gpu::Sample { at: reading.at, is_dated: true, devices });
                 }
                 let first = output.readings.add_gpus(Arc::clone(&reading));
                 gpu::write(&reading, first, output.series);

@@ -213,6 +213,7 @@ impl Reader {
             cuda_version: None,
             counted: cards.len(),
             devices,
+            silent: vec![],
             pids,
             faults,
         }))
