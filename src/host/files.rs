@@ -291,3 +291,38 @@ impl KernelFile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_directory_of_procfs_is_gone_through_in_parts_without_a_name_missing_or_twice() {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "exec 3<&0 5<&0 6<&0 9<&0; echo ready; read end"]);
+        let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        let path = format!("/proc/{}/fd", shell.id());
+        let mut buffer = Vec::new();
+        let mut whole = Vec::new();
+        let dir = Dir::open(Path::new(&path)).unwrap();
+        dir.for_each(&mut buffer, |name, _| whole.push(name.to_owned())).unwrap();
+        assert!(["0", "3", "5", "6", "9"].iter().all(|name| whole.contains(&(*name).into())), "{whole:?}");
+        for most in 1..=whole.len() + 3 {
+            let (mut found, mut place) = (Vec::new(), Some(0));
+            while let Some(from) = place {
+                let dir = Dir::open(Path::new(&path)).unwrap();
+                let each = |name: &OsStr| {
+                    found.push(name.to_owned());
+                    Ok(())
+                };
+                place = dir.for_some(from, most, &mut buffer, each).unwrap();
+            }
+            assert_eq!(found, whole, "{most} at a time");
+        }
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+    }
+}

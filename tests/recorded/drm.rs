@@ -267,6 +267,31 @@ fn values_that_cannot_be_right_are_absent_and_counted() {
 }
 
 #[test]
+fn a_process_with_more_descriptors_than_are_read_has_no_figure_and_the_others_keep_theirs() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    let info = std::fs::read(host.path("proc/949/fdinfo/8")).unwrap();
+    for number in 1000..1600 {
+        let link = host.path(&format!("proc/949/fd/{number}"));
+        std::os::unix::fs::symlink("/dev/dri/renderD128", link).unwrap();
+        std::fs::write(host.path(&format!("proc/949/fdinfo/{number}")), &info).unwrap();
+    }
+    let memledger = host.start(&no_nvml());
+    let io = [("collector", "drm"), ("reason", "io")];
+    memledger.eventually("a fault", |metrics| match metrics.ask("memledger_read_faults_total", &io)? {
+        0.0 => Err("none yet".to_owned()),
+        _ => Ok(()),
+    });
+    let metrics = memledger.fresh_metrics();
+    let card = |pid, mib| ("card0".to_owned(), pid, mib);
+    assert_eq!(of_processes(&metrics), [card(904, 6148.0), card(975, 256.0)]);
+    let of = |name| [("gpu", "card0"), ("container_name", name)];
+    let family = "memledger_container_gpu_memory_used_bytes";
+    assert_eq!(metrics.get(family, &of(NOTEBOOK)), None, "a part is not the whole");
+    assert_eq!(metrics.value(family, &of(TRAINER)), 6148.0 * MIB);
+    assert_balanced(&metrics);
+}
+
+#[test]
 fn without_permission_to_see_other_processes_nothing_is_attributed_and_doctor_says_what_to_set() {
     let host = Host::unpack("drm-amdgpu", 2);
     // the real processes of this machine, seen by a user who may look at none but his own

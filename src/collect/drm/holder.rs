@@ -19,8 +19,6 @@ use crate::host::{Dir, ReadError, classify};
 use crate::parse::drm::Client;
 use crate::parse::process::{Stat, cgroup_path};
 
-/// Descriptors of one process that are looked at in one go.
-const AT_ONCE: usize = 4 * 1024;
 /// Descriptors of graphics devices of one process that are read.
 pub const MOST_CLIENTS: usize = 512;
 
@@ -51,12 +49,12 @@ impl Listing {
         !self.devices.is_empty()
     }
 
-    /// Goes on for a part. True at the end of the list.
+    /// Goes on for at most so many descriptors. True at the end of the list.
     ///
     /// The links are read and not followed: a look at what is behind one could hang on a dead file server.
-    pub fn go_on(&mut self, process: &Dir, buffer: &mut Vec<u8>) -> Result<bool, ReadError> {
+    pub fn go_on(&mut self, process: &Dir, most: usize, buffer: &mut Vec<u8>) -> Result<bool, ReadError> {
         let fds = process.below("fd")?;
-        let next = fds.for_some(self.place, AT_ONCE, buffer, |number| match target(&fds, number) {
+        let next = fds.for_some(self.place, most, buffer, |number| match target(&fds, number) {
             Ok(Target::Device(node)) => {
                 // one more than are read, which tells that there are too many
                 if self.devices.len() <= MOST_CLIENTS {
@@ -153,9 +151,9 @@ impl Holder {
         &self.owner.cgroup
     }
 
-    /// Goes through a part of its descriptors, for devices that it opened since.
-    pub fn look_for_more(&mut self, buffer: &mut Vec<u8>) -> Result<(), ReadError> {
-        if self.listing.go_on(&self.dir, buffer)? {
+    /// Goes through at most so many of its descriptors, for devices that it opened since.
+    pub fn look_for_more(&mut self, most: usize, buffer: &mut Vec<u8>) -> Result<(), ReadError> {
+        if self.listing.go_on(&self.dir, most, buffer)? {
             let listing = std::mem::take(&mut self.listing);
             (self.devices, self.computing, self.whole) = (listing.devices, listing.computing, true);
             self.too_many = self.devices.len() > MOST_CLIENTS;
@@ -211,7 +209,7 @@ impl Holder {
         }
         if !whole {
             // where it is only not gone through yet, nothing has failed
-            found.faults.extend(self.whole.then_some("io"));
+            found.faults.extend((self.whole || self.too_many).then_some("io"));
             let nodes = self.devices.iter().map(|(_, node)| node.clone()).collect();
             found.in_part.insert(self.key, nodes);
         }
