@@ -27,7 +27,7 @@ golden: ## write the generated documents and the golden files anew; read the dif
 bench: ## measure cost, also of GPUs, and how fast a kill is known, and write docs/performance.md
 	$(CARGO) bench --locked --bench cycle
 	$(CARGO) bench --locked --bench oom
-	$(CARGO) bench --locked --bench drm
 	$(CARGO) bench --locked --bench gpu
+	$(CARGO) bench --locked --bench drm
 
 .PHONY: help run doctor test check golden bench

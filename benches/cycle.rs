@@ -6,6 +6,8 @@
 //! part of docs/performance.md. Needs root, for the cgroups. Time is simulated a second per cycle, so that what happens
 //! every 5, 10 or 64 seconds has its share in the mean.
 
+mod document;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::Write as _;
 use std::fs::File;
@@ -317,12 +319,12 @@ fn docker_stats() -> Option<f64> {
     Some(median(&times))
 }
 
-fn document(rows: &[Row], docker: Option<f64>) -> String {
+fn part(rows: &[Row], docker: Option<f64>) -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let version = if is_v2() { 2 } else { 1 };
     let mut text = format!(
-        "# Performance\n\nWritten by `make bench` (as root); do not edit. Measured on {cores} cores, kernel {}, cgroup \
+        "{}\n\nWritten by `make bench` (as root); do not edit. Measured on {cores} cores, kernel {}, cgroup \
          v{version}. Absolute times are this machine's; the ratio is what to \
          compare.\n\n\
          *Floor*: the same kernel files, kept open (but for v1's lists of pids, which go stale), read by a minimal loop that \
@@ -332,6 +334,7 @@ fn document(rows: &[Row], docker: Option<f64>) -> String {
          binary held, all collectors on, scraped once a second. *CPU*: its share of one core.\n\n\
          | containers | processes in each | floor ms | cycle ms (median) | cycle ms (mean) | mean / floor | allocations per cycle | series | render ms | per 1,000 series | text KiB | resident MiB | CPU % |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        document::HEADINGS[0],
         kernel.trim()
     );
     for row in rows {
@@ -376,8 +379,8 @@ fn document(rows: &[Row], docker: Option<f64>) -> String {
 }
 
 fn main() -> std::io::Result<()> {
-    if std::env::args().any(|argument| argument == "--test" || argument == "--list") {
-        return Ok(()); // a test runner asks every target
+    if document::is_only_asked() {
+        return Ok(());
     }
     memledger::host::raise_open_file_limit();
     let mut rows = Vec::new();
@@ -385,11 +388,5 @@ fn main() -> std::io::Result<()> {
         eprintln!("{count} containers ...");
         rows.push(measure(count, processes)?);
     }
-    let text = document(&rows, docker_stats());
-    print!("{text}");
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md");
-    // the second part is that of benches/oom.rs
-    let old = std::fs::read_to_string(&path).unwrap_or_default();
-    let second = old.find("\n## ").map_or("", |at| &old[at..]);
-    std::fs::write(path, text + second)
+    document::write(&part(&rows, docker_stats()))
 }

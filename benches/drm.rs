@@ -4,6 +4,8 @@
 //! time once a second. No process holds the GPU: that is the search's worst case, because nothing but the links of all
 //! open files tells so. It writes the last part of docs/performance.md. Nothing here was measured with a real GPU.
 
+mod document;
+
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +16,6 @@ use memledger::host::Roots;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-const HEADING: &str = "## GPUs of DRM drivers";
 const PROCESSES: usize = 1_000;
 const FILES: usize = 50;
 const READINGS: usize = 20;
@@ -89,7 +90,7 @@ fn part() -> Outcome<String> {
     let mean = took.iter().sum::<f64>() / took.len() as f64;
     let worst = took.iter().copied().fold(0.0, f64::max);
     Ok(format!(
-        "{HEADING}\n\n\
+        "{}\n\n\
          The worst case of the search: {processes} processes with {links} open files, none of which is a GPU, and a GPU in \
          sysfs, so that all of them are looked at. To read all links once with a plain loop takes {:.0} ms.\n\n\
          | first reading ms | later readings, one a second: mean ms | worst ms | CPU % of one core |\n\
@@ -97,24 +98,15 @@ fn part() -> Outcome<String> {
          | {first:.1} | {mean:.1} | {worst:.1} | {:.1} |\n\n\
          The search has a budget of 250 ms in the first reading and of 20 ms in later ones, on a thread of its own; the cycle \
          does not wait for it. What a real driver adds for each descriptor of a GPU was not measured: there was none.\n",
+        document::HEADINGS[3],
         turn.as_secs_f64() * 1e3,
         mean / 10.0,
     ))
 }
 
 fn main() -> Outcome<()> {
-    if std::env::args().any(|argument| argument == "--test" || argument == "--list") {
-        return Ok(()); // a test runner asks every target
+    if document::is_only_asked() {
+        return Ok(());
     }
-    let part = part()?;
-    print!("{part}");
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md");
-    let text = std::fs::read_to_string(&path)?;
-    let (before, rest) = text.split_once(HEADING).unwrap_or((&text, ""));
-    let after = rest.find("\n## ").map_or("", |at| &rest[at + 1..]);
-    let before = format!("{}\n\n", before.trim_end());
-    Ok(std::fs::write(
-        path,
-        if after.is_empty() { before + &part } else { format!("{before}{part}\n{after}") },
-    )?)
+    Ok(document::write(&part()?)?)
 }

@@ -5,9 +5,10 @@
 //! real driver takes its own time in each call, so the number of calls is what carries over. Writes its part of
 //! docs/performance.md.
 
+mod document;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write as _};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -17,8 +18,6 @@ const GPUS: u64 = 8;
 const PROCESSES: usize = 100;
 const ADDRESS: &str = "127.0.0.1:10897";
 const SECONDS: u64 = 10;
-/// Where this bench's part of the document begins.
-const TITLE: &str = "\n## GPUs\n";
 
 /// Real processes, which are looked up in /proc as any other.
 struct Processes(Child, Vec<u32>);
@@ -116,10 +115,10 @@ fn calls(fake: &FakeNvml, flags: &[&str]) -> std::io::Result<BTreeMap<String, u6
     fake.calls()
 }
 
-fn document(counts: [f64; 2], shares: [(f64, f64); 2], resting: f64) -> String {
+fn part(counts: [f64; 2], shares: [(f64, f64); 2], resting: f64) -> String {
     let ([reading, look], [(only, took), (both, _)]) = (counts, shares);
     format!(
-        "{TITLE}\nWritten by `make bench`; do not edit. {GPUS} GPUs of the fake library with {PROCESSES} real processes each, on the \
+        "{}\n\n{GPUS} GPUs of the fake library with {PROCESSES} real processes each, on the \
          same machine. The fake library answers in microseconds but looks at its state file in every call, which is in these \
          times; a real driver takes longer in each call. What carries over is the number of calls.\n\n\
          | | calls per GPU | CPU of the driver's thread, % of one core |\n| --- | --- | --- |\n\
@@ -127,13 +126,14 @@ fn document(counts: [f64; 2], shares: [(f64, f64); 2], resting: f64) -> String {
          | the same with quick looks every 200 ms | {look:.1} more per look | {both:.2} |\n\
          | quick looks alone | | {:.2} |\n| the same with no process on any GPU | | {resting:.2} |\n\n\
          A reading takes {took:.1} ms. The thread is not the cycle's; it has no share in the budgets above.\n",
+        document::HEADINGS[2],
         both - only
     )
 }
 
 fn main() -> std::io::Result<()> {
-    if std::env::args().any(|argument| argument == "--test" || argument == "--list") {
-        return Ok(()); // a test runner asks every target
+    if document::is_only_asked() {
+        return Ok(());
     }
     let processes = Processes::start(GPUS as usize * PROCESSES)?;
     let dir = tempfile::tempdir()?;
@@ -163,13 +163,5 @@ fn main() -> std::io::Result<()> {
     fake.set(&state)?;
     eprintln!("idle ...");
     let (resting, _) = share(&fake, &[])?;
-    let text = document([later, look], [alone, both], resting);
-    print!("{text}");
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md");
-    let old = std::fs::read_to_string(&path).unwrap_or_default();
-    let before = old.find(TITLE).map_or(old.as_str(), |at| &old[..at]);
-    let after = old
-        .find(TITLE)
-        .and_then(|at| old[at + TITLE.len()..].find("\n## ").map(|next| &old[at + TITLE.len() + next..]));
-    std::fs::write(path, format!("{before}{text}{}", after.unwrap_or("")))
+    document::write(&part([later, look], [alone, both], resting))
 }

@@ -8,9 +8,11 @@
 //! Kills of others on the same host would be taken for ours in the host's total: a sample during which the kernel counted
 //! another kill is taken again.
 
+mod document;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -29,7 +31,6 @@ const ROUNDS: usize = 5;
 const IDLE_SECONDS: u32 = 30;
 const PORT: u16 = 10898;
 const CONTAINER: &str = "memledger-bench-oom";
-const HEADING: &str = "## The OOM ledger";
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -342,7 +343,7 @@ fn part() -> Outcome<String> {
     let ratio = median(&full) / median(&empty);
     let verdict = |met: bool| if met { "met" } else { "**missed**" };
     Ok(format!(
-        "{HEADING}\n\nThe release binary at its default settings, {KILLS} real kills in a real container, each at another \
+        "{}\n\nThe release binary at its default settings, {KILLS} real kills in a real container, each at another \
          time between two cycles. Times begin with the kernel's own stamp in its record of the kill.\n\n\
          | from the kernel's record to | median ms | worst ms |\n| --- | --- | --- |\n\
          | the line in memledger's log | {:.1} | {:.1} |\n| `/metrics` (sampled every second) | {:.0} | {:.0} |\n\n\
@@ -353,6 +354,7 @@ fn part() -> Outcome<String> {
          one core.\n\n\
          Goals: a kill in the log within 100 ms ({}), in `/metrics` within a cycle of 1 s and what it takes to make it \
          ({}); kills in the ledger cost a cycle nothing that can be measured ({}).\n",
+        document::HEADINGS[1],
         median(&to_log),
         worst(&to_log),
         median(&to_metrics),
@@ -368,15 +370,8 @@ fn part() -> Outcome<String> {
 }
 
 fn main() -> Outcome<()> {
-    if std::env::args().any(|argument| argument == "--test" || argument == "--list") {
-        return Ok(()); // a test runner asks every target
+    if document::is_only_asked() {
+        return Ok(());
     }
-    let part = part()?;
-    print!("{part}");
-    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md");
-    let text = std::fs::read_to_string(&path)?;
-    let first = text.split(HEADING).next().unwrap_or_default().trim_end();
-    // the part after this one is that of benches/gpu.rs
-    let next = text.find("\n## GPUs\n").map_or("", |at| &text[at..]);
-    Ok(std::fs::write(path, format!("{first}\n\n{part}{next}"))?)
+    Ok(document::write(&part()?)?)
 }

@@ -201,7 +201,7 @@ catalog! {
     OOM_DUPLICATE_LINES = Counter Global "memledger_oom_duplicate_lines_total" [] max 1,
         "Second records of one kill, which the kernel writes and counts with memory.oom.group. They are no kills.";
     OOM_SOURCE_UP = Gauge Global "memledger_oom_source_up" ["source"] max 4,
-        "1 if the source can be read now: kmsg (the kernel log: which process), vmstat (oom_kill of /proc/vmstat: how many), cgroup (the containers' own counters: whose), runtime (events of Docker or Podman: ends and names). Without kmsg kills have no process, and those of containers that are gone at once may stay unattributed.";
+        "1 if the source can be read now: kmsg (the kernel log: which process), vmstat (oom_kill of /proc/vmstat: how many), cgroup (the containers' own counters: whose), runtime (events of Docker or Podman: ends and names). Without kmsg kills have no process, and those of containers that are gone at once may stay unattributed. Absent for what was switched off (--oom.kernel-log=off, --oom.runtime=false), and for runtime where there never was one.";
     STORE_UP = Gauge Global "memledger_store_up" [] max 1,
         "1 if the ledger is written to --state.path, 0 if it cannot be and is kept in memory only. Absent if it is kept in memory because that was asked for.";
 
@@ -257,9 +257,9 @@ catalog! {
     CONTAINER_RESTARTS = Counter Container "memledger_container_restarts_total" [] max CONTAINERS,
         "Starts of a container of this name after the first that the ledger saw. Unlike the runtime's count it goes on when the container is made anew.";
 
-    CONTAINER_GPU_XIDS = Counter Container "memledger_container_gpu_xid_errors_total" ["gpu", "gpu_uuid", "xid"] max CONTAINERS,
-        "Xids of a GPU (see memledger_gpu_xid_errors_total) for which the kernel log names a process that was on a GPU at most a minute before and in the container. Absent until the first, so increase() misses it: see the timestamp. Needs the kernel log. Kept as long as memledger_container_info.";
-    CONTAINER_GPU_LAST_XID = Gauge Container "memledger_container_gpu_last_xid_timestamp_seconds" ["gpu", "gpu_uuid", "xid"] max CONTAINERS,
+    CONTAINER_GPU_XIDS = Counter Container "memledger_container_gpu_xid_errors_total" ["gpu", "gpu_uuid", "xid"] max CONTAINERS * 4,
+        "Xids of a GPU (see memledger_gpu_xid_errors_total) for which the kernel log names a process that was on a GPU at most a minute before and in the container. 13, 31, 43, 45 and 94 are born at 0 on each GPU that the container uses. Goes on over restarts of the container, not of memledger. Needs the kernel log. Kept as long as the container is shown, and remembered for an hour after that.";
+    CONTAINER_GPU_LAST_XID = Gauge Container "memledger_container_gpu_last_xid_timestamp_seconds" ["gpu", "gpu_uuid", "xid"] max CONTAINERS * 4,
         "Unix time of the last of memledger_container_gpu_xid_errors_total. Absent until the first.";
 
     GPU_INFO = Info Gpu "memledger_gpu_info"
@@ -300,7 +300,7 @@ catalog! {
     GPU_TEMPERATURE = Gauge Gpu "memledger_gpu_temperature_celsius" [] max GPUS,
         "Temperature of the die, from NVML.";
     GPU_THROTTLE = Counter Gpu "memledger_gpu_throttle_seconds_total" ["reason"] max GPUS * 6,
-        "Time under a reason that lowers clocks: sw_power_cap, hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake. Measured by samples: a reason that holds in a reading counts for the time since the reading before. Since memledger's start.";
+        "Time under a reason that lowers clocks: sw_power_cap, hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake. Measured by samples: a reason that holds in a reading counts for the time since the reading before, and for no more than --gpu.interval and --gpu.deadline together. Since memledger's start.";
     GPU_ECC_ERRORS = Counter Gpu "memledger_gpu_ecc_errors_total" ["kind"] max GPUS * 2,
         "ECC errors over the device's life, corrected and uncorrected, from NVML's aggregate counters. Absent without ECC.";
     GPU_REMAPPED_ROWS = Gauge Gpu "memledger_gpu_remapped_rows" ["kind"] max GPUS * 4,
@@ -324,7 +324,7 @@ catalog! {
     CONTAINER_GPU_PROCESSES = Gauge ContainerGpu "memledger_container_gpu_processes" [] max 4_096,
         "Processes of the container that hold a context on the GPU.";
     CONTAINER_GPU_UTILIZATION = Gauge ContainerGpu "memledger_container_gpu_utilization_ratio" [] max 4_096,
-        "Share of the GPU's time in which a kernel of the container ran, the sum over its processes, from NVML's process samples since the reading before. A process without samples was idle. Of DRM drivers: the share of the busiest engine; absent for processes that hold /dev/kfd, whose work is not told. Absent where the driver gives none, as in MIG mode.";
+        "Share of the GPU's time in which a kernel of the container ran, the sum over its processes, each the mean of NVML's own samples of it since the reading before. A process without samples was idle. Of DRM drivers: the share of the busiest engine; absent for processes that hold /dev/kfd, whose work is not told. Absent where the driver gives none, as in MIG mode.";
     PROCESS_GPU_MEMORY = Gauge ContainerGpu "memledger_process_gpu_memory_used_bytes" ["pid", "process", "role"] max 256,
         "GPU memory of one process, from NVML's process lists or fdinfo of DRM drivers: see memledger_container_gpu_memory_used_bytes. Processes of the host have no container_name.";
     PROCESS_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_process_gpu_memory_peak_bytes" ["pid", "process", "role"] max 256,

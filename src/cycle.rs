@@ -94,7 +94,9 @@ impl Sampler {
         let mut containers = inventory.containers.clone();
         let running = containers.len();
         containers.extend(ended);
-        let gpus = self.readings.gpu_devices().map(|(_, device)| Arc::clone(&device.identity)).collect();
+        let devices = self.readings.gpu_devices().map(|(_, device)| device);
+        let gpus = devices.chain(self.readings.silent_gpus().map(|(_, device)| device));
+        let gpus = gpus.map(|device| Arc::clone(&device.identity)).collect();
         write_runtimes(&inventory, &mut series);
         self.write_self(now, &mut series);
         finish(&mut series, &mut self.dropped);

@@ -92,7 +92,7 @@ impl Host {
             // shares of work need a second reading
             let worked = metrics.all("memledger_process_gpu_utilization_ratio", &[("gpu", "card0")]).len();
             let gpus_are_told = gpus == sources.len() && (worked > 0 || !self.tells_work());
-            match (shares == 3 * self.containers && counted, gpus_are_told, ledger == 4) {
+            match (shares == 3 * self.containers && counted, gpus_are_told, ledger == 2) {
                 (true, true, true) => Ok(()),
                 _ => Err(format!(
                     "{shares} shares, {gpus} of the GPU sources {sources:?}, work of {worked}, {ledger} sources of the ledger; {}",

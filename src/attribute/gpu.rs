@@ -113,15 +113,17 @@ pub struct OnGpu {
 /// What was held on one device at one moment.
 #[derive(Clone, Debug)]
 pub struct Held {
-    /// When.
+    /// When; if not `is_dated`, at some time before that.
     pub at: Moment,
+    /// False for a maximum of which nobody knows when it was.
+    pub is_dated: bool,
     /// Key of the device.
     pub device: Arc<str>,
     /// Used memory of the device.
     pub used: Option<u64>,
-    /// What the processes of a container held together, also of one that has ended since. None of which a part is not
-    /// told.
-    pub containers: HashMap<ContainerId, u64>,
+    /// What each process of a container held, also of one that has ended since, with the process's start in clock ticks
+    /// since boot. No container of which a part is not told.
+    pub containers: HashMap<ContainerId, Vec<(u64, u64)>>,
     /// What processes held, by pid and start time.
     pub processes: Vec<((u32, u64), u64)>,
     /// Whose process each pid was.
@@ -164,7 +166,7 @@ fn held(sample: &Sample, context: &Context<'_>, index: &Index<'_>) -> Vec<Held> 
         for (pid, owner, used) in &sampled.holders {
             processes.push(((*pid, owner.start_ticks), *used));
             if let Some(id) = container(*pid, owner) {
-                *containers.entry(id.clone()).or_insert(0) += used;
+                containers.entry(id.clone()).or_insert_with(Vec::new).push((owner.start_ticks, *used));
                 owners.push((*pid, id));
             }
         }
@@ -175,7 +177,8 @@ fn held(sample: &Sample, context: &Context<'_>, index: &Index<'_>) -> Vec<Held> 
             }
         }
         let device = Arc::clone(sampled.identity.key());
-        Held { at: sample.at, device, used: sampled.used, containers, processes, owners }
+        let (at, is_dated) = (sample.at, sample.is_dated);
+        Held { at, is_dated, device, used: sampled.used, containers, processes, owners }
     };
     sample.devices.iter().map(of_device).collect()
 }
@@ -320,6 +323,7 @@ mod tests {
                 cuda_version: None,
                 counted: 2,
                 devices: gpus(second),
+                silent: vec![],
                 pids: Pids::Proven,
                 faults: vec![],
             };

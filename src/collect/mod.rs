@@ -74,6 +74,12 @@ impl Readings {
         first as u32
     }
 
+    /// GPUs of all sources that answered once and do not now. Their numbers follow those of all devices.
+    pub fn silent_gpus(&self) -> impl Iterator<Item = (u32, &gpu::Device)> {
+        let devices = self.gpus.iter().map(|reading| reading.devices.len()).sum::<usize>() as u32;
+        (devices..).zip(self.gpus.iter().flat_map(|reading| &reading.silent))
+    }
+
     /// Each device of all GPU sources with the reading that it is in, in the order of their numbers.
     pub fn gpu_devices(&self) -> impl Iterator<Item = (&Arc<gpu::Reading>, &gpu::Device)> {
         self.gpus.iter().flat_map(|reading| reading.devices.iter().map(move |device| (reading, device)))

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, RawDir};
+use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 
 /// Why a reading gave no value.
@@ -161,33 +161,51 @@ impl Dir {
         buffer: &mut Vec<u8>,
         mut each: impl FnMut(&OsStr, bool),
     ) -> Result<(), ReadError> {
-        self.for_each_while(buffer, |name, is_dir| {
-            each(name, is_dir);
-            true
-        })
-    }
-
-    /// As [`Dir::for_each`], but only until `each` answers false: a directory may have millions of names.
-    ///
-    /// # Errors
-    /// As [`Dir::for_each`].
-    pub fn for_each_while(
-        &self,
-        buffer: &mut Vec<u8>,
-        mut each: impl FnMut(&OsStr, bool) -> bool,
-    ) -> Result<(), ReadError> {
         buffer.clear();
         buffer.reserve(32 * 1024);
         let mut entries = RawDir::new(&self.fd, buffer.spare_capacity_mut());
         while let Some(entry) = entries.next() {
             let entry = entry.map_err(|errno| classify(errno, self.path.display().to_string()))?;
             let name = entry.file_name().to_bytes();
-            let real = name != b"." && name != b"..";
-            if real && !each(OsStr::from_bytes(name), entry.file_type() == FileType::Directory) {
-                break;
+            if name != b"." && name != b".." {
+                each(OsStr::from_bytes(name), entry.file_type() == FileType::Directory);
             }
         }
         Ok(())
+    }
+
+    /// Calls `each` for at most so many names, from a place in the directory on: `.` and `..` count, and are left out.
+    ///
+    /// For directories that may have millions of names. Answers the place to go on from, also if this directory is closed
+    /// and opened again; `None` at the end. The first place is 0.
+    ///
+    /// # Errors
+    /// As [`Dir::for_each`].
+    pub fn for_some(
+        &self,
+        place: u64,
+        most: usize,
+        buffer: &mut Vec<u8>,
+        mut each: impl FnMut(&OsStr) -> Result<(), ReadError>,
+    ) -> Result<Option<u64>, ReadError> {
+        let fault = |errno| classify(errno, self.path.display().to_string());
+        rustix::fs::seek(&self.fd, SeekFrom::Start(place)).map_err(fault)?;
+        buffer.clear();
+        buffer.reserve(32 * 1024);
+        let mut entries = RawDir::new(&self.fd, buffer.spare_capacity_mut());
+        let mut looked = 0;
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(fault)?;
+            let (name, next) = (entry.file_name().to_bytes(), entry.next_entry_cookie());
+            if name != b"." && name != b".." {
+                each(OsStr::from_bytes(name))?;
+            }
+            looked += 1;
+            if looked == most {
+                return Ok(Some(next));
+            }
+        }
+        Ok(None)
     }
 
     /// Where the directory was opened.

@@ -1,23 +1,23 @@
 //! Per container: who it is, its runs and its peaks, also for a while after its end.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::cell::OnceCell;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::gpus::Peak;
-use super::xids::Owned;
 use crate::attribute::gpu::{Attributed, Held, OnGpu};
 use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::{Context, Readings, cgroup::Memory};
-use crate::discover::{Container, ContainerId};
+use crate::discover::{Container, ContainerId, Identity};
 use crate::series::{Label, Series};
 
 /// Ended containers that are kept at most; the oldest give way.
 const MOST_ENDED: usize = 500;
 
-/// Index and UUID of a GPU, and the number of an error.
-type XidOfGpu = (Arc<str>, Arc<str>, u64);
+/// The first process of a run is a little older than the runtime's start of it, and boot time is in whole seconds.
+const START_SLACK: f64 = 2.0;
 
 /// What is kept of one run.
 #[derive(Clone, Debug)]
@@ -30,8 +30,6 @@ struct Book {
     peak_usage: Option<u64>,
     /// GPU memory, by the key of the device.
     gpus: HashMap<Arc<str>, Peak>,
-    /// Errors of GPUs while a process of the container was at work: how many, and when the last one came.
-    xids: BTreeMap<XidOfGpu, (u64, f64)>,
 }
 
 /// A container that ended, and when that was noticed.
@@ -41,13 +39,33 @@ pub struct Ended {
     at: Moment,
 }
 
+/// Which of the runs that have one id: the one that goes on, or the last one that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Run {
+    Present,
+    Ended,
+}
+
+/// Clock ticks since boot to Unix time.
+#[derive(Debug, Default)]
+struct BootClock {
+    boot_time: OnceCell<Option<u64>>,
+}
+
+impl BootClock {
+    fn start(&self, context: &Context<'_>, ticks: u64) -> Option<f64> {
+        let boot_time = (*self.boot_time.get_or_init(|| context.roots.boot_time().ok()))?;
+        Some(boot_time as f64 + ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+}
+
 /// The books of all containers.
 #[derive(Debug)]
 pub struct Books {
     keep: Duration,
     running: HashMap<ContainerId, Book>,
     ended: VecDeque<Ended>,
-    boot_time: Option<u64>,
+    clock: BootClock,
     /// Numbers of this cycle's devices, by their keys.
     gpus: HashMap<Arc<str>, u32>,
 }
@@ -61,13 +79,18 @@ impl Book {
             peak_unreclaimable: None,
             peak_usage: None,
             gpus: HashMap::new(),
-            xids: BTreeMap::new(),
         }
     }
 
-    /// Enters what the container held on a device at one moment.
+    /// Whether this run had begun when a process with this start (Unix time) did; true where one of the two is not known.
+    fn had_begun(&self, process_start: Option<f64>) -> bool {
+        let begun = self.started.zip(process_start).map(|(run, process)| run <= process + START_SLACK);
+        begun.unwrap_or(true)
+    }
+
+    /// Enters what the container held on a device at one moment, or at some time.
     fn enter_gpu(&mut self, held: &Held, bytes: u64) {
-        self.gpus.entry(Arc::clone(&held.device)).or_default().enter(held.at, bytes);
+        self.gpus.entry(Arc::clone(&held.device)).or_default().enter_held(held, bytes);
     }
 
     /// Where the driver keeps the maximum of a process, its container held at least as much.
@@ -134,11 +157,6 @@ impl Book {
         if let Some(peak) = self.peak_usage {
             series.container(CONTAINER_MEMORY_PEAK, number, [], peak as f64);
         }
-        for ((gpu, uuid, xid), (count, last)) in &self.xids {
-            let labels = || [Label::from(gpu), uuid.into(), Label::Number(*xid)];
-            series.container(CONTAINER_GPU_XIDS, number, labels(), *count as f64);
-            series.container(CONTAINER_GPU_LAST_XID, number, labels(), *last);
-        }
     }
 }
 
@@ -153,7 +171,13 @@ fn run(container: &Container, started: Option<f64>) -> Arc<str> {
 impl Books {
     /// Empty books that keep ended containers so long.
     pub fn new(keep: Duration) -> Self {
-        Self { keep, running: HashMap::new(), ended: VecDeque::new(), boot_time: None, gpus: HashMap::new() }
+        Self {
+            keep,
+            running: HashMap::new(),
+            ended: VecDeque::new(),
+            clock: BootClock::default(),
+            gpus: HashMap::new(),
+        }
     }
 
     /// Enters one cycle.
@@ -174,14 +198,9 @@ impl Books {
                 _ => None,
             };
             self.ended.retain(|older| older.book.container.identity != container.identity); // can never be shown again
-            let mut book = book.unwrap_or_else(|| Book::new(container));
-            for held in &gpus.held {
-                held.containers.get(&container.id).into_iter().for_each(|bytes| book.enter_gpu(held, *bytes));
-            }
+            let book = book.unwrap_or_else(|| Book::new(container));
             self.ended.push_front(Ended { book, at: context.now }); // newest first
         }
-        self.ended.retain(|ended| context.now.since(ended.at) < self.keep);
-        self.ended.truncate(MOST_ENDED);
         if self.running.len() > context.inventory.containers.len() {
             let inventory: HashSet<_> =
                 context.inventory.containers.iter().map(|container| &container.id).collect();
@@ -192,49 +211,77 @@ impl Books {
             book.enter(container, readings.memory.get(number).and_then(Option::as_ref));
             book.gpus.values_mut().for_each(|peak| peak.forget_old(context.now));
             if book.started.is_none() {
-                let boot_time = *self.boot_time.get_or_insert_with(|| context.roots.boot_time().unwrap_or(0));
                 let oldest =
                     readings.processes.of(number).iter().map(|process| process.facts.start_ticks).min();
-                let ticks = rustix::param::clock_ticks_per_second() as f64;
-                let start =
-                    oldest.filter(|_| boot_time > 0).map(|oldest| boot_time as f64 + oldest as f64 / ticks);
-                book.set_start(start);
+                book.set_start(oldest.and_then(|oldest| self.clock.start(context, oldest)));
             }
         }
-        self.enter_gpus(context, ended, gpus);
+        self.enter_gpus(context, gpus);
+        self.ended.retain(|ended| context.now.since(ended.at) < self.keep);
+        self.ended.truncate(MOST_ENDED);
     }
 
-    /// Enters what running containers hold and held on GPUs. What one held that ended in this cycle is entered already.
-    fn enter_gpus(&mut self, context: &Context<'_>, ended: &[Arc<Container>], gpus: &Attributed) {
-        let has_ended = |id: &ContainerId| ended.iter().any(|container| container.id == *id);
+    /// Enters what containers hold and held on GPUs. The driver's maximum of a process may come after its container's end,
+    /// and a container that is started again keeps its id.
+    fn enter_gpus(&mut self, context: &Context<'_>, gpus: &Attributed) {
         for held in &gpus.held {
-            for (id, bytes) in held.containers.iter().filter(|(id, _)| !has_ended(id)) {
-                if let Some(book) = self.running.get_mut(id) {
-                    book.enter_gpu(held, *bytes);
+            for (id, holders) in &held.containers {
+                let mut sums = HashMap::new();
+                for (start, bytes) in holders {
+                    if let Some(run) = self.run_of(context, id, *start) {
+                        *sums.entry(run).or_insert(0) += bytes;
+                    }
+                }
+                for (run, bytes) in sums {
+                    if let Some(book) = self.book(run, id) {
+                        book.enter_gpu(held, bytes);
+                    }
                 }
             }
         }
         for process in &gpus.processes {
-            let container = context.inventory.containers.get(process.container as usize);
-            if let Some(book) = container.and_then(|container| self.running.get_mut(&container.id)) {
+            let Some(container) = context.inventory.containers.get(process.container as usize) else {
+                continue;
+            };
+            let run = self.run_of(context, &container.id, process.who.1);
+            if let Some(book) = run.and_then(|run| self.book(run, &container.id)) {
                 book.raise_to_drivers_peak(process);
             }
         }
     }
 
-    /// Enters errors of GPUs. The container that one belongs to may have ended with it.
-    pub fn enter_xids(&mut self, xids: &[Owned]) {
-        for owned in xids {
-            let ended = self.ended.iter_mut().map(|ended| &mut ended.book);
-            let running = self.running.get_mut(&owned.container);
-            let book =
-                running.or_else(|| ended.into_iter().find(|book| book.container.id == owned.container));
-            if let Some(book) = book {
-                let key = (Arc::clone(&owned.gpu.0), Arc::clone(&owned.gpu.1), owned.xid);
-                let entry = book.xids.entry(key).or_insert((0, owned.at));
-                *entry = (entry.0 + 1, owned.at.max(entry.1));
+    /// Which run of a container a process with this start, in clock ticks since boot, was a part of.
+    fn run_of(&self, context: &Context<'_>, id: &ContainerId, start_ticks: u64) -> Option<Run> {
+        let start = self.clock.start(context, start_ticks);
+        let ended = self.ended.iter().find(|ended| ended.book.container.id == *id);
+        match (self.running.get(id), ended) {
+            (Some(book), _) if book.had_begun(start) => Some(Run::Present),
+            (_, Some(ended)) => {
+                let had_ended = start.is_some_and(|start| start > ended.at.unix_seconds());
+                (!had_ended && ended.book.had_begun(start)).then_some(Run::Ended)
+            }
+            // the start of its oldest process is not always its own
+            (Some(book), None) => book.container.started.is_none().then_some(Run::Present),
+            (None, None) => None,
+        }
+    }
+
+    fn book(&mut self, run: Run, id: &ContainerId) -> Option<&mut Book> {
+        match run {
+            Run::Present => self.running.get_mut(id),
+            Run::Ended => {
+                let ended = self.ended.iter_mut().map(|ended| &mut ended.book);
+                ended.into_iter().find(|book| book.container.id == *id)
             }
         }
+    }
+
+    /// Who a container is or was, by its id.
+    pub fn identity(&self, id: &ContainerId) -> Option<&Identity> {
+        let running = self.running.get(id);
+        let book = running
+            .or_else(|| self.ended.iter().map(|ended| &ended.book).find(|book| book.container.id == *id))?;
+        Some(&book.container.identity)
     }
 
     /// Highest usage and highest unreclaimable memory of a running container.
@@ -285,6 +332,45 @@ mod tests {
             cgroup: None,
             nested: false,
         })
+    }
+
+    /// What one process that began at this Unix time holds or held.
+    fn held(at: Moment, is_dated: bool, start: f64, bytes: u64) -> Attributed {
+        let boot = Roots::default().boot_time().expect("btime") as f64;
+        let ticks = ((start - boot) * rustix::param::clock_ticks_per_second() as f64) as u64;
+        let containers = HashMap::from([(ContainerId::new(&"a".repeat(64)), vec![(ticks, bytes)])]);
+        let (processes, owners) = (vec![], vec![]);
+        let device = "GPU-0".into();
+        let held = Held { at, is_dated, device, used: None, containers, processes, owners };
+        Attributed { held: vec![held], ..Attributed::default() }
+    }
+
+    #[test]
+    fn what_a_process_of_the_last_run_held_is_not_the_next_ones_though_it_has_the_same_id() {
+        let mut books = Books::new(Duration::from_secs(60));
+        let (roots, now) = (Roots::default(), Moment::now());
+        let start = Roots::default().boot_time().expect("btime") as f64;
+        let (first, second) =
+            (container('a', "train", start + 100.0), container('a', "train", start + 200.0));
+        let mut enter =
+            |after: u64, running: &Arc<Container>, ended: &[Arc<Container>], gpus: &Attributed| {
+                let inventory =
+                    Arc::new(Inventory { containers: vec![Arc::clone(running)], runtimes: vec![] });
+                let now = now.plus(Duration::from_secs(after));
+                let context = Context { now, roots: &roots, hierarchy: None, inventory: &inventory };
+                books.enter(&context, ended, &Readings::default(), gpus);
+                let peak = |book: &Book| book.gpus.get("GPU-0").and_then(Peak::highest);
+                (peak(&books.running[&running.id]), books.ended.front().and_then(|ended| peak(&ended.book)))
+            };
+        let (old, new) = (start + 110.0, start + 205.0);
+        assert_eq!(enter(0, &first, &[], &held(now, true, old, 5)), (Some(5), None));
+        let ended = std::slice::from_ref(&first);
+        assert_eq!(enter(1, &second, ended, &held(now, true, old, 7)), (None, Some(7)), "within one cycle");
+        assert_eq!(enter(2, &second, &[], &held(now, true, new, 2)), (Some(2), Some(7)));
+        let late = held(now, false, old, 9);
+        assert_eq!(enter(3, &second, &[], &late), (Some(2), Some(9)), "the driver's maximum comes late");
+        let of_nobody = held(now, true, start + 50.0, 11);
+        assert_eq!(enter(4, &second, &[], &of_nobody), (Some(2), Some(9)), "older than both");
     }
 
     struct Day {

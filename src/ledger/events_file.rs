@@ -153,28 +153,8 @@ mod tests {
     use crate::ledger::entries::{Kill, Reason, Scope, Subject, Whose};
 
     fn event(id: u64) -> Event {
-        Event::OomKill(Kill {
-            id,
-            at: id as f64,
-            boot_id: "b".into(),
-            kernel_usec: None,
-            pid: None,
-            process: "two\nlines".into(),
-            role: "".into(),
-            whose: Whose::Host,
-            victim: None,
-            scope: Scope::Host,
-            anon_bytes: None,
-            file_bytes: None,
-            shmem_bytes: None,
-            oom_score_adj: None,
-            limit_cgroup: "".into(),
-            limit_bytes: None,
-            method: "".into(),
-            exchangeable: false,
-            evidence: vec![],
-            before: None,
-        })
+        let (at, process) = (id as f64, "two\nlines".into());
+        Event::OomKill(Kill { id, at, process, whose: Whose::Host, scope: Scope::Host, ..Kill::unknown() })
     }
 
     fn ids(path: &Path) -> Vec<u64> {

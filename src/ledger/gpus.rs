@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::attribute::gpu::Attributed;
+use crate::attribute::gpu::{Attributed, Held};
 use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::Readings;
@@ -30,6 +30,11 @@ impl Peak {
             self.recent.pop_back();
         }
         self.recent.push_back((at, bytes));
+    }
+
+    /// Enters what was held at one moment, or at some time.
+    pub fn enter_held(&mut self, held: &Held, bytes: u64) {
+        if held.is_dated { self.enter(held.at, bytes) } else { self.raise(bytes) }
     }
 
     /// It was at least so much at some time that is not known.
@@ -105,6 +110,9 @@ impl Gpus {
                 series.gpu(GPU_MEMORY_RECENT_PEAK, gpu, [], bytes as f64);
             }
         }
+        for (gpu, device) in readings.silent_gpus() {
+            device.health.write(gpu, series);
+        }
         self.write_processes(now, attributed, series);
     }
 
@@ -127,7 +135,7 @@ impl Gpus {
             }
             for (who, bytes) in &held.processes {
                 let peak = self.processes.entry((*who, Arc::clone(&held.device))).or_default();
-                peak.enter(held.at, *bytes);
+                peak.enter_held(held, *bytes);
             }
         }
         for process in &attributed.processes {

@@ -427,16 +427,26 @@ impl Keeper {
 
     fn publish(&self, now: Moment, counted: bool) {
         let mut figures = self.machine.figures(now);
-        let runtime = self.use_runtimes && self.sources.iter().any(|source| source.lock().link == Link::Up);
-        figures.sources = vec![
-            ("kmsg", self.log.is_some()),
-            ("vmstat", counted),
-            ("cgroup", self.counters_up),
+        // what was switched off on purpose, and a runtime that this host never had, is no source and no alarm
+        let log = (self.choice != KernelLogChoice::Off).then(|| self.log.is_some());
+        let links = self.sources.iter().map(|source| source.lock().link);
+        let runtime = self.use_runtimes.then(|| runtimes_up(links)).flatten();
+        let sources = [
+            ("kmsg", log),
+            ("vmstat", Some(counted)),
+            ("cgroup", Some(self.counters_up)),
             ("runtime", runtime),
         ];
+        figures.sources = sources.into_iter().filter_map(|(source, up)| Some((source, up?))).collect();
         figures.store_up = self.store_up;
         self.desk.publish(figures);
     }
+}
+
+/// Whether any runtime answers; `None` if there is none that ever did.
+fn runtimes_up(links: impl IntoIterator<Item = Link>) -> Option<bool> {
+    let were_there = links.into_iter().filter(|link| matches!(link, Link::Up | Link::Down));
+    were_there.map(|link| link == Link::Up).reduce(|one, other| one || other)
 }
 
 /// Events that an earlier run of memledger settled and did not append to the events file any more.
@@ -496,5 +506,18 @@ fn open_store(settings: &StateSettings) -> Result<(Option<Store>, Contents, Opti
             tracing::error!(error, "the ledger is kept in memory and ends with memledger");
             in_memory(false)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_that_was_never_there_is_neither_up_nor_down() {
+        assert_eq!(runtimes_up([]), None);
+        assert_eq!(runtimes_up([Link::Starting, Link::NoSocket]), None);
+        assert_eq!(runtimes_up([Link::NoSocket, Link::Down]), Some(false));
+        assert_eq!(runtimes_up([Link::Down, Link::Up]), Some(true));
     }
 }

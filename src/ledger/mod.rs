@@ -90,13 +90,22 @@ impl Ledger {
         self.gpus.enter(context.now, readings, &attribution.gpus, series);
         let xids = self.xids.enter(context, readings, &attribution.gpus, &self.desk.take_xids());
         self.containers.enter(context, ended, readings, &attribution.gpus);
-        self.containers.enter_xids(&xids);
+        for owned in &xids {
+            if let Some(name) = self.containers.identity(&owned.container) {
+                self.xids.count(context.now, owned, name);
+            }
+        }
         self.hand_over(context, readings, attribution, series);
         let mut shown = self.containers.write(context, series);
         if let Some(figures) = self.desk.figures() {
             write_host(&figures, series);
             write_containers(&figures, context, &mut shown, series);
+            if figures.sources.contains(&("kmsg", true)) {
+                self.xids.bear(context, readings, &attribution.gpus);
+            }
         }
+        let containers = context.inventory.containers.iter().chain(&shown);
+        self.xids.write(context.now, containers, series);
         shown
     }
 

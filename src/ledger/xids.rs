@@ -2,28 +2,49 @@
 //!
 //! The process has mostly ended by the time the line is read. So it is remembered for a while which container each
 //! process on a GPU was in. A pid that none of them had is nobody's.
+//!
+//! The counts are those of a name, like those of kills: they go on when the container is started again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::attribute::gpu::Attributed;
+use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::{Context, Readings};
-use crate::discover::ContainerId;
+use crate::discover::{Container, ContainerId, Identity};
 use crate::parse::kernel_log::{PciAddress, Xid};
+use crate::series::{Label, Series};
 
 /// A process is remembered so long after it was last seen on a GPU.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// What is needed to tell whose an error was.
+/// A name is remembered so long after it was shown last.
+const NAMES_REMEMBERED: Duration = Duration::from_secs(3600);
+/// Errors that a process's own work causes: they begin at 0 on every GPU that a container uses.
+const CAUSED_BY_WORK: [u64; 5] = [13, 31, 43, 45, 94];
+
+/// Index and UUID of a GPU.
+type Gpu = (Arc<str>, Arc<str>);
+
+/// Errors of one container's name.
+#[derive(Debug)]
+struct OfName {
+    /// By GPU and number: how many, and when the last one came.
+    counts: BTreeMap<(Gpu, u64), (u64, Option<f64>)>,
+    shown: Moment,
+}
+
+/// What is needed to tell whose an error was, and the counts.
 #[derive(Debug)]
 pub struct Xids {
     /// Older lines are of before memledger's start: their pids say nothing.
     since_usec: u64,
     processes: HashMap<u32, (ContainerId, Moment)>,
     /// Index and UUID of every GPU that was seen, also of one that is lost by now.
-    gpus: HashMap<PciAddress, (Arc<str>, Arc<str>)>,
+    gpus: HashMap<PciAddress, Gpu>,
+    names: HashMap<Identity, OfName>,
 }
 
 /// An error that a container's process was at work for.
@@ -32,7 +53,7 @@ pub struct Owned {
     /// Whose.
     pub container: ContainerId,
     /// Index and UUID of the GPU.
-    pub gpu: (Arc<str>, Arc<str>),
+    pub gpu: Gpu,
     /// Its number.
     pub xid: u64,
     /// Unix time.
@@ -42,7 +63,70 @@ pub struct Owned {
 impl Xids {
     /// Errors count from now on.
     pub fn new(now: Moment) -> Self {
-        Self { since_usec: now.kernel_usec(), processes: HashMap::new(), gpus: HashMap::new() }
+        Self {
+            since_usec: now.kernel_usec(),
+            processes: HashMap::new(),
+            gpus: HashMap::new(),
+            names: HashMap::new(),
+        }
+    }
+
+    fn of_name(&mut self, now: Moment, name: &Identity) -> &mut OfName {
+        let new = || OfName { counts: BTreeMap::new(), shown: now };
+        self.names.entry(name.clone()).or_insert_with(new)
+    }
+
+    /// The errors of the containers that are on a GPU now begin at 0. To be called only while the kernel log can be read.
+    pub fn bear(&mut self, context: &Context<'_>, readings: &Readings, attributed: &Attributed) {
+        let devices: Vec<_> = readings.gpu_devices().map(|(_, device)| &device.identity).collect();
+        let mut done = HashSet::new();
+        for process in attributed.processes.iter().filter(|p| done.insert((p.container, p.gpu))) {
+            let Some(container) = context.inventory.containers.get(process.container as usize) else {
+                continue;
+            };
+            let Some(gpu) = devices.get(process.gpu as usize).filter(|gpu| gpu.vendor == "nvidia") else {
+                continue;
+            };
+            let gpu = (Arc::clone(&gpu.index), Arc::clone(&gpu.uuid));
+            let counts = &mut self.of_name(context.now, &container.identity).counts;
+            for xid in CAUSED_BY_WORK {
+                counts.entry((gpu.clone(), xid)).or_insert((0, None));
+            }
+        }
+    }
+
+    /// Counts an error for the name of its container, which may have ended with it.
+    pub fn count(&mut self, now: Moment, owned: &Owned, name: &Identity) {
+        let counts = &mut self.of_name(now, name).counts;
+        let (count, last) = counts.entry((owned.gpu.clone(), owned.xid)).or_insert((0, None));
+        *count += 1;
+        *last = Some(last.map_or(owned.at, |last| last.max(owned.at)));
+    }
+
+    /// Writes the counts of those containers, in the order of their numbers, and forgets the names that were not shown
+    /// for long.
+    pub fn write<'a>(
+        &mut self,
+        now: Moment,
+        containers: impl Iterator<Item = &'a Arc<Container>>,
+        series: &mut Series,
+    ) {
+        let mut written = HashSet::new();
+        for (number, container) in containers.enumerate() {
+            let Some(of_name) = self.names.get_mut(&container.identity) else { continue };
+            of_name.shown = now;
+            if !written.insert(&container.identity) {
+                continue;
+            }
+            for (((gpu, uuid), xid), (count, last)) in &of_name.counts {
+                let labels = || [Label::from(gpu), uuid.into(), Label::Number(*xid)];
+                series.container(CONTAINER_GPU_XIDS, number as u32, labels(), *count as f64);
+                if let Some(last) = last {
+                    series.container(CONTAINER_GPU_LAST_XID, number as u32, labels(), *last);
+                }
+            }
+        }
+        self.names.retain(|_, of_name| now.since(of_name.shown) < NAMES_REMEMBERED);
     }
 
     /// Enters one cycle. Returns what the kernel log told since the cycle before, as far as it is some container's.
@@ -53,7 +137,7 @@ impl Xids {
         attributed: &Attributed,
         told: &[(u64, Xid)],
     ) -> Vec<Owned> {
-        for held in &attributed.held {
+        for held in attributed.held.iter().filter(|held| held.is_dated) {
             for (pid, container) in &held.owners {
                 self.processes.insert(*pid, (container.clone(), held.at));
             }
@@ -79,7 +163,7 @@ impl Xids {
 mod tests {
     use super::*;
     use crate::attribute::gpu::Held;
-    use crate::collect::gpu::{Device, Identity, Pids, Reading};
+    use crate::collect::gpu::{Device, Pids, Reading};
     use crate::discover::Inventory;
     use crate::host::Roots;
     use crate::parse::kernel_log::Line;
@@ -92,11 +176,12 @@ mod tests {
     }
 
     fn reading(now: Moment) -> Reading {
-        let gpu = |index: &str, bus: &str| Identity {
+        let gpu = |index: &str, bus: &str| crate::collect::gpu::Identity {
             index: index.into(),
             uuid: format!("GPU-{index}").into(),
             pci_bus_id: bus.into(),
-            ..Identity::default()
+            vendor: "nvidia",
+            ..Default::default()
         };
         let gpus = [gpu("0", "00000000:65:00.0"), gpu("1", "00000000:66:00.0")];
         Reading {
@@ -107,9 +192,62 @@ mod tests {
             cuda_version: None,
             counted: 2,
             devices: gpus.into_iter().map(|identity| Device::new(Arc::new(identity))).collect(),
+            silent: vec![],
             pids: Pids::Proven,
             faults: vec![],
         }
+    }
+
+    #[test]
+    fn counts_begin_at_0_and_are_a_names_whatever_run_it_is_in() {
+        let start = Moment::now();
+        let mut xids = Xids::new(start);
+        let roots = Roots::default();
+        let run = |id: &str| {
+            Arc::new(Container {
+                id: ContainerId::new(id),
+                identity: Identity::named("train"),
+                runtime: "docker",
+                image: "".into(),
+                compose_project: "".into(),
+                compose_service: "".into(),
+                settings: vec![],
+                started: None,
+                cgroup: None,
+                nested: false,
+            })
+        };
+        let on_gpu = crate::attribute::gpu::OnGpu {
+            container: 0,
+            gpu: 1,
+            device: "GPU-1".into(),
+            who: (7, 7),
+            labels: [Label::Number(7), "".into(), "".into()],
+            used: None,
+            driver_peak: None,
+            busy: None,
+        };
+        let attributed = Attributed { processes: vec![on_gpu], ..Attributed::default() };
+        let mut cycle = |after: u64, id: &str, errors: usize| {
+            let inventory = Arc::new(Inventory { containers: vec![run(id)], runtimes: vec![] });
+            let now = start.plus(Duration::from_secs(after));
+            let context = Context { now, roots: &roots, hierarchy: None, inventory: &inventory };
+            let readings = Readings { gpus: vec![Arc::new(reading(now))], ..Readings::default() };
+            xids.bear(&context, &readings, &attributed);
+            let gpu = ("1".into(), "GPU-1".into());
+            let owned = Owned { container: ContainerId::new(id), gpu, xid: 31, at: now.unix_seconds() };
+            (0..errors).for_each(|_| xids.count(now, &owned, &Identity::named("train")));
+            let mut series = Series::default();
+            xids.write(now, inventory.containers.iter(), &mut series);
+            let of =
+                |family| series.rows().iter().filter(move |row| row.family == family).map(|row| row.value);
+            (of(Id::CONTAINER_GPU_XIDS).collect::<Vec<_>>(), of(Id::CONTAINER_GPU_LAST_XID).count())
+        };
+        assert_eq!(cycle(1, "a", 0), (vec![0.0; 5], 0));
+        assert_eq!(cycle(2, "a", 2), (vec![0.0, 2.0, 0.0, 0.0, 0.0], 1));
+        assert_eq!(cycle(3, "b", 1), (vec![0.0, 3.0, 0.0, 0.0, 0.0], 1), "made anew under the same name");
+        let later = 3 + NAMES_REMEMBERED.as_secs();
+        assert_eq!(cycle(later - 1, "b", 0).0[1], 3.0);
     }
 
     #[test]
@@ -121,7 +259,15 @@ mod tests {
         let mut enter = |now: Moment, owners: &[(u32, &str)], told: &[(u64, Xid)]| {
             let owners = owners.iter().map(|(pid, id)| (*pid, ContainerId::new(id))).collect();
             let (containers, processes) = (HashMap::new(), vec![]);
-            let held = Held { at: now, device: "GPU-0".into(), used: None, containers, processes, owners };
+            let held = Held {
+                at: now,
+                is_dated: true,
+                device: "GPU-0".into(),
+                used: None,
+                containers,
+                processes,
+                owners,
+            };
             let attributed = Attributed { held: vec![held], ..Attributed::default() };
             let readings = Readings { gpus: vec![Arc::new(reading(now))], ..Readings::default() };
             let context = Context { now, roots: &roots, hierarchy: None, inventory: &inventory };

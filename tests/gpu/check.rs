@@ -201,5 +201,20 @@ fn without_a_built_memledger_or_a_driver_the_check_says_what_it_needs() {
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .unwrap();
-    assert!(!output.status.success() && all(&output).contains("needs an NVIDIA driver"), "{}", all(&output));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(all(&output).contains("needs an NVIDIA driver"), "{}", all(&output));
+}
+
+#[test]
+fn the_usage_of_the_check_names_every_part_that_it_knows() {
+    let dry = DryRun::new();
+    let output = dry.run("nonsense", "");
+    let told = all(&output);
+    assert_eq!(output.status.code(), Some(64), "{told}");
+    let known = told.split_once("--only knows ").and_then(|(_, rest)| rest.split_once(", not nonsense"));
+    let known: Vec<_> = known.unwrap_or_else(|| panic!("{told}")).0.split(' ').collect();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/check.sh");
+    let usage = all(&Command::new(script).arg("--help").output().unwrap());
+    let left_out: Vec<_> = known.iter().filter(|part| !usage.contains(**part)).collect();
+    assert!(known.len() > 10 && left_out.is_empty(), "{left_out:?} in {usage}");
 }

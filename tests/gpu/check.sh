@@ -9,10 +9,13 @@
 #   --out        where report.md, trees.jsonl, metrics.prom and memledger.log go (default: target/gpu-check)
 #   --binary     default: target/release/memledger, else target/debug/memledger
 #   --python     default: python3
-#   --only       some of: known devices two spike leak compute exhaust ends trees, or trees by their names
-#   the last three are for the dry run (tests/gpu/check.rs), which proves nothing of a GPU
+#   --only       with commas, some of: known devices two spike leak compute exhaust ends trees; or single trees:
+#                dataloader-fork dataloader-spawn dataloader-forkserver ddp-gloo-2-ranks ddp-nccl-1-rank
+#   --nvidia-smi, --nvml-library and --stand-in are for the dry run (tests/gpu/check.rs, tests/gpu/standin), which proves
+#   nothing of a GPU
 #
-# Ends with 0 if every comparison held; 1 if one did not; 2 if nothing could be compared.
+# Ends with 0 if every comparison held; 1 if one did not, or the check was stopped; 2 if nothing could be compared; 64 if
+# it was called wrongly; 124 or 137 if it ran past its time.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)

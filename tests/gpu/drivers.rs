@@ -108,6 +108,30 @@ fn asked() -> Vec<String> {
 }
 
 #[test]
+fn who_a_gpu_is_is_asked_again_until_it_is_told() {
+    let good = gpus(&[GIB, GIB]);
+    let mut state = good.clone();
+    for symbol in ["nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3"] {
+        state.gpus[0].errors.insert(symbol.into(), 999);
+    }
+    state.gpus[1].errors.insert("nvmlDeviceGetUUID".into(), 4); // a container may not have all devices
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
+    let info = metrics.all("memledger_gpu_info", &[("gpu", "0")]);
+    assert!(!info[0].1.contains_key("model") && !info[0].1.contains_key("pci_bus_id"), "{info:?}");
+    for reason in ["permission", "io"] {
+        let faults = [("collector", "gpu"), ("reason", reason)];
+        assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0, "{reason}");
+    }
+    driver.set(&good);
+    let gpu = &good.gpus[0];
+    let labels = [("gpu", "0"), ("model", gpu.name.as_str()), ("pci_bus_id", gpu.bus_id.as_str())];
+    await_value(&memledger, "memledger_gpu_info", &labels, 1);
+    await_value(&memledger, "memledger_gpus_visible", &[], 2);
+}
+
+#[test]
 fn a_field_that_fails_drops_neither_its_device_nor_another() {
     let container = TestCgroup::container();
     let python = process_in(&container);

@@ -53,8 +53,10 @@ fn a_lost_gpu_leaves_the_others_and_comes_back() {
         let (lost_label, other) = (lost.to_string(), (1 - lost).to_string());
         assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0);
         assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", &other)]), GIB as f64);
-        let of_lost = metrics.series.iter().find(|(_, labels, _)| labels.get("gpu") == Some(&lost_label));
-        assert_eq!(of_lost, None);
+        let of_lost = metrics.series.iter().find(|(family, labels, _)| {
+            labels.get("gpu") == Some(&lost_label) && family != "memledger_gpu_xid_errors_total"
+        });
+        assert_eq!(of_lost, None, "nothing but what memledger counts of it");
         let faults = [("collector", "gpu"), ("reason", "io")];
         assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0);
         state.gpus[lost].lost = false;
@@ -274,6 +276,35 @@ fn a_driver_without_process_lists_leaves_all_unattributed() {
     let memledger = driver.memledger(&[]);
     let metrics = await_value(&memledger, UNATTRIBUTED, &[], 4 * GIB);
     assert_eq!(metrics.get(HOST, &[]), None, "not known is not zero");
+}
+
+#[test]
+fn a_list_of_processes_that_cannot_be_read_makes_no_sum_and_no_zero() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[4 * GIB, 2 * GIB]);
+    for gpu in &mut state.gpus {
+        gpu.processes = vec![
+            Process::compute(python.pid(), Some(GIB)),
+            Process { kind: "G".into(), ..Process::compute(std::process::id(), Some(GIB)) },
+        ];
+    }
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&container]);
+    await_value(&memledger, HOST, &[("gpu", "0")], GIB);
+    for (list, code, reason) in [("Compute", 999, "io"), ("Graphics", 4, "permission")] {
+        let mut failing = state.clone();
+        failing.gpus[0].errors.insert(format!("nvmlDeviceGet{list}RunningProcesses_v3"), code);
+        driver.set(&failing);
+        let metrics = await_value(&memledger, UNATTRIBUTED, &[("gpu", "0")], 4 * GIB);
+        assert_eq!(metrics.get(HOST, &[("gpu", "0")]), None, "{list}: not known is not zero");
+        assert_eq!(metrics.get(OF_CONTAINER, &[("gpu", "0")]), None, "{list}");
+        assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", "1")]), GIB as f64, "{list}");
+        let faults = [("collector", "gpu"), ("reason", reason)];
+        assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0, "{list}");
+        driver.set(&state);
+        await_value(&memledger, OF_CONTAINER, &[("gpu", "0")], GIB);
+    }
 }
 
 /// Random numbers without a dependency, from a seed that is printed when a state fails.

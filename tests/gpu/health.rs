@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use fake_nvml::{Ecc, Event, Process, RemappedRows, RetiredPages, Utilization, UtilizationSample};
 
+use super::faults::await_success;
 use super::{Driver, GIB, OF_CONTAINER, USED, await_value, gpus, process_in};
 use crate::support::cgroups::TestCgroup;
 
+const XIDS: &str = "memledger_gpu_xid_errors_total";
 const FIRST: [(&str, &str); 1] = [("gpu", "0")];
 
 #[test]
@@ -17,11 +19,13 @@ fn what_a_gpu_tells_of_itself_is_shown_in_base_units() {
     gpu.power_mw = Some(512_345);
     gpu.energy_mj = Some(7_250_500);
     gpu.temperature_c = Some(71);
-    gpu.ecc = Some(Ecc { corrected: 5, uncorrected: 2, ..Ecc::default() });
+    gpu.ecc = Some(Ecc { corrected: 5_000_000_000, uncorrected: 2, ..Ecc::default() });
     gpu.remapped_rows =
         Some(RemappedRows { correctable: 3, uncorrectable: 1, pending: true, failure: false });
     gpu.pcie.replays = Some(12);
-    gpu.fields = BTreeMap::from([(38, 7.into()), (45, 0.into()), (52, 9.into()), (162, 4.into())]);
+    // 162 is of one link only; a counter of 64 bits goes on beyond 2^32
+    gpu.fields =
+        BTreeMap::from([(38, 7.into()), (45, 0.into()), (52, 9_000_000_000_u64.into()), (162, 4.into())]);
     state.gpus[1].remapped_rows = None;
     state.gpus[1].retired_pages =
         Some(RetiredPages { single_bit: vec![1, 2], double_bit: vec![3], pending: true });
@@ -36,15 +40,14 @@ fn what_a_gpu_tells_of_itself_is_shown_in_base_units() {
     assert_eq!(value("power_watts", &[]), Some(512.345));
     assert_eq!(value("energy_joules_total", &[]), Some(7250.5));
     assert_eq!(value("temperature_celsius", &[]), Some(71.0));
-    assert_eq!(value("ecc_errors_total", &[("kind", "corrected")]), Some(5.0));
+    assert_eq!(value("ecc_errors_total", &[("kind", "corrected")]), Some(5e9));
     assert_eq!(value("ecc_errors_total", &[("kind", "uncorrected")]), Some(2.0));
     for (kind, count) in [("correctable", 3.0), ("uncorrectable", 1.0), ("pending", 1.0), ("failure", 0.0)] {
         assert_eq!(value("remapped_rows", &[("kind", kind)]), Some(count), "{kind}");
     }
     assert_eq!(value("pcie_replays_total", &[]), Some(12.0));
-    let links =
-        [("crc_flit", Some(7.0)), ("crc_data", Some(0.0)), ("replay", Some(9.0)), ("recovery", Some(4.0))];
-    for (kind, count) in links.into_iter().chain([("ecc_data", None)]) {
+    let links = [("crc_flit", Some(7.0)), ("crc_data", Some(0.0)), ("replay", Some(9e9))];
+    for (kind, count) in links.into_iter().chain([("recovery", None), ("ecc_data", None)]) {
         assert_eq!(value("nvlink_errors_total", &[("kind", kind)]), count, "{kind}");
     }
     let second = [("gpu", "1")];
@@ -121,7 +124,6 @@ fn time_under_a_reason_that_lowers_clocks_is_counted_while_it_holds() {
 
 #[test]
 fn an_xid_is_counted_once_with_its_time_and_the_known_ones_are_born_at_zero() {
-    const XIDS: &str = "memledger_gpu_xid_errors_total";
     let mut state = gpus(&[GIB, GIB]);
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
@@ -155,6 +157,90 @@ fn an_xid_is_counted_once_with_its_time_and_the_known_ones_are_born_at_zero() {
 }
 
 #[test]
+fn the_time_in_which_a_call_hung_is_no_time_under_a_reason() {
+    let mut state = gpus(&[GIB]);
+    state.gpus[0].throttle_reasons = Some(0x4);
+    let driver = Driver::new(&state);
+    let flags = ["--gpu.interval=50ms", "--gpu.deadline=300ms", "--gpu.sample-interval=0s"];
+    let memledger = driver.memledger_with(&[], &flags);
+    let seconds = |metrics: &crate::support::Metrics| {
+        metrics.ask("memledger_gpu_throttle_seconds_total", &[("reason", "sw_power_cap")])
+    };
+    let before = memledger.eventually("time under the power cap", |metrics| match seconds(metrics)? {
+        0.0 => Err("none".to_owned()),
+        time => Ok(time),
+    });
+    state.slow_ms.insert("nvmlDeviceGetPowerUsage".into(), 6_000);
+    driver.set(&state);
+    await_success(&memledger, Some(0.0));
+    state.slow_ms.clear();
+    driver.set(&state);
+    let metrics = await_success(&memledger, Some(1.0));
+    let counted = seconds(&metrics).unwrap() - before;
+    assert!(counted < 5.0, "{counted} s");
+}
+
+#[test]
+fn the_xid_of_a_gpu_that_falls_off_the_bus_is_counted_and_stays_while_the_gpu_is_silent() {
+    let mut state = gpus(&[GIB, GIB]);
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    let of_lost = [("gpu", "1"), ("gpu_uuid", state.gpus[1].uuid.as_str()), ("xid", "79")];
+    await_value(&memledger, XIDS, &of_lost, 0);
+    let mut lost = state.clone();
+    lost.gpus[1].lost = true;
+    lost.events = vec![Event::xid(1, 1, 79)];
+    driver.set(&lost);
+    await_value(&memledger, XIDS, &of_lost, 1);
+    let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
+    assert_eq!(metrics.get(USED, &[("gpu", "1")]), None, "it answers nothing");
+    assert_eq!(metrics.value(XIDS, &of_lost), 1.0);
+    assert!(metrics.get("memledger_gpu_last_xid_timestamp_seconds", &of_lost).is_some());
+    state.events.clone_from(&lost.events);
+    driver.set(&state);
+    await_value(&memledger, USED, &[("gpu", "1")], GIB);
+    await_value(&memledger, XIDS, &of_lost, 1);
+}
+
+#[test]
+fn xids_that_nobody_would_hear_are_absent_until_the_gpu_can_be_registered() {
+    for symbol in ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"] {
+        let mut state = gpus(&[GIB, GIB, GIB]);
+        state.gpus[1].errors.insert(symbol.into(), 999);
+        let driver = Driver::new(&state);
+        let memledger = driver.memledger(&[]);
+        await_value(&memledger, XIDS, &[("gpu", "2"), ("xid", "79")], 0);
+        let metrics = await_value(&memledger, XIDS, &[("gpu", "0"), ("xid", "79")], 0);
+        assert_eq!(metrics.all(XIDS, &[("gpu", "1")]), Vec::<&_>::new(), "{symbol}");
+        if symbol == "nvmlDeviceGetSupportedEventTypes" {
+            state.gpus[1].errors.clear();
+            driver.set(&state);
+            await_value(&memledger, XIDS, &[("gpu", "1"), ("xid", "79")], 0);
+        }
+    }
+}
+
+#[test]
+fn the_other_gpus_are_listened_to_again_as_soon_as_a_lost_one_has_spoilt_the_set() {
+    let mut state = gpus(&[GIB, GIB]);
+    state.count_calls = true;
+    let driver = Driver::new(&state);
+    let flags = ["--gpu.interval=1h", "--gpu.deadline=1h", "--gpu.sample-interval=20ms"];
+    let memledger = driver.memledger_with(&[], &flags);
+    await_value(&memledger, XIDS, &[("gpu", "1"), ("xid", "79")], 0);
+    state.gpus[1].lost = true;
+    driver.set(&state);
+    crate::support::eventually("another set, long before the next whole reading", || {
+        let calls = driver.fake.calls().unwrap();
+        let of = |symbol: &str| calls.get(symbol).copied().unwrap_or(0);
+        match (of("nvmlEventSetCreate"), of("nvmlDeviceRegisterEvents")) {
+            (2, 3) => Ok(()),
+            found => Err(format!("sets and registrations: {found:?}")),
+        }
+    });
+}
+
+#[test]
 fn the_share_of_a_containers_kernels_is_the_sum_over_its_processes() {
     let (a, b) = (TestCgroup::container(), TestCgroup::container());
     let (first, second, third) = (process_in(&a), process_in(&a), process_in(&b));
@@ -175,6 +261,20 @@ fn the_share_of_a_containers_kernels_is_the_sum_over_its_processes() {
     let pid = first.pid().to_string();
     let of_first = metrics.value("memledger_process_gpu_utilization_ratio", &[("pid", &pid)]);
     assert!((of_first - 0.4).abs() < 1e-9);
+    // one of which only garbage is told did something, and nobody knows how much
+    state.gpus[0].utilization_samples[2].sm = 101;
+    state.gpus[0].memory.used = 7 * GIB;
+    driver.set(&state);
+    let metrics = await_value(&memledger, USED, &[("gpu", "0")], 7 * GIB);
+    let of_second = [("pid", &*second.pid().to_string())];
+    assert_eq!(metrics.get("memledger_process_gpu_utilization_ratio", &of_second), None);
+    assert_eq!(
+        metrics.get("memledger_container_gpu_utilization_ratio", &[("container_name", a.name())]),
+        None,
+        "nor the sum"
+    );
+    let faults = [("collector", "gpu"), ("reason", "malformed")];
+    assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0);
     // no samples at all: nobody did anything
     state.gpus[0].utilization_samples.clear();
     driver.set(&state);

@@ -142,6 +142,29 @@ fn instances_that_are_made_anew_vanish_and_appear_and_so_does_the_mode() {
 }
 
 #[test]
+fn a_mode_that_cannot_be_read_now_is_as_it_was_and_is_asked_again() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = State::with_gpus(2);
+    state.gpus[0] = split(0, vec![instance(1, 0, 2 * GIB)], vec![process(python.pid(), 1, 0, GIB)]);
+    let mut failing = state.clone();
+    failing.gpus[0].errors.insert("nvmlDeviceGetMigMode".into(), 999);
+    let driver = Driver::new(&failing);
+    let memledger = driver.memledger(&[&container]);
+    await_value(&memledger, "memledger_gpus_visible", &[], 2);
+    driver.set(&state);
+    await_value(&memledger, OF_CONTAINER, &ids("0", "1", "0"), GIB);
+    for (used, symbol) in [(3, "nvmlDeviceGetMigMode"), (4, "nvmlDeviceGetMaxMigDeviceCount")] {
+        let mut failing = state.clone();
+        failing.gpus[0].errors.insert(symbol.into(), 999);
+        failing.gpus[1].memory.used = used * GIB; // tells which state is read
+        driver.set(&failing);
+        let metrics = await_value(&memledger, USED, &[("gpu", "1")], used * GIB);
+        assert_eq!(metrics.value(OF_CONTAINER, &ids("0", "1", "0")), GIB as f64, "{symbol}");
+    }
+}
+
+#[test]
 fn an_instance_that_does_not_answer_leaves_the_others() {
     let container = TestCgroup::container();
     let python = process_in(&container);

@@ -133,9 +133,11 @@ fn where_accounting_mode_is_on_the_drivers_maximum_counts_also_after_the_end() {
     assert_eq!(memledger.metrics().value(RECENT, &[]), (2 * GIB) as f64, "when it was is not known");
     // it grows once more and ends; only the driver knows
     state.gpus[0].processes.remove(0);
-    state.gpus[0].accounting = Some(BTreeMap::from([(python.pid(), account(9 * GIB)), accounts[1].clone()]));
+    let ended = Accounting { running: false, ..account(9 * GIB) };
+    state.gpus[0].accounting = Some(BTreeMap::from([(python.pid(), ended), accounts[1].clone()]));
     driver.set(&state);
     await_peak(&memledger, PEAK, &[], 9 * GIB);
+    assert_eq!(memledger.metrics().value(RECENT, &[]), (2 * GIB) as f64, "nor is it known after the end");
     let (_, doctor, _) = crate::support::run(&[
         "doctor",
         "--docker.socket=",
@@ -143,6 +145,45 @@ fn where_accounting_mode_is_on_the_drivers_maximum_counts_also_after_the_end() {
         &format!("--gpu.nvml-library={}", driver.fake.path().display()),
     ]);
     assert!(!doctor.contains("nvidia-smi -am 1"), "{doctor}");
+}
+
+#[test]
+fn accounting_mode_is_recommended_only_for_gpus_that_have_it() {
+    let mut state = gpus(&[GIB, GIB, GIB]);
+    state.gpus[0].errors.insert("nvmlDeviceGetAccountingMode".into(), 3); // not supported
+    state.gpus[1].mig = Some(vec![]);
+    let doctor = |state: &State| {
+        let driver = Driver::new(state);
+        let library = format!("--gpu.nvml-library={}", driver.fake.path().display());
+        crate::support::run(&["doctor", "--docker.socket=", "--podman.socket=", &library]).1
+    };
+    let all = doctor(&state);
+    assert!(all.contains("off on 1 GPUs") && all.contains("nvidia-smi -am 1"), "{all}");
+    state.gpus.pop();
+    let none = doctor(&state);
+    assert!(none.contains("2 GPUs") && !none.contains("nvidia-smi -am 1"), "{none}");
+}
+
+#[test]
+fn the_drivers_maximum_of_an_earlier_process_with_the_same_pid_is_nobodys() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = holding(4 * GIB, &[(python.pid(), GIB)]);
+    let account = |most: u64| Accounting { max_memory: Some(most), ..Accounting::default() };
+    let long_ago = 1_000_000_001_000_000;
+    let now = (memledger::clock::Moment::now().unix_seconds() * 1e6) as u64;
+    let records = [
+        (Accounting { running: false, ..account(6 * GIB) }, GIB),
+        (Accounting { start_us: long_ago, ..account(5 * GIB) }, GIB),
+        (Accounting { start_us: now, ..account(3 * GIB) }, 3 * GIB),
+    ];
+    for (record, peak) in records {
+        state.gpus[0].accounting = Some(BTreeMap::from([(python.pid(), record)]));
+        let driver = Driver::new(&state);
+        let memledger = driver.memledger(&[&container]);
+        await_peak(&memledger, PEAK, &[], peak);
+        assert_eq!(memledger.fresh_metrics().value(PEAK, &[]), peak as f64);
+    }
 }
 
 #[test]

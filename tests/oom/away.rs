@@ -1,7 +1,6 @@
 //! Kills while somebody is away: memledger, dockerd, or memledger itself as the victim.
 
 use crate::support::cgroups::TestCgroup;
-use crate::support::docker::{Engine, PrivateEngine};
 use crate::support::oom::{DUPLICATES, HOST_KILLS, KILLS, Ledger, Scene, Tally, oom_kills};
 use crate::support::{eventually, eventually_true, in_v2_guest};
 
@@ -105,14 +104,7 @@ fn case_17_after_a_reboot_the_counts_go_on_from_where_they_were() {
 
 #[test]
 fn case_19_kills_while_the_docker_daemon_was_down_are_counted_with_their_containers() {
-    if in_v2_guest() {
-        return; // its engine is a service of systemd, without live-restore
-    }
-    let Some(shared) = Engine::shared() else { return };
-    let mut private = PrivateEngine::new();
-    private.start();
-    private.load_from(&shared);
-    let Some(scene) = Scene::on(private.engine.clone(), "no-daemon") else { return };
+    let Some((mut private, scene)) = Scene::with_a_daemon_of_its_own("no-daemon") else { return };
     let ledger = scene.watch(&[]);
     let main = scene.run("main", &[], &["wait=/control/go", "eat"]);
     let worker = scene.run("worker", &[], &["wait=/control/go", "seq=1:eat", "hold"]);

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::Value;
 
 use super::cgroups::{self, TestCgroup};
-use super::docker::{Container, Engine, of, unique};
+use super::docker::{Container, Engine, PrivateEngine, of, unique};
 use super::python::Python;
 use super::{Memledger, Metrics, eventually, in_v2_guest, skip};
 
@@ -118,8 +118,19 @@ impl Scene {
         Engine::shared().and_then(|engine| Self::on(engine, what))
     }
 
-    /// On an engine of the test's own.
-    pub fn on(engine: Engine, what: &str) -> Option<Self> {
+    /// With a Docker daemon that the test may stop. None in the guest: its engine is a service of systemd, without
+    /// live-restore.
+    pub fn with_a_daemon_of_its_own(what: &str) -> Option<(PrivateEngine, Self)> {
+        let shared = Engine::shared().filter(|_| !in_v2_guest())?;
+        let mut private = PrivateEngine::new();
+        private.start();
+        private.load_from(&shared);
+        let scene = Self::on(private.engine.clone(), what)?;
+        Some((private, scene))
+    }
+
+    /// On this engine.
+    fn on(engine: Engine, what: &str) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let hog = hog()?;
         let tag = format!("h{:x}.{:x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));

@@ -54,6 +54,11 @@ pub struct Held {
 }
 
 impl Held {
+    /// A process of which only a part was read has no figure.
+    pub fn withhold(&mut self, process: Key) {
+        self.by_process.insert(process, None);
+    }
+
     /// Sum of what is told.
     pub fn sum(&self) -> u64 {
         self.by_process.values().flatten().fold(0, |sum, bytes| sum.saturating_add(*bytes))
@@ -234,6 +239,15 @@ mod tests {
     fn shared_buffers_that_are_not_resident_take_nothing_away() {
         assert_eq!(held(&[vram(7, 1, 500, 900), vram(8, 2, 100, 300)]), [(7, Some(500)), (8, Some(0))]);
         assert_eq!(held(&[vram(7, 1, 100, 0), vram(8, 2, 100, 300)]), [(7, Some(100)), (8, Some(100))]);
+    }
+
+    #[test]
+    fn who_was_read_in_part_has_no_figure_and_is_in_no_sum() {
+        let mut held = hold(&[vram(7, 1, 100, 0), vram(8, 2, 30, 0)], true);
+        held.withhold(key(7));
+        held.withhold(key(9));
+        assert_eq!(held.by_process, BTreeMap::from([(key(7), None), (key(8), Some(30)), (key(9), None)]));
+        assert_eq!(held.sum(), 30);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //!
 //! * [`devices`] which GPUs there are
 //! * [`search`] which processes hold one
+//! * [`holder`] what the driver tells of the descriptors of one process
 //! * [`books`] what each of them holds, with nothing counted twice
 //! * [`engines`] how busy they keep it
 //!
@@ -17,6 +18,7 @@
 mod books;
 mod devices;
 mod engines;
+mod holder;
 mod search;
 mod worker;
 
@@ -92,7 +94,7 @@ impl Drm {
         faults.into_iter().for_each(|reason| output.faults.count(reason));
         if cards.is_some_and(|cards| !cards.is_empty()) {
             let v1 = context.hierarchy.is_some_and(|h| h.version == crate::discover::Version::V1);
-            self.worker = Some(worker::Worker::start(self.settings.interval, context.roots.clone(), v1));
+            self.worker = Some(worker::Worker::start(&self.settings, context.roots.clone(), v1, context.now));
         }
     }
 }
@@ -104,7 +106,8 @@ impl Collector for Drm {
 
     fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
         self.look(context, output);
-        let Some(worker) = &self.worker else { return Outcome::Absent };
+        let Some(worker) = &mut self.worker else { return Outcome::Absent };
+        worker.keep_alive(context.now);
         for reason in worker.take_faults() {
             output.faults.count(reason);
         }
@@ -118,18 +121,23 @@ impl Collector for Drm {
                 // several cycles may see one reading
                 if self.last.replace(reading.at) != Some(reading.at) {
                     let devices = reading.devices.iter().map(gpu::Sampled::of).collect();
-                    output.readings.gpu_samples.push(gpu::Sample { at: reading.at, devices });
+                    output.readings.gpu_samples.push(gpu::Sample { at: reading.at, is_dated: true, devices });
                 }
                 let first = output.readings.add_gpus(Arc::clone(&reading));
                 gpu::write(&reading, first, output.series);
                 Outcome::Read
             }
-            None if self.seen || worker.has_answered() => Outcome::Failed,
-            None => Outcome::Absent,
+            None if !self.seen && is_starting(worker, context.now, self.settings.deadline) => Outcome::Absent,
+            None => Outcome::Failed,
         }
     }
 
     fn background(&self) -> Option<Duration> {
         Some(self.took)
     }
+}
+
+/// The first answer may take a while, there are many processes to look at; but not for ever.
+fn is_starting(worker: &worker::Worker, now: Moment, deadline: Duration) -> bool {
+    !worker.has_answered() && now.since(worker.started()) < deadline
 }

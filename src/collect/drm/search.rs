@@ -1,61 +1,89 @@
-//! Which processes hold a descriptor of a graphics device, and what the driver tells of each.
+//! Which processes hold a descriptor of a graphics device.
 //!
-//! Nothing lists them but the links in `/proc/PID/fd`, one system call each; on a large host there are many. So a process
-//! that holds one is read at every reading, and the others are looked at in turn: new ones at once, the rest as the time
-//! budget of a reading allows, each at most every two seconds. A process that opens a GPU late is seen that much later.
+//! Nothing lists them but the links in `/proc/PID/fd`, one system call each; on a large host there are many, and one process
+//! may have a million. So what is known to be a GPU's descriptor is read at every reading, and all others are looked at in
+//! turn, a part of each process at a time, as the time budget of a reading allows: those of processes that hold a GPU, which
+//! may have opened another one; new processes; and the rest, each at most every two seconds. No process can take the time of
+//! the others: a device that is opened late is seen that much later.
 //!
-//! The links are read and not followed: a look at what is behind one could hang on a dead file server. A device that a
-//! container was given under a path outside `/dev/dri` is therefore not seen, and its memory stays unattributed.
+//! Reading has a budget too. Where it does not suffice, the cgroups with the fewest descriptors come first, and processes
+//! that were not read whole have no figure.
+//!
+//! A device that a container was given under a path outside `/dev/dri` is not seen, and its memory stays unattributed.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::ffi::{OsStr, OsString};
-use std::mem::MaybeUninit;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::readlinkat_raw;
-
 use super::books::{Descriptor, Key};
+use super::holder::{Holder, Listing};
 use crate::clock::Moment;
 use crate::collect::gpu::Owner;
-use crate::host::{Dir, ReadError, Roots, classify};
-use crate::parse::drm::Client;
-use crate::parse::process::{Stat, cgroup_path};
+use crate::host::{Dir, ReadError, Roots};
 
-/// Time for the search in the first reading, and in each one after it.
-const BUDGET: (Duration, Duration) = (Duration::from_millis(250), Duration::from_millis(20));
-/// A process that holds no GPU is looked at again after this.
-const AGAIN: Duration = Duration::from_secs(2);
-/// Descriptors of one process that are looked at. A process with more can hide a GPU behind them.
-const MOST_DESCRIPTORS: usize = 16 * 1024;
-/// Descriptors of graphics devices of one process that are read.
-const MOST_CLIENTS: usize = 512;
+/// How much time the parts of a reading may take.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    /// The search in the first reading, and in each one after it.
+    search: (Duration, Duration),
+    /// New devices of processes that hold some already.
+    more: Duration,
+    /// What the driver tells of the known ones.
+    read: Duration,
+    /// A process that holds no GPU, or may not be looked at, is looked at again after this.
+    again: Duration,
+}
 
-const DEVICES: &[u8] = b"/dev/dri/";
-/// AMD's device for computing: work that is given to it does not pass the engines' statistics.
-const COMPUTE: &[u8] = b"/dev/kfd";
+impl Default for Budget {
+    fn default() -> Self {
+        let ms = Duration::from_millis;
+        Self { search: (ms(250), ms(20)), more: ms(10), read: ms(150), again: ms(2_000) }
+    }
+}
+
+/// The end of a budget.
+#[derive(Clone, Copy, Debug)]
+pub struct Until {
+    began: Moment,
+    budget: Duration,
+}
+
+impl Until {
+    fn now(budget: Duration) -> Self {
+        Self { began: Moment::now(), budget }
+    }
+
+    /// True once the time is spent.
+    pub fn is_over(&self) -> bool {
+        Moment::now().since(self.began) >= self.budget
+    }
+}
 
 /// What is remembered between two readings.
 #[derive(Debug, Default)]
 pub struct Search {
-    holders: HashMap<u32, Holder>,
-    /// Processes that hold no GPU, and when that was seen.
-    others: HashMap<u32, Moment>,
-    denied: HashSet<u32>,
+    holders: BTreeMap<u32, Holder>,
+    /// Processes of which no descriptor of a GPU is known.
+    others: HashMap<u32, Other>,
+    /// Processes that may not be looked at, and when that was seen. A pid may be another's by now, and a process may be
+    /// readable after an exec, so these too are looked at again.
+    denied: HashMap<u32, Moment>,
     /// The last pid that was looked at in its turn.
     cursor: u32,
+    /// The last holder that was looked at for more devices.
+    holders_cursor: u32,
     begun: bool,
     buffer: Vec<u8>,
+    budget: Budget,
 }
 
-/// A process that holds a descriptor of a graphics device.
-#[derive(Debug)]
-struct Holder {
-    /// Answers *gone* once the process has ended, also when its pid is another's by then.
-    dir: Dir,
-    key: Key,
-    owner: Owner,
+/// A process of which no descriptor of a GPU is known.
+#[derive(Clone, Copy, Debug)]
+struct Other {
+    seen: Moment,
+    /// Where to go on in its list; 0 if that was gone through.
+    place: u64,
 }
 
 /// What one reading found.
@@ -67,6 +95,8 @@ pub struct Found {
     pub owners: HashMap<Key, Owner>,
     /// Holders whose work passes the engines' statistics by.
     pub computing: BTreeSet<Key>,
+    /// Holders of which only a part could be read, and the nodes of theirs that are known.
+    pub in_part: BTreeMap<Key, BTreeSet<String>>,
     /// Processes whose descriptors could be read, and could not for want of permission.
     pub readable: usize,
     /// See `readable`.
@@ -75,24 +105,21 @@ pub struct Found {
     pub faults: Vec<&'static str>,
 }
 
-/// The descriptors of one process that matter here: number and node.
-#[derive(Debug, Default)]
-struct Links {
-    devices: Vec<(OsString, String)>,
-    computing: bool,
-}
-
 impl Search {
-    /// Reads all known holders, and looks for others.
+    /// Looks for holders, and reads all that are known.
     ///
     /// # Errors
     /// The processes cannot be listed.
     pub fn round(&mut self, roots: &Roots, cgroup_v1: bool) -> Result<Found, ReadError> {
         let pids = self.pids(roots)?;
+        self.holders.retain(|pid, _| pids.contains(pid));
         self.others.retain(|pid, _| pids.contains(pid));
-        self.denied.retain(|pid| pids.contains(pid));
+        self.denied.retain(|pid, _| pids.contains(pid));
+        let mut faults = Vec::new();
+        self.look_for_more(&mut faults);
+        self.look_around(roots, cgroup_v1, &pids, &mut faults);
         let mut found = self.known();
-        self.look_around(roots, cgroup_v1, &pids, &mut found);
+        found.faults.append(&mut faults);
         found.readable = self.others.len() + self.holders.len();
         found.denied = self.denied.len();
         Ok(found)
@@ -101,19 +128,28 @@ impl Search {
     /// Reads all known holders once more.
     pub fn known(&mut self) -> Found {
         let mut found = Found::default();
-        let Self { holders, others, buffer, .. } = self;
-        holders.retain(|pid, holder| match holder.read(&mut found, buffer) {
-            Ok(true) => true,
-            Ok(false) => {
-                others.insert(*pid, Moment::now());
-                false
+        let until = Until::now(self.budget.read);
+        for pid in self.reading_order() {
+            let Some(holder) = self.holders.get_mut(&pid) else { continue };
+            let read = holder.read(&mut found, until, &mut self.buffer);
+            if !matches!(read, Ok(true)) {
+                self.holders.remove(&pid); // looked at as a new process is, in the next reading
             }
-            Err(error) => {
-                found.faults.extend(error.fault_reason());
-                false
-            }
-        });
+            found.faults.extend(read.err().and_then(|error| error.fault_reason()));
+        }
         found
+    }
+
+    /// The holders, those of the cgroups with the fewest descriptors first.
+    fn reading_order(&self) -> Vec<u32> {
+        let mut of_cgroups: HashMap<&str, usize> = HashMap::new();
+        for holder in self.holders.values() {
+            *of_cgroups.entry(holder.cgroup()).or_default() += holder.count();
+        }
+        let weight = |holder: &Holder| (of_cgroups.get(&**holder.cgroup()).copied(), holder.count());
+        let mut order: Vec<_> = self.holders.iter().map(|(pid, holder)| (weight(holder), *pid)).collect();
+        order.sort_unstable();
+        order.into_iter().map(|(_, pid)| pid).collect()
     }
 
     fn pids(&mut self, roots: &Roots) -> Result<BTreeSet<u32>, ReadError> {
@@ -125,141 +161,101 @@ impl Search {
         Ok(pids)
     }
 
-    /// Looks at processes that are not known to hold a GPU: new ones first, then the others in their turn.
-    fn look_around(&mut self, roots: &Roots, cgroup_v1: bool, pids: &BTreeSet<u32>, found: &mut Found) {
-        let began = Moment::now();
-        let budget = if self.begun { BUDGET.1 } else { BUDGET.0 };
-        self.begun = true;
-        let new = |pid: &&u32| !self.others.contains_key(*pid) && !self.denied.contains(*pid);
-        let mut queue: Vec<u32> = pids.iter().filter(new).copied().collect();
-        let news = queue.len();
-        queue.extend(pids.range(self.cursor.saturating_add(1)..).chain(pids.range(..=self.cursor)));
-        for (at, pid) in queue.into_iter().enumerate() {
-            let now = Moment::now();
-            if now.since(began) > budget {
+    /// Looks for more devices of the holders, in their turn.
+    fn look_for_more(&mut self, faults: &mut Vec<&'static str>) {
+        let until = Until::now(self.budget.more);
+        let after = self.holders.range((Excluded(self.holders_cursor), Unbounded));
+        let before = self.holders.range((Unbounded, Included(self.holders_cursor)));
+        let order: Vec<u32> = after.chain(before).map(|(pid, _)| *pid).collect();
+        for pid in order {
+            if until.is_over() {
                 return;
             }
-            let in_turn = at >= news;
-            if in_turn {
-                self.cursor = pid;
+            self.holders_cursor = pid;
+            let Some(holder) = self.holders.get_mut(&pid) else { continue };
+            if let Err(error) = holder.look_for_more(&mut self.buffer) {
+                faults.extend(error.fault_reason());
+                self.holders.remove(&pid);
             }
-            let fresh = self.others.get(&pid).is_some_and(|seen| now.since(*seen) < AGAIN);
-            if fresh || self.holders.contains_key(&pid) || (in_turn && self.denied.contains(&pid)) {
-                continue;
-            }
-            self.look_at(roots, cgroup_v1, pid, found);
         }
     }
 
-    fn look_at(&mut self, roots: &Roots, cgroup_v1: bool, pid: u32, found: &mut Found) {
+    /// Looks at processes that are not known to hold a GPU: half of the time at new ones, then at all in their turn.
+    fn look_around(
+        &mut self,
+        roots: &Roots,
+        cgroup_v1: bool,
+        pids: &BTreeSet<u32>,
+        faults: &mut Vec<&'static str>,
+    ) {
+        let budget = if self.begun { self.budget.search.1 } else { self.budget.search.0 };
+        self.begun = true;
+        let (half, whole) = (Until::now(budget / 2), Until::now(budget));
+        let is_known = |search: &Self, pid: u32| {
+            search.holders.contains_key(&pid)
+                || search.others.contains_key(&pid)
+                || search.denied.contains_key(&pid)
+        };
+        for pid in pids.iter().copied().filter(|pid| !is_known(self, *pid)).collect::<Vec<_>>() {
+            if half.is_over() {
+                break;
+            }
+            self.look_at(roots, cgroup_v1, pid, faults);
+        }
+        let after = pids.range((Excluded(self.cursor), Unbounded));
+        for pid in after.chain(pids.range(..=self.cursor)).copied() {
+            if whole.is_over() {
+                return;
+            }
+            self.cursor = pid;
+            if !self.holders.contains_key(&pid) && self.is_due(pid) {
+                self.look_at(roots, cgroup_v1, pid, faults);
+            }
+        }
+    }
+
+    fn is_due(&self, pid: u32) -> bool {
+        let in_part = self.others.get(&pid).is_some_and(|other| other.place != 0);
+        let seen = self.others.get(&pid).map(|other| other.seen).or(self.denied.get(&pid).copied());
+        in_part || seen.is_none_or(|seen| Moment::now().since(seen) >= self.budget.again)
+    }
+
+    fn look_at(&mut self, roots: &Roots, cgroup_v1: bool, pid: u32, faults: &mut Vec<&'static str>) {
+        let mut listing = Listing::from(self.others.get(&pid).map_or(0, |other| other.place));
+        let from_start = listing.place == 0;
         let looked = Dir::open(&roots.process(pid)).and_then(|dir| {
-            let links = links(&dir, &mut self.buffer)?;
-            if links.devices.is_empty() {
+            let ended = listing.go_on(&dir, &mut self.buffer)?;
+            if !listing.found_any() {
                 return Ok(None);
             }
-            let mut holder = Holder::of(dir, pid, cgroup_v1, &mut self.buffer)?;
-            Ok(holder.read(found, &mut self.buffer)?.then_some(holder))
+            let whole = from_start && ended;
+            Holder::of(dir, pid, cgroup_v1, &listing, whole, &mut self.buffer).map(Some)
         });
+        let (seen, place) = (Moment::now(), listing.place);
+        self.others.remove(&pid);
+        let was_denied = self.denied.remove(&pid).is_some();
         match looked {
             Ok(Some(holder)) => drop(self.holders.insert(pid, holder)),
-            Ok(None) => drop(self.others.insert(pid, Moment::now())),
-            Err(error) if error.is_gone() => drop(self.others.insert(pid, Moment::now())),
-            Err(error) => {
+            Ok(None) => {
+                self.others.insert(pid, Other { seen, place });
+            }
+            Err(error) if error.is_gone() => {
+                self.others.insert(pid, Other { seen, place: 0 });
+            }
+            Err(error) if error.fault_reason() == Some("permission") => {
+                self.denied.insert(pid, seen);
                 // counted once for each process, not at each look
-                let denied = error.fault_reason() == Some("permission");
-                if !denied || self.denied.insert(pid) {
-                    found.faults.extend(error.fault_reason());
-                }
+                faults.extend((!was_denied).then_some("permission"));
             }
+            Err(error) => faults.extend(error.fault_reason()),
         }
-    }
-}
-
-impl Holder {
-    fn of(dir: Dir, pid: u32, cgroup_v1: bool, buffer: &mut Vec<u8>) -> Result<Self, ReadError> {
-        let (start_ticks, comm) = who(&dir, buffer)?;
-        let file = dir.file("cgroup")?;
-        let cgroup = cgroup_path(file.read_once(buffer)?, cgroup_v1);
-        let cgroup = cgroup.ok_or_else(|| ReadError::malformed("cgroup"))?;
-        let cgroup = String::from_utf8_lossy(cgroup).into();
-        Ok(Self { dir, key: Key { start_ticks, pid }, owner: Owner { start_ticks, comm, cgroup } })
-    }
-
-    /// Reads its descriptors of graphics devices. False if it has none any more.
-    fn read(&mut self, found: &mut Found, buffer: &mut Vec<u8>) -> Result<bool, ReadError> {
-        let links = links(&self.dir, buffer)?;
-        if links.devices.is_empty() {
-            return Ok(false);
-        }
-        let (_, comm) = who(&self.dir, buffer)?;
-        if *comm != *self.owner.comm {
-            self.owner.comm = comm;
-        }
-        let infos = self.dir.below("fdinfo")?;
-        for (number, node) in links.devices.into_iter().take(MOST_CLIENTS) {
-            let text = infos.file_of(&number).and_then(|file| file.read_once(buffer).map(<[u8]>::to_vec));
-            match text {
-                // `None`: closed since, and the number is another file's
-                Ok(text) => {
-                    if let Some(client) = Client::parse(&text) {
-                        found.descriptors.push((node, Descriptor { holder: self.key, client }));
-                    }
-                }
-                Err(error) if error.is_gone() => {}
-                Err(error) => return Err(error),
-            }
-        }
-        if links.computing {
-            found.computing.insert(self.key);
-        }
-        found.owners.insert(self.key, self.owner.clone());
-        Ok(true)
-    }
-}
-
-/// Start time and printable name of a process.
-fn who(dir: &Dir, buffer: &mut Vec<u8>) -> Result<(u64, Arc<str>), ReadError> {
-    let stat = Stat::parse(dir.file("stat")?.read_once(buffer)?);
-    let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
-    Ok((stat.start_ticks, crate::parse::printable(&stat.comm).into()))
-}
-
-/// The descriptors of a process that are graphics devices.
-fn links(dir: &Dir, buffer: &mut Vec<u8>) -> Result<Links, ReadError> {
-    let fds = dir.below("fd")?;
-    let mut links = Links::default();
-    let mut looked = 0;
-    let mut failed = None;
-    fds.for_each_while(buffer, |number, _| {
-        looked += 1;
-        let mut target = [MaybeUninit::uninit(); 64]; // a longer one is cut, and is none of these
-        match readlinkat_raw(&fds, number, &mut target) {
-            Ok((target, _)) => links.enter(number, target),
-            Err(errno) => {
-                let error = classify(errno, fds.path().join(number).display().to_string());
-                if !error.is_gone() {
-                    failed = Some(error);
-                    return false;
-                }
-            }
-        }
-        looked < MOST_DESCRIPTORS
-    })?;
-    failed.map_or(Ok(links), Err)
-}
-
-impl Links {
-    fn enter(&mut self, number: &OsStr, target: &[u8]) {
-        if let Some(node) = target.strip_prefix(DEVICES) {
-            self.devices.push((number.to_owned(), String::from_utf8_lossy(node).into_owned()));
-        }
-        self.computing |= target == COMPUTE;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parse::drm::Client;
 
     /// A procfs in a folder.
     struct Host(tempfile::TempDir);
@@ -347,6 +343,131 @@ mod tests {
         assert_eq!(told(&search.round(&host.roots(), false).unwrap()), [(8, "renderD128", "5".into())]);
         std::fs::remove_dir_all(host.0.path().join("8")).unwrap();
         assert_eq!(told(&search.round(&host.roots(), false).unwrap()), []);
+    }
+
+    impl Search {
+        /// One that has no time for anything but what it knows.
+        fn in_a_hurry(&mut self) {
+            let none = Duration::ZERO;
+            self.budget = Budget { search: (none, none), more: none, ..self.budget };
+        }
+    }
+
+    /// Descriptors that are no devices.
+    fn files(count: u32) -> Vec<(u32, &'static str, &'static str)> {
+        (0..count).map(|number| (number, "/dev/null", "")).collect()
+    }
+
+    #[test]
+    fn a_known_device_is_read_without_a_look_at_the_other_descriptors() {
+        let host = Host::new();
+        let text = client(1);
+        let many: Vec<_> = files(9_000).into_iter().chain([(9_000, "/dev/dri/renderD128", &*text)]).collect();
+        host.process(7, "train", &many);
+        let mut search = Search::default();
+        let rounds = (0..20).map(|_| search.round(&host.roots(), false).unwrap());
+        let found: Vec<_> = rounds.take_while(|found| found.owners.is_empty()).collect();
+        assert!(found.len() < 10, "it goes on where it stopped");
+        search.in_a_hurry();
+        let found = search.round(&host.roots(), false).unwrap();
+        assert_eq!(told(&found), [(7, "renderD128", "1".into())]);
+        assert_eq!(found.in_part.len(), 1, "it may hold more than what was seen so far");
+        search.budget = Budget::default();
+        for _ in 0..4 {
+            search.round(&host.roots(), false).unwrap();
+        }
+        assert_eq!(search.known().in_part, BTreeMap::new());
+    }
+
+    #[test]
+    fn processes_with_very_many_descriptors_do_not_hide_another_one() {
+        let host = Host::new();
+        let text = client(1);
+        for pid in 1..6 {
+            let gpu = (20_000, "/dev/dri/renderD128", "pos: 0\n");
+            host.process(pid, "hoard", &[&files(10_000)[..], &[gpu]].concat());
+        }
+        host.process(9, "train", &[(3, "/dev/dri/renderD128", &text)]);
+        let mut search = Search { begun: true, ..Search::default() }; // with the short budget
+        search.budget.again = Duration::ZERO;
+        let mut rounds = 0;
+        while !search.round(&host.roots(), false).unwrap().owners.keys().any(|key| key.pid == 9) {
+            rounds += 1;
+            assert!(rounds < 20);
+        }
+        for _ in 0..3 {
+            let began = Moment::now();
+            assert_eq!(told(&search.round(&host.roots(), false).unwrap()), [(9, "renderD128", "1".into())]);
+            let took = Moment::now().since(began);
+            assert!(took < Duration::from_millis(500), "{took:?}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_a_holder_opens_late_is_found_and_one_that_it_closes_is_forgotten() {
+        let host = Host::new();
+        host.process(7, "train", &[(3, "/dev/dri/renderD128", &client(1))]);
+        let mut search = Search::default();
+        search.round(&host.roots(), false).unwrap();
+        std::os::unix::fs::symlink("/dev/dri/renderD129", host.0.path().join("7/fd/5")).unwrap();
+        std::fs::write(host.0.path().join("7/fdinfo/5"), client(2)).unwrap();
+        let both = [(7, "renderD128", "1".into()), (7, "renderD129", "2".into())];
+        assert_eq!(told(&search.round(&host.roots(), false).unwrap()), both);
+        std::fs::remove_file(host.0.path().join("7/fd/3")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", host.0.path().join("7/fd/3")).unwrap();
+        assert_eq!(told(&search.known()), [(7, "renderD129", "2".into())], "its number is another file's");
+    }
+
+    #[test]
+    fn a_process_with_more_devices_than_are_read_is_read_in_part_and_that_is_a_fault() {
+        let host = Host::new();
+        let text = client(1);
+        let devices: Vec<_> = (0..600).map(|number| (number, "/dev/dri/card0", &*text)).collect();
+        host.process(7, "train", &devices);
+        host.process(8, "train", &[(3, "/dev/dri/card0", &client(2))]);
+        let found = Search::default().round(&host.roots(), false).unwrap();
+        let key = Key { start_ticks: 700, pid: 7 };
+        assert_eq!(found.in_part, BTreeMap::from([(key, BTreeSet::from(["card0".to_owned()]))]));
+        assert_eq!(found.faults, ["io"]);
+        assert_eq!(found.descriptors.len(), crate::collect::drm::holder::MOST_CLIENTS + 1);
+    }
+
+    #[test]
+    fn who_is_not_read_for_want_of_time_is_read_in_part_and_that_is_a_fault() {
+        let host = Host::new();
+        host.process(7, "train", &[(3, "/dev/dri/card0", &client(1))]);
+        let mut search = Search::default();
+        search.budget.read = Duration::ZERO;
+        let found = search.round(&host.roots(), false).unwrap();
+        assert_eq!((found.in_part.len(), found.owners.len(), found.descriptors.len()), (1, 1, 0));
+        assert_eq!(found.faults, ["io"]);
+    }
+
+    #[test]
+    fn the_cgroup_with_the_most_devices_waits_for_the_others() {
+        let host = Host::new();
+        let text = client(1);
+        for (pid, devices, cgroup) in [(5, 2, "hoard"), (6, 2, "hoard"), (7, 3, "train"), (8, 1, "one")] {
+            let devices: Vec<_> = (0..devices).map(|number| (number, "/dev/dri/card0", &*text)).collect();
+            host.process(pid, "python3", &devices);
+            std::fs::write(host.0.path().join(format!("{pid}/cgroup")), format!("0::/{cgroup}\n")).unwrap();
+        }
+        let mut search = Search::default();
+        search.round(&host.roots(), false).unwrap();
+        assert_eq!(search.reading_order(), [8, 7, 5, 6]);
+    }
+
+    #[test]
+    fn a_pid_that_could_not_be_looked_at_is_looked_at_again() {
+        let host = Host::new();
+        host.process(7, "train", &[(3, "/dev/dri/card0", &client(1))]);
+        let mut search = Search::default();
+        search.denied.insert(7, Moment::now());
+        let found = search.round(&host.roots(), false).unwrap();
+        assert_eq!((told(&found), found.denied), (vec![], 1), "not at once");
+        search.budget.again = Duration::ZERO;
+        let found = search.round(&host.roots(), false).unwrap();
+        assert_eq!((told(&found), found.denied), (vec![(7, "card0", "1".into())], 0));
     }
 
     #[test]

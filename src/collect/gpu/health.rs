@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::reading::Identity;
 use crate::catalog::*;
 use crate::series::{Label, Series};
 
@@ -41,6 +42,8 @@ pub struct Xid {
 /// What memledger counts of one GPU itself, since its start and over every reopening of the driver.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counted {
+    /// Who it is, as of the last time that it answered.
+    pub identity: Option<Arc<Identity>>,
     /// By [`THROTTLE_REASONS`].
     pub throttle_seconds: [f64; THROTTLE_REASONS.len()],
     /// By number.
@@ -102,7 +105,7 @@ pub struct Health {
     pub pcie_replays: Option<u64>,
     /// Over all links, by [`NVLINK_ERRORS`].
     pub nvlink_errors: [Option<u64>; NVLINK_ERRORS.len()],
-    /// Xids by number; empty where they cannot be waited for.
+    /// Xids by number; empty while nobody would hear them.
     pub xids: BTreeMap<u64, Xid>,
 }
 

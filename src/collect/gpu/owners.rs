@@ -76,11 +76,7 @@ impl Owners {
             self.known.clear();
             return Pids::Withheld("/proc/uptime cannot be read");
         };
-        let mut totals: HashMap<u32, Option<u64>> = HashMap::new();
-        for process in &processes {
-            let add = |sum: &mut Option<u64>| *sum = sum.zip(process.used).map(|(sum, used)| sum + used);
-            totals.entry(process.pid).and_modify(add).or_insert(process.used);
-        }
+        let totals = totals(&processes);
         self.ghosts.retain(|pid, _| totals.contains_key(pid));
         let (mut owners, mut seen, mut kernel) = (HashMap::new(), 0, false);
         for (pid, held) in &totals {
@@ -124,7 +120,13 @@ impl Owners {
         if !self.proof.proven {
             return;
         }
-        self.forget_ended();
+        let processes: Vec<_> = processes.collect();
+        let totals = totals(&processes);
+        for pid in self.forget_ended() {
+            if let Some(held) = totals.get(&pid) {
+                self.ghosts.insert(pid, *held); // it may have changed since the last whole reading
+            }
+        }
         let mut nobody = HashSet::new();
         for process in processes {
             process.owner = match self.known.get(&process.pid) {
@@ -132,9 +134,19 @@ impl Owners {
                 _ if nobody.contains(&process.pid) || self.ghosts.contains_key(&process.pid) => None,
                 _ => {
                     let Some(uptime) = uptime else { return };
-                    match self.look_up(process.pid, uptime, faults) {
-                        Found::Owner(owner) => Some(owner),
-                        Found::Kernel | Found::Unsure | Found::Nobody => {
+                    let before =
+                        self.known.get(&process.pid).map(|known| (known.owner.start_ticks, known.held));
+                    match (self.look_up(process.pid, uptime, faults), before) {
+                        (Found::Owner(owner), Some((start, held))) if start != owner.start_ticks => {
+                            self.ghosts.insert(process.pid, held);
+                            None
+                        }
+                        (Found::Owner(owner), _) => Some(owner),
+                        (Found::Nobody, _) => {
+                            self.ghosts.insert(process.pid, totals.get(&process.pid).copied().flatten());
+                            None
+                        }
+                        (Found::Kernel | Found::Unsure, _) => {
                             nobody.insert(process.pid);
                             None
                         }
@@ -144,8 +156,8 @@ impl Owners {
         }
     }
 
-    /// Forgets who has ended, by one system call.
-    fn forget_ended(&mut self) {
+    /// Forgets who has ended, by one system call. Returns whom.
+    fn forget_ended(&mut self) -> Vec<u32> {
         let ended: Vec<u32> = {
             let lives = self.known.iter().filter_map(|(pid, known)| Some((*pid, known.life.as_ref()?)));
             let (pids, lives): (Vec<_>, Vec<_>) = lives.unzip();
@@ -157,17 +169,21 @@ impl Owners {
                 ended.map(|(pid, _)| pid).collect()
             }
         };
-        for pid in ended {
-            if let Some(dead) = self.known.remove(&pid) {
-                self.ghosts.insert(pid, dead.held);
+        for pid in &ended {
+            if let Some(dead) = self.known.remove(pid) {
+                self.ghosts.insert(*pid, dead.held);
             }
         }
+        ended
     }
 
     fn look_up(&mut self, pid: u32, uptime: u64, faults: &mut Vec<&'static str>) -> Found {
         match self.read(pid) {
             Ok(Some(owner)) if owner.start_ticks <= uptime + START_SLACK_TICKS => Found::Owner(owner),
-            Ok(Some(_)) => Found::Unsure,
+            Ok(Some(_)) => {
+                self.known.remove(&pid); // else the next quick look would take it for somebody who is known
+                Found::Unsure
+            }
             Ok(None) => Found::Kernel,
             Err(error) if error.is_gone() => Found::Nobody,
             Err(error) => {
@@ -216,6 +232,16 @@ impl Owners {
         self.known.insert(pid, known);
         Ok(Some(owner))
     }
+}
+
+/// What each process holds over all devices; `None` if a part of it is not told.
+fn totals(processes: &[&mut GpuProcess]) -> HashMap<u32, Option<u64>> {
+    let mut totals: HashMap<u32, Option<u64>> = HashMap::new();
+    for process in processes {
+        let add = |sum: &mut Option<u64>| *sum = sum.zip(process.used).map(|(sum, used)| sum + used);
+        totals.entry(process.pid).and_modify(add).or_insert(process.used);
+    }
+    totals
 }
 
 /// Whether the pids that a driver names are those of this host. It cannot change while memledger runs, so it is proven
@@ -268,13 +294,55 @@ mod tests {
         assert_eq!(proof.judge(5, 0, false), Pids::Proven, "dead ones that the driver still lists");
     }
 
-    #[test]
-    fn who_has_ended_is_not_taken_for_who_has_its_pid_now() {
+    /// `None`, said aloud, where nobody is named: outside the host's pid namespace.
+    fn owners() -> Option<Owners> {
         if !Roots::default().in_first_pid_namespace() {
-            return; // nobody is named there
+            assert!(
+                std::env::var_os("MEMLEDGER_TESTS_REQUIRED").is_none(),
+                "these tests need the host's pid namespace"
+            );
+            eprintln!("skipped: not in the host's pid namespace");
+            return None;
         }
         let v1 = !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-        let mut owners = Owners::new(Roots::default(), v1);
+        Some(Owners::new(Roots::default(), v1))
+    }
+
+    #[test]
+    fn a_quick_look_names_nobody_who_is_too_young_or_has_the_pid_of_somebody_dead() {
+        let Some(mut owners) = owners() else { return };
+        let mut faults = vec![];
+        let later = uptime_ticks(&Roots::default()).map(|ticks| ticks + 10);
+        let mut own = GpuProcess::new(std::process::id(), Some(1));
+        owners.name(std::iter::once(&mut own), later, &mut faults);
+        assert!(own.owner.is_some(), "the driver's pids are proven");
+
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("sleep");
+        let mut young = GpuProcess::new(child.id(), Some(5));
+        owners.name_quickly(std::iter::once(&mut young), Some(0), &mut faults); // the driver was asked before its start
+        assert_eq!(young.owner, None);
+        owners.name_quickly(std::iter::once(&mut young), None, &mut faults);
+        assert_eq!(young.owner, None, "it is not known by that");
+        owners.name_quickly(std::iter::once(&mut young), later, &mut faults);
+        assert!(young.owner.is_some(), "by now it is old enough");
+
+        child.kill().and_then(|()| child.wait()).expect("ended");
+        young.used = Some(7);
+        owners.name_quickly(std::iter::once(&mut young), later, &mut faults);
+        assert_eq!(
+            (&young.owner, owners.ghosts.get(&young.pid)),
+            (&None, Some(&Some(7))),
+            "as it is listed now"
+        );
+        let mut dead = GpuProcess::new((1 << 22) - 1, Some(9));
+        owners.name_quickly(std::iter::once(&mut dead), later, &mut faults);
+        assert_eq!(owners.ghosts.get(&dead.pid), Some(&Some(9)), "whoever gets its pid does not get this");
+        assert_eq!(faults, Vec::<&str>::new());
+    }
+
+    #[test]
+    fn who_has_ended_is_not_taken_for_who_has_its_pid_now() {
+        let Some(mut owners) = owners() else { return };
         let mut faults = vec![];
         let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("sleep");
         let mut process = GpuProcess::new(child.id(), Some(1));

@@ -26,7 +26,7 @@ pub struct Probe {
     pub named: usize,
     /// Whether their pids may be believed.
     pub pids: Pids,
-    /// GPUs whose accounting mode is off.
+    /// GPUs whose accounting mode is off and could be on.
     pub without_accounting: usize,
 }
 
@@ -37,7 +37,7 @@ pub struct Probe {
 pub fn probe(settings: &GpuSettings, roots: &Roots, cgroup_v1: bool) -> Result<Probe, String> {
     let words = |error| describe(&error);
     let nvml = Library::find(settings.library.as_deref()).open(&Control::default()).map_err(words)?;
-    let mut session = Session::new(&nvml);
+    let mut session = Session::new(&nvml, settings.interval + settings.deadline);
     let mut owners = Owners::new(roots.clone(), cgroup_v1);
     let reading = session.read(roots, &mut owners, &mut Totals::new()).map_err(words)?.reading;
     Ok(Probe::of(&reading, &session))
@@ -54,7 +54,7 @@ impl Probe {
             instances,
             named: reading.devices.iter().flat_map(|device| &device.processes).flatten().count(),
             pids: reading.pids,
-            without_accounting: session.accounting().filter(|is_on| !is_on).count(),
+            without_accounting: session.without_accounting(),
         }
     }
 }

@@ -28,6 +28,8 @@ pub struct Reading {
     pub counted: usize,
     /// The devices that answered.
     pub devices: Vec<Device>,
+    /// GPUs that answered once and do not now: nothing of them is told but their Xids.
+    pub silent: Vec<Device>,
     /// Whether the pids of this reading are those of the host as seen here.
     pub pids: Pids,
     /// Devices that are there and did not answer, and fields that failed: one entry a fault.
@@ -179,8 +181,10 @@ pub struct Owner {
 /// What was held at one moment: as much as the peaks need. Each reading is one too.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// When.
+    /// When; if not `is_dated`, at some time before that.
     pub at: Moment,
+    /// False for a maximum of which nobody knows when it was.
+    pub is_dated: bool,
     /// The devices that answered.
     pub devices: Vec<Sampled>,
 }

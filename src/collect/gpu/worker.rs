@@ -218,7 +218,7 @@ fn run(task: &Task, mut totals: Totals, shared: &Shared) {
                 tracing::info!("GPU driver opened");
                 pause = RETRY.0;
                 told.clear();
-                let mut session = Session::new(&nvml);
+                let mut session = Session::new(&nvml, task.settings.interval + task.settings.deadline);
                 let ended = read_until(&mut session, task, &mut owners, &mut totals, shared);
                 shared.enter();
                 drop(session);

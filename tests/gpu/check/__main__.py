@@ -147,7 +147,7 @@ class Check:
             self.note(f"no cgroups that look like containers: {self.cgroups.why_not}. All processes are the host's, and "
                       "what concerns containers is skipped")
         gpu = self.smi.gpus()[0]
-        self.uuid, self.index = gpu["uuid"], gpu["index"]
+        self.uuid = gpu["uuid"]
         self.report.facts.update({"GPU": gpu["name"], "driver": gpu["driver_version"], "MIG": gpu["mig.mode.current"]})
         # PyTorch may count GPUs in another order
         self.env["CUDA_VISIBLE_DEVICES"] = self.uuid
@@ -435,6 +435,11 @@ def stop(*_):
     raise SystemExit("stopped by a signal")
 
 
+def give_up(code, why):
+    print(why, file=sys.stderr)
+    sys.exit(code)
+
+
 def main():
     parser = argparse.ArgumentParser()
     for name in ("out", "binary"):
@@ -447,9 +452,9 @@ def main():
     known = [*PARTS, *(tree[0] for tree in trees.TREES)]
     unknown = set(options.only.split(",")) - set(known) - {""}
     if unknown:
-        parser.error(f"--only knows {' '.join(known)}, not {' '.join(unknown)}")
+        give_up(64, f"--only knows {' '.join(known)}, not {' '.join(unknown)}")
     if not shutil.which(options.nvidia_smi):
-        sys.exit(f"no {options.nvidia_smi}: this check needs an NVIDIA driver with its tools")
+        give_up(2, f"no {options.nvidia_smi}: this check needs an NVIDIA driver with its tools")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     check = Check(options)

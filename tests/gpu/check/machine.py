@@ -352,8 +352,8 @@ class Smi:
                 if row["gpu_uuid"] == gpu_uuid and row["pid"].isdigit()}
 
     def gpus(self):
-        return self.ask("gpu", ["index", "uuid", "name", "driver_version", "memory.total", "memory.used", "memory.free",
-                                "memory.reserved", "utilization.gpu", "mig.mode.current"])
+        return self.ask("gpu", ["uuid", "name", "driver_version", "memory.total", "memory.used", "memory.free",
+                                "memory.reserved", "mig.mode.current"])
 
 
 def in_first_pid_namespace():

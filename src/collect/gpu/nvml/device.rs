@@ -1,6 +1,7 @@
 //! One GPU: who it is, and its memory and processes, read together so that the books close.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device as NvmlDevice, Nvml};
@@ -8,6 +9,7 @@ use nvml_wrapper::{Device as NvmlDevice, Nvml};
 use super::accounting::Accounting;
 use super::dialect::Dialect;
 use super::health::Asked;
+use super::library::{error_may_pass, field};
 use super::mig::Mig;
 use super::processes::{EVERY, Lists};
 use super::utilization::Load;
@@ -27,6 +29,9 @@ pub struct Gpu<'nvml> {
     pub handle: NvmlDevice<'nvml>,
     /// Who it is.
     pub identity: Arc<Identity>,
+    /// False if a part of its identity could not be read.
+    is_identified: bool,
+    index: u32,
     /// Its accounting mode.
     pub accounting: Accounting,
     mig: Mig<'nvml>,
@@ -37,8 +42,8 @@ pub struct Gpu<'nvml> {
     load: Load,
 }
 
-/// What a quick look finds on a device: who it is, its memory, its processes.
-pub type Quick = (Arc<Identity>, Memory, Vec<GpuProcess>);
+/// What a quick look finds on a device: who it is, its memory, its processes if they are known.
+pub type Quick = (Arc<Identity>, Memory, Option<Vec<GpuProcess>>);
 
 /// What a whole look finds: the GPU and its MIG instances, and the driver's maxima of processes that have ended.
 pub type Found = (Vec<Device>, Vec<(u32, Owner, u64)>);
@@ -51,17 +56,24 @@ impl<'nvml> Gpu<'nvml> {
     ///
     /// # Errors
     /// It does not answer, or has no UUID, without which it cannot be told from its successor.
-    pub fn open(nvml: &'nvml Nvml, index: u32) -> Result<Self, NvmlError> {
+    pub fn open(
+        nvml: &'nvml Nvml,
+        index: u32,
+        most_between: Duration,
+        faults: &mut Vec<&'static str>,
+    ) -> Result<Self, NvmlError> {
         let handle = nvml.device_by_index(index)?;
-        let identity = Arc::new(identify(&handle, index)?);
+        let (identity, is_identified) = identify(&handle, index, faults)?;
         Ok(Self {
             handle,
-            identity,
+            identity: Arc::new(identity),
+            is_identified,
+            index,
             accounting: Accounting::default(),
             mig: Mig::default(),
             lists: EVERY,
             total: None,
-            asked: Asked::default(),
+            asked: Asked::new(most_between),
             load: Load::default(),
         })
     }
@@ -78,6 +90,14 @@ impl<'nvml> Gpu<'nvml> {
         dialect: &mut Dialect,
         faults: &mut Vec<&'static str>,
     ) -> Result<Found, NvmlError> {
+        if !self.is_identified {
+            let (identity, is_identified) = identify(&self.handle, self.index, faults)?;
+            if *self.identity != identity {
+                self.identity = Arc::new(identity);
+                self.mig.instances.clear(); // they tell its model and its address too
+            }
+            self.is_identified = is_identified;
+        }
         let is_split = self.mig.refresh(&self.handle, &self.identity, faults)?;
         let mut devices = self.devices(is_split, place, dialect, faults)?;
         for _ in 0..READ_AGAIN {
@@ -142,7 +162,7 @@ impl<'nvml> Gpu<'nvml> {
         let mut look = |handle: &NvmlDevice<'_>, identity: &Arc<Identity>, mut lists: Lists, mut total| {
             lists[0] = true; // who comes new comes most likely to compute
             let (memory, processes, _) = holdings(handle, lists, &mut total, dialect, faults)?;
-            found.push((Arc::clone(identity), memory, processes.unwrap_or_default()));
+            found.push((Arc::clone(identity), memory, processes));
             Ok::<(), NvmlError>(())
         };
         if self.mig.instances.is_empty() {
@@ -153,26 +173,36 @@ impl<'nvml> Gpu<'nvml> {
         }
         if !self.mig.instances.is_empty() {
             let memory = memory::read(&self.handle, dialect, faults)?;
-            found.push((Arc::clone(&self.identity), memory, vec![]));
+            found.push((Arc::clone(&self.identity), memory, None));
         }
         Ok(found)
     }
 }
 
-fn identify(device: &NvmlDevice<'_>, index: u32) -> Result<Identity, NvmlError> {
-    let text = |value: Result<String, NvmlError>| bounded(&value.unwrap_or_default());
-    Ok(Identity {
+/// Who a GPU is, and whether all was told that it has: what could not be read now is to be asked again.
+fn identify(
+    device: &NvmlDevice<'_>,
+    index: u32,
+    faults: &mut Vec<&'static str>,
+) -> Result<(Identity, bool), NvmlError> {
+    let uuid = bounded(&device.uuid()?);
+    let mut is_complete = true;
+    let mut text = |value: Result<String, NvmlError>| {
+        is_complete &= !value.as_ref().is_err_and(error_may_pass);
+        field(value, faults).map(|value| value.map_or_else(|| "".into(), |value| bounded(&value)))
+    };
+    let capability = device.cuda_compute_capability().map(|c| format!("{}.{}", c.major, c.minor));
+    let identity = Identity {
         vendor: "nvidia",
         index: index.to_string().into(),
-        uuid: bounded(&device.uuid()?),
+        uuid,
         instance: None,
-        model: text(device.name()),
-        pci_bus_id: text(device.pci_info().map(|pci| pci.bus_id)),
-        compute_capability: text(
-            device.cuda_compute_capability().map(|c| format!("{}.{}", c.major, c.minor)),
-        ),
-        cuda_cores: text(device.num_cores().map(|cores| cores.to_string())),
-    })
+        model: text(device.name())?,
+        pci_bus_id: text(device.pci_info().map(|pci| pci.bus_id))?,
+        compute_capability: text(capability)?,
+        cuda_cores: text(device.num_cores().map(|cores| cores.to_string()))?,
+    };
+    Ok((identity, is_complete))
 }
 
 fn holdings(

@@ -20,8 +20,10 @@ use crate::collect::gpu::health::{Counted, Health};
 const SELDOM: u32 = 10;
 /// How long a field that is not supported is not asked again: MIG mode or the driver's settings may have changed.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
-/// No number of errors, rows or pages comes near this: sentinels of 32 and 64 bits are above.
-const MOST_ERRORS: u64 = u32::MAX as u64;
+/// A counter of 32 bits is below its sentinel.
+const MOST_OF_32: u64 = u32::MAX as u64;
+/// A counter of 64 bits is below this: its sentinels, and those around 9.2e18, are above.
+const MOST_OF_64: u64 = 1 << 62;
 /// A board draws less: 2^32 - 1 mW and other sentinels are above.
 const MOST_MILLIWATTS: u32 = 100_000_000;
 /// A die is cooler.
@@ -29,14 +31,14 @@ const MOST_CELSIUS: u32 = 200;
 /// A thousand watts for three hundred years: sentinels are above.
 const MOST_MILLIJOULES: u64 = 10_u64.pow(16);
 
-/// Totals over all links, by the order of [`NVLINK_ERRORS`](crate::collect::gpu::health::NVLINK_ERRORS): the field that
-/// older drivers have, and the one of newer ones.
-const NVLINK_FIELDS: [(u32, Option<u32>); 5] = [
-    (NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, None),
-    (NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, None),
-    (NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, Some(NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY)),
-    (NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL, Some(NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY)),
-    (NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL, None),
+/// Totals over all links, by the order of [`NVLINK_ERRORS`](crate::collect::gpu::health::NVLINK_ERRORS). The newer fields
+/// for replay and recovery (161, 162) are those of one link, and no substitute.
+const NVLINK_FIELDS: [u32; 5] = [
+    NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+    NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+    NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+    NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
+    NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL,
 ];
 
 /// The fields, each a bit of [`Asked::unsupported`].
@@ -64,6 +66,8 @@ pub struct Asked {
     forget_at: Option<Moment>,
     readings: u32,
     throttled: Option<Moment>,
+    /// A reason that holds in two readings is taken to have held in between, if that was no longer than this.
+    most_between: Duration,
     health: Health,
 }
 
@@ -93,7 +97,7 @@ impl Questions<'_> {
         Ok(answer)
     }
 
-    /// As [`Questions::ask`], for a number that is garbage above `most`.
+    /// As [`Questions::ask`], for a number that is garbage from `most` on, or if it is the sentinel of 32 bits.
     fn number<T: Into<u64>>(
         &mut self,
         which: Field,
@@ -101,7 +105,7 @@ impl Questions<'_> {
         question: impl FnOnce() -> Result<T, NvmlError>,
     ) -> Result<Option<u64>, NvmlError> {
         let answer = self.ask(which, question)?.map(Into::into);
-        if answer.is_some_and(|answer| answer >= most) {
+        if answer.is_some_and(|answer| answer >= most || answer == MOST_OF_32) {
             self.faults.push("malformed");
             return Ok(None);
         }
@@ -110,6 +114,11 @@ impl Questions<'_> {
 }
 
 impl Asked {
+    /// Nothing was asked yet. Two readings are no further apart than this, unless a call hung.
+    pub fn new(most_between: Duration) -> Self {
+        Self { most_between, ..Self::default() }
+    }
+
     /// Reads the health of a GPU; what is asked seldom is of an earlier reading. `counted` is what memledger counts of
     /// this GPU itself.
     ///
@@ -137,7 +146,7 @@ impl Asked {
         let since = std::mem::replace(&mut self.throttled, reasons.is_some().then_some(now));
         let throttle_seconds = reasons.map(|reasons| {
             if let Some(since) = since {
-                counted.throttle(reasons.bits(), now.since(since));
+                counted.throttle(reasons.bits(), now.since(since).min(self.most_between));
             }
             counted.throttle_seconds
         });
@@ -162,33 +171,28 @@ fn often(device: &NvmlDevice<'_>, ask: &mut Questions<'_>, health: &mut Health) 
 
 fn errors(device: &NvmlDevice<'_>, ask: &mut Questions<'_>, health: &mut Health) -> Result<(), NvmlError> {
     let ecc = |error| move || device.total_ecc_errors(error, EccCounter::Aggregate);
-    health.ecc_corrected = ask.number(Field::EccCorrected, MOST_ERRORS, ecc(MemoryError::Corrected))?;
-    health.ecc_uncorrected = ask.number(Field::EccUncorrected, MOST_ERRORS, ecc(MemoryError::Uncorrected))?;
+    health.ecc_corrected = ask.number(Field::EccCorrected, MOST_OF_64, ecc(MemoryError::Corrected))?;
+    health.ecc_uncorrected = ask.number(Field::EccUncorrected, MOST_OF_64, ecc(MemoryError::Uncorrected))?;
     let rows = ask.ask(Field::RemappedRows, || raw::remapped_rows(device))?;
-    health.remapped_rows = rows.filter(|rows| rows.iter().all(|count| u64::from(*count) < MOST_ERRORS));
+    health.remapped_rows = rows.filter(|rows| rows.iter().all(|count| u64::from(*count) < MOST_OF_32));
     health.retired_pages = [
-        ask.number(Field::PagesSingle, MOST_ERRORS, || raw::retired_pages(device, 0))?,
-        ask.number(Field::PagesDouble, MOST_ERRORS, || raw::retired_pages(device, 1))?,
+        ask.number(Field::PagesSingle, MOST_OF_32, || raw::retired_pages(device, 0))?,
+        ask.number(Field::PagesDouble, MOST_OF_32, || raw::retired_pages(device, 1))?,
         ask.ask(Field::PagesPending, || device.are_pages_pending_retired())?.map(u64::from),
     ];
-    health.pcie_replays = ask.number(Field::PcieReplays, MOST_ERRORS, || device.pcie_replay_counter())?;
+    health.pcie_replays = ask.number(Field::PcieReplays, MOST_OF_32, || device.pcie_replay_counter())?;
     Ok(())
 }
 
 /// One call for all fields. A device without links answers none of them.
 fn nvlinks(device: &NvmlDevice<'_>, ask: &mut Questions<'_>, health: &mut Health) -> Result<(), NvmlError> {
-    let fields = || NVLINK_FIELDS.iter().flat_map(|(old, new)| [Some(*old), *new]).flatten();
-    let ids: Vec<FieldId> = fields().map(FieldId).collect();
     let answers = ask.ask(Field::NvLink, || {
-        let samples = device.field_values_for(&ids)?;
+        let samples = device.field_values_for(&NVLINK_FIELDS.map(FieldId))?;
         let values: Vec<_> = samples.into_iter().map(|sample| whole(sample.ok()?.value.ok()?)).collect();
         if values.iter().all(Option::is_none) { Err(NvmlError::NotSupported) } else { Ok(values) }
     })?;
-    health.nvlink_errors = NVLINK_FIELDS.map(|(old, new)| {
-        let value =
-            |id: u32| fields().zip(answers.iter().flatten()).find(|(field, _)| *field == id)?.1.to_owned();
-        value(old).or_else(|| value(new?))
-    });
+    let mut answers = answers.into_iter().flatten();
+    health.nvlink_errors = NVLINK_FIELDS.map(|_| answers.next().flatten());
     Ok(())
 }
 
@@ -199,5 +203,5 @@ fn whole(value: SampleValue) -> Option<u64> {
         SampleValue::I64(value) => u64::try_from(value).ok()?,
         SampleValue::F64(_) => return None,
     };
-    (value < MOST_ERRORS).then_some(value)
+    (value < MOST_OF_64 && value != MOST_OF_32).then_some(value)
 }

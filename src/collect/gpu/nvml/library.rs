@@ -102,14 +102,22 @@ pub fn field<T>(value: Result<T, NvmlError>, faults: &mut Vec<&'static str>) -> 
     match value {
         Ok(value) => Ok(Some(value)),
         Err(error) if error_is_the_devices(&error) || error_is_the_librarys(&error) => Err(error),
-        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
-            Ok(None)
-        }
+        Err(error) if !error_may_pass(&error) => Ok(None),
         Err(error) => {
-            faults.push(if matches!(error, NvmlError::NoPermission) { "permission" } else { "io" });
+            faults.push(fault(&error));
             Ok(None)
         }
     }
+}
+
+/// As what an error is counted.
+pub fn fault(error: &NvmlError) -> &'static str {
+    if matches!(error, NvmlError::NoPermission) { "permission" } else { "io" }
+}
+
+/// The next question may be answered: the error is no *not supported*, and no symbol that is missing.
+pub fn error_may_pass(error: &NvmlError) -> bool {
+    !matches!(error, NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound)
 }
 
 /// The device has fallen off the bus, or waits for a reset: nothing more can be asked of it.

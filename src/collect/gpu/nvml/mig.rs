@@ -8,7 +8,7 @@ use std::sync::Arc;
 use nvml_wrapper::Device as NvmlDevice;
 use nvml_wrapper::error::NvmlError;
 
-use super::library::field;
+use super::library::{error_may_pass, field};
 use super::processes::{EVERY, Lists};
 use super::raw;
 use crate::collect::gpu::reading::{Identity, Instance};
@@ -20,7 +20,11 @@ const ENABLED: u32 = 1;
 /// The instances of one GPU.
 #[derive(Debug, Default)]
 pub struct Mig<'nvml> {
-    /// `None`: not asked yet.
+    /// This model has no MIG.
+    is_never_on: bool,
+    /// As of the last time that the GPU told it.
+    is_on: bool,
+    /// Most instances that there can be; `None`: not told yet.
     most: Option<u32>,
     /// As of the newest reading.
     pub instances: Vec<Part<'nvml>>,
@@ -40,7 +44,7 @@ pub struct Part<'nvml> {
 }
 
 impl<'nvml> Mig<'nvml> {
-    /// Lists the instances anew. Returns whether the GPU is in MIG mode.
+    /// Lists the instances anew. Returns whether the GPU is in MIG mode. Where it does not tell now, all is as it was.
     ///
     /// # Errors
     /// As [`field`].
@@ -50,21 +54,22 @@ impl<'nvml> Mig<'nvml> {
         identity: &Identity,
         faults: &mut Vec<&'static str>,
     ) -> Result<bool, NvmlError> {
-        if self.most == Some(0) {
-            return Ok(false); // this model has no MIG
-        }
-        let Some(mode) = field(gpu.mig_mode(), faults)? else {
-            self.most = Some(0);
+        if self.is_never_on {
             return Ok(false);
-        };
-        if mode.current != ENABLED {
+        }
+        let mode = gpu.mig_mode();
+        self.is_never_on = mode.as_ref().is_err_and(|error| !error_may_pass(error));
+        if let Some(mode) = field(mode, faults)? {
+            self.is_on = mode.current == ENABLED;
+        }
+        if !self.is_on || self.is_never_on {
             self.instances.clear();
             return Ok(false);
         }
-        let most = match self.most {
-            Some(most) => most,
-            None => *self.most.insert(field(gpu.mig_device_count(), faults)?.unwrap_or(0)),
-        };
+        if self.most.is_none() {
+            self.most = field(gpu.mig_device_count(), faults)?;
+        }
+        let Some(most) = self.most else { return Ok(true) };
         let before = std::mem::take(&mut self.instances);
         for place in 0..most {
             match gpu.mig_device_by_index(place) {

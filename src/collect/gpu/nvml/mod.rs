@@ -20,6 +20,7 @@ mod utilization;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
@@ -45,6 +46,7 @@ pub struct Session<'nvml> {
     gpus: BTreeMap<u32, Gpu<'nvml>>,
     dialect: Dialect,
     events: Events<'nvml>,
+    most_between: Duration,
 }
 
 /// What a whole look leaves.
@@ -57,8 +59,8 @@ pub struct Looked {
 }
 
 impl<'nvml> Session<'nvml> {
-    /// Asks what is the same for all devices.
-    pub fn new(nvml: &'nvml Nvml) -> Self {
+    /// Asks what is the same for all devices. Two readings are no further apart than `most_between`, unless a call hangs.
+    pub fn new(nvml: &'nvml Nvml, most_between: Duration) -> Self {
         let version = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10).into();
         Self {
             nvml,
@@ -67,6 +69,7 @@ impl<'nvml> Session<'nvml> {
             gpus: BTreeMap::new(),
             dialect: Dialect::default(),
             events: Events::default(),
+            most_between,
         }
     }
 
@@ -98,19 +101,21 @@ impl<'nvml> Session<'nvml> {
                         self.events.forget(&lost.identity.uuid);
                     }
                     tracing::debug!(gpu = index, error = %describe(&error), "device does not answer");
-                    faults.push("io");
+                    faults.push(library::fault(&error));
                 }
             }
         }
         let processes = devices.iter_mut().filter_map(|device| device.processes.as_mut()).flatten();
         let pids = owners.name(processes, uptime, &mut faults);
-        self.events.register(self.nvml, self.gpus.values(), totals);
+        let keeps_maxima = self.gpus.values().any(|gpu| gpu.accounting.is_on());
+        let boot_time = keeps_maxima.then(|| roots.boot_time().ok()).flatten();
+        self.events.register(self.nvml, began, self.gpus.values(), totals);
         for device in devices.iter_mut().filter(|device| device.instance_of.is_none()) {
             let uuid = &device.identity.uuid;
             if let Some(gpu) = self.gpus.values_mut().find(|gpu| gpu.identity.uuid == *uuid) {
-                gpu.accounting.remember(device.processes.iter().flatten());
+                gpu.accounting.remember(began, boot_time, device.processes.iter_mut().flatten());
             }
-            if let Some(counted) = totals.get(uuid) {
+            if let Some(counted) = totals.get(uuid).filter(|_| self.events.listens_to(uuid)) {
                 device.health.xids.clone_from(&counted.xids);
             }
         }
@@ -123,6 +128,7 @@ impl<'nvml> Session<'nvml> {
             driver_version: self.driver_version.clone(),
             cuda_version: self.cuda_version.clone(),
             counted: count as usize,
+            silent: silent(totals, &devices),
             devices,
             pids,
             faults,
@@ -140,9 +146,12 @@ impl<'nvml> Session<'nvml> {
     ) -> Result<device::Found, NvmlError> {
         let gpu = match self.gpus.entry(index) {
             std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::btree_map::Entry::Vacant(new) => new.insert(Gpu::open(self.nvml, index)?),
+            std::collections::btree_map::Entry::Vacant(new) => {
+                new.insert(Gpu::open(self.nvml, index, self.most_between, faults)?)
+            }
         };
         let counted = totals.entry(Arc::clone(&gpu.identity.uuid)).or_default();
+        counted.identity = Some(Arc::clone(&gpu.identity));
         gpu.read(place, now, counted, &mut self.dialect, faults)
     }
 
@@ -161,13 +170,13 @@ impl<'nvml> Session<'nvml> {
                 Err(_) => {}
             }
         }
-        let processes = quick.iter_mut().flat_map(|(_, _, processes)| processes);
+        let processes = quick.iter_mut().filter_map(|(_, _, processes)| processes.as_mut()).flatten();
         owners.name_quickly(processes, uptime, &mut unheard);
         let devices = quick.into_iter().map(|(identity, memory, processes)| {
-            let device = Device { memory, processes: Some(processes), ..Device::new(identity) };
+            let device = Device { memory, processes, ..Device::new(identity) };
             Sampled::of(&device)
         });
-        Ok(Sample { at: Moment::now(), devices: devices.collect() })
+        Ok(Sample { at: Moment::now(), is_dated: true, devices: devices.collect() })
     }
 
     /// Takes the Xids that have come.
@@ -175,20 +184,42 @@ impl<'nvml> Session<'nvml> {
     /// # Errors
     /// As [`Session::read`].
     pub fn take_xids(&mut self, totals: &mut Totals) -> Result<(), NvmlError> {
-        self.events.take(Moment::now(), totals)
+        let now = Moment::now();
+        if self.events.take(now, totals)? {
+            self.events.register(self.nvml, now, self.gpus.values(), totals);
+        }
+        Ok(())
     }
 
-    /// For each GPU that is not in MIG mode: whether accounting mode is on.
-    pub fn accounting(&self) -> impl Iterator<Item = bool> {
-        self.gpus.values().map(|gpu| gpu.accounting.is_on())
+    /// GPUs whose accounting mode is off and could be on: not those in MIG mode.
+    pub fn without_accounting(&self) -> usize {
+        self.gpus.values().filter(|gpu| gpu.accounting.could_be_on()).count()
     }
+}
+
+/// GPUs of which Xids were counted and that are not among these devices, in the order of their numbers.
+fn silent(totals: &Totals, devices: &[Device]) -> Vec<Device> {
+    let silent = totals.iter().filter_map(|(uuid, counted)| {
+        let identity = counted.identity.as_ref()?;
+        let answers = devices.iter().any(|device| device.identity.uuid == *uuid);
+        if answers || counted.xids.is_empty() {
+            return None;
+        }
+        let mut device = Device::new(Arc::clone(identity));
+        device.health.xids.clone_from(&counted.xids);
+        Some(device)
+    });
+    let mut silent: Vec<_> = silent.collect();
+    silent.sort_by(|a, b| (&a.identity.index, &a.identity.uuid).cmp(&(&b.identity.index, &b.identity.uuid)));
+    silent
 }
 
 /// What a reading is for the peaks; and before it, what each process that has ended held at most, at some time.
 fn samples(at: Moment, ended: Vec<(Arc<Identity>, (u32, Owner, u64))>, devices: &[Device]) -> Vec<Sample> {
     let maxima = ended.into_iter().map(|(identity, maximum)| {
         let only = Sampled { identity, used: None, holders: vec![maximum], silent: vec![] };
-        Sample { at, devices: vec![only] }
+        Sample { at, is_dated: false, devices: vec![only] }
     });
-    maxima.chain([Sample { at, devices: devices.iter().map(Sampled::of).collect() }]).collect()
+    let now = Sample { at, is_dated: true, devices: devices.iter().map(Sampled::of).collect() };
+    maxima.chain([now]).collect()
 }

@@ -6,7 +6,7 @@ use nvml_wrapper::Device as NvmlDevice;
 use nvml_wrapper::error::NvmlError;
 
 use super::dialect::Dialect;
-use super::library::field;
+use super::library::{error_may_pass, field};
 use super::memory::MOST_MEMORY;
 use super::raw::{List, Record};
 use crate::collect::gpu::reading::GpuProcess;
@@ -21,7 +21,8 @@ pub type Lists = [bool; List::ALL.len()];
 pub const EVERY: Lists = [true; List::ALL.len()];
 
 /// The processes of a device, and which lists they were in. Each pid once: a process in several lists holds its memory
-/// once. `None` if the device tells none of these lists. `total` is all the memory that the device has.
+/// once. `None` if the device tells none of these lists, or if one of them cannot be read now: the others are no sum.
+/// `total` is all the memory that the device has.
 ///
 /// # Errors
 /// As [`field`].
@@ -32,14 +33,19 @@ pub fn read(
     dialect: &mut Dialect,
     faults: &mut Vec<&'static str>,
 ) -> Result<(Option<Vec<GpuProcess>>, Lists), NvmlError> {
-    let (mut told, mut filled) = (None, [false; List::ALL.len()]);
+    let (mut told, mut filled, mut failed) = (None, [false; List::ALL.len()], false);
     for list in List::ALL.into_iter().filter(|list| lists[*list as usize]) {
-        if let Some(records) = field(dialect.processes(device, list), faults)? {
+        let answer = dialect.processes(device, list);
+        if answer.as_ref().is_err_and(error_may_pass) {
+            failed = true;
+            filled[list as usize] = true; // it may well have an entry
+        }
+        if let Some(records) = field(answer, faults)? {
             filled[list as usize] = !records.is_empty();
             told.get_or_insert_with(Vec::new).extend(records);
         }
     }
-    let Some(records) = told else { return Ok((None, filled)) };
+    let Some(records) = told.filter(|_| !failed) else { return Ok((None, filled)) };
     let merged = merge(records, total.unwrap_or(MOST_MEMORY));
     if merged.is_none() {
         faults.push("malformed");

@@ -16,6 +16,8 @@ const UNTOUCHED: u8 = 0xa5;
 const RECORD: usize = 32;
 /// Records that the buffer has room for at least.
 const LEAST_ROOM: usize = 64;
+/// Records that are believed to be in a list at most: whatever the driver asks for, there is no more room than this.
+const MOST_ROOM: usize = 65_536;
 /// A list that does not fit is asked again, with twice the room, so often.
 const TRIES: usize = 5;
 /// `NVML_VALUE_NOT_AVAILABLE`: the memory of a process is N/A.
@@ -93,11 +95,19 @@ fn fill(
         let mut count = room as c_uint;
         match nvml_try(ask(&mut count, buffer.words.as_mut_ptr())) {
             Ok(()) => return Ok((count as usize).min(room)),
-            Err(NvmlError::InsufficientSize(_)) => wanted = (count as usize).max(room) * 2,
+            Err(NvmlError::InsufficientSize(_)) if room < MOST_ROOM => {
+                wanted = (count as usize).max(room).saturating_mul(2).min(MOST_ROOM);
+            }
             Err(error) => return Err(error),
         }
     }
     Err(NvmlError::InsufficientSize(None))
+}
+
+/// What a handle points at: two handles of one GPU are the same.
+pub fn address(device: &NvmlDevice<'_>) -> usize {
+    // SAFETY: nothing is done through the handle, nor is it kept.
+    unsafe { device.handle() }.addr()
 }
 
 /// One list of processes, by the symbol of this version: 3, 2, or 1.
@@ -245,6 +255,18 @@ mod tests {
             record[16..].fill(0);
         }
         bytes
+    }
+
+    #[test]
+    fn a_driver_that_asks_for_ever_more_room_gets_so_much_and_no_more() {
+        let (mut buffer, mut rooms) = (Buffer::default(), vec![]);
+        let answer = fill(&mut buffer, |count, _| {
+            rooms.push(*count as usize);
+            *count = c_uint::MAX;
+            7 // insufficient size
+        });
+        assert!(matches!(answer, Err(NvmlError::InsufficientSize(_))), "{answer:?}");
+        assert_eq!(rooms, [LEAST_ROOM, MOST_ROOM]);
     }
 
     #[test]

@@ -27,8 +27,9 @@ pub struct Load {
 }
 
 impl Load {
-    /// Fills in how busy each process was since the reading before. The driver lists only those that did something, so
-    /// the others are 0, also when it has no samples at all. Where it does not tell, all stay as they are.
+    /// Fills in how busy each process was since the reading before: the mean of its own samples. The driver lists only
+    /// those that did something, so the others are 0, also when it has no samples at all. One whose samples are all
+    /// garbage has none. Where the driver does not tell, all stay as they are.
     ///
     /// # Errors
     /// As [`field`].
@@ -57,7 +58,13 @@ impl Load {
         };
         let latest_us = now_us + CLOCK_SLACK_US;
         let mut by_pid: HashMap<u32, (u64, u32)> = HashMap::new();
-        for sample in samples.iter().filter(|sample| sample.sm_percent <= 100) {
+        let mut is_garbage = false;
+        for sample in &samples {
+            if sample.sm_percent > 100 {
+                is_garbage = true;
+                by_pid.entry(sample.pid).or_default(); // it did something, and nobody knows how much
+                continue;
+            }
             if sample.time_us <= latest_us {
                 self.last_seen_us = self.last_seen_us.max(sample.time_us);
             }
@@ -66,7 +73,10 @@ impl Load {
         }
         for process in processes {
             let (sum, count) = by_pid.get(&process.pid).copied().unwrap_or((0, 1));
-            process.busy = Some(sum as f64 / f64::from(count) / 100.0);
+            process.busy = (count > 0).then(|| sum as f64 / f64::from(count) / 100.0);
+        }
+        if is_garbage {
+            faults.push("malformed");
         }
         Ok(())
     }

@@ -1,0 +1,57 @@
+//! docs/performance.md: each bench writes its part, and leaves those of the others alone.
+
+use document::{HEADINGS, replace};
+
+#[allow(dead_code)] // the benches use the rest of it
+#[path = "../benches/document/mod.rs"]
+mod document;
+
+fn read(path: &str) -> String {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn parts_stand_in_one_order_whichever_bench_ran_first() {
+    let mut document = String::new();
+    for at in [3, 0, 2, 1] {
+        document = replace(&document, &format!("{}\n\nfigures of {at}\n", HEADINGS[at])).unwrap();
+    }
+    let whole = "# Performance\n\nfigures of 0\n\n## The OOM ledger\n\nfigures of 1\n\n## GPUs\n\nfigures of 2\n\n\
+                 ## GPUs of DRM drivers\n\nfigures of 3\n";
+    assert_eq!(document, whole);
+    let changed = replace(&document, "## GPUs\n\nother figures\n").unwrap();
+    assert_eq!(changed, whole.replace("figures of 2", "other figures"));
+}
+
+#[test]
+fn a_part_of_nobody_is_kept_and_a_new_one_needs_a_place() {
+    let document = "# Performance\n\n1\n\n## By hand\n\n2\n\n### Below it\n\n3\n";
+    let document = replace(document, "## GPUs\n\n4\n").unwrap();
+    assert_eq!(document, "# Performance\n\n1\n\n## GPUs\n\n4\n\n## By hand\n\n2\n\n### Below it\n\n3\n");
+    assert!(replace(&document, "## Else\n\n5\n").unwrap_err().contains("## Else"));
+}
+
+#[test]
+fn the_document_has_all_parts_as_the_benches_would_leave_it() {
+    let document = read("docs/performance.md");
+    let headings: Vec<_> =
+        document.lines().filter(|line| line.starts_with("# ") || line.starts_with("## ")).collect();
+    assert_eq!(headings, HEADINGS);
+    let (part, _) = document.split_once("\n## ").expect("several parts");
+    assert_eq!(replace(&document, part).unwrap(), document);
+}
+
+#[test]
+fn make_bench_runs_every_bench() {
+    let (manifest, makefile) = (read("Cargo.toml"), read("Makefile"));
+    let benches: Vec<_> =
+        manifest.split("[[bench]]\nname = \"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert_eq!(benches.len(), HEADINGS.len());
+    for bench in benches {
+        let (line, writes) =
+            (format!("\t$(CARGO) bench --locked --bench {bench}\n"), read(&format!("benches/{bench}.rs")));
+        assert!(makefile.contains(&line), "make bench leaves out {bench}");
+        assert!(writes.contains("document::write("), "benches/{bench}.rs writes no part");
+    }
+}
