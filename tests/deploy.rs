@@ -7,6 +7,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use fake_nvml::{FakeNvml, State};
+
 use crate::prometheus::provided;
 use crate::support::docker::{Container, Engine, unique};
 use crate::support::{binary, eventually};
@@ -35,6 +37,11 @@ impl Image {
         let folder = tempfile::tempdir().unwrap();
         let script = repository().join("deploy/image-root.sh");
         said(Command::new(script).arg(binary()).arg(folder.path().join("image")));
+        // what NVIDIA's libnvidia-ml.so.1 names as needed
+        for library in ["libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"] {
+            let found = said(Command::new("find").arg(folder.path().join("image")).args(["-name", library]));
+            assert!(!found.is_empty(), "NVML cannot be loaded without {library}");
+        }
         let dockerfile = std::fs::read_to_string(repository().join("deploy/Dockerfile")).unwrap();
         let (_, last) = dockerfile.split_once("\nFROM scratch\n").expect("a final stage from scratch");
         let copied = last.replace("COPY --from=build /image/ /", "COPY image/ /");
@@ -66,7 +73,11 @@ fn the_image_from_scratch_runs_as_compose_has_it_and_is_healthy() {
     let Some(engine) = Engine::shared() else { return };
     let script = repository().join("tests/dashboards/compose.py");
     let flags = said(Command::new(python).arg("-B").arg(script).arg("flags"));
-    let flags: Vec<_> = flags.lines().chain(["--health-interval=1s"]).collect();
+    // the NVIDIA runtime mounts the driver's library into /usr/lib64; here it is the stand-in
+    let driver = tempfile::tempdir().unwrap();
+    FakeNvml::install(driver.path(), &State::with_gpus(2)).expect("the fake library is installed");
+    let mount = format!("--volume={}:/usr/lib64:ro", driver.path().display());
+    let flags: Vec<_> = flags.lines().chain(["--health-interval=1s", &mount]).collect();
     let image = Image::build(&engine);
     let of_image = Engine { image: image.name.clone(), ..engine.clone() };
     let container = of_image.run(&unique("memledger"), &flags, &[]);
@@ -79,7 +90,7 @@ fn the_image_from_scratch_runs_as_compose_has_it_and_is_healthy() {
     });
     let report = exec(&["doctor"]).expect("the main job can run");
     for source in
-        ["cgroups", "/proc", "docker", "pid namespace", "CAP_SYS_PTRACE", "kernel log", "state path"]
+        ["cgroups", "/proc", "docker", "pid namespace", "CAP_SYS_PTRACE", "kernel log", "state path", "NVML"]
     {
         let line = report.lines().find(|line| {
             line.trim_start().strip_prefix("ok").is_some_and(|rest| rest.trim_start().starts_with(source))
