@@ -265,10 +265,10 @@ catalog! {
     GPU_INFO = Info Gpu "memledger_gpu_info"
         ["model", "vendor", "driver_version", "cuda_version", "compute_capability", "cuda_cores", "pci_bus_id", "mig_uuid"] max GPUS,
         "What is known of a GPU, or of a MIG instance, which has a mig_uuid.";
-    GPUS_EXPECTED = Gauge Global "memledger_gpus_expected" [] max 1,
-        "GPUs that should be there: --gpu.expected, else the most that the drivers counted since memledger's start. MIG instances do not count. Absent where no GPU was ever seen.";
-    GPUS_VISIBLE = Gauge Global "memledger_gpus_visible" [] max 1,
-        "GPUs that answer now; MIG instances do not count. Absent while the driver does not answer.";
+    GPUS_EXPECTED = Gauge Global "memledger_gpus_expected" ["source"] max 2,
+        "GPUs that should be there, by source: nvml (--gpu.expected, else the most that the driver counted since memledger's start), drm (the most cards of DRM drivers since then). MIG instances do not count. Absent where no GPU was ever seen.";
+    GPUS_VISIBLE = Gauge Global "memledger_gpus_visible" ["source"] max 2,
+        "GPUs that answer now, by source: nvml, drm. MIG instances do not count. Absent while the source does not answer.";
     GPU_RELEASED = Gauge Global "memledger_gpu_release_remaining_seconds" [] max 1,
         "How long memledger still leaves the GPU driver alone, as was asked for by SIGUSR1 or POST /-/release-gpu. Absent otherwise.";
     GPU_MEMORY_TOTAL = Gauge Gpu "memledger_gpu_memory_total_bytes" [] max GPUS,

@@ -93,19 +93,34 @@ fn label<'a>(labels: &'a Labels, name: &str) -> &'a str {
     labels.get(name).map_or("", String::as_str)
 }
 
-/// Fails unless the books of every GPU and MIG instance close: the parts of total, and the parts of used.
-fn assert_balanced(metrics: &Metrics) {
+/// The books of one GPU or MIG instance.
+struct Book<'a> {
+    labels: &'a Labels,
+    used: f64,
+    attributed: f64,
+    unattributed: f64,
+    races: f64,
+}
+
+impl Book<'_> {
+    fn is_balanced(&self) -> bool {
+        self.used == self.attributed + self.unattributed
+    }
+}
+
+/// The books of every GPU and MIG instance. Fails unless the parts of total add up.
+fn books(metrics: &Metrics) -> Vec<Book<'_>> {
     const IDS: [&str; 3] = ["gpu", "gpu_instance_id", "compute_instance_id"];
-    for (_, labels, used) in metrics.all(USED, &[]) {
+    let book = |(_, labels, used): &'_ (String, Labels, f64)| {
         let of_device = |family: &str| {
-            let family = format!("memledger_gpu_memory_{family}_bytes");
-            let mut found = metrics.all(&family, &[]).into_iter();
+            let mut found = metrics.series.iter().filter(|(name, _, _)| name == family);
             found
                 .find(|(_, other, _)| IDS.iter().all(|id| label(other, id) == label(labels, id)))
                 .map(|row| row.2)
         };
-        let parts = used + of_device("free").unwrap() + of_device("reserved").unwrap_or(0.0);
-        assert_eq!(of_device("total").unwrap(), parts, "{labels:?}");
+        let part = |part: &str| of_device(&format!("memledger_gpu_memory_{part}_bytes"));
+        let parts = used + part("free").unwrap() + part("reserved").unwrap_or(0.0);
+        assert_eq!(part("total").unwrap(), parts, "{labels:?}");
         // what its instances hold is the GPU's too, and compute instances of one GPU instance share its memory
         let instance = label(labels, "gpu_instance_id");
         let within = |other: &Labels| {
@@ -114,7 +129,27 @@ fn assert_balanced(metrics: &Metrics) {
         };
         let of = |family| metrics.all(family, &[]).into_iter().filter(|row| within(&row.1));
         let attributed: f64 = of(OF_CONTAINER).chain(of(HOST)).map(|row| row.2).sum();
-        assert_eq!(*used, attributed + of_device("unattributed").unwrap(), "{labels:?}");
+        (*used, attributed, part("unattributed").unwrap(), of_device(RACES).unwrap_or(0.0))
+    };
+    let rows = metrics.series.iter().filter(|(name, _, _)| name == USED);
+    let books = rows.map(|row| {
+        let (used, attributed, unattributed, races) = book(row);
+        Book { labels: &row.1, used, attributed, unattributed, races }
+    });
+    books.collect()
+}
+
+/// Fails unless the books of every GPU and MIG instance close: the parts of total, and the parts of used.
+fn assert_balanced(metrics: &Metrics) {
+    for book in books(metrics) {
+        assert!(
+            book.is_balanced(),
+            "{:?}: {} used, {} attributed, {} not",
+            book.labels,
+            book.used,
+            book.attributed,
+            book.unattributed
+        );
     }
 }
 

@@ -67,10 +67,15 @@ pub fn run() -> ExitCode {
         Some(("why", matches)) => with_config(matches, |config| why::run(config, matches)),
         _ => Ok(ExitCode::from(USAGE)),
     };
-    outcome.unwrap_or_else(|error| {
+    let code = outcome.unwrap_or_else(|error| {
         eprintln!("memledger: {error:#}");
         ExitCode::FAILURE
-    })
+    });
+    if crate::collect::gpu::was_opened() {
+        let codes = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
+        crate::host::exit::at_once(codes.unwrap_or(1));
+    }
+    code
 }
 
 fn with_config(

@@ -183,7 +183,7 @@ pub static SETTINGS: &[Setting] = &[
         "gpu.expected",
         Kind::Count,
         &[],
-        "How many GPUs this host should have, for memledger_gpus_expected. Without it, the most that were seen.",
+        "How many GPUs NVIDIA's driver should have on this host, for memledger_gpus_expected. Without it, the most that were seen.",
     ),
     one(
         "gpu.release-for",

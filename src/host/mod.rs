@@ -4,6 +4,7 @@
 //! directory, so that a path or pid that was reused answers *gone* and never a stranger's numbers.
 
 mod bell;
+pub mod exit;
 mod files;
 pub mod syslog;
 

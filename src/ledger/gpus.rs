@@ -11,6 +11,8 @@ use crate::clock::Moment;
 use crate::collect::Readings;
 use crate::series::Series;
 
+/// How NVIDIA's driver is called as a source of GPUs.
+const NVML: &str = "nvml";
 /// A *recent* peak is the highest of so long.
 const RECENT: Duration = Duration::from_secs(60);
 
@@ -66,9 +68,10 @@ type OnDevice = ((u32, u64), Arc<str>);
 /// The books of the GPUs.
 #[derive(Debug, Default)]
 pub struct Gpus {
-    /// As it was set.
-    expected: Option<usize>,
-    most_counted: usize,
+    /// By source: as it was set, or the most that were counted.
+    expected: BTreeMap<&'static str, usize>,
+    /// It was set for NVML.
+    is_set: bool,
     races: BTreeMap<Arc<str>, u64>,
     /// By source: when the reading that was entered last was complete. Several cycles may see one reading.
     read: HashMap<&'static str, Moment>,
@@ -77,25 +80,21 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    /// Empty books; so many GPUs should be there, if that was set.
+    /// Empty books; NVIDIA's driver should have so many GPUs, if that was set.
     pub fn new(expected: Option<usize>) -> Self {
-        Self { expected, ..Self::default() }
+        let is_set = expected.is_some();
+        Self {
+            expected: expected.map(|count| (NVML, count)).into_iter().collect(),
+            is_set,
+            ..Self::default()
+        }
     }
 
     /// Enters one cycle and writes what is known.
     pub fn enter(&mut self, now: Moment, readings: &Readings, attributed: &Attributed, series: &mut Series) {
         self.enter_races(readings, attributed);
         self.enter_peaks(now, attributed);
-        if !readings.gpus.is_empty() {
-            let counted = readings.gpus.iter().map(|reading| reading.counted).sum();
-            self.most_counted = self.most_counted.max(counted);
-            let whole = readings.gpu_devices().filter(|(_, device)| device.instance_of.is_none()).count();
-            series.global(GPUS_VISIBLE, [], whole as f64);
-        }
-        let seen = Some(self.most_counted).filter(|most| *most > 0);
-        if let Some(expected) = self.expected.or(seen) {
-            series.global(GPUS_EXPECTED, [], expected as f64);
-        }
+        self.enter_counts(readings, series);
         for (gpu, (_, device)) in (0..).zip(readings.gpu_devices()) {
             let key = device.identity.key();
             if let Some(races) = self.races.get(key) {
@@ -114,6 +113,25 @@ impl Gpus {
             device.health.write(gpu, series);
         }
         self.write_processes(now, attributed, series);
+    }
+
+    /// Each source for itself: a card that stays makes up for none that is missing, nor is one missing that is NVML's while
+    /// NVML is let go.
+    fn enter_counts(&mut self, readings: &Readings, series: &mut Series) {
+        for reading in &readings.gpus {
+            let source = if reading.source == "gpu" { NVML } else { reading.source };
+            let whole = reading.devices.iter().filter(|device| device.instance_of.is_none()).count();
+            series.global(GPUS_VISIBLE, [source.into()], whole as f64);
+            if source != NVML || !self.is_set {
+                let most = self.expected.entry(source).or_insert(0);
+                *most = reading.counted.max(*most);
+            }
+        }
+        for (source, expected) in &self.expected {
+            if *expected > 0 || (*source == NVML && self.is_set) {
+                series.global(GPUS_EXPECTED, [(*source).into()], *expected as f64);
+            }
+        }
     }
 
     fn enter_races(&mut self, readings: &Readings, attributed: &Attributed) {

@@ -1,16 +1,18 @@
 //! What a driver, its library or a GPU does wrong, and that memledger goes on without it.
 
+use std::collections::HashMap;
 use std::process::Command;
 use std::time::Duration;
 
-use fake_nvml::{FakeNvml, Process, State, Step};
+use fake_nvml::{FakeNvml, Memory, MigDevice, Process, State, Step};
 use serde_json::json;
 
 use super::{
     Driver, GIB, HOST, MEMORY_INFO, OF_CONTAINER, OF_PROCESS, UNATTRIBUTED, USED, assert_balanced,
-    assert_plausible, await_value, gpus, process_in, start, start_with,
+    assert_plausible, await_value, books, gpus, process_in, start, start_with,
 };
 use crate::support::cgroups::TestCgroup;
+use crate::support::metrics::Labels;
 use crate::support::{Memledger, Metrics, eventually, skip};
 
 pub fn success(metrics: &Metrics) -> Option<f64> {
@@ -27,10 +29,12 @@ pub fn await_success(memledger: &Memledger, wanted: Option<f64>) -> Metrics {
     })
 }
 
-/// No family of a device, nor of a container's or process's share of one.
+/// No family of a device, nor of a container's or process's share of one; what was counted of a container stays.
 pub fn assert_no_gpu(metrics: &Metrics) {
     let found = metrics.series.iter().find(|(family, labels, _)| {
-        labels.contains_key("gpu") || family == "memledger_gpus_visible" || family.contains("_gpu_")
+        let is_gpus = labels.contains_key("gpu") || family.contains("_gpu_");
+        family == "memledger_gpus_visible"
+            || (is_gpus && family != "memledger_container_gpu_xid_errors_total")
     });
     assert_eq!(found, None);
 }
@@ -54,7 +58,7 @@ fn a_lost_gpu_leaves_the_others_and_comes_back() {
         assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0);
         assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", &other)]), GIB as f64);
         let of_lost = metrics.series.iter().find(|(family, labels, _)| {
-            labels.get("gpu") == Some(&lost_label) && family != "memledger_gpu_xid_errors_total"
+            labels.get("gpu") == Some(&lost_label) && !family.ends_with("gpu_xid_errors_total")
         });
         assert_eq!(of_lost, None, "nothing but what memledger counts of it");
         let faults = [("collector", "gpu"), ("reason", "io")];
@@ -171,6 +175,7 @@ fn a_driver_that_hangs_for_ever_takes_nothing_along_but_the_gpu_families() {
 fn a_driver_that_hangs_while_it_initialises_delays_nothing() {
     let mut state = gpus(&[GIB]);
     state.hang.insert("nvmlInit_v2".into());
+    state.hang_at_exit = true;
     let driver = Driver::new(&state);
     let memledger = driver.memledger_with(&[], &["--gpu.deadline=500ms"]);
     let metrics = await_success(&memledger, Some(0.0));
@@ -328,24 +333,64 @@ impl Dice {
     }
 }
 
-/// One GPU that answers anything, and contradicts itself from reading to reading.
-fn scramble(dice: &mut Dice, pids: &[u32], state: &mut State) {
-    let gpu = &mut state.gpus[0];
+/// Questions that one GPU may answer with a code.
+const ASKED: [&str; 12] = [
+    MEMORY_INFO,
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetProcessUtilization",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetSupportedEventTypes",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+];
+
+fn processes(dice: &mut Dice, pids: &[u32]) -> Vec<Process> {
+    let kinds = ["C", "G", "M", "CG", "CGM"];
+    let process = |dice: &mut Dice| Process {
+        kind: kinds[dice.roll(5) as usize].into(),
+        ..Process::compute(
+            pids[dice.roll(pids.len() as u64) as usize],
+            Some(dice.bytes()).filter(|bytes| *bytes != u64::MAX),
+        )
+    };
+    (0..dice.roll(6)).map(|_| process(dice)).collect()
+}
+
+/// One GPU that answers anything, contradicts itself from reading to reading, fails, is split, or is lost.
+fn scramble(dice: &mut Dice, pids: &[u32], index: u32, state: &mut State) {
+    let gpu = &mut state.gpus[index as usize];
+    gpu.processes = processes(dice, pids);
     gpu.memory.used = dice.bytes();
     (gpu.power_mw, gpu.temperature_c) = (Some(dice.bytes() as u32), Some(dice.bytes() as u32));
     gpu.energy_mj = Some(dice.bytes());
-    let kinds = ["C", "G", "M", "CG", "CGM"];
-    gpu.processes = (0..dice.roll(6))
-        .map(|_| Process {
-            kind: kinds[dice.roll(5) as usize].into(),
-            ..Process::compute(
-                pids[dice.roll(pids.len() as u64) as usize],
-                Some(dice.bytes()).filter(|bytes| *bytes != u64::MAX),
-            )
-        })
-        .collect();
-    let steps = (0..3).map(|_| Step::new(0, json!({"memory": {"used": dice.bytes()}})));
-    state.script.insert(MEMORY_INFO.into(), steps.collect());
+    if dice.roll(8) == 0 {
+        gpu.processes.push(Process::compute([0, 1 << 22, u32::MAX][dice.roll(3) as usize], Some(GIB)));
+    }
+    for _ in 0..dice.roll(3) {
+        let code = [3, 4, 6, 13, 999][dice.roll(5) as usize];
+        gpu.errors.insert(ASKED[dice.roll(ASKED.len() as u64) as usize].into(), code);
+    }
+    if dice.roll(3) == 0 {
+        let instance = |gi: u32, used| MigDevice {
+            uuid: format!("MIG-00000000-0000-4000-8000-0000000{index}000{gi}"),
+            gi,
+            ci: 0,
+            memory: Memory { total: 20 * GIB, used, ..Memory::default() },
+            ..MigDevice::default()
+        };
+        let instances = (1..=dice.roll(4) as u32).map(|gi| instance(gi, dice.bytes())).collect();
+        gpu.mig = Some(instances);
+        for process in &mut gpu.processes {
+            (process.gi, process.ci) = (Some(1 + dice.roll(3) as u32), Some(0));
+        }
+    }
+    let steps = (0..3).map(|_| Step::new(index as usize, json!({"memory": {"used": dice.bytes()}})));
+    state.script.entry(MEMORY_INFO.into()).or_default().extend(steps);
 }
 
 #[test]
@@ -354,27 +399,48 @@ fn whatever_the_library_answers_the_books_balance_and_no_sentinel_leaves() {
     let pythons = [process_in(&a), process_in(&a), process_in(&b)];
     let mut pids: Vec<u32> = pythons.iter().map(|python| python.pid()).collect();
     pids.extend([std::process::id(), super::NOBODY]);
-    let good = gpus(&[GIB, GIB]);
+    let good = gpus(&[GIB, GIB, GIB]);
     let driver = Driver::new(&good);
     let memledger = driver.memledger_with(&[&a, &b], &["--gpu.interval=50ms", "--gpu.sample-interval=20ms"]);
-    await_value(&memledger, USED, &[("gpu", "1")], GIB);
+    await_value(&memledger, USED, &[("gpu", "2")], GIB);
+    // races of each device before the state before this one, and before this one
+    let mut races: [HashMap<Labels, f64>; 2] = Default::default();
+    let (mut raced, mut split, mut silent) = (0, 0, 0);
     for seed in 0..40 {
         let mut state = good.clone();
-        scramble(&mut Dice(seed), &pids, &mut state);
-        // the other GPU tells which state is being read
-        let used = (2 + seed) * GIB / 2;
-        state.gpus[1].memory.used = used;
-        driver.set(&state);
-        memledger.eventually(&format!("the answers of seed {seed}"), |metrics| {
-            assert_plausible(metrics, 80 * GIB);
-            // a race leaves unattributed at 0, and then processes hold more than is used
-            if metrics.get(UNATTRIBUTED, &[("gpu", "0")]).is_some_and(|rest| rest > 0.0) {
-                assert_balanced(metrics);
+        let mut dice = Dice(seed);
+        for index in [0, 1] {
+            // it tells its memory before it answers anything: no process holds more than that
+            let is_back = seed % 5 == 1;
+            if is_back {
+                state.gpus[index as usize].processes = processes(&mut dice, &pids);
+            } else {
+                scramble(&mut dice, &pids, index, &mut state);
             }
-            match metrics.ask(USED, &[("gpu", "1")])? {
-                found if found == used as f64 => Ok(()),
-                found => Err(format!("GPU 1 uses {found}")),
+            state.gpus[index as usize].lost = seed % 5 == 0 && dice.roll(2) == 0;
+        }
+        // the last GPU tells which state is being read
+        let used = (2 + seed) * GIB / 2;
+        state.gpus[2].memory.used = used;
+        driver.set(&state);
+        let metrics = memledger.eventually(&format!("the answers of seed {seed}"), |metrics| {
+            assert_plausible(metrics, 80 * GIB);
+            for book in books(metrics).into_iter().filter(|book| !book.is_balanced()) {
+                let before = races[0].get(book.labels).copied().unwrap_or(0.0);
+                let told = (book.labels, book.used, book.attributed, book.unattributed);
+                assert!(book.unattributed == 0.0 && book.attributed > book.used, "seed {seed}: {told:?}");
+                assert!(book.races > before, "seed {seed}: no race was counted of {told:?}");
+                raced += 1;
+            }
+            match metrics.ask(USED, &[("gpu", "2")])? {
+                found if found == used as f64 => Ok(metrics.clone()),
+                found => Err(format!("GPU 2 uses {found}")),
             }
         });
+        split += usize::from(!metrics.all(USED, &[("gpu_instance_id", "1")]).is_empty());
+        silent += usize::from(metrics.value("memledger_gpus_visible", &[]) < 3.0);
+        let counted = books(&metrics).into_iter().map(|book| (book.labels.clone(), book.races)).collect();
+        races = [std::mem::take(&mut races[1]), counted];
     }
+    assert!(raced > 0 && split > 0 && silent > 0, "{raced} {split} {silent}: the dice are no test");
 }

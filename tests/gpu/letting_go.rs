@@ -122,6 +122,26 @@ fn the_driver_is_let_go_by_a_request_and_taken_back_after_a_while() {
     );
 }
 
+#[test]
+fn no_return_to_the_driver_is_ever_a_failure() {
+    let driver = Driver::new(&gpus(&[GIB]));
+    let flags = ["--gpu.interval=50ms", "--sample.interval=100ms", "--gpu.release-for=1s"];
+    let memledger = driver.memledger_with(&[], &flags);
+    await_value(&memledger, USED, &[], GIB);
+    for _ in 0..4 {
+        memledger.signal("USR1");
+        for is_away in [true, false] {
+            memledger.eventually("the driver is let go, and taken back", |metrics| {
+                assert_ne!(success(metrics), Some(0.0));
+                match metrics.get(USED, &[]).is_none() {
+                    found if found == is_away => Ok(()),
+                    found => Err(format!("away: {found}")),
+                }
+            });
+        }
+    }
+}
+
 /// As [`assert_no_gpu`], but the time until the return is told.
 fn assert_no_gpu_now(metrics: &crate::support::Metrics) {
     let mut others = metrics.clone();

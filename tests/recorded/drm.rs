@@ -93,7 +93,12 @@ fn a_card_of_nvidias_driver_is_nvmls_alone_and_other_cards_stand_beside_it() {
         .map(|(_, labels, _)| labels["vendor"].clone())
         .collect();
     assert_eq!(vendors, ["nvidia", "intel"]);
-    assert_eq!(metrics.value("memledger_gpus_visible", &[]), 2.0);
+    for (family, source) in
+        ["visible", "expected"].into_iter().flat_map(|family| [(family, "nvml"), (family, "drm")])
+    {
+        let count = metrics.value(&format!("memledger_gpus_{family}"), &[("source", source)]);
+        assert_eq!(count, 1.0, "{family} {source}");
+    }
     assert_balanced(&metrics);
     host.compare("drm-mixed", &flags);
 }

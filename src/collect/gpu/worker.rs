@@ -80,6 +80,10 @@ struct Inner {
     /// Since when the thread has been in the library.
     busy: Option<Moment>,
     library: Option<Library>,
+    /// The library was replaced while the thread was in it.
+    replaced: bool,
+    /// A thread looks whether it was.
+    watched: bool,
     totals: Totals,
     abandoned: bool,
 }
@@ -101,10 +105,10 @@ impl Shared {
         !inner.abandoned
     }
 
-    /// The first answer may take a while again: that is no failure.
-    fn begin_anew(&self) {
+    /// From this moment on the first answer may take a while again: that is no failure.
+    fn begin_anew(&self, at: Moment) {
         let mut inner = self.lock();
-        (inner.answered, inner.started) = (false, Moment::now());
+        (inner.answered, inner.started) = (false, at);
     }
 
     /// Nothing is known of the GPUs any more.
@@ -142,19 +146,22 @@ impl Worker {
         let totals = {
             let mut inner = self.shared.lock();
             let hangs = inner.busy.is_some_and(|since| now.since(since) > self.task.settings.deadline);
-            let chosen = self.task.settings.library.as_deref();
-            let was_replaced = || inner.library.as_ref().is_some_and(|library| library.was_replaced(chosen));
             let has_rested = now.since(inner.started) > RETRY.1;
             if has_ended && has_rested {
                 self.task.control.closed(); // what it had open went with it
                 tracing::error!(
                     "the thread of the GPU driver ended by itself, which is a bug; starting another"
                 );
-            } else if hangs && self.abandoned.len() < MOST_ABANDONED && was_replaced() {
+            } else if hangs && self.abandoned.len() < MOST_ABANDONED && inner.replaced {
                 tracing::warn!(
                     "a call of the GPU driver hangs, and its library was replaced: opening the new one"
                 );
             } else {
+                if let (true, false, Some(library)) = (hangs, inner.watched, inner.library.clone()) {
+                    inner.watched = true;
+                    drop(inner);
+                    watch(library, &self.task, &self.shared);
+                }
                 return;
             }
             inner.abandoned = true;
@@ -175,6 +182,8 @@ fn spawn(task: &Task, totals: Totals) -> Arc<Shared> {
             started: Moment::now(),
             busy: None,
             library: None,
+            replaced: false,
+            watched: false,
             totals: totals.clone(),
             abandoned: false,
         }),
@@ -185,6 +194,21 @@ fn spawn(task: &Task, totals: Totals) -> Arc<Shared> {
         tracing::warn!(%error, "no thread for the GPU driver");
     }
     shared
+}
+
+/// Looks whether a library was replaced, on a thread of its own: its file may be on a disk that does not answer either.
+fn watch(library: Library, task: &Task, shared: &Arc<Shared>) {
+    let (chosen, theirs) = (task.settings.library.clone(), Arc::clone(shared));
+    let thread = std::thread::Builder::new().name("nvml-watch".into()).stack_size(256 * 1024);
+    let started = thread.spawn(move || {
+        let replaced = library.was_replaced(chosen.as_deref());
+        let mut inner = theirs.lock();
+        let is_same = inner.library.as_ref() == Some(&library); // else the call has returned meanwhile
+        (inner.replaced, inner.watched) = (replaced && is_same, false);
+    });
+    if started.is_err() {
+        shared.lock().watched = false;
+    }
 }
 
 /// Why a session ended.
@@ -203,12 +227,17 @@ fn run(task: &Task, mut totals: Totals, shared: &Shared) {
         let requests = task.control.requests();
         if let Some(rest) = task.control.remaining(Moment::now()) {
             shared.forget();
+            // a cycle may come between the end of the time and that of the wait
+            shared.begin_anew(Moment::now().plus(rest));
             task.control.wait(rest, requests);
-            shared.begin_anew();
+            shared.begin_anew(Moment::now());
             continue;
         }
         let library = Library::find(task.settings.library.as_deref());
-        shared.lock().library = Some(library.clone());
+        {
+            let mut inner = shared.lock();
+            (inner.library, inner.replaced) = (Some(library.clone()), false);
+        }
         task.control.opening();
         shared.enter();
         let opened = library.open(&task.control);
@@ -224,6 +253,9 @@ fn run(task: &Task, mut totals: Totals, shared: &Shared) {
                 drop(session);
                 let closed = nvml.shutdown();
                 wanted = shared.leave();
+                if matches!(ended, Ended::Released) {
+                    shared.begin_anew(Moment::now()); // nor is it a failure before it is told as closed
+                }
                 shared.forget();
                 say(&ended, closed.err().as_ref());
                 if matches!(ended, Ended::Failed(_)) {

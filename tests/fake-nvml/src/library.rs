@@ -69,6 +69,18 @@ pub(crate) fn library() -> MutexGuard<'static, Library> {
     library.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Run when the library is unloaded, and at the end of the process.
+extern "C" fn at_exit() {
+    let hangs = library().current().state.hang_at_exit;
+    while hangs {
+        std::thread::park();
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;
+
 /// The file that this code was loaded from, as the loader was given it.
 fn own_path() -> PathBuf {
     let mut info = libc::Dl_info {

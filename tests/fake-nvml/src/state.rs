@@ -32,6 +32,8 @@ pub struct State {
     /// Symbols that never return. A call that hangs does so for ever, also when the state no longer names its
     /// symbol.
     pub hang: BTreeSet<String>,
+    /// The library's destructor never returns, as if it waited for the lock of a call that hangs.
+    pub hang_at_exit: bool,
     /// Symbols that exist and answer 13 (*function not found*), as a library newer than its driver does.
     pub function_not_found: BTreeSet<String>,
     /// Symbols that the library does not have at all, as in an older one. Removed from the copy by
@@ -59,6 +61,7 @@ impl Default for State {
             errors: BTreeMap::new(),
             slow_ms: BTreeMap::new(),
             hang: BTreeSet::new(),
+            hang_at_exit: false,
             function_not_found: BTreeSet::new(),
             missing_symbols: BTreeSet::new(),
             process_record_bytes: 24,

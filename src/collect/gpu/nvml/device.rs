@@ -127,12 +127,14 @@ impl<'nvml> Gpu<'nvml> {
         let mut whole = Device::new(Arc::clone(&self.identity));
         if is_split {
             whole.memory = memory::read(&self.handle, dialect, faults)?;
+            self.total = whole.memory.total.or(self.total);
         } else {
             (whole.memory, whole.processes, self.lists) =
                 holdings(&self.handle, EVERY, &mut self.total, dialect, faults)?;
         }
         let mut devices = vec![whole];
         for part in &mut self.mig.instances {
+            part.total = part.total.or(self.total); // no part of it has more than the GPU
             let (memory, processes, lists) = holdings(&part.handle, EVERY, &mut part.total, dialect, faults)?;
             part.lists = lists;
             devices.push(Device {

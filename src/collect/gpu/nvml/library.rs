@@ -6,6 +6,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
@@ -25,6 +26,14 @@ const FOLDERS: [&str; 5] = [
 
 /// Spellings of one path, whose length is bounded.
 const MOST_SPELLINGS: usize = 1_000;
+
+static WAS_OPENED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a library was opened since the start of the process. It may not let the process end: its destructors may wait
+/// for a call that hangs.
+pub fn was_opened() -> bool {
+    WAS_OPENED.load(Ordering::Relaxed)
+}
 
 /// A library file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +85,7 @@ impl Library {
             }
             _ => self.path.as_os_str().to_owned(),
         };
+        WAS_OPENED.store(true, Ordering::Relaxed);
         Nvml::builder().lib_path(&spelled).init()
     }
 }
