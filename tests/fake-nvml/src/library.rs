@@ -71,9 +71,10 @@ pub(crate) fn library() -> MutexGuard<'static, Library> {
 
 /// Run when the library is unloaded, and at the end of the process.
 extern "C" fn at_exit() {
-    let hangs = library().current().state.hang_at_exit;
-    while hangs {
-        std::thread::park();
+    if library().current().state.hang_at_exit {
+        loop {
+            std::thread::park();
+        }
     }
 }
 
