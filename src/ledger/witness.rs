@@ -1,4 +1,7 @@
 //! Asks /proc about a victim, and its cgroup about the limit, while both are still there: for some milliseconds.
+//!
+//! Only files that do not hold on to the victim's memory are read: `comm` and `cgroup`. Who reads `stat` or `status` just when
+//! it exits has its memory freed in his own name, a little later, and till then the kernel may choose another victim.
 
 use std::path::PathBuf;
 
@@ -7,7 +10,7 @@ use crate::collect::kernel_log::Entry;
 use crate::discover::{Hierarchy, Version};
 use crate::host::{Dir, Roots};
 use crate::parse::kernel_log::{Killed, Line};
-use crate::parse::process::{Stat, cgroup_path};
+use crate::parse::process::cgroup_path;
 
 /// Where it looks.
 #[derive(Debug)]
@@ -66,10 +69,11 @@ impl Witness {
         let mut buffer = Vec::new();
         let Ok(dir) = Dir::open(&self.roots.process(victim.pid)) else { return Hint::default() };
         let read = |name, buffer: &mut Vec<u8>| dir.file(name)?.read_once(buffer).map(<[u8]>::to_vec);
-        let Ok(stat) = read("stat", &mut buffer) else { return Hint::default() };
         // the pid may be another process's by now
-        let same = |stat: &Stat| crate::parse::printable(&stat.comm) == victim.process;
-        let Some(stat) = Stat::parse(&stat).filter(same) else { return Hint::default() };
+        let comm = read("comm", &mut buffer).unwrap_or_default();
+        if crate::parse::printable(comm.strip_suffix(b"\n").unwrap_or(&comm)) != victim.process {
+            return Hint::default();
+        }
         let v1 = self.hierarchy.as_ref().is_some_and(|(_, v1)| *v1);
         let cgroup = read("cgroup", &mut buffer).ok().and_then(|text| {
             let path = String::from_utf8(cgroup_path(&text, v1)?.to_vec()).ok()?;
@@ -77,28 +81,6 @@ impl Witness {
             let named = crate::parse::container_id::in_path(&path).next().is_some();
             (path != "/" && (self.absolute_paths || named)).then_some(path)
         });
-        let first = read("status", &mut buffer).ok().and_then(|text| is_first(&text));
-        Hint { cgroup, first, ppid: Some(stat.ppid).filter(|ppid| *ppid != 0), limit_bytes: None }
-    }
-}
-
-/// The first process of a container has the pid 1 there: the second number of its `NSpid`.
-fn is_first(status: &[u8]) -> Option<bool> {
-    let line = status.split(|&b| b == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
-    let mut pids = line.split(u8::is_ascii_whitespace).filter(|pid| !pid.is_empty());
-    // host, container, and perhaps a namespace that the container made; without one of its own this does not tell
-    pids.nth(1).map(|inner| inner == b"1")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_process_of_a_namespace_is_told_by_its_inner_pid() {
-        assert_eq!(is_first(b"Name:\thog\nNSpid:\t22212\t1\n"), Some(true));
-        assert_eq!(is_first(b"Name:\thog\nNSpid:\t22213\t7\n"), Some(false));
-        assert_eq!(is_first(b"Name:\tNSpid:\nNSpid:\t22213\n"), None);
-        assert_eq!(is_first(b"Name:\thog\n"), None);
+        Hint { cgroup, ..Hint::default() }
     }
 }
