@@ -73,8 +73,6 @@ pub struct Open {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Noted {
     container: Option<String>,
-    first: Option<bool>,
-    ppid: Option<u32>,
     limit_bytes: Option<u64>,
     duplicates: u64,
 }
@@ -91,8 +89,8 @@ impl Open {
             Whose::Container(subject) => Some(ContainerId::new(&subject.container_id)),
             _ => noted.container.as_deref().map(ContainerId::new),
         };
-        let Noted { first, ppid, limit_bytes, duplicates, .. } = noted;
-        let clues = Clues { hint: Hint { cgroup: None, first, ppid, limit_bytes }, ..Clues::default() };
+        let Noted { limit_bytes, duplicates, .. } = noted;
+        let clues = Clues { hint: Hint { cgroup: None, limit_bytes }, ..Clues::default() };
         Self { container, duplicates, said: true, ..Self::new(kill, clues, now) }
     }
 
@@ -103,9 +101,9 @@ impl Open {
 
     /// What must be known of it after a restart.
     pub fn noted(&self) -> Noted {
-        let Hint { first, ppid, limit_bytes, .. } = self.clues.hint;
+        let limit_bytes = self.clues.hint.limit_bytes;
         let container = self.container.as_ref().map(|id| id.as_str().to_owned());
-        Noted { container, first, ppid, limit_bytes, duplicates: self.duplicates }
+        Noted { container, limit_bytes, duplicates: self.duplicates }
     }
 
     fn is_ownerless(&self) -> bool {
@@ -274,7 +272,7 @@ impl Machine {
             return None;
         }
         let by_runtime = || Some(run?.pid? == open.kill.pid?).filter(|_| self.setup.host_pids);
-        let first = by_runtime().or(open.clues.hint.first);
+        let first = by_runtime();
         if first == Some(true) {
             // its end is told at once: till then the run may be the one before
             let is_clear = run.is_none_or(|run| run.ended.is_some()) || age >= MAIN_TOLD_WITHIN;
@@ -320,6 +318,6 @@ fn is_no_wrappers_child(known: &Known, open: &Open) -> bool {
     if open.kill.pid == Some(first.pid) {
         return false;
     }
-    let parent = open.clues.hint.ppid.or_else(|| Some(seen(open.kill.pid?)?.ppid));
-    first.python || parent.and_then(seen).is_some_and(|parent| parent.pid != first.pid && parent.python)
+    let parent = || seen(seen(open.kill.pid?)?.ppid);
+    first.python || parent().is_some_and(|parent| parent.pid != first.pid && parent.python)
 }

@@ -69,10 +69,6 @@ pub struct Setup {
 pub struct Hint {
     /// Its cgroup path.
     pub cgroup: Option<String>,
-    /// It is the first process of its pid namespace.
-    pub first: Option<bool>,
-    /// Its parent.
-    pub ppid: Option<u32>,
     /// The limit of the cgroup that ran out, which is there for some milliseconds too.
     pub limit_bytes: Option<u64>,
 }

@@ -166,6 +166,7 @@ mod tests {
     use crate::collect::gpu::{Device, Pids, Reading};
     use crate::discover::Inventory;
     use crate::host::Roots;
+    use crate::ledger::entries::Name;
     use crate::parse::kernel_log::Line;
 
     fn xid(text: &str) -> Xid {
@@ -203,20 +204,9 @@ mod tests {
         let start = Moment::now();
         let mut xids = Xids::new(start);
         let roots = Roots::default();
-        let run = |id: &str| {
-            Arc::new(Container {
-                id: ContainerId::new(id),
-                identity: Identity::named("train"),
-                runtime: "docker",
-                image: "".into(),
-                compose_project: "".into(),
-                compose_service: "".into(),
-                settings: vec![],
-                started: None,
-                cgroup: None,
-                nested: false,
-            })
-        };
+        let name = Name { container_name: "train".into(), ..Name::default() };
+        let run =
+            |id: &str| Arc::new(Container { id: ContainerId::new(id), ..super::super::remembered(&name) });
         let on_gpu = crate::attribute::gpu::OnGpu {
             container: 0,
             gpu: 1,

@@ -5,7 +5,7 @@ use std::path::Path;
 use fake_nvml::{FakeNvml, Process, State};
 
 use super::Host;
-use crate::support::Metrics;
+use crate::support::{Memledger, Metrics};
 
 const MIB: f64 = 1048576.0;
 const OF_PROCESS: &str = "memledger_process_gpu_memory_used_bytes";
@@ -231,11 +231,8 @@ fn work_of_the_engines_is_the_processes_share_and_what_passes_them_by_is_absent(
     );
 }
 
-#[test]
-fn processes_that_hold_more_than_there_is_are_not_believed() {
-    let host = Host::unpack("drm-amdgpu", 2);
-    rewrite(&host.path("proc/949/fdinfo/8"), |text| text.replace("1048576 KiB", "26214400 KiB"));
-    let memledger = host.start(&no_nvml());
+/// Waits until a fault is counted.
+fn after_a_malformed_value(memledger: &Memledger) -> Metrics {
     let malformed = [("collector", "drm"), ("reason", "malformed")];
     memledger.eventually("a fault", |metrics| {
         match metrics.ask("memledger_read_faults_total", &malformed)? {
@@ -243,7 +240,15 @@ fn processes_that_hold_more_than_there_is_are_not_believed() {
             _ => Ok(()),
         }
     });
-    let metrics = memledger.fresh_metrics();
+    memledger.fresh_metrics()
+}
+
+#[test]
+fn processes_that_hold_more_than_there_is_are_not_believed() {
+    let host = Host::unpack("drm-amdgpu", 2);
+    rewrite(&host.path("proc/949/fdinfo/8"), |text| text.replace("1048576 KiB", "26214400 KiB"));
+    let memledger = host.start(&no_nvml());
+    let metrics = after_a_malformed_value(&memledger);
     let gpu = [("gpu", "card0")];
     assert_eq!(of_processes(&metrics), []);
     assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 7680.0 * MIB);
@@ -256,14 +261,7 @@ fn values_that_cannot_be_right_are_absent_and_counted() {
     let host = Host::unpack("drm-amdgpu", 2);
     rewrite(&host.path("proc/949/fdinfo/8"), |text| text.replace("1048576 KiB", "18446744073709551615 KiB"));
     let memledger = host.start(&no_nvml());
-    let malformed = [("collector", "drm"), ("reason", "malformed")];
-    memledger.eventually("a fault", |metrics| {
-        match metrics.ask("memledger_read_faults_total", &malformed)? {
-            0.0 => Err("none yet".to_owned()),
-            _ => Ok(()),
-        }
-    });
-    let metrics = memledger.fresh_metrics();
+    let metrics = after_a_malformed_value(&memledger);
     assert!(of_processes(&metrics).iter().all(|(_, pid, _)| *pid != 949), "{:?}", of_processes(&metrics));
     let of = [("container_name", NOTEBOOK)];
     assert_eq!(metrics.get("memledger_container_gpu_memory_used_bytes", &of), None);

@@ -567,38 +567,3 @@ fn several_threads_may_share_it() {
     });
     assert_eq!(store.lock().unwrap().events(&Query::default()).unwrap().len(), 4);
 }
-
-/// `cargo test --release --lib store -- --ignored --nocapture`
-#[test]
-#[ignore = "measures"]
-fn a_thousand_kills_with_their_samples() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut store = open(dir.path()).store;
-    let event = |id: u64| match kill(id, id as f64, Whose::Container(subject("train", 'a'))) {
-        Event::OomKill(kill) => Event::OomKill(Kill { before: Some(before(30)), ..kill }),
-        other => other,
-    };
-    let began = Moment::now();
-    for id in 1..=1000 {
-        store.commit(&changes([event(id)])).unwrap();
-    }
-    println!("1000 commits of one kill: {:?}", Moment::now().since(began));
-    let began = Moment::now();
-    store.commit(&changes((1001..=2000).map(event))).unwrap();
-    println!("one commit of 1000 kills: {:?}", Moment::now().since(began));
-    for (what, query) in [
-        ("newest 100", Query { most: 100, ..Query::default() }),
-        ("all of a container", Query { container: Some("train".into()), ..Query::default() }),
-    ] {
-        let began = Moment::now();
-        let found = store.events(&query).unwrap().len();
-        println!("{what}: {found} in {:?}", Moment::now().since(began));
-    }
-    let began = Moment::now();
-    store.retain(0.0, 1e9, 1 << 30).unwrap();
-    println!("retention with nothing to do: {:?}", Moment::now().since(began));
-    drop(store);
-    let began = Moment::now();
-    open(dir.path());
-    println!("open: {:?}", Moment::now().since(began));
-}

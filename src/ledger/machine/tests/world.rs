@@ -269,11 +269,7 @@ impl World {
                 ..Killed::default()
             })
         };
-        let hint = Hint {
-            cgroup: kill.trace.hint.then(|| path.clone()),
-            first: kill.trace.hint.then_some(kill.main),
-            ..Hint::default()
-        };
+        let hint = Hint { cgroup: kill.trace.hint.then(|| path.clone()), ..Hint::default() };
         lines.push((entry(2, killed()), hint));
         if kill.twice {
             lines.push((entry(3, Line::Group { path }), Hint::default()));
