@@ -29,5 +29,6 @@ bench: ## measure cost, also of GPUs, and how fast a kill is known, and write do
 	$(CARGO) bench --locked --bench oom
 	$(CARGO) bench --locked --bench gpu
 	$(CARGO) bench --locked --bench drm
+	$(CARGO) bench --locked --bench readers
 
 .PHONY: help run doctor test check golden bench

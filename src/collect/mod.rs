@@ -14,6 +14,7 @@ pub mod oom_counter;
 pub mod own;
 pub mod process;
 pub mod pss;
+pub mod room;
 pub mod shm;
 
 use std::collections::BTreeMap;
@@ -46,6 +47,8 @@ pub struct Readings {
     pub memory: Vec<Option<cgroup::Memory>>,
     /// The memory of every container that is there was read: their sum is no guess.
     pub memory_complete: bool,
+    /// Memory of the host.
+    pub host: Option<room::HostMemory>,
     /// Processes of all containers.
     pub processes: process::Processes,
     /// Newest proportional shares.
@@ -61,6 +64,7 @@ impl Readings {
     pub fn begin(&mut self) {
         self.memory.clear();
         self.memory_complete = false;
+        self.host = None;
         self.processes.clear();
         self.gpus.clear();
         self.gpu_samples.clear();
