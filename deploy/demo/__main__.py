@@ -73,7 +73,7 @@ class Play:
         self.stage.start(training)
         pid = self.stage.pid(training)
         if training.gpu is not None and pid:
-            self.gpus.holders[training.gpu] = [pid]
+            self.gpus.holders.setdefault(training.gpu, []).append(pid)
 
     def stop(self, training):
         self.stage.stop(training)
@@ -117,7 +117,7 @@ class Play:
         start = self.now()
         acts = [act for act in self.acts if self.stage.has_names or not act.needs_names]
         coming, on = list(acts), {}
-        while (coming or any(act.least < 9999 for act in on)) and self.now() < until:
+        while (coming or on) and self.now() < until:
             now = self.now() - start
             self.tick()
             while coming and coming[0].at <= now:

@@ -63,16 +63,17 @@ class Gpus:
     def busy(self, gpu, used, percent, **more):
         """A GPU that works."""
         pids = self.holders.get(gpu, ())
+        share = percent // max(len(pids), 1)
         return {
             "memory": {"used": int(used)},
             "utilization": {"gpu": percent, "memory": percent // 2},
-            "utilization_samples": [{"pid": pid, "sm": percent, "memory": percent // 2} for pid in pids],
+            "utilization_samples": [{"pid": pid, "sm": share, "memory": share // 2} for pid in pids],
             "power_mw": 90_000 + 6000 * percent, "temperature_c": 38 + percent // 3, **more,
         }  # fmt: skip
 
     def trains(self, now):
-        """A training that loads, then works, with an evaluation now and then."""
-        held = self.held(TRAINS, min(12 + now / 2, 52) * GIB)
+        """Two trainings on one GPU, which load, then work, with an evaluation now and then."""
+        held = self.held(TRAINS, min(12 + now / 6, 30) * GIB)
         percent = int(88 + 8 * math.sin(now / 3)) if now % 40 < 34 else 12
         used = sum(process["used"] for process in held) + 700 * MIB
         gpu = self.busy(TRAINS, used, percent if held else 0, processes=held)

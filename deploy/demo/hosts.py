@@ -80,7 +80,7 @@ class PlainHost(Host):
         self.log_device.parent.mkdir()
         self.disk = base / "state"
         self.disk.mkdir()
-        run("mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", self.disk)
+        run("mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", self.disk)
         self.relay = Relay(base / "docker.sock") if stage.has_names else None
         flags = ["--no-collector.gpu", f"--path.devfs={self.log_device.parent}", f"--state.path={self.disk}"]
         flags += ["--oom.kernel-log=device", f"--docker.socket={self.relay.path if self.relay else ''}"]
