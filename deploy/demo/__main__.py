@@ -20,7 +20,7 @@ import scenes
 import stage
 from hosts import REPOSITORY, GpuHost, PaperHost, PlainHost
 from monitoring import Monitoring, Watch
-from processes import Folder, Trouble, abandoned, remove
+from processes import Folder, Trouble, one_at_a_time, others, remove
 
 TICK = 0.5
 STAYS = 3  # seconds for which an act that has shown everything stays
@@ -29,13 +29,13 @@ STAYS = 3  # seconds for which an act that has shown everything stays
 class Play:
     """All that is on stage."""
 
-    def __init__(self, given, folder, tell):
+    def __init__(self, given, folder, tell, alone):
         self.given, self.folder, self.tell = given, folder, tell
         self.running, self.acts, self.thawing = {}, [], None
         self.began = time.monotonic()
         names = [training.name for training in scenes.TRAININGS]
         engine = not given.no_docker and stage.engine_answers()
-        self.stage = (stage.Docker if engine else stage.Cgroups)(folder, given.hog, names)
+        self.stage = (stage.Docker if engine else stage.Cgroups)(folder, given.hog, names, alone)
         self.stage.trainings = scenes.TRAININGS
         self.gpu_host = GpuHost(given.memledger, folder, self.stage, given.nvml)
         self.plain = PlainHost(given.memledger, folder, self.stage, scenes.SERVICE)
@@ -205,7 +205,6 @@ def introduce(play, tell):
 
 def perform(play, tell, given):
     play.acts = scenes.acts(play.paper.container)
-    play.open()
     innocent = {training.name for training in scenes.TRAININGS} - {
         alert.of.name for act in play.acts for alert in act.alerts if alert.of
     }
@@ -221,7 +220,7 @@ def perform(play, tell, given):
     )  # fmt: skip
     introduce(play, tell)
     tell.began = time.monotonic()
-    until = given.minutes * 60 if given.minutes else float("inf")
+    until = float("inf") if given.minutes is None else given.minutes * 60
     rounds = 0
     while play.round(until):
         rounds += 1
@@ -236,13 +235,15 @@ def perform(play, tell, given):
 
 
 def clear_up_after_others(tell):
-    """Removes what demos left that were killed."""
-    for path in abandoned():
+    """Removes what demos left that were killed. Whether no other one lives."""
+    found = list(others())
+    for path in [path for path, lives in found if not lives]:
         tell.say(f"clearing away what a demo that was killed has left: {path}")
         if stage.engine_answers():
             stage.clear_engine(path.name)
         stage.clear_cgroups(path.name)
         remove(path)
+    return not any(lives for _, lives in found)
 
 
 def arguments():
@@ -280,10 +281,12 @@ def main():
     tell = Tell(given.status)
     status, play, folder = 0, None, None
     try:
-        clear_up_after_others(tell)
-        folder = Folder()
-        tell.status("starting")
-        play = Play(given, folder, tell)
+        with one_at_a_time():
+            alone = clear_up_after_others(tell)
+            folder = Folder()
+            tell.status("starting")
+            play = Play(given, folder, tell, alone)
+            play.open()
         perform(play, tell, given)
     except KeyboardInterrupt:
         tell.say("\nending; clearing up takes some seconds")

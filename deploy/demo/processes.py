@@ -3,6 +3,7 @@
 Programs die with the demo, by the kernel's own hand (PR_SET_PDEATHSIG), so that not even a SIGKILL leaves one. What the kernel
 does not clear away (containers, cgroups, mounts, the folder) carries the demo's mark, and the next demo clears it.
 """
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -143,15 +144,28 @@ def remove(path):
     shutil.rmtree(path, ignore_errors=True)
 
 
-def abandoned():
-    """Folders of demos that were killed: nobody holds their lock."""
+def others():
+    """Folders of other demos, each with whether that one lives: its lock is held then."""
     for path in sorted(Path(tempfile.gettempdir()).glob(PREFIX + "*")):
         try:
             with (path / "lock").open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield path
+                yield path, False
+        except BlockingIOError:
+            yield path, True
         except OSError:
-            continue  # it lives, is somebody else's, or has just begun
+            continue  # no demo's
+
+
+@contextlib.contextmanager
+def one_at_a_time():
+    """While this lasts no other demo begins: two would take the same names and ports."""
+    folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def stop_thread(pid, name):

@@ -31,15 +31,15 @@ class Docker:
     kind = "containers in the Docker engine"
     has_names = True
 
-    def __init__(self, folder, hog, names):
+    def __init__(self, folder, hog, names, alone):
         self.mark, self.image = folder.mark, f"memledger-demo:{folder.mark}"
         archive = folder / "image.tar"
         with tarfile.open(archive, "w") as tar:
             tar.add(hog, "hog")
         run("docker", "import", "--change", 'ENTRYPOINT ["/hog"]', archive, self.image)
         archive.unlink()
-        # somebody may have a container of such a name, another demo for one
-        taken = set(run("docker", "ps", "-a", "--format", "{{.Names}}").split()) & set(names)
+        # somebody may have a container of such a name, and another demo will have
+        taken = not alone or set(run("docker", "ps", "-a", "--format", "{{.Names}}").split()) & set(names)
         self.suffix = f"-{os.getpid()}" if taken else ""
 
     def name(self, training):
@@ -156,7 +156,7 @@ class Cgroups:
     kind = "processes in cgroups (no Docker engine answers)"
     has_names = False
 
-    def __init__(self, folder, hog, _names):
+    def __init__(self, folder, hog, _names, _alone):
         if os.geteuid():
             raise Trouble("without a Docker engine the demo makes cgroups, which needs root: sudo make demo")
         self.mark, self.hog, self.running = folder.mark, hog, {}

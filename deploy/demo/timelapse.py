@@ -162,6 +162,8 @@ class Expression:
             if kind != "number":
                 raise Unknown(f"an age compared to {right!r}: {self.text!r}")
             self.edit_seconds(at + 1)
+        elif len(words) == 1 and self.tokens[operand][0] == "number" and float(words[0]):
+            raise Unknown(f"{words[0]} stands on the left: {self.text!r}")
         elif kind == "number" and float(right) and (
             "time" in words or any("seconds" in word and "total" not in word for word in words)
         ):
