@@ -191,10 +191,15 @@ def introduce(play, tell):
         tell.say(f"  Prometheus     {monitoring.url}/alerts   (the shipped rules, {play.given.factor} times as fast: 15 min are 15 s)")
         alerts = monitoring.alertmanager_url or "not started: none is installed, so alerts go nowhere"
         tell.say(f"  Alertmanager   {alerts}")
+        tell.say("  Grafana        not started; docs/dashboards.md says how to look at all of this with one")
     else:
         tell.say("  Prometheus     not started: none is installed (apt install prometheus), so no alert will fire")
+    if not play.stage.has_names:
+        tell.say("\nWithout a runtime nobody knows names. These are the short ids of the cgroups:\n")
+        for name, training in {training.name: training for training in scenes.TRAININGS}.items():
+            tell.say(f"  {play.stage.name(training)}   {name}")
     tell.say("\nAsk it, in another terminal:\n")
-    tell.say(f"  curl -s {play.gpu_host.url}/metrics | grep piper1")
+    tell.say(f"  curl -s {play.gpu_host.url}/metrics | grep {play.stage.name(scenes.PIPER)}")
     tell.say(f"  {play.given.memledger} why --last --state.path={play.folder / 'gpu-host/state'}")
     tell.say("\nWhat will happen (minutes:seconds of a round):\n")
     for act in play.acts:

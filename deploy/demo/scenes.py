@@ -54,7 +54,8 @@ class Act:
 
 
 def run_of(batch_size, workers):
-    return {"BATCH_SIZE": batch_size, "NUM_WORKERS": workers, "PRECISION": "bf16", "ACCUM": 4, "NUM_DEVICES": 1}
+    settings = {"BATCH_SIZE": batch_size, "NUM_WORKERS": workers, "PRECISION": "bf16", "ACCUM": 4, "NUM_DEVICES": 1}
+    return {name: str(value) for name, value in settings.items()}
 
 
 def spawn(count, mib, *more):
