@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -81,7 +82,8 @@ class Play:
     def kill_host_job(self):
         cgroup = stage.Cgroup(self.stage.mark, "backup-job", 24)
         child = cgroup.spawn([self.given.hog, "name=backup", "eat"], {})
-        child.wait(30)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(30)
         cgroup.remove()
 
     def freeze(self):
@@ -109,39 +111,46 @@ class Play:
             for alert in act.alerts
         ]  # fmt: skip
 
-    def has_shown(self, act, fired):
-        return bool(self.watch and act.alerts) and all(map(fired, self.expected(act)))
-
     def round(self, until):
         """One round. False if the time was over before its end."""
         start = self.now()
-        acts = [act for act in self.acts if self.stage.has_names or not act.needs_names]
-        coming, on = list(acts), {}
+        coming = [act for act in self.acts if self.stage.has_names or not act.needs_names]
+        on = []
         while (coming or on) and self.now() < until:
             now = self.now() - start
             self.tick()
             while coming and coming[0].at <= now:
                 act = coming.pop(0)
                 act.begin(self)
-                on[act] = [self.now() - start, None]
+                on.append(OnStage(act, self.now() - start, self.expected(act)))
                 self.tell.act(act, coming, now)
-            for act, state in list(on.items()):
-                if state[1] is None and self.has_shown(act, self.watch and self.watch.fires):
-                    state[1] = now
-                shown = state[1] is not None and now >= state[1] + STAYS
-                if now - state[0] >= act.most or (shown and now - state[0] >= act.least):
-                    act.end(self)
-                    del on[act]
-            if not self.tell.all_on and (not coming or coming[0].at > 100):
+            for each in [each for each in on if each.is_over(now, self.watch)]:
+                each.act.end(self)
+                on.remove(each)
+            if not self.tell.all_on and (not coming or coming[0].at > scenes.ALL_ON):
                 self.tell.status("all-on")
             time.sleep(TICK)
-        for act in on:
-            act.end(self)
         return self.now() < until
 
     def curtain(self):
         for training in scenes.TRAININGS:
             self.stage.remove(training)
+
+
+class OnStage:
+    """An act that goes on."""
+
+    def __init__(self, act, began, missing):
+        self.act, self.began, self.missing, self.shown = act, began, missing, None
+
+    def is_over(self, now, watch):
+        """It has lasted as long as it may, or all of its alerts have been seen to fire."""
+        if watch and self.act.alerts and self.shown is None:
+            self.missing = [labels for labels in self.missing if not watch.fires(labels)]
+            self.shown = None if self.missing else now
+        lasted = now - self.began
+        has_shown = self.shown is not None and now >= self.shown + STAYS
+        return lasted >= self.act.most or (has_shown and lasted >= self.act.least)
 
 
 class Tell:
@@ -188,7 +197,7 @@ def introduce(play, tell):
     for name, host in play.hosts.items():
         tell.say(f"  {name:14} {host.url}/metrics")
     if monitoring.url:
-        tell.say(f"  Prometheus     {monitoring.url}/alerts   (the shipped rules, {play.given.factor} times as fast: 15 min are 15 s)")
+        tell.say(f"  Prometheus     {monitoring.url}/alerts   (the shipped rules, {play.given.factor} times as fast)")
         alerts = monitoring.alertmanager_url or "not started: none is installed, so alerts go nowhere"
         tell.say(f"  Alertmanager   {alerts}")
         tell.say("  Grafana        not started; docs/dashboards.md says how to look at all of this with one")
@@ -229,9 +238,10 @@ def perform(play, tell, given):
     rounds = 0
     while play.round(until):
         rounds += 1
-        tell.status("round-over", rounds=rounds)
         tell.line("", "the end of a round")
-        if rounds == given.rounds:
+        is_last = rounds == given.rounds
+        tell.status("round-over" if is_last else "all-on", rounds=rounds)
+        if is_last:
             break
         play.curtain()
     while play.now() < until:  # the rounds are over, and somebody still looks

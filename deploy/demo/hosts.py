@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpus import Gpus
 from processes import Program, free_port, run, stop_thread
-from stage import LABEL
+from stage import LABEL, SOCKET
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECORDED = REPOSITORY / "tests/hosts/v2-cgroupfs-psi.jsonl"
@@ -65,7 +65,7 @@ class GpuHost(Host):
 def of_trainings(stage):
     """Shows what is the demo's alone. Without a runtime the short ids are the names."""
     if stage.has_names:
-        return [f"--container.label={LABEL}={stage.mark}"]
+        return [f"--docker.socket={SOCKET}", f"--container.label={LABEL}={stage.mark}"]
     names = "|".join(stage.name(training) for training in stage.trainings)
     return ["--docker.socket=", f"--container.include=^({names})$"]
 
@@ -98,11 +98,13 @@ class PlainHost(Host):
             self.relay.close()
 
     def lose_kernel_log(self, lost):
-        """The device is not where memledger looks, as in a container that was not given it. What is open stays open."""
-        if lost:
-            self.log_device.unlink(missing_ok=True)
-        elif not self.log_device.exists():
+        """The device is not where memledger looks, as in a container that was not given it."""
+        if not lost:
             self.log_device.symlink_to("/dev/kmsg")
+        elif self.log_device.exists():
+            self.log_device.unlink()
+            self.stop()  # what it has opened stays open
+            self.start()
 
     def fill_disk(self):
         with contextlib.suppress(OSError), (self.disk / "somebody-elses").open("wb") as file:
@@ -141,7 +143,7 @@ class Relay:
                 return
             engine = socket.socket(socket.AF_UNIX)
             try:
-                engine.connect("/var/run/docker.sock")
+                engine.connect(SOCKET)
             except OSError:
                 client.close()
                 continue

@@ -237,6 +237,9 @@ def of_hosts(paper_container):
     ]  # fmt: skip
 
 
+# When all has been on that does not take hosts away, in seconds.
+ALL_ON = 90
+
 # Alerts that no act can make fire, with the reason.
 NOT_PLAYED = {}
 # Alerts that are always there, and never resolve.

@@ -14,12 +14,14 @@ from pathlib import Path
 from processes import Trouble, attempt, await_, die_with_the_demo, run
 
 LABEL = "memledger.demo"
+SOCKET = "/var/run/docker.sock"
+DOCKER = ("docker", "-H", f"unix://{SOCKET}")  # the engine of this machine, whatever the client is set to
 MIB = 1 << 20
 
 
 def engine_answers():
     try:
-        run("docker", "version", "-f", "{{.Server.Version}}")
+        run(*DOCKER, "version", "-f", "{{.Server.Version}}")
         return True
     except (Trouble, OSError):
         return False
@@ -36,10 +38,10 @@ class Docker:
         archive = folder / "image.tar"
         with tarfile.open(archive, "w") as tar:
             tar.add(hog, "hog")
-        run("docker", "import", "--change", 'ENTRYPOINT ["/hog"]', archive, self.image)
+        run(*DOCKER, "import", "--change", 'ENTRYPOINT ["/hog"]', archive, self.image)
         archive.unlink()
         # somebody may have a container of such a name, and another demo will have
-        taken = not alone or set(run("docker", "ps", "-a", "--format", "{{.Names}}").split()) & set(names)
+        taken = not alone or set(run(*DOCKER, "ps", "-a", "--format", "{{.Names}}").split()) & set(names)
         self.suffix = f"-{os.getpid()}" if taken else ""
 
     def name(self, training):
@@ -48,7 +50,7 @@ class Docker:
 
     def start(self, training):
         name = self.name(training)
-        words = ["docker", "run", "-d", "--name", name, "--network", "none", f"--label={LABEL}={self.mark}"]
+        words = [*DOCKER, "run", "-d", "--name", name, "--network", "none", f"--label={LABEL}={self.mark}"]
         words += [f"--memory={training.limit}m", f"--memory-swap={training.limit}m", f"--hostname={training.name[:60]}"]
         words += [f"--env={key}={value}" for key, value in training.settings.items()]
         words += [f"--label={key}={value}" for key, value in training.labels.items()]
@@ -59,16 +61,16 @@ class Docker:
     def pid(self, training):
         """Of its first process; None if it does not run."""
         try:
-            return int(run("docker", "inspect", "-f", "{{.State.Pid}}", self.name(training))) or None
+            return int(run(*DOCKER, "inspect", "-f", "{{.State.Pid}}", self.name(training))) or None
         except Trouble:
             return None
 
     def stop(self, training):
         """As somebody who has seen enough does."""
-        attempt("docker", "stop", "-t", "0", self.name(training))
+        attempt(*DOCKER, "stop", "-t", "0", self.name(training))
 
     def remove(self, training):
-        attempt("docker", "rm", "-f", "-v", self.name(training))
+        attempt(*DOCKER, "rm", "-f", "-v", self.name(training))
 
     def clear(self):
         clear_engine(self.mark)
@@ -78,11 +80,11 @@ def clear_engine(mark):
     """Removes what a demo has in the engine. Twice: an engine may still make what it was asked for."""
     for _ in range(2):
         found = subprocess.run(
-            ["docker", "ps", "-aq", "--filter", f"label={LABEL}={mark}"], capture_output=True, text=True
+            [*DOCKER, "ps", "-aq", "--filter", f"label={LABEL}={mark}"], capture_output=True, text=True
         ).stdout.split()  # fmt: skip
         if found:
-            attempt("docker", "rm", "-f", "-v", *found)
-    attempt("docker", "rmi", "-f", f"memledger-demo:{mark}")
+            attempt(*DOCKER, "rm", "-f", "-v", *found)
+    attempt(*DOCKER, "rmi", "-f", f"memledger-demo:{mark}")
 
 
 def cgroup_root():
@@ -104,8 +106,14 @@ class Cgroup:
                 (path / "cgroup.subtree_control").write_text("+memory")
             path = path / part
             path.mkdir(exist_ok=True)
-        self.path, file = path, "memory.max" if v2 else "memory.limit_in_bytes"
-        (path / file).write_text(str(limit * MIB))
+        self.path = path
+        # without swap: what is over the limit is killed, and not swapped out; not every kernel counts swap
+        names = {"memory.max": limit, "memory.swap.max": 0}
+        if not v2:
+            names = {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}
+        for name, mib in names.items():
+            if (path / name).exists():
+                (path / name).write_text(str(mib * MIB))
 
     def spawn(self, words, env):
         """A process that enters it before it becomes what the words say."""
