@@ -111,6 +111,14 @@ class Play:
             for alert in act.alerts
         ]  # fmt: skip
 
+    def text(self, act):
+        """What the act shows, with the names that memledger knows."""
+        text = act.text
+        for name, training in {training.name: training for training in scenes.TRAININGS}.items():
+            known = self.stage.name(training)
+            text = text.replace(name, known if self.stage.has_names else f"{name} ({known})")
+        return text
+
     def round(self, until):
         """One round. False if the time was over before its end."""
         start = self.now()
@@ -123,7 +131,9 @@ class Play:
                 act = coming.pop(0)
                 act.begin(self)
                 on.append(OnStage(act, self.now() - start, self.expected(act)))
-                self.tell.act(act, coming, now)
+                self.tell.act(self.text(act))
+                if coming and coming[0].at - now > 4:
+                    self.tell.act(f"  ... in {coming[0].at - now:.0f} s: {self.text(coming[0])}")
             for each in [each for each in on if each.is_over(now, self.watch)]:
                 each.act.end(self)
                 on.remove(each)
@@ -168,10 +178,8 @@ class Tell:
         seconds = int(time.monotonic() - self.began)
         self.say(f"  {seconds // 60:3}:{seconds % 60:02}  {what:9} {text}")
 
-    def act(self, act, coming, now):
-        self.line("", act.text)
-        if coming and coming[0].at - now > 4:
-            self.line("", f"  ... in {coming[0].at - now:.0f} s: {coming[0].text}")
+    def act(self, text):
+        self.line("", text)
 
     def alert(self, what, labels):
         labels = dict(labels)
@@ -204,16 +212,14 @@ def introduce(play, tell):
     else:
         tell.say("  Prometheus     not started: none is installed (apt install prometheus), so no alert will fire")
     if not play.stage.has_names:
-        tell.say("\nWithout a runtime nobody knows names. These are the short ids of the cgroups:\n")
-        for name, training in {training.name: training for training in scenes.TRAININGS}.items():
-            tell.say(f"  {play.stage.name(training)}   {name}")
+        tell.say("\nWithout a runtime nobody knows names: containers are called by the short ids of their cgroups.")
     tell.say("\nAsk it, in another terminal:\n")
     tell.say(f"  curl -s {play.gpu_host.url}/metrics | grep {play.stage.name(scenes.PIPER)}")
     tell.say(f"  {play.given.memledger} why --last --state.path={play.folder / 'gpu-host/state'}")
     tell.say("\nWhat will happen (minutes:seconds of a round):\n")
     for act in play.acts:
         note = "" if play.stage.has_names or not act.needs_names else "   - left out: it needs a Docker engine"
-        tell.say(f"  {int(act.at) // 60:3}:{int(act.at) % 60:02}  {act.text}{note}")
+        tell.say(f"  {int(act.at) // 60:3}:{int(act.at) % 60:02}  {play.text(act)}{note}")
     tell.say("\nCtrl-C ends it and clears everything away.\n")
 
 
