@@ -13,7 +13,7 @@ run: ## build memledger and serve this host's metrics (ARGS="..." for flags)
 doctor: ## show what memledger can read on this host
 	$(CARGO) run --release --locked -- doctor $(ARGS)
 
-demo: ## without a GPU host: real trainings go wrong, memledger watches (ARGS="--help"; needs root, or sudo)
+demo: ## without a GPU host: containers go wrong, memledger watches (ARGS="--help"; needs root, or sudo)
 	$(CARGO) build --release --locked --package memledger --package fake-nvml
 	$(CARGO) rustc --release --locked --package hog --target-dir $(TARGET)/demo -- -C target-feature=+crt-static
 	$(if $(filter 0,$(shell id -u)),,sudo) python3 -B deploy/demo --target $(TARGET) $(ARGS)

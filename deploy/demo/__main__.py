@@ -1,7 +1,7 @@
 """memledger without a GPU host: `make demo`, or `python3 deploy/demo --help`.
 
-Plays what goes wrong on a GPU host, in rounds of some minutes: real trainings grow, leak, and are killed by the kernel, and the
-shipped memledger watches. Nothing in memledger knows of it; the one thing that is not real is the library that stands in for
+Plays what goes wrong on a GPU host, in rounds of some minutes: real containers grow, leak, and are killed by the kernel, as
+trainings are (they train nothing: they eat memory), and the shipped memledger watches. Nothing in memledger knows of it; the one thing that is not real is the library that stands in for
 the GPU driver (gpus.py). Where Prometheus is installed, the shipped alerts fire too, in time-lapse (timelapse.py).
 
 What it started it clears away, however it ends; what a killed one left, the next one does.
@@ -22,6 +22,7 @@ import stage
 from hosts import REPOSITORY, GpuHost, PaperHost, PlainHost
 from monitoring import Monitoring, Watch
 from processes import Folder, Trouble, one_at_a_time, others, remove
+from timelapse import Unknown
 
 TICK = 0.5
 STAYS = 3  # seconds for which an act that has shown everything stays
@@ -200,7 +201,7 @@ class Tell:
 def introduce(play, tell):
     """Says what runs, where to look, and what will happen."""
     monitoring = play.monitoring
-    tell.say("\nmemledger, without a GPU host. Real: the program, the trainings, the kills. Made up: what the GPUs do.\n")
+    tell.say("\nmemledger, without a GPU host. Real: the program, the containers, the kills. Made up: what the GPUs do.\n")
     tell.say(f"  trainings      {play.stage.kind}")
     for name, host in play.hosts.items():
         tell.say(f"  {name:14} {host.url}/metrics")
@@ -271,7 +272,7 @@ def arguments():
     words = argparse.ArgumentParser(prog="make demo", description=__doc__.split("\n\n")[1])
     words.add_argument("--minutes", type=float, help="end after so many minutes; without it, go on until Ctrl-C")
     words.add_argument("--rounds", type=int, help="play so many rounds, and then stand still")
-    words.add_argument("--factor", type=int, default=60, help="how many times as fast the rules are (default: 60)")
+    words.add_argument("--factor", type=int, default=60, help="how many times as fast the rules are (default: 60, for which it is timed)")
     words.add_argument("--status", type=Path, help="write addresses and progress into this file, as JSON, for programs")
     words.add_argument("--no-docker", action="store_true", help="processes in cgroups, also where an engine answers")
     words.add_argument("--target", type=Path, default=REPOSITORY / "target", help="cargo's target folder")
@@ -311,7 +312,7 @@ def main():
         perform(play, tell, given)
     except KeyboardInterrupt:
         tell.say("\nending; clearing up takes some seconds")
-    except Trouble as trouble:
+    except (Trouble, Unknown) as trouble:
         tell.say(f"\nthe demo cannot go on: {trouble}")
         status = 1
     finally:
