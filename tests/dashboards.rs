@@ -110,7 +110,10 @@ fn assert_panels_are_looked_at(url: &str, since: &str) {
         std::fs::write(folder.path().join("dashboards").join(file), text.replace(old, new)).unwrap();
         let root = folder.path().display().to_string();
         let check = in_repository("tests/dashboards/panels.py");
-        let output = Command::new(&python).args(["-B", &check, url, "--since", since, "--root", &root]).output().unwrap();
+        let output = Command::new(&python)
+            .args(["-B", &check, url, "--since", since, "--root", &root])
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(!output.status.success() && said.contains(complaint), "{old} became {new}: {said}");
     }

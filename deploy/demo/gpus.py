@@ -93,7 +93,10 @@ class Gpus:
         return {"memory": {"used": sum(process["used"] for process in held)}, "processes": held}
 
     def nobody(self, _now):
-        return {"memory": {"used": 31 * GIB if "nobody" in self.on else 0}}
+        """Held by a process of the host, which is the demo itself, and by nobody."""
+        mine = 2 * GIB
+        used = mine + (31 * GIB if "nobody" in self.on else 0)
+        return {"memory": {"used": used}, "processes": [{"pid": os.getpid(), "used": mine}]}
 
     def sick(self, now):
         held = self.held(SICK, 16 * GIB)

@@ -23,7 +23,8 @@ impl Demo {
     fn start(flags: &[&str]) -> Option<Self> {
         let hog = hog()?;
         let folder = tempfile::tempdir().expect("a folder");
-        let driver = FakeNvml::install(folder.path(), &State::default()).expect("the fake library is installed");
+        let driver =
+            FakeNvml::install(folder.path(), &State::default()).expect("the fake library is installed");
         let log = std::fs::File::create(folder.path().join("log")).expect("a log");
         let child = Command::new("/usr/bin/python3") // its standard library is all that the demo needs
             .args(["-B", &in_repository("deploy/demo")])
