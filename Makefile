@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 SETUP := tests/setup/setup.sh
 CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -11,6 +12,11 @@ run: ## build memledger and serve this host's metrics (ARGS="..." for flags)
 
 doctor: ## show what memledger can read on this host
 	$(CARGO) run --release --locked -- doctor $(ARGS)
+
+demo: ## without a GPU host: containers go wrong, memledger watches (ARGS="--help"; needs root, or sudo)
+	$(CARGO) build --release --locked --package memledger --package fake-nvml
+	$(CARGO) rustc --release --locked --package hog --target-dir $(TARGET)/demo -- -C target-feature=+crt-static
+	$(if $(filter 0,$(shell id -u)),,sudo) python3 -B deploy/demo --target $(TARGET) $(ARGS)
 
 test: ## install what the tests need, and run all of them, also in the cgroup v2 guest
 	@tests/run.sh
@@ -31,4 +37,4 @@ bench: ## measure cost, also of GPUs, and how fast a kill is known, and write do
 	$(CARGO) bench --locked --bench drm
 	$(CARGO) bench --locked --bench readers
 
-.PHONY: help run doctor test check golden bench
+.PHONY: help run doctor demo test check golden bench

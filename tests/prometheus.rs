@@ -116,11 +116,6 @@ impl Prometheus {
         this
     }
 
-    /// Where its pages and its API are.
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
-    }
-
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }

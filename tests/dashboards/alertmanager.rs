@@ -71,16 +71,6 @@ impl Alertmanager {
         found.sort();
         Ok(found)
     }
-
-    /// The receivers that an alert of this name went to.
-    pub fn receivers(&self, alert: &str) -> Result<Vec<String>, String> {
-        let text = self.get("/api/v2/alerts")?;
-        let alerts: serde_json::Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-        let alerts = alerts.as_array().ok_or_else(|| text.clone())?;
-        let of_name = alerts.iter().filter(|each| each["labels"]["alertname"] == alert);
-        let receivers = of_name.flat_map(|each| each["receivers"].as_array().into_iter().flatten());
-        Ok(receivers.filter_map(|receiver| receiver["name"].as_str().map(str::to_owned)).collect())
-    }
 }
 
 impl Drop for Alertmanager {

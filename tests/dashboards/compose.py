@@ -5,6 +5,7 @@ port, the devices of a GPU and the network), so that a test runs the image just 
 
 Not here: whether `docker compose` takes the files. It cannot be had where the tests run.
 """
+import re
 import sys
 from pathlib import Path
 
@@ -68,6 +69,10 @@ def provisioning():
     if not (ROOT / "dashboards" / home.name).exists() or str(home.parent) != provider["options"]["path"]:
         yield f"grafana: there is no home dashboard {home}"
     source = read(DEPLOY / "grafana/provisioning/datasources/prometheus.yml")["datasources"][0]
+    demo = read(DEPLOY / "demo/grafana.yml")["datasources"][0]
+    port = re.search(r"(?m)^PORT = (\d+)$", (DEPLOY / "demo/monitoring.py").read_text())[1]
+    if demo["url"] != f"http://127.0.0.1:{port}" or demo["uid"] != source["uid"]:
+        yield f"demo/grafana.yml: {demo['url']} is not where the demo's Prometheus listens, or the uid is another"
     known = set(dict(services(DEPLOY / "docker-compose.yml")))
     addresses = [source["url"].split("//")[1]]
     prometheus = read(DEPLOY / "prometheus/prometheus.yml")

@@ -1,4 +1,4 @@
-//! Eats memory in the ways that the tests of the OOM ledger ask for, until the kernel kills it.
+//! Eats memory in the ways that the tests of the OOM ledger and the demo (`deploy/demo`) ask for, until the kernel kills it.
 //!
 //! The arguments are steps, done in order; after the last one it ends with exit code 0:
 //!
@@ -7,7 +7,10 @@
 //! score=N        its oom_score_adj
 //! eat            takes memory until it is killed
 //! eat=N          takes N MiB and keeps them
+//! grow=N:MS      as eat=N, with a pause of so many milliseconds after each MiB
+//! free           gives back what eat=N and grow=N took
 //! shm            as eat, into a file in /dev/shm: memory that no process maps
+//! shm=N          writes N MiB into a file in /dev/shm
 //! threads=N      N threads eat at the same time
 //! seq=N:STEPS    N children one after another, each doing STEPS, which commas separate; waits for each
 //! par=N:STEPS    N children at the same time; waits for all
@@ -16,6 +19,8 @@
 //! churn=N        takes N MiB and gives them back, until one that spawn started has ended, and once more
 //! say=TEXT       prints a line
 //! wait=FILE      until the file is there
+//! pause=MS       for so many milliseconds
+//! again          begins anew with the first step
 //! hold           for ever
 //! abort          dies of a signal of its own
 //! exit=CODE      ends
@@ -46,10 +51,23 @@ fn eat(mib: usize) -> Vec<Vec<u8>> {
     kept
 }
 
-fn eat_shared() -> ! {
+fn grow(mib: usize, millis: usize) -> Vec<Vec<u8>> {
+    let mut kept = Vec::new();
+    while kept.len() < mib {
+        kept.extend(eat(1));
+        pause(millis);
+    }
+    kept
+}
+
+fn pause(millis: usize) {
+    std::thread::sleep(Duration::from_millis(millis as u64));
+}
+
+fn eat_shared(mib: usize) {
     let mut file = std::fs::File::create(format!("/dev/shm/hog-{}", std::process::id())).expect("a file");
     let block = vec![1u8; MIB];
-    loop {
+    for _ in 0..mib {
         if file.write_all(&block).is_err() {
             panic!("/dev/shm is full before the limit is reached: it needs a larger --shm-size");
         }
@@ -120,14 +138,23 @@ fn main() -> ExitCode {
     }
     let mut kept = Vec::new();
     let mut running = Vec::new();
-    for step in std::env::args().skip(1) {
-        let (verb, argument) = step.split_once('=').unwrap_or((step.as_str(), ""));
+    let steps: Vec<String> = std::env::args().skip(1).collect();
+    let mut next = 0;
+    while let Some(step) = steps.get(next) {
+        next += 1;
+        let (verb, argument) = step.split_once('=').unwrap_or((step, ""));
         match verb {
             "name" => call_itself(argument),
             "score" => std::fs::write("/proc/self/oom_score_adj", argument).expect("the score is set"),
             "eat" if argument.is_empty() => kept.push(eat(usize::MAX)),
             "eat" => kept.push(eat(number(argument))),
-            "shm" => eat_shared(),
+            "grow" => {
+                let (mib, millis) = argument.split_once(':').expect("N:MS");
+                kept.push(grow(number(mib), number(millis)));
+            }
+            "free" => kept.clear(),
+            "shm" if argument.is_empty() => eat_shared(usize::MAX),
+            "shm" => eat_shared(number(argument)),
             "threads" => eat_in_threads(number(argument)),
             "seq" => children(argument, reap),
             "par" => {
@@ -140,6 +167,8 @@ fn main() -> ExitCode {
             "reap" => running.drain(..).for_each(reap),
             "say" => println!("{argument}"),
             "wait" => wait_for(argument),
+            "pause" => pause(number(argument)),
+            "again" => next = 0,
             "hold" => loop {
                 std::thread::park();
             },

@@ -1,0 +1,117 @@
+"""The state of the fake NVML library, as it is at one moment of the play: the only thing of the demo that is not real.
+
+The processes that hold VRAM are the real ones of the trainings. What a GPU does is made up, and moves as on a real host: a
+training's VRAM grows to a plateau, its power goes up and down with its utilisation.
+
+The format is that of tests/fake-nvml.
+"""
+import json
+import math
+import os
+
+GIB = 1 << 30
+MIB = 1 << 20
+# what each GPU is there for; the number is its place
+TRAINS, FULL, IDLE, NOBODY, SICK, SPLIT = range(6)
+# nvmlClocksThrottleReason
+SW_POWER_CAP, HW_THERMAL = 0x4, 0x40
+# field ids of NVLink's CRC errors, replays and recoveries, summed over the links
+CRC_FLIT, REPLAY, RECOVERY = 38, 45, 52
+UNKNOWN_ERROR = 999
+EVENT_LASTS = 5  # seconds
+
+
+class Gpus:
+    """Writes the state file again and again. `on` holds what is wrong just now; `holders` the pids that hold VRAM, by GPU."""
+
+    def __init__(self, library):
+        self.file = library.with_name(library.name + ".json")
+        self.on, self.holders, self.events, self.happened = set(), {}, [], 0
+        self.corrected = self.uncorrected = self.replays = 0
+        self.energy = [0.0] * 6
+        self.before = 0.0
+        self.write(0.0)
+
+    def xid(self, gpu, number):
+        """The driver reports an error of a GPU."""
+        self.happened += 1
+        self.events.append((self.before, {"seq": self.happened, "gpu": gpu, "data": number}))
+
+    def write(self, now):
+        """Writes the state for this many seconds after the beginning."""
+        passed, self.before = now - self.before, now
+        made = (self.trains, self.full, self.idle, self.nobody, self.sick, self.split)
+        gpus = []
+        for number, make in enumerate(made):
+            gpu = make(now)
+            self.energy[number] += passed * gpu.setdefault("power_mw", 71_000)
+            gpus.append(
+                {"uuid": f"GPU-de300000-0000-4000-8000-{number:012}", "minor": number, "serial": f"165{number:010}",
+                 "bus_id": f"00000000:{0x10 + number:02X}:00.0", "energy_mj": int(self.energy[number]), **gpu}
+            )  # fmt: skip
+        # a driver tells of an event once; the fake library tells it again to whoever loads it anew
+        self.events = [(when, event) for when, event in self.events if now - when < EVENT_LASTS]
+        errors = {"nvmlDeviceGetCount_v2": UNKNOWN_ERROR} if "driver" in self.on else {}
+        new = self.file.with_suffix(".new")
+        new.write_text(json.dumps({"gpus": gpus, "events": [event for _, event in self.events], "errors": errors}))
+        os.replace(new, self.file)
+
+    def held(self, gpu, size, **more):
+        """The processes of a GPU, of which each holds so much."""
+        return [{"pid": pid, "used": int(size), **more} for pid in self.holders.get(gpu, ())]
+
+    def busy(self, gpu, used, percent, **more):
+        """A GPU that works."""
+        pids = self.holders.get(gpu, ())
+        share = percent // max(len(pids), 1)
+        return {
+            "memory": {"used": int(used)},
+            "utilization": {"gpu": percent, "memory": percent // 2},
+            "utilization_samples": [{"pid": pid, "sm": share, "memory": share // 2} for pid in pids],
+            "power_mw": 90_000 + 6000 * percent, "temperature_c": 38 + percent // 3, **more,
+        }  # fmt: skip
+
+    def trains(self, now):
+        """Two trainings on one GPU, which load, then work, with an evaluation now and then."""
+        held = self.held(TRAINS, min(12 + now / 6, 30) * GIB)
+        percent = int(88 + 8 * math.sin(now / 3)) if now % 40 < 34 else 12
+        used = sum(process["used"] for process in held) + 700 * MIB
+        gpu = self.busy(TRAINS, used, percent if held else 0, processes=held)
+        # as on a card before Ampere, so that its families have values too
+        return {**gpu, "throttle_reasons": SW_POWER_CAP if percent > 90 else 0,
+                "retired_pages": {"single_bit": [4096], "double_bit": []},
+                "pcie": {"replays": int(now // 20)},
+                "fields": {str(CRC_FLIT): int(now // 15), str(REPLAY): int(now // 30), str(RECOVERY): 0}}  # fmt: skip
+
+    def full(self, now):
+        size = 78 * GIB if "full" in self.on else 40 * GIB
+        held = self.held(FULL, size)
+        return self.busy(FULL, sum(process["used"] for process in held), int(75 + 5 * math.sin(now)), processes=held)
+
+    def idle(self, _now):
+        held = self.held(IDLE, 24 * GIB)
+        return {"memory": {"used": sum(process["used"] for process in held)}, "processes": held}
+
+    def nobody(self, _now):
+        """Held by a process of the host, which is the demo itself, and by nobody."""
+        mine = 2 * GIB
+        used = mine + (31 * GIB if "nobody" in self.on else 0)
+        return {"memory": {"used": used}, "processes": [{"pid": os.getpid(), "used": mine}]}
+
+    def sick(self, now):
+        held = self.held(SICK, 16 * GIB)
+        used = sum(process["used"] for process in held)
+        hot = "hot" in self.on
+        gpu = self.busy(SICK, used, int(60 + 10 * math.sin(now / 2)) if held else 0, processes=held)
+        return {**gpu, "lost": "lost" in self.on, "throttle_reasons": HW_THERMAL if hot else 0,
+                "temperature_c": 92 if hot else gpu["temperature_c"],
+                "ecc": {"corrected": self.corrected, "uncorrected": self.uncorrected},
+                "remapped_rows": {"correctable": 1, "pending": "rows" in self.on}}  # fmt: skip
+
+    def split(self, _now):
+        """In MIG mode, with one instance that a service uses."""
+        held = self.held(SPLIT, 3 * GIB, gi=1, ci=0)
+        used = sum(process["used"] for process in held) + 200 * MIB
+        instance = {"uuid": "MIG-de300000-0000-4000-8000-000000000001", "gi": 1, "ci": 0,
+                    "memory": {"total": 10 * GIB, "reserved": 16 * MIB, "used": used}}  # fmt: skip
+        return {"memory": {"used": used + 100 * MIB}, "mig": [instance], "processes": held}

@@ -1,0 +1,246 @@
+"""What is played: the trainings, and the acts, each with the alerts that it makes fire. Data, and no machinery.
+
+Times are seconds after the beginning of a round. An act ends when all its alerts fire, so that a slow machine gets the time
+that it needs; without Prometheus, and in any case, after `most` seconds.
+
+The trainings eat memory by the steps of tests/hog. Their sizes are small, their limits too: what counts is the share.
+"""
+from dataclasses import dataclass, field
+from typing import Callable
+
+import gpus
+
+LIVES_ON = ("name=python3", "eat=8", "hold")
+WORKER = "name=pt_data_worker"
+CRITICAL, WARNING, INFO = "critical", "warning", "info"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A container, its limit in MiB, and what it does."""
+
+    name: str
+    limit: int
+    steps: tuple
+    settings: dict = field(default_factory=dict, hash=False)
+    labels: dict = field(default_factory=dict, hash=False)
+    shm: int = 0  # MiB of its /dev/shm; 0: as the engine has it
+    restart: str = ""  # as Docker has it
+    gpu: int | None = None  # that its first process holds memory of
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alert that an act makes fire. `of`: the training whose container it names."""
+
+    name: str
+    severity: str
+    labels: dict = field(hash=False)
+    of: Training | None = None
+
+
+@dataclass(eq=False)
+class Act:
+    """Something that begins, is seen, and ends."""
+
+    at: float
+    text: str
+    begin: Callable
+    end: Callable = lambda play: None
+    alerts: tuple = ()
+    most: float = 60
+    least: float = 0
+    needs_names: bool = False  # an engine that tells of ends and of its runtime
+
+
+def run_of(batch_size, workers):
+    settings = {"BATCH_SIZE": batch_size, "NUM_WORKERS": workers, "PRECISION": "bf16", "ACCUM": 4, "NUM_DEVICES": 1}
+    return {name: str(value) for name, value in settings.items()}
+
+
+def spawn(count, mib, *more):
+    return f"spawn={count}:" + ",".join([WORKER, f"eat={mib}", *more])
+
+
+PIPER = Training(
+    "piper1-gpl-train-1", 512, ("name=python3", spawn(2, 18, "hold"), "shm=4", "grow=60:250", "pause=22000"),
+    run_of(8, 2), gpu=gpus.TRAINS,
+)  # fmt: skip
+PIPER_AGAIN = Training(
+    PIPER.name, 512, ("name=python3", spawn(2, 30, "hold"), "shm=8", "grow=140:1500", "hold"), run_of(16, 2), gpu=gpus.TRAINS
+)
+LEAK = Training("whisper-finetune-1", 256, ("name=python3", "eat=70", "grow=180:1000", "hold"), run_of(32, 0), gpu=gpus.FULL)
+SAW = Training("segmenter-train-1", 160, ("name=python3", "grow=90:25", "pause=1500", "free", "pause=800", "again"))
+SERVICE = Training(
+    "rag-api-1", 192, ("name=uvicorn", "eat=40", "hold"), gpu=gpus.SPLIT,
+    labels={"com.docker.compose.project": "rag", "com.docker.compose.service": "api"},
+)  # fmt: skip
+NOTEBOOK = Training("jupyter-anna-1", 192, LIVES_ON, gpu=gpus.IDLE)
+LOADER = Training("detector-train-1", 160, ("name=python3", spawn(4, 28, "hold"), "eat=12", "hold"), run_of(64, 4), gpu=gpus.SICK)
+FILLED = Training("tokenizer-batch-1", 160, ("name=python3", "grow=147:20", "hold"))
+SHM = Training("image-cache-1", 128, ("name=python3", "shm=29", "hold"), shm=32)
+KILLED = Training("asr-train-1", 64, ("name=python3", "grow=40:100", "eat"), run_of(128, 0))
+# The first by its name, which is what a dashboard opens with: so each of its runs has something to show on every panel.
+FAILS = Training(
+    "aligner-train-1", 160, ("name=python3", spawn(2, 12, "hold"), "shm=6", "eat=20", "pause=12000", "exit=1"), run_of(96, 2),
+    gpu=gpus.TRAINS,
+)  # fmt: skip
+WORKER_KILLED = Training(
+    FAILS.name, 160,
+    ("name=python3", spawn(2, 14, "hold"), "shm=6", "eat=20", "pause=20000", f"spawn=1:{WORKER},eat", "hold"), run_of(24, 2),
+    gpu=gpus.TRAINS,
+)  # fmt: skip
+CRASHES = Training("api-gateway-1", 64, ("name=node", "eat=6", "pause=1500", "exit=1"), restart="on-failure:5")
+TRAININGS = [WORKER_KILLED, PIPER, LEAK, SAW, SERVICE, NOTEBOOK, LOADER, FILLED, SHM, KILLED, CRASHES]
+
+
+def container(at, training, text, *alerts, **more):
+    """A training that is stopped when it has shown what it shows."""
+    here = tuple(Alert(name, severity, {"instance": "gpu-host"}, training) for name, severity in alerts)
+    return Act(at, f"{training.name} {text}", lambda play: play.start(training), lambda play: play.stop(training), here, **more)
+
+
+def lives_on(at, training, text, *alerts):
+    """As `container`, and it is not stopped."""
+    act = container(at, training, text, *alerts)
+    act.end = lambda play: None
+    return act
+
+
+def stays(at, training, text):
+    """A training that goes on until the curtain: it begins, and that is the act."""
+    return Act(at, f"{training.name} {text}", lambda play: play.start(training), most=0)
+
+
+def gpu(at, state, text, *alerts, **more):
+    """A state of the GPUs that comes and goes."""
+    here = tuple(Alert(name, severity, {"instance": "gpu-host", **labels}) for name, severity, labels in alerts)
+    on = lambda play: play.gpus.on.add(state)
+    return Act(at, text, on, lambda play: play.gpus.on.discard(state), here, **more)
+
+
+def once(at, do, text, *alerts, **more):
+    """Something that happens to a GPU in a moment; its alerts end by themselves."""
+    here = tuple(Alert(name, severity, {"instance": "gpu-host", **labels}) for name, severity, labels in alerts)
+    return Act(at, text, do, alerts=here, **more)
+
+
+def on_plain(at, begin, end, text, alert, severity, labels=(), **more):
+    here = Alert(alert, severity, {"instance": "plain-host", **dict(labels)})
+    return Act(at, f"plain-host: {text}", begin, end, (here,), **more)
+
+
+def on_paper(at, state, text, *alerts):
+    def switch(on):
+        def do(play):
+            (play.paper.on.add if on else play.paper.on.discard)(state)
+
+        return do
+
+    here = tuple(Alert(name, severity, {"instance": "paper-host", **labels}) for name, severity, labels in alerts)
+    return Act(at, f"paper-host: {text}", switch(True), switch(False), here)
+
+
+def ecc(kind, count):
+    def do(play):
+        setattr(play.gpus, kind, getattr(play.gpus, kind) + count)
+
+    return do
+
+
+def high(severity):
+    return ("MemledgerContainerMemoryHigh", severity)
+
+
+SICK = {"gpu": str(gpus.SICK)}
+
+
+def acts(paper_container):
+    """All acts of a round, in the order of their time."""
+    return sorted(of_containers() + of_gpus() + of_hosts(paper_container), key=lambda act: act.at)
+
+
+def of_containers():
+    return [
+        container(0, LEAK, "leaks a MiB a second", ("MemledgerContainerMemoryLeakSuspected", WARNING), most=130),
+        stays(1, SAW, "takes and gives back, again and again: a saw-tooth, and no leak"),
+        stays(2, SERVICE, "serves; it belongs to a Compose project and to a MIG instance"),
+        stays(3, PIPER, "trains with BATCH_SIZE=8, reaches its plateau, and completes"),
+        container(4, NOTEBOOK, "holds 24 GiB of VRAM and does nothing", ("MemledgerGpuAllocatedButIdle", WARNING), most=75),
+        container(5, LOADER, "has four DataLoader workers that hold most of its memory",
+                  ("MemledgerDataLoaderMemoryShareHigh", INFO), high(INFO)),
+        container(6, FILLED, "fills its memory up to 94 % of the limit", high(INFO), high(WARNING), high(CRITICAL)),
+        container(8, SHM, "fills its /dev/shm", ("MemledgerContainerShmNearlyFull", WARNING), least=15),
+        container(28, CRASHES, "ends with an error, is started again, and so on", ("MemledgerContainerEndsWithErrors", INFO),
+                  ("MemledgerContainerCrashLooping", WARNING), needs_names=True, most=40),
+        container(35, KILLED, "reaches its limit: the kernel kills it", ("MemledgerContainerOOMKilled", WARNING), most=30),
+        container(2, FAILS, "ends with exit code 1: its BATCH_SIZE of 96 was too much", ("MemledgerContainerEndsWithErrors", INFO),
+                  needs_names=True),
+        lives_on(26, WORKER_KILLED, "trains with BATCH_SIZE=24; at 0:46 a third DataLoader worker is killed, and it goes on",
+                 ("MemledgerContainerOOMKilled", WARNING)),
+        stays(52, PIPER_AGAIN, "trains again, with BATCH_SIZE=16: a second run of one name"),
+    ]  # fmt: skip
+
+
+def of_gpus():
+    driver = {"source": "nvml"}
+    return [
+        gpu(5, "nobody", f"GPU {gpus.NOBODY}: 31 GiB of VRAM are held by nobody that is known",
+            ("MemledgerGpuMemoryUnattributed", WARNING, {"gpu": str(gpus.NOBODY)})),
+        gpu(7, "full", f"GPU {gpus.FULL} is nearly full", ("MemledgerGpuMemoryHigh", INFO, {"gpu": str(gpus.FULL)})),
+        gpu(15, "hot", f"GPU {gpus.SICK} gets hot and slow", least=45, most=45),
+        gpu(18, "rows", f"GPU {gpus.SICK} waits for a reset to replace a row of memory",
+            ("MemledgerGpuMemoryRepairPending", WARNING, {**SICK, "kind": "pending"})),
+        once(30, lambda play: play.gpus.xid(gpus.TRAINS, 31), f"GPU {gpus.TRAINS} reports Xid 31, a program's fault",
+             ("MemledgerGpuXid", WARNING, {"gpu": str(gpus.TRAINS), "xid": "31"})),
+        once(38, ecc("corrected", 400), f"GPU {gpus.SICK} corrects 400 memory errors",
+             ("MemledgerGpuEcc", WARNING, {**SICK, "kind": "corrected"})),
+        once(42, ecc("uncorrected", 2), f"GPU {gpus.SICK} finds 2 memory errors that it cannot correct",
+             ("MemledgerGpuEcc", CRITICAL, {**SICK, "kind": "uncorrected"})),
+        once(62, lambda play: play.gpus.xid(gpus.SICK, 79), f"GPU {gpus.SICK} reports Xid 79",
+             ("MemledgerGpuXid", CRITICAL, {**SICK, "xid": "79"})),
+        gpu(68, "lost", f"GPU {gpus.SICK} has fallen off the bus", ("MemledgerGpuLost", CRITICAL, driver)),
+        gpu(95, "driver", "the GPU driver answers with an error: all GPUs are away",
+            ("MemledgerCollectorFailing", WARNING, {"collector": "gpu"}), ("MemledgerGpuLost", CRITICAL, driver)),
+    ]  # fmt: skip
+
+
+def of_hosts(paper_container):
+    def absent(play):
+        play.monitoring.forget(*play.hosts)
+
+    everybody = [Alert("MemledgerNotScraped", WARNING, {"instance": name}) for name in ("gpu-host", "plain-host", "paper-host")]
+    return [
+        on_plain(0, lambda play: play.plain.lose_kernel_log(True), lambda play: play.plain.lose_kernel_log(False),
+                 "the kernel log is not there for it", "MemledgerOOMSourceDown", WARNING, {"source": "kmsg"}, most=40, least=30),
+        Act(12, "a backup job outside containers reaches the limit of its cgroup: the kernel kills it",
+            lambda play: play.kill_host_job(), alerts=(
+                Alert("MemledgerHostOOMKilled", CRITICAL, {"instance": "gpu-host"}),
+                Alert("MemledgerOOMKillUnattributed", WARNING, {"instance": "plain-host"}))),
+        on_plain(50, lambda play: play.plain.fill_disk(), lambda play: play.plain.empty_disk(),
+                 "the disk of its ledger is full", "MemledgerStoreDown", WARNING),
+        on_plain(60, lambda play: play.plain.relay.close(), lambda play: play.plain.relay.open(),
+                 "the container runtime does not answer", "MemledgerRuntimeDown", WARNING, {"runtime": "docker"}, needs_names=True),
+        on_plain(78, lambda play: play.freeze(), lambda play: play.thaw(),
+                 "its sampling hangs, and it still answers", "MemledgerSnapshotStale", CRITICAL),
+        on_plain(95, lambda play: play.plain.stop(), lambda play: play.plain.start(), "its memledger is stopped",
+                 "MemledgerExporterDown", CRITICAL),
+        on_plain(108, lambda play: play.monitoring.forget("plain-host"), lambda play: play.monitoring.remember("plain-host"),
+                 "somebody takes it out of Prometheus' configuration", "MemledgerNotScraped", WARNING),
+        Act(135, "somebody takes all hosts out of Prometheus' configuration", absent,
+            lambda play: play.monitoring.remember(*play.hosts),
+            (Alert("MemledgerExporterAbsent", CRITICAL, {}), *everybody), most=60),
+        on_paper(5, "full", "96 % of its memory are in use",
+                 *(("MemledgerHostMemoryHigh", severity, {}) for severity in (INFO, WARNING, CRITICAL))),
+        on_paper(9, "stalls", "its tasks stand still for memory", ("MemledgerHostMemoryPressure", WARNING, {}),
+                 ("MemledgerContainerMemoryPressure", WARNING, {"container_name": paper_container})),
+    ]  # fmt: skip
+
+
+# When all has been on that does not take hosts away, in seconds.
+ALL_ON = 90
+
+# Alerts that no act can make fire, with the reason.
+NOT_PLAYED = {}
+# Alerts that are always there, and never resolve.
+ALWAYS = {"MemledgerWatchdog"}

@@ -1,0 +1,203 @@
+"""Where the trainings run: real containers of a Docker engine, or, without one, real processes in cgroups of their own.
+
+The image of the containers is made here of one static program (`tests/hog`), because nothing need be pulled for that.
+
+Not here: what the trainings do (scenes.py).
+"""
+import hashlib
+import os
+import signal
+import subprocess
+import tarfile
+from pathlib import Path
+
+from processes import Trouble, attempt, await_, die_with_the_demo, run
+
+LABEL = "memledger.demo"
+SOCKET = "/var/run/docker.sock"
+DOCKER = ("docker", "-H", f"unix://{SOCKET}")  # the engine of this machine, whatever the client is set to
+MIB = 1 << 20
+
+
+def engine_answers():
+    try:
+        run(*DOCKER, "version", "-f", "{{.Server.Version}}")
+        return True
+    except (Trouble, OSError):
+        return False
+
+
+class Docker:
+    """Containers of the local engine, all with the demo's label."""
+
+    kind = "containers in the Docker engine"
+    has_names = True
+
+    def __init__(self, folder, hog, names, alone):
+        self.mark, self.image = folder.mark, f"memledger-demo:{folder.mark}"
+        archive = folder / "image.tar"
+        with tarfile.open(archive, "w") as tar:
+            tar.add(hog, "hog")
+        run(*DOCKER, "import", "--change", 'ENTRYPOINT ["/hog"]', archive, self.image)
+        archive.unlink()
+        # somebody may have a container of such a name, and another demo will have
+        taken = not alone or set(run(*DOCKER, "ps", "-a", "--format", "{{.Names}}").split()) & set(names)
+        self.suffix = f"-{os.getpid()}" if taken else ""
+
+    def name(self, training):
+        """What memledger calls its container."""
+        return training.name + self.suffix
+
+    def start(self, training):
+        name = self.name(training)
+        words = [*DOCKER, "run", "-d", "--name", name, "--network", "none", f"--label={LABEL}={self.mark}"]
+        words += [f"--memory={training.limit}m", f"--memory-swap={training.limit}m", f"--hostname={training.name[:60]}"]
+        words += [f"--env={key}={value}" for key, value in training.settings.items()]
+        words += [f"--label={key}={value}" for key, value in training.labels.items()]
+        words += [f"--shm-size={training.shm}m"] if training.shm else []
+        words += [f"--restart={training.restart}"] if training.restart else []
+        run(*words, self.image, *training.steps)
+
+    def pid(self, training):
+        """Of its first process; None if it does not run."""
+        try:
+            return int(run(*DOCKER, "inspect", "-f", "{{.State.Pid}}", self.name(training))) or None
+        except Trouble:
+            return None
+
+    def stop(self, training):
+        """As somebody who has seen enough does."""
+        attempt(*DOCKER, "stop", "-t", "0", self.name(training))
+
+    def remove(self, training):
+        attempt(*DOCKER, "rm", "-f", "-v", self.name(training))
+
+    def clear(self):
+        clear_engine(self.mark)
+
+
+def clear_engine(mark):
+    """Removes what a demo has in the engine. Twice: an engine may still make what it was asked for."""
+    for _ in range(2):
+        found = subprocess.run(
+            [*DOCKER, "ps", "-aq", "--filter", f"label={LABEL}={mark}"], capture_output=True, text=True
+        ).stdout.split()  # fmt: skip
+        if found:
+            attempt(*DOCKER, "rm", "-f", "-v", *found)
+    attempt(*DOCKER, "rmi", "-f", f"memledger-demo:{mark}")
+
+
+def cgroup_root():
+    """The hierarchy with the memory controller, and whether it is cgroup v2."""
+    unified = Path("/sys/fs/cgroup/cgroup.controllers")
+    if unified.exists() and "memory" in unified.read_text():
+        return Path("/sys/fs/cgroup"), True
+    return Path("/sys/fs/cgroup/memory"), False
+
+
+class Cgroup:
+    """One cgroup below the demo's own, which is made and removed with it."""
+
+    def __init__(self, mark, name, limit):
+        root, v2 = cgroup_root()
+        path = root
+        for part in (mark, name):
+            if v2:
+                (path / "cgroup.subtree_control").write_text("+memory")
+            path = path / part
+            path.mkdir(exist_ok=True)
+        self.path = path
+        # without swap: what is over the limit is killed, and not swapped out; not every kernel counts swap
+        names = {"memory.max": limit, "memory.swap.max": 0}
+        if not v2:
+            names = {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}
+        for name, mib in names.items():
+            if (path / name).exists():
+                (path / name).write_text(str(mib * MIB))
+
+    def spawn(self, words, env):
+        """A process that enters it before it becomes what the words say."""
+        script = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+        return subprocess.Popen(
+            ["/bin/sh", "-c", script, str(self.path), *map(str, words)], env={**os.environ, **env},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            preexec_fn=die_with_the_demo,
+        )  # fmt: skip
+
+    def remove(self):
+        empty(self.path)
+
+
+def empty(path):
+    """Kills what is in a cgroup, and removes it."""
+
+    def gone():
+        try:
+            for pid in (path / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+        except OSError:
+            pass  # it ended by itself
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    if path.exists():
+        await_(f"the end of {path}", gone, 20)
+
+
+def clear_cgroups(mark):
+    """Removes a demo's cgroups with all that is in them."""
+    top = cgroup_root()[0] / mark
+    if top.exists():
+        for below in [path for path in top.iterdir() if path.is_dir()]:
+            empty(below)
+        empty(top)
+
+
+class Cgroups:
+    """Processes in cgroups that are named as containers are. Nobody knows their names, their settings, or how they ended."""
+
+    kind = "processes in cgroups (no Docker engine answers)"
+    has_names = False
+
+    def __init__(self, folder, hog, _names, _alone):
+        if os.geteuid():
+            raise Trouble("without a Docker engine the demo makes cgroups, which needs root: sudo make demo")
+        self.mark, self.hog, self.running = folder.mark, hog, {}
+
+    def identity(self, training):
+        return hashlib.sha256(f"{self.mark} {training.name}".encode()).hexdigest()
+
+    def name(self, training):
+        return self.identity(training)[:12]
+
+    def start(self, training):
+        cgroup = Cgroup(self.mark, self.identity(training), training.limit)
+        words = [self.hog, *training.steps]
+        if training.shm:
+            mount = f'mount -t tmpfs -o size={training.shm}m tmpfs /dev/shm && exec "$0" "$@"'
+            words = ["unshare", "-m", "--propagation", "private", "/bin/sh", "-c", mount, *words]
+        self.running[training.name] = (cgroup, cgroup.spawn(words, training.settings))
+
+    def pid(self, training):
+        _, child = self.running.get(training.name, (None, None))
+        return child.pid if child and child.poll() is None else None
+
+    def stop(self, training):
+        self.remove(training)
+
+    def remove(self, training):
+        if training.name in self.running:
+            cgroup, child = self.running.pop(training.name)
+            cgroup.remove()
+            child.wait()
+
+    def clear(self):
+        for cgroup, child in self.running.values():
+            cgroup.remove()
+            child.wait()
+        self.running.clear()

@@ -1,0 +1,202 @@
+"""The shipped rules in time-lapse: every span of time divided by one factor, and nothing else touched.
+
+An alert that waits for a quarter of an hour over a window of an hour shows nothing to somebody who has five minutes. What is
+divided: `for`, ranges, offsets, the horizon of predict_linear, and the seconds to which an age (`time() - ...`) is compared.
+All else stays as it is, byte for byte: names, thresholds, texts. A factor of 1 gives the file back.
+
+It reads the files as text, because they must come out as they went in, and knows just enough of YAML and PromQL for them.
+What it does not know it refuses (`Unknown`): a span that was passed over would make a rule of another meaning.
+
+Not here: whether the rules are right. promtool and tests/dashboards tell that.
+"""
+import re
+
+# key of a line of the rule files to what its value is
+KEYS = {
+    "groups": "", "name": "", "rules": "", "alert": "", "record": "", "labels": "", "annotations": "", "summary": "",
+    "description": "", "runbook_url": "", "expr": "expression", "for": "span", "keep_firing_for": "span", "interval": "span",
+}  # fmt: skip
+LINE = re.compile(r"(?P<head>\s*(?:- )?(?P<key>\w+):)(?P<gap> ?)(?P<value>.*)")
+SPAN = re.compile(r"(\d+)(ms|[smhdw])")
+MILLIS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+TOKEN = re.compile(
+    r"""\s+|(?P<string>"(?:[^"\\]|\\.)*")|(?P<span>\d+(?:ms|[smhdw])\b)|(?P<number>\d+(?:\.\d+)?)(?![\w.])
+    |(?P<name>[a-zA-Z_:][\w:]*)|(?P<op>==|!=|=~|!~|<=|>=|[-+*/<>=(){}\[\],])""",
+    re.X,
+)
+COMPARISONS = {"==", "!=", "<", ">", "<=", ">="}
+SET_WORDS = {"and", "or", "unless"}
+LISTS = {"on", "ignoring", "by", "without", "group_left", "group_right"}
+# functions of which no argument is a span
+FUNCTIONS = {
+    "abs", "absent", "avg", "avg_over_time", "count", "delta", "deriv", "group", "increase", "label_replace",
+    "last_over_time", "max", "max_over_time", "min", "min_over_time", "rate", "sum", "vector",
+}  # fmt: skip
+
+
+class Unknown(Exception):
+    """The rules have something that cannot be divided for sure."""
+
+
+def divided(span, factor):
+    """A span such as 15m, divided: in its own unit if it comes out whole there, else in the largest in which it does."""
+    found = SPAN.fullmatch(span)
+    if not found:
+        raise Unknown(f"{span!r} is no span of one unit")
+    millis = int(found[1]) * MILLIS[found[2]]
+    if millis % factor:
+        raise Unknown(f"{span} divided by {factor} is no whole number of milliseconds")
+    for unit in (found[2], "h", "m", "s", "ms"):
+        if millis // factor % MILLIS[unit] == 0:
+            return f"{millis // factor // MILLIS[unit]}{unit}"
+    raise AssertionError("milliseconds are whole")
+
+
+class Expression:
+    """Finds the spans in one expression and divides them."""
+
+    def __init__(self, text, factor):
+        self.text, self.factor, self.tokens, self.edits = text, factor, [], []
+        at = 0
+        while at < len(text):
+            found = TOKEN.match(text, at)
+            if not found:
+                raise Unknown(f"{text[at:at + 20]!r} in {text!r}")
+            if found.lastgroup:
+                self.tokens.append((found.lastgroup, found[0], found.start()))
+            at = found.end()
+
+    def result(self):
+        if self.group(0, None) != len(self.tokens):
+            raise Unknown(f"unbalanced: {self.text!r}")
+        text = self.text
+        for start, old, new in sorted(self.edits, reverse=True):
+            text = text[:start] + new + text[start + len(old):]
+        return text
+
+    def word(self, at):
+        return self.tokens[at][1] if at < len(self.tokens) else None
+
+    def edit_span(self, at):
+        kind, old, start = self.tokens[at] if at < len(self.tokens) else ("", "the end", 0)
+        if kind != "span":
+            raise Unknown(f"{old!r} where a span should be: {self.text!r}")
+        self.edits.append((start, old, divided(old, self.factor)))
+
+    def edit_seconds(self, at):
+        """The number here is a count of seconds."""
+        _, old, start = self.tokens[at]
+        if float(old) % self.factor:
+            raise Unknown(f"{old} s divided by {self.factor} are no whole seconds: {self.text!r}")
+        self.edits.append((start, old, str(int(float(old)) // self.factor)))
+
+    def closing(self, at):
+        """The place of the bracket that closes the one here."""
+        depth = 0
+        for place in range(at, len(self.tokens)):
+            depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(self.word(place), 0)
+            if depth == 0:
+                return place
+        raise Unknown(f"unbalanced: {self.text!r}")
+
+    def group(self, at, function):
+        """Reads to the end of a pair of brackets, whose function this is; returns the place of the closing one."""
+        operand, argument = at, 0
+        while at < len(self.tokens) and self.word(at) != ")":
+            kind, word, _ = self.tokens[at]
+            if word == ",":
+                argument, operand = argument + 1, at + 1
+                if (function, argument) == ("predict_linear", 1):
+                    at = self.horizon(at + 1)
+                    continue
+            elif word in SET_WORDS:
+                operand = at + 1
+            elif word in LISTS and self.word(at + 1) == "(":
+                at = self.closing(at + 1)
+                if self.word(operand) == word:
+                    operand = at + 1  # what a set operator is matched on belongs to no side
+            elif word == "{":
+                at = self.closing(at)
+            elif word == "[":
+                self.edit_span(at + 1)
+                if self.word(at + 2) != "]":
+                    raise Unknown(f"a subquery: {self.text!r}")
+                at += 2
+            elif word == "offset":
+                self.edit_span(at + 1)
+                at += 1
+            elif word == "(":
+                at = self.group(at + 1, self.function_before(at))
+            elif word in COMPARISONS:
+                self.compared(operand, at)
+            elif kind == "span":
+                raise Unknown(f"{word} stands where no span is known: {self.text!r}")
+            at += 1
+        return at
+
+    def function_before(self, at):
+        """The name in front of this bracket, if it is a function's."""
+        kind, word, _ = self.tokens[at - 1] if at else ("", "", 0)
+        if kind != "name" or word in SET_WORDS | LISTS:
+            return None
+        if word not in FUNCTIONS | {"predict_linear", "time"}:
+            raise Unknown(f"{word}() is not known here: {self.text!r}")
+        return word
+
+    def horizon(self, at):
+        """The second argument of predict_linear: a number of seconds, or a product; its last number is divided."""
+        end = at
+        while self.word(end) != ")":
+            if self.tokens[end][0] != "number" and self.word(end) != "*":
+                raise Unknown(f"the horizon of predict_linear: {self.text!r}")
+            end += 1
+        self.edit_seconds(end - 1)
+        return end
+
+    def compared(self, operand, at):
+        """The left side of a comparison begins at `operand`: if it is an age, the right side is a number of seconds."""
+        words = [self.word(place) for place in range(operand, at)]
+        kind, right = self.tokens[at + 1][:2] if at + 1 < len(self.tokens) else ("", "the end")
+        if words[:4] == ["time", "(", ")", "-"]:
+            if kind != "number":
+                raise Unknown(f"an age compared to {right!r}: {self.text!r}")
+            self.edit_seconds(at + 1)
+        elif len(words) == 1 and self.tokens[operand][0] == "number" and float(words[0]):
+            raise Unknown(f"{words[0]} stands on the left: {self.text!r}")
+        elif kind == "number" and float(right) and (
+            "time" in words or any("seconds" in word and "total" not in word for word in words)
+        ):
+            raise Unknown(f"seconds compared to {right}: {self.text!r}")
+
+
+def rules(text, factor):
+    """The text of a rule file with its spans divided by a whole number. Raises Unknown."""
+    lines, out, block = text.split("\n"), [], None
+    for number, line in enumerate(lines):
+        if block is not None:
+            if not line.strip() or len(line) - len(line.lstrip()) > block[0]:
+                block[1].append(line)
+                continue
+            out.append(Expression("\n".join(block[1]), factor).result())
+            block = None
+        if not line.strip() or line.lstrip().startswith("#"):
+            out.append(line)
+            continue
+        found = LINE.fullmatch(line)
+        if not found or found["key"] not in KEYS:
+            raise Unknown(f"line {number + 1}: {line!r}")
+        value = found["value"]
+        what = KEYS[found["key"]]
+        if what == "span":
+            value = divided(value, factor)
+        elif what == "expression" and value == "|2":
+            block = (len(line) - len(line.lstrip()), [])
+        elif what == "expression":
+            if not value or value[0] in "\"'|>&*!" or " #" in value:
+                raise Unknown(f"line {number + 1}: an expression written in a way not known here: {line!r}")
+            value = Expression(value, factor).result()
+        out.append(found["head"] + found["gap"] + value)
+    if block is not None:
+        out.append(Expression("\n".join(block[1]), factor).result())
+    return "\n".join(out)

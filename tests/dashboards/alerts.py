@@ -1,0 +1,163 @@
+"""Watches the demo fire every alert: `alerts.py STATUS [--wait S]`, where STATUS is the file that the demo writes.
+
+The alerts are those of the rules file; what each must be about is what the demo says that it plays. Asked is a real Prometheus,
+with the rules in time-lapse, and the real Alertmanager that it tells. Each alert must have fired for everything that the demo
+names, and for no other container or GPU; all but the heartbeat must have resolved; each must have come to the receiver of its
+severity. What cannot be played is listed by the demo with its reason, and must not fire either.
+
+Not here: when an alert fires to the minute, and what must stay silent (deploy/prometheus/tests).
+"""
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from panels import Prometheus
+
+ROOT = Path(__file__).resolve().parents[2]
+RECEIVERS = {"critical": "critical", "warning": "default", "info": "info", "none": "heartbeat"}
+# labels that say what an alert is about; an alert is another one where any of them differs
+SUBJECT = ("alertname", "severity", "instance", "container_name", "gpu", "source", "kind", "xid", "collector", "runtime")
+# the kernel's business: other tests' kills beside this one may fire them too, and again
+OF_THE_KERNEL = {"MemledgerHostOOMKilled", "MemledgerOOMKillUnattributed", "MemledgerContainerOOMKilled"}
+
+
+def rules():
+    """(alert, severity) of every alert in the rules file."""
+    groups = yaml.safe_load((ROOT / "deploy/prometheus/rules/alerts.yml").read_text())["groups"]
+    return {(rule["alert"], rule["labels"]["severity"]) for group in groups for rule in group["rules"]}
+
+
+def subject(labels):
+    return tuple((name, labels[name]) for name in SUBJECT if name in labels)
+
+
+class Seen(NamedTuple):
+    has_ended: bool
+    is_firing: bool
+
+
+class Watcher:
+    """What has been seen of the alerts until now."""
+
+    def __init__(self, status):
+        self.status = status
+        self.prometheus = Prometheus(status["prometheus"])
+        self.receivers = {}
+
+    def look(self):
+        """Notes which receivers got what: Alertmanager forgets."""
+        for alert in self.prometheus.fetch(f"{self.status['alertmanager']}/api/v2/alerts"):
+            names = {receiver["name"] for receiver in alert["receivers"]}
+            self.receivers.setdefault(alert["labels"]["alertname"], {}).setdefault(alert["labels"]["severity"], set()).update(names)
+
+    def fired(self):
+        """The subject of each alert that has fired since the demo began, to whether it has ended and whether it fires now."""
+        now = time.time()
+        rows = self.prometheus.get(
+            "query_range", query='ALERTS{alertstate="firing"}', start=self.status["since"], end=now, step=1
+        )["result"]
+        found = {}
+        for row in rows:
+            times = [point[0] for point in row["values"]]
+            gap = any(later - earlier > 2 for earlier, later in zip(times, times[1:]))
+            found[subject(row["metric"])] = Seen(gap or now - times[-1] > 2, now - times[-1] <= 2)
+        return found
+
+    def rows(self, query):
+        return self.prometheus.get("query", query=query)["result"]
+
+    def complaints(self):
+        """What is still missing; then what is wrong."""
+        fired, wanted, always = self.fired(), self.status["expected"], set(self.status["always"])
+        played = {(labels["alertname"], labels["severity"]) for labels in wanted}
+        unplayable = self.status["not_played"]
+        for name, severity in sorted(rules() - played):
+            if name not in always and name not in unplayable:
+                yield f"{name} ({severity}): the demo does not play it, and gives no reason"
+        for labels in wanted:
+            seen = [one for one in fired if set(labels.items()) <= set(one)]
+            if not seen:
+                yield f"{labels} has not fired"
+            elif not all(fired[one].has_ended for one in seen):
+                yield f"{labels} has not resolved"
+            elif labels["alertname"] not in OF_THE_KERNEL and any(fired[one].is_firing for one in seen):
+                yield f"{labels} fires again"
+        for one, (_, is_firing) in fired.items():
+            labels = dict(one)
+            if labels["alertname"] in unplayable:
+                yield f"{labels} fired, and the demo says that it cannot"
+            elif labels["alertname"] in always:
+                if not is_firing:
+                    yield f"{labels} has stopped, and it never should"
+            elif not self.is_others(labels) and not any(set(each.items()) <= set(one) for each in wanted):
+                yield f"{labels} fired, and nobody gave it a reason to"
+            if labels.get("container_name") in self.status["innocent"]:
+                yield f"{labels} fired for an innocent container"
+        for name in always - {dict(one)["alertname"] for one in fired}:
+            yield f"{name} does not fire"
+        for name, severity in {(dict(one)["alertname"], dict(one)["severity"]) for one in fired}:
+            if self.receivers.get(name, {}).get(severity) != {RECEIVERS[severity]}:
+                yield f"{name} ({severity}) went to {self.receivers.get(name, {}).get(severity)}"
+        yield from self.of_runs()
+
+    def is_others(self, labels):
+        """It may be about a kill that somebody else provoked: nothing of the demo's is in its labels."""
+        return labels["alertname"] in OF_THE_KERNEL and labels.get("container_name") not in self.status["containers"]
+
+    def of_runs(self):
+        """Two runs of one name, with two batch sizes, are two rows of one query."""
+        rows = self.rows(
+            "max by (container_name, run, batch_size) (max_over_time("
+            'container_run:memledger_memory_unreclaimable_peak_bytes:join{container_name=~"piper.+"}[10m]))'
+        )
+        sizes = sorted(row["metric"].get("batch_size") for row in rows)
+        if sizes != ["16", "8"] or len({row["metric"]["run"] for row in rows}) != 2:
+            yield f"the two runs are {[row['metric'] for row in rows]}"
+        failures = self.rows("sum(prometheus_rule_evaluation_failures_total)")
+        if [row["value"][1] for row in failures] != ["0"]:
+            yield f"rules failed: {failures}"
+
+
+def read(file):
+    try:
+        return json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def watch(file, deadline):
+    """Waits until the demo has played all and all is resolved, or the time is over; returns the complaints."""
+    while "expected" not in (status := read(file)):
+        if time.monotonic() > deadline or status.get("state") == "ended":
+            return [f"the demo did not begin: {status}"]
+        time.sleep(0.2)  # poll
+    watcher = Watcher(status)
+    while True:
+        watcher.look()
+        state = read(file)["state"]
+        over = time.monotonic() > deadline
+        complaints = list(watcher.complaints()) if over or state == "round-over" else [f"the demo is {state}"]
+        if not complaints or over or state == "ended":
+            return complaints
+        time.sleep(0.5)  # poll
+
+
+def main():
+    words = argparse.ArgumentParser()
+    words.add_argument("status", type=Path)
+    words.add_argument("--wait", type=float, default=240)
+    given = words.parse_args()
+    complaints = watch(given.status, time.monotonic() + given.wait)
+    for complaint in complaints:
+        print(complaint)
+    print(f"{len(rules())} alerts by severity, {len(complaints)} complaints")
+    sys.exit(bool(complaints))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+//! The demo (`deploy/demo`), run as a newcomer runs it: what it plays, a real Prometheus and a real Alertmanager are asked.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use fake_nvml::{FakeNvml, State};
+use serde_json::{Value, json};
+
+use super::{in_repository, script};
+use crate::prometheus::provided;
+use crate::support::docker::{Engine, signal};
+use crate::support::oom::hog;
+use crate::support::{Metrics, binary, cgroups, eventually, eventually_true};
+
+/// A demo on ports and in a folder of its own. Ended by SIGKILL when dropped; the next one clears away what that leaves.
+struct Demo {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Demo {
+    /// Starts it with these flags; `None`, with the reason said, where something is missing.
+    fn start(flags: &[&str]) -> Option<Self> {
+        let hog = hog()?;
+        let folder = tempfile::tempdir().expect("a folder");
+        let driver =
+            FakeNvml::install(folder.path(), &State::default()).expect("the fake library is installed");
+        let log = std::fs::File::create(folder.path().join("log")).expect("a log");
+        let child = Command::new("/usr/bin/python3") // its standard library is all that the demo needs
+            .args(["-B", &in_repository("deploy/demo")])
+            .arg("--memledger")
+            .arg(binary())
+            .arg("--nvml")
+            .arg(driver.path())
+            .arg("--hog")
+            .arg(hog)
+            .arg("--status")
+            .arg(folder.path().join("status"))
+            .args(flags)
+            .stdin(Stdio::null())
+            .stderr(log.try_clone().expect("a log"))
+            .stdout(log)
+            .spawn()
+            .expect("the demo starts");
+        Some(Self { child, folder })
+    }
+
+    fn status_file(&self) -> PathBuf {
+        self.folder.path().join("status")
+    }
+
+    fn status(&self) -> Result<Value, String> {
+        let text = std::fs::read_to_string(self.status_file()).map_err(|error| error.to_string())?;
+        serde_json::from_str(&text).map_err(|error| error.to_string())
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// The status once it plays.
+    fn playing(&self) -> Value {
+        eventually("the demo plays", || match self.status()? {
+            status if status["state"] == "playing" => Ok(status),
+            status => Err(format!("{status}; {}", self.log())),
+        })
+    }
+
+    /// Ends it as Ctrl-C and service managers do, and waits for its end.
+    fn end(mut self) {
+        signal("TERM", self.child.id());
+        let status = eventually("the end of the demo", || {
+            self.child.try_wait().map_err(|error| error.to_string())?.ok_or_else(|| self.log())
+        });
+        assert!(status.success(), "{status}: {}", self.log());
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().expect("text")
+}
+
+/// What is there of a demo, by its mark: containers, images, cgroups, mounts, the folder.
+fn traces(engine: Option<&Engine>, mark: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    if let Some(engine) = engine {
+        let label = format!("label=memledger.demo={mark}");
+        found.extend(engine.docker(&["ps", "-aq", "--filter", &label]).lines().map(str::to_owned));
+        let image = format!("memledger-demo:{mark}");
+        found.extend(engine.docker(&["images", "-q", &image]).lines().map(str::to_owned));
+    }
+    let mounts = std::fs::read_to_string("/proc/mounts").expect("mounts");
+    found.extend(mounts.lines().filter(|line| line.contains(mark)).map(str::to_owned));
+    for path in [cgroups::root().join(mark), std::env::temp_dir().join(mark)] {
+        found.extend(path.exists().then(|| path.display().to_string()));
+    }
+    found
+}
+
+/// Processes whose command line names this path.
+fn processes_below(path: &Path) -> Vec<u32> {
+    let path = path.display().to_string();
+    let pids = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let names = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&path)
+    };
+    pids.filter(names).collect()
+}
+
+/// alerts.py must complain of a status that claims something else than what was played, or it looks at nothing.
+fn assert_alerts_are_looked_at(demo: &Demo) {
+    let Some(python) = provided("MEMLEDGER_TEST_PYTHON") else { return };
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut status = demo.status().expect("the status");
+        change(&mut status);
+        status
+    };
+    let leak = "MemledgerContainerMemoryLeakSuspected";
+    let mutations = [
+        (with(&|s| s["expected"][0]["container_name"] = json!("nobody-1")), "has not fired"),
+        (with(&|s| s["expected"][0]["container_name"] = json!("nobody-1")), "nobody gave it a reason to"),
+        (with(&|s| drop(s["expected"].as_array_mut().expect("a list").remove(0))), "does not play it"),
+        (with(&|s| s["not_played"][leak] = json!("a lie")), "the demo says that it cannot"),
+        (with(&|s| s["innocent"] = s["containers"].clone()), "for an innocent container"),
+        (with(&|s| s["always"] = json!([])), "MemledgerWatchdog (none): the demo does not play it"),
+    ];
+    let file = demo.folder.path().join("mutated");
+    for (status, complaint) in mutations {
+        std::fs::write(&file, status.to_string()).expect("written");
+        let check = in_repository("tests/dashboards/alerts.py");
+        let output = Command::new(&python)
+            .args(["-B", &check, &file.display().to_string(), "--wait", "0"])
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(!output.status.success() && said.contains(complaint), "{complaint}: {said}");
+    }
+}
+
+#[test]
+fn the_demo_makes_every_alert_fire_and_resolve_and_gives_every_panel_data() {
+    for needed in ["MEMLEDGER_TEST_PROMETHEUS", "MEMLEDGER_TEST_ALERTMANAGER", "MEMLEDGER_TEST_PYTHON"] {
+        if provided(needed).is_none() {
+            return;
+        }
+    }
+    let Some(engine) = Engine::shared() else { return };
+    let Some(demo) = Demo::start(&["--rounds", "1"]) else { return };
+    let mark = text(&demo.playing()["mark"]).to_owned();
+    script("alerts.py", &[&demo.status_file().display().to_string(), "--wait", "230"]);
+    assert_alerts_are_looked_at(&demo);
+    let status = demo.status().expect("the status");
+    let url = text(&status["prometheus"]);
+    let since = status["since"].to_string();
+    if let Some(said) = script("panels.py", &[url, "--since", &since, "--wait", "30"]) {
+        eprintln!("{said}");
+    }
+    super::assert_panels_are_looked_at(url, &since);
+    demo.end();
+    assert_eq!(traces(Some(&engine), &mark), Vec::<String>::new());
+}
+
+#[test]
+fn a_demo_beside_another_goes_its_own_way_and_clears_what_a_killed_one_left() {
+    let Some(engine) = Engine::shared() else { return };
+    let Some(mut killed) = Demo::start(&[]) else { return };
+    let first = killed.playing();
+    let mark = text(&first["mark"]).to_owned();
+    eventually_true("its first containers", || traces(Some(&engine), &mark).len() > 5);
+    let Some(beside) = Demo::start(&[]) else { return };
+    let second = beside.playing();
+    assert!(!traces(Some(&engine), &mark).is_empty(), "one that lives is left alone: {}", beside.log());
+    let names = |status: &Value| {
+        status["containers"].as_array().expect("a list").iter().map(Value::to_string).collect::<Vec<_>>()
+    };
+    assert!(names(&first).iter().all(|name| !names(&second).contains(name)), "{first} {second}");
+    let folder = std::env::temp_dir().join(&mark);
+    killed.child.kill().expect("it is killed");
+    killed.child.wait().expect("it ends");
+    eventually_true("its programs end with it", || processes_below(&folder).is_empty());
+    assert!(!traces(Some(&engine), &mark).is_empty(), "a killed one leaves its containers");
+    let Some(next) = Demo::start(&[]) else { return };
+    eventually("the next one clears it away", || match traces(Some(&engine), &mark) {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("{left:?}; {}", next.log())),
+    });
+    for demo in [beside, next] {
+        let mark = text(&demo.playing()["mark"]).to_owned();
+        demo.end();
+        assert_eq!(traces(Some(&engine), &mark), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn without_an_engine_the_demo_plays_in_cgroups() {
+    let Some(demo) = Demo::start(&["--no-docker"]) else { return };
+    let status = demo.playing();
+    let mark = text(&status["mark"]).to_owned();
+    let killed = status["expected"].as_array().expect("a list").iter();
+    let killed = killed.filter(|alert| alert["alertname"] == "MemledgerContainerOOMKilled");
+    let name = text(&killed.last().expect("a kill is played")["container_name"]);
+    let url = format!("{}/metrics", text(&status["memledger"]["gpu-host"]));
+    eventually("a kill, attributed, of a container that is a cgroup alone", || {
+        let mut answer = ureq::get(&url).call().map_err(|error| error.to_string())?;
+        let metrics = Metrics::parse(&answer.body_mut().read_to_string().map_err(|error| error.to_string())?);
+        metrics.ask("memledger_container_last_oom_kill_timestamp_seconds", &[("container_name", name)])
+    });
+    demo.end();
+    assert_eq!(traces(None, &mark), Vec::<String>::new());
+}
+
+#[test]
+fn the_time_lapse_divides_spans_alone_and_refuses_what_it_does_not_know() {
+    script("lapse.py", &[]);
+}
