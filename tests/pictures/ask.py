@@ -1,18 +1,20 @@
 """Asks a Prometheus what a browser with Grafana would ask it for the dashboards, and writes the answers as JSON.
 
-`ask.py URL --out FILE [--range S] [--scrape S] [--set BOARD.VARIABLE=VALUE]...`
+`ask.py URL --out FILE [--range S] [--scrape S] [--set BOARD.VARIABLE=VALUE]... [--when QUERY]`
 
 Variables are All, or what --set says. Range, step and rate interval are counted as Grafana does it: a point for each
 pixel of the panel, never finer than a scrape; four scrapes for a rate. The queries themselves are filled in by
-tests/dashboards/panels.py.
+tests/dashboards/panels.py. With --when it waits, up to three minutes, until that query has a result.
 
 Nothing is judged here but a variable without values; draw.mjs looks at the rest.
 """
 import argparse
 import json
 import math
+import re
 import sys
 import time
+import urllib.error
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +26,12 @@ import panels  # noqa: E402
 # steps that Grafana rounds to, in seconds
 STEPS = [1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600]
 PAGE = 1600  # pixels
-# reasons for which a panel is empty in the demo too
-MAY_BE_EMPTY = {panels.NO_PSI, panels.NO_FAULT}
+WAIT = 180  # seconds
+# by dashboard: panels without data in the demo, with the reason
+MAY_BE_EMPTY = {
+    "container.json": {"Memory pressure": "of a container it exists only on cgroup v2 with PSI"},
+    "why.json": {"Xids of containers": "the kernel log takes no line of a driver from anybody but the kernel"},
+}
 
 
 def step_of(panel, span, scrape):
@@ -82,34 +88,55 @@ class Drawing(panels.Asking):
             ],
             "panels": {panel["id"]: list(self.panel(panel)) for panel in boards.panels(self.board)},
             "annotations": [self.annotation(note) for note in notes],
-            "mayBeEmpty": [
-                part.strip("'")
-                for (name, part), reason in panels.MAY_BE_EMPTY.items()
-                if name in ("*", self.name) and reason in MAY_BE_EMPTY
-            ],
+            "mayBeEmpty": list(MAY_BE_EMPTY.get(self.name, {})),
         }
+
+
+def await_result(prometheus, query):
+    """Waits until the query has a result; goes on without one in the end."""
+    deadline = time.monotonic() + WAIT
+    while not prometheus.get("query", query=query)["result"] and time.monotonic() < deadline:
+        time.sleep(1)  # poll
+
+
+def everything(prometheus, given):
+    """The answers for all dashboards, and what is wrong with them."""
+    if given.when:
+        await_result(prometheus, given.when)
+    chosen = {}
+    for board, variable, value in given.set:
+        chosen.setdefault(board, {})[variable] = value
+    answers, complaints = {}, []
+    for file, board in boards.load(ROOT).items():
+        name = Path(file).stem
+        drawing = Drawing(prometheus, file, board, chosen.get(name, {}), given.range, given.scrape)
+        answers[name] = drawing.answers()
+        complaints += drawing.complaints
+    return answers, complaints
+
+
+def setting(word):
+    """The parts of BOARD.VARIABLE=VALUE."""
+    parts = re.fullmatch(r"(\w+)\.(\w+)=(.+)", word)
+    if not parts or not (ROOT / f"dashboards/{parts[1]}.json").exists():
+        raise argparse.ArgumentTypeError(f"{word} is no BOARD.VARIABLE=VALUE with a file of dashboards/, as in container.container=train-1")
+    return parts.groups()
 
 
 def main():
     words = argparse.ArgumentParser()
     words.add_argument("url")
     words.add_argument("--out", type=Path, required=True)
-    words.add_argument("--range", type=int, default=900)
-    words.add_argument("--scrape", type=int, default=5)
-    words.add_argument("--set", action="append", default=[])
+    words.add_argument("--range", type=int, default=900, help="seconds back from now")
+    words.add_argument("--scrape", type=int, default=15, help="seconds between two scrapes")
+    words.add_argument("--set", type=setting, action="append", default=[])
+    words.add_argument("--when")
     given = words.parse_args()
-    chosen = {}
-    for word in given.set:
-        place, value = word.split("=", 1)
-        board, variable = place.split(".")
-        chosen.setdefault(board, {})[variable] = value
-    answers = {}
-    complaints = []
-    for file, board in boards.load(ROOT).items():
-        name = Path(file).stem
-        drawing = Drawing(panels.Prometheus(given.url), file, board, chosen.get(name, {}), given.range, given.scrape)
-        answers[name] = drawing.answers()
-        complaints += drawing.complaints
+    prometheus = panels.Prometheus(given.url)
+    try:
+        answers, complaints = everything(prometheus, given)
+    except urllib.error.URLError as error:
+        raise SystemExit(f"{given.url} does not answer as a Prometheus does: {error.reason}") from error
     given.out.write_text(json.dumps(answers))
     for complaint in complaints:
         print(complaint)

@@ -1,8 +1,10 @@
 // Draws dashboards from the answers that ask.py has written: `node draw.mjs ANSWERS FOLDER [BOARD...]`.
 //
-// The page is bundled by esbuild and opened in a Chromium that runs here without a screen ($CHROMIUM, else chromium of
-// PATH). It exits with 1, and says which panel it is, if one cannot be drawn, has no data, has two series of one name, or
-// has an option that Grafana would ignore; the pictures are written all the same, to be looked at.
+// The page is bundled by esbuild and opened in a Chromium without a screen ($CHROMIUM, else Debian's). Collapsed rows are
+// drawn and looked at, but cut off the picture, as a browser opens the page without them; $WHOLE=1 leaves them on.
+//
+// It exits with 1, and says which panel it is, if one cannot be drawn, has no data, has two series of one name, or has an
+// option that Grafana would ignore; the pictures are written all the same, to be looked at.
 import { createServer } from 'node:http';
 import { readFile, writeFile, mkdir } from 'node:fs/promises';
 import { dirname, extname, join } from 'node:path';
@@ -62,7 +64,8 @@ async function picture(browser, address, dashboard, file) {
   const height = await page.evaluate(() => document.documentElement.scrollHeight);
   await page.setViewport({ width: 1600, height });
   await page.waitForNetworkIdle({ idleTime: 500 });
-  await writeFile(file, await page.screenshot({ type: 'png', fullPage: true }));
+  const fold = process.env.WHOLE ? height : await page.evaluate(() => window.fold());
+  await writeFile(file, await page.screenshot({ type: 'png', clip: { x: 0, y: 0, width: 1600, height: fold } }));
   const complaints = await page.evaluate(() => window.complaints());
   await page.close();
   return [...errors, ...complaints];

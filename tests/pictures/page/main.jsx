@@ -60,7 +60,7 @@ function Placed({ panel, dashboard, ...rest }) {
   const style = { position: 'absolute', left: x * (COLUMN + GAP), top: y * (UNIT + GAP), width, height };
   if (panel.type === 'row') {
     return (
-      <div style={style} className="row">
+      <div style={style} className={panel.collapsed ? 'row collapsed' : 'row'}>
         {panel.title}
       </div>
     );
@@ -103,6 +103,8 @@ function Dashboard({ dashboard }) {
 }
 
 window.complaints = complaints;
+// where the page ends if no collapsed row is opened
+window.fold = () => document.querySelector('.collapsed')?.getBoundingClientRect().top ?? document.documentElement.scrollHeight;
 window.draw = (dashboard) =>
   createRoot(document.getElementById('page')).render(
     <ThemeContext.Provider value={theme}>

@@ -3,9 +3,11 @@ import { useEffect, useState } from 'react';
 import {
   FieldType,
   applyFieldOverrides,
+  applyNullInsertThreshold,
   getDisplayValueAlignmentFactors,
   getFieldDisplayName,
   getFieldDisplayValues,
+  nullToValue,
   renderMarkdown,
   transformDataFrame,
 } from '@grafana/data';
@@ -59,10 +61,25 @@ function checkLegends(panel, data) {
   }
 }
 
+/** Where samples are missing there are none: Grafana's panel does this before it draws. */
+function withGaps(frame, range) {
+  const [refFieldPseudoMin, refFieldPseudoMax] = [range.from.valueOf(), range.to.valueOf()];
+  return nullToValue(applyNullInsertThreshold({ frame, refFieldPseudoMin, refFieldPseudoMax }));
+}
+
 function Graph({ panel, data, width, height, moments, range }) {
+  const [gapped] = useState(() => data.map((frame) => withGaps(frame, range)));
   const marks = (config) => <Marks config={config} moments={moments} />;
   return (
-    <TimeSeries frames={data} width={width} height={height} timeRange={range} timeZone={timeZone} legend={panel.options.legend} options={panel.options}>
+    <TimeSeries
+      frames={gapped}
+      width={width}
+      height={height}
+      timeRange={range}
+      timeZone={timeZone}
+      legend={panel.options.legend}
+      options={panel.options}
+    >
       {marks}
     </TimeSeries>
   );

@@ -59,7 +59,7 @@ export function StateTimeline({ panel, data, width, height, range }) {
       ))}
       {ticks.map((time) => (
         <text key={time} x={place(time)} y={height - AXIS + 10} textAnchor="middle">
-          {dateTimeFormat(time, { format: 'HH:mm', timeZone: 'utc' })}
+          {dateTimeFormat(time, { format: 'HH:mm:ss', timeZone: 'utc' })}
         </text>
       ))}
       <text x={width} y={height - 4} textAnchor="end" className="substitute">
