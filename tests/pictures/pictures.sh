@@ -15,9 +15,10 @@ root=$here/../..
 work=$(mktemp -d)
 demo=
 # the demo is scraped every second, and plays in rounds of three minutes
-read -ra ask <<<"${ASK:---range 200 --scrape 1 --set container.container=piper1-gpl-train-1}"
-# a moment at which there is something to see: a container is nearly full
-when='container:memledger_memory_used_per_limit:ratio > 0.85'
+read -ra ask <<<"${ASK:---range 200 --scrape 1 --set container.container=detector-train-1}"
+# a moment at which there is something to see: all hosts are there, a container is nearly full, alerts fire
+when='count(memledger_build_info) > 2 and on () count(container:memledger_memory_used_per_limit:ratio > 0.85)
+  and on () count(ALERTS{alertstate="firing", severity!="none"}) > 4'
 
 cleanup() {
   if [[ $demo ]]; then
@@ -49,8 +50,18 @@ start_demo() {
 }
 
 draw() {
-  python3 -B "$here/ask.py" "$PROMETHEUS" --out "$work/answers.json" "${ask[@]}" --when "$when" &&
-    node "$here/draw.mjs" "$work/answers.json" "$work/drawn"
+  python3 -B "$here/ask.py" "$PROMETHEUS" --out "$work/answers.json" "${ask[@]}" >"$work/said" &&
+    node "$here/draw.mjs" "$work/answers.json" "$work/drawn" >>"$work/said"
+}
+
+# draw_demo: draws until all is well: the demo takes a GPU away, ends containers, starts them anew.
+draw_demo() {
+  local deadline=$((SECONDS + 300))
+  ask+=(--when "$when")
+  until draw; do
+    if ((SECONDS > deadline)) || ! kill -0 "$demo" 2>/dev/null; then return 1; fi
+    sleep 5 # the next things happen
+  done
 }
 
 set -m # the demo in a group of its own
@@ -60,17 +71,19 @@ if ! cmp -s "$here/package-lock.json" "$made_from"; then
   (cd "$here" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error)
   cp "$here/package-lock.json" "$made_from"
 fi
-[[ ${PROMETHEUS:-} ]] || { start_demo && PROMETHEUS=$(of_status prometheus); }
-deadline=$((SECONDS + 240))
-until draw >"$work/said"; do
-  if ((SECONDS > deadline)); then
-    cat "$work/said"
-    echo "pictures: the dashboards cannot be drawn as they should be" >&2
-    exit 1
-  fi
-  sleep 5 # the next things happen
-done
+status=0
+if [[ ${PROMETHEUS:-} ]]; then
+  draw || status=1
+else
+  start_demo
+  PROMETHEUS=$(of_status prometheus)
+  draw_demo || status=1
+fi
 cat "$work/said"
+if ((status)); then
+  echo "pictures: the dashboards cannot be drawn as they should be" >&2
+  exit 1
+fi
 folder=${PICTURES:-$root/docs/pictures}
 mkdir -p "$folder"
 for picture in "$work"/drawn/*.png; do
