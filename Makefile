@@ -24,6 +24,7 @@ check: ## format, lints, and the tests that need nothing installed
 golden: ## write the generated documents and the golden files anew; read the difference before you commit it
 	UPDATE=1 $(CARGO) test --locked --test real --quiet -- tables:: recorded::
 
+.PHONY: pictures
 pictures: ## draw the dashboards with data of the demo, into docs/pictures
 	@tests/pictures/pictures.sh
 
@@ -33,4 +34,4 @@ bench: ## measure cost, also of GPUs, and how fast a kill is known, and write do
 	$(CARGO) bench --locked --bench gpu
 	$(CARGO) bench --locked --bench drm
 
-.PHONY: help run doctor test check golden pictures bench
+.PHONY: help run doctor test check golden bench

@@ -7,15 +7,13 @@
 #
 # $PROMETHEUS  draw what this Prometheus has (http://HOST:PORT) instead of the demo
 # $PICTURES    the folder for the pictures, instead of docs/pictures
-# $ASK         options for ask.py: range, pace of scraping, values of variables
+# $ASK         options for ask.py with $PROMETHEUS: range, pace of scraping, values of variables
 # $WHOLE       1: draw collapsed rows open in the picture too
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$here/../..
 work=$(mktemp -d)
 demo=
-# the demo is scraped every second, and plays in rounds of three minutes
-read -ra ask <<<"${ASK:---range 200 --scrape 1 --set container.container=detector-train-1}"
 # a moment at which there is something to see: all hosts are there, a container is nearly full, alerts fire
 when='count(memledger_build_info) > 2 and on () count(container:memledger_memory_used_per_limit:ratio > 0.85)
   and on () count(ALERTS{alertstate="firing", severity!="none"}) > 4'
@@ -56,8 +54,11 @@ draw() {
 
 # draw_demo: draws until all is well: the demo takes a GPU away, ends containers, starts them anew.
 draw_demo() {
-  local deadline=$((SECONDS + 300))
-  ask+=(--when "$when")
+  local deadline=$((SECONDS + 300)) container
+  # one with workers and a GPU; beside another demo its name has a suffix
+  container=$(of_status containers | grep -o "detector-train-1[-0-9]*")
+  # the demo is scraped every second, and plays in rounds of three minutes
+  ask=(--range 200 --scrape 1 --set "container.container=$container" --when "$when")
   until draw; do
     if ((SECONDS > deadline)) || ! kill -0 "$demo" 2>/dev/null; then return 1; fi
     sleep 5 # the next things happen
@@ -73,6 +74,7 @@ if ! cmp -s "$here/package-lock.json" "$made_from"; then
 fi
 status=0
 if [[ ${PROMETHEUS:-} ]]; then
+  read -ra ask <<<"${ASK:-}"
   draw || status=1
 else
   start_demo
