@@ -3,7 +3,7 @@
 #
 # It starts the demo, waits until everything in it has happened once, and then asks and draws until no panel is empty or
 # cannot be drawn; if that is not so after a while, it fails and says which panel it is. Needs what the demo needs, and
-# node 18 or newer with npm. Takes about five minutes.
+# node 18 or newer with npm. Takes five to ten minutes.
 #
 # $PROMETHEUS  draw what this Prometheus has (http://HOST:PORT) instead of the demo
 # $PICTURES    the folder for the pictures, instead of docs/pictures
@@ -55,8 +55,8 @@ draw() {
 # draw_demo: draws until all is well: the demo takes a GPU away, ends containers, starts them anew.
 draw_demo() {
   local deadline=$((SECONDS + 300)) container
-  # one with workers and a GPU; beside another demo its name has a suffix
-  container=$(of_status containers | grep -o "detector-train-1[-0-9]*")
+  # one with workers, a GPU and more than one run; beside another demo its name has a suffix
+  container=$(of_status containers | grep -o "piper1-gpl-train-1[-0-9]*")
   # the demo is scraped every second, and plays in rounds of three minutes
   ask=(--range 200 --scrape 1 --set "container.container=$container" --when "$when")
   until draw; do
@@ -92,3 +92,4 @@ for picture in "$work"/drawn/*.png; do
   pngquant --force --strip --speed 1 --nofs --output "$folder/${picture##*/}" 128 "$picture"
 done
 du -ch "$folder"/*.png
+[[ ! $demo ]] || python3 -B "$here/mutations.py" "$work/answers.json"
