@@ -30,6 +30,10 @@ check: ## format, lints, and the tests that need nothing installed
 golden: ## write the generated documents and the golden files anew; read the difference before you commit it
 	UPDATE=1 $(CARGO) test --locked --test real --quiet -- tables:: recorded::
 
+.PHONY: pictures
+pictures: ## draw the dashboards with data of the demo, into docs/pictures
+	@tests/pictures/pictures.sh
+
 bench: ## measure cost, also of GPUs, and how fast a kill is known, and write docs/performance.md
 	$(CARGO) bench --locked --bench cycle
 	$(CARGO) bench --locked --bench oom

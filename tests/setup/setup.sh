@@ -9,6 +9,7 @@
 #
 # usage: setup.sh [STEP...]     default: all, in this order:
 #        packages prometheus nextest python engine image hog v2guest env
+#        setup.sh pictures      what `make pictures` draws with; no test needs it
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,6 +17,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/lib.sh"
 
 readonly ALL_STEPS=(packages prometheus nextest python engine image hog v2guest env)
+readonly OTHER_STEPS=(pictures)
 cache=$(test_cache)
 readonly cache
 
@@ -128,11 +130,20 @@ END
   say "$cache/env"
 }
 
+# Chromium draws, pngquant makes the pictures small. Another node than Debian's stays.
+step_pictures() {
+  local wanted=(chromium pngquant) missing=() p
+  if ! has npm; then wanted+=(nodejs npm); fi
+  for p in "${wanted[@]}"; do package_installed "$p" || missing+=("$p"); done
+  if ((${#missing[@]})); then apt_or_update install -y --no-install-recommends "${missing[@]}"; fi
+  say "node $(node --version), $(chromium --version 2>/dev/null)"
+}
+
 # --- what to do when one fails ---------------------------------------------------------------------------------------
 
 advice() {
   case $1 in
-    packages | prometheus) echo "is this Debian 12 with working package sources? try: apt-get update" ;;
+    packages | prometheus | pictures) echo "is this Debian 12 with working package sources? try: apt-get update" ;;
     nextest) echo "try: cargo install cargo-nextest --locked" ;;
     python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
     engine) echo "dockerd needs root, cgroups and overlay or vfs storage; its log is in $cache/engine" ;;
@@ -162,7 +173,7 @@ main() {
   exec 9>"$cache/lock"
   flock 9
   for step in "$@"; do
-    [[ " ${ALL_STEPS[*]} " == *" $step "* ]] || { echo "no such step: $step" >&2; exit 2; }
+    [[ " ${ALL_STEPS[*]} ${OTHER_STEPS[*]} " == *" $step "* ]] || { echo "no such step: $step" >&2; exit 2; }
     run_step "$step"
   done
 }

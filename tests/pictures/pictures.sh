@@ -1,0 +1,95 @@
+#!/bin/bash
+# `make pictures`: draws the dashboards with Grafana's own components and the data of the demo, into docs/pictures.
+#
+# It starts the demo, waits until everything in it has happened once, and then asks and draws until no panel is empty or
+# cannot be drawn; if that is not so after a while, it fails and says which panel it is. Needs what the demo needs, and
+# node 18 or newer with npm. Takes five to ten minutes.
+#
+# $PROMETHEUS  draw what this Prometheus has (http://HOST:PORT) instead of the demo
+# $PICTURES    the folder for the pictures, instead of docs/pictures
+# $ASK         options for ask.py with $PROMETHEUS: range, pace of scraping, values of variables
+# $WHOLE       1: draw collapsed rows open in the picture too
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$here/../..
+work=$(mktemp -d)
+demo=
+# a moment at which there is something to see: all hosts are there, a container is nearly full, alerts fire
+when='count(memledger_build_info) > 2 and on () count(container:memledger_memory_used_per_limit:ratio > 0.85)
+  and on () count(ALERTS{alertstate="firing", severity!="none"}) > 4'
+
+cleanup() {
+  if [[ $demo ]]; then
+    kill -TERM -- "-$demo" 2>/dev/null || true # its own group: make, and the demo, which clears away what it started
+    wait "$demo" 2>/dev/null || true
+  fi
+  rm -rf "$work"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+# of_status FIELD: what the demo says of itself; nothing as long as it says nothing.
+of_status() {
+  [[ ! -e $work/demo.json ]] || python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$work/demo.json" "$1"
+}
+
+start_demo() {
+  make -C "$root" demo ARGS="--minutes 20 --status $work/demo.json" >"$work/demo.log" 2>&1 &
+  demo=$!
+  echo "pictures: waiting for the demo"
+  until [[ $(of_status state) == all-on ]]; do
+    if ! kill -0 "$demo" 2>/dev/null; then
+      tail -n 20 "$work/demo.log" >&2
+      echo "pictures: the demo has ended; try \`make demo\` by itself" >&2
+      exit 1
+    fi
+    sleep 1 # poll
+  done
+}
+
+draw() {
+  python3 -B "$here/ask.py" "$PROMETHEUS" --out "$work/answers.json" "${ask[@]}" >"$work/said" &&
+    node "$here/draw.mjs" "$work/answers.json" "$work/drawn" >>"$work/said"
+}
+
+# draw_demo: draws until all is well: the demo takes a GPU away, ends containers, starts them anew.
+draw_demo() {
+  local deadline=$((SECONDS + 300)) container
+  # one with workers, a GPU and more than one run; beside another demo its name has a suffix
+  container=$(of_status containers | grep -o "piper1-gpl-train-1[-0-9]*")
+  # the demo is scraped every second, and plays in rounds of three minutes
+  ask=(--range 200 --scrape 1 --set "container.container=$container" --when "$when")
+  until draw; do
+    if ((SECONDS > deadline)) || ! kill -0 "$demo" 2>/dev/null; then return 1; fi
+    sleep 5 # the next things happen
+  done
+}
+
+set -m # the demo in a group of its own
+"$root/tests/setup/setup.sh" pictures
+made_from=$here/node_modules/made-from
+if ! cmp -s "$here/package-lock.json" "$made_from"; then
+  (cd "$here" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error)
+  cp "$here/package-lock.json" "$made_from"
+fi
+status=0
+if [[ ${PROMETHEUS:-} ]]; then
+  read -ra ask <<<"${ASK:-}"
+  draw || status=1
+else
+  start_demo
+  PROMETHEUS=$(of_status prometheus)
+  draw_demo || status=1
+fi
+cat "$work/said"
+if ((status)); then
+  echo "pictures: the dashboards cannot be drawn as they should be" >&2
+  exit 1
+fi
+folder=${PICTURES:-$root/docs/pictures}
+mkdir -p "$folder"
+for picture in "$work"/drawn/*.png; do
+  pngquant --force --strip --speed 1 --nofs --output "$folder/${picture##*/}" 128 "$picture"
+done
+du -ch "$folder"/*.png
+[[ ! $demo ]] || python3 -B "$here/mutations.py" "$work/answers.json"
