@@ -324,6 +324,7 @@ mod tests {
             id: ContainerId::new(&id.to_string().repeat(64)),
             identity: Identity::named(name),
             runtime: "docker",
+            pod: None,
             image: "".into(),
             compose_project: "".into(),
             compose_service: "".into(),

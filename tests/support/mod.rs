@@ -5,6 +5,7 @@
 #![allow(dead_code)] // not every concern uses everything
 
 pub mod cgroups;
+pub mod cri;
 pub mod docker;
 pub mod metrics;
 pub mod oom;
