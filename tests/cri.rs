@@ -2,12 +2,16 @@
 //!
 //! No kubelet runs: the tests make sandboxes and containers as it does, under the cgroups that it would make.
 
+use crate::support::cgroups::{is_v2, root};
 use crate::support::cri::{Containerd, Spec, Wanted};
-use crate::support::docker::{assert_no_series_twice, unique};
+use crate::support::docker::{assert_no_series_twice, signal, unique};
 use crate::support::metrics::Labels;
-use crate::support::{Memledger, Metrics};
+use crate::support::oom::{EXITS, KILLS, RESTARTS};
+use crate::support::{Memledger, Metrics, eventually_true};
 
 const INFO: &str = "memledger_container_info";
+const POD_INFO: &str = "memledger_container_pod_info";
+const REQUEST: &str = "memledger_container_memory_request_bytes";
 const USAGE: &str = "memledger_container_memory_usage_bytes";
 const UP: &str = "memledger_runtime_up";
 const CRI: &[(&str, &str)] = &[("runtime", "cri")];
@@ -31,22 +35,181 @@ fn labels(metrics: &Metrics, family: &str, labels: &[(&str, &str)]) -> Result<La
     }
 }
 
+/// Waits until the one container of an identity is this one.
+fn eventually_is(memledger: &Memledger, me: &[(&str, &str)], id: &str) -> Metrics {
+    memledger.eventually("the container", |metrics| {
+        metrics.ask(USAGE, me)?;
+        let info = labels(metrics, INFO, me)?;
+        if info["container_id"] == id { Ok(metrics.clone()) } else { Err(format!("{info:?}")) }
+    })
+}
+
+/// Waits until a counter of a container has this value.
+fn eventually_counts(
+    memledger: &Memledger,
+    family: &str,
+    me: &[(&str, &str)],
+    label: (&str, &str),
+    count: f64,
+) {
+    let series = [me, &[label]].concat();
+    memledger.eventually(&format!("{count} {family} {label:?}"), |metrics| {
+        let counted = metrics.sum(family, &series);
+        if counted == count { Ok(()) } else { Err(format!("{:?}", metrics.all(family, me))) }
+    });
+}
+
 #[test]
 fn a_pod_is_shown_by_namespace_pod_and_container_and_its_pause_process_is_none() {
     let Some(containerd) = Containerd::start() else { return };
     let team = unique("team");
-    let pod =
-        containerd.pod(&Wanted { namespace: &team, name: "train-0", qos: "burstable/", ..Wanted::default() });
-    let id = containerd.run(&pod, &Spec { name: "main", command: SLEEP, limit: 64 << 20, ..Spec::default() });
+    let pod = containerd.pod(&Wanted {
+        namespace: &team,
+        name: "train-0",
+        qos: "burstable/",
+        labels: &[("app.kubernetes.io/name", "train"), ("secret", "s3cr3t")],
+        annotations: &[("team/owner", "speech"), ("token", "s3cr3t"), ("kubernetes.io/config.source", "api")],
+    });
+    let env = [("BATCH_SIZE", "32"), ("HF_TOKEN", "s3cr3t")];
+    let main = Spec { name: "main", command: SLEEP, env: &env, limit: 64 << 20, ..Spec::default() };
+    let id = containerd.run(&pod, &main);
+    let sidecar = containerd.run(&pod, &Spec { name: "log", command: SLEEP, ..Spec::default() });
+    let flags = ["--cri.pod-labels=app.kubernetes.io/name,absent", "--cri.pod-annotations=team/owner"];
+    let memledger = watch(&containerd, &team, &flags);
+    let me = of(&team, "train-0", "main");
+    let metrics = eventually_is(&memledger, &me, &id);
+    eventually_is(&memledger, &of(&team, "train-0", "log"), &sidecar);
+    assert_eq!(metrics.value(UP, CRI), 1.0);
+    let info = labels(&metrics, INFO, &me).unwrap();
+    assert_eq!((&*info["runtime"], &*info["image"]), ("cri", "docker.io/library/memledger-test:1"));
+    let mut wanted = std::collections::BTreeMap::from(me);
+    wanted.extend([("k8s_pod_uid", &*pod.uid), ("attempt", "0"), ("qos_class", "burstable")]);
+    wanted.extend([("pod_source", "api"), ("label_app_kubernetes_io_name", "train")]);
+    wanted.extend([("annotation_team_owner", "speech")]);
+    let found = labels(&metrics, POD_INFO, &me).unwrap();
+    let found: std::collections::BTreeMap<_, _> = found.iter().map(|(k, v)| (&**k, &**v)).collect();
+    assert_eq!(found, wanted, "all of its labels");
+    assert_eq!(labels(&metrics, "memledger_container_run_info", &me).unwrap()["batch_size"], "32");
+    assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &me), f64::from(64 << 20));
+    assert_eq!(metrics.get(REQUEST, &me), None, "no node knows the request of a burstable pod");
+
+    let pod = containerd.pod(&Wanted {
+        namespace: &team,
+        name: "etcd-node1",
+        annotations: &[("kubernetes.io/config.source", "file")],
+        ..Wanted::default()
+    });
+    let id = containerd.run(&pod, &Spec { name: "etcd", ..main });
+    let me = of(&team, "etcd-node1", "etcd");
+    let metrics = eventually_is(&memledger, &me, &id);
+    let info = labels(&metrics, POD_INFO, &me).unwrap();
+    assert_eq!((&*info["qos_class"], &*info["pod_source"]), ("guaranteed", "file"), "a static pod");
+    assert_eq!(metrics.value(REQUEST, &me), f64::from(64 << 20));
+    assert_eq!(metrics.value("memledger_containers", CRI), 3.0, "the pause processes are no containers");
+    assert_no_series_twice(&metrics);
+    for path in ["/metrics", "/api/v1/containers"] {
+        assert!(!memledger.get(path).1.contains("s3cr3t"), "{path}");
+    }
+}
+
+#[test]
+fn a_container_that_is_killed_for_memory_restarts_as_the_same_and_so_does_its_pod_when_it_is_made_anew() {
+    let Some(containerd) = Containerd::start() else { return };
+    let team = unique("team");
+    let wanted = Wanted { namespace: &team, name: "train-0", qos: "burstable/", ..Wanted::default() };
+    let pod = containerd.pod(&wanted);
     let memledger = watch(&containerd, &team, &[]);
     let me = of(&team, "train-0", "main");
-    let metrics = memledger.eventually("the container", |metrics| {
-        metrics.ask(USAGE, &me)?;
-        Ok(metrics.clone())
-    });
-    assert_eq!(metrics.value(UP, CRI), 1.0);
-    assert_eq!(labels(&metrics, INFO, &me).unwrap()["container_id"], id);
-    assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &me), f64::from(64 << 20));
-    assert_eq!(metrics.value("memledger_containers", CRI), 1.0, "the pause process is no container");
+    let init = containerd.run(&pod, &Spec { name: "init", command: &["true"], ..Spec::default() });
+    eventually_counts(&memledger, EXITS, &of(&team, "train-0", "init"), ("reason", "completed"), 1.0);
+    let eats = Spec { name: "main", command: &["/hog", "eat"], limit: 32 << 20, ..Spec::default() };
+    let first = containerd.run(&pod, &eats);
+    eventually_counts(&memledger, EXITS, &me, ("reason", "oom_container"), 1.0);
+    eventually_counts(&memledger, KILLS, &me, ("victim", "main"), 1.0);
+    assert_eq!(memledger.metrics().value("memledger_container_last_exit_code", &me), 137.0);
+
+    let second = containerd.run(&pod, &Spec { attempt: 1, command: SLEEP, ..eats });
+    containerd.remove_container(&first);
+    let metrics = eventually_is(&memledger, &me, &second);
+    assert_eq!(labels(&metrics, POD_INFO, &me).unwrap()["attempt"], "1");
+    assert_eq!(metrics.sum(KILLS, &me), 1.0, "it goes on");
+    eventually_counts(&memledger, RESTARTS, &me, ("container_name", "main"), 1.0);
+    containerd.stop_container(&second, 0);
+    eventually_counts(&memledger, EXITS, &me, ("reason", "killed"), 1.0);
+    containerd.remove(&pod.sandbox);
+
+    let anew = containerd.pod(&wanted);
+    let third = containerd.run(&anew, &Spec { command: SLEEP, ..eats });
+    let metrics = eventually_is(&memledger, &me, &third);
+    let info = labels(&metrics, POD_INFO, &me).unwrap();
+    assert_eq!((&*info["k8s_pod_uid"], &*info["attempt"]), (&*anew.uid, "0"));
+    eventually_counts(&memledger, RESTARTS, &me, ("container_name", "main"), 2.0);
+    let metrics = memledger.fresh_metrics();
+    assert_eq!((metrics.sum(KILLS, &me), metrics.sum(EXITS, &me)), (1.0, 2.0));
     assert_no_series_twice(&metrics);
+    drop(init);
+
+    let why = memledger.get(&format!("/api/v1/containers/{}/why", &first[..12]));
+    let verdict: serde_json::Value = serde_json::from_str(&why.1).expect("JSON");
+    assert_eq!(why.0, 200, "{}", why.1);
+    assert!(verdict["cause"].as_str().is_some_and(|cause| cause.contains("limit")), "{}", why.1);
+}
+
+#[test]
+fn a_kill_by_the_limit_of_the_pod_is_the_container_s_whose_process_was_killed() {
+    let Some(containerd) = Containerd::start() else { return };
+    let team = unique("team");
+    let pod =
+        containerd.pod(&Wanted { namespace: &team, name: "pair", qos: "burstable/", ..Wanted::default() });
+    let file = if is_v2() { "memory.max" } else { "memory.limit_in_bytes" };
+    std::fs::write(root().join(&pod.cgroup).join(file), (64 << 20).to_string()).expect("the pod's limit");
+    let memledger = watch(&containerd, &team, &[]);
+    let holds = Spec { name: "holds", command: &["/hog", "eat=8", "hold"], ..Spec::default() };
+    containerd.run(&pod, &holds);
+    let (holds, eats) = (of(&team, "pair", "holds"), of(&team, "pair", "eats"));
+    memledger.eventually("the one that holds", |metrics| metrics.ask(USAGE, &holds));
+    containerd.run(&pod, &Spec { name: "eats", command: &["/hog", "eat"], ..Spec::default() });
+    eventually_counts(&memledger, EXITS, &eats, ("reason", "oom_container"), 1.0);
+    eventually_counts(&memledger, KILLS, &eats, ("scope", "container"), 1.0);
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(metrics.sum(KILLS, &holds), 0.0);
+    let limit = metrics.value("memledger_container_memory_effective_limit_bytes", &holds);
+    assert_eq!(limit, f64::from(64 << 20), "the pod's");
+    assert_eq!(metrics.get("memledger_container_memory_limit_bytes", &holds), None);
+}
+
+#[test]
+fn while_containerd_is_away_names_are_kept_and_an_end_is_told_when_it_is_back() {
+    let Some(mut containerd) = Containerd::start() else { return };
+    let team = unique("team");
+    let pod =
+        containerd.pod(&Wanted { namespace: &team, name: "job", qos: "besteffort/", ..Wanted::default() });
+    let waits = ["sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.1; done"];
+    let ends = containerd.run(&pod, &Spec { name: "ends", command: &waits, ..Spec::default() });
+    let stays = containerd.run(&pod, &Spec { name: "stays", command: SLEEP, ..Spec::default() });
+    let memledger = watch(&containerd, &team, &[]);
+    let (end, stay) = (of(&team, "job", "ends"), of(&team, "job", "stays"));
+    eventually_is(&memledger, &end, &ends);
+    eventually_is(&memledger, &stay, &stays);
+    containerd.stop();
+    memledger.eventually("it is away", |metrics| match metrics.ask(UP, CRI)? {
+        0.0 => Ok(()),
+        up => Err(format!("{up}")),
+    });
+    let pids = std::fs::read_to_string(root().join(&pod.cgroup).join(&ends).join("cgroup.procs")).unwrap();
+    let first: u32 = pids.lines().next().expect("a process").parse().expect("a pid");
+    signal("TERM", first);
+    eventually_true("its end", || !std::path::Path::new(&format!("/proc/{first}")).exists());
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(labels(&metrics, INFO, &stay).unwrap()["container_id"], stays, "names are kept");
+    containerd.launch();
+    memledger.eventually("it is back", |metrics| match metrics.ask(UP, CRI)? {
+        1.0 => Ok(()),
+        up => Err(format!("{up}")),
+    });
+    eventually_counts(&memledger, EXITS, &end, ("reason", "error"), 1.0);
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(metrics.value("memledger_container_last_exit_code", &end), 7.0);
+    assert_eq!(metrics.sum(EXITS, &stay), 0.0);
+    assert_eq!(metrics.sum(RESTARTS, &stay), 0.0, "the same run");
 }

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::config::Filter;
 use crate::host::Bell;
+use crate::parse::kubernetes::{Qos, qos};
 
 pub use cgroups::{Hierarchy, Version};
 pub use registry::{Refresh, Registry};
@@ -164,6 +165,13 @@ pub struct Container {
     pub cgroup: Option<Arc<Cgroup>>,
     /// It lies in the cgroup of another container of the inventory, and so its memory is part of that one's.
     pub nested: bool,
+}
+
+impl Container {
+    /// The QoS class of its pod, by the path of its cgroup; `None` outside Kubernetes.
+    pub fn qos(&self) -> Option<Qos> {
+        self.pod.as_ref().and(self.cgroup.as_ref()).and_then(|cgroup| qos(cgroup.path.to_str()?))
+    }
 }
 
 /// Where a container's cgroup lies, relative to the root of the hierarchy.
