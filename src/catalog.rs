@@ -330,6 +330,8 @@ catalog! {
         "Processes of the container that hold a context on the GPU.";
     CONTAINER_GPU_UTILIZATION = Gauge ContainerGpu "memledger_container_gpu_utilization_ratio" [] max 4_096,
         "Share of the GPU's time in which a kernel of the container ran, the sum over its processes, each the mean of NVML's own samples of it since the reading before. A process without samples was idle. Of DRM drivers: the share of the busiest engine; absent for processes that hold /dev/kfd, whose work is not told. Absent where the driver gives none, as in MIG mode.";
+    CONTAINER_GPU_ALLOCATED = Gauge ContainerGpu "memledger_container_gpu_allocated" [] max 4_096,
+        "1 for each GPU or MIG instance that was given to the container, whether it uses it or not: by the kubelet, from its pod-resources socket (resources nvidia.com/...), or by Docker, from the container's device requests (--gpus). Absent where neither tells, as with NVIDIA_VISIBLE_DEVICES, and for a GPU that no driver tells of.";
     PROCESS_GPU_MEMORY = Gauge ContainerGpu "memledger_process_gpu_memory_used_bytes" ["pid", "process", "role"] max 256,
         "GPU memory of one process, from NVML's process lists or fdinfo of DRM drivers: see memledger_container_gpu_memory_used_bytes. Processes of the host have no container_name.";
     PROCESS_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_process_gpu_memory_peak_bytes" ["pid", "process", "role"] max 256,
@@ -348,7 +350,7 @@ impl Id {
 }
 
 /// Endings that say what a number is: a base unit, a count of things, a point in time.
-const ENDINGS: [&str; 17] = [
+const ENDINGS: [&str; 18] = [
     "_bytes",
     "_seconds",
     "_ratio",
@@ -361,6 +363,7 @@ const ENDINGS: [&str; 17] = [
     "_up",
     "_fds",
     "_processes",
+    "_allocated",
     "_containers",
     "_expected",
     "_exit_code",

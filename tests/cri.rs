@@ -2,11 +2,17 @@
 //!
 //! No kubelet runs: the tests make sandboxes and containers as it does, under the cgroups that it would make.
 
-use crate::support::cgroups::{is_v2, root};
+use memledger::config::CriSettings;
+use memledger::discover::Link;
+use memledger::discover::cri::{Found, find, messages};
+
+use crate::support::cgroups::{TestCgroup, is_v2, new_id, root};
 use crate::support::cri::{Containerd, Spec, Wanted};
-use crate::support::docker::{assert_no_series_twice, signal, unique};
+use crate::support::docker::{Engine, assert_no_series_twice, signal, unique};
+use crate::support::grpc::{Answer, Server};
 use crate::support::metrics::Labels;
 use crate::support::oom::{EXITS, KILLS, RESTARTS};
+use crate::support::python::Python;
 use crate::support::{Memledger, Metrics, eventually_true};
 
 const INFO: &str = "memledger_container_info";
@@ -212,4 +218,184 @@ fn while_containerd_is_away_names_are_kept_and_an_end_is_told_when_it_is_back() 
     assert_eq!(metrics.value("memledger_container_last_exit_code", &end), 7.0);
     assert_eq!(metrics.sum(EXITS, &stay), 0.0);
     assert_eq!(metrics.sum(RESTARTS, &stay), 0.0, "the same run");
+}
+
+/// CRI-O cannot be had here. Its answers are written after its own documentation, in its own forms: names of cgroups,
+/// `info`, a name for the image. The processes and their cgroups are real.
+struct CriO {
+    server: Server,
+    containers: Vec<messages::Container>,
+}
+
+impl CriO {
+    fn new() -> Self {
+        let server = Server::new();
+        let version =
+            messages::VersionResponse { runtime_name: "cri-o".into(), runtime_version: "1.31.2".into() };
+        server.tell(&method("Version"), &version);
+        let this = Self { server, containers: vec![] };
+        this.tell(&[]);
+        this
+    }
+
+    fn flag(&self) -> String {
+        format!("--cri.endpoint={}", self.server.socket.display())
+    }
+
+    fn tell(&self, sandboxes: &[messages::PodSandbox]) {
+        let list = messages::ListContainersResponse { containers: self.containers.clone() };
+        self.server.tell(&method("ListContainers"), &list);
+        let items = sandboxes.to_vec();
+        self.server.tell(&method("ListPodSandbox"), &messages::ListPodSandboxResponse { items });
+    }
+
+    fn sandbox(id: &str, namespace: &str, pod: &str) -> messages::PodSandbox {
+        messages::PodSandbox {
+            id: id.into(),
+            metadata: Some(messages::PodSandboxMetadata {
+                name: pod.into(),
+                uid: "7d1c".into(),
+                namespace: namespace.into(),
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn runs(&mut self, id: &str, sandbox: &str, name: &str) {
+        self.containers.push(messages::Container {
+            id: id.into(),
+            pod_sandbox_id: sandbox.into(),
+            metadata: Some(messages::ContainerMetadata { name: name.into(), attempt: 3 }),
+            image: Some(messages::ImageSpec { image: "sha256:0123".into(), ..Default::default() }),
+            state: messages::ContainerState::Running.into(),
+            created_at: 1_700_000_000_000_000_000,
+            ..Default::default()
+        });
+        let info = r#"{"sandboxID":"x","pid":1,"runtimeSpec":{"process":{"env":["PATH=/","NUM_WORKERS=4"]},
+            "linux":{"resources":{"unified":{"memory.min":"1048576"}}}},"privileged":false}"#;
+        self.server.tell(
+            &method("ContainerStatus"),
+            &messages::ContainerStatusResponse {
+                status: Some(messages::ContainerStatus {
+                    state: messages::ContainerState::Running.into(),
+                    started_at: 1_700_000_001_000_000_000,
+                    image: Some(messages::ImageSpec {
+                        image: "registry.example/train:1".into(),
+                        ..Default::default()
+                    }),
+                    ..Default::default()
+                }),
+                info: [("info".to_owned(), info.to_owned())].into(),
+            },
+        );
+    }
+}
+
+fn method(name: &str) -> String {
+    format!("/runtime.v1.RuntimeService/{name}")
+}
+
+fn crio_cgroup(pod: &str) -> TestCgroup {
+    let id = new_id();
+    let top = "memledger-tests/kubepods.slice/kubepods-besteffort.slice";
+    TestCgroup::at(&format!("{top}/kubepods-besteffort-pod{pod}.slice/crio-{id}.scope"), &id)
+}
+
+#[test]
+fn cri_o_s_answers_name_the_same_things_and_where_there_are_events_the_list_waits_for_them() {
+    let team = unique("team");
+    let mut crio = CriO::new();
+    crio.server.answer(&method("GetContainerEvents"), Answer::Bell);
+    let pause = crio_cgroup(&team);
+    let cgroup = crio_cgroup(&team);
+    let _processes = [&pause, &cgroup]
+        .map(|cgroup| Python::start(cgroup, "import signal; print('ready'); signal.pause()"));
+    let sandbox = CriO::sandbox(&pause.id, &team, "train-0");
+    crio.tell(std::slice::from_ref(&sandbox));
+    let flags = [
+        &crio.flag(),
+        "--docker.socket=",
+        "--podman.socket=",
+        &format!("--container.include=^{team}/|{}", pause.name()),
+    ];
+    let memledger = Memledger::start(&flags);
+    let list = method("ListContainers");
+    eventually_true("the first pause is over", || crio.server.asked(&list) >= 2);
+    crio.runs(&cgroup.id, &pause.id, "main");
+    crio.tell(&[sandbox]);
+    let lists = crio.server.asked(&list);
+    crio.server.ring();
+    let me = of(&team, "train-0", "main");
+    let metrics = eventually_is(&memledger, &me, &cgroup.id);
+    assert_eq!(labels(&metrics, INFO, &me).unwrap()["image"], "registry.example/train:1");
+    let info = labels(&metrics, POD_INFO, &me).unwrap();
+    assert_eq!((&*info["attempt"], &*info["qos_class"]), ("3", "besteffort"));
+    assert_eq!(labels(&metrics, "memledger_container_run_info", &me).unwrap()["num_workers"], "4");
+    assert_eq!(metrics.value(REQUEST, &me), 1048576.0, "memory.min");
+    assert_eq!(metrics.value("memledger_container_start_time_seconds", &me), 1_700_000_001.0);
+    assert!(metrics.all(INFO, &[("container_name", pause.name())]).is_empty(), "a sandbox is none");
+    for _ in 0..10 {
+        memledger.fresh_metrics(); // a second and more
+    }
+    let more = crio.server.asked(&list) - lists;
+    assert!(more <= 2, "the list was taken {more} times");
+}
+
+#[test]
+fn a_socket_that_nobody_named_and_that_has_no_pods_is_no_runtime_that_is_away() {
+    let Some(containerd) = Containerd::start() else { return };
+    let tokio = tokio::runtime::Runtime::new().expect("a runtime");
+    let docker = std::path::PathBuf::from("/run/docker/containerd/containerd.sock");
+    let no_cri = Server::new();
+    let settings = |sockets: &[&std::path::Path], is_asked_for| CriSettings {
+        sockets: sockets.iter().map(|socket| socket.to_path_buf()).collect(),
+        is_asked_for,
+        ..CriSettings::default()
+    };
+    let link = |sockets: &[&std::path::Path], is_asked_for| match tokio
+        .block_on(find(&settings(sockets, is_asked_for)))
+    {
+        Found::Runtime(socket, _) => (Some(socket), Link::Up),
+        Found::Nothing { link, .. } => (None, link),
+    };
+    let ours = containerd.socket();
+    assert_eq!(link(&["/no/such.sock".as_ref()], true), (None, Link::NoSocket));
+    assert_eq!(link(&[&no_cri.socket], false), (None, Link::NoSocket));
+    assert_eq!(link(&[&no_cri.socket], true), (None, Link::Down), "somebody said that it is one");
+    assert_eq!(link(&[&ours], false), (None, Link::Idle));
+    assert_eq!(link(&[&ours], true), (Some(ours.clone()), Link::Up));
+    let team = unique("team");
+    let pod = containerd.pod(&Wanted { namespace: &team, name: "first", ..Wanted::default() });
+    assert_eq!(link(&[&no_cri.socket, &ours], false), (Some(ours.clone()), Link::Up), "it has pods now");
+    if docker.exists() {
+        assert_eq!(link(&[&docker, &ours], false).0, Some(ours.clone()), "not Docker's own containerd");
+    }
+
+    let flags = ["--docker.socket=", "--podman.socket=", "--cri.endpoint=/no/such.sock"];
+    let memledger = Memledger::start(&flags);
+    assert!(memledger.metrics().all(UP, &[]).is_empty());
+    containerd.remove(&pod.sandbox);
+}
+
+#[test]
+fn pods_are_shown_beside_docker_s_containers_each_of_them_once() {
+    let (Some(containerd), Some(engine)) = (Containerd::start(), Engine::shared()) else { return };
+    let team = unique("team");
+    let pod =
+        containerd.pod(&Wanted { namespace: &team, name: "train-0", qos: "burstable/", ..Wanted::default() });
+    let id = containerd.run(&pod, &Spec { name: &team, command: SLEEP, ..Spec::default() });
+    let container = engine.run(&team, &[], &["sleep", "1000"]);
+    let ids = [&id, &container.id, &pod.sandbox].map(|id| id[..12].to_owned());
+    let include = format!("--container.include=^({team}|{})$", ids.join("|"));
+    let memledger = Memledger::start(&[&containerd.flag(), &engine.flag(), "--podman.socket=", &include]);
+    let metrics = eventually_is(&memledger, &of(&team, "train-0", &team), &id);
+    let all: Vec<_> =
+        metrics.all(INFO, &[]).iter().map(|(_, labels, _)| labels["container_id"].clone()).collect();
+    assert_eq!(all.len(), 2, "{all:?}");
+    assert!(all.contains(&id) && all.contains(&container.id), "{all:?}");
+    assert_eq!(
+        metrics.all(USAGE, &[("container_name", &team)]).len(),
+        2,
+        "the same name in a pod is another"
+    );
 }

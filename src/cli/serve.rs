@@ -103,6 +103,10 @@ fn follow_runtimes(config: &Config, keeper: &Keeper) -> Vec<Arc<Source>> {
         let source = Source::new(cri::RUNTIME, Arc::clone(&desk.bell));
         let memory = cri::Memory::new(keeper.since(cri::RUNTIME), keeper.running(cri::RUNTIME));
         tokio::spawn(cri::follow(config.cri.clone(), config.filter.clone(), Arc::clone(&source), memory));
+        if !config.cri.pod_resources.as_os_str().is_empty() {
+            let socket = config.cri.pod_resources.clone();
+            tokio::spawn(cri::pod_resources::follow(socket, Arc::clone(&source)));
+        }
         sources.push(source);
     }
     for endpoint in &config.endpoints {

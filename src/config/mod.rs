@@ -83,6 +83,8 @@ pub struct CriSettings {
     pub labels: Vec<(String, Arc<str>)>,
     /// The same of annotations.
     pub annotations: Vec<(String, Arc<str>)>,
+    /// The kubelet's own socket, which tells of devices; empty: it is not asked.
+    pub pod_resources: PathBuf,
 }
 
 /// Settings of the GPU collector.
@@ -253,6 +255,7 @@ impl Config {
                 is_asked_for: !values.is_default("cri.endpoint"),
                 labels: values.each("cri.pod-labels", |text| pod_key("label", text))?,
                 annotations: values.each("cri.pod-annotations", |text| pod_key("annotation", text))?,
+                pod_resources: values.path("kubelet.pod-resources")?,
             },
             filter: Filter {
                 include: values.optional("container.include", regex)?,

@@ -151,6 +151,12 @@ pub static SETTINGS: &[Setting] = &[
         &[],
         "Annotations of pods that become labels of memledger_container_pod_info: KEY as annotation_KEY. No other is ever read out.",
     ),
+    one(
+        "kubelet.pod-resources",
+        Kind::Path,
+        &["/var/lib/kubelet/pod-resources/kubelet.sock"],
+        "The kubelet's socket that tells which GPU was given to which container of a pod. Empty: do not ask.",
+    ),
     one("docker.socket", Kind::Path, &["/var/run/docker.sock"], "Docker's socket. Empty: do not ask Docker."),
     one(
         "podman.socket",

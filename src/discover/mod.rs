@@ -8,7 +8,7 @@ pub mod cri;
 pub mod docker;
 pub mod registry;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -134,6 +134,8 @@ pub struct Record {
     pub compose_service: Arc<str>,
     /// Run settings from the allow-listed environment: label name and value.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
+    /// GPUs that it was given, as far as the runtime tells: index, uuid, or `all`.
+    pub gpus: Arc<[Arc<str>]>,
     /// Unix time of the last start.
     pub started: Option<f64>,
     /// Whether the container's labels pass `--container.label`.
@@ -159,6 +161,8 @@ pub struct Container {
     pub compose_service: Arc<str>,
     /// Run settings: label name and value.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
+    /// GPUs that it was given, by its runtime or by the kubelet: index, uuid, uuid of a MIG instance, or `all`.
+    pub gpus: Arc<[Arc<str>]>,
     /// Unix time of the last start, if a runtime told.
     pub started: Option<f64>,
     /// Its cgroup; `None` before the runtime has made it.
@@ -291,7 +295,9 @@ pub struct SourceState {
     /// Containers that run, by id.
     pub running: HashMap<ContainerId, Record>,
     /// Sandboxes of pods, which have a cgroup and an id like a container and are none.
-    pub sandboxes: std::collections::HashSet<ContainerId>,
+    pub sandboxes: HashSet<ContainerId>,
+    /// GPUs that the kubelet gave to containers of pods.
+    pub given: cri::pod_resources::Given,
     /// Containers that ended since the cycle last looked.
     pub ended: Vec<Record>,
     /// What happened since the ledger last looked, oldest first. See [`Source::tell`].
@@ -307,7 +313,8 @@ impl Source {
             link: Link::Starting,
             generation: 0,
             running: HashMap::new(),
-            sandboxes: Default::default(),
+            sandboxes: HashSet::new(),
+            given: Default::default(),
             ended: vec![],
             facts: VecDeque::new(),
             facts_lost: 0,

@@ -83,7 +83,13 @@ impl Registry {
         }
         for (rank, source) in self.sources.iter().enumerate().rev() {
             let state = source.lock();
-            records.extend(state.running.values().map(|record| (record.id.clone(), (rank, record.clone()))));
+            let with_gpus = |record: &Record| {
+                let identity = Identity::lasting(&record.name, record.pod.as_deref());
+                let gpus = state.given.get(&identity).unwrap_or(&record.gpus);
+                Record { gpus: Arc::clone(gpus), ..record.clone() }
+            };
+            records
+                .extend(state.running.values().map(|record| (record.id.clone(), (rank, with_gpus(record)))));
             sandboxes.extend(state.sandboxes.iter().cloned());
         }
         // Docker, asked beside the kubelet's own shim for it, takes them for containers
@@ -212,6 +218,7 @@ fn named(record: &Record, cgroup: Option<Arc<Cgroup>>) -> Container {
         compose_project: Arc::clone(&record.compose_project),
         compose_service: Arc::clone(&record.compose_service),
         settings: record.settings.clone(),
+        gpus: Arc::clone(&record.gpus),
         started: record.started,
         cgroup,
         nested: false,
@@ -228,6 +235,7 @@ fn unnamed(candidate: &Candidate, cgroup: Option<Arc<Cgroup>>) -> Container {
         compose_project: "".into(),
         compose_service: "".into(),
         settings: vec![],
+        gpus: Arc::default(),
         started: None,
         cgroup,
         nested: false,
@@ -329,6 +337,7 @@ mod tests {
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            gpus: Arc::default(),
             started: Some(1.0),
             labels_match: true,
         }

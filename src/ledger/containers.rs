@@ -339,6 +339,7 @@ mod tests {
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            gpus: Arc::default(),
             started: Some(started),
             cgroup: None,
             nested: false,

@@ -233,6 +233,7 @@ fn remembered(name: &Name) -> Container {
         compose_project: "".into(),
         compose_service: "".into(),
         settings: vec![],
+        gpus: Arc::default(),
         started: None,
         cgroup: None,
         nested: false,

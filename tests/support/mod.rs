@@ -7,6 +7,7 @@
 pub mod cgroups;
 pub mod cri;
 pub mod docker;
+pub mod grpc;
 pub mod metrics;
 pub mod oom;
 pub mod python;

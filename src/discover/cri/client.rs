@@ -138,7 +138,11 @@ impl Client {
         Ok(grpc)
     }
 
-    async fn ask<Q, A>(&self, method: &'static str, question: Q) -> Result<A, CriError>
+    /// Any question.
+    ///
+    /// # Errors
+    /// It was not answered.
+    pub async fn ask<Q, A>(&self, method: &'static str, question: Q) -> Result<A, CriError>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,

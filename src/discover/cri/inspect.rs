@@ -99,6 +99,7 @@ pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter)
         compose_project: "".into(),
         compose_service: "".into(),
         settings: vec![],
+        gpus: Arc::default(),
         started: None,
         labels_match: filter.labels_match(&labels),
     })

@@ -17,6 +17,7 @@
 mod client;
 mod inspect;
 pub mod messages;
+pub mod pod_resources;
 mod watch;
 
 use std::collections::HashSet;

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use bollard::models::EventMessage;
 
@@ -110,6 +111,7 @@ impl Event {
             compose_project: value("com.docker.compose.project"),
             compose_service: value("com.docker.compose.service"),
             settings: vec![],
+            gpus: Arc::default(),
             started: Some(self.at),
             labels_match: filter.labels_match(&self.attributes),
         };

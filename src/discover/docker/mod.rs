@@ -256,6 +256,7 @@ mod tests {
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            gpus: Arc::default(),
             started: Some(started),
             labels_match: true,
         }
