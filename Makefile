@@ -34,11 +34,12 @@ golden: ## write the generated documents and the golden files anew; read the dif
 pictures: ## draw the dashboards with data of the demo, into docs/pictures
 	@tests/pictures/pictures.sh
 
-bench: ## measure cost, also of GPUs, and how fast a kill is known, and write docs/performance.md
+bench: ## measure cost, also of GPUs and pods, and how fast a kill is known, and write docs/performance.md
 	$(CARGO) bench --locked --bench cycle
 	$(CARGO) bench --locked --bench oom
 	$(CARGO) bench --locked --bench gpu
 	$(CARGO) bench --locked --bench drm
 	$(CARGO) bench --locked --bench readers
+	$(CARGO) bench --locked --bench cri
 
 .PHONY: help run doctor demo test check golden bench

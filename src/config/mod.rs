@@ -7,19 +7,21 @@ pub mod file;
 pub mod filter;
 pub mod since;
 pub mod table;
+mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use regex::Regex;
 
 use crate::host::Roots;
 pub use filter::Filter;
 use table::{Kind, SETTINGS, Setting};
+use text::*;
 
 /// Everything that can be set, checked.
 #[derive(Clone, Debug)]
@@ -40,6 +42,8 @@ pub struct Config {
     pub pss_interval: Duration,
     /// Sockets of container runtimes.
     pub endpoints: Vec<Endpoint>,
+    /// The kubelet's container runtime.
+    pub cri: CriSettings,
     /// Which containers and which of their settings are shown.
     pub filter: Filter,
     /// How long an ended container is shown.
@@ -67,6 +71,21 @@ pub struct Endpoint {
     pub runtime: &'static str,
     /// The Unix socket.
     pub socket: PathBuf,
+}
+
+/// The kubelet's container runtime, which is asked for pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CriSettings {
+    /// Unix sockets, tried in this order. Empty: it is not asked.
+    pub sockets: Vec<PathBuf>,
+    /// Somebody named the sockets: then one of them should answer. Else they are places where one may be.
+    pub is_asked_for: bool,
+    /// Labels of pods that are shown, and the label names that they are shown by.
+    pub labels: Vec<(String, Arc<str>)>,
+    /// The same of annotations.
+    pub annotations: Vec<(String, Arc<str>)>,
+    /// The kubelet's own socket, which tells of devices; empty: it is not asked.
+    pub pod_resources: PathBuf,
 }
 
 /// Settings of the GPU collector.
@@ -232,6 +251,13 @@ impl Config {
             sample_interval: duration("sample.interval", ms(100)..=hour)?,
             pss_interval: duration("pss.interval", ms(1000)..=hour * 24)?,
             endpoints: endpoints.into_iter().flatten().collect(),
+            cri: CriSettings {
+                sockets: values.each("cri.endpoint", |text| Ok(unix_socket(text)))?,
+                is_asked_for: !values.is_default("cri.endpoint"),
+                labels: values.each("cri.pod-labels", |text| pod_key("label", text))?,
+                annotations: values.each("cri.pod-annotations", |text| pod_key("annotation", text))?,
+                pod_resources: values.path("kubelet.pod-resources")?,
+            },
             filter: Filter {
                 include: values.optional("container.include", regex)?,
                 exclude: values.optional("container.exclude", regex)?,
@@ -332,6 +358,12 @@ impl Values {
             .collect()
     }
 
+    /// Nobody set it.
+    fn is_default(&self, key: &str) -> bool {
+        let texts = self.0.get(key).into_iter().flatten().map(|given| given.text.as_str());
+        table::setting(key).is_some_and(|setting| texts.eq(setting.default.iter().copied()))
+    }
+
     fn optional<T>(
         &self,
         key: &str,
@@ -384,90 +416,6 @@ impl Values {
     }
 }
 
-fn switch(text: &str) -> Result<bool, String> {
-    text.parse().map_err(|_| Kind::Switch.describe())
-}
-
-fn count(text: &str) -> Result<usize, String> {
-    text.parse().map_err(|_| Kind::Count.describe())
-}
-
-/// Bytes, with a binary unit.
-fn size(text: &str, least: u64) -> Result<u64, String> {
-    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
-    let found = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim_end(), shift)));
-    let bytes = found.and_then(|(number, shift)| number.parse::<u64>().ok()?.checked_mul(1 << shift));
-    let fits = bytes.filter(|bytes| (least..=i64::MAX as u64).contains(bytes));
-    fits.ok_or_else(|| {
-        format!("{}, at least {}", Kind::Size.describe(), crate::series::human_bytes(least as f64))
-    })
-}
-
-/// A pause, or none at all: the looks are off.
-fn sample_interval(text: &str) -> Result<Duration, String> {
-    let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|span| Duration::try_from(span).ok());
-    let (least, most) = (Duration::from_millis(20), Duration::from_secs(60));
-    let fits = parsed.filter(|span| span.is_zero() || (least..=most).contains(span));
-    fits.ok_or_else(|| format!("{}, from {least:?} to {most:?}, or 0s for none", Kind::Duration.describe()))
-}
-
-fn kernel_log(text: &str) -> Result<KernelLogChoice, String> {
-    match text {
-        "auto" => Ok(KernelLogChoice::Auto),
-        "device" => Ok(KernelLogChoice::Device),
-        "syslog" => Ok(KernelLogChoice::Syslog),
-        "off" => Ok(KernelLogChoice::Off),
-        _ => Err(Kind::Choice(&["auto", "device", "syslog", "off"]).describe()),
-    }
-}
-
-fn regex(text: &str) -> Result<Regex, String> {
-    Regex::new(text).map_err(|error| format!("a regular expression: {error}"))
-}
-
-/// `HOST:PORT`, `[V6]:PORT`, or `:PORT` for all addresses of both families.
-fn address(text: &str) -> Result<SocketAddr, String> {
-    let full =
-        if text.starts_with(':') { format!("[::]{text}") } else { text.replace("localhost:", "127.0.0.1:") };
-    full.parse()
-        .map_err(|_| "HOST:PORT with a numeric host, [V6]:PORT, or :PORT for all addresses".to_owned())
-}
-
-fn url_path(text: &str) -> Result<String, String> {
-    let taken = text == "/" || text.starts_with("/-/") || text.starts_with("/api/");
-    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"/-_.".contains(&b));
-    if text.starts_with('/') && plain && !taken {
-        Ok(text.to_owned())
-    } else {
-        Err("a path such as /metrics, not /, and not below /-/ or /api/".to_owned())
-    }
-}
-
-fn label(text: &str) -> Result<(String, Option<String>), String> {
-    let (key, value) = match text.split_once('=') {
-        Some((key, value)) => (key, Some(value.to_owned())),
-        None => (text, None),
-    };
-    if key.is_empty() { Err("KEY or KEY=VALUE".to_owned()) } else { Ok((key.to_owned(), value)) }
-}
-
-/// The name of an environment variable whose lower case is a label name.
-fn variable_name(text: &str) -> Result<String, String> {
-    let first = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
-    let reserved =
-        crate::catalog::Scope::Container.labels().iter().any(|label| text.eq_ignore_ascii_case(label));
-    if first
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
-        && !text.starts_with("__")
-        && !reserved
-        && !text.eq_ignore_ascii_case("run")
-    {
-        Ok(text.to_owned())
-    } else {
-        Err("the name of an environment variable that can be a label: letters, digits and _; not run, not the container's own labels".to_owned())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -485,6 +433,18 @@ mod tests {
         assert_eq!(config.sample_interval, Duration::from_secs(1));
         assert_eq!(config.filter.settings.len(), 6);
         assert_eq!(config.collectors.len(), 8);
+    }
+
+    #[test]
+    fn the_kubelets_runtime_is_looked_for_unless_somebody_names_it() {
+        let found = load(&[]).unwrap().cri;
+        assert!(!found.is_asked_for && found.sockets.len() == 4);
+        let named =
+            load(&["--cri.endpoint=unix:///run/a.sock", "--cri.pod-labels=app.kubernetes.io/name,team"]);
+        let named = named.unwrap().cri;
+        assert_eq!((named.sockets, named.is_asked_for), (vec!["/run/a.sock".into()], true));
+        assert_eq!(named.labels[0], ("app.kubernetes.io/name".into(), "label_app_kubernetes_io_name".into()));
+        assert_eq!(load(&["--cri.endpoint="]).unwrap().cri.sockets, Vec::<PathBuf>::new());
     }
 
     #[test]
@@ -519,6 +479,7 @@ mod tests {
             ("--state.max-size=99999999999999GiB", "such as 512KiB"),
             ("--state.retention=90d", "from 3600s"),
             ("--oom.kernel-log=journal", "auto, device, syslog, off"),
+            ("--cri.pod-labels=team,a b", "such as app.kubernetes.io/name"),
             ("--web.lisen-address=:1", "web.listen-address"),
         ] {
             let error = load(&[flag]).unwrap_err();

@@ -62,22 +62,18 @@ fn accepts_plain(headers: &HeaderMap) -> bool {
     })
 }
 
-/// A container that runs now, by its name, its id or the beginning of its id.
+/// A container that runs now, by its name, its id or the beginning of its id; in a pod by `POD/NAME` too.
 fn running(shared: &Shared, wanted: &str) -> Option<Subject> {
     let newest = shared.newest().ok()?;
     let snapshot = newest.snapshot();
     let containers = snapshot.containers.iter().take(snapshot.running);
-    let named = containers.clone().find(|container| &*container.identity.name == wanted);
+    let named = containers.clone().find(|container| container.identity.is_called(wanted));
     let found = named.or_else(|| {
         let mut begins = containers.filter(|container| container.id.as_str().starts_with(wanted));
         begins.next()
     })?;
     Some(Subject {
-        name: Name {
-            k8s_namespace_name: Arc::clone(&found.identity.k8s_namespace),
-            k8s_pod_name: Arc::clone(&found.identity.k8s_pod),
-            container_name: Arc::clone(&found.identity.name),
-        },
+        name: Name::from(&found.identity),
         container_id: Arc::clone(found.id.shared()),
         image: Arc::clone(&found.image),
         runtime: found.runtime.into(),
