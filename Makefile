@@ -4,7 +4,7 @@ SETUP := tests/setup/setup.sh
 CARGO ?= cargo
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## build memledger and serve this host's metrics (ARGS="..." for flags)
 	$(CARGO) run --release --locked -- serve $(ARGS)
@@ -24,10 +24,13 @@ check: ## format, lints, and the tests that need nothing installed
 golden: ## write the generated documents and the golden files anew; read the difference before you commit it
 	UPDATE=1 $(CARGO) test --locked --test real --quiet -- tables:: recorded::
 
+manifests: ## write deploy/kubernetes, and the tables of the chart's README and schema, anew
+	@set -a && . "$$($(SETUP) cache)/env" && "$$MEMLEDGER_TEST_PYTHON" -B tests/helm/generate.py
+
 bench: ## measure cost, also of GPUs, and how fast a kill is known, and write docs/performance.md
 	$(CARGO) bench --locked --bench cycle
 	$(CARGO) bench --locked --bench oom
 	$(CARGO) bench --locked --bench gpu
 	$(CARGO) bench --locked --bench drm
 
-.PHONY: help run doctor test check golden bench
+.PHONY: help run doctor test check golden manifests bench
