@@ -123,11 +123,7 @@ const LOST: &[(&[&str], &[&str], &str)] = &[
     (&["capabilities.sysPtrace=false"], &["shm", "pss"], "MISSING  CAP_SYS_PTRACE"),
     (&["capabilities.syslog=false"], &["kill"], "not read (--oom.kernel-log=off)"),
     (&["docker.enabled=false"], &["name"], "no socket at /var/run/docker.sock"),
-    (
-        &["host.cgroup=false"],
-        &["memory", "name", "processes", "shm", "pss", "gpu", "kill"],
-        "The main job cannot run here",
-    ),
+    (&["host.cgroup=false"], &["memory", "name", "processes", "shm", "pss"], "The main job cannot run here"),
     // with hostPID the container's own /proc is the node's: it adds nothing
     (&["host.proc=true"], &[], "readable at /host/proc"),
     (&["state.hostPath=\"\""], &[], "state path"),
