@@ -210,6 +210,9 @@ catalog! {
         "What is known of a container. Kept for --container.keep-ended after its end; a running container of the same name takes its place.";
     CONTAINER_RUN_INFO = Info Container "memledger_container_run_info" ["run"] max CONTAINERS,
         "One run of a container: short id and start time, and a label for each variable of --container.settings that its environment sets (batch_size, num_workers, ...). Kept as long as memledger_container_info.";
+    CONTAINER_POD_INFO = Info Container "memledger_container_pod_info"
+        ["k8s_pod_uid", "attempt", "qos_class", "pod_source"] max CONTAINERS,
+        "The pod of a container, as the kubelet's container runtime (CRI) tells it. attempt: restarts of the container in this pod before this one. qos_class: guaranteed, burstable or besteffort, by the path of its cgroup. pod_source: api, or file or http for a static pod. And a label for each of --cri.pod-labels and --cri.pod-annotations that the pod has. Kept as long as memledger_container_info.";
     CONTAINER_START_TIME = Gauge Container "memledger_container_start_time_seconds" [] max CONTAINERS,
         "Unix time of the container's last start, from the runtime; without one, the start of its oldest process.";
     CONTAINER_MEMORY_USAGE = Gauge Container "memledger_container_memory_usage_bytes" [] max CONTAINERS,
@@ -226,6 +229,8 @@ catalog! {
         "Partition of the container's usage: anon, file (page cache without shared memory), shmem, kernel, other (the rest). The components sum to memledger_container_memory_usage_bytes.";
     CONTAINER_MEMORY_LIMIT = Gauge Container "memledger_container_memory_limit_bytes" [] max CONTAINERS,
         "The container's own limit: memory.max (v2) or memory.limit_in_bytes (v1). Absent when unlimited.";
+    CONTAINER_MEMORY_REQUEST = Gauge Container "memledger_container_memory_request_bytes" [] max CONTAINERS,
+        "Memory request of a container in a pod, where the node knows it: in a guaranteed pod it is the limit; else it is memory.min, which the kubelet sets with its feature MemoryQoS. Absent for the others: only the API server knows theirs.";
     CONTAINER_MEMORY_EFFECTIVE_LIMIT = Gauge Container "memledger_container_memory_effective_limit_bytes" [] max CONTAINERS,
         "The lowest limit on the container's path to the root of the cgroup tree. Absent when unlimited.";
     CONTAINER_MEMORY_HEADROOM = Gauge Container "memledger_container_memory_headroom_bytes" [] max CONTAINERS,
@@ -325,6 +330,8 @@ catalog! {
         "Processes of the container that hold a context on the GPU.";
     CONTAINER_GPU_UTILIZATION = Gauge ContainerGpu "memledger_container_gpu_utilization_ratio" [] max 4_096,
         "Share of the GPU's time in which a kernel of the container ran, the sum over its processes, each the mean of NVML's own samples of it since the reading before. A process without samples was idle. Of DRM drivers: the share of the busiest engine; absent for processes that hold /dev/kfd, whose work is not told. Absent where the driver gives none, as in MIG mode.";
+    CONTAINER_GPU_ALLOCATED = Gauge ContainerGpu "memledger_container_gpu_allocated" [] max 4_096,
+        "1 for each GPU or MIG instance that was given to the container, whether it uses it or not: by the kubelet, from its pod-resources socket (resources nvidia.com/...), or by Docker, from the container's device requests (--gpus). Absent where neither tells, as with NVIDIA_VISIBLE_DEVICES, and for a GPU that no driver tells of.";
     PROCESS_GPU_MEMORY = Gauge ContainerGpu "memledger_process_gpu_memory_used_bytes" ["pid", "process", "role"] max 256,
         "GPU memory of one process, from NVML's process lists or fdinfo of DRM drivers: see memledger_container_gpu_memory_used_bytes. Processes of the host have no container_name.";
     PROCESS_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_process_gpu_memory_peak_bytes" ["pid", "process", "role"] max 256,
@@ -343,7 +350,7 @@ impl Id {
 }
 
 /// Endings that say what a number is: a base unit, a count of things, a point in time.
-const ENDINGS: [&str; 17] = [
+const ENDINGS: [&str; 18] = [
     "_bytes",
     "_seconds",
     "_ratio",
@@ -356,6 +363,7 @@ const ENDINGS: [&str; 17] = [
     "_up",
     "_fds",
     "_processes",
+    "_allocated",
     "_containers",
     "_expected",
     "_exit_code",

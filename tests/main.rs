@@ -2,6 +2,7 @@
 //!
 //! One file per concern. [`truth`], [`roles`], [`vanishing`] and [`oom`] also run inside the cgroup v2 guest (`tests/v2host`).
 
+mod cri;
 mod daemon;
 mod dashboards;
 mod deploy;

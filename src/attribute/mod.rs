@@ -2,6 +2,7 @@
 //!
 //! Everything here is a function of the cycle's readings; nothing is read and nothing is remembered.
 
+pub mod allocated;
 pub mod gpu;
 pub mod roles;
 
@@ -53,6 +54,7 @@ pub fn attribute(context: &Context<'_>, readings: &Readings, series: &mut Series
         }
     }
     let gpus = gpu::write(context, readings, &processes, series);
+    allocated::write(context, readings, series);
     Attribution { processes, gpus }
 }
 

@@ -6,6 +6,7 @@
 mod drm;
 mod gpu;
 mod ledger;
+mod pods;
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -108,6 +109,7 @@ impl Check {
 /// Looks at every source once. `control` is that of the GPU collector, where one runs in this process.
 pub async fn examine(config: &Config, look: Look, control: Option<&Control>) -> Vec<Check> {
     let mut checks = vec![cgroups(config), proc_root(config)];
+    checks.extend(pods::examine(config, look).await);
     for endpoint in &config.endpoints {
         checks.push(runtime(endpoint, config.oom.runtime).await);
     }
@@ -118,6 +120,9 @@ pub async fn examine(config: &Config, look: Look, control: Option<&Control>) -> 
     checks.extend([drm::examine(config), pressure(config)]);
     checks.extend(ledger::examine(config, look));
     checks.push(open_files());
+    if pods::in_pod() {
+        checks.iter_mut().for_each(pods::advise);
+    }
     checks
 }
 

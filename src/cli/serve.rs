@@ -14,9 +14,9 @@ use tokio::sync::{Notify, oneshot, watch};
 use super::report;
 use crate::clock::Moment;
 use crate::collect::gpu::Control;
-use crate::config::{Config, Endpoint};
+use crate::config::Config;
 use crate::cycle::{Sampler, run_until};
-use crate::discover::{Source, docker};
+use crate::discover::{Source, cri, docker};
 use crate::ledger::keeper::Keeper;
 use crate::serve::{Published, router, serve};
 
@@ -98,11 +98,22 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
 /// Starts a task for each runtime.
 fn follow_runtimes(config: &Config, keeper: &Keeper) -> Vec<Arc<Source>> {
     let desk = keeper.desk();
-    let of = |endpoint: &Endpoint| Source::new(endpoint.runtime, Arc::clone(&desk.bell));
-    let sources: Vec<_> = config.endpoints.iter().map(of).collect();
-    for (endpoint, source) in std::iter::zip(&config.endpoints, &sources) {
+    let mut sources = Vec::new();
+    if !config.cri.sockets.is_empty() {
+        let source = Source::new(cri::RUNTIME, Arc::clone(&desk.bell));
+        let memory = cri::Memory::new(keeper.since(cri::RUNTIME), keeper.running(cri::RUNTIME));
+        tokio::spawn(cri::follow(config.cri.clone(), config.filter.clone(), Arc::clone(&source), memory));
+        if !config.cri.pod_resources.as_os_str().is_empty() {
+            let socket = config.cri.pod_resources.clone();
+            tokio::spawn(cri::pod_resources::follow(socket, Arc::clone(&source)));
+        }
+        sources.push(source);
+    }
+    for endpoint in &config.endpoints {
+        let source = Source::new(endpoint.runtime, Arc::clone(&desk.bell));
         let memory = docker::Memory::new(keeper.since(endpoint.runtime), keeper.running(endpoint.runtime));
-        tokio::spawn(docker::follow(endpoint.clone(), config.filter.clone(), Arc::clone(source), memory));
+        tokio::spawn(docker::follow(endpoint.clone(), config.filter.clone(), Arc::clone(&source), memory));
+        sources.push(source);
     }
     sources
 }

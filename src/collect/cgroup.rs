@@ -15,8 +15,9 @@ use std::sync::Arc;
 
 use super::{Collector, Context, Faults, Outcome, Output};
 use crate::catalog::*;
-use crate::discover::{Cgroup, ContainerId, Hierarchy, Version};
+use crate::discover::{Cgroup, Container, ContainerId, Hierarchy, Version};
 use crate::host::{Dir, KernelFile, ReadError};
+use crate::parse::kubernetes::Qos;
 use crate::parse::{cgroup as parse, number, psi};
 use crate::series::Series;
 
@@ -357,6 +358,12 @@ impl Cgroups {
     }
 }
 
+/// What a container in a pod has asked for, where the node knows it.
+fn request(container: &Container, memory: &Memory) -> Option<u64> {
+    let pod = container.pod.as_ref()?;
+    pod.memory_min_bytes.or_else(|| memory.limit.filter(|_| container.qos() == Some(Qos::Guaranteed)))
+}
+
 fn least<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     a.into_iter().chain(b).min()
 }
@@ -388,6 +395,9 @@ impl Collector for Cgroups {
             });
             if let Some(memory) = &reading {
                 memory.write(number as u32, output.series);
+                if let Some(bytes) = request(container, memory) {
+                    output.series.container(CONTAINER_MEMORY_REQUEST, number as u32, [], bytes as f64);
+                }
                 read += 1;
             }
             output.readings.memory.push(reading);

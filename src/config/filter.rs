@@ -21,10 +21,10 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// True if a container of this name is shown.
-    pub fn shows(&self, name: &str) -> bool {
-        self.include.as_ref().is_none_or(|regex| regex.is_match(name))
-            && !self.exclude.as_ref().is_some_and(|regex| regex.is_match(name))
+    /// True if a container is shown that can be called by any of these names.
+    pub fn shows(&self, names: &[&str]) -> bool {
+        let matches = |regex: &Regex| names.iter().any(|name| regex.is_match(name));
+        self.include.as_ref().is_none_or(matches) && !self.exclude.as_ref().is_some_and(matches)
     }
 
     /// True if the labels hold all that was asked for.
@@ -65,9 +65,9 @@ mod tests {
             exclude: Some(Regex::new("-debug$").unwrap()),
             ..Filter::default()
         };
-        assert!(filter.shows("piper1-gpl-train-1"));
-        assert!(!filter.shows("piper1-debug"));
-        assert!(!filter.shows("postgres"));
+        assert!(filter.shows(&["piper1-gpl-train-1"]));
+        assert!(!filter.shows(&["piper1-debug"]));
+        assert!(!filter.shows(&["postgres"]));
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod table;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::parser::ValueSource;
@@ -40,6 +41,8 @@ pub struct Config {
     pub pss_interval: Duration,
     /// Sockets of container runtimes.
     pub endpoints: Vec<Endpoint>,
+    /// The kubelet's container runtime.
+    pub cri: CriSettings,
     /// Which containers and which of their settings are shown.
     pub filter: Filter,
     /// How long an ended container is shown.
@@ -67,6 +70,21 @@ pub struct Endpoint {
     pub runtime: &'static str,
     /// The Unix socket.
     pub socket: PathBuf,
+}
+
+/// The kubelet's container runtime, which is asked for pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CriSettings {
+    /// Unix sockets, tried in this order. Empty: it is not asked.
+    pub sockets: Vec<PathBuf>,
+    /// Somebody named the sockets: then one of them should answer. Else they are places where one may be.
+    pub is_asked_for: bool,
+    /// Labels of pods that are shown, and the label names that they are shown by.
+    pub labels: Vec<(String, Arc<str>)>,
+    /// The same of annotations.
+    pub annotations: Vec<(String, Arc<str>)>,
+    /// The kubelet's own socket, which tells of devices; empty: it is not asked.
+    pub pod_resources: PathBuf,
 }
 
 /// Settings of the GPU collector.
@@ -232,6 +250,13 @@ impl Config {
             sample_interval: duration("sample.interval", ms(100)..=hour)?,
             pss_interval: duration("pss.interval", ms(1000)..=hour * 24)?,
             endpoints: endpoints.into_iter().flatten().collect(),
+            cri: CriSettings {
+                sockets: values.each("cri.endpoint", |text| Ok(unix_socket(text)))?,
+                is_asked_for: !values.is_default("cri.endpoint"),
+                labels: values.each("cri.pod-labels", |text| pod_key("label", text))?,
+                annotations: values.each("cri.pod-annotations", |text| pod_key("annotation", text))?,
+                pod_resources: values.path("kubelet.pod-resources")?,
+            },
             filter: Filter {
                 include: values.optional("container.include", regex)?,
                 exclude: values.optional("container.exclude", regex)?,
@@ -332,6 +357,12 @@ impl Values {
             .collect()
     }
 
+    /// Nobody set it.
+    fn is_default(&self, key: &str) -> bool {
+        let texts = self.0.get(key).into_iter().flatten().map(|given| given.text.as_str());
+        table::setting(key).is_some_and(|setting| texts.eq(setting.default.iter().copied()))
+    }
+
     fn optional<T>(
         &self,
         key: &str,
@@ -421,6 +452,21 @@ fn kernel_log(text: &str) -> Result<KernelLogChoice, String> {
     }
 }
 
+/// A path, also as the kubelet writes it: `unix:///run/...`.
+fn unix_socket(text: &str) -> PathBuf {
+    text.strip_prefix("unix://").unwrap_or(text).into()
+}
+
+/// The key of a pod's label or annotation, and the name of the label that shows it.
+fn pod_key(prefix: &str, key: &str) -> Result<(String, Arc<str>), String> {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+    let known = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    if !key.chars().all(known) {
+        return Err(format!("the key of a pod's {prefix}, such as app.kubernetes.io/name"));
+    }
+    Ok((key.to_owned(), format!("{prefix}_{}", key.chars().map(plain).collect::<String>()).into()))
+}
+
 fn regex(text: &str) -> Result<Regex, String> {
     Regex::new(text).map_err(|error| format!("a regular expression: {error}"))
 }
@@ -488,6 +534,18 @@ mod tests {
     }
 
     #[test]
+    fn the_kubelets_runtime_is_looked_for_unless_somebody_names_it() {
+        let found = load(&[]).unwrap().cri;
+        assert!(!found.is_asked_for && found.sockets.len() == 4);
+        let named =
+            load(&["--cri.endpoint=unix:///run/a.sock", "--cri.pod-labels=app.kubernetes.io/name,team"]);
+        let named = named.unwrap().cri;
+        assert_eq!((named.sockets, named.is_asked_for), (vec!["/run/a.sock".into()], true));
+        assert_eq!(named.labels[0], ("app.kubernetes.io/name".into(), "label_app_kubernetes_io_name".into()));
+        assert_eq!(load(&["--cri.endpoint="]).unwrap().cri.sockets, Vec::<PathBuf>::new());
+    }
+
+    #[test]
     fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("memledger.yaml");
@@ -519,6 +577,7 @@ mod tests {
             ("--state.max-size=99999999999999GiB", "such as 512KiB"),
             ("--state.retention=90d", "from 3600s"),
             ("--oom.kernel-log=journal", "auto, device, syslog, off"),
+            ("--cri.pod-labels=team,a b", "such as app.kubernetes.io/name"),
             ("--web.lisen-address=:1", "web.listen-address"),
         ] {
             let error = load(&[flag]).unwrap_err();

@@ -128,6 +128,35 @@ pub static SETTINGS: &[Setting] = &[
         &["15s"],
         "Least pause between two readings of a process's proportional share, which is costly. At least 1s.",
     ),
+    many(
+        "cri.endpoint",
+        Kind::Path,
+        &[
+            "/run/containerd/containerd.sock",
+            "/run/crio/crio.sock",
+            "/var/run/cri-dockerd.sock",
+            "/run/k3s/containerd/containerd.sock",
+        ],
+        "Socket of the kubelet's container runtime (CRI). The first one that answers is used; of the default ones, the first that has pods. Empty: do not ask for pods.",
+    ),
+    many(
+        "cri.pod-labels",
+        Kind::Text,
+        &[],
+        "Labels of pods that become labels of memledger_container_pod_info: KEY as label_KEY, with _ for what cannot stand in a label's name.",
+    ),
+    many(
+        "cri.pod-annotations",
+        Kind::Text,
+        &[],
+        "Annotations of pods that become labels of memledger_container_pod_info: KEY as annotation_KEY. No other is ever read out.",
+    ),
+    one(
+        "kubelet.pod-resources",
+        Kind::Path,
+        &["/var/lib/kubelet/pod-resources/kubelet.sock"],
+        "The kubelet's socket that tells which GPU was given to which container of a pod. Empty: do not ask.",
+    ),
     one("docker.socket", Kind::Path, &["/var/run/docker.sock"], "Docker's socket. Empty: do not ask Docker."),
     one(
         "podman.socket",
@@ -135,12 +164,17 @@ pub static SETTINGS: &[Setting] = &[
         &["/run/podman/podman.sock"],
         "Podman's socket. Empty: do not ask Podman.",
     ),
-    one("container.include", Kind::Regex, &[], "Show only containers whose name matches somewhere."),
+    one(
+        "container.include",
+        Kind::Regex,
+        &[],
+        "Show only containers whose name matches somewhere; in a pod, NAMESPACE/POD/NAME may match too.",
+    ),
     one(
         "container.exclude",
         Kind::Regex,
         &[],
-        "Show no container whose name matches somewhere. Wins over include.",
+        "Show no container whose name, or NAMESPACE/POD/NAME, matches somewhere. Wins over include.",
     ),
     many(
         "container.label",

@@ -1,24 +1,29 @@
 //! Which containers are there, who they are, and where their cgroups lie.
 //!
 //! Two kinds of sources, merged by container id into one entry each: the runtimes' APIs know names, labels and settings
-//! ([`docker`]); the cgroup tree knows what runs, also without any runtime ([`cgroups`]). [`registry`] merges them.
+//! ([`cri`], [`docker`]); the cgroup tree knows what runs, also without any runtime ([`cgroups`]). [`registry`] merges them.
 
 pub mod cgroups;
+pub mod cri;
 pub mod docker;
 pub mod registry;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::config::Filter;
 use crate::host::Bell;
+use crate::parse::kubernetes::{Qos, qos};
 
 pub use cgroups::{Hierarchy, Version};
 pub use registry::{Refresh, Registry};
 
 /// The runtimes whose API is spoken, in order of precedence.
-pub const RUNTIMES: [&str; 2] = ["docker", "podman"];
+pub const RUNTIMES: [&str; 3] = ["cri", "docker", "podman"];
 
+/// Ended containers that wait for the cycle to look at them; more are forgotten, oldest first.
+const MOST_ENDED: usize = 4_096;
 /// Facts that wait for the ledger; more are dropped, oldest first, and counted.
 const MOST_FACTS: usize = 65_536;
 
@@ -64,6 +69,50 @@ impl Identity {
     pub fn named(name: &str) -> Self {
         Self { k8s_namespace: "".into(), k8s_pod: "".into(), name: name.into() }
     }
+
+    /// The same pod, if it is in one, under the name that stays: outside of pods Compose may have renamed it for a moment.
+    pub fn lasting(name: &str, pod: Option<&Pod>) -> Self {
+        match pod {
+            Some(pod) => Self {
+                k8s_namespace: Arc::clone(&pod.namespace),
+                k8s_pod: Arc::clone(&pod.name),
+                name: name.into(),
+            },
+            None => Self::named(registry::lasting_name(name)),
+        }
+    }
+
+    /// As the same, under another name.
+    fn renamed(&self, name: &str) -> Self {
+        Self { name: name.into(), ..self.clone() }
+    }
+
+    /// True if the filter shows it: by its name, or in a pod by `NAMESPACE/POD/NAME` as well.
+    pub fn is_shown(&self, filter: &Filter) -> bool {
+        if self.k8s_pod.is_empty() {
+            return filter.shows(&[&self.name]);
+        }
+        filter.shows(&[&self.name, &format!("{}/{}/{}", self.k8s_namespace, self.k8s_pod, self.name)])
+    }
+}
+
+/// The pod that a container is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its uid: a pod that is made anew under the same name has another one.
+    pub uid: Arc<str>,
+    /// How many containers of this name were in the pod before this one.
+    pub attempt: u32,
+    /// Where the kubelet has it from: `api`, or `file` or `http` for a static pod; empty if it did not say.
+    pub source: Arc<str>,
+    /// Its labels and annotations that are allowed to be shown: label name and value.
+    pub labels: Vec<(Arc<str>, Arc<str>)>,
+    /// `memory.min` that the kubelet asked for, which is the container's memory request (feature MemoryQoS, cgroup v2).
+    pub memory_min_bytes: Option<u64>,
 }
 
 /// What a runtime tells of one container.
@@ -71,10 +120,12 @@ impl Identity {
 pub struct Record {
     /// Full id.
     pub id: ContainerId,
-    /// `docker`, `podman`, ...
+    /// One of [`RUNTIMES`].
     pub runtime: &'static str,
-    /// The name, without the leading slash of the API.
+    /// The name, without the leading slash of the API; in a pod, the one in the pod's specification.
     pub name: String,
+    /// Its pod; `None` outside Kubernetes.
+    pub pod: Option<Arc<Pod>>,
     /// The image as it was asked for.
     pub image: Arc<str>,
     /// Compose project; empty without.
@@ -83,6 +134,8 @@ pub struct Record {
     pub compose_service: Arc<str>,
     /// Run settings from the allow-listed environment: label name and value.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
+    /// GPUs that it was given, as far as the runtime tells: index, uuid, or `all`.
+    pub gpus: Arc<[Arc<str>]>,
     /// Unix time of the last start.
     pub started: Option<f64>,
     /// Whether the container's labels pass `--container.label`.
@@ -98,6 +151,8 @@ pub struct Container {
     pub identity: Identity,
     /// Who runs it.
     pub runtime: &'static str,
+    /// Its pod; `None` outside Kubernetes.
+    pub pod: Option<Arc<Pod>>,
     /// The image; empty if no runtime told.
     pub image: Arc<str>,
     /// Compose project; empty without.
@@ -106,12 +161,21 @@ pub struct Container {
     pub compose_service: Arc<str>,
     /// Run settings: label name and value.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
+    /// GPUs that it was given, by its runtime or by the kubelet: index, uuid, uuid of a MIG instance, or `all`.
+    pub gpus: Arc<[Arc<str>]>,
     /// Unix time of the last start, if a runtime told.
     pub started: Option<f64>,
     /// Its cgroup; `None` before the runtime has made it.
     pub cgroup: Option<Arc<Cgroup>>,
     /// It lies in the cgroup of another container of the inventory, and so its memory is part of that one's.
     pub nested: bool,
+}
+
+impl Container {
+    /// The QoS class of its pod, by the path of its cgroup; `None` outside Kubernetes.
+    pub fn qos(&self) -> Option<Qos> {
+        self.pod.as_ref().and(self.cgroup.as_ref()).and_then(|cgroup| qos(cgroup.path.to_str()?))
+    }
 }
 
 /// Where a container's cgroup lies, relative to the root of the hierarchy.
@@ -157,6 +221,8 @@ pub struct Fact {
 pub struct Named {
     /// The name, without the leading slash of the API.
     pub name: Arc<str>,
+    /// Its pod; `None` outside Kubernetes.
+    pub pod: Option<Arc<Pod>>,
     /// The image as it was asked for.
     pub image: Arc<str>,
     /// Whether the container's labels pass `--container.label`.
@@ -201,6 +267,8 @@ pub enum Link {
     Starting,
     /// There is no socket, and there never was one.
     NoSocket,
+    /// A socket that may be a runtime's, which nobody asked for by name and which has had no containers yet.
+    Idle,
     /// Connected, and the list of containers is complete.
     Up,
     /// It was there, or its socket is there and does not answer.
@@ -210,7 +278,7 @@ pub enum Link {
 /// What one runtime's task knows, shared with the cycle.
 #[derive(Debug)]
 pub struct Source {
-    /// `docker` or `podman`.
+    /// One of [`RUNTIMES`].
     pub runtime: &'static str,
     /// Rung when there are new facts.
     pub bell: Arc<Bell>,
@@ -225,7 +293,11 @@ pub struct SourceState {
     /// Grows with every change.
     pub generation: u64,
     /// Containers that run, by id.
-    pub running: std::collections::HashMap<ContainerId, Record>,
+    pub running: HashMap<ContainerId, Record>,
+    /// Sandboxes of pods, which have a cgroup and an id like a container and are none.
+    pub sandboxes: HashSet<ContainerId>,
+    /// GPUs that the kubelet gave to containers of pods.
+    pub given: cri::pod_resources::Given,
     /// Containers that ended since the cycle last looked.
     pub ended: Vec<Record>,
     /// What happened since the ledger last looked, oldest first. See [`Source::tell`].
@@ -240,7 +312,9 @@ impl Source {
         let state = SourceState {
             link: Link::Starting,
             generation: 0,
-            running: Default::default(),
+            running: HashMap::new(),
+            sandboxes: HashSet::new(),
+            given: Default::default(),
             ended: vec![],
             facts: VecDeque::new(),
             facts_lost: 0,
@@ -251,6 +325,46 @@ impl Source {
     /// The state, locked. A panic of another holder leaves plain data behind, so a poisoned lock is used on.
     pub fn lock(&self) -> MutexGuard<'_, SourceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says whether the API can be used.
+    pub fn set_link(&self, link: Link) {
+        let mut state = self.lock();
+        if state.link != link {
+            state.link = link;
+            state.generation += 1;
+        }
+    }
+
+    /// A container runs. Entering it twice changes nothing; another start ends the run before.
+    pub fn enter(&self, record: Record) {
+        let mut state = self.lock();
+        if state.running.get(&record.id) != Some(&record) {
+            let before = state.running.insert(record.id.clone(), record.clone());
+            state.generation += 1;
+            // a start that only the list told of has no time, and is the same run
+            let another = |before: &Record| before.started.is_some() && before.started != record.started;
+            if let Some(before) = before.filter(another) {
+                push_ended(&mut state.ended, before);
+            }
+        }
+    }
+
+    /// A container ended at `at`. An end that is older than the start we know belongs to an earlier run.
+    ///
+    /// `unentered`: the run that began and was not entered yet; it came and went.
+    pub fn end(&self, id: &ContainerId, at: f64, unentered: Option<Record>) {
+        let mut state = self.lock();
+        let stale = |record: &Record| record.started.is_some_and(|started| at < started);
+        let entered = if state.running.get(id).is_some_and(|record| !stale(record)) {
+            state.running.remove(id)
+        } else {
+            None
+        };
+        if let Some(record) = entered.or(unentered) {
+            push_ended(&mut state.ended, record);
+            state.generation += 1;
+        }
     }
 
     /// Leaves facts for the ledger, and rings. When [`MOST_FACTS`] wait, the oldest ones go.
@@ -283,6 +397,13 @@ impl Source {
     pub fn take_facts(&self) -> Vec<Fact> {
         Vec::from(std::mem::take(&mut self.lock().facts))
     }
+}
+
+fn push_ended(ended: &mut Vec<Record>, record: Record) {
+    if ended.len() >= MOST_ENDED {
+        ended.remove(0);
+    }
+    ended.push(record);
 }
 
 #[cfg(test)]

@@ -3,10 +3,12 @@
 //! * Same id, one entry. The cgroup tree says what runs, a runtime says who it is.
 //! * A container whose id no runtime knows (yet) waits [`NAME_GRACE`] before it is shown under its short id, if a
 //!   runtime is there that may still name it: otherwise every start would leave a series with a meaningless name.
+//! * The sandbox of a pod (its pause process) is no container: what it holds is the host's.
 //! * A container in a container counts as its own only if a runtime knows it; else it is part of the outer one, so that
 //!   nothing is counted twice.
 //! * While a runtime is away, its names are kept; a container then ends when its cgroup does.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -66,7 +68,7 @@ impl Registry {
             Some(tree) => tree.refresh(now),
             None => (false, Ok(())),
         };
-        let mut records = HashMap::new();
+        let (mut records, mut sandboxes) = (HashMap::new(), HashSet::new());
         let mut short_lived = Vec::new();
         let mut links = Vec::new();
         for (rank, source) in self.sources.iter().enumerate() {
@@ -80,12 +82,21 @@ impl Registry {
             return (Refresh { inventory: Arc::clone(&self.inventory), ended: vec![] }, walked);
         }
         for (rank, source) in self.sources.iter().enumerate().rev() {
-            for record in source.lock().running.values() {
-                records.insert(record.id.clone(), (rank, record.clone()));
-            }
+            let state = source.lock();
+            let with_gpus = |record: &Record| {
+                let identity = Identity::lasting(&record.name, record.pod.as_deref());
+                let gpus = state.given.get(&identity).unwrap_or(&record.gpus);
+                Record { gpus: Arc::clone(gpus), ..record.clone() }
+            };
+            records
+                .extend(state.running.values().map(|record| (record.id.clone(), (rank, with_gpus(record)))));
+            sandboxes.extend(state.sandboxes.iter().cloned());
         }
+        // Docker, asked beside the kubelet's own shim for it, takes them for containers
+        records.retain(|id, _| !sandboxes.contains(id));
+        short_lived.retain(|record| !sandboxes.contains(&record.id));
         let before = Arc::clone(&self.inventory);
-        let inventory = Arc::new(self.merge(now, &records, &links));
+        let inventory = Arc::new(self.merge(now, &records, &sandboxes, &links));
         let ended = ended_since(&before, &inventory, &short_lived, &self.filter);
         self.inventory = Arc::clone(&inventory);
         (Refresh { inventory, ended }, walked)
@@ -95,6 +106,7 @@ impl Registry {
         &mut self,
         now: Moment,
         records: &HashMap<ContainerId, (usize, Record)>,
+        sandboxes: &HashSet<ContainerId>,
         links: &[(&'static str, Link)],
     ) -> Inventory {
         let candidates = self.tree.as_ref().map_or(&[][..], Tree::candidates);
@@ -112,6 +124,7 @@ impl Registry {
             let cgroup = Some(Arc::new(place(candidate, &inner)));
             match records.get(&candidate.id) {
                 Some((rank, record)) => found.push((*rank, named(record, cgroup))),
+                None if sandboxes.contains(&candidate.id) => {}
                 None => {
                     let seen = *self.nameless.get(&candidate.id).unwrap_or(&now);
                     nameless.insert(candidate.id.clone(), seen);
@@ -136,7 +149,7 @@ impl Registry {
         };
         found.retain(|(_, container)| labels_match(container));
         let mut containers = with_unique_names(found);
-        containers.retain(|container| self.filter.shows(&container.identity.name));
+        containers.retain(|container| container.identity.is_shown(&self.filter));
         mark_nested(&mut containers);
         let runtimes = links
             .iter()
@@ -166,7 +179,7 @@ fn counted(candidates: &[Candidate], known: impl Fn(&ContainerId) -> bool) -> Ve
 
 fn may_still_name(link: Link, age: Duration) -> bool {
     match link {
-        Link::Starting | Link::Up => age < NAME_GRACE,
+        Link::Starting | Link::Idle | Link::Up => age < NAME_GRACE,
         Link::NoSocket | Link::Down => false,
     }
 }
@@ -195,12 +208,17 @@ fn mark_nested(containers: &mut [Container]) {
 fn named(record: &Record, cgroup: Option<Arc<Cgroup>>) -> Container {
     Container {
         id: record.id.clone(),
-        identity: Identity::named(&record.name),
+        identity: match &record.pod {
+            Some(pod) => Identity::lasting(&record.name, Some(pod)),
+            None => Identity::named(&record.name),
+        },
         runtime: record.runtime,
+        pod: record.pod.clone(),
         image: Arc::clone(&record.image),
         compose_project: Arc::clone(&record.compose_project),
         compose_service: Arc::clone(&record.compose_service),
         settings: record.settings.clone(),
+        gpus: Arc::clone(&record.gpus),
         started: record.started,
         cgroup,
         nested: false,
@@ -212,10 +230,12 @@ fn unnamed(candidate: &Candidate, cgroup: Option<Arc<Cgroup>>) -> Container {
         id: candidate.id.clone(),
         identity: Identity::named(candidate.id.short()),
         runtime: candidate.runtime,
+        pod: None,
         image: "".into(),
         compose_project: "".into(),
         compose_service: "".into(),
         settings: vec![],
+        gpus: Arc::default(),
         started: None,
         cgroup,
         nested: false,
@@ -234,29 +254,35 @@ pub fn lasting_name(name: &str) -> &str {
     }
 }
 
-/// Gives every container a name of its own, always the same one whatever the order of arrival.
+/// Gives every container an identity of its own, always the same one whatever the order of arrival.
 ///
 /// The container that bears the name itself comes before the one that Compose renamed for a moment; then the runtime
-/// of higher precedence; the others become `name@runtime`.
+/// of higher precedence; in a pod then the one that started last, since a pod may be made anew before the old one is
+/// gone. The others become `name@runtime`.
 fn with_unique_names(mut found: Vec<(usize, Container)>) -> Vec<Container> {
+    let lasting =
+        |container: &Container| Identity::lasting(&container.identity.name, container.pod.as_deref());
     found.sort_by(|(rank, a), (other, b)| {
-        let passing =
-            |container: &Container| lasting_name(&container.identity.name) != &*container.identity.name;
-        (passing(a), rank, &a.id).cmp(&(passing(b), other, &b.id))
+        let passing = |container: &Container| lasting(container) != container.identity;
+        let start = |container: &Container| {
+            let started = container.started.filter(|_| container.pod.is_some());
+            Reverse(started.map(|started| (started * 1e9) as i64))
+        };
+        (passing(a), rank, start(a), &a.id).cmp(&(passing(b), other, start(b), &b.id))
     });
     let mut taken = HashSet::new();
     let mut containers = Vec::with_capacity(found.len());
     for (_, mut container) in found {
-        let name = container.identity.name.to_string();
+        let lasting = lasting(&container);
         let choices = [
-            lasting_name(&name).to_owned(),
-            format!("{}@{}", lasting_name(&name), container.runtime),
-            name.clone(),
-            container.id.as_str().to_owned(),
+            lasting.clone(),
+            lasting.renamed(&format!("{}@{}", lasting.name, container.runtime)),
+            container.identity.clone(),
+            lasting.renamed(container.id.as_str()),
         ];
-        if let Some(name) = choices.into_iter().find(|choice| !taken.contains(choice)) {
-            container.identity = Identity::named(&name);
-            taken.insert(name);
+        if let Some(identity) = choices.into_iter().find(|choice| !taken.contains(choice)) {
+            container.identity = identity.clone();
+            taken.insert(identity);
             containers.push(container);
         }
     }
@@ -288,8 +314,8 @@ fn ended_since(
     let mut ended: Vec<_> = before.containers.iter().filter(|container| !runs(container)).cloned().collect();
     for record in short_lived {
         let mut container = named(record, None);
-        container.identity = Identity::named(lasting_name(&record.name));
-        let shown = record.labels_match && filter.shows(&container.identity.name);
+        container.identity = Identity::lasting(&record.name, record.pod.as_deref());
+        let shown = record.labels_match && container.identity.is_shown(filter);
         if shown && !runs(&container) && !ended.iter().any(|known| same_run(known, &container)) {
             ended.push(Arc::new(container));
         }
@@ -306,10 +332,12 @@ mod tests {
             id: ContainerId::new(&id.to_string().repeat(64)),
             runtime,
             name: name.to_owned(),
+            pod: None,
             image: "image".into(),
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            gpus: Arc::default(),
             started: Some(1.0),
             labels_match: true,
         }

@@ -11,6 +11,7 @@ use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::{Context, Readings, cgroup::Memory};
 use crate::discover::{Container, ContainerId, Identity};
+use crate::parse::kubernetes::Qos;
 use crate::series::{Label, Series};
 
 /// Ended containers that are kept at most; the oldest give way.
@@ -146,6 +147,15 @@ impl Book {
             cgroup_version.into(),
         ];
         series.container(CONTAINER_INFO, number, labels, 1.0);
+        if let Some(pod) = &container.pod {
+            let labels = [
+                Label::from(&pod.uid),
+                Label::Number(pod.attempt.into()),
+                container.qos().map_or("", Qos::label).into(),
+                (&pod.source).into(),
+            ];
+            series.container_with(CONTAINER_POD_INFO, number, labels, pod.labels.iter().cloned(), 1.0);
+        }
         let settings = container.settings.iter().cloned();
         series.container_with(CONTAINER_RUN_INFO, number, [Label::from(&self.run)], settings, 1.0);
         if let Some(started) = self.started {
@@ -324,10 +334,12 @@ mod tests {
             id: ContainerId::new(&id.to_string().repeat(64)),
             identity: Identity::named(name),
             runtime: "docker",
+            pod: None,
             image: "".into(),
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            gpus: Arc::default(),
             started: Some(started),
             cgroup: None,
             nested: false,

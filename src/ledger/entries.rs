@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::discover::Identity;
+
 /// Who a container is, as the ledger remembers it after its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Name {
@@ -17,6 +19,16 @@ pub struct Name {
     pub k8s_pod_name: Arc<str>,
     /// The container's name, or its short id where no runtime told one.
     pub container_name: Arc<str>,
+}
+
+impl From<&Identity> for Name {
+    fn from(identity: &Identity) -> Self {
+        Self {
+            k8s_namespace_name: Arc::clone(&identity.k8s_namespace),
+            k8s_pod_name: Arc::clone(&identity.k8s_pod),
+            container_name: Arc::clone(&identity.name),
+        }
+    }
 }
 
 /// A container at the time of an event.

@@ -205,7 +205,7 @@ fn write_containers(
     let running = &context.inventory.containers;
     let mut written = HashSet::new();
     for (number, container) in running.iter().chain(shown.iter()).enumerate() {
-        let name = name_of(&container.identity);
+        let name = Name::from(&container.identity);
         if let Some(figures) = by_name.get(&name) {
             write_container(figures, number as u32, series);
         }
@@ -215,14 +215,6 @@ fn write_containers(
         let number = running.len() + shown.len();
         write_container(figures, number as u32, series);
         shown.push(Arc::new(remembered(&figures.name)));
-    }
-}
-
-fn name_of(identity: &Identity) -> Name {
-    Name {
-        k8s_namespace_name: Arc::clone(&identity.k8s_namespace),
-        k8s_pod_name: Arc::clone(&identity.k8s_pod),
-        container_name: Arc::clone(&identity.name),
     }
 }
 
@@ -236,10 +228,12 @@ fn remembered(name: &Name) -> Container {
             name: Arc::clone(&name.container_name),
         },
         runtime: "",
+        pod: None,
         image: "".into(),
         compose_project: "".into(),
         compose_service: "".into(),
         settings: vec![],
+        gpus: Arc::default(),
         started: None,
         cgroup: None,
         nested: false,

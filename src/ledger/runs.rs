@@ -17,7 +17,7 @@ use super::entries::{Before, Holder, Name, Scope, Subject};
 use super::history::{History, by_role};
 use crate::clock::Moment;
 use crate::config::Filter;
-use crate::discover::{ContainerId, Fact, Inventory, What, registry::lasting_name};
+use crate::discover::{ContainerId, Fact, Identity, Inventory, What};
 
 /// Two tellings of one start may differ by so many seconds.
 const SAME_START: f64 = 1.0;
@@ -216,11 +216,6 @@ impl Known {
         self.held.as_deref()
     }
 
-    fn named_by(&mut self, name: &str) {
-        self.name = Name { container_name: name.into(), ..Name::default() };
-        self.named = true;
-    }
-
     fn remember(&mut self, now: Moment, held: &Held) {
         if let Some(sample) = held.sample {
             self.history.enter(now, sample);
@@ -302,22 +297,23 @@ impl Runs {
         {
             return vec![]; // of one that ended long ago
         }
-        let shows = fact
-            .named
-            .as_ref()
-            .map(|named| named.labels_match && self.filter.shows(lasting_name(&named.name)));
+        let named = fact.named.as_ref().map(|named| {
+            let identity = Identity::lasting(&named.name, named.pod.as_deref());
+            (named, named.labels_match && identity.is_shown(&self.filter), identity)
+        });
         let known = self.change(id);
         if known.runtime.is_empty() {
             known.runtime = fact.runtime.into();
             known.told = fact.at;
         }
-        if let Some(named) = &fact.named {
+        if let Some((named, shown, identity)) = named {
             // the inventory's name wins: it is made unique over all runtimes
             if !known.named || matches!(fact.what, What::Renamed) {
-                known.named_by(lasting_name(&named.name));
+                known.name = Name::from(&identity);
+                known.named = true;
             }
             known.image = Arc::clone(&named.image);
-            known.hidden = shows == Some(false);
+            known.hidden = !shown;
         }
         match &fact.what {
             What::Exists | What::Renamed => vec![],
@@ -398,11 +394,7 @@ impl Runs {
         }
         self.host_memory = handed.host_memory;
         for (container, held) in std::iter::zip(&handed.inventory.containers, &handed.containers) {
-            let name = Name {
-                k8s_namespace_name: Arc::clone(&container.identity.k8s_namespace),
-                k8s_pod_name: Arc::clone(&container.identity.k8s_pod),
-                container_name: Arc::clone(&container.identity.name),
-            };
+            let name = Name::from(&container.identity);
             let cgroup = container.cgroup.as_ref().map(|cgroup| &cgroup.path);
             let named = *name.container_name != *container.id.short();
             let new = self.known.get(&container.id).is_none_or(|known| {

@@ -7,6 +7,7 @@ pub mod cgroup;
 pub mod container_id;
 pub mod drm;
 pub mod kernel_log;
+pub mod kubernetes;
 pub mod mount;
 pub mod process;
 pub mod psi;

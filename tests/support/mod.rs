@@ -5,7 +5,9 @@
 #![allow(dead_code)] // not every concern uses everything
 
 pub mod cgroups;
+pub mod cri;
 pub mod docker;
+pub mod grpc;
 pub mod metrics;
 pub mod oom;
 pub mod python;

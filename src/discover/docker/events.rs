@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use bollard::models::EventMessage;
 
@@ -105,10 +106,12 @@ impl Event {
             id: self.id.clone(),
             runtime,
             name: value("name").trim_start_matches('/').to_owned(),
+            pod: None,
             image: value("image"),
             compose_project: value("com.docker.compose.project"),
             compose_service: value("com.docker.compose.service"),
             settings: vec![],
+            gpus: Arc::default(),
             started: Some(self.at),
             labels_match: filter.labels_match(&self.attributes),
         };
@@ -118,7 +121,8 @@ impl Event {
 
 /// Who a container is, for the ledger: under the name that stays.
 pub fn named(name: &str, image: &str, labels_match: bool) -> Named {
-    Named { name: bounded(lasting_name(name.trim_start_matches('/'))), image: bounded(image), labels_match }
+    let name = bounded(lasting_name(name.trim_start_matches('/')));
+    Named { name, pod: None, image: bounded(image), labels_match }
 }
 
 /// The number of a signal, from its number or its name with or without `SIG`; those of Linux on x86 and Arm.

@@ -1,6 +1,10 @@
 //! What inspect and list answer, as records and facts.
 
-use bollard::models::{ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum as State};
+use std::sync::Arc;
+
+use bollard::models::{
+    ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum as State, DeviceRequest,
+};
 
 use super::Watcher;
 use super::events::named;
@@ -50,10 +54,12 @@ impl Watcher<'_> {
             id: ContainerId::new(&id),
             runtime: self.endpoint.runtime,
             name: bounded(name.trim_start_matches('/')).to_string(),
+            pod: None,
             image: bounded(&image),
             compose_project: label("com.docker.compose.project"),
             compose_service: label("com.docker.compose.service"),
             settings: self.filter.settings_of(config.env.iter().flatten().map(String::as_str)),
+            gpus: gpus(answer.host_config.and_then(|host| host.device_requests).unwrap_or_default()),
             started: state.started_at.as_deref().and_then(unix_seconds),
             labels_match,
         };
@@ -72,14 +78,41 @@ impl Watcher<'_> {
             id: ContainerId::new(listed.id.as_deref()?),
             runtime: self.endpoint.runtime,
             name: bounded(name).to_string(),
+            pod: None,
             image: bounded(listed.image.as_deref().unwrap_or_default()),
             compose_project: label("com.docker.compose.project"),
             compose_service: label("com.docker.compose.service"),
             settings: vec![],
+            gpus: Arc::default(),
             started: None,
             labels_match: self.filter.labels_match(&labels),
         })
     }
+}
+
+/// The GPUs that were asked for with `--gpus` or as CDI devices: those are given, or the container does not start.
+///
+/// A count is given as the first so many, as Docker asks NVIDIA's runtime for them. A request of another driver, and
+/// parts of a GPU by number (`0:1`), are names that nobody else knows.
+fn gpus(requests: Vec<DeviceRequest>) -> Arc<[Arc<str>]> {
+    const CDI: &str = "nvidia.com/gpu=";
+    let mut gpus = Vec::new();
+    for request in requests {
+        let capabilities = request.capabilities.unwrap_or_default();
+        let ids = request.device_ids.unwrap_or_default();
+        match (request.driver.as_deref().unwrap_or_default(), request.count) {
+            ("cdi", _) => gpus.extend(ids.iter().filter_map(|id| id.strip_prefix(CDI)).map(bounded)),
+            ("" | "nvidia", count) if capabilities.iter().flatten().any(|capability| capability == "gpu") => {
+                match count {
+                    Some(-1) => gpus.push("all".into()),
+                    Some(count @ 1..) => gpus.extend((0..count).map(|index| index.to_string().into())),
+                    _ => gpus.extend(ids.iter().map(|id| bounded(id))),
+                }
+            }
+            _ => {}
+        }
+    }
+    gpus.into()
 }
 
 /// Whether a listed container may run: also while it is paused or waits to be started again.
@@ -112,6 +145,25 @@ fn unix_seconds(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gpus_are_those_that_docker_asks_nvidias_runtime_for() {
+        let gpu = Some(vec![vec!["gpu".to_owned(), "utility".to_owned()]]);
+        let request = |driver: &str, count: i64, ids: &[&str]| DeviceRequest {
+            driver: Some(driver.into()),
+            count: Some(count),
+            device_ids: Some(ids.iter().map(|id| id.to_string()).collect()),
+            capabilities: gpu.clone(),
+            options: None,
+        };
+        let of = |request: DeviceRequest| gpus(vec![request]).join(" ");
+        assert_eq!(of(request("", -1, &[])), "all");
+        assert_eq!(of(request("nvidia", 2, &[])), "0 1");
+        assert_eq!(of(request("", 0, &["GPU-a", "1"])), "GPU-a 1");
+        assert_eq!(of(request("cdi", 0, &["nvidia.com/gpu=GPU-a", "vendor.com/net=0"])), "GPU-a");
+        assert_eq!(of(request("amd", -1, &[])), "");
+        assert_eq!(of(DeviceRequest { capabilities: None, ..request("", -1, &[]) }), "");
+    }
 
     #[test]
     fn time_stamps_of_docker_and_podman_are_read() {

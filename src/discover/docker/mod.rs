@@ -25,7 +25,7 @@ use bollard::models::ContainerSummary;
 use bollard::query_parameters::ListContainersOptions;
 use futures_util::StreamExt;
 
-use super::{ContainerId, Fact, Link, Record, Source, What};
+use super::{ContainerId, Fact, Link, Source, What};
 use crate::clock::Moment;
 use crate::config::{Endpoint, Filter};
 use inspect::{Found, exists, may_run, running};
@@ -39,8 +39,6 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 const GOOD_AFTER: Duration = Duration::from_secs(10);
 /// Inspect calls under way at once.
 const INSPECTS: usize = 8;
-/// Ended containers that wait for the cycle to look at them; more are forgotten, oldest first.
-const MOST_ENDED: usize = 4_096;
 /// Events are not asked for from before this many seconds before the list.
 const OLDEST_EVENT: f64 = 86_400.0;
 
@@ -83,13 +81,9 @@ pub async fn follow(endpoint: Endpoint, filter: Filter, source: Arc<Source>, mut
     let watcher = Watcher { endpoint: &endpoint, filter: &filter, source: &source };
     loop {
         if !endpoint.socket.exists() {
-            let mut state = source.lock();
             // a socket that was there and is gone is a daemon that is down
-            let link = if matches!(state.link, Link::Up | Link::Down) { Link::Down } else { Link::NoSocket };
-            if state.link != link {
-                state.link = link;
-                state.generation += 1;
-            }
+            let was_there = matches!(source.lock().link, Link::Up | Link::Down);
+            source.set_link(if was_there { Link::Down } else { Link::NoSocket });
         } else {
             let lived = watcher.follow_once(&mut memory, flaps).await;
             flaps = lived.is_some_and(|lived| lived < GOOD_AFTER) || (flaps && lived.is_none());
@@ -147,7 +141,7 @@ impl Watcher<'_> {
                     let reason = explain(&error, socket);
                     tracing::warn!(runtime, %error, "cannot list containers: {reason}; trying again");
                 }
-                self.down();
+                self.source.set_link(Link::Down);
                 return None;
             }
         };
@@ -160,14 +154,8 @@ impl Watcher<'_> {
             let error = watch.await;
             tracing::warn!(runtime, %error, "connection lost; names are kept, trying again");
         }
-        self.down();
+        self.source.set_link(Link::Down);
         Some(Moment::now().since(began))
-    }
-
-    fn down(&self) {
-        let mut state = self.source.lock();
-        state.link = Link::Down;
-        state.generation += 1;
     }
 
     async fn connect_and_list(&self, memory: &mut Memory) -> Result<(Docker, Listed), Error> {
@@ -192,14 +180,14 @@ impl Watcher<'_> {
                 // at once: a container that the daemon cannot tell about must not hold up the others' names
                 Ok(Found::Runs(record, pid)) => {
                     state.extend(running(&record, pid));
-                    self.enter(record);
+                    self.source.enter(record);
                 }
                 Ok(Found::Rests { .. } | Found::Gone) => continue,
                 // it runs, as the list said: what was known of it stays, else what the list says of it must do
                 Err(_) => {
                     let known = self.source.lock().running.contains_key(&id);
                     if let Some(record) = self.record_of_list(&listed).filter(|_| !known) {
-                        self.enter(record);
+                        self.source.enter(record);
                     }
                     memory.open.insert(id.clone());
                 }
@@ -240,48 +228,12 @@ impl Watcher<'_> {
             }
         }
     }
-
-    fn enter(&self, record: Record) {
-        let mut state = self.source.lock();
-        if state.running.get(&record.id) != Some(&record) {
-            let before = state.running.insert(record.id.clone(), record.clone());
-            state.generation += 1;
-            // a start that only the list told of has no time, and is the same run
-            let another = |before: &Record| before.started.is_some() && before.started != record.started;
-            if let Some(before) = before.filter(another) {
-                push_ended(&mut state.ended, before);
-            }
-        }
-    }
-
-    /// A container ended at `at`. An end that is older than the start we know belongs to an earlier run.
-    ///
-    /// `unentered`: the run that began and was not entered yet; it came and went.
-    fn end(&self, id: &ContainerId, at: f64, unentered: Option<Record>) {
-        let mut state = self.source.lock();
-        let stale = |record: &Record| record.started.is_some_and(|started| at < started);
-        let entered = if state.running.get(id).is_some_and(|record| !stale(record)) {
-            state.running.remove(id)
-        } else {
-            None
-        };
-        if let Some(record) = entered.or(unentered) {
-            push_ended(&mut state.ended, record);
-            state.generation += 1;
-        }
-    }
-}
-
-fn push_ended(ended: &mut Vec<Record>, record: Record) {
-    if ended.len() >= MOST_ENDED {
-        ended.remove(0);
-    }
-    ended.push(record);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::discover::Record;
     use std::path::PathBuf;
 
     pub(super) fn watcher_on(source: &Arc<Source>, test: impl FnOnce(Watcher<'_>)) {
@@ -299,10 +251,12 @@ mod tests {
             id: ContainerId::new("a"),
             runtime: "docker",
             name: "train".into(),
+            pod: None,
             image: "i".into(),
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            gpus: Arc::default(),
             started: Some(started),
             labels_match: true,
         }
@@ -312,10 +266,10 @@ mod tests {
     fn the_end_of_an_earlier_run_seen_late_does_not_end_the_new_one() {
         let source = Source::new("docker", Arc::default());
         watcher_on(&source, |watcher| {
-            watcher.enter(started_at(10.0));
-            watcher.end(&ContainerId::new("a"), 9.0, None);
+            watcher.source.enter(started_at(10.0));
+            watcher.source.end(&ContainerId::new("a"), 9.0, None);
             assert_eq!(source.lock().running.len(), 1);
-            watcher.end(&ContainerId::new("a"), 11.0, None);
+            watcher.source.end(&ContainerId::new("a"), 11.0, None);
             assert_eq!(counts(&source), (0, 1));
         });
     }
@@ -332,8 +286,8 @@ mod tests {
             };
             let record = watcher.record_of_list(&listed).unwrap();
             assert_eq!((record.name.len(), &*record.image, record.started), (256, "i", None));
-            watcher.enter(record);
-            watcher.enter(started_at(10.0));
+            watcher.source.enter(record);
+            watcher.source.enter(started_at(10.0));
             assert_eq!(counts(&source), (1, 0));
         });
     }
@@ -342,11 +296,11 @@ mod tests {
     fn a_container_seen_twice_is_one_and_a_restart_ends_the_run_before() {
         let source = Source::new("docker", Arc::default());
         watcher_on(&source, |watcher| {
-            watcher.enter(started_at(10.0));
+            watcher.source.enter(started_at(10.0));
             let generation = source.lock().generation;
-            watcher.enter(started_at(10.0));
+            watcher.source.enter(started_at(10.0));
             assert_eq!(source.lock().generation, generation);
-            watcher.enter(started_at(20.0));
+            watcher.source.enter(started_at(20.0));
             assert_eq!(counts(&source), (1, 1));
         });
     }

@@ -186,7 +186,7 @@ impl<'a> Watch<'a> {
             Action::Die | Action::Remove => {
                 self.listed.state.retain(|fact| fact.id != event.id || event.at < fact.at);
                 let began = self.pending.remove(&event.id).and_then(|pending| pending.began);
-                self.watcher.end(&event.id, event.at, began);
+                self.watcher.source.end(&event.id, event.at, began);
             }
             Action::Create | Action::Oom | Action::Kill | Action::Stop => {}
         }
@@ -202,7 +202,7 @@ impl<'a> Watch<'a> {
         match answer {
             Ok(Found::Runs(record, pid)) => {
                 let fact = running(&record, pid);
-                self.watcher.enter(record);
+                self.watcher.source.enter(record);
                 if let Some(fact) = fact {
                     self.tell(fact);
                 }
@@ -211,14 +211,14 @@ impl<'a> Watch<'a> {
             // already over, and with --rm nothing is left to inspect: the event itself has the essentials
             Ok(Found::Rests { .. } | Found::Gone) => {
                 if pending.began.is_some() {
-                    self.watcher.end(&job.id, Moment::now().unix_seconds(), pending.began);
+                    self.watcher.source.end(&job.id, Moment::now().unix_seconds(), pending.began);
                 }
             }
             Err(_) => {
                 // what the event says must do until the daemon answers; it has no exact time of the start
                 let known = self.watcher.source.lock().running.contains_key(&job.id);
                 if let Some(record) = pending.began.clone().filter(|_| !known) {
-                    self.watcher.enter(Record { started: None, ..record });
+                    self.watcher.source.enter(Record { started: None, ..record });
                 }
                 if job.tries_left > 0 {
                     self.pending.insert(job.id.clone(), pending);
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_lost_container_ends_by_its_event_or_else_by_what_inspect_tells() {
-        let named = Named { name: "train".into(), image: "i".into(), labels_match: true };
+        let named = Named { name: "train".into(), pod: None, image: "i".into(), labels_match: true };
         let rests = || Found::Rests {
             named: named.clone(),
             exit_code: Some(137),

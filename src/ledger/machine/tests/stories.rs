@@ -392,7 +392,8 @@ fn a_new_name_has_counts_of_its_own_and_composes_passing_one_is_none() {
     for at in [1.0, 7.0] {
         story.settle(at);
     }
-    let named = |name: &str| Some(Named { name: name.into(), image: "".into(), labels_match: true });
+    let named =
+        |name: &str| Some(Named { name: name.into(), pod: None, image: "".into(), labels_match: true });
     story.tell_named('a', 8.0, 8.0, named("0123456789ab_a"), What::Renamed);
     story.kill_in('a', 9.0, 72);
     for at in [9.0, 15.0] {

@@ -70,7 +70,8 @@ impl Story {
     }
 
     pub fn tell_late(&mut self, letter: char, happened: f64, told: f64, what: What) {
-        let named = Named { name: letter.to_string().into(), image: "".into(), labels_match: true };
+        let named =
+            Named { name: letter.to_string().into(), pod: None, image: "".into(), labels_match: true };
         self.tell_named(letter, happened, told, Some(named), what);
     }
 
@@ -136,10 +137,12 @@ impl Story {
                 id: id(*letter),
                 identity: Identity::named(&letter.to_string()),
                 runtime,
+                pod: None,
                 image: "".into(),
                 compose_project: "".into(),
                 compose_service: "".into(),
                 settings: vec![],
+                gpus: Arc::default(),
                 started: started.map(|started| self.begin.unix_seconds() + started),
                 cgroup: None,
                 nested: false,

@@ -338,6 +338,7 @@ impl World {
             at: begin.unix_seconds() + when as f64 / 1_000.0,
             named: Some(Named {
                 name: Self::name(container).into(),
+                pod: None,
                 image: "image".into(),
                 labels_match: true,
             }),

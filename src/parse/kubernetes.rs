@@ -1,0 +1,88 @@
+//! cgroup path -> QoS class of the pod.
+//!
+//! | driver of the kubelet | path of a pod's cgroup |
+//! | --- | --- |
+//! | cgroupfs | `kubepods/pod<uid>`, `kubepods/burstable/pod<uid>`, `kubepods/besteffort/pod<uid>` |
+//! | systemd | `kubepods.slice/kubepods-pod<uid>.slice`, `kubepods.slice/kubepods-burstable.slice/...` |
+//! | either, with `--cgroup-root`, as kind has it | below `kubelet/`, or `kubelet.slice/kubelet-kubepods.slice/...` |
+//!
+//! Not here: whether there is a kubelet at all. Only of a container that CRI knows the path is worth anything.
+
+/// How a pod's memory is guaranteed, as the kubelet names it, in lower case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Qos {
+    /// Requests are the limits, for every container.
+    Guaranteed,
+    /// Something is requested.
+    Burstable,
+    /// Nothing is.
+    BestEffort,
+}
+
+impl Qos {
+    /// As a label value.
+    pub fn label(self) -> &'static str {
+        match self {
+            Qos::Guaranteed => "guaranteed",
+            Qos::Burstable => "burstable",
+            Qos::BestEffort => "besteffort",
+        }
+    }
+}
+
+/// The QoS class of the pod that a cgroup lies in; the innermost one where Kubernetes runs in a container.
+pub fn qos(path: &str) -> Option<Qos> {
+    let mut components =
+        path.split('/').map(|component| component.strip_suffix(".slice").unwrap_or(component));
+    let mut found = None;
+    while let Some(component) = components.next() {
+        if component == "kubepods" || component.ends_with("-kubepods") {
+            found = components.next().and_then(class).or(found);
+        }
+    }
+    found
+}
+
+fn class(below: &str) -> Option<Qos> {
+    let own = below.rsplit_once("kubepods-").map_or(below, |(_, own)| own);
+    match own {
+        "burstable" => Some(Qos::Burstable),
+        "besteffort" => Some(Qos::BestEffort),
+        _ => own.starts_with("pod").then_some(Qos::Guaranteed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_class_is_told_by_the_paths_of_both_drivers_and_of_kind() {
+        for (path, class) in [
+            ("kubepods/pod1b2c-3d/a", Some(Qos::Guaranteed)),
+            ("kubepods/burstable/pod1b2c-3d/a", Some(Qos::Burstable)),
+            ("kubepods/besteffort/pod1b2c-3d/a", Some(Qos::BestEffort)),
+            ("kubepods.slice/kubepods-pod1b.slice/crio-a.scope", Some(Qos::Guaranteed)),
+            (
+                "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1b.slice/x",
+                Some(Qos::Burstable),
+            ),
+            (
+                "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1b.slice/x",
+                Some(Qos::BestEffort),
+            ),
+            (
+                "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod1b.slice/x",
+                Some(Qos::Burstable),
+            ),
+            ("kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1b.slice/x", Some(Qos::Guaranteed)),
+            ("docker/c0ffee/kubelet/kubepods/besteffort/pod1b/a", Some(Qos::BestEffort)),
+            ("kubepods/burstable/pod1/a/kubelet/kubepods/pod2/b", Some(Qos::Guaranteed)),
+            ("kubepods", None),
+            ("kubepods.slice/other.service", None),
+            ("docker/a", None),
+        ] {
+            assert_eq!(qos(path), class, "{path}");
+        }
+    }
+}
