@@ -11,9 +11,10 @@ use fake_nvml::{FakeNvml, Process, State};
 
 use crate::deploy::Image;
 use crate::prometheus::provided;
+use crate::support::cgroups::root;
+use crate::support::cri::{Containerd, Spec, Wanted};
 use crate::support::docker::{Container, Engine, unique};
-use crate::support::oom::Scene;
-use crate::support::{Metrics, eventually};
+use crate::support::{Metrics, eventually, eventually_true};
 
 /// Runs a script of `tests/helm`, which must be content; returns what it said.
 fn script(name: &str, arguments: &[&str]) -> Option<String> {
@@ -50,30 +51,34 @@ fn a_fault_in_the_chart_is_found() {
     }
 }
 
-/// What one memledger tells of the container that all of them watch.
-fn told(pod: &Pod, watched: &Container) -> BTreeSet<&'static str> {
-    let metrics = Metrics::parse(&pod.get("/metrics").unwrap_or_default());
-    let name = &[("container_name", watched.name.as_str())][..];
-    let short = &[("container_name", watched.short_id())][..];
-    let any = |family| !metrics.all(family, name).is_empty() || !metrics.all(family, short).is_empty();
-    let families = [
-        ("memory", "memledger_container_memory_usage_bytes"),
-        ("processes", "memledger_container_processes"),
-        ("shm", "memledger_container_shm_used_bytes"),
-        ("pss", "memledger_container_process_pss_bytes"),
-        ("gpu", "memledger_container_gpu_memory_used_bytes"),
-    ];
-    let mut told: BTreeSet<_> =
-        families.into_iter().filter(|(_, family)| any(family)).map(|(what, _)| what).collect();
-    if !metrics.all("memledger_container_memory_usage_bytes", name).is_empty() {
-        told.insert("name");
+/// A container in a pod of a real containerd, that all the memledgers watch: a child of it is killed when it is told so.
+struct Watched {
+    namespace: String,
+    id: String,
+    pid: u32,
+}
+
+impl Watched {
+    fn start(containerd: &Containerd) -> Self {
+        let namespace = unique("team");
+        let pod = containerd.pod(&Wanted {
+            namespace: &namespace,
+            name: "train-0",
+            qos: "burstable/",
+            ..Wanted::default()
+        });
+        let command = ["/hog", "wait=/kill", "seq=1:eat", "hold"];
+        let main = Spec { name: "main", command: &command, limit: 64 << 20, ..Spec::default() };
+        let id = containerd.run(&pod, &main);
+        let pids = root().join(&pod.cgroup).join(&id).join("cgroup.procs");
+        let pids = std::fs::read_to_string(pids).expect("its processes");
+        let pid = pids.lines().next().and_then(|line| line.parse().ok()).expect("its first process");
+        Self { namespace, id, pid }
     }
-    let events = pod.memledger(&["events", "--json", "--since=10m"]).unwrap_or_default();
-    let is_the_kill = |line: &str| line.contains(watched.short_id()) && line.contains("\"process\":");
-    if events.lines().any(is_the_kill) {
-        told.insert("kill");
+
+    fn kill_a_child(&self) {
+        std::fs::write(format!("/proc/{}/root/kill", self.pid), "").expect("a file in the container");
     }
-    told
 }
 
 /// memledger as the chart runs it with some values.
@@ -83,12 +88,10 @@ struct Pod {
 }
 
 impl Pod {
-    fn start(image: &Image, state: &Path, driver: &str, values: &[&str]) -> Option<Self> {
-        let state = state.display().to_string();
-        let pss = "settings={\"pss.interval\":\"1s\"}";
-        let said = script("container.py", &[&[state.as_str(), pss], values].concat())?;
-        let (flags, arguments) = said.trim_end().split_once("\n--\n").expect("flags, and arguments");
-        let flags: Vec<_> = flags.lines().chain([driver]).collect();
+    fn start(image: &Image, flags: &[&str], values: &[&str]) -> Option<Self> {
+        let said = script("container.py", &[&["settings={\"pss.interval\":\"1s\"}"], values].concat())?;
+        let (of_chart, arguments) = said.trim_end().split_once("\n--\n").expect("flags, and arguments");
+        let flags: Vec<_> = of_chart.lines().chain(flags.iter().copied()).collect();
         let arguments: Vec<_> = arguments.lines().collect();
         let engine = Engine { image: image.name.clone(), ..image.engine.clone() };
         let container = engine.run(&unique("pod"), &flags, &arguments);
@@ -113,57 +116,91 @@ impl Pod {
             false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
         }
     }
+
+    fn metrics(&self) -> Metrics {
+        Metrics::parse(&self.get("/metrics").unwrap_or_default())
+    }
+
+    /// What it tells of a container, by whatever name.
+    fn told(&self, watched: &Watched) -> BTreeSet<&'static str> {
+        let metrics = self.metrics();
+        let short = &watched.id[..12];
+        let named = [("k8s_namespace_name", watched.namespace.as_str()), ("container_name", "main")];
+        let any = |family: &str| {
+            !metrics.all(family, &named).is_empty()
+                || !metrics.all(family, &[("container_name", short)]).is_empty()
+        };
+        let families = [
+            ("memory", "memledger_container_memory_usage_bytes"),
+            ("processes", "memledger_container_processes"),
+            ("shm", "memledger_container_shm_used_bytes"),
+            ("pss", "memledger_container_process_pss_bytes"),
+            ("gpu", "memledger_container_gpu_memory_used_bytes"),
+        ];
+        let mut told = families.map(|(what, family)| any(family).then_some(what)).to_vec();
+        told.push((!metrics.all("memledger_container_info", &named).is_empty()).then_some("name"));
+        let events = self.memledger(&["events", "--json", "--since=10m"]).unwrap_or_default();
+        let is_the_kill = |line: &str| line.contains(short) && line.contains("\"process\":");
+        told.push(events.lines().any(is_the_kill).then_some("kill"));
+        told.into_iter().flatten().collect()
+    }
 }
 
-/// Values, and what is lost by them; then a line of `memledger doctor` that says so.
+const ALL: &[&str] = &["memory", "name", "processes", "shm", "pss", "gpu", "kill"];
+
+/// Values, what is lost by them, and a part of what `memledger doctor` says then.
 const LOST: &[(&[&str], &[&str], &str)] = &[
     (&[], &[], "syslog(2) in place of /dev/kmsg"),
     (&["kmsg.enabled=true"], &[], "/dev/kmsg can be read"),
-    (&["hostPID=false"], &["processes", "shm", "pss", "gpu"], "MISSING  pid namespace"),
-    (&["capabilities.sysPtrace=false"], &["shm", "pss"], "MISSING  CAP_SYS_PTRACE"),
-    (&["capabilities.syslog=false"], &["kill"], "not read (--oom.kernel-log=off)"),
-    (&["docker.enabled=false"], &["name"], "no socket at /var/run/docker.sock"),
-    (&["host.cgroup=false"], &["memory", "name", "processes", "shm", "pss"], "The main job cannot run here"),
-    // with hostPID the container's own /proc is the node's: it adds nothing
+    (&["hostPID=false"], &["processes", "shm", "pss", "gpu"], "Helm chart: hostPID: true"),
+    (&["capabilities.sysPtrace=false"], &["shm", "pss"], "Helm chart: capabilities.sysPtrace: true"),
+    (&["capabilities.syslog=false"], &["kill"], "Helm chart: capabilities.syslog: true"),
+    (&["runtime.enabled=false"], &["name"], "Helm chart: runtime.enabled: true"),
+    (&["host.cgroup=false"], &["memory", "processes", "shm", "pss"], ", 0 containers"),
+    // the container's own /proc is the node's already
     (&["host.proc=true"], &[], "readable at /host/proc"),
     (&["state.hostPath=\"\""], &[], "state path"),
+    (&["docker.enabled=true"], &[], "/host/docker.sock, "),
 ];
+
+/// A pod of the chart for each row, all of which watch the same containers.
+fn pods(containerd: &Containerd, watched: &Watched, folder: &Path) -> Option<Vec<Pod>> {
+    let engine = Engine::shared()?;
+    let image = Image::build(&engine);
+    let mut gpus = State::with_gpus(1);
+    gpus.gpus[0].memory.used = 8 << 30;
+    gpus.gpus[0].processes = vec![Process::compute(watched.pid, Some(6 << 30))];
+    FakeNvml::install(folder, &gpus).expect("the fake library is installed");
+    // the NVIDIA runtime mounts the driver's library there
+    let driver = format!("--volume={}:/usr/lib64:ro", folder.display());
+    let socket = format!("runtime.socket=\"{}\"", containerd.socket().display());
+    let pod = |(index, (values, ..)): (usize, &(&[&str], _, _))| {
+        let state = format!("state.hostPath=\"{}/state-{index}\"", folder.display());
+        Pod::start(&image, &[&driver], &[&[socket.as_str(), &state], *values].concat())
+    };
+    LOST.iter().enumerate().map(pod).collect()
+}
 
 #[test]
 fn the_default_rights_suffice_and_without_each_just_what_is_said_is_lost() {
-    let Some(scene) = Scene::new("chart") else { return };
-    let image = Image::build(&scene.engine);
-    let watched = scene.run("it", &[], &["wait=/control/kill", "seq=1:eat", "wait=/control/end"]);
+    let Some(containerd) = Containerd::start() else { return };
+    let watched = Watched::start(&containerd);
     let folder = tempfile::Builder::new().prefix("mlt-chart-").tempdir().unwrap();
-    let mut state = State::with_gpus(1);
-    state.gpus[0].memory.used = 8 << 30;
-    state.gpus[0].processes = vec![Process::compute(watched.pid(), Some(6 << 30))];
-    let driver = folder.path().join("driver");
-    std::fs::create_dir(&driver).unwrap();
-    FakeNvml::install(&driver, &state).expect("the fake library is installed");
-    let driver = format!("--volume={}:/usr/lib64:ro", driver.display());
-    let mut pods = Vec::new();
-    for (index, (values, ..)) in LOST.iter().enumerate() {
-        let docker = if values.iter().any(|value| value.starts_with("docker.")) { &[][..] } else { DOCKER };
-        let state = folder.path().join(format!("state-{index}"));
-        let Some(pod) = Pod::start(&image, &state, &driver, &[docker, values].concat()) else { return };
-        pods.push(pod);
-    }
-    let all: BTreeSet<_> = ["memory", "name", "processes", "shm", "pss", "gpu", "kill"].into();
-    let kept = |lost: &[&str]| all.iter().copied().filter(|what| !lost.contains(what)).collect();
+    let Some(pods) = pods(&containerd, &watched, folder.path()) else { return };
+    let kept =
+        |lost: &[&str]| -> BTreeSet<_> { ALL.iter().copied().filter(|what| !lost.contains(what)).collect() };
     for (pod, (values, lost, _)) in pods.iter().zip(LOST) {
-        let mut wanted: BTreeSet<_> = kept(lost);
+        let mut wanted = kept(lost);
         wanted.remove("kill");
-        eventually(&format!("{values:?}"), || match told(pod, &watched) {
+        eventually(&format!("{values:?}"), || match pod.told(&watched) {
             found if found.is_superset(&wanted) => Ok(()),
             found => Err(format!("{found:?}")),
         });
     }
-    scene.release("kill");
-    scene.really_killed(1);
+    watched.kill_a_child();
     for (pod, (values, lost, line)) in pods.iter().zip(LOST) {
-        let wanted: BTreeSet<_> = kept(lost);
-        eventually(&format!("{values:?}, after the kill"), || match told(pod, &watched) {
+        let wanted = kept(lost);
+        eventually(&format!("{values:?}, after the kill"), || match pod.told(&watched) {
             found if found == wanted => Ok(()),
             found => Err(format!("{found:?}, wanted is {wanted:?}")),
         });
@@ -175,4 +212,25 @@ fn the_default_rights_suffice_and_without_each_just_what_is_said_is_lost() {
     }
 }
 
-const DOCKER: &[&str] = &["docker.enabled=true"];
+#[test]
+fn a_runtime_that_is_started_again_is_found_again_only_where_its_folder_is_mounted() {
+    let Some(engine) = Engine::shared() else { return };
+    let Some(mut containerd) = Containerd::start() else { return };
+    let image = Image::build(&engine);
+    let folder = tempfile::Builder::new().prefix("mlt-chart-").tempdir().unwrap();
+    let socket = format!("runtime.socket=\"{}\"", containerd.socket().display());
+    let start = |mount: &str| {
+        let state = format!("state.hostPath=\"{}/{mount}\"", folder.path().display());
+        Pod::start(&image, &[], &[&socket, &state, &format!("runtime.mount=\"{mount}\"")])
+    };
+    let (Some(socket), Some(directory)) = (start("Socket"), start("Directory")) else { return };
+    let up = |pod: &Pod, value: f64| {
+        pod.metrics().all("memledger_runtime_up", &[("runtime", "cri")]).iter().any(|(.., up)| *up == value)
+    };
+    eventually_true("both ask it", || up(&socket, 1.0) && up(&directory, 1.0));
+    containerd.stop();
+    eventually_true("both miss it", || up(&socket, 0.0) && up(&directory, 0.0));
+    containerd.launch();
+    eventually_true("it is found in its folder", || up(&directory, 1.0));
+    assert!(up(&socket, 0.0), "its new socket is not the one that is mounted");
+}

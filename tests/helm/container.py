@@ -1,8 +1,8 @@
-"""The chart's container as flags of `docker run`: `container.py STATE [VALUE...]`, values as `--set-json` takes them.
+"""The chart's container as flags of `docker run`: `container.py [VALUE...]`, values as `--set-json` takes them.
 
-Prints the flags, one a line, then `--`, then the container's arguments. STATE is the folder of the ledger on this machine. What
-a runtime makes of a pod and Docker of flags is the same for all that is here: capabilities, user, root, namespaces, mounts,
-environment. Not here: the cgroup namespace, which a pod has of its own on cgroup v2; profiles of AppArmor and SELinux.
+Prints the flags, one a line, then `--`, then the container's arguments. What a runtime makes of a pod and Docker of flags is
+the same for all that is here: capabilities, user, root, namespaces, mounts, environment, seccomp's default. Not here: the
+cgroup namespace, which a pod has of its own on cgroup v2; profiles of AppArmor and SELinux.
 """
 import sys
 
@@ -23,6 +23,7 @@ def flags(pod, container):
     yield from (f"--cap-drop={each}" for each in capabilities.get("drop", []))
     yield from (f"--cap-add={each}" for each in capabilities.get("add", []))
     yield from (f"--env={each['name']}={each['value']}" for each in container["env"])
+    yield "--env=KUBERNETES_SERVICE_HOST=192.0.2.1"  # which every pod has; doctor knows by it where it is
     limit = container["resources"]["limits"]["memory"]
     yield f"--memory={limit.removesuffix('Mi')}m"
     volumes = {each["name"]: each for each in pod["volumes"]}
@@ -37,10 +38,8 @@ def flags(pod, container):
 
 
 def main():
-    state, *settings = sys.argv[1:]
-    # what is not on this machine: a kubelet, and a runtime of pods where one is looked for
-    absent = ["podResources.enabled=false", "runtime.enabled=false"]
-    found = chart.objects(chart.render(settings=[f'state.hostPath="{state}"', *absent, *settings]))
+    # there is no kubelet here
+    found = chart.objects(chart.render(settings=["podResources.enabled=false", *sys.argv[1:]]))
     container = chart.container(found)
     print("\n".join([*flags(chart.pod(found), container), "--", *container["args"]]))
 

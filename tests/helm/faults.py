@@ -72,6 +72,8 @@ MUTATIONS = [
     ("cases in the package", lambda root: (root / HELM / ".helmignore").unlink(), judge.packed, None, "the cases of the tests are in the package"),
     ("notes without what to do", text(T + "NOTES.txt", "pod-security.kubernetes.io", "pod.security"), judge.noted, None, "the notes do not say"),
     ("manifests of before", text(T + "daemonset.yaml", "hostNetwork: {{", "hostIPC: false\n      hostNetwork: {{"), judge.plain, None, "the pod is another than the chart's"),
+    ("an image of another name", text("deploy/kubernetes/kustomization.yaml", "newTag: 0.1.0", "newTag: 0.0.9"), judge.plain, None, "the pod is another than the chart's"),
+    ("advice that is none", text("src/cli/report/pods.rs", "podResources.enabled: true", "kubelet.enabled: true"), judge.advised, None, "names the value kubelet.enabled, which is none"),
     ("values without their row", default("# Labels of all objects.", "# Labels of everything."), judge.generated, None, "README.md is not what"),
     ("a setting that the schema has not", text("docs/config.md", "| `--web.max-requests`", "| `--web.new` | `MEMLEDGER_WEB_NEW` |  | text | New. |\n| `--web.max-requests`"), judge.generated, None, "values.schema.json is not what"),
     # rules, dashboards, targets
@@ -84,6 +86,8 @@ MUTATIONS = [
     ("a job of another name", text(T + "_helpers.tpl", "- {targetLabel: job, replacement: memledger}\n", ""), monitoring.scraped, None, "'job': 'monitor/other'"),
     ("labels that end with the pod", text(T + "_helpers.tpl", "regex: pod|container", "regex: container"), monitoring.scraped, None, "'pod': 'memledger-x7f2p'"),
     ("targets without their node", text(T + "_helpers.tpl", "targetLabel: instance", "targetLabel: host"), monitoring.scraped, None, "'host': 'gpu-node-7'"),
+    ("a documented job of all pods", text("docs/kubernetes.md", "regex: memledger, action: keep", "regex: .*, action: keep"), monitoring.documented, None, "another pod has"),
+    ("a documented target without its node", text("docs/kubernetes.md", "target_label: instance", "target_label: host"), monitoring.documented, None, "a pod of memledger has"),
     ("a monitor that forgets the path", text(T + "_helpers.tpl", "path: {{ .path }}", "path: /metrics"), monitoring.scraped, None, "web.telemetry-path"),
 ]  # fmt: skip
 

@@ -5,7 +5,9 @@ versions; against what the API server refuses besides them; and against what we 
 no mount without a reason. Needs no cluster, and so proves nothing of one.
 """
 import json
+import os
 import re
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -316,8 +318,13 @@ def noted(root):
 
 
 def plain(root):
-    """The plain manifests are valid too, and are the default of the chart."""
-    found = chart.objects((root / "deploy/kubernetes/memledger.yaml").read_text())
+    """The plain manifests are valid too, as kustomize reads them, and are the default of the chart."""
+    kubectl = [os.environ["MEMLEDGER_TEST_KUBECTL"], "kustomize", root / "deploy/kubernetes"]
+    done = subprocess.run(kubectl, capture_output=True, text=True)
+    if done.returncode:
+        yield f"kubectl kustomize: {done.stderr}"
+        return
+    found = chart.objects(done.stdout)
     yield from valid(root, "", found, "")
     default = chart.objects(chart.helm("template", "memledger", root / "helm/memledger", "--namespace=memledger"))
     if chart.pod(found) != chart.pod(default):
@@ -325,10 +332,21 @@ def plain(root):
     (namespace,) = chart.of_kind(found, "Namespace")
     if any(each["metadata"]["namespace"] != namespace["metadata"]["name"] for each in found if each is not namespace):
         yield "deploy/kubernetes: an object is in another namespace"
-    tree = yaml.safe_load((root / "deploy/kubernetes/kustomization.yaml").read_text())
-    image = chart.container(found)["image"].rsplit(":", 1)
-    if not any([each["name"], each["newTag"]] == image for each in tree["images"]):
-        yield f"deploy/kubernetes/kustomization.yaml: its images do not name {image}"
+
+
+def advised(root):
+    """The values that `memledger doctor` names in a pod are values of the chart."""
+    text = (root / "src/cli/report/pods.rs").read_text()
+    tree = yaml.safe_load((root / "helm/memledger/values.yaml").read_text())
+    named = re.findall(r"[\"\s]((?:\w+\.)*\w+): (?:true|a folder|nvidia|the socket)", text.split("#[cfg(test)]")[0])
+    if len(named) < 8:
+        yield f"doctor names only {named}"
+    for name in named:
+        value = tree
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is None:
+            yield f"doctor names the value {name}, which is none"
 
 
 def generated(root):
@@ -336,7 +354,7 @@ def generated(root):
         yield f"{name} is not what `make manifests` writes"
 
 
-CHART_CHECKS = [versions, schemas, packed, noted, plain, generated]
+CHART_CHECKS = [versions, schemas, packed, noted, plain, advised, generated]
 
 
 def complaints(root, cases=None, checks=None):

@@ -118,8 +118,8 @@ def changed(root):
 
 
 # What Kubernetes' discovery tells of a pod, or of an endpoint with its pod.
+ADDRESS = "10.1.2.3:10853"
 TOLD = {
-    "__address__": "10.1.2.3:10853",
     "__meta_kubernetes_namespace": "monitor",
     "__meta_kubernetes_pod_name": "memledger-x7f2p",
     "__meta_kubernetes_pod_node_name": "gpu-node-7",
@@ -140,23 +140,26 @@ OF_THE_OPERATOR = [
 WANTED = {"job": "memledger", "instance": "gpu-node-7", "node": "gpu-node-7", "namespace": "monitor"}
 
 
-def relabeled(relabelings, folder):
-    """The labels that a target ends up with, by the real relabeling."""
-    snake = lambda key: re.sub(r"([A-Z])", lambda found: "_" + found[1].lower(), key)
-    own = [{snake(key): value for key, value in each.items()} for each in relabelings]
-    labels = {key: value for key, value in TOLD.items() if key != "__address__"}
+def relabeled(relabelings, folder, told=TOLD):
+    """The labels that a target ends up with, by the real relabeling; None if it is dropped."""
     job = {
-        "job_name": "any",
-        "static_configs": [{"targets": [TOLD["__address__"]], "labels": labels}],
-        "relabel_configs": OF_THE_OPERATOR + own,
+        "job_name": "memledger",
+        "static_configs": [{"targets": [ADDRESS], "labels": told}],
+        "relabel_configs": relabelings,
     }
     config = folder / "prometheus.yml"
     config.write_text(yaml.safe_dump({"scrape_configs": [job]}))
-    code, said = promtool("check", "service-discovery", config, "any", "--timeout=5s")
+    code, said = promtool("check", "service-discovery", config, "memledger", "--timeout=5s")
     if code:
         raise SystemExit(f"promtool check service-discovery: {said}")
     (target,) = json.loads(said[said.index("[") :])
-    return {key: value for key, value in target["labels"].items() if not key.startswith("__")}
+    return {key: value for key, value in target["labels"].items() if not key.startswith("__")} or None
+
+
+def of_monitor(relabelings):
+    """A monitor's relabelings as the operator writes them into a scrape configuration."""
+    snake = lambda key: re.sub(r"([A-Z])", lambda found: "_" + found[1].lower(), key)
+    return OF_THE_OPERATOR + [{snake(key): value for key, value in each.items()} for each in relabelings]
 
 
 def scraped(root):
@@ -165,7 +168,7 @@ def scraped(root):
         (monitor,) = chart.of_kind(case(root, name), kind)
         (endpoint,) = monitor["spec"][key]
         with tempfile.TemporaryDirectory() as folder:
-            labels = relabeled(endpoint["relabelings"], Path(folder))
+            labels = relabeled(of_monitor(endpoint["relabelings"]), Path(folder))
         wanted = WANTED | ({"cluster": "c1"} if name == "podmonitor" else {})
         if labels != wanted:
             yield f"{kind}: a target has {labels}, wanted is {wanted}"
@@ -176,7 +179,30 @@ def scraped(root):
         yield "ServiceMonitor: it does not ask at web.telemetry-path"
 
 
-CHECKS = [dashboards, as_they_are, checked, changed, scraped]
+def documented(root):
+    """The scrape configuration in docs/kubernetes.md makes the same of a pod, and keeps no other.
+
+    Its discovery is left out: Debian's Prometheus is built without that of Kubernetes.
+    """
+    text = (root / "docs/kubernetes.md").read_text()
+    (block,) = (block for block in re.findall(r"(?s)```yaml\n(.*?)```", text) if "scrape_configs" in block)
+    (job,) = yaml.safe_load(block)["scrape_configs"]
+    (daemonset,) = chart.of_kind(case(root, "default"), "DaemonSet")
+    of_pod = daemonset["spec"]["template"]["metadata"]["labels"]
+    told = TOLD | {"__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", key): value for key, value in of_pod.items()}
+    rules = job["relabel_configs"]
+    for what, change, wanted in [
+        ("a pod of memledger", {}, {key: WANTED[key] for key in ("job", "instance", "node")}),
+        ("another pod", {"__meta_kubernetes_pod_label_app_kubernetes_io_name": "other"}, None),
+        ("another port", {"__meta_kubernetes_pod_container_port_name": "web"}, None),
+    ]:
+        with tempfile.TemporaryDirectory() as folder:
+            labels = relabeled(rules, Path(folder), told | change)
+        if labels != wanted:
+            yield f"{what} has {labels}, wanted is {wanted}"
+
+
+CHECKS = [dashboards, as_they_are, checked, changed, scraped, documented]
 
 
 def complaints(root, checks=None):
