@@ -27,10 +27,11 @@ golden: ## write the generated documents and the golden files anew; read the dif
 manifests: ## write deploy/kubernetes, and the tables of the chart's README and schema, anew
 	@set -a && . "$$($(SETUP) cache)/env" && "$$MEMLEDGER_TEST_PYTHON" -B tests/helm/generate.py
 
-bench: ## measure cost, also of GPUs, and how fast a kill is known, and write docs/performance.md
+bench: ## measure cost, also of GPUs and pods, and how fast a kill is known, and write docs/performance.md
 	$(CARGO) bench --locked --bench cycle
 	$(CARGO) bench --locked --bench oom
 	$(CARGO) bench --locked --bench gpu
 	$(CARGO) bench --locked --bench drm
+	$(CARGO) bench --locked --bench cri
 
 .PHONY: help run doctor test check golden manifests bench

@@ -157,7 +157,7 @@ catalog! {
     CYCLES_SKIPPED = Counter Global "memledger_cycles_skipped_total" [] max 1,
         "Cycles left out because the one before was still running at their time.";
     SOURCE_UP = Gauge Global "memledger_runtime_up" ["runtime"] max 8,
-        "1 while memledger is connected to the container runtime's socket. 0 while it is away: names and labels are kept. Absent where there never was a socket.";
+        "1 while memledger is connected to the container runtime's socket. 0 while it is away: names and labels are kept. Absent where there never was a socket. cri is the kubelet's runtime: absent too where nobody named its socket and it never had pods.";
     CONTAINERS_SEEN = Gauge Global "memledger_containers" ["runtime"] max 8,
         "Running containers that memledger shows, by runtime. Containers that a filter leaves out do not count.";
     PROCESS_CPU = Counter Global "process_cpu_seconds_total" [] max 1,
@@ -201,7 +201,7 @@ catalog! {
     OOM_DUPLICATE_LINES = Counter Global "memledger_oom_duplicate_lines_total" [] max 1,
         "Second records of one kill, which the kernel writes and counts with memory.oom.group. They are no kills.";
     OOM_SOURCE_UP = Gauge Global "memledger_oom_source_up" ["source"] max 4,
-        "1 if the source can be read now: kmsg (the kernel log: which process), vmstat (oom_kill of /proc/vmstat: how many), cgroup (the containers' own counters: whose), runtime (events of Docker or Podman: ends and names). Without kmsg kills have no process, and those of containers that are gone at once may stay unattributed. Absent for what was switched off (--oom.kernel-log=off, --oom.runtime=false), and for runtime where there never was one.";
+        "1 if the source can be read now: kmsg (the kernel log: which process), vmstat (oom_kill of /proc/vmstat: how many), cgroup (the containers' own counters: whose), runtime (Docker, Podman or the kubelet's runtime: ends and names). Without kmsg kills have no process, and those of containers that are gone at once may stay unattributed. Absent for what was switched off (--oom.kernel-log=off, --oom.runtime=false), and for runtime where there never was one.";
     STORE_UP = Gauge Global "memledger_store_up" [] max 1,
         "1 if the ledger is written to --state.path, 0 if it cannot be and is kept in memory only. Absent if it is kept in memory because that was asked for.";
 

@@ -3,7 +3,7 @@
 //! Data flows one way; nothing flows back:
 //!
 //! ```text
-//!             kernel files      Docker, Podman           NVML
+//!             kernel files    Docker, Podman, CRI        NVML
 //!                  |                  |                    |
 //!                  v                  v                    v
 //!  foundations: clock  catalog  series  host  config  parse

@@ -2,6 +2,7 @@
 //!
 //! No kubelet runs: the tests make sandboxes and containers as it does, under the cgroups that it would make.
 
+use fake_nvml::{FakeNvml, State};
 use memledger::config::CriSettings;
 use memledger::discover::Link;
 use memledger::discover::cri::{Found, find, messages};
@@ -13,9 +14,10 @@ use crate::support::grpc::{Answer, Server};
 use crate::support::metrics::Labels;
 use crate::support::oom::{EXITS, KILLS, RESTARTS};
 use crate::support::python::Python;
-use crate::support::{Memledger, Metrics, eventually_true};
+use crate::support::{Memledger, Metrics, binary, eventually_true};
 
 const INFO: &str = "memledger_container_info";
+const ALLOCATED: &str = "memledger_container_gpu_allocated";
 const POD_INFO: &str = "memledger_container_pod_info";
 const REQUEST: &str = "memledger_container_memory_request_bytes";
 const USAGE: &str = "memledger_container_memory_usage_bytes";
@@ -398,4 +400,100 @@ fn pods_are_shown_beside_docker_s_containers_each_of_them_once() {
         2,
         "the same name in a pod is another"
     );
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Devices {
+    #[prost(string, tag = "1")]
+    resource: String,
+    #[prost(string, repeated, tag = "2")]
+    ids: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Holder {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(message, repeated, tag = "2")]
+    devices: Vec<Devices>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Holders {
+    #[prost(string, tag = "1")]
+    pod: String,
+    #[prost(string, tag = "2")]
+    namespace: String,
+    #[prost(message, repeated, tag = "3")]
+    containers: Vec<Holder>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct ListOfResources {
+    #[prost(message, repeated, tag = "1")]
+    pods: Vec<Holders>,
+}
+
+/// No kubelet runs here: its answer is written after its own interface. containerd, the pod and the dlopen are real.
+#[test]
+fn a_gpu_that_the_kubelet_gave_is_shown_beside_who_uses_it() {
+    let Some(containerd) = Containerd::start() else { return };
+    let team = unique("team");
+    let pod = containerd.pod(&Wanted { namespace: &team, name: "train-0", ..Wanted::default() });
+    let id = containerd.run(&pod, &Spec { name: "main", command: SLEEP, ..Spec::default() });
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = State::with_gpus(2);
+    let uuids = [&state.gpus[0].uuid, &state.gpus[1].uuid];
+    let library = FakeNvml::install(folder.path(), &state).expect("the fake library is installed");
+    let kubelet = Server::new();
+    let list = "/v1.PodResourcesLister/List";
+    let gives = |uuid: &str| {
+        let devices = vec![
+            Devices { resource: "nvidia.com/gpu".into(), ids: vec![uuid.into()] },
+            Devices { resource: "rdma/hca".into(), ids: vec!["mlx5_0".into()] },
+        ];
+        let containers = vec![Holder { name: "main".into(), devices }];
+        let pods = vec![Holders { pod: "train-0".into(), namespace: team.clone(), containers }];
+        kubelet.tell(list, &ListOfResources { pods });
+    };
+    gives(uuids[1]);
+    let socket = format!("--kubelet.pod-resources={}", kubelet.socket.display());
+    let nvml = format!("--gpu.nvml-library={}", library.path().display());
+    let memledger = watch(&containerd, &team, &[&socket, &nvml]);
+    let me = of(&team, "train-0", "main");
+    eventually_is(&memledger, &me, &id);
+    for uuid in [uuids[1], uuids[0]] {
+        gives(uuid); // later the kubelet may have given it another one
+        memledger.eventually("what it was given", |metrics| {
+            let given: Vec<_> =
+                metrics.all(ALLOCATED, &[]).iter().map(|(_, labels, _)| labels.clone()).collect();
+            match &given[..] {
+                [labels] if labels["gpu_uuid"] == *uuid => {
+                    assert_eq!(labels["k8s_pod_name"], "train-0");
+                    Ok(())
+                }
+                other => Err(format!("{other:?}")),
+            }
+        });
+    }
+}
+
+#[test]
+fn in_a_pod_doctor_speaks_of_the_chart() {
+    let doctor = |pod: bool| {
+        let mut command = std::process::Command::new(binary());
+        command.args(["doctor", "--cri.endpoint=/no/such.sock", "--state.path="]);
+        if pod {
+            command.env("KUBERNETES_SERVICE_HOST", "10.0.0.1");
+        } else {
+            command.env_remove("KUBERNETES_SERVICE_HOST");
+        }
+        String::from_utf8_lossy(&command.output().expect("doctor runs").stdout).into_owned()
+    };
+    let inside = doctor(true);
+    for value in ["runtime.enabled: true", "podResources.enabled: true", "state.hostPath"] {
+        assert!(inside.contains(&format!("in the values of the Helm chart: {value}")), "{value}: {inside}");
+    }
+    let outside = doctor(false);
+    assert!(!outside.contains("Helm"), "{outside}");
 }

@@ -27,7 +27,7 @@ pub fn command() -> Command {
             Arg::new("container")
                 .long("container")
                 .value_name("NAME")
-                .help("Only those of this container: its name, its id, or the beginning of its id."),
+                .help("Only those of this container: its name (in a pod also POD/NAME or NAMESPACE/POD/NAME), its id, or the beginning of its id."),
         )
         .arg(
             Arg::new("limit")

@@ -26,7 +26,7 @@ pub fn command() -> Command {
         .arg(
             Arg::new("container")
                 .value_name("CONTAINER")
-                .help("Its name, its id or the beginning of its id.")
+                .help("Its name (in a pod also POD/NAME or NAMESPACE/POD/NAME), its id or the beginning of its id.")
                 .required_unless_present("last"),
         )
         .arg(

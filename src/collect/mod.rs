@@ -12,6 +12,7 @@ pub mod kernel_log;
 pub mod oom_cgroups;
 pub mod oom_counter;
 pub mod own;
+pub mod own_cgroup;
 pub mod process;
 pub mod pss;
 pub mod shm;

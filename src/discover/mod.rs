@@ -87,6 +87,14 @@ impl Identity {
         Self { name: name.into(), ..self.clone() }
     }
 
+    /// True if somebody may mean it by this: `NAME`, and in a pod `POD/NAME` and `NAMESPACE/POD/NAME`.
+    pub fn is_called(&self, wanted: &str) -> bool {
+        let mut parts = wanted.rsplitn(3, '/');
+        parts.next() == Some(&*self.name)
+            && parts.next().is_none_or(|pod| *pod == *self.k8s_pod)
+            && parts.next().is_none_or(|namespace| *namespace == *self.k8s_namespace)
+    }
+
     /// True if the filter shows it: by its name, or in a pod by `NAMESPACE/POD/NAME` as well.
     pub fn is_shown(&self, filter: &Filter) -> bool {
         if self.k8s_pod.is_empty() {

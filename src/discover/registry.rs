@@ -367,6 +367,55 @@ mod tests {
         }
     }
 
+    fn pod(uid: &str) -> Option<Arc<crate::discover::Pod>> {
+        Some(Arc::new(crate::discover::Pod {
+            namespace: "ml".into(),
+            name: "train-0".into(),
+            uid: uid.into(),
+            attempt: 0,
+            source: "".into(),
+            labels: vec![],
+            memory_min_bytes: None,
+        }))
+    }
+
+    #[test]
+    fn a_pod_that_is_made_anew_before_the_old_one_is_gone_has_the_name_and_a_name_in_a_pod_is_its_own() {
+        let in_pod = |id, started, uid| {
+            let record = Record { pod: pod(uid), started: Some(started), ..record(id, "cri", "main") };
+            (0, named(&record, None))
+        };
+        let (old, new) = (|| in_pod('a', 1.0, "u1"), || in_pod('b', 2.0, "u2"));
+        let docker = || (1, named(&record('c', "docker", "main"), None));
+        for found in [vec![old(), new(), docker()], vec![docker(), new(), old()]] {
+            assert_eq!(names(found), ["main=c", "main=b", "main@cri=a"]);
+        }
+        let compose = Record { pod: pod("u"), ..record('d', "cri", "0123456789ab_web") };
+        assert_eq!(names(vec![(0, named(&compose, None))]), ["0123456789ab_web=d"], "only Compose does that");
+    }
+
+    #[test]
+    fn a_sandbox_is_no_container_whoever_takes_it_for_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pause, main) = ("a".repeat(64), "b".repeat(64));
+        for id in [&pause, &main] {
+            std::fs::create_dir_all(folder.path().join("kubepods/podu").join(id)).unwrap();
+        }
+        let hierarchy =
+            Hierarchy { version: crate::discover::Version::V2, root: folder.path().to_path_buf() };
+        let (cri, docker) = (Source::new("cri", Arc::default()), Source::new("docker", Arc::default()));
+        cri.set_link(Link::Up);
+        docker.set_link(Link::Up);
+        cri.enter(Record { pod: pod("u"), ..record('b', "cri", "main") });
+        cri.lock().sandboxes.insert(ContainerId::new(&pause));
+        docker.enter(record('b', "docker", "k8s_main_train-0_ml_u_0"));
+        docker.enter(record('a', "docker", "k8s_POD_train-0_ml_u_0"));
+        let mut registry = Registry::new(Filter::default(), vec![cri, docker], Some(&hierarchy));
+        let inventory = registry.refresh(Moment::now()).0.inventory;
+        let all: Vec<_> = inventory.containers.iter().map(|c| (c.runtime, &*c.identity.name)).collect();
+        assert_eq!(all, [("cri", "main")]);
+    }
+
     #[test]
     fn only_a_real_compose_prefix_is_taken_off() {
         assert_eq!(lasting_name("0123456789ab_web-1"), "web-1");

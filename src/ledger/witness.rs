@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use super::machine::Hint;
 use crate::collect::kernel_log::Entry;
+use crate::collect::own_cgroup::Namespace;
 use crate::discover::{Hierarchy, Version};
 use crate::host::{Dir, Roots};
 use crate::parse::kernel_log::{Killed, Line};
@@ -20,19 +21,18 @@ pub struct Witness {
     hierarchy: Option<(PathBuf, bool)>,
     /// The kernel's pids are the pids here.
     host_pids: bool,
-    /// Paths in /proc/PID/cgroup are the host's: memledger is not in a cgroup namespace of its own.
-    absolute_paths: bool,
+    /// Where paths in /proc/PID/cgroup begin.
+    namespace: Namespace,
 }
 
 impl Witness {
     /// One for this host.
     pub fn new(roots: &Roots, hierarchy: Option<&Hierarchy>) -> Self {
-        let init = std::fs::read(roots.process(1).join("cgroup")).unwrap_or_default();
         Self {
             roots: roots.clone(),
             hierarchy: hierarchy.map(|found| (found.root.clone(), found.version == Version::V1)),
             host_pids: roots.in_first_pid_namespace(),
-            absolute_paths: !init.windows(4).any(|window| window == b":/.."),
+            namespace: Namespace::detect(roots, hierarchy).unwrap_or(Namespace::Unknown),
         }
     }
 
@@ -77,9 +77,11 @@ impl Witness {
         let v1 = self.hierarchy.as_ref().is_some_and(|(_, v1)| *v1);
         let cgroup = read("cgroup", &mut buffer).ok().and_then(|text| {
             let path = String::from_utf8(cgroup_path(&text, v1)?.to_vec()).ok()?;
-            // a process on its way out is shown in the root; and without a view of the host's paths only ids tell
             let named = crate::parse::container_id::in_path(&path).next().is_some();
-            (path != "/" && (self.absolute_paths || named)).then_some(path)
+            match self.namespace.absolute(&path) {
+                Some(path) => (path != "/").then_some(path), // a process on its way out is shown in the root
+                None => named.then_some(path), // without a view of the host's paths only ids tell
+            }
         });
         Hint { cgroup, ..Hint::default() }
     }

@@ -62,12 +62,12 @@ fn accepts_plain(headers: &HeaderMap) -> bool {
     })
 }
 
-/// A container that runs now, by its name, its id or the beginning of its id.
+/// A container that runs now, by its name, its id or the beginning of its id; in a pod by `POD/NAME` too.
 fn running(shared: &Shared, wanted: &str) -> Option<Subject> {
     let newest = shared.newest().ok()?;
     let snapshot = newest.snapshot();
     let containers = snapshot.containers.iter().take(snapshot.running);
-    let named = containers.clone().find(|container| &*container.identity.name == wanted);
+    let named = containers.clone().find(|container| container.identity.is_called(wanted));
     let found = named.or_else(|| {
         let mut begins = containers.filter(|container| container.id.as_str().starts_with(wanted));
         begins.next()

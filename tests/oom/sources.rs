@@ -1,5 +1,9 @@
 //! The main cases again with a source less, and what the health of the sources says.
 
+use std::process::Command;
+
+use crate::support::binary;
+use crate::support::cgroups::{TestCgroup, root};
 use crate::support::oom::{Ledger, Scene, UNATTRIBUTED};
 
 /// A main process that is killed, and two workers whose main process lives on.
@@ -59,4 +63,21 @@ fn kills_in_containers_that_live_are_found_by_their_counters_without_the_kernel_
     assert_eq!(ledger.source("kmsg"), None, "it was switched off");
     assert_eq!(ledger.source("vmstat"), Some(1.0));
     assert!(ledger.memledger.metrics().get(UNATTRIBUTED, &[]).is_some());
+}
+
+/// As in a pod: the paths in /proc/PID/cgroup begin at memledger's own cgroup, and those of the host go up from there.
+#[test]
+fn in_a_cgroup_namespace_of_its_own_memledger_finds_its_place_in_the_tree() {
+    let cgroup = TestCgroup::container();
+    let script = format!("echo $$ > {}/cgroup.procs && exec unshare -C \"$@\"", cgroup.path.display());
+    let doctor = |script: &str| {
+        let output = Command::new("sh").args(["-c", script, "sh"]).arg(binary()).arg("doctor").output();
+        String::from_utf8_lossy(&output.expect("doctor runs").stdout).into_owned()
+    };
+    let place = cgroup.path.strip_prefix(root()).expect("below the root");
+    let found = format!("one of its own, at /{}: paths are made the host's", place.display());
+    let inside = doctor(&script);
+    assert!(inside.contains(&found), "{inside}");
+    let outside = doctor("exec \"$@\"");
+    assert!(outside.contains("the host's, as far as /proc/1/cgroup tells"), "{outside}");
 }

@@ -233,6 +233,11 @@ impl Containerd {
         self.path("c.sock")
     }
 
+    /// Its process, which must run.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
     /// The flag that points memledger at it.
     pub fn flag(&self) -> String {
         format!("--cri.endpoint={}", self.socket().display())

@@ -13,6 +13,7 @@ use crate::clock::Moment;
 use crate::collect::kernel_log::{KernelLog, Way};
 use crate::collect::oom_cgroups::CgroupCounters;
 use crate::collect::oom_counter::OomCounter;
+use crate::collect::own_cgroup::Namespace;
 use crate::config::{Config, KernelLogChoice};
 use crate::discover::Hierarchy;
 use crate::ledger::store::{FILE, Query, Reader, StoreError};
@@ -118,17 +119,23 @@ fn cgroup_counters(config: &Config) -> Check {
     }
 }
 
-/// Seen as the ledger sees it: by whether the first process has a path that goes up from memledger's own root.
+/// Seen as the ledger sees it.
 fn cgroup_namespace(config: &Config) -> Check {
     let name = "cgroup namespace";
-    match std::fs::read(config.roots.process(1).join("cgroup")) {
-        Ok(paths) if paths.windows(4).any(|window| window == b":/..") => {
+    let hierarchy = Hierarchy::detect(&config.roots).ok();
+    match Namespace::detect(&config.roots, hierarchy.as_ref()) {
+        Ok(Namespace::Own(root)) => {
+            let root = root.display();
+            Check::good(name, format!("one of its own, at /{root}: paths are made the host's")).detail()
+        }
+        Ok(Namespace::Unknown) => {
             Check::good(name, "one of its own: paths in /proc/PID/cgroup are not the host's").weaker(
                 "a killed process of the host whose cgroup the kernel log does not name stays unattributed",
-                "docker run --cgroupns=host; Compose: cgroup: host",
+                "the host's /sys/fs/cgroup at --path.cgroupfs, and the host's pid namespace; or docker run \
+                 --cgroupns=host; Compose: cgroup: host",
             )
         }
-        Ok(_) => Check::good(name, "the host's, as far as /proc/1/cgroup tells").detail(),
+        Ok(Namespace::Host) => Check::good(name, "the host's, as far as /proc/1/cgroup tells").detail(),
         Err(error) => Check::none(
             name,
             format!("cannot be told: {}: {error}", config.roots.process(1).join("cgroup").display()),

@@ -13,7 +13,7 @@ const LOST: &str = "containers of pods are known by their short id alone: no nam
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// What to change in a pod, by the name of a check: a value of the chart `helm/memledger`, and what else.
-const VALUES: [(&str, &str); 12] = [
+const VALUES: [(&str, &str); 13] = [
     ("cgroups", "host.cgroup: true"),
     ("cgroup counters", "host.cgroup: true"),
     ("/proc", "host.proc: true"),
@@ -23,6 +23,7 @@ const VALUES: [(&str, &str); 12] = [
         "runtime.enabled: true, and runtime.socket: the socket of the kubelet's container runtime on the node",
     ),
     (RESOURCES, "podResources.enabled: true"),
+    ("cgroup namespace", "host.cgroup: true and hostPID: true"),
     ("pid namespace", "hostPID: true"),
     ("GPU processes", "hostPID: true"),
     ("CAP_SYS_PTRACE", "capabilities.sysPtrace: true"),

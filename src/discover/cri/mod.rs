@@ -38,8 +38,8 @@ pub const RUNTIME: &str = "cri";
 const LIST_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// Events that come so soon after one another are answered by one list.
 const EVENTS_TOGETHER: Duration = Duration::from_millis(100);
-/// Pause before the next try to connect.
-const RETRY: Duration = Duration::from_secs(1);
+/// Pause before the next try to connect; and before the next look at a default socket that is no such runtime's.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 /// What is remembered over connections; at the start, what the ledger remembered over its own.
 #[derive(Debug)]
@@ -62,6 +62,7 @@ impl Memory {
 pub async fn follow(settings: CriSettings, filter: Filter, source: Arc<Source>, mut memory: Memory) {
     let mut said = String::new();
     loop {
+        let mut pause = RETRY.0;
         match find(&settings).await {
             Found::Runtime(socket, client) => {
                 said.clear();
@@ -74,6 +75,9 @@ pub async fn follow(settings: CriSettings, filter: Filter, source: Arc<Source>, 
             Found::Nothing { link, why } => {
                 let was_there = matches!(source.lock().link, Link::Up | Link::Down);
                 let link = if was_there { Link::Down } else { link };
+                if link == Link::NoSocket && !why.is_empty() {
+                    pause = RETRY.1;
+                }
                 if !why.is_empty() && said != why {
                     match link {
                         Link::Down => {
@@ -86,7 +90,7 @@ pub async fn follow(settings: CriSettings, filter: Filter, source: Arc<Source>, 
                 source.set_link(link);
             }
         }
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(pause).await;
     }
 }
 

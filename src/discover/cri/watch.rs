@@ -298,3 +298,103 @@ fn fact(record: &Record, at: f64, what: What) -> Fact {
     };
     Fact { runtime: RUNTIME, id: record.id.clone(), at, named: Some(named), what }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discover::cri::messages::{ContainerMetadata, ContainerStatus};
+    use std::sync::Arc;
+
+    const SECOND: i64 = 1_000_000_000;
+
+    fn container(id: &str, state: ContainerState) -> Container {
+        let metadata = Some(ContainerMetadata { name: id.into(), attempt: 0 });
+        Container { id: id.into(), metadata, state: state.into(), created_at: SECOND, ..Container::default() }
+    }
+
+    fn answer(started: i64, finished: i64) -> Answer {
+        let status = ContainerStatus {
+            started_at: started * SECOND,
+            finished_at: finished * SECOND,
+            exit_code: 137,
+            reason: if finished > 0 { "OOMKilled".into() } else { String::new() },
+            ..ContainerStatus::default()
+        };
+        Ok(Some(ContainerStatusResponse { status: Some(status), info: HashMap::new() }))
+    }
+
+    /// What is told of these lists, one after the other, each with what would be answered.
+    fn told(
+        memory: &mut Memory,
+        source: &Source,
+        lists: &[&[(&str, ContainerState, i64, i64)]],
+    ) -> Vec<(f64, What)> {
+        let (settings, filter) = (CriSettings::default(), Filter::default());
+        let mut watch = Watch::new(&settings, &filter, source, memory);
+        for list in lists {
+            let containers: Vec<_> = list.iter().map(|(id, state, ..)| container(id, *state)).collect();
+            let asked = |(id, _, started, finished): &(&str, ContainerState, i64, i64)| {
+                let container = containers.iter().find(|container| container.id == *id)?;
+                watch.question(container)?;
+                Some((id.to_string(), answer(*started, *finished)))
+            };
+            let answers = list.iter().filter_map(asked).collect();
+            watch.enter(&containers, &answers, Moment::now());
+        }
+        let facts = source.take_facts().into_iter().filter(|fact| fact.what != What::Exists);
+        facts.map(|fact| (fact.at, fact.what)).collect()
+    }
+
+    fn memory(open: &[&str]) -> Memory {
+        Memory::new(Some(100.0), open.iter().map(|id| ContainerId::new(id)).collect())
+    }
+
+    use ContainerState::{Exited, Running};
+    const RUNS: What = What::Running { pid: None };
+    const ENDED: What = What::Ended { exit_code: Some(137), oom_flag: Some(true) };
+
+    #[test]
+    fn a_run_is_told_once_over_lists_and_connections() {
+        let source = Source::new(RUNTIME, Arc::default());
+        let mut memory = memory(&[]);
+        let runs = [("a", Running, 200, 0)];
+        assert_eq!(told(&mut memory, &source, &[&runs, &runs]), [(200.0, What::Started), (200.0, RUNS)]);
+        assert_eq!(source.lock().running.len(), 1);
+        let ended = [("a", Exited, 200, 300)];
+        assert_eq!(told(&mut memory, &source, &[&runs, &ended, &ended]), [(300.0, ENDED)]);
+        assert_eq!(told(&mut memory, &source, &[&ended, &[]]), []);
+        let state = source.lock();
+        assert_eq!((state.running.len(), state.ended.len()), (0, 1));
+    }
+
+    #[test]
+    fn a_run_between_two_lists_is_told_whole_and_one_of_before_the_ledger_is_not() {
+        let source = Source::new(RUNTIME, Arc::default());
+        let list = [("new", Exited, 150, 160), ("old", Exited, 50, 60), ("never", Exited, 0, 0)];
+        let facts = told(&mut memory(&[]), &source, &[&list, &list]);
+        assert_eq!(facts, [(150.0, What::Started), (150.0, RUNS), (160.0, ENDED)]);
+        assert_eq!(source.lock().ended.len(), 1, "it came and went");
+    }
+
+    #[test]
+    fn what_ran_when_the_ledger_last_knew_has_ended_or_runs_on() {
+        let source = Source::new(RUNTIME, Arc::default());
+        let list = [("ended", Exited, 50, 60), ("runs", Running, 50, 0)];
+        let facts = told(&mut memory(&["ended", "runs", "gone"]), &source, &[&list]);
+        assert_eq!(facts[..2], [(50.0, RUNS), (60.0, ENDED)]);
+        assert_eq!(facts[2].1, What::Ended { exit_code: None, oom_flag: None }, "removed meanwhile");
+        assert_eq!(facts.len(), 3);
+    }
+
+    #[test]
+    fn a_container_that_cannot_be_asked_about_has_its_name_and_is_asked_again() {
+        let source = Source::new(RUNTIME, Arc::default());
+        let (settings, filter, mut memory) = (CriSettings::default(), Filter::default(), memory(&[]));
+        let mut watch = Watch::new(&settings, &filter, &source, &mut memory);
+        let containers = [container("a", Running)];
+        let answers = HashMap::from([("a".to_owned(), Err(CriError::Silent("ContainerStatus")))]);
+        watch.enter(&containers, &answers, Moment::now());
+        assert_eq!(source.lock().running[&ContainerId::new("a")].started, None);
+        assert_eq!(watch.question(&containers[0]), Some(true));
+    }
+}

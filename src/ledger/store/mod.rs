@@ -75,7 +75,8 @@ pub struct Contents {
 pub struct Query {
     /// Not before this Unix time.
     pub since: Option<f64>,
-    /// Only of this container: its name; or, if none is named so, its id or the beginning of its id.
+    /// Only of this container: its name, in a pod `POD/NAME` or `NAMESPACE/POD/NAME` too; or, if none is named so, its id or
+    /// the beginning of its id.
     pub container: Option<String>,
     /// At most so many, the newest. 0: all.
     pub most: usize,
@@ -378,6 +379,7 @@ fn matching(connection: &Connection, query: &Query) -> rusqlite::Result<Vec<(i64
             let sql = "SELECT id, body FROM events WHERE at >= ?1 ORDER BY at DESC, id DESC LIMIT ?2";
             numbered(connection, sql, params![since, most])?
         }
+        Some(wanted) if wanted.contains('/') => in_pod(connection, wanted, since, most)?,
         Some(wanted) => {
             let known = "SELECT EXISTS (SELECT 1 FROM events WHERE container_name = ?1)";
             let known: bool = connection.query_row(known, [wanted], |row| row.get(0))?;
@@ -395,6 +397,22 @@ fn matching(connection: &Connection, query: &Query) -> rusqlite::Result<Vec<(i64
     };
     found.reverse();
     Ok(found)
+}
+
+/// Those of a container that is called by its pod too: no name has a slash in it.
+fn in_pod(
+    connection: &Connection,
+    wanted: &str,
+    since: f64,
+    most: i64,
+) -> rusqlite::Result<Vec<(i64, String)>> {
+    let mut parts = wanted.rsplitn(3, '/');
+    let (name, pod, namespace) = (parts.next(), parts.next(), parts.next());
+    let sql = "SELECT id, body FROM events WHERE container_name = ?3 AND at >= ?1 \
+               AND json_extract(body, '$.k8s_pod_name') = ?4 \
+               AND (?5 IS NULL OR json_extract(body, '$.k8s_namespace_name') = ?5) \
+               ORDER BY at DESC, id DESC LIMIT ?2";
+    numbered(connection, sql, params![since, most, name, pod, namespace])
 }
 
 /// The rows of a query whose columns are the number and the body.

@@ -196,6 +196,30 @@ fn events_are_found_by_time_name_and_the_beginning_of_an_id() {
 }
 
 #[test]
+fn a_container_of_a_pod_is_found_by_its_pod_too() {
+    let mut store = Store::in_memory().unwrap();
+    let in_pod = |id: u64, namespace: &str, pod: &str| {
+        let name = Name {
+            k8s_namespace_name: namespace.into(),
+            k8s_pod_name: pod.into(),
+            container_name: "main".into(),
+        };
+        kill(id, id as f64, Whose::Container(Subject { name, ..subject("", 'a') }))
+    };
+    let all = [in_pod(1, "ml", "train-0"), in_pod(2, "ml", "train-1"), in_pod(3, "web", "train-1")];
+    store.commit(&changes(all)).unwrap();
+    for (wanted, numbers) in [
+        ("main", &[1, 2, 3][..]),
+        ("train-1/main", &[2, 3]),
+        ("ml/train-1/main", &[2]),
+        ("ml/train-2/main", &[]),
+    ] {
+        let query = Query { container: Some(wanted.to_owned()), ..Query::default() };
+        assert_eq!(ids(&store.events(&query).unwrap()), numbers, "{wanted}");
+    }
+}
+
+#[test]
 fn a_follower_gets_settled_events_in_order_and_none_behind_an_open_one() {
     let mut store = Store::in_memory().unwrap();
     let all =
