@@ -220,7 +220,7 @@ def probed(root, case, found, text):
 
 
 def custom(root, case, found, text):
-    """Objects of the Prometheus Operator have the fields that we know of it. Its own schema is not here."""
+    """Objects of the Prometheus Operator have the fields that we know of it: no package for Python has its schemas."""
     fields = {
         "port", "path", "interval", "scrapeTimeout", "scheme", "tlsConfig", "basicAuth", "honorLabels", "relabelings",
         "metricRelabelings",

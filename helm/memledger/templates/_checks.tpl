@@ -28,7 +28,6 @@ values.schema.json.
 {{- fail (printf "extraVolumes: volume %s mounts the whole / of the node; mount the folder that is needed" .name) -}}
 {{- end -}}
 {{- end -}}
-{{- $env := list -}}
 {{- range $v.extraEnv -}}
 {{- if has .name (list "MEMLEDGER_PATH_PROCFS" "MEMLEDGER_PATH_CGROUPFS" "MEMLEDGER_STATE_PATH" "MEMLEDGER_WEB_LISTEN_ADDRESS" "MEMLEDGER_CRI_ENDPOINT" "MEMLEDGER_DOCKER_SOCKET") -}}
 {{- fail (printf "extraEnv: %s is set by the chart; its value is one of port, host, state, runtime, docker" .name) -}}
