@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## build memledger and serve this host's metrics (ARGS="..." for flags)
 	$(CARGO) run --release --locked -- serve $(ARGS)
@@ -30,9 +30,11 @@ check: ## format, lints, and the tests that need nothing installed
 golden: ## write the generated documents and the golden files anew; read the difference before you commit it
 	UPDATE=1 $(CARGO) test --locked --test real --quiet -- tables:: recorded::
 
-.PHONY: pictures
 pictures: ## draw the dashboards with data of the demo, into docs/pictures
 	@tests/pictures/pictures.sh
+
+manifests: ## write deploy/kubernetes, and the tables of the chart's README and schema, anew
+	@set -a && . "$$($(SETUP) cache)/env" && "$$MEMLEDGER_TEST_PYTHON" -B tests/helm/generate.py
 
 bench: ## measure cost, also of GPUs and pods, and how fast a kill is known, and write docs/performance.md
 	$(CARGO) bench --locked --bench cycle
@@ -42,4 +44,4 @@ bench: ## measure cost, also of GPUs and pods, and how fast a kill is known, and
 	$(CARGO) bench --locked --bench readers
 	$(CARGO) bench --locked --bench cri
 
-.PHONY: help run doctor demo test check golden bench
+.PHONY: help run doctor demo test check golden pictures manifests bench

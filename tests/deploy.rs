@@ -26,14 +26,14 @@ fn said(command: &mut Command) -> String {
 }
 
 /// The image, removed when dropped.
-struct Image {
-    engine: Engine,
-    name: String,
+pub(crate) struct Image {
+    pub engine: Engine,
+    pub name: String,
 }
 
 impl Image {
     /// Builds the final stage around the binary under test.
-    fn build(engine: &Engine) -> Self {
+    pub fn build(engine: &Engine) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let script = repository().join("deploy/image-root.sh");
         said(Command::new(script).arg(binary()).arg(folder.path().join("image")));

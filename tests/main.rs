@@ -10,6 +10,7 @@ mod docker;
 mod events;
 mod facts;
 mod gpu;
+mod helm;
 mod kernel_log;
 mod layers;
 mod oom;

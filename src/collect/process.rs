@@ -320,9 +320,13 @@ impl Collector for ProcessTable {
             let mut complete = self.list(context, container, output.faults);
             let before = read;
             let pids = std::mem::take(&mut self.pids);
+            // v2 writes 0 for a process of a pid namespace that cannot be seen from here, v1 leaves it out
+            foreign |= complete && pids.is_empty() && !context.roots.in_first_pid_namespace() && {
+                context.hierarchy.is_some_and(|hierarchy| hierarchy.version == Version::V1)
+            };
             for pid in &pids {
                 if *pid == 0 {
-                    foreign = true; // a process of a pid namespace that cannot be seen from here
+                    foreign = true;
                     continue;
                 }
                 match self.read(context, *pid) {

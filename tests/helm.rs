@@ -1,0 +1,236 @@
+//! The Helm chart and the plain manifests, by the real `helm`, the API's own schemas and promtool; and the rendered pod's
+//! container, run by a real engine with just the rights that the chart gives it.
+//!
+//! The checks of files are Python in `tests/helm`. No cluster is asked: none can be had here.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use fake_nvml::{FakeNvml, Process, State};
+
+use crate::deploy::Image;
+use crate::prometheus::provided;
+use crate::support::cgroups::root;
+use crate::support::cri::{Containerd, Spec, Wanted};
+use crate::support::docker::{Container, Engine, unique};
+use crate::support::{Metrics, eventually, eventually_true};
+
+/// Runs a script of `tests/helm`, which must be content; returns what it said.
+fn script(name: &str, arguments: &[&str]) -> Option<String> {
+    let python = provided("MEMLEDGER_TEST_PYTHON")?;
+    provided("MEMLEDGER_TEST_HELM")?;
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/helm").join(name);
+    let output = Command::new(python).arg("-B").arg(path).args(arguments).output().expect("Python starts");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{name}: {said}");
+    Some(said)
+}
+
+#[test]
+fn every_case_of_the_chart_is_valid_and_asks_for_no_more_than_it_needs() {
+    script("judge.py", &[]);
+}
+
+#[test]
+fn wrong_values_are_refused_with_a_message_that_says_which() {
+    script("refusals.py", &[]);
+}
+
+#[test]
+fn the_charts_rules_and_dashboards_are_the_files_and_its_targets_are_named_by_node() {
+    if provided("MEMLEDGER_TEST_PROMTOOL").is_some() {
+        script("monitoring.py", &[]);
+    }
+}
+
+#[test]
+fn a_fault_in_the_chart_is_found() {
+    if provided("MEMLEDGER_TEST_PROMTOOL").is_some() {
+        script("faults.py", &[]);
+    }
+}
+
+/// A container in a pod of a real containerd, that all the memledgers watch: a child of it is killed when it is told so.
+struct Watched {
+    namespace: String,
+    id: String,
+    pid: u32,
+}
+
+impl Watched {
+    fn start(containerd: &Containerd) -> Self {
+        let namespace = unique("team");
+        let pod = containerd.pod(&Wanted {
+            namespace: &namespace,
+            name: "train-0",
+            qos: "burstable/",
+            ..Wanted::default()
+        });
+        let command = ["/hog", "wait=/kill", "seq=1:eat", "hold"];
+        let main = Spec { name: "main", command: &command, limit: 64 << 20, ..Spec::default() };
+        let id = containerd.run(&pod, &main);
+        let pids = root().join(&pod.cgroup).join(&id).join("cgroup.procs");
+        let pids = std::fs::read_to_string(pids).expect("its processes");
+        let pid = pids.lines().next().and_then(|line| line.parse().ok()).expect("its first process");
+        Self { namespace, id, pid }
+    }
+
+    fn kill_a_child(&self) {
+        std::fs::write(format!("/proc/{}/root/kill", self.pid), "").expect("a file in the container");
+    }
+}
+
+/// memledger as the chart runs it with some values.
+struct Pod {
+    engine: Engine,
+    container: Container,
+}
+
+impl Pod {
+    fn start(image: &Image, flags: &[&str], values: &[&str]) -> Option<Self> {
+        let said = script("container.py", &[&["settings={\"pss.interval\":\"1s\"}"], values].concat())?;
+        let (of_chart, arguments) = said.trim_end().split_once("\n--\n").expect("flags, and arguments");
+        let flags: Vec<_> = of_chart.lines().chain(flags.iter().copied()).collect();
+        let arguments: Vec<_> = arguments.lines().collect();
+        let engine = Engine { image: image.name.clone(), ..image.engine.clone() };
+        let container = engine.run(&unique("pod"), &flags, &arguments);
+        Some(Self { engine, container })
+    }
+
+    fn memledger(&self, words: &[&str]) -> Result<String, String> {
+        self.engine.try_docker(&[&["exec", self.container.id.as_str(), "/memledger"], words].concat())
+    }
+
+    /// Asks as a kubelet or a Prometheus does, but from within: there is no network between.
+    fn get(&self, path: &str) -> Result<String, String> {
+        let pid = self.container.pid().to_string();
+        let program = "import sys, urllib.request\n\
+                       print(urllib.request.urlopen('http://127.0.0.1:10853' + sys.argv[1]).read().decode())";
+        let output = Command::new("nsenter")
+            .args(["--net", "--target", &pid, "/usr/bin/python3", "-c", program, path])
+            .output()
+            .map_err(|error| error.to_string())?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        }
+    }
+
+    fn metrics(&self) -> Metrics {
+        Metrics::parse(&self.get("/metrics").unwrap_or_default())
+    }
+
+    /// What it tells of a container, by whatever name.
+    fn told(&self, watched: &Watched) -> BTreeSet<&'static str> {
+        let metrics = self.metrics();
+        let short = &watched.id[..12];
+        let named = [("k8s_namespace_name", watched.namespace.as_str()), ("container_name", "main")];
+        let any = |family: &str| {
+            !metrics.all(family, &named).is_empty()
+                || !metrics.all(family, &[("container_name", short)]).is_empty()
+        };
+        let families = [
+            ("memory", "memledger_container_memory_usage_bytes"),
+            ("processes", "memledger_container_processes"),
+            ("shm", "memledger_container_shm_used_bytes"),
+            ("pss", "memledger_container_process_pss_bytes"),
+            ("gpu", "memledger_container_gpu_memory_used_bytes"),
+        ];
+        let mut told = families.map(|(what, family)| any(family).then_some(what)).to_vec();
+        told.push((!metrics.all("memledger_container_info", &named).is_empty()).then_some("name"));
+        let events = self.memledger(&["events", "--json", "--since=10m"]).unwrap_or_default();
+        let is_the_kill = |line: &str| line.contains(short) && line.contains("\"process\":");
+        told.push(events.lines().any(is_the_kill).then_some("kill"));
+        told.into_iter().flatten().collect()
+    }
+}
+
+const ALL: &[&str] = &["memory", "name", "processes", "shm", "pss", "gpu", "kill"];
+
+/// Values, what is lost by them, and a part of what `memledger doctor` says then.
+const LOST: &[(&[&str], &[&str], &str)] = &[
+    (&[], &[], "syslog(2) in place of /dev/kmsg"),
+    (&["kmsg.enabled=true"], &[], "/dev/kmsg can be read"),
+    (&["hostPID=false"], &["processes", "shm", "pss", "gpu"], "Helm chart: hostPID: true"),
+    (&["capabilities.sysPtrace=false"], &["shm", "pss"], "Helm chart: capabilities.sysPtrace: true"),
+    (&["capabilities.syslog=false"], &["kill"], "Helm chart: capabilities.syslog: true"),
+    (&["runtime.enabled=false"], &["name"], "Helm chart: runtime.enabled: true"),
+    (&["host.cgroup=false"], &["memory", "processes", "shm", "pss"], ", 0 containers"),
+    // the container's own /proc is the node's already
+    (&["host.proc=true"], &[], "readable at /host/proc"),
+    (&["state.hostPath=\"\""], &[], "state path"),
+    (&["docker.enabled=true"], &[], "/host/docker.sock, "),
+];
+
+/// A pod of the chart for each row, all of which watch the same containers.
+fn pods(containerd: &Containerd, watched: &Watched, folder: &Path) -> Option<Vec<Pod>> {
+    let engine = Engine::shared()?;
+    let image = Image::build(&engine);
+    let mut gpus = State::with_gpus(1);
+    gpus.gpus[0].memory.used = 8 << 30;
+    gpus.gpus[0].processes = vec![Process::compute(watched.pid, Some(6 << 30))];
+    FakeNvml::install(folder, &gpus).expect("the fake library is installed");
+    // the NVIDIA runtime mounts the driver's library there
+    let driver = format!("--volume={}:/usr/lib64:ro", folder.display());
+    let socket = format!("runtime.socket=\"{}\"", containerd.socket().display());
+    let pod = |(index, (values, ..)): (usize, &(&[&str], _, _))| {
+        let state = format!("state.hostPath=\"{}/state-{index}\"", folder.display());
+        Pod::start(&image, &[&driver], &[&[socket.as_str(), &state], *values].concat())
+    };
+    LOST.iter().enumerate().map(pod).collect()
+}
+
+#[test]
+fn the_default_rights_suffice_and_without_each_just_what_is_said_is_lost() {
+    let Some(containerd) = Containerd::start() else { return };
+    let watched = Watched::start(&containerd);
+    let folder = tempfile::Builder::new().prefix("mlt-chart-").tempdir().unwrap();
+    let Some(pods) = pods(&containerd, &watched, folder.path()) else { return };
+    let kept =
+        |lost: &[&str]| -> BTreeSet<_> { ALL.iter().copied().filter(|what| !lost.contains(what)).collect() };
+    for (pod, (values, lost, _)) in pods.iter().zip(LOST) {
+        let mut wanted = kept(lost);
+        wanted.remove("kill");
+        eventually(&format!("{values:?}"), || match pod.told(&watched) {
+            found if found.is_superset(&wanted) => Ok(()),
+            found => Err(format!("{found:?}")),
+        });
+    }
+    watched.kill_a_child();
+    for (pod, (values, lost, line)) in pods.iter().zip(LOST) {
+        let wanted = kept(lost);
+        eventually(&format!("{values:?}, after the kill"), || match pod.told(&watched) {
+            found if found == wanted => Ok(()),
+            found => Err(format!("{found:?}, wanted is {wanted:?}")),
+        });
+        let report = pod.memledger(&["doctor"]).unwrap_or_else(|error| error);
+        assert!(report.contains(line), "{values:?}: {report}");
+        for probe in ["/-/healthy", "/-/ready"] {
+            pod.get(probe).unwrap_or_else(|error| panic!("{values:?}: {probe}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn a_runtime_that_is_started_again_is_found_again_only_where_its_folder_is_mounted() {
+    let Some(engine) = Engine::shared() else { return };
+    let Some(mut containerd) = Containerd::start() else { return };
+    let image = Image::build(&engine);
+    let folder = tempfile::Builder::new().prefix("mlt-chart-").tempdir().unwrap();
+    let socket = format!("runtime.socket=\"{}\"", containerd.socket().display());
+    let start = |mount: &str| {
+        let state = format!("state.hostPath=\"{}/{mount}\"", folder.path().display());
+        Pod::start(&image, &[], &[&socket, &state, &format!("runtime.mount=\"{mount}\"")])
+    };
+    let (Some(socket), Some(directory)) = (start("Socket"), start("Directory")) else { return };
+    let up = |pod: &Pod, value: f64| {
+        pod.metrics().all("memledger_runtime_up", &[("runtime", "cri")]).iter().any(|(.., up)| *up == value)
+    };
+    eventually_true("both ask it", || up(&socket, 1.0) && up(&directory, 1.0));
+    containerd.stop();
+    eventually_true("both miss it", || up(&socket, 0.0) && up(&directory, 0.0));
+    containerd.launch();
+    eventually_true("it is found in its folder", || up(&directory, 1.0));
+    assert!(up(&socket, 0.0), "its new socket is not the one that is mounted");
+}

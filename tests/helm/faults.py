@@ -1,0 +1,132 @@
+"""Proves that the checks of the chart look: each mutation of a copy must bring a complaint that says so.
+
+A row: what is done, how, which check must see it, in which case, and a part of its complaint.
+"""
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import chart
+import judge
+import monitoring
+
+HELM, T = "helm/memledger/", "helm/memledger/templates/"
+
+
+def text(file, old, new):
+    """Replaces the first `old` in a file."""
+
+    def change(root):
+        path = root / file
+        before = path.read_text()
+        assert old in before, f"{file} has no {old!r} any more: choose another mutation"
+        path.write_text(before.replace(old, new, 1))
+
+    return change
+
+
+def default(old, new):
+    return text(HELM + "values.yaml", old, new)
+
+
+MUTATIONS = [
+    ("privileged by default", default("  enabled: false\n\nruntime:", "  enabled: true\n\nruntime:"), judge.least, "default", "the container is privileged"),
+    ("all of the node's files", text(T + "_node.tpl", "{path: /sys/fs/cgroup,", "{path: /,"), judge.mounted, "default", "it mounts / of the node"),
+    ("a folder that is on no list", default("/var/lib/kubelet/pod-resources", "/var/lib/kubelet"), judge.mounted, "default", "it mounts /var/lib/kubelet of the node"),
+    ("a mount that can be written", text(T + "_node.tpl", "mountPath: /host/cgroup, readOnly: true,", "mountPath: /host/cgroup,"), judge.mounted, "default", "/sys/fs/cgroup of the node can be written"),
+    ("the mounts of cgroup v1", text(T + "_node.tpl", ", recursiveReadOnly: IfPossible", ""), judge.mounted, "default", "the mounts below it can be written"),
+    ("a path that is made where nothing is", text(T + "_node.tpl", "{path: /sys/fs/cgroup, type: Directory}", "{path: /sys/fs/cgroup}"), judge.mounted, "default", "without a type"),
+    ("a volume that nobody mounts", text(T + "_node.tpl", "- {name: state, mountPath: /var/lib/memledger}", ""), judge.mounted, "default", "are not what is mounted"),
+    ("a capability more", text(T + "_helpers.tpl", '$add "SYSLOG"', '$add "SYS_ADMIN"'), judge.least, "default", "it is given ['SYS_ADMIN']"),
+    ("capabilities that are kept", text(T + "_helpers.tpl", "drop: [ALL]", "drop: [NET_RAW]"), judge.least, "default", "it keeps capabilities"),
+    ("a root that can be written", text(T + "_helpers.tpl", "readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false"), judge.least, "minimal", "its root can be written"),
+    ("limits of a privileged container", text(T + "_helpers.tpl", "privileged: true", "privileged: true\nallowPrivilegeEscalation: false"), judge.least, "kmsg", "the API server refuses"),
+    ("a token of the API server", text(T + "daemonset.yaml", "automountServiceAccountToken: false", "automountServiceAccountToken: true"), judge.least, "default", "a token of the API server"),
+    ("variables of Services", text(T + "daemonset.yaml", "enableServiceLinks: false", "enableServiceLinks: true"), judge.least, "default", "variables of a Service"),
+    ("a port of the node", text(T + "daemonset.yaml", "protocol: TCP}", "protocol: TCP, hostPort: 10853}"), judge.least, "default", "is opened on the node"),
+    ("no seccomp profile", default("  type: RuntimeDefault", "  type: Unconfined"), judge.least, "default", "no seccomp profile"),
+    ("a right at the API server", lambda root: (root / T / "role.yaml").write_text("apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: m}\nrules: []\n"), judge.named, "default", "memledger needs no right"),
+    ("a field that is none", text(T + "daemonset.yaml", "hostPID:", "hostPid:"), judge.valid, "default", "DaemonSet is not valid in 1.30.0"),
+    ("a value of a wrong kind", text(T + "service.yaml", "port: {{ .Values.service.port }}", 'port: "{{ .Values.service.port }}"'), judge.valid, "default", "Service is not valid"),
+    ("a setting that is none", text(T + "_node.tpl", "MEMLEDGER_PATH_PROCFS", "MEMLEDGER_PATH_PROC"), judge.told, "default", "memledger has no setting MEMLEDGER_PATH_PROC"),
+    ("a path that is not mounted", text(T + "_node.tpl", '"/host/cgroup" "/sys', '"/host/cgroups" "/sys'), judge.told, "default", "/host/cgroups is not mounted"),
+    ("a variable twice", text(T + "_node.tpl", "- {name: MEMLEDGER_STATE_PATH", "- {name: MEMLEDGER_PATH_PROCFS, value: /}\n- {name: MEMLEDGER_STATE_PATH"), judge.told, "default", "is set twice"),
+    ("a ledger on nothing", text(T + "_node.tpl", "MEMLEDGER_STATE_PATH, value: /var/lib/memledger", "MEMLEDGER_STATE_PATH, value: /var/lib/ledger"), judge.told, "default", "on nothing that can be written"),
+    ("a probe of no route", text(T + "daemonset.yaml", '"/-/healthy"', '"/healthz"'), judge.probed, "default", "there is no route /healthz"),
+    ("a probe with two ways", default("livenessProbe: {}", "livenessProbe: {httpGet: {path: /-/healthy, port: metrics}}"), judge.probed, "everything", "asks in 2 ways"),
+    ("another port than the one it listens on", text(T + "daemonset.yaml", "containerPort: {{ $v.port }}", "containerPort: 10853"), judge.probed, "hostnetwork", "it listens on :19853"),
+    ("a Service that finds nothing", text(T + "service.yaml", '{{- include "memledger.selectorLabels" . | nindent 4 }}', "app: memledger"), judge.selected, "default", "does not find the pods"),
+    ("a test that the DaemonSet adopts", text(T + "tests/answers.yaml", '"labels" $labels ', ""), judge.selected, "default", "takes it for one of its own"),
+    ("a monitor that looks elsewhere", text(T + "servicemonitor.yaml", "matchNames: [{{ include", "matchNames: [monitoring, {{ include"), judge.selected, "monitoring", "in another namespace"),
+    ("a field that a monitor has not", text(T + "_helpers.tpl", "scheme: {{", "schema: {{"), judge.custom, "podmonitor", "an endpoint has no ['schema']"),
+    ("chance", text(T + "daemonset.yaml", "kubectl.kubernetes.io/default-container: memledger", "a: {{ randAlpha 9 }}"), judge.once, "default", "two renders differ"),
+    ("an object twice", text(T + "serviceaccount.yaml", "automountServiceAccountToken: false", "automountServiceAccountToken: false\n---\napiVersion: v1\nkind: ServiceAccount\nmetadata: {name: memledger, namespace: monitor}"), judge.once, "default", "two objects are"),
+    ("a template that helm does not take", text(T + "service.yaml", "  type: {{", "type: {{"), judge.linted, "default", "it is not rendered"),
+    # of the chart as a whole
+    ("another version than the crate's", text(HELM + "Chart.yaml", "\nversion: 0.1.0", "\nversion: 0.0.9"), judge.versions, None, "Chart.yaml: version is 0.0.9"),
+    ("an API that is too old", text(HELM + "Chart.yaml", ">=1.30.0-0", ">=1.20.0-0"), judge.versions, None, "is not refused"),
+    ("a schema that takes anything", text(HELM + "values.schema.json", '{"type": "object", "additionalProperties": false, "properties": {"enabled"', '{"type": "object", "properties": {"enabled"'), judge.schemas, None, "takes anything"),
+    ("a value that only the schema has", text(HELM + "values.schema.json", '"hostPID": {', '"hostUsers": {"type": "boolean"}, "hostPID": {'), judge.schemas, None, "hostUsers is in one of"),
+    ("a copy of the rules", lambda root: ((root / HELM / "files/rules").unlink(), shutil.copytree(root / monitoring.RULES, root / HELM / "files/rules"), text(HELM + "files/rules/alerts.yml", "> 0.75", "> 0.7")(root)), judge.packed, None, "alerts.yml is not the same in the package"),
+    ("cases in the package", lambda root: (root / HELM / ".helmignore").unlink(), judge.packed, None, "the cases of the tests are in the package"),
+    ("notes without what to do", text(T + "NOTES.txt", "pod-security.kubernetes.io", "pod.security"), judge.noted, None, "the notes do not say"),
+    ("manifests of before", text(T + "daemonset.yaml", "hostNetwork: {{", "hostIPC: false\n      hostNetwork: {{"), judge.plain, None, "the pod is another than the chart's"),
+    ("an image of another name", text("deploy/kubernetes/kustomization.yaml", "newTag: 0.1.0", "newTag: 0.0.9"), judge.plain, None, "the pod is another than the chart's"),
+    ("advice that is none", text("src/cli/report/pods.rs", "podResources.enabled: true", "kubelet.enabled: true"), judge.advised, None, "names the value kubelet.enabled, which is none"),
+    ("values without their row", default("# Labels of all objects.", "# Labels of everything."), judge.generated, None, "README.md is not what"),
+    ("a setting that the schema has not", text("docs/config.md", "| `--web.max-requests`", "| `--web.new` | `MEMLEDGER_WEB_NEW` |  | text | New. |\n| `--web.max-requests`"), judge.generated, None, "values.schema.json is not what"),
+    # rules, dashboards, targets
+    ("a dashboard that is templated", text(T + "dashboards.yaml", "$.Files.Get $path |", 'tpl ($.Files.Get $path | replace "{{" "<" | replace "}}" ">") $ |'), monitoring.dashboards, None, "is not the file"),
+    ("dashboards that Grafana does not find", default("label: grafana_dashboard", "label: dashboard"), monitoring.dashboards, None, "sidecar does not find it"),
+    ("a rule that is lost", text(T + "prometheusrule.yaml", "{{- $rules = append $rules $rule -}}", ""), monitoring.changed, None, "is not the file with"),
+    ("a changed expression", text(T + "prometheusrule.yaml", "toYaml $groups", 'toYaml $groups | replace "> 0.75" "> 0.7"'), monitoring.as_they_are, None, "alerts.yml is not the file's"),
+    ("rules that promtool does not take", text(T + "prometheusrule.yaml", "toYaml $groups", 'toYaml $groups | replace "increase(" "increse("'), monitoring.checked, None, "promtool check rules"),
+    ("alerts that do not fire", text(T + "prometheusrule.yaml", "toYaml $groups", 'toYaml $groups | replace "> 0.85" "> 0.99"'), monitoring.checked, None, "promtool test rules"),
+    ("a job of another name", text(T + "_helpers.tpl", "- {targetLabel: job, replacement: memledger}\n", ""), monitoring.scraped, None, "'job': 'monitor/other'"),
+    ("labels that end with the pod", text(T + "_helpers.tpl", "regex: pod|container", "regex: container"), monitoring.scraped, None, "'pod': 'memledger-x7f2p'"),
+    ("targets without their node", text(T + "_helpers.tpl", "targetLabel: instance", "targetLabel: host"), monitoring.scraped, None, "'host': 'gpu-node-7'"),
+    ("a documented job of all pods", text("docs/kubernetes.md", "regex: memledger, action: keep", "regex: .*, action: keep"), monitoring.documented, None, "another pod has"),
+    ("a documented target without its node", text("docs/kubernetes.md", "target_label: instance", "target_label: host"), monitoring.documented, None, "a pod of memledger has"),
+    ("a monitor that forgets the path", text(T + "_helpers.tpl", "path: {{ .path }}", "path: /metrics"), monitoring.scraped, None, "web.telemetry-path"),
+]  # fmt: skip
+
+
+def copy(folder):
+    """What the checks read, with the links as they are."""
+    for part in ("helm", "deploy", "dashboards", "docs", "src/cli"):
+        shutil.copytree(chart.ROOT / part, folder / part, symlinks=True)
+    for part in ("Cargo.toml", "README.md"):
+        shutil.copy(chart.ROOT / part, folder / part)
+    for part in chart.ROOT.iterdir():
+        if not (folder / part.name).exists() and part.name not in ("target", ".git"):
+            (folder / part.name).symlink_to(part)
+
+
+def seen(root, look, case):
+    if look in monitoring.CHECKS:
+        return monitoring.complaints(root, [look])
+    return judge.complaints(root, [case or "default"], [look])
+
+
+def main():
+    unseen = 0
+    for what, change, look, case, wanted in MUTATIONS:
+        with tempfile.TemporaryDirectory() as name:
+            root = Path(name)
+            copy(root)
+            change(root)
+            found = list(seen(root, look, case))
+        if not any(wanted in complaint for complaint in found):
+            unseen += 1
+            print(f"{what}: no complaint says {wanted!r}, only {found[:3]}")
+    looks = {look for _, _, look, _, _ in MUTATIONS}
+    for idle in {*judge.CASE_CHECKS, *judge.CHART_CHECKS, *monitoring.CHECKS} - looks:
+        unseen += 1
+        print(f"no mutation shows that {idle.__name__} looks")
+    print(f"{len(MUTATIONS)} mutations, {unseen} unseen")
+    sys.exit(bool(unseen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,384 @@
+"""Checks the chart: `judge.py [ROOT]`. One complaint a line, exit status 1 if there is any.
+
+helm lints and renders every case of ci/, and what it renders is held against the API's own schemas, strictly, of several
+versions; against what the API server refuses besides them; and against what we promise: no privilege that nobody asked for,
+no mount without a reason. Needs no cluster, and so proves nothing of one.
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import kubernetes_validate
+import yaml
+
+import chart
+import generate
+
+VERSIONS = ["1.30.0", "1.33.0", "1.35.0", "1.37.0"]
+CUSTOM = "monitoring.coreos.com/v1"
+# What is mounted of the node, and why.
+HOST_PATHS = {
+    "/sys/fs/cgroup": "the memory of containers",
+    "/proc": "the node's processes, where host.proc asks for it",
+    "/var/lib/memledger": "the ledger",
+    "/var/lib/kubelet/pod-resources": "which GPU is whose",
+    "/run/containerd/containerd.sock": "names of containers",
+    "/run/k3s/containerd/containerd.sock": "names of containers",
+    "/run/crio": "names of containers",
+    "/var/run/docker.sock": "names of containers of a Docker engine beside",
+    "/dev/kmsg": "the kernel log, where kmsg.enabled asks for it",
+    "/dev/null": "a marker for NVIDIA's toolkit, from the case `everything`",
+}
+# Written to; every other mount of the node is read-only.
+WRITABLE = {"/var/lib/memledger"}
+CAPABILITIES = {"SYSLOG", "SYS_PTRACE"}
+# Cases that ask for more than the default gives.
+PRIVILEGED, MORE_CAPABILITIES = {"kmsg"}, {"everything": {"DAC_READ_SEARCH"}}
+OURS = "MEMLEDGER_"
+
+
+def variables(root):
+    """The environment variables of all settings."""
+    return set(re.findall(r"\| `--[\w.-]+` \| `(\w+)` \|", (root / "docs/config.md").read_text()))
+
+
+def rendered(root, case):
+    """A case as text and as objects."""
+    folder = root / "helm/memledger"
+    text = chart.render(folder, [chart.cases(folder)[case]])
+    return text, chart.objects(text)
+
+
+# --- each a generator of complaints; what is given: root, name of the case, its objects, its text
+
+
+def once(root, case, found, text):
+    """The same twice, and nothing twice."""
+    if text != rendered(root, case)[0]:
+        yield "two renders differ"
+    names = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in found]
+    for name in {name for name in names if names.count(name) > 1}:
+        yield f"two objects are {name}"
+
+
+def linted(root, case, found, text):
+    folder = root / "helm/memledger"
+    try:
+        said = chart.helm("lint", "--strict", folder, f"--values={chart.cases(folder)[case]}")
+        if "[WARNING]" in said or "[ERROR]" in said:
+            yield f"helm lint: {said}"
+    except chart.Refused as refusal:
+        yield f"helm lint: {refusal}"
+
+
+def valid(root, case, found, text):
+    """What the API's schemas say, of which unknown fields are refused too."""
+    for each in found:
+        if each["apiVersion"] == CUSTOM:
+            continue  # see custom
+        for version in VERSIONS:
+            try:
+                kubernetes_validate.validate(each, version, strict=True)
+            except kubernetes_validate.ValidationError as error:
+                yield f"{each['kind']} is not valid in {version}: {'.'.join(map(str, error.path))}: {error.message[:200]}"
+
+
+def named(root, case, found, text):
+    """What every object has."""
+    for each in found:
+        metadata, what = each["metadata"], f"{each['kind']} {each['metadata']['name']}"
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", metadata["name"]):
+            yield f"{what}: the name is none"
+        if each["kind"] in {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}:
+            yield f"{what}: memledger needs no right at the API server"
+        for label, value in metadata.get("labels", {}).items():
+            if not re.fullmatch(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", value):
+                yield f"{what}: label {label} has the value {value!r}"
+
+
+def selected(root, case, found, text):
+    """The DaemonSet's pods, and no other, are found by whatever looks for them."""
+    (daemonset,) = chart.of_kind(found, "DaemonSet")
+    labels = daemonset["spec"]["template"]["metadata"]["labels"]
+    wanted = daemonset["spec"]["selector"]["matchLabels"]
+    selectors = [("DaemonSet", wanted)]
+    selectors += [("Service", each["spec"]["selector"]) for each in chart.of_kind(found, "Service")]
+    selectors += [("NetworkPolicy", each["spec"]["podSelector"]["matchLabels"]) for each in chart.of_kind(found, "NetworkPolicy")]
+    selectors += [("PodMonitor", each["spec"]["selector"]["matchLabels"]) for each in chart.of_kind(found, "PodMonitor")]
+    for kind, selector in selectors:
+        if not selector.items() <= labels.items():
+            yield f"{kind}: {selector} does not find the pods, which have {labels}"
+    for each in chart.of_kind(found, "Pod"):
+        if wanted.items() <= each["metadata"]["labels"].items():
+            yield f"Pod {each['metadata']['name']}: the DaemonSet takes it for one of its own"
+    for monitor in chart.of_kind(found, "ServiceMonitor"):
+        (service,) = chart.of_kind(found, "Service")
+        if not monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items():
+            yield "ServiceMonitor: it does not find the Service"
+        if monitor["spec"]["namespaceSelector"]["matchNames"] != [service["metadata"]["namespace"]]:
+            yield "ServiceMonitor: it looks for the Service in another namespace"
+
+
+def least(root, case, found, text):
+    """No privilege that nobody asked for."""
+    pod, container = chart.pod(found), chart.container(found)
+    context = container["securityContext"]
+    if context.get("privileged") and case not in PRIVILEGED:
+        yield "the container is privileged"
+    if context.get("privileged") and (context.get("allowPrivilegeEscalation") is False or context.get("capabilities")):
+        yield "the API server refuses, or nobody heeds, limits of a privileged container"
+    if not context.get("privileged"):
+        if context["capabilities"]["drop"] != ["ALL"]:
+            yield "it keeps capabilities that it does not need"
+        allowed = CAPABILITIES | MORE_CAPABILITIES.get(case, set())
+        if extra := set(context["capabilities"].get("add", [])) - allowed:
+            yield f"it is given {sorted(extra)}"
+        if context.get("allowPrivilegeEscalation") is not False:
+            yield "it may gain privileges"
+        if context.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+            yield "it has no seccomp profile"
+    if context.get("readOnlyRootFilesystem") is not True:
+        yield "its root can be written"
+    if pod.get("hostIPC") or (pod.get("hostNetwork") and case != "hostnetwork"):
+        yield "it has namespaces of the node that it does not need"
+    if pod.get("automountServiceAccountToken") is not False:
+        yield "it gets a token of the API server"
+    if pod.get("enableServiceLinks") is not False:
+        yield "variables of a Service called memledger would begin as the settings do"
+    for port in container["ports"]:
+        if "hostPort" in port:
+            yield f"port {port} is opened on the node"
+
+
+def mounted(root, case, found, text):
+    """Each folder of the node is on the list, never its root, and read-only; volumes and mounts fit."""
+    pod, container = chart.pod(found), chart.container(found)
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = container["volumeMounts"]
+    if len(volumes) != len(pod["volumes"]) or len({mount["mountPath"] for mount in mounts}) != len(mounts):
+        yield "two volumes have one name, or two mounts one place"
+    if {mount["name"] for mount in mounts} != set(volumes):
+        yield f"volumes {sorted(volumes)} are not what is mounted: {sorted(mount['name'] for mount in mounts)}"
+    for mount in mounts:
+        path = volumes.get(mount["name"], {}).get("hostPath", {}).get("path")
+        if path is None:
+            continue
+        if path not in HOST_PATHS:
+            yield f"it mounts {path} of the node"
+        if not volumes[mount["name"]]["hostPath"].get("type"):
+            yield f"{path}: without a type the runtime makes a folder where nothing is"
+        if path not in WRITABLE and not mount.get("readOnly"):
+            yield f"{path} of the node can be written"
+        if path == "/sys/fs/cgroup" and mount.get("recursiveReadOnly") != "IfPossible":
+            yield f"{path}: the mounts below it can be written"
+        if mount.get("recursiveReadOnly") and mount.get("mountPropagation", "None") != "None":
+            yield f"{path}: the API server refuses recursiveReadOnly with propagation"
+
+
+def told(root, case, found, text):
+    """The environment names settings that exist, once, and paths that are mounted."""
+    container = chart.container(found)
+    known, seen = variables(root), set()
+    for variable in container["env"]:
+        name, value = variable["name"], variable.get("value")
+        if name in seen:
+            yield f"{name} is set twice"
+        seen.add(name)
+        if name.startswith(OURS) and name not in known:
+            yield f"memledger has no setting {name}"
+        places = [mount["mountPath"] for mount in container["volumeMounts"]]
+        if isinstance(value, str) and value.startswith("/host/") and not any(f"{value}/".startswith(f"{place}/") for place in places):
+            yield f"{name}: {value} is not mounted"
+    state = next(variable["value"] for variable in container["env"] if variable["name"] == f"{OURS}STATE_PATH")
+    if state not in [mount["mountPath"] for mount in container["volumeMounts"]]:
+        yield f"the ledger at {state} is on nothing that can be written"
+
+
+def probed(root, case, found, text):
+    """Probes ask routes that are there, in one way each, at a port that is there."""
+    container = chart.container(found)
+    ports = {port["name"] for port in container["ports"]}
+    for name in ("startupProbe", "livenessProbe", "readinessProbe"):
+        probe = container.get(name)
+        if probe is None:
+            continue
+        ways = [way for way in ("httpGet", "tcpSocket", "exec", "grpc") if way in probe]
+        if len(ways) != 1:
+            yield f"{name} asks in {len(ways)} ways, the API server takes one"
+        elif probe[ways[0]].get("port", "metrics") not in ports:
+            yield f"{name}: there is no port {probe[ways[0]]['port']}"
+        if "httpGet" in probe and probe["httpGet"]["path"] not in ("/-/healthy", "/-/ready"):
+            yield f"{name}: there is no route {probe['httpGet']['path']}"
+    listens = next(variable["value"] for variable in container["env"] if variable["name"] == f"{OURS}WEB_LISTEN_ADDRESS")
+    if listens != f":{container['ports'][0]['containerPort']}":
+        yield f"it listens on {listens}, and says {container['ports']}"
+
+
+def custom(root, case, found, text):
+    """Objects of the Prometheus Operator have the fields that we know of it: no package for Python has its schemas."""
+    fields = {
+        "port", "path", "interval", "scrapeTimeout", "scheme", "tlsConfig", "basicAuth", "honorLabels", "relabelings",
+        "metricRelabelings",
+    }  # fmt: skip
+    limits = {"sampleLimit", "labelLimit", "labelNameLengthLimit", "labelValueLengthLimit"}
+    for kind, key in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
+        for each in chart.of_kind(found, kind):
+            if odd := set(each["spec"]) - limits - {"selector", "namespaceSelector", key}:
+                yield f"{kind}: it has no {sorted(odd)}"
+            for endpoint in each["spec"][key]:
+                if odd := set(endpoint) - fields:
+                    yield f"{kind}: an endpoint has no {sorted(odd)}"
+                if "job" not in [rule.get("targetLabel") for rule in endpoint["relabelings"]]:
+                    yield f"{kind}: the job is not memledger, which rules and dashboards look for"
+
+
+CASE_CHECKS = [once, linted, valid, named, selected, least, mounted, told, probed, custom]
+
+# --- of the chart as a whole
+
+
+def versions(root):
+    """Chart and program are one version, and an API that is too old is refused."""
+    about = yaml.safe_load((root / "helm/memledger/Chart.yaml").read_text())
+    crate = re.search(r'^version = "(.*)"$', (root / "Cargo.toml").read_text(), re.M)[1]
+    for key in ("version", "appVersion"):
+        if about[key] != crate:
+            yield f"Chart.yaml: {key} is {about[key]}, Cargo.toml has {crate}"
+    try:
+        chart.render(root / "helm/memledger", version="1.29.0")
+        yield "Kubernetes 1.29, which does not know fields that are used, is not refused"
+    except chart.Refused:
+        pass
+
+
+def schemas(root):
+    """The schema refuses what is not there, everywhere, and knows every value, and no other."""
+    folder = root / "helm/memledger"
+    schema = json.loads((folder / "values.schema.json").read_text())
+    if schema["$schema"] != "https://json-schema.org/draft/2020-12/schema":
+        yield f"values.schema.json is of {schema['$schema']}"
+
+    def walk(given, values, path):
+        node = schema["$defs"][given["$ref"].rsplit("/", 1)[1]] if "$ref" in given else given
+        if "properties" not in node:
+            return
+        if node.get("additionalProperties") is not False and path != ["global"]:
+            yield f"values.schema.json: {'.'.join(path)} takes anything"
+        if isinstance(values, dict) and (tuple(path) not in generate.WHOLE and values):
+            for key in set(node["properties"]) ^ set(values):
+                yield f"{'.'.join([*path, key])} is in one of values.yaml and values.schema.json"
+        for key, inner in node["properties"].items():
+            yield from walk(inner, (values or {}).get(key) if isinstance(values, dict) else None, [*path, key])
+
+    yield from walk(schema, yaml.safe_load((folder / "values.yaml").read_text()), [])
+
+
+def packed(root):
+    """A package holds the rules and dashboards, byte for byte, and fits into the Secret in which Helm keeps a release."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = chart.helm("package", root / "helm/memledger", f"--destination={folder}")
+        (package,) = Path(folder).glob("*.tgz")
+        if package.stat().st_size > 300_000:
+            yield f"the package has {package.stat().st_size} bytes; a release of more than 1 MiB cannot be kept"
+        with tarfile.open(package) as tar:
+            inside = {name: tar.extractfile(name).read() for name in tar.getnames()}
+        for source, place in (("deploy/prometheus/rules", "rules"), ("dashboards", "dashboards")):
+            for path in sorted((root / source).iterdir()):
+                if inside.get(f"memledger/files/{place}/{path.name}") != path.read_bytes():
+                    yield f"{source}/{path.name} is not the same in the package"
+        if any("/ci/" in name for name in inside):
+            yield "the cases of the tests are in the package"
+        case = [root / "helm/memledger/ci/monitoring-values.yaml"]
+        if chart.render(package, case) != chart.render(root / "helm/memledger", case):
+            yield f"the package renders otherwise than the folder: {said}"
+
+
+def noted(root):
+    """The notes say what to do next, and warn of what was chosen."""
+    folder = root / "helm/memledger"
+    for case, wanted in {
+        "default": ["pod-security.kubernetes.io/enforce=privileged", "/memledger doctor", "helm test", "Nothing scrapes it yet", "nvidia.runtimeClassName is empty"],
+        "kmsg": ["WARNING: kmsg.enabled makes the container PRIVILEGED"],
+        "minimal": ["hostPID is off", "runtime.enabled is off", "capabilities.syslog is off", "capabilities.sysPtrace is off", "state.hostPath is empty"],
+        "podmonitor": ["scraped through a PodMonitor"],
+        "monitoring": ["scraped through a ServiceMonitor"],
+    }.items():  # fmt: skip
+        said = chart.helm("install", "memledger", folder, "--dry-run=client", "--namespace=monitor", f"--values={chart.cases(folder)[case]}")
+        notes = said.split("NOTES:")[1]
+        for part in wanted:
+            if part not in notes:
+                yield f"{case}: the notes do not say {part!r}"
+        if "<no value>" in notes or "\n\n\n" in notes.strip():
+            yield f"{case}: the notes have holes: {notes}"
+
+
+def plain(root):
+    """The plain manifests are valid too, as kustomize reads them, and are the default of the chart."""
+    kubectl = [os.environ["MEMLEDGER_TEST_KUBECTL"], "kustomize", root / "deploy/kubernetes"]
+    done = subprocess.run(kubectl, capture_output=True, text=True)
+    if done.returncode:
+        yield f"kubectl kustomize: {done.stderr}"
+        return
+    found = chart.objects(done.stdout)
+    yield from valid(root, "", found, "")
+    default = chart.objects(chart.helm("template", "memledger", root / "helm/memledger", "--namespace=memledger"))
+    if chart.pod(found) != chart.pod(default):
+        yield "deploy/kubernetes: the pod is another than the chart's"
+    (namespace,) = chart.of_kind(found, "Namespace")
+    if any(each["metadata"]["namespace"] != namespace["metadata"]["name"] for each in found if each is not namespace):
+        yield "deploy/kubernetes: an object is in another namespace"
+
+
+def advised(root):
+    """The values that `memledger doctor` names in a pod are values of the chart."""
+    text = (root / "src/cli/report/pods.rs").read_text()
+    tree = yaml.safe_load((root / "helm/memledger/values.yaml").read_text())
+    named = re.findall(r"[\"\s]((?:\w+\.)*\w+): (?:true|a folder|nvidia|the socket)", text.split("#[cfg(test)]")[0])
+    if len(named) < 8:
+        yield f"doctor names only {named}"
+    for name in named:
+        value = tree
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is None:
+            yield f"doctor names the value {name}, which is none"
+
+
+def generated(root):
+    for name in generate.stale(root):
+        yield f"{name} is not what `make manifests` writes"
+
+
+CHART_CHECKS = [versions, schemas, packed, noted, plain, advised, generated]
+
+
+def complaints(root, cases=None, checks=None):
+    """All complaints, or those of some cases and checks."""
+    for check in CHART_CHECKS if checks is None else [check for check in checks if check in CHART_CHECKS]:
+        yield from (f"{check.__name__}: {what}" for what in check(root))
+    for case in cases or chart.cases(root / "helm/memledger"):
+        try:
+            text, found = rendered(root, case)
+        except chart.Refused as refusal:
+            yield f"{case}: it is not rendered: {refusal}"
+            continue
+        for check in CASE_CHECKS if checks is None else [check for check in checks if check in CASE_CHECKS]:
+            yield from (f"{case}: {check.__name__}: {what}" for what in check(root, case, found, text))
+
+
+def main():
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else chart.ROOT).resolve()
+    found = list(complaints(root))
+    for complaint in found:
+        print(complaint)
+    print(f"{len(chart.cases())} cases, {len(VERSIONS)} versions of the API")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""What the chart gives Prometheus and Grafana, held against the files it is made of: `monitoring.py [ROOT]`.
+
+The dashboards are the files, byte for byte. The rules are theirs, also after promtool has checked them and run the files'
+own unit tests on what was rendered. The labels of a target are what a real relabeling makes of what Kubernetes tells.
+promtool is $MEMLEDGER_TEST_PROMTOOL.
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+
+import chart
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "dashboards"))
+import check as shipped
+import mutations as tree
+
+RULES, DASHBOARDS = "deploy/prometheus/rules", "dashboards"
+
+
+def promtool(*arguments):
+    program = os.environ["MEMLEDGER_TEST_PROMTOOL"]
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def case(root, name):
+    folder = root / "helm/memledger"
+    return chart.objects(chart.render(folder, [chart.cases(folder)[name]]))
+
+
+def rules_of(found):
+    """The rendered rules: name of the file to its content."""
+    return {
+        each["metadata"]["name"].removeprefix("memledger-") + ".yml": each["spec"]
+        for each in chart.of_kind(found, "PrometheusRule")
+    }
+
+
+def dashboards(root):
+    """One ConfigMap for each dashboard, and its text is the file's."""
+    maps = chart.of_kind(case(root, "monitoring"), "ConfigMap")
+    given = {name: text for each in maps for name, text in each["data"].items()}
+    for path in sorted((root / DASHBOARDS).glob("*.json")):
+        if given.pop(f"memledger-{path.name}", "").encode() != path.read_bytes():
+            yield f"{path.name} is not the file"
+    for name in given:
+        yield f"there is no dashboard {name}"
+    for each in maps:
+        if len(each["data"]) != 1 or len(json.dumps(each)) > 1 << 20:
+            yield f"{each['metadata']['name']} is too large for a ConfigMap, or holds several"
+        if each["metadata"]["labels"].get("grafana_dashboard") != "1":
+            yield f"{each['metadata']['name']}: Grafana's sidecar does not find it"
+
+
+def as_they_are(root):
+    """Without values of their own, the rules are the files'."""
+    given = rules_of(case(root, "monitoring"))
+    wanted = {path.name: yaml.safe_load(path.read_text()) for path in (root / RULES).glob("*.yml")}
+    if set(given) != set(wanted):
+        yield f"rules of {sorted(given)}, files {sorted(wanted)}"
+    for name in set(given) & set(wanted):
+        if given[name] != wanted[name]:
+            yield f"{name} is not the file's"
+
+
+def checked(root):
+    """What ships is rendered into a tree of its own, and judged there as the files are: by promtool and by check.py."""
+    found = case(root, "monitoring")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tree.copy(root, folder)
+        for path in [*(folder / RULES).iterdir(), *(folder / DASHBOARDS).iterdir()]:
+            path.unlink()
+        for file, content in rules_of(found).items():
+            (folder / RULES / file).write_text(yaml.safe_dump(content))
+        for each in chart.of_kind(found, "ConfigMap"):
+            for file, text in each["data"].items():
+                (folder / DASHBOARDS / file.removeprefix("memledger-")).write_text(text)
+        code, said = promtool("check", "rules", *sorted((folder / RULES).iterdir()))
+        if code:
+            yield f"promtool check rules: {said}"
+        code, said = promtool("test", "rules", *sorted((folder / "deploy/prometheus/tests").glob("*.yml")))
+        if code or said.count("SUCCESS") != len(list((folder / "deploy/prometheus/tests").glob("*.yml"))):
+            yield f"promtool test rules: {said}"
+        yield from shipped.Check(folder).all()
+
+
+def changed(root):
+    """What the values of the case `rules` change, and nothing else."""
+    values = yaml.safe_load((root / "helm/memledger/ci/rules-values.yaml").read_text())["prometheusRule"]
+    given = rules_of(case(root, "rules"))
+    for path in (root / RULES).glob("*.yml"):
+        wanted = yaml.safe_load(path.read_text())
+        for group in wanted["groups"]:
+            kept = []
+            for rule in group["rules"]:
+                if "alert" not in rule:
+                    kept.append(rule)
+                    continue
+                names = [rule["alert"], f"{rule['alert']}/{rule['labels']['severity']}"]
+                if set(names) & set(values["disabledAlerts"]):
+                    continue
+                for name in names:
+                    rule["labels"]["severity"] = values["severities"].get(name, rule["labels"]["severity"])
+                rule["labels"] |= values["alertLabels"]
+                rule["annotations"]["runbook_url"] = f"https://books.example/memledger/{rule['alert']}.md"
+                kept.append(rule)
+            group["rules"] = kept
+        wanted["groups"] = [group for group in wanted["groups"] if group["rules"]]
+        if given[path.name] != wanted:
+            yield f"{path.name} is not the file with what the values change"
+
+
+# What Kubernetes' discovery tells of a pod, or of an endpoint with its pod.
+ADDRESS = "10.1.2.3:10853"
+TOLD = {
+    "__meta_kubernetes_namespace": "monitor",
+    "__meta_kubernetes_pod_name": "memledger-x7f2p",
+    "__meta_kubernetes_pod_node_name": "gpu-node-7",
+    "__meta_kubernetes_pod_container_name": "memledger",
+    "__meta_kubernetes_pod_container_port_name": "metrics",
+    "__meta_kubernetes_endpoint_port_name": "metrics",
+    "__meta_kubernetes_service_name": "memledger",
+}
+# What the operator puts before a monitor's own relabelings, as far as it makes labels that stay.
+OF_THE_OPERATOR = [
+    {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+    {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "service"},
+    {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
+    {"source_labels": ["__meta_kubernetes_pod_container_name"], "target_label": "container"},
+    {"target_label": "job", "replacement": "monitor/other"},
+    {"target_label": "endpoint", "replacement": "metrics"},
+]
+WANTED = {"job": "memledger", "instance": "gpu-node-7", "node": "gpu-node-7", "namespace": "monitor"}
+
+
+def relabeled(relabelings, folder, told=TOLD):
+    """The labels that a target ends up with, by the real relabeling; None if it is dropped."""
+    job = {
+        "job_name": "memledger",
+        "static_configs": [{"targets": [ADDRESS], "labels": told}],
+        "relabel_configs": relabelings,
+    }
+    config = folder / "prometheus.yml"
+    config.write_text(yaml.safe_dump({"scrape_configs": [job]}))
+    code, said = promtool("check", "service-discovery", config, "memledger", "--timeout=5s")
+    if code:
+        raise SystemExit(f"promtool check service-discovery: {said}")
+    (target,) = json.loads(said[said.index("[") :])
+    return {key: value for key, value in target["labels"].items() if not key.startswith("__")} or None
+
+
+def of_monitor(relabelings):
+    """A monitor's relabelings as the operator writes them into a scrape configuration."""
+    snake = lambda key: re.sub(r"([A-Z])", lambda found: "_" + found[1].lower(), key)
+    return OF_THE_OPERATOR + [{snake(key): value for key, value in each.items()} for each in relabelings]
+
+
+def scraped(root):
+    """A target is of job memledger and instance NODE, and no label of it ends with the pod."""
+    for name, kind, key in (("monitoring", "ServiceMonitor", "endpoints"), ("podmonitor", "PodMonitor", "podMetricsEndpoints")):
+        (monitor,) = chart.of_kind(case(root, name), kind)
+        (endpoint,) = monitor["spec"][key]
+        with tempfile.TemporaryDirectory() as folder:
+            labels = relabeled(of_monitor(endpoint["relabelings"]), Path(folder))
+        wanted = WANTED | ({"cluster": "c1"} if name == "podmonitor" else {})
+        if labels != wanted:
+            yield f"{kind}: a target has {labels}, wanted is {wanted}"
+        if endpoint["port"] != "metrics" or endpoint["path"] != "/metrics":
+            yield f"{kind}: it asks {endpoint['port']}{endpoint['path']}"
+    (monitor,) = chart.of_kind(case(root, "everything"), "ServiceMonitor")
+    if monitor["spec"]["endpoints"][0]["path"] != "/m":
+        yield "ServiceMonitor: it does not ask at web.telemetry-path"
+
+
+def documented(root):
+    """The scrape configuration in docs/kubernetes.md makes the same of a pod, and keeps no other.
+
+    Its discovery is left out: Debian's Prometheus is built without that of Kubernetes.
+    """
+    text = (root / "docs/kubernetes.md").read_text()
+    (block,) = (block for block in re.findall(r"(?s)```yaml\n(.*?)```", text) if "scrape_configs" in block)
+    (job,) = yaml.safe_load(block)["scrape_configs"]
+    (daemonset,) = chart.of_kind(case(root, "default"), "DaemonSet")
+    of_pod = daemonset["spec"]["template"]["metadata"]["labels"]
+    told = TOLD | {"__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", key): value for key, value in of_pod.items()}
+    rules = job["relabel_configs"]
+    for what, change, wanted in [
+        ("a pod of memledger", {}, {key: WANTED[key] for key in ("job", "instance", "node")}),
+        ("another pod", {"__meta_kubernetes_pod_label_app_kubernetes_io_name": "other"}, None),
+        ("another port", {"__meta_kubernetes_pod_container_port_name": "web"}, None),
+    ]:
+        with tempfile.TemporaryDirectory() as folder:
+            labels = relabeled(rules, Path(folder), told | change)
+        if labels != wanted:
+            yield f"{what} has {labels}, wanted is {wanted}"
+
+
+CHECKS = [dashboards, as_they_are, checked, changed, scraped, documented]
+
+
+def complaints(root, checks=None):
+    for check in checks or CHECKS:
+        try:
+            yield from (f"{check.__name__}: {what}" for what in check(root))
+        except chart.Refused as refusal:
+            yield f"{check.__name__}: it is not rendered: {refusal}"
+
+
+def main():
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else chart.ROOT).resolve()
+    found = list(complaints(root))
+    for complaint in found:
+        print(complaint)
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Wrong values are refused, with a message that says which and why: `refusals.py`.
+
+One row: what is set (JSON, as `--set-json` takes it), and a part of the message.
+"""
+import re
+import sys
+
+import chart
+
+REFUSALS = [
+    # of a wrong kind
+    ('service.port="abc"', "at '/service/port': got string, want integer"),
+    ("service.port=0", "at '/service/port': minimum: got 0, want 1"),
+    ("port=70000", "at '/port': maximum: got 70,000, want 65,535"),
+    ('hostPID="yes"', "at '/hostPID': got string, want boolean"),
+    ('capabilities={"syslog":"true"}', "at '/capabilities/syslog': got string, want boolean"),
+    ("tolerations={}", "at '/tolerations': got object, want array"),
+    ('nodeSelector={"gpu":true}', "at '/nodeSelector/gpu': got boolean, want string"),
+    # that are not there
+    ("hostPid=true", "additional properties 'hostPid' not allowed"),
+    ('capabilities={"sys_ptrace":true}', "additional properties 'sys_ptrace' not allowed"),
+    ("kmsg.enable=true", "at '/kmsg': additional properties 'enable' not allowed"),
+    ("privileged=true", "additional properties 'privileged' not allowed"),
+    ('settings={"sample.intervall":"2s"}', "additional properties 'sample.intervall' not allowed"),
+    ('settings={"path.procfs":"/x"}', "additional properties 'path.procfs' not allowed"),
+    ("updateStrategy.maxSurge=1", "additional properties 'maxSurge' not allowed"),
+    # words
+    ('image.pullPolicy="Sometimes"', "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent', 'Never'"),
+    ('runtime.mount="directory"', "at '/runtime/mount': value must be one of 'Socket', 'Directory'"),
+    ('seccompProfile.type="unconfined"', "at '/seccompProfile/type': value must be one of"),
+    ('appArmorProfile={"type":"Localhost"}', "missing property 'localhostProfile'"),
+    ('service.type="ExternalName"', "at '/service/type': value must be one of"),
+    ('settings={"log.level":"loud"}', "at '/settings/log.level': value must be one of 'debug', 'info', 'warn', 'error'"),
+    ('settings={"oom.kernel-log":false}', "at '/settings/oom.kernel-log': value must be one of 'auto', 'device', 'syslog', 'off'"),
+    # forms
+    ('runtime.socket="/"', "at '/runtime/socket': '/' does not match pattern"),
+    ('runtime.socket="containerd.sock"', "at '/runtime/socket': 'containerd.sock' does not match pattern"),
+    ('state.hostPath="/"', "at '/state/hostPath'"),
+    ('state.hostPath="/var/../.."', "at '/state/hostPath'"),
+    ('podResources.path=""', "at '/podResources/path': '' does not match pattern"),
+    ('image.digest="latest"', "at '/image/digest': 'latest' does not match pattern"),
+    ('image.repository="memledger:1"', "at '/image/repository': 'memledger:1' does not match pattern"),
+    ('settings={"sample.interval":"2 s"}', "at '/settings/sample.interval': '2 s' does not match pattern"),
+    ('serviceMonitor.interval="often"', "at '/serviceMonitor/interval': 'often' does not match pattern"),
+    ('updateStrategy.maxUnavailable="0%"', "at '/updateStrategy/maxUnavailable'"),
+    ('extraArgs=["serve"]', "at '/extraArgs/0': 'serve' does not match pattern"),
+    ('prometheusRule.severities={"MemledgerGpuXid":"urgent"}', "value must be one of 'critical', 'warning', 'info', 'none'"),
+    # wrong together
+    ("serviceMonitor.enabled=true,podMonitor.enabled=true", "every node would be scraped twice; set one of them"),
+    ("serviceMonitor.enabled=true,service.enabled=false", "serviceMonitor.enabled needs service.enabled"),
+    ("networkPolicy.enabled=true,hostNetwork=true", "networkPolicy.enabled does nothing with hostNetwork"),
+    ('kmsg.enabled=true,appArmorProfile={"type":"Unconfined"}', "a privileged container has no profile"),
+    ('service.headless=true,service.type="NodePort"', "service.headless needs service.type ClusterIP"),
+    ('serviceAccount={"create":false,"annotations":{"a":"b"}}', "set serviceAccount.create"),
+    ('extraVolumes=[{"name":"root","hostPath":{"path":"/usr/.."}}]', "volume root mounts the whole / of the node"),
+    ('extraEnv=[{"name":"MEMLEDGER_PATH_PROCFS","value":"/p"}]', "extraEnv: MEMLEDGER_PATH_PROCFS is set by the chart"),
+    ('prometheusRule={"enabled":true,"disabledAlerts":["MemledgerGpuLos"]}', "there is no alert MemledgerGpuLos, by NAME or NAME/SEVERITY; there are MemledgerCollectorFailing, MemledgerContainer"),
+]  # fmt: skip
+
+
+def main():
+    wrong = 0
+    for given, wanted in REFUSALS:
+        try:
+            # commas between values, not within JSON
+            chart.render(settings=re.split(r",(?=[\w.]+=)", given))
+            said = "nothing: it is rendered"
+        except chart.Refused as refusal:
+            said = str(refusal)
+        if wanted not in said:
+            wrong += 1
+            print(f"{given}: wanted is {wanted!r}, it said {said}")
+    print(f"{len(REFUSALS)} wrong values, {wrong} not refused as they should be")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
