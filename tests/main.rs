@@ -22,4 +22,5 @@ mod support;
 mod tables;
 mod truth;
 mod vanishing;
+mod web;
 mod why;

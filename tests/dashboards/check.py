@@ -18,6 +18,8 @@ import promql
 
 # Families that no dashboard shows, with the reason.
 NOT_SHOWN = {
+    "memledger_web_config_success": "of interest to who has just changed the file; the log says why",
+    "memledger_web_refused_total": "for finding out why scrapes fail, and then they are not on a dashboard either",
     "process_virtual_memory_bytes": "says nothing of what memledger costs; a standard name that tools expect",
 }
 GRAFANA_UNITS = {
