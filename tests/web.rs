@@ -3,5 +3,11 @@
 //!
 //! Certificates are made anew for each test. Hashes have the least cost there is: what is tested is how many are computed.
 
+mod health;
+mod limits;
+mod passwords;
+mod promtool;
+mod reload;
 mod scrape;
 mod site;
+mod tls;

@@ -5,7 +5,7 @@
 //! is being written is empty for a moment, and that must open nothing. To take it away, restart memledger.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -45,13 +45,29 @@ pub struct Rules {
 }
 
 impl Rules {
-    fn of(material: Material, file: &std::path::Path) -> Result<Self, ConfigError> {
+    fn of(material: Material, file: &Path) -> Result<Self, ConfigError> {
         let tls = material.server(file)?;
         let headers = material.config.headers.iter().filter_map(|(name, value)| {
             let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
             Some((name, HeaderValue::from_str(value).ok()?))
         });
         Ok(Self { headers: headers.collect(), tls, material: Some(material) })
+    }
+
+    /// In words.
+    fn describe(&self) -> String {
+        let users = self.material.as_ref().map_or(0, |material| material.config.users.len());
+        let users = match users {
+            0 => "no passwords".to_owned(),
+            1 => "1 user".to_owned(),
+            users => format!("{users} users"),
+        };
+        let tls = match (&self.tls, self.requires_certificates()) {
+            (None, _) => "plain HTTP",
+            (Some(_), false) => "TLS",
+            (Some(_), true) => "TLS, clients' certificates verified",
+        };
+        format!("{tls}, {users}")
     }
 
     /// Whether a certificate that a client shows was verified.
@@ -111,6 +127,10 @@ impl Door {
         };
         if config.web_config.is_some() {
             account.file_is_in_use(true);
+        }
+        let is_far = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
+        if rules.tls.is_none() && rules.asks_for_passwords() && config.listen.iter().any(is_far) {
+            tracing::warn!("passwords are asked for without TLS: whoever sees the network sees them");
         }
         let connections = permits(config.limits.connections);
         Ok(Self {
@@ -246,7 +266,7 @@ impl Door {
     }
 
     /// Takes up a change, if there is one.
-    fn look(&self, file: &std::path::Path) -> Result<bool, String> {
+    fn look(&self, file: &Path) -> Result<bool, String> {
         let chain = |error: ConfigError| match std::error::Error::source(&error) {
             Some(cause) => format!("{error}: {cause}"),
             None => error.to_string(),
@@ -263,6 +283,14 @@ impl Door {
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(newer);
         Ok(true)
     }
+}
+
+/// What a web configuration comes to, in words.
+///
+/// # Errors
+/// It, or what it names, cannot be used.
+pub fn describe(file: &Path) -> Result<String, ConfigError> {
+    Rules::of(Material::read(file)?, file).map(|rules| rules.describe())
 }
 
 /// A number of places of which 0 is no limit.

@@ -27,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use connections::serve;
 use door::Caller;
-pub use door::Door;
+pub use door::{Door, describe};
 pub use published::Published;
 use published::{Newest, NoSnapshot};
 

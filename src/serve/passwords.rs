@@ -169,3 +169,115 @@ impl Passwords {
         users.values().nth(number % users.len().max(1)).map_or(4, PasswordHash::cost)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn users(costs: &[(&str, u32)]) -> BTreeMap<String, PasswordHash> {
+        let hash = |cost| PasswordHash::parse(&bcrypt::hash("secret", cost).unwrap()).unwrap();
+        costs.iter().map(|(name, cost)| ((*name).to_owned(), hash(*cost))).collect()
+    }
+
+    fn given(name: &str, password: &str) -> Credentials {
+        Credentials { name: name.to_owned(), password: password.as_bytes().to_vec() }
+    }
+
+    /// The outcome, and how many rounds it cost.
+    async fn cost(
+        passwords: &Passwords,
+        users: &BTreeMap<String, PasswordHash>,
+        given: &Credentials,
+    ) -> (Outcome, u64) {
+        let before = passwords.rounds.load(Ordering::Relaxed);
+        let outcome = passwords.check(users, given).await;
+        (outcome, passwords.rounds.load(Ordering::Relaxed) - before)
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn a_name_that_is_not_known_costs_as_much_as_one_that_is() {
+        let (passwords, users) = (Passwords::new().unwrap(), users(&[("ann", 5), ("bob", 5)]));
+        runtime().block_on(async {
+            for name in ["ann", "bob", "eve", "", "mallory"] {
+                let wrong = given(name, "guess");
+                assert_eq!(cost(&passwords, &users, &wrong).await, (Outcome::Wrong, 32), "{name}");
+                assert_eq!(cost(&passwords, &users, &wrong).await, (Outcome::Wrong, 0), "{name}: kept");
+            }
+        });
+    }
+
+    #[test]
+    fn where_costs_differ_a_name_that_is_not_known_costs_what_some_user_does_always_the_same() {
+        let (passwords, users) = (Passwords::new().unwrap(), users(&[("ann", 4), ("bob", 6)]));
+        runtime().block_on(async {
+            let mut seen = HashSet::new();
+            for number in 0..40 {
+                let name = format!("eve{number}");
+                let (_, first) = cost(&passwords, &users, &given(&name, "a")).await;
+                let (_, second) = cost(&passwords, &users, &given(&name, "b")).await;
+                assert_eq!(first, second, "{name}");
+                seen.insert(first);
+            }
+            assert_eq!(seen, HashSet::from([16, 64]));
+        });
+    }
+
+    #[test]
+    fn a_right_password_costs_once_and_no_longer_than_the_user_has_it() {
+        let (passwords, mut users) = (Passwords::new().unwrap(), users(&[("ann", 4)]));
+        runtime().block_on(async {
+            let right = given("ann", "secret");
+            assert_eq!(cost(&passwords, &users, &right).await, (Outcome::Right, 16));
+            assert_eq!(cost(&passwords, &users, &right).await, (Outcome::Right, 0));
+            // wrong ones, however many, do not make it forgotten
+            for number in 0..2 * WRONG {
+                let _ = passwords.check(&users, &given("ann", &number.to_string())).await;
+            }
+            assert_eq!(cost(&passwords, &users, &right).await, (Outcome::Right, 0));
+            assert_eq!(passwords.known.lock().unwrap().wrong.len(), WRONG);
+            let other = PasswordHash::parse(&bcrypt::hash("other", 4).unwrap()).unwrap();
+            users.insert("ann".to_owned(), other);
+            assert_eq!(cost(&passwords, &users, &right).await, (Outcome::Wrong, 16));
+            users.clear();
+            assert_eq!(passwords.check(&users, &right).await, Outcome::Wrong);
+        });
+    }
+
+    #[test]
+    fn few_wait_and_who_is_known_waits_for_nobody() {
+        let (passwords, users) = (Arc::new(Passwords::new().unwrap()), users(&[("ann", 4)]));
+        runtime().block_on(async {
+            assert_eq!(passwords.check(&users, &given("ann", "secret")).await, Outcome::Right);
+            let turn = Arc::clone(&passwords.turn).acquire_owned().await.unwrap();
+            let mut guesses = tokio::task::JoinSet::new();
+            for number in 0..WAITING + 8 {
+                let (passwords, users) = (Arc::clone(&passwords), users.clone());
+                guesses
+                    .spawn(async move { passwords.check(&users, &given("ann", &number.to_string())).await });
+            }
+            for _ in 0..8 {
+                assert_eq!(guesses.join_next().await.unwrap().unwrap(), Outcome::Busy);
+            }
+            assert_eq!(passwords.check(&users, &given("ann", "secret")).await, Outcome::Right);
+            drop(turn);
+            while let Some(outcome) = guesses.join_next().await {
+                assert_eq!(outcome.unwrap(), Outcome::Wrong);
+            }
+        });
+    }
+
+    #[test]
+    fn only_well_formed_headers_are_read() {
+        let read =
+            |header: &str| Credentials::parse(header.as_bytes()).map(|given| (given.name, given.password));
+        assert_eq!(read("Basic YW5uOnNlOmNyZXQ="), Some(("ann".to_owned(), b"se:cret".to_vec())));
+        assert_eq!(read("basic   YW5uOg=="), Some(("ann".to_owned(), vec![])));
+        for header in ["", "Basic", "Basic ", "Basic YW5u", "Bearer YW5uOg==", "Basic !", "Basié YW5uOg=="] {
+            assert_eq!(read(header), None, "{header}");
+        }
+    }
+}
