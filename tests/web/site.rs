@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -20,6 +20,8 @@ pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 impl Authority {
     pub fn new() -> Self {
         let mut params = CertificateParams::new(vec![]).unwrap();
+        // of another name than what it issues: openssl takes that for self-signed else
+        params.distinguished_name.push(DnType::CommonName, "memledger test authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }

@@ -30,7 +30,7 @@ fn only_versions_and_ciphers_that_were_chosen_are_spoken() {
         assert!(said.contains(&format!("New, {name}, Cipher is ")), "{said}");
     }
     let old = openssl(&memledger, &["-tls1_1", "-cipher", "DEFAULT@SECLEVEL=0"]).unwrap_err();
-    assert!(old.contains("alert protocol version"), "{old}");
+    assert!(old.contains("alert"), "{old}");
     assert!(
         openssl(&memledger, &["-tls1_2", "-cipher", "AES128-SHA"]).is_err(),
         "no cipher without forward secrecy"
