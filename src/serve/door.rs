@@ -301,3 +301,47 @@ pub fn permits(most: usize) -> usize {
 fn is_health(path: &str) -> bool {
     matches!(path, "/-/healthy" | "/-/ready")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn door(flags: &[&str]) -> Door {
+        let command = crate::config::arguments(clap::Command::new("memledger").no_binary_name(true));
+        let config = Config::load(&command.get_matches_from(flags)).unwrap();
+        Door::new(&config, Arc::default()).unwrap()
+    }
+
+    #[test]
+    fn the_last_eighth_of_the_connections_is_for_this_host() {
+        let door = door(&["--web.max-connections=16"]);
+        let (far, near) = ("192.0.2.7:1".parse().unwrap(), "127.0.0.1:1".parse().unwrap());
+        let held: Vec<_> = std::iter::from_fn(|| door.place(far)).collect();
+        assert_eq!(held.len(), 14);
+        let also: Vec<_> = std::iter::from_fn(|| door.place(near)).collect();
+        assert_eq!(also.len(), 2);
+        drop(also);
+        assert!(door.place(far).is_none() && door.place("[::ffff:127.0.0.1]:1".parse().unwrap()).is_some());
+        drop(held);
+        assert!(door.place(far).is_some(), "places come back");
+    }
+
+    #[test]
+    fn no_limit_of_connections_is_none() {
+        let door = door(&["--web.max-connections=0"]);
+        let held: Vec<_> = (0..1_000).filter_map(|_| door.place("192.0.2.7:1".parse().unwrap())).collect();
+        assert_eq!(held.len(), 1_000);
+    }
+
+    #[test]
+    fn a_bucket_fills_with_time_and_not_above_its_rim() {
+        let door = door(&[]);
+        let rate = Rate { interval: Duration::from_secs(2), burst: 3 };
+        let now = Moment::now();
+        let at = |seconds: u64| now.plus(Duration::from_secs(seconds));
+        let come = |seconds| {
+            std::iter::repeat_with(|| door.may_come(rate, at(seconds))).take_while(|may| *may).count()
+        };
+        assert_eq!((come(0), come(1), come(2), come(3), come(7), come(1_000)), (3, 0, 1, 0, 2, 3));
+    }
+}
