@@ -159,7 +159,7 @@ catalog! {
     WEB_CONFIG_SUCCESS = Gauge Global "memledger_web_config_success" [] max 1,
         "1 if --web.config.file, as it stands now, is in use with all the files that it names. 0 if it was changed and cannot be used: the last good one goes on. Absent without one.";
     WEB_REFUSED = Counter Global "memledger_web_refused_total" ["reason"] max 8,
-        "What the HTTP side turned away. connections and requests: more than --web.max-connections or --web.max-requests; handshake: no TLS came about; password: none, or a wrong one; passwords: too many waited to be checked; rate: more often than rate_limit of --web.config.file allows.";
+        "What the HTTP side turned away. connections and requests: more than --web.max-connections or --web.max-requests; handshake: no TLS came about; password: none, or a wrong one; password_queue: too many waited to be checked; rate: more often than rate_limit of --web.config.file allows.";
     SOURCE_UP = Gauge Global "memledger_runtime_up" ["runtime"] max 8,
         "1 while memledger is connected to the container runtime's socket. 0 while it is away: names and labels are kept. Absent where there never was a socket.";
     CONTAINERS_SEEN = Gauge Global "memledger_containers" ["runtime"] max 8,

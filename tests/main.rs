@@ -14,6 +14,7 @@ mod layers;
 mod oom;
 mod performance;
 mod podman;
+mod privileges;
 mod prometheus;
 mod recorded;
 mod roles;

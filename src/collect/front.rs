@@ -20,7 +20,7 @@ pub enum Refusal {
     /// No name and password, or a wrong one.
     Password,
     /// Too many passwords waiting to be checked.
-    Passwords,
+    PasswordQueue,
     /// More often than `rate_limit` allows.
     Rate,
 }
@@ -31,7 +31,7 @@ const REFUSALS: [(Refusal, &str); 6] = [
     (Refusal::Requests, "requests"),
     (Refusal::Handshake, "handshake"),
     (Refusal::Password, "password"),
-    (Refusal::Passwords, "passwords"),
+    (Refusal::PasswordQueue, "password_queue"),
     (Refusal::Rate, "rate"),
 ];
 

@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -50,6 +51,7 @@ pub async fn serve(
 ) {
     let (closing, closed) = watch::channel(());
     let mut connections = JoinSet::new();
+    let mut is_failing = false;
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
@@ -57,6 +59,7 @@ pub async fn serve(
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, address)) => {
+                    is_failing = false;
                     let Some(place) = door.place(address) else { continue };
                     let (router, door, closed) = (router.clone(), Arc::clone(&door), closed.clone());
                     connections.spawn(async move {
@@ -64,8 +67,12 @@ pub async fn serve(
                         drop(place);
                     });
                 }
+                // it was gone before we came to it
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
                 Err(error) => {
-                    tracing::debug!(%error, "a connection was not accepted");
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!(%error, "no connection can be accepted; it is tried again and again");
+                    }
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -113,16 +120,19 @@ async fn handshake(
 ) -> Option<tokio_rustls::server::TlsStream<TcpStream>> {
     let mut first = [0];
     let hands = async {
+        if stream.peek(&mut first).await? == 0 {
+            return Ok(None); // a probe that only looks whether the port is open
+        }
         // a request begins with a letter, a handshake does not
-        if stream.peek(&mut first).await? == 1 && first[0].is_ascii_uppercase() {
+        if first[0].is_ascii_uppercase() {
             let mut stream = stream;
             stream.write_all(NOT_PLAIN).await?;
             return Err(std::io::Error::other("plain HTTP"));
         }
-        acceptor.accept(stream).await
+        acceptor.accept(stream).await.map(Some)
     };
     match tokio::time::timeout(door.limits.head, hands).await {
-        Ok(Ok(stream)) => return Some(stream),
+        Ok(Ok(stream)) => return stream,
         Ok(Err(error)) => tracing::debug!(%error, "no TLS came about"),
         Err(_) => tracing::debug!("a TLS handshake took too long"),
     }

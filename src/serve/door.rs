@@ -211,7 +211,7 @@ impl Door {
                 Err((StatusCode::UNAUTHORIZED, asks, "a name and a password are needed\n").into_response())
             }
             Outcome::Busy => {
-                self.refuse(Refusal::Passwords);
+                self.refuse(Refusal::PasswordQueue);
                 let text = "too many passwords wait to be checked; try again\n";
                 Err((StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")], text).into_response())
             }

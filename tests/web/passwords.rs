@@ -1,9 +1,10 @@
 //! Who may ask for what.
 
+use std::net::{IpAddr, TcpStream, UdpSocket};
 use std::process::Command;
 
 use super::site::{ALONE, Site, TLS, basic, connect, exchange, get, user};
-use crate::support::{Memledger, eventually};
+use crate::support::{Memledger, eventually, skip};
 
 /// Without TLS: what is asked for is the same.
 fn plain(config: &str, flags: &[&str]) -> (Site, Memledger) {
@@ -131,4 +132,37 @@ fn who_asks_too_often_is_told_so_and_health_goes_on() {
         200 => Ok(()),
         other => Err(other.to_string()),
     });
+}
+
+/// The address by which other hosts reach this one.
+fn own_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.254:9").ok()?; // sends nothing
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_loopback()).then_some(address)
+}
+
+#[test]
+fn from_another_address_only_a_password_opens_what_names_processes_or_changes_anything() {
+    let Some(address) = own_address() else { return skip("this host has no address but loopback") };
+    let site = Site::new(&user("ann"));
+    let with = format!("--web.config.file={}", site.path("web.yml"));
+    let listen = format!("--web.listen-address={address}:0");
+    for (flags, denied, password, allowed) in
+        [(vec![], 403, String::new(), 403), (vec![with.as_str()], 401, basic("ann", "secret"), 200)]
+    {
+        let memledger = Memledger::start(&[ALONE, &["--web.enable-admin", &listen], &flags].concat());
+        let log = memledger.log();
+        let place = log.lines().filter_map(|line| line.split_once("message=listening address=")).nth(1);
+        let place = place.expect("the second address").1;
+        let ask = |request: &str| exchange(TcpStream::connect(place).unwrap(), request).unwrap().0;
+        let release = |headers: &str| get("/-/release-gpu", headers).replacen("GET", "POST", 1);
+        assert_eq!(ask(&get("/api/v1/containers", "")), denied, "{flags:?}");
+        assert_eq!(ask(&release("")), denied, "{flags:?}");
+        assert_eq!(ask(&get("/api/v1/containers", &password)), allowed, "{flags:?}");
+        assert_eq!(ask(&release(&password)), allowed, "{flags:?}");
+        assert_eq!(ask(&get("/-/ready", "")), 200, "{flags:?}");
+        let warns = memledger.log().contains("passwords are asked for without TLS");
+        assert_eq!(warns, !flags.is_empty(), "{}", memledger.log());
+    }
 }
