@@ -217,7 +217,8 @@ struct Row {
 fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
     let containers = Containers::make(count, processes)?;
     let mut floor = Floor::open(&containers)?;
-    let mut sampler = Sampler::new(&config(), vec![], Default::default(), &Default::default());
+    let mut sampler =
+        Sampler::new(&config(), vec![], Default::default(), &Default::default(), Default::default());
     let start = Moment::now();
     let at = |cycle: usize| start.plus(Duration::from_secs(cycle as u64));
     for cycle in 0..WARM_UP {

@@ -156,6 +156,10 @@ catalog! {
         "Time the newest cycle took, from start to finished snapshot.";
     CYCLES_SKIPPED = Counter Global "memledger_cycles_skipped_total" [] max 1,
         "Cycles left out because the one before was still running at their time.";
+    WEB_CONFIG_SUCCESS = Gauge Global "memledger_web_config_success" [] max 1,
+        "1 if --web.config.file, as it stands now, is in use with all the files that it names. 0 if it was changed and cannot be used: the last good one goes on. Absent without one.";
+    WEB_REFUSED = Counter Global "memledger_web_refused_total" ["reason"] max 8,
+        "What the HTTP side turned away. connections and requests: more than --web.max-connections or --web.max-requests; handshake: no TLS came about; password: none, or a wrong one; password_queue: too many waited to be checked; rate: more often than rate_limit of --web.config.file allows.";
     SOURCE_UP = Gauge Global "memledger_runtime_up" ["runtime"] max 8,
         "1 while memledger is connected to the container runtime's socket. 0 while it is away: names and labels are kept. Absent where there never was a socket. cri is the kubelet's runtime: absent too where nobody named its socket and it never had pods.";
     CONTAINERS_SEEN = Gauge Global "memledger_containers" ["runtime"] max 8,

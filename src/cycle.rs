@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::attribute::attribute;
 use crate::catalog::*;
 use crate::clock::Moment;
+use crate::collect::front::Front;
 use crate::collect::gpu::Control;
 use crate::collect::{self, Collector, Context, Faults, Outcome, Output, Readings};
 use crate::config::Config;
@@ -37,12 +38,19 @@ pub struct Sampler {
     room: (usize, usize),
     skipped: u64,
     control: Arc<Control>,
+    front: Arc<Front>,
 }
 
 impl Sampler {
-    /// A sampler over these runtimes, which meets the ledger's thread at this desk, and whose GPU collector is reached by this
-    /// control.
-    pub fn new(config: &Config, sources: Vec<Arc<Source>>, desk: Arc<Desk>, control: &Arc<Control>) -> Self {
+    /// A sampler over these runtimes, which meets the ledger's thread at this desk, whose GPU collector is reached by this
+    /// control, and which shows the HTTP side's account.
+    pub fn new(
+        config: &Config,
+        sources: Vec<Arc<Source>>,
+        desk: Arc<Desk>,
+        control: &Arc<Control>,
+        front: Arc<Front>,
+    ) -> Self {
         let hierarchy = match Hierarchy::detect(&config.roots) {
             Ok(hierarchy) => Some(hierarchy),
             Err(error) => {
@@ -63,6 +71,7 @@ impl Sampler {
             room: (0, 0),
             skipped: 0,
             control: Arc::clone(control),
+            front,
         }
     }
 
@@ -125,6 +134,7 @@ impl Sampler {
         ];
         series.global(BUILD_INFO, labels, 1.0);
         series.global(CYCLES_SKIPPED, [], self.skipped as f64);
+        self.front.write(series);
         if let Some(rest) = self.control.remaining(began) {
             series.global(GPU_RELEASED, [], rest.as_secs_f64());
         }

@@ -15,7 +15,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, ConfigError};
 
 /// Exit status of a command line or setting that cannot be used, as clap has it.
 const USAGE: u8 = 2;
@@ -69,7 +69,7 @@ pub fn run() -> ExitCode {
     };
     let code = outcome.unwrap_or_else(|error| {
         eprintln!("memledger: {error:#}");
-        ExitCode::FAILURE
+        if error.is::<ConfigError>() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
     });
     if crate::collect::gpu::was_opened() {
         let codes = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
@@ -87,10 +87,7 @@ fn with_config(
             start_log(&config);
             verb(config)
         }
-        Err(error) => {
-            eprintln!("memledger: {:#}", anyhow::Error::from(error));
-            Ok(ExitCode::from(USAGE))
-        }
+        Err(error) => Err(error.into()),
     }
 }
 

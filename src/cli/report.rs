@@ -8,6 +8,7 @@ mod gpu;
 mod ledger;
 mod pods;
 
+use std::error::Error;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -119,7 +120,7 @@ pub async fn examine(config: &Config, look: Look, control: Option<&Control>) -> 
     }
     checks.extend([drm::examine(config), pressure(config)]);
     checks.extend(ledger::examine(config, look));
-    checks.push(open_files());
+    checks.extend([open_files(), web(config)]);
     if pods::in_pod() {
         checks.iter_mut().for_each(pods::advise);
     }
@@ -294,4 +295,23 @@ fn open_files() -> Check {
     }
     let fix = "docker run --ulimit nofile=65536; systemd: LimitNOFILE=65536";
     Check::bad(name, format!("only {limit}"), "with many containers and processes some cannot be read", fix)
+}
+
+/// Who may ask for the metrics.
+fn web(config: &Config) -> Check {
+    let name = "serving";
+    let Some(file) = &config.web_config else {
+        let lost =
+            "TLS and passwords: who reaches the port sees the metrics, and nothing that names processes";
+        return Check::none(name, "plain HTTP, no passwords", lost, "--web.config.file: see docs/serving.md")
+            .detail();
+    };
+    match crate::serve::describe(file) {
+        Ok(found) => Check::good(name, format!("{found}, by {}", file.display())).detail(),
+        Err(error) => {
+            let cause = error.source().map_or_else(String::new, |cause| format!(": {cause}"));
+            let lost = "serve does not start; if it runs, it goes on with the last good one";
+            Check::bad(name, format!("{error}{cause}"), lost, "mend it: see docs/serving.md").essential()
+        }
+    }
 }

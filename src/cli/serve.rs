@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::cycle::{Sampler, run_until};
 use crate::discover::{Source, cri, docker};
 use crate::ledger::keeper::Keeper;
-use crate::serve::{Published, router, serve};
+use crate::serve::{Door, Published, router, serve};
 
 /// Requests under way get so long to finish after a signal.
 const LAST_REQUESTS: Duration = Duration::from_millis(500);
@@ -39,6 +39,8 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let asked_to_let_go = signal(SignalKind::user_defined1())?;
+    let account = Arc::default();
+    let door = Arc::new(Door::new(&config, Arc::clone(&account))?);
     let listeners = listen(&config.listen).await?;
     let addresses: Vec<SocketAddr> =
         listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
@@ -62,20 +64,21 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let (alive, ledger_ended) = oneshot::channel::<()>();
     let keeping = keeper.start(sources.clone(), alive)?;
     let control = Arc::new(Control::default());
-    let sampler = Sampler::new(&config, sources, desk, &control);
+    let sampler = Sampler::new(&config, sources, desk, &control, account);
     let (cycle, cycle_ended) =
         start_cycle(sampler, config.sample_interval, Arc::clone(&published), Arc::clone(&first))?;
     let driver = config.collectors.contains("gpu").then(|| Arc::clone(&control));
-    tokio::spawn(introduce(config.clone(), addresses, first, driver));
+    tokio::spawn(introduce(config.clone(), addresses, first, driver, Arc::clone(&door)));
 
     let (stop, stopped) = watch::channel(false);
     let mut servers = tokio::task::JoinSet::new();
     for listener in listeners {
         let mut stopped = stopped.clone();
         let stop = async move { drop(stopped.wait_for(|stop| *stop).await) };
-        let router = router(&config, Arc::clone(&published), archive.clone(), Arc::clone(&control));
-        servers.spawn(serve(listener, router, stop));
+        let router = router(&config, Arc::clone(&published), archive.clone(), Arc::clone(&control), &door);
+        servers.spawn(serve(listener, router, Arc::clone(&door), stop));
     }
+    tokio::spawn(door.follow());
     tokio::spawn(let_go_when_asked(asked_to_let_go, control, config.gpu.release_for));
     let name = tokio::select! {
         _ = terminate.recv() => "SIGTERM",
@@ -188,6 +191,7 @@ async fn introduce(
     addresses: Vec<SocketAddr>,
     first: Arc<Notify>,
     driver: Option<Arc<Control>>,
+    door: Arc<Door>,
 ) {
     first.notified().await;
     let checks = report::examine(&config, report::Look::Short, driver.as_deref()).await;
@@ -196,7 +200,8 @@ async fn introduce(
         let host =
             if address.ip().is_unspecified() { "localhost".to_owned() } else { address.ip().to_string() };
         let host = if host.contains(':') { format!("[{host}]") } else { host };
-        text.push_str(&format!("\nMetrics: http://{host}:{}{}\n", address.port(), config.telemetry_path));
+        let (scheme, port, path) = (door.scheme(), address.port(), &config.telemetry_path);
+        text.push_str(&format!("\nMetrics: {scheme}://{host}:{port}{path}\n"));
     }
     println!("{text}");
 }

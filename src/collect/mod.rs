@@ -6,6 +6,7 @@
 
 pub mod cgroup;
 pub mod drm;
+pub mod front;
 pub mod gpu;
 pub mod host;
 pub mod kernel_log;

@@ -1,11 +1,12 @@
 //! The settings file: YAML whose keys are those of the table, with dots or as nested mappings.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
+use saphyr::{MarkedYaml, YamlData};
 
 use super::ConfigError;
 use super::table::{Kind, SETTINGS, Setting, setting};
+use super::yaml::{Yaml, scalar};
 
 /// A value from the file, with its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,41 +30,30 @@ pub fn read(path: &Path) -> Result<Vec<Found>, ConfigError> {
 }
 
 fn parse(path: &Path, text: &str) -> Result<Vec<Found>, ConfigError> {
-    let documents = MarkedYaml::load_from_str(text).map_err(|error| ConfigError::InFile {
-        path: path.to_path_buf(),
-        line: error.marker().line(),
-        what: format!("this is not YAML: {}", error.info()),
-    })?;
-    let mut reader = Reader { path: path.to_path_buf(), found: vec![] };
-    match documents.as_slice() {
-        [] => {}
-        [document] if matches!(document.data, YamlData::Value(Scalar::Null)) => {}
-        [document] => reader.mapping("", document)?,
-        [_, second, ..] => return Err(reader.error(second, "a settings file holds one document only".into())),
+    let yaml = Yaml { path };
+    let mut reader = Reader { yaml, found: vec![] };
+    if let Some(document) = yaml.document(text)? {
+        reader.mapping("", &document)?;
     }
     Ok(reader.found)
 }
 
-struct Reader {
-    path: PathBuf,
+struct Reader<'a> {
+    yaml: Yaml<'a>,
     found: Vec<Found>,
 }
 
-impl Reader {
-    fn error(&self, node: &MarkedYaml<'_>, what: String) -> ConfigError {
-        ConfigError::InFile { path: self.path.clone(), line: node.span.start.line(), what }
-    }
-
+impl Reader<'_> {
     fn mapping(&mut self, prefix: &str, node: &MarkedYaml<'_>) -> Result<(), ConfigError> {
         let YamlData::Mapping(entries) = &node.data else {
             let place = if prefix.is_empty() { "the file".to_owned() } else { format!("{prefix:?}") };
-            return Err(
-                self.error(node, format!("{place} holds settings, KEY: VALUE; allowed: {}", allowed(prefix)))
-            );
+            return Err(self
+                .yaml
+                .wrong(node, format!("{place} holds settings, KEY: VALUE; allowed: {}", allowed(prefix))));
         };
         for (key, value) in entries {
             let Some(name) = scalar(key) else {
-                return Err(self.error(key, "a key is plain text".to_owned()));
+                return Err(self.yaml.wrong(key, "a key is plain text"));
             };
             let full = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
             match setting(&full) {
@@ -72,9 +62,9 @@ impl Reader {
                     self.mapping(&full, value)?
                 }
                 None => {
-                    return Err(
-                        self.error(key, format!("{full:?} is no setting; allowed: {}", allowed(prefix)))
-                    );
+                    return Err(self
+                        .yaml
+                        .wrong(key, format!("{full:?} is no setting; allowed: {}", allowed(prefix))));
                 }
             }
         }
@@ -88,7 +78,7 @@ impl Reader {
         value: &MarkedYaml<'_>,
     ) -> Result<(), ConfigError> {
         if self.found.iter().any(|found| found.key == setting.key) {
-            return Err(self.error(key, format!("{:?} is set twice", setting.key)));
+            return Err(self.yaml.wrong(key, format!("{:?} is set twice", setting.key)));
         }
         let single = std::slice::from_ref(value);
         let values = match &value.data {
@@ -98,22 +88,11 @@ impl Reader {
         for value in values {
             let Some(text) = scalar(value) else {
                 let wanted = setting.kind.describe();
-                return Err(self.error(value, format!("{:?} takes {wanted}", setting.key)));
+                return Err(self.yaml.wrong(value, format!("{:?} takes {wanted}", setting.key)));
             };
             self.found.push(Found { key: setting.key, value: text, line: value.span.start.line() });
         }
         Ok(())
-    }
-}
-
-/// A scalar as it would stand on the command line.
-fn scalar(node: &MarkedYaml<'_>) -> Option<String> {
-    match &node.data {
-        YamlData::Value(Scalar::String(text)) => Some(text.to_string()),
-        YamlData::Value(Scalar::Integer(number)) => Some(number.to_string()),
-        YamlData::Value(Scalar::Boolean(value)) => Some(value.to_string()),
-        YamlData::Representation(text, ..) => Some(text.to_string()),
-        _ => None,
     }
 }
 

@@ -8,6 +8,8 @@ pub mod filter;
 pub mod since;
 pub mod table;
 mod text;
+pub mod web;
+mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -30,11 +32,13 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// Path of the metrics.
     pub telemetry_path: String,
-    /// Requests served at once; 0 is no limit.
-    pub max_requests: usize,
+    /// What the HTTP side bears.
+    pub limits: HttpLimits,
+    /// TLS, passwords, headers and rate.
+    pub web_config: Option<PathBuf>,
     /// Answer `/api/v1` from anywhere.
     pub enable_api: bool,
-    /// Answer the routes that change what memledger does.
+    /// Have the routes that change what memledger does.
     pub enable_admin: bool,
     /// Pause between two samples.
     pub sample_interval: Duration,
@@ -62,6 +66,19 @@ pub struct Config {
     pub log_level: tracing::Level,
     /// Log as JSON.
     pub log_json: bool,
+}
+
+/// What the HTTP side bears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpLimits {
+    /// Requests served at once; 0 is no limit.
+    pub requests: usize,
+    /// Connections open at once; 0 is no limit.
+    pub connections: usize,
+    /// Time for a TLS handshake, and for the head of a request.
+    pub head: Duration,
+    /// Time after which a connection on which nothing moves is closed.
+    pub idle: Duration,
 }
 
 /// Where a runtime listens.
@@ -245,7 +262,13 @@ impl Config {
         Ok(Self {
             listen: values.each("web.listen-address", address)?,
             telemetry_path: values.one("web.telemetry-path", url_path)?,
-            max_requests: values.one("web.max-requests", count)?,
+            limits: HttpLimits {
+                requests: values.one("web.max-requests", count)?,
+                connections: values.one("web.max-connections", count)?,
+                head: duration("web.header-timeout", ms(1000)..=hour / 12)?,
+                idle: duration("web.idle-timeout", ms(1000)..=hour)?,
+            },
+            web_config: values.optional("web.config.file", |text| Ok(PathBuf::from(text)))?,
             enable_api: values.one("web.enable-api", switch)?,
             enable_admin: values.one("web.enable-admin", switch)?,
             sample_interval: duration("sample.interval", ms(100)..=hour)?,

@@ -105,16 +105,40 @@ pub static SETTINGS: &[Setting] = &[
         "Requests served at once; more are answered 503. 0: no limit.",
     ),
     one(
+        "web.max-connections",
+        Kind::Count,
+        &["256"],
+        "Connections open at once; more are closed. The last eighth is for this host alone. 0: no limit.",
+    ),
+    one(
+        "web.header-timeout",
+        Kind::Duration,
+        &["10s"],
+        "Time for a TLS handshake, and for the head of a request, 1s to 5m.",
+    ),
+    one(
+        "web.idle-timeout",
+        Kind::Duration,
+        &["2m"],
+        "A connection on which nothing moves is closed after this, 1s to 1h.",
+    ),
+    one(
+        "web.config.file",
+        Kind::Path,
+        &[],
+        "TLS, passwords, headers and rate, as a YAML file in the format of Prometheus's exporters. Changes are taken up at run time. See docs/serving.md.",
+    ),
+    one(
         "web.enable-api",
         Kind::Switch,
         &["false"],
-        "Answer /api/v1, which lists processes, from anywhere. Without it, only on the loopback addresses, and not through a proxy.",
+        "Answer /api/v1, which lists processes, from anywhere. Without it, only to who gave a password or a verified certificate, and on the loopback addresses, not through a proxy.",
     ),
     one(
         "web.enable-admin",
         Kind::Switch,
         &["false"],
-        "Answer POST /-/release-gpu, by which anybody who reaches the port makes memledger let go of the GPU driver.",
+        "Have POST /-/release-gpu, by which memledger lets go of the GPU driver: for who gave a password or a verified certificate, and on the loopback addresses, not through a proxy.",
     ),
     one(
         "sample.interval",

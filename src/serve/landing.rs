@@ -29,7 +29,7 @@ pub fn page(telemetry_path: &str, newest: Result<Arc<Newest>, NoSnapshot>) -> St
          <h1>memledger</h1><p>Who holds the memory of this GPU host. Version {}.</p>{body}\
          <ul><li><a href=\"{telemetry_path}\">Metrics</a></li>\
          <li><a href=\"/api/v1/containers\">Containers and their processes as JSON</a> \
-         <small>(loopback only, unless --web.enable-api)</small></li>\
+         <small>(from this host or with a password, unless --web.enable-api)</small></li>\
          <li><a href=\"/api/v1/events\">OOM kills and ends of containers as JSON</a> \
          <small>(likewise)</small>; why one ended or lost a process: \
          <code>memledger why NAME</code>, or <code>/api/v1/containers/NAME/why</code></li>\

@@ -2,19 +2,22 @@
 //!
 //! Not here: sampling. A request never waits for the kernel or the driver.
 
+mod connections;
+mod door;
 mod events;
 mod landing;
+mod passwords;
 mod published;
 mod release;
+mod tls;
+mod watched;
 mod why;
 
-use std::future::Future;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -22,10 +25,14 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+pub use connections::serve;
+use door::Caller;
+pub use door::{Door, describe};
 pub use published::Published;
 use published::{Newest, NoSnapshot};
 
 use crate::clock::Moment;
+use crate::collect::front::Refusal;
 use crate::collect::gpu::Control;
 use crate::config::Config;
 use crate::export::{json, prometheus};
@@ -35,7 +42,6 @@ use crate::ledger::store::Archive;
 const LONGEST_HANG: Duration = Duration::from_secs(30);
 
 /// What the routes share.
-#[derive(Debug)]
 struct Shared {
     published: Arc<Published>,
     /// The ledger, if there is one.
@@ -45,7 +51,7 @@ struct Shared {
     stale_after: Duration,
     /// One permit per request that may be under way.
     room: Arc<Semaphore>,
-    enable_admin: bool,
+    door: Arc<Door>,
     /// Makes the GPU collector let go of the driver, and for how long.
     gpu: (Arc<Control>, Duration),
 }
@@ -68,6 +74,7 @@ pub fn router(
     published: Arc<Published>,
     archive: Option<Archive>,
     control: Arc<Control>,
+    door: &Arc<Door>,
 ) -> Router {
     let shared = Arc::new(Shared {
         published,
@@ -75,40 +82,30 @@ pub fn router(
         telemetry_path: config.telemetry_path.clone(),
         enable_api: config.enable_api,
         stale_after: LONGEST_HANG.max(config.sample_interval * 10),
-        room: Arc::new(Semaphore::new(match config.max_requests {
-            0 => Semaphore::MAX_PERMITS,
-            most => most.min(Semaphore::MAX_PERMITS),
-        })),
-        enable_admin: config.enable_admin,
+        room: Arc::new(Semaphore::new(door::permits(config.limits.requests))),
+        door: Arc::clone(door),
         gpu: (control, config.gpu.release_for),
     });
     let api = Router::new()
         .route("/api/v1/containers", get(containers))
         .route("/api/v1/events", get(events::route))
         .route("/api/v1/containers/{name}/why", get(why::route))
-        .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard));
+        .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard_api));
+    let admin = match config.enable_admin {
+        true => Router::new()
+            .route("/-/release-gpu", post(release::route))
+            .layer(middleware::from_fn(guard_admin)),
+        false => Router::new(),
+    };
     let limited = Router::new()
         .route("/", get(landing_page))
         .route(&config.telemetry_path, get(metrics))
-        .route("/-/release-gpu", post(release::route))
         .merge(api)
+        .merge(admin)
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), limit));
     // the health routes answer whatever goes on
     let health = Router::new().route("/-/healthy", get(healthy)).route("/-/ready", get(ready));
     limited.merge(health).with_state(shared)
-}
-
-/// Serves until `stop` resolves; requests under way may finish.
-///
-/// # Errors
-/// The listener fails.
-pub async fn serve(
-    listener: tokio::net::TcpListener,
-    router: Router,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    let service = router.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, service).with_graceful_shutdown(stop).await
 }
 
 /// The place that a request takes while it is under way; given back when the last holder is dropped.
@@ -118,6 +115,7 @@ type Place = Arc<OwnedSemaphorePermit>;
 /// place with it; work on another thread keeps the place until it is done.
 async fn limit(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
     let Ok(place) = Arc::clone(&shared.room).try_acquire_owned() else {
+        shared.door.refuse(Refusal::Requests);
         let text = "too many requests at once; see --web.max-requests\n";
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
@@ -192,22 +190,37 @@ fn accepts_gzip(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Lets requests for `/api/v1` pass from this host only, unless it was opened: it lists processes.
-async fn guard(
-    State(shared): State<Arc<Shared>>,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let headers = request.headers();
-    let local =
-        peer.ip().to_canonical().is_loopback() && asks_for_loopback(headers) && !was_passed_on(headers);
-    if !shared.enable_api && !local {
-        let text =
-            "this lists processes and answers only on the loopback addresses; --web.enable-api opens it\n";
+/// Lets requests for `/api/v1` pass from those that are known and from this host only, unless it was opened: it lists
+/// processes.
+async fn guard_api(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    if !shared.enable_api && !is_known_or_local(&request) {
+        let text = "this lists processes: it answers on the loopback addresses, or with a password of --web.config.file; \
+                    --web.enable-api opens it\n";
         return (StatusCode::FORBIDDEN, text).into_response();
     }
     next.run(request).await
+}
+
+/// Lets requests that change what memledger does pass from those that are known and from this host only.
+async fn guard_admin(request: Request, next: Next) -> Response {
+    if !is_known_or_local(&request) {
+        let text = "this changes what memledger does: it answers on the loopback addresses, or with a password of \
+                    --web.config.file\n";
+        return (StatusCode::FORBIDDEN, text).into_response();
+    }
+    next.run(request).await
+}
+
+fn is_known_or_local(request: &Request) -> bool {
+    let Some(caller) = request.extensions().get::<Caller>() else { return false };
+    let headers = request.headers();
+    // HTTP/2, and HTTP/1 with a whole URL, name the host elsewhere
+    let of_url = request.uri().authority().map(|authority| authority.as_str());
+    let of_header = headers.get(header::HOST).map(|host| host.to_str().unwrap_or(""));
+    caller.is_known
+        || caller.address.ip().to_canonical().is_loopback()
+            && of_url.into_iter().chain(of_header).all(is_loopback)
+            && !was_passed_on(headers)
 }
 
 async fn containers(State(shared): State<Arc<Shared>>, Extension(place): Extension<Place>) -> Response {
@@ -222,8 +235,7 @@ async fn containers(State(shared): State<Arc<Shared>>, Extension(place): Extensi
 }
 
 /// A web page of somebody else that had its name pointed at 127.0.0.1 sends that name as host: it gets nothing.
-fn asks_for_loopback(headers: &HeaderMap) -> bool {
-    let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else { return true };
+fn is_loopback(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
         _ => host,
@@ -271,7 +283,7 @@ mod tests {
             ("attacker.example:10853", false),
             ("10.0.0.1:10853", false),
         ] {
-            assert_eq!(asks_for_loopback(&with(header::HOST, host)), is, "{host}");
+            assert_eq!(is_loopback(host), is, "{host}");
         }
     }
 }

@@ -17,10 +17,6 @@ const CLOSED_WITHIN: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 pub async fn route(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    if !shared.enable_admin {
-        let text = "this changes what memledger does; --web.enable-admin opens it\n";
-        return (StatusCode::FORBIDDEN, text).into_response();
-    }
     // a web page may make its reader's browser send this; a browser says so
     if headers.contains_key(header::ORIGIN) {
         return (StatusCode::FORBIDDEN, "not for browsers\n").into_response();

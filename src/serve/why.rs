@@ -109,13 +109,15 @@ mod tests {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
+        let door = Arc::new(super::super::Door::new(&config, Default::default()).unwrap());
         let router = super::super::router(
             &config,
             Arc::new(super::super::Published::default()),
             archive,
             Default::default(),
+            &door,
         );
-        let _server = runtime.spawn(super::super::serve(listener, router, std::future::pending()));
+        let _server = runtime.spawn(super::super::serve(listener, router, door, std::future::pending()));
         let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
         let get = |name: &str, header: &str, value: &str| {
             let request = agent.get(format!("http://{address}/api/v1/containers/{name}/why"));

@@ -173,16 +173,16 @@ fn without_the_admin_flag_nobody_lets_go_and_a_driver_that_hangs_is_told_as_not_
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
     await_value(&memledger, USED, &[], GIB);
-    let (status, text) = post(&memledger, &[]);
-    assert_eq!(status, 403);
-    assert!(text.contains("--web.enable-admin"), "{text}");
-    assert_eq!(memledger.get("/-/release-gpu").0, 405, "asking is not doing");
+    assert_eq!(post(&memledger, &[]).0, 404, "there is no such route");
     let admin =
         driver.memledger_with(&[], &["--gpu.interval=50ms", "--gpu.deadline=300ms", "--web.enable-admin"]);
     await_value(&admin, USED, &[], GIB);
     state.hang.insert(MEMORY_INFO.into());
     driver.set(&state);
     await_success(&admin, Some(0.0));
+    assert_eq!(admin.get("/-/release-gpu").0, 405, "asking is not doing");
+    assert_eq!(post(&admin, &[("Host", "gpu7.example")]).0, 403, "not from the network without a password");
+    assert_eq!(post(&admin, &[("X-Forwarded-For", "10.0.0.1")]).0, 403, "nor through a proxy");
     let (status, text) = post(&admin, &[]);
     let body: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!((status, body["closed"].as_bool()), (202, Some(false)), "{text}");

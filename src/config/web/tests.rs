@@ -1,0 +1,97 @@
+use super::*;
+
+const HASH: &str = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG";
+
+fn parse(text: &str) -> Result<WebConfig, String> {
+    WebConfig::parse(Path::new("/etc/web.yml"), text).map_err(|error| error.to_string())
+}
+
+#[test]
+fn everything_is_understood() {
+    let config = parse(&format!(
+        "tls_server_config:\n  cert_file: tls/cert.pem\n  key_file: /key.pem\n  client_ca: CA\n  \
+         client_auth_type: RequireAndVerifyClientCert\n  client_allowed_sans: [prometheus, 10.0.0.1]\n  \
+         min_version: TLS13\n  cipher_suites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]\n  \
+         prefer_server_cipher_suites: off\n  curve_preferences: [CurveP384, X25519]\n\
+         http_server_config:\n  http2: false\n  headers: {{X-Frame-Options: deny, Strict-Transport-Security: max-age=1}}\n\
+         basic_auth_users: {{ann: {HASH}}}\nrate_limit: {{interval: 100ms, burst: 7}}\n"
+    ))
+    .unwrap();
+    let tls = config.tls.unwrap();
+    assert_eq!(tls.certificate, At { value: Pem::File("/etc/tls/cert.pem".into()), line: 2 });
+    assert_eq!(tls.key.value, Pem::File("/key.pem".into()));
+    assert_eq!(tls.client_ca, Some(At { value: Pem::Inline("CA".into()), line: 4 }));
+    assert_eq!((tls.client_auth, tls.client_names.len()), (ClientAuth::RequireAndVerify, 2));
+    assert_eq!((tls.lowest, tls.highest), (TlsVersion::Tls13, TlsVersion::Tls13));
+    assert_eq!((tls.cipher_suites, tls.groups, tls.servers_order), (vec![0xc02f], vec![24, 29], false));
+    assert!(!config.http2);
+    assert_eq!(config.headers.len(), 2);
+    assert_eq!(config.users["ann"].cost(), 10);
+    assert_eq!(config.rate, Some(Rate { interval: Duration::from_millis(100), burst: 7 }));
+}
+
+#[test]
+fn nothing_set_is_plain_http_for_everybody() {
+    for text in
+        ["", "# nothing\n", "tls_server_config:\nbasic_auth_users: {}\n", "rate_limit: {interval: 0}\n"]
+    {
+        assert_eq!(parse(text), Ok(WebConfig::default()), "{text:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_line_and_what_to_do() {
+    let pair = "tls_server_config:\n  cert_file: c\n  key_file: k\n";
+    for (text, line, says) in [
+        ("tls_server_config:\n  cert_fle: c\n".to_owned(), 2, "allowed: cert_file"),
+        ("users: {}\n".to_owned(), 1, "allowed: tls_server_config"),
+        ("tls_server_config:\n  cert_file: c\n".to_owned(), 2, "set key_file"),
+        ("tls_server_config:\n  key: k\n".to_owned(), 2, "set cert_file"),
+        ("tls_server_config:\n  min_version: TLS13\n".to_owned(), 1, "set cert_file and key_file"),
+        (format!("{pair}  cert: c\n"), 4, "leave one out"),
+        (format!("{pair}  client_ca_file: c\n"), 4, "client_auth_type"),
+        (format!("{pair}  client_auth_type: VerifyClientCertIfGiven\n"), 4, "client_ca_file"),
+        (format!("{pair}  client_auth_type: Yes\n"), 4, "RequireAndVerifyClientCert"),
+        (format!("{pair}  client_allowed_sans: [a]\n"), 4, "without a certificate"),
+        (format!("{pair}  min_version: TLS10\n"), 4, "allowed: TLS12, TLS13"),
+        (format!("{pair}  min_version: TLS13\n  max_version: TLS12\n"), 4, "no version is left"),
+        (
+            format!("{pair}  cipher_suites:\n  - TLS_AES_128_GCM_SHA256\n  - TLS_RSA_WITH_AES_128_CBC_SHA\n"),
+            6,
+            "not offered",
+        ),
+        (format!("{pair}  cipher_suites: TLS_AES_128_GCM_SHA256\n"), 4, "a list"),
+        (format!("{pair}  curve_preferences: [CurveP521]\n"), 4, "allowed: X25519"),
+        ("http_server_config: {http2: 1}\n".to_owned(), 1, "true or false"),
+        ("http_server_config:\n  headers:\n    X-Frame-Options: DENY\n".to_owned(), 3, "deny, sameorigin"),
+        ("http_server_config:\n  headers:\n    X-Foo: a\n".to_owned(), 3, "allowed: Content-Security-Policy"),
+        (
+            "http_server_config:\n  headers:\n    Content-Security-Policy: \"a\\nb\"\n".to_owned(),
+            3,
+            "one line",
+        ),
+        ("basic_auth_users:\n  ann: secret\n".to_owned(), 2, "htpasswd -nBC 10"),
+        (format!("basic_auth_users:\n  ann: {}\n", HASH.replace("$10$", "$31$")), 2, "04 to 16"),
+        (format!("basic_auth_users:\n  ann: {}\n", HASH.replace("zG", "_G")), 2, "53 letters"),
+        (format!("basic_auth_users:\n  ann: {HASH}\n  ann: {HASH}\n"), 3, "duplicated key"),
+        (format!("basic_auth_users:\n  \"\": {HASH}\n"), 2, "not empty"),
+        ("basic_auth_users: [ann]\n".to_owned(), 1, "NAME: HASH"),
+        ("rate_limit: {interval: often}\n".to_owned(), 1, "such as 200ms"),
+        ("rate_limit: {interval: 1s}\n".to_owned(), 1, "burst"),
+        ("rate_limit: {interval: 1s, burst: 0}\n".to_owned(), 1, "at least 1"),
+        ("a: [\n".to_owned(), 2, "not YAML"),
+        ("--- {}\n--- {}\n".to_owned(), 2, "one document"),
+    ] {
+        let error = parse(&text).unwrap_err();
+        assert!(error.starts_with(&format!("/etc/web.yml:{line}: ")), "{text}: {error}");
+        assert!(error.contains(says), "{text}: {error}");
+        assert!(!error.contains("secret"), "a password in a log: {error}");
+    }
+}
+
+#[test]
+fn neither_hashes_nor_keys_are_shown_to_a_debugger() {
+    let text = format!("tls_server_config: {{cert: CERT, key: KEY}}\nbasic_auth_users: {{ann: {HASH}}}\n");
+    let shown = format!("{:?}", parse(&text).unwrap());
+    assert!(!shown.contains("KEY") && !shown.contains("X0h1"), "{shown}");
+}

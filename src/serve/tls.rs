@@ -1,0 +1,123 @@
+//! TLS from the settings of `--web.config.file`: rustls, on ring alone.
+
+mod clients;
+mod names;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, SupportedCipherSuite, version};
+
+use crate::config::ConfigError;
+use crate::config::web::{At, Pem, TlsSettings, TlsVersion, WebConfig};
+
+/// The file and all that it names, as read. Equal material needs no new server.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Material {
+    /// The file's settings.
+    pub config: WebConfig,
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    client_ca: Vec<u8>,
+}
+
+impl Material {
+    /// Reads the file at `path`, and the files that it names.
+    ///
+    /// # Errors
+    /// One of them cannot be read, or the settings are wrong.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Unreadable { path: path.to_path_buf(), source })?;
+        let config = WebConfig::parse(path, &text)?;
+        let pem = |pem: Option<&At<Pem>>| pem.map_or(Ok(vec![]), |pem| read(path, pem));
+        let tls = config.tls.as_ref();
+        Ok(Self {
+            certificate: pem(tls.map(|tls| &tls.certificate))?,
+            key: pem(tls.map(|tls| &tls.key))?,
+            client_ca: pem(tls.and_then(|tls| tls.client_ca.as_ref()))?,
+            config,
+        })
+    }
+
+    /// The server's side of TLS; `None` if the settings have none. `path` is named in errors.
+    ///
+    /// # Errors
+    /// A certificate or key that is none, or that do not belong together.
+    pub fn server(&self, path: &Path) -> Result<Option<Arc<ServerConfig>>, ConfigError> {
+        let Some(settings) = &self.config.tls else { return Ok(None) };
+        let wrong = |line, what: String| ConfigError::InFile { path: path.to_path_buf(), line, what };
+        let provider = provider(settings);
+        let chain = certificates(&self.certificate)
+            .map_err(|what| wrong(settings.certificate.line, format!("the certificate: {what}")))?;
+        let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| {
+            let what = format!("the key: {error}; wanted is a private key as PEM, not encrypted");
+            wrong(settings.key.line, what)
+        })?;
+        let clients = clients::verifier(settings, &self.client_ca, &provider).map_err(|what| {
+            wrong(settings.client_ca.as_ref().map_or(0, |ca| ca.line), format!("the clients' CA: {what}"))
+        })?;
+        let versions: Vec<_> = [(TlsVersion::Tls12, &version::TLS12), (TlsVersion::Tls13, &version::TLS13)]
+            .into_iter()
+            .filter(|(version, _)| (settings.lowest..=settings.highest).contains(version))
+            .map(|(_, version)| version)
+            .collect();
+        let unusable = |error| {
+            wrong(settings.certificate.line, format!("this certificate and key cannot be used: {error}"))
+        };
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&versions)
+            .map_err(unusable)?;
+        let builder = match clients {
+            Some(clients) => builder.with_client_cert_verifier(clients),
+            None => builder.with_no_client_auth(),
+        };
+        let mut server = builder.with_single_cert(chain, key).map_err(unusable)?;
+        server.ignore_client_order = settings.servers_order;
+        let two = self.config.http2.then(|| b"h2".to_vec());
+        server.alpn_protocols = two.into_iter().chain([b"http/1.1".to_vec()]).collect();
+        Ok(Some(Arc::new(server)))
+    }
+}
+
+fn read(file: &Path, pem: &At<Pem>) -> Result<Vec<u8>, ConfigError> {
+    match &pem.value {
+        Pem::Inline(text) => Ok(text.clone().into_bytes()),
+        Pem::File(path) => std::fs::read(path).map_err(|error| ConfigError::InFile {
+            path: file.to_path_buf(),
+            line: pem.line,
+            what: format!("cannot read {}: {error}", path.display()),
+        }),
+    }
+}
+
+/// The certificates of a PEM text, of which there must be one.
+fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    let found = found.map_err(|error| format!("this is not PEM: {error}"))?;
+    if found.is_empty() { Err("no certificate is in it; wanted is PEM".to_owned()) } else { Ok(found) }
+}
+
+/// ring with the cipher suites and groups that were chosen, in their order.
+fn provider(settings: &TlsSettings) -> Arc<CryptoProvider> {
+    let mut provider = ring::default_provider();
+    if !settings.cipher_suites.is_empty() {
+        let (newest, old): (Vec<_>, Vec<_>) = provider
+            .cipher_suites
+            .into_iter()
+            .partition(|suite| matches!(suite, SupportedCipherSuite::Tls13(_)));
+        let chosen = settings.cipher_suites.iter();
+        let chosen = chosen.filter_map(|wanted| old.iter().find(|suite| u16::from(suite.suite()) == *wanted));
+        provider.cipher_suites = newest.into_iter().chain(chosen.copied()).collect();
+    }
+    if !settings.groups.is_empty() {
+        let all = provider.kx_groups;
+        let chosen = settings.groups.iter();
+        let chosen = chosen.filter_map(|wanted| all.iter().find(|group| u16::from(group.name()) == *wanted));
+        provider.kx_groups = chosen.copied().collect();
+    }
+    Arc::new(provider)
+}

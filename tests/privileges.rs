@@ -1,0 +1,154 @@
+//! What memledger can do with which rights: as a user who is not root, with two capabilities and with none.
+//!
+//! `setpriv` gives the rights as systemd's `User=` and `AmbientCapabilities=` do. A container with `cap_drop: [ALL]` and a
+//! read-only root is in `deploy.rs`, a socket proxy that lets three questions through in `daemon.rs`.
+
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::docker::{Engine, unique};
+use crate::support::{Memledger, binary, skip};
+
+/// A user that owns nothing.
+const NOBODY: u32 = 65_534;
+
+/// The command that becomes another by nobody, with these capabilities alone and this group.
+fn by_nobody(capabilities: &[&str], group: u32) -> Vec<String> {
+    let set: Vec<_> = std::iter::once("-all".to_owned())
+        .chain(capabilities.iter().map(|name| format!("+{name}")))
+        .collect();
+    let set = set.join(",");
+    vec![
+        "setpriv".to_owned(),
+        "--no-new-privs".to_owned(),
+        format!("--reuid={NOBODY}"),
+        format!("--regid={NOBODY}"),
+        format!("--groups={group}"),
+        format!("--bounding-set={set}"),
+        format!("--inh-caps={set}"),
+        format!("--ambient-caps={set}"),
+    ]
+}
+
+/// A memledger that is run so.
+fn as_nobody(capabilities: &[&str], group: u32, flags: &[&str]) -> Memledger {
+    let words = by_nobody(capabilities, group);
+    Memledger::start_through(&words.iter().map(String::as_str).collect::<Vec<_>>(), flags)
+}
+
+/// A line of `/proc/PID/status`.
+fn status(memledger: &Memledger, name: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", memledger.pid())).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).expect("the line");
+    line.trim().to_owned()
+}
+
+/// Whether rights can be given away here, and nobody can run the binary.
+fn can_be_nobody() -> bool {
+    let words = by_nobody(&[], NOBODY);
+    let output = Command::new(&words[0]).args(&words[1..]).arg(binary()).arg("--version").output();
+    match output {
+        Ok(output) if output.status.success() => true,
+        other => {
+            skip(&format!("the binary cannot be run by another user: {other:?}"));
+            false
+        }
+    }
+}
+
+#[test]
+fn nobody_with_two_capabilities_does_all_that_root_does() {
+    if !can_be_nobody() {
+        return;
+    }
+    let Some(engine) = Engine::shared() else { return };
+    // a process of root, in a container: its memory is nobody else's to see
+    let container = engine.run(&unique("root"), &["--memory=64m"], &["sleep", "1000"]);
+    let include = format!("--container.include=^{}$", container.name);
+    let state = tempfile::tempdir().unwrap();
+    chown(state.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let path = format!("--state.path={}", state.path().display());
+    let group = std::fs::metadata(&engine.socket).unwrap().gid();
+    let flags = [&engine.flag(), "--podman.socket=", "--pss.interval=1s", &include, &path];
+    let memledger = as_nobody(&["sys_ptrace", "syslog"], group, &flags);
+    assert_eq!(status(&memledger, "Uid").split_whitespace().next(), Some("65534"));
+    let two = format!("{:016x}", 1_u64 << 19 | 1 << 34);
+    for set in ["CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"] {
+        assert_eq!(status(&memledger, set), two, "{set}");
+    }
+    assert_eq!(status(&memledger, "NoNewPrivs"), "1");
+    let me = [("container_name", container.name.as_str())];
+    let metrics = memledger.eventually("what needs the capabilities", |metrics| {
+        metrics.ask("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])?;
+        metrics.ask("memledger_container_shm_size_bytes", &me)?;
+        match metrics.value("memledger_oom_source_up", &[("source", "kmsg")]) {
+            1.0 => Ok(metrics.clone()),
+            up => Err(format!("kmsg {up}")),
+        }
+    });
+    for collector in ["own", "host", "cgroup", "process", "shm", "pss"] {
+        assert_eq!(
+            metrics.value("memledger_collector_success", &[("collector", collector)]),
+            1.0,
+            "{collector}"
+        );
+    }
+    for source in ["vmstat", "cgroup", "runtime"] {
+        assert_eq!(metrics.value("memledger_oom_source_up", &[("source", source)]), 1.0, "{source}");
+    }
+    assert_eq!(metrics.value("memledger_runtime_up", &[("runtime", "docker")]), 1.0);
+    assert_eq!(metrics.value("memledger_store_up", &[]), 1.0);
+    assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &me), 67_108_864.0);
+    let faults = metrics.all("memledger_read_faults_total", &[]);
+    assert!(faults.is_empty(), "{faults:?}");
+}
+
+#[test]
+fn nobody_with_no_capability_still_knows_whose_memory_it_is() {
+    if !can_be_nobody() {
+        return;
+    }
+    let Some(engine) = Engine::shared() else { return };
+    let container = engine.run(&unique("bare"), &["--memory=64m"], &["sleep", "1000"]);
+    let include = format!("--container.include=^{}$", container.name);
+    let group = std::fs::metadata(&engine.socket).unwrap().gid();
+    let memledger =
+        as_nobody(&[], group, &[&engine.flag(), "--podman.socket=", "--pss.interval=1s", &include]);
+    assert_eq!(status(&memledger, "CapEff"), "0000000000000000");
+    let me = [("container_name", container.name.as_str())];
+    let metrics = memledger.eventually("the container", |metrics| {
+        metrics.ask("memledger_container_memory_usage_bytes", &me)?;
+        metrics.ask("memledger_container_processes", &[me[0], ("role", "other")])?;
+        Ok(metrics.clone())
+    });
+    assert_eq!(metrics.get("memledger_container_process_pss_bytes", &[me[0], ("role", "other")]), None);
+    assert_eq!(metrics.value("memledger_collector_success", &[("collector", "cgroup")]), 1.0);
+    assert_eq!(metrics.value("memledger_oom_source_up", &[("source", "vmstat")]), 1.0);
+    // and it says what is lost
+    let words = by_nobody(&[], group);
+    let doctor =
+        Command::new(&words[0]).args(&words[1..]).arg(binary()).args(["doctor", &engine.flag()]).output();
+    let doctor = doctor.unwrap();
+    let text = String::from_utf8_lossy(&doctor.stdout);
+    assert!(doctor.status.success(), "the main job can run: {text}");
+    assert!(text.contains("MISSING  CAP_SYS_PTRACE") && text.contains("no proportional shares"), "{text}");
+}
+
+#[test]
+fn the_unit_is_as_closed_as_its_documentation_says() {
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/systemd/memledger.service");
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("SECURITY.md");
+    let judged = Command::new("systemd-analyze")
+        .args(["security", "--offline=true", "--no-pager", "--threshold=33"])
+        .arg(unit)
+        .output();
+    let Ok(judged) = judged else { return skip("systemd-analyze is not installed") };
+    let text = String::from_utf8_lossy(&judged.stdout);
+    let line = text.lines().last().unwrap_or_default();
+    assert!(judged.status.success(), "more open than 3.3: {line}");
+    let score =
+        line.split_once("memledger.service: ").and_then(|(_, rest)| rest.split(' ').next()).expect("a score");
+    let said = std::fs::read_to_string(docs).unwrap();
+    assert!(said.contains(&format!("scores {score} ")), "SECURITY.md does not say {score}");
+}

@@ -1,0 +1,306 @@
+//! Clients that behave badly, with and without TLS: slow, many, large, ambiguous.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use super::site::{ALONE, Client, Site, TLS, connect, exchange, get};
+use crate::support::{Memledger, eventually};
+
+const QUICK: &[&str] = &["--web.header-timeout=1s", "--web.idle-timeout=1s"];
+
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
+/// A memledger behind plain HTTP or TLS, and how to come to it.
+struct Served {
+    memledger: Memledger,
+    client: Option<Client>,
+    _site: Site,
+}
+
+impl Served {
+    fn both(flags: &[&str]) -> [Self; 2] {
+        let plain = Memledger::start(&[ALONE, flags].concat());
+        let site = Site::new(TLS);
+        let tls = site.start(flags);
+        let client = Some(site.client());
+        [
+            Self { memledger: plain, client: None, _site: Site::new("") },
+            Self { memledger: tls, client, _site: site },
+        ]
+    }
+
+    fn connect(&self) -> Box<dyn Stream> {
+        match &self.client {
+            None => Box::new(connect(&self.memledger)),
+            Some(client) => Box::new(client.connect(&self.memledger)),
+        }
+    }
+
+    fn get(&self, path: &str, headers: &str) -> Result<(u16, String), String> {
+        exchange(self.connect(), &get(path, headers))
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.client.is_some() { "https" } else { "http" }
+    }
+}
+
+/// Waits until the other side closes the connection; what came before that.
+fn until_closed(mut stream: impl Read) -> String {
+    let mut text = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut text) {
+        assert!(
+            !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+            "it was not closed: {error}"
+        );
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[test]
+fn who_connects_and_says_nothing_or_half_of_it_is_let_go() {
+    for served in Served::both(QUICK) {
+        let silent = connect(&served.memledger); // in TLS: no handshake either
+        assert_eq!(until_closed(silent), "", "{}", served.scheme());
+        for half in ["", "GET /metrics HTT", "GET /metrics HTTP/1.1\r\nHost: localhost\r\n"] {
+            let mut stream = served.connect();
+            stream.write_all(half.as_bytes()).unwrap();
+            stream.flush().unwrap();
+            assert_eq!(until_closed(stream), "", "{} {half:?}", served.scheme());
+        }
+        assert_eq!(served.get("/metrics", "").unwrap().0, 200);
+    }
+}
+
+#[test]
+fn a_head_that_comes_byte_by_byte_has_no_more_time_than_any() {
+    // an idle timeout alone would be begun anew by each byte
+    for served in Served::both(&["--web.header-timeout=1s", "--web.idle-timeout=1h"]) {
+        let mut stream = served.connect();
+        let endless = std::iter::repeat_n(b'a', 1_000);
+        for byte in b"GET / HTTP/1.1\r\nX-Slow: ".iter().copied().chain(endless) {
+            if stream.write_all(&[byte]).and_then(|()| stream.flush()).is_err() {
+                break; // closed
+            }
+            std::thread::park_timeout(Duration::from_millis(50)); // the client's slowness is what is tested
+        }
+        assert_eq!(until_closed(stream), "", "{}", served.scheme());
+    }
+}
+
+#[test]
+fn a_pause_between_two_requests_may_be_longer_than_a_head_may_take() {
+    for served in Served::both(&["--web.header-timeout=1s", "--web.idle-timeout=1h"]) {
+        let mut stream = served.connect();
+        for _ in 0..2 {
+            stream.write_all(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            let mut answer = [0; 512];
+            let length = stream.read(&mut answer).unwrap();
+            assert!(answer[..length].starts_with(b"HTTP/1.1 200"), "{}", served.scheme());
+            std::thread::park_timeout(Duration::from_millis(2_500)); // the pause is what is tested
+        }
+    }
+}
+
+#[test]
+fn a_connection_on_which_nothing_moves_is_closed_and_not_before_its_answer() {
+    for served in Served::both(&["--web.header-timeout=1s", "--web.idle-timeout=1s"]) {
+        let mut stream = served.connect();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let answer = until_closed(stream);
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with('\n'), "{}", served.scheme());
+    }
+}
+
+#[test]
+fn a_reader_that_does_not_read_is_let_go() {
+    let memledger = Memledger::start(&[ALONE, QUICK].concat());
+    let before = open_sockets(&memledger);
+    let mut stream = connect(&memledger);
+    // requests one after the other until the answers fill the sockets' buffers, and nothing is read
+    stream.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
+    let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(100);
+    while stream.write_all(request.as_bytes()).is_ok() {}
+    eventually("the socket is closed", || match open_sockets(&memledger) {
+        now if now <= before => Ok(()),
+        now => Err(format!("{now} of {before}")),
+    });
+}
+
+fn open_sockets(memledger: &Memledger) -> usize {
+    let links = std::fs::read_dir(format!("/proc/{}/fd", memledger.pid())).unwrap();
+    let targets = links.filter_map(|link| std::fs::read_link(link.ok()?.path()).ok());
+    targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
+}
+
+#[test]
+fn heads_urls_and_bodies_have_a_largest_size() {
+    for served in Served::both(&[]) {
+        let ask = |text: String| exchange(served.connect(), &text).map(|(status, _)| status);
+        let large = "a".repeat(20_000);
+        assert_eq!(ask(get("/metrics", &format!("X-Large: {large}\r\n"))), Ok(431));
+        assert_eq!(ask(get(&format!("/{large}"), "")), Ok(431));
+        let many: String = (0..100).map(|number| format!("X-{number}: a\r\n")).collect();
+        assert_eq!(ask(get("/metrics", &many)), Ok(431));
+        assert_eq!(ask(get("/metrics", "Content-Length: 20000\r\n")), Ok(413));
+        let small = get("/metrics", "Content-Length: 3\r\n") + "abc";
+        assert_eq!(ask(small), Ok(200), "a body that nobody wants harms nobody");
+        assert_eq!(ask(get(&format!("/{}", "a".repeat(1_000)), "")), Ok(404));
+    }
+}
+
+#[test]
+fn a_request_that_two_servers_could_cut_differently_hides_no_second_one() {
+    let hidden = "GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let head = "GET / HTTP/1.1\r\nHost: localhost\r\n";
+    for served in Served::both(QUICK) {
+        for (what, text) in [
+            (
+                "both lengths",
+                format!("{head}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"),
+            ),
+            (
+                "both, in the other order",
+                format!("{head}Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n{hidden}"),
+            ),
+            ("two lengths", format!("{head}Content-Length: 0\r\nContent-Length: 44\r\n\r\n{hidden}")),
+            ("a length with a sign", format!("{head}Content-Length: +0\r\n\r\n{hidden}")),
+            ("not chunked in the end", format!("{head}Transfer-Encoding: chunked, identity\r\n\r\n{hidden}")),
+            ("an encoding that is none", format!("{head}Transfer-Encoding: xchunked\r\n\r\n{hidden}")),
+            ("a folded header", format!("{head}X-A: b\r\n Transfer-Encoding: chunked\r\n\r\n{hidden}")),
+            ("a space before the colon", format!("{head}Content-Length : 0\r\n\r\n{hidden}")),
+            (
+                "chunked in HTTP/1.0",
+                format!("{}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n{hidden}", head.replace("1.1", "1.0")),
+            ),
+            ("a carriage return in a value", format!("{head}X-A: b\rc\r\n\r\n{hidden}")),
+            ("a zero byte", format!("{head}X-A: b\0c\r\n\r\n{hidden}")),
+        ] {
+            let (_, answers) = exchange(served.connect(), &text).unwrap();
+            assert!(!answers.contains("memledger is healthy"), "{} {what}: {answers}", served.scheme());
+        }
+        // and the check can fail: two honest requests get two answers
+        let honest = format!("{head}\r\n{}", hidden.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n"));
+        assert!(exchange(served.connect(), &honest).unwrap().1.contains("memledger is healthy"));
+    }
+}
+
+#[test]
+fn no_path_leads_to_a_file_or_around_the_routes() {
+    for served in Served::both(&[]) {
+        for path in [
+            "/../etc/passwd",
+            "/metrics/../../etc/passwd",
+            "/%2e%2e/%2e%2e/etc/passwd",
+            "/..%2f..%2fetc%2fpasswd",
+            "/..\\..\\etc\\passwd",
+            "//etc/passwd",
+            "/metrics/",
+            "/METRICS",
+            "/-/release-gpu",
+            "/api/v1/../../metrics",
+        ] {
+            let status = served.get(path, "").map(|(status, _)| status);
+            assert!(matches!(status, Ok(400 | 404)), "{} {path}: {status:?}", served.scheme());
+        }
+        let why = served.get("/api/v1/containers/..%2f..%2fmetrics/why", "").unwrap();
+        assert!(why.0 == 404 && !why.1.contains("# HELP"), "a name is a name: {why:?}");
+    }
+}
+
+#[test]
+fn more_connections_than_allowed_are_closed_and_the_health_check_still_comes_through() {
+    let flags = ["--web.max-connections=16", "--web.idle-timeout=1h", "--web.header-timeout=5m"];
+    let memledger = Memledger::start(&[ALONE, &flags].concat());
+    let mut held: Vec<TcpStream> = Vec::new();
+    // all of them are of this host, to which the last eighth belongs too
+    let one_too_many = eventually("a connection is refused", || {
+        let mut stream = connect(&memledger);
+        stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        match stream.read(&mut [0]) {
+            Ok(0) => return Ok(held.len()),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(held.len()),
+            other => drop(other),
+        }
+        held.push(stream);
+        Err(format!("{} are open", held.len()))
+    });
+    assert!((15..=16).contains(&one_too_many), "{one_too_many}");
+    held.clear();
+    memledger_answers(&memledger);
+    let count = memledger.metrics().value("memledger_web_refused_total", &[("reason", "connections")]);
+    assert!(count >= 1.0, "{count}");
+}
+
+fn memledger_answers(memledger: &Memledger) {
+    eventually("an answer again", || match exchange(connect(memledger), &get("/metrics", ""))? {
+        (200, _) => Ok(()),
+        (status, _) => Err(status.to_string()),
+    });
+}
+
+#[test]
+fn ten_thousand_requests_leave_memory_flat_and_sampling_on_time() {
+    for served in Served::both(&["--sample.interval=1s"]) {
+        let memledger = &served.memledger;
+        let ask = |count: usize| {
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        let mut stream = served.connect();
+                        for _ in 0..count / 4 {
+                            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+                            assert_answer(&mut stream);
+                        }
+                    });
+                }
+            });
+        };
+        ask(1_000);
+        let read = |name: &str| {
+            let (_, text) = served.get("/metrics", "").unwrap();
+            crate::support::Metrics::parse(text.split_once("\r\n\r\n").unwrap().1).value(name, &[])
+        };
+        let stamp = "memledger_snapshot_timestamp_seconds";
+        let (before, began, skipped) =
+            (resident_bytes(memledger), read(stamp), read("memledger_cycles_skipped_total"));
+        ask(10_000);
+        let grown = resident_bytes(memledger).saturating_sub(before);
+        assert!(grown < 8 << 20, "{}: {grown} bytes more", served.scheme());
+        eventually("a newer snapshot", || match read(stamp) - began {
+            passed if passed > 0.5 => Ok(()),
+            passed => Err(passed.to_string()),
+        });
+        let late = read("memledger_cycles_skipped_total") - skipped;
+        assert!(late <= 1.0, "{}: {late} cycles were left out", served.scheme());
+    }
+}
+
+fn resident_bytes(memledger: &Memledger) -> u64 {
+    let statm = std::fs::read_to_string(format!("/proc/{}/statm", memledger.pid())).unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * rustix::param::page_size() as u64
+}
+
+/// Reads one answer, by its length.
+fn assert_answer(stream: &mut impl Read) {
+    let mut bytes = vec![0; 256 << 10];
+    let mut length = 0;
+    loop {
+        length += match stream.read(&mut bytes[length..]).unwrap() {
+            0 => panic!("closed after {length} bytes"),
+            more => more,
+        };
+        let Some(head) = bytes[..length].windows(4).position(|window| window == b"\r\n\r\n") else {
+            continue;
+        };
+        let text = std::str::from_utf8(&bytes[..head]).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+        let body: usize =
+            text.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().parse().unwrap();
+        if length >= head + 4 + body {
+            return;
+        }
+    }
+}

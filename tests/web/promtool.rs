@@ -1,0 +1,183 @@
+//! The same judgement of a file as the format's own checker, `promtool check web-config`, in a table; where we differ, the
+//! row says so, and why.
+//!
+//! Keys that are younger than the promtool at hand (Debian's 2.42) stand in a table of their own, with its complaint as the
+//! proof that it does not know them.
+
+use std::process::Command;
+
+use super::site::{Site, TLS};
+use crate::prometheus::provided;
+use crate::support::run;
+
+const HASH: &str = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG";
+
+fn promtool(binary: &str, site: &Site) -> (bool, String) {
+    let output = Command::new(binary)
+        .args(["check", "web-config"])
+        .arg(site.path("web.yml"))
+        .output()
+        .expect("promtool runs");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    (output.status.success(), said)
+}
+
+/// Whether we take the file, and what we say if not. `doctor` reads it as `serve` does.
+fn ours(site: &Site) -> (bool, String) {
+    let (code, text, _) = run(&["doctor", &format!("--web.config.file={}", site.path("web.yml"))]);
+    let line = text.lines().find(|line| line.contains(" serving ")).expect("a line about it").to_owned();
+    assert_eq!(code == Some(0), line.trim_start().starts_with("ok"), "{text}");
+    (code == Some(0), line)
+}
+
+fn with_tls(more: &str) -> String {
+    format!("{TLS}{more}")
+}
+
+/// Files that both take, and files that both refuse.
+fn agreed() -> (Vec<String>, Vec<String>) {
+    let header = |text: &str| format!("http_server_config:\n  headers:\n    {text}\n");
+    let good = vec![
+        String::new(),
+        "tls_server_config: {}\n".into(),
+        TLS.into(),
+        with_tls("  min_version: TLS12\n  max_version: TLS13\n"),
+        with_tls("  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"),
+        with_tls("  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.pem\n"),
+        with_tls("  client_auth_type: RequireAnyClientCert\n"),
+        with_tls("  client_auth_type: RequireAnyClientCert\n  client_ca_file: ca.pem\n"),
+        with_tls("  client_auth_type: RequestClientCert\n"),
+        with_tls("  client_auth_type: NoClientCert\n"),
+        with_tls("  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA256]\n"),
+        with_tls("  curve_preferences: [CurveP256, X25519, CurveP384]\n"),
+        with_tls("  prefer_server_cipher_suites: yes\n"),
+        "http_server_config:\n  http2: false\n".into(),
+        header("X-Frame-Options: deny"),
+        header("X-Content-Type-Options: nosniff"),
+        header("Strict-Transport-Security: max-age=31536000"),
+        header("X-XSS-Protection: 1; mode=block"),
+        header("Content-Security-Policy: default-src 'self'"),
+        format!("basic_auth_users:\n  ann: {HASH}\n  bob: {HASH}\n"),
+    ];
+    let bad = vec![
+        "users: {}\n".into(),
+        "a: [\n".into(),
+        with_tls("  min_vers: TLS12\n"),
+        "tls_server_config:\n  cert_file: cert.pem\n".into(),
+        "tls_server_config:\n  key_file: key.pem\n".into(),
+        "tls_server_config:\n  cert_file: \"\"\n  key_file: key.pem\n".into(),
+        "tls_server_config:\n  cert_file: key.pem\n  key_file: cert.pem\n".into(),
+        "tls_server_config:\n  cert_file: nowhere.pem\n  key_file: key.pem\n".into(),
+        "tls_server_config:\n  cert_file: ca.pem\n  key_file: key.pem\n".into(),
+        "tls_server_config:\n  client_auth_type: RequireAnyClientCert\n".into(),
+        with_tls("  client_ca_file: ca.pem\n"),
+        with_tls("  client_auth_type: NoClientCert\n  client_ca_file: ca.pem\n"),
+        with_tls("  client_auth_type: Always\n"),
+        with_tls("  min_version: TLS14\n"),
+        with_tls("  cipher_suites: [TLS_NOTHING]\n"),
+        with_tls("  curve_preferences: [P256]\n"),
+        header("X-Frame-Options: DENY"),
+        header("x-frame-options: deny"),
+        header("X-Content-Type-Options: \"\""),
+        header("X-Powered-By: memledger"),
+        "http_server_config:\n  http2: 1\n".into(),
+        "basic_auth_users:\n  ann: secret\n".into(),
+        "basic_auth_users:\n  ann: \"\"\n".into(),
+        "basic_auth_users: [ann]\n".into(),
+        format!("basic_auth_users:\n  ann: {}\n", HASH.replace("$10$", "$40$")),
+        format!("basic_auth_users:\n  ann: {HASH}\n  ann: {HASH}\n"),
+    ];
+    (good, bad)
+}
+
+/// Files that promtool takes and we do not: what they say would not come true.
+fn stricter() -> Vec<(String, &'static str)> {
+    vec![
+        ("tls_server_config:\n  min_version: TLS13\n".into(), "TLS needs a certificate"),
+        (with_tls("  min_version: TLS13\n  max_version: TLS12\n"), "no version is left"),
+        (with_tls("  min_version: TLS10\n"), "not offered"),
+        (with_tls("  cipher_suites: [TLS_RSA_WITH_AES_128_CBC_SHA]\n"), "not offered"),
+        (with_tls("  curve_preferences: [CurveP521]\n"), "not offered"),
+        (with_tls("  client_auth_type: RequireAndVerifyClientCert\n"), "verified against client_ca_file"),
+        (
+            with_tls("  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: key.pem\n"),
+            "no certificate",
+        ),
+        (with_tls("---\nusers: {}\n"), "one document only"),
+        (format!("basic_auth_users:\n  \"\": {HASH}\n"), "not empty"),
+        (format!("basic_auth_users:\n  ann: {}\n", HASH.replace("$10$", "$31$")), "04 to 16"),
+        (format!("basic_auth_users:\n  ann: {}\n", HASH.replace("7zG", "_zG")), "53 letters"),
+        ("http_server_config:\n  headers:\n    Content-Security-Policy: \"a\\nb\"\n".into(), "one line"),
+    ]
+}
+
+#[test]
+fn promtool_and_memledger_agree_about_files() {
+    let Some(binary) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
+    let site = Site::new("");
+    let judged = |text: &str| {
+        site.write("web.yml", text);
+        (promtool(&binary, &site), ours(&site))
+    };
+    let (good, bad) = agreed();
+    for text in good {
+        let (theirs, ours) = judged(&text);
+        assert!(theirs.0 && ours.0, "{text}\npromtool: {}\nmemledger: {}", theirs.1, ours.1);
+    }
+    for text in bad {
+        let (theirs, ours) = judged(&text);
+        assert!(!theirs.0 && !ours.0, "{text}\npromtool: {}\nmemledger: {}", theirs.1, ours.1);
+        assert!(ours.1.contains("web.yml:"), "it says where: {}", ours.1);
+    }
+    for (text, says) in stricter() {
+        let (theirs, ours) = judged(&text);
+        assert!(theirs.0 && !ours.0, "{text}\npromtool: {}\nmemledger: {}", theirs.1, ours.1);
+        assert!(ours.1.contains("web.yml:") && ours.1.contains(says), "{text}: {}", ours.1);
+    }
+}
+
+#[test]
+fn keys_younger_than_this_promtool_are_ours_to_judge() {
+    let Some(binary) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
+    let site = Site::new("");
+    let read = |name: &str| std::fs::read_to_string(site.path(name)).unwrap().replace('\n', "\n    ");
+    let inline = format!(
+        "tls_server_config:\n  cert: |\n    {}\n  key: |\n    {}\n",
+        read("cert.pem"),
+        read("key.pem")
+    );
+    let sans = "  client_allowed_sans: [prometheus]\n";
+    let named = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n";
+    for (text, is_good) in [
+        ("rate_limit: {interval: 1s, burst: 5}\n".to_owned(), true),
+        ("rate_limit: {interval: 0, burst: 5}\n".to_owned(), true),
+        ("rate_limit: {interval: soon, burst: 5}\n".to_owned(), false),
+        (inline.clone(), true),
+        (format!("{inline}  cert_file: cert.pem\n"), false),
+        (with_tls(&format!("{named}{sans}")), true),
+        (with_tls(sans), false),
+    ] {
+        site.write("web.yml", &text);
+        let theirs = promtool(&binary, &site).1;
+        assert!(
+            theirs.contains("not found in type"),
+            "this promtool knows it by now, so ask it: {text}: {theirs}"
+        );
+        assert_eq!(ours(&site).0, is_good, "{text}: {}", ours(&site).1);
+    }
+}
+
+#[test]
+fn serve_refuses_a_file_that_cannot_be_used_before_anything_starts() {
+    let site = Site::new(&with_tls("  client_ca_file: ca.pem\n"));
+    let file = format!("--web.config.file={}", site.path("web.yml"));
+    let (code, _, complaint) = run(&["serve", "--web.listen-address=127.0.0.1:0", "--state.path=", &file]);
+    assert_eq!(code, Some(2), "{complaint}");
+    assert!(
+        complaint.contains("web.yml:4: a CA of clients is of no use without client_auth_type"),
+        "{complaint}"
+    );
+    assert!(!complaint.contains("listening"), "{complaint}");
+    let (code, _, complaint) = run(&["serve", "--state.path=", "--web.config.file=/nowhere.yml"]);
+    assert!(code == Some(2) && complaint.contains("/nowhere.yml"), "{complaint}");
+}

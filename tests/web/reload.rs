@@ -1,0 +1,134 @@
+//! Changes of the files while memledger runs.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::site::{Site, TLS, basic, user};
+use crate::support::{Memledger, eventually};
+
+/// Waits until the file, as it stands, is or is not in use.
+fn await_use(site: &Site, memledger: &Memledger, headers: &str, is_used: f64) {
+    eventually("the file is judged", || {
+        match site.client().metrics(memledger, headers).value("memledger_web_config_success", &[]) {
+            value if value == is_used => Ok(()),
+            value => Err(format!("{value}; {}", memledger.log())),
+        }
+    });
+}
+
+/// The certificate that is shown.
+fn shown(site: &Site, memledger: &Memledger) -> Vec<u8> {
+    let mut stream = site.client().connect(memledger);
+    while stream.conn.is_handshaking() {
+        stream.conn.complete_io(&mut stream.sock).unwrap();
+    }
+    stream.conn.peer_certificates().unwrap()[0].to_vec()
+}
+
+#[test]
+fn a_new_certificate_is_shown_without_a_restart_and_nobody_notices() {
+    let site = Site::new(TLS);
+    let memledger = site.start(&[]);
+    let (stop, answers) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let client = site.client();
+                while !stop.load(Ordering::Relaxed) {
+                    let (status, _) = client.get(&memledger, "/metrics", "").expect("an answer");
+                    assert_eq!(status, 200);
+                    answers.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for round in 1..=3 {
+            let old = shown(&site, &memledger);
+            site.certify();
+            eventually("the new certificate", || match shown(&site, &memledger) == old {
+                true => Err(format!("round {round}; {}", memledger.log())),
+                false => Ok(()),
+            });
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(answers.load(Ordering::Relaxed) > 20, "there was load");
+    await_use(&site, &memledger, "", 1.0);
+}
+
+#[test]
+fn half_a_pair_leaves_the_old_one_in_use_and_is_told_once() {
+    let site = Site::new(TLS);
+    let memledger = site.start(&[]);
+    let old = shown(&site, &memledger);
+    let (certificate, key) = site.authority.issue(&["127.0.0.1"]);
+    site.write("cert.pem", &certificate);
+    await_use(&site, &memledger, "", 0.0);
+    assert_eq!(shown(&site, &memledger), old);
+    memledger_looks_again(&memledger, &site);
+    let complaints = memledger.log().matches("the last good one goes on").count();
+    assert_eq!(complaints, 1, "{}", memledger.log());
+    assert!(
+        memledger.log().contains("web.yml:2: this certificate and key cannot be used"),
+        "{}",
+        memledger.log()
+    );
+    site.write("key.pem", &key);
+    await_use(&site, &memledger, "", 1.0);
+    assert_ne!(shown(&site, &memledger), old);
+    assert!(memledger.log().contains("is in use as it is now"), "{}", memledger.log());
+}
+
+/// Waits until the files were looked at twice more: a look takes a second, and a cycle 100 ms.
+fn memledger_looks_again(memledger: &Memledger, site: &Site) {
+    let stamp = || site.client().metrics(memledger, "").value("memledger_snapshot_timestamp_seconds", &[]);
+    let begin = stamp();
+    eventually("two more looks", || match stamp() - begin {
+        passed if passed > 2.2 => Ok(()),
+        passed => Err(format!("{passed} s")),
+    });
+}
+
+#[test]
+fn users_come_and_go_without_a_restart() {
+    let site = Site::new(&format!("{TLS}{}", user("ann")));
+    let memledger = site.start(&[]);
+    let client = site.client();
+    let status = |name: &str| client.get(&memledger, "/metrics", &basic(name, "secret")).unwrap().0;
+    assert_eq!((status("ann"), status("bob")), (200, 401));
+    site.write("web.yml", &format!("{TLS}{}", user("bob")));
+    eventually("bob may ask", || match status("bob") {
+        200 => Ok(()),
+        other => Err(other.to_string()),
+    });
+    assert_eq!(status("ann"), 401, "what was known of her is forgotten");
+}
+
+#[test]
+fn a_file_that_would_open_what_was_closed_or_is_broken_changes_nothing() {
+    let closed = format!(
+        "{TLS}  client_ca_file: ca.pem\n  client_auth_type: VerifyClientCertIfGiven\n{}",
+        user("ann")
+    );
+    let site = Site::new(&closed);
+    let memledger = site.start(&[]);
+    let password = basic("ann", "secret");
+    for (text, says) in [
+        (String::new(), "TLS would be off"),
+        (TLS.to_owned(), "nobody would be asked for a password"),
+        (user("ann"), "TLS would be off"),
+        ("tls_server_config: [\n".to_owned(), "not YAML"),
+        (closed.replace("ann:", "ann: x"), "is no hash"),
+    ] {
+        site.write("web.yml", &text);
+        await_use(&site, &memledger, &password, 0.0);
+        assert_eq!(site.client().get(&memledger, "/metrics", "").unwrap().0, 401, "{text}");
+        eventually("the reason in the log", || match memledger.log().contains(says) {
+            true => Ok(()),
+            false => Err(memledger.log()),
+        });
+        site.write("web.yml", &closed);
+        await_use(&site, &memledger, &password, 1.0);
+    }
+    std::fs::remove_file(site.path("web.yml")).unwrap();
+    await_use(&site, &memledger, &password, 0.0);
+    assert_eq!(site.client().get(&memledger, "/metrics", "").unwrap().0, 401);
+}
