@@ -205,9 +205,9 @@ fn without_an_engine_the_demo_plays_in_cgroups() {
     let Some(demo) = Demo::start(&["--no-docker"]) else { return };
     let status = demo.playing();
     let mark = text(&status["mark"]).to_owned();
-    let killed = status["expected"].as_array().expect("a list").iter();
-    let killed = killed.filter(|alert| alert["alertname"] == "MemledgerContainerOOMKilled");
-    let name = text(&killed.last().expect("a kill is played")["container_name"]);
+    let mut alerts = status["expected"].as_array().expect("a list").iter().rev();
+    let killed = alerts.find(|alert| alert["alertname"] == "MemledgerContainerOOMKilled");
+    let name = text(&killed.expect("a kill is played")["container_name"]);
     let url = format!("{}/metrics", text(&status["memledger"]["gpu-host"]));
     eventually("a kill, attributed, of a container that is a cgroup alone", || {
         let mut answer = ureq::get(&url).call().map_err(|error| error.to_string())?;
