@@ -14,9 +14,24 @@ import { build } from 'esbuild';
 import puppeteer from 'puppeteer-core';
 
 const HERE = dirname(fileURLToPath(import.meta.url));
-const ICONS = join(HERE, 'node_modules/@grafana/ui/dist/public');
 const TYPES = { '.svg': 'image/svg+xml', '.js': 'text/javascript', '.css': 'text/css', '.html': 'text/html' };
-const PAGE = '<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="/main.css"><div id="page"></div><script src="/main.js"></script>';
+const PAGE = `<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="/main.css">
+  <div id="page"></div><script src="/main.js"></script>`;
+// whose parts are used one by one, so that what no panel needs stays out
+const GRAFANA = Object.fromEntries(['ui', 'data'].map((name) => [`@grafana/${name}`, join(HERE, `node_modules/@grafana/${name}`)]));
+
+const ICONS = join(GRAFANA['@grafana/ui'], 'dist/public');
+
+/** The packages have to be those of the Grafana that we ship. */
+async function checkVersions() {
+  const [, shipped] = (await readFile(join(HERE, '../../deploy/services.yml'), 'utf8')).match(/image: grafana\/grafana:(\S+)/);
+  for (const [name, folder] of Object.entries(GRAFANA)) {
+    const { version } = JSON.parse(await readFile(join(folder, 'package.json')));
+    if (version !== shipped) {
+      throw new Error(`${name} is ${version}, and deploy/services.yml has Grafana ${shipped}: change tests/pictures/package.json`);
+    }
+  }
+}
 
 async function bundle() {
   const { outputFiles } = await build({
@@ -28,7 +43,7 @@ async function bundle() {
     mainFields: ['browser', 'module', 'main'],
     // an editor that no panel has, and what is there under Node alone
     external: ['monaco-editor', 'stream'],
-    alias: { '@grafana/ui': join(HERE, 'node_modules/@grafana/ui/dist/esm/index.js'), '@grafana/data': join(HERE, 'node_modules/@grafana/data/dist/esm/index.js') },
+    alias: Object.fromEntries(Object.entries(GRAFANA).map(([name, folder]) => [name, join(folder, 'dist/esm/index.js')])),
     define: { 'process.env.NODE_ENV': '"production"', global: 'window' },
     loader: { '.woff2': 'dataurl', '.woff': 'dataurl', '.svg': 'dataurl', '.png': 'dataurl' },
     logLevel: 'error',
@@ -74,6 +89,7 @@ async function picture(browser, address, dashboard, file) {
 const [answers, folder, ...wanted] = process.argv.slice(2);
 const dashboards = Object.entries(JSON.parse(await readFile(answers))).filter(([name]) => !wanted.length || wanted.includes(name));
 await mkdir(folder, { recursive: true });
+await checkVersions();
 const server = await serve(await bundle());
 const browser = await puppeteer.launch({
   executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',

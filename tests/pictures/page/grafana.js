@@ -175,7 +175,8 @@ export function checkOptions(panel) {
 
 /** Complains of overrides that meet no column, and of links that name none. */
 export function checkColumns(panel, frames) {
-  const names = new Set(frames.flatMap((frame) => frame.fields.flatMap((field) => [field.name, getFieldDisplayName(field, frame, frames)])));
+  const namesOf = (frame) => frame.fields.flatMap((field) => [field.name, getFieldDisplayName(field, frame, frames)]);
+  const names = new Set(frames.flatMap(namesOf));
   for (const { matcher, properties } of panel.fieldConfig.overrides) {
     if (matcher.id === 'byName' && !names.has(matcher.options)) {
       complain(panel, `an override is for ${matcher.options}, but there are ${[...names].join(', ')}`);

@@ -33,7 +33,15 @@ function Row({ name, runs, y, height, left, place }) {
         {name}
       </text>
       {runs.map(({ from, to, shown }) => (
-        <rect key={from} x={place(from)} width={Math.max(place(to) - place(from), 1)} y={y} height={height} fill={shown.color} fillOpacity={0.7}>
+        <rect
+          key={from}
+          x={place(from)}
+          width={Math.max(place(to) - place(from), 1)}
+          y={y}
+          height={height}
+          fill={shown.color}
+          fillOpacity={0.7}
+        >
           <title>{formattedValueToString(shown)}</title>
         </rect>
       ))}
