@@ -11,6 +11,7 @@ use crate::attribute::attribute;
 use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::gpu::Control;
+use crate::collect::pushed::Tally;
 use crate::collect::{self, Collector, Context, Faults, Outcome, Output, Readings};
 use crate::config::Config;
 use crate::discover::{Hierarchy, Link, Registry, Source};
@@ -37,6 +38,7 @@ pub struct Sampler {
     room: (usize, usize),
     skipped: u64,
     control: Arc<Control>,
+    pushed: Option<Arc<Tally>>,
 }
 
 impl Sampler {
@@ -63,7 +65,13 @@ impl Sampler {
             room: (0, 0),
             skipped: 0,
             control: Arc::clone(control),
+            pushed: None,
         }
+    }
+
+    /// Shows from now on how the push over OTLP fares.
+    pub fn tell_of(&mut self, pushed: Arc<Tally>) {
+        self.pushed = Some(pushed);
     }
 
     /// True once every runtime has listed its containers or has shown that it is not there, and the ledger has figures.
@@ -125,6 +133,9 @@ impl Sampler {
         ];
         series.global(BUILD_INFO, labels, 1.0);
         series.global(CYCLES_SKIPPED, [], self.skipped as f64);
+        if let Some(pushed) = &self.pushed {
+            pushed.write(series);
+        }
         if let Some(rest) = self.control.remaining(began) {
             series.global(GPU_RELEASED, [], rest.as_secs_f64());
         }

@@ -12,6 +12,7 @@ mod gpu;
 mod kernel_log;
 mod layers;
 mod oom;
+mod otlp;
 mod performance;
 mod podman;
 mod prometheus;

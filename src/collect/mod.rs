@@ -14,6 +14,7 @@ pub mod oom_counter;
 pub mod own;
 pub mod process;
 pub mod pss;
+pub mod pushed;
 pub mod shm;
 
 use std::collections::BTreeMap;

@@ -5,6 +5,8 @@
 
 pub mod file;
 pub mod filter;
+pub mod otlp;
+pub mod percent;
 pub mod since;
 pub mod table;
 
@@ -19,6 +21,7 @@ use regex::Regex;
 
 use crate::host::Roots;
 pub use filter::Filter;
+pub use otlp::OtlpSettings;
 use table::{Kind, SETTINGS, Setting};
 
 /// Everything that can be set, checked.
@@ -50,6 +53,10 @@ pub struct Config {
     pub state: StateSettings,
     /// Sources of the ledger of OOM kills.
     pub oom: OomSettings,
+    /// The push over OTLP; `None`: nothing is pushed.
+    pub otlp: Option<OtlpSettings>,
+    /// Standard variables of OpenTelemetry that cannot be used, and what is wanted.
+    pub otlp_ignored: Vec<String>,
     /// Collectors that are switched on.
     pub collectors: BTreeSet<&'static str>,
     /// Where the host's file systems are.
@@ -222,6 +229,7 @@ impl Config {
             let socket = values.path(key)?;
             Ok((!socket.as_os_str().is_empty()).then_some(Endpoint { runtime, socket }))
         };
+        let (otlp, otlp_ignored) = otlp::settings(values, &|name| std::env::var(name).ok())?;
         let endpoints = [endpoint("docker", "docker.socket")?, endpoint("podman", "podman.socket")?];
         Ok(Self {
             listen: values.each("web.listen-address", address)?,
@@ -257,6 +265,8 @@ impl Config {
                 kernel_log: values.one("oom.kernel-log", kernel_log)?,
                 runtime: values.one("oom.runtime", switch)?,
             },
+            otlp,
+            otlp_ignored,
             collectors: values.collectors()?,
             roots: Roots {
                 proc: values.path("path.procfs")?,

@@ -27,10 +27,7 @@ fn end(bodies: &[String]) -> &'static str {
 pub fn table(events: &[Event], zone: &TimeZone) -> String {
     let mut rows = vec![["TIME", "WHAT", "CONTAINER", "DETAILS"].map(str::to_owned)];
     rows.extend(events.iter().map(|event| {
-        let (what, details) = match event {
-            Event::OomKill(kill) => ("oom kill", of_kill(kill)),
-            Event::Exit(exit) => ("exit", of_exit(exit)),
-        };
+        let (what, details) = told(event);
         [time(event.at(), zone), what.to_owned(), container(event), details]
     }));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -40,6 +37,19 @@ pub fn table(events: &[Event], zone: &TimeZone) -> String {
         let _ = writeln!(text, "{time:<first$}  {what:<second$}  {container:<third$}  {details}");
     }
     text
+}
+
+/// One line that tells an event: what, of whom, and the details.
+pub fn sentence(event: &Event) -> String {
+    let (what, details) = told(event);
+    format!("{what}: {}: {details}", container(event))
+}
+
+fn told(event: &Event) -> (&'static str, String) {
+    match event {
+        Event::OomKill(kill) => ("oom kill", of_kill(kill)),
+        Event::Exit(exit) => ("exit", of_exit(exit)),
+    }
 }
 
 /// Local time with its offset, which tells the two hours apart that an end of summer time makes alike.

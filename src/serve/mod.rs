@@ -22,8 +22,8 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-pub use published::Published;
-use published::{Newest, NoSnapshot};
+use published::NoSnapshot;
+pub use published::{Newest, Published};
 
 use crate::clock::Moment;
 use crate::collect::gpu::Control;
@@ -33,6 +33,11 @@ use crate::ledger::store::Archive;
 
 /// A snapshot older than this, or than ten intervals, is not shown: sampling hangs.
 const LONGEST_HANG: Duration = Duration::from_secs(30);
+
+/// Age from which on a snapshot is not shown any more.
+pub fn stale_after(config: &Config) -> Duration {
+    LONGEST_HANG.max(config.sample_interval * 10)
+}
 
 /// What the routes share.
 #[derive(Debug)]
@@ -74,7 +79,7 @@ pub fn router(
         archive,
         telemetry_path: config.telemetry_path.clone(),
         enable_api: config.enable_api,
-        stale_after: LONGEST_HANG.max(config.sample_interval * 10),
+        stale_after: stale_after(config),
         room: Arc::new(Semaphore::new(match config.max_requests {
             0 => Semaphore::MAX_PERMITS,
             most => most.min(Semaphore::MAX_PERMITS),
