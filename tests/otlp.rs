@@ -1,7 +1,11 @@
 //! OTLP against receivers that share no code with memledger: Python's grpcio with the protocol's own messages
 //! (`otlp/receiver.py`), and rotel, a collector.
 
+mod events;
+mod faults;
+mod many;
 mod parity;
+mod settings;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

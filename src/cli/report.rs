@@ -6,6 +6,7 @@
 mod drm;
 mod gpu;
 mod ledger;
+mod otlp;
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -117,6 +118,7 @@ pub async fn examine(config: &Config, look: Look, control: Option<&Control>) -> 
     }
     checks.extend([drm::examine(config), pressure(config)]);
     checks.extend(ledger::examine(config, look));
+    checks.extend(otlp::examine(config).await);
     checks.push(open_files());
     checks
 }

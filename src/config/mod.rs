@@ -213,13 +213,17 @@ impl Config {
     /// # Errors
     /// The first setting that cannot be used.
     pub fn load(matches: &ArgMatches) -> Result<Self, ConfigError> {
+        Self::check(&Self::values(matches)?)
+    }
+
+    fn values(matches: &ArgMatches) -> Result<Values, ConfigError> {
         let file = matches.get_one::<String>("config.file").map(PathBuf::from);
         let from_file = file.as_deref().map(file::read).transpose()?.unwrap_or_default();
         let mut values = BTreeMap::new();
         for setting in SETTINGS {
             values.insert(setting.key, given(setting, matches, file.as_deref(), &from_file)?);
         }
-        Self::check(&Values(values))
+        Ok(Values(values))
     }
 
     fn check(values: &Values) -> Result<Self, ConfigError> {

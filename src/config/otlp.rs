@@ -381,3 +381,96 @@ fn pair(text: &str) -> Option<(String, String)> {
     let key = key.trim();
     if key.is_empty() { None } else { Some((key.to_owned(), decoded(value.trim())?)) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, arguments};
+
+    /// Settings from flags and variables.
+    fn load(flags: &[&str], variables: &[(&str, &str)]) -> (Option<OtlpSettings>, Vec<String>) {
+        let command = arguments(clap::Command::new("memledger").no_binary_name(true));
+        let matches = command.try_get_matches_from(flags).unwrap();
+        let values = Config::values(&matches).unwrap();
+        let environment =
+            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        settings(&values, &environment).unwrap()
+    }
+
+    fn places(settings: Option<OtlpSettings>) -> [Option<String>; 2] {
+        let settings = settings.unwrap();
+        [settings.metrics, settings.logs].map(|target| Some(target?.endpoint.to_string()))
+    }
+
+    #[test]
+    fn nothing_is_pushed_without_an_endpoint() {
+        assert!(load(&[], &[]).0.is_none());
+        assert!(load(&["--otlp.protocol=grpc"], &[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]).0.is_none());
+        let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
+        assert!(load(&[], &[endpoint, ("OTEL_SDK_DISABLED", "TRUE")]).0.is_none());
+        assert!(load(&[], &[endpoint, ("OTEL_SDK_DISABLED", "yes")]).0.is_some(), "only true is true");
+        let none = [endpoint, ("OTEL_LOGS_EXPORTER", "none")];
+        assert_eq!(places(load(&[], &none).0), [Some("http://c:4318/v1/metrics".to_owned()), None]);
+        assert!(places(load(&["--otlp.logs"], &none).0)[1].is_some(), "a flag wins");
+    }
+
+    #[test]
+    fn the_general_endpoint_is_a_beginning_and_that_of_a_signal_is_used_as_it_is() {
+        let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:1/base/");
+        let signal = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://d");
+        let both = ["https://c:1/base/v1/metrics", "http://d:80/"].map(|text| Some(text.to_owned()));
+        assert_eq!(places(load(&[], &[base, signal]).0), both);
+        let flag = ["http://[::1]:5/v1/metrics", "http://[::1]:5/v1/logs"].map(|text| Some(text.to_owned()));
+        assert_eq!(places(load(&["--otlp.endpoint=http://[::1]:5"], &[base, signal]).0), flag);
+        let grpc = ["https://c:1", "http://d:80"].map(|text| Some(text.to_owned()));
+        assert_eq!(places(load(&["--otlp.protocol=grpc"], &[base, signal]).0), grpc, "gRPC has no path");
+    }
+
+    #[test]
+    fn grpc_takes_host_and_port_with_tls_unless_told_otherwise() {
+        let bare = [("OTEL_EXPORTER_OTLP_ENDPOINT", "c:4317"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")];
+        assert_eq!(places(load(&[], &bare).0)[0], Some("https://c:4317".to_owned()));
+        let insecure = [bare[0], bare[1], ("OTEL_EXPORTER_OTLP_METRICS_INSECURE", "True")];
+        let both = ["http://c:4317", "https://c:4317"].map(|text| Some(text.to_owned()));
+        assert_eq!(places(load(&[], &insecure).0), both);
+        let (settings, ignored) = load(&[], &bare[..1]);
+        assert!(settings.is_none() && ignored[0].contains("a URL such as"), "HTTP wants a URL: {ignored:?}");
+    }
+
+    #[test]
+    fn that_of_a_signal_wins_and_what_cannot_be_used_is_ignored_and_said() {
+        let variables = [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:1"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "1500"),
+            ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "soon"),
+            ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "250"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "brotli"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "A=b%2Cc, d = e"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "a=b,broken"),
+            ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "Delta"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "5000"),
+        ];
+        let (settings, ignored) = load(&[], &variables);
+        let settings = settings.unwrap();
+        let (metrics, logs) = (settings.metrics.unwrap(), settings.logs.unwrap());
+        let ms = Duration::from_millis;
+        assert_eq!((metrics.timeout, logs.timeout, settings.interval), (ms(250), ms(1500), ms(5000)));
+        assert!(!metrics.gzip && settings.delta && settings.resource.is_empty());
+        let headers: Vec<_> = logs.headers.iter().map(|(k, v)| (k.as_str(), v.to_str().unwrap())).collect();
+        assert_eq!(headers, [("a", "b,c"), ("d", "e")]);
+        for name in ["LOGS_TIMEOUT", "COMPRESSION", "RESOURCE_ATTRIBUTES"] {
+            assert_eq!(ignored.iter().filter(|text| text.contains(name)).count(), 1, "{name}: {ignored:?}");
+        }
+        let flags = ["--otlp.timeout=3s", "--otlp.compression=gzip", "--otlp.headers=x=1,y=2"];
+        let logs = load(&flags, &variables).0.unwrap().logs.unwrap();
+        assert_eq!((logs.timeout, logs.gzip, logs.headers.len()), (ms(3000), true, 2), "a flag wins");
+    }
+
+    #[test]
+    fn a_key_without_its_certificate_is_refused() {
+        let flags = ["--otlp.endpoint=https://c", "--otlp.client-key=/k"];
+        let command = arguments(clap::Command::new("memledger").no_binary_name(true));
+        let error = Config::load(&command.get_matches_from(flags)).unwrap_err().to_string();
+        assert!(error.contains("give both or neither"), "{error}");
+    }
+}

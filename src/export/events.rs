@@ -8,7 +8,7 @@ use std::fmt::Write;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use crate::ledger::entries::{Event, Exit, Kill, Reason, Scope, Subject, Victim, Whose};
+use crate::ledger::entries::{Event, Exit, GpuError, Kill, Reason, Scope, Subject, Victim, Whose};
 use crate::series::human_bytes;
 
 /// Longest name in the table; the rest is cut off. JSON has all of it.
@@ -49,6 +49,7 @@ fn told(event: &Event) -> (&'static str, String) {
     match event {
         Event::OomKill(kill) => ("oom kill", of_kill(kill)),
         Event::Exit(exit) => ("exit", of_exit(exit)),
+        Event::GpuError(error) => ("gpu error", of_gpu_error(error)),
     }
 }
 
@@ -69,6 +70,7 @@ fn container(event: &Event) -> String {
             Whose::Unattributed => "(not known)".to_owned(),
         },
         Event::Exit(exit) => named(&exit.subject),
+        Event::GpuError(error) => error.subject.as_ref().map_or_else(|| "(not known)".to_owned(), named),
     }
 }
 
@@ -118,6 +120,11 @@ fn of_kill(kill: &Kill) -> String {
         parts.push("known from a counter only: the kernel's record was lost".to_owned());
     }
     parts.join("; ")
+}
+
+fn of_gpu_error(error: &GpuError) -> String {
+    let at_work = error.pid.map(|pid| format!("; pid {pid} was at work")).unwrap_or_default();
+    format!("Xid {} of GPU {} ({}){at_work}", error.xid, name(&error.gpu), name(&error.gpu_uuid))
 }
 
 fn of_exit(exit: &Exit) -> String {

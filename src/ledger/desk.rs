@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::entries::{Name, Reason, Sample};
+use super::entries::{GpuError, Name, Reason, Sample};
 use crate::attribute::Role;
 use crate::clock::Moment;
 use crate::collect::kernel_log::Entry;
@@ -108,6 +108,8 @@ pub struct Desk {
     handed: Mutex<Option<Handed>>,
     /// Errors of GPUs that the kernel log told, with the kernel's stamp in microseconds.
     xids: Mutex<Vec<(u64, Xid)>>,
+    /// Errors of GPUs, told apart and given to their containers, that are to become events.
+    gpu_errors: Mutex<Vec<GpuError>>,
     figures: Mutex<Option<Arc<Figures>>>,
     /// How often events were written to the store.
     written: AtomicU64,
@@ -144,6 +146,18 @@ impl Desk {
     /// The cycle takes them.
     pub fn take_xids(&self) -> Vec<(u64, Xid)> {
         std::mem::take(&mut *self.xids.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The cycle lays down errors of GPUs, whose numbers the ledger gives.
+    pub fn enter_gpu_errors(&self, errors: Vec<GpuError>) {
+        let mut waiting = self.gpu_errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = MOST_XIDS.saturating_sub(waiting.len());
+        waiting.extend(errors.into_iter().take(room));
+    }
+
+    /// The ledger takes them.
+    pub fn take_gpu_errors(&self) -> Vec<GpuError> {
+        std::mem::take(&mut *self.gpu_errors.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The ledger has written events to the store.

@@ -251,6 +251,29 @@ impl Exit {
     }
 }
 
+/// One error that the driver of a GPU reported.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuError {
+    /// Number of the event; grows.
+    pub id: u64,
+    /// Unix time.
+    pub at: f64,
+    /// Index of the GPU.
+    pub gpu: Arc<str>,
+    /// Its UUID.
+    pub gpu_uuid: Arc<str>,
+    /// NVIDIA's number of the error.
+    pub xid: u64,
+    /// Host pid of the process that was at work, where the driver says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// The container that this process was in.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<Subject>,
+    /// `kmsg` or `nvml`: who told of it.
+    pub source: Arc<str>,
+}
+
 /// Any event, as it stands in the store and in `/api/v1/events`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
@@ -259,6 +282,8 @@ pub enum Event {
     OomKill(Kill),
     /// A container ended.
     Exit(Exit),
+    /// The driver of a GPU reported an error.
+    GpuError(GpuError),
 }
 
 impl Event {
@@ -267,6 +292,7 @@ impl Event {
         match self {
             Event::OomKill(kill) => kill.id,
             Event::Exit(exit) => exit.id,
+            Event::GpuError(error) => error.id,
         }
     }
 
@@ -275,6 +301,7 @@ impl Event {
         match self {
             Event::OomKill(kill) => kill.at,
             Event::Exit(exit) => exit.at,
+            Event::GpuError(error) => error.at,
         }
     }
 
@@ -284,6 +311,7 @@ impl Event {
             Event::OomKill(Kill { whose: Whose::Container(subject), .. }) => Some(subject),
             Event::OomKill(_) => None,
             Event::Exit(exit) => Some(&exit.subject),
+            Event::GpuError(error) => error.subject.as_ref(),
         }
     }
 
@@ -296,6 +324,7 @@ impl Event {
                 Whose::Host | Whose::Unattributed => true,
             },
             Event::Exit(exit) => exit.reason.is_some(),
+            Event::GpuError(_) => true,
         }
     }
 }

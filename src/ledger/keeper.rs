@@ -257,6 +257,7 @@ impl Keeper {
         }
         let counted = self.counter.as_mut().and_then(|counter| counter.read().ok());
         self.machine.counted(now, counted);
+        self.machine.gpu_errors(self.desk.take_gpu_errors());
         let (changes, said) = self.machine.settle(now);
         let news = !changes.is_empty();
         self.waiting.merge(changes);

@@ -4,7 +4,7 @@ It shares no code with memledger. It takes gRPC and HTTP, with TLS if told, keep
 Commands come as lines of JSON on standard input, answers go as lines of JSON to standard output:
 
   {"do": "behave", "as": NAME, ...}   ok | grpc CODE [retry] | http STATUS [retry_after] | hang | partial N | refuse_when TEXT
-  {"do": "take"}                      what came since the last time: requests, points, records
+  {"do": "take"}, {"do": "peek"}      what came since it was last taken: requests, points, records
   {"do": "stop"}, {"do": "start"}     closes the ports, opens the same ones again
 
 usage: receiver.py [CERTIFICATE KEY [CLIENT_CA]]
@@ -266,6 +266,8 @@ def main():
             case "behave":
                 STATE.behave(command)
                 say({})
+            case "peek":
+                say(STATE.taken)
             case "take":
                 say(STATE.take())
             case "stop":

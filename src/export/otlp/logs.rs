@@ -64,6 +64,7 @@ fn record(event: &Event, now: Moment) -> LogRecord {
             let wanted = matches!(exit.reason, Some(Reason::Completed | Reason::Stopped));
             ("memledger.exit", if wanted { SeverityNumber::Info } else { SeverityNumber::Warn })
         }
+        Event::GpuError(_) => ("memledger.gpu_error", SeverityNumber::Error),
     };
     let fields = serde_json::to_value(event).unwrap_or_default();
     let fields = fields.as_object().into_iter().flatten();
@@ -89,6 +90,7 @@ fn attribute(field: &str) -> String {
         "image" => "container.image.name".to_owned(),
         "runtime" => "container.runtime.name".to_owned(),
         "pid" => "process.pid".to_owned(),
+        "gpu_uuid" => "hw.id".to_owned(),
         other => format!("memledger.{other}"),
     }
 }
