@@ -118,7 +118,9 @@ pub async fn examine(config: &Config, look: Look, control: Option<&Control>) -> 
     }
     checks.extend([drm::examine(config), pressure(config)]);
     checks.extend(ledger::examine(config, look));
-    checks.extend(otlp::examine(config).await);
+    if look == Look::Full {
+        checks.extend(otlp::examine(config).await); // `serve` finds out by pushing
+    }
     checks.push(open_files());
     checks
 }

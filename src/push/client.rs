@@ -115,6 +115,7 @@ async fn http(
     let mut request = Request::post(&target.endpoint.path)
         .header(header::HOST, target.endpoint.authority())
         .header(header::CONTENT_TYPE, "application/x-protobuf")
+        .header(header::CONTENT_LENGTH, body.len())
         .header(header::USER_AGENT, AGENT)
         .body(Full::new(body))
         .map_err(|error| chain(&error))?;
