@@ -24,10 +24,11 @@ check: ## format, lints, and the tests that need nothing installed
 golden: ## write the generated documents and the golden files anew; read the difference before you commit it
 	UPDATE=1 $(CARGO) test --locked --test real --quiet -- tables:: recorded::
 
-bench: ## measure cost, also of GPUs, and how fast a kill is known, and write docs/performance.md
+bench: ## measure cost, also of GPUs and of OTLP, and how fast a kill is known, and write docs/performance.md
 	$(CARGO) bench --locked --bench cycle
 	$(CARGO) bench --locked --bench oom
 	$(CARGO) bench --locked --bench gpu
 	$(CARGO) bench --locked --bench drm
+	$(CARGO) bench --locked --bench otlp
 
 .PHONY: help run doctor test check golden bench

@@ -124,6 +124,8 @@ macro_rules! catalog {
         #[repr(u16)]
         pub enum Id { $($id),* }
 
+        const IDS: [Id; ROWS.len()] = [$(Id::$id),*];
+
         /// All families, in the order in which they are exposed.
         pub static CATALOG: &[Def] = &ROWS;
 
@@ -343,6 +345,11 @@ catalog! {
 }
 
 impl Id {
+    /// All families with their rows, in the order in which they are exposed.
+    pub fn all() -> impl Iterator<Item = (Id, &'static Def)> {
+        IDS.iter().copied().zip(CATALOG)
+    }
+
     /// The row of the catalog.
     pub fn def(self) -> &'static Def {
         &CATALOG[self as usize]

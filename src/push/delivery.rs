@@ -88,14 +88,16 @@ impl Delivery {
         self.not_before.map_or(Duration::ZERO, |until| until.since(Moment::now()))
     }
 
-    /// Sends a request, again and again until `until`. Near the end until then.
+    /// Sends a request; where that fails, again and again until `until`, or until the end that was asked for. As long as
+    /// nothing fails, an endpoint may be slower than the pushes are apart.
     pub async fn deliver(&mut self, body: &Bytes, until: Moment) -> Outcome {
         loop {
             let stopping = *self.stop.borrow();
             let until = stopping.unwrap_or(until);
             let now = Moment::now();
             let rest = self.must_rest();
-            if now >= until || now.plus(rest) >= until {
+            let limited = stopping.is_some() || self.failures > 0;
+            if limited && now.plus(rest) >= until {
                 return Outcome::GaveUp;
             }
             if !rest.is_zero() {

@@ -18,6 +18,9 @@ import promql
 
 # Families that no dashboard shows, with the reason.
 NOT_SHOWN = {
+    "memledger_otlp_up": "where metrics are pushed, it is the receiver that misses them; see docs/otlp.md",
+    "memledger_otlp_sent_total": "as memledger_otlp_up",
+    "memledger_otlp_lost_total": "as memledger_otlp_up",
     "process_virtual_memory_bytes": "says nothing of what memledger costs; a standard name that tools expect",
 }
 GRAFANA_UNITS = {
