@@ -208,7 +208,7 @@ catalog! {
         "1 if the ledger is written to --state.path, 0 if it cannot be and is kept in memory only. Absent if it is kept in memory because that was asked for.";
 
     OTLP_UP = Gauge Global "memledger_otlp_up" ["signal"] max 2,
-        "1 if the newest push over OTLP was taken, 0 if it was not, by signal: metrics, logs. Absent without an endpoint and before the first push.";
+        "1 if the newest push over OTLP was taken as a whole, 0 if it was not, by signal: metrics, logs. Absent without an endpoint and before the first push.";
     OTLP_SENT = Counter Global "memledger_otlp_sent_total" ["signal"] max 2,
         "Data points (signal metrics) and log records (signal logs) that the endpoint has taken, since memledger's start. Absent without an endpoint.";
     OTLP_LOST = Counter Global "memledger_otlp_lost_total" ["signal", "reason"] max 6,

@@ -76,10 +76,12 @@ impl Endpoint {
     }
 }
 
+/// Without what stands behind a question mark, which may be a secret.
 impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
-        write!(f, "{scheme}://{}{}", self.authority(), self.path)
+        let path = self.path.split('?').next().unwrap_or_default();
+        write!(f, "{scheme}://{}{path}", self.authority())
     }
 }
 

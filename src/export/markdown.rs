@@ -14,8 +14,9 @@ pub fn metrics() -> String {
          bytes, all times in seconds. A series that is missing means *not there* or *cannot be read*; it is never 0 \
          instead. *info* families are gauges with value 1. *max* is the most series that a family may have on one host; \
          what is over it is dropped and counted in `memledger_series_dropped_total`.\n\n\
-         Over OTLP a family has another name, and its unit (in UCUM) apart; these names are experimental. *like* names the metric of OpenTelemetry's semantic conventions that means the same, with other \
-         attributes; see [otlp.md](otlp.md).\n\n\
+         Over OTLP a family has another name, and its unit (in UCUM) apart; these names are experimental. *like* names \
+         the metric of OpenTelemetry's semantic conventions that means the same, with other attributes; see \
+         [otlp.md](otlp.md).\n\n\
          Join families of one container `on (instance, k8s_namespace_name, k8s_pod_name, container_name)`.\n",
     );
     let sections = [

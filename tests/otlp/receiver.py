@@ -3,7 +3,8 @@
 It shares no code with memledger. It takes gRPC and HTTP, with TLS if told, keeps what it took, and misbehaves on demand.
 Commands come as lines of JSON on standard input, answers go as lines of JSON to standard output:
 
-  {"do": "behave", "as": NAME, ...}   ok | grpc CODE [retry] | http STATUS [retry_after] | hang | partial N | refuse_when TEXT
+  {"do": "behave", "as": NAME, ...}   ok | count, which keeps only how many points there were of each time |
+                                       grpc CODE [retry] | http STATUS [retry_after] | hang | partial N | refuse_when TEXT
   {"do": "take"}, {"do": "peek"}      what came since it was last taken: requests, points, records
   {"do": "stop"}, {"do": "start"}     closes the ports, opens the same ones again
 
@@ -15,6 +16,7 @@ import json
 import ssl
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -101,7 +103,7 @@ class State:
         self.new()
 
     def new(self):
-        self.taken = {"requests": [], "points": [], "records": [], "attempts": 0}
+        self.taken = {"requests": [], "points": [], "records": [], "times": {}, "attempts": 0}
 
     def behave(self, how):
         with self.lock:
@@ -126,6 +128,8 @@ class State:
         if how["as"] in ("grpc", "http"):
             code = how.get("code", how.get("status"))
             raise Refuse(code, "as was asked for", how.get("retry"))
+        if how["as"] == "count" and signal == "metrics":
+            return self.count(message, wire, size, headers)
         found = list(points_of(message) if signal == "metrics" else records_of(message))
         if how["as"] == "refuse_when" and any(how["text"] in json.dumps(one) for one in found):
             raise Refuse(how.get("code", "INVALID_ARGUMENT"), "not this one")
@@ -135,6 +139,22 @@ class State:
             )
             self.taken["points" if signal == "metrics" else "records"].extend(found)
         return how["rejected"] if how["as"] == "partial" else 0
+
+    def count(self, message, wire, size, headers):
+        times = Counter(
+            point.time_unix_nano
+            for resource in message.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            for point in getattr(metric, metric.WhichOneof("data")).data_points
+        )
+        with self.lock:
+            items = sum(times.values())
+            request = {"signal": "metrics", "wire": wire, "size": size, "items": items, "headers": headers}
+            self.taken["requests"].append(request)
+            for time, count in times.items():
+                self.taken["times"][str(time)] = self.taken["times"].get(str(time), 0) + count
+        return 0
 
 
 STATE = State()
