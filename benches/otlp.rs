@@ -106,6 +106,7 @@ fn measured(mut work: impl FnMut()) -> (f64, usize) {
     for _ in 0..ROUNDS {
         let before = NOW.load(Ordering::Relaxed);
         MOST.store(before, Ordering::Relaxed);
+        #[allow(clippy::disallowed_methods)]
         let began = Instant::now();
         work();
         times.push(began.elapsed().as_secs_f64() * 1e3);
