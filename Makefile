@@ -36,12 +36,13 @@ pictures: ## draw the dashboards with data of the demo, into docs/pictures
 manifests: ## write deploy/kubernetes, and the tables of the chart's README and schema, anew
 	@set -a && . "$$($(SETUP) cache)/env" && "$$MEMLEDGER_TEST_PYTHON" -B tests/helm/generate.py
 
-bench: ## measure cost, also of GPUs and pods, and how fast a kill is known, and write docs/performance.md
+bench: ## measure cost, also of GPUs, pods and OTLP, and how fast a kill is known, and write docs/performance.md
 	$(CARGO) bench --locked --bench cycle
 	$(CARGO) bench --locked --bench oom
 	$(CARGO) bench --locked --bench gpu
 	$(CARGO) bench --locked --bench drm
 	$(CARGO) bench --locked --bench readers
 	$(CARGO) bench --locked --bench cri
+	$(CARGO) bench --locked --bench otlp
 
 .PHONY: help run doctor demo test check golden pictures manifests bench

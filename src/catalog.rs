@@ -124,6 +124,8 @@ macro_rules! catalog {
         #[repr(u16)]
         pub enum Id { $($id),* }
 
+        const IDS: [Id; ROWS.len()] = [$(Id::$id),*];
+
         /// All families, in the order in which they are exposed.
         pub static CATALOG: &[Def] = &ROWS;
 
@@ -208,6 +210,13 @@ catalog! {
         "1 if the source can be read now: kmsg (the kernel log: which process), vmstat (oom_kill of /proc/vmstat: how many), cgroup (the containers' own counters: whose), runtime (Docker, Podman or the kubelet's runtime: ends and names). Without kmsg kills have no process, and those of containers that are gone at once may stay unattributed. Absent for what was switched off (--oom.kernel-log=off, --oom.runtime=false), and for runtime where there never was one.";
     STORE_UP = Gauge Global "memledger_store_up" [] max 1,
         "1 if the ledger is written to --state.path, 0 if it cannot be and is kept in memory only. Absent if it is kept in memory because that was asked for.";
+
+    OTLP_UP = Gauge Global "memledger_otlp_up" ["signal"] max 2,
+        "1 if the newest push over OTLP was taken as a whole, 0 if it was not, by signal: metrics, logs. Absent without an endpoint and before the first push.";
+    OTLP_SENT = Counter Global "memledger_otlp_sent_total" ["signal"] max 2,
+        "Data points (signal metrics) and log records (signal logs) that the endpoint has taken, since memledger's start. Absent without an endpoint.";
+    OTLP_LOST = Counter Global "memledger_otlp_lost_total" ["signal", "reason"] max 6,
+        "Data points and log records that were given up, since memledger's start, by reason: unreachable (no answer, or a wish to come later, until newer ones took their place; log records wait instead), refused (the endpoint would not have them), too_large (one alone is larger than a request may be). Absent without an endpoint.";
 
     CONTAINER_INFO = Info Container "memledger_container_info"
         ["container_id", "image", "runtime", "compose_project", "compose_service", "cgroup_version"] max CONTAINERS,
@@ -347,6 +356,11 @@ catalog! {
 }
 
 impl Id {
+    /// All families with their rows, in the order in which they are exposed.
+    pub fn all() -> impl Iterator<Item = (Id, &'static Def)> {
+        IDS.iter().copied().zip(CATALOG)
+    }
+
     /// The row of the catalog.
     pub fn def(self) -> &'static Def {
         &CATALOG[self as usize]

@@ -41,6 +41,11 @@ impl Moment {
         self.wall.as_secs_f64()
     }
 
+    /// Nanoseconds since the Unix epoch, as OTLP has them.
+    pub fn unix_nanos(&self) -> u64 {
+        u64::try_from(self.wall.as_nanos()).unwrap_or(u64::MAX)
+    }
+
     /// Unix time of a stamp of the kernel log: microseconds of its clock since the boot. Never later than this moment.
     ///
     /// The two clocks of the kernel part by some milliseconds a day, so the younger the stamp, the better the answer.

@@ -12,6 +12,7 @@ use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::front::Front;
 use crate::collect::gpu::Control;
+use crate::collect::pushed::Tally;
 use crate::collect::{self, Collector, Context, Faults, Outcome, Output, Readings};
 use crate::config::Config;
 use crate::discover::{Hierarchy, Link, Registry, Source};
@@ -39,6 +40,7 @@ pub struct Sampler {
     skipped: u64,
     control: Arc<Control>,
     front: Arc<Front>,
+    pushed: Option<Arc<Tally>>,
 }
 
 impl Sampler {
@@ -72,7 +74,13 @@ impl Sampler {
             skipped: 0,
             control: Arc::clone(control),
             front,
+            pushed: None,
         }
+    }
+
+    /// Shows from now on how the push over OTLP fares.
+    pub fn tell_of(&mut self, pushed: Arc<Tally>) {
+        self.pushed = Some(pushed);
     }
 
     /// True once every runtime has listed its containers or has shown that it is not there, and the ledger has figures.
@@ -135,6 +143,9 @@ impl Sampler {
         series.global(BUILD_INFO, labels, 1.0);
         series.global(CYCLES_SKIPPED, [], self.skipped as f64);
         self.front.write(series);
+        if let Some(pushed) = &self.pushed {
+            pushed.write(series);
+        }
         if let Some(rest) = self.control.remaining(began) {
             series.global(GPU_RELEASED, [], rest.as_secs_f64());
         }

@@ -21,9 +21,11 @@
 //!                                |
 //!            cycle      runs the four steps above once per interval, on its own thread
 //!                                |
-//!            export     snapshot -> Prometheus text, JSON, Markdown: pure functions
+//!            export     snapshot -> Prometheus text, OTLP, JSON, Markdown: pure functions
 //!                                |
 //!            serve      HTTP
+//!                                |
+//!            push       OTLP to an endpoint, if one is given
 //!                                |
 //!            cli        one file per verb
 //! ```
@@ -47,4 +49,5 @@ pub mod snapshot;
 pub mod cycle;
 pub mod export;
 pub mod serve;
+pub mod push;
 pub mod cli;

@@ -14,6 +14,7 @@ mod helm;
 mod kernel_log;
 mod layers;
 mod oom;
+mod otlp;
 mod performance;
 mod podman;
 mod privileges;

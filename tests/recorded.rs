@@ -24,7 +24,7 @@ const VARIES: [&str; 6] = [
 ];
 
 /// A recorded host, unpacked.
-struct Host {
+pub(crate) struct Host {
     root: tempfile::TempDir,
     /// Containers in the recording, as its cgroups name them.
     containers: usize,
@@ -32,7 +32,7 @@ struct Host {
 }
 
 impl Host {
-    fn unpack(name: &str, containers: usize) -> Self {
+    pub(crate) fn unpack(name: &str, containers: usize) -> Self {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/hosts/{name}.jsonl"));
         let text =
             std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -57,12 +57,12 @@ impl Host {
         Self { root, containers, processes }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }
 
     /// memledger on this host. syslog(2) would answer with the log of the machine that runs the test.
-    fn start(&self, flags: &[String]) -> Memledger {
+    pub(crate) fn start(&self, flags: &[String]) -> Memledger {
         let none = ["--docker.socket=", "--podman.socket=", "--oom.kernel-log=off"];
         let mut all = none.map(str::to_owned).to_vec();
         for (flag, folder) in [("procfs", "proc"), ("sysfs", "sys"), ("cgroupfs", "cgroup"), ("devfs", "dev")]

@@ -6,6 +6,7 @@
 mod drm;
 mod gpu;
 mod ledger;
+mod otlp;
 mod pods;
 
 use std::error::Error;
@@ -120,6 +121,9 @@ pub async fn examine(config: &Config, look: Look, control: Option<&Control>) -> 
     }
     checks.extend([drm::examine(config), pressure(config)]);
     checks.extend(ledger::examine(config, look));
+    if look == Look::Full {
+        checks.extend(otlp::examine(config).await); // `serve` finds out by pushing
+    }
     checks.extend([open_files(), web(config)]);
     if pods::in_pod() {
         checks.iter_mut().for_each(pods::advise);

@@ -14,11 +14,15 @@ use tokio::sync::{Notify, oneshot, watch};
 use super::report;
 use crate::clock::Moment;
 use crate::collect::gpu::Control;
-use crate::config::Config;
+use crate::config::{Config, Endpoint, OtlpSettings};
 use crate::cycle::{Sampler, run_until};
 use crate::discover::{Source, cri, docker};
+use crate::export::otlp::{Origins, resource};
+use crate::ledger::desk::Desk;
 use crate::ledger::keeper::Keeper;
-use crate::serve::{Door, Published, router, serve};
+use crate::ledger::store::Archive;
+use crate::push::{self, Push, Tally};
+use crate::serve::{Door, Published, router, serve, stale_after};
 
 /// Requests under way get so long to finish after a signal.
 const LAST_REQUESTS: Duration = Duration::from_millis(500);
@@ -48,6 +52,9 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
         tracing::info!(%address, "listening");
     }
 
+    for ignored in &config.otlp_ignored {
+        tracing::warn!("{ignored}");
+    }
     let opening = {
         let config = config.clone();
         tokio::task::spawn_blocking(move || Keeper::open(&config)) // it may wait for its predecessor to end
@@ -62,9 +69,18 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let published = Arc::new(Published::default());
     let first = Arc::new(Notify::new());
     let (alive, ledger_ended) = oneshot::channel::<()>();
+    let begun = begun_by(&config, &keeper);
     let keeping = keeper.start(sources.clone(), alive)?;
     let control = Arc::new(Control::default());
-    let sampler = Sampler::new(&config, sources, desk, &control, account);
+    let mut sampler = Sampler::new(&config, sources, Arc::clone(&desk), &control, account);
+    let push = match &config.otlp {
+        Some(settings) => {
+            let push = start_push(&config, settings, begun, &published, desk, archive.clone())?;
+            sampler.tell_of(push.1);
+            Some(push.0)
+        }
+        None => None,
+    };
     let (cycle, cycle_ended) =
         start_cycle(sampler, config.sample_interval, Arc::clone(&published), Arc::clone(&first))?;
     let driver = config.collectors.contains("gpu").then(|| Arc::clone(&control));
@@ -90,12 +106,54 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     tracing::info!(signal = name, "stopping");
     cycle.stop();
     let _ = stop.send(true);
+    if let Some(push) = push {
+        let _ = tokio::task::spawn_blocking(move || push.stop()).await; // before the ledger, which notes what was taken
+    }
     let last_facts = tokio::task::spawn_blocking(move || keeping.stop(LAST_FACTS));
     let finished = async { while servers.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(LAST_REQUESTS, finished).await;
     let _ = last_facts.await;
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the push goes on from: since when the ledger counts, and the last event that its endpoint has taken.
+fn begun_by(config: &Config, keeper: &Keeper) -> (f64, u64) {
+    let follower = config.otlp.as_ref().map(push::follower).unwrap_or_default();
+    (keeper.begun(), keeper.acknowledged(&follower))
+}
+
+/// Starts the push over OTLP.
+fn start_push(
+    config: &Config,
+    settings: &OtlpSettings,
+    (begun, acknowledged): (f64, u64),
+    published: &Arc<Published>,
+    desk: Arc<Desk>,
+    archive: Option<Archive>,
+) -> anyhow::Result<(Push, Arc<Tally>)> {
+    let tally = Arc::new(Tally::default());
+    let host = push::host::host(&config.roots, config.listen.first().map(SocketAddr::port));
+    let boot = config.roots.boot_time().unwrap_or_default();
+    let now = Moment::now().unix_nanos();
+    let shared = push::Shared {
+        published: Arc::clone(published),
+        stale_after: stale_after(config),
+        desk,
+        archive,
+        follower: push::follower(settings),
+        acknowledged,
+        resource: resource(&host, &settings.resource),
+        origins: Origins { memledger: now, boot: boot * 1_000_000_000, ledger: (begun * 1e9) as u64 },
+        tally: Arc::clone(&tally),
+    };
+    for (signal, target) in [("metrics", &settings.metrics), ("logs", &settings.logs)] {
+        if let Some(target) = target {
+            let protocol = if target.grpc { "grpc" } else { "http/protobuf" };
+            tracing::info!(signal, endpoint = %target.endpoint, protocol, "pushing over OTLP");
+        }
+    }
+    Ok((Push::start(settings.clone(), shared).context("no thread for OTLP")?, tally))
 }
 
 /// Starts a task for each runtime.

@@ -16,6 +16,7 @@ pub mod own;
 pub mod own_cgroup;
 pub mod process;
 pub mod pss;
+pub mod pushed;
 pub mod room;
 pub mod shm;
 

@@ -5,6 +5,8 @@
 
 pub mod file;
 pub mod filter;
+pub mod otlp;
+pub mod percent;
 pub mod since;
 pub mod table;
 mod text;
@@ -22,6 +24,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::host::Roots;
 pub use filter::Filter;
+pub use otlp::OtlpSettings;
 use table::{Kind, SETTINGS, Setting};
 use text::*;
 
@@ -58,6 +61,10 @@ pub struct Config {
     pub state: StateSettings,
     /// Sources of the ledger of OOM kills.
     pub oom: OomSettings,
+    /// The push over OTLP; `None`: nothing is pushed.
+    pub otlp: Option<OtlpSettings>,
+    /// Standard variables of OpenTelemetry that cannot be used, and what is wanted.
+    pub otlp_ignored: Vec<String>,
     /// Collectors that are switched on.
     pub collectors: BTreeSet<&'static str>,
     /// Where the host's file systems are.
@@ -242,13 +249,17 @@ impl Config {
     /// # Errors
     /// The first setting that cannot be used.
     pub fn load(matches: &ArgMatches) -> Result<Self, ConfigError> {
+        Self::check(&Self::values(matches)?)
+    }
+
+    fn values(matches: &ArgMatches) -> Result<Values, ConfigError> {
         let file = matches.get_one::<String>("config.file").map(PathBuf::from);
         let from_file = file.as_deref().map(file::read).transpose()?.unwrap_or_default();
         let mut values = BTreeMap::new();
         for setting in SETTINGS {
             values.insert(setting.key, given(setting, matches, file.as_deref(), &from_file)?);
         }
-        Self::check(&Values(values))
+        Ok(Values(values))
     }
 
     fn check(values: &Values) -> Result<Self, ConfigError> {
@@ -258,6 +269,7 @@ impl Config {
             let socket = values.path(key)?;
             Ok((!socket.as_os_str().is_empty()).then_some(Endpoint { runtime, socket }))
         };
+        let (otlp, otlp_ignored) = otlp::settings(values, &|name| std::env::var(name).ok())?;
         let endpoints = [endpoint("docker", "docker.socket")?, endpoint("podman", "podman.socket")?];
         Ok(Self {
             listen: values.each("web.listen-address", address)?,
@@ -306,6 +318,8 @@ impl Config {
                 kernel_log: values.one("oom.kernel-log", kernel_log)?,
                 runtime: values.one("oom.runtime", switch)?,
             },
+            otlp,
+            otlp_ignored,
             collectors: values.collectors()?,
             roots: Roots {
                 proc: values.path("path.procfs")?,

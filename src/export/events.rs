@@ -8,7 +8,7 @@ use std::fmt::Write;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use crate::ledger::entries::{Event, Exit, Kill, Reason, Scope, Subject, Victim, Whose};
+use crate::ledger::entries::{Event, Exit, GpuError, Kill, Reason, Scope, Subject, Victim, Whose};
 use crate::series::human_bytes;
 
 /// Longest name in the table; the rest is cut off. JSON has all of it.
@@ -27,10 +27,7 @@ fn end(bodies: &[String]) -> &'static str {
 pub fn table(events: &[Event], zone: &TimeZone) -> String {
     let mut rows = vec![["TIME", "WHAT", "CONTAINER", "DETAILS"].map(str::to_owned)];
     rows.extend(events.iter().map(|event| {
-        let (what, details) = match event {
-            Event::OomKill(kill) => ("oom kill", of_kill(kill)),
-            Event::Exit(exit) => ("exit", of_exit(exit)),
-        };
+        let (what, details) = told(event);
         [time(event.at(), zone), what.to_owned(), container(event), details]
     }));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -40,6 +37,20 @@ pub fn table(events: &[Event], zone: &TimeZone) -> String {
         let _ = writeln!(text, "{time:<first$}  {what:<second$}  {container:<third$}  {details}");
     }
     text
+}
+
+/// One line that tells an event: what, of whom, and the details.
+pub fn sentence(event: &Event) -> String {
+    let (what, details) = told(event);
+    format!("{what}: {}: {details}", container(event))
+}
+
+fn told(event: &Event) -> (&'static str, String) {
+    match event {
+        Event::OomKill(kill) => ("oom kill", of_kill(kill)),
+        Event::Exit(exit) => ("exit", of_exit(exit)),
+        Event::GpuError(error) => ("gpu error", of_gpu_error(error)),
+    }
 }
 
 /// Local time with its offset, which tells the two hours apart that an end of summer time makes alike.
@@ -59,6 +70,7 @@ fn container(event: &Event) -> String {
             Whose::Unattributed => "(not known)".to_owned(),
         },
         Event::Exit(exit) => named(&exit.subject),
+        Event::GpuError(error) => error.subject.as_ref().map_or_else(|| "(not known)".to_owned(), named),
     }
 }
 
@@ -108,6 +120,11 @@ fn of_kill(kill: &Kill) -> String {
         parts.push("known from a counter only: the kernel's record was lost".to_owned());
     }
     parts.join("; ")
+}
+
+fn of_gpu_error(error: &GpuError) -> String {
+    let at_work = error.pid.map(|pid| format!("; pid {pid} was at work")).unwrap_or_default();
+    format!("Xid {} of GPU {} ({}){at_work}", error.xid, name(&error.gpu), name(&error.gpu_uuid))
 }
 
 fn of_exit(exit: &Exit) -> String {

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::catalog::{CATALOG, Kind, Scope};
+use crate::catalog::{Id, Kind, Scope};
 use crate::config::{file, table::SETTINGS};
+use crate::export::otlp::names;
 
 /// The text of `docs/metrics.md`.
 pub fn metrics() -> String {
@@ -13,6 +14,9 @@ pub fn metrics() -> String {
          bytes, all times in seconds. A series that is missing means *not there* or *cannot be read*; it is never 0 \
          instead. *info* families are gauges with value 1. *max* is the most series that a family may have on one host; \
          what is over it is dropped and counted in `memledger_series_dropped_total`.\n\n\
+         Over OTLP a family has another name, and its unit (in UCUM) apart; these names are experimental. *like* names \
+         the metric of OpenTelemetry's semantic conventions that means the same, with other attributes; see \
+         [otlp.md](otlp.md).\n\n\
          Join families of one container `on (instance, k8s_namespace_name, k8s_pod_name, container_name)`.\n",
     );
     let sections = [
@@ -27,19 +31,33 @@ pub fn metrics() -> String {
             let labels: Vec<_> = scope.labels().iter().map(|label| format!("`{label}`")).collect();
             let _ = write!(text, "Labels of all of them, left out where empty: {}.\n\n", labels.join(", "));
         }
-        text.push_str("| family | type | labels | max | meaning |\n| --- | --- | --- | --- | --- |\n");
-        for def in CATALOG.iter().filter(|def| def.scope == scope) {
+        text.push_str(
+            "| family | type | labels | max | meaning | in OTLP |\n| --- | --- | --- | --- | --- | --- |\n",
+        );
+        for (id, def) in Id::all().filter(|(_, def)| def.scope == scope) {
             let kind = match def.kind {
                 Kind::Gauge => "gauge",
                 Kind::Counter => "counter",
                 Kind::Info => "info",
             };
             let labels = def.labels.join(", ");
-            let _ =
-                writeln!(text, "| `{}` | {kind} | {labels} | {} | {} |", def.name, def.max_series, def.help);
+            let otlp = in_otlp(id);
+            let _ = writeln!(
+                text,
+                "| `{}` | {kind} | {labels} | {} | {} | {otlp} |",
+                def.name, def.max_series, def.help
+            );
         }
     }
     text
+}
+
+/// Name and unit of a family in OTLP, and what it is like there.
+fn in_otlp(family: Id) -> String {
+    let name = names::of(family);
+    let unit = if name.unit.is_empty() { String::new() } else { format!(" in `{}`", name.unit) };
+    let like = names::equivalent(family).map(|like| format!(", like `{like}`")).unwrap_or_default();
+    format!("`{}`{unit}{like}", name.name)
 }
 
 /// The text of `docs/config.md`.

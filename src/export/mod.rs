@@ -3,5 +3,6 @@
 pub mod events;
 pub mod json;
 pub mod markdown;
+pub mod otlp;
 pub mod prometheus;
 pub mod why;

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::entries::Subject;
 use super::gpus::Peak;
 use crate::attribute::gpu::{Attributed, Held, OnGpu};
 use crate::catalog::*;
@@ -292,6 +293,21 @@ impl Books {
         let book = running
             .or_else(|| self.ended.iter().map(|ended| &ended.book).find(|book| book.container.id == *id))?;
         Some(&book.container.identity)
+    }
+
+    /// As [`Books::identity`], as it stands in an event.
+    pub fn subject(&self, id: &ContainerId) -> Option<Subject> {
+        let running = self.running.get(id);
+        let book = running
+            .or_else(|| self.ended.iter().map(|ended| &ended.book).find(|book| book.container.id == *id))?;
+        let container = &book.container;
+        Some(Subject {
+            name: super::name_of(&container.identity),
+            container_id: container.id.as_str().into(),
+            image: Arc::clone(&container.image),
+            runtime: container.runtime.into(),
+            started: container.started,
+        })
     }
 
     /// Highest usage and highest unreclaimable memory of a running container.

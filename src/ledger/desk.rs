@@ -2,9 +2,11 @@
 //!
 //! Two locks, each held for a move of a pointer. Neither side ever waits for the other's reads and writes.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::entries::{Name, Reason, Sample};
+use super::entries::{GpuError, Name, Reason, Sample};
 use crate::attribute::Role;
 use crate::clock::Moment;
 use crate::collect::kernel_log::Entry;
@@ -106,7 +108,13 @@ pub struct Desk {
     handed: Mutex<Option<Handed>>,
     /// Errors of GPUs that the kernel log told, with the kernel's stamp in microseconds.
     xids: Mutex<Vec<(u64, Xid)>>,
+    /// Errors of GPUs, told apart and given to their containers, that are to become events.
+    gpu_errors: Mutex<Vec<GpuError>>,
     figures: Mutex<Option<Arc<Figures>>>,
+    /// How often events were written to the store.
+    written: AtomicU64,
+    /// By follower, the number of the last event that it is done with.
+    acknowledged: Mutex<BTreeMap<String, u64>>,
 }
 
 impl Desk {
@@ -138,6 +146,39 @@ impl Desk {
     /// The cycle takes them.
     pub fn take_xids(&self) -> Vec<(u64, Xid)> {
         std::mem::take(&mut *self.xids.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The cycle lays down errors of GPUs, whose numbers the ledger gives.
+    pub fn enter_gpu_errors(&self, errors: Vec<GpuError>) {
+        let mut waiting = self.gpu_errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = MOST_XIDS.saturating_sub(waiting.len());
+        waiting.extend(errors.into_iter().take(room));
+    }
+
+    /// The ledger takes them.
+    pub fn take_gpu_errors(&self) -> Vec<GpuError> {
+        std::mem::take(&mut *self.gpu_errors.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The ledger has written events to the store.
+    pub fn note_written(&self) {
+        self.written.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A number that changes whenever events were written: a follower need not look before that.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// A follower is done with all events up to this number. The ledger remembers it over restarts.
+    pub fn acknowledge(&self, follower: &str, id: u64) {
+        let mut acknowledged = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        acknowledged.insert(follower.to_owned(), id);
+    }
+
+    /// The ledger takes what followers have acknowledged since the last time.
+    pub fn take_acknowledged(&self) -> BTreeMap<String, u64> {
+        std::mem::take(&mut *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The ledger puts its figures out.

@@ -263,6 +263,29 @@ impl Exit {
     }
 }
 
+/// One error that the driver of a GPU reported.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuError {
+    /// Number of the event; grows.
+    pub id: u64,
+    /// Unix time.
+    pub at: f64,
+    /// Index of the GPU.
+    pub gpu: Arc<str>,
+    /// Its UUID.
+    pub gpu_uuid: Arc<str>,
+    /// NVIDIA's number of the error.
+    pub xid: u64,
+    /// Host pid of the process that was at work, where the driver says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// The container that this process was in.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<Subject>,
+    /// `kmsg` or `nvml`: who told of it.
+    pub source: Arc<str>,
+}
+
 /// Any event, as it stands in the store and in `/api/v1/events`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
@@ -271,6 +294,8 @@ pub enum Event {
     OomKill(Kill),
     /// A container ended.
     Exit(Exit),
+    /// The driver of a GPU reported an error.
+    GpuError(GpuError),
 }
 
 impl Event {
@@ -279,6 +304,7 @@ impl Event {
         match self {
             Event::OomKill(kill) => kill.id,
             Event::Exit(exit) => exit.id,
+            Event::GpuError(error) => error.id,
         }
     }
 
@@ -287,6 +313,7 @@ impl Event {
         match self {
             Event::OomKill(kill) => kill.at,
             Event::Exit(exit) => exit.at,
+            Event::GpuError(error) => error.at,
         }
     }
 
@@ -296,6 +323,7 @@ impl Event {
             Event::OomKill(Kill { whose: Whose::Container(subject), .. }) => Some(subject),
             Event::OomKill(_) => None,
             Event::Exit(exit) => Some(&exit.subject),
+            Event::GpuError(error) => error.subject.as_ref(),
         }
     }
 
@@ -308,6 +336,7 @@ impl Event {
                 Whose::Host | Whose::Unattributed => true,
             },
             Event::Exit(exit) => exit.reason.is_some(),
+            Event::GpuError(_) => true,
         }
     }
 }

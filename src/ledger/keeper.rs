@@ -5,7 +5,7 @@
 //! neither a slow disk nor a hanging read of a cycle holds the other up. It waits in poll(2) for the bell that the
 //! runtimes' tasks and the reader of the kernel log ring; beyond that it looks at the kernel's counter once per interval.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -42,6 +42,10 @@ const COMMIT_AGAIN: Duration = Duration::from_secs(2);
 /// Old events are removed so often.
 const TIDY_EVERY: Duration = Duration::from_secs(600);
 const UNFILED_KEY: &str = "unfiled:";
+/// Before the name of a follower: the number of the last event that it is done with.
+const ACKNOWLEDGED_KEY: &str = "acknowledged:";
+/// Unix time of the ledger's first start, since which its counters count.
+const BEGUN_KEY: &str = "begun";
 /// Events that wait for a disk that is full; more are given up, oldest first.
 const MOST_WAITING: usize = 20_000;
 
@@ -61,6 +65,9 @@ pub struct Keeper {
     /// Settled events that are not in the events file yet.
     unfiled: Vec<Event>,
     filing_fails: bool,
+    /// By follower, the last event that it was done with when the store was opened.
+    acknowledged: BTreeMap<String, u64>,
+    begun: f64,
     commit_failed: Option<Moment>,
     tidied: Option<Moment>,
     roots: Roots,
@@ -117,6 +124,7 @@ impl Keeper {
         };
         let hierarchy = Hierarchy::detect(&config.roots).ok();
         let desk = Arc::new(Desk::default());
+        let (begun, waiting) = begun(&contents, now);
         Ok(Self {
             machine: Machine::new(setup, &contents, now, newest_stamp(config).unwrap_or(now.kernel_usec())),
             desk,
@@ -124,10 +132,12 @@ impl Keeper {
             store_up,
             on_disk: store_up == Some(true),
             state: config.state.clone(),
-            waiting: Changes::default(),
+            waiting,
             events_file: config.state.events_file.as_deref().map(EventsFile::new),
             unfiled,
             filing_fails: false,
+            acknowledged: acknowledged(&contents),
+            begun,
             commit_failed: None,
             tidied: None,
             roots: config.roots.clone(),
@@ -162,6 +172,16 @@ impl Keeper {
     /// Containers of a runtime that ran when the ledger last knew.
     pub fn running(&self, runtime: &str) -> HashSet<ContainerId> {
         self.machine.running(runtime).cloned().collect()
+    }
+
+    /// The number of the last event that a follower has acknowledged at the desk, also in an earlier run; 0 before that.
+    pub fn acknowledged(&self, follower: &str) -> u64 {
+        self.acknowledged.get(follower).copied().unwrap_or(0)
+    }
+
+    /// Unix time of the ledger's first start.
+    pub fn begun(&self) -> f64 {
+        self.begun
     }
 
     /// Unix time of the last fact that a runtime told.
@@ -237,10 +257,14 @@ impl Keeper {
         }
         let counted = self.counter.as_mut().and_then(|counter| counter.read().ok());
         self.machine.counted(now, counted);
+        self.machine.gpu_errors(self.desk.take_gpu_errors());
         let (changes, said) = self.machine.settle(now);
         let news = !changes.is_empty();
         self.waiting.merge(changes);
         self.note_unfiled(&said);
+        for (follower, id) in self.desk.take_acknowledged() {
+            self.waiting.notes.insert(format!("{ACKNOWLEDGED_KEY}{follower}"), Some(id.to_string()));
+        }
         self.commit(now);
         self.tidy(now);
         said.iter().for_each(say::say);
@@ -387,7 +411,9 @@ impl Keeper {
             }
             match outcome {
                 Ok(()) => {
-                    self.waiting = Changes::default();
+                    if !std::mem::take(&mut self.waiting).events.is_empty() {
+                        self.desk.note_written();
+                    }
                     self.store_up = self.store_up.map(|_| self.on_disk);
                     self.commit_failed = None;
                 }
@@ -447,6 +473,24 @@ impl Keeper {
 fn runtimes_up(links: impl IntoIterator<Item = Link>) -> Option<bool> {
     let were_there = links.into_iter().filter(|link| matches!(link, Link::Up | Link::Down));
     were_there.map(|link| link == Link::Up).reduce(|one, other| one || other)
+}
+
+/// Since when the ledger counts; the note of it, if it is new. A store from before there was a note counts from now on.
+fn begun(contents: &Contents, now: Moment) -> (f64, Changes) {
+    let stored = contents.notes.get(BEGUN_KEY).and_then(|text| text.parse().ok());
+    let mut changes = Changes::default();
+    if stored.is_none() {
+        changes.notes.insert(BEGUN_KEY.to_owned(), Some(now.unix_seconds().to_string()));
+    }
+    (stored.unwrap_or_else(|| now.unix_seconds()), changes)
+}
+
+fn acknowledged(contents: &Contents) -> BTreeMap<String, u64> {
+    let notes = contents.notes.iter();
+    let pair = |(key, id): (&String, &String)| {
+        Some((key.strip_prefix(ACKNOWLEDGED_KEY)?.to_owned(), id.parse().ok()?))
+    };
+    notes.filter_map(pair).collect()
 }
 
 /// Events that an earlier run of memledger settled and did not append to the events file any more.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::attribution::{Clues, Open, SETTLES_AFTER};
 use super::counters::Counters;
 use super::desk::{ContainerFigures, Figures, Handed};
-use super::entries::{Event, Evidence, Kill, Name, Scope, Whose};
+use super::entries::{Event, Evidence, GpuError, Kill, Name, Scope, Whose};
 use super::exits::OpenExit;
 use super::kernel::{Account, Found, Kernel};
 use super::runs::{Known, Runs, Turn};
@@ -167,6 +167,7 @@ impl Machine {
                     self.open.push(Open::stored(kill.clone(), noted, now));
                 }
                 Event::Exit(exit) => self.exits.push(OpenExit::stored(exit.clone(), now)),
+                Event::GpuError(_) => {} // never open
             }
         }
     }
@@ -251,6 +252,15 @@ impl Machine {
             self.kernel.read_to(position);
         }
         self.log_read = self.log_up.then(|| now.unix_seconds());
+    }
+
+    /// Enters errors of GPUs. There is nothing to settle about them.
+    pub fn gpu_errors(&mut self, errors: Vec<GpuError>) {
+        for mut error in errors {
+            error.id = self.new_id();
+            self.changes.events.insert(error.id, Event::GpuError(error.clone()));
+            self.said.push(Said::Settled(Event::GpuError(error)));
+        }
     }
 
     /// The machine was set back to an earlier state without a reboot.

@@ -24,6 +24,7 @@ pub mod entries;
 pub mod events_file;
 mod exits;
 mod fit;
+mod gpu_errors;
 mod gpus;
 mod history;
 pub mod keeper;
@@ -46,7 +47,7 @@ use std::time::Duration;
 
 pub use containers::Ended;
 use desk::{ContainerFigures, Desk, Figures, Handed, Held, Process};
-use entries::{Name, Reason, Sample};
+use entries::{GpuError, Name, Reason, Sample};
 
 use crate::attribute::Attribution;
 use crate::catalog::*;
@@ -62,6 +63,7 @@ pub struct Ledger {
     desk: Arc<Desk>,
     gpus: gpus::Gpus,
     xids: xids::Xids,
+    gpu_errors: gpu_errors::Counts,
 }
 
 impl Ledger {
@@ -69,7 +71,8 @@ impl Ledger {
     /// ledger's thread at this desk.
     pub fn new(keep_ended: Duration, gpus_expected: Option<usize>, desk: Arc<Desk>) -> Self {
         let (containers, gpus) = (containers::Books::new(keep_ended), gpus::Gpus::new(gpus_expected));
-        Self { containers, desk, gpus, xids: xids::Xids::new(Moment::now()) }
+        let (xids, gpu_errors) = (xids::Xids::new(Moment::now()), gpu_errors::Counts::default());
+        Self { containers, desk, gpus, xids, gpu_errors }
     }
 
     /// True once the ledger's thread has put figures out.
@@ -90,11 +93,12 @@ impl Ledger {
         self.gpus.enter(context.now, readings, &attribution.gpus, series);
         let xids = self.xids.enter(context, readings, &attribution.gpus, &self.desk.take_xids());
         self.containers.enter(context, ended, readings, &attribution.gpus);
-        for owned in &xids {
-            if let Some(name) = self.containers.identity(&owned.container) {
-                self.xids.count(context.now, owned, name);
+        for told in &xids {
+            if let Some(name) = told.container.as_ref().and_then(|id| self.containers.identity(id)) {
+                self.xids.count(context.now, told, name);
             }
         }
+        self.enter_gpu_errors(context, readings, xids);
         self.hand_over(context, readings, attribution, series);
         let mut shown = self.containers.write(context, series);
         if let Some(figures) = self.desk.figures() {
@@ -107,6 +111,24 @@ impl Ledger {
         let containers = context.inventory.containers.iter().chain(&shown);
         self.xids.write(context.now, containers, series);
         shown
+    }
+
+    /// Hands the errors of GPUs over, that they become events: those of the kernel log where it is read, else those that
+    /// NVML counts.
+    fn enter_gpu_errors(&mut self, context: &Context<'_>, readings: &Readings, told: Vec<xids::Told>) {
+        let figures = self.desk.figures();
+        let is_log_read = figures.is_some_and(|figures| figures.sources.contains(&("kmsg", true)));
+        let counted = self.gpu_errors.count(context.now, readings);
+        let of_log = told.into_iter().map(|told| {
+            let subject = told.container.as_ref().and_then(|id| self.containers.subject(id));
+            let (gpu, gpu_uuid) = told.gpu;
+            let source = "kmsg".into();
+            GpuError { id: 0, at: told.at, gpu, gpu_uuid, xid: told.xid, pid: told.pid, subject, source }
+        });
+        let errors: Vec<_> = of_log.chain(counted.into_iter().filter(|_| !is_log_read)).collect();
+        if !errors.is_empty() {
+            self.desk.enter_gpu_errors(errors);
+        }
     }
 
     /// Hands the ledger's thread what this cycle saw.

@@ -1,6 +1,6 @@
 //! One line in the log for each kill, when it is noticed; and one when it is known whose it was, and for each end.
 
-use super::entries::{Event, Exit, Kill, Reason, Scope, Subject, Victim, Whose};
+use super::entries::{Event, Exit, GpuError, Kill, Reason, Scope, Subject, Victim, Whose};
 use super::machine::Said;
 
 /// Says it.
@@ -9,6 +9,7 @@ pub fn say(said: &Said) {
         Said::Killed(Event::OomKill(kill)) => killed(kill),
         Said::Settled(Event::OomKill(kill)) => settled(kill),
         Said::Killed(Event::Exit(exit)) | Said::Settled(Event::Exit(exit)) => ended(exit),
+        Said::Killed(Event::GpuError(error)) | Said::Settled(Event::GpuError(error)) => failed(error),
     }
 }
 
@@ -43,6 +44,18 @@ fn settled(kill: &Kill) {
         victim = kill.victim.map(victim),
         method = &*kill.method,
         "a kill was attributed"
+    );
+}
+
+fn failed(error: &GpuError) {
+    tracing::warn!(
+        event = error.id,
+        gpu = &*error.gpu,
+        gpu_uuid = &*error.gpu_uuid,
+        xid = error.xid,
+        pid = error.pid,
+        container_name = error.subject.as_ref().map(|subject| &*subject.name.container_name),
+        "a GPU reported an error"
     );
 }
 

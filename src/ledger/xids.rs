@@ -47,11 +47,13 @@ pub struct Xids {
     names: HashMap<Identity, OfName>,
 }
 
-/// An error that a container's process was at work for.
+/// An error as the kernel log tells it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Owned {
-    /// Whose.
-    pub container: ContainerId,
+pub struct Told {
+    /// The process that was at work.
+    pub pid: Option<u32>,
+    /// The container that it was in.
+    pub container: Option<ContainerId>,
     /// Index and UUID of the GPU.
     pub gpu: Gpu,
     /// Its number.
@@ -96,7 +98,7 @@ impl Xids {
     }
 
     /// Counts an error for the name of its container, which may have ended with it.
-    pub fn count(&mut self, now: Moment, owned: &Owned, name: &Identity) {
+    pub fn count(&mut self, now: Moment, owned: &Told, name: &Identity) {
         let counts = &mut self.of_name(now, name).counts;
         let (count, last) = counts.entry((owned.gpu.clone(), owned.xid)).or_insert((0, None));
         *count += 1;
@@ -129,14 +131,14 @@ impl Xids {
         self.names.retain(|_, of_name| now.since(of_name.shown) < NAMES_REMEMBERED);
     }
 
-    /// Enters one cycle. Returns what the kernel log told since the cycle before, as far as it is some container's.
+    /// Enters one cycle. Returns what the kernel log told since the cycle before, of GPUs that are or were there.
     pub fn enter(
         &mut self,
         context: &Context<'_>,
         readings: &Readings,
         attributed: &Attributed,
         told: &[(u64, Xid)],
-    ) -> Vec<Owned> {
+    ) -> Vec<Told> {
         for held in attributed.held.iter().filter(|held| held.is_dated) {
             for (pid, container) in &held.owners {
                 self.processes.insert(*pid, (container.clone(), held.at));
@@ -150,10 +152,10 @@ impl Xids {
             }
         }
         let owned = told.iter().filter(|(usec, _)| *usec > self.since_usec).filter_map(|(usec, xid)| {
-            let (container, _) = self.processes.get(&xid.pid?)?;
+            let container = xid.pid.and_then(|pid| Some(self.processes.get(&pid)?.0.clone()));
             let gpu = self.gpus.get(&xid.gpu)?.clone();
             let at = context.now.unix_seconds_of_kernel(*usec);
-            Some(Owned { container: container.clone(), gpu, xid: xid.xid, at })
+            Some(Told { pid: xid.pid, container, gpu, xid: xid.xid, at })
         });
         owned.collect()
     }
@@ -225,7 +227,8 @@ mod tests {
             let readings = Readings { gpus: vec![Arc::new(reading(now))], ..Readings::default() };
             xids.bear(&context, &readings, &attributed);
             let gpu = ("1".into(), "GPU-1".into());
-            let owned = Owned { container: ContainerId::new(id), gpu, xid: 31, at: now.unix_seconds() };
+            let (pid, container) = (Some(7), Some(ContainerId::new(id)));
+            let owned = Told { pid, container, gpu, xid: 31, at: now.unix_seconds() };
             (0..errors).for_each(|_| xids.count(now, &owned, &Identity::named("train")));
             let mut series = Series::default();
             xids.write(now, inventory.containers.iter(), &mut series);
@@ -271,15 +274,14 @@ mod tests {
         let silent = xid("NVRM: Xid (PCI:0000:66:00): 79, GPU has fallen off the bus.");
         let elsewhere = xid("NVRM: Xid (PCI:0000:67:00): 31, pid=7, name=python");
         let told = [(usec, fault), (usec, strangers), (usec, silent), (usec, elsewhere), (1, fault)];
-        let owned = enter(later, &[], &told);
+        let told = enter(later, &[], &told);
         let gpu = ("1".into(), "GPU-1".into());
-        assert_eq!(owned.len(), 1, "old lines, strangers and unknown GPUs are nobody's: {owned:?}");
-        assert_eq!((&owned[0].container, &owned[0].gpu, owned[0].xid), (&ContainerId::new("a"), &gpu, 31));
+        assert_eq!(told.len(), 3, "old lines and unknown GPUs are left out: {told:?}");
+        let owners: Vec<_> = told.iter().map(|told| told.container.as_ref()).collect();
+        assert_eq!(owners, [Some(&ContainerId::new("a")), None, None], "strangers are nobody's");
+        assert_eq!((&told[0].gpu, told[0].xid, told[2].pid), (&gpu, 31, None));
         let much_later = later.plus(REMEMBERED);
-        assert_eq!(
-            enter(much_later, &[], &[(much_later.kernel_usec(), fault)]),
-            [],
-            "somebody else may have that pid"
-        );
+        let told = enter(much_later, &[], &[(much_later.kernel_usec(), fault)]);
+        assert_eq!(told[0].container, None, "somebody else may have that pid");
     }
 }

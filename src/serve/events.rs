@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::{Place, Shared, aside};
 use crate::clock::Moment;
+use crate::config::percent::decoded;
 use crate::config::since;
 use crate::export::events;
 use crate::ledger::store::Query;
@@ -61,26 +62,6 @@ fn asked(text: &str, now_unix: f64) -> Result<Query, String> {
         }
     }
     Ok(query)
-}
-
-/// Undoes percent-encoding. A plus stays one: the offset of a time has it, and no value here has spaces.
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, later)) = rest.split_first() {
-        rest = later;
-        if first != b'%' {
-            bytes.push(first);
-            continue;
-        }
-        let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
-        if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return None;
-        }
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-        rest = &rest[2..];
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

@@ -28,8 +28,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub use connections::serve;
 use door::Caller;
 pub use door::{Door, describe};
-pub use published::Published;
-use published::{Newest, NoSnapshot};
+use published::NoSnapshot;
+pub use published::{Newest, Published};
 
 use crate::clock::Moment;
 use crate::collect::front::Refusal;
@@ -40,6 +40,11 @@ use crate::ledger::store::Archive;
 
 /// A snapshot older than this, or than ten intervals, is not shown: sampling hangs.
 const LONGEST_HANG: Duration = Duration::from_secs(30);
+
+/// Age from which on a snapshot is not shown any more.
+pub fn stale_after(config: &Config) -> Duration {
+    LONGEST_HANG.max(config.sample_interval * 10)
+}
 
 /// What the routes share.
 struct Shared {
@@ -81,7 +86,7 @@ pub fn router(
         archive,
         telemetry_path: config.telemetry_path.clone(),
         enable_api: config.enable_api,
-        stale_after: LONGEST_HANG.max(config.sample_interval * 10),
+        stale_after: stale_after(config),
         room: Arc::new(Semaphore::new(door::permits(config.limits.requests))),
         door: Arc::clone(door),
         gpu: (control, config.gpu.release_for),

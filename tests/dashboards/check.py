@@ -23,6 +23,9 @@ NOT_SHOWN = {
     "memledger_container_memory_request_bytes": "scheduling is not about who holds memory, and most pods have none that a node knows",
     "memledger_web_config_success": "of interest to who has just changed the file; the log says why",
     "memledger_web_refused_total": "for finding out why scrapes fail, and then they are not on a dashboard either",
+    "memledger_otlp_up": "where metrics are pushed, it is the receiver that misses them; see docs/otlp.md",
+    "memledger_otlp_sent_total": "as memledger_otlp_up",
+    "memledger_otlp_lost_total": "as memledger_otlp_up",
     "process_virtual_memory_bytes": "says nothing of what memledger costs; a standard name that tools expect",
 }
 GRAFANA_UNITS = {

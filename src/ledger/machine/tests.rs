@@ -50,7 +50,7 @@ impl Kept {
     fn kills(&self) -> impl Iterator<Item = &Kill> {
         self.events.values().filter_map(|event| match event {
             Event::OomKill(kill) => Some(kill),
-            Event::Exit(_) => None,
+            Event::Exit(_) | Event::GpuError(_) => None,
         })
     }
 
@@ -61,7 +61,7 @@ impl Kept {
     fn exits_of(&self, id: &ContainerId) -> Vec<&Exit> {
         let exits = self.events.values().filter_map(|event| match event {
             Event::Exit(exit) => Some(exit),
-            Event::OomKill(_) => None,
+            Event::OomKill(_) | Event::GpuError(_) => None,
         });
         let mut exits: Vec<_> = exits.filter(|exit| *exit.subject.container_id == *id.as_str()).collect();
         exits.sort_by(|one, other| one.at.total_cmp(&other.at));

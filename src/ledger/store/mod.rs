@@ -232,11 +232,7 @@ impl Store {
     /// # Errors
     /// The file cannot be read.
     pub fn settled_after(&self, id: u64, most: usize) -> Result<Vec<Event>, StoreError> {
-        let sql = "SELECT id, body FROM events WHERE id > ?1 AND id < \
-                   coalesce((SELECT min(id) FROM events WHERE settled = 0 AND id > ?1), 9223372036854775807) \
-                   ORDER BY id LIMIT ?2";
-        rows(&self.connection, &self.path, sql, params![signed(id), limit(most)])
-            .map_err(|error| self.told(error))
+        settled_after(&self.connection, &self.path, id, most).map_err(|error| self.told(error))
     }
 
     /// Removes settled events that are older than `keep_seconds`, then the oldest ones until the rest fits into
@@ -287,6 +283,14 @@ impl Reader {
         bodies(&self.connection, &self.path, query)
     }
 
+    /// As [`Store::settled_after`].
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn settled_after(&self, id: u64, most: usize) -> Result<Vec<Event>, StoreError> {
+        settled_after(&self.connection, &self.path, id, most)
+    }
+
     /// What is in the store now.
     ///
     /// # Errors
@@ -328,6 +332,19 @@ impl Archive {
             Archive::Disk(directory) => Reader::open(directory)?.bodies(query),
         }
     }
+
+    /// As [`Store::settled_after`].
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn settled_after(&self, id: u64, most: usize) -> Result<Vec<Event>, StoreError> {
+        match self {
+            Archive::Memory(store) => {
+                store.lock().unwrap_or_else(PoisonError::into_inner).settled_after(id, most)
+            }
+            Archive::Disk(directory) => Reader::open(directory)?.settled_after(id, most),
+        }
+    }
 }
 
 /// Opens our own file for writing, brings it to our schema, and reads what is in it.
@@ -367,6 +384,18 @@ fn events(connection: &Connection, path: &Path, query: &Query) -> Result<Vec<Eve
 fn bodies(connection: &Connection, path: &Path, query: &Query) -> Result<Vec<String>, StoreError> {
     let found = matching(connection, query).map_err(|error| StoreError::of(path, error))?;
     Ok(found.into_iter().map(|(_, body)| body).collect())
+}
+
+fn settled_after(
+    connection: &Connection,
+    path: &Path,
+    id: u64,
+    most: usize,
+) -> Result<Vec<Event>, StoreError> {
+    let sql = "SELECT id, body FROM events WHERE id > ?1 AND id < \
+               coalesce((SELECT min(id) FROM events WHERE settled = 0 AND id > ?1), 9223372036854775807) \
+               ORDER BY id LIMIT ?2";
+    rows(connection, path, sql, params![signed(id), limit(most)])
 }
 
 /// Numbers and bodies of the events that are asked for, oldest first.

@@ -225,7 +225,7 @@ pub fn explain_last(events: &[Event], now: f64) -> Option<Verdict> {
     match (newest, newest.subject()) {
         (_, Some(subject)) => Some(decide::verdict(&run_of(events, newest, subject), now)),
         (Event::OomKill(kill), None) => Some(decide::outside(kill, now)),
-        (Event::Exit(_), None) => None,
+        (Event::Exit(_) | Event::GpuError(_), None) => None,
     }
 }
 
@@ -246,6 +246,8 @@ pub fn ask<E>(
     };
     let query = Query { container: Some(container.to_owned()), most: MOST, ..Query::default() };
     let mut found = events(&query)?;
+    // an error of a GPU ends no container by itself; `memledger events` tells of it
+    found.retain(|event| !matches!(event, Event::GpuError(_)));
     if let Some(newest) = found.last().map(Event::at) {
         // kills of the same seconds that could not be tied to anybody
         let near = Query { since: Some(newest - ENDED_BY), most: MOST, ..Query::default() };
@@ -319,6 +321,7 @@ fn is_notable(event: &Event) -> bool {
             Some(_) => true,
             None => exit.exit_code != Some(0) && exit.asked_signals.is_empty(),
         },
+        Event::GpuError(_) => false,
     }
 }
 
@@ -336,6 +339,7 @@ fn run_of<'a>(events: &'a [Event], event: &'a Event, subject: &'a Subject) -> Ru
             (Some(its), Some(ours)) => same_start(its, ours),
             _ => exit.at >= kill.at - ENDED_BY,
         }),
+        Event::GpuError(_) => None,
     };
     // where a start time is not known: all since the end of the run before
     let ends_before = exits().filter(|other| exit.is_none_or(|exit| other.id < exit.id));
@@ -360,7 +364,7 @@ fn kills_of<'a>(events: &'a [Event], subject: &'a Subject) -> impl Iterator<Item
             let its = event.subject().is_some_and(|its| same_container(its, subject));
             its.then_some(kill)
         }
-        Event::Exit(_) => None,
+        Event::Exit(_) | Event::GpuError(_) => None,
     })
 }
 

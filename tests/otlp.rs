@@ -1,0 +1,111 @@
+//! OTLP against receivers that share no code with memledger: Python's grpcio with the protocol's own messages
+//! (`otlp/receiver.py`), and rotel, a collector.
+
+mod events;
+mod faults;
+mod many;
+mod parity;
+mod settings;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Mutex;
+
+use serde_json::{Value, json};
+
+use crate::prometheus::provided;
+use crate::support::Memledger;
+
+/// A host without containers, so that a test's own are all there are.
+const EMPTY: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
+
+/// The receiver. Killed when dropped.
+struct Receiver {
+    child: Child,
+    pipes: Mutex<(ChildStdin, BufReader<ChildStdout>)>,
+    grpc: u64,
+    http: u64,
+}
+
+impl Receiver {
+    /// One without TLS; `None`, with the reason said, where there is no Python for it.
+    fn start() -> Option<Self> {
+        Self::with_tls(&[])
+    }
+
+    /// One with certificate, key and authorities of clients, as files.
+    fn with_tls(files: &[&str]) -> Option<Self> {
+        let python = provided("MEMLEDGER_TEST_PYTHON")?;
+        let mut child = Command::new(python)
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/otlp/receiver.py"))
+            .args(files)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the receiver starts");
+        let pipes = (child.stdin.take().expect("piped"), BufReader::new(child.stdout.take().expect("piped")));
+        let mut this = Self { child, pipes: Mutex::new(pipes), grpc: 0, http: 0 };
+        let ports = this.answer();
+        (this.grpc, this.http) = (ports["grpc"].as_u64().unwrap(), ports["http"].as_u64().unwrap());
+        Some(this)
+    }
+
+    fn answer(&self) -> Value {
+        let mut line = String::new();
+        self.pipes.lock().unwrap().1.read_line(&mut line).expect("a line");
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+    }
+
+    fn ask(&self, command: &Value) -> Value {
+        writeln!(self.pipes.lock().unwrap().0, "{command}").expect("the receiver reads");
+        self.answer()
+    }
+
+    /// How it is to behave from now on.
+    fn behave(&self, how: Value) {
+        let mut command = how;
+        command["do"] = json!("behave");
+        self.ask(&command);
+    }
+
+    /// What came since the last time.
+    fn take(&self) -> Value {
+        self.ask(&json!({"do": "take"}))
+    }
+
+    fn stop(&self) {
+        self.ask(&json!({"do": "stop"}));
+    }
+
+    fn start_again(&self) {
+        self.ask(&json!({"do": "start"}));
+    }
+
+    /// Flags that push to it.
+    fn flags(&self, grpc: bool) -> Vec<String> {
+        let (protocol, port) = if grpc { ("grpc", self.grpc) } else { ("http/protobuf", self.http) };
+        vec![
+            format!("--otlp.endpoint=http://localhost:{port}"),
+            format!("--otlp.protocol={protocol}"),
+            "--otlp.interval=1s".to_owned(),
+        ]
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// memledger with these flags, and these.
+fn memledger(first: &[&str], second: &[String], third: &[&str]) -> Memledger {
+    let second: Vec<_> = second.iter().map(String::as_str).collect();
+    Memledger::start(&[first, &second, third].concat())
+}
+
+/// A list in an answer of the receiver.
+fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
+    value[name].as_array().expect("a list")
+}

@@ -1,0 +1,178 @@
+//! Events of the ledger as log records: each at least once, with all fields, over restarts of either side.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use memledger::ledger::entries::Event;
+use memledger::ledger::store::{Changes, Store};
+use serde_json::{Value, json};
+
+use super::{EMPTY, Receiver, list, memledger};
+use crate::support::docker::{Engine, unique};
+use crate::support::eventually;
+
+fn event(value: Value) -> Event {
+    serde_json::from_value(value).expect("an event")
+}
+
+pub(super) fn exit(id: u64, name: &str) -> Event {
+    event(json!({
+        "type": "exit", "id": id, "at": 1.7e9 + id as f64, "container_name": name, "container_id": format!("{id:064}"),
+        "reason": "error", "exit_code": 3, "oom_kills": 0, "evidence": [],
+    }))
+}
+
+pub(super) fn write(directory: &Path, events: impl IntoIterator<Item = Event>) {
+    let mut store = Store::open(directory, Duration::from_secs(10)).expect("a store").store;
+    let events: BTreeMap<_, _> = events.into_iter().map(|event| (event.id(), event)).collect();
+    store.commit(&Changes { events, ..Changes::default() }).expect("committed");
+}
+
+/// Waits for so many records.
+fn records(receiver: &Receiver, count: usize) -> Vec<Value> {
+    let mut found = vec![];
+    eventually("log records", || {
+        found.extend(list(&receiver.take(), "records").iter().cloned());
+        if found.len() >= count { Ok(()) } else { Err(format!("{} of {count}", found.len())) }
+    });
+    found
+}
+
+fn ids(records: &[Value]) -> Vec<u64> {
+    records.iter().map(|record| record["attributes"]["memledger.id"].as_u64().expect("a number")).collect()
+}
+
+fn number(record: &Value) -> f64 {
+    record.as_f64().expect("a number")
+}
+
+/// The fields of a record under the names that they have in the ledger.
+fn fields(record: &Value) -> serde_json::Map<String, Value> {
+    let attributes = record["attributes"].as_object().expect("attributes");
+    let of_ledger = |key: &str| match key {
+        "container.name" => "container_name".to_owned(),
+        "container.id" => "container_id".to_owned(),
+        "k8s.namespace.name" => "k8s_namespace_name".to_owned(),
+        "k8s.pod.name" => "k8s_pod_name".to_owned(),
+        "container.image.name" => "image".to_owned(),
+        "container.runtime.name" => "runtime".to_owned(),
+        "process.pid" => "pid".to_owned(),
+        "hw.id" => "gpu_uuid".to_owned(),
+        other => other.strip_prefix("memledger.").unwrap_or_else(|| panic!("{other} is whose?")).to_owned(),
+    };
+    attributes.iter().map(|(key, value)| (of_ledger(key), value.clone())).collect()
+}
+
+#[test]
+fn a_real_kill_arrives_with_the_fields_that_the_ledger_has() {
+    let Some(receiver) = Receiver::start() else { return };
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("otlp-kill");
+    let include = format!("--container.include=^{name}$");
+    let memledger = memledger(&[&engine.flag(), "--podman.socket=", &include], &receiver.flags(true), &[]);
+    let hog = ["--memory=24m", "--memory-swap=24m"];
+    let _container = engine.run(&name, &hog, &["sh", "-c", "exec tail /dev/zero"]);
+    let arrived = eventually("a kill and an exit", || {
+        let mut found: Vec<Value> = vec![];
+        found.extend(list(&receiver.ask(&json!({"do": "peek"})), "records").iter().cloned());
+        let mine: Vec<_> =
+            found.into_iter().filter(|record| record["attributes"]["container.name"] == *name).collect();
+        if mine.len() >= 2 { Ok(mine) } else { Err(format!("{mine:?}; {}", memledger.log())) }
+    });
+    let (status, text) = memledger.get(&format!("/api/v1/events?container={name}"));
+    assert_eq!(status, 200);
+    let answer: Value = serde_json::from_str(&text).expect("JSON");
+    for stored in list(&answer, "events") {
+        let record = arrived
+            .iter()
+            .find(|record| record["attributes"]["memledger.id"] == stored["id"])
+            .unwrap_or_else(|| panic!("{stored} did not arrive: {arrived:?}"));
+        assert_eq!(&Value::Object(fields(record)), stored);
+        assert_eq!(number(&record["time"]) / 1e9, (number(&stored["at"]) * 1e9).trunc() / 1e9);
+        let event = match stored["type"].as_str() {
+            Some("oom_kill") => "memledger.oom_kill",
+            _ => "memledger.exit",
+        };
+        assert_eq!(record["event"], event);
+        assert!(record["body"].as_str().expect("text").contains(&name), "{record}");
+    }
+    assert_eq!(arrived[0]["severity"], "ERROR");
+}
+
+#[test]
+fn each_event_arrives_though_both_sides_are_restarted_and_none_again_that_was_acknowledged() {
+    let Some(receiver) = Receiver::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let state = format!("--state.path={}", folder.path().display());
+    write(folder.path(), (1..=1000).map(|id| exit(id, "train")));
+    let first = memledger(EMPTY, &receiver.flags(true), &[&state]);
+    let mut seen = ids(&records(&receiver, 1000));
+    assert_eq!(seen, (1..=1000).collect::<Vec<_>>(), "in order, each once");
+    first.signal("TERM");
+    assert_eq!(first.wait().0, Some(0));
+
+    receiver.stop();
+    write(folder.path(), (1001..=1010).map(|id| exit(id, "train")));
+    let second = memledger(EMPTY, &receiver.flags(true), &[&state]);
+    second.eventually("the push of logs fails", |metrics| {
+        match metrics.ask("memledger_otlp_up", &[("signal", "logs")])? {
+            0.0 => Ok(()),
+            up => Err(format!("{up}")),
+        }
+    });
+    drop(second); // killed, while nobody takes them
+    receiver.start_again();
+    let third = memledger(EMPTY, &receiver.flags(true), &[&state]);
+    seen = ids(&records(&receiver, 10));
+    assert_eq!(seen, (1001..=1010).collect::<Vec<_>>(), "what was acknowledged does not come again");
+    assert_eq!(
+        third.metrics().get("memledger_otlp_lost_total", &[("signal", "logs"), ("reason", "unreachable")]),
+        Some(0.0),
+        "waiting is no loss"
+    );
+}
+
+#[test]
+fn one_event_that_is_refused_holds_up_no_other() {
+    let Some(receiver) = Receiver::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let state = format!("--state.path={}", folder.path().display());
+    let name = |id| if id == 33 { "poison" } else { "train" };
+    write(folder.path(), (1..=100).map(|id| exit(id, name(id))));
+    for grpc in [true, false] {
+        receiver.behave(json!({"as": "refuse_when", "text": "poison"}));
+        let memledger = memledger(EMPTY, &receiver.flags(grpc), &[&state, "--no-otlp.metrics"]);
+        let seen = ids(&records(&receiver, 99));
+        assert_eq!(seen, (1..=100).filter(|id| *id != 33).collect::<Vec<_>>());
+        let lost = [("signal", "logs"), ("reason", "refused")];
+        memledger.eventually("it is counted", |metrics| {
+            match metrics.ask("memledger_otlp_lost_total", &lost)? {
+                1.0 => Ok(()),
+                lost => Err(format!("{lost}")),
+            }
+        });
+    }
+}
+
+#[test]
+fn errors_of_gpus_are_events_too() {
+    let Some(receiver) = Receiver::start() else { return };
+    let library = tempfile::tempdir().unwrap();
+    let mut state = fake_nvml::State::with_gpus(1);
+    let fake = fake_nvml::FakeNvml::install(library.path(), &state).expect("the fake library");
+    let nvml = format!("--gpu.nvml-library={}", fake.path().display());
+    let log = ["--oom.kernel-log=off", "--gpu.interval=50ms", &nvml]; // so that NVML is the one that tells
+    let memledger = memledger(EMPTY, &receiver.flags(true), &log);
+    memledger.eventually("the GPU is read", |metrics| {
+        metrics.ask("memledger_gpu_xid_errors_total", &[("xid", "79")])
+    });
+    state.events.push(fake_nvml::Event::xid(1, 0, 79));
+    fake.set(&state).unwrap();
+    let record = records(&receiver, 1).remove(0);
+    assert_eq!(
+        (&record["event"], &record["attributes"]["memledger.xid"]),
+        (&"memledger.gpu_error".into(), &79.into())
+    );
+    assert!(record["attributes"]["hw.id"].is_string(), "{record}");
+}

@@ -1,0 +1,168 @@
+//! 20,000 points: all arrive, in requests that a receiver takes by default, at our own receiver and at a real collector.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::{Receiver, list};
+use crate::prometheus::provided;
+use crate::recorded::Host;
+use crate::support::{Memledger, eventually};
+
+const CONTAINERS: usize = 800;
+const POINTS: f64 = 20_000.0;
+
+/// The recorded host with so many containers: the second of its containers again and again, without processes.
+fn crowded() -> Host {
+    let host = Host::unpack("v2-docker", 2);
+    let slice = host.path("cgroup/system.slice");
+    let scopes = std::fs::read_dir(&slice).unwrap().map(|entry| entry.unwrap().path());
+    let is_limited = |scope: &Path| {
+        std::fs::read_to_string(scope.join("memory.max")).is_ok_and(|max| max.starts_with(char::is_numeric))
+    };
+    let model = scopes.filter(|path| path.is_dir()).find(|path| is_limited(path)).expect("one with a limit");
+    for number in 0..CONTAINERS {
+        let copy = slice.join(format!("docker-{number:064x}.scope"));
+        std::fs::create_dir(&copy).unwrap();
+        for file in std::fs::read_dir(&model).unwrap().map(Result::unwrap) {
+            std::fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+        }
+        std::fs::write(copy.join("cgroup.procs"), "").unwrap();
+    }
+    host
+}
+
+fn start(host: &Host, flags: Vec<String>) -> Memledger {
+    let more = ["--no-collector.gpu", "--sample.interval=1s"].map(str::to_owned);
+    let memledger = host.start(&[flags, more.to_vec()].concat());
+    memledger.eventually("all containers", |metrics| match metrics.series.len() as f64 {
+        series if series >= POINTS => Ok(()),
+        series => Err(format!("{series} series")),
+    });
+    memledger
+}
+
+/// Waits for two pushes of which nothing is lost.
+fn pushed(memledger: &Memledger) {
+    let sum = |name: &str| memledger.metrics().sum(name, &[("signal", "metrics")]);
+    let (sent, lost) = (sum("memledger_otlp_sent_total"), sum("memledger_otlp_lost_total"));
+    eventually("two whole pushes", || match sum("memledger_otlp_sent_total") - sent {
+        more if more >= 2.0 * POINTS => Ok(()),
+        more => Err(format!("{more} more; {}", memledger.log())),
+    });
+    assert_eq!(sum("memledger_otlp_lost_total"), lost, "{}", memledger.log());
+}
+
+#[test]
+fn all_points_of_a_crowded_host_arrive_in_requests_of_a_mebibyte() {
+    let Some(receiver) = Receiver::start() else { return };
+    receiver.behave(json!({"as": "count"}));
+    let host = crowded();
+    for grpc in [true, false] {
+        let memledger = start(&host, receiver.flags(grpc));
+        pushed(&memledger);
+        let taken = receiver.take();
+        let of_one_snapshot = taken["times"].as_object().expect("counts").values();
+        let most = of_one_snapshot.filter_map(Value::as_f64).fold(0.0, f64::max);
+        assert!(most >= POINTS, "{most} points");
+        let requests = list(&taken, "requests");
+        let sizes: Vec<_> = requests.iter().filter_map(|request| request["size"].as_u64()).collect();
+        assert!(sizes.iter().all(|size| *size <= 1 << 20), "{sizes:?}");
+        assert!(
+            sizes.iter().any(|size| *size > 900 << 10),
+            "they are not cut smaller than need be: {sizes:?}"
+        );
+        assert_eq!(requests[0]["wire"], if grpc { "grpc" } else { "http" });
+    }
+}
+
+/// Where its wheel has put the program.
+fn agent(python: &str) -> String {
+    let code = "import pathlib, rotel; print(pathlib.Path(rotel.__file__).with_name('rotel-agent'))";
+    let output = Command::new(python).args(["-c", code]).output().expect("Python runs");
+    String::from_utf8(output.stdout).expect("a path").trim().to_owned()
+}
+
+/// rotel, a collector written in Rust. Killed when dropped.
+struct Rotel {
+    child: Child,
+    folder: tempfile::TempDir,
+    ports: [u16; 2],
+}
+
+impl Rotel {
+    fn start() -> Option<Self> {
+        let python = provided("MEMLEDGER_TEST_PYTHON")?;
+        let folder = tempfile::tempdir().unwrap();
+        // it cannot tell which ports it got, so free ones are looked for; if another takes one, it ends and we fail
+        let free = || {
+            std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port()
+        };
+        let ports = [free(), free()];
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let child = Command::new(agent(&python))
+            .arg("start")
+            .args([
+                format!("--otlp-grpc-endpoint=127.0.0.1:{}", ports[0]),
+                format!("--otlp-http-endpoint=127.0.0.1:{}", ports[1]),
+            ])
+            .args([
+                "--exporter=blackhole",
+                "--debug-log=metrics",
+                "--debug-log=logs",
+                "--debug-log-verbosity=detailed",
+            ])
+            .current_dir(folder.path())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("rotel starts");
+        Some(Self { child, folder, ports })
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Rotel {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_real_collector_takes_all_of_it() {
+    let Some(rotel) = Rotel::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    super::events::write(folder.path(), [super::events::exit(1, "train")]);
+    let flags = |protocol: &str, port: u16| {
+        vec![
+            format!("--otlp.endpoint=http://127.0.0.1:{port}"),
+            format!("--otlp.protocol={protocol}"),
+            "--otlp.interval=2s".to_owned(),
+            "--otlp.compression=gzip".to_owned(),
+            format!("--state.path={}", folder.path().display()),
+        ]
+    };
+    let words = ["memledger.container.memory.working_set", "memledger.exit"];
+    let seen = |word: &str| rotel.log().contains(word);
+    let host = crowded();
+    let crowd = start(&host, flags("grpc", rotel.ports[0]));
+    pushed(&crowd);
+    eventually("rotel has seen both signals", || {
+        if words.into_iter().all(seen) { Ok(()) } else { Err(crowd.log()) }
+    });
+    drop(crowd);
+    let over_http = super::memledger(super::EMPTY, &flags("http/protobuf", rotel.ports[1]), &[]);
+    over_http.eventually("both signals are taken", |metrics| {
+        let up = |signal| metrics.ask("memledger_otlp_up", &[("signal", signal)]);
+        match (up("metrics")?, up("logs")?) {
+            (1.0, 1.0) => Ok(()),
+            up => Err(format!("{up:?}; {}", over_http.log())),
+        }
+    });
+}

@@ -1,0 +1,172 @@
+//! The same numbers by both ways out, series by series, from the same snapshot.
+
+use std::collections::BTreeMap;
+
+use fake_nvml::{FakeNvml, State};
+use serde_json::Value;
+
+use super::{EMPTY, Receiver, list, memledger};
+use crate::support::docker::{Engine, unique};
+use crate::support::metrics::Labels;
+use crate::support::{Memledger, Metrics, eventually};
+
+/// The rules by which Prometheus names what comes over OTLP: dots become underscores, the unit and, for a monotonic sum,
+/// `total` are added. Written from their description.
+fn prometheus_name(point: &Value) -> String {
+    let text = |key: &str| point[key].as_str().expect("text");
+    let mut name = text("name").replace('.', "_");
+    let unit = match text("unit") {
+        "By" => "bytes",
+        "s" => "seconds",
+        "W" => "watts",
+        "J" => "joules",
+        "Cel" => "celsius",
+        "" | "1" => "",
+        // what stands in braces is a note, and no unit
+        other if other.starts_with('{') && other.ends_with('}') => "",
+        other => panic!("{other} is no unit that Prometheus knows"),
+    };
+    if !unit.is_empty() {
+        name = format!("{name}_{unit}");
+    }
+    if point["monotonic"] == true { format!("{name}_total") } else { name }
+}
+
+fn prometheus_labels(point: &Value) -> Labels {
+    let attributes = point["attributes"].as_object().expect("attributes");
+    let pairs = attributes
+        .iter()
+        .map(|(key, value)| (key.replace('.', "_"), value.as_str().expect("attributes are text").to_owned()));
+    let mut labels: Labels = pairs.collect();
+    // the one attribute that Prometheus does not have: OpenTelemetry's word for the same
+    if let Some(id) = labels.remove("hw_id") {
+        assert_eq!(labels.get("gpu_uuid"), Some(&id));
+    }
+    labels
+}
+
+type Series = BTreeMap<(String, Labels), f64>;
+
+/// Waits for a scrape and a push of one snapshot. The points, and the scrape.
+fn of_one_snapshot(memledger: &Memledger, receiver: &Receiver) -> (Vec<Value>, Metrics) {
+    let mut pushed: Vec<Value> = vec![];
+    let mut scraped: Vec<Metrics> = vec![];
+    eventually("a scrape and a push of one snapshot", || {
+        scraped.push(memledger.metrics());
+        pushed.extend(list(&receiver.take(), "points").iter().cloned());
+        for metrics in &scraped {
+            let stamp = metrics.value("memledger_snapshot_timestamp_seconds", &[]);
+            let is_stamp = |point: &&Value| point["name"] == "memledger.snapshot_timestamp";
+            let mut stamps = pushed.iter().filter(is_stamp);
+            let Some(found) = stamps.find(|point| point["value"] == stamp) else { continue };
+            let of_it: Vec<_> =
+                pushed.iter().filter(|point| point["time"] == found["time"]).cloned().collect();
+            if of_it.len() >= metrics.series.len() {
+                return Ok((of_it, metrics.clone()));
+            }
+        }
+        Err(format!("{} scrapes, {} points", scraped.len(), pushed.len()))
+    })
+}
+
+fn compare(points: &[Value], metrics: &Metrics) {
+    let mut pushed = Series::new();
+    for point in points {
+        let series = (prometheus_name(point), prometheus_labels(point));
+        let value = point["value"].as_f64().expect("a number");
+        assert!(pushed.insert(series.clone(), value).is_none(), "{series:?} came twice");
+    }
+    let scraped: Series =
+        metrics.series.iter().map(|(name, labels, value)| ((name.clone(), labels.clone()), *value)).collect();
+    for (series, value) in &scraped {
+        assert_eq!(pushed.get(series), Some(value), "{series:?}");
+    }
+    assert_eq!(pushed.len(), scraped.len(), "nothing but what is scraped was pushed");
+}
+
+fn check_forms(points: &[Value]) {
+    for point in points {
+        assert!(!point["description"].as_str().expect("text").is_empty(), "{point}");
+        let start = point["start"].as_u64().expect("a time");
+        match point["kind"].as_str() {
+            Some("sum") => {
+                assert_eq!(
+                    (&point["monotonic"], &point["temporality"]),
+                    (&true.into(), &2.into()),
+                    "{point}"
+                );
+                assert!(start > 0 && start <= point["time"].as_u64().expect("a time"), "{point}");
+            }
+            Some("gauge") => assert_eq!(start, 0, "{point}"),
+            other => panic!("{other:?}: {point}"),
+        }
+    }
+    let who = &points[0]["resource"];
+    assert_eq!(who["service.name"], "memledger");
+    assert_eq!(who["service.version"], env!("CARGO_PKG_VERSION"));
+    assert!(who["host.name"].is_string() && who["service.instance.id"].is_string(), "{who}");
+}
+
+fn both_ways_agree(grpc: bool) {
+    let Some(receiver) = Receiver::start() else { return };
+    let Some(engine) = Engine::shared() else { return };
+    let library = tempfile::tempdir().unwrap();
+    let mut state = State::with_gpus(2);
+    state.gpus[0].memory.used = 1 << 30;
+    let library = FakeNvml::install(library.path(), &state).expect("the fake library");
+    let hostile = "BATCH_SIZE=3\"2\\n\\\n# TYPE x gauge\n{a=\"b\"} ü";
+    let container = engine.run(&unique("otlp"), &["--memory=256m", "-e", hostile], &["sleep", "1000"]);
+    let include = format!("--container.include=^{}$", container.name);
+    let nvml = format!("--gpu.nvml-library={}", library.path().display());
+    let first =
+        [&engine.flag(), "--podman.socket=", "--pss.interval=1s", "--sample.interval=4s", &include, &nvml];
+    let memledger = memledger(&first, &receiver.flags(grpc), &[]);
+    memledger.eventually("a whole snapshot", |metrics| {
+        metrics.ask("memledger_container_process_pss_bytes", &[("role", "other")])?;
+        metrics.ask("memledger_container_oom_kills_total", &[("victim", "main"), ("scope", "host")])?;
+        metrics.ask("memledger_otlp_up", &[("signal", "metrics")])?;
+        metrics.ask("memledger_gpu_memory_used_bytes", &[("gpu", "0")])
+    });
+    let (points, metrics) = of_one_snapshot(&memledger, &receiver);
+    compare(&points, &metrics);
+    check_forms(&points);
+    let families: std::collections::BTreeSet<_> = metrics.series.iter().map(|row| row.0.clone()).collect();
+    assert!(families.len() > 50, "only {} families were compared", families.len());
+    let of_container =
+        points.iter().find(|point| point["name"] == "memledger.container.info").expect("an info");
+    assert_eq!(of_container["attributes"]["container.id"], container.id.as_str());
+    let of_gpu = points.iter().find(|point| point["name"] == "memledger.gpu.memory.used").expect("a GPU");
+    assert_eq!((&of_gpu["unit"], of_gpu["attributes"]["hw.id"].is_string()), (&"By".into(), true));
+}
+
+#[test]
+fn what_grpc_brings_is_what_is_scraped() {
+    both_ways_agree(true);
+}
+
+#[test]
+fn what_http_brings_is_what_is_scraped() {
+    both_ways_agree(false);
+}
+
+#[test]
+fn as_deltas_the_growth_since_the_last_push_is_sent_and_adds_up() {
+    let Some(receiver) = Receiver::start() else { return };
+    let memledger = memledger(EMPTY, &receiver.flags(true), &["--otlp.temporality=delta"]);
+    let (mut sum, mut last) = (0.0, None);
+    eventually("ten deltas", || {
+        let taken = receiver.take();
+        for point in list(&taken, "points").iter().filter(|point| point["name"] == "memledger.otlp.sent") {
+            if point["attributes"]["signal"] != "metrics" {
+                continue;
+            }
+            assert_eq!(point["temporality"], 1);
+            let start = point["start"].as_u64().expect("a time");
+            assert!(last.is_none_or(|last| last == start), "one begins where the one before ended");
+            last = point["time"].as_u64();
+            sum += point["value"].as_f64().expect("a number");
+        }
+        if sum > 500.0 { Ok(()) } else { Err(format!("{sum}")) }
+    });
+    assert!(sum <= memledger.metrics().value("memledger_otlp_sent_total", &[("signal", "metrics")]));
+}
