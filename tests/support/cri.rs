@@ -429,17 +429,23 @@ impl Drop for Containerd {
         let top = self.cgroup.rsplit_once('/').map_or("", |(top, _)| top);
         let hierarchies = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
         for root in hierarchies.map(|entry| entry.path()).chain(["/sys/fs/cgroup".into()]) {
-            remove_cgroups(&root.join(top));
+            // the last processes may still be on their way out
+            for _ in 0..100 {
+                if remove_cgroups(&root.join(top)) {
+                    break;
+                }
+                std::thread::park_timeout(std::time::Duration::from_millis(20));
+            }
         }
     }
 }
 
-/// Removes empty cgroups from below.
-fn remove_cgroups(path: &Path) {
+/// Removes empty cgroups from below. True if nothing is left.
+fn remove_cgroups(path: &Path) -> bool {
     for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             remove_cgroups(&entry.path());
         }
     }
-    let _ = std::fs::remove_dir(path);
+    std::fs::remove_dir(path).map_or_else(|error| error.kind() == std::io::ErrorKind::NotFound, |()| true)
 }
