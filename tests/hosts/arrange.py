@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the arranged hosts from the recorded ones, so that what was changed can be read here.
 
-usage: arrange.py      in this folder; writes v2-cgroupfs-psi.jsonl, v2-before-5.18.jsonl and drm-*.jsonl
+usage: arrange.py      in this folder; writes v2-cgroupfs-psi.jsonl, v2-before-5.18.jsonl, v2-kubelet-cgroupfs.jsonl, v2-kind.jsonl and drm-*.jsonl
 """
 import json
 import re
@@ -50,6 +50,57 @@ def before_5_18():
             entry["text"] = "".join(line for line in lines if not line.startswith(young))
         old.append(entry)
     save("v2-before-5.18", old)
+
+
+def with_kubelets_cgroupfs_driver():
+    """The kubelet's cgroupfs driver, whose names have no slices. The pod without a limit becomes a guaranteed one, which
+    lies at the top and has limits."""
+    def named(text):
+        def pod(match):
+            return "pod" + match[1].replace("_", "-")
+
+        text = re.sub(r"kubepods-besteffort\.slice/kubepods-besteffort-pod([0-9a-f_]+)\.slice", pod, text)
+        text = re.sub(r"kubepods-burstable-pod([0-9a-f_]+)\.slice", pod, text)
+        text = re.sub(r"cri-containerd-([0-9a-f]{64})\.scope", r"\1", text)
+        return re.sub(r"kubepods-?(burstable|besteffort)?\.slice", lambda m: m[1] or "kubepods", text)
+
+    moved = []
+    for entry in load("v2-kubernetes"):
+        entry["path"] = named(entry["path"])
+        if entry["path"].startswith("proc/") and entry["path"].endswith("/cgroup"):
+            entry["text"] = named(entry["text"])
+        if re.fullmatch(r"cgroup/kubepods/pod[^/]+/[0-9a-f]{64}/memory\.max", entry["path"]):
+            entry["text"] = f"{32 << 20}\n"
+        moved.append(entry)
+    save("v2-kubelet-cgroupfs", moved)
+
+
+def kind():
+    """Kubernetes in Docker: the kubelet's cgroups, made with `--cgroup-root=/kubelet`, in the cgroup of a container."""
+    top = f"system.slice/docker-{'c0de' * 16}.scope/kubelet.slice"
+
+    def named(text):
+        return re.sub(r"kubepods(-[a-z]+)?(-pod[0-9a-f_]+)?\.slice", r"kubelet-\g<0>", text)
+
+    moved = []
+    for entry in load("v2-kubernetes"):
+        path = entry["path"]
+        above = re.fullmatch(r"cgroup/kubepods\.slice/([^/]+)", path)
+        if above and "text" in entry:  # the levels above have as much memory, and no limit
+            text = "max\n" if above[1] == "memory.max" else entry["text"]
+            for level in ("system.slice", top.rsplit("/", 1)[0], top):
+                moved.append({"path": f"cgroup/{level}/{above[1]}", "text": text})
+        if path.startswith("cgroup/kubepods.slice"):
+            entry["path"] = named(path).replace("cgroup/", f"cgroup/{top}/", 1)
+        if path.startswith("proc/") and path.endswith("/cgroup"):
+            entry["text"] = named(entry["text"]).replace("/kubelet-kubepods", f"/{top}/kubelet-kubepods", 1)
+        moved.append(entry)
+    # every cgroup below the outer container may have processes of its own; these have none
+    paths = {entry["path"] for entry in moved}
+    for path in sorted({path.rsplit("/", 1)[0] for path in paths if path.endswith("/memory.current")}):
+        if "/docker-" in path and f"{path}/cgroup.procs" not in paths:
+            moved.append({"path": f"{path}/cgroup.procs", "text": ""})
+    save("v2-kind", moved)
 
 
 # Processes of v2-docker: a trainer and the two workers that it forked, a notebook in a container of its own, and a
@@ -191,6 +242,8 @@ def mixed():
 
 with_cgroupfs_driver_and_psi()
 before_5_18()
+with_kubelets_cgroupfs_driver()
+kind()
 amdgpu()
 intel()
 mixed()
