@@ -28,9 +28,10 @@ say() { printf '%s\n' "$*" >&3; }
 
 # The host's python3 is bind-mounted into containers together with /usr, so it must be the system's own, with its
 # standard library (multiprocessing). mmdebstrap, e2fsprogs, kmod and user-mode-linux make and run the v2 guest.
-# `docker run --init` finds docker-init in tini.
+# `docker run --init` finds docker-init in tini. openssl and curl are clients of our TLS, systemd-analyze judges our unit.
 step_packages() {
-  local wanted=(python3-minimal libpython3-stdlib python3-venv mmdebstrap e2fsprogs kmod user-mode-linux) missing=() p
+  local wanted=(python3-minimal libpython3-stdlib python3-venv mmdebstrap e2fsprogs kmod user-mode-linux openssl curl systemd)
+  local missing=() p
   # Another engine than Debian's must not be replaced by it.
   has dockerd || wanted+=(docker.io)
   [[ -x /usr/bin/podman ]] || wanted+=(podman) # its service is started by the test that needs it

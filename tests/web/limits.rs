@@ -230,8 +230,12 @@ fn more_connections_than_allowed_are_closed_and_the_health_check_still_comes_thr
     assert!((15..=16).contains(&one_too_many), "{one_too_many}");
     held.clear();
     memledger_answers(&memledger);
-    let count = memledger.metrics().value("memledger_web_refused_total", &[("reason", "connections")]);
-    assert!(count >= 1.0, "{count}");
+    memledger.eventually("the refusal is counted", |metrics| {
+        match metrics.value("memledger_web_refused_total", &[("reason", "connections")]) {
+            count if count >= 1.0 => Ok(()),
+            count => Err(count.to_string()),
+        }
+    });
 }
 
 fn memledger_answers(memledger: &Memledger) {
