@@ -134,7 +134,7 @@ fn start_push(
 ) -> anyhow::Result<(Push, Arc<Tally>)> {
     let tally = Arc::new(Tally::default());
     let host = push::host::host(&config.roots, config.listen.first().map(SocketAddr::port));
-    let boot = config.roots.boot_time().unwrap_or_default();
+    let boot = config.roots.boot_time().unwrap_or_default(); // 0 is "not known" in OTLP
     let now = Moment::now().unix_nanos();
     let shared = push::Shared {
         published: Arc::clone(published),
