@@ -14,7 +14,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use super::report;
 use crate::clock::Moment;
 use crate::collect::gpu::Control;
-use crate::config::{Config, Endpoint, OtlpSettings};
+use crate::config::{Config, OtlpSettings};
 use crate::cycle::{Sampler, run_until};
 use crate::discover::{Source, cri, docker};
 use crate::export::otlp::{Origins, resource};

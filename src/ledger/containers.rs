@@ -302,7 +302,7 @@ impl Books {
             .or_else(|| self.ended.iter().map(|ended| &ended.book).find(|book| book.container.id == *id))?;
         let container = &book.container;
         Some(Subject {
-            name: super::name_of(&container.identity),
+            name: (&container.identity).into(),
             container_id: container.id.as_str().into(),
             image: Arc::clone(&container.image),
             runtime: container.runtime.into(),
