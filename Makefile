@@ -30,5 +30,6 @@ bench: ## measure cost, also of GPUs and pods, and how fast a kill is known, and
 	$(CARGO) bench --locked --bench gpu
 	$(CARGO) bench --locked --bench drm
 	$(CARGO) bench --locked --bench cri
+	$(CARGO) bench --locked --bench readers
 
 .PHONY: help run doctor test check golden bench
