@@ -87,6 +87,11 @@ impl Rules {
         tls.is_some_and(|tls| tls.client_auth == ClientAuth::RequireAndVerify)
     }
 
+    fn names_clients(&self) -> bool {
+        let tls = self.material.as_ref().and_then(|material| material.config.tls.as_ref());
+        tls.is_some_and(|tls| !tls.client_names.is_empty())
+    }
+
     /// What would be open without a restart; `None` if nothing.
     fn opens(&self, newer: &Self) -> Option<&'static str> {
         if self.tls.is_some() && newer.tls.is_none() {
@@ -95,8 +100,10 @@ impl Rules {
         if self.asks_for_passwords() && !newer.asks_for_passwords() {
             return Some("nobody would be asked for a password");
         }
-        (self.requires_certificates() && !newer.requires_certificates())
-            .then_some("nobody would have to show a certificate")
+        if self.requires_certificates() && !newer.requires_certificates() {
+            return Some("nobody would have to show a certificate");
+        }
+        (self.names_clients() && !newer.names_clients()).then_some("a certificate of any name would do")
     }
 }
 

@@ -132,3 +132,22 @@ fn a_file_that_would_open_what_was_closed_or_is_broken_changes_nothing() {
     await_use(&site, &memledger, &password, 0.0);
     assert_eq!(site.client().get(&memledger, "/metrics", "").unwrap().0, 401);
 }
+
+#[test]
+fn certificates_and_their_names_stay_wanted_until_a_restart() {
+    let verified = format!("{TLS}  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n");
+    let named = format!("{verified}  client_allowed_sans: [ann.example]\n");
+    let site = Site::new(&named);
+    let memledger = site.start_unready(&[]);
+    let (ann, bob) = (site.authority.issue(&["ann.example"]), site.authority.issue(&["bob.example"]));
+    for (text, says) in [(&verified, "any name would do"), (&TLS.to_owned(), "have to show a certificate")] {
+        site.write("web.yml", text);
+        eventually("the reason in the log", || match memledger.log().contains(says) {
+            true => Ok(()),
+            false => Err(memledger.log()),
+        });
+        assert!(site.client_with(&ann).get(&memledger, "/-/healthy", "").is_ok());
+        assert!(site.client_with(&bob).get(&memledger, "/-/healthy", "").is_err());
+        assert!(site.client().get(&memledger, "/-/healthy", "").is_err());
+    }
+}
