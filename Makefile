@@ -29,6 +29,7 @@ bench: ## measure cost, also of GPUs and of OTLP, and how fast a kill is known, 
 	$(CARGO) bench --locked --bench oom
 	$(CARGO) bench --locked --bench gpu
 	$(CARGO) bench --locked --bench drm
+	$(CARGO) bench --locked --bench readers
 	$(CARGO) bench --locked --bench otlp
 
 .PHONY: help run doctor test check golden bench

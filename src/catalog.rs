@@ -252,7 +252,7 @@ catalog! {
     CONTAINER_PROCESS_RSS = Gauge Container "memledger_container_process_rss_bytes" ["role"] max PER_ROLE,
         "Resident memory of the container's processes by role, from /proc/PID/statm. Forked processes count shared pages again: never sum it or take shares of it, use memledger_container_process_pss_bytes.";
     CONTAINER_PROCESS_PSS = Gauge Container "memledger_container_process_pss_bytes" ["role"] max PER_ROLE,
-        "Proportional share of the processes' memory by role, which adds up, from /proc/PID/smaps_rollup. Read at most every --pss.interval and cached until the next reading; absent for a role of which a process is younger than the last reading. Needs CAP_SYS_PTRACE.";
+        "Proportional share of the processes' memory by role, which adds up, from /proc/PID/smaps_rollup. Read at most every --pss.interval and cached until the next reading, up to ten minutes while the container or the host is about to run out of memory and is left alone; absent for a role of which a process is younger than the last reading. Needs CAP_SYS_PTRACE.";
     CONTAINER_PROCESSES = Gauge Container "memledger_container_processes" ["role"] max PER_ROLE,
         "Processes of the container by role: trainer, dataloader_worker, other.";
     CONTAINER_OOM_KILLS = Counter Container "memledger_container_oom_kills_total" ["victim", "scope"] max CONTAINERS * 4,

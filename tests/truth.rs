@@ -341,6 +341,35 @@ done()
 }
 
 #[test]
+fn nothing_holds_on_to_the_memory_of_a_container_that_is_about_to_run_out() {
+    let program = "
+area = private(256 * MIB)
+touch(area, 0, 256 * MIB)
+done('ready')
+";
+    let lab = Lab::within(TestCgroup::container(), program, &["--pss.interval=1s"]);
+    let roomy = Lab::new("done('ready')");
+    let share = |metrics: &Metrics, lab: &Lab| {
+        let labels = [("container_name", lab.cgroup.name()), ("role", "other")];
+        metrics.ask("memledger_container_process_pss_bytes", &labels)
+    };
+    lab.memledger.eventually("a share while there is room", |metrics| share(metrics, &lab).map(drop));
+    let held = lab.at_rest()["unreclaimable"] as u64;
+    lab.cgroup.limit(held + held / 64);
+    // this one knows no share of before
+    let include = format!("--container.include=^({}|{})$", lab.cgroup.name(), roomy.cgroup.name());
+    let memledger =
+        Memledger::start(&[&include, "--pss.interval=1s", "--docker.socket=", "--podman.socket="]);
+    memledger.eventually("a share of the other one", |metrics| share(metrics, &roomy).map(drop));
+    for _ in 0..2 {
+        assert!(share(&memledger.fresh_metrics(), &lab).is_err(), "measured at its limit");
+    }
+    assert!(share(&lab.memledger.fresh_metrics(), &lab).is_ok(), "what was measured before is kept");
+    lab.cgroup.limit(1 << 30);
+    memledger.eventually("a share when there is room again", |metrics| share(metrics, &lab).map(drop));
+}
+
+#[test]
 fn a_container_without_any_limit_has_no_limit_series() {
     let lab = Lab::new("done('ready')");
     let metrics = lab.memledger.metrics();
@@ -586,6 +615,7 @@ done()
         let peak = lab.value(metrics, "unreclaimable_peak").ok_or("no peak")? - unreclaimable;
         ((peak - 64.0 * MIB).abs() <= TOLERANCE).then_some(()).ok_or_else(|| format!("{peak}"))
     });
+    lab.at_rest(); // what the kernel still adds up is in them too
     let metrics = lab.memledger.metrics();
     let peaks = |lab: &Lab, metrics: &Metrics| {
         ["unreclaimable_peak", "peak"].map(|family| lab.value(metrics, family).expect("a peak"))

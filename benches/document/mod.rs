@@ -7,9 +7,15 @@
 
 use std::path::Path;
 
-/// The parts, in their order: those of benches/cycle.rs, oom.rs, gpu.rs, drm.rs and otlp.rs.
-pub const HEADINGS: [&str; 5] =
-    ["# Performance", "## The OOM ledger", "## GPUs", "## GPUs of DRM drivers", "## OTLP"];
+/// The parts, in their order: those of benches/cycle.rs, oom.rs, gpu.rs, drm.rs, readers.rs and otlp.rs.
+pub const HEADINGS: [&str; 6] = [
+    "# Performance",
+    "## The OOM ledger",
+    "## GPUs",
+    "## GPUs of DRM drivers",
+    "## Who reads while the kernel kills",
+    "## OTLP",
+];
 
 /// True if nothing is to be measured: a test runner asks every target what is in it.
 pub fn is_only_asked() -> bool {

@@ -11,7 +11,7 @@ use super::Attributed as Member;
 use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::gpu::{Device, GpuProcess, Owner, Pids, Sample, Sampled};
-use crate::collect::process::Process;
+use crate::collect::process::{Process, Processes};
 use crate::collect::{Context, Readings};
 use crate::discover::ContainerId;
 use crate::parse::container_id;
@@ -100,8 +100,8 @@ pub struct OnGpu {
     pub device: Arc<str>,
     /// Pid and start time.
     pub who: (u32, u64),
-    /// The labels of its rows.
-    pub labels: [Label; 3],
+    /// The labels of its rows; `None` while its role is not known: its start was not seen yet, or its end was.
+    pub labels: Option<[Label; 3]>,
     /// Memory, if it is told.
     pub used: Option<u64>,
     /// The driver's own maximum.
@@ -150,7 +150,8 @@ pub fn write(
         write_books(first, &reading.devices, host, &index, series, &mut all);
         first += reading.devices.len() as u32;
     }
-    write_processes(members, series, &mut all);
+    name_roles(&readings.processes, members, &mut all.processes);
+    write_processes(series, &mut all.processes);
     all
 }
 
@@ -271,29 +272,42 @@ fn on_gpu(container: u32, gpu: u32, device: &Device, process: &GpuProcess) -> On
         gpu,
         device: Arc::clone(device.identity.key()),
         who: (process.pid, start_ticks),
-        labels: [Label::Number(u64::from(process.pid)), comm, "".into()],
+        labels: Some([Label::Number(u64::from(process.pid)), comm, "".into()]),
         used: process.used,
         driver_peak: process.driver_peak,
         busy: process.busy,
     }
 }
 
-/// Writes one row per process, the largest first: the families have a cap.
-fn write_processes(members: &[Member], series: &mut Series, all: &mut Attributed) {
+/// Enters the roles of containers' processes. The driver's list and the container's are of two moments: a process that is not
+/// in the container's has begun or ended between them, and gets no row under a role that it never had.
+fn name_roles(listed: &Processes, members: &[Member], processes: &mut [OnGpu]) {
     let roles: HashMap<u32, &Member> = members.iter().map(|process| (process.pid, process)).collect();
-    all.processes.sort_by_key(|process| std::cmp::Reverse(process.used));
-    for process in &mut all.processes {
-        if process.container != NONE
-            && let Some(member) = roles.get(&process.who.0)
-        {
-            process.labels[2] = member.role.label().into();
+    for process in processes.iter_mut().filter(|process| process.container != NONE) {
+        match roles.get(&process.who.0) {
+            Some(member) => {
+                if let Some(labels) = &mut process.labels {
+                    labels[2] = member.role.label().into();
+                }
+            }
+            None if listed.complete(process.container as usize) => process.labels = None,
+            None => {}
         }
-        let (container, gpu) = (process.container, process.gpu);
+    }
+}
+
+/// Writes one row per process, the largest first: the families have a cap.
+fn write_processes(series: &mut Series, processes: &mut [OnGpu]) {
+    processes.sort_by_key(|process| std::cmp::Reverse(process.used));
+    for process in processes {
+        let (container, gpu, Some(labels)) = (process.container, process.gpu, &process.labels) else {
+            continue;
+        };
         if let Some(used) = process.used {
-            series.container_gpu(PROCESS_GPU_MEMORY, container, gpu, process.labels.clone(), used as f64);
+            series.container_gpu(PROCESS_GPU_MEMORY, container, gpu, labels.clone(), used as f64);
         }
         if let Some(busy) = process.busy {
-            series.container_gpu(PROCESS_GPU_UTILIZATION, container, gpu, process.labels.clone(), busy);
+            series.container_gpu(PROCESS_GPU_UTILIZATION, container, gpu, labels.clone(), busy);
         }
     }
 }

@@ -8,6 +8,7 @@ use std::io::Cursor;
 use procfs::{FromBufRead, Meminfo, MemoryPressure};
 
 use super::cgroup::Memory;
+use super::room::HostMemory;
 use super::{Collector, Context, Outcome, Output};
 use crate::catalog::*;
 use crate::host::{KernelFile, ReadError};
@@ -135,6 +136,7 @@ impl Collector for Host {
         series.global(HOST_MEMORY_TOTAL, [], info.mem_total as f64);
         if let Some(available) = info.mem_available {
             series.global(HOST_MEMORY_AVAILABLE, [], available as f64);
+            output.readings.host = Some(HostMemory { total: info.mem_total, available });
         }
         series.global(HOST_SWAP_TOTAL, [], info.swap_total as f64);
         series.global(HOST_SWAP_USED, [], info.swap_total.saturating_sub(info.swap_free) as f64);

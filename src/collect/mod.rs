@@ -15,6 +15,7 @@ pub mod own;
 pub mod process;
 pub mod pss;
 pub mod pushed;
+pub mod room;
 pub mod shm;
 
 use std::collections::BTreeMap;
@@ -47,6 +48,8 @@ pub struct Readings {
     pub memory: Vec<Option<cgroup::Memory>>,
     /// The memory of every container that is there was read: their sum is no guess.
     pub memory_complete: bool,
+    /// Memory of the host.
+    pub host: Option<room::HostMemory>,
     /// Processes of all containers.
     pub processes: process::Processes,
     /// Newest proportional shares.
@@ -62,6 +65,7 @@ impl Readings {
     pub fn begin(&mut self) {
         self.memory.clear();
         self.memory_complete = false;
+        self.host = None;
         self.processes.clear();
         self.gpus.clear();
         self.gpu_samples.clear();

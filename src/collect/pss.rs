@@ -5,11 +5,12 @@
 //! as long as it worked: it never takes more than a twentieth of one core.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::room::{Room, Tight};
 use super::{Collector, Context, Outcome, Output};
 use crate::clock::Moment;
 use crate::discover::ContainerId;
@@ -19,6 +20,8 @@ use crate::host::{Dir, ReadError};
 const REST: u32 = 19;
 /// A container's shares are not shown any longer than this many intervals after they were read.
 const VALID_FOR: u32 = 4;
+/// Except those of a container that is left alone because it is about to run out of memory.
+const KEPT_FOR: Duration = Duration::from_secs(600);
 
 /// One process to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +63,8 @@ struct Round {
 #[derive(Debug, Default)]
 struct Results {
     shares: HashMap<ContainerId, Arc<Measured>>,
+    /// Who is left alone, as of the newest cycle.
+    tight: Tight,
     faults: Vec<ReadError>,
     denied: bool,
     changed: bool,
@@ -72,6 +77,7 @@ struct Results {
 #[derive(Debug)]
 pub struct Pss {
     interval: Duration,
+    room: Room,
     last: Option<Moment>,
     sender: Option<SyncSender<Round>>,
     results: Arc<Mutex<Results>>,
@@ -81,7 +87,14 @@ pub struct Pss {
 impl Pss {
     /// A collector that measures each process at most once per interval. The thread starts with the first round.
     pub fn new(interval: Duration) -> Self {
-        Self { interval, last: None, sender: None, results: Arc::default(), took: Duration::ZERO }
+        Self {
+            interval,
+            room: Room::default(),
+            last: None,
+            sender: None,
+            results: Arc::default(),
+            took: Duration::ZERO,
+        }
     }
 
     fn hand_over(&mut self, context: &Context<'_>, output: &Output<'_>) {
@@ -107,6 +120,8 @@ impl Collector for Pss {
     }
 
     fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
+        let tight = self.room.enter(context, output.readings);
+        self.results.lock().unwrap_or_else(PoisonError::into_inner).tight = tight;
         if self.last.is_none_or(|last| context.now.since(last) >= self.interval)
             && !output.readings.processes.is_empty()
         {
@@ -118,7 +133,11 @@ impl Collector for Pss {
         // on a large host a round takes longer than the interval
         let valid = (self.interval * VALID_FOR + Duration::from_secs(5)).max(results.round * 3);
         let before = results.shares.len();
-        results.shares.retain(|_, measured| context.now.since(measured.at) < valid);
+        let Results { shares, tight, .. } = &mut *results;
+        shares.retain(|id, measured| {
+            let age = context.now.since(measured.at);
+            age < valid || (tight.is(id) && age < KEPT_FOR)
+        });
         if results.changed || before != results.shares.len() {
             results.changed = false;
             output.readings.pss = Arc::new(Shares { by_container: results.shares.clone() });
@@ -143,7 +162,7 @@ fn start(results: Arc<Mutex<Results>>) -> SyncSender<Round> {
             let round_began = Moment::now();
             for (id, targets) in &round.containers {
                 let began = Moment::now();
-                let measured = measure(&round.proc, targets, &mut buffer);
+                let measured = measure(&round.proc, id, targets, &results, &mut buffer);
                 let took = Moment::now().since(began);
                 enter(&results, id, measured, took);
                 std::thread::sleep(took * REST);
@@ -158,11 +177,17 @@ fn start(results: Arc<Mutex<Results>>) -> SyncSender<Round> {
     sender
 }
 
-fn enter(results: &Mutex<Results>, id: &ContainerId, measured: Result<Measured, ReadError>, took: Duration) {
+fn enter(
+    results: &Mutex<Results>,
+    id: &ContainerId,
+    measured: Result<Option<Measured>, ReadError>,
+    took: Duration,
+) {
     let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
     results.took = took;
     match measured {
-        Ok(measured) => {
+        Ok(None) => {}
+        Ok(Some(measured)) => {
             results.denied = false;
             results.shares.insert(id.clone(), Arc::new(measured));
             results.changed = true;
@@ -174,10 +199,20 @@ fn enter(results: &Mutex<Results>, id: &ContainerId, measured: Result<Measured, 
     }
 }
 
-/// Measures a container's processes one after the other. Those that end meanwhile are left out.
-fn measure(proc: &std::path::Path, targets: &[Target], buffer: &mut Vec<u8>) -> Result<Measured, ReadError> {
+/// Measures a container's processes one after the other. Those that end meanwhile are left out; `None` if the container
+/// is about to run out of memory.
+fn measure(
+    proc: &Path,
+    id: &ContainerId,
+    targets: &[Target],
+    results: &Mutex<Results>,
+    buffer: &mut Vec<u8>,
+) -> Result<Option<Measured>, ReadError> {
     let mut bytes = HashMap::with_capacity(targets.len());
     for target in targets {
+        if results.lock().unwrap_or_else(PoisonError::into_inner).tight.is(id) {
+            return Ok(None);
+        }
         match share(proc, *target, buffer) {
             Ok(Some(share)) => drop(bytes.insert(target.pid, (target.start_ticks, share))),
             Ok(None) => {}
@@ -185,10 +220,10 @@ fn measure(proc: &std::path::Path, targets: &[Target], buffer: &mut Vec<u8>) -> 
             Err(error) => return Err(error),
         }
     }
-    Ok(Measured { at: Moment::now(), bytes })
+    Ok(Some(Measured { at: Moment::now(), bytes }))
 }
 
-fn share(proc: &std::path::Path, target: Target, buffer: &mut Vec<u8>) -> Result<Option<u64>, ReadError> {
+fn share(proc: &Path, target: Target, buffer: &mut Vec<u8>) -> Result<Option<u64>, ReadError> {
     let dir = Dir::open(&proc.join(target.pid.to_string()))?;
     let stat = dir.file("stat")?.read_once(buffer).map(crate::parse::process::Stat::parse)?;
     if stat.is_none_or(|stat| stat.start_ticks != target.start_ticks) {

@@ -177,14 +177,16 @@ impl Gpus {
     fn write_processes(&self, now: Moment, attributed: &Attributed, series: &mut Series) {
         for process in attributed.processes.iter().filter(|process| process.used.is_some()) {
             let key = (process.who, Arc::clone(&process.device));
-            let Some(peak) = self.processes.get(&key) else { continue };
+            let Some((peak, labels)) = self.processes.get(&key).zip(process.labels.as_ref()) else {
+                continue;
+            };
             let (container, gpu) = (process.container, process.gpu);
             if let Some(bytes) = peak.highest() {
-                let labels = process.labels.clone();
+                let labels = labels.clone();
                 series.container_gpu(PROCESS_GPU_MEMORY_PEAK, container, gpu, labels, bytes as f64);
             }
             if let Some(bytes) = peak.recent(now) {
-                let labels = process.labels.clone();
+                let labels = labels.clone();
                 series.container_gpu(PROCESS_GPU_MEMORY_RECENT_PEAK, container, gpu, labels, bytes as f64);
             }
         }

@@ -1,7 +1,7 @@
 //! Asks /proc about a victim, and its cgroup about the limit, while both are still there: for some milliseconds.
 //!
-//! Only files that do not hold on to the victim's memory are read: `comm` and `cgroup`. Who reads `stat` or `status` just when
-//! it exits has its memory freed in his own name, a little later, and till then the kernel may choose another victim.
+//! Only `comm` and `cgroup` are read, which do not hold on to the victim's memory: what does can cost a second process its
+//! life (docs/decisions/0017).
 
 use std::path::PathBuf;
 

@@ -214,7 +214,7 @@ mod tests {
             gpu: 1,
             device: "GPU-1".into(),
             who: (7, 7),
-            labels: [Label::Number(7), "".into(), "".into()],
+            labels: Some([Label::Number(7), "".into(), "".into()]),
             used: None,
             driver_peak: None,
             busy: None,

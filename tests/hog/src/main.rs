@@ -13,6 +13,7 @@
 //! par=N:STEPS    N children at the same time; waits for all
 //! spawn=N:STEPS  as par, without waiting
 //! reap           waits for all that spawn started
+//! churn=N        takes N MiB and gives them back, until one that spawn started has ended, and once more
 //! say=TEXT       prints a line
 //! wait=FILE      until the file is there
 //! hold           for ever
@@ -78,6 +79,15 @@ fn call_itself(name: &str) {
     std::fs::write("/proc/self/comm", bytes(name)).expect("the name is set");
 }
 
+/// Takes and gives back until one of these has ended, and once more.
+fn churn(mib: usize, running: &mut [Child]) {
+    let has_ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
+    while !running.iter_mut().any(has_ended) {
+        drop(eat(mib));
+    }
+    drop(eat(mib));
+}
+
 /// `N:STEPS` as that many running children.
 fn children(argument: &str, mut each: impl FnMut(Child)) {
     let (count, steps) = argument.split_once(':').expect("N:STEPS");
@@ -126,6 +136,7 @@ fn main() -> ExitCode {
                 started.into_iter().for_each(reap);
             }
             "spawn" => children(argument, |child| running.push(child)),
+            "churn" => churn(number(argument), &mut running),
             "reap" => running.drain(..).for_each(reap),
             "say" => println!("{argument}"),
             "wait" => wait_for(argument),
