@@ -1,7 +1,7 @@
 //! OTLP: a snapshot as metrics, the ledger's events as log records. Pure functions that lead to the bytes of requests.
 //!
 //! The messages are those of `opentelemetry-proto`, filled from the catalog; the SDK's instruments do not lie in between,
-//! for the reasons in docs/decisions/0020. A push of a large host is cut into several requests, made one after the other:
+//! for the reasons in docs/decisions/0019. A push of a large host is cut into several requests, made one after the other:
 //! only one is in memory at a time.
 //!
 //! Not here: connections, time and retries (`push`).
