@@ -17,7 +17,7 @@ const UNITS: [(&str, &str); 5] =
     [("_bytes", "By"), ("_seconds", "s"), ("_watts", "W"), ("_celsius", "Cel"), ("_joules", "J")];
 
 /// What is counted, by the last word of the name without `_total`.
-const THINGS: [(&str, &str); 22] = [
+const THINGS: [(&str, &str); 24] = [
     ("ratio", "1"), // stays in the name: a unit of 1 adds nothing to it
     ("kills", "{kill}"),
     ("unattributed", "{kill}"),
@@ -40,6 +40,8 @@ const THINGS: [(&str, &str); 22] = [
     ("pages", "{page}"),
     ("expected", "{gpu}"),
     ("visible", "{gpu}"),
+    ("allocated", "{gpu}"),
+    ("refused", "{refusal}"),
 ];
 
 /// Name and unit of one family.
