@@ -78,10 +78,14 @@ fn only_who_asks_from_this_host_itself_gets_the_process_list() {
     assert_eq!(memledger.get("/api/v1/containers").0, 200);
     assert_eq!(memledger.get_with("/api/v1/containers", &[("Host", "attacker.example")]).0, 403);
     // nor does whoever asks a proxy on this host
-    for header in ["Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP"] {
+    for header in
+        ["Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Server", "X-Real-IP"]
+    {
         let (status, _, _) = memledger.get_with("/api/v1/containers", &[(header, "10.0.0.1")]);
         assert_eq!(status, 403, "{header}");
     }
+    let nameless = raw_request(&memledger.address, "GET /api/v1/containers HTTP/1.0\r\n\r\n");
+    assert!(nameless.starts_with(b"HTTP/1.0 403"), "{}", String::from_utf8_lossy(&nameless));
     let open = Memledger::start(&[ALONE, &["--web.enable-api"]].concat());
     assert_eq!(open.get_with("/api/v1/containers", &[("Host", "gpu7.example")]).0, 200);
     assert_eq!(open.get_with("/api/v1/containers", &[("Via", "1.1 proxy")]).0, 200);

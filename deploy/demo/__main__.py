@@ -4,7 +4,7 @@ Plays what goes wrong on a GPU host, in rounds of some minutes: real containers 
 trainings are (they train nothing: they eat memory), and the shipped memledger watches. Nothing in memledger knows of it; the one thing that is not real is the library that stands in for
 the GPU driver (gpus.py). Where Prometheus is installed, the shipped alerts fire too, in time-lapse (timelapse.py).
 
-What it started it clears away, however it ends; what a killed one left, the next one does.
+What it started it clears away, however it ends; what a killed one left, the next one does while its folder is there.
 """
 import argparse
 import contextlib

@@ -1,15 +1,16 @@
-"""A Prometheus with the shipped rules in time-lapse, and an Alertmanager with the shipped configuration, where they are
-installed. Both listen on the loopback address alone, keep their data in the demo's folder, and end with the demo.
+"""A Prometheus with the shipped rules in time-lapse, and an Alertmanager with the shipped configuration less its
+receivers, where they are installed. Both listen on the loopback address alone, keep their data in the demo's folder, and end with the demo.
 """
 import json
 import os
+import re
 import shutil
 import threading
 from pathlib import Path
 
 import timelapse
 from hosts import REPOSITORY
-from processes import Program, free_port, get
+from processes import Program, Trouble, free_port, get
 
 PORT = 9190
 RULES = REPOSITORY / "deploy/prometheus/rules"
@@ -28,6 +29,15 @@ def installed(variable, *names):
     unpacked = [str(path) for name in names for path in cache.glob(f"*/usr/bin/{name}")]
     candidates = [os.environ.get(variable), *map(shutil.which, names), *unpacked]
     return next((path for path in candidates if path and os.access(path, os.X_OK)), None)
+
+
+def without_receivers(config):
+    """The shipped configuration, whose receivers reach nobody: whoever put his own in is not to be woken by a play."""
+    before, _, receivers = config.partition("\nreceivers:\n")
+    bare = [line for line in receivers.splitlines() if re.fullmatch(r"\s*- name: [\w-]+", line)]
+    if not bare:
+        raise Trouble(f"{ALERTMANAGER} does not end with its receivers, as it was shipped")
+    return "\n".join([before, "receivers:", *bare, ""])
 
 
 class Monitoring:
@@ -52,7 +62,9 @@ class Monitoring:
         port = free_port(PORT + 1)
         url = f"http://127.0.0.1:{port}"
         words = ["unshare", "-m", "--propagation", "private", "/bin/sh", "-c", WITH_TEMPLATES, self.alertmanager_binary]
-        words += [f"--config.file={ALERTMANAGER}", f"--storage.path={self.folder / 'alertmanager'}"]
+        config = self.folder / "alertmanager.yml"
+        config.write_text(without_receivers(ALERTMANAGER.read_text()))
+        words += [f"--config.file={config}", f"--storage.path={self.folder / 'alertmanager'}"]
         words += ["--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}"]
         program = Program(words, self.folder / "alertmanager.log", cwd=self.folder)
         self.programs.append(program)

@@ -18,6 +18,7 @@ import urllib.request
 from pathlib import Path
 
 PREFIX = "memledger-demo-"
+SEAL = "the folder of a demo of memledger, which the next one removes\n"
 DEADLINE = 60
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -122,6 +123,8 @@ class Folder:
         self.path.chmod(0o755)  # memledger's library and the rules are no secret
         self.lock = (self.path / "lock").open("w")
         fcntl.flock(self.lock, fcntl.LOCK_EX)
+        self.lock.write(SEAL)
+        self.lock.flush()
 
     @property
     def mark(self):
@@ -148,8 +151,12 @@ def others():
     """Folders of other demos, each with whether that one lives: its lock is held then."""
     for path in sorted(Path(tempfile.gettempdir()).glob(PREFIX + "*")):
         try:
-            with (path / "lock").open("r+") as lock:
+            if path.is_symlink() or path.stat().st_uid != os.geteuid():
+                continue  # somebody else's
+            with open(os.open(path / "lock", os.O_RDWR | os.O_NOFOLLOW), "r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if lock.read() != SEAL:
+                    continue
                 yield path, False
         except BlockingIOError:
             yield path, True

@@ -43,6 +43,7 @@ class Docker:
         # somebody may have a container of such a name, and another demo will have
         taken = not alone or set(run(*DOCKER, "ps", "-a", "--format", "{{.Names}}").split()) & set(names)
         self.suffix = f"-{os.getpid()}" if taken else ""
+        self.ids = {}  # what was started; by its id alone it is stopped and removed, for its name may be another's
 
     def name(self, training):
         """What memledger calls its container."""
@@ -56,21 +57,25 @@ class Docker:
         words += [f"--label={key}={value}" for key, value in training.labels.items()]
         words += [f"--shm-size={training.shm}m"] if training.shm else []
         words += [f"--restart={training.restart}"] if training.restart else []
-        run(*words, self.image, *training.steps)
+        self.ids[training.name] = run(*words, self.image, *training.steps).strip()
 
     def pid(self, training):
         """Of its first process; None if it does not run."""
+        if training.name not in self.ids:
+            return None
         try:
-            return int(run(*DOCKER, "inspect", "-f", "{{.State.Pid}}", self.name(training))) or None
+            return int(run(*DOCKER, "inspect", "-f", "{{.State.Pid}}", self.ids[training.name])) or None
         except Trouble:
             return None
 
     def stop(self, training):
         """As somebody who has seen enough does."""
-        attempt(*DOCKER, "stop", "-t", "0", self.name(training))
+        if training.name in self.ids:
+            attempt(*DOCKER, "stop", "-t", "0", self.ids[training.name])
 
     def remove(self, training):
-        attempt(*DOCKER, "rm", "-f", "-v", self.name(training))
+        if training.name in self.ids:
+            attempt(*DOCKER, "rm", "-f", "-v", self.ids.pop(training.name))
 
     def clear(self):
         clear_engine(self.mark)
@@ -99,21 +104,27 @@ class Cgroup:
     """One cgroup below the demo's own, which is made and removed with it."""
 
     def __init__(self, mark, name, limit):
-        root, v2 = cgroup_root()
-        path = root
+        try:
+            self.path = self.make(mark, name, limit)
+        except OSError as error:
+            raise Trouble(f"no cgroup could be made: {error}") from error
+
+    @staticmethod
+    def make(mark, name, limit):
+        path, v2 = cgroup_root()
         for part in (mark, name):
             if v2:
                 (path / "cgroup.subtree_control").write_text("+memory")
             path = path / part
             path.mkdir(exist_ok=True)
-        self.path = path
         # without swap: what is over the limit is killed, and not swapped out; not every kernel counts swap
-        names = {"memory.max": limit, "memory.swap.max": 0}
+        files = {"memory.max": limit, "memory.swap.max": 0}
         if not v2:
-            names = {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}
-        for name, mib in names.items():
-            if (path / name).exists():
-                (path / name).write_text(str(mib * MIB))
+            files = {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}
+        for file, mib in files.items():
+            if (path / file).exists():
+                (path / file).write_text(str(mib * MIB))
+        return path
 
     def spawn(self, words, env):
         """A process that enters it before it becomes what the words say."""

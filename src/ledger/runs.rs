@@ -268,11 +268,14 @@ impl Runs {
         self.known.get(id)
     }
 
-    /// One container, to be changed and stored.
+    /// One container, to be changed and stored. Of one that nobody told of, the filters see what they would in the inventory:
+    /// its short id, and no labels.
     pub fn change(&mut self, id: &ContainerId) -> &mut Known {
         self.changed.push(id.clone());
+        let filter = &self.filter;
         self.known.entry(id.clone()).or_insert_with(|| Known {
             name: Name { container_name: id.short().into(), ..Name::default() },
+            hidden: !filter.labels.is_empty() || !filter.shows(&[id.short()]),
             ..Known::default()
         })
     }

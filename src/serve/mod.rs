@@ -56,6 +56,8 @@ struct Shared {
     stale_after: Duration,
     /// One permit per request that may be under way.
     room: Arc<Semaphore>,
+    /// Held by who waits for the metrics to be rendered.
+    rendering: tokio::sync::Mutex<()>,
     door: Arc<Door>,
     /// Makes the GPU collector let go of the driver, and for how long.
     gpu: (Arc<Control>, Duration),
@@ -88,6 +90,7 @@ pub fn router(
         enable_api: config.enable_api,
         stale_after: stale_after(config),
         room: Arc::new(Semaphore::new(door::permits(config.limits.requests))),
+        rendering: tokio::sync::Mutex::default(),
         door: Arc::clone(door),
         gpu: (control, config.gpu.release_for),
     });
@@ -170,10 +173,17 @@ async fn metrics(
         Err(reason) => return reason.into_response(),
     };
     let gzip = accepts_gzip(&headers);
-    let text: Bytes = match aside(place, move || newest.text(gzip)).await {
-        Ok(text) => text,
-        Err(response) => return response,
+    // who comes meanwhile waits here and not on a thread: the allocator keeps for each thread what that took once
+    let turn = shared.rendering.lock().await;
+    let made = newest.made(gzip);
+    let text: Bytes = match made {
+        Some(Ok(text)) => text,
+        _ => match aside(place, move || newest.text(gzip)).await {
+            Ok(text) => text,
+            Err(response) => return response,
+        },
     };
+    drop(turn);
     let mut response = Response::new(Body::from(text));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(prometheus::CONTENT_TYPE));
@@ -222,9 +232,11 @@ fn is_known_or_local(request: &Request) -> bool {
     // HTTP/2, and HTTP/1 with a whole URL, name the host elsewhere
     let of_url = request.uri().authority().map(|authority| authority.as_str());
     let of_header = headers.get(header::HOST).map(|host| host.to_str().unwrap_or(""));
+    let mut hosts = of_url.into_iter().chain(of_header).peekable();
     caller.is_known
         || caller.address.ip().to_canonical().is_loopback()
-            && of_url.into_iter().chain(of_header).all(is_loopback)
+            && hosts.peek().is_some() // HTTP/1.0 may name none
+            && hosts.all(is_loopback)
             && !was_passed_on(headers)
 }
 
@@ -252,9 +264,9 @@ fn is_loopback(host: &str) -> bool {
 
 /// A proxy on this host connects from loopback whoever asks it; these are the headers by which it can be told.
 fn was_passed_on(headers: &HeaderMap) -> bool {
-    const BY_PROXIES: [&str; 6] =
-        ["forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"];
-    BY_PROXIES.iter().any(|name| headers.contains_key(*name))
+    let by_a_proxy =
+        |name: &str| matches!(name, "forwarded" | "via" | "x-real-ip") || name.starts_with("x-forwarded-");
+    headers.keys().any(|name| by_a_proxy(name.as_str()))
 }
 
 #[cfg(test)]

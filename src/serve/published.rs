@@ -24,6 +24,11 @@ impl Newest {
         &self.snapshot
     }
 
+    /// The metrics as text, plain or compressed, if they were made already.
+    pub fn made(&self, gzip: bool) -> Option<Result<Bytes, String>> {
+        if gzip { self.gzip.get().cloned() } else { self.text.get().cloned() }
+    }
+
     /// The metrics as text, plain or compressed. Made once; who asks meanwhile waits for it.
     ///
     /// # Errors

@@ -128,7 +128,7 @@ class Asking:
         """Within one panel each series needs a legend of its own, also over several queries."""
         for row in rows:
             for label in boards.LEGEND.findall(form):
-                if label not in row["metric"] and label not in catalog.OPTIONAL | SETTINGS | {ROLE}:
+                if label not in row["metric"] and label not in catalog.OPTIONAL | SETTINGS:
                     self.say(where, f"legend {form!r}, but the series has no {label}: {row['metric']}")
             legend = boards.LEGEND.sub(lambda found: row["metric"].get(found[1], ""), form)
             if legend in taken:
@@ -138,8 +138,6 @@ class Asking:
 
 # labels of a run that its environment need not set
 SETTINGS = {"batch_size", "num_workers", "num_devices", "precision", "accum"}
-# a process that the GPU driver tells of before memledger has looked at it has none, for one sample
-ROLE = "role"
 
 
 def round_of_questions(prometheus, root, span):

@@ -103,6 +103,7 @@ fn stricter() -> Vec<(String, &'static str)> {
             with_tls("  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: key.pem\n"),
             "no certificate",
         ),
+        (format!("basic_auth_users:\n  ann: {}\n", HASH.replace(".zou", ".zov")), "was changed"),
         (with_tls("---\nusers: {}\n"), "one document only"),
         (format!("basic_auth_users:\n  \"\": {HASH}\n"), "not empty"),
         (format!("basic_auth_users:\n  ann: {}\n", HASH.replace("$10$", "$31$")), "04 to 16"),

@@ -28,6 +28,10 @@ impl PasswordHash {
         let number = cost.parse().ok().filter(|number| cost.len() == 2 && (4..=MOST_COST).contains(number));
         let cost =
             number.ok_or_else(|| format!("its cost is {cost}; wanted is 04 to {MOST_COST}; {MAKE}"))?;
+        // else the check of this user would fail at once, and tell by its time that the name is known
+        if text.parse::<bcrypt::HashParts>().is_err() {
+            return Err(format!("a character of it was changed: bcrypt makes no such salt or hash; {MAKE}"));
+        }
         Ok(Self { text: text.to_owned(), cost })
     }
 

@@ -73,6 +73,8 @@ fn what_is_wrong_is_named_with_its_line_and_what_to_do() {
         ("basic_auth_users:\n  ann: secret\n".to_owned(), 2, "htpasswd -nBC 10"),
         (format!("basic_auth_users:\n  ann: {}\n", HASH.replace("$10$", "$31$")), 2, "04 to 16"),
         (format!("basic_auth_users:\n  ann: {}\n", HASH.replace("zG", "_G")), 2, "53 letters"),
+        (format!("basic_auth_users:\n  ann: {}\n", HASH.replace(".zou", ".zov")), 2, "was changed"),
+        (format!("basic_auth_users:\n  ann: {}\n", HASH.replace("7zG", "7zH")), 2, "was changed"),
         (format!("basic_auth_users:\n  ann: {HASH}\n  ann: {HASH}\n"), 3, "duplicated key"),
         (format!("basic_auth_users:\n  \"\": {HASH}\n"), 2, "not empty"),
         ("basic_auth_users: [ann]\n".to_owned(), 1, "NAME: HASH"),

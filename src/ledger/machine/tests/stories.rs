@@ -3,6 +3,7 @@
 use super::figures;
 use super::story::{KILLED, Story, asked, id, killed, path, runs};
 use crate::collect::kernel_log::Position;
+use crate::config::Filter;
 use crate::discover::{Named, What};
 use crate::ledger::entries::{Kill, Reason, Scope, Victim, Whose};
 use crate::ledger::machine::Hint;
@@ -168,6 +169,20 @@ fn a_container_that_nobody_ever_names_gets_its_short_id_and_its_kill_is_settled_
     story.settle(10.0);
     assert_eq!(story.last_kill().victim, Some(Victim::Child));
     assert_eq!(story.counted("aaaaaaaaaaaa"), (0, 1));
+}
+
+#[test]
+fn a_container_that_the_filters_leave_out_has_no_figures_before_it_is_named_either() {
+    let only = |name: &str| Filter { include: Some(regex::Regex::new(name).unwrap()), ..Filter::default() };
+    let labelled = Filter { labels: vec![("team".into(), None)], ..Filter::default() };
+    for (filter, shown) in [(only("^aaa"), true), (only("^piper"), false), (labelled, false)] {
+        let mut story = Story::filtered(filter);
+        story.kill_in('a', 1.0, 1);
+        story.settle(4.5);
+        story.settle(10.0);
+        assert_eq!(story.owner().as_deref(), Some("aaaaaaaaaaaa"), "the event is kept all the same");
+        assert_eq!(story.shown(10.0).len(), usize::from(shown));
+    }
 }
 
 // ---- main or child

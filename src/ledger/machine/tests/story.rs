@@ -20,6 +20,7 @@ pub struct Story {
     pub begin: Moment,
     pub machine: Machine,
     pub kept: Kept,
+    filter: Filter,
     lines: u64,
 }
 
@@ -31,11 +32,11 @@ pub fn path(letter: char) -> String {
     format!("/docker/{}", id(letter).as_str())
 }
 
-fn machine(kept: &Kept, now: Moment) -> Machine {
+fn machine(kept: &Kept, filter: &Filter, now: Moment) -> Machine {
     let setup = Setup {
         boot_id: "boot".into(),
         keep_ended: Duration::from_secs(60),
-        filter: Filter::default(),
+        filter: filter.clone(),
         host_pids: true,
         ..Setup::default()
     };
@@ -44,9 +45,13 @@ fn machine(kept: &Kept, now: Moment) -> Machine {
 
 impl Story {
     pub fn new() -> Self {
+        Self::filtered(Filter::default())
+    }
+
+    pub fn filtered(filter: Filter) -> Self {
         let begin = Moment::now();
         let kept = Kept::default();
-        let mut story = Self { begin, machine: machine(&kept, begin), kept, lines: 0 };
+        let mut story = Self { begin, machine: machine(&kept, &filter, begin), kept, filter, lines: 0 };
         story.settle(0.0);
         story
     }
@@ -61,7 +66,7 @@ impl Story {
     }
 
     pub fn restart(&mut self, seconds: f64) {
-        self.machine = machine(&self.kept, self.at(seconds));
+        self.machine = machine(&self.kept, &self.filter, self.at(seconds));
     }
 
     /// What a runtime tells of the container a, b, ...: when it happened, and what.
@@ -175,6 +180,12 @@ impl Story {
     }
 
     /// Kills of a container: of the main process, and of children.
+    /// Containers that have figures in /metrics.
+    pub fn shown(&self, seconds: f64) -> Vec<String> {
+        let figures = self.machine.figures(self.at(seconds)).containers;
+        figures.iter().map(|container| container.name.container_name.to_string()).collect()
+    }
+
     pub fn counted(&self, name: &str) -> (u64, u64) {
         let kills = figures(&self.kept.totals(), name).kills;
         let of = |victim: Victim| kills[victim as usize].iter().sum::<u64>();
