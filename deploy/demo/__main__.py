@@ -128,8 +128,10 @@ class Play:
         while (coming or on) and self.now() < until:
             now = self.now() - start
             self.tick()
-            while coming and coming[0].at <= now:
-                act = coming.pop(0)
+            for act in [act for act in coming if act.at <= now]:
+                if any(each.is_in_the_way_of(act) for each in on):
+                    continue
+                coming.remove(act)
                 act.begin(self)
                 on.append(OnStage(act, self.now() - start, self.expected(act)))
                 self.tell.act(self.text(act))
@@ -153,6 +155,9 @@ class OnStage:
 
     def __init__(self, act, began, missing):
         self.act, self.began, self.missing, self.shown = act, began, missing, None
+
+    def is_in_the_way_of(self, act):
+        return (act.is_last and bool(self.missing)) or (act.queue != "" and act.queue == self.act.queue)
 
     def is_over(self, now, watch):
         """It has lasted as long as it may, or all of its alerts have been seen to fire."""

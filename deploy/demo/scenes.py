@@ -51,6 +51,8 @@ class Act:
     most: float = 60
     least: float = 0
     needs_names: bool = False  # an engine that tells of ends and of its runtime
+    queue: str = ""  # begins when no other act of this queue is on: they would hide each other
+    is_last: bool = False  # begins when nothing waits for an alert any more
 
 
 def run_of(batch_size, workers):
@@ -127,7 +129,7 @@ def once(at, do, text, *alerts, **more):
 
 def on_plain(at, begin, end, text, alert, severity, labels=(), **more):
     here = Alert(alert, severity, {"instance": "plain-host", **dict(labels)})
-    return Act(at, f"plain-host: {text}", begin, end, (here,), **more)
+    return Act(at, f"plain-host: {text}", begin, end, (here,), queue="plain-host", **more)
 
 
 def on_paper(at, state, text, *alerts):
@@ -229,7 +231,7 @@ def of_hosts(paper_container):
                  "somebody takes it out of Prometheus' configuration", "MemledgerNotScraped", WARNING),
         Act(135, "somebody takes all hosts out of Prometheus' configuration", absent,
             lambda play: play.monitoring.remember(*play.hosts),
-            (Alert("MemledgerExporterAbsent", CRITICAL, {}), *everybody), most=60),
+            (Alert("MemledgerExporterAbsent", CRITICAL, {}), *everybody), most=60, is_last=True),
         on_paper(5, "full", "96 % of its memory are in use",
                  *(("MemledgerHostMemoryHigh", severity, {}) for severity in (INFO, WARNING, CRITICAL))),
         on_paper(9, "stalls", "its tasks stand still for memory", ("MemledgerHostMemoryPressure", WARNING, {}),
