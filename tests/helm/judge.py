@@ -200,8 +200,16 @@ def told(root, case, found, text):
 
 
 def probed(root, case, found, text):
-    """Probes ask routes that are there, in one way each, at a port that is there."""
+    """Probes ask routes that are there, in one way each, at a port that is there, and as whoever else asks: by TLS if need be."""
     container = chart.container(found)
+    secured = next((variable["value"] for variable in container["env"] if variable["name"] == f"{OURS}WEB_CONFIG_FILE"), None)
+    for each in chart.of_kind(found, "Pod"):
+        if (f"--web.config.file={secured}" in each["spec"]["containers"][0]["args"]) != bool(secured):
+            yield f"helm test asks as if the web configuration file were not {secured}"
+    for kind, key in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
+        for each in chart.of_kind(found, kind):
+            if (scheme := each["spec"][key][0]["scheme"]) != ("https" if secured else "http"):
+                yield f"{kind} speaks {scheme}, and the web configuration file is {secured}"
     ports = {port["name"] for port in container["ports"]}
     for name in ("startupProbe", "livenessProbe", "readinessProbe"):
         probe = container.get(name)
@@ -214,6 +222,8 @@ def probed(root, case, found, text):
             yield f"{name}: there is no port {probe[ways[0]]['port']}"
         if "httpGet" in probe and probe["httpGet"]["path"] not in ("/-/healthy", "/-/ready"):
             yield f"{name}: there is no route {probe['httpGet']['path']}"
+        if "httpGet" in probe and secured:
+            yield f"{name} speaks HTTP, and {secured} may have TLS"
     listens = next(variable["value"] for variable in container["env"] if variable["name"] == f"{OURS}WEB_LISTEN_ADDRESS")
     if listens != f":{container['ports'][0]['containerPort']}":
         yield f"it listens on {listens}, and says {container['ports']}"
