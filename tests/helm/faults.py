@@ -74,6 +74,7 @@ MUTATIONS = [
     ("a copy of the rules", lambda root: ((root / HELM / "files/rules").unlink(), shutil.copytree(root / monitoring.RULES, root / HELM / "files/rules"), text(HELM + "files/rules/alerts.yml", "> 0.75", "> 0.7")(root)), judge.packed, None, "alerts.yml is not the same in the package"),
     ("cases in the package", lambda root: (root / HELM / ".helmignore").unlink(), judge.packed, None, "the cases of the tests are in the package"),
     ("notes without what to do", text(T + "NOTES.txt", "pod-security.kubernetes.io", "pod.security"), judge.noted, None, "the notes do not say"),
+    ("notes that do not say what a restart takes", text(T + "NOTES.txt", "--field-selector spec.nodeName", "--on"), judge.noted, None, "the notes do not say"),
     ("manifests of before", text(T + "daemonset.yaml", "hostNetwork: {{", "hostIPC: false\n      hostNetwork: {{"), judge.plain, None, "the pod is another than the chart's"),
     ("an image of another name", text("deploy/kubernetes/kustomization.yaml", "newTag: 0.1.0", "newTag: 0.0.9"), judge.plain, None, "the pod is another than the chart's"),
     ("advice that is none", text("src/cli/report/pods.rs", "podResources.enabled: true", "kubelet.enabled: true"), judge.advised, None, "names the value kubelet.enabled, which is none"),
