@@ -475,7 +475,7 @@ mod tests {
     #[test]
     fn the_kubelets_runtime_is_looked_for_unless_somebody_names_it() {
         let found = load(&[]).unwrap().cri;
-        assert!(!found.is_asked_for && found.sockets.len() == 4);
+        assert!(!found.is_asked_for && found.sockets.len() == 6);
         let named =
             load(&["--cri.endpoint=unix:///run/a.sock", "--cri.pod-labels=app.kubernetes.io/name,team"]);
         let named = named.unwrap().cri;

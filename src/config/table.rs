@@ -160,6 +160,8 @@ pub static SETTINGS: &[Setting] = &[
             "/run/crio/crio.sock",
             "/var/run/cri-dockerd.sock",
             "/run/k3s/containerd/containerd.sock",
+            "/run/k0s/containerd.sock",
+            "/var/snap/microk8s/common/run/containerd.sock",
         ],
         "Socket of the kubelet's container runtime (CRI). The first one that answers is used; of the default ones, the first that has pods. Empty: do not ask for pods.",
     ),

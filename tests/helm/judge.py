@@ -29,6 +29,10 @@ HOST_PATHS = {
     "/var/lib/kubelet/pod-resources": "which GPU is whose",
     "/run/containerd/containerd.sock": "names of containers",
     "/run/k3s/containerd/containerd.sock": "names of containers",
+    "/run/k0s/containerd.sock": "names of containers",
+    "/var/lib/k0s/kubelet/pod-resources": "which GPU is whose",
+    "/var/snap/microk8s/common/run/containerd.sock": "names of containers",
+    "/var/snap/microk8s/common/var/lib/kubelet/pod-resources": "which GPU is whose",
     "/run/crio": "names of containers",
     "/var/run/docker.sock": "names of containers of a Docker engine beside",
     "/dev/kmsg": "the kernel log, where kmsg.enabled asks for it",
@@ -200,8 +204,16 @@ def told(root, case, found, text):
 
 
 def probed(root, case, found, text):
-    """Probes ask routes that are there, in one way each, at a port that is there."""
+    """Probes ask routes that are there, in one way each, at a port that is there, and as whoever else asks: by TLS if need be."""
     container = chart.container(found)
+    secured = next((variable["value"] for variable in container["env"] if variable["name"] == f"{OURS}WEB_CONFIG_FILE"), None)
+    for each in chart.of_kind(found, "Pod"):
+        if (f"--web.config.file={secured}" in each["spec"]["containers"][0]["args"]) != bool(secured):
+            yield f"helm test asks as if the web configuration file were not {secured}"
+    for kind, key in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
+        for each in chart.of_kind(found, kind):
+            if secured and (scheme := each["spec"][key][0]["scheme"]) != "https":
+                yield f"{kind} speaks {scheme}, and {secured} may have TLS"
     ports = {port["name"] for port in container["ports"]}
     for name in ("startupProbe", "livenessProbe", "readinessProbe"):
         probe = container.get(name)
@@ -214,6 +226,8 @@ def probed(root, case, found, text):
             yield f"{name}: there is no port {probe[ways[0]]['port']}"
         if "httpGet" in probe and probe["httpGet"]["path"] not in ("/-/healthy", "/-/ready"):
             yield f"{name}: there is no route {probe['httpGet']['path']}"
+        if "httpGet" in probe and secured:
+            yield f"{name} speaks HTTP, and {secured} may have TLS"
     listens = next(variable["value"] for variable in container["env"] if variable["name"] == f"{OURS}WEB_LISTEN_ADDRESS")
     if listens != f":{container['ports'][0]['containerPort']}":
         yield f"it listens on {listens}, and says {container['ports']}"
@@ -302,7 +316,7 @@ def noted(root):
     """The notes say what to do next, and warn of what was chosen."""
     folder = root / "helm/memledger"
     for case, wanted in {
-        "default": ["pod-security.kubernetes.io/enforce=privileged", "/memledger doctor", "helm test", "Nothing scrapes it yet", "nvidia.runtimeClassName is empty"],
+        "default": ["pod-security.kubernetes.io/enforce=privileged", "/memledger doctor", "helm test", "Nothing scrapes it yet", "nvidia.runtimeClassName is empty", "delete pod -l app.kubernetes.io/name=memledger,app.kubernetes.io/instance=memledger --field-selector spec.nodeName=NODE"],
         "kmsg": ["WARNING: kmsg.enabled makes the container PRIVILEGED"],
         "minimal": ["hostPID is off", "runtime.enabled is off", "capabilities.syslog is off", "capabilities.sysPtrace is off", "state.hostPath is empty"],
         "podmonitor": ["scraped through a PodMonitor"],
@@ -338,7 +352,7 @@ def advised(root):
     """The values that `memledger doctor` names in a pod are values of the chart."""
     text = (root / "src/cli/report/pods.rs").read_text()
     tree = yaml.safe_load((root / "helm/memledger/values.yaml").read_text())
-    named = re.findall(r"[\"\s]((?:\w+\.)*\w+): (?:true|a folder|nvidia|the socket)", text.split("#[cfg(test)]")[0])
+    named = re.findall(r"[\"\s]((?:\w+\.)*\w+): (?:true|a folder|nvidia|the socket|the folder|\{type)", text.split("#[cfg(test)]")[0])
     if len(named) < 8:
         yield f"doctor names only {named}"
     for name in named:

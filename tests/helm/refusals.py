@@ -54,6 +54,11 @@ REFUSALS = [
     ('serviceAccount={"create":false,"annotations":{"a":"b"}}', "set serviceAccount.create"),
     ('extraVolumes=[{"name":"root","hostPath":{"path":"/usr/.."}}]', "volume root mounts the whole / of the node"),
     ('extraEnv=[{"name":"MEMLEDGER_PATH_PROCFS","value":"/p"}]', "extraEnv: MEMLEDGER_PATH_PROCFS is set by the chart"),
+    ('settings={"web.config.file":"/etc/memledger/web.yml"}', "/etc/memledger/web.yml lies in nothing that is mounted; mount the folder"),
+    ('extraArgs=["--web.config.file=/w.yml"]', "--web.config.file is not seen by the probes; set settings.web.config.file"),
+    ('extraEnv=[{"name":"MEMLEDGER_WEB_CONFIG_FILE","value":"/w.yml"}]', "set settings.web.config.file"),
+    ('settings={"otlp.endpoint":"http://c:4318"},networkPolicy.enabled=true', "set networkPolicy.egress to the collector"),
+    ('extraEnv=[{"name":"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT","value":"http://c"}],networkPolicy.enabled=true', "set networkPolicy.egress"),
     ('prometheusRule={"enabled":true,"disabledAlerts":["MemledgerGpuLos"]}', "there is no alert MemledgerGpuLos, by NAME or NAME/SEVERITY; there are MemledgerCollectorFailing, MemledgerContainer"),
 ]  # fmt: skip
 

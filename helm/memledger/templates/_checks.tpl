@@ -22,15 +22,38 @@ values.schema.json.
 {{- if and (not $v.serviceAccount.create) $v.serviceAccount.annotations -}}
 {{- fail "serviceAccount.annotations are of an account that the chart makes: set serviceAccount.create" -}}
 {{- end -}}
+{{- with get $v.settings "web.config.file" -}}
+{{- $file := . -}}
+{{- $mounted := false -}}
+{{- range $v.extraVolumeMounts -}}
+{{- if hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) (clean $file) -}}{{- $mounted = true -}}{{- end -}}
+{{- end -}}
+{{- if not $mounted -}}
+{{- fail (printf "settings.web.config.file: %s lies in nothing that is mounted; mount the folder of a Secret there by extraVolumes and extraVolumeMounts" $file) -}}
+{{- end -}}
+{{- end -}}
+{{- range $v.extraArgs -}}
+{{- if hasPrefix "--web.config.file" . -}}
+{{- fail "extraArgs: --web.config.file is not seen by the probes; set settings.web.config.file" -}}
+{{- end -}}
+{{- end -}}
 {{- range $v.extraVolumes -}}
 {{- $path := dig "hostPath" "path" "" . -}}
 {{- if and $path (eq (clean $path) "/") -}}
 {{- fail (printf "extraVolumes: volume %s mounts the whole / of the node; mount the folder that is needed" .name) -}}
 {{- end -}}
 {{- end -}}
+{{- $pushes := get $v.settings "otlp.endpoint" -}}
 {{- range $v.extraEnv -}}
+{{- if regexMatch "^(OTEL_EXPORTER_OTLP_.*|MEMLEDGER_OTLP_)ENDPOINT$" .name -}}{{- $pushes = .name -}}{{- end -}}
+{{- if eq .name "MEMLEDGER_WEB_CONFIG_FILE" -}}
+{{- fail "extraEnv: MEMLEDGER_WEB_CONFIG_FILE is not seen by the probes' defaults and the monitors; set settings.web.config.file" -}}
+{{- end -}}
 {{- if has .name (list "MEMLEDGER_PATH_PROCFS" "MEMLEDGER_PATH_CGROUPFS" "MEMLEDGER_STATE_PATH" "MEMLEDGER_WEB_LISTEN_ADDRESS" "MEMLEDGER_CRI_ENDPOINT" "MEMLEDGER_DOCKER_SOCKET") -}}
 {{- fail (printf "extraEnv: %s is set by the chart; its value is one of port, host, state, runtime, docker" .name) -}}
 {{- end -}}
+{{- end -}}
+{{- if and $pushes $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}
+{{- fail "networkPolicy.enabled lets nothing out, so nothing would be pushed over OTLP: set networkPolicy.egress to the collector, and to the cluster's DNS (port 53)" -}}
 {{- end -}}
 {{- end -}}

@@ -121,7 +121,7 @@ would be two of each.
 - {regex: pod|container|endpoint|service, action: labeldrop}
 {{- end -}}
 
-{{/* What both monitors say of a scrape. dict "monitor" VALUES */}}
+{{/* What both monitors say of a scrape. dict "monitor" VALUES "path" PATH "root" $ */}}
 {{- define "memledger.endpoint" -}}
 port: metrics
 path: {{ .path }}
@@ -129,7 +129,7 @@ interval: {{ .monitor.interval }}
 {{- with .monitor.scrapeTimeout }}
 scrapeTimeout: {{ . }}
 {{- end }}
-scheme: {{ .monitor.scheme }}
+scheme: {{ default (ternary "https" "http" (not (empty (get .root.Values.settings "web.config.file")))) .monitor.scheme }}
 {{- with .monitor.tlsConfig }}
 tlsConfig:
   {{- toYaml . | nindent 2 }}

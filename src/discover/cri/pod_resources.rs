@@ -1,8 +1,13 @@
 //! Which GPUs the kubelet gave to which container, from its pod-resources socket (`v1`), which only reads and is optional.
 //!
 //! Resources of NVIDIA's device plugin and of its MIG strategies are looked at, whose device ids are the driver's own
-//! uuids (or its index, if the plugin is set so). A device that is shared in time has `::NUMBER` after its id. Not here:
-//! dynamic resource allocation, whose device names only its driver understands.
+//! uuids (or its index, if the plugin is set so). A device that is shared in time has `::NUMBER` after its id. GKE's own plugin
+//! names `nvidia0` and `nvidia0/gi7`, by minor numbers, which are not the index and which nothing here tells: such a name means
+//! no device, and is said to ([`unknown`]). Not here: dynamic resource allocation, whose device names only its driver
+//! understands.
+//!
+//! The kubelet names a pod and not its uid, so a pod that is made anew under its name has what the one before it was given
+//! until the kubelet is asked again. While it does not answer, what it said of such a pod is forgotten.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +17,8 @@ use std::time::Duration;
 use prost::Message;
 
 use super::client::{Client, CriError};
-use crate::discover::{Identity, Source};
+use crate::clock::Moment;
+use crate::discover::{Identity, Record, Source, SourceState};
 use crate::series::bounded;
 
 /// Pause between two looks.
@@ -96,15 +102,42 @@ fn read(answer: ListResponse) -> Given {
     given
 }
 
-/// Follows the kubelet for ever. While it is away, what it gave is given.
+/// A name that no device can have, if there is one.
+pub fn unknown(given: &Given) -> Option<&str> {
+    let is_known = |id: &str| {
+        id.starts_with("GPU-") || id.starts_with("MIG-") || id.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    given.values().flat_map(|ids| ids.iter()).map(|id| &**id).find(|id| !is_known(id))
+}
+
+/// Forgets what was given to containers whose run began after `asked` (Unix time), when the kubelet last answered: it spoke of
+/// another of that name. Returns whether there was any.
+fn forget<'a>(given: &mut Given, running: impl IntoIterator<Item = &'a Record>, asked: f64) -> bool {
+    let before = given.len();
+    for record in running {
+        if record.started.is_some_and(|started| started > asked) {
+            given.remove(&Identity::lasting(&record.name, record.pod.as_deref()));
+        }
+    }
+    given.len() < before
+}
+
+/// Follows the kubelet for ever. While it is away, what it gave is given, but to no container that began meanwhile.
 pub async fn follow(socket: PathBuf, source: Arc<Source>) {
     let mut client = None;
-    let mut said = false;
+    let (mut said, mut said_unknown) = (false, false);
+    let mut answered = None;
     loop {
-        if socket.exists() {
+        let began = Moment::now().unix_seconds();
+        if socket.exists() || answered.is_some() {
             match asked(&mut client, &socket).await {
                 Ok(given) => {
                     said = false;
+                    answered = Some(began);
+                    if let Some(id) = unknown(&given).filter(|_| !std::mem::replace(&mut said_unknown, true))
+                    {
+                        tracing::warn!(%id, "the device plugin names GPUs as no driver does, so who was given one is not known (said once)");
+                    }
                     let mut state = source.lock();
                     if state.given != given {
                         state.given = given;
@@ -113,6 +146,10 @@ pub async fn follow(socket: PathBuf, source: Arc<Source>) {
                 }
                 Err(error) => {
                     client = None;
+                    if let Some(asked) = answered {
+                        let SourceState { given, running, generation, .. } = &mut *source.lock();
+                        *generation += u64::from(forget(given, running.values(), asked));
+                    }
                     if !std::mem::replace(&mut said, true) {
                         tracing::warn!(socket = %socket.display(), %error, "the kubelet does not tell which GPUs it gave to whom; trying again");
                     }
@@ -136,6 +173,51 @@ async fn asked(client: &mut Option<Client>, socket: &Path) -> Result<Given, CriE
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::discover::{ContainerId, Pod};
+
+    fn given_to(pod: &str, ids: &[&str]) -> Given {
+        let identity = Identity { k8s_namespace: "ml".into(), k8s_pod: pod.into(), name: "main".into() };
+        Given::from([(identity, ids.iter().map(|id| Arc::from(*id)).collect())])
+    }
+
+    #[test]
+    fn a_name_of_gkes_plugin_is_known_for_one_that_no_device_has() {
+        assert_eq!(unknown(&given_to("a", &["0", "GPU-b", "MIG-c"])), None);
+        assert_eq!(unknown(&given_to("a", &["GPU-b", "nvidia0"])), Some("nvidia0"));
+        assert_eq!(unknown(&given_to("a", &["nvidia0/gi7"])), Some("nvidia0/gi7"));
+    }
+
+    #[test]
+    fn a_pod_that_is_made_anew_while_the_kubelet_is_silent_has_nothing_of_the_one_before_it() {
+        let pod = Pod {
+            namespace: "ml".into(),
+            name: "train-0".into(),
+            uid: "u".into(),
+            attempt: 0,
+            source: "".into(),
+            labels: vec![],
+            memory_min_bytes: None,
+        };
+        let mut record = Record {
+            id: ContainerId::new("a"),
+            runtime: "cri",
+            name: "main".into(),
+            pod: Some(Arc::new(pod)),
+            image: "".into(),
+            compose_project: "".into(),
+            compose_service: "".into(),
+            settings: vec![],
+            gpus: [].into(),
+            started: Some(50.0),
+            labels_match: true,
+        };
+        let mut given = given_to("train-0", &["GPU-b"]);
+        given.extend(given_to("train-1", &["GPU-c"]));
+        assert!(!forget(&mut given, [&record], 100.0), "it ran when the kubelet answered");
+        record.started = Some(150.0);
+        assert!(forget(&mut given, [&record], 100.0));
+        assert_eq!(given, given_to("train-1", &["GPU-c"]));
+    }
 
     #[test]
     fn only_nvidias_devices_count_and_one_that_is_shared_in_time_is_one() {
