@@ -149,7 +149,7 @@ impl Delivery {
     fn later(&mut self, after: Option<Duration>, reason: &str) {
         self.client = None;
         self.failures += 1;
-        let pause = after.unwrap_or_else(|| jittered(self.pause));
+        let pause = pause(after, jittered(self.pause));
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         self.not_before = Some(Moment::now().plus(pause));
         tracing::debug!(signal = self.signal.label(), endpoint = %self.target.endpoint, reason, ?pause, "OTLP: tried in vain");
@@ -211,8 +211,49 @@ impl Delivery {
     }
 }
 
+/// How long an endpoint is left alone: as long as it asks, and never shorter than a pause of our own. A `Retry-After: 0`, or
+/// one that has passed, else meant one attempt after the other without a break.
+fn pause(asked: Option<Duration>, own: Duration) -> Duration {
+    asked.map_or(own, |asked| asked.max(own))
+}
+
 /// Three quarters of a pause to five quarters, so that many hosts do not come back at once.
 fn jittered(pause: Duration) -> Duration {
     let random = RandomState::new().build_hasher().finish() % 1000;
     pause * 3 / 4 + pause.mul_f64(random as f64 / 2000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::otlp::Endpoint;
+
+    fn delivery() -> (Delivery, watch::Sender<Option<Moment>>) {
+        let endpoint =
+            Endpoint { tls: false, host: "localhost".into(), port: 1, path: "/token/s3cr3t".into() };
+        let target = Target {
+            endpoint,
+            grpc: false,
+            headers: vec![],
+            gzip: false,
+            timeout: Duration::from_secs(1),
+            certificate: None,
+            client: None,
+        };
+        let (sender, stop) = watch::channel(None);
+        (Delivery::new(Signal::Metrics, Arc::new(target), Arc::default(), stop), sender)
+    }
+
+    #[test]
+    fn an_endpoint_that_asks_for_no_time_is_left_alone_all_the_same_and_longer_each_time() {
+        let (mut delivery, _stop) = delivery();
+        let mut least = FIRST_PAUSE.mul_f64(0.7);
+        for after in [Some(Duration::ZERO), Some(Duration::from_millis(1)), None] {
+            delivery.later(after, "busy");
+            assert!(delivery.must_rest() > least, "{after:?}: {:?}", delivery.must_rest());
+            least *= 2;
+        }
+        delivery.later(Some(Duration::from_secs(600)), "busy");
+        assert!(delivery.must_rest() > Duration::from_secs(590), "it asks for more than we would wait");
+    }
 }
