@@ -50,18 +50,16 @@ pub async fn run(shared: &Shared, mut delivery: Delivery, archive: &Archive) {
         if seen != Some(written) && (delivery.must_rest().is_zero() || stopping) {
             match flush(shared, &mut delivery, archive, &mut progress).await {
                 Ok(all) => {
-                    unreadable = false;
                     if all {
                         seen = Some(written);
                     }
+                    if std::mem::take(&mut unreadable) && all {
+                        delivery.works(); // nobody else would say so, as there is nothing to push
+                    }
                 }
                 Err(error) => {
-                    rest = UNREADABLE;
-                    let error: &dyn std::error::Error = &error;
-                    delivery.unreadable(error);
-                    if !std::mem::replace(&mut unreadable, true) {
-                        tracing::warn!(error, "events cannot be read for OTLP; trying again");
-                    }
+                    (rest, unreadable) = (UNREADABLE, true);
+                    delivery.unreadable(&error);
                 }
             }
             delivery.close();
