@@ -82,9 +82,14 @@ async fn flush(
     progress: &mut Progress,
 ) -> Result<bool, StoreError> {
     let (mut most, mut suspects) = (BATCH, 0);
+    let mut past = 0; // number of the last suspect: the oldest events may be removed meanwhile, so places say nothing
     loop {
         let settled = archive.settled_after(progress.done, BATCH)?;
-        let Some(events) = settled.events.get(suspects..).filter(|events| !events.is_empty()) else {
+        let Some(events) = settled
+            .events
+            .get(settled.events.partition_point(|event| event.id() <= past)..)
+            .filter(|events| !events.is_empty())
+        else {
             if suspects > 0 {
                 delivery.keep_away(REFUSED);
                 return Ok(false);
@@ -117,7 +122,7 @@ async fn flush(
                 continue;
             }
             Outcome::Refused(Refusal::Content | Refusal::Size) if suspects + 1 < progress.reach => {
-                (most, suspects) = (1, suspects + 1);
+                (most, suspects, past) = (1, suspects + 1, last);
                 continue;
             }
             Outcome::Refused(of) => {
