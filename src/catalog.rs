@@ -215,8 +215,8 @@ catalog! {
         "1 if the newest push over OTLP was taken as a whole, 0 if it was not, by signal: metrics, logs. Absent without an endpoint and before the first push.";
     OTLP_SENT = Counter Global "memledger_otlp_sent_total" ["signal"] max 2,
         "Data points (signal metrics) and log records (signal logs) that the endpoint has taken, since memledger's start. Absent without an endpoint.";
-    OTLP_LOST = Counter Global "memledger_otlp_lost_total" ["signal", "reason"] max 6,
-        "Data points and log records that were given up, since memledger's start, by reason: unreachable (no answer, or a wish to come later, until newer ones took their place; log records wait instead), refused (the endpoint would not have them), too_large (one alone is larger than a request may be). Absent without an endpoint.";
+    OTLP_LOST = Counter Global "memledger_otlp_lost_total" ["signal", "reason"] max 8,
+        "Data points and log records that were given up, since memledger's start, by reason: unreachable (no answer, or a wish to come later, until newer ones took their place; log records wait instead), refused (the endpoint would not have them), too_large (one alone is larger than a request may be), unreadable (an event that is damaged in the ledger). Absent without an endpoint.";
 
     CONTAINER_INFO = Info Container "memledger_container_info"
         ["container_id", "image", "runtime", "compose_project", "compose_service", "cgroup_version"] max CONTAINERS,

@@ -142,7 +142,7 @@ fn start_push(
         desk,
         archive,
         follower: push::follower(settings),
-        acknowledged,
+        acknowledged: acknowledged.into(),
         resource: resource(&host, &settings.resource),
         origins: Origins { memledger: now, boot: boot * 1_000_000_000, ledger: (begun * 1e9) as u64 },
         tally: Arc::clone(&tally),

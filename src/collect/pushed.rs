@@ -25,6 +25,8 @@ pub enum Lost {
     Refused,
     /// It alone is larger than a request may be.
     TooLarge,
+    /// It is damaged in the ledger.
+    Unreadable,
 }
 
 impl Signal {
@@ -40,7 +42,7 @@ impl Signal {
     }
 }
 
-const REASONS: [&str; 3] = ["unreachable", "refused", "too_large"];
+const REASONS: [&str; 4] = ["unreachable", "refused", "too_large", "unreadable"];
 
 #[derive(Clone, Copy, Debug, Default)]
 struct OfSignal {
@@ -111,11 +113,14 @@ mod tests {
         assert!(series.is_empty());
         tally.begin(Signal::Logs);
         tally.write(&mut series);
-        assert_eq!(series.rows().iter().map(|row| row.value).collect::<Vec<_>>(), [0.0; 4]);
+        assert_eq!(series.rows().iter().map(|row| row.value).collect::<Vec<_>>(), [0.0; 5]);
         assert_eq!((tally.up(Signal::Logs, false), tally.up(Signal::Logs, true)), (None, Some(false)));
         tally.lost(Signal::Logs, Lost::TooLarge, 3);
         let mut series = Series::default();
         tally.write(&mut series);
-        assert_eq!(series.rows().iter().map(|row| row.value).collect::<Vec<_>>(), [1.0, 0.0, 0.0, 0.0, 3.0]);
+        assert_eq!(
+            series.rows().iter().map(|row| row.value).collect::<Vec<_>>(),
+            [1.0, 0.0, 0.0, 0.0, 3.0, 0.0]
+        );
     }
 }

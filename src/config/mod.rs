@@ -385,11 +385,13 @@ fn given(
 impl Values {
     fn each<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, ConfigError> {
         let given = self.0.get(key).into_iter().flatten().filter(|given| !given.text.is_empty());
+        let secret = table::setting(key).is_some_and(|setting| setting.secret);
         given
             .map(|given| {
-                parse(&given.text).map_err(|wanted| ConfigError::Value {
-                    origin: given.origin.clone(),
-                    what: format!("{:?} cannot be used; wanted is {wanted}", given.text),
+                parse(&given.text).map_err(|wanted| {
+                    let text = if secret { "its value".to_owned() } else { format!("{:?}", given.text) };
+                    let what = format!("{text} cannot be used; wanted is {wanted}");
+                    ConfigError::Value { origin: given.origin.clone(), what }
                 })
             })
             .collect()
@@ -521,6 +523,22 @@ mod tests {
         ] {
             let error = load(&[flag]).unwrap_err();
             assert!(error.contains(says), "{flag}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_a_secret_is_not_repeated() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("memledger.yaml");
+        std::fs::write(&path, "otlp.headers: hunter2\n").unwrap();
+        for (flag, says) in [
+            ("--otlp.headers=authorization hunter2".to_owned(), "--otlp.headers: its value cannot be used"),
+            ("--otlp.endpoint=http://me:hunter2@collector:4318".to_owned(), "without user and password"),
+            (format!("--config.file={}", path.display()), "memledger.yaml:1: otlp.headers: its value"),
+        ] {
+            let error = load(&["--otlp.endpoint=http://c", &flag][usize::from(flag.contains("endpoint"))..]);
+            let error = error.unwrap_err();
+            assert!(error.contains(says) && !error.contains("hunter2"), "{flag}: {error}");
         }
     }
 

@@ -76,12 +76,11 @@ impl Endpoint {
     }
 }
 
-/// Without what stands behind a question mark, which may be a secret.
+/// Without path and query: some receivers have their token there.
 impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
-        let path = self.path.split('?').next().unwrap_or_default();
-        write!(f, "{scheme}://{}{path}", self.authority())
+        write!(f, "{scheme}://{}", self.authority())
     }
 }
 
@@ -206,9 +205,7 @@ impl Sources<'_> {
 
     fn target(&self, signal: Signal) -> Result<Option<Target>, ConfigError> {
         let key = if signal == Signal::Metrics { "otlp.metrics" } else { "otlp.logs" };
-        let off =
-            self.standard(&format!("OTEL_{}_EXPORTER", signal.word())).is_some_and(|text| text == "none");
-        if !self.values.one(key, switch)? || (off && self.by_hand(key).is_none()) {
+        if !self.values.one(key, switch)? || (self.by_hand(key).is_none() && self.is_elsewhere(signal)) {
             return Ok(None);
         }
         let names = |what: &str| {
@@ -223,7 +220,10 @@ impl Sources<'_> {
             self.pick(key, &names(what), own, |text| Ok(Some(PathBuf::from(text))))
         };
         let grpc = one("otlp.protocol", "PROTOCOL", grpc)?;
-        let insecure = one("otlp.insecure", "INSECURE", |text| switch(&text.to_ascii_lowercase()))?;
+        // as the specification has it: only true is true
+        let own = || self.values.one("otlp.insecure", switch);
+        let insecure = self
+            .pick("otlp.insecure", &names("INSECURE"), own, |text| Ok(text.eq_ignore_ascii_case("true")))?;
         let Some(endpoint) = self.endpoint(signal, grpc, insecure)? else { return Ok(None) };
         let (certificate, key) =
             (path("otlp.client-certificate", "CLIENT_CERTIFICATE")?, path("otlp.client-key", "CLIENT_KEY")?);
@@ -259,13 +259,33 @@ impl Sources<'_> {
         }))
     }
 
+    /// Whether the standard variable names exporters for this signal, and OTLP is not among them.
+    fn is_elsewhere(&self, signal: Signal) -> bool {
+        let name = format!("OTEL_{}_EXPORTER", signal.word());
+        let Some(text) = self.standard(&name) else { return false };
+        let text = text.to_ascii_lowercase();
+        let words = || text.split(',').map(str::trim);
+        if words().any(|word| word == "otlp") {
+            return false;
+        }
+        let are_known = words().all(|word| ["none", "console", "logging", "prometheus"].contains(&word));
+        if !are_known {
+            self.ignore(&name, "otlp, or none, console, prometheus, with which nothing is pushed");
+        }
+        are_known
+    }
+
     /// The general endpoint is the beginning of a URL, to which HTTP adds the signal's path; that of a signal is used as
     /// it is.
     fn endpoint(&self, signal: Signal, grpc: bool, insecure: bool) -> Result<Option<Endpoint>, ConfigError> {
         let read = |text: &str| endpoint(text, grpc, insecure);
         let below = |mut endpoint: Endpoint| {
-            let base = endpoint.path.trim_end_matches('/');
-            endpoint.path = if grpc { String::new() } else { format!("{base}{}", signal.path()) };
+            let (base, query) = match endpoint.path.split_once('?') {
+                Some((base, query)) => (base, format!("?{query}")),
+                None => (endpoint.path.as_str(), String::new()),
+            };
+            let base = base.trim_end_matches('/');
+            endpoint.path = if grpc { String::new() } else { format!("{base}{}{query}", signal.path()) };
             endpoint
         };
         let general = || Ok(self.values.optional("otlp.endpoint", read)?.map(below));
@@ -401,7 +421,10 @@ mod tests {
 
     fn places(settings: Option<OtlpSettings>) -> [Option<String>; 2] {
         let settings = settings.unwrap();
-        [settings.metrics, settings.logs].map(|target| Some(target?.endpoint.to_string()))
+        [settings.metrics, settings.logs].map(|target| {
+            let endpoint = target?.endpoint;
+            Some(format!("{endpoint}{}", endpoint.path))
+        })
     }
 
     #[test]
@@ -414,6 +437,21 @@ mod tests {
         let none = [endpoint, ("OTEL_LOGS_EXPORTER", "none")];
         assert_eq!(places(load(&[], &none).0), [Some("http://c:4318/v1/metrics".to_owned()), None]);
         assert!(places(load(&["--otlp.logs"], &none).0)[1].is_some(), "a flag wins");
+        for (text, is_pushed) in
+            [("prometheus", false), ("console,none", false), ("console, OTLP", true), ("zipkin", true)]
+        {
+            let (settings, ignored) = load(&[], &[endpoint, ("OTEL_METRICS_EXPORTER", text)]);
+            assert_eq!(places(settings)[0].is_some(), is_pushed, "{text}");
+            assert_eq!(ignored.len(), usize::from(text == "zipkin"), "{ignored:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_in_a_path_or_a_query_is_used_and_not_shown() {
+        let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c/in/s3cr3t/?key=s3cr3t");
+        let endpoint = load(&[], &[base]).0.unwrap().logs.unwrap().endpoint;
+        assert_eq!(endpoint.path, "/in/s3cr3t/v1/logs?key=s3cr3t", "the query stays the last");
+        assert_eq!(endpoint.to_string(), "https://c:443");
     }
 
     #[test]
@@ -435,6 +473,12 @@ mod tests {
         let insecure = [bare[0], bare[1], ("OTEL_EXPORTER_OTLP_METRICS_INSECURE", "True")];
         let both = ["http://c:4317", "https://c:4317"].map(|text| Some(text.to_owned()));
         assert_eq!(places(load(&[], &insecure).0), both);
+        for text in ["0", "no", "1", "FALSE"] {
+            let secure = [bare[0], bare[1], ("OTEL_EXPORTER_OTLP_INSECURE", text)];
+            let (settings, ignored) = load(&[], &secure);
+            assert_eq!(places(settings)[0], Some("https://c:4317".to_owned()), "only true is true");
+            assert!(ignored.is_empty(), "{ignored:?}");
+        }
         let (settings, ignored) = load(&[], &bare[..1]);
         assert!(settings.is_none() && ignored[0].contains("a URL such as"), "HTTP wants a URL: {ignored:?}");
     }

@@ -70,6 +70,8 @@ pub struct Setting {
     pub default: &'static [&'static str],
     /// Whether it may be given more than once: as a flag again, in the file as a list, in the environment with commas.
     pub repeats: bool,
+    /// Its value may be a secret or hold one: no error repeats it.
+    pub secret: bool,
     /// One sentence for people.
     pub help: &'static str,
 }
@@ -82,7 +84,11 @@ impl Setting {
 }
 
 const fn one(key: &'static str, kind: Kind, default: &'static [&'static str], help: &'static str) -> Setting {
-    Setting { key, kind, default, repeats: false, help }
+    Setting { key, kind, default, repeats: false, secret: false, help }
+}
+
+const fn secret(setting: Setting) -> Setting {
+    Setting { secret: true, ..setting }
 }
 
 const fn many(
@@ -91,7 +97,7 @@ const fn many(
     default: &'static [&'static str],
     help: &'static str,
 ) -> Setting {
-    Setting { key, kind, default, repeats: true, help }
+    Setting { key, kind, default, repeats: true, secret: false, help }
 }
 
 /// All settings, in the order of the help.
@@ -287,24 +293,24 @@ pub static SETTINGS: &[Setting] = &[
         &["true"],
         "Use what the container runtimes tell of ends and OOMs as evidence.",
     ),
-    one(
+    secret(one(
         "otlp.endpoint",
         Kind::Text,
         &[],
         "URL to push metrics and events to over OTLP, such as http://collector:4318. Without it, or one of OpenTelemetry's own variables, nothing is pushed: see docs/otlp.md.",
-    ),
+    )),
     one(
         "otlp.protocol",
         Kind::Choice(&["grpc", "http/protobuf"]),
         &["http/protobuf"],
         "How OTLP is spoken. Collectors usually listen for gRPC on port 4317 and for HTTP on port 4318.",
     ),
-    many(
+    secret(many(
         "otlp.headers",
         Kind::Text,
         &[],
         "Header sent with every request, KEY=VALUE, percent-encoded. A flag can be seen by everybody on the host: better the environment or the file.",
-    ),
+    )),
     one("otlp.compression", Kind::Choice(&["gzip", "none"]), &["none"], "Compression of what is pushed."),
     one("otlp.interval", Kind::Duration, &["60s"], "Pause between two pushes of metrics, 1s to 24h."),
     one("otlp.timeout", Kind::Duration, &["10s"], "How long one request may take, 1ms to 1h."),

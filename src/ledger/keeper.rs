@@ -124,7 +124,7 @@ impl Keeper {
         };
         let hierarchy = Hierarchy::detect(&config.roots).ok();
         let desk = Arc::new(Desk::default());
-        let (begun, waiting) = begun(&contents, now);
+        let (begun, waiting) = begun(&contents, store.as_ref().and_then(|store| store.oldest().ok()?), now);
         Ok(Self {
             machine: Machine::new(setup, &contents, now, newest_stamp(config).unwrap_or(now.kernel_usec())),
             desk,
@@ -475,14 +475,16 @@ fn runtimes_up(links: impl IntoIterator<Item = Link>) -> Option<bool> {
     were_there.map(|link| link == Link::Up).reduce(|one, other| one || other)
 }
 
-/// Since when the ledger counts; the note of it, if it is new. A store from before there was a note counts from now on.
-fn begun(contents: &Contents, now: Moment) -> (f64, Changes) {
+/// Since when the ledger counts; the note of it, if it is new. A store from before there was a note has counted since its
+/// oldest event at the latest.
+fn begun(contents: &Contents, oldest: Option<f64>, now: Moment) -> (f64, Changes) {
     let stored = contents.notes.get(BEGUN_KEY).and_then(|text| text.parse().ok());
     let mut changes = Changes::default();
+    let begun = stored.unwrap_or_else(|| oldest.map_or(now.unix_seconds(), |at| at.min(now.unix_seconds())));
     if stored.is_none() {
-        changes.notes.insert(BEGUN_KEY.to_owned(), Some(now.unix_seconds().to_string()));
+        changes.notes.insert(BEGUN_KEY.to_owned(), Some(begun.to_string()));
     }
-    (stored.unwrap_or_else(|| now.unix_seconds()), changes)
+    (begun, changes)
 }
 
 fn acknowledged(contents: &Contents) -> BTreeMap<String, u64> {
@@ -496,8 +498,9 @@ fn acknowledged(contents: &Contents) -> BTreeMap<String, u64> {
 /// Events that an earlier run of memledger settled and did not append to the events file any more.
 fn unfiled(store: &Store, contents: &Contents) -> Vec<Event> {
     let ids = contents.notes.keys().filter_map(|key| key.strip_prefix(UNFILED_KEY)?.parse::<u64>().ok());
-    let event =
-        |id: u64| store.settled_after(id.checked_sub(1)?, 1).ok()?.into_iter().find(|event| event.id() == id);
+    let event = |id: u64| {
+        store.settled_after(id.checked_sub(1)?, 1).ok()?.events.into_iter().find(|event| event.id() == id)
+    };
     ids.filter_map(event).collect()
 }
 
@@ -563,5 +566,14 @@ mod tests {
         assert_eq!(runtimes_up([Link::Starting, Link::NoSocket]), None);
         assert_eq!(runtimes_up([Link::NoSocket, Link::Down]), Some(false));
         assert_eq!(runtimes_up([Link::Down, Link::Up]), Some(true));
+    }
+
+    #[test]
+    fn a_store_without_a_note_of_its_begin_has_counted_since_its_oldest_event() {
+        let (contents, now) = (Contents::default(), Moment::now());
+        let (since, changes) = begun(&contents, Some(1e9), now);
+        assert_eq!((since, &changes.notes[BEGUN_KEY]), (1e9, &Some("1000000000".to_owned())));
+        assert_eq!(begun(&contents, None, now).0, now.unix_seconds(), "a new one");
+        assert_eq!(begun(&contents, Some(9e9), now).0, now.unix_seconds(), "the clock was set back");
     }
 }

@@ -32,7 +32,7 @@ pub enum Answer {
         /// For people.
         reason: String,
     },
-    /// Try again, not before that time if one is given.
+    /// Try again, not before that time if one is given. It may be none at all; the pause between attempts is the sender's.
     Later {
         /// How long the endpoint wants to be left alone.
         after: Option<Duration>,

@@ -61,7 +61,10 @@ impl Client {
     }
 
     /// Sends one request. After [`Answer::Later`] the connection may be dead.
-    pub async fn send(&mut self, body: Bytes) -> Answer {
+    ///
+    /// # Errors
+    /// The connection is dead; why, for people.
+    pub async fn send(&mut self, body: Bytes) -> Result<Answer, String> {
         match &mut self.wire {
             Wire::Grpc(grpc) => {
                 let path = PathAndQuery::from_static(match self.signal {
@@ -75,18 +78,13 @@ impl Client {
                     body,
                 );
                 request.set_timeout(self.target.timeout);
-                if let Err(error) = grpc.ready().await {
-                    return Answer::Later { after: None, reason: chain(&error) };
-                }
-                match grpc.unary(request, path, Raw).await {
+                grpc.ready().await.map_err(|error| chain(&error))?;
+                Ok(match grpc.unary(request, path, Raw).await {
                     Ok(response) => taken(response.get_ref()),
                     Err(status) => of_status(&status),
-                }
+                })
             }
-            Wire::Http(sender) => match http(sender, &self.target, body).await {
-                Ok(answer) => answer,
-                Err(reason) => Answer::Later { after: None, reason },
-            },
+            Wire::Http(sender) => http(sender, &self.target, body).await,
         }
     }
 }

@@ -133,15 +133,19 @@ impl Delivery {
     }
 
     async fn attempt(&mut self, body: Bytes) -> Answer {
-        if self.client.is_none() {
-            match Client::open(&self.target, self.signal).await {
-                Ok(client) => self.client = Some(client),
-                Err(reason) => return Answer::Later { after: None, reason },
+        if let Some(client) = &mut self.client {
+            match client.send(body.clone()).await {
+                Ok(answer) => return answer,
+                // an endpoint may close after each answer, which is no failure: once more, over a new connection
+                Err(_) => self.client = None,
             }
         }
-        match &mut self.client {
-            Some(client) => client.send(body).await,
-            None => Answer::Later { after: None, reason: "no connection".to_owned() },
+        match Client::open(&self.target, self.signal).await {
+            Ok(client) => match self.client.insert(client).send(body).await {
+                Ok(answer) => answer,
+                Err(reason) => Answer::Later { after: None, reason },
+            },
+            Err(reason) => Answer::Later { after: None, reason },
         }
     }
 
@@ -149,7 +153,7 @@ impl Delivery {
     fn later(&mut self, after: Option<Duration>, reason: &str) {
         self.client = None;
         self.failures += 1;
-        let pause = after.unwrap_or_else(|| jittered(self.pause));
+        let pause = pause(after, jittered(self.pause));
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         self.not_before = Some(Moment::now().plus(pause));
         tracing::debug!(signal = self.signal.label(), endpoint = %self.target.endpoint, reason, ?pause, "OTLP: tried in vain");
@@ -164,6 +168,11 @@ impl Delivery {
         let reason = std::mem::take(&mut self.reason);
         self.fails(&reason);
         self.reason = reason;
+    }
+
+    /// There is nothing to send, because the ledger cannot be read.
+    pub fn unreadable(&mut self, error: &dyn std::error::Error) {
+        self.fails(&format!("the ledger cannot be read: {}", super::chain(error)));
     }
 
     /// Keeps away from an endpoint that refuses whatever it is sent.
@@ -211,8 +220,79 @@ impl Delivery {
     }
 }
 
+/// How long an endpoint is left alone: as long as it asks, and never shorter than a pause of our own. A `Retry-After: 0`, or
+/// one that has passed, else meant one attempt after the other without a break.
+fn pause(asked: Option<Duration>, own: Duration) -> Duration {
+    asked.map_or(own, |asked| asked.max(own))
+}
+
 /// Three quarters of a pause to five quarters, so that many hosts do not come back at once.
 fn jittered(pause: Duration) -> Duration {
     let random = RandomState::new().build_hasher().finish() % 1000;
     pause * 3 / 4 + pause.mul_f64(random as f64 / 2000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::otlp::Endpoint;
+
+    fn delivery(port: u16) -> (Delivery, watch::Sender<Option<Moment>>) {
+        let endpoint = Endpoint { tls: false, host: "127.0.0.1".into(), port, path: "/v1/logs".into() };
+        let target = Target {
+            endpoint,
+            grpc: false,
+            headers: vec![],
+            gzip: false,
+            timeout: Duration::from_secs(1),
+            certificate: None,
+            client: None,
+        };
+        let (sender, stop) = watch::channel(None);
+        (Delivery::new(Signal::Metrics, Arc::new(target), Arc::default(), stop), sender)
+    }
+
+    #[test]
+    fn an_endpoint_that_asks_for_no_time_is_left_alone_all_the_same_and_longer_each_time() {
+        let (mut delivery, _stop) = delivery(1);
+        let mut least = FIRST_PAUSE.mul_f64(0.7);
+        for after in [Some(Duration::ZERO), Some(Duration::from_millis(1)), None] {
+            delivery.later(after, "busy");
+            assert!(delivery.must_rest() > least, "{after:?}: {:?}", delivery.must_rest());
+            least *= 2;
+        }
+        delivery.later(Some(Duration::from_secs(600)), "busy");
+        assert!(delivery.must_rest() > Duration::from_secs(590), "it asks for more than we would wait");
+    }
+
+    /// Answers one request per connection, and closes it without a word.
+    fn that_closes(listener: std::net::TcpListener, answers: usize) {
+        use std::io::{Read, Write};
+        for connection in listener.incoming().take(answers) {
+            let mut connection = connection.unwrap();
+            let mut seen = vec![];
+            while !seen.ends_with(b"\r\n\r\nbody") {
+                let mut some = [0; 1024];
+                let count = connection.read(&mut some).unwrap();
+                seen.extend_from_slice(&some[..count]);
+            }
+            connection.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
+        }
+    }
+
+    #[test]
+    fn an_endpoint_that_closes_after_each_answer_takes_all_without_a_pause() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut delivery, _stop) = delivery(listener.local_addr().unwrap().port());
+        let endpoint = std::thread::spawn(move || that_closes(listener, 3));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            for _ in 0..3 {
+                let until = Moment::now().plus(Duration::from_secs(10));
+                assert_eq!(delivery.deliver(&Bytes::from_static(b"body"), until).await, Outcome::Taken(0));
+                assert_eq!((delivery.not_before, &*delivery.reason), (None, ""), "no attempt failed");
+            }
+        });
+        endpoint.join().unwrap();
+    }
 }

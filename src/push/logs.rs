@@ -4,6 +4,7 @@
 //! nor one of the endpoint loses any. A new endpoint begins with the oldest event that the ledger still has. While nobody
 //! takes them, events wait in the ledger and not in memory; `--state.retention` and `--state.max-size` bound how long.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -14,19 +15,32 @@ use super::delivery::{Delivery, Outcome};
 use crate::clock::Moment;
 use crate::collect::pushed::Lost;
 use crate::export::otlp::Logs;
-use crate::ledger::store::Archive;
+use crate::ledger::entries::Event;
+use crate::ledger::store::{Archive, StoreError};
 
 /// Whether there are new events is looked for so often; that is a look at a number.
 const LOOK: Duration = Duration::from_secs(1);
 /// Events read from the ledger at once.
 const BATCH: usize = 200;
+/// So many events that are refused one by one, with none taken between, say more about the endpoint than about the events.
+const SUSPECTS: usize = 3;
 /// An endpoint that refuses whatever it is sent is asked again after this.
 const REFUSED: Duration = Duration::from_secs(300);
 /// A ledger that cannot be read is looked at again after this.
 const UNREADABLE: Duration = Duration::from_secs(30);
 
+/// Where a push has come to.
+#[derive(Debug)]
+struct Progress {
+    /// The last event that the endpoint is done with.
+    done: u64,
+    /// How many refused events in a row are looked past for one that is taken.
+    reach: usize,
+}
+
 /// Pushes until the end is asked for, and once more then.
-pub async fn run(shared: &Shared, mut delivery: Delivery, archive: &Archive, mut done: u64) {
+pub async fn run(shared: &Shared, mut delivery: Delivery, archive: &Archive) {
+    let mut progress = Progress { done: shared.acknowledged.load(Ordering::Relaxed), reach: SUSPECTS };
     let mut seen = None;
     let mut unreadable = false;
     loop {
@@ -34,15 +48,18 @@ pub async fn run(shared: &Shared, mut delivery: Delivery, archive: &Archive, mut
         let written = shared.desk.written();
         let mut rest = LOOK;
         if seen != Some(written) && (delivery.must_rest().is_zero() || stopping) {
-            match flush(shared, &mut delivery, archive, &mut done).await {
-                Ok(true) => seen = Some(written),
-                Ok(false) => {}
-                Err(error) => {
-                    rest = UNREADABLE;
-                    if !std::mem::replace(&mut unreadable, true) {
-                        let error: &dyn std::error::Error = &error;
-                        tracing::warn!(error, "events cannot be read for OTLP; trying again");
+            match flush(shared, &mut delivery, archive, &mut progress).await {
+                Ok(all) => {
+                    if all {
+                        seen = Some(written);
                     }
+                    if std::mem::take(&mut unreadable) && all {
+                        delivery.works(); // nobody else would say so, as there is nothing to push
+                    }
+                }
+                Err(error) => {
+                    (rest, unreadable) = (UNREADABLE, true);
+                    delivery.unreadable(&error);
                 }
             }
             delivery.close();
@@ -55,40 +72,63 @@ pub async fn run(shared: &Shared, mut delivery: Delivery, archive: &Archive, mut
 }
 
 /// Pushes what the endpoint has not taken yet. True if nothing is left.
+///
+/// An event that is refused for what is in it is lost only once another one was taken after it: until then the endpoint may
+/// be at fault, and refuse whatever it is sent.
 async fn flush(
     shared: &Shared,
     delivery: &mut Delivery,
     archive: &Archive,
-    done: &mut u64,
-) -> Result<bool, crate::ledger::store::StoreError> {
-    let mut most = BATCH;
+    progress: &mut Progress,
+) -> Result<bool, StoreError> {
+    let (mut most, mut suspects) = (BATCH, 0);
+    let mut past = 0; // number of the last suspect: the oldest events may be removed meanwhile, so places say nothing
     loop {
-        let events = archive.settled_after(*done, BATCH)?;
-        let Some(first) = events.first() else { return Ok(true) };
+        let settled = archive.settled_after(progress.done, BATCH)?;
+        let Some(events) = settled
+            .events
+            .get(settled.events.partition_point(|event| event.id() <= past)..)
+            .filter(|events| !events.is_empty())
+        else {
+            if suspects > 0 {
+                delivery.keep_away(REFUSED);
+                return Ok(false);
+            }
+            let Some(last) = settled.unreadable.last() else { return Ok(true) };
+            acknowledge(shared, delivery, progress, *last, &settled.unreadable);
+            continue;
+        };
         let now = Moment::now();
-        let made = Logs::new(&events, most, &shared.resource, now);
+        let made = Logs::new(events, most, &shared.resource, now);
         let (count, too_large) = (made.records as u64, (made.events - made.records) as u64);
-        let last = events.get(made.events.saturating_sub(1)).unwrap_or(first).id();
+        let last = events.get(made.events.saturating_sub(1)).map_or(progress.done, Event::id);
         let outcome = match count {
+            0 if suspects > 0 => Outcome::Refused(Refusal::Size), // nothing that the endpoint could take is in it
             0 => Outcome::Taken(0),
             _ => delivery.deliver(&Bytes::from(made.body), now.plus(LOOK * 60)).await,
         };
         match outcome {
             Outcome::Taken(rejected) => {
                 let rejected = rejected.min(count);
-                delivery.count(count - rejected, rejected, Lost::Refused);
+                delivery.count(count - rejected, rejected + suspects as u64, Lost::Refused);
                 if rejected == 0 && count > 0 {
                     delivery.works();
                 }
-                most = BATCH;
+                (most, suspects, progress.reach) = (BATCH, 0, SUSPECTS);
             }
             // one of them may be what it does not take
             Outcome::Refused(Refusal::Content | Refusal::Size) if made.events > 1 => {
                 most = made.events.div_ceil(2);
                 continue;
             }
-            Outcome::Refused(Refusal::Content) => delivery.count(0, count, Lost::Refused),
-            Outcome::Refused(_) => {
+            Outcome::Refused(Refusal::Content | Refusal::Size) if suspects + 1 < progress.reach => {
+                (most, suspects, past) = (1, suspects + 1, last);
+                continue;
+            }
+            Outcome::Refused(of) => {
+                if of != Refusal::Other {
+                    progress.reach = (progress.reach * 2).min(BATCH); // there may be many such events in a row
+                }
                 delivery.keep_away(REFUSED);
                 return Ok(false);
             }
@@ -98,7 +138,17 @@ async fn flush(
             }
         }
         delivery.count(0, too_large, Lost::TooLarge);
-        *done = last;
-        shared.desk.acknowledge(&shared.follower, last);
+        acknowledge(shared, delivery, progress, last, &settled.unreadable);
     }
+}
+
+/// The endpoint is done with all events up to this one. Those among them that cannot be read are lost.
+fn acknowledge(shared: &Shared, delivery: &Delivery, progress: &mut Progress, last: u64, unreadable: &[u64]) {
+    let passed = unreadable.iter().filter(|id| **id <= last);
+    let lost =
+        passed.inspect(|id| tracing::error!(event = id, "an event in the ledger is damaged and not pushed"));
+    delivery.count(0, lost.count() as u64, Lost::Unreadable);
+    progress.done = last;
+    shared.acknowledged.store(last, Ordering::Relaxed);
+    shared.desk.acknowledge(&shared.follower, last);
 }

@@ -51,7 +51,7 @@ async fn push(
 ) {
     let snapshot = newest.snapshot();
     let mut points = Points::new(snapshot, &shared.resource, shared.origins);
-    let mut all = true;
+    let (mut all, mut is_whole) = (true, true);
     while let Some(request) = points.next(counters) {
         delivery.count(0, request.too_large as u64, Lost::TooLarge);
         let count = request.points as u64;
@@ -68,23 +68,25 @@ async fn push(
             }
             Outcome::Refused(of) => {
                 delivery.count(0, count, Lost::Refused);
+                counters.refused(&request.counters);
                 all = false;
                 if of == super::answer::Refusal::Other {
                     delivery.count(0, points.rest() as u64, Lost::Refused);
+                    is_whole = points.rest() == 0;
                     break;
                 }
             }
             Outcome::GaveUp => {
                 delivery.gave_up();
                 delivery.count(0, count + points.rest() as u64, Lost::Unreachable);
-                all = false;
+                (all, is_whole) = (false, false);
                 break;
             }
         }
     }
     delivery.close();
+    counters.pushed(snapshot.finished.unix_nanos(), is_whole);
     if all {
-        counters.pushed(snapshot.finished.unix_nanos());
         delivery.works();
     }
 }

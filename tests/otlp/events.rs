@@ -156,6 +156,32 @@ fn one_event_that_is_refused_holds_up_no_other() {
 }
 
 #[test]
+fn an_endpoint_that_refuses_the_content_of_everything_costs_no_event() {
+    let Some(receiver) = Receiver::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let flags = [&*format!("--state.path={}", folder.path().display()), "--no-otlp.metrics"];
+    write(folder.path(), (1..=1000).map(|id| exit(id, "train")));
+    receiver.behave(json!({"as": "http", "status": 400}));
+    let first = memledger(EMPTY, &receiver.flags(false), &flags);
+    eventually("the first batch is halved until it is one event, and two more are tried", || {
+        let attempts = receiver.ask(&json!({"do": "peek"}))["attempts"].as_u64().expect("a number");
+        if attempts >= 11 { Ok(()) } else { Err(format!("{attempts}")) }
+    });
+    first.eventually("it is said", |metrics| {
+        match metrics.ask("memledger_otlp_up", &[("signal", "logs")])? {
+            0.0 => Ok(()),
+            up => Err(format!("{up}")),
+        }
+    });
+    first.signal("TERM");
+    assert_eq!(first.wait().0, Some(0));
+    receiver.behave(json!({"as": "ok"}));
+    receiver.take();
+    let _second = memledger(EMPTY, &receiver.flags(false), &flags);
+    assert_eq!(ids(&records(&receiver, 1000)), (1..=1000).collect::<Vec<_>>());
+}
+
+#[test]
 fn errors_of_gpus_are_events_too() {
     let Some(receiver) = Receiver::start() else { return };
     let library = tempfile::tempdir().unwrap();

@@ -9,10 +9,18 @@ const ON_GRPC_PORT: &str =
 const ON_HTTP_PORT: &str =
     "4318 is the usual port of HTTP: give --otlp.protocol=http/protobuf, or the port of gRPC, usually 4317";
 
-/// One check per signal that has an endpoint.
+/// One check per signal that has an endpoint, and per standard variable that is ignored.
 pub async fn examine(config: &Config) -> Vec<Check> {
-    let Some(settings) = &config.otlp else { return vec![] };
-    let mut checks = vec![];
+    let ignored = config.otlp_ignored.iter().map(|what| {
+        let fix = "correct or unset the variable: see docs/otlp.md";
+        let (name, lost) = ("OTLP settings", "what it was meant to set");
+        if what.starts_with("OTEL_SDK_DISABLED") {
+            return Check::none(name, what.clone(), "OTLP, on purpose", fix);
+        }
+        Check::bad(name, what.clone(), lost, fix)
+    });
+    let mut checks: Vec<_> = ignored.collect();
+    let Some(settings) = &config.otlp else { return checks };
     for (name, signal, target, lost) in [
         ("OTLP metrics", Signal::Metrics, &settings.metrics, "no metrics at the endpoint"),
         ("OTLP logs", Signal::Logs, &settings.logs, "events wait in the ledger"),

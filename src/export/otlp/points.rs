@@ -114,11 +114,11 @@ impl<'a> Points<'a> {
             Since::Memledger => self.origins.memledger,
             Since::Boot => self.origins.boot,
             Since::Ledger => self.origins.ledger,
+            Since::Device => 0, // "not known" in OTLP
             Since::Container => self.started(row).unwrap_or(self.origins.boot),
         };
-        let is_new = since == Since::Memledger;
         let (told, pending) =
-            counters.point(key(row, &point.attributes), row.value, now, origin.min(now), is_new);
+            counters.point(key(row, &point.attributes), row.value, now, origin.min(now), since);
         let told = told.map(|(start, value)| {
             point.start_time_unix_nano = start;
             point.value = Some(Value::AsDouble(value));

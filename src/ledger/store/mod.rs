@@ -231,8 +231,17 @@ impl Store {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn settled_after(&self, id: u64, most: usize) -> Result<Vec<Event>, StoreError> {
+    pub fn settled_after(&self, id: u64, most: usize) -> Result<Settled, StoreError> {
         settled_after(&self.connection, &self.path, id, most).map_err(|error| self.told(error))
+    }
+
+    /// When the oldest event was, in Unix seconds; `None` if there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn oldest(&self) -> Result<Option<f64>, StoreError> {
+        let found = self.connection.query_row("SELECT min(at) FROM events", [], |row| row.get(0));
+        found.map_err(|error| self.told(StoreError::of(&self.path, error)))
     }
 
     /// Removes settled events that are older than `keep_seconds`, then the oldest ones until the rest fits into
@@ -246,6 +255,16 @@ impl Store {
         retention::retain(&mut self.connection, now_unix - keep_seconds, most_bytes)
             .map_err(|error| self.told(StoreError::of(&self.path, error)))
     }
+}
+
+/// What a follower gets.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// By number.
+    pub events: Vec<Event>,
+    /// Numbers of events that lie between or behind them and cannot be understood: to be passed over, or a follower would
+    /// never come further.
+    pub unreadable: Vec<u64>,
 }
 
 /// The store, as anybody may read it, also while its writer runs.
@@ -287,7 +306,7 @@ impl Reader {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn settled_after(&self, id: u64, most: usize) -> Result<Vec<Event>, StoreError> {
+    pub fn settled_after(&self, id: u64, most: usize) -> Result<Settled, StoreError> {
         settled_after(&self.connection, &self.path, id, most)
     }
 
@@ -337,7 +356,7 @@ impl Archive {
     ///
     /// # Errors
     /// The ledger cannot be read.
-    pub fn settled_after(&self, id: u64, most: usize) -> Result<Vec<Event>, StoreError> {
+    pub fn settled_after(&self, id: u64, most: usize) -> Result<Settled, StoreError> {
         match self {
             Archive::Memory(store) => {
                 store.lock().unwrap_or_else(PoisonError::into_inner).settled_after(id, most)
@@ -386,16 +405,19 @@ fn bodies(connection: &Connection, path: &Path, query: &Query) -> Result<Vec<Str
     Ok(found.into_iter().map(|(_, body)| body).collect())
 }
 
-fn settled_after(
-    connection: &Connection,
-    path: &Path,
-    id: u64,
-    most: usize,
-) -> Result<Vec<Event>, StoreError> {
+fn settled_after(connection: &Connection, path: &Path, id: u64, most: usize) -> Result<Settled, StoreError> {
     let sql = "SELECT id, body FROM events WHERE id > ?1 AND id < \
                coalesce((SELECT min(id) FROM events WHERE settled = 0 AND id > ?1), 9223372036854775807) \
                ORDER BY id LIMIT ?2";
-    rows(connection, path, sql, params![signed(id), limit(most)])
+    let found = numbered(connection, sql, params![signed(id), limit(most)]);
+    let mut settled = Settled::default();
+    for (id, body) in found.map_err(|error| StoreError::of(path, error))? {
+        match serde_json::from_str(&body) {
+            Ok(event) => settled.events.push(event),
+            Err(_) => settled.unreadable.push(unsigned(id)),
+        }
+    }
+    Ok(settled)
 }
 
 /// Numbers and bodies of the events that are asked for, oldest first.

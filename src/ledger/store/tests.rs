@@ -114,7 +114,7 @@ fn a_time_comes_back_as_it_was_stored_to_the_last_bit() {
     let exits = (1..=2000).map(|n| exit(n, 1_790_000_000.0 + n as f64 * 0.001_234_567, "train", 'a'));
     let exits = changes(exits);
     open(dir.path()).store.commit(&exits).unwrap();
-    let stored = open(dir.path()).store.settled_after(0, 2000).unwrap();
+    let stored = open(dir.path()).store.settled_after(0, 2000).unwrap().events;
     assert_eq!(stored, exits.events.into_values().collect::<Vec<_>>());
 }
 
@@ -225,11 +225,15 @@ fn a_follower_gets_settled_events_in_order_and_none_behind_an_open_one() {
     let all =
         [exit(1, 3.0, "a", 'a'), exit(2, 2.0, "a", 'a'), kill(3, 1.0, Whose::Open), exit(4, 1.0, "a", 'a')];
     store.commit(&changes(all)).unwrap();
-    assert_eq!(ids(&store.settled_after(0, 10).unwrap()), [1, 2]);
-    assert_eq!(ids(&store.settled_after(0, 1).unwrap()), [1]);
-    assert_eq!(ids(&store.settled_after(2, 10).unwrap()), [0; 0]);
+    assert_eq!(ids(&store.settled_after(0, 10).unwrap().events), [1, 2]);
+    assert_eq!(ids(&store.settled_after(0, 1).unwrap().events), [1]);
+    assert_eq!(ids(&store.settled_after(2, 10).unwrap().events), [0; 0]);
     store.commit(&changes([kill(3, 1.0, Whose::Host)])).unwrap();
-    assert_eq!(ids(&store.settled_after(2, 10).unwrap()), [3, 4]);
+    assert_eq!(ids(&store.settled_after(2, 10).unwrap().events), [3, 4]);
+    assert_eq!(store.oldest().unwrap(), Some(1.0));
+    store.connection.execute("UPDATE events SET body = '{}' WHERE id IN (1, 4)", []).unwrap();
+    let settled = store.settled_after(0, 10).unwrap();
+    assert_eq!((ids(&settled.events), settled.unreadable), (vec![2, 3], vec![1, 4]));
 }
 
 /// Not a test by itself: the writer of the next one, in a process of its own.
