@@ -454,6 +454,8 @@ impl Runs {
             let patience = match self.links.iter().find(|(runtime, _)| **runtime == *known.runtime) {
                 Some((_, true)) => RUNTIME_TELLS_WITHIN,
                 Some((_, false)) => RUNTIME_COMES_BACK_WITHIN,
+                // whose it is nobody has told yet
+                None if !known.named && self.links.iter().any(|(_, is_up)| *is_up) => RUNTIME_TELLS_WITHIN,
                 None => NOBODY_TELLS_AFTER,
             };
             if now.since(since) >= patience

@@ -44,8 +44,10 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// What is remembered over connections; at the start, what the ledger remembered over its own.
 #[derive(Debug)]
 pub struct Memory {
-    /// Unix time: a container that started after it and has ended was not told of.
+    /// Unix time: of what the first list has, a container that started after it and has ended was not told of.
     since: f64,
+    /// There was a list. What is not on it and on a later one is new, whatever its clock says.
+    has_list: bool,
     /// Containers that were told of, and how much.
     told: std::collections::HashMap<ContainerId, watch::Told>,
 }
@@ -54,7 +56,7 @@ impl Memory {
     /// `since`: Unix time of the last start that the ledger has. `open`: containers that ran then.
     pub fn new(since: Option<f64>, open: HashSet<ContainerId>) -> Self {
         let since = since.unwrap_or_else(|| Moment::now().unix_seconds());
-        Self { since, told: open.into_iter().map(|id| (id, watch::Told::Runs)).collect() }
+        Self { since, has_list: false, told: open.into_iter().map(|id| (id, watch::Told::Runs)).collect() }
     }
 }
 

@@ -25,8 +25,12 @@ const SANDBOXES_EVERY: u32 = 2;
 /// How much was told of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// That it exists.
+    /// That it exists. It was there before memledger was: [`Memory::since`] says whether its run is news.
+    Before,
+    /// That it exists. Its run is news.
     Exists,
+    /// That it exists; and it was listed as running, and nobody has said more of it.
+    Seen,
     /// That it runs.
     Runs,
     /// That it has ended; or it had before anybody asked.
@@ -150,16 +154,21 @@ impl<'a> Watch<'a> {
     fn enter(&mut self, containers: &[Container], answers: &HashMap<String, Answer>, now: Moment) {
         self.enter_sandboxes(now);
         let mut facts = Vec::new();
-        let mut there = HashSet::new();
+        let (mut there, mut running) = (HashSet::new(), HashSet::new());
         for container in containers {
             let id = ContainerId::new(&container.id);
             there.insert(id.clone());
+            // of one whose state is unknown containerd has lost the shim; its processes may run on
+            if matches!(container.state(), ContainerState::Running | ContainerState::Unknown) {
+                running.insert(id.clone());
+            }
             let sandbox = self.pods.get(&container.pod_sandbox_id);
             let Some(record) = record(container, sandbox, self.filter) else { continue };
             if !self.memory.told.contains_key(&id) {
                 let at = unix_seconds(container.created_at).unwrap_or(now.unix_seconds());
                 facts.push(fact(&record, at, What::Exists));
-                self.memory.told.insert(id.clone(), Told::Exists);
+                let is_news = self.memory.has_list || container.state() == ContainerState::Created;
+                self.memory.told.insert(id.clone(), if is_news { Told::Exists } else { Told::Before });
             }
             match (container.state(), answers.get(&container.id)) {
                 (ContainerState::Running, Some(answer)) => self.runs(record, answer, &mut facts),
@@ -170,9 +179,9 @@ impl<'a> Watch<'a> {
             }
         }
         self.vanished(&there, now, &mut facts);
+        self.clear(&running);
+        self.memory.has_list = true;
         facts.sort_by(|one, other| one.at.total_cmp(&other.at));
-        let starts = facts.iter().filter(|fact| fact.what == What::Started).map(|fact| fact.at);
-        self.memory.since = starts.fold(self.memory.since, f64::max);
         self.source.tell(facts);
         self.source.set_link(Link::Up);
     }
@@ -201,6 +210,10 @@ impl<'a> Watch<'a> {
 
     /// A container is listed as running and was asked about.
     fn runs(&mut self, mut record: Record, answer: &Answer, facts: &mut Vec<Fact>) {
+        let told = self.memory.told.get(&record.id).copied();
+        if !matches!(told, Some(Told::Runs | Told::Over)) {
+            self.memory.told.insert(record.id.clone(), Told::Seen);
+        }
         let answer = match answer {
             Ok(Some(answer)) => answer,
             Ok(None) => return, // removed since: the next list says so
@@ -216,16 +229,20 @@ impl<'a> Watch<'a> {
         };
         let started = complete(&mut record, answer, self.filter);
         let Some(at) = record.started else { return self.source.enter(record) };
-        self.began(&record, at, facts);
+        if self.is_news(told, at) {
+            facts.push(fact(&record, at, What::Started));
+        }
         facts.push(fact(&record, at, What::Running { pid: started.pid }));
         self.memory.told.insert(record.id.clone(), Told::Runs);
         self.source.enter(record);
     }
 
-    /// A run that nobody was told of has a beginning.
-    fn began(&mut self, record: &Record, at: f64, facts: &mut Vec<Fact>) {
-        if at > self.memory.since && self.memory.told.get(&record.id) != Some(&Told::Runs) {
-            facts.push(fact(record, at, What::Started));
+    /// Whether nobody was told of a run that began then.
+    fn is_news(&self, told: Option<Told>, started: f64) -> bool {
+        match told {
+            Some(Told::Runs | Told::Over) => false,
+            Some(Told::Before | Told::Seen) => started > self.memory.since,
+            Some(Told::Exists) | None => true,
         }
     }
 
@@ -239,39 +256,51 @@ impl<'a> Watch<'a> {
     ) {
         let Some(status) = &answer.status else { return };
         complete(&mut record, answer, self.filter);
-        let before = self.memory.told.insert(record.id.clone(), Told::Over);
-        let ended = unix_seconds(status.finished_at);
-        let is_new = record.started.is_some_and(|started| started > self.memory.since);
-        let unentered = match (before, record.started) {
-            (Some(Told::Runs), _) => None,
+        let told = self.memory.told.insert(record.id.clone(), Told::Over);
+        let Some(started) = record.started else { return }; // it never ran
+        let is_news = self.is_news(told, started);
+        match told {
+            Some(Told::Runs) => {}
             // it came and went between two lists, or while nobody asked
-            (_, Some(started)) if is_new => {
-                facts.push(fact(&record, started, What::Started));
-                facts.push(fact(&record, started, What::Running { pid: None }));
-                Some(record.clone())
-            }
+            _ if is_news => facts.push(fact(&record, started, What::Started)),
+            Some(Told::Seen) => {}
             _ => return, // it had ended before anybody asked
-        };
-        let at = ended.unwrap_or(now.unix_seconds());
+        }
+        if told != Some(Told::Runs) {
+            facts.push(fact(&record, started, What::Running { pid: None }));
+        }
+        // containerd stamps a start when it has heard of it, and the shim an end when it comes: a short run on a busy node
+        // ends before it starts. Told in that order, it would never end.
+        let at = unix_seconds(status.finished_at).unwrap_or(now.unix_seconds()).max(started);
         let oom_flag = (!status.reason.is_empty()).then(|| status.reason == "OOMKilled");
         let what = What::Ended { exit_code: Some(status.exit_code.into()), oom_flag };
         facts.push(fact(&record, at, what));
-        self.source.end(&record.id, at, unentered);
+        let was_entered = matches!(told, Some(Told::Runs | Told::Seen));
+        self.source.end(&record.id.clone(), f64::INFINITY, (!was_entered).then_some(record));
     }
 
     /// Containers that were told of and are not listed any more.
     fn vanished(&mut self, there: &HashSet<ContainerId>, now: Moment, facts: &mut Vec<Fact>) {
         let at = now.unix_seconds();
-        let source = self.source;
         self.memory.told.retain(|id, told| {
             let is_there = there.contains(id);
-            if !is_there && *told == Told::Runs {
+            if !is_there && matches!(told, Told::Seen | Told::Runs) {
                 let what = What::Ended { exit_code: None, oom_flag: None };
                 facts.push(Fact { runtime: RUNTIME, id: id.clone(), at, named: None, what });
-                source.end(id, at, None);
             }
             is_there
         });
+    }
+
+    /// Whatever was told of it, what is not listed as running does not run. It never runs again either, so no end is one
+    /// of an earlier run.
+    fn clear(&self, running: &HashSet<ContainerId>) {
+        let state = self.source.lock();
+        let over: Vec<_> = state.running.keys().filter(|id| !running.contains(*id)).cloned().collect();
+        drop(state);
+        for id in over {
+            self.source.end(&id, f64::INFINITY, None);
+        }
     }
 }
 
@@ -336,7 +365,8 @@ mod tests {
             let asked = |(id, _, started, finished): &(&str, ContainerState, i64, i64)| {
                 let container = containers.iter().find(|container| container.id == *id)?;
                 watch.question(container)?;
-                Some((id.to_string(), answer(*started, *finished)))
+                let silent = Err(CriError::Silent("ContainerStatus"));
+                Some((id.to_string(), if *started < 0 { silent } else { answer(*started, *finished) }))
             };
             let answers = list.iter().filter_map(asked).collect();
             watch.enter(&containers, &answers, Moment::now());
@@ -349,7 +379,9 @@ mod tests {
         Memory::new(Some(100.0), open.iter().map(|id| ContainerId::new(id)).collect())
     }
 
-    use ContainerState::{Exited, Running};
+    use ContainerState::{Created, Exited, Running};
+    /// Where no answer comes.
+    const SILENT: i64 = -1;
     const RUNS: What = What::Running { pid: None };
     const ENDED: What = What::Ended { exit_code: Some(137), oom_flag: Some(true) };
 
@@ -384,6 +416,54 @@ mod tests {
         assert_eq!(facts[..2], [(50.0, RUNS), (60.0, ENDED)]);
         assert_eq!(facts[2].1, What::Ended { exit_code: None, oom_flag: None }, "removed meanwhile");
         assert_eq!(facts.len(), 3);
+    }
+
+    /// The end is stamped by the shim and the start by containerd, once it has heard of it: on a busy node in this order.
+    #[test]
+    fn an_end_that_is_stamped_before_its_start_is_told_after_it() {
+        let source = Source::new(RUNTIME, Arc::default());
+        let facts = told(&mut memory(&[]), &source, &[&[], &[("a", Exited, 200, 199)]]);
+        assert_eq!(facts, [(200.0, What::Started), (200.0, RUNS), (200.0, ENDED)]);
+        let lists: [&[_]; 2] = [&[("b", Running, 200, 0)], &[("b", Exited, 200, 150)]];
+        let facts = told(&mut memory(&[]), &source, &lists);
+        assert_eq!(facts, [(200.0, What::Started), (200.0, RUNS), (200.0, ENDED)]);
+        let state = source.lock();
+        assert_eq!((state.running.len(), state.ended.len()), (0, 2));
+    }
+
+    #[test]
+    fn what_is_not_listed_as_running_runs_no_more_whatever_was_answered() {
+        let silent = [("a", Running, SILENT, 0)];
+        let unknown = What::Ended { exit_code: None, oom_flag: None };
+        let source = Source::new(RUNTIME, Arc::default());
+        let facts = told(&mut memory(&[]), &source, &[&silent, &[]]);
+        assert_eq!(facts.into_iter().map(|(_, what)| what).collect::<Vec<_>>(), [unknown], "removed");
+        assert!(source.lock().running.is_empty());
+        let facts = told(&mut memory(&[]), &source, &[&silent, &[("a", Exited, 50, 60)]]);
+        assert_eq!(facts, [(50.0, RUNS), (60.0, ENDED)]);
+        assert!(source.lock().running.is_empty());
+        let lists: [&[_]; 3] = [&silent, &[("a", Exited, SILENT, 0)], &[("a", Exited, 50, 60)]];
+        assert_eq!(told(&mut memory(&[]), &source, &lists), [(50.0, RUNS), (60.0, ENDED)]);
+        let state = source.lock();
+        assert_eq!((state.running.len(), state.ended.len()), (0, 3));
+    }
+
+    #[test]
+    fn a_short_run_is_told_although_another_one_began_later() {
+        let source = Source::new(RUNTIME, Arc::default());
+        let runs = ("a", Running, 200, 0);
+        let lists: [&[_]; 3] = [
+            &[runs, ("b", Created, 0, 0)],
+            &[runs, ("b", Exited, 199, 199), ("c", Exited, 198, 199)],
+            &[runs],
+        ];
+        let facts = told(&mut memory(&[]), &source, &lists);
+        assert_eq!(facts[..2], [(200.0, What::Started), (200.0, RUNS)]);
+        let [b, c] = [199.0, 198.0].map(|at| [(at, What::Started), (at, RUNS), (199.0, ENDED)]);
+        for run in [b, c] {
+            assert!(run.iter().all(|fact| facts.contains(fact)), "{run:?} in {facts:?}");
+        }
+        assert_eq!(facts.len(), 8);
     }
 
     #[test]

@@ -400,6 +400,24 @@ fn one_that_vanishes_has_ended_soon_without_a_runtime_and_late_while_its_runtime
 }
 
 #[test]
+fn one_that_vanishes_before_its_name_is_told_may_still_be_its_runtimes() {
+    let mut story = Story::new();
+    let nameless = |letter| id(letter).short().to_owned();
+    let runtimes = [("cri", true)]; // whose the cgroup is cannot be told by its path
+    story.see_as(2.0, &[('b', None)], &runtimes, nameless);
+    story.machine.runs.change(&id('b')).runtime = "".into();
+    story.see(3.0, &[], &runtimes);
+    for at in [12.0, 16.0] {
+        story.see(at, &[], &runtimes);
+        story.settle(at);
+    }
+    story.tell('b', 2.0, runs(7));
+    story.end('b', 2.5, Some(0));
+    story.settle(16.0);
+    assert_eq!(story.reasons('b'), [Some(Reason::Completed)]);
+}
+
+#[test]
 fn a_new_name_has_counts_of_its_own_and_composes_passing_one_is_none() {
     let mut story = Story::new();
     story.tell('a', 0.1, What::Started);

@@ -136,11 +136,22 @@ impl Story {
     }
 
     pub fn see(&mut self, at: f64, running: &[(char, Option<f64>)], runtimes: &[(&'static str, bool)]) {
+        self.see_as(at, running, runtimes, |letter| letter.to_string());
+    }
+
+    /// The same under other names; the short id is none.
+    pub fn see_as(
+        &mut self,
+        at: f64,
+        running: &[(char, Option<f64>)],
+        runtimes: &[(&'static str, bool)],
+        name: impl Fn(char) -> String,
+    ) {
         let runtime = runtimes.first().map_or("", |(runtime, _)| runtime);
         let container = |(letter, started): &(char, Option<f64>)| {
             Arc::new(Container {
                 id: id(*letter),
-                identity: Identity::named(&letter.to_string()),
+                identity: Identity::named(&name(*letter)),
                 runtime,
                 pod: None,
                 image: "".into(),
