@@ -3,7 +3,7 @@
 //! the control plane nothing.
 //!
 //! The list is taken every second, and what it says is compared with what it said before ([`watch`]); a container is asked
-//! about for itself when it is new and when it has ended. Where the runtime has events they ring the bell for that, and
+//! about for itself when it is new and when it has ended. Where the runtime has events for everybody they ring the bell, and
 //! the list is taken only every ten seconds beside them. Events alone would not do: they are not told again to
 //! whoever was away, and a list is.
 //!

@@ -69,7 +69,7 @@ impl<'a> Watch<'a> {
         // asked for before the first list: what happens after the list rings
         let mut asked = std::pin::pin!(client.events());
         let mut events = None;
-        let mut has_no_events = false;
+        let mut has_no_events = !events_reach_all(&version.runtime_name, &version.runtime_version);
         loop {
             if let Err(error) = self.look(client).await {
                 return error;
@@ -304,6 +304,13 @@ impl<'a> Watch<'a> {
     }
 }
 
+/// Whether this runtime gives each event to everybody who listens. containerd before 2 gives it to one of them: to ask for
+/// events there would take them from the kubelet.
+fn events_reach_all(name: &str, version: &str) -> bool {
+    let major = version.trim_start_matches('v').split('.').next().and_then(|major| major.parse::<u32>().ok());
+    name != "containerd" || major.is_some_and(|major| major >= 2)
+}
+
 /// Waits for an event; false when there are no more.
 async fn next<T>(events: &mut Option<tonic::Streaming<T>>) -> bool {
     match events {
@@ -464,6 +471,19 @@ mod tests {
             assert!(run.iter().all(|fact| facts.contains(fact)), "{run:?} in {facts:?}");
         }
         assert_eq!(facts.len(), 8);
+    }
+
+    #[test]
+    fn no_events_are_taken_from_the_kubelet_where_each_goes_to_one_listener() {
+        for (name, version, all) in [
+            ("containerd", "1.6.20~ds1", false),
+            ("containerd", "v1.7.27", false),
+            ("containerd", "v2.0.4", true),
+            ("containerd", "", false),
+            ("cri-o", "1.31.2", true),
+        ] {
+            assert_eq!(events_reach_all(name, version), all, "{name} {version}");
+        }
     }
 
     #[test]
