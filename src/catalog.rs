@@ -163,7 +163,7 @@ catalog! {
     WEB_REFUSED = Counter Global "memledger_web_refused_total" ["reason"] max 8,
         "What the HTTP side turned away. connections and requests: more than --web.max-connections or --web.max-requests; handshake: no TLS came about; password: none, or a wrong one; password_queue: too many waited to be checked; rate: more often than rate_limit of --web.config.file allows.";
     SOURCE_UP = Gauge Global "memledger_runtime_up" ["runtime"] max 8,
-        "1 while memledger is connected to the container runtime's socket. 0 while it is away: names and labels are kept. Absent where there never was a socket. cri is the kubelet's runtime: absent too where nobody named its socket and it never had pods.";
+        "1 while memledger is connected to the container runtime's socket. 0 while it is away: names and labels are kept. Absent where there never was a socket. cri is the kubelet's runtime: 0 too where a named socket is not there; absent where nobody named one and it has no pods.";
     CONTAINERS_SEEN = Gauge Global "memledger_containers" ["runtime"] max 8,
         "Running containers that memledger shows, by runtime. Containers that a filter leaves out do not count.";
     PROCESS_CPU = Counter Global "process_cpu_seconds_total" [] max 1,

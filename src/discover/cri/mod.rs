@@ -76,7 +76,8 @@ pub async fn follow(settings: CriSettings, filter: Filter, source: Arc<Source>, 
             }
             Found::Nothing { link, why } => {
                 let was_there = matches!(source.lock().link, Link::Up | Link::Down);
-                let link = if was_there { Link::Down } else { link };
+                // one that answers and has no pods any more is not away: the kubelet may have another now
+                let link = if was_there && link != Link::Idle { Link::Down } else { link };
                 if link == Link::NoSocket && !why.is_empty() {
                     pause = RETRY.1;
                 }
@@ -129,6 +130,10 @@ pub async fn find(settings: &CriSettings) -> Found {
             }
         };
         why = if why.is_empty() { reason } else { format!("{why}; {reason}") };
+    }
+    if settings.is_asked_for && why.is_empty() && !settings.sockets.is_empty() {
+        let places: Vec<_> = settings.sockets.iter().map(|socket| socket.display().to_string()).collect();
+        (link, why) = (Link::Down, format!("no socket at {}", places.join(", ")));
     }
     Found::Nothing { link, why }
 }
