@@ -15,13 +15,13 @@ HELM, T = "helm/memledger/", "helm/memledger/templates/"
 
 
 def text(file, old, new):
-    """Replaces the first `old` in a file."""
+    """Replaces the one `old` of a file: of two, the first might be a comment."""
 
     def change(root):
         path = root / file
         before = path.read_text()
-        assert old in before, f"{file} has no {old!r} any more: choose another mutation"
-        path.write_text(before.replace(old, new, 1))
+        assert before.count(old) == 1, f"{file} has {old!r} {before.count(old)} times: choose another mutation"
+        path.write_text(before.replace(old, new))
 
     return change
 
@@ -33,9 +33,9 @@ def default(old, new):
 MUTATIONS = [
     ("privileged by default", default("  enabled: false\n\nruntime:", "  enabled: true\n\nruntime:"), judge.least, "default", "the container is privileged"),
     ("all of the node's files", text(T + "_node.tpl", "{path: /sys/fs/cgroup,", "{path: /,"), judge.mounted, "default", "it mounts / of the node"),
-    ("a folder that is on no list", default("/var/lib/kubelet/pod-resources", "/var/lib/kubelet"), judge.mounted, "default", "it mounts /var/lib/kubelet of the node"),
+    ("a folder that is on no list", default("path: /var/lib/kubelet/pod-resources", "path: /var/lib/kubelet"), judge.mounted, "default", "it mounts /var/lib/kubelet of the node"),
     ("a mount that can be written", text(T + "_node.tpl", "mountPath: /host/cgroup, readOnly: true,", "mountPath: /host/cgroup,"), judge.mounted, "default", "/sys/fs/cgroup of the node can be written"),
-    ("the mounts of cgroup v1", text(T + "_node.tpl", ", recursiveReadOnly: IfPossible", ""), judge.mounted, "default", "the mounts below it can be written"),
+    ("the mounts of cgroup v1", text(T + "_node.tpl", "/host/cgroup, readOnly: true, recursiveReadOnly: IfPossible", "/host/cgroup, readOnly: true"), judge.mounted, "default", "the mounts below it can be written"),
     ("a path that is made where nothing is", text(T + "_node.tpl", "{path: /sys/fs/cgroup, type: Directory}", "{path: /sys/fs/cgroup}"), judge.mounted, "default", "without a type"),
     ("a volume that nobody mounts", text(T + "_node.tpl", "- {name: state, mountPath: /var/lib/memledger}", ""), judge.mounted, "default", "are not what is mounted"),
     ("a capability more", text(T + "_helpers.tpl", '$add "SYSLOG"', '$add "SYS_ADMIN"'), judge.least, "default", "it is given ['SYS_ADMIN']"),
