@@ -82,7 +82,10 @@ class PlainHost(Host):
         self.disk.mkdir()
         run("mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", self.disk)
         self.relay = Relay(base / "docker.sock") if stage.has_names else None
+        self.web = base / "web.yml"
+        self.allow()
         flags = ["--no-collector.gpu", f"--path.devfs={self.log_device.parent}", f"--state.path={self.disk}"]
+        flags += [f"--web.config.file={self.web}"]
         flags += ["--oom.kernel-log=device", f"--docker.socket={self.relay.path if self.relay else ''}"]
         flags += [f"--container.include=^{re.escape(stage.name(shown))}$"]
         super().__init__("plain-host", binary, folder, PORT + 1, flags)
@@ -114,6 +117,13 @@ class PlainHost(Host):
 
     def empty_disk(self):
         (self.disk / "somebody-elses").unlink(missing_ok=True)
+
+    def allow(self):
+        """Its web configuration asks for nothing."""
+        self.web.write_text("{}\n")
+
+    def forbid(self, user):
+        self.web.write_text(f"basic_auth_users:\n  {user}\n")
 
     def freeze(self):
         """Its sampling stands still, as if a file of the kernel did not answer. Returns what makes it go on."""

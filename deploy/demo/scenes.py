@@ -221,6 +221,8 @@ def of_hosts(paper_container):
                 Alert("MemledgerOOMKillUnattributed", WARNING, {"instance": "plain-host"}))),
         on_plain(50, lambda play: play.plain.fill_disk(), lambda play: play.plain.empty_disk(),
                  "the disk of its ledger is full", "MemledgerStoreDown", WARNING),
+        on_plain(55, lambda play: play.plain.forbid("anna: letmein"), lambda play: play.plain.allow(),
+                 "a password is written into its web configuration as it is, not as a hash", "MemledgerWebConfigRejected", WARNING),
         on_plain(60, lambda play: play.plain.relay.close(), lambda play: play.plain.relay.open(),
                  "the container runtime does not answer", "MemledgerRuntimeDown", WARNING, {"runtime": "docker"}, needs_names=True),
         on_plain(78, lambda play: play.freeze(), lambda play: play.thaw(),

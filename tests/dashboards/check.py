@@ -18,10 +18,9 @@ import promql
 
 # Families that no dashboard shows, with the reason.
 NOT_SHOWN = {
-    "memledger_container_gpu_allocated": "for joins with memledger_container_gpu_processes: given and idle, used and not given",
     "memledger_container_pod_info": "for joins by pod uid, QoS class and the labels that a cluster chooses to show",
     "memledger_container_memory_request_bytes": "scheduling is not about who holds memory, and most pods have none that a node knows",
-    "memledger_web_config_success": "of interest to who has just changed the file; the log says why",
+    "memledger_web_config_success": "an alert tells, and the log says why",
     "memledger_web_refused_total": "for finding out why scrapes fail, and then they are not on a dashboard either",
     "memledger_otlp_up": "where metrics are pushed, it is the receiver that misses them; see docs/otlp.md",
     "memledger_otlp_sent_total": "as memledger_otlp_up",

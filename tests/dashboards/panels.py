@@ -25,11 +25,13 @@ import catalog
 NO_PSI = "of a container it exists only on cgroup v2; the demo's trainings may run on v1, and its paper host has it"
 NO_XID = "the kernel log takes no line of a driver from anybody but the kernel"
 NOT_DROPPED = "there is something to see only where a limit was reached"
+NOT_GIVEN = "neither a kubelet nor NVIDIA's runtime hook can be played: nobody tells what was given"
 # (mode, dashboard, part of the panel or annotation) to the reason for which it may be empty
 MAY_BE_EMPTY = {
     ("*", "why.json", "'Xids of containers'"): NO_XID,
     ("first", "container.json", "'Memory pressure'"): NO_PSI,
     ("first", "why.json", "'Standing still for memory' A"): NO_PSI,
+    ("*", "overview.json", "'GPUs by container: given and used' A"): NOT_GIVEN,
     ("*", "overview.json", "'Faults and what was left out' B"): NOT_DROPPED,
 }
 
