@@ -106,6 +106,8 @@ pub struct Desk {
     /// Rung when there is something for the ledger.
     pub bell: Arc<Bell>,
     handed: Mutex<Option<Handed>>,
+    /// Stamp of the kernel log's newest record at the start, by the log's own clock: what is not newer is of before.
+    log_began_usec: u64,
     /// Errors of GPUs that the kernel log told, with the kernel's stamp in microseconds.
     xids: Mutex<Vec<(u64, Xid)>>,
     /// Errors of GPUs, told apart and given to their containers, that are to become events.
@@ -118,6 +120,11 @@ pub struct Desk {
 }
 
 impl Desk {
+    /// An empty place. Of the kernel log, what came after this stamp is of now.
+    pub fn new(log_began_usec: u64) -> Self {
+        Self { log_began_usec, ..Self::default() }
+    }
+
     /// The cycle hands over; what the ledger has not taken yet is replaced.
     pub fn hand_over(&self, handed: Handed) {
         *self.handed.lock().unwrap_or_else(PoisonError::into_inner) = Some(handed);
@@ -128,12 +135,13 @@ impl Desk {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The ledger's thread lays down the errors of GPUs that it found in the kernel log, and goes on with the rest.
+    /// The ledger's thread lays down the errors of GPUs that it found in the kernel log, and goes on with the rest. Those of
+    /// before the start are dropped: their pids say nothing.
     pub fn keep_xids(&self, entries: Vec<Entry>) -> Vec<Entry> {
         let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rest = entries;
         rest.retain(|entry| match &entry.line {
-            Line::Xid(xid) if xids.len() < MOST_XIDS => {
+            Line::Xid(xid) if entry.position.usec > self.log_began_usec && xids.len() < MOST_XIDS => {
                 xids.push((entry.position.usec, *xid));
                 false
             }
@@ -189,5 +197,23 @@ impl Desk {
     /// The newest figures; `None` before the store was read.
     pub fn figures(&self) -> Option<Arc<Figures>> {
         self.figures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collect::kernel_log::Position;
+
+    #[test]
+    fn errors_of_gpus_from_before_the_start_are_dropped_by_the_logs_own_clock() {
+        let entry = |usec: u64| {
+            let text = "NVRM: Xid (PCI:0000:66:00): 31, pid=7, name=python";
+            let line = Line::of(text.as_bytes()).expect("a line that is known");
+            Entry { position: Position { sequence: None, usec }, line, text: text.into() }
+        };
+        let desk = Desk::new(70);
+        assert_eq!(desk.keep_xids(vec![entry(69), entry(70), entry(71)]), []);
+        assert_eq!(desk.take_xids().iter().map(|(usec, _)| *usec).collect::<Vec<_>>(), [71]);
     }
 }

@@ -1,7 +1,12 @@
-//! Errors of GPUs as NVML counts them, one by one: for hosts whose kernel log cannot be read.
+//! Errors of GPUs as events, each from one source: the kernel log tells more (the pid), NVML counts them where nobody can
+//! read the log.
+//!
+//! Where the log is read, what NVML counts is held back a while: if the log tells of an error of that GPU meanwhile, or did
+//! just before, it is that one. Not by their numbers, because of several at once NVML calls all by the newest one's number.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::entries::GpuError;
 use crate::clock::Moment;
@@ -9,20 +14,46 @@ use crate::collect::Readings;
 
 /// Most that are told of one growth: a GPU that reports thousands at once says nothing more by each.
 const MOST: u64 = 100;
+/// The two sources tell of one error within this.
+const APART: Duration = Duration::from_secs(5);
 
-/// How many of each were counted already, by UUID and number.
+/// What was told, and what waits.
 #[derive(Debug, Default)]
-pub struct Counts(HashMap<(Arc<str>, u64), u64>);
+pub struct Errors {
+    /// How many of each NVML had counted already, by UUID and number. It counts since memledger's start.
+    counted: HashMap<(Arc<str>, u64), u64>,
+    /// When the log told of an error of a GPU last.
+    of_log: HashMap<Arc<str>, Moment>,
+    /// What NVML counted while the log was silent, and since when.
+    held: Vec<(Moment, GpuError)>,
+}
 
-impl Counts {
-    /// What was counted since the cycle before. NVML counts since memledger's start.
-    pub fn count(&mut self, now: Moment, readings: &Readings) -> Vec<GpuError> {
+impl Errors {
+    /// Enters what the log told and what NVML counted since the cycle before. Returns what is to be told now.
+    pub fn enter(
+        &mut self,
+        now: Moment,
+        readings: &Readings,
+        of_log: Vec<GpuError>,
+        is_log_read: bool,
+    ) -> Vec<GpuError> {
+        self.of_log.extend(of_log.iter().map(|error| (Arc::clone(&error.gpu_uuid), now)));
+        self.of_log.retain(|_, told| now.since(*told) < APART);
+        let counted = self.count(now, readings);
+        self.held.extend(counted.into_iter().map(|error| (now, error)));
+        self.held.retain(|(_, error)| !self.of_log.contains_key(&error.gpu_uuid));
+        let is_due = |(since, _): &mut (Moment, GpuError)| !is_log_read || now.since(*since) >= APART;
+        let due = self.held.extract_if(.., is_due).map(|(_, error)| error);
+        of_log.into_iter().chain(due).collect()
+    }
+
+    fn count(&mut self, now: Moment, readings: &Readings) -> Vec<GpuError> {
         let mut errors = vec![];
         let devices = readings.gpu_devices().map(|(_, device)| device);
         for device in devices.chain(readings.silent_gpus().map(|(_, device)| device)) {
             let identity = &device.identity;
             for (xid, seen) in &device.health.xids {
-                let known = self.0.entry((Arc::clone(&identity.uuid), *xid)).or_insert(0);
+                let known = self.counted.entry((Arc::clone(&identity.uuid), *xid)).or_insert(0);
                 let new = seen.count.saturating_sub(*known).min(MOST);
                 *known = seen.count;
                 errors.extend((0..new).map(|_| GpuError {
@@ -38,5 +69,81 @@ impl Counts {
             }
         }
         errors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collect::gpu::{Device, Identity, Pids, Reading, Xid};
+
+    /// A cycle in which NVML has counted so many errors 79 of the GPU since the start.
+    fn readings(now: Moment, count: u64) -> Readings {
+        let identity =
+            Identity { index: "0".into(), uuid: "GPU-0".into(), vendor: "nvidia", ..Identity::default() };
+        let mut device = Device::new(Arc::new(identity));
+        device.health.xids.insert(79, Xid { count, last: Some(now.unix_seconds()) });
+        let reading = Reading {
+            source: "gpu",
+            at: now,
+            took: Duration::ZERO,
+            driver_version: None,
+            cuda_version: None,
+            counted: 1,
+            devices: vec![device],
+            silent: vec![],
+            pids: Pids::Proven,
+            faults: vec![],
+        };
+        Readings { gpus: vec![Arc::new(reading)], ..Readings::default() }
+    }
+
+    fn of_log(now: Moment, xid: u64) -> GpuError {
+        GpuError {
+            id: 0,
+            at: now.unix_seconds(),
+            gpu: "0".into(),
+            gpu_uuid: "GPU-0".into(),
+            xid,
+            pid: Some(7),
+            subject: None,
+            source: "kmsg".into(),
+        }
+    }
+
+    /// Plays cycles: after so many milliseconds, how many NVML has counted, and what the log told. Returns who told, by cycle.
+    fn played(is_log_read: bool, cycles: &[(u64, u64, &[u64])]) -> Vec<Vec<String>> {
+        let (start, mut errors) = (Moment::now(), Errors::default());
+        let mut one = |(after, count, told): &(u64, u64, &[u64])| {
+            let now = start.plus(Duration::from_millis(*after));
+            let told = told.iter().map(|xid| of_log(now, *xid)).collect();
+            let told = errors.enter(now, &readings(now, *count), told, is_log_read);
+            told.iter().map(|error| format!("{} {}", error.source, error.xid)).collect()
+        };
+        cycles.iter().map(&mut one).collect()
+    }
+
+    #[test]
+    fn without_the_log_nvml_tells_at_once_and_each_once() {
+        let told = played(false, &[(0, 0, &[]), (1000, 2, &[]), (2000, 2, &[])]);
+        assert_eq!(told, [vec![], vec!["nvml 79", "nvml 79"], vec![]]);
+    }
+
+    #[test]
+    fn what_the_log_tells_too_is_told_once_whoever_is_first() {
+        let later = played(true, &[(0, 1, &[]), (4000, 1, &[79]), (20_000, 1, &[])]);
+        assert_eq!(later, [vec![], vec!["kmsg 79"], vec![]]);
+        let before = played(true, &[(0, 0, &[79]), (4000, 1, &[]), (20_000, 1, &[])]);
+        assert_eq!(before, [vec!["kmsg 79"], vec![], vec![]]);
+        let by_another_number = played(true, &[(0, 2, &[31, 79]), (20_000, 2, &[])]);
+        assert_eq!(by_another_number, [vec!["kmsg 31", "kmsg 79"], vec![]]);
+    }
+
+    #[test]
+    fn what_the_log_keeps_silent_about_is_told_by_nvml() {
+        let told = played(true, &[(0, 1, &[]), (4999, 1, &[]), (5000, 1, &[]), (9000, 1, &[])]);
+        assert_eq!(told, [vec![], vec![], vec!["nvml 79"], vec![]]);
+        let told = played(true, &[(0, 0, &[79]), (6000, 1, &[]), (11_000, 1, &[])]);
+        assert_eq!(told, [vec!["kmsg 79"], vec![], vec!["nvml 79"]], "the one of long ago was another");
     }
 }

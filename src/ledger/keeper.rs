@@ -123,10 +123,11 @@ impl Keeper {
             without_runtimes: !config.oom.runtime,
         };
         let hierarchy = Hierarchy::detect(&config.roots).ok();
-        let desk = Arc::new(Desk::default());
+        let log_began = newest_stamp(config).unwrap_or(now.kernel_usec());
+        let desk = Arc::new(Desk::new(log_began));
         let (begun, waiting) = begun(&contents, store.as_ref().and_then(|store| store.oldest().ok()?), now);
         Ok(Self {
-            machine: Machine::new(setup, &contents, now, newest_stamp(config).unwrap_or(now.kernel_usec())),
+            machine: Machine::new(setup, &contents, now, log_began),
             desk,
             store: store.map(|store| Arc::new(Mutex::new(store))),
             store_up,

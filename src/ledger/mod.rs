@@ -63,7 +63,7 @@ pub struct Ledger {
     desk: Arc<Desk>,
     gpus: gpus::Gpus,
     xids: xids::Xids,
-    gpu_errors: gpu_errors::Counts,
+    gpu_errors: gpu_errors::Errors,
 }
 
 impl Ledger {
@@ -71,8 +71,13 @@ impl Ledger {
     /// ledger's thread at this desk.
     pub fn new(keep_ended: Duration, gpus_expected: Option<usize>, desk: Arc<Desk>) -> Self {
         let (containers, gpus) = (containers::Books::new(keep_ended), gpus::Gpus::new(gpus_expected));
-        let (xids, gpu_errors) = (xids::Xids::new(Moment::now()), gpu_errors::Counts::default());
-        Self { containers, desk, gpus, xids, gpu_errors }
+        Self {
+            containers,
+            desk,
+            gpus,
+            xids: xids::Xids::default(),
+            gpu_errors: gpu_errors::Errors::default(),
+        }
     }
 
     /// True once the ledger's thread has put figures out.
@@ -113,19 +118,17 @@ impl Ledger {
         shown
     }
 
-    /// Hands the errors of GPUs over, that they become events: those of the kernel log where it is read, else those that
-    /// NVML counts.
+    /// Hands the errors of GPUs over, that they become events.
     fn enter_gpu_errors(&mut self, context: &Context<'_>, readings: &Readings, told: Vec<xids::Told>) {
         let figures = self.desk.figures();
         let is_log_read = figures.is_some_and(|figures| figures.sources.contains(&("kmsg", true)));
-        let counted = self.gpu_errors.count(context.now, readings);
         let of_log = told.into_iter().map(|told| {
             let subject = told.container.as_ref().and_then(|id| self.containers.subject(id));
             let (gpu, gpu_uuid) = told.gpu;
             let source = "kmsg".into();
             GpuError { id: 0, at: told.at, gpu, gpu_uuid, xid: told.xid, pid: told.pid, subject, source }
         });
-        let errors: Vec<_> = of_log.chain(counted.into_iter().filter(|_| !is_log_read)).collect();
+        let errors = self.gpu_errors.enter(context.now, readings, of_log.collect(), is_log_read);
         if !errors.is_empty() {
             self.desk.enter_gpu_errors(errors);
         }

@@ -37,10 +37,8 @@ struct OfName {
 }
 
 /// What is needed to tell whose an error was, and the counts.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Xids {
-    /// Older lines are of before memledger's start: their pids say nothing.
-    since_usec: u64,
     processes: HashMap<u32, (ContainerId, Moment)>,
     /// Index and UUID of every GPU that was seen, also of one that is lost by now.
     gpus: HashMap<PciAddress, Gpu>,
@@ -63,16 +61,6 @@ pub struct Told {
 }
 
 impl Xids {
-    /// Errors count from now on.
-    pub fn new(now: Moment) -> Self {
-        Self {
-            since_usec: now.kernel_usec(),
-            processes: HashMap::new(),
-            gpus: HashMap::new(),
-            names: HashMap::new(),
-        }
-    }
-
     fn of_name(&mut self, now: Moment, name: &Identity) -> &mut OfName {
         let new = || OfName { counts: BTreeMap::new(), shown: now };
         self.names.entry(name.clone()).or_insert_with(new)
@@ -151,7 +139,7 @@ impl Xids {
                 self.gpus.insert(address, (Arc::clone(&identity.index), Arc::clone(&identity.uuid)));
             }
         }
-        let owned = told.iter().filter(|(usec, _)| *usec > self.since_usec).filter_map(|(usec, xid)| {
+        let owned = told.iter().filter_map(|(usec, xid)| {
             let container = xid.pid.and_then(|pid| Some(self.processes.get(&pid)?.0.clone()));
             let gpu = self.gpus.get(&xid.gpu)?.clone();
             let at = context.now.unix_seconds_of_kernel(*usec);
@@ -204,7 +192,7 @@ mod tests {
     #[test]
     fn counts_begin_at_0_and_are_a_names_whatever_run_it_is_in() {
         let start = Moment::now();
-        let mut xids = Xids::new(start);
+        let mut xids = Xids::default();
         let roots = Roots::default();
         let name = Name { container_name: "train".into(), ..Name::default() };
         let run =
@@ -246,7 +234,7 @@ mod tests {
     #[test]
     fn an_error_is_the_containers_whose_process_was_on_a_gpu_a_moment_ago() {
         let start = Moment::now();
-        let mut xids = Xids::new(start);
+        let mut xids = Xids::default();
         let (roots, inventory) =
             (Roots::default(), Arc::new(Inventory { containers: vec![], runtimes: vec![] }));
         let mut enter = |now: Moment, owners: &[(u32, &str)], told: &[(u64, Xid)]| {
@@ -273,10 +261,10 @@ mod tests {
         let strangers = xid("NVRM: Xid (PCI:0000:66:00): 31, pid=9, name=python");
         let silent = xid("NVRM: Xid (PCI:0000:66:00): 79, GPU has fallen off the bus.");
         let elsewhere = xid("NVRM: Xid (PCI:0000:67:00): 31, pid=7, name=python");
-        let told = [(usec, fault), (usec, strangers), (usec, silent), (usec, elsewhere), (1, fault)];
+        let told = [(usec, fault), (usec, strangers), (usec, silent), (usec, elsewhere)];
         let told = enter(later, &[], &told);
         let gpu = ("1".into(), "GPU-1".into());
-        assert_eq!(told.len(), 3, "old lines and unknown GPUs are left out: {told:?}");
+        assert_eq!(told.len(), 3, "unknown GPUs are left out: {told:?}");
         let owners: Vec<_> = told.iter().map(|told| told.container.as_ref()).collect();
         assert_eq!(owners, [Some(&ContainerId::new("a")), None, None], "strangers are nobody's");
         assert_eq!((&told[0].gpu, told[0].xid, told[2].pid), (&gpu, 31, None));

@@ -71,6 +71,38 @@ pub async fn run(shared: &Shared, mut delivery: Delivery, archive: &Archive) {
     }
 }
 
+/// The search for the next events that the endpoint takes.
+#[derive(Debug)]
+struct Search {
+    /// Events that are sent at once.
+    most: usize,
+    /// Events that were refused since the last one that was taken.
+    suspects: usize,
+    /// Number of the last suspect: the oldest events may be removed meanwhile, so places say nothing.
+    past: u64,
+}
+
+/// A number of events of the ledger, in one request.
+#[derive(Debug)]
+struct Batch {
+    events: usize,
+    /// How many of them are in the request; the others are too large for any.
+    records: u64,
+    /// Number of the last one.
+    last: u64,
+}
+
+/// What comes after a request.
+#[derive(Debug, PartialEq)]
+enum Next {
+    /// The endpoint is done with the batch.
+    Done,
+    /// Others are sent.
+    Others,
+    /// Not now.
+    Rest,
+}
+
 /// Pushes what the endpoint has not taken yet. True if nothing is left.
 ///
 /// An event that is refused for what is in it is lost only once another one was taken after it: until then the endpoint may
@@ -81,64 +113,79 @@ async fn flush(
     archive: &Archive,
     progress: &mut Progress,
 ) -> Result<bool, StoreError> {
-    let (mut most, mut suspects) = (BATCH, 0);
-    let mut past = 0; // number of the last suspect: the oldest events may be removed meanwhile, so places say nothing
+    let mut search = Search { most: BATCH, suspects: 0, past: 0 };
     loop {
         let settled = archive.settled_after(progress.done, BATCH)?;
-        let Some(events) = settled
-            .events
-            .get(settled.events.partition_point(|event| event.id() <= past)..)
-            .filter(|events| !events.is_empty())
-        else {
-            if suspects > 0 {
+        let events = &settled.events[settled.events.partition_point(|event| event.id() <= search.past)..];
+        if events.is_empty() {
+            if search.suspects > 0 {
                 delivery.keep_away(REFUSED);
                 return Ok(false);
             }
             let Some(last) = settled.unreadable.last() else { return Ok(true) };
             acknowledge(shared, delivery, progress, *last, &settled.unreadable);
             continue;
-        };
+        }
         let now = Moment::now();
-        let made = Logs::new(events, most, &shared.resource, now);
-        let (count, too_large) = (made.records as u64, (made.events - made.records) as u64);
+        let made = Logs::new(events, search.most, &shared.resource, now);
         let last = events.get(made.events.saturating_sub(1)).map_or(progress.done, Event::id);
-        let outcome = match count {
-            0 if suspects > 0 => Outcome::Refused(Refusal::Size), // nothing that the endpoint could take is in it
+        let batch = Batch { events: made.events, records: made.records as u64, last };
+        let outcome = match batch.records {
+            0 if search.suspects > 0 => Outcome::Refused(Refusal::Size), // nothing that the endpoint could take is in it
             0 => Outcome::Taken(0),
             _ => delivery.deliver(&Bytes::from(made.body), now.plus(LOOK * 60)).await,
         };
+        match search.judge(&batch, outcome, delivery, progress) {
+            Next::Done => {
+                delivery.count(0, batch.events as u64 - batch.records, Lost::TooLarge);
+                acknowledge(shared, delivery, progress, batch.last, &settled.unreadable);
+            }
+            Next::Others => {}
+            Next::Rest => return Ok(false),
+        }
+    }
+}
+
+impl Search {
+    fn judge(
+        &mut self,
+        batch: &Batch,
+        outcome: Outcome,
+        delivery: &mut Delivery,
+        progress: &mut Progress,
+    ) -> Next {
         match outcome {
             Outcome::Taken(rejected) => {
-                let rejected = rejected.min(count);
-                delivery.count(count - rejected, rejected + suspects as u64, Lost::Refused);
-                if rejected == 0 && count > 0 {
+                let rejected = rejected.min(batch.records);
+                delivery.count(batch.records - rejected, rejected + self.suspects as u64, Lost::Refused);
+                if rejected == 0 && batch.records > 0 {
                     delivery.works();
                 }
-                (most, suspects, progress.reach) = (BATCH, 0, SUSPECTS);
+                progress.reach = SUSPECTS;
+                (self.most, self.suspects) = (BATCH, 0);
+                Next::Done
             }
             // one of them may be what it does not take
-            Outcome::Refused(Refusal::Content | Refusal::Size) if made.events > 1 => {
-                most = made.events.div_ceil(2);
-                continue;
+            Outcome::Refused(Refusal::Content | Refusal::Size) if batch.events > 1 => {
+                self.most = batch.events.div_ceil(2);
+                Next::Others
             }
-            Outcome::Refused(Refusal::Content | Refusal::Size) if suspects + 1 < progress.reach => {
-                (most, suspects, past) = (1, suspects + 1, last);
-                continue;
+            Outcome::Refused(Refusal::Content | Refusal::Size) if self.suspects + 1 < progress.reach => {
+                *self = Self { most: 1, suspects: self.suspects + 1, past: batch.last };
+                Next::Others
             }
             Outcome::Refused(of) => {
                 if of != Refusal::Other {
                     progress.reach = (progress.reach * 2).min(BATCH); // there may be many such events in a row
                 }
                 delivery.keep_away(REFUSED);
-                return Ok(false);
+                Next::Rest
             }
             Outcome::GaveUp => {
                 delivery.gave_up();
-                return Ok(false);
+                Next::Rest
             }
         }
-        delivery.count(0, too_large, Lost::TooLarge);
-        acknowledge(shared, delivery, progress, last, &settled.unreadable);
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use memledger::ledger::entries::Event;
-use memledger::ledger::store::{Changes, Store};
+use memledger::ledger::store::{Changes, FILE, Store};
 use serde_json::{Value, json};
 
 use super::{EMPTY, Receiver, list, memledger};
@@ -152,6 +152,28 @@ fn one_event_that_is_refused_holds_up_no_other() {
                 lost => Err(format!("{lost}")),
             }
         });
+    }
+}
+
+#[test]
+fn a_damaged_row_of_the_ledger_is_counted_and_holds_up_no_other() {
+    let Some(receiver) = Receiver::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), (1..=10).map(|id| exit(id, "train")));
+    let rows = "UPDATE events SET body = substr(body, 1, 20) WHERE id IN (1, 5, 10)";
+    assert_eq!(rusqlite::Connection::open(folder.path().join(FILE)).unwrap().execute(rows, []).unwrap(), 3);
+    let state = format!("--state.path={}", folder.path().display());
+    let memledger = memledger(EMPTY, &receiver.flags(true), &[&state, "--no-otlp.metrics"]);
+    assert_eq!(ids(&records(&receiver, 7)), [2, 3, 4, 6, 7, 8, 9]);
+    let lost = [("signal", "logs"), ("reason", "unreadable")];
+    memledger.eventually("they are counted", |metrics| {
+        match metrics.ask("memledger_otlp_lost_total", &lost)? {
+            3.0 => Ok(()),
+            lost => Err(format!("{lost}")),
+        }
+    });
+    for row in [1, 5, 10] {
+        assert_eq!(memledger.log().matches(&format!("event={row}\n")).count(), 1, "{}", memledger.log());
     }
 }
 

@@ -24,7 +24,7 @@ use crate::host::Roots;
 use crate::series::{Label, Series};
 
 pub use control::Control;
-pub use health::Health;
+pub use health::{Health, Xid};
 pub use nvml::library::was_opened;
 pub use probe::{Probe, probe};
 pub use reading::{Device, GpuProcess, Identity, Instance, Memory, Owner, Pids, Reading, Sample, Sampled};
