@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::attribute::attribute;
+use crate::attribute::{Ranks, attribute};
 use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::front::Front;
@@ -34,6 +34,7 @@ pub struct Sampler {
     collectors: Vec<Box<dyn Collector>>,
     readings: Readings,
     faults: Faults,
+    ranks: Ranks,
     ledger: Ledger,
     dropped: Dropped,
     room: (usize, usize),
@@ -68,6 +69,7 @@ impl Sampler {
             collectors: collect::all(config, control),
             readings: Readings::default(),
             faults: Faults::default(),
+            ranks: Ranks::default(),
             ledger: Ledger::new(config.keep_ended, config.gpu.expected, desk),
             dropped: Dropped::new(),
             room: (0, 0),
@@ -106,7 +108,7 @@ impl Sampler {
                 Output { series: &mut series, readings: &mut self.readings, faults: &mut self.faults };
             run(collector.as_mut(), &context, &mut output);
         }
-        let attribution = attribute(&context, &self.readings, &mut series);
+        let attribution = attribute(&context, &self.readings, &mut self.ranks, &mut series);
         let ended = self.ledger.enter(&context, &refresh.ended, &self.readings, &attribution, &mut series);
         let mut containers = inventory.containers.clone();
         let running = containers.len();

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Attributed as Member;
+use super::roles::Told;
 use crate::catalog::*;
 use crate::clock::Moment;
 use crate::collect::gpu::{Device, GpuProcess, Owner, Pids, Sample, Sampled};
@@ -76,6 +77,22 @@ pub fn holders(readings: &Readings) -> Holders {
         }
     }
     holders
+}
+
+/// Which GPUs tell of their processes, and what they tell.
+pub fn told(readings: &Readings) -> Told {
+    let mut told = Told::default();
+    for (_, device) in readings.gpu_devices() {
+        let Some(processes) = &device.processes else { continue };
+        let key = device.identity.key();
+        told.by.insert(Arc::clone(key));
+        for process in processes {
+            if let Some(owner) = &process.owner {
+                told.holds.insert((process.pid, owner.start_ticks), Arc::clone(key));
+            }
+        }
+    }
+    told
 }
 
 /// What follows from the GPU readings, for the ledger.

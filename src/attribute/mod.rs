@@ -1,6 +1,7 @@
 //! Whose is it: process -> role, GPU process -> container. What cannot be told stays *unattributed*.
 //!
-//! Everything here is a function of the cycle's readings; nothing is read and nothing is remembered.
+//! Everything here is a function of the cycle's readings; nothing is read, and nothing is remembered but who held GPU
+//! memory when it was told last.
 
 pub mod allocated;
 pub mod gpu;
@@ -8,7 +9,7 @@ pub mod roles;
 
 use std::sync::Arc;
 
-pub use roles::Role;
+pub use roles::{Ranks, Role};
 
 use crate::catalog::*;
 use crate::collect::{Context, Readings};
@@ -43,12 +44,20 @@ pub struct Attribution {
 }
 
 /// Attributes one cycle's readings and writes the samples that follow.
-pub fn attribute(context: &Context<'_>, readings: &Readings, series: &mut Series) -> Attribution {
+pub fn attribute(
+    context: &Context<'_>,
+    readings: &Readings,
+    ranks: &mut Ranks,
+    series: &mut Series,
+) -> Attribution {
     let holders = gpu::holders(readings);
+    let numbers = 0..context.inventory.containers.len();
+    let living = numbers.clone().flat_map(|number| readings.processes.of(number)).map(gpu::key);
+    ranks.enter(living, &gpu::told(readings));
     let mut processes = Vec::with_capacity(readings.processes.len());
-    for number in 0..context.inventory.containers.len() {
+    for number in numbers {
         let from = processes.len();
-        roles_of(context, readings, &holders, number, &mut processes);
+        roles_of(context, readings, (&holders, ranks), number, &mut processes);
         if readings.processes.complete(number) {
             by_role(context, readings, number, &processes[from..], series);
         }
@@ -61,13 +70,13 @@ pub fn attribute(context: &Context<'_>, readings: &Readings, series: &mut Series
 fn roles_of(
     context: &Context<'_>,
     readings: &Readings,
-    holders: &gpu::Holders,
+    (holders, ranks): (&gpu::Holders, &Ranks),
     number: usize,
     out: &mut Vec<Attributed>,
 ) {
     let members = readings.processes.of(number);
     let id = &context.inventory.containers[number].id;
-    let roles = roles::classify(members, |process| holders.contains_key(&gpu::key(process)));
+    let roles = roles::classify(members, |process| ranks.contains(&gpu::key(process)));
     out.extend(std::iter::zip(members, roles).map(|(process, role)| Attributed {
         container: number as u32,
         pid: process.pid,

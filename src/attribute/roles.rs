@@ -6,9 +6,11 @@
 //!   none itself.
 //! * `other`: shells, init, launchers such as torchrun, multiprocessing's helpers, and all that is unsure.
 //!
-//! GPU memory outweighs structure: where a driver tells who holds some, a rank is never taken for a worker.
+//! GPU memory outweighs structure: where a driver tells who holds some, a rank is never taken for a worker. What
+//! was told last holds while the driver is away or let go.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::collect::process::Process;
 use crate::parse::process::Launch;
@@ -35,6 +37,35 @@ impl Role {
             Role::DataloaderWorker => "dataloader_worker",
             Role::Other => "other",
         }
+    }
+}
+
+/// What GPUs tell of their processes.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// Keys of the GPUs that tell.
+    pub by: HashSet<Arc<str>>,
+    /// Who holds a context, by pid and start time, and on which of them; of several, one.
+    pub holds: HashMap<(u32, u64), Arc<str>>,
+}
+
+/// Who holds GPU memory, or held some when the GPU was asked last: pid and start time to the key of a GPU.
+#[derive(Debug, Default)]
+pub struct Ranks(HashMap<(u32, u64), Arc<str>>);
+
+impl Ranks {
+    /// Enters who lives now, and what GPUs tell now.
+    pub fn enter(&mut self, living: impl Iterator<Item = (u32, u64)>, told: &Told) {
+        let before = std::mem::take(&mut self.0);
+        self.0.extend(living.filter_map(|who| {
+            let silent = || before.get(&who).filter(|gpu| !told.by.contains(*gpu));
+            Some((who, Arc::clone(told.holds.get(&who).or_else(silent)?)))
+        }));
+    }
+
+    /// True for a process that holds GPU memory, as far as is known.
+    pub fn contains(&self, who: &(u32, u64)) -> bool {
+        self.0.contains_key(who)
     }
 }
 
@@ -153,7 +184,6 @@ mod tests {
     use crate::collect::process::Facts;
     use crate::parse::process::Command;
     use std::hash::{DefaultHasher, Hash, Hasher};
-    use std::sync::Arc;
 
     fn process(pid: u32, ppid: u32, comm: &str, line: &str) -> Process {
         let line = line.replace(' ', "\0");
@@ -177,6 +207,23 @@ mod tests {
             Role::Other => '-',
         };
         classify(processes, |process| gpu.contains(&process.pid)).into_iter().map(letter).collect()
+    }
+
+    #[test]
+    fn a_rank_is_one_while_its_gpu_is_silent_and_its_pid_is_not_one_for_the_next() {
+        let mut ranks = Ranks::default();
+        let mut now = |living: &[(u32, u64)], holds: &[(u32, u64)], telling: &[&str]| {
+            let by = telling.iter().map(|gpu| (*gpu).into()).collect();
+            let holds = holds.iter().map(|who| (*who, "GPU-0".into())).collect();
+            ranks.enter(living.iter().copied(), &Told { by, holds });
+            assert!(ranks.0.len() <= living.len(), "nothing is kept of who has ended");
+            living.iter().map(|who| ranks.contains(who)).collect::<Vec<_>>()
+        };
+        assert_eq!(now(&[(7, 1), (8, 1)], &[(7, 1)], &["GPU-0", "GPU-1"]), [true, false]);
+        assert_eq!(now(&[(7, 1), (8, 1)], &[], &["GPU-1"]), [true, false], "its GPU is away");
+        assert_eq!(now(&[(7, 2), (8, 1)], &[], &[]), [false, false], "another process of that pid");
+        assert_eq!(now(&[(7, 1), (8, 1)], &[(8, 1)], &["GPU-0"]), [false, true]);
+        assert_eq!(now(&[(8, 1)], &[], &["GPU-0"]), [false], "it has let go of its memory");
     }
 
     // The trees of real Python processes are in tests/roles.rs; these are the ones that need a GPU.

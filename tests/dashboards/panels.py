@@ -26,6 +26,8 @@ NO_PSI = "of a container it exists only on cgroup v2; the demo's trainings may r
 NO_XID = "the kernel log takes no line of a driver from anybody but the kernel"
 NOT_DROPPED = "there is something to see only where a limit was reached"
 NOT_GIVEN = "neither a kubelet nor NVIDIA's runtime hook can be played: nobody tells what was given"
+# reasons that hold wherever the demo is played
+NEVER = {NO_XID, NOT_GIVEN}
 # (mode, dashboard, part of the panel or annotation) to the reason for which it may be empty
 MAY_BE_EMPTY = {
     ("*", "why.json", "'Xids of containers'"): NO_XID,
@@ -117,6 +119,8 @@ class Asking:
         points = [float(point[1]) for row in rows for point in row.get("values") or [row["value"]]]
         if any(map(math.isfinite, points)):
             self.answered += 1
+            if any(reason in NEVER and name == self.name and part in where for (_, name, part), reason in MAY_BE_EMPTY.items()):
+                self.say(where, "it has data and stands in MAY_BE_EMPTY: take it off")
         elif points:
             self.say(where, f"only NaN or infinite: {query}")
         else:

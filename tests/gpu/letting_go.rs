@@ -107,6 +107,8 @@ fn the_driver_is_let_go_by_a_request_and_taken_back_after_a_while() {
     let metrics = memledger.fresh_metrics();
     assert_no_gpu_now(&metrics);
     assert_eq!(success(&metrics), None, "what was asked for is no failure");
+    let trainers = metrics.value("memledger_container_processes", &[("role", "trainer")]);
+    assert_eq!(trainers, 1.0, "it was known by its GPU memory alone, and still is one");
     assert!(metrics.value("memledger_gpu_release_remaining_seconds", &[]) <= 5.0);
     memledger.eventually("the return", |metrics| {
         assert_ne!(success(metrics), Some(0.0), "nor is the return");
