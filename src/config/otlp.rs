@@ -378,8 +378,9 @@ fn endpoint(text: &str, grpc: bool, insecure: bool) -> Result<Endpoint, String> 
         return Err(wanted());
     }
     let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
-    let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-    Ok(Endpoint { tls, host, port, path })
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let slash = if path.starts_with('/') { "" } else { "/" }; // https://collector?key=value has a query alone
+    Ok(Endpoint { tls, host, port, path: format!("{slash}{path}") })
 }
 
 /// `KEY=VALUE`, the value percent-encoded where it holds a comma or the like.
@@ -402,6 +403,22 @@ fn pair(text: &str) -> Option<(String, String)> {
     let (key, value) = text.split_once('=')?;
     let key = key.trim();
     if key.is_empty() { None } else { Some((key.to_owned(), decoded(value.trim())?)) }
+}
+
+/// For [`super::laws`]: what is understood of a value can be connected to and sent.
+#[cfg(any(test, fuzzing))]
+pub(super) fn law(text: &str) {
+    for (grpc, insecure) in [(false, false), (true, false), (true, true)] {
+        if let Ok(Endpoint { host, path, .. }) = endpoint(text, grpc, insecure) {
+            assert!(!host.is_empty() && path.starts_with('/'), "{host:?} {path:?} of {text:?}");
+        }
+    }
+    if let Ok((name, value)) = header(text) {
+        assert!(value.is_sensitive() && !name.as_str().bytes().any(|byte| byte.is_ascii_uppercase()));
+    }
+    if let Ok(pairs) = pairs(text) {
+        assert!(pairs.iter().all(|(key, _)| !key.is_empty()) && pairs.len() <= text.split(',').count());
+    }
 }
 
 #[cfg(test)]

@@ -115,7 +115,7 @@ pub(super) fn signal(number: i64) -> String {
 
 /// The signal that an exit code stands for: 128 and the signal's number.
 pub(super) fn signal_of(exit_code: Option<i64>) -> Option<i64> {
-    exit_code.map(|code| code - 128).filter(|signal| (1..=64).contains(signal))
+    exit_code.and_then(|code| code.checked_sub(128)).filter(|signal| (1..=64).contains(signal))
 }
 
 /// What a process is for, as a noun: one of them.
