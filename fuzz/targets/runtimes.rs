@@ -1,5 +1,9 @@
+//! Answers of Docker and Podman (JSON), and of CRI and the kubelet (protobuf).
 #![no_main]
 
+use memledger::discover::{cri, docker};
+
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    let _ = memledger::parse::number(bytes);
+    docker::laws::answer(bytes);
+    cri::laws::answer(bytes);
 });

@@ -1,5 +1,11 @@
+//! The settings file, the web configuration, values of settings, and the environment of containers.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    let _ = memledger::parse::number(bytes);
+use memledger::config::laws;
+
+libfuzzer_sys::fuzz_target!(|text: &str| {
+    laws::web_config(text);
+    laws::settings_file(text);
+    laws::value(text);
+    laws::environment(text);
 });

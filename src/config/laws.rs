@@ -24,9 +24,16 @@ pub fn web_config(text: &str) {
         Err(error) => names_its_line(&error, text),
         Ok(config) => {
             assert!(config.users.keys().all(|name| !name.is_empty() && !name.contains(':')));
-            assert!(config.users.values().all(|hash| (4..=16).contains(&hash.cost()) && text.contains(hash.as_str())));
+            assert!(
+                config
+                    .users
+                    .values()
+                    .all(|hash| (4..=16).contains(&hash.cost()) && text.contains(hash.as_str()))
+            );
             let printable = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
-            assert!(config.headers.iter().all(|(_, value)| !value.is_empty() && value.bytes().all(printable)));
+            assert!(
+                config.headers.iter().all(|(_, value)| !value.is_empty() && value.bytes().all(printable))
+            );
             assert!(config.rate.is_none_or(|rate| rate.burst > 0 && !rate.interval.is_zero()));
         }
     }
@@ -77,8 +84,11 @@ pub fn value(text: &str) {
 pub fn environment(text: &str) {
     let filter = Filter { settings: vec!["BATCH_SIZE".into(), "accum".into()], ..Filter::default() };
     let found = filter.settings_of(text.lines());
-    assert!(found.iter().all(|(name, value)| ["batch_size", "accum"].contains(&&**name) && !value.is_empty()));
-    assert!(found.iter().all(|(name, value)| text.to_ascii_lowercase().contains(&format!("{name}=")) && value.chars().count() <= 256));
+    assert!(
+        found.iter().all(|(name, value)| ["batch_size", "accum"].contains(&&**name) && !value.is_empty())
+    );
+    assert!(found.iter().all(|(name, value)| text.to_ascii_lowercase().contains(&format!("{name}="))
+        && value.chars().count() <= 256));
     assert!(found.len() <= 2, "{found:?}");
 }
 
@@ -96,11 +106,45 @@ mod tests {
     /// Pieces of which files and values are made.
     fn pieces() -> impl Strategy<Value = String> {
         let known = vec![
-            "tls_server_config:\n", "  cert_file: c\n", "  key_file: k\n", "  min_version: TLS13\n", "basic_auth_users:\n",
-            "  ann: $2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG\n", "rate_limit: {interval: 1s, burst: 2}\n",
-            "http_server_config:\n", "  http2: false\n", "  headers: {X-Frame-Options: deny}\n", "container:\n", "  label: [a, b=c]\n",
-            "BATCH_SIZE=32\n", "ACCUM=4\n", "accum=4\n", "%41", "%f", "%ff", "90m", "-1h", "2026-01-31T12:00:00Z", "1e300", "nan", "4 GiB",
-            "k=v,", "http://h:4318/x", "[::1]:4317", "- ", "? ", "&a ", "*a ", "!!int ", "| \n", "'", "\"", "#", "---\n", "\t", "é",
+            "tls_server_config:\n",
+            "  cert_file: c\n",
+            "  key_file: k\n",
+            "  min_version: TLS13\n",
+            "basic_auth_users:\n",
+            "  ann: $2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG\n",
+            "rate_limit: {interval: 1s, burst: 2}\n",
+            "http_server_config:\n",
+            "  http2: false\n",
+            "  headers: {X-Frame-Options: deny}\n",
+            "container:\n",
+            "  label: [a, b=c]\n",
+            "BATCH_SIZE=32\n",
+            "ACCUM=4\n",
+            "accum=4\n",
+            "%41",
+            "%f",
+            "%ff",
+            "90m",
+            "-1h",
+            "2026-01-31T12:00:00Z",
+            "1e300",
+            "nan",
+            "4 GiB",
+            "k=v,",
+            "http://h:4318/x",
+            "[::1]:4317",
+            "- ",
+            "? ",
+            "&a ",
+            "*a ",
+            "!!int ",
+            "| \n",
+            "'",
+            "\"",
+            "#",
+            "---\n",
+            "\t",
+            "é",
         ];
         let piece = prop_oneof![4 => proptest::sample::select(known).prop_map(str::to_owned), 1 => ".{0,4}"];
         proptest::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())

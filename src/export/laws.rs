@@ -30,7 +30,10 @@ pub fn stored(rows: &str) {
 
 /// Nothing in it ends the line or steers a terminal.
 fn is_one_line(text: &str) {
-    let steers = |c: char| c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let steers = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
     assert!(!text.chars().any(steers), "{text:?}");
 }
 
@@ -68,7 +71,19 @@ mod tests {
             any::<f64>().prop_map(Value::from),
             ".{0,20}".prop_map(Value::from),
             Just(json!("a\n\u{1b}[2J\u{202e}b")),
-            proptest::sample::select(vec!["host", "main", "container", "oom_host", "signal", "killed", "unknown", "stopped", "completed", "trainer"]).prop_map(Value::from),
+            proptest::sample::select(vec![
+                "host",
+                "main",
+                "container",
+                "oom_host",
+                "signal",
+                "killed",
+                "unknown",
+                "stopped",
+                "completed",
+                "trainer"
+            ])
+            .prop_map(Value::from),
         ]
     }
 

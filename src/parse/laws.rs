@@ -104,7 +104,10 @@ pub fn kernel_log(text: &[u8]) {
         let (before, held) = (found.len(), joiner.held_sequence());
         let user = !record.is_kernel();
         joiner.push(record, &mut found);
-        assert!(!user || (found.len(), joiner.held_sequence()) == (before, held), "user space is passed over");
+        assert!(
+            !user || (found.len(), joiner.held_sequence()) == (before, held),
+            "user space is passed over"
+        );
     }
     joiner.drained(&mut found);
     assert!(found.iter().all(|found| found.sequence.is_some()));
@@ -214,7 +217,8 @@ mod tests {
                 same_or_nothing(mount::find(cut, 25), mount::find(text, 25));
                 if let (Some(cut), Some(whole)) = (Client::parse(cut), Client::parse(text)) {
                     assert!(whole.engines.starts_with(&cut.engines) && cut.malformed == 0, "{cut:?}");
-                    let resident = |client: &Client| client.regions.first().and_then(|region| region.resident());
+                    let resident =
+                        |client: &Client| client.regions.first().and_then(|region| region.resident());
                     same_or_nothing(resident(&cut), resident(&whole));
                 }
             }

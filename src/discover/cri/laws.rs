@@ -50,7 +50,9 @@ fn holds(record: &Record) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::cri::messages::{Container, ContainerMetadata, ContainerStatus, PodSandbox, PodSandboxMetadata};
+    use crate::discover::cri::messages::{
+        Container, ContainerMetadata, ContainerStatus, PodSandbox, PodSandboxMetadata,
+    };
     use proptest::prelude::*;
     use std::collections::HashMap;
 
@@ -59,7 +61,11 @@ mod tests {
     }
 
     fn map() -> impl Strategy<Value = HashMap<String, String>> {
-        proptest::collection::hash_map(prop_oneof![Just("app".to_owned()), Just("info".to_owned()), text()], text(), 0..4)
+        proptest::collection::hash_map(
+            prop_oneof![Just("app".to_owned()), Just("info".to_owned()), text()],
+            text(),
+            0..4,
+        )
     }
 
     proptest! {

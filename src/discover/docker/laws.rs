@@ -48,7 +48,9 @@ pub fn answer(json: &[u8]) {
             told(&exists(&record, 1.0));
         }
     }
-    let Some(event) = read(json).and_then(|message: EventMessage| Event::read(message, Moment::now())) else { return };
+    let Some(event) = read(json).and_then(|message: EventMessage| Event::read(message, Moment::now())) else {
+        return;
+    };
     let mut seen = Seen::default();
     assert!(seen.is_new(&event));
     for open in [true, false] {
@@ -83,11 +85,17 @@ mod tests {
     fn value() -> impl Strategy<Value = Value> {
         let text = prop_oneof![".{0,8}", Just("x".repeat(300)), Just("\u{202e}\n".to_owned())];
         let number = prop_oneof![any::<i64>(), -2_i64..300];
-        let leaf = prop_oneof![Just(Value::Null), any::<bool>().prop_map(Value::from), number.prop_map(Value::from), text.prop_map(Value::from)];
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            number.prop_map(Value::from),
+            text.prop_map(Value::from)
+        ];
         leaf.prop_recursive(3, 12, 3, |inner| {
             prop_oneof![
                 proptest::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
-                proptest::collection::hash_map(".{0,4}", inner, 0..3).prop_map(|map| Value::Object(map.into_iter().collect())),
+                proptest::collection::hash_map(".{0,4}", inner, 0..3)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
             ]
         })
     }
