@@ -445,6 +445,13 @@ mod tests {
     }
 
     #[test]
+    fn an_endpoint_with_a_query_alone_has_a_path_before_it() {
+        let path = |text| endpoint(text, false, false).map(|endpoint| endpoint.path);
+        assert_eq!(path("https://collector?key=a"), Ok("/?key=a".to_owned()));
+        assert_eq!(path("https://collector"), Ok("/".to_owned()));
+    }
+
+    #[test]
     fn nothing_is_pushed_without_an_endpoint() {
         assert!(load(&[], &[]).0.is_none());
         assert!(load(&["--otlp.protocol=grpc"], &[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]).0.is_none());

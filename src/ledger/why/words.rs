@@ -145,6 +145,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_number_that_no_exit_code_has_is_no_signal() {
+        assert_eq!(signal_of(Some(137)), Some(9));
+        assert_eq!([Some(i64::MIN), Some(i64::MAX), Some(128), None].map(signal_of), [None; 4]);
+    }
+
+    #[test]
     fn ids_of_containers_are_short_and_other_digits_stay() {
         let id = "0123456789abcdef".repeat(4);
         assert_eq!(short_ids(&format!("/docker/{id}/in was hit")), "/docker/0123456789ab.../in was hit");
