@@ -45,4 +45,17 @@ bench: ## measure cost, also of GPUs, pods and OTLP, and how fast a kill is know
 	$(CARGO) bench --locked --bench cri
 	$(CARGO) bench --locked --bench otlp
 
-.PHONY: help run doctor demo test check golden pictures manifests bench
+fuzz: ## give each parser of outside bytes SECONDS (60) of fuzzing; needs a nightly toolchain (ARGS="TARGET...")
+	@fuzz/run.sh $(or $(SECONDS),60) $(ARGS)
+
+audit: ## licences, banned crates and sources of all crates; known weaknesses, where their database can be fetched
+	@deploy/supply/audit.sh
+
+sbom: ## write what is linked into memledger, as CycloneDX, to target/memledger.cdx.json
+	@$(SETUP) sbom
+	@python3 -B deploy/supply/sbom.py "$$($(SETUP) cache)/cargo-cyclonedx/cargo-cyclonedx" $(TARGET)/memledger.cdx.json
+
+dist: ## build the program as it is shipped: the same bytes wherever the source lies
+	@deploy/supply/dist.sh
+
+.PHONY: fuzz audit sbom dist help run doctor demo test check golden pictures manifests bench

@@ -22,6 +22,7 @@ mod prometheus;
 mod recorded;
 mod roles;
 mod serving;
+mod supply;
 mod support;
 mod tables;
 mod truth;

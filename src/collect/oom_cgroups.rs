@@ -18,7 +18,7 @@ use crate::clock::Moment;
 use crate::discover::cgroups::Tree;
 use crate::discover::{ContainerId, Hierarchy, Version};
 use crate::host::{Dir, KernelFile, ReadError, take_notifications};
-use crate::parse::number;
+use crate::parse::{lines, number};
 
 /// One reading of one counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,7 +171,7 @@ fn reading(path: &Path, open: &Open) -> Reading {
 }
 
 fn oom_kill(text: &[u8]) -> Option<u64> {
-    text.split(|&b| b == b'\n').find_map(|line| number(line.strip_prefix(b"oom_kill ")?))
+    lines(text).find_map(|line| number(line.strip_prefix(b"oom_kill ")?))
 }
 
 #[cfg(test)]

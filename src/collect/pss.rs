@@ -15,6 +15,7 @@ use super::{Collector, Context, Outcome, Output};
 use crate::clock::Moment;
 use crate::discover::ContainerId;
 use crate::host::{Dir, ReadError};
+use crate::parse::{lines, number};
 
 /// Rest after work, as a multiple of the work: a duty of one twentieth.
 const REST: u32 = 19;
@@ -231,7 +232,8 @@ fn share(proc: &Path, target: Target, buffer: &mut Vec<u8>) -> Result<Option<u64
     }
     let text = dir.file("smaps_rollup")?;
     let text = text.read_once(buffer)?;
-    let line = text.split(|&b| b == b'\n').find_map(|line| line.strip_prefix(b"Pss:"));
-    let kib = line.and_then(|line| crate::parse::number(line.trim_ascii().strip_suffix(b"kB")?));
-    kib.map(|kib| Some(kib * 1024)).ok_or_else(|| ReadError::malformed("smaps_rollup"))
+    let line = lines(text).find_map(|line| line.strip_prefix(b"Pss:"));
+    let kib = line.and_then(|line| number(line.trim_ascii().strip_suffix(b"kB")?));
+    let bytes = kib.and_then(|kib| kib.checked_mul(1024));
+    bytes.map(Some).ok_or_else(|| ReadError::malformed("smaps_rollup"))
 }

@@ -29,7 +29,7 @@ pub fn read(path: &Path) -> Result<Vec<Found>, ConfigError> {
     parse(path, &text)
 }
 
-fn parse(path: &Path, text: &str) -> Result<Vec<Found>, ConfigError> {
+pub(super) fn parse(path: &Path, text: &str) -> Result<Vec<Found>, ConfigError> {
     let yaml = Yaml { path };
     let mut reader = Reader { yaml, found: vec![] };
     if let Some(document) = yaml.document(text)? {

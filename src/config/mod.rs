@@ -5,6 +5,8 @@
 
 pub mod file;
 pub mod filter;
+#[cfg(any(test, fuzzing))]
+pub mod laws;
 pub mod otlp;
 pub mod percent;
 pub mod since;

@@ -378,8 +378,9 @@ fn endpoint(text: &str, grpc: bool, insecure: bool) -> Result<Endpoint, String> 
         return Err(wanted());
     }
     let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
-    let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-    Ok(Endpoint { tls, host, port, path })
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let slash = if path.starts_with('/') { "" } else { "/" }; // https://collector?key=value has a query alone
+    Ok(Endpoint { tls, host, port, path: format!("{slash}{path}") })
 }
 
 /// `KEY=VALUE`, the value percent-encoded where it holds a comma or the like.
@@ -404,6 +405,22 @@ fn pair(text: &str) -> Option<(String, String)> {
     if key.is_empty() { None } else { Some((key.to_owned(), decoded(value.trim())?)) }
 }
 
+/// For [`super::laws`]: what is understood of a value can be connected to and sent.
+#[cfg(any(test, fuzzing))]
+pub(super) fn law(text: &str) {
+    for (grpc, insecure) in [(false, false), (true, false), (true, true)] {
+        if let Ok(Endpoint { host, path, .. }) = endpoint(text, grpc, insecure) {
+            assert!(!host.is_empty() && path.starts_with('/'), "{host:?} {path:?} of {text:?}");
+        }
+    }
+    if let Ok((name, value)) = header(text) {
+        assert!(value.is_sensitive() && !name.as_str().bytes().any(|byte| byte.is_ascii_uppercase()));
+    }
+    if let Ok(pairs) = pairs(text) {
+        assert!(pairs.iter().all(|(key, _)| !key.is_empty()) && pairs.len() <= text.split(',').count());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -425,6 +442,13 @@ mod tests {
             let endpoint = target?.endpoint;
             Some(format!("{endpoint}{}", endpoint.path))
         })
+    }
+
+    #[test]
+    fn an_endpoint_with_a_query_alone_has_a_path_before_it() {
+        let path = |text| endpoint(text, false, false).map(|endpoint| endpoint.path);
+        assert_eq!(path("https://collector?key=a"), Ok("/?key=a".to_owned()));
+        assert_eq!(path("https://collector"), Ok("/".to_owned()));
     }
 
     #[test]

@@ -3,8 +3,12 @@
 use std::path::Path;
 
 use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
+use saphyr_parser::{Event, Parser};
 
 use super::ConfigError;
+
+/// Deeper than any settings. Loading and dropping a document take the stack, which a deep one would overflow.
+const DEEPEST: usize = 32;
 
 /// A YAML file, by the path that its errors name.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +41,9 @@ impl Yaml<'_> {
 
     /// The one document of a text; `None` if it is empty.
     pub fn document<'t>(&self, text: &'t str) -> Result<Option<MarkedYaml<'t>>, ConfigError> {
+        if let Some(line) = too_deep(text) {
+            return Err(self.at(line, format!("settings are nested at most {DEEPEST} levels deep")));
+        }
         let mut documents = MarkedYaml::load_from_str(text)
             .map_err(|error| self.at(error.marker().line(), format!("this is not YAML: {}", error.info())))?;
         if let Some(second) = documents.get(1) {
@@ -113,6 +120,23 @@ impl Yaml<'_> {
             )
         })
     }
+}
+
+/// The line on which a text gets nested too deep.
+fn too_deep(text: &str) -> Option<usize> {
+    let mut depth: usize = 0;
+    // what is no YAML is told when it is loaded
+    for (event, span) in Parser::new_from_str(text).map_while(Result::ok) {
+        match event {
+            Event::SequenceStart(..) | Event::MappingStart(..) => depth += 1,
+            Event::SequenceEnd | Event::MappingEnd => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > DEEPEST {
+            return Some(span.start.line());
+        }
+    }
+    None
 }
 
 /// A scalar as it would stand on the command line.

@@ -2,6 +2,8 @@
 
 pub mod events;
 pub mod json;
+#[cfg(any(test, fuzzing))]
+pub mod laws;
 pub mod markdown;
 pub mod otlp;
 pub mod prometheus;

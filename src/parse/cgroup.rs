@@ -94,6 +94,29 @@ pub fn limit(text: &[u8]) -> Option<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_line_comes_back_whatever_stands_around_it(values: [Option<u64>; 12], other in "[a-z_]{1,12}[0-9]") {
+            let keys = ["anon", "file", "shmem", "kernel", "kernel_stack", "pagetables", "percpu", "sock", "slab",
+                "slab_reclaimable", "slab_unreclaimable", "inactive_file"];
+            let lines = std::iter::zip(keys, values).filter_map(|(key, value)| Some(format!("{key} {}\n{other} 5\n", value?)));
+            let stat = StatV2::parse(lines.collect::<String>().as_bytes());
+            let read = [stat.anon, stat.file, stat.shmem, stat.kernel, stat.kernel_stack, stat.pagetables, stat.percpu,
+                stat.sock, stat.slab, stat.slab_reclaimable, stat.slab_unreclaimable, stat.inactive_file];
+            prop_assert_eq!(read, values);
+        }
+
+        #[test]
+        fn every_hierarchical_line_of_v1_comes_back(values: [Option<u64>; 5]) {
+            let keys = ["cache", "rss", "shmem", "inactive_file", "swap"];
+            let lines = std::iter::zip(keys, values).filter_map(|(key, value)| Some(format!("{key} 5\ntotal_{key} {}\n", value?)));
+            let stat = StatV1::parse(lines.collect::<String>().as_bytes());
+            let read = [stat.total_cache, stat.total_rss, stat.total_shmem, stat.total_inactive_file, stat.total_swap];
+            prop_assert_eq!(read, values);
+        }
+    }
 
     #[test]
     fn unlimited_is_no_number_on_either_version() {

@@ -84,6 +84,17 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_id_is_found_wherever_it_lies(id in "[0-9a-f]{64}", above in "(/[a-z.]{1,12}){0,4}", below in "(/[a-z.]{1,12}){0,2}",
+            (before, after, runtime) in proptest::sample::select(vec![("docker-", ".scope", "docker"), ("cri-containerd-", ".scope", "containerd"),
+                ("crio-", ".scope", "cri-o"), ("libpod-", ".scope", "podman"), ("libpod-", "", "podman")])) {
+            let path = format!("{above}/{before}{id}{after}{below}");
+            proptest::prop_assert_eq!(ids(&path), [(id.clone(), runtime)]);
+            proptest::prop_assert_eq!(ids(&path.replace(&id, &id[1..])), []);
+        }
+    }
+
     #[test]
     fn what_only_looks_like_a_container_is_none() {
         for path in [

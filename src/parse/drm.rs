@@ -8,7 +8,7 @@
 //! Not here: which region lies on the device, and who is counted when several descriptors are one client
 //! (`collect::drm`).
 
-use super::number;
+use super::{lines, number};
 
 /// More regions or engines than any driver has: what comes after them is not kept.
 const MOST: usize = 64;
@@ -76,7 +76,7 @@ impl Client {
         let mut driver = Once::default();
         let (mut pdev, mut id) = (Once::default(), Once::default());
         let mut seen: Vec<&[u8]> = Vec::new();
-        for line in text.split(|&b| b == b'\n') {
+        for line in lines(text) {
             let Some(key) = line.strip_prefix(b"drm-") else { continue };
             let Some(colon) = key.iter().position(|&b| b == b':') else { continue };
             let (key, value) = (&key[..colon], key[colon + 1..].trim_ascii());
@@ -246,7 +246,7 @@ mod tests {
     }
 
     fn of(lines: &str) -> Client {
-        Client::parse(format!("drm-driver:\txe\n{lines}").as_bytes()).expect("a client")
+        Client::parse(format!("drm-driver:\txe\n{lines}\n").as_bytes()).expect("a client")
     }
 
     #[test]
@@ -370,6 +370,7 @@ mod tests {
             let _ = Client::parse(&bytes);
             let mut text = b"drm-driver: a\ndrm-".to_vec();
             text.extend(bytes);
+            text.push(b'\n');
             let _ = Client::parse(&text);
         }
 
@@ -390,7 +391,7 @@ mod tests {
             let mut order: Vec<usize> = (0..lines.len()).collect();
             order.sort_by_key(|at| seed[*at]);
             let shuffled: String = order.iter().map(|at| format!("{}\n", lines[*at])).collect();
-            prop_assert_eq!(Client::parse(shuffled.as_bytes()), Client::parse(lines.join("\n").as_bytes()));
+            prop_assert_eq!(Client::parse(shuffled.as_bytes()), Client::parse((lines.join("\n") + "\n").as_bytes()));
         }
     }
 }

@@ -56,6 +56,25 @@ fn class(below: &str) -> Option<Qos> {
 mod tests {
     use super::*;
 
+    proptest::proptest! {
+        #[test]
+        fn any_pod_has_its_class_with_either_driver_and_root(uid in "[0-9a-f]{8}-[0-9a-f]{4}", above in "(/[a-z]{1,9}){0,3}",
+            class in proptest::sample::select(vec![Qos::Guaranteed, Qos::Burstable, Qos::BestEffort])) {
+            let (folder, part) = match class {
+                Qos::Guaranteed => (String::new(), String::new()),
+                class => (format!("{}/", class.label()), format!("-{}", class.label())),
+            };
+            let uid_of_slice = uid.replace('-', "_");
+            let slice = |root: &str| {
+                let inner = if part.is_empty() { String::new() } else { format!("{root}{part}.slice/") };
+                format!("{above}/{root}.slice/{inner}{root}{part}-pod{uid_of_slice}.slice/crio-a.scope")
+            };
+            for path in [format!("{above}/kubepods/{folder}pod{uid}/a"), slice("kubepods"), slice("kubelet-kubepods")] {
+                proptest::prop_assert_eq!(qos(&path), Some(class), "{}", path);
+            }
+        }
+    }
+
     #[test]
     fn the_class_is_told_by_the_paths_of_both_drivers_and_of_kind() {
         for (path, class) in [

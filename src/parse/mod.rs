@@ -8,6 +8,8 @@ pub mod container_id;
 pub mod drm;
 pub mod kernel_log;
 pub mod kubernetes;
+#[cfg(any(test, fuzzing))]
+pub mod laws;
 pub mod mount;
 pub mod process;
 pub mod psi;
@@ -24,9 +26,15 @@ pub fn number(text: &[u8]) -> Option<u64> {
     })
 }
 
+/// The whole lines of a kernel file. The kernel ends each with a line feed; what stands after the last one was cut, and
+/// a number that was cut is another number.
+pub fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split_inclusive(|&byte| byte == b'\n').filter_map(|line| line.strip_suffix(b"\n"))
+}
+
 /// The `key value` lines of a flat keyed kernel file.
 pub fn keyed(text: &[u8]) -> impl Iterator<Item = (&[u8], u64)> {
-    text.split(|&byte| byte == b'\n').filter_map(|line| {
+    lines(text).filter_map(|line| {
         let space = line.iter().position(|&byte| byte == b' ')?;
         Some((&line[..space], number(&line[space + 1..])?))
     })

@@ -13,7 +13,7 @@ pub struct Mount<'a> {
 ///
 /// A line is: id, parent, device, root, mount point, options, any number of tags, `-`, type, source, options.
 pub fn find(mountinfo: &[u8], id: u64) -> Option<Mount<'_>> {
-    mountinfo.split(|&b| b == b'\n').find_map(|line| {
+    super::lines(mountinfo).find_map(|line| {
         let mut fields = line.split(|&b| b == b' ');
         if super::number(fields.next()?)? != id {
             return None;
@@ -38,6 +38,17 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn any_mount_comes_back(ids in proptest::collection::hash_set(1_u64..100_000, 1..5), point in "/[!-~]{0,30}",
+            tags in proptest::collection::vec("(shared|master):[0-9]{1,3}", 0..4), fs_type in "[a-z0-9.]{1,10}") {
+            let tags: String = tags.iter().map(|tag| format!("{tag} ")).collect();
+            let line = |id: &u64| format!("{id} 1 0:21 / {point} rw {tags}- {fs_type} none rw\n");
+            let text: String = ids.iter().map(line).collect();
+            let wanted = Mount { mount_point: point.as_bytes(), fs_type: fs_type.as_bytes() };
+            prop_assert!(ids.iter().all(|id| find(text.as_bytes(), *id) == Some(wanted)));
+            prop_assert_eq!(find(text.as_bytes(), 100_000), None);
+        }
+
         #[test]
         fn no_bytes_make_it_panic(bytes: Vec<u8>, id: u64) {
             let _ = find(&bytes, id);

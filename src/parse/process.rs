@@ -1,6 +1,6 @@
 //! Files of one process: `stat`, `statm`, `cgroup`, `cmdline`. All bytes: a process may name itself 0xff.
 
-use super::number;
+use super::{lines, number};
 
 /// What memledger needs of `/proc/PID/stat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,20 +26,23 @@ impl Stat {
         let ppid = u32::try_from(number(fields.next()?)?).ok()?;
         // proc(5) counts from 1: pid, comm, state, ppid, then 5 to 21, and starttime is 22
         let start_ticks = number(fields.nth(17)?)?;
+        fields.next()?; // more follows: it was not cut
         Some(Self { comm, state, ppid, start_ticks })
     }
 }
 
 /// Resident pages from `/proc/PID/statm`: its second number.
 pub fn resident_pages(statm: &[u8]) -> Option<u64> {
-    number(statm.split(|&b| b == b' ').nth(1)?)
+    let mut fields = statm.split(|&b| b == b' ');
+    let resident = number(fields.nth(1)?)?;
+    fields.next().map(|_| resident) // more follows: it was not cut
 }
 
 /// The path of a process in the hierarchy that has the memory controller, from `/proc/PID/cgroup`.
 ///
 /// `v1` chooses the line of the v1 `memory` controller; otherwise it is the line of the unified hierarchy, `0::`.
 pub fn cgroup_path(text: &[u8], v1: bool) -> Option<&[u8]> {
-    text.split(|&b| b == b'\n').find_map(|line| {
+    lines(text).find_map(|line| {
         let mut parts = line.splitn(3, |&b| b == b':');
         let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
         let wanted = if v1 {
@@ -121,6 +124,24 @@ mod tests {
         fn no_name_can_fake_a_field(comm in proptest::collection::vec(any::<u8>(), 0..16)) {
             let stat = Stat::parse(&stat_line(&comm)).expect("a whole line");
             prop_assert_eq!(stat, Stat { comm, state: b'S', ppid: 7, start_ticks: 987_654 });
+        }
+
+        #[test]
+        fn any_path_comes_back_from_its_line(path in "/[^\n]{0,60}", unified in "/[^\n]{0,60}", number in 1_u8..20, company in "(cpu,)?memory(,hugetlb)?") {
+            let text = format!("20:pids:/p\n{number}:{company}:{path}\n1:name=systemd:/s\n0::{unified}\n");
+            prop_assert_eq!(cgroup_path(text.as_bytes(), true), Some(path.as_bytes()));
+            prop_assert_eq!(cgroup_path(text.as_bytes(), false), Some(unified.as_bytes()));
+        }
+
+        #[test]
+        fn any_count_of_pages_comes_back(size: u64, resident: u64) {
+            prop_assert_eq!(resident_pages(format!("{size} {resident} 3 4 0 6 0\n").as_bytes()), Some(resident));
+        }
+
+        #[test]
+        fn arguments_come_back_as_they_were_given(given in proptest::collection::vec("[^\0]{1,9}", 1..6)) {
+            let line: String = given.iter().map(|argument| format!("{argument}\0")).collect();
+            prop_assert!(arguments(line.as_bytes()).eq(given.iter().map(String::as_bytes)));
         }
 
         #[test]

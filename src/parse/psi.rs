@@ -1,6 +1,6 @@
 //! Pressure stall information of a cgroup: `memory.pressure`.
 
-use super::number;
+use super::{lines, number};
 
 /// Total stall time in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Stalls {
 /// Parses `memory.pressure`; `None` if a line or its `total=` is missing.
 pub fn stalls(text: &[u8]) -> Option<Stalls> {
     let total = |kind: &[u8]| {
-        let line = text.split(|&b| b == b'\n').find(|line| line.starts_with(kind))?;
+        let line = lines(text).find(|line| line.starts_with(kind))?;
         number(line.rsplit(|&b| b == b' ').next()?.strip_prefix(b"total=")?)
     };
     Some(Stalls { some_usec: total(b"some ")?, full_usec: total(b"full ")? })
@@ -23,6 +23,19 @@ pub fn stalls(text: &[u8]) -> Option<Stalls> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_time_comes_back_in_any_order_of_lines(some_usec: u64, full_usec: u64, average in 0.0..100.0, swapped: bool) {
+            let line = |kind, total| format!("{kind} avg10={average:.2} avg60=0.00 avg300=0.00 total={total}\n");
+            let mut lines = [line("some", some_usec), line("full", full_usec)];
+            if swapped {
+                lines.reverse();
+            }
+            prop_assert_eq!(stalls(lines.concat().as_bytes()), Some(Stalls { some_usec, full_usec }));
+        }
+    }
 
     #[test]
     fn totals_are_read_and_averages_ignored() {

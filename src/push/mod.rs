@@ -10,6 +10,8 @@ mod client;
 mod connect;
 mod delivery;
 pub mod host;
+#[cfg(any(test, fuzzing))]
+pub mod laws;
 mod logs;
 mod metrics;
 

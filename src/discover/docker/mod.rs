@@ -12,6 +12,8 @@
 
 mod events;
 mod inspect;
+#[cfg(any(test, fuzzing))]
+pub mod laws;
 mod watch;
 
 use std::collections::HashSet;

@@ -115,7 +115,7 @@ pub(super) fn signal(number: i64) -> String {
 
 /// The signal that an exit code stands for: 128 and the signal's number.
 pub(super) fn signal_of(exit_code: Option<i64>) -> Option<i64> {
-    exit_code.map(|code| code - 128).filter(|signal| (1..=64).contains(signal))
+    exit_code.and_then(|code| code.checked_sub(128)).filter(|signal| (1..=64).contains(signal))
 }
 
 /// What a process is for, as a noun: one of them.
@@ -143,6 +143,12 @@ pub fn roles(role: &str, count: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_that_no_exit_code_has_is_no_signal() {
+        assert_eq!(signal_of(Some(137)), Some(9));
+        assert_eq!([Some(i64::MIN), Some(i64::MAX), Some(128), None].map(signal_of), [None; 4]);
+    }
 
     #[test]
     fn ids_of_containers_are_short_and_other_digits_stay() {

@@ -54,6 +54,17 @@ impl Xid {
 mod tests {
     use super::*;
 
+    proptest::proptest! {
+        #[test]
+        fn any_error_of_any_gpu_comes_back(domain: u16, bus: u8, device in 0_u8..32, xid in 1_u64..1_000, pid in 1_u32..4_194_304, name in "[^\n]{0,15}") {
+            let gpu = PciAddress { domain: domain.into(), bus: bus.into(), device: device.into() };
+            let line = format!("NVRM: Xid (PCI:{domain:04x}:{bus:02x}:{device:02x}): {xid}, pid={pid}, name={name}, Ch 00000008");
+            proptest::prop_assert_eq!(Xid::of(line.as_bytes()), Some(Xid { gpu, xid, pid: Some(pid) }));
+            let by_nvml = format!("{domain:08X}:{bus:02X}:{device:02X}.0");
+            proptest::prop_assert_eq!(PciAddress::of(by_nvml.as_bytes()), Some(gpu));
+        }
+    }
+
     fn of(text: &str) -> Option<(u64, Option<u32>)> {
         let at_one = PciAddress { domain: 0, bus: 0x65, device: 0 };
         Xid::of(text.as_bytes()).filter(|xid| xid.gpu == at_one).map(|xid| (xid.xid, xid.pid))
