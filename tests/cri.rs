@@ -344,6 +344,59 @@ fn cri_o_s_answers_name_the_same_things_and_where_there_are_events_the_list_wait
 }
 
 #[test]
+fn a_container_whose_status_is_never_told_holds_up_nobody_and_is_complete_as_soon_as_it_is_told() {
+    const START: &str = "memledger_container_start_time_seconds";
+    const TOLD: f64 = 1_700_000_001.0;
+    let team = unique("team");
+    let mut crio = CriO::new();
+    let cgroups = [(); 3].map(|()| crio_cgroup(&team));
+    let [hangs, other, later] = &cgroups;
+    let _processes = cgroups
+        .each_ref()
+        .map(|cgroup| Python::start(cgroup, "import signal; print('ready'); signal.pause()"));
+    let sandbox = [CriO::sandbox(&new_id(), &team, "train-0")];
+    let pod = &sandbox[0].id;
+    let (status, list) = (method("ContainerStatus"), method("ListContainers"));
+    crio.server.answer_about(&status, &hangs.id, Some(Answer::Silence));
+    crio.runs(&hangs.id, pod, "hangs");
+    crio.runs(&other.id, pod, "other");
+    crio.tell(&sandbox);
+    let include = format!("--container.include=^{team}/");
+    let memledger = Memledger::start(&[&crio.flag(), "--docker.socket=", "--podman.socket=", &include]);
+    let is_complete = |name: &str| {
+        let me = of(&team, "train-0", name);
+        memledger.eventually("the start that is told", |metrics| match metrics.ask(START, &me)? {
+            TOLD => Ok(()),
+            start => Err(format!("{start}")),
+        });
+    };
+    is_complete("other");
+    let hanging = of(&team, "train-0", "hangs");
+    // each pause between two lists is a second: ten seconds for one answer would show in this
+    let lists = crio.server.asked(&list);
+    let asked = crio.server.asked(&status);
+    crio.runs(&later.id, pod, "later");
+    crio.tell(&sandbox);
+    is_complete("later");
+    eventually_true("six lists", || crio.server.asked(&list) >= lists + 6);
+    let more = crio.server.asked(&status) - asked;
+    assert!((1..=4).contains(&more), "the new one, and the silent one seldom: asked {more} times");
+    let metrics = memledger.fresh_metrics();
+    let info = labels(&metrics, INFO, &hanging).unwrap();
+    assert_eq!(info["container_id"], hangs.id, "the list names it");
+    assert!(
+        metrics.value(START, &hanging) > TOLD,
+        "and its first process says since when, for nobody else does"
+    );
+    assert_eq!(metrics.sum(EXITS, &hanging), 0.0, "it runs");
+    crio.server.answer_about(&status, &hangs.id, None);
+    is_complete("hangs");
+    let metrics = memledger.fresh_metrics();
+    assert_eq!((metrics.sum(EXITS, &hanging), metrics.sum(RESTARTS, &hanging)), (0.0, 0.0), "the same run");
+    assert_eq!(metrics.value(UP, CRI), 1.0);
+}
+
+#[test]
 fn a_socket_that_nobody_named_and_that_has_no_pods_is_no_runtime_that_is_away() {
     let Some(containerd) = Containerd::start() else { return };
     let tokio = tokio::runtime::Runtime::new().expect("a runtime");
