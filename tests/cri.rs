@@ -499,14 +499,17 @@ fn a_gpu_that_the_kubelet_gave_is_shown_beside_who_uses_it() {
     let pod = containerd.pod(&Wanted { namespace: &team, name: "train-0", ..Wanted::default() });
     let id = containerd.run(&pod, &Spec { name: "main", command: SLEEP, ..Spec::default() });
     let folder = tempfile::tempdir().expect("a folder");
-    let state = State::with_gpus(2);
+    let mut state = State::with_gpus(2);
+    for (gpu, minor) in std::iter::zip(&mut state.gpus, [5, 4]) {
+        gpu.minor = minor;
+    }
     let uuids = [&state.gpus[0].uuid, &state.gpus[1].uuid];
     let library = FakeNvml::install(folder.path(), &state).expect("the fake library is installed");
     let kubelet = Server::new();
     let list = "/v1.PodResourcesLister/List";
-    let gives = |uuid: &str| {
+    let gives = |id: &str| {
         let devices = vec![
-            Devices { resource: "nvidia.com/gpu".into(), ids: vec![uuid.into()] },
+            Devices { resource: "nvidia.com/gpu".into(), ids: vec![id.into()] },
             Devices { resource: "rdma/hca".into(), ids: vec!["mlx5_0".into()] },
         ];
         let containers = vec![Holder { name: "main".into(), devices }];
@@ -519,8 +522,14 @@ fn a_gpu_that_the_kubelet_gave_is_shown_beside_who_uses_it() {
     let memledger = watch(&containerd, &team, &[&socket, &nvml]);
     let me = of(&team, "train-0", "main");
     eventually_is(&memledger, &me, &id);
-    for uuid in [uuids[1], uuids[0]] {
-        gives(uuid); // later the kubelet may have given it another one
+    // later the kubelet may have given it another one, and GKE's plugin names the device file
+    for (id, uuid) in [
+        (uuids[1].as_str(), uuids[1]),
+        (uuids[0].as_str(), uuids[0]),
+        ("nvidia4", uuids[1]),
+        ("nvidia5/vgpu1", uuids[0]),
+    ] {
+        gives(id);
         memledger.eventually("what it was given", |metrics| {
             let given: Vec<_> =
                 metrics.all(ALLOCATED, &[]).iter().map(|(_, labels, _)| labels.clone()).collect();
