@@ -2,7 +2,7 @@
 //!
 //! No kubelet runs: the tests make sandboxes and containers as it does, under the cgroups that it would make.
 
-use fake_nvml::{FakeNvml, State};
+use fake_nvml::{FakeNvml, MigDevice, State};
 use memledger::config::CriSettings;
 use memledger::discover::Link;
 use memledger::discover::cri::{Found, find, messages};
@@ -499,11 +499,17 @@ fn a_gpu_that_the_kubelet_gave_is_shown_beside_who_uses_it() {
     let pod = containerd.pod(&Wanted { namespace: &team, name: "train-0", ..Wanted::default() });
     let id = containerd.run(&pod, &Spec { name: "main", command: SLEEP, ..Spec::default() });
     let folder = tempfile::tempdir().expect("a folder");
-    let mut state = State::with_gpus(2);
-    for (gpu, minor) in std::iter::zip(&mut state.gpus, [5, 4]) {
+    let mut state = State::with_gpus(3);
+    for (gpu, minor) in std::iter::zip(&mut state.gpus, [5, 4, 9]) {
         gpu.minor = minor;
     }
-    let uuids = [&state.gpus[0].uuid, &state.gpus[1].uuid];
+    let parts = [(7, "MIG-a"), (8, "MIG-b")].map(|(gi, uuid)| MigDevice {
+        gi,
+        uuid: uuid.into(),
+        ..MigDevice::default()
+    });
+    state.gpus[2].mig = Some(parts.into());
+    let uuids = [&state.gpus[0].uuid, &state.gpus[1].uuid, &state.gpus[2].uuid];
     let library = FakeNvml::install(folder.path(), &state).expect("the fake library is installed");
     let kubelet = Server::new();
     let list = "/v1.PodResourcesLister/List";
@@ -523,18 +529,22 @@ fn a_gpu_that_the_kubelet_gave_is_shown_beside_who_uses_it() {
     let me = of(&team, "train-0", "main");
     eventually_is(&memledger, &me, &id);
     // later the kubelet may have given it another one, and GKE's plugin names the device file
-    for (id, uuid) in [
-        (uuids[1].as_str(), uuids[1]),
-        (uuids[0].as_str(), uuids[0]),
-        ("nvidia4", uuids[1]),
-        ("nvidia5/vgpu1", uuids[0]),
+    for (id, uuid, instance) in [
+        (uuids[1].as_str(), uuids[1], ""),
+        (uuids[0].as_str(), uuids[0], ""),
+        ("nvidia4", uuids[1], ""),
+        ("nvidia5/vgpu1", uuids[0], ""),
+        ("nvidia9/gi7", uuids[2], "7"),
     ] {
         gives(id);
         memledger.eventually("what it was given", |metrics| {
             let given: Vec<_> =
                 metrics.all(ALLOCATED, &[]).iter().map(|(_, labels, _)| labels.clone()).collect();
             match &given[..] {
-                [labels] if labels["gpu_uuid"] == *uuid => {
+                [labels]
+                    if labels["gpu_uuid"] == *uuid
+                        && labels.get("gpu_instance_id").map_or("", String::as_str) == instance =>
+                {
                     assert_eq!(labels["k8s_pod_name"], "train-0");
                     Ok(())
                 }
