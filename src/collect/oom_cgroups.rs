@@ -158,11 +158,8 @@ impl CgroupCounters {
         let pods = paths.filter_map(|candidate| kubernetes::pod(candidate.path.to_str()?));
         let known = self.open.iter().filter(|(_, open)| open.id.is_none()).map(|(path, _)| path.clone());
         let all: BTreeSet<PathBuf> = pods.map(|(path, _)| PathBuf::from(path)).chain(known).collect();
-        let inode = |path: &Path| Dir::open(&self.hierarchy.root.join(path)).ok()?.inode().ok();
-        all.into_iter()
-            .map(|path| (None, inode(&path), path))
-            .map(|(id, inode, path)| (id, path, inode))
-            .collect()
+        // a path is never another pod's: it has the uid
+        all.into_iter().map(|path| (None, path, None)).collect()
     }
 
     fn open(&self, id: Option<ContainerId>, path: &Path) -> Result<Open, ReadError> {
