@@ -71,8 +71,7 @@ impl Counters {
             let counter = self.by_inode.entry(reading.inode).or_insert_with(|| {
                 let before = match self.stored.remove(&reading.inode) {
                     Some(explained) => explained.min(reading.kills),
-                    // a pod's is no news either where nobody knows its containers of then
-                    None if (self.first_start || reading.id.is_none()) && !reading.fresh => reading.kills,
+                    None if self.first_start && !reading.fresh => reading.kills,
                     None => 0,
                 };
                 if before > 0 {
@@ -243,6 +242,22 @@ mod tests {
         let readings = [reading("a", "a", 1, 5, false), reading("b", "b", 2, 1, false)];
         counters.enter(Moment::now(), &readings, false);
         assert_eq!(counters.candidates(), [(ContainerId::new("a"), 3), (ContainerId::new("b"), 1)]);
+    }
+
+    #[test]
+    fn of_a_kill_that_a_pod_counted_while_memledger_was_away_nobody_knows_who_was_there() {
+        let mut counters = Counters::new(HashMap::new(), false);
+        let (now, later) = (Moment::now(), Moment::now().plus(Duration::from_secs(1)));
+        let pod = |kills, fresh| Reading { id: None, ..reading("", "kubepods/pod1", 1, kills, fresh) };
+        counters.enter(now, &[pod(2, false)], true);
+        assert_eq!(counters.pods().map(|pod| (pod.kills, pod.quiet)).collect::<Vec<_>>(), [(2, None)]);
+        counters.explain_pod("kubepods/pod1", 2);
+        counters.enter(now, &[pod(2, false)], true);
+        let own = reading("a", "kubepods/pod1/a", 2, 0, false);
+        counters.enter(later, &[pod(3, false), own], true);
+        let found: Vec<_> = counters.pods().collect();
+        assert_eq!((found[0].kills, found[0].quiet, found[0].grew), (1, Some(now), later));
+        assert!(found[0].innocent.contains(&ContainerId::new("a")));
     }
 
     #[test]
