@@ -2,7 +2,7 @@
 //!
 //! No kubelet runs: the tests make sandboxes and containers as it does, under the cgroups that it would make.
 
-use fake_nvml::{FakeNvml, State};
+use fake_nvml::{FakeNvml, MigDevice, State};
 use memledger::config::CriSettings;
 use memledger::discover::Link;
 use memledger::discover::cri::{Found, find, messages};
@@ -344,6 +344,59 @@ fn cri_o_s_answers_name_the_same_things_and_where_there_are_events_the_list_wait
 }
 
 #[test]
+fn a_container_whose_status_is_never_told_holds_up_nobody_and_is_complete_as_soon_as_it_is_told() {
+    const START: &str = "memledger_container_start_time_seconds";
+    const TOLD: f64 = 1_700_000_001.0;
+    let team = unique("team");
+    let mut crio = CriO::new();
+    let cgroups = [(); 3].map(|()| crio_cgroup(&team));
+    let [hangs, other, later] = &cgroups;
+    let _processes = cgroups
+        .each_ref()
+        .map(|cgroup| Python::start(cgroup, "import signal; print('ready'); signal.pause()"));
+    let sandbox = [CriO::sandbox(&new_id(), &team, "train-0")];
+    let pod = &sandbox[0].id;
+    let (status, list) = (method("ContainerStatus"), method("ListContainers"));
+    crio.server.answer_about(&status, &hangs.id, Some(Answer::Silence));
+    crio.runs(&hangs.id, pod, "hangs");
+    crio.runs(&other.id, pod, "other");
+    crio.tell(&sandbox);
+    let include = format!("--container.include=^{team}/");
+    let memledger = Memledger::start(&[&crio.flag(), "--docker.socket=", "--podman.socket=", &include]);
+    let is_complete = |name: &str| {
+        let me = of(&team, "train-0", name);
+        memledger.eventually("the start that is told", |metrics| match metrics.ask(START, &me)? {
+            TOLD => Ok(()),
+            start => Err(format!("{start}")),
+        });
+    };
+    is_complete("other");
+    let hanging = of(&team, "train-0", "hangs");
+    // each pause between two lists is a second: ten seconds for one answer would show in this
+    let lists = crio.server.asked(&list);
+    let asked = crio.server.asked(&status);
+    crio.runs(&later.id, pod, "later");
+    crio.tell(&sandbox);
+    is_complete("later");
+    eventually_true("six lists", || crio.server.asked(&list) >= lists + 6);
+    let more = crio.server.asked(&status) - asked;
+    assert!((1..=4).contains(&more), "the new one, and the silent one seldom: asked {more} times");
+    let metrics = memledger.fresh_metrics();
+    let info = labels(&metrics, INFO, &hanging).unwrap();
+    assert_eq!(info["container_id"], hangs.id, "the list names it");
+    assert!(
+        metrics.value(START, &hanging) > TOLD,
+        "and its first process says since when, for nobody else does"
+    );
+    assert_eq!(metrics.sum(EXITS, &hanging), 0.0, "it runs");
+    crio.server.answer_about(&status, &hangs.id, None);
+    is_complete("hangs");
+    let metrics = memledger.fresh_metrics();
+    assert_eq!((metrics.sum(EXITS, &hanging), metrics.sum(RESTARTS, &hanging)), (0.0, 0.0), "the same run");
+    assert_eq!(metrics.value(UP, CRI), 1.0);
+}
+
+#[test]
 fn a_socket_that_nobody_named_and_that_has_no_pods_is_no_runtime_that_is_away() {
     let Some(containerd) = Containerd::start() else { return };
     let tokio = tokio::runtime::Runtime::new().expect("a runtime");
@@ -446,14 +499,23 @@ fn a_gpu_that_the_kubelet_gave_is_shown_beside_who_uses_it() {
     let pod = containerd.pod(&Wanted { namespace: &team, name: "train-0", ..Wanted::default() });
     let id = containerd.run(&pod, &Spec { name: "main", command: SLEEP, ..Spec::default() });
     let folder = tempfile::tempdir().expect("a folder");
-    let state = State::with_gpus(2);
-    let uuids = [&state.gpus[0].uuid, &state.gpus[1].uuid];
+    let mut state = State::with_gpus(3);
+    for (gpu, minor) in std::iter::zip(&mut state.gpus, [5, 4, 9]) {
+        gpu.minor = minor;
+    }
+    let parts = [(7, "MIG-a"), (8, "MIG-b")].map(|(gi, uuid)| MigDevice {
+        gi,
+        uuid: uuid.into(),
+        ..MigDevice::default()
+    });
+    state.gpus[2].mig = Some(parts.into());
+    let uuids = [&state.gpus[0].uuid, &state.gpus[1].uuid, &state.gpus[2].uuid];
     let library = FakeNvml::install(folder.path(), &state).expect("the fake library is installed");
     let kubelet = Server::new();
     let list = "/v1.PodResourcesLister/List";
-    let gives = |uuid: &str| {
+    let gives = |id: &str| {
         let devices = vec![
-            Devices { resource: "nvidia.com/gpu".into(), ids: vec![uuid.into()] },
+            Devices { resource: "nvidia.com/gpu".into(), ids: vec![id.into()] },
             Devices { resource: "rdma/hca".into(), ids: vec!["mlx5_0".into()] },
         ];
         let containers = vec![Holder { name: "main".into(), devices }];
@@ -466,13 +528,23 @@ fn a_gpu_that_the_kubelet_gave_is_shown_beside_who_uses_it() {
     let memledger = watch(&containerd, &team, &[&socket, &nvml]);
     let me = of(&team, "train-0", "main");
     eventually_is(&memledger, &me, &id);
-    for uuid in [uuids[1], uuids[0]] {
-        gives(uuid); // later the kubelet may have given it another one
+    // later the kubelet may have given it another one, and GKE's plugin names the device file
+    for (id, uuid, instance) in [
+        (uuids[1].as_str(), uuids[1], ""),
+        (uuids[0].as_str(), uuids[0], ""),
+        ("nvidia4", uuids[1], ""),
+        ("nvidia5/vgpu1", uuids[0], ""),
+        ("nvidia9/gi7", uuids[2], "7"),
+    ] {
+        gives(id);
         memledger.eventually("what it was given", |metrics| {
             let given: Vec<_> =
                 metrics.all(ALLOCATED, &[]).iter().map(|(_, labels, _)| labels.clone()).collect();
             match &given[..] {
-                [labels] if labels["gpu_uuid"] == *uuid => {
+                [labels]
+                    if labels["gpu_uuid"] == *uuid
+                        && labels.get("gpu_instance_id").map_or("", String::as_str) == instance =>
+                {
                     assert_eq!(labels["k8s_pod_name"], "train-0");
                     Ok(())
                 }

@@ -11,5 +11,6 @@ mod exits;
 mod host;
 mod limits;
 mod names;
+mod pods;
 mod sources;
 mod why;

@@ -35,7 +35,7 @@ for line in sys.stdin:
 }
 # of the ledger's, those that the kernel or systemd can make different there: a container takes seconds to start
 v2_tests="truth:: roles:: vanishing:: oom::limits oom::host oom::names::case_18 oom::names::case_20
-  oom::names::case_21 oom::away::case_15 oom::bursts::case_23 oom::sources::in_a --skip roles::trees"
+  oom::names::case_21 oom::away::case_15 oom::bursts::case_23 oom::pods oom::sources::in_a --skip roles::trees"
 V2_TEST_ARGS=$v2_tests V2_TEST_LIMIT=400 V2_LIMIT=3000 tests/v2host/test.sh --file "$MEMLEDGER_TEST_HOG" \
   "$(executable memledger bin binary)" "$(executable real test test)" || status=1
 

@@ -1,11 +1,12 @@
 //! Which GPUs a container was given, beside those that it uses: what is given and idle, and what is used without it.
 //!
-//! The kubelet and Docker name a GPU by its uuid or index, a MIG instance by its uuid. A name that no device of this cycle
-//! bears has no series.
+//! The kubelet and Docker name a GPU by its uuid or index, a MIG instance by its uuid; on GKE the kubelet names device files.
+//! A name that no device of this cycle bears has no series.
 
 use crate::catalog::*;
 use crate::collect::gpu::Device;
 use crate::collect::{Context, Readings};
+use crate::discover::cri::pod_resources::DeviceFile;
 use crate::series::Series;
 
 /// Docker's word for every GPU.
@@ -30,6 +31,10 @@ fn is_meant(name: &str, device: &Device, is_split: bool) -> bool {
     let identity = &device.identity;
     if identity.vendor != "nvidia" {
         return false; // only NVIDIA's devices are given by these names
+    }
+    if let Some(file) = DeviceFile::read(name) {
+        let instance = identity.instance.as_ref().map(|instance| &*instance.gpu_instance_id);
+        return file.minor == &*identity.minor && file.gpu_instance == instance;
     }
     match &identity.instance {
         Some(instance) => name == ALL || name == &*instance.uuid,
@@ -63,6 +68,33 @@ mod tests {
             assert_eq!(is_meant(name, &instance, false), is_instance, "{name}");
         }
         assert!(!is_meant("all", &whole, true), "its instances are");
+        assert!(!is_meant("nvidia1", &whole, false), "no driver told its minor number");
         assert!(!is_meant("all", &device("card0", None, "amd"), false));
+    }
+
+    #[test]
+    fn gkes_names_mean_the_device_file_and_not_the_index() {
+        let device = |instance: Option<&str>| {
+            let instance = instance.map(|id| Instance { gpu_instance_id: id.into(), ..Instance::default() });
+            let (index, minor) = ("0".into(), "3".into());
+            Device::new(Arc::new(Identity {
+                vendor: "nvidia",
+                index,
+                minor,
+                instance,
+                ..Identity::default()
+            }))
+        };
+        let (whole, instance) = (device(None), device(Some("7")));
+        for (name, is_whole, is_instance) in [
+            ("nvidia3", true, false),
+            ("nvidia3/gi7", false, true),
+            ("nvidia3/gi1", false, false),
+            ("nvidia0", false, false),
+            ("nvidia0/gi7", false, false),
+        ] {
+            assert_eq!(is_meant(name, &whole, false), is_whole, "{name}");
+            assert_eq!(is_meant(name, &instance, false), is_instance, "{name}");
+        }
     }
 }

@@ -7,8 +7,14 @@
 //! On v2 each file can be watched (the kernel notifies on every change, also of `max` while page cache is reclaimed, and
 //! merges changes 10 ms apart). That is used only where the kernel log cannot be read, which is the better notification.
 //! v1's eventfd fires when an OOM begins, before the kill is counted, and needs a file that is writable: not used.
+//!
+//! On v2 the cgroups of pods are read too. They count what happens in all containers of the pod, and are still there when a
+//! container's own cgroup is gone before its last count was read. The kernel counts from below upwards, and a pod is read
+//! before its containers: what a pod has counted in a container that is there, that one has counted too. Cgroups further up
+//! (`kubepods.slice`, `system.slice`) tell no more than the host's counter does: their members are not containers of one
+//! owner, or not containers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -18,14 +24,14 @@ use crate::clock::Moment;
 use crate::discover::cgroups::Tree;
 use crate::discover::{ContainerId, Hierarchy, Version};
 use crate::host::{Dir, KernelFile, ReadError, take_notifications};
-use crate::parse::{lines, number};
+use crate::parse::{kubernetes, lines, number};
 
 /// One reading of one counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// The container.
-    pub id: ContainerId,
-    /// Its cgroup, relative to the root of the hierarchy.
+    /// The container; `None` for the cgroup of a pod.
+    pub id: Option<ContainerId>,
+    /// The cgroup, relative to the root of the hierarchy.
     pub path: String,
     /// The cgroup's inode.
     pub inode: u64,
@@ -35,7 +41,7 @@ pub struct Reading {
     pub fresh: bool,
 }
 
-/// The counters of all containers, kept open.
+/// The counters of all containers and of their pods, kept open.
 #[derive(Debug)]
 pub struct CgroupCounters {
     hierarchy: Hierarchy,
@@ -49,7 +55,7 @@ pub struct CgroupCounters {
 
 #[derive(Debug)]
 struct Open {
-    id: ContainerId,
+    id: Option<ContainerId>,
     inode: u64,
     file: KernelFile,
     fresh: bool,
@@ -103,24 +109,24 @@ impl CgroupCounters {
         self.watch.as_ref().is_some_and(take_notifications)
     }
 
-    /// Reads the counters of all containers that are there.
+    /// Reads the counters of all containers that are there, and of their pods.
     ///
     /// # Errors
     /// The tree cannot be walked, or counters that are there cannot be read: the first such error, with what could be read.
     pub fn sweep(&mut self, now: Moment) -> (Vec<Reading>, Result<(), ReadError>) {
         let (_, walked) = self.tree.refresh(now);
         let mut failed = walked;
-        let mut wanted: Vec<(ContainerId, PathBuf, Option<u64>)> = Vec::new();
+        let mut wanted: Vec<(Option<ContainerId>, PathBuf, Option<u64>)> = self.pods();
         let mut ids = HashSet::new();
         // a container may make cgroups below its own and give them a neighbour's id: those are a part of it
         for candidate in self.tree.candidates().iter().filter(|candidate| candidate.inside.is_none()) {
             if !ids.insert(&candidate.id) {
                 continue;
             }
-            wanted.push((candidate.id.clone(), candidate.path.clone(), candidate.inode));
+            let id = || Some(candidate.id.clone());
+            wanted.push((id(), candidate.path.clone(), candidate.inode));
             if self.hierarchy.version == Version::V1 {
-                wanted
-                    .extend(candidate.below.iter().map(|below| (candidate.id.clone(), below.clone(), None)));
+                wanted.extend(candidate.below.iter().map(|below| (id(), below.clone(), None)));
             }
         }
         let mut readings = Vec::with_capacity(wanted.len());
@@ -129,7 +135,7 @@ impl CgroupCounters {
             let known = before
                 .remove(&path)
                 .filter(|open| open.id == id && inode.is_none_or(|inode| inode == open.inode));
-            let opened = known.map_or_else(|| self.open(&id, &path), Ok);
+            let opened = known.map_or_else(|| self.open(id, &path), Ok);
             match opened.and_then(|open| self.read(open)) {
                 Ok(open) => {
                     readings.push(reading(&path, &open));
@@ -143,11 +149,23 @@ impl CgroupCounters {
         (readings, failed)
     }
 
-    fn open(&self, id: &ContainerId, path: &Path) -> Result<Open, ReadError> {
+    /// The pods of the containers that are there, and those that were there in the last sweep; first in a sweep.
+    fn pods(&self) -> Vec<(Option<ContainerId>, PathBuf, Option<u64>)> {
+        if !self.hierarchical() {
+            return vec![];
+        }
+        let paths = self.tree.candidates().iter().filter(|candidate| candidate.inside.is_none());
+        let pods = paths.filter_map(|candidate| kubernetes::pod(candidate.path.to_str()?));
+        let known = self.open.iter().filter(|(_, open)| open.id.is_none()).map(|(path, _)| path.clone());
+        let all: BTreeSet<PathBuf> = pods.map(|(path, _)| PathBuf::from(path)).chain(known).collect();
+        // a path is never another pod's: it has the uid
+        all.into_iter().map(|path| (None, path, None)).collect()
+    }
+
+    fn open(&self, id: Option<ContainerId>, path: &Path) -> Result<Open, ReadError> {
         let dir = Dir::open(&self.hierarchy.root.join(path))?;
         let name = if self.hierarchical() { "memory.events" } else { "memory.oom_control" };
-        let open =
-            Open { id: id.clone(), inode: dir.inode()?, file: dir.file(name)?, fresh: self.swept, kills: 0 };
+        let open = Open { id, inode: dir.inode()?, file: dir.file(name)?, fresh: self.swept, kills: 0 };
         self.add_watch(path);
         Ok(open)
     }

@@ -247,6 +247,7 @@ impl Machine {
                 },
                 _ if age >= SETTLES_AFTER && open.container.is_none() => {
                     self.totals.add(Total::Unattributed, 1);
+                    self.tell_pod(at);
                     self.open[at].kill.whose = Whose::Unattributed;
                     true
                 }

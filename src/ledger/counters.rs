@@ -1,9 +1,9 @@
 //! The cgroups' own counters of OOM kills: whose kills they were. They attribute; they never count. Pure.
 //!
 //! A counter belongs to a path and an inode: a container that is started again gets the same path with a new inode, and
-//! its counter begins at 0.
+//! its counter begins at 0. On v2 the counter of a pod's cgroup is kept beside those of its containers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::runs::Runs;
@@ -13,13 +13,33 @@ use crate::discover::ContainerId;
 
 #[derive(Debug)]
 struct Counter {
-    id: ContainerId,
+    /// `None`: a pod's.
+    id: Option<ContainerId>,
     path: String,
     seen: u64,
     /// Kills that were attributed to it by whatever evidence.
     explained: u64,
     grew: Moment,
     read: Moment,
+    /// A pod's: the last look at which all that it had counted was explained; `None` if there was none.
+    quiet: Option<Moment>,
+    /// A pod's: containers that were there when it grew, and whose own counters therefore tell of their kills.
+    innocent: HashSet<ContainerId>,
+}
+
+/// What the counter of a pod has and nothing explains.
+#[derive(Debug)]
+pub struct OfPod<'a> {
+    /// The pod's cgroup.
+    pub path: &'a str,
+    /// Kills in cgroups that are gone.
+    pub kills: u64,
+    /// They came after this.
+    pub quiet: Option<Moment>,
+    /// They were seen then.
+    pub grew: Moment,
+    /// Containers that did not have them.
+    pub innocent: &'a HashSet<ContainerId>,
 }
 
 /// All counters.
@@ -32,6 +52,8 @@ pub struct Counters {
     first_start: bool,
     /// v2: a counter includes the cgroups below.
     hierarchical: bool,
+    /// The last sweep.
+    swept: Option<Moment>,
     changed: Vec<u64>,
 }
 
@@ -44,6 +66,7 @@ impl Counters {
     /// Enters one sweep over all counters. Those that are gone are forgotten.
     pub fn enter(&mut self, now: Moment, readings: &[Reading], hierarchical: bool) {
         self.hierarchical = hierarchical;
+        let last_sweep = self.swept.replace(now);
         for reading in readings {
             let counter = self.by_inode.entry(reading.inode).or_insert_with(|| {
                 let before = match self.stored.remove(&reading.inode) {
@@ -55,11 +78,17 @@ impl Counters {
                     self.changed.push(reading.inode);
                 }
                 let (id, path) = (reading.id.clone(), reading.path.clone());
-                Counter { id, path, seen: 0, explained: before, grew: now, read: now }
+                let (quiet, innocent) = (last_sweep.filter(|_| reading.fresh), HashSet::new());
+                Counter { id, path, seen: 0, explained: before, grew: now, read: now, quiet, innocent }
             });
             if reading.kills > counter.seen {
                 counter.seen = reading.kills;
                 counter.grew = now;
+                let is_inside = |other: &&Reading| is_below(&other.path, &counter.path);
+                let inside = readings.iter().filter(|_| counter.id.is_none()).filter(is_inside);
+                counter.innocent = inside.filter_map(|other| other.id.clone()).collect();
+            } else if counter.explained >= counter.seen {
+                counter.quiet = Some(now);
             }
             counter.read = now;
         }
@@ -83,18 +112,47 @@ impl Counters {
     pub fn candidates(&self) -> Vec<(ContainerId, u64)> {
         let mut found: HashMap<&ContainerId, u64> = HashMap::new();
         for counter in self.by_inode.values() {
-            let mut missing = counter.seen.saturating_sub(counter.explained);
-            if self.hierarchical {
-                let inner = self.by_inode.values().filter(|inner| is_below(&inner.path, &counter.path));
-                missing = missing.saturating_sub(inner.map(|c| c.seen.saturating_sub(c.explained)).sum());
-            }
-            if missing > 0 {
-                *found.entry(&counter.id).or_insert(0) += missing;
+            let missing = self.missing(counter);
+            if let (Some(id), true) = (&counter.id, missing > 0) {
+                *found.entry(id).or_insert(0) += missing;
             }
         }
         let mut found: Vec<_> = found.into_iter().map(|(id, missing)| (id.clone(), missing)).collect();
         found.sort();
         found
+    }
+
+    fn missing(&self, counter: &Counter) -> u64 {
+        let missing = counter.seen.saturating_sub(counter.explained);
+        if missing == 0 || !self.hierarchical {
+            return missing;
+        }
+        let inner = self.by_inode.values().filter(|inner| is_below(&inner.path, &counter.path));
+        missing.saturating_sub(inner.map(|c| c.seen.saturating_sub(c.explained)).sum())
+    }
+
+    /// All pods with kills that neither anything explains nor the counter of a container tells of.
+    pub fn pods(&self) -> impl Iterator<Item = OfPod<'_>> {
+        let pods = self.by_inode.values().filter(|counter| counter.id.is_none());
+        pods.filter_map(|counter| {
+            let kills = self.missing(counter);
+            let Counter { path, quiet, grew, innocent, .. } = counter;
+            (kills > 0).then_some(OfPod { path, kills, quiet: *quiet, grew: *grew, innocent })
+        })
+    }
+
+    /// Kills in a pod that stay without an owner.
+    pub fn explain_pod(&mut self, path: &str, kills: u64) {
+        self.explain_pods(kills, |pod| pod == path);
+    }
+
+    fn explain_pods(&mut self, kills: u64, is_meant: impl Fn(&str) -> bool) {
+        for (inode, counter) in &mut self.by_inode {
+            if counter.id.is_none() && is_meant(&counter.path) {
+                counter.explained += kills;
+                self.changed.push(*inode);
+            }
+        }
     }
 
     /// Kills that were attributed to this container at this Unix time.
@@ -106,12 +164,14 @@ impl Counters {
         let chosen = self
             .by_inode
             .iter()
-            .filter(|(_, counter)| counter.id == *id)
+            .filter(|(_, counter)| counter.id.as_ref() == Some(id))
             .max_by_key(|(_, counter)| (counter.seen.saturating_sub(counter.explained), counter.read));
-        let Some((&inode, counter)) = chosen else { return };
-        if counter.seen <= counter.explained && !in_present_run {
-            return; // of an earlier run, whose counter is gone
-        }
+        // none, or of an earlier run, whose counter is gone
+        let chosen = chosen.filter(|(_, counter)| counter.seen > counter.explained || in_present_run);
+        let Some((&inode, counter)) = chosen else {
+            let known = runs.get(id);
+            return self.explain_pods(kills, |pod| known.is_some_and(|known| known.is_of_pod(pod)));
+        };
         let path = counter.path.clone();
         for (other, counter) in &mut self.by_inode {
             if *other == inode || (self.hierarchical && is_below(&path, &counter.path)) {
@@ -152,7 +212,7 @@ mod tests {
     use super::*;
 
     fn reading(id: &str, path: &str, inode: u64, kills: u64, fresh: bool) -> Reading {
-        Reading { id: ContainerId::new(id), path: path.into(), inode, kills, fresh }
+        Reading { id: Some(ContainerId::new(id)), path: path.into(), inode, kills, fresh }
     }
 
     #[test]
@@ -182,6 +242,22 @@ mod tests {
         let readings = [reading("a", "a", 1, 5, false), reading("b", "b", 2, 1, false)];
         counters.enter(Moment::now(), &readings, false);
         assert_eq!(counters.candidates(), [(ContainerId::new("a"), 3), (ContainerId::new("b"), 1)]);
+    }
+
+    #[test]
+    fn of_a_kill_that_a_pod_counted_while_memledger_was_away_nobody_knows_who_was_there() {
+        let mut counters = Counters::new(HashMap::new(), false);
+        let (now, later) = (Moment::now(), Moment::now().plus(Duration::from_secs(1)));
+        let pod = |kills, fresh| Reading { id: None, ..reading("", "kubepods/pod1", 1, kills, fresh) };
+        counters.enter(now, &[pod(2, false)], true);
+        assert_eq!(counters.pods().map(|pod| (pod.kills, pod.quiet)).collect::<Vec<_>>(), [(2, None)]);
+        counters.explain_pod("kubepods/pod1", 2);
+        counters.enter(now, &[pod(2, false)], true);
+        let own = reading("a", "kubepods/pod1/a", 2, 0, false);
+        counters.enter(later, &[pod(3, false), own], true);
+        let found: Vec<_> = counters.pods().collect();
+        assert_eq!((found[0].kills, found[0].quiet, found[0].grew), (1, Some(now), later));
+        assert!(found[0].innocent.contains(&ContainerId::new("a")));
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! | `kernel.rs` | which kills there were: records against the kernel's counter |
 //! | `runs.rs` | which containers there are, and when a run began and ended |
 //! | `history.rs` | what a container held in the last minutes |
-//! | `attribution.rs`, `whose.rs`, `sets.rs`, `fit.rs`, `counters.rs` | whose a kill was, and whether it ended the container |
+//! | `attribution.rs`, `whose.rs`, `sets.rs`, `fit.rs`, `counters.rs`, `pods.rs` | whose a kill was, and whether it ended the container |
 //! | `exits.rs` | why a container ended |
 //! | `totals.rs` | the counts that never fall |
 //! | `why.rs` | what a person is told |
@@ -31,6 +31,7 @@ pub mod keeper;
 mod kernel;
 mod log_watch;
 mod machine;
+mod pods;
 mod runs;
 mod say;
 mod sets;

@@ -18,6 +18,7 @@ use super::history::{History, by_role};
 use crate::clock::Moment;
 use crate::config::Filter;
 use crate::discover::{ContainerId, Fact, Identity, Inventory, What};
+use crate::parse::kubernetes;
 
 /// Two tellings of one start may differ by so many seconds.
 const SAME_START: f64 = 1.0;
@@ -60,6 +61,9 @@ pub struct Known {
     /// Its cgroup, relative to the root of the hierarchy, as the inventory has it.
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
+    /// Uid of its pod; empty outside Kubernetes, and if no runtime told.
+    #[serde(default)]
+    pub pod_uid: Arc<str>,
     /// The filters leave it out.
     #[serde(default)]
     pub hidden: bool,
@@ -174,6 +178,14 @@ impl Known {
     pub fn lies_on(&self, path: &str) -> bool {
         let path = Path::new(path.trim_start_matches('/'));
         self.cgroup.as_ref().is_some_and(|cgroup| path.starts_with(cgroup))
+    }
+
+    /// It is, or was, one of the pod with this cgroup.
+    pub fn is_of_pod(&self, pod: &str) -> bool {
+        let uid = kubernetes::pod(pod).map(|(_, uid)| uid);
+        let cgroup = self.cgroup.as_ref();
+        cgroup.is_some_and(|cgroup| cgroup.starts_with(pod.trim_start_matches('/')))
+            || uid.is_some_and(|uid| kubernetes::is_uid(uid, &self.pod_uid))
     }
 
     /// True if a run that was told of had not ended at this Unix time. A container's first process may be killed before
@@ -316,6 +328,7 @@ impl Runs {
                 known.named = true;
             }
             known.image = Arc::clone(&named.image);
+            known.pod_uid = named.pod.as_ref().map_or_else(|| "".into(), |pod| Arc::clone(&pod.uid));
             known.hidden = !shown;
         }
         match &fact.what {

@@ -75,7 +75,7 @@ impl Machine {
         if ownerless.is_empty() || self.kernel.waits() {
             return; // a record or a gap is still to come: the numbers cannot match
         }
-        let counted = self.counters.candidates();
+        let counted = self.unexplained(now, &ownerless);
         let sum: u64 = counted.iter().map(|(_, kills)| kills).sum();
         let kills = ownerless.len() as u64;
         if sum == kills || (counted.len() == 1 && sum > kills) {
@@ -95,14 +95,24 @@ impl Machine {
         }
         // nothing more will be known: what a cgroup counted is among these
         let set = Set::new(self, &ownerless, &counted, &told);
-        let last = ownerless.into_iter().filter(|at| noticed(*at) >= LAST_MOMENT);
+        let last = ownerless.iter().copied().filter(|at| noticed(*at) >= LAST_MOMENT);
         let (records, gaps): (Vec<_>, Vec<_>) =
             last.partition(|at| self.open[*at].kill.kernel_usec.is_some());
         if sum <= (records.len() + gaps.len()) as u64 {
             // a process only to a container that had one of its name; a kill without a record is like another
             self.by_counters(&set, records, &counted, &[Fit::Name]);
-            self.by_counters(&set, gaps, &self.counters.candidates(), &[Fit::Unknown]);
+            self.by_counters(&set, gaps, &self.unexplained(now, &ownerless), &[Fit::Unknown]);
         }
+    }
+
+    /// What the cgroups counted and nothing explains, by container. The counters of pods are asked only about kills that no
+    /// record tells of: where the log is read it knows better, and what it tells may be ahead of a new pod's counter.
+    fn unexplained(&self, now: Moment, ownerless: &[usize]) -> Vec<(ContainerId, u64)> {
+        let mut counted = self.counters.candidates();
+        if ownerless.iter().all(|at| self.open[*at].kill.kernel_usec.is_none()) {
+            counted.extend(self.counted_by_pods(now));
+        }
+        counted
     }
 
     /// Deals kills to the containers whose cgroups counted so many, those that fit best first.
@@ -117,13 +127,13 @@ impl Machine {
                 };
                 *left -= 1;
                 let id = id.clone();
-                self.give_by_number(
-                    set,
-                    *at,
-                    &id,
-                    "cgroup",
-                    "its cgroup counted a kill that nothing else explains",
-                );
+                let is_own = self.counters.candidates().iter().any(|(counted, _)| *counted == id);
+                let why = if is_own {
+                    "its cgroup counted a kill that nothing else explains"
+                } else {
+                    "the cgroup of its pod counted a kill that no other container of the pod can have had"
+                };
+                self.give_by_number(set, *at, &id, "cgroup", why);
                 false
             });
         }

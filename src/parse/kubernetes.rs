@@ -1,4 +1,4 @@
-//! cgroup path -> QoS class of the pod.
+//! cgroup path -> QoS class of the pod, and which pod.
 //!
 //! | driver of the kubelet | path of a pod's cgroup |
 //! | --- | --- |
@@ -41,6 +41,27 @@ pub fn qos(path: &str) -> Option<Qos> {
         }
     }
     found
+}
+
+/// The cgroup of the pod that a container's cgroup lies in, and the pod's uid as the path has it; of the outermost pod where
+/// Kubernetes runs in a container.
+pub fn pod(path: &str) -> Option<(&str, &str)> {
+    qos(path)?;
+    let mut end = 0;
+    path.split('/').find_map(|component| {
+        end += component.len() + 1;
+        let own = component.strip_suffix(".slice").unwrap_or(component);
+        let own = own.rsplit_once("kubepods-").map_or(own, |(_, own)| own);
+        let own = own.strip_prefix("burstable-").or(own.strip_prefix("besteffort-")).unwrap_or(own);
+        let uid = own.strip_prefix("pod").filter(|uid| !uid.is_empty())?;
+        Some((path.get(..end - 1)?, uid))
+    })
+}
+
+/// Whether a uid in a path is this pod's: a slice's name has other dashes.
+pub fn is_uid(in_path: &str, uid: &str) -> bool {
+    let plain = |uid: &str| uid.replace('_', "-");
+    !uid.is_empty() && plain(in_path) == plain(uid)
 }
 
 fn class(below: &str) -> Option<Qos> {
@@ -103,5 +124,24 @@ mod tests {
         ] {
             assert_eq!(qos(path), class, "{path}");
         }
+    }
+
+    #[test]
+    fn a_pod_s_own_cgroup_and_uid_are_told_by_the_path_of_a_container() {
+        let slice = "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1b_2c.slice";
+        let kind = "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1b.slice";
+        for (path, wanted) in [
+            ("kubepods/pod1b-2c/a", Some(("kubepods/pod1b-2c", "1b-2c"))),
+            ("/kubepods/burstable/pod1b-2c/a/b", Some(("/kubepods/burstable/pod1b-2c", "1b-2c"))),
+            (&format!("{slice}/cri-containerd-a.scope"), Some((slice, "1b_2c"))),
+            (&format!("{kind}/x"), Some((kind, "1b"))),
+            ("kubepods/burstable", None),
+            ("podman/pod1b/a", None),
+            ("docker/a", None),
+        ] {
+            assert_eq!(pod(path), wanted, "{path}");
+        }
+        assert!(is_uid("1b_2c", "1b-2c") && is_uid("1b-2c", "1b-2c"));
+        assert!(!is_uid("1b_2c", "1b-2d") && !is_uid("", ""));
     }
 }

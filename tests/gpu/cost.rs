@@ -9,13 +9,14 @@ use crate::support::eventually;
 
 const GPUS: u64 = 8;
 /// Asked once per device and session.
-const FIXED: [&str; 9] = [
+const FIXED: [&str; 10] = [
     "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetName",
     "nvmlDeviceGetPciInfo_v3",
     "nvmlDeviceGetCudaComputeCapability",
     "nvmlDeviceGetNumGpuCores",
+    "nvmlDeviceGetMinorNumber",
     "nvmlDeviceGetSupportedEventTypes",
     "nvmlDeviceRegisterEvents",
     "nvmlDeviceGetAccountingMode", // once a minute

@@ -20,10 +20,21 @@ pub enum Answer {
     Bell,
     /// A status, such as 12, UNIMPLEMENTED.
     Status(u32),
+    /// Nothing, for ever.
+    Silence,
+}
+
+/// A question about one thing: its id is the first field.
+#[derive(Clone, PartialEq, Message)]
+struct About {
+    #[prost(string, tag = "1")]
+    id: String,
 }
 
 struct Shared {
     answers: Mutex<HashMap<String, Answer>>,
+    /// By method and id.
+    answers_about: Mutex<HashMap<(String, String), Answer>>,
     asked: Mutex<Vec<String>>,
     bell: watch::Sender<u64>,
 }
@@ -45,6 +56,7 @@ impl Server {
         let tokio = tokio.expect("a runtime");
         let shared = Arc::new(Shared {
             answers: Mutex::default(),
+            answers_about: Mutex::default(),
             asked: Mutex::default(),
             bell: watch::Sender::new(0),
         });
@@ -63,6 +75,16 @@ impl Server {
     /// From now on this is the answer to a method, such as `/runtime.v1.RuntimeService/Version`.
     pub fn answer(&self, method: &str, answer: Answer) {
         self.shared.answers.lock().expect("no holder panics").insert(method.to_owned(), answer);
+    }
+
+    /// From now on this is the answer to a method where it is asked about this id; `None`: what it answers about all.
+    pub fn answer_about(&self, method: &str, id: &str, answer: Option<Answer>) {
+        let mut answers = self.shared.answers_about.lock().expect("no holder panics");
+        let key = (method.to_owned(), id.to_owned());
+        match answer {
+            Some(answer) => drop(answers.insert(key, answer)),
+            None => drop(answers.remove(&key)),
+        }
     }
 
     /// The same with a message.
@@ -102,12 +124,22 @@ async fn reply(
     shared: Arc<Shared>,
 ) -> Result<(), h2::Error> {
     let method = request.uri().path().to_owned();
-    let mut body = request.into_body();
+    let (mut body, mut question) = (request.into_body(), vec![]);
     while let Some(chunk) = body.data().await {
-        let _ = body.flow_control().release_capacity(chunk?.len());
+        let chunk = chunk?;
+        let _ = body.flow_control().release_capacity(chunk.len());
+        question.extend_from_slice(&chunk);
     }
     shared.asked.lock().expect("no holder panics").push(method.clone());
-    let answer = shared.answers.lock().expect("no holder panics").get(&method).cloned();
+    let about = question.get(5..).and_then(|message| About::decode(message).ok()).unwrap_or_default().id;
+    let particular =
+        shared.answers_about.lock().expect("no holder panics").get(&(method.clone(), about)).cloned();
+    let answer =
+        particular.or_else(|| shared.answers.lock().expect("no holder panics").get(&method).cloned());
+    if let Some(Answer::Silence) = answer {
+        std::future::poll_fn(|context| respond.poll_reset(context)).await?; // until the client gives up
+        return Ok(());
+    }
     let head = http::Response::builder().header("content-type", "application/grpc");
     let status = |code: u32| {
         let mut trailers = http::HeaderMap::new();
@@ -117,6 +149,7 @@ async fn reply(
     let mut stream = respond.send_response(head.body(()).expect("a head"), false)?;
     match answer.unwrap_or(Answer::Status(12)) {
         Answer::Status(code) => return stream.send_trailers(status(code)),
+        Answer::Silence => return Ok(()),
         Answer::Message(message) => stream.send_data(frame(&message), false)?,
         Answer::Bell => {
             let mut bell = shared.bell.subscribe();

@@ -113,7 +113,7 @@ async fn resources(socket: &Path) -> Check {
                 Some(id) => check.weaker(
                     LOST,
                     format!(
-                        "a device plugin that names GPUs by uuid or index, as NVIDIA's does: this one has {id}"
+                        "a device plugin that names GPUs by uuid or index, as NVIDIA's does, or by device file, as GKE's does: this one has {id}"
                     ),
                 ),
                 None => check,

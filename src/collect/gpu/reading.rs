@@ -103,6 +103,9 @@ pub struct Identity {
     pub compute_capability: Arc<str>,
     /// Number of CUDA cores.
     pub cuda_cores: Arc<str>,
+    /// The number in the name of its device file, `/dev/nvidia0`, which need not be the index. Of a MIG instance: that of its
+    /// GPU.
+    pub minor: Arc<str>,
 }
 
 /// A MIG instance.

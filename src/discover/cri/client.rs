@@ -14,6 +14,8 @@ use super::messages::*;
 
 /// Time for one whole answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Time for an answer about one container: that one may hang, and others wait for its place.
+const STATUS_WITHIN: Duration = Duration::from_secs(2);
 /// The longest answer, as the kubelet has it: two thousand containers with their annotations.
 const LONGEST_ANSWER: usize = 16 << 20;
 
@@ -30,8 +32,8 @@ pub enum CriError {
     #[error("{} answered {:?}: {}", .0, .1.code(), .1.message())]
     Refused(&'static str, Box<Status>),
     /// The runtime did not answer.
-    #[error("{0} was not answered within {ANSWER_WITHIN:?}")]
-    Silent(&'static str),
+    #[error("{0} was not answered within {1:?}")]
+    Silent(&'static str, Duration),
 }
 
 /// The innermost reason: the errors around it say nothing.
@@ -67,7 +69,7 @@ impl CriError {
                     .to_owned()
             }
             CriError::Refused(..) => "look at the runtime's own log".to_owned(),
-            CriError::Silent(_) => "restart the container runtime".to_owned(),
+            CriError::Silent(..) => "restart the container runtime".to_owned(),
         }
     }
 }
@@ -87,7 +89,8 @@ impl Client {
         let endpoint = format!("unix://{}", socket.display());
         let endpoint = Endpoint::from_shared(endpoint).map_err(CriError::Path)?;
         let channel = tokio::time::timeout(ANSWER_WITHIN, endpoint.connect()).await;
-        let channel = channel.map_err(|_| CriError::Silent("the socket"))?.map_err(CriError::Connect)?;
+        let channel =
+            channel.map_err(|_| CriError::Silent("the socket", ANSWER_WITHIN))?.map_err(CriError::Connect)?;
         Ok(Self { grpc: Grpc::new(channel).max_decoding_message_size(LONGEST_ANSWER) })
     }
 
@@ -112,7 +115,7 @@ impl Client {
     /// One container. `verbose`: with its pid and environment.
     pub async fn status(&self, id: &str, verbose: bool) -> Result<ContainerStatusResponse, CriError> {
         let question = ContainerStatusRequest { container_id: id.to_owned(), verbose };
-        self.ask("/runtime.v1.RuntimeService/ContainerStatus", question).await
+        self.ask_within("/runtime.v1.RuntimeService/ContainerStatus", question, STATUS_WITHIN).await
     }
 
     /// A message for everything that happens from now on.
@@ -147,6 +150,19 @@ impl Client {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
+        self.ask_within(method, question, ANSWER_WITHIN).await
+    }
+
+    async fn ask_within<Q, A>(
+        &self,
+        method: &'static str,
+        question: Q,
+        within: Duration,
+    ) -> Result<A, CriError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
         let answer = async {
             let mut grpc = self.ready(method).await?;
             let path = PathAndQuery::from_static(method);
@@ -155,7 +171,8 @@ impl Client {
                 .map(tonic::Response::into_inner)
                 .map_err(|status| CriError::Refused(short(method), Box::new(status)))
         };
-        tokio::time::timeout(ANSWER_WITHIN, answer).await.unwrap_or(Err(CriError::Silent(short(method))))
+        let silent = CriError::Silent(short(method), within);
+        tokio::time::timeout(within, answer).await.unwrap_or(Err(silent))
     }
 }
 

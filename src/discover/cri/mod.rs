@@ -14,6 +14,7 @@
 //! Which of the default sockets is the kubelet's shows by its pods: Docker's own containerd listens on the same path, and
 //! may have no pods, or no CRI at all. That is no runtime that is away. A socket that somebody named is.
 
+mod asking;
 mod client;
 mod inspect;
 #[cfg(any(test, fuzzing))]

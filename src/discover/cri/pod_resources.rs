@@ -2,9 +2,8 @@
 //!
 //! Resources of NVIDIA's device plugin and of its MIG strategies are looked at, whose device ids are the driver's own
 //! uuids (or its index, if the plugin is set so). A device that is shared in time has `::NUMBER` after its id. GKE's own plugin
-//! names `nvidia0` and `nvidia0/gi7`, by minor numbers, which are not the index and which nothing here tells: such a name means
-//! no device, and is said to ([`unknown`]). Not here: dynamic resource allocation, whose device names only its driver
-//! understands.
+//! names device files ([`DeviceFile`]), with `/vgpuNUMBER` after one that is shared. A name of another form means no device,
+//! and is said to ([`unknown`]). Not here: dynamic resource allocation, whose device names only its driver understands.
 //!
 //! The kubelet names a pod and not its uid, so a pod that is made anew under its name has what the one before it was given
 //! until the kubelet is asked again. While it does not answer, what it said of such a pod is forgotten.
@@ -85,8 +84,7 @@ fn read(answer: ListResponse) -> Given {
             let gpus =
                 container.devices.iter().filter(|devices| devices.resource_name.starts_with(RESOURCES));
             let ids = gpus.flat_map(|devices| &devices.device_ids);
-            let mut ids: Vec<_> =
-                ids.map(|id| bounded(id.split_once("::").map_or(id, |(id, _)| id))).collect();
+            let mut ids: Vec<_> = ids.map(|id| bounded(device(id))).collect();
             ids.sort();
             ids.dedup();
             if !ids.is_empty() {
@@ -102,10 +100,48 @@ fn read(answer: ListResponse) -> Given {
     given
 }
 
+/// The device that is shared under this id; else the id.
+fn device(id: &str) -> &str {
+    let shared = id.split_once("::").or_else(|| {
+        let (device, share) = id.rsplit_once("/vgpu")?;
+        number(share).map(|_| (device, share))
+    });
+    shared.map_or(id, |(device, _)| device)
+}
+
+/// A device as GKE's plugin names it: by the number of its device file, and a MIG instance by that of its GPU and the id of
+/// the GPU instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceFile<'a> {
+    /// `0` of `nvidia0`.
+    pub minor: &'a str,
+    /// `7` of `nvidia0/gi7`.
+    pub gpu_instance: Option<&'a str>,
+}
+
+impl<'a> DeviceFile<'a> {
+    /// Reads one; `None` if it is a name of another form.
+    pub fn read(id: &'a str) -> Option<Self> {
+        let id = id.strip_prefix("nvidia")?;
+        let (minor, instance) = id.split_once('/').map_or((id, None), |(minor, rest)| (minor, Some(rest)));
+        let gpu_instance = match instance {
+            Some(instance) => Some(number(instance.strip_prefix("gi")?)?),
+            None => None,
+        };
+        Some(Self { minor: number(minor)?, gpu_instance })
+    }
+}
+
+/// The text, if it is digits and nothing else.
+fn number(text: &str) -> Option<&str> {
+    (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then_some(text)
+}
+
 /// A name that no device can have, if there is one.
 pub fn unknown(given: &Given) -> Option<&str> {
     let is_known = |id: &str| {
-        id.starts_with("GPU-") || id.starts_with("MIG-") || id.bytes().all(|byte| byte.is_ascii_digit())
+        let is_own = id.starts_with("GPU-") || id.starts_with("MIG-");
+        is_own || number(id).is_some() || DeviceFile::read(id).is_some()
     };
     given.values().flat_map(|ids| ids.iter()).map(|id| &**id).find(|id| !is_known(id))
 }
@@ -193,10 +229,24 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_gkes_plugin_is_known_for_one_that_no_device_has() {
-        assert_eq!(unknown(&given_to("a", &["0", "GPU-b", "MIG-c"])), None);
-        assert_eq!(unknown(&given_to("a", &["GPU-b", "nvidia0"])), Some("nvidia0"));
-        assert_eq!(unknown(&given_to("a", &["nvidia0/gi7"])), Some("nvidia0/gi7"));
+    fn names_of_both_plugins_are_known_and_any_other_is_said_to_be_none() {
+        assert_eq!(unknown(&given_to("a", &["0", "GPU-b", "MIG-c", "nvidia0", "nvidia12/gi7"])), None);
+        for id in ["nvidia", "nvidia0/", "nvidia0/gi", "nvidia0/ci1", "nvidiactl", "card0", ""] {
+            assert_eq!(unknown(&given_to("a", &["GPU-b", id])), Some(id), "{id}");
+        }
+    }
+
+    #[test]
+    fn a_share_of_a_device_is_that_device() {
+        for (id, wanted) in [
+            ("GPU-b::1", "GPU-b"),
+            ("nvidia0/vgpu1", "nvidia0"),
+            ("nvidia0/gi7/vgpu12", "nvidia0/gi7"),
+            ("nvidia0/gi7", "nvidia0/gi7"),
+            ("nvidia0/vgpu", "nvidia0/vgpu"),
+        ] {
+            assert_eq!(device(id), wanted, "{id}");
+        }
     }
 
     #[test]

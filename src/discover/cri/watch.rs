@@ -3,12 +3,16 @@
 //! A container is asked about once when it is found running, and once when it has ended. What is told is told once, also
 //! over connections ([`Memory`]). The list comes before the answers, so an answer may say that a container has ended
 //! since; the next list will say so too, and then it is told.
+//!
+//! Who runs and who is there the list says, and nobody need answer for that: of a container that does not answer for itself
+//! ([`super::asking`]) only its start, its settings and how it ended are missing.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use futures_util::StreamExt;
 
+use super::asking::{Answer, Questions};
 use super::client::{Client, CriError};
 use super::inspect::{Sandbox, complete, record};
 use super::messages::{Container, ContainerState, ContainerStatusResponse};
@@ -17,28 +21,35 @@ use crate::clock::Moment;
 use crate::config::{CriSettings, Filter};
 use crate::discover::{ContainerId, Fact, Link, Named, Record, Source, What};
 
-/// Questions about single containers under way at once.
-const QUESTIONS: usize = 8;
 /// Sandboxes are listed at least every so many lists of containers.
 const SANDBOXES_EVERY: u32 = 2;
 
 /// How much was told of a container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Told {
     /// That it exists. It was there before memledger was: [`Memory::since`] says whether its run is news.
     Before,
     /// That it exists. Its run is news.
     Exists,
-    /// That it exists; and it was listed as running, and nobody has said more of it.
-    Seen,
+    /// That it exists; and it was listed as running or as ended, and nobody has said more of it.
+    Seen(Box<Seen>),
     /// That it runs.
     Runs,
     /// That it has ended; or it had before anybody asked.
     Over,
 }
 
-/// An answer about one container; `None` if it is gone.
-type Answer = Result<Option<ContainerStatusResponse>, CriError>;
+/// What the list alone says of a container's run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    record: Record,
+    /// Unix time. It started later.
+    created: f64,
+    /// It was listed as running: nobody need doubt that it ran.
+    ran: bool,
+    /// Its run is news.
+    is_new: bool,
+}
 
 /// The state of one connection.
 pub struct Watch<'a> {
@@ -47,6 +58,7 @@ pub struct Watch<'a> {
     source: &'a Source,
     memory: &'a mut Memory,
     pods: HashMap<String, Sandbox>,
+    questions: Questions,
     lists: u32,
 }
 
@@ -57,7 +69,15 @@ impl<'a> Watch<'a> {
         source: &'a Source,
         memory: &'a mut Memory,
     ) -> Self {
-        Self { settings, filter, source, memory, pods: HashMap::new(), lists: 0 }
+        Self {
+            settings,
+            filter,
+            source,
+            memory,
+            pods: HashMap::new(),
+            questions: Questions::default(),
+            lists: 0,
+        }
     }
 
     /// Takes lists until one is not answered; returns why.
@@ -78,7 +98,8 @@ impl<'a> Watch<'a> {
                 let (name, version) = (version.runtime_name.as_str(), version.runtime_version.as_str());
                 tracing::info!(runtime = RUNTIME, socket = %socket.display(), name, version, "connected");
             }
-            let pause = if events.is_some() { LIST_EVERY.1 } else { LIST_EVERY.0 };
+            let is_told = events.is_some() && !self.questions.are_open();
+            let pause = if is_told { LIST_EVERY.1 } else { LIST_EVERY.0 };
             let mut pause = std::pin::pin!(tokio::time::sleep(pause));
             loop {
                 tokio::select! {
@@ -98,6 +119,8 @@ impl<'a> Watch<'a> {
                         }
                         break;
                     }
+                    // for the next list
+                    () = self.questions.next(), if self.questions.are_under_way() => {}
                     () = &mut pause => break,
                 }
             }
@@ -115,22 +138,16 @@ impl<'a> Watch<'a> {
             };
             self.pods = sandboxes.into_iter().filter_map(read).collect();
         }
-        let questions: Vec<(String, bool)> = containers
-            .iter()
-            .filter_map(|container| Some((container.id.clone(), self.question(container)?)))
-            .collect();
-        let answers: HashMap<String, Answer> = futures_util::stream::iter(questions)
-            .map(|(id, verbose)| async move {
-                let answer = match client.status(&id, verbose).await {
-                    Ok(answer) => Ok(Some(answer)),
-                    Err(error) if error.is_gone() => Ok(None),
-                    Err(error) => Err(error),
-                };
-                (id, answer)
-            })
-            .buffer_unordered(QUESTIONS)
-            .collect()
-            .await;
+        let mut wanted = HashSet::new();
+        for container in &containers {
+            let Some(verbose) = self.question(container) else { continue };
+            let (client, id) = (client.clone(), container.id.clone());
+            let question = async move { client.status(&id, verbose).await };
+            self.questions.ask(&container.id, verbose, Moment::now(), question);
+            wanted.insert(container.id.clone());
+        }
+        self.questions.wait().await;
+        let answers = self.questions.take(&wanted);
         self.lists = self.lists.saturating_add(1);
         self.enter(&containers, &answers, Moment::now());
         Ok(())
@@ -164,16 +181,20 @@ impl<'a> Watch<'a> {
             }
             let sandbox = self.pods.get(&container.pod_sandbox_id);
             let Some(record) = record(container, sandbox, self.filter) else { continue };
+            let created = unix_seconds(container.created_at).unwrap_or(now.unix_seconds());
             if !self.memory.told.contains_key(&id) {
-                let at = unix_seconds(container.created_at).unwrap_or(now.unix_seconds());
-                facts.push(fact(&record, at, What::Exists));
+                facts.push(fact(&record, created, What::Exists));
                 let is_news = self.memory.has_list || container.state() == ContainerState::Created;
                 self.memory.told.insert(id.clone(), if is_news { Told::Exists } else { Told::Before });
             }
-            match (container.state(), answers.get(&container.id)) {
-                (ContainerState::Running, Some(answer)) => self.runs(record, answer, &mut facts),
-                (ContainerState::Exited, Some(Ok(Some(answer)))) => {
+            let answer = answers.get(&container.id).and_then(|answer| answer.as_ref().ok()?.as_ref());
+            match (container.state(), answer) {
+                (ContainerState::Running, Some(answer)) => self.runs(record, created, answer, &mut facts),
+                (ContainerState::Exited, Some(answer)) if has_ended(answer) => {
                     self.over(record, answer, now, &mut facts)
+                }
+                (ContainerState::Running | ContainerState::Exited, _) => {
+                    self.seen(record, created, container.state() == ContainerState::Running)
                 }
                 _ => {}
             }
@@ -208,40 +229,51 @@ impl<'a> Watch<'a> {
         self.source.tell(facts);
     }
 
-    /// A container is listed as running and was asked about.
-    fn runs(&mut self, mut record: Record, answer: &Answer, facts: &mut Vec<Fact>) {
-        let told = self.memory.told.get(&record.id).copied();
-        if !matches!(told, Some(Told::Runs | Told::Over)) {
-            self.memory.told.insert(record.id.clone(), Told::Seen);
+    /// A container is listed as running, or as ended, and the list is all that there is.
+    fn seen(&mut self, record: Record, created: f64, runs: bool) {
+        if runs && !self.source.lock().running.contains_key(&record.id) {
+            self.source.enter(record.clone()); // until it is answered for
         }
-        let answer = match answer {
-            Ok(Some(answer)) => answer,
-            Ok(None) => return, // removed since: the next list says so
-            Err(error) => {
-                // what the list says of it must do until it is asked about again
-                tracing::debug!(runtime = RUNTIME, id = record.id.as_str(), %error, "cannot ask about a container");
-                let known = self.source.lock().running.contains_key(&record.id);
-                if !known {
-                    self.source.enter(record);
-                }
-                return;
+        let since = self.memory.since;
+        match self.memory.told.get_mut(&record.id) {
+            Some(Told::Runs | Told::Over) => {}
+            Some(Told::Seen(seen)) => seen.ran |= runs,
+            told => {
+                let is_new = !matches!(told, Some(Told::Before)) || created > since;
+                let id = record.id.clone();
+                let seen = Seen { record, created, ran: runs, is_new };
+                self.memory.told.insert(id, Told::Seen(Box::new(seen)));
             }
-        };
+        }
+    }
+
+    /// A container is listed as running and was asked about.
+    fn runs(
+        &mut self,
+        mut record: Record,
+        created: f64,
+        answer: &ContainerStatusResponse,
+        facts: &mut Vec<Fact>,
+    ) {
         let started = complete(&mut record, answer, self.filter);
-        let Some(at) = record.started else { return self.source.enter(record) };
-        if self.is_news(told, at) {
+        let Some(at) = record.started else {
+            self.source.enter(record.clone());
+            return self.seen(record, created, true);
+        };
+        let told = self.memory.told.insert(record.id.clone(), Told::Runs);
+        if self.is_news(told.as_ref(), at) {
             facts.push(fact(&record, at, What::Started));
         }
         facts.push(fact(&record, at, What::Running { pid: started.pid }));
-        self.memory.told.insert(record.id.clone(), Told::Runs);
         self.source.enter(record);
     }
 
     /// Whether nobody was told of a run that began then.
-    fn is_news(&self, told: Option<Told>, started: f64) -> bool {
+    fn is_news(&self, told: Option<&Told>, started: f64) -> bool {
         match told {
             Some(Told::Runs | Told::Over) => false,
-            Some(Told::Before | Told::Seen) => started > self.memory.since,
+            Some(Told::Before) => started > self.memory.since,
+            Some(Told::Seen(seen)) => seen.is_new || started > self.memory.since,
             Some(Told::Exists) | None => true,
         }
     }
@@ -258,12 +290,12 @@ impl<'a> Watch<'a> {
         complete(&mut record, answer, self.filter);
         let told = self.memory.told.insert(record.id.clone(), Told::Over);
         let Some(started) = record.started else { return }; // it never ran
-        let is_news = self.is_news(told, started);
-        match told {
+        let ran = matches!(&told, Some(Told::Seen(seen)) if seen.ran);
+        match &told {
             Some(Told::Runs) => {}
             // it came and went between two lists, or while nobody asked
-            _ if is_news => facts.push(fact(&record, started, What::Started)),
-            Some(Told::Seen) => {}
+            told if self.is_news(told.as_ref(), started) => facts.push(fact(&record, started, What::Started)),
+            _ if ran => {}
             _ => return, // it had ended before anybody asked
         }
         if told != Some(Told::Runs) {
@@ -275,18 +307,34 @@ impl<'a> Watch<'a> {
         let oom_flag = (!status.reason.is_empty()).then(|| status.reason == "OOMKilled");
         let what = What::Ended { exit_code: Some(status.exit_code.into()), oom_flag };
         facts.push(fact(&record, at, what));
-        let was_entered = matches!(told, Some(Told::Runs | Told::Seen));
+        let was_entered = ran || told == Some(Told::Runs);
         self.source.end(&record.id.clone(), f64::INFINITY, (!was_entered).then_some(record));
     }
 
-    /// Containers that were told of and are not listed any more.
+    /// Containers that were told of and are not listed any more. What came of them nobody will say.
     fn vanished(&mut self, there: &HashSet<ContainerId>, now: Moment, facts: &mut Vec<Fact>) {
         let at = now.unix_seconds();
+        let ended = What::Ended { exit_code: None, oom_flag: None };
+        let source = self.source;
         self.memory.told.retain(|id, told| {
             let is_there = there.contains(id);
-            if !is_there && matches!(told, Told::Seen | Told::Runs) {
-                let what = What::Ended { exit_code: None, oom_flag: None };
-                facts.push(Fact { runtime: RUNTIME, id: id.clone(), at, named: None, what });
+            match told {
+                _ if is_there => {}
+                Told::Runs => facts.push(Fact {
+                    runtime: RUNTIME,
+                    id: id.clone(),
+                    at,
+                    named: None,
+                    what: ended.clone(),
+                }),
+                Told::Seen(seen) if seen.ran || seen.is_new => {
+                    let began = seen.is_new.then_some(What::Started);
+                    let ran = began.into_iter().chain([What::Running { pid: None }]);
+                    facts.extend(ran.map(|what| fact(&seen.record, seen.created, what)));
+                    facts.push(fact(&seen.record, at.max(seen.created), ended.clone()));
+                    source.end(id, f64::INFINITY, (!seen.ran).then(|| seen.record.clone()));
+                }
+                Told::Seen(_) | Told::Before | Told::Exists | Told::Over => {}
             }
             is_there
         });
@@ -309,6 +357,11 @@ impl<'a> Watch<'a> {
 fn events_reach_all(name: &str, version: &str) -> bool {
     let major = version.trim_start_matches('v').split('.').next().and_then(|major| major.parse::<u32>().ok());
     name != "containerd" || major.is_some_and(|major| major >= 2)
+}
+
+/// An answer was asked for before the list that it is held against, and may still say that the container runs.
+fn has_ended(answer: &ContainerStatusResponse) -> bool {
+    answer.status.as_ref().is_some_and(|status| status.state() == ContainerState::Exited)
 }
 
 /// Waits for an event; false when there are no more.
@@ -349,7 +402,9 @@ mod tests {
     }
 
     fn answer(started: i64, finished: i64) -> Answer {
+        let state = if finished > 0 || started == 0 { Exited } else { Running };
         let status = ContainerStatus {
+            state: state.into(),
             started_at: started * SECOND,
             finished_at: finished * SECOND,
             exit_code: 137,
@@ -372,7 +427,7 @@ mod tests {
             let asked = |(id, _, started, finished): &(&str, ContainerState, i64, i64)| {
                 let container = containers.iter().find(|container| container.id == *id)?;
                 watch.question(container)?;
-                let silent = Err(CriError::Silent("ContainerStatus"));
+                let silent = Err(CriError::Silent("ContainerStatus", SILENT_FOR));
                 Some((id.to_string(), if *started < 0 { silent } else { answer(*started, *finished) }))
             };
             let answers = list.iter().filter_map(asked).collect();
@@ -389,8 +444,10 @@ mod tests {
     use ContainerState::{Created, Exited, Running};
     /// Where no answer comes.
     const SILENT: i64 = -1;
+    const SILENT_FOR: std::time::Duration = std::time::Duration::from_secs(2);
     const RUNS: What = What::Running { pid: None };
     const ENDED: What = What::Ended { exit_code: Some(137), oom_flag: Some(true) };
+    const UNKNOWN: What = What::Ended { exit_code: None, oom_flag: None };
 
     #[test]
     fn a_run_is_told_once_over_lists_and_connections() {
@@ -421,7 +478,7 @@ mod tests {
         let list = [("ended", Exited, 50, 60), ("runs", Running, 50, 0)];
         let facts = told(&mut memory(&["ended", "runs", "gone"]), &source, &[&list]);
         assert_eq!(facts[..2], [(50.0, RUNS), (60.0, ENDED)]);
-        assert_eq!(facts[2].1, What::Ended { exit_code: None, oom_flag: None }, "removed meanwhile");
+        assert_eq!(facts[2].1, UNKNOWN, "removed meanwhile");
         assert_eq!(facts.len(), 3);
     }
 
@@ -441,10 +498,10 @@ mod tests {
     #[test]
     fn what_is_not_listed_as_running_runs_no_more_whatever_was_answered() {
         let silent = [("a", Running, SILENT, 0)];
-        let unknown = What::Ended { exit_code: None, oom_flag: None };
         let source = Source::new(RUNTIME, Arc::default());
-        let facts = told(&mut memory(&[]), &source, &[&silent, &[]]);
-        assert_eq!(facts.into_iter().map(|(_, what)| what).collect::<Vec<_>>(), [unknown], "removed");
+        let facts = told(&mut memory(&[]), &source, &[&silent, &silent, &[]]);
+        assert_eq!(facts[0], (1.0, RUNS), "since it was made, at most");
+        assert_eq!((&facts[1].1, facts.len()), (&UNKNOWN, 2), "removed");
         assert!(source.lock().running.is_empty());
         let facts = told(&mut memory(&[]), &source, &[&silent, &[("a", Exited, 50, 60)]]);
         assert_eq!(facts, [(50.0, RUNS), (60.0, ENDED)]);
@@ -474,6 +531,40 @@ mod tests {
     }
 
     #[test]
+    fn an_end_that_nobody_answers_for_is_told_once_when_the_container_is_removed() {
+        let source = Source::new(RUNTIME, Arc::default());
+        let lists: [&[_]; 5] = [&[], &[("a", Created, 0, 0)], &[("a", Exited, SILENT, 0)], &[], &[]];
+        let facts = told(&mut memory(&[]), &source, &lists);
+        assert_eq!(facts[..2], [(1.0, What::Started), (1.0, RUNS)]);
+        assert_eq!((&facts[2].1, facts.len()), (&UNKNOWN, 3));
+        let state = source.lock();
+        assert_eq!((state.running.len(), state.ended.len()), (0, 1), "it came and went");
+        drop(state);
+        let before = [("old", Exited, SILENT, 0), ("never", Created, 0, 0)];
+        assert_eq!(told(&mut memory(&[]), &source, &[&before, &[]]), [], "nobody knows that it ran lately");
+    }
+
+    #[test]
+    fn an_answer_from_before_the_end_does_not_tell_of_it() {
+        let source = Source::new(RUNTIME, Arc::default());
+        let lists: [&[_]; 3] = [&[], &[("a", Exited, 200, 0)], &[("a", Exited, 200, 300)]];
+        let facts = told(&mut memory(&[]), &source, &lists);
+        assert_eq!(facts, [(200.0, What::Started), (200.0, RUNS), (300.0, ENDED)]);
+    }
+
+    #[test]
+    fn who_does_not_answer_and_is_listed_as_running_runs_on_and_is_complete_when_it_answers() {
+        let source = Source::new(RUNTIME, Arc::default());
+        let (silent, runs) = (("a", Running, SILENT, 0), ("b", Running, 200, 0));
+        let lists: [&[_]; 4] = [&[], &[silent, runs], &[silent, runs], &[("a", Running, 200, 0), runs]];
+        let facts = told(&mut memory(&[]), &source, &lists);
+        assert_eq!(facts, [(200.0, What::Started), (200.0, RUNS), (200.0, What::Started), (200.0, RUNS)]);
+        let state = source.lock();
+        assert_eq!((state.running.len(), state.ended.len()), (2, 0));
+        assert_eq!(state.running[&ContainerId::new("a")].started, Some(200.0));
+    }
+
+    #[test]
     fn no_events_are_taken_from_the_kubelet_where_each_goes_to_one_listener() {
         for (name, version, all) in [
             ("containerd", "1.6.20~ds1", false),
@@ -492,7 +583,7 @@ mod tests {
         let (settings, filter, mut memory) = (CriSettings::default(), Filter::default(), memory(&[]));
         let mut watch = Watch::new(&settings, &filter, &source, &mut memory);
         let containers = [container("a", Running)];
-        let answers = HashMap::from([("a".to_owned(), Err(CriError::Silent("ContainerStatus")))]);
+        let answers = HashMap::from([("a".to_owned(), Err(CriError::Silent("ContainerStatus", SILENT_FOR)))]);
         watch.enter(&containers, &answers, Moment::now());
         assert_eq!(source.lock().running[&ContainerId::new("a")].started, None);
         assert_eq!(watch.question(&containers[0]), Some(true));

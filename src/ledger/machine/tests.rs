@@ -1,6 +1,7 @@
 //! The machine against a true world ([`world`]): whatever the sources say late, twice or not at all, and whenever
 //! memledger is killed, the counts are right where one source saw all, and never too high.
 
+mod pods;
 mod stories;
 mod story;
 mod world;

@@ -203,6 +203,7 @@ fn identify(
         pci_bus_id: text(device.pci_info().map(|pci| pci.bus_id))?,
         compute_capability: text(capability)?,
         cuda_cores: text(device.num_cores().map(|cores| cores.to_string()))?,
+        minor: text(device.minor_number().map(|minor| minor.to_string()))?,
     };
     Ok((identity, is_complete))
 }

@@ -125,7 +125,7 @@ impl Story {
 
     pub fn counters(&mut self, at: f64, counters: &[(char, u64)]) {
         let reading = |(letter, kills): &(char, u64)| Reading {
-            id: id(*letter),
+            id: Some(id(*letter)),
             path: format!("docker/{letter}"),
             inode: u64::from(*letter as u32),
             kills: *kills,

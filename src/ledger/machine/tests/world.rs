@@ -287,7 +287,7 @@ impl World {
                     let own = |kill: &&TrueKill| kill.owner == Some((container, number)) && kill.at <= at;
                     let kills = self.kills.iter().filter(own).map(|kill| 1 + u64::from(kill.twice)).sum();
                     readings.push(Reading {
-                        id: Self::id(container),
+                        id: Some(Self::id(container)),
                         path: format!("docker/{container}"),
                         inode: (container * 100 + number) as u64,
                         kills,

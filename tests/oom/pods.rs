@@ -1,0 +1,68 @@
+//! Kills in pods on cgroup v2, seen without the kernel log: the counter of a pod's cgroup stays when a container's is gone.
+//!
+//! In the guest, where the kernel counts so and systemd removes the cgroup of a container before anybody has read it. Pods
+//! are slices with the kubelet's names; Docker runs the containers in them, for the guest has no runtime of pods.
+
+use crate::support::cgroups::root;
+use crate::support::docker::unique;
+use crate::support::oom::{Ledger, Scene, limit};
+use crate::support::{eventually, in_v2_guest};
+
+/// A slice as the kubelet has it for a pod.
+fn slice() -> String {
+    format!("kubepods-burstable-pod{}.slice", unique("u").replace('-', "_"))
+}
+
+/// Containers that begin, are seen in their pod, and are killed, one after the other, beside one that stays. Every kill
+/// must be found with its container.
+fn one_after_the_other(scene: &Scene, ledger: &Ledger, kills: usize, flags: &[&str], beside: &str) {
+    for number in 0..kills {
+        let go = format!("go{number}");
+        let steps = [&format!("wait=/control/{go}"), "eat"];
+        let container = scene.run(&format!("c{number}"), flags, &steps);
+        ledger.settles(&container.name, 0, 0);
+        scene.release(&go);
+        container.docker(&["wait"]);
+    }
+    scene.really_killed(kills);
+    let settled = eventually("all of them settled", || {
+        let found: Vec<_> = ledger.events().into_iter().filter(|event| event["type"] == "oom_kill").collect();
+        let open = found.iter().filter(|kill| kill["whose"] == "open").count();
+        if found.len() >= kills && open == 0 { Ok(found) } else { Err(format!("{found:?}")) }
+    });
+    let unattributed = settled.iter().filter(|kill| kill["whose"] == "unattributed").count();
+    assert_eq!((settled.len(), unattributed), (kills, 0), "{settled:#?}");
+    for number in 0..kills {
+        ledger.settles(&scene.called(&format!("c{number}")), 1, 0);
+    }
+    ledger.settles(beside, 0, 0);
+    ledger.balances(scene);
+}
+
+#[test]
+fn a_kill_whose_cgroup_is_gone_is_the_container_s_that_alone_can_have_had_it() {
+    if !in_v2_guest() {
+        return;
+    }
+    let Some(scene) = Scene::new("pod") else { return };
+    let ledger = scene.watch(&["--oom.kernel-log=off"]);
+    let parent = format!("--cgroup-parent={}", slice());
+    let pause = scene.run("pause", &[&parent], &["hold"]);
+    ledger.settles(&pause.name, 0, 0);
+    one_after_the_other(&scene, &ledger, 8, &[&parent], &pause.name);
+}
+
+#[test]
+fn a_kill_by_the_limit_of_the_pod_is_found_so_too_and_who_holds_memory_beside_it_is_not_blamed() {
+    if !in_v2_guest() {
+        return;
+    }
+    let Some(scene) = Scene::new("limit") else { return };
+    let ledger = scene.watch(&["--oom.kernel-log=off"]);
+    let slice = slice();
+    let flags = [&format!("--cgroup-parent={slice}"), "--memory=0"];
+    let holds = scene.run("holds", &flags, &["eat=8", "hold"]);
+    ledger.settles(&holds.name, 0, 0);
+    limit(&root().join("kubepods.slice/kubepods-burstable.slice").join(slice), 48 << 20);
+    one_after_the_other(&scene, &ledger, 4, &flags, &holds.name);
+}
