@@ -1,5 +1,6 @@
 //! `memledger serve`: the main job.
 
+use std::error::Error;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::config::{Config, OtlpSettings};
 use crate::cycle::{Sampler, run_until};
 use crate::discover::{Source, cri, docker};
 use crate::export::otlp::{Origins, resource};
+use crate::host::privileges;
 use crate::ledger::desk::Desk;
 use crate::ledger::keeper::Keeper;
 use crate::ledger::store::Archive;
@@ -30,13 +32,29 @@ const LAST_REQUESTS: Duration = Duration::from_millis(500);
 /// The ledger's last step gets so long to reach the disk.
 const LAST_FACTS: Duration = Duration::from_secs(2);
 
+/// Ports below this are for those with CAP_NET_BIND_SERVICE.
+const FIRST_FREE_PORT: u16 = 1024;
+
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
+    give_up_privileges(&config); // before any other thread exists
     crate::host::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(run_on_runtime(config));
     // a renderer or a look-up may still run: nobody waits for it
     runtime.shutdown_background();
     outcome
+}
+
+/// A refusal is a warning: memledger does no more than before.
+fn give_up_privileges(config: &Config) {
+    let is_low = |address: &SocketAddr| (1..FIRST_FREE_PORT).contains(&address.port());
+    match privileges::give_up(config.listen.iter().any(is_low)) {
+        Ok(kept) => tracing::info!(kept, "capabilities that are not needed were given up"),
+        Err(error) => {
+            let reason = error.source().map(ToString::to_string).unwrap_or_default();
+            tracing::warn!(%error, reason, "capabilities that are not needed are still there");
+        }
+    }
 }
 
 async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {

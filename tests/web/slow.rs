@@ -1,0 +1,87 @@
+//! Slow readers of a big answer: 10,000 series.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::limits::{open_sockets, resident_bytes};
+use super::site::{connect, exchange, get};
+use crate::recorded::Host;
+use crate::support::{Memledger, eventually};
+
+/// Slow readers, who take all places.
+const PLACES: usize = 8;
+
+fn crowded() -> (Host, Memledger) {
+    let host = Host::crowded(400);
+    let flags = ["--no-collector.gpu", "--sample.interval=1s"].map(str::to_owned);
+    let places = format!("--web.max-requests={PLACES}");
+    let memledger = host.start(&[flags.to_vec(), vec![places, "--web.idle-timeout=1h".to_owned()]].concat());
+    memledger.eventually("all containers", |metrics| match metrics.series.len() {
+        10_000.. => Ok(()),
+        series => Err(format!("{series} series")),
+    });
+    (host, memledger)
+}
+
+/// One who asks for all of it.
+fn asks(memledger: &Memledger) -> TcpStream {
+    let mut stream = connect(memledger);
+    stream.write_all(get("/metrics", "").as_bytes()).unwrap();
+    stream
+}
+
+/// Reads a little again and again; until the end, and how much that was.
+fn reads_slowly(mut stream: TcpStream, stop: &AtomicBool) -> usize {
+    let (mut piece, mut sum) = ([0; 256], 0);
+    while let Ok(length @ 1..) = stream.read(&mut piece) {
+        sum += length;
+        if !stop.load(Ordering::Relaxed) {
+            std::thread::park_timeout(Duration::from_millis(20)); // the client's slowness is what is tested
+        }
+    }
+    sum
+}
+
+fn status(memledger: &Memledger, path: &str) -> Result<u16, String> {
+    exchange(connect(memledger), &get(path, "")).map(|(status, _)| status)
+}
+
+#[test]
+fn slow_readers_of_ten_thousand_series_hold_their_places_for_their_time_and_no_more_memory_than_these() {
+    let (_host, memledger) = crowded();
+    let whole = exchange(connect(&memledger), &get("/metrics", "")).unwrap().1.len();
+    (0..20).for_each(|_| assert_eq!(status(&memledger, "/metrics"), Ok(200)));
+    let (before, sockets) = (resident_bytes(&memledger), open_sockets(&memledger));
+    let stop = AtomicBool::new(false); // lets the readers end at once if the test fails
+    let read = std::thread::scope(|scope| {
+        let slow = |count: usize| {
+            (0..count)
+                .map(|_| asks(&memledger))
+                .map(|stream| scope.spawn(|| reads_slowly(stream, &stop)))
+                .collect()
+        };
+        let mut readers: Vec<_> = slow(PLACES - 1);
+        for _ in 0..20 {
+            assert_eq!(status(&memledger, "/metrics"), Ok(200), "who is quick finds the last place");
+        }
+        readers.extend(slow(1));
+        eventually("all places are taken", || match status(&memledger, "/metrics")? {
+            503 => Ok(()),
+            status => Err(status.to_string()),
+        });
+        assert_eq!(status(&memledger, "/-/healthy"), Ok(200));
+        let held = resident_bytes(&memledger).saturating_sub(before);
+        let answers = held as f64 / whole as f64;
+        eprintln!("{PLACES} slow readers hold {answers:.1} answers of {whole} bytes");
+        assert!(answers < 1.5 * PLACES as f64, "{held} bytes, which is {answers:.1} answers of {whole}");
+        eventually("all places are free again", || match status(&memledger, "/metrics")? {
+            200 if open_sockets(&memledger) <= sockets => Ok(()),
+            status => Err(status.to_string()),
+        });
+        stop.store(true, Ordering::Relaxed);
+        readers.into_iter().map(|reader| reader.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert!(read.iter().all(|bytes| *bytes < whole / 2), "they were cut off: {read:?} of {whole}");
+}
