@@ -24,7 +24,7 @@ use crate::ledger::desk::Desk;
 use crate::ledger::keeper::Keeper;
 use crate::ledger::store::Archive;
 use crate::push::{self, Push, Tally};
-use crate::serve::{Door, Published, router, serve, stale_after};
+use crate::serve::{self, Door, Published, router, stale_after};
 
 /// Requests under way get so long to finish after a signal.
 const LAST_REQUESTS: Duration = Duration::from_millis(500);
@@ -63,7 +63,7 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let asked_to_let_go = signal(SignalKind::user_defined1())?;
     let account = Arc::default();
     let door = Arc::new(Door::new(&config, Arc::clone(&account))?);
-    let listeners = listen(&config.listen).await?;
+    let listeners = listen(&config.listen)?;
     let addresses: Vec<SocketAddr> =
         listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
     for address in &addresses {
@@ -110,7 +110,7 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
         let mut stopped = stopped.clone();
         let stop = async move { drop(stopped.wait_for(|stop| *stop).await) };
         let router = router(&config, Arc::clone(&published), archive.clone(), Arc::clone(&control), &door);
-        servers.spawn(serve(listener, router, Arc::clone(&door), stop));
+        servers.spawn(serve::serve(listener, router, Arc::clone(&door), stop));
     }
     tokio::spawn(door.follow());
     tokio::spawn(let_go_when_asked(asked_to_let_go, control, config.gpu.release_for));
@@ -205,16 +205,16 @@ async fn let_go_when_asked(mut asked: Signal, control: Arc<Control>, span: Durat
     }
 }
 
-async fn listen(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener>> {
+fn listen(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener>> {
     let mut listeners = Vec::new();
     for address in addresses {
-        let bound = match TcpListener::bind(address).await {
+        let bound = match serve::listen(*address) {
             // a host without IPv6: all addresses are then those of IPv4
             Err(error)
                 if error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
                     && address.ip().is_unspecified() =>
             {
-                TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, address.port())).await
+                serve::listen((std::net::Ipv4Addr::UNSPECIFIED, address.port()).into())
             }
             other => other,
         };

@@ -1,8 +1,8 @@
-//! The body of an answer, which holds the place of its request until it is sent.
+//! The body of an answer, which is under way until it is sent.
 //!
-//! It is handed to hyper in small pieces, each a copy: hyper takes the next one when it has sent the one before, so that the
-//! body, and with it the place and the text, which may be megabytes, live until all but a little is on its way. Handed over
-//! whole, the body would end at once, and a slow reader would hold memory that nobody counts.
+//! It is handed to hyper in small pieces, each a copy: hyper takes the next one when it has sent most of those before, so that
+//! the body, and with it the request's place and the text, which may be megabytes, live until all but a little is on its way.
+//! Handed over whole, the body would end at once, and a slow reader would hold memory that nobody counts.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,24 +10,22 @@ use std::task::{Context, Poll, ready};
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
 
-use super::Place;
 use super::pulse::Sending;
 
-/// Bytes of a piece: as many as a record of TLS and, by default, a frame of HTTP/2 have.
-pub const PIECE_BYTES: usize = 16 << 10;
+/// Bytes of a piece. Of HTTP/2 each stream may hold one that nobody reads, until the connection is idle for too long.
+pub const PIECE_BYTES: usize = 4 << 10;
 
 /// The body.
 pub struct Answer {
     body: Body,
     rest: Bytes,
-    _place: Option<Place>,
     _sending: Sending,
 }
 
 impl Answer {
-    /// This body, of a request that holds a place, or needs none.
-    pub fn new(body: Body, place: Option<Place>, sending: Sending) -> Self {
-        Self { body, rest: Bytes::new(), _place: place, _sending: sending }
+    /// This body.
+    pub fn new(body: Body, sending: Sending) -> Self {
+        Self { body, rest: Bytes::new(), _sending: sending }
     }
 }
 
@@ -84,8 +82,8 @@ mod tests {
     fn it_comes_in_pieces_whose_sum_is_the_text_and_says_its_length_at_each() {
         let text: Vec<u8> = (0..100_000_u32).map(|number| number as u8).collect();
         let now = Moment::now();
-        let sending = Pulse::new(now).begin(now).made(now);
-        let mut answer = Answer::new(Body::from(text.clone()), None, sending);
+        let sending = Pulse::new(now).begin(now).made(None, now);
+        let mut answer = Answer::new(Body::from(text.clone()), sending);
         let (mut got, mut context) = (Vec::new(), Context::from_waker(Waker::noop()));
         while !answer.is_end_stream() {
             assert_eq!(answer.size_hint().exact(), Some((text.len() - got.len()) as u64));

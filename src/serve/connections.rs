@@ -9,6 +9,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,7 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -33,7 +34,7 @@ use super::Place;
 use super::answer::{Answer, PIECE_BYTES};
 use super::door::{Caller, Door};
 use super::pulse::Pulse;
-use super::watched::Watched;
+use super::watched::{Socket, Watched};
 use crate::clock::Moment;
 use crate::collect::front::Refusal;
 
@@ -46,12 +47,29 @@ const STREAMS: u32 = 32;
 const TAKEN_BACK: usize = 20;
 /// Bytes of bodies that a connection of HTTP/2 may send before they are read. No route reads one; the protocol wants so many.
 const WINDOW_BYTES: u32 = 65_535;
+/// Bytes that the kernel holds for a client, which it counts twice, with what it needs itself.
+const UNSENT_BYTES: u32 = 128 << 10;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1_024;
 /// After a failure to accept, such as of too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Answers one who speaks HTTP where TLS is spoken, as Go's servers do.
 const NOT_PLAIN: &[u8] = b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n\
     this port speaks HTTPS\n";
+
+/// A listener at this address. What the kernel holds of answers that are not read has a bound: it is nobody's who could be
+/// told to wait, and by itself the kernel would take megabytes for each connection.
+///
+/// # Errors
+/// The address cannot be had.
+pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.set_send_buffer_size(UNSENT_BYTES)?; // connections have it from their listener
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
 
 /// A connection, as its requests see it.
 #[derive(Clone)]
@@ -123,6 +141,7 @@ async fn connection(stream: TcpStream, mut link: Link, ends: Ends) {
     let rules = link.door.rules();
     let address = link.caller.address;
     let _ = stream.set_nodelay(true);
+    let stream = Socket { stream, pulse: Arc::clone(&link.pulse) };
     let outcome = match &rules.tls {
         None => serve_one(stream, link, ends).await,
         Some(tls) => {
@@ -145,13 +164,13 @@ async fn connection(stream: TcpStream, mut link: Link, ends: Ends) {
 }
 
 async fn handshake(
-    stream: TcpStream,
+    stream: Socket,
     acceptor: TlsAcceptor,
     door: &Door,
-) -> Option<tokio_rustls::server::TlsStream<TcpStream>> {
+) -> Option<tokio_rustls::server::TlsStream<Socket>> {
     let mut first = [0];
     let hands = async {
-        if stream.peek(&mut first).await? == 0 {
+        if stream.stream.peek(&mut first).await? == 0 {
             return Ok(None); // a probe that only looks whether the port is open
         }
         // a request begins with a letter, a handshake does not
@@ -264,6 +283,6 @@ async fn answer(request: Request<Incoming>, link: Link) -> Result<Response, Infa
     };
     link.door.finish(&rules, &mut response);
     let place = response.extensions_mut().remove::<Place>();
-    let sending = making.made(Moment::now());
-    Ok(response.map(|body| Body::new(Answer::new(body, place, sending))))
+    let sending = making.made(place, Moment::now());
+    Ok(response.map(|body| Body::new(Answer::new(body, sending))))
 }

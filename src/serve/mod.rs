@@ -30,7 +30,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-pub use connections::serve;
+pub use connections::{listen, serve};
 use door::Caller;
 pub use door::{Door, describe};
 use parties::{Share, Shares};
@@ -144,6 +144,7 @@ pub fn router(
 /// not closed meanwhile to make room for another.
 type Place = Arc<Held>;
 
+#[derive(Debug)]
 struct Held {
     _permit: OwnedSemaphorePermit,
     _share: Option<Share>,

@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
+use super::Place;
 use crate::clock::Moment;
 use crate::config::HttpLimits;
 
@@ -47,10 +48,14 @@ struct State {
     sending: Vec<(u64, Moment)>,
     /// Since when one is being sent of which hyper holds the rest.
     unflushed: Option<Moment>,
+    /// Places of such answers.
+    held: Vec<Place>,
     answers: u64,
     /// Requests that must not be cut off.
     kept: usize,
     is_over: bool,
+    /// What was not sent yet is not to be sent.
+    is_cut: bool,
 }
 
 impl State {
@@ -75,9 +80,11 @@ impl Pulse {
                 making: 0,
                 sending: vec![],
                 unflushed: None,
+                held: vec![],
                 answers: 0,
                 kept: 0,
                 is_over: false,
+                is_cut: false,
             }),
             evicted: Notify::new(),
         })
@@ -115,7 +122,17 @@ impl Pulse {
 
     /// All that hyper held went out.
     pub fn flushed(&self) {
-        self.state().unflushed = None;
+        let mut state = self.state();
+        state.unflushed = None;
+        let held = std::mem::take(&mut state.held);
+        drop(state); // a place looks at it when it is dropped
+        drop(held);
+    }
+
+    /// The connection has ended: nothing goes out any more.
+    pub fn end(&self) {
+        self.state().is_over = true;
+        self.flushed();
     }
 
     /// A request's head is complete; its answer is being made while the returned value lives.
@@ -146,10 +163,16 @@ impl Pulse {
         let mut state = self.state();
         let may = state.kept == 0;
         if may {
-            state.is_over = true;
+            (state.is_over, state.is_cut) = (true, true);
             self.evicted.notify_one();
         }
         may
+    }
+
+    /// True if the kernel is not to send what it still holds: it would keep it for as long as a client that does not read
+    /// likes.
+    pub fn is_cut(&self) -> bool {
+        self.state().is_cut
     }
 
     /// Resolves once another connection takes its place.
@@ -188,7 +211,11 @@ impl Pulse {
         poll_fn(|context| {
             loop {
                 match self.left(Moment::now(), limits) {
-                    Err(why) => return Poll::Ready(why),
+                    Err(why) => {
+                        let mut state = self.state();
+                        state.is_cut = state.is_sending();
+                        return Poll::Ready(why);
+                    }
                     Ok(left) => timer.set(sleep(left)),
                 }
                 ready!(timer.as_mut().poll(context));
@@ -203,14 +230,14 @@ impl Pulse {
 pub struct Making(Arc<Pulse>);
 
 impl Making {
-    /// It is made, and is sent while the returned value lives.
-    pub fn made(self, now: Moment) -> Sending {
+    /// It is made, and is sent while the returned value lives; its place is given back once it is sent.
+    pub(super) fn made(self, place: Option<Place>, now: Moment) -> Sending {
         let mut state = self.0.state();
         state.answers += 1;
         let id = state.answers;
         state.sending.push((id, now));
         drop(state);
-        Sending { pulse: Arc::clone(&self.0), id }
+        Sending { pulse: Arc::clone(&self.0), place, id }
     }
 }
 
@@ -226,6 +253,7 @@ impl Drop for Making {
 #[derive(Debug)]
 pub struct Sending {
     pulse: Arc<Pulse>,
+    place: Option<Place>,
     id: u64,
 }
 
@@ -237,6 +265,9 @@ impl Drop for Sending {
             state.unflushed = Some(state.unflushed.map_or(since, |other| other.min(since)));
         }
         state.moved = Moment::now();
+        if !state.is_over {
+            state.held.extend(self.place.take());
+        }
     }
 }
 
@@ -272,7 +303,7 @@ mod tests {
         pulse.came(start.plus(Duration::from_secs(9)));
         assert_eq!(at(&pulse, start, 9), Ok(Duration::from_secs(1)));
         assert_eq!(at(&pulse, start, 10), Err("the head of a request took too long"));
-        drop(pulse.begin(start).made(start));
+        drop(pulse.begin(start).made(None, start));
         pulse.flushed();
         assert!(at(&pulse, start, 60).is_ok(), "a pause between two requests is none of a head");
         assert_eq!(at(&pulse, start, 122), Err("nothing moved for too long"));
@@ -284,7 +315,7 @@ mod tests {
         let pulse = Pulse::new(start);
         let making = pulse.begin(start);
         assert!(at(&pulse, start, 10_000).is_ok());
-        let sending = making.made(start);
+        let sending = making.made(None, start);
         pulse.went(start.plus(Duration::from_secs(29)));
         assert_eq!(at(&pulse, start, 29), Ok(Duration::from_secs(1)));
         assert_eq!(at(&pulse, start, 30), Err("an answer was read too slowly"));

@@ -107,6 +107,7 @@ pub struct Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.table.seated().by_number.remove(&self.number);
+        self.pulse.end();
     }
 }
 
