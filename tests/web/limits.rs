@@ -218,9 +218,10 @@ fn ten_thousand_requests_leave_memory_flat_and_sampling_on_time() {
                 for _ in 0..4 {
                     scope.spawn(|| {
                         let mut stream = served.connect();
+                        let mut buffer = vec![0; 256 << 10];
                         for _ in 0..count / 4 {
                             stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-                            assert_answer(&mut stream);
+                            assert_answer(&mut stream, &mut buffer);
                         }
                     });
                 }
@@ -252,8 +253,7 @@ pub(super) fn resident_bytes(memledger: &Memledger) -> u64 {
 }
 
 /// Reads one answer, by its length.
-pub(super) fn assert_answer(stream: &mut impl Read) {
-    let mut bytes = vec![0; 256 << 10];
+pub(super) fn assert_answer(stream: &mut impl Read, bytes: &mut [u8]) {
     let mut length = 0;
     loop {
         length += match stream.read(&mut bytes[length..]).unwrap() {
