@@ -39,7 +39,11 @@ fn as_nobody(capabilities: &[&str], group: u32, flags: &[&str]) -> Memledger {
 
 /// A line of `/proc/PID/status`.
 fn status(memledger: &Memledger, name: &str) -> String {
-    let text = std::fs::read_to_string(format!("/proc/{}/status", memledger.pid())).unwrap();
+    line_of(&format!("/proc/{}/status", memledger.pid()), name)
+}
+
+fn line_of(path: &str, name: &str) -> String {
+    let text = std::fs::read_to_string(path).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).expect("the line");
     line.trim().to_owned()
 }
@@ -74,8 +78,12 @@ fn nobody_with_two_capabilities_does_all_that_root_does() {
     let memledger = as_nobody(&["sys_ptrace", "syslog"], group, &flags);
     assert_eq!(status(&memledger, "Uid").split_whitespace().next(), Some("65534"));
     let two = format!("{:016x}", 1_u64 << 19 | 1 << 34);
-    for set in ["CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"] {
+    for set in ["CapEff", "CapPrm", "CapBnd"] {
         assert_eq!(status(&memledger, set), two, "{set}");
+    }
+    // handed on to nobody
+    for set in ["CapInh", "CapAmb"] {
+        assert_eq!(status(&memledger, set), "0000000000000000", "{set}");
     }
     assert_eq!(status(&memledger, "NoNewPrivs"), "1");
     let me = [("container_name", container.name.as_str())];
@@ -134,6 +142,87 @@ fn nobody_with_no_capability_still_knows_whose_memory_it_is() {
     let text = String::from_utf8_lossy(&doctor.stdout);
     assert!(doctor.status.success(), "the main job can run: {text}");
     assert!(text.contains("MISSING  CAP_SYS_PTRACE") && text.contains("no proportional shares"), "{text}");
+}
+
+/// Capabilities that memledger uses: of DAC_OVERRIDE, DAC_READ_SEARCH, SYS_PTRACE, SYS_NICE and SYSLOG.
+const USED: u64 = 1 << 1 | 1 << 2 | 1 << 19 | 1 << 23 | 1 << 34;
+
+/// What all its threads may do, the same for each, and how many they are.
+fn of_all_threads(memledger: &Memledger, set: &str) -> (u64, usize) {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", memledger.pid())).unwrap();
+    let sets: Vec<_> = tasks
+        .map(|task| line_of(&format!("{}/status", task.unwrap().path().display()), set))
+        .map(|text| u64::from_str_radix(&text, 16).unwrap())
+        .collect();
+    assert!(sets.iter().all(|one| *one == sets[0]), "{set}: {sets:x?}");
+    (sets[0], sets.len())
+}
+
+#[test]
+fn root_with_all_capabilities_keeps_what_it_uses_in_every_thread_and_works_as_before() {
+    let own = u64::from_str_radix(&line_of("/proc/self/status", "CapEff"), 16).unwrap();
+    if own & USED != USED || own.count_ones() < 10 {
+        return skip("the tests do not run with root's capabilities");
+    }
+    let Some(engine) = Engine::shared() else { return };
+    // a process of another user: its memory is nobody else's to see
+    let container = engine.run(&unique("giveup"), &["--memory=64m", "--user=1234"], &["sleep", "1000"]);
+    let include = format!("--container.include=^{}$", container.name);
+    let state = tempfile::tempdir().unwrap();
+    chown(state.path(), Some(1234), None).unwrap();
+    let path = format!("--state.path={}", state.path().display());
+    let flags = [&engine.flag(), "--podman.socket=", "--pss.interval=1s", &include, &path];
+    let memledger = Memledger::start(&flags);
+    let me = [("container_name", container.name.as_str())];
+    memledger.eventually("what needs the capabilities", |metrics| {
+        metrics.ask("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])?;
+        metrics.ask("memledger_container_shm_size_bytes", &me)?;
+        match metrics.value("memledger_oom_source_up", &[("source", "kmsg")]) {
+            1.0 => Ok(()),
+            up => Err(format!("kmsg {up}")),
+        }
+    });
+    for (set, wanted) in [("CapEff", USED), ("CapPrm", USED), ("CapBnd", USED), ("CapInh", 0), ("CapAmb", 0)]
+    {
+        let (found, threads) = of_all_threads(&memledger, set);
+        assert_eq!(found, wanted, "{set}: {found:x}");
+        assert!(threads > 4, "it has more than one thread: {threads}");
+    }
+    assert_eq!(of_all_threads(&memledger, "NoNewPrivs").0, 1);
+    assert_eq!(memledger.metrics().value("memledger_store_up", &[]), 1.0);
+    let log = memledger.log();
+    assert!(log.contains("kept=dac_override,dac_read_search,sys_ptrace,sys_nice,syslog"), "{log}");
+    assert!(!log.contains("are still there"), "{log}");
+    // and who only looks has all that it was given, and says so
+    let (_, text, _) = crate::support::run(&["doctor", &engine.flag()]);
+    assert!(text.contains("CAP_SYS_PTRACE") && !text.contains("MISSING  CAP_SYS_PTRACE"), "{text}");
+}
+
+#[test]
+fn a_low_port_keeps_the_right_to_listen_on_it() {
+    let own = u64::from_str_radix(&line_of("/proc/self/status", "CapEff"), 16).unwrap();
+    if own & 1 << 10 == 0 {
+        return skip("the tests have no CAP_NET_BIND_SERVICE");
+    }
+    // 7 is echo's, which nobody has any more; an address of its own, for whoever does
+    let memledger = Memledger::start(&["--web.listen-address=127.10.85.3:7", "--docker.socket="]);
+    assert_eq!(of_all_threads(&memledger, "CapEff").0, USED | 1 << 10);
+}
+
+#[test]
+fn without_the_right_to_shrink_the_bounding_set_the_rest_is_given_up_without_a_word() {
+    if !can_be_nobody() {
+        return;
+    }
+    let memledger = as_nobody(&["sys_ptrace", "sys_admin", "net_raw"], NOBODY, &["--docker.socket="]);
+    assert_eq!(of_all_threads(&memledger, "CapEff").0, 1 << 19);
+    assert_eq!(of_all_threads(&memledger, "CapPrm").0, 1 << 19);
+    assert_eq!(
+        of_all_threads(&memledger, "NoNewPrivs").0,
+        1,
+        "so that what is bound to be there cannot be gained"
+    );
+    assert!(!memledger.log().contains("are still there"), "{}", memledger.log());
 }
 
 #[test]

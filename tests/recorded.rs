@@ -61,6 +61,29 @@ impl Host {
         self.root.path().join(name)
     }
 
+    /// A recorded host with so many containers more, some 25 series each: the second of its containers again and again,
+    /// without processes.
+    pub(crate) fn crowded(containers: usize) -> Self {
+        let host = Self::unpack("v2-docker", 2);
+        let slice = host.path("cgroup/system.slice");
+        let scopes = std::fs::read_dir(&slice).unwrap().map(|entry| entry.unwrap().path());
+        let is_limited = |scope: &Path| {
+            std::fs::read_to_string(scope.join("memory.max"))
+                .is_ok_and(|max| max.starts_with(char::is_numeric))
+        };
+        let model =
+            scopes.filter(|path| path.is_dir()).find(|path| is_limited(path)).expect("one with a limit");
+        for number in 0..containers {
+            let copy = slice.join(format!("docker-{number:064x}.scope"));
+            std::fs::create_dir(&copy).unwrap();
+            for file in std::fs::read_dir(&model).unwrap().map(Result::unwrap) {
+                std::fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+            }
+            std::fs::write(copy.join("cgroup.procs"), "").unwrap();
+        }
+        host
+    }
+
     /// memledger on this host. syslog(2) would answer with the log of the machine that runs the test.
     pub(crate) fn start(&self, flags: &[String]) -> Memledger {
         let none = ["--docker.socket=", "--podman.socket=", "--oom.kernel-log=off"];

@@ -3,6 +3,7 @@
 //!
 //! Certificates are made anew for each test. Hashes have the least cost there is: what is tested is how many are computed.
 
+mod crowd;
 mod health;
 mod limits;
 mod passwords;
@@ -10,4 +11,6 @@ mod promtool;
 mod reload;
 mod scrape;
 mod site;
+mod slow;
 mod tls;
+mod two;

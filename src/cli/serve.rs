@@ -1,5 +1,6 @@
 //! `memledger serve`: the main job.
 
+use std::error::Error;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,11 +19,12 @@ use crate::config::{Config, OtlpSettings};
 use crate::cycle::{Sampler, run_until};
 use crate::discover::{Source, cri, docker};
 use crate::export::otlp::{Origins, resource};
+use crate::host::privileges;
 use crate::ledger::desk::Desk;
 use crate::ledger::keeper::Keeper;
 use crate::ledger::store::Archive;
 use crate::push::{self, Push, Tally};
-use crate::serve::{Door, Published, router, serve, stale_after};
+use crate::serve::{self, Door, Published, router, stale_after};
 
 /// Requests under way get so long to finish after a signal.
 const LAST_REQUESTS: Duration = Duration::from_millis(500);
@@ -30,7 +32,11 @@ const LAST_REQUESTS: Duration = Duration::from_millis(500);
 /// The ledger's last step gets so long to reach the disk.
 const LAST_FACTS: Duration = Duration::from_secs(2);
 
+/// Ports below this are for those with CAP_NET_BIND_SERVICE.
+const FIRST_FREE_PORT: u16 = 1024;
+
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
+    give_up_privileges(&config); // before any other thread exists
     crate::host::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(run_on_runtime(config));
@@ -39,13 +45,25 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     outcome
 }
 
+/// A refusal is a warning: memledger does no more than before.
+fn give_up_privileges(config: &Config) {
+    let is_low = |address: &SocketAddr| (1..FIRST_FREE_PORT).contains(&address.port());
+    match privileges::give_up(config.listen.iter().any(is_low)) {
+        Ok(kept) => tracing::info!(kept, "capabilities that are not needed were given up"),
+        Err(error) => {
+            let reason = error.source().map(ToString::to_string).unwrap_or_default();
+            tracing::warn!(%error, reason, "capabilities that are not needed are still there");
+        }
+    }
+}
+
 async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let asked_to_let_go = signal(SignalKind::user_defined1())?;
     let account = Arc::default();
     let door = Arc::new(Door::new(&config, Arc::clone(&account))?);
-    let listeners = listen(&config.listen).await?;
+    let listeners = listen(&config.listen)?;
     let addresses: Vec<SocketAddr> =
         listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
     for address in &addresses {
@@ -92,7 +110,7 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
         let mut stopped = stopped.clone();
         let stop = async move { drop(stopped.wait_for(|stop| *stop).await) };
         let router = router(&config, Arc::clone(&published), archive.clone(), Arc::clone(&control), &door);
-        servers.spawn(serve(listener, router, Arc::clone(&door), stop));
+        servers.spawn(serve::serve(listener, router, Arc::clone(&door), stop));
     }
     tokio::spawn(door.follow());
     tokio::spawn(let_go_when_asked(asked_to_let_go, control, config.gpu.release_for));
@@ -187,16 +205,16 @@ async fn let_go_when_asked(mut asked: Signal, control: Arc<Control>, span: Durat
     }
 }
 
-async fn listen(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener>> {
+fn listen(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener>> {
     let mut listeners = Vec::new();
     for address in addresses {
-        let bound = match TcpListener::bind(address).await {
+        let bound = match serve::listen(*address) {
             // a host without IPv6: all addresses are then those of IPv4
             Err(error)
                 if error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
                     && address.ip().is_unspecified() =>
             {
-                TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, address.port())).await
+                serve::listen((std::net::Ipv4Addr::UNSPECIFIED, address.port()).into())
             }
             other => other,
         };

@@ -108,13 +108,13 @@ pub static SETTINGS: &[Setting] = &[
         "web.max-requests",
         Kind::Count,
         &["40"],
-        "Requests served at once; more are answered 503. 0: no limit.",
+        "Requests served at once, each until its answer is sent; more are answered 503. 0: no limit.",
     ),
     one(
         "web.max-connections",
         Kind::Count,
         &["256"],
-        "Connections open at once; more are closed. The last eighth is for this host alone. 0: no limit.",
+        "Connections open at once; for one more, one is closed on which nothing is under way. The last eighth is for this host alone. 0: no limit.",
     ),
     one(
         "web.header-timeout",
@@ -126,7 +126,7 @@ pub static SETTINGS: &[Setting] = &[
         "web.idle-timeout",
         Kind::Duration,
         &["2m"],
-        "A connection on which nothing moves is closed after this, 1s to 1h.",
+        "A connection on which nothing is asked, or no answer moves, is closed after this, 1s to 1h.",
     ),
     one(
         "web.config.file",

@@ -6,6 +6,7 @@
 mod bell;
 pub mod exit;
 mod files;
+pub mod privileges;
 pub mod syslog;
 
 use std::path::{Path, PathBuf};

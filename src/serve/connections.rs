@@ -1,7 +1,10 @@
 //! Connections: accepted, made TLS, served by hyper, and closed when they hold up others.
 //!
 //! One loop for plain HTTP and for TLS, so that the same limits hold for both: how many connections, how long a handshake
-//! and the head of a request may take, how long nothing may move, how large a head may be.
+//! and the head of a request may take, how long an answer may be read and nothing may move, how large a head may be.
+//!
+//! When what lets somebody in changes, a connection is closed that was let in by the rules before: at once if nothing is under
+//! way, else after that. A request that comes all the same is refused.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -14,20 +17,25 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::response::Response;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
+use super::Place;
+use super::answer::{Answer, PIECE_BYTES};
 use super::door::{Caller, Door};
-use super::watched::{Pulse, Watched};
+use super::pulse::Pulse;
+use super::watched::{Socket, Watched};
+use crate::clock::Moment;
 use crate::collect::front::Refusal;
 
 /// Bytes of the head of a request, its URL included, and how many headers.
@@ -35,12 +43,52 @@ const HEAD_BYTES: usize = 16 << 10;
 const HEADERS: usize = 64;
 /// Requests at once on one connection of HTTP/2.
 const STREAMS: u32 = 32;
+/// Of these, those that a client took back before they were looked at; one more ends the connection.
+const TAKEN_BACK: usize = 20;
+/// Bytes of bodies that a connection of HTTP/2 may send before they are read. No route reads one; the protocol wants so many.
+const WINDOW_BYTES: u32 = 65_535;
+/// Bytes that the kernel holds for a client, which it counts twice, with what it needs itself.
+const UNSENT_BYTES: u32 = 128 << 10;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1_024;
 /// After a failure to accept, such as of too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Answers one who speaks HTTP where TLS is spoken, as Go's servers do.
 const NOT_PLAIN: &[u8] = b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n\
     this port speaks HTTPS\n";
+
+/// A listener at this address. What the kernel holds of answers that are not read has a bound: it is nobody's who could be
+/// told to wait, and by itself the kernel would take megabytes for each connection.
+///
+/// # Errors
+/// The address cannot be had.
+pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.set_send_buffer_size(UNSENT_BYTES)?; // connections have it from their listener
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// A connection, as its requests see it.
+#[derive(Clone)]
+struct Link {
+    caller: Caller,
+    pulse: Arc<Pulse>,
+    router: Router,
+    door: Arc<Door>,
+    /// Which rules let it in.
+    edition: u64,
+}
+
+/// What ends a connection from outside.
+struct Ends {
+    /// memledger ends: its sender is gone.
+    closed: watch::Receiver<()>,
+    /// Which rules let connections in.
+    edition: watch::Receiver<u64>,
+}
 
 /// Serves until `stop` resolves; requests under way may finish.
 pub async fn serve(
@@ -60,11 +108,18 @@ pub async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok((stream, address)) => {
                     is_failing = false;
-                    let Some(place) = door.place(address) else { continue };
+                    let Some(seat) = door.seat(address) else { continue };
                     let (router, door, closed) = (router.clone(), Arc::clone(&door), closed.clone());
                     connections.spawn(async move {
-                        connection(stream, address, router, door, closed).await;
-                        drop(place);
+                        let caller = Caller { address, is_known: false };
+                        let edition = door.edition(); // before the rules: a change in between is seen
+                        let ends = Ends { closed, edition };
+                        let (pulse, edition) = (Arc::clone(&seat.pulse), *ends.edition.borrow());
+                        let link = Link { caller, pulse, router, door, edition };
+                        tokio::select! {
+                            () = connection(stream, link, ends) => {}
+                            () = seat.pulse.evicted() => tracing::debug!(%address, "closed for another connection"),
+                        }
                     });
                 }
                 // it was gone before we came to it
@@ -82,29 +137,24 @@ pub async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
-async fn connection(
-    stream: TcpStream,
-    address: SocketAddr,
-    router: Router,
-    door: Arc<Door>,
-    closed: watch::Receiver<()>,
-) {
-    let rules = door.rules();
+async fn connection(stream: TcpStream, mut link: Link, ends: Ends) {
+    let rules = link.door.rules();
+    let address = link.caller.address;
     let _ = stream.set_nodelay(true);
-    let mut caller = Caller { address, is_known: false };
+    let stream = Socket { stream, pulse: Arc::clone(&link.pulse) };
     let outcome = match &rules.tls {
-        None => serve_one(stream, caller, router, door, closed).await,
+        None => serve_one(stream, link, ends).await,
         Some(tls) => {
-            let Some(stream) = handshake(stream, TlsAcceptor::from(Arc::clone(tls)), &door).await else {
+            let Some(stream) = handshake(stream, TlsAcceptor::from(Arc::clone(tls)), &link.door).await else {
                 return;
             };
             let (_, session) = stream.get_ref();
-            caller.is_known = rules.verifies_clients() && session.peer_certificates().is_some();
+            link.caller.is_known = rules.verifies_clients() && session.peer_certificates().is_some();
             let is_two = session.alpn_protocol() == Some(b"h2");
             drop(rules); // what came before it may be forgotten
             match is_two {
-                true => serve_two(stream, caller, router, door, closed).await,
-                false => serve_one(stream, caller, router, door, closed).await,
+                true => serve_two(stream, link, ends).await,
+                false => serve_one(stream, link, ends).await,
             }
         }
     };
@@ -114,13 +164,13 @@ async fn connection(
 }
 
 async fn handshake(
-    stream: TcpStream,
+    stream: Socket,
     acceptor: TlsAcceptor,
     door: &Door,
-) -> Option<tokio_rustls::server::TlsStream<TcpStream>> {
+) -> Option<tokio_rustls::server::TlsStream<Socket>> {
     let mut first = [0];
     let hands = async {
-        if stream.peek(&mut first).await? == 0 {
+        if stream.stream.peek(&mut first).await? == 0 {
             return Ok(None); // a probe that only looks whether the port is open
         }
         // a request begins with a letter, a handshake does not
@@ -143,77 +193,96 @@ async fn handshake(
 /// HTTP/1.
 async fn serve_one(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    caller: Caller,
-    router: Router,
-    door: Arc<Door>,
-    closed: watch::Receiver<()>,
+    link: Link,
+    ends: Ends,
 ) -> hyper::Result<()> {
-    let pulse = Arc::new(Pulse::default());
-    let stream = Watched::new(stream, Arc::clone(&pulse), Some(door.limits.head), door.limits.idle);
-    let service = service_fn(move |request| {
-        answer(request, caller, router.clone(), Arc::clone(&door), Arc::clone(&pulse))
-    });
+    let stream = Watched::one(stream, Arc::clone(&link.pulse));
+    let of_requests = link.clone();
+    let service = service_fn(move |request| answer(request, of_requests.clone()));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(None) // it would count the pause between two requests too: see `watched`
+        .header_read_timeout(None) // it would count the pause between two requests too: see `pulse`
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEADERS)
         .serve_connection(TokioIo::new(stream), service);
-    until_closed(pin!(connection), http1::Connection::graceful_shutdown, closed).await
+    until_over(pin!(connection), http1::Connection::graceful_shutdown, &link, ends).await
 }
 
 /// HTTP/2.
 async fn serve_two(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    caller: Caller,
-    router: Router,
-    door: Arc<Door>,
-    closed: watch::Receiver<()>,
+    link: Link,
+    ends: Ends,
 ) -> hyper::Result<()> {
-    let pulse = Arc::new(Pulse::default());
-    let stream = Watched::new(stream, Arc::clone(&pulse), None, door.limits.idle);
-    let service = service_fn(move |request| {
-        answer(request, caller, router.clone(), Arc::clone(&door), Arc::clone(&pulse))
-    });
+    let stream = Watched::two(stream, Arc::clone(&link.pulse));
+    let of_requests = link.clone();
+    let service = service_fn(move |request| answer(request, of_requests.clone()));
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
+        .max_pending_accept_reset_streams(TAKEN_BACK)
         .max_header_list_size(HEAD_BYTES as u32)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_send_buf_size(PIECE_BYTES)
         .serve_connection(TokioIo::new(stream), service);
-    until_closed(pin!(connection), http2::Connection::graceful_shutdown, closed).await
+    until_over(pin!(connection), http2::Connection::graceful_shutdown, &link, ends).await
 }
 
-/// Drives a connection; when memledger ends, only to the end of what is under way.
-async fn until_closed<C: Future<Output = hyper::Result<()>>>(
+/// Drives a connection until it ends, or one of its times has passed. When memledger ends, or the rules that let it in do not
+/// hold any more, only to the end of what is under way.
+async fn until_over<C: Future<Output = hyper::Result<()>>>(
     mut connection: Pin<&mut C>,
     shut: impl FnOnce(Pin<&mut C>),
-    mut closed: watch::Receiver<()>,
+    link: &Link,
+    mut ends: Ends,
 ) -> hyper::Result<()> {
+    let mut overdue = pin!(link.pulse.overdue(&link.door.limits));
+    let address = link.caller.address;
+    // the connection first: what it does sets the times
     tokio::select! {
+        biased;
         outcome = connection.as_mut() => return outcome,
-        _ = closed.changed() => shut(connection.as_mut()), // its sender is gone
+        why = overdue.as_mut() => {
+            tracing::debug!(%address, why, "a connection is closed");
+            return Ok(());
+        }
+        _ = ends.closed.changed() => {}
+        _ = ends.edition.changed() => {}
     }
-    connection.await
+    shut(connection.as_mut());
+    tokio::select! {
+        biased;
+        outcome = connection.as_mut() => outcome,
+        why = overdue => {
+            tracing::debug!(%address, why, "a connection is closed");
+            Ok(())
+        }
+    }
 }
 
-async fn answer(
-    request: Request<Incoming>,
-    caller: Caller,
-    router: Router,
-    door: Arc<Door>,
-    pulse: Arc<Pulse>,
-) -> Result<Response, Infallible> {
-    let _busy = pulse.begin();
-    let rules = door.rules();
+async fn answer(request: Request<Incoming>, link: Link) -> Result<Response, Infallible> {
+    let making = link.pulse.begin(Moment::now());
+    let rules = link.door.rules();
     let (mut parts, body) = request.into_parts();
-    let mut response = match door.admit(&rules, caller, &parts, body.size_hint().lower()).await {
+    let admitted = if rules.edition == link.edition {
+        let _kept = link.pulse.keep(); // it may wait for its password to be checked
+        link.door.admit(&rules, link.caller, &parts, body.size_hint().lower()).await
+    } else {
+        let text = "the rules that let this connection in have changed; connect again\n";
+        Err((StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], text).into_response())
+    };
+    let mut response = match admitted {
         Ok(caller) => {
             parts.extensions.insert(caller);
+            parts.extensions.insert(Arc::clone(&link.pulse));
             let request = Request::from_parts(parts, Body::new(body));
-            TowerToHyperService::new(router).call(request).await?
+            TowerToHyperService::new(link.router).call(request).await?
         }
         Err(refusal) => refusal,
     };
-    door.finish(&rules, &mut response);
-    Ok(response)
+    link.door.finish(&rules, &mut response);
+    let place = response.extensions_mut().remove::<Place>();
+    let sending = making.made(place, Moment::now());
+    Ok(response.map(|body| Body::new(Answer::new(body, sending))))
 }

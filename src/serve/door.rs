@@ -3,6 +3,8 @@
 //! `--web.config.file` is read again every second, with all that it names. What cannot be used is logged once and leaves
 //! the last good settings in force. So does what would take away protection at run time, TLS or the last user: a file that
 //! is being written is empty for a moment, and that must open nothing. To take it away, restart memledger.
+//!
+//! Each change of what lets somebody in makes a new edition of the rules; connections of an older one are closed.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,13 +15,14 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use rustls::ServerConfig;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Semaphore, watch};
 
 use super::passwords::{Credentials, Outcome, Passwords};
+use super::table::{Seat, Seating, Table};
 use super::tls::Material;
 use crate::clock::Moment;
 use crate::collect::front::{Front, Refusal};
-use crate::config::web::{ClientAuth, Rate};
+use crate::config::web::{ClientAuth, Rate, TlsVersion};
 use crate::config::{Config, ConfigError, HttpLimits};
 
 /// How often the files are looked at.
@@ -42,6 +45,8 @@ pub struct Rules {
     /// TLS; `None`: plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
     headers: HeaderMap,
+    /// Grows with each change of what lets somebody in.
+    pub edition: u64,
 }
 
 impl Rules {
@@ -51,7 +56,7 @@ impl Rules {
             let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
             Some((name, HeaderValue::from_str(value).ok()?))
         });
-        Ok(Self { headers: headers.collect(), tls, material: Some(material) })
+        Ok(Self { headers: headers.collect(), tls, material: Some(material), edition: 0 })
     }
 
     /// In words.
@@ -92,6 +97,18 @@ impl Rules {
         tls.is_some_and(|tls| !tls.client_names.is_empty())
     }
 
+    fn lowest_version(&self) -> Option<TlsVersion> {
+        self.material.as_ref().and_then(|material| material.config.tls.as_ref()).map(|tls| tls.lowest)
+    }
+
+    /// Whether others are let in than by `newer`, or otherwise.
+    fn lets_in_as(&self, newer: &Self) -> bool {
+        match (&self.material, &newer.material) {
+            (Some(old), Some(new)) => old.lets_in_as(new),
+            (old, new) => old.is_none() == new.is_none(),
+        }
+    }
+
     /// What would be open without a restart; `None` if nothing.
     fn opens(&self, newer: &Self) -> Option<&'static str> {
         if self.tls.is_some() && newer.tls.is_none() {
@@ -103,7 +120,15 @@ impl Rules {
         if self.requires_certificates() && !newer.requires_certificates() {
             return Some("nobody would have to show a certificate");
         }
-        (self.names_clients() && !newer.names_clients()).then_some("a certificate of any name would do")
+        if self.names_clients() && !newer.names_clients() {
+            return Some("a certificate of any name would do");
+        }
+        if self.lowest_version() > newer.lowest_version() {
+            return Some("an older version of TLS would do");
+        }
+        let is_bounded =
+            |rules: &Self| rules.material.as_ref().is_some_and(|material| material.config.rate.is_some());
+        (is_bounded(self) && !is_bounded(newer)).then_some("rate_limit would be off")
     }
 }
 
@@ -115,9 +140,9 @@ pub struct Door {
     passwords: Passwords,
     /// Requests that may come now, and since when.
     bucket: Mutex<Option<(f64, Moment)>>,
-    connections: Arc<Semaphore>,
-    /// Of the connections, those for this host.
-    reserved: usize,
+    table: Arc<Table>,
+    /// The edition of the rules in force.
+    edition: watch::Sender<u64>,
     /// What connections bear.
     pub limits: HttpLimits,
 }
@@ -130,7 +155,7 @@ impl Door {
     pub fn new(config: &Config, account: Arc<Front>) -> anyhow::Result<Self> {
         let rules = match &config.web_config {
             Some(file) => Rules::of(Material::read(file)?, file)?,
-            None => Rules { material: None, tls: None, headers: HeaderMap::new() },
+            None => Rules { material: None, tls: None, headers: HeaderMap::new(), edition: 0 },
         };
         if config.web_config.is_some() {
             account.file_is_in_use(true);
@@ -139,15 +164,14 @@ impl Door {
         if rules.tls.is_none() && rules.asks_for_passwords() && config.listen.iter().any(is_far) {
             tracing::warn!("passwords are asked for without TLS: whoever sees the network sees them");
         }
-        let connections = permits(config.limits.connections);
         Ok(Self {
             file: config.web_config.clone(),
             rules: RwLock::new(Arc::new(rules)),
             account,
             passwords: Passwords::new().map_err(|_| anyhow::anyhow!("the kernel gives no random numbers"))?,
             bucket: Mutex::new(None),
-            connections: Arc::new(Semaphore::new(connections)),
-            reserved: if connections == Semaphore::MAX_PERMITS { 0 } else { connections / 8 },
+            table: Table::new(config.limits.connections),
+            edition: watch::Sender::new(0),
             limits: config.limits,
         })
     }
@@ -167,15 +191,24 @@ impl Door {
         self.account.refuse(why);
     }
 
-    /// The place of a connection, if there is one left.
-    pub fn place(&self, address: SocketAddr) -> Option<OwnedSemaphorePermit> {
-        let is_ours = address.ip().to_canonical().is_loopback();
-        let may = is_ours || self.connections.available_permits() > self.reserved;
-        let place = may.then(|| Arc::clone(&self.connections).try_acquire_owned().ok()).flatten();
-        if place.is_none() {
-            self.refuse(Refusal::Connections);
+    /// The edition of the rules, and its changes.
+    pub fn edition(&self) -> watch::Receiver<u64> {
+        self.edition.subscribe()
+    }
+
+    /// A place for a connection, if there is one left or can be made.
+    pub fn seat(&self, address: SocketAddr) -> Option<Seat> {
+        match self.table.seat(address, Moment::now()) {
+            Seating::Free(seat) => Some(seat),
+            Seating::InPlaceOfAnother(seat) => {
+                self.refuse(Refusal::Connections);
+                Some(seat)
+            }
+            Seating::Full => {
+                self.refuse(Refusal::Connections);
+                None
+            }
         }
-        place
     }
 
     /// Lets a request in, and says who asks; or the answer that turns it away.
@@ -207,7 +240,9 @@ impl Door {
         let mut given = request.headers.get_all(header::AUTHORIZATION).iter();
         let outcome =
             match (given.next().and_then(|value| Credentials::parse(value.as_bytes())), given.next()) {
-                (Some(given), None) => self.passwords.check(&material.config.users, &given).await,
+                (Some(given), None) => {
+                    self.passwords.check(&material.config.users, &given, caller.address.ip()).await
+                }
                 _ => Outcome::Wrong,
             };
         match outcome {
@@ -283,11 +318,14 @@ impl Door {
         if old.material.as_ref() == Some(&material) {
             return Ok(false);
         }
-        let newer = Rules::of(material, file).map_err(chain)?;
+        let mut newer = Rules::of(material, file).map_err(chain)?;
         if let Some(what) = old.opens(&newer) {
             return Err(format!("{what}; to have it so, restart memledger"));
         }
+        newer.edition = old.edition + u64::from(!old.lets_in_as(&newer));
+        let edition = newer.edition;
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(newer);
+        self.edition.send_if_modified(|known| std::mem::replace(known, edition) != edition);
         Ok(true)
     }
 }
@@ -317,27 +355,6 @@ mod tests {
         let command = crate::config::arguments(clap::Command::new("memledger").no_binary_name(true));
         let config = Config::load(&command.get_matches_from(flags)).unwrap();
         Door::new(&config, Arc::default()).unwrap()
-    }
-
-    #[test]
-    fn the_last_eighth_of_the_connections_is_for_this_host() {
-        let door = door(&["--web.max-connections=16"]);
-        let (far, near) = ("192.0.2.7:1".parse().unwrap(), "127.0.0.1:1".parse().unwrap());
-        let held: Vec<_> = std::iter::from_fn(|| door.place(far)).collect();
-        assert_eq!(held.len(), 14);
-        let also: Vec<_> = std::iter::from_fn(|| door.place(near)).collect();
-        assert_eq!(also.len(), 2);
-        drop(also);
-        assert!(door.place(far).is_none() && door.place("[::ffff:127.0.0.1]:1".parse().unwrap()).is_some());
-        drop(held);
-        assert!(door.place(far).is_some(), "places come back");
-    }
-
-    #[test]
-    fn no_limit_of_connections_is_none() {
-        let door = door(&["--web.max-connections=0"]);
-        let held: Vec<_> = (0..1_000).filter_map(|_| door.place("192.0.2.7:1".parse().unwrap())).collect();
-        assert_eq!(held.len(), 1_000);
     }
 
     #[test]

@@ -2,15 +2,20 @@
 //!
 //! Not here: sampling. A request never waits for the kernel or the driver.
 
+mod answer;
 mod connections;
 mod door;
 mod events;
+mod frames;
 mod landing;
 #[cfg(any(test, fuzzing))]
 pub mod laws;
+mod parties;
 mod passwords;
 mod published;
+mod pulse;
 mod release;
+mod table;
 mod tls;
 mod watched;
 mod why;
@@ -27,11 +32,13 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-pub use connections::serve;
+pub use connections::{listen, serve};
 use door::Caller;
 pub use door::{Door, describe};
+use parties::{Share, Shares};
 use published::NoSnapshot;
 pub use published::{Newest, Published};
+use pulse::{Kept, Pulse};
 
 use crate::clock::Moment;
 use crate::collect::front::Refusal;
@@ -58,6 +65,8 @@ struct Shared {
     stale_after: Duration,
     /// One permit per request that may be under way.
     room: Arc<Semaphore>,
+    /// Permits that each address holds, and how many one may.
+    shares: (Shares, usize),
     /// Held by who waits for the metrics to be rendered.
     rendering: tokio::sync::Mutex<()>,
     door: Arc<Door>,
@@ -68,6 +77,19 @@ struct Shared {
 impl Shared {
     fn newest(&self) -> Result<Arc<Newest>, NoSnapshot> {
         self.published.newest(Moment::now(), self.stale_after)
+    }
+
+    /// A place for this request. The last quarter of the places is never for one address alone, unless it is this host.
+    fn place(&self, request: &Request) -> Option<Held> {
+        let (shares, most) = &self.shares;
+        let from = request.extensions().get::<Caller>().map(|caller| caller.address.ip().to_canonical());
+        let share = match from.filter(|address| !address.is_loopback()) {
+            Some(address) => Some(shares.take(address, *most)?),
+            None => None,
+        };
+        let permit = Arc::clone(&self.room).try_acquire_owned().ok()?;
+        let kept = request.extensions().get::<Arc<Pulse>>().map(Pulse::keep);
+        Some(Held { _permit: permit, _share: share, _kept: kept })
     }
 }
 
@@ -85,13 +107,15 @@ pub fn router(
     control: Arc<Control>,
     door: &Arc<Door>,
 ) -> Router {
+    let places = door::permits(config.limits.requests);
     let shared = Arc::new(Shared {
         published,
         archive,
         telemetry_path: config.telemetry_path.clone(),
         enable_api: config.enable_api,
         stale_after: stale_after(config),
-        room: Arc::new(Semaphore::new(door::permits(config.limits.requests))),
+        room: Arc::new(Semaphore::new(places)),
+        shares: (Shares::default(), places - places / 4),
         rendering: tokio::sync::Mutex::default(),
         door: Arc::clone(door),
         gpu: (control, config.gpu.release_for),
@@ -118,20 +142,30 @@ pub fn router(
     limited.merge(health).with_state(shared)
 }
 
-/// The place that a request takes while it is under way; given back when the last holder is dropped.
-type Place = Arc<OwnedSemaphorePermit>;
+/// The place that a request takes until its answer is sent; given back when the last holder is dropped. Its connection is
+/// not closed meanwhile to make room for another.
+type Place = Arc<Held>;
 
-/// Answers 503 when too many requests are under way. A client that goes away drops this future at any point, and its
-/// place with it; work on another thread keeps the place until it is done.
+#[derive(Debug)]
+struct Held {
+    _permit: OwnedSemaphorePermit,
+    _share: Option<Share>,
+    _kept: Option<Kept>,
+}
+
+/// Answers 503 when too many requests are under way, in all or from one address. A client that goes away drops this future at
+/// any point, and its place with it; work on another thread, and the answer's body, keep the place until they are done.
 async fn limit(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
-    let Ok(place) = Arc::clone(&shared.room).try_acquire_owned() else {
+    let Some(place) = shared.place(&request) else {
         shared.door.refuse(Refusal::Requests);
         let text = "too many requests at once; see --web.max-requests\n";
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
     let place: Place = Arc::new(place);
     request.extensions_mut().insert(Arc::clone(&place));
-    next.run(request).await
+    let mut response = next.run(request).await;
+    response.extensions_mut().insert(place);
+    response
 }
 
 /// Runs what takes milliseconds with thousands of series off the threads that answer others.

@@ -1,12 +1,14 @@
 //! Names and passwords of basic authentication.
 //!
 //! A check by bcrypt is slow on purpose. So it runs on a thread that answers nobody, one at a time, and its outcome is kept;
-//! and few may wait, so that a stranger with wrong passwords holds up nobody who has asked before.
+//! and few may wait, fewer from one address, so that a stranger with wrong passwords holds up nobody who has asked before, nor
+//! one from elsewhere.
 //!
 //! Who guesses names learns nothing from the time: a name that is not known costs one check too, of a cost that some user's
 //! hash has, always the same for one name.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,10 +18,12 @@ use ring::hmac;
 use ring::rand::SystemRandom;
 use tokio::sync::Semaphore;
 
+use super::parties::Shares;
 use crate::config::web::PasswordHash;
 
-/// Checks that may wait for their turn.
+/// Checks that may wait for their turn, and of one address.
 const WAITING: usize = 16;
+const OF_ONE: usize = 4;
 /// Outcomes that are kept: of right passwords as many as there can be users, of wrong ones the last.
 const RIGHT: usize = 1_024;
 const WRONG: usize = 256;
@@ -91,6 +95,7 @@ pub struct Passwords {
     known: Arc<Mutex<Known>>,
     turn: Arc<Semaphore>,
     waiting: Semaphore,
+    shares: Shares,
     /// Rounds of bcrypt that were run, for the tests.
     rounds: Arc<AtomicU64>,
 }
@@ -106,17 +111,24 @@ impl Passwords {
             known: Arc::default(),
             turn: Arc::new(Semaphore::new(1)),
             waiting: Semaphore::new(WAITING),
+            shares: Shares::default(),
             rounds: Arc::default(),
         })
     }
 
     /// Whether one of the users is meant, and the password is theirs.
-    pub async fn check(&self, users: &BTreeMap<String, PasswordHash>, given: &Credentials) -> Outcome {
+    pub async fn check(
+        &self,
+        users: &BTreeMap<String, PasswordHash>,
+        given: &Credentials,
+        from: IpAddr,
+    ) -> Outcome {
         let hash = users.get(&given.name).cloned();
         let tag = self.tag(hash.as_ref(), given);
         if let Some(outcome) = self.known(&tag) {
             return outcome;
         }
+        let Some(_share) = self.shares.take(from, OF_ONE) else { return Outcome::Busy };
         let Ok(_waiting) = self.waiting.try_acquire() else { return Outcome::Busy };
         let Ok(turn) = Arc::clone(&self.turn).acquire_owned().await else { return Outcome::Busy };
         if let Some(outcome) = self.known(&tag) {
@@ -183,6 +195,10 @@ mod tests {
         Credentials { name: name.to_owned(), password: password.as_bytes().to_vec() }
     }
 
+    fn address(number: usize) -> IpAddr {
+        IpAddr::from([192, 0, 2, number as u8])
+    }
+
     /// The outcome, and how many rounds it cost.
     async fn cost(
         passwords: &Passwords,
@@ -190,7 +206,7 @@ mod tests {
         given: &Credentials,
     ) -> (Outcome, u64) {
         let before = passwords.rounds.load(Ordering::Relaxed);
-        let outcome = passwords.check(users, given).await;
+        let outcome = passwords.check(users, given, address(1)).await;
         (outcome, passwords.rounds.load(Ordering::Relaxed) - before)
     }
 
@@ -235,7 +251,7 @@ mod tests {
             assert_eq!(cost(&passwords, &users, &right).await, (Outcome::Right, 0));
             // wrong ones, however many, do not make it forgotten
             for number in 0..2 * WRONG {
-                let _ = passwords.check(&users, &given("ann", &number.to_string())).await;
+                let _ = passwords.check(&users, &given("ann", &number.to_string()), address(1)).await;
             }
             assert_eq!(cost(&passwords, &users, &right).await, (Outcome::Right, 0));
             assert_eq!(passwords.known.lock().unwrap().wrong.len(), WRONG);
@@ -243,30 +259,61 @@ mod tests {
             users.insert("ann".to_owned(), other);
             assert_eq!(cost(&passwords, &users, &right).await, (Outcome::Wrong, 16));
             users.clear();
-            assert_eq!(passwords.check(&users, &right).await, Outcome::Wrong);
+            assert_eq!(passwords.check(&users, &right, address(1)).await, Outcome::Wrong);
         });
+    }
+
+    /// Guesses that come while a check takes its time: those of which number from which address, and how many are turned away.
+    async fn guesses(
+        passwords: &Arc<Passwords>,
+        users: &BTreeMap<String, PasswordHash>,
+        from: impl Fn(usize) -> usize,
+        (count, busy): (usize, usize),
+    ) -> tokio::task::JoinSet<Outcome> {
+        let mut guesses = tokio::task::JoinSet::new();
+        for number in 0..count {
+            let (passwords, users, from) = (Arc::clone(passwords), users.clone(), address(from(number)));
+            let given = given("ann", &format!("{from}-{number}"));
+            guesses.spawn(async move { passwords.check(&users, &given, from).await });
+        }
+        for _ in 0..busy {
+            assert_eq!(guesses.join_next().await.unwrap().unwrap(), Outcome::Busy);
+        }
+        guesses
     }
 
     #[test]
     fn few_wait_and_who_is_known_waits_for_nobody() {
         let (passwords, users) = (Arc::new(Passwords::new().unwrap()), users(&[("ann", 4)]));
         runtime().block_on(async {
-            assert_eq!(passwords.check(&users, &given("ann", "secret")).await, Outcome::Right);
+            let right = given("ann", "secret");
+            assert_eq!(passwords.check(&users, &right, address(1)).await, Outcome::Right);
             let turn = Arc::clone(&passwords.turn).acquire_owned().await.unwrap();
-            let mut guesses = tokio::task::JoinSet::new();
-            for number in 0..WAITING + 8 {
-                let (passwords, users) = (Arc::clone(&passwords), users.clone());
-                guesses
-                    .spawn(async move { passwords.check(&users, &given("ann", &number.to_string())).await });
-            }
-            for _ in 0..8 {
-                assert_eq!(guesses.join_next().await.unwrap().unwrap(), Outcome::Busy);
-            }
-            assert_eq!(passwords.check(&users, &given("ann", "secret")).await, Outcome::Right);
+            let mut waiting = guesses(&passwords, &users, |number| number, (WAITING + 8, 8)).await;
+            assert_eq!(passwords.check(&users, &right, address(1)).await, Outcome::Right);
             drop(turn);
-            while let Some(outcome) = guesses.join_next().await {
+            while let Some(outcome) = waiting.join_next().await {
                 assert_eq!(outcome.unwrap(), Outcome::Wrong);
             }
+        });
+    }
+
+    #[test]
+    fn who_guesses_from_one_address_keeps_nobody_elsewhere_from_the_queue() {
+        let (passwords, users) = (Arc::new(Passwords::new().unwrap()), users(&[("ann", 4)]));
+        runtime().block_on(async {
+            let turn = Arc::clone(&passwords.turn).acquire_owned().await.unwrap();
+            let mut waiting = guesses(&passwords, &users, |_| 1, (40, 40 - OF_ONE)).await;
+            let (theirs, of_ann) = (Arc::clone(&passwords), users.clone());
+            let new =
+                tokio::spawn(async move { theirs.check(&of_ann, &given("ann", "secret"), address(2)).await });
+            drop(turn);
+            assert_eq!(new.await.unwrap(), Outcome::Right, "who was never here before");
+            while let Some(outcome) = waiting.join_next().await {
+                assert_eq!(outcome.unwrap(), Outcome::Wrong);
+            }
+            let later = guesses(&passwords, &users, |_| 1, (1, 0)).await.join_all().await;
+            assert_eq!(later, [Outcome::Wrong], "shares come back");
         });
     }
 

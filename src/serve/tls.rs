@@ -43,6 +43,20 @@ impl Material {
         })
     }
 
+    /// Whether this lets in the same as `other`: its users, and all of TLS but the server's own certificate.
+    pub fn lets_in_as(&self, other: &Self) -> bool {
+        let tls = |material: &Self| {
+            material
+                .config
+                .tls
+                .clone()
+                .map(|tls| (tls.client_auth, tls.client_names, tls.lowest..=tls.highest))
+        };
+        self.client_ca == other.client_ca
+            && self.config.users == other.config.users
+            && tls(self) == tls(other)
+    }
+
     /// The server's side of TLS; `None` if the settings have none. `path` is named in errors.
     ///
     /// # Errors

@@ -1,46 +1,66 @@
-//! A stream that ends by itself when its client is too slow.
-//!
-//! Two clocks. The head of a request must be there within a time of its first byte, and the first head within that time of
-//! the connection; and when nothing moves in either direction, and no answer is being made, the connection ends. hyper's own
-//! timeout of heads cannot tell the first from a pause between two requests, which scrapers make.
+//! A stream that tells its connection's pulse what moves.
 
-use std::future::Future;
-use std::io::{Error, ErrorKind};
+use std::io::Result;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Sleep, sleep};
+use tokio::net::TcpStream;
 
-/// Requests of a connection.
-#[derive(Debug, Default)]
-pub struct Pulse {
-    begun: AtomicUsize,
-    done: AtomicUsize,
+use super::frames::Frames;
+use super::pulse::Pulse;
+use crate::clock::Moment;
+
+/// A connection as the kernel has it. One that was cut ends with a reset, and the kernel forgets what it had to send.
+pub struct Socket {
+    /// The connection.
+    pub stream: TcpStream,
+    /// Its pulse.
+    pub pulse: Arc<Pulse>,
 }
 
-impl Pulse {
-    /// A request's head is complete. Its answer is made while the returned value lives.
-    pub fn begin(self: &Arc<Self>) -> Busy {
-        self.begun.fetch_add(1, Ordering::Relaxed);
-        Busy(Arc::clone(self))
-    }
-
-    fn is_busy(&self) -> bool {
-        self.begun.load(Ordering::Relaxed) != self.done.load(Ordering::Relaxed)
-    }
-}
-
-/// An answer is being made.
-#[derive(Debug)]
-pub struct Busy(Arc<Pulse>);
-
-impl Drop for Busy {
+impl Drop for Socket {
     fn drop(&mut self) {
-        self.0.done.fetch_add(1, Ordering::Relaxed);
+        if self.pulse.is_cut() {
+            let _ = self.stream.set_zero_linger();
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[std::io::IoSlice<'_>],
+    ) -> Poll<Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
     }
 }
 
@@ -48,53 +68,28 @@ impl Drop for Busy {
 pub struct Watched<S> {
     stream: S,
     pulse: Arc<Pulse>,
-    /// Time of a head, where heads can be told.
-    head: Option<Duration>,
-    idle: Duration,
-    /// Runs while a head is awaited of which the first byte came, or the first head.
-    of_head: Option<Pin<Box<Sleep>>>,
-    /// Rings in turns, so that one on which nothing moves ends after one turn to two.
-    of_idle: Option<Pin<Box<Sleep>>>,
-    /// Something moved in this turn.
-    moved: bool,
-    /// Requests that had begun when the head began.
-    seen: usize,
+    /// Cuts what comes, in HTTP/2.
+    frames: Option<Frames>,
 }
 
 impl<S> Watched<S> {
-    /// Watches a stream whose requests have this pulse.
-    pub fn new(stream: S, pulse: Arc<Pulse>, head: Option<Duration>, idle: Duration) -> Self {
-        let of_head = head.map(|head| Box::pin(sleep(head)));
-        Self { stream, pulse, head, idle, of_head, of_idle: None, moved: false, seen: 0 }
+    /// A stream of HTTP/1.
+    pub fn one(stream: S, pulse: Arc<Pulse>) -> Self {
+        pulse.speaks(true, Moment::now());
+        Self { stream, pulse, frames: None }
     }
 
-    /// Nothing can be read or written now; an error if that has lasted too long.
-    fn waits(&mut self, context: &mut Context<'_>) -> Poll<Error> {
-        self.heads(false);
-        if let Some(timer) = &mut self.of_head {
-            ready!(timer.as_mut().poll(context));
-            return Poll::Ready(Error::new(ErrorKind::TimedOut, "the head of a request took too long"));
-        }
-        loop {
-            let timer = self.of_idle.get_or_insert_with(|| Box::pin(sleep(self.idle)));
-            ready!(timer.as_mut().poll(context));
-            self.of_idle = None;
-            if !std::mem::take(&mut self.moved) && !self.pulse.is_busy() {
-                return Poll::Ready(Error::new(ErrorKind::TimedOut, "nothing moved for too long"));
-            }
-        }
+    /// A stream of HTTP/2.
+    pub fn two(stream: S, pulse: Arc<Pulse>) -> Self {
+        pulse.speaks(false, Moment::now());
+        Self { stream, pulse, frames: Some(Frames::default()) }
     }
 
-    /// Looks whether a head is complete, or has begun.
-    fn heads(&mut self, has_come: bool) {
-        let begun = self.pulse.begun.load(Ordering::Relaxed);
-        if begun != self.seen {
-            self.seen = begun;
-            self.of_head = None;
+    fn wrote(&self, outcome: Poll<Result<usize>>) -> Poll<Result<usize>> {
+        if matches!(outcome, Poll::Ready(Ok(length)) if length > 0) {
+            self.pulse.went(Moment::now());
         }
-        if let (true, None, Some(head)) = (has_come, &self.of_head, self.head) {
-            self.of_head = Some(Box::pin(sleep(head)));
-        }
+        outcome
     }
 }
 
@@ -103,75 +98,55 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
+    ) -> Poll<Result<()>> {
         let this = self.get_mut();
-        this.heads(false);
         let before = buffer.filled().len();
-        match Pin::new(&mut this.stream).poll_read(context, buffer) {
-            Poll::Ready(outcome) => {
-                this.moved = true;
-                this.heads(buffer.filled().len() > before);
-                Poll::Ready(outcome)
+        let outcome = Pin::new(&mut this.stream).poll_read(context, buffer);
+        let new = &buffer.filled()[before..];
+        match &mut this.frames {
+            _ if new.is_empty() => {}
+            None => this.pulse.came(Moment::now()),
+            Some(frames) => {
+                frames.take(new);
+                this.pulse.came_in_frames(frames.are_whole(), Moment::now());
             }
-            Poll::Pending => this.waits(context).map(Err),
         }
-    }
-}
-
-impl<S: AsyncWrite + Unpin> Watched<S> {
-    /// What a write came to; one that cannot go on is a pause too.
-    fn wrote<T>(
-        &mut self,
-        context: &mut Context<'_>,
-        outcome: Poll<std::io::Result<T>>,
-    ) -> Poll<std::io::Result<T>> {
-        match outcome {
-            Poll::Ready(outcome) => {
-                self.moved = true;
-                Poll::Ready(outcome)
-            }
-            Poll::Pending => self.waits(context).map(Err),
-        }
+        outcome
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
         let this = self.get_mut();
         let outcome = Pin::new(&mut this.stream).poll_write(context, bytes);
-        this.wrote(context, outcome)
+        this.wrote(outcome)
     }
 
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         slices: &[std::io::IoSlice<'_>],
-    ) -> Poll<std::io::Result<usize>> {
+    ) -> Poll<Result<usize>> {
         let this = self.get_mut();
         let outcome = Pin::new(&mut this.stream).poll_write_vectored(context, slices);
-        this.wrote(context, outcome)
+        this.wrote(outcome)
     }
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
     }
 
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+    /// hyper comes here when it has written all that it holds.
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let this = self.get_mut();
-        match Pin::new(&mut this.stream).poll_flush(context) {
-            // nothing may have been left to flush: this is no movement
-            Poll::Ready(outcome) => Poll::Ready(outcome),
-            Poll::Pending => this.waits(context).map(Err),
+        let outcome = Pin::new(&mut this.stream).poll_flush(context);
+        if let Poll::Ready(Ok(())) = outcome {
+            this.pulse.flushed();
         }
+        outcome
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        let this = self.get_mut();
-        let outcome = Pin::new(&mut this.stream).poll_shutdown(context);
-        this.wrote(context, outcome)
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
     }
 }

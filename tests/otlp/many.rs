@@ -1,6 +1,5 @@
 //! 20,000 points: all arrive, in requests that a receiver takes by default, at our own receiver and at a real collector.
 
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
@@ -12,26 +11,6 @@ use crate::support::{Memledger, eventually};
 
 const CONTAINERS: usize = 800;
 const POINTS: f64 = 20_000.0;
-
-/// The recorded host with so many containers: the second of its containers again and again, without processes.
-fn crowded() -> Host {
-    let host = Host::unpack("v2-docker", 2);
-    let slice = host.path("cgroup/system.slice");
-    let scopes = std::fs::read_dir(&slice).unwrap().map(|entry| entry.unwrap().path());
-    let is_limited = |scope: &Path| {
-        std::fs::read_to_string(scope.join("memory.max")).is_ok_and(|max| max.starts_with(char::is_numeric))
-    };
-    let model = scopes.filter(|path| path.is_dir()).find(|path| is_limited(path)).expect("one with a limit");
-    for number in 0..CONTAINERS {
-        let copy = slice.join(format!("docker-{number:064x}.scope"));
-        std::fs::create_dir(&copy).unwrap();
-        for file in std::fs::read_dir(&model).unwrap().map(Result::unwrap) {
-            std::fs::copy(file.path(), copy.join(file.file_name())).unwrap();
-        }
-        std::fs::write(copy.join("cgroup.procs"), "").unwrap();
-    }
-    host
-}
 
 fn start(host: &Host, flags: Vec<String>) -> Memledger {
     let more = ["--no-collector.gpu", "--sample.interval=1s"].map(str::to_owned);
@@ -58,7 +37,7 @@ fn pushed(memledger: &Memledger) {
 fn all_points_of_a_crowded_host_arrive_in_requests_of_a_mebibyte() {
     let Some(receiver) = Receiver::start() else { return };
     receiver.behave(json!({"as": "count"}));
-    let host = crowded();
+    let host = Host::crowded(CONTAINERS);
     for grpc in [true, false] {
         let memledger = start(&host, receiver.flags(grpc));
         pushed(&memledger);
@@ -150,7 +129,7 @@ fn a_real_collector_takes_all_of_it() {
     };
     let words = ["memledger.container.memory.working_set", "memledger.exit"];
     let seen = |word: &str| rotel.log().contains(word);
-    let host = crowded();
+    let host = Host::crowded(CONTAINERS);
     let crowd = start(&host, flags("grpc", rotel.ports[0]));
     pushed(&crowd);
     eventually("rotel has seen both signals", || {

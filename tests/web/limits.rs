@@ -1,7 +1,6 @@
 //! Clients that behave badly, with and without TLS: slow, many, large, ambiguous.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
 use std::time::Duration;
 
 use super::site::{ALONE, Client, Site, TLS, connect, exchange, get};
@@ -48,7 +47,7 @@ impl Served {
 }
 
 /// Waits until the other side closes the connection; what came before that.
-fn until_closed(mut stream: impl Read) -> String {
+pub(super) fn until_closed(mut stream: impl Read) -> String {
     let mut text = Vec::new();
     if let Err(error) = stream.read_to_end(&mut text) {
         assert!(
@@ -129,7 +128,7 @@ fn a_reader_that_does_not_read_is_let_go() {
     });
 }
 
-fn open_sockets(memledger: &Memledger) -> usize {
+pub(super) fn open_sockets(memledger: &Memledger) -> usize {
     let links = std::fs::read_dir(format!("/proc/{}/fd", memledger.pid())).unwrap();
     let targets = links.filter_map(|link| std::fs::read_link(link.ok()?.path()).ok());
     targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
@@ -211,41 +210,6 @@ fn no_path_leads_to_a_file_or_around_the_routes() {
 }
 
 #[test]
-fn more_connections_than_allowed_are_closed_and_the_health_check_still_comes_through() {
-    let flags = ["--web.max-connections=16", "--web.idle-timeout=1h", "--web.header-timeout=5m"];
-    let memledger = Memledger::start(&[ALONE, &flags].concat());
-    let mut held: Vec<TcpStream> = Vec::new();
-    // all of them are of this host, to which the last eighth belongs too
-    let one_too_many = eventually("a connection is refused", || {
-        let mut stream = connect(&memledger);
-        stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        match stream.read(&mut [0]) {
-            Ok(0) => return Ok(held.len()),
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(held.len()),
-            other => drop(other),
-        }
-        held.push(stream);
-        Err(format!("{} are open", held.len()))
-    });
-    assert!((15..=16).contains(&one_too_many), "{one_too_many}");
-    held.clear();
-    memledger_answers(&memledger);
-    memledger.eventually("the refusal is counted", |metrics| {
-        match metrics.value("memledger_web_refused_total", &[("reason", "connections")]) {
-            count if count >= 1.0 => Ok(()),
-            count => Err(count.to_string()),
-        }
-    });
-}
-
-fn memledger_answers(memledger: &Memledger) {
-    eventually("an answer again", || match exchange(connect(memledger), &get("/metrics", ""))? {
-        (200, _) => Ok(()),
-        (status, _) => Err(status.to_string()),
-    });
-}
-
-#[test]
 fn ten_thousand_requests_leave_memory_flat_and_sampling_on_time() {
     for served in Served::both(&["--sample.interval=1s"]) {
         let memledger = &served.memledger;
@@ -254,9 +218,10 @@ fn ten_thousand_requests_leave_memory_flat_and_sampling_on_time() {
                 for _ in 0..4 {
                     scope.spawn(|| {
                         let mut stream = served.connect();
+                        let mut buffer = vec![0; 256 << 10];
                         for _ in 0..count / 4 {
                             stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-                            assert_answer(&mut stream);
+                            assert_answer(&mut stream, &mut buffer);
                         }
                     });
                 }
@@ -282,14 +247,13 @@ fn ten_thousand_requests_leave_memory_flat_and_sampling_on_time() {
     }
 }
 
-fn resident_bytes(memledger: &Memledger) -> u64 {
+pub(super) fn resident_bytes(memledger: &Memledger) -> u64 {
     let statm = std::fs::read_to_string(format!("/proc/{}/statm", memledger.pid())).unwrap();
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * rustix::param::page_size() as u64
 }
 
 /// Reads one answer, by its length.
-fn assert_answer(stream: &mut impl Read) {
-    let mut bytes = vec![0; 256 << 10];
+pub(super) fn assert_answer(stream: &mut impl Read, bytes: &mut [u8]) {
     let mut length = 0;
     loop {
         length += match stream.read(&mut bytes[length..]).unwrap() {

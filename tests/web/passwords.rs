@@ -138,7 +138,7 @@ fn who_asks_too_often_is_told_so_and_health_goes_on() {
 }
 
 /// The address by which other hosts reach this one.
-fn own_address() -> Option<IpAddr> {
+pub(super) fn own_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.254:9").ok()?; // sends nothing
     let address = socket.local_addr().ok()?.ip();

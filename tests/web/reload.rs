@@ -1,8 +1,10 @@
 //! Changes of the files while memledger runs.
 
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::site::{Site, TLS, basic, user};
+use super::limits::until_closed;
+use super::site::{Authority, Site, TLS, basic, exchange, get, user};
 use crate::support::{Memledger, eventually};
 
 /// Waits until the file, as it stands, is or is not in use.
@@ -102,10 +104,67 @@ fn users_come_and_go_without_a_restart() {
     assert_eq!(status("ann"), 401, "what was known of her is forgotten");
 }
 
+/// Asks on a connection that stays open.
+fn asks(stream: &mut (impl Read + Write), headers: &str) -> u16 {
+    write!(stream, "GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n").unwrap();
+    let mut answer = [0; 1_024];
+    let length = stream.read(&mut answer).unwrap();
+    let text = String::from_utf8_lossy(&answer[..length]).into_owned();
+    text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{text}"))
+}
+
+#[test]
+fn a_connection_that_is_kept_ends_with_the_rules_that_let_it_in_and_not_for_less() {
+    let site = Site::new(&format!("{TLS}{}", user("ann")));
+    let memledger = site.start(&["--web.idle-timeout=1h", "--web.header-timeout=5m"]);
+    let mut kept = site.client().connect(&memledger);
+    assert_eq!(asks(&mut kept, ""), 200);
+    // half a request is none: what comes of it later is judged by the rules of then
+    let mut half = site.client().connect(&memledger);
+    half.write_all(b"GET /-/healthy HTTP/1.1\r\n").unwrap();
+    // headers, and the server's own certificate, let nobody in
+    let headers = "http_server_config: {headers: {X-Frame-Options: deny}}\n";
+    let text = std::fs::read_to_string(site.path("web.yml")).unwrap() + headers;
+    site.write("web.yml", &text);
+    site.certify();
+    eventually("the headers", || match site.client().get(&memledger, "/-/healthy", "")? {
+        (_, answer) if answer.contains("x-frame-options: deny") => Ok(()),
+        (_, answer) => Err(answer),
+    });
+    assert_eq!(asks(&mut kept, ""), 200, "it goes on");
+    site.write("web.yml", &format!("{TLS}{}", user("bob")));
+    assert_eq!(until_closed(kept), "");
+    let rest = half.write_all(b"Host: 127.0.0.1\r\n\r\n").map(|()| until_closed(half));
+    assert!(
+        !rest.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")),
+        "a request under older rules is refused"
+    );
+    assert_eq!(site.client().get(&memledger, "/metrics", &basic("bob", "secret")).unwrap().0, 200);
+}
+
+#[test]
+fn with_another_ca_the_clients_of_the_old_one_are_let_go() {
+    let site = Site::new(&format!(
+        "{TLS}  client_ca_file: clients.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
+    ));
+    let (old, new) = (Authority::new(), Authority::new());
+    site.write("clients.pem", &old.pem());
+    let memledger = site.start_unready(&["--web.idle-timeout=1h"]);
+    let (ann, bob) = (old.issue(&["ann.example"]), new.issue(&["bob.example"]));
+    let mut kept = site.client_with(&ann).connect(&memledger);
+    assert_eq!(asks(&mut kept, ""), 200);
+    assert!(exchange(site.client_with(&bob).connect(&memledger), &get("/-/healthy", "")).is_err());
+    site.write("clients.pem", &new.pem());
+    assert_eq!(until_closed(kept), "");
+    assert!(exchange(site.client_with(&ann).connect(&memledger), &get("/-/healthy", "")).is_err());
+    assert_eq!(site.client_with(&bob).get(&memledger, "/-/healthy", "").unwrap().0, 200);
+}
+
 #[test]
 fn a_file_that_would_open_what_was_closed_or_is_broken_changes_nothing() {
+    let (version, rate) = ("  min_version: TLS13\n", "rate_limit: {interval: 1ms, burst: 1000}\n");
     let closed = format!(
-        "{TLS}  client_ca_file: ca.pem\n  client_auth_type: VerifyClientCertIfGiven\n{}",
+        "{TLS}{version}  client_ca_file: ca.pem\n  client_auth_type: VerifyClientCertIfGiven\n{}{rate}",
         user("ann")
     );
     let site = Site::new(&closed);
@@ -115,6 +174,8 @@ fn a_file_that_would_open_what_was_closed_or_is_broken_changes_nothing() {
         (String::new(), "TLS would be off"),
         (TLS.to_owned(), "nobody would be asked for a password"),
         (user("ann"), "TLS would be off"),
+        (closed.replace(version, ""), "an older version of TLS would do"),
+        (closed.replace(rate, ""), "rate_limit would be off"),
         ("tls_server_config: [\n".to_owned(), "not YAML"),
         (closed.replace("ann:", "ann: x"), "is no hash"),
     ] {

@@ -145,6 +145,13 @@ impl Client {
         }))
     }
 
+    /// The same, which speaks nothing but HTTP/2.
+    pub fn of_two(&self) -> Self {
+        let mut config = ClientConfig::clone(&self.0);
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Self(Arc::new(config))
+    }
+
     /// A connection whose handshake is not done yet.
     pub fn connect(&self, memledger: &Memledger) -> StreamOwned<ClientConnection, TcpStream> {
         let name = "127.0.0.1".try_into().unwrap();

@@ -1,0 +1,125 @@
+//! Big answers, of 10,000 series: to slow readers, and to many at once.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::limits::{assert_answer, open_sockets, resident_bytes};
+use super::site::{connect, exchange, get};
+use crate::recorded::Host;
+use crate::support::{Memledger, eventually};
+
+/// Slow readers, who take all places.
+const PLACES: usize = 8;
+
+const CONNECTIONS: usize = 40;
+
+fn crowded(places: usize) -> (Host, Memledger) {
+    let host = Host::crowded(400);
+    let flags = ["--no-collector.gpu", "--sample.interval=1s"].map(str::to_owned);
+    let places = format!("--web.max-requests={places}");
+    let memledger = host.start(&[flags.to_vec(), vec![places, "--web.idle-timeout=1h".to_owned()]].concat());
+    memledger.eventually("all containers", |metrics| match metrics.series.len() {
+        10_000.. => Ok(()),
+        series => Err(format!("{series} series")),
+    });
+    (host, memledger)
+}
+
+/// One who asks for all of it.
+fn asks(memledger: &Memledger) -> TcpStream {
+    let mut stream = connect(memledger);
+    stream.write_all(get("/metrics", "").as_bytes()).unwrap();
+    stream
+}
+
+/// Reads a little again and again; until the end, and how much that was.
+fn reads_slowly(mut stream: TcpStream, stop: &AtomicBool) -> usize {
+    let (mut piece, mut sum) = ([0; 256], 0);
+    while let Ok(length @ 1..) = stream.read(&mut piece) {
+        sum += length;
+        if !stop.load(Ordering::Relaxed) {
+            std::thread::park_timeout(Duration::from_millis(20)); // the client's slowness is what is tested
+        }
+    }
+    sum
+}
+
+fn status(memledger: &Memledger, path: &str) -> Result<u16, String> {
+    exchange(connect(memledger), &get(path, "")).map(|(status, _)| status)
+}
+
+/// So many requests on 40 connections, of which every tenth takes the text as it is.
+fn load(memledger: &Memledger, requests: usize) {
+    std::thread::scope(|scope| {
+        for number in 0..CONNECTIONS {
+            scope.spawn(move || {
+                let coding = if number % 10 == 0 { "" } else { "Accept-Encoding: gzip\r\n" };
+                let request = format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\n{coding}\r\n");
+                let mut stream = connect(memledger);
+                let mut buffer = vec![0; 4 << 20];
+                for _ in 0..requests / CONNECTIONS {
+                    stream.write_all(request.as_bytes()).unwrap();
+                    assert_answer(&mut stream, &mut buffer);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn ten_thousand_requests_for_ten_thousand_series_leave_memory_flat_and_cycles_kept() {
+    let (_host, memledger) = crowded(CONNECTIONS);
+    let read = |name: &str| memledger.metrics().value(name, &[]);
+    let (stamp, skipped) = ("memledger_snapshot_timestamp_seconds", "memledger_cycles_skipped_total");
+    let whole = exchange(connect(&memledger), &get("/metrics", "")).unwrap().1.len();
+    load(&memledger, 1_000);
+    let (before, began, left_out) = (resident_bytes(&memledger), read(stamp), read(skipped));
+    load(&memledger, 10_000);
+    let grown = resident_bytes(&memledger).saturating_sub(before);
+    let (passed, left_out) = (read(stamp) - began, read(skipped) - left_out);
+    eprintln!("{grown} bytes more, answers of {whole}; {left_out} cycles left out in {passed} s");
+    // a snapshot and its texts come and go each second
+    assert!(grown < 4 * whole as u64, "{grown} bytes more, answers of {whole}");
+    assert!(passed > 0.5, "{passed} s of samples");
+    assert!(left_out <= 1.0 + passed / 10.0, "{left_out} cycles of {passed} s were left out");
+}
+
+#[test]
+fn slow_readers_of_ten_thousand_series_hold_their_places_for_their_time_and_no_more_memory_than_these() {
+    let (_host, memledger) = crowded(PLACES);
+    let whole = exchange(connect(&memledger), &get("/metrics", "")).unwrap().1.len();
+    (0..3).for_each(|_| assert_eq!(status(&memledger, "/metrics"), Ok(200)));
+    let (before, sockets) = (resident_bytes(&memledger), open_sockets(&memledger));
+    let stop = AtomicBool::new(false); // lets the readers end at once if the test fails
+    let read = std::thread::scope(|scope| {
+        let slow = |count: usize| {
+            (0..count)
+                .map(|_| asks(&memledger))
+                .map(|stream| scope.spawn(|| reads_slowly(stream, &stop)))
+                .collect()
+        };
+        let mut readers: Vec<_> = slow(PLACES - 1);
+        for _ in 0..3 {
+            assert_eq!(status(&memledger, "/metrics"), Ok(200), "who is quick finds the last place");
+        }
+        readers.extend(slow(1));
+        eventually("all places are taken", || match status(&memledger, "/metrics")? {
+            503 => Ok(()),
+            status => Err(status.to_string()),
+        });
+        assert_eq!(status(&memledger, "/-/healthy"), Ok(200));
+        let held = resident_bytes(&memledger).saturating_sub(before);
+        let answers = held as f64 / whole as f64;
+        eprintln!("{PLACES} slow readers hold {answers:.1} answers of {whole} bytes");
+        assert!(answers < 1.5 * PLACES as f64, "{held} bytes, which is {answers:.1} answers of {whole}");
+        eventually("all places are free again", || match status(&memledger, "/metrics")? {
+            200 if open_sockets(&memledger) <= sockets => Ok(()),
+            status => Err(status.to_string()),
+        });
+        stop.store(true, Ordering::Relaxed);
+        readers.into_iter().map(|reader| reader.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert!(read.iter().all(|bytes| *bytes < whole / 2), "they were cut off: {read:?} of {whole}");
+}
