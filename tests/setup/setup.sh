@@ -147,7 +147,7 @@ step_sbom() {
   rust_tool cargo-cyclonedx 0.5.9
   local line
   line=$("$cache/cargo-cyclonedx/cargo-cyclonedx" cyclonedx --version)
-  say "$line"
+  say "cargo-cyclonedx ${line##* }"
 }
 
 step_engine() {
