@@ -44,8 +44,8 @@ fn ends(story: &mut Story, letter: char, at: f64, exit_code: Option<i64>) {
     tell(story, letter, at, What::Ended { exit_code, oom_flag: None });
 }
 
-/// What all counters say: the kernel's, the pod's, and those of the containers that are there.
-fn look(story: &mut Story, at: f64, host: u64, pod: u64, containers: &[(char, u64)]) {
+/// What the counters of the pod and of the containers that are there say.
+fn sweep(story: &mut Story, at: f64, pod: u64, containers: &[(char, u64)]) {
     let own = |(letter, kills): &(char, u64)| Reading {
         id: Some(id(*letter)),
         path: format!("{SLICE}/cri-containerd-{}.scope", id(*letter).as_str()),
@@ -55,9 +55,14 @@ fn look(story: &mut Story, at: f64, host: u64, pod: u64, containers: &[(char, u6
     };
     let of_pod = Reading { id: None, path: SLICE.into(), inode: 1, kills: pod, fresh: true };
     let readings: Vec<_> = [of_pod].into_iter().chain(containers.iter().map(own)).collect();
+    story.machine.sweep(story.at(at), &readings, true);
+}
+
+/// The same, and the kernel's.
+fn look(story: &mut Story, at: f64, host: u64, pod: u64, containers: &[(char, u64)]) {
     let now = story.at(at);
     story.machine.log(now, None, Position::default());
-    story.machine.sweep(now, &readings, true);
+    sweep(story, at, pod, containers);
     story.machine.counted(now, Some(host));
     story.settle(at);
 }
@@ -141,6 +146,7 @@ fn a_kill_that_a_container_s_own_counter_tells_is_not_told_again_by_its_pod_s() 
 fn a_kill_of_the_kernel_log_is_not_told_again_by_the_pod_s_counter() {
     let mut story = pod_of(&['a']);
     look(&mut story, 1.0, 10, 0, &[('a', 0)]);
+    sweep(&mut story, 1.4, 1, &[]);
     let path = format!("/{SLICE}/cri-containerd-{}.scope", id('a').as_str());
     story.kill(1.5, 100, Some(&path), Hint::default());
     ends(&mut story, 'a', 1.5, KILLED);
