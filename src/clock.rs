@@ -6,6 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
+/// By so many seconds the kernel log's stamps may be off without being put right.
+const CLOCKS_PART: f64 = 2.0;
+
 /// One reading of both clocks.
 ///
 /// The monotonic part measures how long something took; the wall part is what people and Prometheus read.
@@ -52,6 +55,14 @@ impl Moment {
     pub fn unix_seconds_of_kernel(&self, usec: u64) -> f64 {
         let age = self.monotonic.saturating_sub(Duration::from_micros(usec));
         self.wall.saturating_sub(age).as_secs_f64()
+    }
+
+    /// Unix time of a record of the kernel log. The log's clock is not kept in step with the others and may be a minute off
+    /// after a month; but a record that was not there at the read before (Unix time) is younger than that.
+    pub fn unix_seconds_of_record(&self, usec: u64, read: Option<f64>) -> f64 {
+        let told = self.unix_seconds_of_kernel(usec);
+        let read = read.filter(|read| read - told > CLOCKS_PART);
+        read.unwrap_or(told).min(self.unix_seconds())
     }
 
     /// The kernel log's clock at this moment, in microseconds.

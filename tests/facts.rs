@@ -154,7 +154,8 @@ fn the_pid_and_the_exact_start_are_told_and_then_a_new_name_and_who_asked_for_it
 fn a_container_that_runs_out_of_memory_is_told_with_the_runtimes_own_hint() {
     let Some(engine) = Engine::shared() else { return };
     let followed = Followed::new(&engine);
-    let dd = ["dd", "if=/dev/zero", "of=/dev/null", "bs=64M", "count=1"];
+    // not at once: the runtime begins to listen for kills only when the container has started
+    let dd = ["sh", "-c", "sleep 1; exec dd if=/dev/zero of=/dev/null bs=64M count=1"];
     let container = engine.run(&unique("oom"), &["--memory=32m", "--memory-swap=32m"], &dd);
     let facts = followed.over(&container.id, 1);
     assert_eq!(facts.last().unwrap().what, ended(137));

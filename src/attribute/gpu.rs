@@ -88,7 +88,7 @@ pub fn told(readings: &Readings) -> Told {
         told.by.insert(Arc::clone(key));
         for process in processes {
             if let Some(owner) = &process.owner {
-                told.holds.insert((process.pid, owner.start_ticks), Arc::clone(key));
+                told.holds.entry((process.pid, owner.start_ticks)).or_default().push(Arc::clone(key));
             }
         }
     }

@@ -52,8 +52,9 @@ pub fn attribute(
 ) -> Attribution {
     let holders = gpu::holders(readings);
     let numbers = 0..context.inventory.containers.len();
+    let is_whole = numbers.clone().all(|number| readings.processes.complete(number));
     let living = numbers.clone().flat_map(|number| readings.processes.of(number)).map(gpu::key);
-    ranks.enter(living, &gpu::told(readings));
+    ranks.enter(is_whole.then(|| living.collect()).as_ref(), gpu::told(readings));
     let mut processes = Vec::with_capacity(readings.processes.len());
     for number in numbers {
         let from = processes.len();

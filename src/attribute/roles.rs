@@ -45,22 +45,26 @@ impl Role {
 pub struct Told {
     /// Keys of the GPUs that tell.
     pub by: HashSet<Arc<str>>,
-    /// Who holds a context, by pid and start time, and on which of them; of several, one.
-    pub holds: HashMap<(u32, u64), Arc<str>>,
+    /// Who holds contexts, by pid and start time, and on which of them.
+    pub holds: HashMap<(u32, u64), Vec<Arc<str>>>,
 }
 
-/// Who holds GPU memory, or held some when the GPU was asked last: pid and start time to the key of a GPU.
+/// Who holds GPU memory, or held some when the GPU was asked last: pid and start time to the keys of the GPUs.
 #[derive(Debug, Default)]
-pub struct Ranks(HashMap<(u32, u64), Arc<str>>);
+pub struct Ranks(HashMap<(u32, u64), Vec<Arc<str>>>);
 
 impl Ranks {
-    /// Enters who lives now, and what GPUs tell now.
-    pub fn enter(&mut self, living: impl Iterator<Item = (u32, u64)>, told: &Told) {
-        let before = std::mem::take(&mut self.0);
-        self.0.extend(living.filter_map(|who| {
-            let silent = || before.get(&who).filter(|gpu| !told.by.contains(*gpu));
-            Some((who, Arc::clone(told.holds.get(&who).or_else(silent)?)))
-        }));
+    /// Enters what GPUs tell now, and who lives. `living` is `None` while not all that live can be told.
+    pub fn enter(&mut self, living: Option<&HashSet<(u32, u64)>>, told: Told) {
+        let Told { by, holds } = told;
+        let is_living = |who: &(u32, u64)| living.is_none_or(|living| living.contains(who));
+        self.0.retain(|who, gpus| {
+            gpus.retain(|gpu| !by.contains(gpu));
+            is_living(who) && !gpus.is_empty()
+        });
+        for (who, gpus) in holds.into_iter().filter(|(who, _)| is_living(who)) {
+            self.0.entry(who).or_default().extend(gpus);
+        }
     }
 
     /// True for a process that holds GPU memory, as far as is known.
@@ -212,18 +216,26 @@ mod tests {
     #[test]
     fn a_rank_is_one_while_its_gpu_is_silent_and_its_pid_is_not_one_for_the_next() {
         let mut ranks = Ranks::default();
-        let mut now = |living: &[(u32, u64)], holds: &[(u32, u64)], telling: &[&str]| {
+        let mut now = |living: Option<&[(u32, u64)]>, holds: &[((u32, u64), &str)], telling: &[&str]| {
             let by = telling.iter().map(|gpu| (*gpu).into()).collect();
-            let holds = holds.iter().map(|who| (*who, "GPU-0".into())).collect();
-            ranks.enter(living.iter().copied(), &Told { by, holds });
-            assert!(ranks.0.len() <= living.len(), "nothing is kept of who has ended");
-            living.iter().map(|who| ranks.contains(who)).collect::<Vec<_>>()
+            let mut told = Told { by, ..Told::default() };
+            for (who, gpu) in holds {
+                told.holds.entry(*who).or_default().push((*gpu).into());
+            }
+            let living = living.map(|living| living.iter().copied().collect());
+            ranks.enter(living.as_ref(), told);
+            let mut who: Vec<_> = ranks.0.keys().copied().collect();
+            who.sort_unstable();
+            who
         };
-        assert_eq!(now(&[(7, 1), (8, 1)], &[(7, 1)], &["GPU-0", "GPU-1"]), [true, false]);
-        assert_eq!(now(&[(7, 1), (8, 1)], &[], &["GPU-1"]), [true, false], "its GPU is away");
-        assert_eq!(now(&[(7, 2), (8, 1)], &[], &[]), [false, false], "another process of that pid");
-        assert_eq!(now(&[(7, 1), (8, 1)], &[(8, 1)], &["GPU-0"]), [false, true]);
-        assert_eq!(now(&[(8, 1)], &[], &["GPU-0"]), [false], "it has let go of its memory");
+        let (a, b) = ((7, 1), (8, 1));
+        assert_eq!(now(Some(&[a, b]), &[(a, "0")], &["0", "1"]), [a]);
+        assert_eq!(now(Some(&[a, b]), &[], &["1"]), [a], "its GPU is away");
+        assert_eq!(now(None, &[], &[]), [a], "and its container could not be read");
+        assert_eq!(now(Some(&[(7, 2), b]), &[], &[]), [], "another process of that pid");
+        assert_eq!(now(Some(&[a, b]), &[(a, "0"), (a, "1"), (b, "0")], &["0", "1"]), [a, b]);
+        assert_eq!(now(Some(&[a, b]), &[], &["0"]), [a], "on the other one it may still hold some");
+        assert_eq!(now(Some(&[a, b]), &[], &["0", "1"]), [], "both have let go of theirs");
     }
 
     // The trees of real Python processes are in tests/roles.rs; these are the ones that need a GPU.

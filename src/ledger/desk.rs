@@ -108,8 +108,7 @@ pub struct Desk {
     handed: Mutex<Option<Handed>>,
     /// Stamp of the kernel log's newest record at the start, by the log's own clock: what is not newer is of before.
     log_began_usec: u64,
-    /// Errors of GPUs that the kernel log told, with the kernel's stamp in microseconds.
-    xids: Mutex<Vec<(u64, Xid)>>,
+    xids: Mutex<Xids>,
     /// Errors of GPUs, told apart and given to their containers, that are to become events.
     gpu_errors: Mutex<Vec<GpuError>>,
     figures: Mutex<Option<Arc<Figures>>>,
@@ -117,6 +116,15 @@ pub struct Desk {
     written: AtomicU64,
     /// By follower, the number of the last event that it is done with.
     acknowledged: Mutex<BTreeMap<String, u64>>,
+}
+
+/// Errors of GPUs that the kernel log told.
+#[derive(Debug, Default)]
+struct Xids {
+    /// When the log was read to its end last, in Unix time.
+    read: Option<f64>,
+    /// With their Unix time.
+    told: Vec<(f64, Xid)>,
 }
 
 impl Desk {
@@ -137,12 +145,13 @@ impl Desk {
 
     /// The ledger's thread lays down the errors of GPUs that it found in the kernel log, and goes on with the rest. Those of
     /// before the start are dropped: their pids say nothing.
-    pub fn keep_xids(&self, entries: Vec<Entry>) -> Vec<Entry> {
+    pub fn keep_xids(&self, now: Moment, entries: Vec<Entry>) -> Vec<Entry> {
         let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = xids.read.replace(now.unix_seconds());
         let mut rest = entries;
         rest.retain(|entry| match &entry.line {
-            Line::Xid(xid) if entry.position.usec > self.log_began_usec && xids.len() < MOST_XIDS => {
-                xids.push((entry.position.usec, *xid));
+            Line::Xid(xid) if entry.position.usec > self.log_began_usec && xids.told.len() < MOST_XIDS => {
+                xids.told.push((now.unix_seconds_of_record(entry.position.usec, read), *xid));
                 false
             }
             Line::Xid(_) => false,
@@ -151,9 +160,9 @@ impl Desk {
         rest
     }
 
-    /// The cycle takes them.
-    pub fn take_xids(&self) -> Vec<(u64, Xid)> {
-        std::mem::take(&mut *self.xids.lock().unwrap_or_else(PoisonError::into_inner))
+    /// The cycle takes them, with their Unix times.
+    pub fn take_xids(&self) -> Vec<(f64, Xid)> {
+        std::mem::take(&mut self.xids.lock().unwrap_or_else(PoisonError::into_inner).told)
     }
 
     /// The cycle lays down errors of GPUs, whose numbers the ledger gives.
@@ -204,6 +213,7 @@ impl Desk {
 mod tests {
     use super::*;
     use crate::collect::kernel_log::Position;
+    use std::time::Duration;
 
     #[test]
     fn errors_of_gpus_from_before_the_start_are_dropped_by_the_logs_own_clock() {
@@ -212,8 +222,15 @@ mod tests {
             let line = Line::of(text.as_bytes()).expect("a line that is known");
             Entry { position: Position { sequence: None, usec }, line, text: text.into() }
         };
-        let desk = Desk::new(70);
-        assert_eq!(desk.keep_xids(vec![entry(69), entry(70), entry(71)]), []);
-        assert_eq!(desk.take_xids().iter().map(|(usec, _)| *usec).collect::<Vec<_>>(), [71]);
+        let (now, desk) = (Moment::now(), Desk::new(70));
+        assert_eq!(desk.keep_xids(now, vec![entry(69), entry(70), entry(71)]), []);
+        let times = |desk: &Desk| desk.take_xids().iter().map(|(at, _)| *at).collect::<Vec<_>>();
+        assert_eq!(times(&desk), [now.unix_seconds_of_kernel(71)]);
+        desk.keep_xids(now.plus(Duration::from_secs(1)), vec![entry(72)]);
+        assert_eq!(
+            times(&desk),
+            [now.unix_seconds()],
+            "it was not there a second ago: the log's clock is late"
+        );
     }
 }

@@ -2,9 +2,10 @@
 //! read the log.
 //!
 //! Where the log is read, what NVML counts is held back a while: if the log tells of an error of that GPU meanwhile, or did
-//! just before, it is that one. Not by their numbers, because of several at once NVML calls all by the newest one's number.
+//! since NVML counted last, it is that one. Not by their numbers, because of several at once NVML calls all by the newest
+//! one's number. And a log that is read again tells what NVML told while it was away: that is left out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +13,9 @@ use super::entries::GpuError;
 use crate::clock::Moment;
 use crate::collect::Readings;
 
-/// Most that are told of one growth: a GPU that reports thousands at once says nothing more by each.
-const MOST: u64 = 100;
+/// Most that are told of one growth: a GPU that reports thousands at once says nothing more by each. And most that NVML told
+/// of a GPU that are remembered.
+const MOST: usize = 100;
 /// The two sources tell of one error within this.
 const APART: Duration = Duration::from_secs(5);
 
@@ -22,10 +24,12 @@ const APART: Duration = Duration::from_secs(5);
 pub struct Errors {
     /// How many of each NVML had counted already, by UUID and number. It counts since memledger's start.
     counted: HashMap<(Arc<str>, u64), u64>,
-    /// When the log told of an error of a GPU last.
+    /// When the log told of an error of a GPU last, until NVML has counted after that.
     of_log: HashMap<Arc<str>, Moment>,
     /// What NVML counted while the log was silent, and since when.
     held: Vec<(Moment, GpuError)>,
+    /// Unix times of what NVML told of a GPU, and the log did not.
+    of_nvml: HashMap<Arc<str>, VecDeque<f64>>,
 }
 
 impl Errors {
@@ -37,14 +41,41 @@ impl Errors {
         of_log: Vec<GpuError>,
         is_log_read: bool,
     ) -> Vec<GpuError> {
-        self.of_log.extend(of_log.iter().map(|error| (Arc::clone(&error.gpu_uuid), now)));
-        self.of_log.retain(|_, told| now.since(*told) < APART);
+        let mut told: Vec<_> = of_log.into_iter().filter(|error| !self.is_known(error)).collect();
+        self.of_log.extend(told.iter().map(|error| (Arc::clone(&error.gpu_uuid), now)));
         let counted = self.count(now, readings);
         self.held.extend(counted.into_iter().map(|error| (now, error)));
         self.held.retain(|(_, error)| !self.of_log.contains_key(&error.gpu_uuid));
+        self.forget(readings);
         let is_due = |(since, _): &mut (Moment, GpuError)| !is_log_read || now.since(*since) >= APART;
-        let due = self.held.extract_if(.., is_due).map(|(_, error)| error);
-        of_log.into_iter().chain(due).collect()
+        for (_, error) in self.held.extract_if(.., is_due) {
+            let known = self.of_nvml.entry(Arc::clone(&error.gpu_uuid)).or_default();
+            known.push_back(error.at);
+            if known.len() > MOST {
+                known.pop_front();
+            }
+            told.push(error);
+        }
+        told
+    }
+
+    /// NVML has told of this one.
+    fn is_known(&mut self, of_log: &GpuError) -> bool {
+        let Some(known) = self.of_nvml.get_mut(&of_log.gpu_uuid) else { return false };
+        let place = known.iter().position(|at| (at - of_log.at).abs() < APART.as_secs_f64());
+        place.and_then(|place| known.remove(place)).is_some()
+    }
+
+    /// What the log told is done with when NVML has counted a while after it.
+    fn forget(&mut self, readings: &Readings) {
+        for reading in &readings.gpus {
+            for device in reading.devices.iter().chain(&reading.silent) {
+                let uuid = &device.identity.uuid;
+                if self.of_log.get(uuid).is_some_and(|told| reading.at >= told.plus(APART)) {
+                    self.of_log.remove(uuid);
+                }
+            }
+        }
     }
 
     fn count(&mut self, now: Moment, readings: &Readings) -> Vec<GpuError> {
@@ -54,7 +85,7 @@ impl Errors {
             let identity = &device.identity;
             for (xid, seen) in &device.health.xids {
                 let known = self.counted.entry((Arc::clone(&identity.uuid), *xid)).or_insert(0);
-                let new = seen.count.saturating_sub(*known).min(MOST);
+                let new = seen.count.saturating_sub(*known).min(MOST as u64);
                 *known = seen.count;
                 errors.extend((0..new).map(|_| GpuError {
                     id: 0,
@@ -143,7 +174,40 @@ mod tests {
     fn what_the_log_keeps_silent_about_is_told_by_nvml() {
         let told = played(true, &[(0, 1, &[]), (4999, 1, &[]), (5000, 1, &[]), (9000, 1, &[])]);
         assert_eq!(told, [vec![], vec![], vec!["nvml 79"], vec![]]);
-        let told = played(true, &[(0, 0, &[79]), (6000, 1, &[]), (11_000, 1, &[])]);
-        assert_eq!(told, [vec!["kmsg 79"], vec![], vec!["nvml 79"]], "the one of long ago was another");
+        let told = played(true, &[(0, 0, &[79]), (5000, 0, &[]), (6000, 1, &[]), (11_000, 1, &[])]);
+        assert_eq!(
+            told,
+            [vec!["kmsg 79"], vec![], vec![], vec!["nvml 79"]],
+            "the one of long ago was another"
+        );
+    }
+
+    #[test]
+    fn nvml_that_counts_late_counts_what_the_log_told_before() {
+        let told = played(
+            true,
+            &[(0, 0, &[79]), (45_000, 1, &[]), (60_000, 1, &[]), (61_000, 2, &[]), (66_000, 2, &[])],
+        );
+        assert_eq!(
+            told,
+            [vec!["kmsg 79"], vec![], vec![], vec![], vec!["nvml 79"]],
+            "the driver hung for 45 s"
+        );
+    }
+
+    #[test]
+    fn a_log_that_comes_back_tells_nothing_that_nvml_told_meanwhile() {
+        let (start, mut errors) = (Moment::now(), Errors::default());
+        let after = |seconds| start.plus(Duration::from_secs(seconds));
+        assert_eq!(errors.enter(after(1), &readings(after(1), 1), vec![], false).len(), 1);
+        let (same, another) = (of_log(after(0), 79), of_log(after(20), 79));
+        let told =
+            errors.enter(after(30), &readings(after(30), 1), vec![same.clone(), another.clone()], true);
+        assert_eq!(told, [another]);
+        assert_eq!(
+            errors.enter(after(31), &readings(after(31), 1), vec![same.clone()], true),
+            [same],
+            "each once"
+        );
     }
 }

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::desk::Desk;
 use super::machine::Hint;
 use super::witness::Witness;
+use crate::clock::Moment;
 use crate::collect::kernel_log::{Entry, KernelLog, Position};
 use crate::host::ReadError;
 
@@ -84,7 +85,7 @@ impl LogWatch {
 impl Shared {
     fn read(&mut self) -> Result<(), ReadError> {
         let seen = self.log.read()?;
-        let entries = self.desk.keep_xids(seen.entries);
+        let entries = self.desk.keep_xids(Moment::now(), seen.entries);
         self.taken.entries.extend(self.witness.look_at(entries));
         self.taken.lost |= seen.lost;
         self.taken.rewound |= seen.rewound;

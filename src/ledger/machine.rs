@@ -44,8 +44,6 @@ const DISORDER: f64 = 1.0;
 
 /// A cgroup's count explains no kill that is noticed so much later.
 const COUNTED_LASTS: Duration = Duration::from_secs(13);
-/// By so many seconds the kernel's stamps may be off without being put right.
-const CLOCKS_PART: f64 = 2.0;
 /// Ended containers whose figures are shown, at most; the newest.
 const MOST_ENDED_SHOWN: usize = 500;
 
@@ -277,7 +275,7 @@ impl Machine {
         let limit_cgroup = clues.context.as_ref().and_then(|context| context.oom_cgroup.as_deref());
         let kill = Kill {
             id: self.new_id(),
-            at: self.time_of(now, entry.position.usec),
+            at: now.unix_seconds_of_record(entry.position.usec, self.log_read),
             boot_id: Arc::clone(&self.setup.boot_id),
             kernel_usec: Some(entry.position.usec),
             pid: Some(killed.pid),
@@ -293,14 +291,6 @@ impl Machine {
         };
         self.totals.add(Total::Host, 1);
         self.open.push(Open::new(kill, clues, now));
-    }
-
-    /// Unix time of a record. The log's clock is not kept in step with the others and may be a minute off after a month;
-    /// but a record that was not there at the read before is younger than that.
-    fn time_of(&self, now: Moment, usec: u64) -> f64 {
-        let told = now.unix_seconds_of_kernel(usec);
-        let read = self.log_read.filter(|read| read - told > CLOCKS_PART);
-        read.unwrap_or(told).min(now.unix_seconds())
     }
 
     fn duplicate(&mut self, now: Moment, pid: u32) {

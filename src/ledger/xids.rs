@@ -125,7 +125,7 @@ impl Xids {
         context: &Context<'_>,
         readings: &Readings,
         attributed: &Attributed,
-        told: &[(u64, Xid)],
+        told: &[(f64, Xid)],
     ) -> Vec<Told> {
         for held in attributed.held.iter().filter(|held| held.is_dated) {
             for (pid, container) in &held.owners {
@@ -139,11 +139,10 @@ impl Xids {
                 self.gpus.insert(address, (Arc::clone(&identity.index), Arc::clone(&identity.uuid)));
             }
         }
-        let owned = told.iter().filter_map(|(usec, xid)| {
+        let owned = told.iter().filter_map(|(at, xid)| {
             let container = xid.pid.and_then(|pid| Some(self.processes.get(&pid)?.0.clone()));
             let gpu = self.gpus.get(&xid.gpu)?.clone();
-            let at = context.now.unix_seconds_of_kernel(*usec);
-            Some(Told { pid: xid.pid, container, gpu, xid: xid.xid, at })
+            Some(Told { pid: xid.pid, container, gpu, xid: xid.xid, at: *at })
         });
         owned.collect()
     }
@@ -237,7 +236,7 @@ mod tests {
         let mut xids = Xids::default();
         let (roots, inventory) =
             (Roots::default(), Arc::new(Inventory { containers: vec![], runtimes: vec![] }));
-        let mut enter = |now: Moment, owners: &[(u32, &str)], told: &[(u64, Xid)]| {
+        let mut enter = |now: Moment, owners: &[(u32, &str)], told: &[(f64, Xid)]| {
             let owners = owners.iter().map(|(pid, id)| (*pid, ContainerId::new(id))).collect();
             let (containers, processes) = (HashMap::new(), vec![]);
             let held = Held {
@@ -255,13 +254,13 @@ mod tests {
             xids.enter(&context, &readings, &attributed, told)
         };
         let later = start.plus(Duration::from_secs(5));
-        let usec = later.kernel_usec();
+        let at = later.unix_seconds();
         assert_eq!(enter(later, &[(7, "a"), (8, "b")], &[]), []);
         let fault = xid("NVRM: Xid (PCI:0000:66:00): 31, pid=7, name=python, Ch 00000008");
         let strangers = xid("NVRM: Xid (PCI:0000:66:00): 31, pid=9, name=python");
         let silent = xid("NVRM: Xid (PCI:0000:66:00): 79, GPU has fallen off the bus.");
         let elsewhere = xid("NVRM: Xid (PCI:0000:67:00): 31, pid=7, name=python");
-        let told = [(usec, fault), (usec, strangers), (usec, silent), (usec, elsewhere)];
+        let told = [(at, fault), (at, strangers), (at, silent), (at, elsewhere)];
         let told = enter(later, &[], &told);
         let gpu = ("1".into(), "GPU-1".into());
         assert_eq!(told.len(), 3, "unknown GPUs are left out: {told:?}");
@@ -269,7 +268,7 @@ mod tests {
         assert_eq!(owners, [Some(&ContainerId::new("a")), None, None], "strangers are nobody's");
         assert_eq!((&told[0].gpu, told[0].xid, told[2].pid), (&gpu, 31, None));
         let much_later = later.plus(REMEMBERED);
-        let told = enter(much_later, &[], &[(much_later.kernel_usec(), fault)]);
+        let told = enter(much_later, &[], &[(much_later.unix_seconds(), fault)]);
         assert_eq!(told[0].container, None, "somebody else may have that pid");
     }
 }
