@@ -36,7 +36,7 @@ pictures: ## draw the dashboards with data of the demo, into docs/pictures
 manifests: ## write deploy/kubernetes, and the tables of the chart's README and schema, anew
 	@set -a && . "$$($(SETUP) cache)/env" && "$$MEMLEDGER_TEST_PYTHON" -B tests/helm/generate.py
 
-bench: ## measure cost, also of GPUs, pods and OTLP, and how fast a kill is known, and write docs/performance.md
+bench: ## measure cost, also of GPUs, pods, OTLP and many requests, and how fast a kill is known, and write docs/performance.md
 	$(CARGO) bench --locked --bench cycle
 	$(CARGO) bench --locked --bench oom
 	$(CARGO) bench --locked --bench gpu
@@ -44,6 +44,7 @@ bench: ## measure cost, also of GPUs, pods and OTLP, and how fast a kill is know
 	$(CARGO) bench --locked --bench readers
 	$(CARGO) bench --locked --bench cri
 	$(CARGO) bench --locked --bench otlp
+	$(CARGO) bench --locked --bench web
 
 fuzz: ## give each parser of outside bytes SECONDS (60) of fuzzing; needs a nightly toolchain (ARGS="TARGET...")
 	@fuzz/run.sh $(or $(SECONDS),60) $(ARGS)

@@ -12,24 +12,12 @@ mod support;
 use std::time::Duration;
 
 use support::cri::{Containerd, Spec, Wanted};
-use support::{Memledger, eventually};
+use support::{Memledger, eventually, processor_nanos};
 
 const PODS: usize = 250;
 const SECONDS: u64 = 30;
 const SLEEP: &[&str] = &["/busybox/busybox", "sleep", "100000"];
 const BUDGET_PERCENT: f64 = 1.0;
-
-/// Processor time of a process's threads so far, in nanoseconds: of those of this name, or of all.
-fn processor_nanos(pid: u32, name: Option<&str>) -> f64 {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads").flatten();
-    let text = |task: &std::fs::DirEntry, file: &str| {
-        std::fs::read_to_string(task.path().join(file)).unwrap_or_default()
-    };
-    tasks
-        .filter(|task| name.is_none_or(|name| text(task, "comm").trim() == name))
-        .filter_map(|task| text(&task, "schedstat").split(' ').next()?.parse::<f64>().ok())
-        .sum()
-}
 
 /// Per cent of one core over a time, of several things.
 fn share<const N: usize>(look: impl Fn() -> [f64; N]) -> [f64; N] {

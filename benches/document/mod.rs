@@ -7,8 +7,8 @@
 
 use std::path::Path;
 
-/// The parts, in their order: those of benches/cycle.rs, oom.rs, gpu.rs, drm.rs, readers.rs, cri.rs and otlp.rs.
-pub const HEADINGS: [&str; 7] = [
+/// The parts, in their order: those of benches/cycle.rs, oom.rs, gpu.rs, drm.rs, readers.rs, cri.rs, otlp.rs and web.rs.
+pub const HEADINGS: [&str; 8] = [
     "# Performance",
     "## The OOM ledger",
     "## GPUs",
@@ -16,6 +16,7 @@ pub const HEADINGS: [&str; 7] = [
     "## Who reads while the kernel kills",
     "## Pods over CRI",
     "## OTLP",
+    "## Many requests at once",
 ];
 
 /// True if nothing is to be measured: a test runner asks every target what is in it.

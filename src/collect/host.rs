@@ -3,15 +3,13 @@
 //! The partition needs what the containers hold, so this collector comes after the one of cgroups. Kernel counters are
 //! not of one instant: where the parts exceed the whole, the whole is read once more, and then it is a fault.
 
-use std::io::Cursor;
-
-use procfs::{FromBufRead, Meminfo, MemoryPressure};
-
 use super::cgroup::Memory;
 use super::room::HostMemory;
 use super::{Collector, Context, Outcome, Output};
 use crate::catalog::*;
 use crate::host::{KernelFile, ReadError};
+use crate::parse::meminfo::Meminfo;
+use crate::parse::psi::{self, Stalls};
 use crate::series::Series;
 
 /// The collector. Keeps its files open.
@@ -32,7 +30,8 @@ struct Partition {
     kernel: u64,
     hugetlb: u64,
     free: u64,
-    unaccounted: i64,
+    /// Wide enough for whatever the containers are said to hold.
+    unaccounted: i128,
 }
 
 impl Partition {
@@ -43,9 +42,8 @@ impl Partition {
         let shmem = info.shmem?;
         let reclaimable = info.k_reclaimable.or(info.s_reclaimable)?; // KReclaimable is younger than 4.20
         // each of these is younger than some kernel that is still in use; without the line there is none of it
-        let young = [info.secondary_page_tables, info.per_cpu].into_iter().flatten().sum::<u64>();
+        let young = [info.sec_page_tables, info.percpu].into_iter().flatten().sum::<u64>();
         let kernel = info.s_unreclaim? + info.page_tables? + info.kernel_stack? + young;
-        let hugetlb = info.hugetlb.or_else(|| Some(info.hugepages_total? * info.hugepagesize?));
         let mut parts = Self {
             containers,
             // counters of cgroups lag behind those of the host: what is too much here is missing in the rest
@@ -53,12 +51,12 @@ impl Partition {
             page_cache: (info.cached + info.buffers).saturating_sub(shmem),
             kernel_reclaimable: reclaimable,
             kernel,
-            hugetlb: hugetlb.into_iter().sum(),
+            hugetlb: info.hugetlb.into_iter().sum(), // as above
             free: info.mem_free,
             unaccounted: 0,
         };
-        let known: u64 = parts.known().iter().map(|(_, bytes)| bytes).sum();
-        parts.unaccounted = info.mem_total as i64 - known as i64;
+        let known: i128 = parts.known().iter().map(|(_, bytes)| i128::from(*bytes)).sum();
+        parts.unaccounted = i128::from(info.mem_total) - known;
         Some(parts)
     }
 
@@ -93,7 +91,7 @@ fn held_by_containers(context: &Context<'_>, memory: &[Option<Memory>]) -> u64 {
         .filter_map(|(_, memory)| memory.as_ref())
         .flat_map(|memory| [memory.anon, memory.shmem])
         .flatten()
-        .sum()
+        .fold(0, u64::saturating_add) // what is absurd stays more than the host has, which is a fault
 }
 
 impl Host {
@@ -103,18 +101,16 @@ impl Host {
         }
         let Some(file) = &self.meminfo else { return Err(ReadError::Absent("meminfo".into())) };
         let text = file.read_once(&mut self.buffer)?;
-        Meminfo::from_buf_read(Cursor::new(text))
-            .map_err(|error| ReadError::malformed(format!("meminfo: {error}")))
+        Meminfo::parse(text).ok_or_else(|| ReadError::malformed("meminfo"))
     }
 
-    fn pressure(&mut self, context: &Context<'_>) -> Result<MemoryPressure, ReadError> {
+    fn pressure(&mut self, context: &Context<'_>) -> Result<Stalls, ReadError> {
         if self.pressure.is_none() {
             self.pressure = Some(KernelFile::open(&context.roots.proc.join("pressure/memory"))?);
         }
         let Some(file) = &self.pressure else { return Err(ReadError::Absent("PSI".into())) };
         let text = file.read_once(&mut self.buffer)?;
-        MemoryPressure::from_buf_read(Cursor::new(text))
-            .map_err(|error| ReadError::malformed(format!("PSI: {error}")))
+        psi::stalls(text).ok_or_else(|| ReadError::malformed("PSI"))
     }
 }
 
@@ -154,8 +150,8 @@ impl Collector for Host {
         }
         match self.pressure(context) {
             Ok(pressure) => {
-                for (kind, record) in [("some", pressure.some), ("full", pressure.full)] {
-                    series.global(HOST_PRESSURE, [kind.into()], record.total as f64 / 1e6);
+                for (kind, usec) in [("some", pressure.some_usec), ("full", pressure.full_usec)] {
+                    series.global(HOST_PRESSURE, [kind.into()], usec as f64 / 1e6);
                 }
             }
             Err(error) => output.faults.note(&error), // gone or absent: a kernel without PSI
@@ -175,17 +171,27 @@ mod tests {
     const MEMINFO: &str = "MemTotal: 1000 kB\nMemFree: 400 kB\nMemAvailable: 700 kB\nBuffers: 10 kB\nCached: 200 kB\nSwapCached: 0 kB\nActive: 0 kB\nInactive: 0 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nDirty: 0 kB\nWriteback: 0 kB\nAnonPages: 150 kB\nMapped: 0 kB\nShmem: 50 kB\nSlab: 60 kB\nKReclaimable: 40 kB\nSReclaimable: 40 kB\nSUnreclaim: 20 kB\nKernelStack: 5 kB\nPageTables: 5 kB\nCommitted_AS: 0 kB\nVmallocTotal: 0 kB\nVmallocUsed: 0 kB\nVmallocChunk: 0 kB\nPercpu: 10 kB\nHugePages_Total: 2\nHugepagesize: 25 kB\nHugetlb: 50 kB\n";
 
     fn parts(containers: u64) -> Partition {
-        Partition::of(&Meminfo::from_buf_read(Cursor::new(MEMINFO.as_bytes())).unwrap(), containers).unwrap()
+        Partition::of(&Meminfo::parse(MEMINFO.as_bytes()).unwrap(), containers).unwrap()
     }
 
     #[test]
     fn the_parts_sum_to_the_whole_whatever_the_containers_hold() {
         for containers in [0, 100 << 10, 200 << 10, 250 << 10] {
             let parts = parts(containers);
-            let known: u64 = parts.known().iter().map(|(_, bytes)| bytes).sum();
-            assert_eq!(known as i64 + parts.unaccounted, 1000 << 10);
+            let known: i128 = parts.known().iter().map(|(_, bytes)| i128::from(*bytes)).sum();
+            assert_eq!(known + parts.unaccounted, 1000 << 10);
             assert_eq!(parts.page_cache, 160 << 10, "shared memory is not page cache");
         }
+    }
+
+    #[test]
+    fn absurd_readings_of_containers_are_out_of_balance_and_nothing_overflows() {
+        assert!(parts(u64::MAX).unaccounted < 0);
+        let most = MEMINFO
+            .replace("1000 kB", &format!("{} kB", 1_u64 << 46))
+            .replace(" 50 kB", " 140737488355328 kB");
+        let parts = Partition::of(&Meminfo::parse(most.as_bytes()).unwrap(), u64::MAX).unwrap();
+        assert!(parts.unaccounted < -i128::from(u64::MAX));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::drm::Client;
 use super::kernel_log::Line;
 use super::kernel_log::records::{Found, Joiner, Record, SyslogText};
 use super::kubernetes::qos;
+use super::meminfo::Meminfo;
 use super::process::{Command, Launch, Stat, arguments, cgroup_path, resident_pages};
 use super::{container_id, keyed, lines, mount, number, printable, psi};
 
@@ -43,6 +44,36 @@ pub fn cgroup_files(text: &[u8]) {
     assert_eq!(StatV1::parse(&later), StatV1::parse(text));
     assert_eq!(psi::stalls(&later), psi::stalls(text));
     same_or_nothing(psi::stalls(cut(text)), psi::stalls(text));
+}
+
+/// `/proc/meminfo`; the host's PSI has the form of a cgroup's.
+pub fn meminfo(text: &[u8]) {
+    let later = [b"ALineOfALaterKernel: 18446744073709551615 kB\nno number\n", text].concat();
+    assert_eq!(Meminfo::parse(&later), Meminfo::parse(text));
+    let Some(whole) = Meminfo::parse(text) else { return };
+    let optional = |info: &Meminfo| {
+        let young = [info.k_reclaimable, info.s_reclaimable, info.sec_page_tables, info.percpu];
+        let old = [info.anon_pages, info.shmem, info.s_unreclaim, info.kernel_stack, info.page_tables];
+        [&young[..], &old[..], &[info.mem_available]].concat()
+    };
+    let needed =
+        [whole.mem_total, whole.mem_free, whole.buffers, whole.cached, whole.swap_total, whole.swap_free];
+    let all = optional(&whole).into_iter().chain([whole.hugetlb]).flatten().chain(needed);
+    assert!(all.clone().all(|bytes| bytes <= 1 << 58), "{whole:?}");
+    all.reduce(|sum, bytes| sum.checked_add(bytes).expect("what is used of it can be added"));
+    let once = lines(text).all(|line| lines(text).filter(|other| key(other) == key(line)).count() == 1);
+    if let (true, Some(part)) = (once, Meminfo::parse(cut(text))) {
+        let needed_too =
+            [part.mem_total, part.mem_free, part.buffers, part.cached, part.swap_total, part.swap_free];
+        assert_eq!(needed_too, needed);
+        std::iter::zip(optional(&part), optional(&whole))
+            .for_each(|(part, whole)| same_or_nothing(part, whole));
+    }
+}
+
+/// What stands before the first colon of a line.
+fn key(line: &[u8]) -> &[u8] {
+    line.split(|&byte| byte == b':').next().unwrap_or_default()
 }
 
 /// Files of processes: `stat`, `statm`, `cgroup`, `cmdline`, `mountinfo`.
@@ -144,7 +175,8 @@ mod tests {
     use proptest::sample::Index;
 
     /// Files as kernels write them; what is done to them below comes near to what a broken one would look like.
-    const FILES: [&str; 9] = [
+    const FILES: [&str; 10] = [
+        "MemTotal: 1000 kB\nMemFree: 400 kB\nBuffers: 10 kB\nCached: 200 kB\nSwapTotal: 9 kB\nSwapFree: 8 kB\nShmem: 5 kB\nHugePages_Total: 2\nHugepagesize: 25 kB\nPercpu: 10 kB\n",
         "anon 4096\nfile 8192\nkernel 0\nkernel_stack 16384\nshmem 18446744073709551615\ninactive_file 12\n",
         "cache 1\ntotal_cache 10\ntotal_rss 20\ntotal_shmem 30\ntotal_inactive_file 40\ntotal_swap 50\n",
         "some avg10=1.18 avg60=0.20 avg300=0.04 total=34636\nfull avg10=1.09 avg60=0.19 avg300=0.04 total=31001\n",
@@ -181,7 +213,7 @@ mod tests {
     }
 
     fn all(text: &[u8]) {
-        for law in [cgroup_files, process_files, drm_client, cgroup_paths, kernel_log] {
+        for law in [cgroup_files, meminfo, process_files, drm_client, cgroup_paths, kernel_log] {
             law(text);
         }
     }

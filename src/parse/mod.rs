@@ -1,7 +1,7 @@
 //! Kernel text to structs: bytes in, values out. No I/O, no clock, no log.
 //!
-//! Our own parsers exist where the text is not UTF-8 (names of processes) or where they run once per container and
-//! cycle. What is read once per cycle goes through the `procfs` crate.
+//! Our own parsers, because the text may be no UTF-8 (names of processes), because they run once per container and cycle, or
+//! because a number that is absurd must be a fault. memledger's own process is read through the `procfs` crate.
 
 pub mod cgroup;
 pub mod container_id;
@@ -10,6 +10,7 @@ pub mod kernel_log;
 pub mod kubernetes;
 #[cfg(any(test, fuzzing))]
 pub mod laws;
+pub mod meminfo;
 pub mod mount;
 pub mod process;
 pub mod psi;

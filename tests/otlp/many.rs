@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Receiver, list};
 use crate::prometheus::provided;
-use crate::recorded::Host;
+use crate::support::recorded::Host;
 use crate::support::{Memledger, eventually};
 
 const CONTAINERS: usize = 800;

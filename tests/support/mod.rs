@@ -8,9 +8,11 @@ pub mod cgroups;
 pub mod cri;
 pub mod docker;
 pub mod grpc;
+pub mod load;
 pub mod metrics;
 pub mod oom;
 pub mod python;
+pub mod recorded;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -58,6 +60,18 @@ pub fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
         Command::new(binary()).args(arguments).env_remove("RUST_BACKTRACE").output().expect("memledger runs");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// Processor time of a process's threads so far, in nanoseconds: of those of this name, or of all.
+pub fn processor_nanos(pid: u32, name: Option<&str>) -> f64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads").flatten();
+    let text = |task: &std::fs::DirEntry, file: &str| {
+        std::fs::read_to_string(task.path().join(file)).unwrap_or_default()
+    };
+    tasks
+        .filter(|task| name.is_none_or(|name| text(task, "comm").trim() == name))
+        .filter_map(|task| text(&task, "schedstat").split(' ').next()?.parse::<f64>().ok())
+        .sum()
 }
 
 /// A running `memledger serve` on a port of its own. Killed when dropped.
@@ -130,6 +144,13 @@ impl Memledger {
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The memory that it holds now.
+    pub fn resident_bytes(&self) -> u64 {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.pid())).expect("it runs");
+        let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("statm");
+        pages * rustix::param::page_size() as u64
     }
 
     /// Everything it has logged.

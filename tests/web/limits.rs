@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::time::Duration;
 
 use super::site::{ALONE, Client, Site, TLS, connect, exchange, get};
+use crate::support::load::assert_answer;
 use crate::support::{Memledger, eventually};
 
 const QUICK: &[&str] = &["--web.header-timeout=1s", "--web.idle-timeout=1s"];
@@ -234,9 +235,9 @@ fn ten_thousand_requests_leave_memory_flat_and_sampling_on_time() {
         };
         let stamp = "memledger_snapshot_timestamp_seconds";
         let (before, began, skipped) =
-            (resident_bytes(memledger), read(stamp), read("memledger_cycles_skipped_total"));
+            (memledger.resident_bytes(), read(stamp), read("memledger_cycles_skipped_total"));
         ask(10_000);
-        let grown = resident_bytes(memledger).saturating_sub(before);
+        let grown = memledger.resident_bytes().saturating_sub(before);
         assert!(grown < 8 << 20, "{}: {grown} bytes more", served.scheme());
         eventually("a newer snapshot", || match read(stamp) - began {
             passed if passed > 0.5 => Ok(()),
@@ -244,31 +245,5 @@ fn ten_thousand_requests_leave_memory_flat_and_sampling_on_time() {
         });
         let late = read("memledger_cycles_skipped_total") - skipped;
         assert!(late <= 1.0, "{}: {late} cycles were left out", served.scheme());
-    }
-}
-
-pub(super) fn resident_bytes(memledger: &Memledger) -> u64 {
-    let statm = std::fs::read_to_string(format!("/proc/{}/statm", memledger.pid())).unwrap();
-    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * rustix::param::page_size() as u64
-}
-
-/// Reads one answer, by its length.
-pub(super) fn assert_answer(stream: &mut impl Read, bytes: &mut [u8]) {
-    let mut length = 0;
-    loop {
-        length += match stream.read(&mut bytes[length..]).unwrap() {
-            0 => panic!("closed after {length} bytes"),
-            more => more,
-        };
-        let Some(head) = bytes[..length].windows(4).position(|window| window == b"\r\n\r\n") else {
-            continue;
-        };
-        let text = std::str::from_utf8(&bytes[..head]).unwrap();
-        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
-        let body: usize =
-            text.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().parse().unwrap();
-        if length >= head + 4 + body {
-            return;
-        }
     }
 }

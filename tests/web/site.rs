@@ -3,13 +3,13 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
+pub use crate::support::load::connect;
 use crate::support::{Memledger, Metrics, eventually};
 
 pub const ALONE: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
@@ -170,13 +170,6 @@ impl Client {
         assert_eq!(status, 200, "{answer}");
         Metrics::parse(answer.split_once("\r\n\r\n").expect("a body").1)
     }
-}
-
-/// A TCP connection that does not wait for ever.
-pub fn connect(memledger: &Memledger) -> TcpStream {
-    let stream = TcpStream::connect(&memledger.address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    stream
 }
 
 /// The text of a GET after which the connection ends.

@@ -5,27 +5,13 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::limits::{assert_answer, open_sockets, resident_bytes};
+use super::limits::open_sockets;
 use super::site::{connect, exchange, get};
-use crate::recorded::Host;
+use crate::support::load::{CONNECTIONS, ask, crowded};
 use crate::support::{Memledger, eventually};
 
 /// Slow readers, who take all places.
 const PLACES: usize = 8;
-
-const CONNECTIONS: usize = 40;
-
-fn crowded(places: usize) -> (Host, Memledger) {
-    let host = Host::crowded(400);
-    let flags = ["--no-collector.gpu", "--sample.interval=1s"].map(str::to_owned);
-    let places = format!("--web.max-requests={places}");
-    let memledger = host.start(&[flags.to_vec(), vec![places, "--web.idle-timeout=1h".to_owned()]].concat());
-    memledger.eventually("all containers", |metrics| match metrics.series.len() {
-        10_000.. => Ok(()),
-        series => Err(format!("{series} series")),
-    });
-    (host, memledger)
-}
 
 /// One who asks for all of it.
 fn asks(memledger: &Memledger) -> TcpStream {
@@ -61,34 +47,16 @@ fn status(memledger: &Memledger, path: &str) -> Result<u16, String> {
     exchange(connect(memledger), &get(path, "")).map(|(status, _)| status)
 }
 
-/// So many requests on 40 connections, of which every tenth takes the text as it is.
-fn load(memledger: &Memledger, requests: usize) {
-    std::thread::scope(|scope| {
-        for number in 0..CONNECTIONS {
-            scope.spawn(move || {
-                let coding = if number % 10 == 0 { "" } else { "Accept-Encoding: gzip\r\n" };
-                let request = format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\n{coding}\r\n");
-                let mut stream = connect(memledger);
-                let mut buffer = vec![0; 4 << 20];
-                for _ in 0..requests / CONNECTIONS {
-                    stream.write_all(request.as_bytes()).unwrap();
-                    assert_answer(&mut stream, &mut buffer);
-                }
-            });
-        }
-    });
-}
-
 #[test]
 fn ten_thousand_requests_for_ten_thousand_series_leave_memory_flat_and_cycles_kept() {
     let (_host, memledger) = crowded(CONNECTIONS);
     let read = |name: &str| memledger.metrics().value(name, &[]);
     let (stamp, skipped) = ("memledger_snapshot_timestamp_seconds", "memledger_cycles_skipped_total");
     let whole = exchange(connect(&memledger), &get("/metrics", "")).unwrap().1.len();
-    load(&memledger, 1_000);
-    let (before, began, left_out) = (resident_bytes(&memledger), read(stamp), read(skipped));
-    load(&memledger, 10_000);
-    let grown = resident_bytes(&memledger).saturating_sub(before);
+    ask(&memledger, 1_000, 10);
+    let (before, began, left_out) = (memledger.resident_bytes(), read(stamp), read(skipped));
+    ask(&memledger, 10_000, 10);
+    let grown = memledger.resident_bytes().saturating_sub(before);
     let (passed, left_out) = (read(stamp) - began, read(skipped) - left_out);
     eprintln!("{grown} bytes more, answers of {whole}; {left_out} cycles left out in {passed} s");
     // a snapshot and its texts come and go each second
@@ -102,7 +70,7 @@ fn slow_readers_of_ten_thousand_series_hold_their_places_for_their_time_and_no_m
     let (_host, memledger) = crowded(PLACES);
     let whole = exchange(connect(&memledger), &get("/metrics", "")).unwrap().1.len();
     (0..3).for_each(|_| assert_eq!(status(&memledger, "/metrics"), Ok(200)));
-    let (before, sockets) = (resident_bytes(&memledger), open_sockets(&memledger));
+    let (before, sockets) = (memledger.resident_bytes(), open_sockets(&memledger));
     let stop = AtomicBool::new(false); // lets the readers end at once if the test fails
     let read = std::thread::scope(|scope| {
         let slow = |count: usize| {
@@ -121,7 +89,7 @@ fn slow_readers_of_ten_thousand_series_hold_their_places_for_their_time_and_no_m
             status => Err(status.to_string()),
         });
         assert_eq!(status(&memledger, "/-/healthy"), Ok(200));
-        let held = resident_bytes(&memledger).saturating_sub(before);
+        let held = memledger.resident_bytes().saturating_sub(before);
         let answers = held as f64 / whole as f64;
         eprintln!("{PLACES} slow readers hold {answers:.1} answers of {whole} bytes");
         // they share the text of a snapshot or two; what the allocator keeps comes to as much again

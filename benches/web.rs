@@ -1,0 +1,181 @@
+//! What many requests at once do to sampling, and to memory: with and without them in one run.
+//!
+//! `make bench` lets the release binary sample a host of 10,000 series once a second, leaves it alone and asks it 10,000
+//! times on 40 connections, in turn, and compares. Clients and memledger share the cores of one machine, so the time of a
+//! cycle contains its waiting for a core; its processor time does not. It writes its part of docs/performance.md.
+
+mod document;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::load::{CONNECTIONS, ask, crowded};
+use support::{Memledger, eventually, processor_nanos};
+
+const REQUESTS: usize = 10_000;
+const ROUNDS: usize = 3;
+const QUIET: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(200);
+/// Answers of `/metrics` that may be held more under load than before it, as in tests/web/slow.rs: a snapshot and its texts
+/// come and go each second.
+const ANSWERS: f64 = 4.0;
+
+#[allow(clippy::disallowed_methods)]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// What was seen over some time.
+#[derive(Default)]
+struct Watch {
+    cycles_ms: Vec<f64>,
+    left_out: f64,
+    processor_ms: f64,
+    most_bytes: u64,
+    seconds: f64,
+}
+
+/// The newest snapshot: when it was finished, how long its cycle took, and cycles left out so far.
+fn newest(memledger: &Memledger) -> [f64; 3] {
+    let (status, text) = memledger.get("/metrics");
+    assert_eq!(status, 200, "{text}");
+    let names = [
+        "memledger_snapshot_timestamp_seconds ",
+        "memledger_cycle_duration_seconds ",
+        "memledger_cycles_skipped_total ",
+    ];
+    names.map(|name| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.parse().ok());
+        value.unwrap_or_else(|| panic!("no {name}"))
+    })
+}
+
+/// Waits for a snapshot that is not this one.
+fn newer_than(memledger: &Memledger, finished: f64) -> [f64; 3] {
+    eventually("a newer snapshot", || match newest(memledger) {
+        newest if newest[0] > finished => Ok(newest),
+        _ => Err("it is the same".to_owned()),
+    })
+}
+
+impl Watch {
+    /// Looks five times a second for as long as `goes_on`, from one snapshot on.
+    fn watch(&mut self, memledger: &Memledger, goes_on: impl Fn() -> bool) {
+        let processor = || processor_nanos(memledger.pid(), Some("cycle")) / 1e6;
+        let ([mut last, _, left_out], before, began) = (newest(memledger), processor(), now());
+        while goes_on() {
+            std::thread::park_timeout(LOOK); // a bench measures time
+            let [finished, took, _] = newest(memledger);
+            self.most_bytes = self.most_bytes.max(memledger.resident_bytes());
+            if finished > last {
+                self.cycles_ms.push(took * 1e3);
+                last = finished;
+            }
+        }
+        self.seconds += began.elapsed().as_secs_f64();
+        self.processor_ms += processor() - before;
+        let [.., left_out_now] = newer_than(memledger, last); // the last cycle that was left out is told by the next
+        self.left_out += left_out_now - left_out;
+    }
+
+    fn and(mut self, mut other: Self) -> Self {
+        self.cycles_ms.append(&mut other.cycles_ms);
+        self.left_out += other.left_out;
+        self.processor_ms += other.processor_ms;
+        self.most_bytes = self.most_bytes.max(other.most_bytes);
+        self.seconds += other.seconds;
+        self
+    }
+
+    fn mean_ms(&self) -> f64 {
+        self.cycles_ms.iter().sum::<f64>() / self.cycles_ms.len() as f64
+    }
+
+    fn worst_ms(&self) -> f64 {
+        self.cycles_ms.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// Processor time of the thread `cycle` for each of them.
+    fn processor_each_ms(&self) -> f64 {
+        self.processor_ms / self.cycles_ms.len() as f64
+    }
+}
+
+/// 10,000 requests, watched.
+fn loaded(memledger: &Memledger, watch: &mut Watch) {
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| ask(memledger, REQUESTS, 2));
+        watch.watch(memledger, || !load.is_finished());
+    });
+}
+
+fn quiet(memledger: &Memledger, watch: &mut Watch) {
+    let began = now();
+    watch.watch(memledger, || began.elapsed() < QUIET);
+}
+
+fn table(quiet: &Watch, loaded: &Watch) -> String {
+    let row = |what: &str, digits: usize, of: fn(&Watch) -> f64| {
+        let (without, with) = (of(quiet), of(loaded));
+        format!("| {what} | {without:.digits$} | {with:.digits$} | {:.2} |\n", with / without)
+    };
+    format!(
+        "| | nobody asks but the watcher | with the requests | ratio |\n| --- | ---: | ---: | ---: |\n\
+         | cycles seen | {} | {} | |\n| cycles left out | {:.0} | {:.0} | |\n{}{}{}",
+        quiet.cycles_ms.len(),
+        loaded.cycles_ms.len(),
+        quiet.left_out,
+        loaded.left_out,
+        row("a cycle, mean ms", 1, Watch::mean_ms),
+        row("a cycle, worst ms", 1, Watch::worst_ms),
+        row("processor time of a cycle, mean ms", 1, Watch::processor_each_ms),
+    )
+}
+
+fn main() -> std::io::Result<()> {
+    if document::is_only_asked() {
+        return Ok(());
+    }
+    let (_host, memledger) = crowded(CONNECTIONS + 1); // one for the watcher
+    let answer = memledger.get("/metrics").1;
+    let series = answer.lines().filter(|line| !line.starts_with('#')).count();
+    ask(&memledger, 1_000, 2);
+    let (mut alone, mut asked) = (Watch::default(), [(); ROUNDS].map(|()| Watch::default()));
+    quiet(&memledger, &mut alone);
+    let before = alone.most_bytes;
+    for round in &mut asked {
+        quiet(&memledger, &mut alone);
+        loaded(&memledger, round);
+    }
+    let mut after = Watch::default();
+    quiet(&memledger, &mut after);
+    let most = asked.each_ref().map(|round| round.most_bytes);
+    let all = asked.into_iter().fold(Watch::default(), Watch::and);
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let answers = (mib(most.into_iter().fold(0, u64::max)) - mib(before)) / mib(answer.len() as u64);
+    let verdict = |met: bool| match met {
+        _ if cfg!(debug_assertions) => "not judged in this build",
+        true => "met",
+        false => "**missed**",
+    };
+    let build = if cfg!(debug_assertions) { "A build WITHOUT optimisation" } else { "The release binary" };
+    document::write(&format!(
+        "{}\n\n{build}, which samples a host of {series} series once a second, and {REQUESTS} requests for `/metrics` on \
+         {CONNECTIONS} connections, half of them compressed; {ROUNDS} times, each after {} s without. An answer has {} KiB, not \
+         compressed. The clients take the same cores: a cycle waits for one, which is in its time and not in its processor time.\n\n\
+         {}\n{:.0} requests a second.\n\n\
+         Resident, the most: {:.1} MiB before, {} MiB during each {REQUESTS}, {:.1} MiB after the last.\n\n\
+         Goals: no cycle left out ({}); at most {ANSWERS:.0} answers more in memory than without requests ({answers:.1}, {}).\n",
+        document::HEADINGS[7],
+        QUIET.as_secs(),
+        answer.len() / 1024,
+        table(&alone, &all),
+        (REQUESTS * ROUNDS) as f64 / all.seconds,
+        mib(before),
+        most.map(|bytes| format!("{:.1}", mib(bytes))).join(", "),
+        mib(after.most_bytes),
+        verdict(all.left_out == 0.0),
+        verdict(answers <= ANSWERS),
+    ))
+}

@@ -1,0 +1,70 @@
+//! Many requests at once, for the metrics of a host of 10,000 series.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use super::Memledger;
+use super::recorded::Host;
+
+/// Connections on which [`ask`] asks.
+pub const CONNECTIONS: usize = 40;
+
+/// A memledger that samples every second and serves so many requests at once, on a host of 10,000 series.
+pub fn crowded(places: usize) -> (Host, Memledger) {
+    let host = Host::crowded(400);
+    let flags = ["--no-collector.gpu", "--sample.interval=1s"].map(str::to_owned);
+    let places = format!("--web.max-requests={places}");
+    let memledger = host.start(&[flags.to_vec(), vec![places, "--web.idle-timeout=1h".to_owned()]].concat());
+    memledger.eventually("all containers", |metrics| match metrics.series.len() {
+        10_000.. => Ok(()),
+        series => Err(format!("{series} series")),
+    });
+    (host, memledger)
+}
+
+/// So many requests on 40 connections, of which each `plain`th takes the text as it is, and the others compressed.
+pub fn ask(memledger: &Memledger, requests: usize, plain: usize) {
+    std::thread::scope(|scope| {
+        for number in 0..CONNECTIONS {
+            scope.spawn(move || {
+                let coding = if number % plain == 0 { "" } else { "Accept-Encoding: gzip\r\n" };
+                let request = format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\n{coding}\r\n");
+                let mut stream = connect(memledger);
+                let mut buffer = vec![0; 4 << 20];
+                for _ in 0..requests / CONNECTIONS {
+                    stream.write_all(request.as_bytes()).unwrap();
+                    assert_answer(&mut stream, &mut buffer);
+                }
+            });
+        }
+    });
+}
+
+/// A TCP connection that does not wait for ever.
+pub fn connect(memledger: &Memledger) -> TcpStream {
+    let stream = TcpStream::connect(&memledger.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream
+}
+
+/// Reads one answer, by its length; fails on any status but 200.
+pub fn assert_answer(stream: &mut impl Read, bytes: &mut [u8]) {
+    let mut length = 0;
+    loop {
+        length += match stream.read(&mut bytes[length..]).unwrap() {
+            0 => panic!("closed after {length} bytes"),
+            more => more,
+        };
+        let Some(head) = bytes[..length].windows(4).position(|window| window == b"\r\n\r\n") else {
+            continue;
+        };
+        let text = std::str::from_utf8(&bytes[..head]).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+        let body: usize =
+            text.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().parse().unwrap();
+        if length >= head + 4 + body {
+            return;
+        }
+    }
+}
