@@ -59,7 +59,8 @@ struct Open {
     inode: u64,
     file: KernelFile,
     fresh: bool,
-    kills: u64,
+    /// `None`: not read yet.
+    kills: Option<u64>,
 }
 
 impl CgroupCounters {
@@ -109,7 +110,8 @@ impl CgroupCounters {
         self.watch.as_ref().is_some_and(take_notifications)
     }
 
-    /// Reads the counters of all containers that are there, and of their pods.
+    /// Reads the counters of all containers that are there, and of their pods. One that is there and cannot be read now says
+    /// what it said before: forgotten, its old kills would be news in the next sweep.
     ///
     /// # Errors
     /// The tree cannot be walked, or counters that are there cannot be read: the first such error, with what could be read.
@@ -135,15 +137,21 @@ impl CgroupCounters {
             let known = before
                 .remove(&path)
                 .filter(|open| open.id == id && inode.is_none_or(|inode| inode == open.inode));
-            let opened = known.map_or_else(|| self.open(id, &path), Ok);
-            match opened.and_then(|open| self.read(open)) {
-                Ok(open) => {
-                    readings.push(reading(&path, &open));
-                    self.open.insert(path, open);
+            let mut open = match known.map_or_else(|| self.open(id, &path), Ok) {
+                Ok(open) => open,
+                Err(error) if error.is_gone() => continue,
+                Err(error) => {
+                    failed = failed.and(Err(error));
+                    continue;
                 }
-                Err(error) if error.is_gone() => {}
+            };
+            match self.read(&open) {
+                Ok(kills) => open.kills = Some(kills),
+                Err(error) if error.is_gone() => continue,
                 Err(error) => failed = failed.and(Err(error)),
             }
+            readings.extend(reading(&path, &open));
+            self.open.insert(path, open);
         }
         self.swept = true;
         (readings, failed)
@@ -165,27 +173,25 @@ impl CgroupCounters {
     fn open(&self, id: Option<ContainerId>, path: &Path) -> Result<Open, ReadError> {
         let dir = Dir::open(&self.hierarchy.root.join(path))?;
         let name = if self.hierarchical() { "memory.events" } else { "memory.oom_control" };
-        let open = Open { id, inode: dir.inode()?, file: dir.file(name)?, fresh: self.swept, kills: 0 };
+        let open = Open { id, inode: dir.inode()?, file: dir.file(name)?, fresh: self.swept, kills: None };
         self.add_watch(path);
         Ok(open)
     }
 
-    fn read(&mut self, mut open: Open) -> Result<Open, ReadError> {
+    fn read(&mut self, open: &Open) -> Result<u64, ReadError> {
         let text = open.file.read_once(&mut self.buffer)?;
-        open.kills =
-            oom_kill(text).ok_or_else(|| ReadError::malformed("a cgroup's events have no oom_kill"))?;
-        Ok(open)
+        oom_kill(text).ok_or_else(|| ReadError::malformed("a cgroup's events have no oom_kill"))
     }
 }
 
-fn reading(path: &Path, open: &Open) -> Reading {
-    Reading {
+fn reading(path: &Path, open: &Open) -> Option<Reading> {
+    Some(Reading {
         id: open.id.clone(),
         path: path.to_string_lossy().into_owned(),
         inode: open.inode,
-        kills: open.kills,
+        kills: open.kills?,
         fresh: open.fresh,
-    }
+    })
 }
 
 fn oom_kill(text: &[u8]) -> Option<u64> {
@@ -195,6 +201,23 @@ fn oom_kill(text: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_counter_that_cannot_be_read_once_is_not_forgotten_and_says_what_it_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let container = folder.path().join("docker").join("a".repeat(64));
+        std::fs::create_dir_all(&container).unwrap();
+        let events = container.join("memory.events");
+        let hierarchy = Hierarchy { version: Version::V2, root: folder.path().to_path_buf() };
+        let mut counters = CgroupCounters::new(&hierarchy);
+        let mut told = vec![];
+        for text in ["oom_kill 3\n", "oom_kil", "oom_kill 4\n"] {
+            std::fs::write(&events, text).unwrap();
+            let (readings, read) = counters.sweep(Moment::now());
+            told.extend(readings.iter().map(|reading| (reading.kills, reading.fresh, read.is_ok())));
+        }
+        assert_eq!(told, [(3, false, true), (3, false, false), (4, false, true)]);
+    }
 
     #[test]
     fn the_counter_is_found_in_both_versions_files() {

@@ -9,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::discover::{Hierarchy, Version};
 use crate::host::{Dir, KernelFile, ReadError, Roots};
-use crate::parse::number;
 use crate::parse::process::cgroup_path;
+use crate::parse::{lines, number};
 
 /// A tree deeper than this is not searched further.
 const DEEPEST: usize = 32;
@@ -80,7 +80,7 @@ fn own_root(roots: &Roots, hierarchy: &Hierarchy) -> Option<PathBuf> {
 fn with_process(root: &Path, path: &Path, pid: u64, depth: usize) -> Option<PathBuf> {
     let dir = Dir::open(&root.join(path)).ok()?;
     let procs = read(&root.join(path).join("cgroup.procs")).unwrap_or_default();
-    if procs.split(|&byte| byte == b'\n').any(|line| number(line) == Some(pid)) {
+    if lines(&procs).any(|line| number(line) == Some(pid)) {
         return Some(path.to_path_buf());
     }
     let mut children = Vec::new();
@@ -98,6 +98,16 @@ fn with_process(root: &Path, path: &Path, pid: u64, depth: usize) -> Option<Path
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pid_that_was_cut_off_is_another_process_s() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = |text: &str| {
+            std::fs::write(folder.path().join("cgroup.procs"), text).unwrap();
+            with_process(folder.path(), Path::new(""), 12, 0)
+        };
+        assert_eq!((found("7\n12\n"), found("7\n12")), (Some(PathBuf::new()), None));
+    }
 
     #[test]
     fn paths_that_go_up_are_followed_from_the_own_root_and_never_above_the_tree() {

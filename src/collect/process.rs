@@ -275,7 +275,7 @@ fn may_open(containers: usize) -> usize {
 }
 
 fn pids_of(list: &[u8]) -> impl Iterator<Item = u32> {
-    let numbers = list.split(|&b| b == b'\n').filter_map(crate::parse::number);
+    let numbers = crate::parse::lines(list).filter_map(crate::parse::number);
     numbers.filter_map(|pid| u32::try_from(pid).ok())
 }
 
@@ -359,5 +359,15 @@ impl Collector for ProcessTable {
         found.readable = readable;
         output.readings.processes = found;
         if readable { Outcome::Read } else { Outcome::Failed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pid_that_was_cut_off_is_another_process_s() {
+        assert_eq!(pids_of(b"7\n12\n1").collect::<Vec<_>>(), [7, 12]);
     }
 }

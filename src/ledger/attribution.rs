@@ -51,6 +51,12 @@ impl Clues {
     pub fn new(context: Option<Context>, group: Option<String>, hint: Hint) -> Self {
         Self { context, group, hint }
     }
+
+    /// Where the kernel says that the victim was.
+    pub fn cgroups(&self) -> Vec<&str> {
+        let told = self.context.iter().flat_map(|context| &context.task_cgroups);
+        told.chain(&self.hint.cgroup).map(String::as_str).collect()
+    }
 }
 
 /// A kill of which not all is known.
@@ -166,7 +172,7 @@ impl Machine {
             Place::Container(id) => {
                 let (when, kills) = (open.kill.at, 1 + open.duplicates);
                 open.container = Some(id.clone());
-                self.counters.explain(&id, kills, when, &self.runs);
+                self.counters.explain(&id, kills, when, &self.runs, &open.clues.cgroups());
             }
             Place::Host => open.kill.whose = Whose::Host,
             Place::Unknown => {}

@@ -82,11 +82,17 @@ impl Counters {
                 Counter { id, path, seen: 0, explained: before, grew: now, read: now, quiet, innocent }
             });
             if reading.kills > counter.seen {
-                counter.seen = reading.kills;
-                counter.grew = now;
                 let is_inside = |other: &&Reading| is_below(&other.path, &counter.path);
                 let inside = readings.iter().filter(|_| counter.id.is_none()).filter(is_inside);
-                counter.innocent = inside.filter_map(|other| other.id.clone()).collect();
+                let inside: HashSet<_> = inside.filter_map(|other| other.id.clone()).collect();
+                if counter.seen > counter.explained {
+                    // of those from before, who was there only later is not innocent
+                    counter.innocent.retain(|id| inside.contains(id));
+                } else {
+                    counter.innocent = inside;
+                }
+                counter.seen = reading.kills;
+                counter.grew = now;
             } else if counter.explained >= counter.seen {
                 counter.quiet = Some(now);
             }
@@ -155,8 +161,8 @@ impl Counters {
         }
     }
 
-    /// Kills that were attributed to this container at this Unix time.
-    pub fn explain(&mut self, id: &ContainerId, kills: u64, at: f64, runs: &Runs) {
+    /// Kills that were attributed to this container at this Unix time. `cgroups`: where the kernel says that they were.
+    pub fn explain(&mut self, id: &ContainerId, kills: u64, at: f64, runs: &Runs, cgroups: &[&str]) {
         let in_present_run = runs
             .get(id)
             .and_then(|known| known.run.as_ref())
@@ -170,7 +176,10 @@ impl Counters {
         let chosen = chosen.filter(|(_, counter)| counter.seen > counter.explained || in_present_run);
         let Some((&inode, counter)) = chosen else {
             let known = runs.get(id);
-            return self.explain_pods(kills, |pod| known.is_some_and(|known| known.is_of_pod(pod)));
+            // the runtime may not have told of it yet
+            let is_there = |pod: &str| cgroups.iter().any(|path| is_below(path.trim_start_matches('/'), pod));
+            let is_its = |pod: &str| known.is_some_and(|known| known.is_of_pod(pod)) || is_there(pod);
+            return self.explain_pods(kills, is_its);
         };
         let path = counter.path.clone();
         for (other, counter) in &mut self.by_inode {
@@ -221,7 +230,7 @@ mod tests {
         let now = Moment::now();
         counters.enter(now, &[reading("a", "a", 1, 3, false), reading("b", "b", 2, 1, true)], false);
         assert_eq!(counters.candidates(), [(ContainerId::new("b"), 1)]);
-        counters.explain(&ContainerId::new("b"), 1, 0.0, &Runs::default());
+        counters.explain(&ContainerId::new("b"), 1, 0.0, &Runs::default(), &[]);
         assert!(counters.candidates().is_empty());
         assert_eq!(counters.take_changed(), [(1, Some(3)), (2, Some(1))]);
     }
@@ -231,7 +240,7 @@ mod tests {
         let mut counters = Counters::new(HashMap::new(), false);
         let now = Moment::now();
         counters.enter(now, &[reading("a", "a", 1, 0, true)], false);
-        counters.explain(&ContainerId::new("a"), 1, 0.0, &Runs::default());
+        counters.explain(&ContainerId::new("a"), 1, 0.0, &Runs::default(), &[]);
         counters.enter(now, &[reading("a", "a", 1, 1, false)], false);
         assert!(counters.candidates().is_empty());
     }
@@ -286,7 +295,7 @@ mod tests {
         let readings = [reading("a", "a", 1, 1, true), reading("b", "a/x/b", 2, 1, true)];
         counters.enter(Moment::now(), &readings, true);
         assert_eq!(counters.candidates(), [(ContainerId::new("b"), 1)]);
-        counters.explain(&ContainerId::new("b"), 1, 0.0, &Runs::default());
+        counters.explain(&ContainerId::new("b"), 1, 0.0, &Runs::default(), &[]);
         assert!(counters.candidates().is_empty(), "it explains the outer one's too");
     }
 }

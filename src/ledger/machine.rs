@@ -298,10 +298,10 @@ impl Machine {
         if let Some(open) = self.open.iter_mut().rev().find(|open| open.kill.pid == Some(pid)) {
             open.duplicates += 1;
             if let Some(id) = open.container.clone() {
-                self.counters.explain(&id, 1, now.unix_seconds(), &self.runs);
+                self.counters.explain(&id, 1, now.unix_seconds(), &self.runs, &open.clues.cgroups());
             }
         } else if let Some((_, Some(id))) = self.settled.iter().rev().find(|(settled, _)| *settled == pid) {
-            self.counters.explain(&id.clone(), 1, now.unix_seconds(), &self.runs);
+            self.counters.explain(&id.clone(), 1, now.unix_seconds(), &self.runs, &[]);
         }
     }
 

@@ -199,6 +199,11 @@ impl Known {
         self.ended_runs.iter().chain(&self.run)
     }
 
+    /// Those of them before the last.
+    pub fn earlier_runs(&self) -> impl Iterator<Item = &Run> {
+        self.ended_runs.iter()
+    }
+
     /// The run that ended at this Unix time.
     pub fn run_ended_at(&self, at: f64) -> Option<&Run> {
         self.all_runs().find(|run| run.ended == Some(at))

@@ -4,6 +4,7 @@
 //! They are matched all together and only if the numbers agree. The count of each container is then right; which of the
 //! kills was whose is decided by names and may not be known: that is entered in the kill (`exchangeable`).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,14 +106,15 @@ impl Machine {
         }
     }
 
-    /// What the cgroups counted and nothing explains, by container. The counters of pods are asked only about kills that no
-    /// record tells of: where the log is read it knows better, and what it tells may be ahead of a new pod's counter.
+    /// What the cgroups counted and nothing explains, by container: its own, and that of its pod.
     fn unexplained(&self, now: Moment, ownerless: &[usize]) -> Vec<(ContainerId, u64)> {
-        let mut counted = self.counters.candidates();
-        if ownerless.iter().all(|at| self.open[*at].kill.kernel_usec.is_none()) {
-            counted.extend(self.counted_by_pods(now));
+        let mut counted: BTreeMap<_, _> = self.counters.candidates().into_iter().collect();
+        if self.asks_pods(ownerless) {
+            for (id, kills) in self.counted_by_pods(now) {
+                *counted.entry(id).or_insert(0) += kills;
+            }
         }
-        counted
+        counted.into_iter().collect()
     }
 
     /// Deals kills to the containers whose cgroups counted so many, those that fit best first.

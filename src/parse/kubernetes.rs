@@ -36,21 +36,30 @@ pub fn qos(path: &str) -> Option<Qos> {
         path.split('/').map(|component| component.strip_suffix(".slice").unwrap_or(component));
     let mut found = None;
     while let Some(component) = components.next() {
-        if component == "kubepods" || component.ends_with("-kubepods") {
+        if is_of_all_pods(component) {
             found = components.next().and_then(class).or(found);
         }
     }
     found
 }
 
+/// The cgroup that the kubelet makes around all pods, without the ending of a slice.
+fn is_of_all_pods(component: &str) -> bool {
+    component == "kubepods" || component.ends_with("-kubepods")
+}
+
 /// The cgroup of the pod that a container's cgroup lies in, and the pod's uid as the path has it; of the outermost pod where
 /// Kubernetes runs in a container.
 pub fn pod(path: &str) -> Option<(&str, &str)> {
     qos(path)?;
-    let mut end = 0;
+    let (mut end, mut is_inside) = (0, false);
     path.split('/').find_map(|component| {
         end += component.len() + 1;
         let own = component.strip_suffix(".slice").unwrap_or(component);
+        if is_of_all_pods(own) || !is_inside {
+            is_inside |= is_of_all_pods(own);
+            return None;
+        }
         let own = own.rsplit_once("kubepods-").map_or(own, |(_, own)| own);
         let own = own.strip_prefix("burstable-").or(own.strip_prefix("besteffort-")).unwrap_or(own);
         let uid = own.strip_prefix("pod").filter(|uid| !uid.is_empty())?;
@@ -135,6 +144,17 @@ mod tests {
             ("/kubepods/burstable/pod1b-2c/a/b", Some(("/kubepods/burstable/pod1b-2c", "1b-2c"))),
             (&format!("{slice}/cri-containerd-a.scope"), Some((slice, "1b_2c"))),
             (&format!("{kind}/x"), Some((kind, "1b"))),
+            ("/pods/kubepods/pod1b/a", Some(("/pods/kubepods/pod1b", "1b"))),
+            (
+                "podruntime.slice/kubepods.slice/kubepods-pod1b.slice/x",
+                Some(("podruntime.slice/kubepods.slice/kubepods-pod1b.slice", "1b")),
+            ),
+            (
+                "pods.slice/pods-kubepods.slice/pods-kubepods-pod1b.slice/x",
+                Some(("pods.slice/pods-kubepods.slice/pods-kubepods-pod1b.slice", "1b")),
+            ),
+            ("kubepods/burstable/pod1/a/kubelet/kubepods/pod2/b", Some(("kubepods/burstable/pod1", "1"))),
+            ("pods/kubepods", None),
             ("kubepods/burstable", None),
             ("podman/pod1b/a", None),
             ("docker/a", None),

@@ -13,12 +13,28 @@ fn slice() -> String {
     format!("kubepods-burstable-pod{}.slice", unique("u").replace('-', "_"))
 }
 
+/// Which process of a container is killed.
+#[derive(Clone, Copy, PartialEq)]
+enum Victim {
+    /// The first. Docker tells of its end by SIGKILL, and of an OOM, and may be believed.
+    Main,
+    /// A child; the container ends with status 0 thereupon. That it was killed only the counters tell.
+    Child,
+}
+
 /// Containers that begin, are seen in their pod, and are killed, one after the other, beside one that stays. Every kill
 /// must be found with its container.
-fn one_after_the_other(scene: &Scene, ledger: &Ledger, kills: usize, flags: &[&str], beside: &str) {
+fn one_after_the_other(
+    scene: &Scene,
+    ledger: &Ledger,
+    (victim, kills): (Victim, usize),
+    flags: &[&str],
+    beside: &str,
+) {
     for number in 0..kills {
         let go = format!("go{number}");
-        let steps = [&format!("wait=/control/{go}"), "eat"];
+        let eat = if victim == Victim::Main { "eat" } else { "seq=1:eat" };
+        let steps = [&format!("wait=/control/{go}"), eat];
         let container = scene.run(&format!("c{number}"), flags, &steps);
         ledger.settles(&container.name, 0, 0);
         scene.release(&go);
@@ -32,8 +48,14 @@ fn one_after_the_other(scene: &Scene, ledger: &Ledger, kills: usize, flags: &[&s
     });
     let unattributed = settled.iter().filter(|kill| kill["whose"] == "unattributed").count();
     assert_eq!((settled.len(), unattributed), (kills, 0), "{settled:#?}");
+    let of_counters: Vec<_> = settled.iter().filter(|kill| kill["method"] == "cgroup").collect();
+    let of_pods =
+        of_counters.iter().filter(|kill| kill["evidence"].to_string().contains("of its pod")).count();
+    eprintln!("of {kills} kills {} by a counter, {of_pods} by the pod's", of_counters.len());
+    assert!(victim == Victim::Main || of_counters.len() == kills, "{settled:#?}");
+    let (main, child) = if victim == Victim::Main { (1, 0) } else { (0, 1) };
     for number in 0..kills {
-        ledger.settles(&scene.called(&format!("c{number}")), 1, 0);
+        ledger.settles(&scene.called(&format!("c{number}")), main, child);
     }
     ledger.settles(beside, 0, 0);
     ledger.balances(scene);
@@ -49,7 +71,20 @@ fn a_kill_whose_cgroup_is_gone_is_the_container_s_that_alone_can_have_had_it() {
     let parent = format!("--cgroup-parent={}", slice());
     let pause = scene.run("pause", &[&parent], &["hold"]);
     ledger.settles(&pause.name, 0, 0);
-    one_after_the_other(&scene, &ledger, 8, &[&parent], &pause.name);
+    one_after_the_other(&scene, &ledger, (Victim::Main, 4), &[&parent], &pause.name);
+}
+
+#[test]
+fn a_kill_that_no_runtime_tells_of_is_found_by_the_counters_alone() {
+    if !in_v2_guest() {
+        return;
+    }
+    let Some(scene) = Scene::new("child") else { return };
+    let ledger = scene.watch(&["--oom.kernel-log=off"]);
+    let parent = format!("--cgroup-parent={}", slice());
+    let pause = scene.run("pause", &[&parent], &["hold"]);
+    ledger.settles(&pause.name, 0, 0);
+    one_after_the_other(&scene, &ledger, (Victim::Child, 4), &[&parent], &pause.name);
 }
 
 #[test]
@@ -64,5 +99,5 @@ fn a_kill_by_the_limit_of_the_pod_is_found_so_too_and_who_holds_memory_beside_it
     let holds = scene.run("holds", &flags, &["eat=8", "hold"]);
     ledger.settles(&holds.name, 0, 0);
     limit(&root().join("kubepods.slice/kubepods-burstable.slice").join(slice), 48 << 20);
-    one_after_the_other(&scene, &ledger, 4, &flags, &holds.name);
+    one_after_the_other(&scene, &ledger, (Victim::Main, 4), &flags, &holds.name);
 }

@@ -24,6 +24,9 @@ use crate::clock::Moment;
 const LIST_WAITS: Duration = Duration::from_secs(1);
 /// Questions under way at once: of those that are asked for the first time, and of those that did not answer before.
 const PLACES: (usize, usize) = (16, 4);
+/// Time for an answer: to the first question, for others wait for its place; and to those that follow. A node that is short of
+/// memory or of its disk's time takes some seconds to answer for anybody.
+const ANSWER_WITHIN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 /// Who did not answer is asked again after the pause between lists, then after twice as long, and so on to this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -66,9 +69,9 @@ impl Default for Questions {
 }
 
 impl Questions {
-    /// Asks about a container, if that is due. `verbose`: with what it was started with. `question` ends in time, by an
-    /// error if there is no answer.
-    pub fn ask<Q>(&mut self, id: &str, verbose: bool, now: Moment, question: Q)
+    /// Asks about a container, if that is due. `verbose`: with what it was started with. `question` ends within the time that it
+    /// is given, by an error if there is no answer.
+    pub fn ask<Q>(&mut self, id: &str, verbose: bool, now: Moment, question: impl FnOnce(Duration) -> Q)
     where
         Q: Future<Output = Result<ContainerStatusResponse, CriError>> + Send + 'static,
     {
@@ -78,7 +81,9 @@ impl Questions {
             return;
         }
         let is_first = silence.is_none();
-        let places = Arc::clone(if is_first { &self.places.0 } else { &self.places.1 });
+        let (places, within) =
+            if is_first { (&self.places.0, ANSWER_WITHIN.0) } else { (&self.places.1, ANSWER_WITHIN.1) };
+        let (places, question) = (Arc::clone(places), question(within));
         let id = id.to_owned();
         self.asked.insert(id.clone(), is_first);
         self.under_way.push(Box::pin(async move {
@@ -135,9 +140,10 @@ impl Questions {
         !self.under_way.is_empty()
     }
 
-    /// Somebody is asked now, or is to be asked again.
-    pub fn are_open(&self) -> bool {
-        self.are_under_way() || !self.silent.is_empty()
+    /// Time until somebody who did not answer is to be asked again; `None` if there is none who is not asked now.
+    pub fn rest(&self, now: Moment) -> Option<Duration> {
+        let resting = self.silent.iter().filter(|(id, _)| !self.asked.contains_key(*id));
+        resting.map(|(_, silence)| silence.until.since(now)).min()
     }
 }
 
@@ -167,12 +173,12 @@ mod tests {
     #[tokio::test]
     async fn a_list_waits_for_nobody_who_is_silent() {
         let (mut questions, now) = (Questions::default(), Moment::now());
-        questions.ask("a", true, now, answered());
-        questions.ask("b", true, now, std::future::pending());
+        questions.ask("a", true, now, |_| answered());
+        questions.ask("b", true, now, |_| std::future::pending());
         questions.wait().await;
         assert_eq!(answers(&questions.take(&wanted(&["a", "b"]))), [("a", true)]);
         assert!(questions.are_under_way(), "it may still answer");
-        questions.ask("b", true, now, answered());
+        questions.ask("b", true, now, |_| answered());
         questions.wait().await;
         assert!(
             questions.take(&wanted(&["b"])).is_empty(),
@@ -185,24 +191,24 @@ mod tests {
         let (mut questions, mut now) = (Questions::default(), Moment::now());
         let mut pauses = vec![];
         for _ in 0..8 {
-            questions.ask("b", true, now, silence());
+            questions.ask("b", true, now, |_| silence());
             questions.next().await;
             assert_eq!(answers(&questions.take(&wanted(&["b"]))), [("b", false)]);
             let until = questions.silent["b"].until;
             pauses.push(until.since(Moment::now()).as_secs_f64().round());
-            questions.ask("b", true, Moment::now(), answered());
-            assert!(!questions.are_under_way() && questions.are_open(), "it has its rest");
+            questions.ask("b", true, Moment::now(), |_| answered());
+            assert!(!questions.are_under_way() && questions.rest(now).is_some(), "it has its rest");
             now = until;
         }
         assert_eq!(pauses, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]);
-        questions.ask("b", false, Moment::now(), answered());
+        questions.ask("b", false, Moment::now(), |_| answered());
         questions.wait().await;
         assert_eq!(answers(&questions.take(&wanted(&["b"]))), [("b", true)], "its end is another question");
-        assert!(!questions.are_open());
-        questions.ask("c", true, Moment::now(), silence());
+        assert!(questions.rest(now).is_none());
+        questions.ask("c", true, Moment::now(), |_| silence());
         questions.next().await;
         questions.take(&wanted(&[]));
-        assert!(!questions.are_open(), "it is not there any more");
+        assert!(questions.rest(now).is_none(), "it is not there any more");
     }
 
     #[tokio::test]
@@ -210,16 +216,56 @@ mod tests {
         let (mut questions, now) = (Questions::default(), Moment::now());
         let silent: Vec<_> = (0..PLACES.0).map(|number| format!("s{number}")).collect();
         for id in &silent {
-            questions.ask(id, true, now, silence());
+            questions.ask(id, true, now, |_| silence());
         }
         questions.wait().await;
         assert_eq!(questions.take(&silent.iter().cloned().collect()).len(), PLACES.0);
         let later = now.plus(Duration::from_secs(60));
         for id in &silent {
-            questions.ask(id, true, later, std::future::pending());
+            questions.ask(id, true, later, |_| std::future::pending());
         }
-        questions.ask("a", true, later, answered());
+        questions.ask("a", true, later, |_| answered());
         questions.wait().await;
         assert_eq!(answers(&questions.take(&wanted(&["a"]))), [("a", true)]);
+    }
+
+    #[tokio::test]
+    async fn the_first_answer_must_come_soon_and_a_later_one_may_take_as_long_as_any_other() {
+        let (mut questions, now) = (Questions::default(), Moment::now());
+        let mut given = vec![];
+        for _ in 0..3 {
+            let silent = questions.silent.get("b").map_or(now, |silence| silence.until);
+            questions.ask("b", true, silent, |within| {
+                given.push(within.as_secs());
+                silence()
+            });
+            questions.next().await;
+            questions.take(&wanted(&["b"]));
+        }
+        questions.ask("b", false, now, |within| {
+            given.push(within.as_secs());
+            silence()
+        });
+        assert_eq!(given, [2, 10, 10, 2], "its end is another question");
+    }
+
+    #[tokio::test]
+    async fn a_list_comes_for_who_is_silent_when_he_is_to_be_asked_again_and_not_while_he_is() {
+        let (mut questions, now) = (Questions::default(), Moment::now());
+        assert_eq!(questions.rest(now), None);
+        for _ in 0..6 {
+            let until = questions.silent.get("b").map_or(now, |silence| silence.until);
+            questions.ask("b", true, until, |_| silence());
+            questions.next().await;
+            questions.take(&wanted(&["b"]));
+        }
+        assert!(
+            questions.rest(Moment::now()).is_some_and(|rest| rest > LIST_EVERY.1),
+            "{:?}",
+            questions.rest(now)
+        );
+        let until = questions.silent["b"].until;
+        questions.ask("b", true, until, |_| std::future::pending());
+        assert_eq!((questions.rest(until), questions.are_under_way()), (None, true));
     }
 }

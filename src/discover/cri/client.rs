@@ -14,8 +14,6 @@ use super::messages::*;
 
 /// Time for one whole answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Time for an answer about one container: that one may hang, and others wait for its place.
-const STATUS_WITHIN: Duration = Duration::from_secs(2);
 /// The longest answer, as the kubelet has it: two thousand containers with their annotations.
 const LONGEST_ANSWER: usize = 16 << 20;
 
@@ -112,10 +110,15 @@ impl Client {
         Ok(answer.containers)
     }
 
-    /// One container. `verbose`: with its pid and environment.
-    pub async fn status(&self, id: &str, verbose: bool) -> Result<ContainerStatusResponse, CriError> {
+    /// One container, answered for in this time. `verbose`: with its pid and environment.
+    pub async fn status(
+        &self,
+        id: &str,
+        verbose: bool,
+        within: Duration,
+    ) -> Result<ContainerStatusResponse, CriError> {
         let question = ContainerStatusRequest { container_id: id.to_owned(), verbose };
-        self.ask_within("/runtime.v1.RuntimeService/ContainerStatus", question, STATUS_WITHIN).await
+        self.ask_within("/runtime.v1.RuntimeService/ContainerStatus", question, within).await
     }
 
     /// A message for everything that happens from now on.

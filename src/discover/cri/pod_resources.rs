@@ -8,7 +8,7 @@
 //! The kubelet names a pod and not its uid, so a pod that is made anew under its name has what the one before it was given
 //! until the kubelet is asked again. While it does not answer, what it said of such a pod is forgotten.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use prost::Message;
 
 use super::client::{Client, CriError};
 use crate::clock::Moment;
-use crate::discover::{Identity, Record, Source, SourceState};
+use crate::discover::{ContainerId, Identity, Record, Source, SourceState};
 use crate::series::bounded;
 
 /// Pause between two looks.
@@ -146,12 +146,36 @@ pub fn unknown(given: &Given) -> Option<&str> {
     given.values().flat_map(|ids| ids.iter()).map(|id| &**id).find(|id| !is_known(id))
 }
 
-/// Forgets what was given to containers whose run began after `asked` (Unix time), when the kubelet last answered: it spoke of
-/// another of that name. Returns whether there was any.
-fn forget<'a>(given: &mut Given, running: impl IntoIterator<Item = &'a Record>, asked: f64) -> bool {
+/// What is known of the kubelet's last answer.
+#[derive(Debug)]
+struct Answered {
+    /// Unix time when it was asked.
+    at: f64,
+    /// Containers that were there then and of whose start nobody had told.
+    silent: HashSet<ContainerId>,
+}
+
+impl Answered {
+    fn new(running: &HashMap<ContainerId, Record>, at: f64) -> Self {
+        let silent = running.values().filter(|record| record.started.is_none());
+        Self { at, silent: silent.map(|record| record.id.clone()).collect() }
+    }
+
+    /// It may have been about another container of this one's name.
+    fn is_before(&self, record: &Record) -> bool {
+        match record.started {
+            Some(started) => started > self.at && !self.silent.contains(&record.id),
+            None => !self.silent.contains(&record.id),
+        }
+    }
+}
+
+/// Forgets what was given to containers whose run began after the kubelet last answered: it spoke of another of that name.
+/// Returns whether there was any.
+fn forget<'a>(given: &mut Given, running: impl IntoIterator<Item = &'a Record>, answered: &Answered) -> bool {
     let before = given.len();
     for record in running {
-        if record.started.is_some_and(|started| started > asked) {
+        if answered.is_before(record) {
             given.remove(&Identity::lasting(&record.name, record.pod.as_deref()));
         }
     }
@@ -164,12 +188,12 @@ pub async fn follow(socket: PathBuf, source: Arc<Source>) {
     let (mut said, mut said_unknown) = (false, false);
     let mut answered = None;
     loop {
-        let began = Moment::now().unix_seconds();
+        let asking = Answered::new(&source.lock().running, Moment::now().unix_seconds());
         if socket.exists() || answered.is_some() {
             match asked(&mut client, &socket).await {
                 Ok(given) => {
                     said = false;
-                    answered = Some(began);
+                    answered = Some(asking);
                     if let Some(id) = unknown(&given).filter(|_| !std::mem::replace(&mut said_unknown, true))
                     {
                         tracing::warn!(%id, "the device plugin names GPUs as no driver does, so who was given one is not known (said once)");
@@ -182,9 +206,9 @@ pub async fn follow(socket: PathBuf, source: Arc<Source>) {
                 }
                 Err(error) => {
                     client = None;
-                    if let Some(asked) = answered {
+                    if let Some(answered) = &answered {
                         let SourceState { given, running, generation, .. } = &mut *source.lock();
-                        *generation += u64::from(forget(given, running.values(), asked));
+                        *generation += u64::from(forget(given, running.values(), answered));
                     }
                     if !std::mem::replace(&mut said, true) {
                         tracing::warn!(socket = %socket.display(), %error, "the kubelet does not tell which GPUs it gave to whom; trying again");
@@ -221,7 +245,7 @@ pub(super) fn law(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::{ContainerId, Pod};
+    use crate::discover::Pod;
 
     fn given_to(pod: &str, ids: &[&str]) -> Given {
         let identity = Identity { k8s_namespace: "ml".into(), k8s_pod: pod.into(), name: "main".into() };
@@ -275,10 +299,23 @@ mod tests {
         };
         let mut given = given_to("train-0", &["GPU-b"]);
         given.extend(given_to("train-1", &["GPU-c"]));
-        assert!(!forget(&mut given, [&record], 100.0), "it ran when the kubelet answered");
+        let answered = |running: &[&Record]| {
+            let running = running.iter().map(|record| (record.id.clone(), (*record).clone()));
+            Answered::new(&running.collect(), 100.0)
+        };
+        let without = answered(&[]);
+        assert!(!forget(&mut given, [&record], &without), "it ran when the kubelet answered");
         record.started = Some(150.0);
-        assert!(forget(&mut given, [&record], 100.0));
+        assert!(forget(&mut given, [&record], &without));
         assert_eq!(given, given_to("train-1", &["GPU-c"]));
+        // nobody tells of its start
+        record.started = None;
+        given = given_to("train-0", &["GPU-b"]);
+        assert!(
+            !forget(&mut given, [&record], &answered(&[&record])),
+            "it was there when the kubelet answered"
+        );
+        assert!(forget(&mut given, [&record], &without));
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 
@@ -23,6 +24,9 @@ use crate::discover::{ContainerId, Fact, Link, Named, Record, Source, What};
 
 /// Sandboxes are listed at least every so many lists of containers.
 const SANDBOXES_EVERY: u32 = 2;
+
+/// An end that nobody answers for is told after this. The runtime has been asked some times by then.
+const UNANSWERED_AFTER: Duration = Duration::from_secs(30);
 
 /// How much was told of a container.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,8 +51,24 @@ pub struct Seen {
     created: f64,
     /// It was listed as running: nobody need doubt that it ran.
     ran: bool,
+    /// When it was first listed as ended.
+    ended: Option<Moment>,
+    /// Its run was told, with an end of which only the time is known. What is answered later completes it.
+    is_told: bool,
     /// Its run is news.
     is_new: bool,
+}
+
+impl Seen {
+    /// Tells of its run, as far as the lists have shown it. `now`: it has ended by then.
+    fn tell(&self, id: &ContainerId, now: Moment, source: &Source, facts: &mut Vec<Fact>) {
+        let began = self.is_new.then_some(What::Started);
+        let ran = began.into_iter().chain([What::Running { pid: None }]);
+        facts.extend(ran.map(|what| fact(&self.record, self.created, what)));
+        let at = self.ended.unwrap_or(now).unix_seconds().max(self.created);
+        facts.push(fact(&self.record, at, What::Ended { exit_code: None, oom_flag: None }));
+        source.end(id, f64::INFINITY, (!self.ran).then(|| self.record.clone()));
+    }
 }
 
 /// The state of one connection.
@@ -98,8 +118,8 @@ impl<'a> Watch<'a> {
                 let (name, version) = (version.runtime_name.as_str(), version.runtime_version.as_str());
                 tracing::info!(runtime = RUNTIME, socket = %socket.display(), name, version, "connected");
             }
-            let is_told = events.is_some() && !self.questions.are_open();
-            let pause = if is_told { LIST_EVERY.1 } else { LIST_EVERY.0 };
+            let mut is_soon = events.is_none();
+            let pause = if is_soon { LIST_EVERY.0 } else { self.longest_pause(Moment::now()) };
             let mut pause = std::pin::pin!(tokio::time::sleep(pause));
             loop {
                 tokio::select! {
@@ -119,12 +139,22 @@ impl<'a> Watch<'a> {
                         }
                         break;
                     }
-                    // for the next list
-                    () = self.questions.next(), if self.questions.are_under_way() => {}
+                    // for the next list, which enters it
+                    () = self.questions.next(), if self.questions.are_under_way() => {
+                        if !std::mem::replace(&mut is_soon, true) {
+                            pause.set(tokio::time::sleep(LIST_EVERY.0));
+                        }
+                    }
                     () = &mut pause => break,
                 }
             }
         }
+    }
+
+    /// Pause before the next list where events ring: at the latest when somebody who was silent is to be asked again.
+    fn longest_pause(&self, now: Moment) -> Duration {
+        let rest = self.questions.rest(now).unwrap_or(LIST_EVERY.1);
+        rest.clamp(LIST_EVERY.0, LIST_EVERY.1)
     }
 
     /// Takes one list and tells what has changed.
@@ -142,7 +172,7 @@ impl<'a> Watch<'a> {
         for container in &containers {
             let Some(verbose) = self.question(container) else { continue };
             let (client, id) = (client.clone(), container.id.clone());
-            let question = async move { client.status(&id, verbose).await };
+            let question = |within| async move { client.status(&id, verbose, within).await };
             self.questions.ask(&container.id, verbose, Moment::now(), question);
             wanted.insert(container.id.clone());
         }
@@ -193,8 +223,10 @@ impl<'a> Watch<'a> {
                 (ContainerState::Exited, Some(answer)) if has_ended(answer) => {
                     self.over(record, answer, now, &mut facts)
                 }
-                (ContainerState::Running | ContainerState::Exited, _) => {
-                    self.seen(record, created, container.state() == ContainerState::Running)
+                (ContainerState::Running, _) => self.seen(record, created, None),
+                (ContainerState::Exited, _) => {
+                    self.seen(record, created, Some(now));
+                    self.over_unanswered(&id, now, &mut facts);
                 }
                 _ => {}
             }
@@ -229,19 +261,23 @@ impl<'a> Watch<'a> {
         self.source.tell(facts);
     }
 
-    /// A container is listed as running, or as ended, and the list is all that there is.
-    fn seen(&mut self, record: Record, created: f64, runs: bool) {
+    /// A container is listed as running, or now as ended, and the list is all that there is.
+    fn seen(&mut self, record: Record, created: f64, ended: Option<Moment>) {
+        let runs = ended.is_none();
         if runs && !self.source.lock().running.contains_key(&record.id) {
             self.source.enter(record.clone()); // until it is answered for
         }
         let since = self.memory.since;
         match self.memory.told.get_mut(&record.id) {
             Some(Told::Runs | Told::Over) => {}
-            Some(Told::Seen(seen)) => seen.ran |= runs,
+            Some(Told::Seen(seen)) => {
+                seen.ran |= runs;
+                seen.ended = seen.ended.or(ended);
+            }
             told => {
                 let is_new = !matches!(told, Some(Told::Before)) || created > since;
                 let id = record.id.clone();
-                let seen = Seen { record, created, ran: runs, is_new };
+                let seen = Seen { record, created, ran: runs, ended, is_told: false, is_new };
                 self.memory.told.insert(id, Told::Seen(Box::new(seen)));
             }
         }
@@ -258,7 +294,7 @@ impl<'a> Watch<'a> {
         let started = complete(&mut record, answer, self.filter);
         let Some(at) = record.started else {
             self.source.enter(record.clone());
-            return self.seen(record, created, true);
+            return self.seen(record, created, None);
         };
         let told = self.memory.told.insert(record.id.clone(), Told::Runs);
         if self.is_news(told.as_ref(), at) {
@@ -291,14 +327,16 @@ impl<'a> Watch<'a> {
         let told = self.memory.told.insert(record.id.clone(), Told::Over);
         let Some(started) = record.started else { return }; // it never ran
         let ran = matches!(&told, Some(Told::Seen(seen)) if seen.ran);
+        let is_told = matches!(&told, Some(Told::Seen(seen)) if seen.is_told);
         match &told {
             Some(Told::Runs) => {}
+            _ if is_told => {}
             // it came and went between two lists, or while nobody asked
             told if self.is_news(told.as_ref(), started) => facts.push(fact(&record, started, What::Started)),
             _ if ran => {}
             _ => return, // it had ended before anybody asked
         }
-        if told != Some(Told::Runs) {
+        if told != Some(Told::Runs) && !is_told {
             facts.push(fact(&record, started, What::Running { pid: None }));
         }
         // containerd stamps a start when it has heard of it, and the shim an end when it comes: a short run on a busy node
@@ -307,8 +345,19 @@ impl<'a> Watch<'a> {
         let oom_flag = (!status.reason.is_empty()).then(|| status.reason == "OOMKilled");
         let what = What::Ended { exit_code: Some(status.exit_code.into()), oom_flag };
         facts.push(fact(&record, at, what));
-        let was_entered = ran || told == Some(Told::Runs);
+        let was_entered = ran || is_told || told == Some(Told::Runs);
         self.source.end(&record.id.clone(), f64::INFINITY, (!was_entered).then_some(record));
+    }
+
+    /// A container has been listed as ended for long, and nobody has said how: its run is told with the end that the list
+    /// saw, not when the kubelet removes it, which may be days later. It is asked about on.
+    fn over_unanswered(&mut self, id: &ContainerId, now: Moment, facts: &mut Vec<Fact>) {
+        let Some(Told::Seen(seen)) = self.memory.told.get_mut(id) else { return };
+        let is_old = seen.ended.is_some_and(|ended| now.since(ended) >= UNANSWERED_AFTER);
+        if is_old && !seen.is_told && (seen.ran || seen.is_new) {
+            seen.tell(id, now, self.source, facts);
+            seen.is_told = true;
+        }
     }
 
     /// Containers that were told of and are not listed any more. What came of them nobody will say.
@@ -327,12 +376,8 @@ impl<'a> Watch<'a> {
                     named: None,
                     what: ended.clone(),
                 }),
-                Told::Seen(seen) if seen.ran || seen.is_new => {
-                    let began = seen.is_new.then_some(What::Started);
-                    let ran = began.into_iter().chain([What::Running { pid: None }]);
-                    facts.extend(ran.map(|what| fact(&seen.record, seen.created, what)));
-                    facts.push(fact(&seen.record, at.max(seen.created), ended.clone()));
-                    source.end(id, f64::INFINITY, (!seen.ran).then(|| seen.record.clone()));
+                Told::Seen(seen) if !seen.is_told && (seen.ran || seen.is_new) => {
+                    seen.tell(id, now, source, facts);
                 }
                 Told::Seen(_) | Told::Before | Told::Exists | Told::Over => {}
             }
@@ -389,203 +434,4 @@ fn fact(record: &Record, at: f64, what: What) -> Fact {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::discover::cri::messages::{ContainerMetadata, ContainerStatus};
-    use std::sync::Arc;
-
-    const SECOND: i64 = 1_000_000_000;
-
-    fn container(id: &str, state: ContainerState) -> Container {
-        let metadata = Some(ContainerMetadata { name: id.into(), attempt: 0 });
-        Container { id: id.into(), metadata, state: state.into(), created_at: SECOND, ..Container::default() }
-    }
-
-    fn answer(started: i64, finished: i64) -> Answer {
-        let state = if finished > 0 || started == 0 { Exited } else { Running };
-        let status = ContainerStatus {
-            state: state.into(),
-            started_at: started * SECOND,
-            finished_at: finished * SECOND,
-            exit_code: 137,
-            reason: if finished > 0 { "OOMKilled".into() } else { String::new() },
-            ..ContainerStatus::default()
-        };
-        Ok(Some(ContainerStatusResponse { status: Some(status), info: HashMap::new() }))
-    }
-
-    /// What is told of these lists, one after the other, each with what would be answered.
-    fn told(
-        memory: &mut Memory,
-        source: &Source,
-        lists: &[&[(&str, ContainerState, i64, i64)]],
-    ) -> Vec<(f64, What)> {
-        let (settings, filter) = (CriSettings::default(), Filter::default());
-        let mut watch = Watch::new(&settings, &filter, source, memory);
-        for list in lists {
-            let containers: Vec<_> = list.iter().map(|(id, state, ..)| container(id, *state)).collect();
-            let asked = |(id, _, started, finished): &(&str, ContainerState, i64, i64)| {
-                let container = containers.iter().find(|container| container.id == *id)?;
-                watch.question(container)?;
-                let silent = Err(CriError::Silent("ContainerStatus", SILENT_FOR));
-                Some((id.to_string(), if *started < 0 { silent } else { answer(*started, *finished) }))
-            };
-            let answers = list.iter().filter_map(asked).collect();
-            watch.enter(&containers, &answers, Moment::now());
-        }
-        let facts = source.take_facts().into_iter().filter(|fact| fact.what != What::Exists);
-        facts.map(|fact| (fact.at, fact.what)).collect()
-    }
-
-    fn memory(open: &[&str]) -> Memory {
-        Memory::new(Some(100.0), open.iter().map(|id| ContainerId::new(id)).collect())
-    }
-
-    use ContainerState::{Created, Exited, Running};
-    /// Where no answer comes.
-    const SILENT: i64 = -1;
-    const SILENT_FOR: std::time::Duration = std::time::Duration::from_secs(2);
-    const RUNS: What = What::Running { pid: None };
-    const ENDED: What = What::Ended { exit_code: Some(137), oom_flag: Some(true) };
-    const UNKNOWN: What = What::Ended { exit_code: None, oom_flag: None };
-
-    #[test]
-    fn a_run_is_told_once_over_lists_and_connections() {
-        let source = Source::new(RUNTIME, Arc::default());
-        let mut memory = memory(&[]);
-        let runs = [("a", Running, 200, 0)];
-        assert_eq!(told(&mut memory, &source, &[&runs, &runs]), [(200.0, What::Started), (200.0, RUNS)]);
-        assert_eq!(source.lock().running.len(), 1);
-        let ended = [("a", Exited, 200, 300)];
-        assert_eq!(told(&mut memory, &source, &[&runs, &ended, &ended]), [(300.0, ENDED)]);
-        assert_eq!(told(&mut memory, &source, &[&ended, &[]]), []);
-        let state = source.lock();
-        assert_eq!((state.running.len(), state.ended.len()), (0, 1));
-    }
-
-    #[test]
-    fn a_run_between_two_lists_is_told_whole_and_one_of_before_the_ledger_is_not() {
-        let source = Source::new(RUNTIME, Arc::default());
-        let list = [("new", Exited, 150, 160), ("old", Exited, 50, 60), ("never", Exited, 0, 0)];
-        let facts = told(&mut memory(&[]), &source, &[&list, &list]);
-        assert_eq!(facts, [(150.0, What::Started), (150.0, RUNS), (160.0, ENDED)]);
-        assert_eq!(source.lock().ended.len(), 1, "it came and went");
-    }
-
-    #[test]
-    fn what_ran_when_the_ledger_last_knew_has_ended_or_runs_on() {
-        let source = Source::new(RUNTIME, Arc::default());
-        let list = [("ended", Exited, 50, 60), ("runs", Running, 50, 0)];
-        let facts = told(&mut memory(&["ended", "runs", "gone"]), &source, &[&list]);
-        assert_eq!(facts[..2], [(50.0, RUNS), (60.0, ENDED)]);
-        assert_eq!(facts[2].1, UNKNOWN, "removed meanwhile");
-        assert_eq!(facts.len(), 3);
-    }
-
-    /// The end is stamped by the shim and the start by containerd, once it has heard of it: on a busy node in this order.
-    #[test]
-    fn an_end_that_is_stamped_before_its_start_is_told_after_it() {
-        let source = Source::new(RUNTIME, Arc::default());
-        let facts = told(&mut memory(&[]), &source, &[&[], &[("a", Exited, 200, 199)]]);
-        assert_eq!(facts, [(200.0, What::Started), (200.0, RUNS), (200.0, ENDED)]);
-        let lists: [&[_]; 2] = [&[("b", Running, 200, 0)], &[("b", Exited, 200, 150)]];
-        let facts = told(&mut memory(&[]), &source, &lists);
-        assert_eq!(facts, [(200.0, What::Started), (200.0, RUNS), (200.0, ENDED)]);
-        let state = source.lock();
-        assert_eq!((state.running.len(), state.ended.len()), (0, 2));
-    }
-
-    #[test]
-    fn what_is_not_listed_as_running_runs_no_more_whatever_was_answered() {
-        let silent = [("a", Running, SILENT, 0)];
-        let source = Source::new(RUNTIME, Arc::default());
-        let facts = told(&mut memory(&[]), &source, &[&silent, &silent, &[]]);
-        assert_eq!(facts[0], (1.0, RUNS), "since it was made, at most");
-        assert_eq!((&facts[1].1, facts.len()), (&UNKNOWN, 2), "removed");
-        assert!(source.lock().running.is_empty());
-        let facts = told(&mut memory(&[]), &source, &[&silent, &[("a", Exited, 50, 60)]]);
-        assert_eq!(facts, [(50.0, RUNS), (60.0, ENDED)]);
-        assert!(source.lock().running.is_empty());
-        let lists: [&[_]; 3] = [&silent, &[("a", Exited, SILENT, 0)], &[("a", Exited, 50, 60)]];
-        assert_eq!(told(&mut memory(&[]), &source, &lists), [(50.0, RUNS), (60.0, ENDED)]);
-        let state = source.lock();
-        assert_eq!((state.running.len(), state.ended.len()), (0, 3));
-    }
-
-    #[test]
-    fn a_short_run_is_told_although_another_one_began_later() {
-        let source = Source::new(RUNTIME, Arc::default());
-        let runs = ("a", Running, 200, 0);
-        let lists: [&[_]; 3] = [
-            &[runs, ("b", Created, 0, 0)],
-            &[runs, ("b", Exited, 199, 199), ("c", Exited, 198, 199)],
-            &[runs],
-        ];
-        let facts = told(&mut memory(&[]), &source, &lists);
-        assert_eq!(facts[..2], [(200.0, What::Started), (200.0, RUNS)]);
-        let [b, c] = [199.0, 198.0].map(|at| [(at, What::Started), (at, RUNS), (199.0, ENDED)]);
-        for run in [b, c] {
-            assert!(run.iter().all(|fact| facts.contains(fact)), "{run:?} in {facts:?}");
-        }
-        assert_eq!(facts.len(), 8);
-    }
-
-    #[test]
-    fn an_end_that_nobody_answers_for_is_told_once_when_the_container_is_removed() {
-        let source = Source::new(RUNTIME, Arc::default());
-        let lists: [&[_]; 5] = [&[], &[("a", Created, 0, 0)], &[("a", Exited, SILENT, 0)], &[], &[]];
-        let facts = told(&mut memory(&[]), &source, &lists);
-        assert_eq!(facts[..2], [(1.0, What::Started), (1.0, RUNS)]);
-        assert_eq!((&facts[2].1, facts.len()), (&UNKNOWN, 3));
-        let state = source.lock();
-        assert_eq!((state.running.len(), state.ended.len()), (0, 1), "it came and went");
-        drop(state);
-        let before = [("old", Exited, SILENT, 0), ("never", Created, 0, 0)];
-        assert_eq!(told(&mut memory(&[]), &source, &[&before, &[]]), [], "nobody knows that it ran lately");
-    }
-
-    #[test]
-    fn an_answer_from_before_the_end_does_not_tell_of_it() {
-        let source = Source::new(RUNTIME, Arc::default());
-        let lists: [&[_]; 3] = [&[], &[("a", Exited, 200, 0)], &[("a", Exited, 200, 300)]];
-        let facts = told(&mut memory(&[]), &source, &lists);
-        assert_eq!(facts, [(200.0, What::Started), (200.0, RUNS), (300.0, ENDED)]);
-    }
-
-    #[test]
-    fn who_does_not_answer_and_is_listed_as_running_runs_on_and_is_complete_when_it_answers() {
-        let source = Source::new(RUNTIME, Arc::default());
-        let (silent, runs) = (("a", Running, SILENT, 0), ("b", Running, 200, 0));
-        let lists: [&[_]; 4] = [&[], &[silent, runs], &[silent, runs], &[("a", Running, 200, 0), runs]];
-        let facts = told(&mut memory(&[]), &source, &lists);
-        assert_eq!(facts, [(200.0, What::Started), (200.0, RUNS), (200.0, What::Started), (200.0, RUNS)]);
-        let state = source.lock();
-        assert_eq!((state.running.len(), state.ended.len()), (2, 0));
-        assert_eq!(state.running[&ContainerId::new("a")].started, Some(200.0));
-    }
-
-    #[test]
-    fn no_events_are_taken_from_the_kubelet_where_each_goes_to_one_listener() {
-        for (name, version, all) in [
-            ("containerd", "1.6.20~ds1", false),
-            ("containerd", "v1.7.27", false),
-            ("containerd", "v2.0.4", true),
-            ("containerd", "", false),
-            ("cri-o", "1.31.2", true),
-        ] {
-            assert_eq!(events_reach_all(name, version), all, "{name} {version}");
-        }
-    }
-
-    #[test]
-    fn a_container_that_cannot_be_asked_about_has_its_name_and_is_asked_again() {
-        let source = Source::new(RUNTIME, Arc::default());
-        let (settings, filter, mut memory) = (CriSettings::default(), Filter::default(), memory(&[]));
-        let mut watch = Watch::new(&settings, &filter, &source, &mut memory);
-        let containers = [container("a", Running)];
-        let answers = HashMap::from([("a".to_owned(), Err(CriError::Silent("ContainerStatus", SILENT_FOR)))]);
-        watch.enter(&containers, &answers, Moment::now());
-        assert_eq!(source.lock().running[&ContainerId::new("a")].started, None);
-        assert_eq!(watch.question(&containers[0]), Some(true));
-    }
-}
+mod tests;

@@ -53,9 +53,12 @@ fn sweep(story: &mut Story, at: f64, pod: u64, containers: &[(char, u64)]) {
         kills: *kills,
         fresh: true,
     };
-    let of_pod = Reading { id: None, path: SLICE.into(), inode: 1, kills: pod, fresh: true };
-    let readings: Vec<_> = [of_pod].into_iter().chain(containers.iter().map(own)).collect();
+    let readings: Vec<_> = [of_pod(SLICE, 1, pod)].into_iter().chain(containers.iter().map(own)).collect();
     story.machine.sweep(story.at(at), &readings, true);
+}
+
+fn of_pod(path: &str, inode: u64, kills: u64) -> Reading {
+    Reading { id: None, path: path.into(), inode, kills, fresh: true }
 }
 
 /// The same, and the kernel's.
@@ -153,4 +156,113 @@ fn a_kill_of_the_kernel_log_is_not_told_again_by_the_pod_s_counter() {
     story.settle(1.5);
     rest(&mut story, 2.0, 12, 1, &[]); // and one of which only the kernel's counter tells
     assert_eq!(owners(&story), ["a: Main", "nobody"]);
+}
+
+#[test]
+fn a_container_of_which_nobody_has_told_more_than_that_it_was_made_may_have_had_the_kill() {
+    let mut story = pod_of(&['a']);
+    look(&mut story, 1.0, 10, 0, &[('a', 0)]);
+    ends(&mut story, 'a', 1.5, Some(0));
+    tell(&mut story, 'b', 1.2, What::Exists); // it ran and was killed, and its status is not answered
+    rest(&mut story, 2.0, 11, 1, &[]);
+    assert_eq!(owners(&story), ["nobody"]);
+    tell(&mut story, 'c', 39.0, What::Started);
+    look(&mut story, 40.0, 11, 1, &[('c', 0)]);
+    ends(&mut story, 'c', 40.5, KILLED);
+    rest(&mut story, 41.0, 12, 2, &[]);
+    assert_eq!(owners(&story), ["nobody", "c: Main"], "one that never ran is no suspect for ever");
+}
+
+#[test]
+fn the_run_before_of_one_that_is_there_again_may_have_had_the_kill() {
+    let mut story = pod_of(&['a', 'b']);
+    look(&mut story, 1.0, 10, 0, &[('a', 0), ('b', 0)]);
+    ends(&mut story, 'a', 1.3, KILLED);
+    ends(&mut story, 'b', 1.4, Some(0));
+    tell(&mut story, 'a', 1.6, What::Started);
+    rest(&mut story, 2.0, 11, 1, &[('a', 0)]);
+    assert_eq!(owners(&story), ["nobody"], "not b's: Docker has started a again in a new cgroup");
+}
+
+#[test]
+fn one_that_was_there_only_at_a_later_kill_is_not_innocent_of_the_first() {
+    let mut story = pod_of(&['a', 'b']);
+    look(&mut story, 1.0, 10, 0, &[('a', 0), ('b', 0)]);
+    ends(&mut story, 'b', 1.5, Some(0));
+    look(&mut story, 2.0, 11, 1, &[]); // the cgroup of a is made anew, its end and start are told late
+    look(&mut story, 3.0, 12, 2, &[('a', 0)]);
+    rest(&mut story, 4.0, 12, 2, &[('a', 0)]);
+    assert_eq!(owners(&story), ["nobody", "nobody"]);
+}
+
+#[test]
+fn of_two_pods_with_a_kill_each_no_evidence_names_the_wrong_one() {
+    let mut story = pod_of(&['a', 'b']);
+    let other = "kubepods.slice/kubepods-pod3d.slice";
+    for second in 0..=14 {
+        let now = story.at(1.0 + f64::from(second));
+        story.machine.log(now, None, Position::default());
+        let kills = u64::from(second > 0);
+        story.machine.sweep(now, &[of_pod(SLICE, 1, kills), of_pod(other, 2, kills)], true);
+        story.machine.counted(now, Some(10 + 2 * kills));
+        story.settle(1.0 + f64::from(second));
+    }
+    assert_eq!(owners(&story), ["nobody", "nobody"]);
+    let named =
+        story.kept.kills().flat_map(|kill| &kill.evidence).filter(|line| line.text.contains("kubepods"));
+    assert_eq!(named.count(), 0);
+}
+
+#[test]
+fn a_kill_that_comes_much_later_than_the_pod_s_is_not_said_to_be_in_that_pod() {
+    let mut story = pod_of(&['a', 'b']);
+    look(&mut story, 1.0, 10, 1, &[('a', 0), ('b', 0)]);
+    rest(&mut story, 9.0, 11, 1, &[('a', 0), ('b', 0)]);
+    let kill = story.last_kill();
+    assert_eq!(kill.whose, Whose::Unattributed);
+    assert!(kill.evidence.iter().all(|line| !line.text.contains(SLICE)), "{:?}", kill.evidence);
+}
+
+#[test]
+fn pods_are_not_asked_while_the_kernel_log_is_read() {
+    let mut story = pod_of(&['a']);
+    let path = format!("/{SLICE}/cri-containerd-{}.scope", id('a').as_str());
+    look(&mut story, 1.0, 10, 0, &[('a', 0)]);
+    ends(&mut story, 'a', 1.5, KILLED);
+    for second in 2..=14 {
+        let at = f64::from(second);
+        story.log(at, vec![]);
+        sweep(&mut story, at, 1, &[]);
+        story.machine.counted(story.at(at), Some(11)); // a record is lost; whose it was the pod cannot know better
+        story.settle(at);
+    }
+    let kill = story.last_kill();
+    assert_eq!(kill.whose, Whose::Unattributed, "{path}");
+}
+
+#[test]
+fn a_kill_of_a_container_nobody_has_told_of_explains_its_pod_by_its_path() {
+    let mut story = pod_of(&['a']);
+    look(&mut story, 1.0, 10, 0, &[('a', 0)]);
+    sweep(&mut story, 1.4, 1, &[('a', 0)]);
+    let path = format!("/{SLICE}/cri-containerd-{}.scope", id('x').as_str());
+    story.kill(1.5, 100, Some(&path), Hint::default());
+    story.machine.counted(story.at(1.5), Some(11));
+    story.settle(1.5);
+    ends(&mut story, 'a', 1.6, Some(0));
+    rest(&mut story, 2.0, 12, 1, &[]); // and one of the host's
+    assert_eq!(owners(&story)[1], "nobody", "{:?}", owners(&story));
+}
+
+#[test]
+fn kills_that_can_only_be_one_container_s_are_not_exchangeable() {
+    let mut story = pod_of(&['a', 'b']);
+    look(&mut story, 1.0, 10, 0, &[('a', 0), ('b', 0)]);
+    sweep(&mut story, 1.4, 1, &[('a', 1), ('b', 0)]);
+    ends(&mut story, 'a', 1.5, KILLED);
+    rest(&mut story, 2.0, 12, 2, &[('b', 0)]);
+    let mut owners = owners(&story);
+    owners.sort();
+    assert_eq!(owners, ["a: Child", "a: Main"]);
+    assert!(story.kept.kills().all(|kill| !kill.exchangeable));
 }
