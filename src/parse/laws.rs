@@ -61,19 +61,18 @@ pub fn meminfo(text: &[u8]) {
     let all = optional(&whole).into_iter().chain([whole.hugetlb]).flatten().chain(needed);
     assert!(all.clone().all(|bytes| bytes <= 1 << 58), "{whole:?}");
     all.reduce(|sum, bytes| sum.checked_add(bytes).expect("what is used of it can be added"));
-    let once = lines(text).all(|line| lines(text).filter(|other| key(other) == key(line)).count() == 1);
-    if let (true, Some(part)) = (once, Meminfo::parse(cut(text))) {
+    let mut keys: Vec<_> = lines(text).map(|line| line.split(|&byte| byte == b':').next()).collect();
+    let all_keys = keys.len();
+    keys.sort_unstable();
+    keys.dedup();
+    // of two lines for one thing the later one counts, which a cut may take away
+    if let (true, Some(part)) = (keys.len() == all_keys, Meminfo::parse(cut(text))) {
         let needed_too =
             [part.mem_total, part.mem_free, part.buffers, part.cached, part.swap_total, part.swap_free];
         assert_eq!(needed_too, needed);
         std::iter::zip(optional(&part), optional(&whole))
             .for_each(|(part, whole)| same_or_nothing(part, whole));
     }
-}
-
-/// What stands before the first colon of a line.
-fn key(line: &[u8]) -> &[u8] {
-    line.split(|&byte| byte == b':').next().unwrap_or_default()
 }
 
 /// Files of processes: `stat`, `statm`, `cgroup`, `cmdline`, `mountinfo`.
