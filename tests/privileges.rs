@@ -144,8 +144,8 @@ fn nobody_with_no_capability_still_knows_whose_memory_it_is() {
     assert!(text.contains("MISSING  CAP_SYS_PTRACE") && text.contains("no proportional shares"), "{text}");
 }
 
-/// Capabilities that memledger uses: of DAC_OVERRIDE, DAC_READ_SEARCH, SYS_PTRACE, SYS_NICE and SYSLOG.
-const USED: u64 = 1 << 1 | 1 << 2 | 1 << 19 | 1 << 23 | 1 << 34;
+/// Capabilities that memledger uses: of CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, SYS_PTRACE, SYS_NICE and SYSLOG.
+const USED: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 19 | 1 << 23 | 1 << 34;
 
 /// What all its threads may do, the same for each, and how many they are.
 fn of_all_threads(memledger: &Memledger, set: &str) -> (u64, usize) {
@@ -191,11 +191,49 @@ fn root_with_all_capabilities_keeps_what_it_uses_in_every_thread_and_works_as_be
     assert_eq!(of_all_threads(&memledger, "NoNewPrivs").0, 1);
     assert_eq!(memledger.metrics().value("memledger_store_up", &[]), 1.0);
     let log = memledger.log();
-    assert!(log.contains("kept=dac_override,dac_read_search,sys_ptrace,sys_nice,syslog"), "{log}");
+    assert!(log.contains("kept=chown,dac_override,dac_read_search,sys_ptrace,sys_nice,syslog"), "{log}");
     assert!(!log.contains("are still there"), "{log}");
     // and who only looks has all that it was given, and says so
     let (_, text, _) = crate::support::run(&["doctor", &engine.flag()]);
     assert!(text.contains("CAP_SYS_PTRACE") && !text.contains("MISSING  CAP_SYS_PTRACE"), "{text}");
+}
+
+/// The files of a state directory.
+fn files(folder: &Path) -> Vec<std::path::PathBuf> {
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// Whether it is one that SQLite has beside a database while that is open.
+fn is_beside(file: &Path) -> bool {
+    file.extension().is_some_and(|end| end == "sqlite3-wal" || end == "sqlite3-shm")
+}
+
+#[test]
+fn root_leaves_no_file_of_its_own_in_the_state_of_another_user_also_if_it_is_killed() {
+    if u64::from_str_radix(&line_of("/proc/self/status", "CapEff"), 16).unwrap() & 1 == 0 {
+        return skip("the tests have no CAP_CHOWN");
+    }
+    let state = tempfile::tempdir().unwrap();
+    let path = format!("--state.path={}", state.path().display());
+    let serve = || Memledger::start(&["--docker.socket=", "--podman.socket=", &path]);
+    let first = serve();
+    assert_eq!(first.metrics().value("memledger_store_up", &[]), 1.0);
+    first.signal("TERM");
+    let _ = first.wait(); // which puts the database in one file
+    // what root wrote becomes another's, as if that one had written it
+    for file in files(state.path()).iter().filter(|file| !is_beside(file)) {
+        chown(file, Some(1234), Some(1234)).unwrap();
+    }
+    chown(state.path(), Some(1234), Some(1234)).unwrap();
+    let memledger = serve();
+    assert_eq!(memledger.metrics().value("memledger_store_up", &[]), 1.0);
+    memledger.signal("KILL");
+    let _ = memledger.wait();
+    let beside: Vec<_> = files(state.path()).into_iter().filter(|file| is_beside(file)).collect();
+    assert!(!beside.is_empty(), "SQLite has files beside it: {:?}", files(state.path()));
+    for file in beside {
+        assert_eq!(std::fs::metadata(&file).unwrap().uid(), 1234, "{}", file.display());
+    }
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! What memledger may do, less what it does not need: capabilities are given up once it knows its settings.
 //!
 //! Capabilities belong to threads, and a thread hands its own on to those that it starts. So this comes before the first of
-//! them. Nothing is ever executed, so that nothing is handed on to another program either, and none that is executed by a
-//! library could gain anything.
+//! them. memledger executes nothing; what a GPU driver's library executes, `nvidia-modprobe`, is handed nothing and gains nothing.
 //!
 //! Not here: the user. Whoever starts memledger chooses it, and the runtimes' sockets are often root's.
 
@@ -13,7 +12,8 @@ use rustix::thread::{
 };
 
 /// What memledger uses, if it was given, by the kernel's names and numbers; SECURITY.md says each for what.
-const USED: [(CapabilitySet, &str); 5] = [
+const USED: [(CapabilitySet, &str); 6] = [
+    (CapabilitySet::CHOWN, "chown"), // SQLite gives its files beside a database of another user to that user
     (CapabilitySet::DAC_OVERRIDE, "dac_override"), // sockets and folders of other users, where it runs as root
     (CapabilitySet::DAC_READ_SEARCH, "dac_read_search"),
     (CapabilitySet::SYS_PTRACE, "sys_ptrace"),

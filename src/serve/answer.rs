@@ -12,7 +12,7 @@ use hyper::body::{Frame, SizeHint};
 
 use super::pulse::Sending;
 
-/// Bytes of a piece. Of HTTP/2 each stream may hold one that nobody reads, until the connection is idle for too long.
+/// Bytes of a piece. Of HTTP/2 each stream may hold one that nobody reads, until the connection is idle for too long or old.
 pub const PIECE_BYTES: usize = 4 << 10;
 
 /// The body.

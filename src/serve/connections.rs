@@ -24,17 +24,18 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use rustix::net::sockopt::set_tcp_user_timeout;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use super::Place;
 use super::answer::{Answer, PIECE_BYTES};
 use super::door::{Caller, Door};
-use super::pulse::Pulse;
-use super::watched::{Socket, Watched};
+use super::places::Place;
+use super::pulse::{LONGEST_ANSWER, Pulse};
+use super::watched::{Left, Socket, Watched};
 use crate::clock::Moment;
 use crate::collect::front::Refusal;
 
@@ -42,31 +43,43 @@ use crate::collect::front::Refusal;
 const HEAD_BYTES: usize = 16 << 10;
 const HEADERS: usize = 64;
 /// Requests at once on one connection of HTTP/2.
-const STREAMS: u32 = 32;
+const STREAMS: u32 = 8;
 /// Of these, those that a client took back before they were looked at; one more ends the connection.
 const TAKEN_BACK: usize = 20;
+/// After this a connection of HTTP/2 takes no more requests and ends with those under way: of each stream it may hold a piece
+/// that nobody reads, and a request now and then keeps it from being idle.
+const LONGEST_LIFE: Duration = Duration::from_secs(300);
 /// Bytes of bodies that a connection of HTTP/2 may send before they are read. No route reads one; the protocol wants so many.
 const WINDOW_BYTES: u32 = 65_535;
 /// Bytes that the kernel holds for a client, which it counts twice, with what it needs itself.
 const UNSENT_BYTES: u32 = 128 << 10;
+/// Bytes that the kernel holds of a client's requests, which it counts twice too: no route reads a body.
+const UNREAD_BYTES: u32 = 64 << 10;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1_024;
 /// After a failure to accept, such as of too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How often it is looked whether the kernel has sent the rest to a client that says nothing more.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Answers one who speaks HTTP where TLS is spoken, as Go's servers do.
 const NOT_PLAIN: &[u8] = b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n\
     this port speaks HTTPS\n";
 
-/// A listener at this address. What the kernel holds of answers that are not read has a bound: it is nobody's who could be
-/// told to wait, and by itself the kernel would take megabytes for each connection.
+/// A listener at this address. What the kernel holds of answers that are not read, and of requests, has a bound for each
+/// connection: by itself it would take megabytes. How many connections there are is bounded by the seats, each of which is
+/// held until the client has what the kernel had for it, see `linger`. And the kernel gives up a client that takes nothing,
+/// also when memledger has ended.
 ///
 /// # Errors
 /// The address cannot be had.
 pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
-    socket.set_send_buffer_size(UNSENT_BYTES)?; // connections have it from their listener
+    // connections have these from their listener
+    socket.set_send_buffer_size(UNSENT_BYTES)?;
+    socket.set_recv_buffer_size(UNREAD_BYTES)?;
+    set_tcp_user_timeout(&socket, LONGEST_ANSWER.as_millis() as u32)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
@@ -113,11 +126,16 @@ pub async fn serve(
                     connections.spawn(async move {
                         let caller = Caller { address, is_known: false };
                         let edition = door.edition(); // before the rules: a change in between is seen
-                        let ends = Ends { closed, edition };
+                        let ends = Ends { closed: closed.clone(), edition };
                         let (pulse, edition) = (Arc::clone(&seat.pulse), *ends.edition.borrow());
                         let link = Link { caller, pulse, router, door, edition };
+                        let served = async {
+                            let left = Left::default();
+                            connection(stream, link, ends, &left).await;
+                            linger(&left, &seat.pulse, closed).await;
+                        };
                         tokio::select! {
-                            () = connection(stream, link, ends) => {}
+                            () = served => {}
                             () = seat.pulse.evicted() => tracing::debug!(%address, "closed for another connection"),
                         }
                     });
@@ -137,11 +155,11 @@ pub async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
-async fn connection(stream: TcpStream, mut link: Link, ends: Ends) {
+async fn connection(stream: TcpStream, mut link: Link, ends: Ends, left: &Left) {
     let rules = link.door.rules();
     let address = link.caller.address;
     let _ = stream.set_nodelay(true);
-    let stream = Socket { stream, pulse: Arc::clone(&link.pulse) };
+    let stream = Socket::new(stream, Arc::clone(&link.pulse), left);
     let outcome = match &rules.tls {
         None => serve_one(stream, link, ends).await,
         Some(tls) => {
@@ -163,6 +181,35 @@ async fn connection(stream: TcpStream, mut link: Link, ends: Ends) {
     }
 }
 
+/// Waits until the client has taken all and closed its side too, or was given its time: until then the kernel may have
+/// something to send, which is as much memory as before, so that the seat is not given back. Not when memledger ends.
+async fn linger(left: &Left, pulse: &Arc<Pulse>, mut closed: watch::Receiver<()>) {
+    let Some(mut stream) = Socket::again(left, Arc::clone(pulse)) else { return };
+    let _ = stream.shutdown().await;
+    let mut sink = [0; 1_024];
+    let until_closed = async {
+        let mut taken = 0;
+        while let Ok(length @ 1..) = stream.read(&mut sink).await {
+            taken += length;
+            if taken > UNREAD_BYTES as usize {
+                return false; // it goes on as if nothing had ended
+            }
+        }
+        while !stream.has_ended() {
+            tokio::time::sleep(LOOK_EVERY).await; // it closed its side before it took all
+        }
+        true
+    };
+    tokio::select! {
+        outcome = tokio::time::timeout(pulse.farewell(Moment::now()), until_closed) => {
+            if !matches!(outcome, Ok(true)) {
+                pulse.cut();
+            }
+        }
+        _ = closed.changed() => {}
+    }
+}
+
 async fn handshake(
     stream: Socket,
     acceptor: TlsAcceptor,
@@ -170,7 +217,7 @@ async fn handshake(
 ) -> Option<tokio_rustls::server::TlsStream<Socket>> {
     let mut first = [0];
     let hands = async {
-        if stream.stream.peek(&mut first).await? == 0 {
+        if stream.peek(&mut first).await? == 0 {
             return Ok(None); // a probe that only looks whether the port is open
         }
         // a request begins with a letter, a handshake does not
@@ -205,7 +252,7 @@ async fn serve_one(
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEADERS)
         .serve_connection(TokioIo::new(stream), service);
-    until_over(pin!(connection), http1::Connection::graceful_shutdown, &link, ends).await
+    until_over(pin!(connection), http1::Connection::graceful_shutdown, &link, ends, Duration::MAX).await
 }
 
 /// HTTP/2.
@@ -226,16 +273,17 @@ async fn serve_two(
         .initial_connection_window_size(WINDOW_BYTES)
         .max_send_buf_size(PIECE_BYTES)
         .serve_connection(TokioIo::new(stream), service);
-    until_over(pin!(connection), http2::Connection::graceful_shutdown, &link, ends).await
+    until_over(pin!(connection), http2::Connection::graceful_shutdown, &link, ends, LONGEST_LIFE).await
 }
 
-/// Drives a connection until it ends, or one of its times has passed. When memledger ends, or the rules that let it in do not
-/// hold any more, only to the end of what is under way.
+/// Drives a connection until it ends, or one of its times has passed. When memledger ends, the rules that let it in do not
+/// hold any more, or its life has been long enough, only to the end of what is under way.
 async fn until_over<C: Future<Output = hyper::Result<()>>>(
     mut connection: Pin<&mut C>,
     shut: impl FnOnce(Pin<&mut C>),
     link: &Link,
     mut ends: Ends,
+    life: Duration,
 ) -> hyper::Result<()> {
     let mut overdue = pin!(link.pulse.overdue(&link.door.limits));
     let address = link.caller.address;
@@ -249,6 +297,7 @@ async fn until_over<C: Future<Output = hyper::Result<()>>>(
         }
         _ = ends.closed.changed() => {}
         _ = ends.edition.changed() => {}
+        () = tokio::time::sleep(life) => {}
     }
     shut(connection.as_mut());
     tokio::select! {
@@ -263,10 +312,10 @@ async fn until_over<C: Future<Output = hyper::Result<()>>>(
 
 async fn answer(request: Request<Incoming>, link: Link) -> Result<Response, Infallible> {
     let making = link.pulse.begin(Moment::now());
+    let _kept = link.pulse.keep(); // until it has its place, or its refusal
     let rules = link.door.rules();
     let (mut parts, body) = request.into_parts();
     let admitted = if rules.edition == link.edition {
-        let _kept = link.pulse.keep(); // it may wait for its password to be checked
         link.door.admit(&rules, link.caller, &parts, body.size_hint().lower()).await
     } else {
         let text = "the rules that let this connection in have changed; connect again\n";
@@ -285,4 +334,24 @@ async fn answer(request: Request<Incoming>, link: Link) -> Result<Response, Infa
     let place = response.extensions_mut().remove::<Place>();
     let sending = making.made(place, Moment::now());
     Ok(response.map(|body| Body::new(Answer::new(body, sending))))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::sockopt;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_has_the_bounds_of_its_listener() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        runtime.block_on(async {
+            let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+            let _client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (stream, _) = listener.accept().await.unwrap();
+            assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 30_000);
+            assert_eq!(sockopt::socket_send_buffer_size(&stream).unwrap(), 2 * UNSENT_BYTES as usize);
+            assert_eq!(sockopt::socket_recv_buffer_size(&stream).unwrap(), 2 * UNREAD_BYTES as usize);
+        });
+    }
 }

@@ -15,9 +15,9 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use rustls::ServerConfig;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
-use super::passwords::{Credentials, Outcome, Passwords};
+use super::passwords::{self, Credentials, Outcome, Passwords};
 use super::table::{Seat, Seating, Table};
 use super::tls::Material;
 use crate::clock::Moment;
@@ -132,14 +132,18 @@ impl Rules {
     }
 }
 
+/// How many requests may come now, and since when; `None` before the first.
+type Bucket = Option<(f64, Moment)>;
+
 /// The door.
 pub struct Door {
     file: Option<PathBuf>,
     rules: RwLock<Arc<Rules>>,
     account: Arc<Front>,
     passwords: Passwords,
-    /// Requests that may come now, and since when.
-    bucket: Mutex<Option<(f64, Moment)>>,
+    /// Requests that may come now, and since when: of strangers, and of those whose password is known as right. Else a
+    /// stranger's requests would be all that may come.
+    buckets: [Mutex<Bucket>; 2],
     table: Arc<Table>,
     /// The edition of the rules in force.
     edition: watch::Sender<u64>,
@@ -164,12 +168,19 @@ impl Door {
         if rules.tls.is_none() && rules.asks_for_passwords() && config.listen.iter().any(is_far) {
             tracing::warn!("passwords are asked for without TLS: whoever sees the network sees them");
         }
+        if let Some(enough) = too_few_connections(&config.limits) {
+            tracing::warn!(
+                enough,
+                "--web.max-connections is so small that requests under way can hold all connections of other hosts: \
+                 raise it, or lower --web.max-requests"
+            );
+        }
         Ok(Self {
             file: config.web_config.clone(),
             rules: RwLock::new(Arc::new(rules)),
             account,
             passwords: Passwords::new().map_err(|_| anyhow::anyhow!("the kernel gives no random numbers"))?,
-            bucket: Mutex::new(None),
+            buckets: Default::default(),
             table: Table::new(config.limits.connections),
             edition: watch::Sender::new(0),
             limits: config.limits,
@@ -226,8 +237,15 @@ impl Door {
         let (Some(material), false) = (&rules.material, is_health(request.uri.path())) else {
             return Ok(caller);
         };
+        let mut given = request.headers.get_all(header::AUTHORIZATION).iter();
+        let given = match (given.next(), given.next()) {
+            (Some(value), None) => Credentials::parse(value.as_bytes()),
+            _ => None,
+        };
+        let users = &material.config.users;
+        let is_right = given.as_ref().is_some_and(|given| self.passwords.is_known_as_right(users, given));
         if let Some(rate) = material.config.rate
-            && !self.may_come(rate, Moment::now())
+            && !self.may_come(is_right, rate, Moment::now())
         {
             self.refuse(Refusal::Rate);
             return Err(
@@ -237,14 +255,10 @@ impl Door {
         if !rules.asks_for_passwords() {
             return Ok(caller);
         }
-        let mut given = request.headers.get_all(header::AUTHORIZATION).iter();
-        let outcome =
-            match (given.next().and_then(|value| Credentials::parse(value.as_bytes())), given.next()) {
-                (Some(given), None) => {
-                    self.passwords.check(&material.config.users, &given, caller.address.ip()).await
-                }
-                _ => Outcome::Wrong,
-            };
+        let outcome = match given {
+            Some(given) => self.passwords.check(users, &given, caller.address.ip()).await,
+            None => Outcome::Wrong,
+        };
         match outcome {
             Outcome::Right => Ok(Caller { is_known: true, ..caller }),
             Outcome::Wrong => {
@@ -267,8 +281,8 @@ impl Door {
         }
     }
 
-    fn may_come(&self, rate: Rate, now: Moment) -> bool {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+    fn may_come(&self, is_right: bool, rate: Rate, now: Moment) -> bool {
+        let mut bucket = self.buckets[usize::from(is_right)].lock().unwrap_or_else(PoisonError::into_inner);
         let full = f64::from(rate.burst);
         let (left, since) = bucket.unwrap_or((full, now));
         let more = now.since(since).as_secs_f64() / rate.interval.as_secs_f64();
@@ -338,9 +352,12 @@ pub fn describe(file: &Path) -> Result<String, ConfigError> {
     Rules::of(Material::read(file)?, file).map(|rules| rules.describe())
 }
 
-/// A number of places of which 0 is no limit.
-pub fn permits(most: usize) -> usize {
-    if most == 0 { Semaphore::MAX_PERMITS } else { most.min(Semaphore::MAX_PERMITS) }
+/// Connections that would be enough for other hosts to find one whatever is under way; `None` if these are.
+fn too_few_connections(limits: &HttpLimits) -> Option<usize> {
+    let under_way = limits.requests + passwords::WAITING; // these are not closed for others
+    let is_enough = |most: usize| most - most / 8 > under_way; // the last eighth is for this host
+    let may_fail = limits.connections != 0 && limits.requests != 0 && !is_enough(limits.connections);
+    may_fail.then(|| (under_way..).find(|most| is_enough(*most))).flatten()
 }
 
 fn is_health(path: &str) -> bool {
@@ -358,14 +375,27 @@ mod tests {
     }
 
     #[test]
+    fn connections_that_requests_under_way_can_all_hold_are_too_few() {
+        let of = |requests, connections| {
+            too_few_connections(&HttpLimits { requests, connections, ..door(&[]).limits })
+        };
+        assert_eq!(of(40, 256), None, "the defaults are enough");
+        assert_eq!((of(40, 0), of(0, 16)), (None, None), "no limit is not too small");
+        assert_eq!(of(40, 32), of(40, 64));
+        let enough = of(40, 32).expect("32 are too few");
+        assert_eq!((of(40, enough), of(40, enough - 1)), (None, Some(enough)));
+    }
+
+    #[test]
     fn a_bucket_fills_with_time_and_not_above_its_rim() {
         let door = door(&[]);
         let rate = Rate { interval: Duration::from_secs(2), burst: 3 };
         let now = Moment::now();
         let at = |seconds: u64| now.plus(Duration::from_secs(seconds));
         let come = |seconds| {
-            std::iter::repeat_with(|| door.may_come(rate, at(seconds))).take_while(|may| *may).count()
+            std::iter::repeat_with(|| door.may_come(false, rate, at(seconds))).take_while(|may| *may).count()
         };
         assert_eq!((come(0), come(1), come(2), come(3), come(7), come(1_000)), (3, 0, 1, 0, 2, 3));
+        assert!(door.may_come(true, rate, at(1_000)), "and who is known has one of their own");
     }
 }

@@ -12,6 +12,7 @@ mod landing;
 pub mod laws;
 mod parties;
 mod passwords;
+mod places;
 mod published;
 mod pulse;
 mod release;
@@ -30,15 +31,14 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use connections::{listen, serve};
 use door::Caller;
 pub use door::{Door, describe};
-use parties::{Share, Shares};
+use places::{Place, Places, Taking};
 use published::NoSnapshot;
 pub use published::{Newest, Published};
-use pulse::{Kept, Pulse};
+use pulse::Pulse;
 
 use crate::clock::Moment;
 use crate::collect::front::Refusal;
@@ -63,10 +63,7 @@ struct Shared {
     telemetry_path: String,
     enable_api: bool,
     stale_after: Duration,
-    /// One permit per request that may be under way.
-    room: Arc<Semaphore>,
-    /// Permits that each address holds, and how many one may.
-    shares: (Shares, usize),
+    places: Arc<Places>,
     /// Held by who waits for the metrics to be rendered.
     rendering: tokio::sync::Mutex<()>,
     door: Arc<Door>,
@@ -79,17 +76,21 @@ impl Shared {
         self.published.newest(Moment::now(), self.stale_after)
     }
 
-    /// A place for this request. The last quarter of the places is never for one address alone, unless it is this host.
-    fn place(&self, request: &Request) -> Option<Held> {
-        let (shares, most) = &self.shares;
-        let from = request.extensions().get::<Caller>().map(|caller| caller.address.ip().to_canonical());
-        let share = match from.filter(|address| !address.is_loopback()) {
-            Some(address) => Some(shares.take(address, *most)?),
-            None => None,
-        };
-        let permit = Arc::clone(&self.room).try_acquire_owned().ok()?;
-        let kept = request.extensions().get::<Arc<Pulse>>().map(Pulse::keep);
-        Some(Held { _permit: permit, _share: share, _kept: kept })
+    /// A place for this request; `None` if there is none, or it came through no connection.
+    fn place(&self, request: &Request) -> Option<Place> {
+        let caller = request.extensions().get::<Caller>()?;
+        let pulse = request.extensions().get::<Arc<Pulse>>()?;
+        match self.places.take(caller.address.ip(), pulse, Moment::now()) {
+            Taking::Free(place) => Some(place),
+            Taking::InPlaceOfAnother(place) => {
+                self.door.refuse(Refusal::Requests);
+                Some(place)
+            }
+            Taking::Full => {
+                self.door.refuse(Refusal::Requests);
+                None
+            }
+        }
     }
 }
 
@@ -107,15 +108,13 @@ pub fn router(
     control: Arc<Control>,
     door: &Arc<Door>,
 ) -> Router {
-    let places = door::permits(config.limits.requests);
     let shared = Arc::new(Shared {
         published,
         archive,
         telemetry_path: config.telemetry_path.clone(),
         enable_api: config.enable_api,
         stale_after: stale_after(config),
-        room: Arc::new(Semaphore::new(places)),
-        shares: (Shares::default(), places - places / 4),
+        places: Places::new(config.limits.requests),
         rendering: tokio::sync::Mutex::default(),
         door: Arc::clone(door),
         gpu: (control, config.gpu.release_for),
@@ -142,26 +141,13 @@ pub fn router(
     limited.merge(health).with_state(shared)
 }
 
-/// The place that a request takes until its answer is sent; given back when the last holder is dropped. Its connection is
-/// not closed meanwhile to make room for another.
-type Place = Arc<Held>;
-
-#[derive(Debug)]
-struct Held {
-    _permit: OwnedSemaphorePermit,
-    _share: Option<Share>,
-    _kept: Option<Kept>,
-}
-
 /// Answers 503 when too many requests are under way, in all or from one address. A client that goes away drops this future at
 /// any point, and its place with it; work on another thread, and the answer's body, keep the place until they are done.
 async fn limit(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
     let Some(place) = shared.place(&request) else {
-        shared.door.refuse(Refusal::Requests);
         let text = "too many requests at once; see --web.max-requests\n";
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
-    let place: Place = Arc::new(place);
     request.extensions_mut().insert(Arc::clone(&place));
     let mut response = next.run(request).await;
     response.extensions_mut().insert(place);

@@ -1,15 +1,16 @@
 //! Who is counted as one: an address of IPv4, or of IPv6 the network of a host.
 //!
-//! What there is little of, requests at once and passwords to check, is not for one address alone.
+//! What there is little of is not for one of them alone.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The party of an address. A host has a whole /64 of IPv6 to choose from.
+/// The party of an address. A host has a whole /64 of IPv6 to choose from; this host has all of 127.0.0.0/8.
 pub fn party(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
-        IpAddr::V6(address) if !address.is_loopback() => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
+        address if address.is_loopback() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
         other => other,
     }
 }

@@ -1,8 +1,8 @@
 //! Names and passwords of basic authentication.
 //!
 //! A check by bcrypt is slow on purpose. So it runs on a thread that answers nobody, one at a time, and its outcome is kept;
-//! and few may wait, fewer from one address, so that a stranger with wrong passwords holds up nobody who has asked before, nor
-//! one from elsewhere.
+//! and few may wait, of one address one, so that a stranger with wrong passwords holds up nobody who has asked before. Who has
+//! not, such as everybody after a restart, can be held up by as many addresses as may wait, and by no fewer.
 //!
 //! Who guesses names learns nothing from the time: a name that is not known costs one check too, of a cost that some user's
 //! hash has, always the same for one name.
@@ -21,9 +21,10 @@ use tokio::sync::Semaphore;
 use super::parties::Shares;
 use crate::config::web::PasswordHash;
 
-/// Checks that may wait for their turn, and of one address.
-const WAITING: usize = 16;
-const OF_ONE: usize = 4;
+/// Checks that may wait for their turn, and of one address. At the usual cost, 10 to 12, the last one has its turn within the
+/// 10 s that a scrape may take.
+pub const WAITING: usize = 32;
+const OF_ONE: usize = 1;
 /// Outcomes that are kept: of right passwords as many as there can be users, of wrong ones the last.
 const RIGHT: usize = 1_024;
 const WRONG: usize = 256;
@@ -156,6 +157,11 @@ impl Passwords {
             Ok(true) => Outcome::Right,
             Ok(false) | Err(_) => Outcome::Wrong,
         }
+    }
+
+    /// Whether this was checked before, and is right. Costs no round.
+    pub fn is_known_as_right(&self, users: &BTreeMap<String, PasswordHash>, given: &Credentials) -> bool {
+        self.known(&self.tag(users.get(&given.name), given)) == Some(Outcome::Right)
     }
 
     fn known(&self, tag: &Tag) -> Option<Outcome> {

@@ -2,11 +2,12 @@
 //!
 //! Three times are kept. The head of a request must be there within a time of its first byte. An answer must have been read
 //! within a time of its first byte, however steadily it is read, since until then it holds memory and a place of
-//! `--web.max-requests`. And a connection on which nothing is asked, or to which nothing can be written, ends after a while:
+//! `--web.max-requests`: no less than an idle connection has, so that who scrapes through a slow link can be given more. And a connection on which nothing is asked, or to which nothing can be written, ends after a while:
 //! what a client sends without asking anything, such as HTTP/2's pings, does not count. hyper's own timeout of heads cannot
 //! tell the first of these from a pause between two requests, which scrapers make.
 //!
-//! The task of the connection looks at the times whenever it runs, so that no change needs to wake it.
+//! The task of the connection looks at the times whenever it runs, so that no change needs to wake it but one: the end of an
+//! answer of HTTP/2, which another task may see after all was sent.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -17,12 +18,17 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use super::Place;
+use super::places::Place;
 use crate::clock::Moment;
 use crate::config::HttpLimits;
 
-/// An answer has to be read within this.
+/// An answer has to be read within this, or `--web.idle-timeout` where that is longer; what the kernel has of it when the
+/// connection ends, within this.
 pub const LONGEST_ANSWER: Duration = Duration::from_secs(30);
+/// An answer that went to the kernel less than this ago may be on its way still.
+const ON_ITS_WAY: Duration = Duration::from_secs(5);
+/// For so long a client whose connection ends may take to end it too, if nothing was sent to it lately.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The state of one connection.
 #[derive(Debug)]
@@ -30,6 +36,19 @@ pub struct Pulse {
     state: Mutex<State>,
     /// Rings once another takes its place.
     evicted: Notify,
+    /// Rings when an answer has ended.
+    sent: Notify,
+}
+
+/// How much a connection on which nothing is under way is worth, the least first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Worth {
+    /// Whether it has had an answer that took a place: a stranger without a password has none.
+    was_served: bool,
+    /// Whether the kernel may have some of an answer still.
+    is_sending: bool,
+    /// When it asked last, or began.
+    asked: Moment,
 }
 
 #[derive(Debug)]
@@ -51,6 +70,8 @@ struct State {
     /// Places of such answers.
     held: Vec<Place>,
     answers: u64,
+    /// One of these took a place.
+    was_served: bool,
     /// Requests that must not be cut off.
     kept: usize,
     is_over: bool,
@@ -82,11 +103,13 @@ impl Pulse {
                 unflushed: None,
                 held: vec![],
                 answers: 0,
+                was_served: false,
                 kept: 0,
                 is_over: false,
                 is_cut: false,
             }),
             evicted: Notify::new(),
+            sent: Notify::new(),
         })
     }
 
@@ -152,10 +175,14 @@ impl Pulse {
         Kept(Arc::clone(self))
     }
 
-    /// Since when nothing was asked; `None` while something is under way that must not be cut off.
-    pub fn idle_since(&self) -> Option<Moment> {
+    /// How much it is worth; `None` while something is under way that must not be cut off.
+    pub fn worth(&self, now: Moment) -> Option<Worth> {
         let state = self.state();
-        (state.kept == 0 && !state.is_over).then_some(state.asked)
+        (state.kept == 0 && !state.is_over).then(|| Worth {
+            was_served: state.was_served,
+            is_sending: state.answers > 0 && now.since(state.moved) < ON_ITS_WAY,
+            asked: state.asked,
+        })
     }
 
     /// Ends the connection, unless something is under way that must not be cut off. False if so.
@@ -167,6 +194,22 @@ impl Pulse {
             self.evicted.notify_one();
         }
         may
+    }
+
+    /// Ends the connection, whatever is under way.
+    pub fn cut(&self) {
+        let mut state = self.state();
+        (state.is_over, state.is_cut) = (true, true);
+        self.evicted.notify_one();
+    }
+
+    /// For how long the kernel may still send what it has, now that the connection ends.
+    pub fn farewell(&self, now: Moment) -> Duration {
+        let state = self.state();
+        if state.answers == 0 {
+            return FAREWELL;
+        }
+        LONGEST_ANSWER.saturating_sub(now.since(state.moved)).max(FAREWELL)
     }
 
     /// True if the kernel is not to send what it still holds: it would keep it for as long as a client that does not read
@@ -197,7 +240,7 @@ impl Pulse {
             least = least.min(left(since, limits.head, "the head of a request took too long")?);
         }
         if let Some(since) = state.sending.iter().map(|(_, since)| *since).chain(state.unflushed).min() {
-            least = least.min(left(since, LONGEST_ANSWER, "an answer was read too slowly")?);
+            least = least.min(left(since, LONGEST_ANSWER.max(limits.idle), "an answer was read too slowly")?);
         }
         if state.making == 0 && !is_head {
             least = least.min(left(state.moved, limits.idle, "nothing moved for too long")?);
@@ -208,12 +251,17 @@ impl Pulse {
     /// Resolves, with the reason, once a time has passed. To be polled whenever the connection is.
     pub async fn overdue(&self, limits: &HttpLimits) -> &'static str {
         let mut timer = pin!(sleep(Duration::ZERO));
+        let mut sent = pin!(self.sent.notified());
         poll_fn(|context| {
+            while sent.as_mut().poll(context).is_ready() {
+                sent.set(self.sent.notified());
+                context.waker().wake_by_ref(); // the connection is polled, and tells of what was sent already
+            }
             loop {
                 match self.left(Moment::now(), limits) {
                     Err(why) => {
                         let mut state = self.state();
-                        state.is_cut = state.is_sending();
+                        state.is_cut |= state.is_sending();
                         return Poll::Ready(why);
                     }
                     Ok(left) => timer.set(sleep(left)),
@@ -232,8 +280,12 @@ pub struct Making(Arc<Pulse>);
 impl Making {
     /// It is made, and is sent while the returned value lives; its place is given back once it is sent.
     pub(super) fn made(self, place: Option<Place>, now: Moment) -> Sending {
+        if let Some(place) = &place {
+            place.sends(now);
+        }
         let mut state = self.0.state();
         state.answers += 1;
+        state.was_served |= place.is_some();
         let id = state.answers;
         state.sending.push((id, now));
         drop(state);
@@ -268,6 +320,8 @@ impl Drop for Sending {
         if !state.is_over {
             state.held.extend(self.place.take());
         }
+        drop(state);
+        self.pulse.sent.notify_one();
     }
 }
 
@@ -317,10 +371,14 @@ mod tests {
         assert!(at(&pulse, start, 10_000).is_ok());
         let sending = making.made(None, start);
         pulse.went(start.plus(Duration::from_secs(29)));
-        assert_eq!(at(&pulse, start, 29), Ok(Duration::from_secs(1)));
-        assert_eq!(at(&pulse, start, 30), Err("an answer was read too slowly"));
+        assert_eq!(at(&pulse, start, 119), Ok(Duration::from_secs(1)));
+        assert_eq!(at(&pulse, start, 120), Err("an answer was read too slowly"));
+        let short = HttpLimits { idle: Duration::from_secs(10), ..LIMITS };
+        let after = |seconds| pulse.left(start.plus(Duration::from_secs(seconds)), &short);
+        assert_eq!(after(29), Ok(Duration::from_secs(1)), "no less than 30 s");
+        assert_eq!(after(30), Err("an answer was read too slowly"));
         drop(sending);
-        assert_eq!(at(&pulse, start, 30), Err("an answer was read too slowly"), "hyper still has its end");
+        assert_eq!(after(30), Err("an answer was read too slowly"), "hyper still has its end");
         pulse.flushed();
         assert!(at(&pulse, start, 30).is_ok());
     }
@@ -347,10 +405,48 @@ mod tests {
         let start = Moment::now();
         let pulse = Pulse::new(start);
         let kept = pulse.keep();
-        assert!(pulse.idle_since().is_none() && !pulse.evict());
+        assert!(pulse.worth(start).is_none() && !pulse.evict());
         drop(kept);
-        assert_eq!(pulse.idle_since(), Some(start));
-        assert!(pulse.evict());
-        assert_eq!(pulse.idle_since(), None, "it is over already");
+        assert!(pulse.worth(start).is_some() && pulse.evict());
+        assert_eq!(pulse.worth(start), None, "it is over already");
+    }
+
+    #[test]
+    fn what_the_kernel_has_of_an_answer_has_its_time_and_who_had_none_hardly_any() {
+        let start = Moment::now();
+        let pulse = Pulse::new(start);
+        assert_eq!(pulse.farewell(start), FAREWELL);
+        drop(pulse.begin(start).made(None, start));
+        pulse.flushed();
+        let now = Moment::now();
+        assert!(pulse.farewell(now) > LONGEST_ANSWER / 2);
+        assert!(pulse.worth(now) > pulse.worth(now.plus(ON_ITS_WAY)), "what may be on its way goes last");
+        assert_eq!(pulse.farewell(Moment::now().plus(LONGEST_ANSWER)), FAREWELL);
+    }
+
+    #[test]
+    fn an_answer_that_ends_on_another_task_wakes_the_connection() {
+        struct Rings(std::sync::atomic::AtomicUsize);
+        impl std::task::Wake for Rings {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let _entered = runtime.enter();
+        let (rings, start) = (Arc::new(Rings(0.into())), Moment::now());
+        let (waker, pulse) = (Arc::clone(&rings).into(), Pulse::new(start));
+        let sending = pulse.begin(start).made(None, start);
+        let mut overdue = pin!(pulse.overdue(&LIMITS));
+        let mut context = std::task::Context::from_waker(&waker);
+        assert!(overdue.as_mut().poll(&mut context).is_pending());
+        let rung = || rings.0.load(std::sync::atomic::Ordering::Relaxed);
+        let before = rung();
+        drop(sending);
+        assert_eq!(rung(), before + 1);
+        assert!(overdue.as_mut().poll(&mut context).is_pending());
+        assert_eq!(rung(), before + 2, "and the connection comes before this once more");
+        assert!(overdue.as_mut().poll(&mut context).is_pending());
+        assert_eq!(rung(), before + 2);
     }
 }

@@ -1,10 +1,13 @@
 //! The places of connections. When all are taken, one on which nothing is under way is closed for the newcomer.
 //!
-//! Of the party that holds the most it is the one that has not asked for longest: a stranger who opens connections without end
-//! closes its own, and who scrapes once a minute finds a place and keeps it. A fixed number for each address would have to
-//! be guessed, and would be met by everybody behind one proxy.
+//! It is one of the party that holds the most: a stranger who opens connections without end closes its own. A fixed number for
+//! each address would have to be guessed, and would be met by everybody behind one proxy. Parties that hold few count as equal:
+//! who scrapes on two connections is no crowd. Of these, one that had no answer yet goes first, so that of a flood from many
+//! addresses a scraper is the last to suffer; then one whose answer the kernel has sent; then the one that has not asked for
+//! longest.
 //!
-//! The last eighth is for this host, so that its health check comes through whatever the others do.
+//! The last eighth is for this host, so that its health check comes through whatever the others do. What it holds beyond that
+//! gives way as others' do: a container on the host's network is this host too.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -21,6 +24,8 @@ pub struct Table {
     most: usize,
     /// Of these, for this host alone.
     reserved: usize,
+    /// So many are few: a sixteenth.
+    few: usize,
     seated: Mutex<Seated>,
 }
 
@@ -45,7 +50,7 @@ impl Table {
     /// Of so many places; 0: no limit.
     pub fn new(most: usize) -> Arc<Self> {
         let (most, reserved) = if most == 0 { (usize::MAX, 0) } else { (most, most / 8) };
-        Arc::new(Self { most, reserved, seated: Mutex::default() })
+        Arc::new(Self { most, reserved, few: most / 16, seated: Mutex::default() })
     }
 
     fn seated(&self) -> MutexGuard<'_, Seated> {
@@ -58,7 +63,7 @@ impl Table {
         let room = if party.is_loopback() { self.most } else { self.most - self.reserved };
         let mut seated = self.seated();
         let is_full = seated.by_number.len() >= room;
-        if is_full && !seated.make_room(party.is_loopback()) {
+        if is_full && !seated.make_room(party.is_loopback(), self, now) {
             return Seating::Full;
         }
         let (number, pulse) = (seated.next, Pulse::new(now));
@@ -70,28 +75,28 @@ impl Table {
 }
 
 impl Seated {
-    /// Closes a connection; false if there is none that may be closed. One of this host gives way to no other host.
-    fn make_room(&mut self, for_this_host: bool) -> bool {
+    /// Closes a connection; false if there is none that may be closed. Those that are for this host give way to no other.
+    fn make_room(&mut self, for_this_host: bool, table: &Table, now: Moment) -> bool {
         let mut held: HashMap<IpAddr, usize> = HashMap::new();
         for (party, _) in self.by_number.values() {
             *held.entry(*party).or_default() += 1;
         }
-        let mut candidates: Vec<_> = self
-            .by_number
-            .iter()
-            .filter(|(_, (party, _))| for_this_host || !party.is_loopback())
-            .filter_map(|(number, (party, pulse))| {
-                Some((Reverse(held.get(party).copied()), pulse.idle_since()?, *number))
-            })
-            .collect();
-        candidates.sort_unstable();
-        candidates.into_iter().any(|(_, _, number)| {
-            let gone = self.by_number.get(&number).is_some_and(|(_, pulse)| pulse.evict());
-            if gone {
+        let held = |party: &IpAddr| held.get(party).copied();
+        let may_go = |party: &IpAddr| {
+            for_this_host || !party.is_loopback() || held(party).is_some_and(|count| count > table.reserved)
+        };
+        loop {
+            let candidates = self.by_number.iter().filter(|(_, (party, _))| may_go(party));
+            let first = candidates.filter_map(|(number, (party, pulse))| {
+                Some((Reverse(held(party).max(Some(table.few))), pulse.worth(now)?, *number))
+            });
+            let Some((_, _, number)) = first.min() else { return false };
+            // it may have asked just now; then it is none of them any more
+            if self.by_number.get(&number).is_some_and(|(_, pulse)| pulse.evict()) {
                 self.by_number.remove(&number);
+                return true;
             }
-            gone
-        })
+        }
     }
 }
 
@@ -116,6 +121,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::serve::places::{Places, Taking};
 
     /// A table, and what happens at it second by second.
     struct Room {
@@ -142,13 +148,13 @@ mod tests {
     }
 
     fn is_over(seat: &Seat) -> bool {
-        seat.pulse.idle_since().is_none()
+        seat.pulse.worth(Moment::now()).is_none()
     }
 
     #[test]
     fn the_last_eighth_is_for_this_host_and_none_of_it_gives_way_to_another() {
         let mut room = Room::new(16);
-        let kept: Vec<_> = (0..14).map(|_| room.free("192.0.2.7")).collect();
+        let mut kept: Vec<_> = (0..14).map(|_| room.free("192.0.2.7")).collect();
         let guards: Vec<_> = kept.iter().map(|seat| seat.pulse.keep()).collect();
         assert!(matches!(room.seat("192.0.2.7"), Seating::Full));
         let near = (room.free("127.0.0.1"), room.free("::ffff:127.0.0.2"));
@@ -156,8 +162,38 @@ mod tests {
         drop(guards);
         assert!(matches!(room.seat("127.0.0.1"), Seating::InPlaceOfAnother(_)));
         assert!(is_over(&kept[0]) && !is_over(&near.0));
-        drop(kept);
+        kept.clear();
         room.free("192.0.2.7");
+    }
+
+    #[test]
+    fn this_host_keeps_its_eighth_and_not_the_places_of_others() {
+        let mut room = Room::new(16);
+        let near: Vec<_> = (0..16).map(|number| room.free(["127.0.0.1", "127.0.0.2"][number % 2])).collect();
+        let far: Vec<_> = (0..20).map(|number| room.seat(&format!("192.0.2.{number}"))).collect();
+        assert!(far.iter().all(|seating| matches!(seating, Seating::InPlaceOfAnother(_))));
+        assert_eq!(near.iter().filter(|seat| !is_over(seat)).count(), 2);
+    }
+
+    /// An answer that took a place, and is sent.
+    fn is_served(seat: &Seat, now: Moment) {
+        let Taking::Free(place) = Places::new(1).take(IpAddr::from([192, 0, 2, 9]), &seat.pulse, now) else {
+            panic!("no place was free")
+        };
+        drop(seat.pulse.begin(now).made(Some(place), now));
+        seat.pulse.flushed();
+    }
+
+    #[test]
+    fn of_a_flood_from_many_addresses_those_go_first_that_had_no_answer_yet() {
+        let mut room = Room::new(32);
+        let scraper = [room.free("192.0.2.7"), room.free("192.0.2.7")];
+        scraper.iter().for_each(|seat| is_served(seat, room.now));
+        let flood: Vec<_> = (1..=26).map(|number| room.free(&format!("198.51.100.{number}"))).collect();
+        let more: Vec<_> = (1..=26).map(|number| room.seat(&format!("203.0.113.{number}"))).collect();
+        assert!(more.iter().all(|seating| matches!(seating, Seating::InPlaceOfAnother(_))));
+        assert!(flood.iter().all(is_over));
+        assert!(!scraper.iter().any(is_over), "nor is who has two connections a crowd");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! A stream that tells its connection's pulse what moves.
 
 use std::io::Result;
+use std::os::fd::AsFd;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -12,18 +13,47 @@ use super::frames::Frames;
 use super::pulse::Pulse;
 use crate::clock::Moment;
 
+/// What is left of a connection when HTTP has ended on it: the kernel may have to send some of its answers.
+pub type Left = Arc<Mutex<Option<std::net::TcpStream>>>;
+
 /// A connection as the kernel has it. One that was cut ends with a reset, and the kernel forgets what it had to send.
 pub struct Socket {
-    /// The connection.
-    pub stream: TcpStream,
-    /// Its pulse.
-    pub pulse: Arc<Pulse>,
+    stream: TcpStream,
+    pulse: Arc<Pulse>,
+    left: Option<Left>,
+}
+
+impl Socket {
+    /// This stream, which is left there when it is not used any more.
+    pub fn new(stream: TcpStream, pulse: Arc<Pulse>, left: &Left) -> Self {
+        Self { stream, pulse, left: Some(Arc::clone(left)) }
+    }
+
+    /// What was left there.
+    pub fn again(left: &Left, pulse: Arc<Pulse>) -> Option<Self> {
+        let stream = left.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        Some(Self { stream: TcpStream::from_std(stream).ok()?, pulse, left: None })
+    }
+
+    /// True once both sides have closed and nothing is left to be sent: the kernel has forgotten the other side then.
+    pub fn has_ended(&self) -> bool {
+        self.stream.peer_addr().is_err()
+    }
+
+    /// What has come, without taking it.
+    pub async fn peek(&self, buffer: &mut [u8]) -> Result<usize> {
+        self.stream.peek(buffer).await
+    }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
         if self.pulse.is_cut() {
             let _ = self.stream.set_zero_linger();
+        } else if let Some(left) = &self.left {
+            // where no file can be opened any more, the kernel has its own time for it
+            let again = self.stream.as_fd().try_clone_to_owned().ok();
+            *left.lock().unwrap_or_else(PoisonError::into_inner) = again.map(Into::into);
         }
     }
 }

@@ -10,12 +10,13 @@ use super::recorded::Host;
 /// Connections on which [`ask`] asks.
 pub const CONNECTIONS: usize = 40;
 
-/// A memledger that samples every second and serves so many requests at once, on a host of 10,000 series.
+/// A memledger that samples every second and serves so many requests at once, on a host of 10,000 series. An answer may take
+/// 30 s.
 pub fn crowded(places: usize) -> (Host, Memledger) {
     let host = Host::crowded(400);
     let flags = ["--no-collector.gpu", "--sample.interval=1s"].map(str::to_owned);
     let places = format!("--web.max-requests={places}");
-    let memledger = host.start(&[flags.to_vec(), vec![places, "--web.idle-timeout=1h".to_owned()]].concat());
+    let memledger = host.start(&[flags.to_vec(), vec![places, "--web.idle-timeout=30s".to_owned()]].concat());
     memledger.eventually("all containers", |metrics| match metrics.series.len() {
         10_000.. => Ok(()),
         series => Err(format!("{series} series")),

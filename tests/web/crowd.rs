@@ -1,11 +1,14 @@
 //! More connections than there are places: idle, asking now and then, under way.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
+
+use rustix::net::{self, AddressFamily, SocketType, sockopt};
 
 use super::passwords::own_address;
 use super::site::{ALONE, connect, exchange, get};
+use super::slow::unsent;
 use crate::support::{Memledger, eventually, skip};
 
 const PATIENT: &[&str] = &["--web.idle-timeout=1h", "--web.header-timeout=5m"];
@@ -131,16 +134,17 @@ fn one_address_leaves_a_quarter_of_the_requests_to_others() {
 fn one_whose_answer_is_being_sent_is_never_closed_for_another() {
     let memledger =
         Memledger::start(&[ALONE, PATIENT, &["--web.max-connections=8", "--web.max-requests=4"]].concat());
-    let mut busy: Vec<_> = (0..4).map(|_| connect(&memledger)).collect();
+    // as many as one address may have
+    let mut busy: Vec<_> = (0..3).map(|_| connect(&memledger)).collect();
     busy.iter_mut().for_each(fills);
     // until then answers still fit, and there is a moment between one and the next
-    eventually("all four wait for their reader", || {
+    eventually("all three wait for their reader", || {
         let is_refused =
             |_| exchange(connect(&memledger), &get("/metrics", "")).map(|(status, _)| status) == Ok(503);
         if (0..20).all(is_refused) { Ok(()) } else { Err("a place was free".to_owned()) }
     });
     let held = eventually("newcomers find places", || {
-        // each of these closes one that is idle, or finds a free place; never one of the four
+        // each of these closes one that is idle, or finds a free place; never one of the three
         let streams: Vec<_> = (0..8).map(|_| connect(&memledger)).collect();
         let (status, _) = exchange(connect(&memledger), &get("/-/healthy", ""))?;
         if status == 200 { Ok(streams) } else { Err(status.to_string()) }
@@ -160,4 +164,47 @@ fn one_whose_answer_is_being_sent_is_never_closed_for_another() {
         // some may be 503, from when the places were being taken
         assert!(answers.starts_with(b"HTTP/1.1 "));
     }
+    drop(busy);
+    eventually("their places are free", || match exchange(connect(&memledger), &get("/metrics", ""))? {
+        (200, _) => Ok(()),
+        (status, _) => Err(status.to_string()),
+    });
+    memledger.eventually("some that were idle were closed", |metrics| {
+        match metrics.value("memledger_web_refused_total", &[("reason", "connections")]) {
+            count if count >= 1.0 => Ok(()),
+            count => Err(count.to_string()),
+        }
+    });
+}
+
+/// A client whose kernel takes next to nothing, so that its answer stays with memledger's.
+fn takes_nothing(memledger: &Memledger) -> TcpStream {
+    let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_socket_recv_buffer_size(&socket, 2_048).unwrap();
+    net::connect(&socket, &memledger.address.parse::<SocketAddr>().unwrap()).unwrap();
+    let mut stream = TcpStream::from(socket);
+    stream.write_all(get("/metrics", "").as_bytes()).unwrap();
+    stream
+}
+
+#[test]
+fn answers_that_nobody_reads_take_no_more_of_the_kernel_than_there_are_connections_and_not_for_ever() {
+    let memledger = Memledger::start(&[ALONE, PATIENT, &["--web.max-connections=16"]].concat());
+    // each answer goes whole into the kernel, and its connection ends: no request is under way
+    let clients: Vec<_> = (0..64).map(|_| takes_nothing(&memledger)).collect();
+    // who says that nothing more comes from it has taken no more of what comes to it
+    clients.iter().step_by(2).for_each(|client| client.shutdown(Shutdown::Write).unwrap());
+    let held = || unsent(&memledger).into_iter().filter(|bytes| *bytes > 4_096).count();
+    memledger.eventually("all came in", |metrics| {
+        match metrics.value("memledger_web_refused_total", &[("reason", "connections")]) {
+            count if count >= 48.0 => Ok(()),
+            count => Err(format!("{count}, {} are held", held())),
+        }
+    });
+    assert!((1..=16).contains(&held()), "{:?}", unsent(&memledger));
+    eventually("nothing is held any more", || match held() {
+        0 => Ok(()),
+        held => Err(held.to_string()),
+    });
+    drop(clients);
 }

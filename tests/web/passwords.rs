@@ -137,6 +137,18 @@ fn who_asks_too_often_is_told_so_and_health_goes_on() {
     });
 }
 
+#[test]
+fn strangers_who_ask_too_often_do_not_use_up_what_a_known_password_may_ask() {
+    let (_site, memledger) = plain(&format!("{}rate_limit: {{interval: 1h, burst: 3}}\n", user("ann")), &[]);
+    let right = basic("ann", "secret");
+    assert_eq!(status(&memledger, "/", &right), 200, "checked, and known from now on");
+    let strangers: Vec<_> = (0..4).map(|_| status(&memledger, "/", "")).collect();
+    assert_eq!(strangers, [401, 401, 429, 429]);
+    assert_eq!(status(&memledger, "/", &basic("ann", "guess")), 429, "a guess is a stranger's");
+    let known: Vec<_> = (0..4).map(|_| status(&memledger, "/", &right)).collect();
+    assert_eq!(known, [200, 200, 200, 429], "the same rate holds for her alone");
+}
+
 /// The address by which other hosts reach this one.
 pub(super) fn own_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
