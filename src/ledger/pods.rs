@@ -16,8 +16,6 @@ use crate::discover::ContainerId;
 
 /// The runtime has told by then of all containers that were there: a list each second, and some time to answer.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
-/// The kernel's counter is compared with the log for so long before a kill is noticed that a pod's counter has told.
-const NOTICED_WITHIN: Duration = Duration::from_secs(3);
 /// A container that was made so many seconds before the kill and of whose run nobody has told may have begun since.
 const BEGINS_WITHIN: f64 = 10.0;
 /// The clocks of looks and of starts and ends, in seconds; the wider, the more containers may have been it.
@@ -67,9 +65,7 @@ impl Machine {
         let pod = {
             let mut pods = self.counters.pods();
             let (Some(pod), None) = (pods.next(), pods.next()) else { return };
-            // noticed much later, it is another one
-            let is_its = |at: &usize| self.open[*at].noticed.since(pod.grew) <= NOTICED_WITHIN;
-            if pod.kills != ownerless.len() as u64 || !ownerless.iter().all(is_its) {
+            if pod.kills != ownerless.len() as u64 {
                 return;
             }
             pod.path.to_owned()
