@@ -39,7 +39,7 @@ fn case_16_a_log_that_was_overwritten_while_memledger_was_down_leaves_a_gap_of_k
     flood_kernel_log();
     for _ in 0..2 {
         let ledger = scene.watch(&[&state]);
-        ledger.balances(&scene);
+        ledger.balances();
         ledger.eventually("the gap", |metrics| match metrics.value(GAPS, &[]) - gaps {
             gap if gap == KILLS as f64 => Ok(()),
             gap => Err(format!("{gap} of {KILLS}")),
@@ -62,7 +62,7 @@ fn case_24_a_log_that_was_overwritten_while_memledger_stood_still_leaves_a_gap_o
     let truth = scene.run_to_its_end("after", &["eat"]);
     assert_eq!(truth, 137);
     ledger.memledger.signal("CONT");
-    ledger.balances(&scene);
+    ledger.balances();
     ledger.settles(&container.name, 0, KILLS);
     ledger.settles(&scene.called("after"), 1, 0);
     let gap = ledger.memledger.metrics().value(GAPS, &[]);

@@ -35,7 +35,7 @@ fn case_15_kills_while_memledger_was_down_are_counted_once_however_often_it_star
         let but_one = Tally { containers: each(&["stays", "ends"]), unattributed: 1, ..Tally::default() };
         assert!(tally == all || tally == but_one, "{tally:?}");
         ledger.ends(&ends.name, "oom_container", 1);
-        ledger.balances(&scene);
+        ledger.balances();
     }
 }
 
@@ -66,7 +66,7 @@ fn kills_before_the_first_start_are_nobodys_news() {
     ledger.settles(&later.name, 1, 0);
     ledger.settles(&container.name, 0, 0);
     assert_eq!(ledger.tally(&scene).sum(), 1);
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn case_17_after_a_reboot_the_counts_go_on_from_where_they_were() {
     let container = scene.run("it", &[], &["seq=1:eat", "wait=/control/on", "seq=1:eat", "hold"]);
     scene.really_killed(1);
     ledger.settles(&container.name, 0, 1);
-    ledger.balances(&scene);
+    ledger.balances();
     let before = ledger.memledger.metrics().value(HOST_KILLS, &[]);
     drop(ledger);
     // Only the boot id is another one, so everything that this kernel has counted is taken for news of the new boot: it
@@ -149,7 +149,7 @@ fn case_24_a_memledger_that_stands_still_for_half_a_minute_in_the_midst_of_kills
     ledger.memledger.signal("CONT");
     scene.release("two");
     scene.really_killed(18);
-    ledger.balances(&scene);
+    ledger.balances();
     // Of those in between the processes were gone when memledger woke, the kernel names ten cgroups in five seconds, and
     // the log of a small machine was overwritten: not each can be given to its container, but none to another.
     let own = [(container.name.clone(), 14), (other.name.clone(), 1), (scene.called("removed"), 3)];
@@ -202,7 +202,7 @@ fn a_clock_that_is_set_forward_and_back_by_a_day_changes_no_count() {
     }
     let tally = ledger.settled_tally(&scene, 5);
     assert_eq!((tally.host, tally.unattributed), (0, 0), "{tally:?}");
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn case_25_two_memledgers_agree() {
     for ledger in &ledgers {
         ledger.settles(&worker.name, 0, 3);
         ledger.settles(&scene.called("removed"), 1, 2);
-        ledger.balances(&scene);
+        ledger.balances();
     }
     let [one, other] = ledgers.each_ref().map(|ledger| {
         let facts = |kill: &serde_json::Value| {
@@ -254,5 +254,5 @@ fn case_28_a_memledger_that_is_killed_for_memory_itself_counts_that_when_it_is_b
     ledger.settles(&bystander.name, 0, 0);
     let own: Vec<_> = ledger.events().into_iter().filter(|event| event["pid"] == pid).collect();
     assert_eq!(own.len(), 1, "{own:?}");
-    ledger.balances(&scene);
+    ledger.balances();
 }

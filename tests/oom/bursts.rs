@@ -35,7 +35,7 @@ fn case_02_fifty_containers_one_after_another_that_remove_themselves() {
     let ledger = scene.watch(&[]);
     let truth = scene.burst(if in_v2_guest() { 10 } else { 50 }, 1, 1);
     ledger.has_exactly(&scene, &truth);
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn case_03_fifty_containers_eight_at_a_time_that_remove_themselves() {
     let ledger = scene.watch(&[]);
     let truth = scene.burst(if in_v2_guest() { 12 } else { 50 }, 1, 8);
     ledger.has_exactly(&scene, &truth);
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn two_hundred_kills_in_containers_that_remove_themselves_are_all_found_with_the
     let truth = scene.burst(containers, kills, 8);
     let lost = ledger.blames_nobody_wrongly(&scene, &truth);
     assert!(lost <= MOST_UNATTRIBUTED, "{lost} unattributed");
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn two_hundred_kills_without_the_runtime_are_all_found_and_nobody_is_blamed_wron
     }
     assert!(tally.containers.len() <= containers, "{tally:?}");
     assert!(tally.unattributed <= 2 * MOST_UNATTRIBUTED, "{tally:?}");
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn two_hundred_kills_without_the_kernel_log_are_counted_and_nobody_is_blamed_wro
     let (containers, kills) = size(SHORTER);
     let truth = scene.burst(containers, kills, 4);
     // no record tells of a process: all that the kernel counted are gaps, and the total is exact
-    ledger.balances(&scene);
+    ledger.balances();
     ledger.eventually("all of them as gaps", |metrics| match metrics.value(GAPS, &[]) - gaps {
         new if new >= all(&truth) as f64 => Ok(()),
         new => Err(format!("{new}")),
@@ -119,7 +119,7 @@ fn two_hundred_kills_read_with_syslog_are_all_found() {
     let lost = ledger.blames_nobody_wrongly(&scene, &truth);
     // it is read once a second: the processes are gone by then, and the kernel names ten cgroups in five seconds
     assert!(lost < all(&truth), "nothing was given to a container");
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn case_24_a_memledger_that_stands_still_during_the_burst_finds_all_of_it_afterw
     let truth = scene.burst(containers, kills, 4);
     ledger.memledger.signal("CONT");
     ledger.blames_nobody_wrongly(&scene, &truth);
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 /// Numbers that differ from run to run, so that a kill finds memledger in every state sooner or later.
@@ -175,7 +175,7 @@ fn a_memledger_that_is_killed_again_and_again_during_the_burst_counts_each_kill_
     assert!(deaths >= 2, "it was killed {deaths} times only");
     let ledger = start();
     ledger.blames_nobody_wrongly(&scene, &truth);
-    ledger.balances(&scene);
+    ledger.balances();
     let tally = ledger.tally(&scene);
     drop(ledger);
     let ledger = start();

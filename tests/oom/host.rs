@@ -21,7 +21,7 @@ fn case_14a_a_container_without_a_limit_is_killed_because_the_machine_ran_out() 
     ledger.ends(&victim.name, "oom_host", 1);
     ledger.settles(&bystander.name, 0, 0);
     assert_eq!(ledger.memledger.metrics().value(HOST_PROCESS_KILLS, &[]), 0.0);
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -43,5 +43,5 @@ fn case_14b_a_process_of_the_host_that_is_killed_is_no_containers() {
         other => Err(format!("{other}")),
     });
     ledger.settles(&bystander.name, 0, 0);
-    ledger.balances(&scene);
+    ledger.balances();
 }

@@ -22,7 +22,7 @@ fn case_01_a_single_process_is_one_kill_of_the_main_process() {
     assert_eq!((kill["victim"].as_str(), kill["scope"].as_str()), (Some("main"), Some("container")));
     let anonymous = kill["anon_bytes"].as_u64().expect("its memory");
     assert!((8 << 20..=16 << 20).contains(&anonymous), "{anonymous}");
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn case_06_thirty_children_at_once_are_thirty_kills() {
     scene.really_killed(30);
     ledger.settles(&container.name, 0, 30);
     assert_eq!(ledger.tally(&scene).unattributed, 0);
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn case_07_a_process_with_four_threads_is_one_kill() {
     let container = scene.run("it", &[], &["threads=4"]);
     scene.really_killed(1);
     ledger.settles(&container.name, 1, 0);
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn case_12_a_group_that_is_killed_as_one_counts_each_process_once() {
             pids.len() >= 2 && found == pids.len() as f64 && duplicates >= (lines.len() - pids.len()) as f64;
         right.then_some(()).ok_or_else(|| format!("{found} kills, {duplicates} duplicates of {lines:?}"))
     });
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn case_18_lines_that_a_user_writes_into_the_kernel_log_are_no_kills() {
     ledger.settles(&real.name, 1, 0);
     ledger.settles(&container.name, 0, 0);
     assert_eq!(ledger.settled_tally(&scene, 1).containers.len(), 1);
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn case_18_a_process_cannot_choose_a_name_that_hides_its_kill_or_blames_another(
         let process = event["process"].as_str().expect("a name");
         assert!(!process.chars().any(char::is_control), "made printable: {process:?}");
     }
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 /// A hog that stands ready in a cgroup and eats on [`eats`].
@@ -132,7 +132,7 @@ fn case_20_a_cgroup_path_that_fills_several_records_is_read_and_a_longer_one_is_
     // the kernel cuts the longest one: by its process or its counter, or not at all, but never another's
     let last = tally.containers.get(cgroups[2].name()).copied().unwrap_or(0);
     assert_eq!(last + tally.unattributed, 1, "{tally:?}");
-    ledger.balances(&scene);
+    ledger.balances();
 }
 
 /// The number that a thread which was made just now has: threads are numbered as processes are, and quick to make.

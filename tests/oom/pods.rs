@@ -58,7 +58,7 @@ fn one_after_the_other(
         ledger.settles(&scene.called(&format!("c{number}")), main, child);
     }
     ledger.settles(beside, 0, 0);
-    ledger.balances(scene);
+    ledger.balances();
 }
 
 #[test]

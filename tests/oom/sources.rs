@@ -17,7 +17,7 @@ fn main_and_workers(scene: &Scene, ledger: &Ledger) {
     scene.really_killed(3);
     ledger.settles(&worker.name, 0, 2);
     ledger.settles(&main.name, 1, 0);
-    ledger.balances(scene);
+    ledger.balances();
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn kills_in_containers_that_live_are_found_by_their_counters_without_the_kernel_
     scene.release("go");
     scene.really_killed(5);
     ledger.settles(&worker.name, 0, 5);
-    ledger.balances(&scene);
+    ledger.balances();
     assert_eq!(ledger.source("kmsg"), None, "it was switched off");
     assert_eq!(ledger.source("vmstat"), Some(1.0));
     assert!(ledger.memledger.metrics().get(UNATTRIBUTED, &[]).is_some());

@@ -108,7 +108,7 @@ pub struct Scene {
     pub tag: String,
     folder: tempfile::TempDir,
     truth: Truth,
-    /// The kernel's count before and after the first memledger of the scene started.
+    /// The kernel's count before and after the first memledger of the scene that keeps its state started.
     began: Mutex<Option<(u64, u64)>>,
 }
 
@@ -169,14 +169,18 @@ impl Scene {
     pub fn watch_through(&self, wrapper: &[&str], flags: &[&str]) -> Ledger {
         let docker = self.engine.flag();
         let mut all = vec![docker.as_str(), "--podman.socket="];
-        if !flags.iter().any(|flag| flag.starts_with("--state.path")) {
+        let keeps_state = flags.iter().any(|flag| flag.starts_with("--state.path"));
+        if !keeps_state {
             all.push("--state.path=");
         }
         all.extend(flags);
         let before = oom_kills();
         let memledger = Memledger::start_through(wrapper, &all);
-        self.began.lock().expect("no holder panics").get_or_insert((before, oom_kills()));
-        Ledger { memledger }
+        let mut began = (before, oom_kills());
+        if keeps_state {
+            began = *self.began.lock().expect("no holder panics").get_or_insert(began);
+        }
+        Ledger { memledger, began }
     }
 
     /// Name of one of its containers.
@@ -389,6 +393,8 @@ impl Tally {
 /// A running memledger, asked about kills and ends.
 pub struct Ledger {
     pub memledger: Memledger,
+    /// The kernel's count before and after its total began: with its start, or with that of the first one on its state.
+    began: (u64, u64),
 }
 
 impl Ledger {
@@ -520,10 +526,10 @@ impl Ledger {
         tally.unattributed
     }
 
-    /// The host's total is what the kernel counted since the first memledger of the scene started. Both go on while they
-    /// are read, so the total must lie between the kernel's counts before and after the scrape.
-    pub fn balances(&self, scene: &Scene) {
-        let (low, high) = scene.began.lock().expect("no holder panics").expect("one has started");
+    /// The host's total is what the kernel counted since it began. Both go on while they are read, so the total must lie
+    /// between the kernel's counts before and after the scrape.
+    pub fn balances(&self) {
+        let (low, high) = self.began;
         eventually("the host's total is the kernel's", || {
             let before = oom_kills();
             let metrics = self.memledger.metrics();
