@@ -137,7 +137,7 @@ fn main() -> std::io::Result<()> {
     if document::is_only_asked() {
         return Ok(());
     }
-    let (_host, memledger) = crowded(CONNECTIONS + 1); // one for the watcher
+    let (_host, memledger) = crowded(2 * CONNECTIONS); // one address may have three quarters, and there is the watcher
     let answer = memledger.get("/metrics").1;
     let series = answer.lines().filter(|line| !line.starts_with('#')).count();
     ask(&memledger, 1_000, 2);

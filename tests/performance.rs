@@ -49,10 +49,27 @@ fn make_bench_runs_every_bench() {
     let benches: Vec<_> =
         manifest.split("[[bench]]\nname = \"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
     assert_eq!(benches.len(), HEADINGS.len());
-    for bench in benches {
-        let (line, writes) =
-            (format!("\t$(CARGO) bench --locked --bench {bench}\n"), read(&format!("benches/{bench}.rs")));
-        assert!(makefile.contains(&line), "make bench leaves out {bench}");
+    for bench in &benches {
+        assert!(
+            makefile.contains(&format!("\t$(CARGO) bench --locked --bench {bench}\n")),
+            "make bench leaves out {bench}"
+        );
+    }
+}
+
+#[test]
+fn each_bench_writes_its_own_part_and_no_others() {
+    let makefile = read("Makefile");
+    let benches = makefile.split("bench --locked --bench ").skip(1).filter_map(|rest| rest.lines().next());
+    for (at, (bench, heading)) in benches.zip(HEADINGS).enumerate() {
+        let writes = read(&format!("benches/{bench}.rs"));
         assert!(writes.contains("document::write("), "benches/{bench}.rs writes no part");
+        let own = [format!("HEADINGS[{at}]"), format!("\"{heading}\\n")];
+        assert!(
+            own.iter().any(|own| writes.contains(own)),
+            "benches/{bench}.rs does not begin with {heading:?}"
+        );
+        let others = writes.split("HEADINGS[").skip(1).filter(|rest| !rest.starts_with(&format!("{at}]")));
+        assert_eq!(others.count(), 0, "benches/{bench}.rs writes the part of another");
     }
 }

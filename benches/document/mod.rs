@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-/// The parts, in their order: those of benches/cycle.rs, oom.rs, gpu.rs, drm.rs, readers.rs, cri.rs, otlp.rs and web.rs.
+/// The parts, in the order in which `make bench` runs the benches.
 pub const HEADINGS: [&str; 8] = [
     "# Performance",
     "## The OOM ledger",
