@@ -1,39 +1,61 @@
 # memledger: `make run` shows the main job, `make test` installs what tests need and runs them all.
+# Everything is built as the user who calls make; what needs root calls sudo itself.
 .DEFAULT_GOAL := help
 SETUP := tests/setup/setup.sh
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# empty for root, and where there is no sudo: memledger then says what it cannot read
+SUDO := $(if $(filter 0,$(shell id -u)),,$(shell command -v sudo))
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: ## build memledger and serve this host's metrics (ARGS="..." for flags)
-	$(CARGO) run --release --locked -- serve $(ARGS)
+run: cargo ## build memledger and serve this host's metrics, as root where it can (ARGS="..." for flags)
+	$(CARGO) build --release --locked
+	$(SUDO) $(TARGET)/release/memledger serve $(ARGS)
 
-doctor: ## show what memledger can read on this host
-	$(CARGO) run --release --locked -- doctor $(ARGS)
+doctor: cargo ## show what memledger can read on this host
+	$(CARGO) build --release --locked
+	$(SUDO) $(TARGET)/release/memledger doctor $(ARGS)
 
-demo: ## without a GPU host: containers go wrong, memledger watches (ARGS="--help"; needs root, or sudo)
+demo: cargo ## without a GPU host: containers go wrong, memledger watches (ARGS="--help"; needs root, or sudo)
 	$(CARGO) build --release --locked --package memledger --package fake-nvml
 	$(CARGO) rustc --release --locked --package hog --target-dir $(TARGET)/demo -- -C target-feature=+crt-static
-	$(if $(filter 0,$(shell id -u)),,sudo) python3 -B deploy/demo --target $(TARGET) $(ARGS)
+	$(SUDO) python3 -B deploy/demo --target $(TARGET) $(ARGS)
 
-test: ## install what the tests need, and run all of them, also in the cgroup v2 guest
-	@tests/run.sh
+test: cargo ## install what the tests need, and run all of them, also in the cgroup v2 guest (ARGS="..." for nextest: a part)
+	@tests/run.sh $(ARGS)
 
-check: ## format, lints, and the tests that need nothing installed
+soak: cargo ## counts too high for make test: 10,000 simulated worlds of the ledger, 2,000 real kills, 10,000 restarts of the NVML process (2 h)
+	MEMLEDGER_TEST_CASES=10000 $(CARGO) test --locked --release --lib -- ledger::reconcile::tests::counts ledger::reconcile::tests::kills
+	MEMLEDGER_TEST_KILLS=2000 tests/run.sh --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill)'
+	MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh -E 'test(/many_restarts_leak_nothing/)'
+
+test-fresh: cargo ## README's two commands on a fresh Debian 12, in a folder of this machine (ARGS="--help")
+	@tests/fresh/fresh.sh $(ARGS)
+
+test-torch: ## the Python client beside the real torch from PyPI, on the CPU (5.4 GB, downloaded once; some minutes)
+	@tests/torch.sh $(ARGS)
+
+test-loop: cargo ## the whole suite TIMES (10) times in a row, one line for each; STRESS=1: beside stress-ng
+	@tests/loop.sh $(or $(TIMES),10)
+
+check: cargo ## format, lints, and the tests that need nothing installed
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) test --locked --lib --quiet
-	$(CARGO) test --locked --test real --quiet -- layers:: tables::
+	$(CARGO) test --locked --test real --quiet -- layers:: names:: tables::
 
 golden: ## write the generated documents and the golden files anew; read the difference before you commit it
 	UPDATE=1 $(CARGO) test --locked --test real --quiet -- tables:: recorded::
 
+size: ## lines of code by module, without tests, comments and blank lines, and the longest functions
+	@python3 -B tests/size.py $(ARGS)
+
 pictures: ## draw the dashboards with data of the demo, into docs/pictures
 	@tests/pictures/pictures.sh
 
-manifests: ## write deploy/kubernetes, and the tables of the chart's README and schema, anew
+manifests: ## write deploy/kubernetes, and the chart's tables, schema, rules and dashboards, anew
 	@set -a && . "$$($(SETUP) cache)/env" && "$$MEMLEDGER_TEST_PYTHON" -B tests/helm/generate.py
 
 bench: ## measure cost, also of GPUs, pods, OTLP and many requests, and how fast a kill is known, and write docs/performance.md
@@ -45,6 +67,7 @@ bench: ## measure cost, also of GPUs, pods, OTLP and many requests, and how fast
 	$(CARGO) bench --locked --bench cri
 	$(CARGO) bench --locked --bench otlp
 	$(CARGO) bench --locked --bench web
+	$(CARGO) bench --locked --bench inside
 
 fuzz: ## give each parser of outside bytes SECONDS (60) of fuzzing; needs a nightly toolchain (ARGS="TARGET...")
 	@fuzz/run.sh $(or $(SECONDS),60) $(ARGS)
@@ -59,4 +82,8 @@ sbom: ## write what is linked into memledger, as CycloneDX, to target/memledger.
 dist: ## build the program as it is shipped: the same bytes wherever the source lies
 	@deploy/supply/dist.sh
 
-.PHONY: fuzz audit sbom dist help run doctor demo test check golden pictures manifests bench
+# with what to do where there is none, as under sudo
+cargo:
+	@bash -c '. tests/setup/lib.sh; need_cargo'
+
+.PHONY: soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run doctor demo test check golden pictures manifests bench

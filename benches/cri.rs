@@ -78,7 +78,7 @@ fn main() -> std::io::Result<()> {
          | asking for pods (budget: {BUDGET_PERCENT:.0}, {verdict}) | {follows:.2} |\n\
          | the cycle, once a second | {cycle:.2} |\n\
          | all of memledger | {whole:.2} |\n\
-         | containerd, while nobody asks | {idle:.2} |\n\
+         | containerd, idle | {idle:.2} |\n\
          | containerd, while memledger asks | {asked:.2} |\n\n\
          Resident memory of memledger: {resident:.1} MiB.\n"
     ))

@@ -1,10 +1,10 @@
-//! What memledger costs, measured against what nobody can avoid.
+//! Measures the cost of memledger against the unavoidable system calls.
 //!
-//! `make bench` makes 10, 100 and 1,000 real cgroups that look like containers, with real processes in each, and
+//! `make bench` creates 10, 100 and 1,000 real cgroups that look like containers, with real processes in each, and
 //! measures in one run: a cycle against the *floor* (the same kernel files, kept open, read by a minimal loop that
-//! looks at nothing), allocations per cycle, rendering, and the resident memory of the real binary. It writes the first
-//! part of docs/performance.md. Needs root, for the cgroups. Time is simulated a second per cycle, so that what happens
-//! every 5, 10 or 64 seconds has its share in the mean.
+//! parses nothing), allocations per cycle, rendering, and the resident memory of the real binary. It writes the first
+//! part of docs/performance.md. Needs root, for the cgroups. Each cycle simulates one second, so that the work of every 5,
+//! 10 or 64 seconds is part of the mean.
 
 mod document;
 
@@ -18,17 +18,17 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use memledger::clock::Moment;
+use memledger::clock::Timestamp;
 use memledger::config::{self, Config};
-use memledger::cycle::Sampler;
 use memledger::export::prometheus;
+use memledger::sampler::Sampler;
 
-/// Counts allocations.
+/// An allocator that counts allocations.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
@@ -42,13 +42,13 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Containers, and processes in each. The floor and the cycle both keep all files open, which bounds the last.
+/// Containers, and processes per container. Floor and cycle both keep all files open, which limits the last.
 const SIZES: [(usize, usize); 3] = [(10, 10), (100, 10), (1000, 3)];
 const CYCLES: usize = 120;
-/// Cycles before the measurement: files are opened, and processes are not young any more.
+/// Cycles before the measurement, so that files are open and processes are no longer young.
 const WARM_UP: usize = 150;
-/// All ids of the bench begin so.
-const MARK: &str = "be9cbe9c";
+/// The prefix of all ids of the bench.
+const ID_PREFIX: &str = "be9cbe9c";
 
 fn is_v2() -> bool {
     std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").is_ok_and(|text| text.contains("memory"))
@@ -58,7 +58,7 @@ fn parent() -> PathBuf {
     Path::new(if is_v2() { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" }).join("memledger-bench")
 }
 
-/// Real cgroups with real processes. Removed when dropped.
+/// Real cgroups with real processes; drop removes them.
 struct Containers {
     paths: Vec<PathBuf>,
     shells: Vec<Child>,
@@ -71,9 +71,9 @@ impl Containers {
         if is_v2() {
             std::fs::write(parent.join("cgroup.subtree_control"), "+memory")?;
         }
-        let mut made = Self { paths: vec![], shells: vec![] };
+        let mut this = Self { paths: vec![], shells: vec![] };
         for number in 0..count {
-            let path = parent.join(format!("{MARK}{number:056x}"));
+            let path = parent.join(format!("{ID_PREFIX}{number:056x}"));
             std::fs::create_dir(&path)?;
             let script = format!(
                 "echo $$ > '{}/cgroup.procs'; for i in $(seq {}); do sleep 100000 & done; echo ready; wait",
@@ -83,10 +83,10 @@ impl Containers {
             let mut shell = Command::new("/bin/sh").args(["-c", &script]).stdout(Stdio::piped()).spawn()?;
             let mut line = String::new();
             BufReader::new(shell.stdout.take().expect("piped")).read_line(&mut line)?;
-            made.paths.push(path);
-            made.shells.push(shell);
+            this.paths.push(path);
+            this.shells.push(shell);
         }
-        Ok(made)
+        Ok(this)
     }
 }
 
@@ -113,8 +113,8 @@ impl Drop for Containers {
     }
 }
 
-/// The files that a cycle cannot do without, open. v1 answers from an old list of pids while `cgroup.procs` stays open,
-/// so there nobody can avoid opening it anew.
+/// The files that every cycle needs, open. On v1 an open `cgroup.procs` returns an old list of pids, so that it must be
+/// opened again for each read.
 struct Floor {
     files: Vec<File>,
     directories: Vec<File>,
@@ -176,7 +176,7 @@ impl Floor {
 }
 
 fn config() -> Config {
-    let include = format!("--container.include=^{MARK}");
+    let include = format!("--container.include=^{ID_PREFIX}");
     let flags =
         ["--docker.socket=", "--podman.socket=", "--no-collector.gpu", "--no-collector.pss", &include];
     let command = config::arguments(clap::Command::new("bench").no_binary_name(true));
@@ -219,7 +219,7 @@ fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
     let mut floor = Floor::open(&containers)?;
     let mut sampler =
         Sampler::new(&config(), vec![], Default::default(), &Default::default(), Default::default());
-    let start = Moment::now();
+    let start = Timestamp::now();
     let at = |cycle: usize| start.plus(Duration::from_secs(cycle as u64));
     for cycle in 0..WARM_UP {
         sampler.cycle(at(cycle));
@@ -254,9 +254,9 @@ fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
     })
 }
 
-/// Resident memory and CPU share of the real binary, all collectors on, scraped once a second for ten seconds.
+/// Measures resident memory and CPU share of the real binary, all collectors on, scraped once a second for ten seconds.
 fn resident() -> std::io::Result<(f64, f64)> {
-    let include = format!("--container.include=^{MARK}");
+    let include = format!("--container.include=^{ID_PREFIX}");
     let mut child = Command::new(env!("CARGO_BIN_EXE_memledger"))
         .args([
             "serve",
@@ -264,6 +264,7 @@ fn resident() -> std::io::Result<(f64, f64)> {
             "--docker.socket=",
             "--podman.socket=",
             "--state.path=",
+            "--reporter.directory=",
             &include,
         ])
         .stdout(Stdio::null())
@@ -293,7 +294,7 @@ fn resident() -> std::io::Result<(f64, f64)> {
     Ok((kib / 1024.0, cpu))
 }
 
-/// `docker stats --no-stream` for ten containers, in milliseconds; `None` without an engine and the tests' image.
+/// Measures `docker stats --no-stream` for ten containers in milliseconds; `None` without an engine and the tests' image.
 fn docker_stats() -> Option<f64> {
     let docker = |arguments: &[&str]| {
         let output = Command::new("docker").args(arguments).stderr(Stdio::null()).output().ok()?;
@@ -329,10 +330,10 @@ fn part(rows: &[Row], docker: Option<f64>) -> String {
          v{version}. Absolute times are this machine's; the ratio is what to \
          compare.\n\n\
          *Floor*: the same kernel files, kept open (but for v1's lists of pids, which go stale), read by a minimal loop that \
-         looks at nothing. *Cycle*: all of a \
-         cycle but the GPU driver and the proportional shares, which have threads of their own; its mean over {CYCLES} \
-         simulated seconds includes what happens only every 5, 10 or 64 seconds. *Resident*: the most that the real \
-         binary held, all collectors on, scraped once a second. *CPU*: its share of one core.\n\n\
+         parses nothing. *Cycle*: the whole \
+         cycle without the GPU driver and the proportional set sizes, which have threads of their own; its mean over {CYCLES} \
+         simulated seconds includes what happens only every 5, 10 or 64 seconds. *Resident*: the peak of the real \
+         binary, all collectors on, scraped once a second. *CPU*: its share of one core.\n\n\
          | containers | processes in each | floor ms | cycle ms (median) | cycle ms (mean) | mean / floor | allocations per cycle | series | render ms | per 1,000 series | text KiB | resident MiB | CPU % |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
         document::HEADINGS[0],
@@ -361,8 +362,8 @@ fn part(rows: &[Row], docker: Option<f64>) -> String {
         let _ =
             write!(text, "\n`docker stats --no-stream` for 10 containers on the same machine: {ms:.0} ms.\n");
     }
-    let hundred = rows.iter().find(|row| row.containers == 100);
-    if let Some(row) = hundred {
+    let row = rows.iter().find(|row| row.containers == 100);
+    if let Some(row) = row {
         let verdict = |met: bool| if met { "met" } else { "**missed**" };
         let ratio = row.cycle_mean_ms / row.floor_ms;
         let render = row.render_ms / row.series as f64 * 3e3;

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use memledger::collect::drm::Reader;
-use memledger::host::Roots;
+use memledger::collect::drm::DrmReader;
+use memledger::host::HostPaths;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -77,7 +77,8 @@ fn part() -> Outcome<String> {
     sysfs(root.path())?;
     let mut children = start()?;
     let (processes, links, turn) = all_links()?;
-    let mut reader = Reader::new(Roots { sys: root.path().to_path_buf(), ..Roots::default() }, false);
+    let mut reader =
+        DrmReader::new(HostPaths { sys: root.path().to_path_buf(), ..HostPaths::default() }, false);
     let mut took = Vec::new();
     for _ in 0..=READINGS {
         let reading = reader.read()?.ok_or("no GPU was found")?;

@@ -1,7 +1,7 @@
 //! What GPUs cost: 8 of the fake library with 100 real processes each.
 //!
-//! Counts the calls of a reading and of a quick look, and measures the CPU time of the driver's thread in the real binary
-//! with and without quick looks. The fake library answers in microseconds and looks at its state file in every call; a
+//! Counts the calls of a reading and of a memory sample, and measures the CPU time of the NVML process and of the thread that
+//! supervises it in the real binary, with and without memory samples; and what the messages between the two cost. The fake library answers in microseconds and looks at its state file in every call; a
 //! real driver takes its own time in each call, so the number of calls is what carries over. Writes its part of
 //! docs/performance.md.
 
@@ -10,9 +10,14 @@ mod document;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write as _};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fake_nvml::{FakeNvml, Process, State};
+use memledger::collect::gpu::protocol::{
+    Channel, DriverReading, DriverSample, Request, Response, SampledDevice,
+};
+use memledger::collect::gpu::{GpuDevice, GpuIdentity, GpuProcess};
 
 const GPUS: u64 = 8;
 const PROCESSES: usize = 100;
@@ -58,23 +63,35 @@ impl Memledger {
     fn start(fake: &FakeNvml, flags: &[&str]) -> std::io::Result<Self> {
         let library = format!("--gpu.nvml-library={}", fake.path().display());
         let address = format!("--web.listen-address={ADDRESS}");
-        let quiet =
-            ["serve", "--docker.socket=", "--podman.socket=", "--state.path=", "--container.include=^none$"];
+        let quiet = [
+            "serve",
+            "--docker.socket=",
+            "--podman.socket=",
+            "--state.path=",
+            "--reporter.directory=",
+            "--container.include=^none$",
+        ];
         let mut command = Command::new(env!("CARGO_BIN_EXE_memledger"));
         command.args(quiet).arg(library).arg(address).args(flags);
         Ok(Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?))
     }
 
-    /// CPU seconds of the thread that talks to the driver.
-    fn driver_seconds(&self) -> f64 {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).expect("it runs");
-        let of_driver = tasks
-            .flatten()
-            .map(|task| task.path())
-            .find(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "nvml"));
-        let stat = of_driver.map(|task| std::fs::read_to_string(task.join("schedstat")).unwrap_or_default());
-        let nanoseconds = stat.and_then(|stat| stat.split(' ').next()?.parse::<f64>().ok());
-        nanoseconds.unwrap_or(f64::NAN) / 1e9
+    /// CPU seconds of the NVML process, of the thread that supervises it, and of the cycle.
+    fn seconds(&self) -> [f64; 3] {
+        let thread = |name: &str| {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).expect("it runs");
+            let named = |task: &std::path::PathBuf| {
+                std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name)
+            };
+            tasks.flatten().map(|task| task.path()).find(named).map_or(f64::NAN, |task| cpu_seconds(&task))
+        };
+        let parent = format!("PPid:\t{}\n", self.0.id());
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
+        let is_child = |path: &std::path::PathBuf| {
+            std::fs::read_to_string(path.join("status")).is_ok_and(|status| status.contains(&parent))
+        };
+        let child = processes.into_iter().find(is_child).map_or(f64::NAN, |child| cpu_seconds(&child));
+        [child, thread("nvml"), thread("cycle")]
     }
 
     fn metric(name: &str) -> Option<f64> {
@@ -93,17 +110,63 @@ impl Drop for Memledger {
     }
 }
 
-/// CPU share of the driver's thread in percent of one core, and milliseconds of a reading.
-fn share(fake: &FakeNvml, flags: &[&str]) -> std::io::Result<(f64, f64)> {
+/// CPU seconds of a process with one thread, or of a thread.
+fn cpu_seconds(path: &std::path::Path) -> f64 {
+    let stat = std::fs::read_to_string(path.join("schedstat")).unwrap_or_default();
+    stat.split(' ').next().and_then(|text| text.parse::<f64>().ok()).unwrap_or(f64::NAN) / 1e9
+}
+
+/// CPU seconds per second of the messages: four samples and one reading of these processes, sent and received.
+fn message_share(processes: &Processes) -> f64 {
+    let chunks = processes.1.chunks(PROCESSES);
+    let devices = chunks.clone().enumerate().map(|(number, pids)| {
+        let key = format!("GPU-00000000-0000-4000-8000-{number:012}").into();
+        SampledDevice {
+            key,
+            used: Some(60 << 30),
+            processes: pids.iter().map(|pid| (*pid, Some(512 << 20))).collect(),
+        }
+    });
+    let sample = Response::Sample(DriverSample { devices: devices.collect(), xids: vec![] });
+    let devices = chunks.enumerate().map(|(number, pids)| {
+        let uuid = format!("GPU-00000000-0000-4000-8000-{number:012}").into();
+        let model = "NVIDIA H100 80GB HBM3".into();
+        let mut device = GpuDevice::new(Arc::new(GpuIdentity { uuid, model, ..GpuIdentity::default() }));
+        device.processes = Some(pids.iter().map(|pid| GpuProcess::new(*pid, Some(512 << 20))).collect());
+        device
+    });
+    let reading = Response::Reading(DriverReading { devices: devices.collect(), ..DriverReading::default() });
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("sockets");
+    let (mut ours, mut theirs) = (Channel::new(ours), Channel::new(theirs));
+    let task = std::path::PathBuf::from("/proc/thread-self");
+    let before = cpu_seconds(&task);
+    const ROUNDS: u32 = 200;
+    for _ in 0..ROUNDS {
+        for (request, response) in [(Request::Read, &reading), (Request::Sample, &sample)] {
+            let times = if matches!(request, Request::Read) { 1 } else { 4 };
+            for _ in 0..times {
+                ours.send(&request).expect("sent");
+                let _: Request = theirs.receive(None, None).expect("received");
+                theirs.send(response).expect("sent");
+                let _: Response = ours.receive(None, None).expect("received");
+            }
+        }
+    }
+    (cpu_seconds(&task) - before) / f64::from(ROUNDS)
+}
+
+/// CPU of the NVML process, of its thread and of the cycle in percent of one core, and milliseconds of a reading.
+fn share(fake: &FakeNvml, flags: &[&str]) -> std::io::Result<([f64; 3], f64)> {
     let memledger = Memledger::start(fake, flags)?;
     std::thread::sleep(Duration::from_secs(3));
-    let before = memledger.driver_seconds();
+    let before = memledger.seconds();
     let mut took = Vec::new();
     for _ in 0..SECONDS {
         std::thread::sleep(Duration::from_secs(1));
         took.extend(Memledger::metric("memledger_collector_duration_seconds{collector=\"gpu\"}"));
     }
-    let percent = (memledger.driver_seconds() - before) / SECONDS as f64 * 100.0;
+    let after = memledger.seconds();
+    let percent = [0, 1, 2].map(|which| (after[which] - before[which]) / SECONDS as f64 * 100.0);
     took.sort_by(f64::total_cmp);
     Ok((percent, took.get(took.len() / 2).copied().unwrap_or(f64::NAN) * 1e3))
 }
@@ -115,19 +178,28 @@ fn calls(fake: &FakeNvml, flags: &[&str]) -> std::io::Result<BTreeMap<String, u6
     fake.calls()
 }
 
-fn part(counts: [f64; 2], shares: [(f64, f64); 2], resting: f64) -> String {
+fn part(counts: [f64; 2], shares: [([f64; 3], f64); 2], resting: [f64; 3], messages: f64) -> String {
     let ([reading, look], [(only, took), (both, _)]) = (counts, shares);
     format!(
         "{}\n\n{GPUS} GPUs of the fake library with {PROCESSES} real processes each, on the \
          same machine. The fake library answers in microseconds but looks at its state file in every call, which is in these \
          times; a real driver takes longer in each call. What carries over is the number of calls.\n\n\
-         | | calls per GPU | CPU of the driver's thread, % of one core |\n| --- | --- | --- |\n\
-         | a reading every second, later ones | {reading:.1} | {only:.2} |\n\
-         | the same with quick looks every 200 ms | {look:.1} more per look | {both:.2} |\n\
-         | quick looks alone | | {:.2} |\n| the same with no process on any GPU | | {resting:.2} |\n\n\
-         A reading takes {took:.1} ms. The thread is not the cycle's; it has no share in the budgets above.\n",
+         | | calls per GPU | CPU of the NVML process, % of one core | CPU of the thread that supervises it |\n\
+         | --- | --- | --- | --- |\n\
+         | a reading every second, later ones | {reading:.1} | {:.2} | {:.2} |\n\
+         | the same with memory samples every 200 ms | {look:.1} more per sample | {:.2} | {:.2} |\n\
+         | the same with no process on any GPU | | {:.2} | {:.2} |\n\n\
+         A reading takes {took:.1} ms. Neither is the cycle's; they have no share in the budgets above. The messages of a second \
+         (a reading and four samples) cost {:.0} us of CPU on both sides together, {:.1} % of the cycle's.\n",
         document::HEADINGS[2],
-        both - only
+        only[0],
+        only[1],
+        both[0],
+        both[1],
+        resting[0],
+        resting[1],
+        messages * 1e6,
+        messages / (both[2] / 100.0) * 100.0,
     )
 }
 
@@ -141,7 +213,7 @@ fn main() -> std::io::Result<()> {
     let fake = FakeNvml::install(dir.path(), &state)?;
     eprintln!("readings alone ...");
     let alone = share(&fake, &["--gpu.sample-interval=0s"])?;
-    eprintln!("with quick looks ...");
+    eprintln!("with memory samples ...");
     let both = share(&fake, &[])?;
     state.count_calls = true;
     fake.set(&state)?;
@@ -163,5 +235,5 @@ fn main() -> std::io::Result<()> {
     fake.set(&state)?;
     eprintln!("idle ...");
     let (resting, _) = share(&fake, &[])?;
-    document::write(&part([later, look], [alone, both], resting))
+    document::write(&part([later, look], [alone, both], resting, message_share(&processes)))
 }

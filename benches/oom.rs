@@ -1,12 +1,12 @@
-//! How fast an OOM kill is known, and what the ledger costs.
+//! Latency of OOM kills and cost of the ledger.
 //!
-//! `make bench` measures with the release binary, its default settings and real kills in a real container:
-//! from the kernel's record of a kill to memledger's line in the log, and to `/metrics`; the processor time of one cycle
-//! with an empty ledger and with 1,000 kills in it; and the time of a memledger with nothing to do. It writes the second
-//! part of docs/performance.md. Needs root, for `/dev/kmsg`, and the Docker engine and image of the tests.
+//! `make bench` measures with the release binary, its default settings and real kills in a real container: from the
+//! kernel's record of a kill to memledger's log line, and to `/metrics`; the processor time of one cycle with an empty
+//! ledger and with 1,000 kills in it; and the time of an idle memledger. It writes the second part of
+//! docs/performance.md. It needs root, for `/dev/kmsg`, and the Docker engine and image of the tests.
 //!
-//! Kills of others on the same host would be taken for ours in the host's total: a sample during which the kernel counted
-//! another kill is taken again.
+//! Other kills on the same host would count in the host's total: a sample during which the kernel counted another kill
+//! is repeated.
 
 mod document;
 
@@ -17,15 +17,17 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use memledger::clock::Moment;
-use memledger::ledger::entries::{Event, Kill, Name, Scope, Subject, Victim, Whose};
-use memledger::ledger::store::{Changes, Store};
+use memledger::clock::Timestamp;
+use memledger::ledger::events::{
+    ContainerLabels, ContainerRef, Kill, KillOwner, LedgerEvent, OomScope, Victim,
+};
+use memledger::ledger::store::{Store, Total, WriteBatch};
 
 const KILLS: usize = 20;
-/// Kills in the store that is not empty, and containers that they happened to.
+/// Number of kills in the filled store, and of their containers.
 const STORED: u64 = 1000;
 const CONTAINERS: u64 = 50;
-/// Cycles of one measurement of their cost, and how often each is repeated in turn.
+/// Number of cycles per measurement of their cost, and of alternating repetitions.
 const CYCLES: u32 = 60;
 const ROUNDS: usize = 5;
 const IDLE_SECONDS: u32 = 30;
@@ -34,13 +36,13 @@ const CONTAINER: &str = "memledger-bench-oom";
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Milliseconds of the clock that the kernel log has too.
+/// Milliseconds of the clock that the kernel log also uses.
 fn now_ms() -> f64 {
-    Moment::now().kernel_usec() as f64 / 1e3
+    Timestamp::now().kernel_usec() as f64 / 1e3
 }
 
 fn pause(ms: u64) {
-    std::thread::sleep(Duration::from_millis(ms)); // a bench measures time
+    std::thread::sleep(Duration::from_millis(ms)); // a benchmark measures time
 }
 
 fn median(values: &[f64]) -> f64 {
@@ -58,17 +60,22 @@ fn oom_kills() -> Outcome<u64> {
     Ok(text.lines().find_map(|line| line.strip_prefix("oom_kill ")).ok_or("no oom_kill")?.trim().parse()?)
 }
 
-/// `memledger serve` in release. Ended when dropped.
+/// `memledger serve` in release. Stopped when dropped.
 struct Memledger {
     child: Child,
-    /// Lines of its log, and when they came.
+    /// Lines of its log, with their arrival times.
     lines: Receiver<(f64, String)>,
 }
 
 impl Memledger {
     fn start(flags: &[&str]) -> Outcome<Self> {
         let mut child = Command::new(env!("CARGO_BIN_EXE_memledger"))
-            .args(["serve", &format!("--web.listen-address=127.0.0.1:{PORT}"), "--podman.socket="])
+            .args([
+                "serve",
+                &format!("--web.listen-address=127.0.0.1:{PORT}"),
+                "--podman.socket=",
+                "--reporter.directory=",
+            ])
             .args(flags)
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -85,7 +92,7 @@ impl Memledger {
         let mut this = Self { child, lines };
         for _ in 0..500 {
             if this.child.try_wait()?.is_some() {
-                return Err(format!("memledger has ended: is port {PORT} in use?").into());
+                return Err(format!("memledger has exited: is port {PORT} in use?").into());
             }
             if get("/-/ready").is_ok_and(|answer| answer.contains(" 200 ")) {
                 return Ok(this);
@@ -95,7 +102,7 @@ impl Memledger {
         Err("memledger is not ready".into())
     }
 
-    /// Nanoseconds of processor time of all its threads.
+    /// Returns the processor time of all its threads in nanoseconds.
     fn cpu_ns(&self) -> Outcome<f64> {
         let mut sum = 0.0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
@@ -105,7 +112,7 @@ impl Memledger {
         Ok(sum)
     }
 
-    /// User and system time in ticks of 10 ms.
+    /// Returns user and system time in ticks of 10 ms.
     fn ticks(&self) -> Outcome<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
@@ -134,7 +141,7 @@ fn host_total() -> Outcome<u64> {
     Ok(line.ok_or("no total")?.trim().parse::<f64>()? as u64)
 }
 
-/// A container in which every line that it is told becomes a process that is killed for memory. Removed when dropped.
+/// A container in which every input line starts a process that is OOM-killed. Removed when dropped.
 struct Victims {
     docker: Child,
     orders: ChildStdin,
@@ -156,7 +163,7 @@ impl Victims {
         BufReader::new(docker.stdout.take().ok_or("piped")?).read_line(&mut line)?;
         if line.trim() != "ready" {
             return Err(
-                "the container does not run: tests/setup/setup.sh gives the engine and the image".into()
+                "the container is not running: tests/setup/setup.sh sets up the engine and the image".into(),
             );
         }
         Ok(Self { docker, orders })
@@ -184,7 +191,7 @@ fn remove_container() {
         .status();
 }
 
-/// The kernel log from here on.
+/// The kernel log from now on.
 struct KernelLog(File);
 
 impl KernelLog {
@@ -194,7 +201,7 @@ impl KernelLog {
         Ok(Self(file))
     }
 
-    /// Waits for a record that has this text: its stamp in milliseconds.
+    /// Waits for a record that contains this text, and returns its stamp in milliseconds.
     fn stamp_of(&mut self, text: &str) -> Outcome<f64> {
         let mut record = vec![0; 16 << 10];
         loop {
@@ -207,30 +214,30 @@ impl KernelLog {
         }
     }
 
-    /// How far the log's clock is behind the one that [`now_ms`] reads: they drift apart by some milliseconds a day.
+    /// Returns how far the log's clock is behind the one of [`now_ms`]: they drift apart by some milliseconds a day.
     fn behind_ms(&mut self) -> Outcome<f64> {
-        let mark = format!("memledger bench {}", Moment::now().kernel_usec());
+        let mark = format!("memledger bench {}", Timestamp::now().kernel_usec());
         let before = now_ms();
-        std::fs::write("/dev/kmsg", format!("{mark}\n"))?; // without its end the kernel keeps a line back
+        std::fs::write("/dev/kmsg", format!("{mark}\n"))?; // the kernel buffers an unterminated line
         let after = now_ms();
         Ok((before + after) / 2.0 - self.stamp_of(&mark)?)
     }
 }
 
-/// Milliseconds from the kernel's record to the line in the log, and to `/metrics`.
+/// Measures milliseconds from the kernel's record to the log line, and to `/metrics`.
 fn latency() -> Outcome<(Vec<f64>, Vec<f64>)> {
     let state = std::env::temp_dir().join(format!("memledger-bench-{}", std::process::id()));
     let include = format!("--container.include=^{CONTAINER}$");
     let memledger = Memledger::start(&[&format!("--state.path={}", state.display()), &include])?;
     let mut victims = Victims::start()?;
     let mut log = KernelLog::open()?;
-    pause(2000); // the container is known
+    pause(2000); // until the container is known
     let (mut to_log, mut to_metrics) = (vec![], vec![]);
     for attempt in 0..10 * KILLS as u64 {
         if to_log.len() == KILLS {
             break;
         }
-        pause(1100 + attempt * 137 % 1000); // another place between two cycles each time
+        pause(1100 + attempt * 137 % 1000); // a different phase of the cycle each time
         let behind = log.behind_ms()?;
         let (counted, total) = (oom_kills()?, host_total()?);
         while memledger.lines.try_recv().is_ok() {}
@@ -242,7 +249,7 @@ fn latency() -> Outcome<(Vec<f64>, Vec<f64>)> {
         let shown = now_ms();
         let said = loop {
             let (at, line) = memledger.lines.recv_timeout(Duration::from_secs(10))?;
-            if line.contains("killed for memory") {
+            if line.contains("killed by the OOM killer") {
                 break at;
             }
         };
@@ -253,29 +260,34 @@ fn latency() -> Outcome<(Vec<f64>, Vec<f64>)> {
     }
     drop((victims, memledger));
     let _ = std::fs::remove_dir_all(state);
-    if to_log.len() < KILLS { Err("others' kills are in the way".into()) } else { Ok((to_log, to_metrics)) }
+    if to_log.len() < KILLS { Err("disturbed by other OOM kills".into()) } else { Ok((to_log, to_metrics)) }
 }
 
-/// A ledger with so many kills in it.
+/// Creates a ledger with so many kills.
 fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
     let mut store = Store::open(directory, Duration::ZERO)?.store;
-    let now = Moment::now().unix_seconds();
+    let now = Timestamp::now().unix_seconds();
     let event = |id: u64| {
         let number = id % CONTAINERS;
-        let name = Name { container_name: format!("trainer-{number}").into(), ..Name::default() };
+        let name = ContainerLabels {
+            container_name: format!("trainer-{number}").into(),
+            ..ContainerLabels::default()
+        };
         let container_id = format!("{number:064x}").into();
-        let subject = Subject { name, container_id, started: Some(now - 1e5), ..Subject::default() };
+        let subject =
+            ContainerRef { name, container_id, started: Some(now - 1e5), ..ContainerRef::default() };
         let kill = Kill {
             id,
             at: now - (kills - id) as f64,
+            earliest: None,
             boot_id: "another".into(),
             kernel_usec: Some(id),
             pid: Some(id as u32),
             process: "pt_data_worker".into(),
             role: "dataloader_worker".into(),
-            whose: Whose::Container(subject),
+            owner: KillOwner::Container(subject),
             victim: Some(Victim::Child),
-            scope: Scope::Container,
+            scope: OomScope::Container,
             anon_bytes: Some(1 << 30),
             file_bytes: None,
             shmem_bytes: None,
@@ -283,30 +295,29 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
             limit_cgroup: "".into(),
             limit_bytes: None,
             method: "kmsg".into(),
-            exchangeable: false,
             evidence: vec![],
             before: None,
         };
-        (id, Event::OomKill(kill))
+        (id, LedgerEvent::OomKill(kill))
     };
     let events = (1..=kills).map(event).collect();
-    let totals = [("host_oom_kills".to_owned(), kills)].into();
-    store.commit(&Changes { events, totals, ..Changes::default() })?;
+    let totals = [(Total::Host, kills)].into();
+    store.commit(&WriteBatch { events, totals, ..WriteBatch::default() })?;
     Ok(())
 }
 
-/// Microseconds of processor time per cycle, with a ledger in this directory.
+/// Returns microseconds of processor time per cycle, with a ledger in this directory.
 fn cost_of_a_cycle(directory: &Path) -> Outcome<f64> {
     let flag = format!("--state.path={}", directory.display());
     let nobody = "--container.include=^memledger-bench-nobody$";
     let memledger = Memledger::start(&["--docker.socket=", "--sample.interval=100ms", nobody, &flag])?;
-    pause(2000); // what is done once is done
+    pause(2000); // until the start-up work is done
     let before = memledger.cpu_ns()?;
     pause(u64::from(CYCLES) * 100);
     Ok((memledger.cpu_ns()? - before) / f64::from(CYCLES) / 1e3)
 }
 
-/// Costs of a cycle with an empty ledger and with a full one, taken in turn.
+/// Returns the costs of cycles with an empty ledger and with a full one, measured alternately.
 fn costs() -> Outcome<(Vec<f64>, Vec<f64>)> {
     let folder = std::env::temp_dir().join(format!("memledger-bench-cost-{}", std::process::id()));
     let [empty, full] = ["empty", "full"].map(|name| folder.join(name));
@@ -322,7 +333,7 @@ fn costs() -> Outcome<(Vec<f64>, Vec<f64>)> {
     Ok(found)
 }
 
-/// Ticks, and percent of one core, of a memledger that has no containers and is not scraped.
+/// Returns ticks, and percent of one core, of a memledger without containers and without scrapes.
 fn idle() -> Outcome<(u64, f64)> {
     let nobody = "--container.include=^memledger-bench-nobody$";
     let memledger = Memledger::start(&["--state.path=", nobody])?;
@@ -338,19 +349,19 @@ fn part() -> Outcome<String> {
     let (to_log, to_metrics) = latency()?;
     eprintln!("cycles with {STORED} kills in the ledger ...");
     let (empty, full) = costs()?;
-    eprintln!("nothing to do ...");
+    eprintln!("idle ...");
     let (ticks, percent) = idle()?;
     let ratio = median(&full) / median(&empty);
     let verdict = |met: bool| if met { "met" } else { "**missed**" };
     Ok(format!(
         "{}\n\nThe release binary at its default settings, {KILLS} real kills in a real container, each at another \
-         time between two cycles. Times begin with the kernel's own stamp in its record of the kill.\n\n\
+         time between two cycles. Times start with the kernel's own stamp in its record of the kill.\n\n\
          | from the kernel's record to | median ms | worst ms |\n| --- | --- | --- |\n\
          | the line in memledger's log | {:.1} | {:.1} |\n| `/metrics` (sampled every second) | {:.0} | {:.0} |\n\n\
          *A cycle and the ledger's step after it*, processor time of all threads, no containers, {ROUNDS} times {CYCLES} \
          cycles in turn, medians: {:.0} µs with an empty ledger, {:.0} µs with {STORED} kills in it, ratio {ratio:.2} \
          (between two rounds of the same ledger it varies from {:.0} to {:.0} µs).\n\n\
-         *Nothing to do*: no containers, nobody scrapes: {ticks} ticks of 10 ms in {IDLE_SECONDS} s, {percent:.2} % of \
+         *Idle*: no containers, no scrapes: {ticks} ticks of 10 ms in {IDLE_SECONDS} s, {percent:.2} % of \
          one core.\n\n\
          Goals: a kill in the log within 100 ms ({}), in `/metrics` within a cycle of 1 s and what it takes to make it \
          ({}); kills in the ledger cost a cycle nothing that can be measured ({}).\n",

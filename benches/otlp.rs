@@ -1,8 +1,7 @@
-//! What a push over OTLP costs beside a scrape: the same snapshot as requests and as Prometheus text.
+//! Compares the cost of an OTLP export with a scrape: the same snapshot as requests and as Prometheus text.
 //!
-//! Snapshots of 3,000 and 20,000 points with the labels of real containers, made in memory: it is the work on the thread
-//! `otlp` that is measured, and neither the network nor the endpoint. `make bench` writes this part of
-//! docs/performance.md.
+//! Snapshots of 3,000 and 20,000 points with the labels of real containers are made in memory, to measure the work of the
+//! thread `otlp` without the network and the endpoint. `make bench` writes this part of docs/performance.md.
 
 mod document;
 
@@ -14,24 +13,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use memledger::catalog::{self, Family};
-use memledger::clock::Moment;
+use memledger::clock::Timestamp;
 use memledger::discover::{Container, ContainerId, Identity};
-use memledger::export::otlp::{Counters, Host, Origins, Points, resource};
 use memledger::export::prometheus;
+use memledger::otlp::{CounterStates, MetricBatches, Origins, ResourceInfo, resource};
 use memledger::series::Series;
 use memledger::snapshot::{Dropped, Snapshot, finish};
 
-/// Counts what is allocated now, and the most that ever was.
-struct Counting;
+/// Counts the allocated bytes, now and at the peak.
+struct CountingAllocator;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        MOST.fetch_max(now, Ordering::Relaxed);
+        PEAK.fetch_max(now, Ordering::Relaxed);
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
@@ -41,12 +40,12 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const SIZES: [usize; 2] = [3_000, 20_000];
 const ROUNDS: usize = 31;
-/// Series of one container here.
-const EACH: usize = 20;
+/// Series per container.
+const SERIES_PER_CONTAINER: usize = 20;
 
 fn container(number: usize) -> Arc<Container> {
     Arc::new(Container {
@@ -76,7 +75,7 @@ fn snapshot(points: usize) -> Snapshot {
         catalog::CONTAINER_MEMORY_RSS,
         catalog::CONTAINER_MEMORY_PEAK,
     ];
-    let containers: Vec<_> = (0..points / EACH).map(container).collect();
+    let containers: Vec<_> = (0..points / SERIES_PER_CONTAINER).map(container).collect();
     let mut series = Series::default();
     for number in 0..containers.len() as u32 {
         for family in GAUGES {
@@ -90,29 +89,37 @@ fn snapshot(points: usize) -> Snapshot {
         {
             series.container(catalog::CONTAINER_OOM_KILLS, number, [victim.into(), scope.into()], 1.0);
         }
-        for reason in
-            ["completed", "oom_container", "oom_host", "stopped", "killed", "signal", "error", "unknown"]
-        {
+        for reason in [
+            "completed",
+            "oom_container",
+            "oom_host",
+            "stopped",
+            "killed",
+            "signal",
+            "error",
+            "host_restart",
+            "unknown",
+        ] {
             series.container(catalog::CONTAINER_EXITS, number, [reason.into()], 0.0);
         }
     }
     finish(&mut series, &mut Dropped::new());
     let running = containers.len();
-    Snapshot { finished: Moment::now(), series, containers, running, gpus: vec![], processes: vec![] }
+    Snapshot { finished: Timestamp::now(), series, containers, running, gpus: vec![], processes: vec![] }
 }
 
-/// Median time in milliseconds, and the most bytes that one run held beyond what was there before.
-fn measured(mut work: impl FnMut()) -> (f64, usize) {
+/// Returns the median time in milliseconds, and the most bytes that a run allocated.
+fn measure(mut work: impl FnMut()) -> (f64, usize) {
     let mut times = vec![];
     let mut held = 0;
     for _ in 0..ROUNDS {
         let before = NOW.load(Ordering::Relaxed);
-        MOST.store(before, Ordering::Relaxed);
+        PEAK.store(before, Ordering::Relaxed);
         #[allow(clippy::disallowed_methods)]
         let began = Instant::now();
         work();
         times.push(began.elapsed().as_secs_f64() * 1e3);
-        held = held.max(MOST.load(Ordering::Relaxed) - before);
+        held = held.max(PEAK.load(Ordering::Relaxed) - before);
     }
     times.sort_by(f64::total_cmp);
     (times[ROUNDS / 2], held)
@@ -126,22 +133,30 @@ fn compress(body: &[u8]) -> usize {
 
 fn row(text: &mut String, points: usize) {
     let snapshot = snapshot(points);
-    let resource = resource(&Host { name: "gpu-7".into(), id: String::new(), port: Some(10853) }, &[]);
-    let mut counters = Counters::new(false);
+    let resource = resource(
+        &ResourceInfo {
+            name: "gpu-7".into(),
+            instance: "gpu-7".into(),
+            port: Some(10853),
+            ..ResourceInfo::default()
+        },
+        &[],
+    );
+    let mut counters = CounterStates::default();
     let (mut requests, mut bytes, mut small) = (0, 0, 0);
     let mut push = |gzip: bool| {
         (requests, bytes, small) = (0, 0, 0);
-        let mut all = Points::new(&snapshot, &resource, Origins { memledger: 1, boot: 1, ledger: 1 });
+        let mut all = MetricBatches::new(&snapshot, &resource, Origins { memledger: 1, boot: 1, ledger: 1 });
         while let Some(request) = all.next(&counters) {
-            counters.taken(&request.counters);
+            counters.commit(&request.counters);
             (requests, bytes) = (requests + 1, bytes + request.body.len());
             small += if gzip { compress(&request.body) } else { 0 };
         }
     };
-    push(false); // the counters are known from now on, as they are after the first push
-    let (plain, held) = measured(|| push(false));
-    let (gzip, _) = measured(|| push(true));
-    let (render, text_held) = measured(|| drop(prometheus::render(&snapshot)));
+    push(false); // sets the counters' state, as after the first export
+    let (plain, held) = measure(|| push(false));
+    let (gzip, _) = measure(|| push(true));
+    let (render, text_held) = measure(|| drop(prometheus::render(&snapshot)));
     let kib = |bytes: usize| bytes / 1024;
     let _ = writeln!(
         text,

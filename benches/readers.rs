@@ -1,9 +1,9 @@
-//! What reading a process's files does to others when the kernel kills that process for memory.
+//! Measures how reading a process's files affects other processes when the kernel OOM-kills that process.
 //!
-//! A cgroup with two processes at its limit: one that the kernel will choose, and one that takes memory and gives it back all
-//! the time. While somebody holds on to the memory of the first one, it is not freed when it is killed, and the kernel
-//! kills the second one too. `make bench` counts how often, with a reader that reads one file of the first one again and
-//! again, which is the worst case, and writes its part of docs/performance.md. Needs root.
+//! A cgroup at its limit with two processes: the victim, and one that allocates and frees memory all the time. While a reader
+//! holds a reference to the memory of the victim, its memory is not freed, and the kernel kills the second process too.
+//! `make bench` counts how often, with a reader that reads one file of the victim in a loop, which is the worst case, and
+//! writes its part of docs/performance.md. Needs root.
 
 mod document;
 
@@ -13,9 +13,9 @@ use std::time::Duration;
 
 const RUNS: usize = 20;
 const LIMIT_MIB: usize = 600;
-/// What the second process takes, and gives back.
-const TAKEN_MIB: usize = 250;
-/// Who reads which files, again and again.
+/// The memory that the second process allocates and frees.
+const CHURN_MIB: usize = 250;
+/// The readers, with the files that each reads in a loop.
 const READERS: [(&str, &[&str]); 5] = [
     ("nothing is read", &[]),
     ("`statm`, `stat`, `comm`, `cgroup`", &["statm", "stat", "comm", "cgroup"]),
@@ -26,7 +26,7 @@ const READERS: [(&str, &[&str]); 5] = [
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// A memory cgroup of the bench's own. Removed when dropped.
+/// The memory cgroup of the bench; drop removes it.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
@@ -51,21 +51,21 @@ impl Drop for Cgroup {
     }
 }
 
-/// The program of the tests that eats memory.
+/// Returns the program of the tests that allocates memory.
 fn hog() -> Outcome<PathBuf> {
     let cache = Command::new("tests/setup/setup.sh").arg("cache").output()?.stdout;
     let hog = Path::new(String::from_utf8(cache)?.trim()).join("hog/release/hog");
-    if hog.is_file() { Ok(hog) } else { Err("tests/setup/setup.sh hog makes what this needs".into()) }
+    if hog.is_file() { Ok(hog) } else { Err("run tests/setup/setup.sh hog first".into()) }
 }
 
-/// Starts both in the cgroup. Returns the second process, which is the first one's parent, and the first one's pid.
+/// Starts both in the cgroup. Returns the second process, which is the parent of the victim, and the victim's pid.
 fn start(hog: &Path, cgroup: &Cgroup) -> Outcome<(Child, u32)> {
     let script = "echo $$ > \"$1\"; exec \"$2\" spawn=1:score=1000,eat churn=\"$3\"";
     let mut parent = Command::new("sh")
         .args(["-c", script, "sh"])
         .arg(cgroup.0.join("cgroup.procs"))
         .arg(hog)
-        .arg(TAKEN_MIB.to_string())
+        .arg(CHURN_MIB.to_string())
         .stdout(Stdio::null())
         .spawn()?;
     for _ in 0..500 {
@@ -75,10 +75,10 @@ fn start(hog: &Path, cgroup: &Cgroup) -> Outcome<(Child, u32)> {
         std::thread::sleep(Duration::from_millis(1)); // a bench measures time
     }
     let _ = parent.kill();
-    Err("the process that is to be killed did not start".into())
+    Err("the victim did not start".into())
 }
 
-/// True if the kernel killed both.
+/// Returns true if the kernel killed both.
 fn both_die(hog: &Path, cgroup: &Cgroup, files: &[&str]) -> Outcome<bool> {
     let (mut parent, pid) = start(hog, cgroup)?;
     let status = std::thread::scope(|scope| {
@@ -103,8 +103,8 @@ fn part() -> Outcome<String> {
         rows.push_str(&format!("| {name} | {both} of {RUNS} |\n"));
     }
     Ok(format!(
-        "{}\n\nA cgroup with a limit of {LIMIT_MIB} MiB, a process that the kernel will choose, and another that takes \
-         {TAKEN_MIB} MiB and gives them back all the time. What is read is read of the first one again and again until it \
+        "{}\n\nA cgroup with a limit of {LIMIT_MIB} MiB, a victim, and another process that allocates and frees \
+         {CHURN_MIB} MiB all the time. A reader reads files of the victim in a loop until it \
          has ended: the worst case. See [decision 0017](decisions/0017-nothing-holds-on-to-memory-that-runs-out.md) for \
          what memledger does about it.\n\n| read of the victim | the kernel killed both |\n| --- | --- |\n{rows}",
         document::HEADINGS[4],

@@ -1,8 +1,8 @@
-//! What many requests at once do to sampling, and to memory: with and without them in one run.
+//! Measures sampling and memory with and without many concurrent requests, in one run.
 //!
-//! `make bench` lets the release binary sample a host of 10,000 series once a second, leaves it alone and asks it 10,000
-//! times on 40 connections, in turn, and compares. Clients and memledger share the cores of one machine, so the time of a
-//! cycle contains its waiting for a core; its processor time does not. It writes its part of docs/performance.md.
+//! The release binary samples a host of 10,000 series once a second, in turn without requests and with 10,000 requests on
+//! 40 connections. Clients and memledger share the cores of one machine, so the duration of a cycle includes its waiting for a
+//! core; its processor time does not. `make bench` writes this part of docs/performance.md.
 
 mod document;
 #[path = "../tests/support/mod.rs"]
@@ -16,19 +16,19 @@ use support::{Memledger, eventually, processor_nanos};
 const REQUESTS: usize = 10_000;
 const ROUNDS: usize = 3;
 const QUIET: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(200);
-/// Answers of `/metrics` that may be held more under load than before it, as in tests/web/slow.rs: a snapshot and its texts
-/// come and go each second.
-const ANSWERS: f64 = 4.0;
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Goal: memory under load, in responses of `/metrics` beyond that before it, as in tests/web/slow.rs: a snapshot and its
+/// texts are replaced each second.
+const MAX_ANSWERS: f64 = 4.0;
 
 #[allow(clippy::disallowed_methods)]
 fn now() -> Instant {
     Instant::now()
 }
 
-/// What was seen over some time.
+/// Measurements over some time.
 #[derive(Default)]
-struct Watch {
+struct Measurement {
     cycles_ms: Vec<f64>,
     left_out: f64,
     processor_ms: f64,
@@ -36,7 +36,7 @@ struct Watch {
     seconds: f64,
 }
 
-/// The newest snapshot: when it was finished, how long its cycle took, and cycles left out so far.
+/// Returns of the newest snapshot: its time, the duration of its cycle, and cycles skipped so far.
 fn newest(memledger: &Memledger) -> [f64; 3] {
     let (status, text) = memledger.get("/metrics");
     assert_eq!(status, 200, "{text}");
@@ -51,7 +51,7 @@ fn newest(memledger: &Memledger) -> [f64; 3] {
     })
 }
 
-/// Waits for a snapshot that is not this one.
+/// Waits for a snapshot after this time.
 fn newer_than(memledger: &Memledger, finished: f64) -> [f64; 3] {
     eventually("a newer snapshot", || match newest(memledger) {
         newest if newest[0] > finished => Ok(newest),
@@ -59,13 +59,13 @@ fn newer_than(memledger: &Memledger, finished: f64) -> [f64; 3] {
     })
 }
 
-impl Watch {
-    /// Looks five times a second for as long as `goes_on`, from one snapshot on.
-    fn watch(&mut self, memledger: &Memledger, goes_on: impl Fn() -> bool) {
+impl Measurement {
+    /// Polls five times a second while `goes_on`, from one snapshot on.
+    fn measure(&mut self, memledger: &Memledger, goes_on: impl Fn() -> bool) {
         let processor = || processor_nanos(memledger.pid(), Some("cycle")) / 1e6;
         let ([mut last, _, left_out], before, began) = (newest(memledger), processor(), now());
         while goes_on() {
-            std::thread::park_timeout(LOOK); // a bench measures time
+            std::thread::park_timeout(POLL_INTERVAL); // a bench measures time
             let [finished, took, _] = newest(memledger);
             self.most_bytes = self.most_bytes.max(memledger.resident_bytes());
             if finished > last {
@@ -75,11 +75,11 @@ impl Watch {
         }
         self.seconds += began.elapsed().as_secs_f64();
         self.processor_ms += processor() - before;
-        let [.., left_out_now] = newer_than(memledger, last); // the last cycle that was left out is told by the next
+        let [.., left_out_now] = newer_than(memledger, last); // the next snapshot counts the last skipped cycle
         self.left_out += left_out_now - left_out;
     }
 
-    fn and(mut self, mut other: Self) -> Self {
+    fn merge(mut self, mut other: Self) -> Self {
         self.cycles_ms.append(&mut other.cycles_ms);
         self.left_out += other.left_out;
         self.processor_ms += other.processor_ms;
@@ -96,40 +96,40 @@ impl Watch {
         self.cycles_ms.iter().copied().fold(0.0, f64::max)
     }
 
-    /// Processor time of the thread `cycle` for each of them.
+    /// Returns the processor time of the thread `cycle` per cycle.
     fn processor_each_ms(&self) -> f64 {
         self.processor_ms / self.cycles_ms.len() as f64
     }
 }
 
-/// 10,000 requests, watched.
-fn loaded(memledger: &Memledger, watch: &mut Watch) {
+/// Measures during 10,000 requests.
+fn loaded(memledger: &Memledger, watch: &mut Measurement) {
     std::thread::scope(|scope| {
         let load = scope.spawn(|| ask(memledger, REQUESTS, 2));
-        watch.watch(memledger, || !load.is_finished());
+        watch.measure(memledger, || !load.is_finished());
     });
 }
 
-fn quiet(memledger: &Memledger, watch: &mut Watch) {
+fn quiet(memledger: &Memledger, watch: &mut Measurement) {
     let began = now();
-    watch.watch(memledger, || began.elapsed() < QUIET);
+    watch.measure(memledger, || began.elapsed() < QUIET);
 }
 
-fn table(quiet: &Watch, loaded: &Watch) -> String {
-    let row = |what: &str, digits: usize, of: fn(&Watch) -> f64| {
+fn table(quiet: &Measurement, loaded: &Measurement) -> String {
+    let row = |what: &str, digits: usize, of: fn(&Measurement) -> f64| {
         let (without, with) = (of(quiet), of(loaded));
         format!("| {what} | {without:.digits$} | {with:.digits$} | {:.2} |\n", with / without)
     };
     format!(
-        "| | nobody asks but the watcher | with the requests | ratio |\n| --- | ---: | ---: | ---: |\n\
+        "| | one watcher only | with the requests | ratio |\n| --- | ---: | ---: | ---: |\n\
          | cycles seen | {} | {} | |\n| cycles left out | {:.0} | {:.0} | |\n{}{}{}",
         quiet.cycles_ms.len(),
         loaded.cycles_ms.len(),
         quiet.left_out,
         loaded.left_out,
-        row("a cycle, mean ms", 1, Watch::mean_ms),
-        row("a cycle, worst ms", 1, Watch::worst_ms),
-        row("processor time of a cycle, mean ms", 1, Watch::processor_each_ms),
+        row("a cycle, mean ms", 1, Measurement::mean_ms),
+        row("a cycle, worst ms", 1, Measurement::worst_ms),
+        row("processor time of a cycle, mean ms", 1, Measurement::processor_each_ms),
     )
 }
 
@@ -137,21 +137,21 @@ fn main() -> std::io::Result<()> {
     if document::is_only_asked() {
         return Ok(());
     }
-    let (_host, memledger) = crowded(2 * CONNECTIONS); // one address may have three quarters, and there is the watcher
+    let (_host, memledger) = crowded(CONNECTIONS + 2); // the bench polls too
     let answer = memledger.get("/metrics").1;
     let series = answer.lines().filter(|line| !line.starts_with('#')).count();
     ask(&memledger, 1_000, 2);
-    let (mut alone, mut asked) = (Watch::default(), [(); ROUNDS].map(|()| Watch::default()));
+    let (mut alone, mut asked) = (Measurement::default(), [(); ROUNDS].map(|()| Measurement::default()));
     quiet(&memledger, &mut alone);
     let before = alone.most_bytes;
     for round in &mut asked {
         quiet(&memledger, &mut alone);
         loaded(&memledger, round);
     }
-    let mut after = Watch::default();
+    let mut after = Measurement::default();
     quiet(&memledger, &mut after);
     let most = asked.each_ref().map(|round| round.most_bytes);
-    let all = asked.into_iter().fold(Watch::default(), Watch::and);
+    let all = asked.into_iter().fold(Measurement::default(), Measurement::merge);
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let answers = (mib(most.into_iter().fold(0, u64::max)) - mib(before)) / mib(answer.len() as u64);
     let verdict = |met: bool| match met {
@@ -166,7 +166,7 @@ fn main() -> std::io::Result<()> {
          compressed. The clients take the same cores: a cycle waits for one, which is in its time and not in its processor time.\n\n\
          {}\n{:.0} requests a second.\n\n\
          Resident, the most: {:.1} MiB before, {} MiB during each {REQUESTS}, {:.1} MiB after the last.\n\n\
-         Goals: no cycle left out ({}); at most {ANSWERS:.0} answers more in memory than without requests ({answers:.1}, {}).\n",
+         Goals: no cycle left out ({}); at most {MAX_ANSWERS:.0} answers more in memory than without requests ({answers:.1}, {}).\n",
         document::HEADINGS[7],
         QUIET.as_secs(),
         answer.len() / 1024,
@@ -176,6 +176,6 @@ fn main() -> std::io::Result<()> {
         most.map(|bytes| format!("{:.1}", mib(bytes))).join(", "),
         mib(after.most_bytes),
         verdict(all.left_out == 0.0),
-        verdict(answers <= ANSWERS),
+        verdict(answers <= MAX_ANSWERS),
     ))
 }

@@ -1,9 +1,12 @@
 #!/bin/sh
-# Lays out the whole root of the image: memledger and the shared libraries that it, and the driver's NVML, need. Nothing else:
-# no shell, no package manager.
+# Creates the root directory of the image: memledger and the shared libraries that it and the driver's NVML need. No shell, no package
+# manager.
 #
 # The binary is linked to glibc because NVML is a shared library for glibc, which the NVIDIA runtime mounts into the
 # container. libm, libdl, libpthread and librt are for NVML.
+#
+# The certificate authorities are those of the machine that builds the image (Debian's package ca-certificates), for OTLP over https.
+# Mount a newer or an own bundle over /etc/ssl/certs/ca-certificates.crt, or set --otlp.certificate.
 #
 # usage: image-root.sh BINARY FOLDER
 set -eu
@@ -15,7 +18,10 @@ cp "$binary" "$root/memledger"
 chmod 755 "$root/memledger"
 printf 'root:x:0:0:root:/:/memledger\n' >"$root/etc/passwd"
 
-# copies a library, as a file, to the very path at which the loader looks for it
+mkdir -p "$root/etc/ssl/certs"
+cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
+
+# copies a library, as a file, to the path at which the loader expects it
 library() {
   mkdir -p "$root$(dirname "$1")"
   cp -L "$1" "$root$1"

@@ -1,7 +1,7 @@
-"""What the fuzzer begins with: the recorded hosts, and the samples in the tests of the parsers.
+"""Writes the initial corpus of the fuzzer: the recorded hosts, and the samples in the tests of the parsers.
 
-Written anew by each `make fuzz` beside what the fuzzer found itself; a file is named after its contents, so nothing is there
-twice. A sample here needs no truth, only the form.
+Each `make fuzz` writes it again beside the inputs that the fuzzer found; files are named after the hash of their contents, so there
+are no duplicates. A sample must have a valid form, not meaningful values.
 
 usage: corpus.py FOLDER
 """
@@ -17,7 +17,7 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", '"': '"', "\\": "\\"}
 
 
 def literals(*folders):
-    """The texts in Rust sources, escapes undone, a line's end that is escaped taken away."""
+    """Yields the string literals in Rust sources, unescaped."""
     for folder in folders:
         place = ROOT / folder
         for source in sorted(place.rglob("*.rs")) if place.is_dir() else [place]:
@@ -27,7 +27,7 @@ def literals(*folders):
 
 
 def recorded():
-    """The files of the recorded hosts."""
+    """Yields the files of the recorded hosts."""
     for host in sorted((ROOT / "tests/hosts").glob("*.jsonl")):
         for line in host.read_text().splitlines():
             record = json.loads(line)
@@ -37,12 +37,12 @@ def recorded():
 
 
 def message(*fields):
-    """A protobuf message of texts and messages, each shorter than 128 bytes."""
+    """Returns a protobuf message of texts and messages, each shorter than 128 bytes."""
     return b"".join(bytes([number << 3 | 2, len(value)]) + value for number, value in fields)
 
 
 def answers():
-    """Answers of runtimes, in the forms that are read."""
+    """Yields responses of runtimes, in the forms that memledger reads."""
     inspected = {"Id": "a", "Name": "/train", "State": {"Running": True, "Pid": 7, "StartedAt": "2026-11-21T03:25:01.5Z", "ExitCode": 137,
                  "OOMKilled": True, "FinishedAt": "2026-11-21T05:25:01+02:00"}, "Config": {"Image": "i", "Labels":
                  {"com.docker.compose.project": "p"}, "Env": ["BATCH_SIZE=3", "A=b"]}, "HostConfig": {"DeviceRequests": [{"Driver": "nvidia",
@@ -62,19 +62,19 @@ def answers():
 
 
 def rows():
-    """Rows of the store."""
+    """Yields rows of the store."""
     whose = {"container_name": "train", "container_id": "c", "started": 10.0}
     before = {"samples": [{"at": 90.0, "usage_bytes": 9, "unreclaimable_bytes": 8, "limit_bytes": 10, "shm_used_bytes": 2, "shm_size_bytes": 2}],
               "roles": [{"role": "dataloader_worker", "processes": 4, "rss_bytes": 8, "pss_bytes": 7}], "settings": [["num_workers", "4"]],
               "holders": [{"name": "b", "unreclaimable_bytes": 5}], "host_total_bytes": 100, "host_available_bytes": 3}
-    kill = {"type": "oom_kill", "id": 1, "at": 100.0, "boot_id": "b", "kernel_usec": 5, "pid": 7, "process": "python", "whose": "container",
+    kill = {"type": "oom_kill", "id": 1, "at": 100.0, "boot_id": "b", "kernel_usec": 5, "pid": 7, "process": "python", "owner": "container",
             **whose, "victim": "child", "scope": "container", "anon_bytes": 5, "limit_cgroup": "/docker/c", "limit_bytes": 10,
             "evidence": [{"source": "kmsg", "text": "Killed process 7"}], "before": before}
-    end = {"type": "exit", "id": 2, "at": 101.0, **whose, "reason": "error", "exit_code": 137, "asked_signals": [15, None], "oom_kills": 1,
+    end = {"type": "exit", "id": 2, "at": 101.0, **whose, "reason": "error", "exit_code": 137, "stop_signals": [15, None], "oom_kills": 1,
            "duration_seconds": 91.0, "evidence": [], "before": before}
     error = {"type": "gpu_error", "id": 3, "at": 99.0, "gpu": "0", "gpu_uuid": "GPU-a", "xid": 79, **whose, "source": "kmsg"}
     stories = [[kill, end], [{**kill, "scope": "host", "victim": "main"}], [error, end], [{**end, "exit_code": 135, "reason": "signal"}]]
-    for story in stories + [[{**end, "reason": reason}] for reason in ("stopped", "killed", "oom_host", "unknown", "completed")]:
+    for story in stories + [[{**end, "reason": reason}] for reason in ("stopped", "killed", "oom_host", "host_restart", "unknown", "completed")]:
         yield "\n".join(map(json.dumps, story)).encode()
 
 
@@ -86,14 +86,14 @@ def main():
         "runtimes": list(answers()),
         "settings": list(literals("src/config", "tests/web", "tests/otlp")),
         "ledger": list(rows()),
-        "network": list(literals("src/serve", "src/push")),
+        "network": list(literals("src/http", "src/otlp", "src/reporter")),
     }
     folder = pathlib.Path(sys.argv[1])
     for target, texts in seeds.items():
         (folder / target).mkdir(parents=True, exist_ok=True)
         for text in texts:
             (folder / target / hashlib.sha1(text).hexdigest()).write_bytes(text[:16384])
-        print(f"corpus: {target} begins with {len(set(texts))} samples")
+        print(f"corpus: {target} starts with {len(set(texts))} samples")
 
 
 main()

@@ -1,9 +1,9 @@
 #!/bin/bash
-# `make fuzz`: gives every target of this folder so many seconds, each from what is recorded in the tests and from what
-# earlier runs found (fuzz/corpus, not committed). Ends with a line for each target; fails if there was a finding.
+# `make fuzz`: runs every target of this folder for a number of seconds, starting from the recorded test data and from inputs that
+# earlier runs found (fuzz/corpus, not committed). Prints a summary line for each target; fails if there was a finding.
 #
 # usage: run.sh SECONDS [TARGET...]
-#        $NIGHTLY  the toolchain, default nightly: the fuzzer's instruments are not in a stable compiler
+#        $NIGHTLY  the toolchain, default nightly: stable compilers have no fuzzing instrumentation
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 seconds=${1:?usage: run.sh SECONDS [TARGET...]}
@@ -12,10 +12,10 @@ nightly=${NIGHTLY:-nightly}
 
 if ! command -v rustup >/dev/null || ! rustup run "$nightly" rustc --version >/dev/null 2>&1; then
   cat >&2 <<END
-fuzz: there is no $nightly toolchain, so nothing was fuzzed. Install one:
+fuzz: toolchain $nightly is missing, nothing was fuzzed. Install it:
   rustup toolchain install nightly --profile minimal
-or name one that is there: make fuzz NIGHTLY=nightly-2026-05-20
-The same laws are tested with random input, by the stable compiler, in \`make check\` and \`make test\`.
+or use an installed one: make fuzz NIGHTLY=nightly-2026-05-20
+The same invariants are tested with random input, with the stable compiler, in \`make check\` and \`make test\`.
 END
   exit 1
 fi
@@ -43,5 +43,5 @@ for target in "${targets[@]}"; do
   summary+=("$(printf 'fuzz: %-13s %12s executions, coverage %s: %s' "$target" "${count:-?}" "${coverage:-?}" "$end")")
 done
 printf '%s\n' "${summary[@]}"
-((status == 0)) || echo "fuzz: what to do with a finding stands in CONTRIBUTING.md" >&2
+((status == 0)) || echo "fuzz: see CONTRIBUTING.md for what to do with a finding" >&2
 exit "$status"

@@ -1,76 +1,77 @@
-//! The only place that asks the time.
+//! The only module that reads the clocks.
 //!
-//! Everything else takes a [`Moment`] as an argument, so that pure code stays pure and a test can choose the time.
+//! Everything else takes a [`Timestamp`] as an argument, so that pure code stays pure and tests can choose the time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// By so many seconds the kernel log's stamps may be off without being put right.
-const CLOCKS_PART: f64 = 2.0;
+/// Seconds that kernel log timestamps may be off before they are corrected.
+const MAX_CLOCK_DRIFT: f64 = 2.0;
 
 /// One reading of both clocks.
 ///
-/// The monotonic part measures how long something took; the wall part is what people and Prometheus read.
+/// The monotonic part measures durations; the wall clock is for people and Prometheus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment {
-    /// Since the boot, without the time that the machine slept (CLOCK_MONOTONIC): the kernel log's clock.
+pub struct Timestamp {
+    /// Time since the boot without suspend (CLOCK_MONOTONIC), which is also the kernel log's clock.
     monotonic: Duration,
-    /// Since the Unix epoch. Zero when the machine's clock stands before 1970.
+    /// Time since the Unix epoch; zero if the host's clock is set before 1970.
     wall: Duration,
 }
 
-impl Moment {
+impl Timestamp {
     /// Reads both clocks.
-    #[allow(clippy::disallowed_methods)] // this is the place
+    #[allow(clippy::disallowed_methods)] // the only place
     pub fn now() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let monotonic = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or(Duration::ZERO);
         Self { monotonic, wall }
     }
 
-    /// Monotonic time between `earlier` and this moment; zero if `earlier` is later.
-    pub fn since(&self, earlier: Moment) -> Duration {
+    /// Returns the monotonic time from `earlier` to `self`; zero if `earlier` is later.
+    pub fn since(&self, earlier: Timestamp) -> Duration {
         self.monotonic.saturating_sub(earlier.monotonic)
     }
 
-    /// This moment moved forward, on both clocks.
+    /// Returns this timestamp moved forward on both clocks.
     pub fn plus(&self, by: Duration) -> Self {
         Self { monotonic: self.monotonic + by, wall: self.wall + by }
     }
 
-    /// Seconds since the Unix epoch.
+    /// Returns the seconds since the Unix epoch.
     pub fn unix_seconds(&self) -> f64 {
         self.wall.as_secs_f64()
     }
 
-    /// Nanoseconds since the Unix epoch, as OTLP has them.
+    /// Returns the nanoseconds since the Unix epoch, the unit of OTLP.
     pub fn unix_nanos(&self) -> u64 {
         u64::try_from(self.wall.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Unix time of a stamp of the kernel log: microseconds of its clock since the boot. Never later than this moment.
+    /// Converts a kernel log timestamp, in microseconds since the boot, to Unix time, at most `self`.
     ///
-    /// The two clocks of the kernel part by some milliseconds a day, so the younger the stamp, the better the answer.
+    /// The two clocks of the kernel drift apart by some milliseconds a day: the younger the timestamp, the better the result.
     pub fn unix_seconds_of_kernel(&self, usec: u64) -> f64 {
         let age = self.monotonic.saturating_sub(Duration::from_micros(usec));
         self.wall.saturating_sub(age).as_secs_f64()
     }
 
-    /// Unix time of a record of the kernel log. The log's clock is not kept in step with the others and may be a minute off
-    /// after a month; but a record that was not there at the read before (Unix time) is younger than that.
-    pub fn unix_seconds_of_record(&self, usec: u64, read: Option<f64>) -> f64 {
-        let told = self.unix_seconds_of_kernel(usec);
-        let read = read.filter(|read| read - told > CLOCKS_PART);
-        read.unwrap_or(told).min(self.unix_seconds())
+    /// Converts the timestamp of a kernel log record to Unix time. The log's clock is not synchronized with the others and
+    /// may be a minute off after a month; but a record that was not in the log at the previous read (Unix time) is younger
+    /// than that read.
+    pub fn unix_seconds_of_record(&self, usec: u64, previous_read: Option<f64>) -> f64 {
+        let converted = self.unix_seconds_of_kernel(usec);
+        let corrected = previous_read.filter(|read| read - converted > MAX_CLOCK_DRIFT);
+        corrected.unwrap_or(converted).min(self.unix_seconds())
     }
 
-    /// The kernel log's clock at this moment, in microseconds.
+    /// Returns the kernel log's clock at this time, in microseconds.
     pub fn kernel_usec(&self) -> u64 {
         self.monotonic.as_micros() as u64
     }
 
-    /// Whole seconds since the Unix epoch, as the runtimes' APIs take them.
+    /// Returns the whole seconds since the Unix epoch, the unit of the runtimes' APIs.
     pub fn unix_whole_seconds(&self) -> u64 {
         self.wall.as_secs()
     }
@@ -81,8 +82,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_between_moments_never_runs_backwards() {
-        let now = Moment::now();
+    fn since_is_zero_for_a_later_timestamp() {
+        let now = Timestamp::now();
         let later = now.plus(Duration::from_secs(3));
         assert_eq!(later.since(now), Duration::from_secs(3));
         assert_eq!(now.since(later), Duration::ZERO);
@@ -90,8 +91,8 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_of_the_kernel_becomes_unix_time_and_is_never_in_the_future() {
-        let now = Moment { monotonic: Duration::from_secs(100), wall: Duration::from_secs(1_000_000) };
+    fn converts_kernel_timestamps_to_unix_time_never_in_the_future() {
+        let now = Timestamp { monotonic: Duration::from_secs(100), wall: Duration::from_secs(1_000_000) };
         assert_eq!(now.unix_seconds_of_kernel(97_500_000), 999_997.5);
         assert_eq!(
             now.unix_seconds_of_kernel(100_000_001),
@@ -99,14 +100,17 @@ mod tests {
             "the clocks of two CPUs differ a little"
         );
         assert_eq!(now.unix_seconds_of_kernel(u64::MAX), 1_000_000.0);
-        let before_1970 = Moment { wall: Duration::ZERO, ..now };
+        let before_1970 = Timestamp { wall: Duration::ZERO, ..now };
         assert_eq!(before_1970.unix_seconds_of_kernel(0), 0.0);
     }
 
     #[test]
-    fn the_monotonic_clock_is_the_uptime() {
+    fn monotonic_clock_is_the_uptime() {
         let uptime = std::fs::read_to_string("/proc/uptime").expect("procfs");
         let uptime: f64 = uptime.split(' ').next().expect("a number").parse().expect("seconds");
-        assert!((Moment::now().monotonic.as_secs_f64() - uptime).abs() < 5.0, "no sleep, no time namespace");
+        assert!(
+            (Timestamp::now().monotonic.as_secs_f64() - uptime).abs() < 5.0,
+            "no sleep, no time namespace"
+        );
     }
 }

@@ -1,53 +1,56 @@
-//! memledger: who holds the memory of this GPU host, and who was killed for it.
+//! Shows which container uses the RAM and VRAM of a GPU host, and why one was killed.
 //!
-//! Data flows one way; nothing flows back:
+//! Data flows in one direction, from top to bottom:
 //!
 //! ```text
 //!             kernel files    Docker, Podman, CRI        NVML
 //!                  |                  |                    |
 //!                  v                  v                    v
-//!  foundations: clock  catalog  series  host  config  parse
+//!  foundations: clock  catalog  parse  series  host  config
 //!                                |
-//!            discover   which containers are there, and where is their cgroup
+//!            discover   lists the containers and finds their cgroups
 //!                                |
-//!            collect    what the kernel and the driver say, one file per source
+//!            reporter   receives what processes of containers report from inside
 //!                                |
-//!            attribute  whose process is it, and what is it: trainer, worker, other
+//!            collect    reads the kernel and the GPU drivers, one file per source
 //!                                |
-//!            ledger     what must outlive a cycle: peaks, ended containers, OOM kills;
-//!                       the kills on a thread and in a file of their own
+//!            attribute  assigns each process a container and a role: trainer, worker, other
+//!                                |
+//!            ledger     keeps what outlives a cycle: peaks, ended containers, OOM kills;
+//!                       kills have a thread and a database of their own
 //!                                |
 //!            snapshot   one finished cycle, immutable, shared
 //!                                |
-//!            cycle      runs the four steps above once per interval, on its own thread
+//!            sampler    runs the steps above once per interval, on its own thread
 //!                                |
 //!            export     snapshot -> Prometheus text, OTLP, JSON, Markdown: pure functions
 //!                                |
-//!            serve      HTTP
+//!            http       HTTP server, access control, API and web page
 //!                                |
-//!            push       OTLP to an endpoint, if one is given
+//!            otlp       exports metrics and events to an OTLP endpoint, if one is set
 //!                                |
 //!            cli        one file per verb
 //! ```
 //!
-//! A module uses only modules above it in this list; `tests/layers.rs` reads the `use crate::` lines and keeps it so.
+//! A module uses only modules above it in the list below; `tests/layers.rs` checks this by the `use crate::` lines.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
 pub mod clock;
 pub mod catalog;
+pub mod parse;
 pub mod series;
 pub mod host;
 pub mod config;
-pub mod parse;
 pub mod discover;
+pub mod reporter;
 pub mod collect;
 pub mod attribute;
 pub mod ledger;
 pub mod snapshot;
-pub mod cycle;
+pub mod sampler;
 pub mod export;
-pub mod serve;
-pub mod push;
+pub mod http;
+pub mod otlp;
 pub mod cli;

@@ -1,4 +1,4 @@
-//! Parses the arguments and calls the verb; nothing else.
+//! Runs the command line.
 
 use std::process::ExitCode;
 

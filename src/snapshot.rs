@@ -1,13 +1,13 @@
 //! One finished cycle: immutable, shared by `Arc`, rendered at most once.
 //!
-//! Finishing sorts the rows by family and subject, applies each family's cap, and makes sure that no series exists twice.
+//! Finishing sorts the rows by family and subject, applies each family's maximum, and removes duplicate series.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::attribute::Attributed;
-use crate::catalog::{CATALOG, Id};
-use crate::clock::Moment;
+use crate::attribute::ContainerProcess;
+use crate::catalog::{CATALOG, FamilyId};
+use crate::clock::Timestamp;
 use crate::collect::gpu;
 use crate::discover::Container;
 use crate::series::{Series, labels_of};
@@ -15,37 +15,37 @@ use crate::series::{Series, labels_of};
 /// One finished cycle.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// When it was finished.
-    pub finished: Moment,
+    /// When the cycle finished.
+    pub finished: Timestamp,
     /// Its samples, sorted by family, then by container and GPU.
     pub series: Series,
-    /// Containers by the number in the rows: the running ones, then ended ones that are still shown.
+    /// Containers by the number in the rows: running ones, then ended ones that are still exported.
     pub containers: Vec<Arc<Container>>,
-    /// How many of them run.
+    /// The number of running containers.
     pub running: usize,
     /// GPUs by the number in the rows.
-    pub gpus: Vec<Arc<gpu::Identity>>,
-    /// Processes of containers, those of one container side by side.
-    pub processes: Vec<Attributed>,
+    pub gpus: Vec<Arc<gpu::GpuIdentity>>,
+    /// Processes of containers, grouped by container.
+    pub processes: Vec<ContainerProcess>,
 }
 
-/// Series that a snapshot left out, by family.
-pub type Dropped = BTreeMap<Id, u64>;
+/// Number of series that snapshots left out, by family.
+pub type Dropped = BTreeMap<FamilyId, u64>;
 
-/// Sorts the rows, drops what is over a family's cap and what exists twice. Adds what was dropped to `dropped`.
+/// Sorts the rows and drops duplicates and the rows over a family's maximum. Adds the number of dropped rows to `dropped`.
 pub fn finish(series: &mut Series, dropped: &mut Dropped) {
     let (rows, labels) = series.split_mut();
-    // the cap keeps what was written first: a collector that has more writes the most important first
+    // keeps the rows that were written first: collectors write the most important ones first
     let mut written = vec![0; CATALOG.len()];
     rows.retain(|row| {
         written[row.family as usize] += 1;
-        let kept = written[row.family as usize] <= row.family.def().max_series;
+        let kept = written[row.family as usize] <= row.family.desc().max_series;
         if !kept {
             *dropped.entry(row.family).or_insert(0) += 1;
         }
         kept
     });
-    // stable, so that within one subject the order of writing stays
+    // stable: within one subject the order of writing stays
     rows.sort_by_key(|row| (row.family, row.container, row.gpu));
     let mut previous: Option<crate::series::Row> = None;
     let mut group_start = 0;
@@ -56,10 +56,10 @@ pub fn finish(series: &mut Series, dropped: &mut Dropped) {
             group_start = out;
         }
         previous = Some(row);
-        let twice =
+        let is_duplicate =
             rows[group_start..out].iter().any(|other| labels_of(labels, other) == labels_of(labels, &row));
-        debug_assert!(!twice, "{} was written twice", row.family.def().name);
-        if twice {
+        debug_assert!(!is_duplicate, "{} was written twice", row.family.desc().name);
+        if is_duplicate {
             *dropped.entry(row.family).or_insert(0) += 1;
             continue;
         }
@@ -70,8 +70,8 @@ pub fn finish(series: &mut Series, dropped: &mut Dropped) {
 }
 
 impl Snapshot {
-    /// The rows of one family.
-    pub fn family(&self, family: Id) -> &[crate::series::Row] {
+    /// Returns the rows of one family.
+    pub fn family(&self, family: FamilyId) -> &[crate::series::Row] {
         let rows = self.series.rows();
         let from = rows.partition_point(|row| row.family < family);
         let to = rows.partition_point(|row| row.family <= family);
@@ -86,7 +86,7 @@ mod tests {
     use crate::series::{Label, NONE};
 
     #[test]
-    fn rows_are_sorted_by_family_and_within_it_by_subject() {
+    fn sorts_rows_by_family_then_subject() {
         let mut series = Series::default();
         series.container(CONTAINER_MEMORY_USAGE, 1, [], 1.0);
         series.global(HOST_MEMORY_TOTAL, [], 2.0);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_the_cap_is_dropped_and_counted() {
+    fn drops_and_counts_series_over_the_maximum() {
         let mut series = Series::default();
         for pid in 0..300 {
             series.container_gpu(
@@ -110,12 +110,12 @@ mod tests {
         let mut dropped = Dropped::new();
         finish(&mut series, &mut dropped);
         assert_eq!(series.rows().len(), 256);
-        assert_eq!(dropped, Dropped::from([(Id::PROCESS_GPU_MEMORY, 44)]));
+        assert_eq!(dropped, Dropped::from([(FamilyId::PROCESS_GPU_MEMORY, 44)]));
     }
 
     #[test]
     #[cfg_attr(debug_assertions, should_panic(expected = "written twice"))]
-    fn no_series_exists_twice() {
+    fn drops_duplicate_series() {
         let mut series = Series::default();
         for value in [1.0, 2.0] {
             series.container(CONTAINER_MEMORY_COMPONENT, 7, ["anon".into()], value);

@@ -1,16 +1,16 @@
-//! Pods of a real containerd over CRI: who they are, over their whole life, and how they die.
+//! Pods of a real containerd over CRI: their identity over their whole life, and their ends.
 //!
-//! No kubelet runs: the tests make sandboxes and containers as it does, under the cgroups that it would make.
+//! No kubelet runs: the tests create sandboxes and containers as it does, under the cgroups that it would create.
 
 use fake_nvml::{FakeNvml, MigDevice, State};
 use memledger::config::CriSettings;
-use memledger::discover::Link;
-use memledger::discover::cri::{Found, find, messages};
+use memledger::discover::ConnectionState;
+use memledger::discover::cri::{SocketSearch, find, messages};
 
 use crate::support::cgroups::{TestCgroup, is_v2, new_id, root};
 use crate::support::cri::{Containerd, Spec, Wanted};
 use crate::support::docker::{Engine, assert_no_series_twice, signal, unique};
-use crate::support::grpc::{Answer, Server};
+use crate::support::grpc::{Response, Server};
 use crate::support::metrics::Labels;
 use crate::support::oom::{EXITS, KILLS, RESTARTS};
 use crate::support::python::Python;
@@ -25,7 +25,7 @@ const UP: &str = "memledger_runtime_up";
 const CRI: &[(&str, &str)] = &[("runtime", "cri")];
 const SLEEP: &[&str] = &["/busybox/busybox", "sleep", "100000"];
 
-/// memledger that shows the pods of one containerd alone.
+/// Starts memledger for the pods of one containerd only.
 fn watch(containerd: &Containerd, namespace: &str, more: &[&str]) -> Memledger {
     let include = format!("--container.include=^{namespace}/");
     let flags = [&containerd.flag(), "--docker.socket=", "--podman.socket=", &include];
@@ -43,7 +43,7 @@ fn labels(metrics: &Metrics, family: &str, labels: &[(&str, &str)]) -> Result<La
     }
 }
 
-/// Waits until the one container of an identity is this one.
+/// Waits until the container of an identity has this id.
 fn eventually_is(memledger: &Memledger, me: &[(&str, &str)], id: &str) -> Metrics {
     memledger.eventually("the container", |metrics| {
         metrics.ask(USAGE, me)?;
@@ -68,7 +68,7 @@ fn eventually_counts(
 }
 
 #[test]
-fn a_pod_is_shown_by_namespace_pod_and_container_and_its_pause_process_is_none() {
+fn shows_pods_without_their_pause_processes() {
     let Some(containerd) = Containerd::start() else { return };
     let team = unique("team");
     let pod = containerd.pod(&Wanted {
@@ -99,7 +99,7 @@ fn a_pod_is_shown_by_namespace_pod_and_container_and_its_pause_process_is_none()
     assert_eq!(found, wanted, "all of its labels");
     assert_eq!(labels(&metrics, "memledger_container_run_info", &me).unwrap()["batch_size"], "32");
     assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &me), f64::from(64 << 20));
-    assert_eq!(metrics.get(REQUEST, &me), None, "no node knows the request of a burstable pod");
+    assert_eq!(metrics.get(REQUEST, &me), None, "the request of a burstable pod is unknown on the node");
 
     let pod = containerd.pod(&Wanted {
         namespace: &team,
@@ -113,7 +113,7 @@ fn a_pod_is_shown_by_namespace_pod_and_container_and_its_pause_process_is_none()
     let info = labels(&metrics, POD_INFO, &me).unwrap();
     assert_eq!((&*info["qos_class"], &*info["pod_source"]), ("guaranteed", "file"), "a static pod");
     assert_eq!(metrics.value(REQUEST, &me), f64::from(64 << 20));
-    assert_eq!(metrics.value("memledger_containers", CRI), 3.0, "the pause processes are no containers");
+    assert_eq!(metrics.value("memledger_containers", CRI), 3.0, "pause processes are not containers");
     assert_no_series_twice(&metrics);
     for path in ["/metrics", "/api/v1/containers"] {
         assert!(!memledger.get(path).1.contains("s3cr3t"), "{path}");
@@ -121,7 +121,7 @@ fn a_pod_is_shown_by_namespace_pod_and_container_and_its_pause_process_is_none()
 }
 
 #[test]
-fn a_container_that_is_killed_for_memory_restarts_as_the_same_and_so_does_its_pod_when_it_is_made_anew() {
+fn killed_container_and_re_created_pod_keep_their_identity() {
     let Some(containerd) = Containerd::start() else { return };
     let team = unique("team");
     let wanted = Wanted { namespace: &team, name: "train-0", qos: "burstable/", ..Wanted::default() };
@@ -140,17 +140,17 @@ fn a_container_that_is_killed_for_memory_restarts_as_the_same_and_so_does_its_po
     containerd.remove_container(&first);
     let metrics = eventually_is(&memledger, &me, &second);
     assert_eq!(labels(&metrics, POD_INFO, &me).unwrap()["attempt"], "1");
-    assert_eq!(metrics.sum(KILLS, &me), 1.0, "it goes on");
+    assert_eq!(metrics.sum(KILLS, &me), 1.0, "the count continues");
     eventually_counts(&memledger, RESTARTS, &me, ("container_name", "main"), 1.0);
     containerd.stop_container(&second, 0);
     eventually_counts(&memledger, EXITS, &me, ("reason", "killed"), 1.0);
     containerd.remove(&pod.sandbox);
 
-    let anew = containerd.pod(&wanted);
-    let third = containerd.run(&anew, &Spec { command: SLEEP, ..eats });
+    let re_created = containerd.pod(&wanted);
+    let third = containerd.run(&re_created, &Spec { command: SLEEP, ..eats });
     let metrics = eventually_is(&memledger, &me, &third);
     let info = labels(&metrics, POD_INFO, &me).unwrap();
-    assert_eq!((&*info["k8s_pod_uid"], &*info["attempt"]), (&*anew.uid, "0"));
+    assert_eq!((&*info["k8s_pod_uid"], &*info["attempt"]), (&*re_created.uid, "0"));
     eventually_counts(&memledger, RESTARTS, &me, ("container_name", "main"), 2.0);
     let metrics = memledger.fresh_metrics();
     assert_eq!((metrics.sum(KILLS, &me), metrics.sum(EXITS, &me)), (1.0, 2.0));
@@ -164,7 +164,7 @@ fn a_container_that_is_killed_for_memory_restarts_as_the_same_and_so_does_its_po
 }
 
 #[test]
-fn a_kill_by_the_limit_of_the_pod_is_the_container_s_whose_process_was_killed() {
+fn kill_by_pod_limit_counts_for_the_container_of_the_victim() {
     let Some(containerd) = Containerd::start() else { return };
     let team = unique("team");
     let pod =
@@ -175,7 +175,7 @@ fn a_kill_by_the_limit_of_the_pod_is_the_container_s_whose_process_was_killed() 
     let holds = Spec { name: "holds", command: &["/hog", "eat=8", "hold"], ..Spec::default() };
     containerd.run(&pod, &holds);
     let (holds, eats) = (of(&team, "pair", "holds"), of(&team, "pair", "eats"));
-    memledger.eventually("the one that holds", |metrics| metrics.ask(USAGE, &holds));
+    memledger.eventually("the container that allocates 8 MiB", |metrics| metrics.ask(USAGE, &holds));
     containerd.run(&pod, &Spec { name: "eats", command: &["/hog", "eat"], ..Spec::default() });
     eventually_counts(&memledger, EXITS, &eats, ("reason", "oom_container"), 1.0);
     eventually_counts(&memledger, KILLS, &eats, ("scope", "container"), 1.0);
@@ -187,7 +187,7 @@ fn a_kill_by_the_limit_of_the_pod_is_the_container_s_whose_process_was_killed() 
 }
 
 #[test]
-fn while_containerd_is_away_names_are_kept_and_an_end_is_told_when_it_is_back() {
+fn keeps_names_while_containerd_is_down_and_reports_ends_after() {
     let Some(mut containerd) = Containerd::start() else { return };
     let team = unique("team");
     let pod =
@@ -200,7 +200,7 @@ fn while_containerd_is_away_names_are_kept_and_an_end_is_told_when_it_is_back() 
     eventually_is(&memledger, &end, &ends);
     eventually_is(&memledger, &stay, &stays);
     containerd.stop();
-    memledger.eventually("it is away", |metrics| match metrics.ask(UP, CRI)? {
+    memledger.eventually("it is down", |metrics| match metrics.ask(UP, CRI)? {
         0.0 => Ok(()),
         up => Err(format!("{up}")),
     });
@@ -211,7 +211,7 @@ fn while_containerd_is_away_names_are_kept_and_an_end_is_told_when_it_is_back() 
     let metrics = memledger.fresh_metrics();
     assert_eq!(labels(&metrics, INFO, &stay).unwrap()["container_id"], stays, "names are kept");
     containerd.launch();
-    memledger.eventually("it is back", |metrics| match metrics.ask(UP, CRI)? {
+    memledger.eventually("it is up", |metrics| match metrics.ask(UP, CRI)? {
         1.0 => Ok(()),
         up => Err(format!("{up}")),
     });
@@ -222,8 +222,8 @@ fn while_containerd_is_away_names_are_kept_and_an_end_is_told_when_it_is_back() 
     assert_eq!(metrics.sum(RESTARTS, &stay), 0.0, "the same run");
 }
 
-/// CRI-O cannot be had here. Its answers are written after its own documentation, in its own forms: names of cgroups,
-/// `info`, a name for the image. The processes and their cgroups are real.
+/// Imitates CRI-O, which is not available here, by responses that follow its documentation: names of cgroups, `info`, the name
+/// of the image. The processes and their cgroups are real.
 struct CriO {
     server: Server,
     containers: Vec<messages::Container>,
@@ -234,9 +234,9 @@ impl CriO {
         let server = Server::new();
         let version =
             messages::VersionResponse { runtime_name: "cri-o".into(), runtime_version: "1.31.2".into() };
-        server.tell(&method("Version"), &version);
+        server.respond_with(&method("Version"), &version);
         let this = Self { server, containers: vec![] };
-        this.tell(&[]);
+        this.set_lists(&[]);
         this
     }
 
@@ -244,11 +244,11 @@ impl CriO {
         format!("--cri.endpoint={}", self.server.socket.display())
     }
 
-    fn tell(&self, sandboxes: &[messages::PodSandbox]) {
+    fn set_lists(&self, sandboxes: &[messages::PodSandbox]) {
         let list = messages::ListContainersResponse { containers: self.containers.clone() };
-        self.server.tell(&method("ListContainers"), &list);
+        self.server.respond_with(&method("ListContainers"), &list);
         let items = sandboxes.to_vec();
-        self.server.tell(&method("ListPodSandbox"), &messages::ListPodSandboxResponse { items });
+        self.server.respond_with(&method("ListPodSandbox"), &messages::ListPodSandboxResponse { items });
     }
 
     fn sandbox(id: &str, namespace: &str, pod: &str) -> messages::PodSandbox {
@@ -263,7 +263,7 @@ impl CriO {
         }
     }
 
-    fn runs(&mut self, id: &str, sandbox: &str, name: &str) {
+    fn add_running(&mut self, id: &str, sandbox: &str, name: &str) {
         self.containers.push(messages::Container {
             id: id.into(),
             pod_sandbox_id: sandbox.into(),
@@ -275,7 +275,7 @@ impl CriO {
         });
         let info = r#"{"sandboxID":"x","pid":1,"runtimeSpec":{"process":{"env":["PATH=/","NUM_WORKERS=4"]},
             "linux":{"resources":{"unified":{"memory.min":"1048576"}}}},"privileged":false}"#;
-        self.server.tell(
+        self.server.respond_with(
             &method("ContainerStatus"),
             &messages::ContainerStatusResponse {
                 status: Some(messages::ContainerStatus {
@@ -304,16 +304,16 @@ fn crio_cgroup(pod: &str) -> TestCgroup {
 }
 
 #[test]
-fn cri_o_s_answers_name_the_same_things_and_where_there_are_events_the_list_waits_for_them() {
+fn reads_responses_of_cri_o_and_lists_on_events() {
     let team = unique("team");
     let mut crio = CriO::new();
-    crio.server.answer(&method("GetContainerEvents"), Answer::Bell);
+    crio.server.set_response(&method("GetContainerEvents"), Response::Stream);
     let pause = crio_cgroup(&team);
     let cgroup = crio_cgroup(&team);
     let _processes = [&pause, &cgroup]
         .map(|cgroup| Python::start(cgroup, "import signal; print('ready'); signal.pause()"));
     let sandbox = CriO::sandbox(&pause.id, &team, "train-0");
-    crio.tell(std::slice::from_ref(&sandbox));
+    crio.set_lists(std::slice::from_ref(&sandbox));
     let flags = [
         &crio.flag(),
         "--docker.socket=",
@@ -322,11 +322,11 @@ fn cri_o_s_answers_name_the_same_things_and_where_there_are_events_the_list_wait
     ];
     let memledger = Memledger::start(&flags);
     let list = method("ListContainers");
-    eventually_true("the first pause is over", || crio.server.asked(&list) >= 2);
-    crio.runs(&cgroup.id, &pause.id, "main");
-    crio.tell(&[sandbox]);
-    let lists = crio.server.asked(&list);
-    crio.server.ring();
+    eventually_true("the first pause is over", || crio.server.call_count(&list) >= 2);
+    crio.add_running(&cgroup.id, &pause.id, "main");
+    crio.set_lists(&[sandbox]);
+    let lists = crio.server.call_count(&list);
+    crio.server.send_event();
     let me = of(&team, "train-0", "main");
     let metrics = eventually_is(&memledger, &me, &cgroup.id);
     assert_eq!(labels(&metrics, INFO, &me).unwrap()["image"], "registry.example/train:1");
@@ -335,18 +335,21 @@ fn cri_o_s_answers_name_the_same_things_and_where_there_are_events_the_list_wait
     assert_eq!(labels(&metrics, "memledger_container_run_info", &me).unwrap()["num_workers"], "4");
     assert_eq!(metrics.value(REQUEST, &me), 1048576.0, "memory.min");
     assert_eq!(metrics.value("memledger_container_start_time_seconds", &me), 1_700_000_001.0);
-    assert!(metrics.all(INFO, &[("container_name", pause.name())]).is_empty(), "a sandbox is none");
+    assert!(
+        metrics.all(INFO, &[("container_name", pause.name())]).is_empty(),
+        "a sandbox is not a container"
+    );
     for _ in 0..25 {
-        memledger.fresh_metrics(); // five seconds in all: a list every second would be seen
+        memledger.fresh_metrics(); // five seconds in all: a list every second would exceed the count
     }
-    let more = crio.server.asked(&list) - lists;
-    assert!(more <= 2, "the list was taken {more} times");
+    let more = crio.server.call_count(&list) - lists;
+    assert!(more <= 2, "{more} lists");
 }
 
 #[test]
-fn a_container_whose_status_is_never_told_holds_up_nobody_and_is_complete_as_soon_as_it_is_told() {
+fn hanging_status_does_not_delay_others_and_is_completed_later() {
     const START: &str = "memledger_container_start_time_seconds";
-    const TOLD: f64 = 1_700_000_001.0;
+    const REPORTED: f64 = 1_700_000_001.0;
     let team = unique("team");
     let mut crio = CriO::new();
     let cgroups = [(); 3].map(|()| crio_cgroup(&team));
@@ -357,47 +360,44 @@ fn a_container_whose_status_is_never_told_holds_up_nobody_and_is_complete_as_soo
     let sandbox = [CriO::sandbox(&new_id(), &team, "train-0")];
     let pod = &sandbox[0].id;
     let (status, list) = (method("ContainerStatus"), method("ListContainers"));
-    crio.server.answer_about(&status, &hangs.id, Some(Answer::Silence));
-    crio.runs(&hangs.id, pod, "hangs");
-    crio.runs(&other.id, pod, "other");
-    crio.tell(&sandbox);
+    crio.server.set_response_for(&status, &hangs.id, Some(Response::Never));
+    crio.add_running(&hangs.id, pod, "hangs");
+    crio.add_running(&other.id, pod, "other");
+    crio.set_lists(&sandbox);
     let include = format!("--container.include=^{team}/");
     let memledger = Memledger::start(&[&crio.flag(), "--docker.socket=", "--podman.socket=", &include]);
-    let is_complete = |name: &str| {
+    let eventually_complete = |name: &str| {
         let me = of(&team, "train-0", name);
-        memledger.eventually("the start that is told", |metrics| match metrics.ask(START, &me)? {
-            TOLD => Ok(()),
+        memledger.eventually("the start time", |metrics| match metrics.ask(START, &me)? {
+            REPORTED => Ok(()),
             start => Err(format!("{start}")),
         });
     };
-    is_complete("other");
+    eventually_complete("other");
     let hanging = of(&team, "train-0", "hangs");
-    // each pause between two lists is a second: ten seconds for one answer would show in this
-    let lists = crio.server.asked(&list);
-    let asked = crio.server.asked(&status);
-    crio.runs(&later.id, pod, "later");
-    crio.tell(&sandbox);
-    is_complete("later");
-    eventually_true("six lists", || crio.server.asked(&list) >= lists + 6);
-    let more = crio.server.asked(&status) - asked;
-    assert!((1..=4).contains(&more), "the new one, and the silent one seldom: asked {more} times");
+    // the list interval is a second: waiting ten seconds for one response would delay the lists
+    let lists = crio.server.call_count(&list);
+    let queries = crio.server.call_count(&status);
+    crio.add_running(&later.id, pod, "later");
+    crio.set_lists(&sandbox);
+    eventually_complete("later");
+    eventually_true("six lists", || crio.server.call_count(&list) >= lists + 6);
+    let more = crio.server.call_count(&status) - queries;
+    assert!((1..=4).contains(&more), "the new one, and few retries of the hanging one: {more} queries");
     let metrics = memledger.fresh_metrics();
     let info = labels(&metrics, INFO, &hanging).unwrap();
     assert_eq!(info["container_id"], hangs.id, "the list names it");
-    assert!(
-        metrics.value(START, &hanging) > TOLD,
-        "and its first process says since when, for nobody else does"
-    );
+    assert!(metrics.value(START, &hanging) > REPORTED, "the start is that of its first process");
     assert_eq!(metrics.sum(EXITS, &hanging), 0.0, "it runs");
-    crio.server.answer_about(&status, &hangs.id, None);
-    is_complete("hangs");
+    crio.server.set_response_for(&status, &hangs.id, None);
+    eventually_complete("hangs");
     let metrics = memledger.fresh_metrics();
     assert_eq!((metrics.sum(EXITS, &hanging), metrics.sum(RESTARTS, &hanging)), (0.0, 0.0), "the same run");
     assert_eq!(metrics.value(UP, CRI), 1.0);
 }
 
 #[test]
-fn a_socket_that_nobody_named_and_that_has_no_pods_is_no_runtime_that_is_away() {
+fn default_socket_without_pods_is_not_down() {
     let Some(containerd) = Containerd::start() else { return };
     let tokio = tokio::runtime::Runtime::new().expect("a runtime");
     let docker = std::path::PathBuf::from("/run/docker/containerd/containerd.sock");
@@ -407,29 +407,37 @@ fn a_socket_that_nobody_named_and_that_has_no_pods_is_no_runtime_that_is_away() 
         is_asked_for,
         ..CriSettings::default()
     };
-    let link = |sockets: &[&std::path::Path], is_asked_for| match tokio
+    let search = |sockets: &[&std::path::Path], is_asked_for| match tokio
         .block_on(find(&settings(sockets, is_asked_for)))
     {
-        Found::Runtime(socket, _) => (Some(socket), Link::Up),
-        Found::Nothing { link, .. } => (None, link),
+        SocketSearch::Runtime(socket, _) => (Some(socket), ConnectionState::Up),
+        SocketSearch::Nothing { connection, .. } => (None, connection),
     };
     let ours = containerd.socket();
-    assert_eq!(link(&["/no/such.sock".as_ref()], false), (None, Link::NoSocket));
-    assert_eq!(link(&["/no/such.sock".as_ref()], true), (None, Link::Down), "named, and not there");
-    assert_eq!(link(&[&no_cri.socket], false), (None, Link::NoSocket));
-    assert_eq!(link(&[&no_cri.socket], true), (None, Link::Down), "somebody said that it is one");
-    assert_eq!(link(&[&ours], false), (None, Link::Idle));
-    assert_eq!(link(&[&ours], true), (Some(ours.clone()), Link::Up));
+    assert_eq!(search(&["/no/such.sock".as_ref()], false), (None, ConnectionState::NoSocket));
+    assert_eq!(
+        search(&["/no/such.sock".as_ref()], true),
+        (None, ConnectionState::Down),
+        "configured, and missing"
+    );
+    assert_eq!(search(&[&no_cri.socket], false), (None, ConnectionState::NoSocket));
+    assert_eq!(search(&[&no_cri.socket], true), (None, ConnectionState::Down), "configured as a CRI runtime");
+    assert_eq!(search(&[&ours], false), (None, ConnectionState::Idle));
+    assert_eq!(search(&[&ours], true), (Some(ours.clone()), ConnectionState::Up));
     let team = unique("team");
     let pod = containerd.pod(&Wanted { namespace: &team, name: "first", ..Wanted::default() });
-    assert_eq!(link(&[&no_cri.socket, &ours], false), (Some(ours.clone()), Link::Up), "it has pods now");
+    assert_eq!(
+        search(&[&no_cri.socket, &ours], false),
+        (Some(ours.clone()), ConnectionState::Up),
+        "it has pods now"
+    );
     if docker.exists() {
-        assert_eq!(link(&[&docker, &ours], false).0, Some(ours.clone()), "not Docker's own containerd");
+        assert_eq!(search(&[&docker, &ours], false).0, Some(ours.clone()), "not Docker's own containerd");
     }
 
     let flags = ["--docker.socket=", "--podman.socket=", "--cri.endpoint=/no/such.sock"];
     let memledger = Memledger::start(&flags);
-    memledger.eventually("the socket is missed", |metrics| match metrics.ask(UP, CRI)? {
+    memledger.eventually("the missing socket is down", |metrics| match metrics.ask(UP, CRI)? {
         0.0 => Ok(()),
         up => Err(format!("{up}")),
     });
@@ -437,7 +445,7 @@ fn a_socket_that_nobody_named_and_that_has_no_pods_is_no_runtime_that_is_away() 
 }
 
 #[test]
-fn pods_are_shown_beside_docker_s_containers_each_of_them_once() {
+fn shows_pods_and_docker_containers_once_each() {
     let (Some(containerd), Some(engine)) = (Containerd::start(), Engine::shared()) else { return };
     let team = unique("team");
     let pod =
@@ -455,7 +463,7 @@ fn pods_are_shown_beside_docker_s_containers_each_of_them_once() {
     assert_eq!(
         metrics.all(USAGE, &[("container_name", &team)]).len(),
         2,
-        "the same name in a pod is another"
+        "the same name in a pod is another identity"
     );
 }
 
@@ -468,7 +476,7 @@ struct Devices {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct Holder {
+struct ContainerDevices {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(message, repeated, tag = "2")]
@@ -476,24 +484,24 @@ struct Holder {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct Holders {
+struct PodDevices {
     #[prost(string, tag = "1")]
     pod: String,
     #[prost(string, tag = "2")]
     namespace: String,
     #[prost(message, repeated, tag = "3")]
-    containers: Vec<Holder>,
+    containers: Vec<ContainerDevices>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct ListOfResources {
+struct DeviceList {
     #[prost(message, repeated, tag = "1")]
-    pods: Vec<Holders>,
+    pods: Vec<PodDevices>,
 }
 
-/// No kubelet runs here: its answer is written after its own interface. containerd, the pod and the dlopen are real.
+/// No kubelet runs here: its responses are written by the test. containerd, the pod and the dlopen are real.
 #[test]
-fn a_gpu_that_the_kubelet_gave_is_shown_beside_who_uses_it() {
+fn shows_gpus_allocated_by_the_kubelet() {
     let Some(containerd) = Containerd::start() else { return };
     let team = unique("team");
     let pod = containerd.pod(&Wanted { namespace: &team, name: "train-0", ..Wanted::default() });
@@ -513,22 +521,22 @@ fn a_gpu_that_the_kubelet_gave_is_shown_beside_who_uses_it() {
     let library = FakeNvml::install(folder.path(), &state).expect("the fake library is installed");
     let kubelet = Server::new();
     let list = "/v1.PodResourcesLister/List";
-    let gives = |id: &str| {
+    let allocates = |id: &str| {
         let devices = vec![
             Devices { resource: "nvidia.com/gpu".into(), ids: vec![id.into()] },
             Devices { resource: "rdma/hca".into(), ids: vec!["mlx5_0".into()] },
         ];
-        let containers = vec![Holder { name: "main".into(), devices }];
-        let pods = vec![Holders { pod: "train-0".into(), namespace: team.clone(), containers }];
-        kubelet.tell(list, &ListOfResources { pods });
+        let containers = vec![ContainerDevices { name: "main".into(), devices }];
+        let pods = vec![PodDevices { pod: "train-0".into(), namespace: team.clone(), containers }];
+        kubelet.respond_with(list, &DeviceList { pods });
     };
-    gives(uuids[1]);
+    allocates(uuids[1]);
     let socket = format!("--kubelet.pod-resources={}", kubelet.socket.display());
     let nvml = format!("--gpu.nvml-library={}", library.path().display());
     let memledger = watch(&containerd, &team, &[&socket, &nvml]);
     let me = of(&team, "train-0", "main");
     eventually_is(&memledger, &me, &id);
-    // later the kubelet may have given it another one, and GKE's plugin names the device file
+    // the allocation may change later, and GKE's plugin names device files
     for (id, uuid, instance) in [
         (uuids[1].as_str(), uuids[1], ""),
         (uuids[0].as_str(), uuids[0], ""),
@@ -536,8 +544,8 @@ fn a_gpu_that_the_kubelet_gave_is_shown_beside_who_uses_it() {
         ("nvidia5/vgpu1", uuids[0], ""),
         ("nvidia9/gi7", uuids[2], "7"),
     ] {
-        gives(id);
-        memledger.eventually("what it was given", |metrics| {
+        allocates(id);
+        memledger.eventually("its allocation", |metrics| {
             let given: Vec<_> =
                 metrics.all(ALLOCATED, &[]).iter().map(|(_, labels, _)| labels.clone()).collect();
             match &given[..] {
@@ -555,7 +563,7 @@ fn a_gpu_that_the_kubelet_gave_is_shown_beside_who_uses_it() {
 }
 
 #[test]
-fn in_a_pod_doctor_speaks_of_the_chart() {
+fn doctor_in_a_pod_names_values_of_the_chart() {
     let doctor = |pod: bool| {
         let mut command = std::process::Command::new(binary());
         command.args(["doctor", "--cri.endpoint=/no/such.sock", "--state.path="]);

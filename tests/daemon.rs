@@ -1,4 +1,4 @@
-//! The daemon itself: what it is asked, and what happens when it is away, stuck, or no daemon at all.
+//! The Docker daemon: the calls that it receives, and its outages: stopped, hanging, or not a daemon at all.
 
 use std::io::{Read, Write};
 use std::sync::{Arc, Mutex};
@@ -21,39 +21,39 @@ const UP: &str = "memledger_runtime_up";
 const DOCKER: &[(&str, &str)] = &[("runtime", "docker")];
 
 #[test]
-fn only_list_inspect_and_events_are_asked() {
+fn calls_only_list_inspect_and_events() {
     for other in [
         "POST /containers/a1/json",
         "GET /containers/a1/logs",
         "GET /v1.41/info",
         "GET /containers/a/../json",
     ] {
-        assert!(!only_reads(other), "the check would not see {other}");
+        assert!(!only_reads(other), "the check would miss {other}");
     }
     let Some(engine) = Engine::shared() else { return };
     let proxy = ReadOnlyProxy::of(&engine);
     let name = unique("proxied");
-    let there = engine.run(&format!("{name}-before"), &[], &["sleep", "1000"]);
+    let existing = engine.run(&format!("{name}-before"), &[], &["sleep", "1000"]);
     let include = format!("--container.include=^{name}");
     let memledger = Memledger::start(&[&proxy.socket.flag(), "--podman.socket=", &include]);
-    memledger.eventually("the one that was there", |metrics| metrics.ask(USAGE, &of(&there.name)));
+    memledger.eventually("the existing container", |metrics| metrics.ask(USAGE, &of(&existing.name)));
     let later = engine.run(&format!("{name}-after"), &[], &["sleep", "1000"]);
-    memledger.eventually("the one that came", |metrics| metrics.ask(USAGE, &of(&later.name)));
+    memledger.eventually("the new container", |metrics| metrics.ask(USAGE, &of(&later.name)));
     engine.docker(&["rm", "-f", &later.id]);
     memledger.eventually("its end", |metrics| match metrics.get(USAGE, &of(&later.name)) {
         None => Ok(()),
         Some(usage) => Err(format!("{usage}")),
     });
-    let (let_in, refused) = proxy.requests();
-    assert_eq!(refused, Vec::<String>::new());
-    assert!(let_in.iter().all(|request| only_reads(request)), "{let_in:?}");
+    let (allowed, rejected) = proxy.requests();
+    assert_eq!(rejected, Vec::<String>::new());
+    assert!(allowed.iter().all(|request| only_reads(request)), "{allowed:?}");
     for call in ["/containers/json", &format!("/containers/{}/json", later.id), "/events"] {
-        assert!(let_in.iter().any(|request| request.ends_with(call)), "{call}: {let_in:?}");
+        assert!(allowed.iter().any(|request| request.ends_with(call)), "{call}: {allowed:?}");
     }
 }
 
 #[test]
-fn a_container_that_the_daemon_cannot_tell_about_leaves_the_others_their_names() {
+fn hanging_inspect_does_not_delay_other_names() {
     let Some(engine) = Engine::shared() else { return };
     let prefix = unique("stuck");
     let stuck = engine.run(&format!("{prefix}-itself"), &[], &["sleep", "1000"]);
@@ -63,28 +63,28 @@ fn a_container_that_the_daemon_cannot_tell_about_leaves_the_others_their_names()
     let ids: Vec<_> = others.iter().map(Container::short_id).collect();
     let include = format!("--container.include=^({prefix}-.*|{}|{})$", stuck.short_id(), ids.join("|"));
     let memledger = Memledger::start(&[&proxy.socket.flag(), "--podman.socket=", &include]);
-    memledger.eventually("the stuck one by its id, since its memory is there", |metrics| {
+    memledger.eventually("the stuck container by its id", |metrics| {
         for id in &ids {
-            assert!(metrics.all(USAGE, &of(id)).is_empty(), "another one has lost its name to it");
+            assert!(metrics.all(USAGE, &of(id)).is_empty(), "another container without its name");
         }
         metrics.ask(USAGE, &of(stuck.short_id()))
     });
-    let metrics =
-        memledger.eventually("the daemon is up all the same", |metrics| match metrics.ask(UP, DOCKER)? {
-            1.0 => Ok(metrics.clone()),
-            up => Err(format!("{up}")),
-        });
+    let metrics = memledger.eventually("the daemon is up", |metrics| match metrics.ask(UP, DOCKER)? {
+        1.0 => Ok(metrics.clone()),
+        up => Err(format!("{up}")),
+    });
     for other in &others {
         metrics.value(USAGE, &of(&other.name));
     }
-    memledger
-        .eventually("what the list tells of the stuck one", |metrics| metrics.ask(USAGE, &of(&stuck.name)));
-    // and who comes now is named too
+    memledger.eventually("the name of the stuck container from the list", |metrics| {
+        metrics.ask(USAGE, &of(&stuck.name))
+    });
+    // a new container is named too
     let late = engine.run(&format!("{prefix}-late"), &[], &["sleep", "1000"]);
-    memledger.eventually("the late one", |metrics| metrics.ask(USAGE, &of(&late.name)));
+    memledger.eventually("the late container", |metrics| metrics.ask(USAGE, &of(&late.name)));
 }
 
-/// Grows by 32 MiB when told so by a signal.
+/// Grows by 32 MiB on SIGUSR1.
 const GROWS: &str = r#"
 import mmap, signal
 kept = []
@@ -100,12 +100,12 @@ while True:
 "#;
 
 #[test]
-fn names_and_numbers_outlive_the_daemon_which_is_found_when_it_comes_and_when_it_comes_back() {
+fn names_and_values_survive_daemon_restart() {
     let Some(shared) = Engine::shared() else { return };
     let mut private = PrivateEngine::new();
     let name = unique("daemon");
     let memledger = watch(&private.engine, &format!("^{name}-"), &["--container.label=keep"]);
-    assert_eq!(memledger.metrics().get(UP, DOCKER), None, "no daemon yet, and none is missed");
+    assert_eq!(memledger.metrics().get(UP, DOCKER), None, "no daemon yet, and none is expected");
     private.start();
     let up = |wanted: f64| {
         memledger.eventually("the state of the daemon", |metrics| match metrics.ask(UP, DOCKER)? {
@@ -122,12 +122,12 @@ fn names_and_numbers_outlive_the_daemon_which_is_found_when_it_comes_and_when_it
         metrics.ask(USAGE, &of(&leaves.name))?;
         metrics.ask(rss, &of(&stays.name))
     });
-    let face = info(&memledger.metrics(), INFO, &stays.name).unwrap();
+    let labels = info(&memledger.metrics(), INFO, &stays.name).unwrap();
     let run = info(&memledger.metrics(), RUN_INFO, &stays.name).unwrap();
     let (pid, leaving) = (stays.pid(), leaves.pid());
     let same = |metrics: &Metrics| {
         assert_no_series_twice(metrics);
-        assert_eq!(info(metrics, INFO, &stays.name).unwrap(), face);
+        assert_eq!(info(metrics, INFO, &stays.name).unwrap(), labels);
         assert_eq!(info(metrics, RUN_INFO, &stays.name).unwrap(), run);
         assert!(metrics.get(USAGE, &of(&stays.name)).is_some());
     };
@@ -154,14 +154,14 @@ fn names_and_numbers_outlive_the_daemon_which_is_found_when_it_comes_and_when_it
     assert_eq!(metrics.get(USAGE, &of(&leaves.name)), None);
 }
 
-/// A container without an engine, and memledger on a socket that only pretends: it must be shown by its short id.
-fn serves_beside(socket: &Socket) {
+/// Asserts that memledger shows a container by its short id while the socket is not a working daemon's.
+fn shows_container_despite(socket: &Socket) {
     let cgroup = TestCgroup::container();
     let mut process = Python::start(&cgroup, "print('ready'); input()");
     process.line();
     let memledger = Memledger::start(&[&socket.flag(), "--podman.socket=", &cgroup.include()]);
     memledger.eventually("the container by its id", |metrics| metrics.ask(USAGE, &of(cgroup.name())));
-    memledger.eventually("the daemon is called down", |metrics| match metrics.ask(UP, DOCKER)? {
+    memledger.eventually("the daemon is down", |metrics| match metrics.ask(UP, DOCKER)? {
         0.0 => Ok(()),
         up => Err(format!("{up}")),
     });
@@ -169,20 +169,20 @@ fn serves_beside(socket: &Socket) {
 }
 
 #[test]
-fn a_daemon_that_accepts_and_never_answers_keeps_nobody_waiting() {
-    serves_beside(&Socket::saying(b"", false));
+fn daemon_that_never_responds_does_not_block() {
+    shows_container_despite(&Socket::saying(b"", false));
 }
 
 #[test]
-fn a_daemon_that_stops_in_the_middle_of_an_answer_keeps_nobody_waiting() {
-    serves_beside(&Socket::saying(
+fn daemon_that_stalls_in_a_response_does_not_block() {
+    shows_container_despite(&Socket::saying(
         b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n[{\"Id\":",
         false,
     ));
 }
 
 #[test]
-fn a_daemon_that_answers_with_garbage_keeps_nobody_waiting() {
+fn daemon_that_sends_garbage_does_not_block() {
     for answer in [
         &b"SSH-2.0-OpenSSH_9.2\r\n"[..],
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{\"a\":[}]\xff",
@@ -190,24 +190,24 @@ fn a_daemon_that_answers_with_garbage_keeps_nobody_waiting() {
         b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 15\r\n\r\n{\"message\":\"x\"}",
         b"",
     ] {
-        serves_beside(&Socket::saying(answer, true));
+        shows_container_despite(&Socket::saying(answer, true));
     }
 }
 
 #[test]
-fn a_socket_that_nobody_listens_on_keeps_nobody_waiting_for_longer_than_a_moment() {
+fn socket_without_listener_does_not_delay_the_start() {
     let socket = Socket::serving(drop);
     std::fs::remove_file(&socket.path).unwrap();
-    drop(std::os::unix::net::UnixListener::bind(&socket.path).unwrap()); // leaves the file, as a killed daemon does
+    drop(std::os::unix::net::UnixListener::bind(&socket.path).unwrap()); // leaves the file, like a killed daemon
     let began = Timestamp::now();
     let memledger = Memledger::start(&[&socket.flag(), "--podman.socket=", "--container.include=^none$"]);
     let took = Timestamp::now().duration_since(began);
-    assert!(took < jiff::SignedDuration::from_secs(2), "{took:?}"); // the first list is waited for a second at most
+    assert!(took < jiff::SignedDuration::from_secs(2), "{took:?}"); // memledger waits a second for the first list at most
     assert_eq!(memledger.eventually("its state", |metrics| metrics.ask(UP, DOCKER)), 0.0);
 }
 
 #[test]
-fn a_proxy_that_refuses_the_events_is_asked_less_and_less_often_and_told_of_once() {
+fn proxy_that_rejects_events_is_retried_with_back_off_and_logged_once() {
     let lists = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&lists);
     let socket = Socket::serving(move |mut stream| {

@@ -1,8 +1,8 @@
-//! What we ship for Prometheus, Alertmanager and Grafana: checked by their own tools, against the catalog, and, on the demo, by
-//! asking a real Prometheus every query of every dashboard and watching every alert fire.
+//! The shipped files for Prometheus, Alertmanager and Grafana: checked with their own tools, against the catalog, and, with the
+//! demo, by sending every query of every dashboard to a real Prometheus and waiting for every alert to fire.
 //!
-//! The checks of files are Python in `tests/dashboards`: they read JSON, YAML, Markdown and PromQL. No Grafana is asked:
-//! none can be had here.
+//! The checks of files are Python in `tests/dashboards`: they read JSON, YAML, Markdown and PromQL. There is no Grafana server: none
+//! is available where the tests run.
 
 mod alertmanager;
 mod demo;
@@ -26,42 +26,42 @@ fn files(folder: &str, ending: &str) -> Vec<String> {
     found
 }
 
-/// Runs a tool that must be content; returns what it said.
-fn content(tool: &str, arguments: &[impl AsRef<std::ffi::OsStr>]) -> String {
+/// Runs a tool that must succeed; returns its output.
+fn run_tool(tool: &str, arguments: &[impl AsRef<std::ffi::OsStr>]) -> String {
     let output =
         Command::new(tool).args(arguments).output().unwrap_or_else(|error| panic!("{tool}: {error}"));
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(output.status.success(), "{tool}: {said}");
-    said
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{tool}: {text}");
+    text
 }
 
-/// Runs a script of `tests/dashboards`, which must be content.
+/// Runs a script of `tests/dashboards`, which must succeed.
 fn script(name: &str, arguments: &[&str]) -> Option<String> {
     let python = provided("MEMLEDGER_TEST_PYTHON")?;
     let path = in_repository(&format!("tests/dashboards/{name}"));
-    Some(content(&python, &[&["-B", path.as_str()][..], arguments].concat()))
+    Some(run_tool(&python, &[&["-B", path.as_str()][..], arguments].concat()))
 }
 
 #[test]
 fn promtool_accepts_the_rules_and_the_configuration() {
     let Some(promtool) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
     let rules = files("deploy/prometheus/rules", ".yml");
-    content(&promtool, &[vec!["check".to_owned(), "rules".to_owned()], rules].concat());
-    content(&promtool, &["check", "config", &in_repository("deploy/prometheus/prometheus.yml")]);
+    run_tool(&promtool, &[vec!["check".to_owned(), "rules".to_owned()], rules].concat());
+    run_tool(&promtool, &["check", "config", &in_repository("deploy/prometheus/prometheus.yml")]);
 }
 
 #[test]
-fn alerts_fire_when_they_should_and_are_silent_otherwise() {
+fn alerts_pass_promtools_unit_tests() {
     let Some(promtool) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
     let tests = files("deploy/prometheus/tests", ".yml");
-    content(&promtool, &[vec!["test".to_owned(), "rules".to_owned()], tests].concat());
+    run_tool(&promtool, &[vec!["test".to_owned(), "rules".to_owned()], tests].concat());
 }
 
 #[test]
 fn amtool_accepts_the_configuration_and_routes_by_severity() {
     let Some(amtool) = provided("MEMLEDGER_TEST_AMTOOL") else { return };
     let config = in_repository("deploy/prometheus/alertmanager.yml");
-    content(&amtool, &["check-config", &config]);
+    run_tool(&amtool, &["check-config", &config]);
     let file = format!("--config.file={config}");
     for (labels, receiver) in [
         (["severity=critical", "alertname=MemledgerGpuLost"], "critical"),
@@ -70,37 +70,37 @@ fn amtool_accepts_the_configuration_and_routes_by_severity() {
         (["severity=none", "alertname=MemledgerWatchdog"], "heartbeat"),
     ] {
         let expected = format!("--verify.receivers={receiver}");
-        content(&amtool, &["config", "routes", "test", &file, &expected, labels[0], labels[1]]);
+        run_tool(&amtool, &["config", "routes", "test", &file, &expected, labels[0], labels[1]]);
     }
 }
 
 #[test]
-fn dashboards_rules_and_runbooks_name_only_what_exists_and_show_all_that_does() {
+fn dashboards_rules_and_runbooks_match_the_catalog() {
     script("check.py", &[]);
 }
 
 #[test]
-fn a_typo_in_any_of_them_is_found() {
+fn each_mutation_of_them_is_detected() {
     script("mutations.py", &[]);
 }
 
-/// A query without data and two series of one legend are found, or the check of the panels looks at nothing.
-fn assert_panels_are_looked_at(url: &str, since: &str) {
+/// panels.py must detect a query without data, two series with one legend, and the like.
+fn assert_panels_check_finds_mutations(url: &str, since: &str) {
     let Some(python) = provided("MEMLEDGER_TEST_PYTHON") else { return };
-    for (file, old, new, complaint) in [
+    for (file, old, new, expected) in [
         ("why.json", "memledger_container_restarts_total{", "memledger_container_restart_total{", "no data"),
-        ("container.json", " {{component}}\"", "\"", "two series are called"),
+        ("container.json", " {{component}}\"", "\"", "two series have the legend"),
         (
             "overview.json",
             "label_values(memledger_build_info, job)",
             "label_values(memledger, job)",
-            "has no values",
+            "no values",
         ),
         (
             "overview.json",
             r#"process_open_fds{job=~\"$job\", instance=~\"$instance\"} and on"#,
             r#"process_open_fds{job=~\"$job\", instance=~\"$instance\"} or on"#,
-            "is no memledger",
+            "is not a memledger",
         ),
     ] {
         let folder = tempfile::tempdir().unwrap();
@@ -114,7 +114,7 @@ fn assert_panels_are_looked_at(url: &str, since: &str) {
             .args(["-B", &check, url, "--since", since, "--root", &root])
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(!output.status.success() && said.contains(complaint), "{old} became {new}: {said}");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(!output.status.success() && text.contains(expected), "{old} became {new}: {text}");
     }
 }

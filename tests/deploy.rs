@@ -1,8 +1,8 @@
 //! The image and the compose files of `deploy/`.
 //!
-//! The image is the final stage of the shipped Dockerfile, which begins `FROM scratch` and so needs nothing pulled; its
-//! root is laid out by the script that the stage before runs. `docker compose` itself cannot be had here: a script judges
-//! the files, and the container runs with the flags that services.yml stands for.
+//! The image is the final stage of the shipped Dockerfile, which begins `FROM scratch` and so pulls nothing; its root is created by
+//! the script that the build stage runs. `docker compose` is not available here: a script checks the files, and the container runs with
+//! the options that correspond to services.yml.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,14 +11,14 @@ use fake_nvml::{FakeNvml, State};
 
 use crate::prometheus::provided;
 use crate::support::docker::{Container, Engine, unique};
-use crate::support::{binary, eventually};
+use crate::support::{binary, eventually, holds_in_time};
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What a script of ours says, which must be content.
-fn said(command: &mut Command) -> String {
+/// Runs a script that must succeed; returns its output.
+fn output_of(command: &mut Command) -> String {
     let output = command.output().expect("it starts");
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(output.status.success(), "{command:?}: {text}");
@@ -36,44 +36,53 @@ impl Image {
     pub fn build(engine: &Engine) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let script = repository().join("deploy/image-root.sh");
-        said(Command::new(script).arg(binary()).arg(folder.path().join("image")));
-        // what NVIDIA's libnvidia-ml.so.1 names as needed
+        output_of(Command::new(script).arg(binary()).arg(folder.path().join("image")));
+        // libraries that NVIDIA's libnvidia-ml.so.1 needs
         for library in ["libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"] {
-            let found = said(Command::new("find").arg(folder.path().join("image")).args(["-name", library]));
+            let found =
+                output_of(Command::new("find").arg(folder.path().join("image")).args(["-name", library]));
             assert!(!found.is_empty(), "NVML cannot be loaded without {library}");
         }
         let dockerfile = std::fs::read_to_string(repository().join("deploy/Dockerfile")).unwrap();
         let (_, last) = dockerfile.split_once("\nFROM scratch\n").expect("a final stage from scratch");
         let copied = last.replace("COPY --from=build /image/ /", "COPY image/ /");
         assert!(copied != last && !copied.contains("RUN"), "the final stage copies /image and runs nothing");
-        std::fs::write(folder.path().join("Dockerfile"), format!("FROM scratch\n{copied}")).unwrap();
         let name = format!("{}:1", unique("image"));
+        // the label makes it an image of its own: removing one by its id must not take that of another test away
+        let dockerfile = format!("FROM scratch\n{copied}\nLABEL memledger.test={name}\n");
+        std::fs::write(folder.path().join("Dockerfile"), dockerfile).unwrap();
         let mut build = Command::new("docker");
         build.env("DOCKER_BUILDKIT", "0").env("DOCKER_HOST", format!("unix://{}", engine.socket.display()));
-        said(build.args(["build", "--quiet", "--tag", &name]).arg(folder.path()));
+        output_of(build.args(["build", "--quiet", "--tag", &name]).arg(folder.path()));
         Self { engine: engine.clone(), name }
     }
 }
 
 impl Drop for Image {
     fn drop(&mut self) {
+        // while its container is still being removed, `rmi` only takes the name away
+        let Ok(id) = self.engine.try_docker(&["images", "-q", "--no-trunc", &self.name]) else { return };
         let _ = self.engine.try_docker(&["rmi", "-f", &self.name]);
+        holds_in_time(|| {
+            let _ = self.engine.try_docker(&["rmi", "-f", id.trim()]);
+            self.engine.try_docker(&["image", "inspect", id.trim()]).is_err()
+        });
     }
 }
 
 #[test]
-fn compose_files_pin_images_open_no_port_and_mount_what_is_there() {
+fn compose_files_pin_images_publish_on_loopback_and_mount_existing_files() {
     let Some(python) = provided("MEMLEDGER_TEST_PYTHON") else { return };
-    said(Command::new(python).arg("-B").arg(repository().join("tests/dashboards/compose.py")));
+    output_of(Command::new(python).arg("-B").arg(repository().join("tests/dashboards/compose.py")));
 }
 
 #[test]
-fn the_image_from_scratch_runs_as_compose_has_it_and_is_healthy() {
+fn image_runs_with_the_options_of_compose_and_is_healthy() {
     let Some(python) = provided("MEMLEDGER_TEST_PYTHON") else { return };
     let Some(engine) = Engine::shared() else { return };
     let script = repository().join("tests/dashboards/compose.py");
-    let flags = said(Command::new(python).arg("-B").arg(script).arg("flags"));
-    // the NVIDIA runtime mounts the driver's library into /usr/lib64; here it is the stand-in
+    let flags = output_of(Command::new(python).arg("-B").arg(script).arg("flags"));
+    // the NVIDIA runtime mounts the driver's library into /usr/lib64; here it is the fake library
     let driver = tempfile::tempdir().unwrap();
     FakeNvml::install(driver.path(), &State::with_gpus(2)).expect("the fake library is installed");
     let mount = format!("--volume={}:/usr/lib64:ro", driver.path().display());
@@ -97,18 +106,30 @@ fn the_image_from_scratch_runs_as_compose_has_it_and_is_healthy() {
         });
         assert!(line.is_some(), "{source} is not ok with what services.yml gives: {report}");
     }
+    // the control socket answers verbs in its own container, in the host's pid namespace
+    let report = exec(&["release-gpu"]).expect("the control socket");
+    assert!(report.contains("\"closed\": true"), "{report}");
+    let missing = exec(&["why", "nobody", "--state.path="]).unwrap_err();
+    assert!(missing.contains("nothing is recorded about nobody"), "{missing}");
+    let log = container.docker(&["logs"]);
+    assert!(!log.contains("no control socket"), "{log}");
+    let tls = exec(&["doctor", "--otlp.endpoint=https://127.0.0.1:1"]).expect("the main job can run");
+    assert!(
+        tls.contains("cannot connect to 127.0.0.1:1"),
+        "TLS has certificate authorities in the image: {tls}"
+    );
     assert_no_shell(&engine, &container);
 }
 
 fn assert_no_shell(engine: &Engine, container: &Container) {
     let shell = engine.try_docker(&["exec", &container.id, "/bin/sh", "-c", "true"]);
-    assert!(shell.is_err(), "there is nothing but memledger in the image");
+    assert!(shell.is_err(), "the image contains only memledger");
 }
 
 #[test]
-fn a_health_check_of_one_that_does_not_run_fails_and_says_so() {
+fn health_check_fails_with_a_message_when_memledger_is_down() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
     let (code, _, complaint) = crate::support::run(&["healthcheck", &format!("--web.listen-address={port}")]);
     assert_eq!(code, Some(1));
-    assert!(complaint.contains("/-/ready does not answer"), "{complaint}");
+    assert!(complaint.contains("/-/ready does not respond"), "{complaint}");
 }

@@ -1,13 +1,14 @@
-//! GPU memory through a real shared library that answers as NVML does, with real processes in real cgroups.
+//! GPU memory, read through a real shared library with the symbols of NVML, with real processes in real cgroups.
 //!
-//! `tests/fake-nvml` is that library. It knows what NVIDIA documents, not how a given driver misbehaves beyond that.
+//! `tests/fake-nvml` is that library. It follows NVIDIA's documentation; undocumented faults of drivers are not modelled.
 
 mod check;
 mod cost;
 mod drivers;
 mod faults;
 mod health;
-mod letting_go;
+mod driver_process;
+mod driver_release;
 mod mig;
 mod peaks;
 mod peers;
@@ -24,15 +25,17 @@ use crate::support::{Memledger, Metrics};
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
-/// The highest pid that Linux can have, which nobody has.
-const NOBODY: u32 = (1 << 22) - 1;
+/// The highest pid that Linux can have, which no process has.
+const UNUSED_PID: u32 = (1 << 22) - 1;
 
 const USED: &str = "memledger_gpu_memory_used_bytes";
 const UNATTRIBUTED: &str = "memledger_gpu_memory_unattributed_bytes";
 const HOST: &str = "memledger_gpu_host_processes_memory_bytes";
-const RACES: &str = "memledger_gpu_books_races_total";
+const RACES: &str = "memledger_gpu_memory_accounting_conflicts_total";
 const OF_CONTAINER: &str = "memledger_container_gpu_memory_used_bytes";
 const OF_PROCESS: &str = "memledger_process_gpu_memory_used_bytes";
+const RESTARTS: &str = "memledger_gpu_driver_process_restarts_total";
+const UNKILLABLE: &str = "memledger_gpu_unkillable_driver_processes";
 const MEMORY_INFO: &str = "nvmlDeviceGetMemoryInfo_v2";
 
 /// The fake library in a directory of its own.
@@ -51,7 +54,7 @@ impl Driver {
         self.fake.set(state).unwrap();
     }
 
-    /// memledger with this library, showing these containers, reading the driver every 50 ms.
+    /// Starts memledger with this library and these containers, with a reading every 50 ms.
     fn memledger(&self, containers: &[&TestCgroup]) -> Memledger {
         self.memledger_with(containers, &["--gpu.interval=50ms"])
     }
@@ -73,7 +76,7 @@ fn start(containers: &[&TestCgroup], flags: &[&str]) -> Memledger {
     Memledger::start(&[&alone[..], flags].concat())
 }
 
-/// GPUs that use so much, in bytes.
+/// Returns GPUs with this much used memory, in bytes.
 fn gpus(used: &[u64]) -> State {
     let mut state = State::with_gpus(u32::try_from(used.len()).unwrap());
     for (gpu, used) in std::iter::zip(&mut state.gpus, used) {
@@ -82,19 +85,48 @@ fn gpus(used: &[u64]) -> State {
     state
 }
 
+/// Returns the NVML processes of memledger, which are its only children; also one that has ended and was not reaped.
+fn nvml_processes(memledger: &Memledger) -> Vec<u32> {
+    children(memledger.pid())
+}
+
+/// Returns the children of a process.
+fn children(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_child = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' '));
+        fields.and_then(|mut fields| fields.nth(1)) == Some(&*parent.to_string())
+    };
+    pids.filter(is_child).collect()
+}
+
+/// Fails unless memledger and its NVML processes end within a second of SIGTERM.
+fn assert_stops_at_once(memledger: Memledger) {
+    let children = nvml_processes(&memledger);
+    memledger.signal("TERM");
+    let (code, took) = memledger.wait();
+    assert_eq!(code, Some(0));
+    assert!(took < std::time::Duration::from_secs(5), "{took:?}");
+    for pid in children {
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "the NVML process {pid} remains");
+    }
+}
+
 fn process_in(cgroup: &TestCgroup) -> Python {
     let mut python = Python::start(cgroup, "print('ready'); input()");
     python.line();
     python
 }
 
-/// A label of a series, empty where it is left out.
+/// Returns a label of a series, empty if it is absent.
 fn label<'a>(labels: &'a Labels, name: &str) -> &'a str {
     labels.get(name).map_or("", String::as_str)
 }
 
-/// The books of one GPU or MIG instance.
-struct Book<'a> {
+/// The memory of one GPU or MIG instance, and how it is attributed.
+struct MemoryBalance<'a> {
     labels: &'a Labels,
     used: f64,
     attributed: f64,
@@ -102,16 +134,16 @@ struct Book<'a> {
     races: f64,
 }
 
-impl Book<'_> {
+impl MemoryBalance<'_> {
     fn is_balanced(&self) -> bool {
         self.used == self.attributed + self.unattributed
     }
 }
 
-/// The books of every GPU and MIG instance. Fails unless the parts of total add up.
-fn books(metrics: &Metrics) -> Vec<Book<'_>> {
+/// Returns the balance of every GPU and MIG instance. Fails unless the parts of total add up.
+fn balances(metrics: &Metrics) -> Vec<MemoryBalance<'_>> {
     const IDS: [&str; 3] = ["gpu", "gpu_instance_id", "compute_instance_id"];
-    let book = |(_, labels, used): &'_ (String, Labels, f64)| {
+    let balance = |(_, labels, used): &'_ (String, Labels, f64)| {
         let of_device = |family: &str| {
             let mut found = metrics.series.iter().filter(|(name, _, _)| name == family);
             found
@@ -121,7 +153,7 @@ fn books(metrics: &Metrics) -> Vec<Book<'_>> {
         let part = |part: &str| of_device(&format!("memledger_gpu_memory_{part}_bytes"));
         let parts = used + part("free").unwrap() + part("reserved").unwrap_or(0.0);
         assert_eq!(part("total").unwrap(), parts, "{labels:?}");
-        // what its instances hold is the GPU's too, and compute instances of one GPU instance share its memory
+        // memory of instances is memory of the GPU too, and compute instances of one GPU instance share its memory
         let instance = label(labels, "gpu_instance_id");
         let within = |other: &Labels| {
             label(other, "gpu") == label(labels, "gpu")
@@ -132,28 +164,28 @@ fn books(metrics: &Metrics) -> Vec<Book<'_>> {
         (*used, attributed, part("unattributed").unwrap(), of_device(RACES).unwrap_or(0.0))
     };
     let rows = metrics.series.iter().filter(|(name, _, _)| name == USED);
-    let books = rows.map(|row| {
-        let (used, attributed, unattributed, races) = book(row);
-        Book { labels: &row.1, used, attributed, unattributed, races }
+    let balances = rows.map(|row| {
+        let (used, attributed, unattributed, races) = balance(row);
+        MemoryBalance { labels: &row.1, used, attributed, unattributed, races }
     });
-    books.collect()
+    balances.collect()
 }
 
-/// Fails unless the books of every GPU and MIG instance close: the parts of total, and the parts of used.
+/// Fails unless total and used are the sums of their parts on every GPU and MIG instance.
 fn assert_balanced(metrics: &Metrics) {
-    for book in books(metrics) {
+    for balance in balances(metrics) {
         assert!(
-            book.is_balanced(),
+            balance.is_balanced(),
             "{:?}: {} used, {} attributed, {} not",
-            book.labels,
-            book.used,
-            book.attributed,
-            book.unattributed
+            balance.labels,
+            balance.used,
+            balance.attributed,
+            balance.unattributed
         );
     }
 }
 
-/// Fails if a figure of a GPU is above its memory, or if anything at all looks like a sentinel.
+/// Fails if a value of a GPU is above its memory, or if any value looks like a sentinel.
 fn assert_plausible(metrics: &Metrics, total: u64) {
     for (family, labels, value) in &metrics.series {
         assert!(*value < 2f64.powi(62), "{family} {labels:?} is {value}");
@@ -163,7 +195,7 @@ fn assert_plausible(metrics: &Metrics, total: u64) {
     }
 }
 
-/// Waits for a value of a family, with balanced books in every scrape on the way.
+/// Waits for a value of a family; every scrape meanwhile must be balanced.
 fn await_value(memledger: &Memledger, family: &str, labels: &[(&str, &str)], wanted: u64) -> Metrics {
     memledger.eventually(&format!("{family} {labels:?} = {wanted}"), |metrics| {
         assert_balanced(metrics);
@@ -175,7 +207,7 @@ fn await_value(memledger: &Memledger, family: &str, labels: &[(&str, &str)], wan
 }
 
 #[test]
-fn a_gpu_shows_who_it_is_and_how_its_memory_is_divided() {
+fn exports_identity_and_memory_of_a_gpu() {
     let mut state = gpus(&[3 * GIB, 0]);
     state.gpus[0].name = "NVIDIA GeForce RTX 3060".into();
     state.gpus[0].memory.total = 12 * GIB;
@@ -191,7 +223,7 @@ fn a_gpu_shows_who_it_is_and_how_its_memory_is_divided() {
     assert_eq!(memory("total"), 12 * GIB);
     assert_eq!(memory("reserved"), 350 * MIB);
     assert_eq!(memory("free"), 9 * GIB - 350 * MIB);
-    assert_eq!(memory("unattributed"), 3 * GIB, "nobody is listed");
+    assert_eq!(memory("unattributed"), 3 * GIB, "no process is listed");
     let info = [
         ("model", "NVIDIA GeForce RTX 3060"),
         ("vendor", "nvidia"),
@@ -204,14 +236,14 @@ fn a_gpu_shows_who_it_is_and_how_its_memory_is_divided() {
     assert_eq!(metrics.value("memledger_gpu_info", &[&first[..], &info].concat()), 1.0);
     let second = metrics.all("memledger_gpu_info", &[("gpu", "1")]);
     assert_eq!(second.len(), 1);
-    assert!(!second[0].1.contains_key("cuda_cores"), "not told is absent: {second:?}");
+    assert!(!second[0].1.contains_key("cuda_cores"), "unknown is absent: {second:?}");
     assert_eq!(metrics.value("memledger_gpus_visible", &[]), 2.0);
     assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0);
     assert_eq!(metrics.value("memledger_collector_success", &[("collector", "gpu")]), 1.0);
 }
 
 #[test]
-fn each_process_counts_for_its_own_container_on_each_gpu_that_it_uses() {
+fn counts_each_process_for_its_container_on_each_gpu() {
     let (a, b) = (TestCgroup::container(), TestCgroup::container());
     let (first, second, third) = (process_in(&a), process_in(&a), process_in(&b));
     let mut state = gpus(&[20 * GIB, 6 * GIB]);
@@ -255,13 +287,50 @@ fn each_process_counts_for_its_own_container_on_each_gpu_that_it_uses() {
     let api = memledger.api();
     assert_eq!(api["gpus"][0]["ecc_errors_total"], json!({"corrected": 0, "uncorrected": 0}));
     let kills = json!({"container": {"child": 0, "main": 0}, "host": {"child": 0, "main": 0}});
-    assert_eq!(api["containers"][0]["oom_kills_total"], kills, "a family with two labels hides none");
+    assert_eq!(api["containers"][0]["oom_kills_total"], kills, "a family with two labels is complete");
     let found = api.to_string();
     assert!(found.contains(&(12 * GIB).to_string()), "12 GiB over both GPUs: {found}");
 }
 
+/// The driver and the processes of the container are read at different times.
 #[test]
-fn a_process_in_several_lists_of_the_driver_is_counted_once() {
+fn process_that_ended_since_the_reading_keeps_its_role() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let pid = python.pid().to_string();
+    let mut state = gpus(&[3 * GIB]);
+    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(2 * GIB))];
+    let driver = Driver::new(&state);
+    let one_reading = ["--gpu.interval=1h", "--gpu.deadline=24h", "--gpu.sample-interval=0s"];
+    let memledger = driver.memledger_with(&[&container], &one_reading);
+    await_value(&memledger, OF_CONTAINER, &[("gpu", "0")], 2 * GIB);
+    drop(python);
+    let metrics = memledger.eventually("a container without processes", |metrics| {
+        let trainers = metrics.get("memledger_container_processes", &[("role", "trainer")]);
+        if trainers == Some(0.0) { Ok(metrics.clone()) } else { Err(format!("{trainers:?} trainers")) }
+    });
+    assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", "0")]), (2 * GIB) as f64, "the reading has it");
+    let row = [("pid", pid.as_str()), ("process", "python3"), ("role", "trainer")];
+    for family in [OF_PROCESS, "memledger_process_gpu_memory_peak_bytes"] {
+        assert_eq!(metrics.all(family, &row).len(), 1, "{:?}", metrics.all(family, &[]));
+    }
+}
+
+#[test]
+fn gpu_process_has_its_role_without_the_process_collector() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[3 * GIB]);
+    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(2 * GIB))];
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger_with(&[&container], &["--no-collector.process"]);
+    let metrics = await_value(&memledger, OF_CONTAINER, &[("gpu", "0")], 2 * GIB);
+    let found = metrics.all(OF_PROCESS, &[]);
+    assert!(found.len() == 1 && label(&found[0].1, "role") == "trainer", "{found:?}");
+}
+
+#[test]
+fn counts_a_process_in_several_lists_once() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     for kind in ["CG", "G", "M", "CGM"] {
@@ -277,14 +346,14 @@ fn a_process_in_several_lists_of_the_driver_is_counted_once() {
 }
 
 #[test]
-fn a_process_outside_containers_is_the_hosts_and_one_that_nobody_sees_is_unattributed() {
+fn separates_host_processes_and_invisible_processes() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = gpus(&[10 * GIB]);
     state.gpus[0].processes = vec![
         Process::compute(python.pid(), Some(4 * GIB)),
         Process::compute(std::process::id(), Some(2 * GIB)),
-        Process::compute(NOBODY, Some(3 * GIB)),
+        Process::compute(UNUSED_PID, Some(3 * GIB)),
     ];
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[&container]);
@@ -294,11 +363,11 @@ fn a_process_outside_containers_is_the_hosts_and_one_that_nobody_sees_is_unattri
     let own = metrics.all(OF_PROCESS, &[("pid", &std::process::id().to_string())]);
     assert_eq!(own.len(), 1, "{own:?}");
     assert!(!own[0].1.contains_key("container_name") && !own[0].1.contains_key("role"), "{own:?}");
-    assert_eq!(metrics.all(OF_PROCESS, &[("pid", &NOBODY.to_string())]), Vec::<&_>::new());
+    assert_eq!(metrics.all(OF_PROCESS, &[("pid", &UNUSED_PID.to_string())]), Vec::<&_>::new());
 }
 
 #[test]
-fn the_memory_of_a_process_that_ends_is_unattributed_until_the_driver_lets_it_go() {
+fn memory_of_an_ended_process_is_unattributed_until_the_driver_frees_it() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = gpus(&[5 * GIB]);
@@ -314,9 +383,9 @@ fn the_memory_of_a_process_that_ends_is_unattributed_until_the_driver_lets_it_go
 }
 
 #[test]
-fn memory_that_the_driver_does_not_tell_is_absent_and_unattributed_never_zero() {
-    let (telling, silent) = (TestCgroup::container(), TestCgroup::container());
-    let (known, unknown) = (process_in(&telling), process_in(&silent));
+fn unknown_memory_is_absent_and_unattributed() {
+    let (reporting, silent) = (TestCgroup::container(), TestCgroup::container());
+    let (known, unknown) = (process_in(&reporting), process_in(&silent));
     let sibling = process_in(&silent);
     let mut state = gpus(&[9 * GIB]);
     state.gpus[0].processes = vec![
@@ -326,17 +395,17 @@ fn memory_that_the_driver_does_not_tell_is_absent_and_unattributed_never_zero() 
         Process::compute(std::process::id(), None),
     ];
     let driver = Driver::new(&state);
-    let memledger = driver.memledger(&[&telling, &silent]);
-    let metrics = await_value(&memledger, OF_CONTAINER, &[("container_name", telling.name())], 2 * GIB);
+    let memledger = driver.memledger(&[&reporting, &silent]);
+    let metrics = await_value(&memledger, OF_CONTAINER, &[("container_name", reporting.name())], 2 * GIB);
     let silent = [("gpu", "0"), ("container_name", silent.name())];
     assert_eq!(metrics.get(OF_CONTAINER, &silent), None, "a part of the sum is not known");
     assert_eq!(metrics.value("memledger_container_gpu_processes", &silent), 2.0);
     assert_eq!(metrics.get(OF_PROCESS, &[("pid", &unknown.pid().to_string())]), None);
-    assert_eq!(metrics.get(HOST, &[("gpu", "0")]), None, "the host's process does not tell either");
+    assert_eq!(metrics.get(HOST, &[("gpu", "0")]), None, "the memory of the host's process is unknown too");
     assert_eq!(metrics.value(UNATTRIBUTED, &[("gpu", "0")]), (7 * GIB) as f64);
 }
 
-/// Used and processes contradict each other in the first reading; the driver is read once only.
+/// Makes used and processes contradict each other in the first readings of memory; the driver is read only once.
 fn race(first_readings: usize) -> (Metrics, std::collections::BTreeMap<String, u64>) {
     let container = TestCgroup::container();
     let python = process_in(&container);
@@ -356,7 +425,7 @@ fn race(first_readings: usize) -> (Metrics, std::collections::BTreeMap<String, u
 }
 
 #[test]
-fn readings_that_contradict_each_other_are_read_again_until_the_books_close() {
+fn retries_contradictory_readings_until_they_balance() {
     for first_readings in [1, 2] {
         let (metrics, calls) = race(first_readings);
         assert_balanced(&metrics);
@@ -368,17 +437,17 @@ fn readings_that_contradict_each_other_are_read_again_until_the_books_close() {
 }
 
 #[test]
-fn readings_that_go_on_contradicting_each_other_leave_nothing_unattributed_and_count_one_race_each() {
+fn counts_one_race_per_contradictory_reading() {
     let (metrics, calls) = race(3);
     assert_eq!(metrics.value(USED, &[]), GIB as f64);
     assert_eq!(metrics.value(UNATTRIBUTED, &[]), 0.0);
     assert_eq!(metrics.sum(OF_CONTAINER, &[]), (3 * GIB) as f64);
-    assert_eq!(metrics.value(RACES, &[]), 1.0, "one reading, however many cycles see it");
+    assert_eq!(metrics.value(RACES, &[]), 1.0, "one reading, however many cycles use it");
     assert_eq!(calls[MEMORY_INFO], 3);
 }
 
 #[test]
-fn races_are_counted_as_long_as_they_last() {
+fn counts_races_while_they_last() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = gpus(&[GIB]);
@@ -393,18 +462,18 @@ fn races_are_counted_as_long_as_they_last() {
     assert_eq!(metrics.value(UNATTRIBUTED, &[]), 0.0);
     state.gpus[0].memory.used = 3 * GIB;
     driver.set(&state);
-    memledger.eventually("closed books", |metrics| match metrics.value(USED, &[]) {
+    memledger.eventually("balanced memory", |metrics| match metrics.value(USED, &[]) {
         used if used == (3 * GIB) as f64 => Ok(()),
         used => Err(format!("used {used}")),
     });
     let races = memledger.fresh_metrics().value(RACES, &[]);
     let after = memledger.fresh_metrics();
     assert_balanced(&after);
-    assert_eq!(after.value(RACES, &[]), races, "closed books are no race, and the count does not fall");
+    assert_eq!(after.value(RACES, &[]), races, "balanced memory is no race, and the count does not decrease");
 }
 
 #[test]
-fn gpu_memory_tells_ranks_from_the_workers_that_they_spawn() {
+fn gpu_memory_distinguishes_ranks_from_spawned_workers() {
     const PROGRAM: &str = "
 import multiprocessing, time
 spawn = multiprocessing.get_context('spawn')
@@ -430,7 +499,7 @@ input()";
             }
         })
     };
-    await_roles("nothing to tell them by", 0.0, 0.0);
+    await_roles("no GPU memory", 0.0, 0.0);
     let mut state = gpus(&[8 * GIB]);
     state.gpus[0].processes = vec![Process::compute(python.pid(), Some(6 * GIB))];
     driver.set(&state);
@@ -454,7 +523,7 @@ fn every_scrape_balances_while_processes_come_and_go() {
         state.gpus[0].processes = vec![
             Process::compute(first.pid(), Some(round * GIB)),
             Process::compute(child.id(), Some(round * GIB / 2)),
-            Process::compute(NOBODY, Some(round * GIB)),
+            Process::compute(UNUSED_PID, Some(round * GIB)),
         ];
         let of_second = if round % 2 == 0 { first.pid() } else { second.pid() };
         state.gpus[1].processes = vec![Process::compute(of_second, Some(round * GIB))];

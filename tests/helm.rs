@@ -1,7 +1,7 @@
-//! The Helm chart and the plain manifests, by the real `helm`, the API's own schemas and promtool; and the rendered pod's
-//! container, run by a real engine with just the rights that the chart gives it.
+//! The Helm chart and the plain manifests, checked with the real `helm`, the API's own schemas and promtool; and the rendered pod's
+//! container, run by a real engine with exactly the privileges that the chart grants it.
 //!
-//! The checks of files are Python in `tests/helm`. No cluster is asked: none can be had here.
+//! The checks of files are Python in `tests/helm`. There is no cluster: none is available where the tests run.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,49 +16,49 @@ use crate::support::cri::{Containerd, Spec, Wanted};
 use crate::support::docker::{Container, Engine, unique};
 use crate::support::{Metrics, eventually, eventually_true};
 
-/// Runs a script of `tests/helm`, which must be content; returns what it said.
+/// Runs a script of `tests/helm`, which must succeed; returns its output.
 fn script(name: &str, arguments: &[&str]) -> Option<String> {
     let python = provided("MEMLEDGER_TEST_PYTHON")?;
     provided("MEMLEDGER_TEST_HELM")?;
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/helm").join(name);
     let output = Command::new(python).arg("-B").arg(path).args(arguments).output().expect("Python starts");
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(output.status.success(), "{name}: {said}");
-    Some(said)
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{name}: {text}");
+    Some(text)
 }
 
 #[test]
-fn every_case_of_the_chart_is_valid_and_asks_for_no_more_than_it_needs() {
+fn every_case_of_the_chart_is_valid_and_has_least_privileges() {
     script("judge.py", &[]);
 }
 
 #[test]
-fn wrong_values_are_refused_with_a_message_that_says_which() {
+fn invalid_values_are_rejected_with_their_names() {
     script("refusals.py", &[]);
 }
 
 #[test]
-fn the_charts_rules_and_dashboards_are_the_files_and_its_targets_are_named_by_node() {
+fn charts_rules_and_dashboards_equal_the_files_and_targets_have_the_node_name() {
     if provided("MEMLEDGER_TEST_PROMTOOL").is_some() {
         script("monitoring.py", &[]);
     }
 }
 
 #[test]
-fn a_fault_in_the_chart_is_found() {
+fn each_mutation_of_the_chart_is_detected() {
     if provided("MEMLEDGER_TEST_PROMTOOL").is_some() {
         script("faults.py", &[]);
     }
 }
 
-/// A container in a pod of a real containerd, that all the memledgers watch: a child of it is killed when it is told so.
-struct Watched {
+/// A container in a pod of a real containerd, monitored by all memledgers; a child of it is killed on request.
+struct MonitoredContainer {
     namespace: String,
     id: String,
     pid: u32,
 }
 
-impl Watched {
+impl MonitoredContainer {
     fn start(containerd: &Containerd) -> Self {
         let namespace = unique("team");
         let pod = containerd.pod(&Wanted {
@@ -76,12 +76,12 @@ impl Watched {
         Self { namespace, id, pid }
     }
 
-    fn kill_a_child(&self) {
+    fn kill_child(&self) {
         std::fs::write(format!("/proc/{}/root/kill", self.pid), "").expect("a file in the container");
     }
 }
 
-/// memledger as the chart runs it with some values.
+/// memledger, run as the chart runs it with these values.
 struct Pod {
     engine: Engine,
     container: Container,
@@ -89,9 +89,9 @@ struct Pod {
 
 impl Pod {
     fn start(image: &Image, flags: &[&str], values: &[&str]) -> Option<Self> {
-        let said = script("container.py", &[&["settings={\"pss.interval\":\"1s\"}"], values].concat())?;
-        let (of_chart, arguments) = said.trim_end().split_once("\n--\n").expect("flags, and arguments");
-        let flags: Vec<_> = of_chart.lines().chain(flags.iter().copied()).collect();
+        let output = script("container.py", &[&["settings={\"pss.interval\":\"1s\"}"], values].concat())?;
+        let (chart_flags, arguments) = output.trim_end().split_once("\n--\n").expect("flags, and arguments");
+        let flags: Vec<_> = chart_flags.lines().chain(flags.iter().copied()).collect();
         let arguments: Vec<_> = arguments.lines().collect();
         let engine = Engine { image: image.name.clone(), ..image.engine.clone() };
         let container = engine.run(&unique("pod"), &flags, &arguments);
@@ -102,7 +102,7 @@ impl Pod {
         self.engine.try_docker(&[&["exec", self.container.id.as_str(), "/memledger"], words].concat())
     }
 
-    /// Asks as a kubelet or a Prometheus does, but from within: there is no network between.
+    /// Sends a request as a kubelet or Prometheus does, but from inside the network namespace.
     fn get(&self, path: &str) -> Result<String, String> {
         let pid = self.container.pid().to_string();
         let program = "import sys, urllib.request\n\
@@ -121,8 +121,8 @@ impl Pod {
         Metrics::parse(&self.get("/metrics").unwrap_or_default())
     }
 
-    /// What it tells of a container, by whatever name.
-    fn told(&self, watched: &Watched) -> BTreeSet<&'static str> {
+    /// Returns the kinds of data that it has about a container, under either of its names.
+    fn reported(&self, watched: &MonitoredContainer) -> BTreeSet<&'static str> {
         let metrics = self.metrics();
         let short = &watched.id[..12];
         let named = [("k8s_namespace_name", watched.namespace.as_str()), ("container_name", "main")];
@@ -137,27 +137,27 @@ impl Pod {
             ("pss", "memledger_container_process_pss_bytes"),
             ("gpu", "memledger_container_gpu_memory_used_bytes"),
         ];
-        let mut told = families.map(|(what, family)| any(family).then_some(what)).to_vec();
-        told.push((!metrics.all("memledger_container_info", &named).is_empty()).then_some("name"));
-        let events = self.memledger(&["events", "--json", "--since=10m"]).unwrap_or_default();
+        let mut reported = families.map(|(what, family)| any(family).then_some(what)).to_vec();
+        reported.push((!metrics.all("memledger_container_info", &named).is_empty()).then_some("name"));
+        let events = self.memledger(&["events", "--json", "--limit=0", "--since=10m"]).unwrap_or_default();
         let is_the_kill = |line: &str| line.contains(short) && line.contains("\"process\":");
-        told.push(events.lines().any(is_the_kill).then_some("kill"));
-        told.into_iter().flatten().collect()
+        reported.push(events.lines().any(is_the_kill).then_some("kill"));
+        reported.into_iter().flatten().collect()
     }
 }
 
 const ALL: &[&str] = &["memory", "name", "processes", "shm", "pss", "gpu", "kill"];
 
-/// Values, what is lost by them, and a part of what `memledger doctor` says then.
+/// Values, the data that is lost with them, and a part of the output of `memledger doctor`.
 const LOST: &[(&[&str], &[&str], &str)] = &[
-    (&[], &[], "syslog(2) in place of /dev/kmsg"),
-    (&["kmsg.enabled=true"], &[], "/dev/kmsg can be read"),
+    (&[], &[], "syslog(2) instead of /dev/kmsg"),
+    (&["kmsg.enabled=true"], &[], "/dev/kmsg is readable"),
     (&["hostPID=false"], &["processes", "shm", "pss", "gpu"], "Helm chart: hostPID: true"),
     (&["capabilities.sysPtrace=false"], &["shm", "pss"], "Helm chart: capabilities.sysPtrace: true"),
     (&["capabilities.syslog=false"], &["kill"], "Helm chart: capabilities.syslog: true"),
     (&["runtime.enabled=false"], &["name"], "Helm chart: runtime.enabled: true"),
     (&["host.cgroup=false"], &["memory", "processes", "shm", "pss"], ", 0 containers"),
-    // the container's own /proc is the node's already, and the ledger's place does not matter while it runs
+    // the container's own /proc already is the node's, and the ledger's location does not matter while it runs
     (
         &["host.proc=true", "docker.enabled=true", "state.hostPath=\"\""],
         &[],
@@ -165,8 +165,8 @@ const LOST: &[(&[&str], &[&str], &str)] = &[
     ),
 ];
 
-/// A pod of the chart for each row, all of which watch the same containers.
-fn pods(containerd: &Containerd, watched: &Watched, folder: &Path) -> Option<Vec<Pod>> {
+/// Starts a pod of the chart for each row; all monitor the same containers.
+fn pods(containerd: &Containerd, watched: &MonitoredContainer, folder: &Path) -> Option<Vec<Pod>> {
     let engine = Engine::shared()?;
     let image = Image::build(&engine);
     let mut gpus = State::with_gpus(1);
@@ -184,9 +184,9 @@ fn pods(containerd: &Containerd, watched: &Watched, folder: &Path) -> Option<Vec
 }
 
 #[test]
-fn the_default_rights_suffice_and_without_each_just_what_is_said_is_lost() {
+fn each_missing_privilege_loses_exactly_the_documented_data() {
     let Some(containerd) = Containerd::start() else { return };
-    let watched = Watched::start(&containerd);
+    let watched = MonitoredContainer::start(&containerd);
     let folder = tempfile::Builder::new().prefix("mlt-chart-").tempdir().unwrap();
     let Some(pods) = pods(&containerd, &watched, folder.path()) else { return };
     let kept =
@@ -194,17 +194,17 @@ fn the_default_rights_suffice_and_without_each_just_what_is_said_is_lost() {
     for (pod, (values, lost, _)) in pods.iter().zip(LOST) {
         let mut wanted = kept(lost);
         wanted.remove("kill");
-        eventually(&format!("{values:?}"), || match pod.told(&watched) {
+        eventually(&format!("{values:?}"), || match pod.reported(&watched) {
             found if found.is_superset(&wanted) => Ok(()),
             found => Err(format!("{found:?}")),
         });
     }
-    watched.kill_a_child();
+    watched.kill_child();
     for (pod, (values, lost, line)) in pods.iter().zip(LOST) {
         let wanted = kept(lost);
-        eventually(&format!("{values:?}, after the kill"), || match pod.told(&watched) {
+        eventually(&format!("{values:?}, after the kill"), || match pod.reported(&watched) {
             found if found == wanted => Ok(()),
-            found => Err(format!("{found:?}, wanted is {wanted:?}")),
+            found => Err(format!("{found:?}, expected {wanted:?}")),
         });
         let report = pod.memledger(&["doctor"]).unwrap_or_else(|error| error);
         assert!(report.contains(line), "{values:?}: {report}");
@@ -215,7 +215,7 @@ fn the_default_rights_suffice_and_without_each_just_what_is_said_is_lost() {
 }
 
 #[test]
-fn a_runtime_that_is_started_again_is_found_again_only_where_its_folder_is_mounted() {
+fn restarted_runtime_is_found_only_with_its_directory_mounted() {
     let Some(engine) = Engine::shared() else { return };
     let Some(mut containerd) = Containerd::start() else { return };
     let image = Image::build(&engine);
@@ -229,10 +229,10 @@ fn a_runtime_that_is_started_again_is_found_again_only_where_its_folder_is_mount
     let up = |pod: &Pod, value: f64| {
         pod.metrics().all("memledger_runtime_up", &[("runtime", "cri")]).iter().any(|(.., up)| *up == value)
     };
-    eventually_true("both ask it", || up(&socket, 1.0) && up(&directory, 1.0));
+    eventually_true("both are connected", || up(&socket, 1.0) && up(&directory, 1.0));
     containerd.stop();
-    eventually_true("both miss it", || up(&socket, 0.0) && up(&directory, 0.0));
+    eventually_true("both are disconnected", || up(&socket, 0.0) && up(&directory, 0.0));
     containerd.launch();
-    eventually_true("it is found in its folder", || up(&directory, 1.0));
-    assert!(up(&socket, 0.0), "its new socket is not the one that is mounted");
+    eventually_true("the new socket is found in its directory", || up(&directory, 1.0));
+    assert!(up(&socket, 0.0), "the mounted socket is not the new one");
 }

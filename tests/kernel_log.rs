@@ -1,46 +1,46 @@
-//! The kernel log of this machine, with real kills in it, read in both ways.
+//! The kernel log of this machine, with real kills in it, read with both backends.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 
-use memledger::clock::Moment;
-use memledger::collect::kernel_log::{Entry, KernelLog, Way};
-use memledger::collect::oom_counter::OomCounter;
-use memledger::host::Roots;
-use memledger::parse::kernel_log::{Context, Killed, Line};
+use memledger::clock::Timestamp;
+use memledger::collect::kernel_log::{KernelLog, LogBackend, LogEntry};
+use memledger::collect::vmstat_oom::OomCounter;
+use memledger::host::HostPaths;
+use memledger::parse::kernel_log::{Killed, Line, OomContext};
 
 use crate::support::cgroups::{TestCgroup, new_id};
 use crate::support::docker::{Engine, unique};
 use crate::support::python::Python;
 use crate::support::{eventually, eventually_true, in_v2_guest, skip};
 
-/// The log opened in both ways; `None`, with the reason said, where it cannot be read.
-fn both_ways() -> Option<[KernelLog; 2]> {
-    stamped();
-    let open = |way| {
-        KernelLog::open(&Roots::default(), way)
-            .map_err(|error| skip(&format!("the kernel log cannot be read by {way:?}: {error}")))
+/// Opens the log with both backends; returns `None`, and prints the reason, if it cannot be read.
+fn open_backends() -> Option<[KernelLog; 2]> {
+    enable_stamps();
+    let open = |backend| {
+        KernelLog::open(&HostPaths::default(), backend)
+            .map_err(|error| skip(&format!("the kernel log cannot be read by {backend:?}: {error}")))
             .ok()
     };
-    Some([open(Way::Device)?, open(Way::Syslog)?])
+    Some([open(LogBackend::Device)?, open(LogBackend::Syslog)?])
 }
 
-/// User-mode Linux gives the lines of syslog(2) no stamps unless told to. The guest is the tests' own.
-fn stamped() {
+/// User-mode Linux adds no stamps to the lines of syslog(2) by default. The guest belongs to the tests.
+fn enable_stamps() {
     if in_v2_guest() {
         std::fs::write("/sys/module/printk/parameters/time", "Y").expect("a setting of the guest's kernel");
     }
 }
 
-/// A log and everything that it has given.
+/// A log, and the entries read from it.
 struct Reader {
     log: KernelLog,
-    entries: Vec<Entry>,
+    entries: Vec<LogEntry>,
 }
 
 impl Reader {
-    /// Passes over what is there already.
-    fn at_the_end_of(mut log: KernelLog) -> Self {
+    /// Skips the existing entries.
+    fn at_end(mut log: KernelLog) -> Self {
         log.read().expect("the log is read");
         Self { log, entries: vec![] }
     }
@@ -51,15 +51,15 @@ impl Reader {
     }
 
     fn kills(&self, name: &str) -> Vec<Killed> {
-        let kill = |entry: &Entry| match &entry.line {
+        let kill = |entry: &LogEntry| match &entry.line {
             Line::Killed(killed) if killed.process == name => Some(killed.clone()),
             _ => None,
         };
         self.entries.iter().filter_map(kill).collect()
     }
 
-    fn contexts(&self, pid: u32) -> Vec<Context> {
-        let context = |entry: &Entry| match &entry.line {
+    fn contexts(&self, pid: u32) -> Vec<OomContext> {
+        let context = |entry: &LogEntry| match &entry.line {
             Line::Context(context) if context.pid == Some(pid) => Some(context.clone()),
             _ => None,
         };
@@ -67,7 +67,7 @@ impl Reader {
     }
 }
 
-/// The last text of the log that holds `part`: `prefix,sequence,...`.
+/// Returns the last record of the log that contains `part`: `prefix,sequence,...`.
 fn record_with(part: &str) -> Option<String> {
     let mut device = std::fs::OpenOptions::new()
         .read(true)
@@ -83,16 +83,16 @@ fn record_with(part: &str) -> Option<String> {
                 found = if record.contains(part) { Some(record) } else { found };
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => return found,
-            Err(_) => {} // ran over: goes on at the oldest
+            Err(_) => {} // overrun: the next read continues with the oldest record
         }
     }
 }
 
 #[test]
-fn a_real_kill_of_a_process_with_an_odd_name_is_given_once_by_both_ways() {
-    let (Some(engine), Some(logs)) = (Engine::shared(), both_ways()) else { return };
-    let mut readers = logs.map(Reader::at_the_end_of);
-    let mut counter = OomCounter::open(&Roots::default()).expect("vmstat");
+fn kill_of_process_with_odd_name_is_read_once_by_both_backends() {
+    let (Some(engine), Some(logs)) = (Engine::shared(), open_backends()) else { return };
+    let mut readers = logs.map(Reader::at_end);
+    let mut counter = OomCounter::open(&HostPaths::default()).expect("vmstat");
     let before = counter.read().expect("a count");
     let number = std::process::id();
     // 15 bytes at most; a pid has up to 7 digits
@@ -108,21 +108,21 @@ fn a_real_kill_of_a_process_with_an_odd_name_is_given_once_by_both_ways() {
 
     let printable = format!("a\\x0a),\\xff\\={number}");
     for reader in &mut readers {
-        let way = reader.log.way();
+        let backend = reader.log.way();
         eventually("the kill's record", || {
             reader.read();
             if reader.kills(&printable).is_empty() { Err(format!("{:?}", reader.entries)) } else { Ok(()) }
         });
         reader.read();
         let kills = reader.kills(&printable);
-        assert_eq!(kills.len(), 1, "{way:?}: {kills:?}");
-        assert_eq!((kills[0].pid, kills[0].global), (pid, Some(false)), "{way:?}");
+        assert_eq!(kills.len(), 1, "{backend:?}: {kills:?}");
+        assert_eq!((kills[0].pid, kills[0].global), (pid, Some(false)), "{backend:?}");
         let held = kills[0].anon_bytes.expect("anonymous memory");
-        assert!((32 << 20..=64 << 20).contains(&held), "{way:?}: {held}");
-        // this line is rate limited: with other tests beside it may be missing, but never wrong
+        assert!((32 << 20..=64 << 20).contains(&held), "{backend:?}: {held}");
+        // this line is rate limited: with other tests it may be missing, but never wrong
         for context in reader.contexts(pid) {
-            assert_eq!(context.task_cgroups.len(), 1, "{way:?}: {context:?}");
-            assert!(context.task_cgroups[0].contains(&container.id), "{way:?}: {context:?}");
+            assert_eq!(context.task_cgroups.len(), 1, "{backend:?}: {context:?}");
+            assert!(context.task_cgroups[0].contains(&container.id), "{backend:?}: {context:?}");
         }
     }
     let by_way = readers.map(|reader| {
@@ -134,16 +134,16 @@ fn a_real_kill_of_a_process_with_an_odd_name_is_given_once_by_both_ways() {
         (entry.position.usec, entry.line, entry.text)
     });
     assert_eq!(by_way[0], by_way[1]);
-    let now = Moment::now();
+    let now = Timestamp::now();
     let age = now.unix_seconds() - now.unix_seconds_of_kernel(by_way[0].0);
     assert!((0.0..120.0).contains(&age), "killed {age} s ago");
     assert!(counter.read().expect("a count") > before);
 }
 
 #[test]
-fn what_user_space_writes_into_the_log_is_no_kill() {
-    let Some(logs) = both_ways() else { return };
-    let mut readers = logs.map(Reader::at_the_end_of);
+fn line_written_by_user_space_is_not_a_kill() {
+    let Some(logs) = open_backends() else { return };
+    let mut readers = logs.map(Reader::at_end);
     let name = unique("forged");
     let text = format!(
         "<3>Memory cgroup out of memory: Killed process 1 ({name}) total-vm:1kB, anon-rss:1kB, file-rss:1kB, shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0\n"
@@ -166,44 +166,47 @@ fn what_user_space_writes_into_the_log_is_no_kill() {
 }
 
 #[test]
-fn two_readers_see_the_same_and_a_third_goes_on_where_one_stopped() {
-    stamped();
-    for way in [Way::Device, Way::Syslog] {
-        let open = || KernelLog::open(&Roots::default(), way);
+fn two_readers_agree_and_a_third_resumes_where_one_stopped() {
+    enable_stamps();
+    for backend in [LogBackend::Device, LogBackend::Syslog] {
+        let open = || KernelLog::open(&HostPaths::default(), backend);
         let (mut one, mut two, mut three) = match (open(), open(), open()) {
             (Ok(one), Ok(two), Ok(three)) => (one, two, three),
             (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
-                skip(&format!("the kernel log cannot be read by {way:?}: {error}"));
+                skip(&format!("the kernel log cannot be read by {backend:?}: {error}"));
                 continue;
             }
         };
-        assert_eq!(one.fd().is_some(), way == Way::Device);
+        assert_eq!(one.fd().is_some(), backend == LogBackend::Device);
         let (first, second) = (one.read().expect("read"), two.read().expect("read"));
         let position = one.position();
-        // other tests may make new records, and push the oldest ones out, between the two reads
+        // other tests may add records, and overwrite the oldest ones, between the two reads
         let from = second.entries.first().map_or(u64::MAX, |entry| entry.position.usec);
         let common: Vec<_> = first.entries.iter().filter(|entry| entry.position.usec > from).collect();
         let same: Vec<_> = second.entries.iter().filter(|entry| entry.position.usec > from).collect();
-        assert!(same.starts_with(&common), "{way:?}: {common:?} and {same:?}");
+        assert!(same.starts_with(&common), "{backend:?}: {common:?} and {same:?}");
         three.resume_after(position);
         assert_eq!(three.position().usec, position.usec);
         let third = three.read().expect("read");
-        assert!(!third.rewound, "{way:?}");
-        assert!(third.entries.iter().all(|entry| entry.position.usec >= position.usec), "{way:?}: {third:?}");
+        assert!(!third.rewound, "{backend:?}");
+        assert!(
+            third.entries.iter().all(|entry| entry.position.usec >= position.usec),
+            "{backend:?}: {third:?}"
+        );
     }
 }
 
 #[test]
-fn the_boot_has_an_id() {
-    let id = Roots::default().boot_id().expect("a boot id");
+fn boot_has_an_id() {
+    let id = HostPaths::default().boot_id().expect("a boot id");
     assert_eq!((id.len(), id.matches('-').count()), (36, 4), "{id}");
 }
 
 #[test]
-fn a_kill_in_a_cgroup_far_below_its_container_leads_to_the_container() {
-    let Some(logs) = both_ways() else { return };
-    let mut readers = logs.map(Reader::at_the_end_of);
-    // long enough for fragments; then so long that the kernel cuts the path
+fn kill_in_deeply_nested_cgroup_is_attributed_to_its_container() {
+    let Some(logs) = open_backends() else { return };
+    let mut readers = logs.map(Reader::at_end);
+    // long enough for fragments; then so long that the kernel truncates the path
     for levels in [10, 20] {
         let id = new_id();
         let below = format!("/{}", "a-long-name-of-a-cgroup-".repeat(3)).repeat(levels);
@@ -211,7 +214,7 @@ fn a_kill_in_a_cgroup_far_below_its_container_leads_to_the_container() {
         let cgroup = TestCgroup::at(&path[1..], &id);
         cgroup.limit(16 << 20);
         let contexts = eventually("a kill with its path, which the kernel does not always print", || {
-            // what runs the tests may be protected from OOM kills, and its children with it
+            // the test runner may be protected from OOM kills, and its children too
             let program = "open('/proc/self/oom_score_adj', 'w').write('500'); x = 'x' * (64 << 20)";
             let mut python = Python::start(&cgroup, program);
             let pid = python.pid();
@@ -222,7 +225,7 @@ fn a_kill_in_a_cgroup_far_below_its_container_leads_to_the_container() {
             });
             match contexts {
                 [Some(device), Some(syslog)] => Ok([device, syslog]),
-                // the guest's clock stands still for 10 ms: by syslog(2) nobody can tell where this record begins
+                // the guest's clock stands still for 10 ms: with syslog(2) the beginning of this record is ambiguous
                 [Some(device), None] if in_v2_guest() => Ok([device.clone(), device]),
                 other => Err(format!("{other:?}")),
             }

@@ -1,7 +1,8 @@
-//! The tests against real things: the real binary, real cgroups, a real Docker engine, a real shared library.
+//! The integration tests: the real binary, real cgroups, a real Docker engine, a real shared library.
 //!
 //! One file per concern. [`truth`], [`roles`], [`vanishing`] and [`oom`] also run inside the cgroup v2 guest (`tests/v2host`).
 
+mod control_socket;
 mod cri;
 mod daemon;
 mod dashboards;
@@ -11,8 +12,11 @@ mod events;
 mod facts;
 mod gpu;
 mod helm;
+mod hostile;
+mod inside;
 mod kernel_log;
 mod layers;
+mod names;
 mod oom;
 mod otlp;
 mod performance;
@@ -21,7 +25,10 @@ mod privileges;
 mod prometheus;
 mod recorded;
 mod roles;
+mod runtime_answers;
 mod serving;
+mod stalls;
+mod settings;
 mod supply;
 mod support;
 mod tables;

@@ -1,13 +1,14 @@
-//! The OOM ledger against real kills by the real kernel, here and in the cgroup v2 guest.
+//! Tests of the OOM ledger with real kills by the real kernel, on this machine and in the cgroup v2 guest.
 //!
-//! A test of a hard case is named after it: `case_05_...`. Each first makes sure that the kernel made exactly the kills that
-//! the scene is about, read from the kernel log by the test itself, and then asks the ledger.
+//! A test of a special case is named after it: `case_05_...`. Each test first reads the kernel log itself, to make sure
+//! that the kernel made exactly the kills of its scene, and then compares the ledger.
 
 mod alone;
 mod away;
 mod bursts;
 mod durable;
 mod exits;
+mod followers;
 mod host;
 mod limits;
 mod names;

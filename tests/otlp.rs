@@ -1,4 +1,4 @@
-//! OTLP against receivers that share no code with memledger: Python's grpcio with the protocol's own messages
+//! OTLP export to receivers that share no code with memledger: Python's grpcio with the protocol's own messages
 //! (`otlp/receiver.py`), and rotel, a collector.
 
 mod events;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::prometheus::provided;
 use crate::support::Memledger;
 
-/// A host without containers, so that a test's own are all there are.
+/// A host without containers, so that a test sees only its own.
 const EMPTY: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
 
 /// The receiver. Killed when dropped.
@@ -28,12 +28,12 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// One without TLS; `None`, with the reason said, where there is no Python for it.
+    /// Starts one without TLS; prints the reason and returns `None` without Python.
     fn start() -> Option<Self> {
         Self::with_tls(&[])
     }
 
-    /// One with certificate, key and authorities of clients, as files.
+    /// Starts one with these files: certificate, key and CA of clients.
     fn with_tls(files: &[&str]) -> Option<Self> {
         let python = provided("MEMLEDGER_TEST_PYTHON")?;
         let mut child = Command::new(python)
@@ -56,32 +56,32 @@ impl Receiver {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
     }
 
-    fn ask(&self, command: &Value) -> Value {
+    fn command(&self, command: &Value) -> Value {
         writeln!(self.pipes.lock().unwrap().0, "{command}").expect("the receiver reads");
         self.answer()
     }
 
-    /// How it is to behave from now on.
+    /// Sets its behaviour from now on.
     fn behave(&self, how: Value) {
         let mut command = how;
         command["do"] = json!("behave");
-        self.ask(&command);
+        self.command(&command);
     }
 
-    /// What came since the last time.
+    /// Returns what it received since the last call.
     fn take(&self) -> Value {
-        self.ask(&json!({"do": "take"}))
+        self.command(&json!({"do": "take"}))
     }
 
     fn stop(&self) {
-        self.ask(&json!({"do": "stop"}));
+        self.command(&json!({"do": "stop"}));
     }
 
     fn start_again(&self) {
-        self.ask(&json!({"do": "start"}));
+        self.command(&json!({"do": "start"}));
     }
 
-    /// Flags that push to it.
+    /// Returns flags that export to it.
     fn flags(&self, grpc: bool) -> Vec<String> {
         let (protocol, port) = if grpc { ("grpc", self.grpc) } else { ("http/protobuf", self.http) };
         vec![
@@ -99,13 +99,13 @@ impl Drop for Receiver {
     }
 }
 
-/// memledger with these flags, and these.
+/// Starts memledger with these flags.
 fn memledger(first: &[&str], second: &[String], third: &[&str]) -> Memledger {
     let second: Vec<_> = second.iter().map(String::as_str).collect();
     Memledger::start(&[first, &second, third].concat())
 }
 
-/// A list in an answer of the receiver.
+/// Returns a list in a response of the receiver.
 fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
     value[name].as_array().expect("a list")
 }

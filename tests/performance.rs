@@ -1,8 +1,8 @@
-//! docs/performance.md: each bench writes its part, and leaves those of the others alone.
+//! docs/performance.md: each bench writes its own part and keeps those of the others.
 
 use document::{HEADINGS, replace};
 
-#[allow(dead_code)] // the benches use the rest of it
+#[allow(dead_code)] // the benches use the rest
 #[path = "../benches/document/mod.rs"]
 mod document;
 
@@ -12,7 +12,7 @@ fn read(path: &str) -> String {
 }
 
 #[test]
-fn parts_stand_in_one_order_whichever_bench_ran_first() {
+fn orders_parts_independently_of_bench_order() {
     let part = |at: usize| format!("{}\n\nfigures of {at}\n", HEADINGS[at]);
     let (odd, even): (Vec<_>, Vec<_>) = (0..HEADINGS.len()).partition(|at| at % 2 == 1);
     let mut document = String::new();
@@ -26,7 +26,7 @@ fn parts_stand_in_one_order_whichever_bench_ran_first() {
 }
 
 #[test]
-fn a_part_of_nobody_is_kept_and_a_new_one_needs_a_place() {
+fn keeps_manual_parts_and_rejects_unknown_headings() {
     let document = "# Performance\n\n1\n\n## By hand\n\n2\n\n### Below it\n\n3\n";
     let document = replace(document, "## GPUs\n\n4\n").unwrap();
     assert_eq!(document, "# Performance\n\n1\n\n## GPUs\n\n4\n\n## By hand\n\n2\n\n### Below it\n\n3\n");
@@ -34,7 +34,7 @@ fn a_part_of_nobody_is_kept_and_a_new_one_needs_a_place() {
 }
 
 #[test]
-fn the_document_has_all_parts_as_the_benches_would_leave_it() {
+fn document_has_all_parts_in_order() {
     let document = read("docs/performance.md");
     let headings: Vec<_> =
         document.lines().filter(|line| line.starts_with("# ") || line.starts_with("## ")).collect();
@@ -52,13 +52,13 @@ fn make_bench_runs_every_bench() {
     for bench in &benches {
         assert!(
             makefile.contains(&format!("\t$(CARGO) bench --locked --bench {bench}\n")),
-            "make bench leaves out {bench}"
+            "make bench omits {bench}"
         );
     }
 }
 
 #[test]
-fn each_bench_writes_its_own_part_and_no_others() {
+fn each_bench_writes_only_its_own_part() {
     let makefile = read("Makefile");
     let benches = makefile.split("bench --locked --bench ").skip(1).filter_map(|rest| rest.lines().next());
     for (at, (bench, heading)) in benches.zip(HEADINGS).enumerate() {

@@ -1,10 +1,10 @@
-//! A real Podman service of the test's own, on its own socket and storage.
+//! A real Podman service with its own socket and storage.
 
 use std::process::{Command, Stdio};
 
 use crate::support::{Memledger, eventually_true, run, skip};
 
-/// A service, its socket and its storage, gone when dropped.
+/// A service with its socket and storage, removed when dropped.
 pub struct Podman {
     dir: tempfile::TempDir,
     service: Option<std::process::Child>,
@@ -33,7 +33,7 @@ impl Podman {
         self.dir.path().join("podman.sock").display().to_string()
     }
 
-    /// Podman with a root of its own. runc and cgroupfs: crun refuses hybrid hosts, and systemd may not run here.
+    /// Podman with its own root. runc and cgroupfs: crun rejects hybrid hosts, and systemd may not run here.
     fn command(&self, arguments: &[&str]) -> Command {
         let path = |name: &str| self.dir.path().join(name).display().to_string();
         let mut command = Command::new("/usr/bin/podman");
@@ -43,14 +43,14 @@ impl Podman {
         command
     }
 
-    /// Its standard output; it must succeed.
+    /// Returns the standard output; panics on failure.
     pub fn ok(&self, arguments: &[&str]) -> String {
         let output = self.command(arguments).output().expect("podman runs");
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Runs a container; the limits fit a machine where they cannot be raised.
+    /// Runs a container, with ulimits for hosts where they cannot be raised.
     pub fn run(&self, name: &str, options: &[&str], seconds: &str) -> String {
         let fixed = ["run", "-d", "--name", name, "--network", "none", "--ulimit", "nofile=1024:1024"];
         let command = ["--ulimit", "nproc=1024:1024", "memledger-test:1", "/busybox/sleep", seconds];
@@ -69,7 +69,7 @@ impl Drop for Podman {
 }
 
 #[test]
-fn podmans_containers_are_found_through_its_own_socket() {
+fn finds_containers_through_podman_socket() {
     let Some(podman) = Podman::start() else { return };
     let name = format!("pod-train-{}", std::process::id());
     let id = podman.run(&name, &["--memory", "128m", "-e", "BATCH_SIZE=8"], "300");
@@ -88,12 +88,12 @@ fn podmans_containers_are_found_through_its_own_socket() {
     assert_eq!(metrics.value("memledger_container_run_info", &[labels[0], ("batch_size", "8")]), 1.0);
     assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &labels), f64::from(128 << 20));
     let running = metrics.value("memledger_containers", &[("runtime", "podman")]);
-    assert_eq!(running, 1.0, "the monitor beside it is no container");
-    // through events, and gone again
-    let blink = format!("pod-blink-{}", std::process::id());
-    podman.run(&blink, &["--rm"], "1");
-    memledger.eventually("the short-lived one", |m| {
-        m.ask("memledger_container_info", &[("container_name", &blink)])
+    assert_eq!(running, 1.0, "the monitor process is not a container");
+    // a short-lived container, through events
+    let short = format!("pod-short-{}", std::process::id());
+    podman.run(&short, &["--rm"], "1");
+    memledger.eventually("the short-lived container", |m| {
+        m.ask("memledger_container_info", &[("container_name", &short)])
     });
     memledger.eventually("its end", |metrics| {
         match metrics.get("memledger_containers", &[("runtime", "podman")]) {
@@ -101,12 +101,12 @@ fn podmans_containers_are_found_through_its_own_socket() {
             other => Err(format!("{other:?}")),
         }
     });
-    // away: the name is kept
+    // names are kept while Podman is down
     let mut podman = podman;
     let mut service = podman.service.take().expect("started");
     service.kill().expect("killed");
     service.wait().expect("reaped");
-    memledger.eventually("the loss", |metrics| {
+    memledger.eventually("the lost connection", |metrics| {
         match metrics.get("memledger_runtime_up", &[("runtime", "podman")]) {
             Some(0.0) => Ok(()),
             other => Err(format!("{other:?}")),
@@ -115,5 +115,5 @@ fn podmans_containers_are_found_through_its_own_socket() {
     assert!(memledger.fresh_metrics().get("memledger_container_memory_usage_bytes", &labels).is_some());
     let (code, doctor, _) = run(&["doctor", "--docker.socket=", &socket]);
     assert_eq!(code, Some(0));
-    assert!(doctor.contains("MISSING  podman"), "nobody listens on the socket that is left: {doctor}");
+    assert!(doctor.contains("MISSING  podman"), "the socket has no listener: {doctor}");
 }

@@ -1,4 +1,4 @@
-//! What a real Prometheus makes of the metrics, and what its own linter says about them.
+//! The metrics in a real Prometheus, and in its linter.
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -11,7 +11,7 @@ use crate::support::{Memledger, Metrics, eventually, skip};
 
 const EMPTY: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
 
-/// The value of an environment variable that `tests/setup/setup.sh` provides.
+/// Returns the value of an environment variable that `tests/setup/setup.sh` sets.
 pub(crate) fn provided(name: &str) -> Option<String> {
     let value = std::env::var(name).ok();
     if value.is_none() {
@@ -20,7 +20,7 @@ pub(crate) fn provided(name: &str) -> Option<String> {
     value
 }
 
-/// `promtool check metrics` has nothing to say.
+/// Asserts that `promtool check metrics` has no complaints.
 fn assert_clean(promtool: &str, text: &str) {
     let mut child = Command::new(promtool)
         .args(["check", "metrics"])
@@ -29,14 +29,14 @@ fn assert_clean(promtool: &str, text: &str) {
         .stderr(Stdio::piped())
         .spawn()
         .expect("promtool starts");
-    child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("it reads");
-    let output = child.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(output.status.success() && said.is_empty(), "{}: {said}", output.status);
+    child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("promtool reads");
+    let output = child.wait_with_output().expect("promtool ends");
+    let output_text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success() && output_text.is_empty(), "{}: {output_text}", output.status);
 }
 
 #[test]
-fn promtool_finds_nothing_to_say_about_an_empty_host() {
+fn promtool_accepts_an_empty_host() {
     let Some(promtool) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
     let memledger = Memledger::start(EMPTY);
     let text = memledger.get("/metrics").1;
@@ -45,7 +45,7 @@ fn promtool_finds_nothing_to_say_about_an_empty_host() {
 }
 
 #[test]
-fn promtool_finds_nothing_to_say_about_a_host_with_containers() {
+fn promtool_accepts_a_host_with_containers() {
     let Some(promtool) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
     let Some(engine) = Engine::shared() else { return };
     let hostile = "BATCH_SIZE=3\"2\\n\\\n# TYPE x gauge\n{a=\"b\"} ü";
@@ -54,7 +54,7 @@ fn promtool_finds_nothing_to_say_about_a_host_with_containers() {
     let include = format!("--container.include=^{}$", container.name);
     let memledger = Memledger::start(&[&engine.flag(), "--podman.socket=", "--pss.interval=1s", &include]);
     let me = [("container_name", container.name.as_str())];
-    memledger.eventually("the families that are read with a pause", |metrics| {
+    memledger.eventually("the families with an interval of their own", |metrics| {
         metrics.ask("memledger_container_shm_used_bytes", &me)?;
         metrics.ask("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])
     });
@@ -62,10 +62,10 @@ fn promtool_finds_nothing_to_say_about_a_host_with_containers() {
 }
 
 #[test]
-fn promtool_would_say_something_about_bad_metrics() {
+fn promtool_rejects_bad_metrics() {
     let Some(promtool) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
     let bad = std::panic::catch_unwind(|| assert_clean(&promtool, "# TYPE a_total gauge\na_total 1\n"));
-    assert!(bad.is_err(), "promtool lets everything pass: these tests look at nothing");
+    assert!(bad.is_err(), "promtool accepts everything: these tests check nothing");
 }
 
 /// A Prometheus that scrapes one memledger every second. Killed when dropped.
@@ -87,16 +87,16 @@ impl Prometheus {
         )
     }
 
-    /// One with this configuration.
+    /// Starts one with this configuration.
     pub(crate) fn configured(binary: &str, config: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("prometheus.yml"), config).expect("a configuration");
-        // it cannot tell which port it got, so a free one is looked for; if another takes it, it ends and we fail
+        // Prometheus does not report its port, so find a free one; if another process takes it, the test fails
         let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
         let log = std::fs::File::create(folder.path().join("log")).expect("a log");
         let child = Command::new(binary)
             .current_dir(folder.path())
-            // an alert that fires before Alertmanager is known is sent again only after this
+            // an alert that fires before Alertmanager is discovered is sent again after this
             .args([
                 "--config.file=prometheus.yml",
                 "--storage.tsdb.path=data",
@@ -126,19 +126,19 @@ impl Prometheus {
         response.body_mut().read_to_string().map_err(|error| error.to_string())
     }
 
-    /// Values of an instant query.
+    /// Returns the values of an instant query.
     pub(crate) fn query(&self, query: &str) -> Result<Vec<f64>, String> {
         let url = format!("http://{}/api/v1/query", self.address);
         let mut response =
             ureq::get(url).query("query", query).call().map_err(|error| format!("{query}: {error}"))?;
         let text = response.body_mut().read_to_string().map_err(|error| error.to_string())?;
-        let answer: serde_json::Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-        let result = answer["data"]["result"].as_array().ok_or_else(|| text.clone())?;
+        let response: serde_json::Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let result = response["data"]["result"].as_array().ok_or_else(|| text.clone())?;
         let value = |entry: &serde_json::Value| entry["value"][1].as_str()?.parse().ok();
         Ok(result.iter().filter_map(value).collect())
     }
 
-    /// The value of an instant query that has one series.
+    /// Returns the value of an instant query with one series.
     pub(crate) fn one(&self, query: &str) -> Result<f64, String> {
         match self.query(query)?[..] {
             [value] => Ok(value),
@@ -155,7 +155,7 @@ impl Drop for Prometheus {
 }
 
 #[test]
-fn a_real_prometheus_scrapes_without_a_complaint_and_finds_the_books_balanced() {
+fn prometheus_scrapes_without_errors_and_sums_match() {
     let Some(binary) = provided("MEMLEDGER_TEST_PROMETHEUS") else { return };
     let Some(engine) = Engine::shared() else { return };
     let name = unique("scraped");
@@ -163,9 +163,9 @@ fn a_real_prometheus_scrapes_without_a_complaint_and_finds_the_books_balanced() 
     let include = format!("--container.include=^{name}");
     let memledger = Memledger::start(&[&engine.flag(), "--podman.socket=", &include]);
     let prometheus = Prometheus::scraping(&binary, &memledger);
-    let at_least = |query: &str, least: f64| {
+    let at_least = |query: &str, min: f64| {
         eventually(query, || match prometheus.one(query)? {
-            value if value >= least => Ok(value),
+            value if value >= min => Ok(value),
             value => Err(format!("{value}")),
         })
     };
@@ -203,7 +203,7 @@ fn a_real_prometheus_scrapes_without_a_complaint_and_finds_the_books_balanced() 
         one(&format!("memledger_container_memory_limit_bytes{{container_name=\"{name}\"}}")),
         268_435_456.0
     );
-    // the join that dashboards make, which fails if an info family has two series for one identity
+    // the join of the dashboards, which fails if an info family has two series for one identity
     let joined =
         format!("{} * on(instance, container_name) group_left(image) memledger_container_info", usage(&name));
     assert!(one(&joined) > 0.0);
@@ -223,11 +223,11 @@ fn a_real_prometheus_scrapes_without_a_complaint_and_finds_the_books_balanced() 
 }
 
 #[test]
-fn ten_scrapers_at_once_get_the_same_text_of_one_snapshot() {
+fn concurrent_scrapers_get_the_same_snapshot() {
     let cgroup = TestCgroup::container();
     let mut process = Python::start(&cgroup, "print('ready'); input()");
     process.line();
-    // one sample, and no other for an hour
+    // one sample only: the next is due in an hour
     let flags = ["--docker.socket=", "--podman.socket=", "--sample.interval=1h", &cgroup.include()];
     let memledger = Memledger::start(&flags);
     let barrier = Arc::new(Barrier::new(10));
@@ -247,6 +247,6 @@ fn ten_scrapers_at_once_get_the_same_text_of_one_snapshot() {
     let name = format!("container_name=\"{}\"", cgroup.name());
     assert!(String::from_utf8_lossy(&texts[0]).contains(&name));
     for text in &texts {
-        assert!(text == &texts[0], "two scrapers of one snapshot see different texts");
+        assert!(text == &texts[0], "scrapers of one snapshot got different texts");
     }
 }

@@ -1,7 +1,7 @@
-//! Whole recorded hosts through the real binary, against one golden text each, values included.
+//! Runs the real binary on whole recorded hosts and compares `/metrics` with a golden text, values included.
 //!
-//! `tests/hosts/README.md` says which hosts were recorded and which were arranged. A recording has no `/proc/PID/root`, so
-//! `/dev/shm` of containers is absent here; tests/truth.rs has it.
+//! `tests/hosts/README.md` lists which hosts were recorded and which were arranged. A recording has no `/proc/PID/root`, so
+//! `/dev/shm` of containers is absent here; tests/truth.rs tests it.
 
 mod drm;
 mod kubernetes;
@@ -11,8 +11,8 @@ use fake_nvml::{FakeNvml, Process, State};
 use crate::support::recorded::Host;
 use crate::support::{Metrics, golden};
 
-/// What differs from run to run by its nature: the binary's own process, its version, and times.
-const VARIES: [&str; 6] = [
+/// Families with values that differ in every run: the process itself, its version, and times.
+const VARYING: [&str; 6] = [
     "process_",
     "memledger_build_info",
     "memledger_collector_duration_seconds",
@@ -22,31 +22,32 @@ const VARIES: [&str; 6] = [
 ];
 
 impl Host {
-    /// Whether a DRM driver tells how long its engines worked.
-    fn tells_work(&self) -> bool {
+    /// Returns true if a DRM driver reports the busy time of its engines.
+    fn has_engine_times(&self) -> bool {
         std::fs::read_to_string(self.path("proc/975/fdinfo/9")).is_ok_and(|text| text.contains("drm-engine-"))
     }
 
-    /// The whole text of `/metrics` once all that is measured beside the cycle is there.
+    /// Returns the text of `/metrics` once everything measured outside the cycle is there.
     fn text(&self, flags: &[String]) -> String {
         let memledger = self.start(flags);
         let nvml = flags.iter().any(|flag| flag.starts_with("--gpu.nvml-library"));
         let sources = [("gpu", nvml), ("drm", self.path("sys").exists())];
         let sources: Vec<_> = sources.into_iter().filter(|(_, there)| *there).map(|(name, _)| name).collect();
-        let evidence = 2 + usize::from(flags.iter().any(|flag| flag.starts_with("--cri.endpoint")));
+        let ledger_sources = 2 + usize::from(flags.iter().any(|flag| flag.starts_with("--cri.endpoint")));
         let complete = |metrics: &Metrics| {
             let shares = metrics.all("memledger_container_process_pss_bytes", &[]).len();
             let read = |source: &&str| metrics.get("memledger_collector_success", &[("collector", source)]);
             let gpus = sources.iter().filter(|source| read(source) == Some(1.0)).count();
             let ledger = metrics.all("memledger_oom_source_up", &[]).len();
             let counted = metrics.all("memledger_container_restarts_total", &[]).len() == self.containers;
-            // shares of work need a second reading
-            let worked = metrics.all("memledger_process_gpu_utilization_ratio", &[("gpu", "card0")]).len();
-            let gpus_are_told = gpus == sources.len() && (worked > 0 || !self.tells_work());
-            match (shares == 3 * self.containers && counted, gpus_are_told, ledger == evidence) {
+            // utilization needs a second reading
+            let utilizations =
+                metrics.all("memledger_process_gpu_utilization_ratio", &[("gpu", "card0")]).len();
+            let gpus_complete = gpus == sources.len() && (utilizations > 0 || !self.has_engine_times());
+            match (shares == 3 * self.containers && counted, gpus_complete, ledger == ledger_sources) {
                 (true, true, true) => Ok(()),
                 _ => Err(format!(
-                    "{shares} shares, {gpus} of the GPU sources {sources:?}, work of {worked}, {ledger} sources of the ledger; {}",
+                    "{shares} PSS series, {gpus} of the GPU sources {sources:?}, {utilizations} utilizations, {ledger} sources of the ledger; {}",
                     memledger.log()
                 )),
             }
@@ -54,24 +55,24 @@ impl Host {
         memledger.eventually("a complete snapshot", complete);
         let (status, text) = memledger.get("/metrics");
         assert_eq!(status, 200);
-        complete(&Metrics::parse(&text)).expect("what was complete stays so");
+        complete(&Metrics::parse(&text)).expect("still complete");
         text
     }
 
-    /// Compares with the golden text, and returns it.
+    /// Compares with the golden text and returns the text.
     fn compare(&self, name: &str, flags: &[String]) -> String {
         let text = self.text(flags);
         let metrics = Metrics::parse(&text);
         assert_eq!(metrics.all("memledger_container_info", &[]).len(), self.containers);
-        golden(&format!("tests/golden/{name}.prom"), &lasting(&text));
+        golden(&format!("tests/golden/{name}.prom"), &without_varying(&text));
         text
     }
 }
 
-/// The text without the values, and the labels of the version, that vary.
-fn lasting(text: &str) -> String {
+/// Replaces the values that vary, and the labels of the version.
+fn without_varying(text: &str) -> String {
     let keep = |line: &str| {
-        let varies = VARIES.iter().any(|prefix| line.starts_with(prefix));
+        let varies = VARYING.iter().any(|prefix| line.starts_with(prefix));
         let (series, _) = line.rsplit_once(' ').expect("a value");
         let series = if line.starts_with("memledger_build_info") { "memledger_build_info{}" } else { series };
         if varies { format!("{series} VARIES\n") } else { format!("{line}\n") }
@@ -79,25 +80,25 @@ fn lasting(text: &str) -> String {
     text.lines().map(|line| if line.starts_with('#') { format!("{line}\n") } else { keep(line) }).collect()
 }
 
-/// A host without GPUs, whatever the machine has that runs the test.
+/// Flags of a host without GPUs, whatever the machine of the test has.
 fn no_gpu() -> Vec<String> {
     vec!["--no-collector.gpu".to_owned()]
 }
 
 #[test]
-fn docker_on_cgroup_v1_is_as_it_was_recorded() {
+fn docker_on_cgroup_v1() {
     Host::unpack("v1-docker", 1).compare("v1-docker", &no_gpu());
 }
 
 #[test]
-fn on_a_hybrid_host_the_v1_memory_controller_is_read_and_no_container_is_seen_twice() {
+fn hybrid_host_uses_the_v1_memory_controller() {
     Host::unpack("hybrid-docker", 2).compare("hybrid-docker", &no_gpu());
 }
 
-/// The recorded host `v2-docker` with two GPUs, and the flag that names their library.
+/// Returns the recorded host `v2-docker` with two GPUs, and the flag of their library.
 fn gpu_host() -> (Host, Vec<String>) {
     let host = Host::unpack("v2-docker", 2);
-    let (trainer, notebook, outside, nobody) = (904, 949, 975, 4_000_000);
+    let (trainer, notebook, outside, missing) = (904, 949, 975, 4_000_000);
     let mut state = State::with_gpus(2);
     for gpu in &mut state.gpus {
         gpu.memory.total = 12 << 30;
@@ -111,19 +112,19 @@ fn gpu_host() -> (Host, Vec<String>) {
     ];
     state.gpus[1].memory.used = 8 << 30;
     state.gpus[1].processes =
-        vec![Process::compute(trainer, Some(5 << 30)), Process::compute(nobody, Some(2 << 30))];
+        vec![Process::compute(trainer, Some(5 << 30)), Process::compute(missing, Some(2 << 30))];
     let fake = FakeNvml::install(host.root.path(), &state).unwrap();
     let flags = vec![format!("--gpu.nvml-library={}", fake.path().display())];
     (host, flags)
 }
 
 #[test]
-fn docker_with_systemd_on_cgroup_v2_and_two_gpus_is_as_it_was_recorded() {
+fn docker_with_systemd_on_cgroup_v2_and_two_gpus() {
     let (host, flags) = gpu_host();
     host.compare("v2-docker", &flags);
 }
 
-/// All GPU memory is unattributed, and nothing is claimed of any process.
+/// Asserts that all GPU memory is unattributed and no process has any.
 fn assert_unattributed(metrics: &Metrics) {
     for (_, labels, used) in metrics.all("memledger_gpu_memory_used_bytes", &[]) {
         let gpu = [("gpu", labels["gpu"].as_str())];
@@ -135,7 +136,7 @@ fn assert_unattributed(metrics: &Metrics) {
 }
 
 #[test]
-fn outside_the_hosts_pid_namespace_no_pid_of_the_driver_is_believed() {
+fn trusts_no_nvml_pids_outside_the_initial_pid_namespace() {
     let (host, flags) = gpu_host();
     let link = host.path("proc/self/ns/pid");
     std::fs::remove_file(&link).unwrap();
@@ -145,7 +146,7 @@ fn outside_the_hosts_pid_namespace_no_pid_of_the_driver_is_believed() {
     let metrics = memledger.fresh_metrics();
     assert_unattributed(&metrics);
     let of_host = metrics.all("memledger_gpu_host_processes_memory_bytes", &[]);
-    assert_eq!(of_host, Vec::<&_>::new(), "not known is not zero");
+    assert_eq!(of_host, Vec::<&_>::new(), "unknown is not zero");
     assert!(memledger.log().contains("pid namespace"), "{}", memledger.log());
     assert!(
         metrics.value("memledger_container_memory_usage_bytes", &[("container_name", "ce5d6d4195c3")]) > 0.0
@@ -153,7 +154,7 @@ fn outside_the_hosts_pid_namespace_no_pid_of_the_driver_is_believed() {
 }
 
 #[test]
-fn a_process_younger_than_the_drivers_answer_has_only_inherited_its_pid() {
+fn ignores_processes_younger_than_the_nvml_reading() {
     let (host, flags) = gpu_host();
     std::fs::write(host.path("proc/uptime"), "200.00 100.00\n").unwrap(); // the oldest started at 234 s
     let memledger = host.start(&flags);
@@ -162,7 +163,7 @@ fn a_process_younger_than_the_drivers_answer_has_only_inherited_its_pid() {
 }
 
 #[test]
-fn a_process_that_names_itself_with_any_bytes_breaks_no_line() {
+fn escapes_arbitrary_bytes_in_process_names() {
     let (host, flags) = gpu_host();
     let stat = host.path("proc/904/stat");
     let text = std::fs::read_to_string(&stat).unwrap();
@@ -177,23 +178,23 @@ fn a_process_that_names_itself_with_any_bytes_breaks_no_line() {
 }
 
 #[test]
-fn docker_with_cgroupfs_on_cgroup_v2_shows_pressure_where_the_kernel_has_it() {
+fn docker_with_cgroupfs_on_cgroup_v2_and_psi() {
     Host::unpack("v2-cgroupfs-psi", 2).compare("v2-cgroupfs-psi", &no_gpu());
 }
 
 #[test]
-fn the_limits_of_pods_and_of_all_pods_bound_the_containers_of_kubernetes() {
+fn limits_of_pods_bound_kubernetes_containers() {
     Host::unpack("v2-kubernetes", 4).compare("v2-kubernetes", &no_gpu());
 }
 
 #[test]
-fn a_container_of_podman_is_its_scope_and_its_monitor_is_none() {
+fn podman_container_is_its_scope_without_the_monitor() {
     let host = Host::unpack("v2-podman", 1);
     assert_eq!(host.processes, 4, "three of the container and its monitor");
     host.compare("v2-podman", &no_gpu());
 }
 
 #[test]
-fn a_kernel_before_5_18_has_its_kernel_memory_added_up_and_its_peak_sampled() {
+fn kernel_before_5_18_sums_kernel_memory_and_samples_the_peak() {
     Host::unpack("v2-before-5.18", 1).compare("v2-before-5.18", &no_gpu());
 }

@@ -1,7 +1,7 @@
 //! Roles of real Python process trees, as `multiprocessing`, torchrun and shells make them.
 //!
-//! Every program prints the pids of its processes and the role that each should have; the tests compare that with the
-//! API's list, whole, and with the counts in the metrics. Trees that need a GPU are not here.
+//! Every program prints the pids of its processes with their expected roles. The tests compare these with the complete
+//! list of the API and with the counts in the metrics. Trees that need a GPU are not covered here.
 
 mod trees;
 
@@ -12,17 +12,17 @@ use crate::support::cgroups::TestCgroup;
 use crate::support::python::Python;
 use crate::support::{Memledger, skip};
 
-/// What every Python program may use. Children stay until their container goes.
+/// Library of the Python programs. Children run until their container is removed.
 const LIBRARY: &str = r#"
 import ctypes, json, multiprocessing, os, subprocess, sys, time
 
-def call_myself(name):
+def set_name(name):
     "prctl(PR_SET_NAME), as PyTorch's workers do"
     ctypes.CDLL(None).prctl(15, ctypes.c_char_p(name), 0, 0, 0)
 
 def work(ready, name=None):
     if name:
-        call_myself(name)
+        set_name(name)
     ready.put(os.getpid())
     while True:
         time.sleep(1000)
@@ -34,7 +34,7 @@ def work_late(ready, turn):
     turn.get()
     while time.time() < began + 2:
         time.sleep(0.01)
-    call_myself(b'pt_data_worker')
+    set_name(b'pt_data_worker')
     ready.put(time.time())
     while True:
         time.sleep(1000)
@@ -54,13 +54,13 @@ def start_workers(context, count, name=None):
     return [worker.pid for worker in workers]
 "#;
 
-/// Programs in files, which `spawn` and `forkserver` need, and the container that they run in.
-struct Stage {
+/// Directory of the program files, which `spawn` and `forkserver` need, and the container in which they run.
+struct ProgramContainer {
     folder: tempfile::TempDir,
     cgroup: TestCgroup,
 }
 
-impl Stage {
+impl ProgramContainer {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("library.py"), LIBRARY).expect("a file");
@@ -71,7 +71,7 @@ impl Stage {
         self.folder.path().join(name).to_str().expect("text").to_owned()
     }
 
-    /// A program that can be run, or started again by `spawn`.
+    /// Writes a program that can be run, and started again by `spawn`. Returns its path.
     fn program(&self, name: &str, main: &str) -> String {
         let main = main.trim().replace('\n', "\n    ");
         let text = format!("from library import *\n\nif __name__ == '__main__':\n    {main}\n");
@@ -85,7 +85,7 @@ impl Stage {
         Tree { memledger: Memledger::start(&flags), python }
     }
 
-    /// Runs a program with Python and waits for its first line: the expected roles.
+    /// Runs a program with Python.
     fn python(&self, main: &str) -> Tree {
         let path = self.program("train.py", main);
         self.run(&["/usr/bin/python3", &path])
@@ -94,37 +94,37 @@ impl Stage {
 
 type Roles = BTreeMap<u32, String>;
 
-/// A tree of processes, and a memledger that looks at it.
+/// A process tree, and a memledger that observes it.
 struct Tree {
     memledger: Memledger,
     python: Python,
 }
 
 impl Tree {
-    /// Waits until the API and the metrics tell these roles and no others.
-    fn has(&self, stage: &Stage, expected: &Roles) {
+    /// Waits until the API and the metrics show exactly these roles.
+    fn expect_roles(&self, container: &ProgramContainer, expected: &Roles) {
         crate::support::eventually("the roles", || {
-            let found = self.processes(stage);
+            let found = self.processes(container);
             let roles: Roles = found.iter().map(|(pid, (_, role))| (*pid, role.clone())).collect();
             (roles == *expected).then_some(()).ok_or_else(|| format!("{found:?} instead of {expected:?}"))
         });
         let metrics = self.memledger.metrics();
         for role in ["trainer", "dataloader_worker", "other"] {
-            let labels = [("container_name", stage.cgroup.name()), ("role", role)];
+            let labels = [("container_name", container.cgroup.name()), ("role", role)];
             let count = metrics.value("memledger_container_processes", &labels);
-            let truth = expected.values().filter(|of| *of == role).count();
-            assert_eq!(count, truth as f64, "{role}");
+            let count_expected = expected.values().filter(|of| *of == role).count();
+            assert_eq!(count, count_expected as f64, "{role}");
             let rss = metrics.value("memledger_container_process_rss_bytes", &labels);
-            assert_eq!(rss > 0.0, truth > 0, "{role}: {rss} bytes");
+            assert_eq!(rss > 0.0, count_expected > 0, "{role}: {rss} bytes");
         }
     }
 
-    /// Name and role of each process by the API.
-    fn processes(&self, stage: &Stage) -> BTreeMap<u32, (String, String)> {
+    /// Returns name and role of each process from the API.
+    fn processes(&self, container: &ProgramContainer) -> BTreeMap<u32, (String, String)> {
         let api = self.memledger.api();
         let containers = api["containers"].as_array().expect("a list");
-        let container = containers.iter().find(|c| c["name"] == stage.cgroup.name());
-        let processes = container.and_then(|c| c["processes"].as_array()).cloned().unwrap_or_default();
+        let found = containers.iter().find(|c| c["name"] == container.cgroup.name());
+        let processes = found.and_then(|c| c["processes"].as_array()).cloned().unwrap_or_default();
         let text = |value: &serde_json::Value| value.as_str().expect("text").to_owned();
         let entry = |p: &serde_json::Value| {
             (p["pid"].as_u64().expect("a pid") as u32, (text(&p["name"]), text(&p["role"])))
@@ -133,21 +133,21 @@ impl Tree {
     }
 }
 
-/// What a program has printed.
+/// Parses the roles that a program printed.
 fn roles(line: &str) -> Roles {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
-/// Runs a program that prints its roles once, and compares.
+/// Runs a program that prints its roles once, and compares them.
 fn check(main: &str) {
-    let stage = Stage::new();
-    let mut tree = stage.python(main);
+    let container = ProgramContainer::new();
+    let mut tree = container.python(main);
     let expected = roles(&tree.python.line());
-    tree.has(&stage, &expected);
+    tree.expect_roles(&container, &expected);
 }
 
 #[test]
-fn forked_workers_without_a_name_are_workers_and_who_forked_them_is_the_trainer() {
+fn unnamed_forks_are_workers_and_their_parent_is_trainer() {
     check(
         "
 workers = start_workers(multiprocessing.get_context('fork'), 2)
@@ -157,34 +157,34 @@ done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
 }
 
 #[test]
-fn forked_workers_that_name_themselves_are_workers() {
-    let stage = Stage::new();
-    let mut tree = stage.python(
+fn named_forks_are_workers() {
+    let container = ProgramContainer::new();
+    let mut tree = container.python(
         "
 workers = start_workers(multiprocessing.get_context('fork'), 2, b'pt_data_worker')
 done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
 ",
     );
     let expected = roles(&tree.python.line());
-    tree.has(&stage, &expected);
-    // forks are workers before they have a name, which is read a little later
+    tree.expect_roles(&container, &expected);
+    // forks are classified as workers before they set their name, which is read a little later
     crate::support::eventually("two names", || {
-        let found = tree.processes(&stage);
+        let found = tree.processes(&container);
         let named = found.values().filter(|(name, _)| name == "pt_data_worker").count();
         if named == 2 { Ok(()) } else { Err(format!("{found:?}")) }
     });
 }
 
 #[test]
-fn one_process_alone_is_no_trainer() {
+fn single_process_is_other() {
     check("done({os.getpid(): 'other'})");
 }
 
 #[test]
-fn a_spawned_worker_that_names_itself_late_is_a_worker_soon_after() {
+fn spawned_process_becomes_worker_after_late_name_change() {
     // PyTorch's spawned workers import torch first, which takes them seconds
-    let stage = Stage::new();
-    let mut tree = stage.python(
+    let container = ProgramContainer::new();
+    let mut tree = container.python(
         "
 context = multiprocessing.get_context('spawn')
 ready, turn = context.SimpleQueue(), context.SimpleQueue()
@@ -200,18 +200,17 @@ done({os.getpid(): 'trainer', worker.pid: 'dataloader_worker', tracker: 'other'}
 ",
     );
     let before = roles(&tree.python.line());
-    tree.has(&stage, &before);
+    tree.expect_roles(&container, &before);
     let named: f64 = tree.python.step().parse().expect("a time");
     let after = roles(&tree.python.line());
-    tree.has(&stage, &after);
+    tree.expect_roles(&container, &after);
     let seen = tree.memledger.metrics().value("memledger_snapshot_timestamp_seconds", &[]);
-    // names are read again at twice the age at which they were read before, so here after at most 4 s; the rest is
-    // for a slow host
+    // names are read again at twice the age of the previous read, here after at most 4 s; the rest is for a slow host
     assert!(seen - named < 15.0, "seen {} s after", seen - named);
 }
 
 #[test]
-fn spawned_workers_that_name_themselves_are_workers_and_the_tracker_is_not() {
+fn named_spawned_children_are_workers_and_tracker_is_other() {
     check(
         "
 workers = start_workers(multiprocessing.get_context('spawn'), 2, b'pt_data_worker')
@@ -222,7 +221,7 @@ done({os.getpid(): 'trainer', tracker: 'other'} | dict.fromkeys(workers, 'datalo
 }
 
 #[test]
-fn spawned_children_without_a_name_and_without_a_gpu_are_unsure() {
+fn unnamed_spawned_children_without_gpu_are_other() {
     check(
         "
 children = start_workers(multiprocessing.get_context('spawn'), 2)
@@ -233,7 +232,7 @@ done({os.getpid(): 'other', tracker: 'other'} | dict.fromkeys(children, 'other')
 }
 
 #[test]
-fn children_of_the_fork_server_that_name_themselves_are_workers_of_who_started_it() {
+fn named_fork_server_children_are_workers_of_its_parent() {
     check(
         "
 workers = start_workers(multiprocessing.get_context('forkserver'), 2, b'pt_data_worker')
@@ -246,16 +245,16 @@ done({os.getpid(): 'trainer'} | helpers | dict.fromkeys(workers, 'dataloader_wor
 }
 
 #[test]
-fn a_launcher_is_other_and_each_of_its_ranks_a_trainer() {
-    let stage = Stage::new();
-    let rank = stage.program(
+fn launcher_is_other_and_its_ranks_are_trainers() {
+    let container = ProgramContainer::new();
+    let rank = container.program(
         "rank.py",
         "
 workers = start_workers(multiprocessing.get_context('fork'), 2)
 done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
 ",
     );
-    let mut tree = stage.python(&format!(
+    let mut tree = container.python(&format!(
         "
 ranks = [
     subprocess.Popen([sys.executable, '-u', {rank:?}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -269,7 +268,7 @@ done(roles)
     ));
     let expected = roles(&tree.python.line());
     assert_eq!(expected.len(), 1 + 4 + 8);
-    tree.has(&stage, &expected);
+    tree.expect_roles(&container, &expected);
 }
 
 /// A trainer with two forked workers, which other programs wrap.
@@ -279,40 +278,40 @@ done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
 ";
 
 #[test]
-fn a_shell_around_the_training_is_other() {
-    let stage = Stage::new();
-    let program = stage.program("train.py", TRAINER);
+fn shell_around_training_is_other() {
+    let container = ProgramContainer::new();
+    let program = container.program("train.py", TRAINER);
     // `true` keeps the shell from becoming the program
-    let mut tree = stage.run(&["/bin/sh", "-c", &format!("/usr/bin/python3 {program}; true")]);
+    let mut tree = container.run(&["/bin/sh", "-c", &format!("/usr/bin/python3 {program}; true")]);
     let mut expected = roles(&tree.python.line());
     expected.insert(tree.python.pid(), "other".into());
-    tree.has(&stage, &expected);
+    tree.expect_roles(&container, &expected);
 }
 
 #[test]
-fn an_init_process_around_the_training_is_other() {
+fn init_process_around_training_is_other() {
     let inits = ["/usr/bin/docker-init", "/usr/bin/tini", "/usr/bin/tini-static", "/sbin/docker-init"];
     let Some(init) = inits.iter().find(|init| Path::new(init).exists()) else {
         return skip(&format!("none of {inits:?} is installed"));
     };
-    let stage = Stage::new();
-    let program = stage.program("train.py", TRAINER);
-    let mut tree = stage.run(&[init, "-s", "--", "/usr/bin/python3", &program]);
+    let container = ProgramContainer::new();
+    let program = container.program("train.py", TRAINER);
+    let mut tree = container.run(&[init, "-s", "--", "/usr/bin/python3", &program]);
     let mut expected = roles(&tree.python.line());
     expected.insert(tree.python.pid(), "other".into());
-    tree.has(&stage, &expected);
+    tree.expect_roles(&container, &expected);
 }
 
 #[test]
-fn a_shell_that_forks_itself_has_no_trainer_and_no_workers() {
-    let stage = Stage::new();
+fn forking_shell_has_no_trainer_or_workers() {
+    let container = ProgramContainer::new();
     // a subshell is a fork with the command line of its parent, just as a worker is
     let mut tree =
-        stage.run(&["/bin/sh", "-c", "(sleep 10000; true) & (sleep 10000; true) & echo started; wait"]);
+        container.run(&["/bin/sh", "-c", "(sleep 10000; true) & (sleep 10000; true) & echo started; wait"]);
     assert_eq!(tree.python.line(), "started");
     let pids = crate::support::eventually("five processes", || {
-        let pids = stage.cgroup.pids();
+        let pids = container.cgroup.pids();
         if pids.len() == 5 { Ok(pids) } else { Err(format!("{pids:?}")) }
     });
-    tree.has(&stage, &pids.into_iter().map(|pid| (pid, "other".to_owned())).collect());
+    tree.expect_roles(&container, &pids.into_iter().map(|pid| (pid, "other".to_owned())).collect());
 }

@@ -1,10 +1,23 @@
 #!/bin/bash
-# `make test`: installs what the tests need, runs them here, and runs those of the kernel's figures in the cgroup v2
-# guest too. Ends with the runner's closing line; fails if anything failed, or if no test ran in the guest.
+# `make test`: installs what the tests need, runs them here, and beside that those of the kernel's figures in the cgroup v2
+# guest. Ends with the runner's closing line; fails if a test failed, if no test ran in the guest, or if anything was left
+# behind.
+#
+# usage: run.sh [ARGUMENT...]    for `cargo nextest run`, such as a filter; with any, the guest's tests do not run
+#
+# As a user who is not root, it builds as that user and runs the tests with sudo.
 #
 # $MEMLEDGER_TESTS_REQUIRED  a test that cannot run here fails instead of being skipped; set in CI and here
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=setup/lib.sh
+. tests/setup/lib.sh
+need_cargo
+
+# The tests of the ledger that the kernel or systemd can make different in the guest: a container takes seconds to start
+# there.
+readonly V2_TESTS="truth:: roles:: vanishing:: oom::limits oom::host oom::names::case_18 oom::names::case_20
+  oom::names::case_21 oom::away::case_15 oom::bursts::case_23 oom::pods oom::sources::in_a --skip roles::trees"
 
 tests/setup/setup.sh
 set -a
@@ -13,15 +26,30 @@ set -a
 set +a
 export MEMLEDGER_TESTS_REQUIRED=1
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+work=$(mktemp -d "${TMPDIR:-/tmp}/mlt.XXXXXX")
+chmod 755 "$work" # some tests run as another user
+guest='' python=''
+# shellcheck disable=SC2329 # called by the trap
+clean() {
+  local status=$?
+  trap '' INT TERM HUP
+  if [[ -n $guest ]]; then
+    as_root kill -- -"$guest" 2>/dev/null || true
+    wait "$guest" 2>/dev/null || true
+  fi
+  if ((status > 128)) && [[ -e $work/before ]]; then
+    env -u MEMLEDGER_TEST_RUN tests/leftovers.sh remove "$work" "$MEMLEDGER_TEST_RUN" || true
+  fi
+  as_root rm -rf --one-file-system "$work"
+}
+trap clean EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
 status=0
 cargo fmt --all --check
 cargo clippy --workspace --all-targets --locked -- -D warnings
-cargo nextest run --workspace --locked --no-fail-fast 2>&1 | tee "$log" || status=1
-
-# the same tests against another kernel: cgroup v2, systemd
-built=$(cargo build --locked --bins --tests --message-format=json-render-diagnostics)
+built=$(cargo build --workspace --locked --bins --tests --message-format=json-render-diagnostics)
 # executable NAME KIND TEST: the executable of a target, and not its unit tests
 executable() {
   printf '%s\n' "$built" | python3 -c '
@@ -33,11 +61,56 @@ for line in sys.stdin:
     if message.get("executable") and (target["name"], target["kind"], message["profile"]["test"]) == (name, [kind], test):
         print(message["executable"])' "$@"
 }
-# of the ledger's, those that the kernel or systemd can make different there: a container takes seconds to start
-v2_tests="truth:: roles:: vanishing:: oom::limits oom::host oom::names::case_18 oom::names::case_20
-  oom::names::case_21 oom::away::case_15 oom::bursts::case_23 oom::pods oom::sources::in_a --skip roles::trees"
-V2_TEST_ARGS=$v2_tests V2_TEST_LIMIT=400 V2_LIMIT=3000 tests/v2host/test.sh --file "$MEMLEDGER_TEST_HOG" \
-  "$(executable memledger bin binary)" "$(executable real test test)" || status=1
+memledger=$(executable memledger bin binary)
+real=$(executable real test test)
 
-grep -E '^ +Summary ' "$log" | tail -1
+export MEMLEDGER_TEST_RUN=$$.$RANDOM
+env -u MEMLEDGER_TEST_RUN tests/leftovers.sh before "$work"
+export TMPDIR=$work/tmp
+if ((EUID != 0)); then
+  export CARGO_TARGET_"$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')"_RUNNER="$PWD/tests/as-root.sh"
+fi
+
+# run_tests ARGUMENT...: nextest, with its output appended to the log. In the background, so that a signal is acted on at once.
+run_tests() {
+  ("$MEMLEDGER_TEST_NEXTEST" nextest run --workspace --locked --no-fail-fast "$@" 2>&1 | tee -a "$work/log") &
+  wait $!
+}
+
+if (($# == 0)); then
+  # These measure memory and time under load, so they run before the guest uses a core.
+  loaded='test(/^(otlp::many::|web::slow::|web::limits::ten_thousand)/)'
+  run_tests -E "$loaded" || status=1
+  # The guest runs beside the other tests: it is a process with a kernel of its own, so its kills are not counted here.
+  set -m # a process group of its own, which is ended as a whole
+  V2_TEST_ARGS=$V2_TESTS V2_TEST_LIMIT=400 V2_LIMIT=3000 as_root_with_environment \
+    tests/v2host/test.sh --file "$MEMLEDGER_TEST_HOG" "$memledger" "$real" >"$work/guest.log" 2>&1 &
+  guest=$!
+  set +m
+  # The tests of the Python client need neither root nor the binary.
+  tests/python.sh >"$work/python.log" 2>&1 &
+  python=$!
+  set -- -E "not ($loaded)"
+fi
+run_tests "$@" || status=1
+if [[ -n $python ]]; then
+  wait "$python" || status=1
+  cat "$work/python.log"
+fi
+if [[ -n $guest ]]; then
+  wait "$guest" || status=1
+  guest=''
+  cat "$work/guest.log"
+fi
+
+# An image that was removed while its last container was being removed has lost its name and stays: by the label of tests.
+docker image prune --force --filter label=memledger.test >/dev/null 2>&1 || true
+if left=$(env -u MEMLEDGER_TEST_RUN tests/leftovers.sh after "$work" "$MEMLEDGER_TEST_RUN"); then
+  echo "nothing was left behind"
+else
+  status=1
+  printf 'FAILED: left behind by the tests:\n%s\n' "$left"
+fi
+[[ -z $MEMLEDGER_TEST_NO_CRATES ]] || echo "SKIPPED: tests of supply.rs: $MEMLEDGER_TEST_NO_CRATES"
+grep -E '^ +Summary ' "$work/log" | tail -2
 exit "$status"

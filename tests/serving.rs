@@ -7,14 +7,14 @@ use crate::support::{Memledger, eventually, run};
 const ALONE: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
 
 #[test]
-fn metrics_are_text_and_gzip_only_when_asked() {
+fn metrics_are_gzip_only_on_request() {
     let memledger = Memledger::start(ALONE);
     let (status, headers, plain) = memledger.get_with("/metrics", &[("Accept-Encoding", "identity")]);
     assert_eq!(status, 200);
     assert_eq!(headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
     assert!(!headers.contains_key("content-encoding"));
     assert!(plain.starts_with(b"# HELP memledger_build_info "));
-    // ureq undoes the compression and takes the header away: look at the raw answer
+    // ureq decompresses and removes the header, so the raw response is checked
     let raw = raw_request(
         &memledger.address,
         "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n",
@@ -36,23 +36,28 @@ fn raw_request(address: &str, request: &str) -> Vec<u8> {
 }
 
 #[test]
-fn clients_that_go_away_give_their_places_back() {
+fn disconnected_clients_release_their_permits() {
     use std::io::Write;
     let memledger = Memledger::start(&[ALONE, &["--web.max-requests=3"]].concat());
     for path in ["/metrics", "/api/v1/containers", "/"] {
         for _ in 0..50 {
             let mut stream = std::net::TcpStream::connect(&memledger.address).unwrap();
-            write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            let _ = write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"); // or closed already
         }
     }
-    eventually("an answer again", || match memledger.get("/metrics").0 {
-        200 => Ok(()),
-        status => Err(status.to_string()),
+    // until their connections are closed, further ones of this client may be closed too
+    eventually("a response again", || {
+        let request = "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n";
+        let stream = std::net::TcpStream::connect(&memledger.address).map_err(|error| error.to_string())?;
+        match crate::web::exchange(stream, request)? {
+            (200, _) => Ok(()),
+            (status, _) => Err(status.to_string()),
+        }
     });
 }
 
 #[test]
-fn health_landing_page_and_unknown_paths() {
+fn serves_health_and_index_and_404() {
     let memledger = Memledger::start(ALONE);
     assert_eq!(memledger.get("/-/healthy").0, 200);
     assert_eq!(memledger.get("/-/ready").0, 200);
@@ -65,7 +70,7 @@ fn health_landing_page_and_unknown_paths() {
 }
 
 #[test]
-fn the_path_of_the_metrics_can_be_set() {
+fn telemetry_path_is_configurable() {
     let memledger = Memledger::start(&[ALONE, &["--web.telemetry-path=/m/scrape"]].concat());
     assert_eq!(memledger.get("/m/scrape").0, 200);
     assert_eq!(memledger.get("/metrics").0, 404);
@@ -73,61 +78,84 @@ fn the_path_of_the_metrics_can_be_set() {
 }
 
 #[test]
-fn only_who_asks_from_this_host_itself_gets_the_process_list() {
-    let memledger = Memledger::start(ALONE);
-    assert_eq!(memledger.get("/api/v1/containers").0, 200);
-    assert_eq!(memledger.get_with("/api/v1/containers", &[("Host", "attacker.example")]).0, 403);
-    // nor does whoever asks a proxy on this host
-    for header in
-        ["Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Server", "X-Real-IP"]
-    {
-        let (status, _, _) = memledger.get_with("/api/v1/containers", &[(header, "10.0.0.1")]);
-        assert_eq!(status, 403, "{header}");
+fn api_needs_more_than_a_loopback_address() {
+    let memledger = Memledger::start(&[ALONE, &["--no-web.enable-api", "--web.enable-admin"]].concat());
+    for path in ["/api/v1/containers", "/api/v1/events", "/api/v1/why", "/api/v1/containers/x/why"] {
+        let (status, text) = memledger.get(path);
+        assert!(
+            status == 403 && text.contains("set --web.enable-api, or use the control socket"),
+            "{path}: {text}"
+        );
     }
-    let nameless = raw_request(&memledger.address, "GET /api/v1/containers HTTP/1.0\r\n\r\n");
-    assert!(nameless.starts_with(b"HTTP/1.0 403"), "{}", String::from_utf8_lossy(&nameless));
+    let release = b"POST /-/release-gpu HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    let answer = raw_request(&memledger.address, std::str::from_utf8(release).unwrap());
+    assert!(answer.starts_with(b"HTTP/1.1 403"), "{}", String::from_utf8_lossy(&answer));
+    assert_eq!(memledger.get("/metrics").0, 200);
+    assert!(!memledger.get("/").1.contains("pid"), "the page names no process");
     let open = Memledger::start(&[ALONE, &["--web.enable-api"]].concat());
     assert_eq!(open.get_with("/api/v1/containers", &[("Host", "gpu7.example")]).0, 200);
     assert_eq!(open.get_with("/api/v1/containers", &[("Via", "1.1 proxy")]).0, 200);
+    let answer = raw_request(&open.address, std::str::from_utf8(release).unwrap());
+    assert!(
+        answer.starts_with(b"HTTP/1.1 404"),
+        "without --web.enable-admin: {}",
+        String::from_utf8_lossy(&answer)
+    );
 }
 
 #[test]
-fn a_signal_ends_it_cleanly_within_a_second() {
+fn all_addresses_include_ipv4_where_ipv6_sockets_exclude_it_by_default() {
+    // a network namespace of its own, whose default is another one
+    let script = "ip link set lo up && echo 1 >/proc/sys/net/ipv6/bindv6only && exec \"$@\"";
+    let output = std::process::Command::new("unshare")
+        .args(["-n", "sh", "-c", &format!("{script} & pid=$!; for _ in $(seq 300); do curl -fsS http://127.0.0.1:10853/-/healthy && break; sleep 0.1; done; kill $pid; wait $pid"), "sh"])
+        .arg(crate::support::binary())
+        .args(["serve", "--state.path=", "--local.socket=", "--cri.endpoint="])
+        .args(ALONE)
+        .output()
+        .expect("unshare runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("memledger is healthy"), "{text} {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn stops_cleanly_soon_after_a_signal() {
     for signal in ["TERM", "INT"] {
         let memledger = Memledger::start(ALONE);
-        let idle = std::net::TcpStream::connect(&memledger.address).unwrap(); // must not hold up the end
+        let idle = std::net::TcpStream::connect(&memledger.address).unwrap(); // must not delay the shutdown
         memledger.signal(signal);
         let (code, took) = memledger.wait();
         assert_eq!(code, Some(0), "{signal}");
-        assert!(took < Duration::from_secs(1), "{signal} took {took:?}");
+        // a few milliseconds; engines and systemd kill after 10 s or more
+        assert!(took < Duration::from_secs(5), "{signal} took {took:?}");
         drop(idle);
     }
 }
 
 #[test]
-fn a_second_instance_on_a_used_port_says_so() {
+fn used_port_is_reported() {
     let first = Memledger::start(ALONE);
     let (code, _, stderr) =
         run(&["serve", "--state.path=", &format!("--web.listen-address={}", first.address)]);
     assert_eq!(code, Some(1));
     assert!(stderr.contains(&format!("cannot listen on {}", first.address)), "{stderr}");
-    assert!(stderr.contains("choose another with --web.listen-address"), "{stderr}");
+    assert!(stderr.contains("set another --web.listen-address"), "{stderr}");
 }
 
 #[test]
-fn wrong_settings_are_refused_before_anything_starts() {
+fn invalid_settings_are_rejected_before_startup() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("memledger.yaml");
     std::fs::write(&file, "log.level: info\ncontainer:\n  inclde: x\n").unwrap();
     for (arguments, says) in [
         (
             vec!["serve".to_owned(), format!("--config.file={}", file.display())],
-            "memledger.yaml:3: \"container.inclde\" is no setting; allowed: include, exclude",
+            "memledger.yaml:3: \"container.inclde\" is not a known setting; allowed: include, exclude",
         ),
         (vec!["serve".to_owned(), "--config.file=/nonexistent.yaml".to_owned()], "No such file"),
         (
             vec!["serve".to_owned(), "--container.include=(".to_owned()],
-            "--container.include: \"(\" cannot be used",
+            "--container.include: \"(\" is not valid",
         ),
         (vec!["srve".to_owned()], "serve"),
     ] {
@@ -139,7 +167,7 @@ fn wrong_settings_are_refused_before_anything_starts() {
 }
 
 #[test]
-fn an_unusable_environment_variable_is_named() {
+fn invalid_environment_variable_is_named() {
     let output = std::process::Command::new(crate::support::binary())
         .arg("serve")
         .env("MEMLEDGER_SAMPLE_INTERVAL", "often")
@@ -147,12 +175,12 @@ fn an_unusable_environment_variable_is_named() {
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.contains("MEMLEDGER_SAMPLE_INTERVAL: \"often\" cannot be used"), "{stderr}");
+    assert!(stderr.contains("MEMLEDGER_SAMPLE_INTERVAL: \"often\" is not valid"), "{stderr}");
 }
 
 #[test]
-fn a_flag_that_turns_off_wins_over_the_environment() {
-    // a variable that cannot be used shows whether it is looked at
+fn negating_flag_wins_over_the_environment() {
+    // an invalid variable shows whether it is read
     for (value, flags, code) in [
         ("true", &["--no-collector.gpu"][..], 0),
         ("perhaps", &["--no-collector.gpu"], 0),
@@ -171,7 +199,7 @@ fn a_flag_that_turns_off_wins_over_the_environment() {
 }
 
 #[test]
-fn a_directory_where_a_file_should_be_is_a_fault_and_the_rest_goes_on() {
+fn directory_in_place_of_a_file_fails_one_collector_only() {
     let root = tempfile::tempdir().unwrap();
     let proc = root.path().join("proc");
     std::fs::create_dir_all(proc.join("meminfo")).unwrap();
@@ -181,15 +209,16 @@ fn a_directory_where_a_file_should_be_is_a_fault_and_the_rest_goes_on() {
     assert_eq!(metrics.value("memledger_collector_success", &[("collector", "host")]), 0.0);
     assert_eq!(metrics.get("memledger_host_memory_total_bytes", &[]), None);
     assert_eq!(metrics.value("memledger_collector_success", &[("collector", "own")]), 1.0);
-    let faults = metrics.value("memledger_read_faults_total", &[("collector", "host"), ("reason", "io")]);
+    let faults =
+        metrics.value("memledger_collector_read_errors_total", &[("collector", "host"), ("reason", "io")]);
     assert!(faults >= 1.0);
 }
 
 #[test]
-fn doctor_says_what_is_lost_and_what_to_change() {
+fn doctor_reports_what_is_missing_and_how_to_fix_it() {
     let (code, text, _) = run(&["doctor"]);
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("The main job can run here"), "{text}");
+    assert!(text.contains("memledger can run here"), "{text}");
     let nowhere = tempfile::tempdir().unwrap();
     let flag = format!("--path.cgroupfs={}", nowhere.path().display());
     let (code, text, _) = run(&["doctor", &flag, "--gpu.nvml-library=/nonexistent.so"]);
@@ -205,29 +234,29 @@ fn doctor_says_what_is_lost_and_what_to_change() {
     }
 }
 
-/// What doctor says of the ledger on a host of which there is nothing but the given flags.
+/// Returns the output of doctor about the ledger, with the given flags.
 fn doctor_of_ledger(flags: &[&str]) -> String {
     let (_, text, _) = run(&[&["doctor", "--docker.socket=", "--podman.socket="], flags].concat());
     text
 }
 
 #[test]
-fn doctor_says_what_the_ledger_of_oom_kills_lacks() {
+fn doctor_reports_what_the_ledger_lacks() {
     let nowhere = tempfile::tempdir().unwrap();
     let folder = nowhere.path().display();
-    let roots = ["procfs", "cgroupfs", "devfs"].map(|root| format!("--path.{root}={folder}"));
-    let roots = roots.each_ref().map(String::as_str);
+    let host_paths = ["procfs", "cgroupfs", "devfs"].map(|root| format!("--path.{root}={folder}"));
+    let host_paths = host_paths.each_ref().map(String::as_str);
     std::fs::write(nowhere.path().join("file"), "").unwrap();
     let state = format!("--state.path={folder}/file/state");
     let flags = ["--oom.kernel-log=device", &state];
-    let text = doctor_of_ledger(&[&roots[..], &flags].concat());
+    let text = doctor_of_ledger(&[&host_paths[..], &flags].concat());
     for says in [
         "MISSING  kernel log",
         "--device /dev/kmsg:/dev/kmsg:r --cap-add SYSLOG",
         "MISSING  kernel counter",
         "MISSING  cgroup counters",
         "MISSING  state path",
-        "file is no directory",
+        "file is not a directory",
     ] {
         assert!(text.contains(says), "{says}: {text}");
     }
@@ -238,7 +267,7 @@ fn doctor_says_what_the_ledger_of_oom_kills_lacks() {
 }
 
 #[test]
-fn doctor_looks_at_a_ledger_while_it_is_written_and_leaves_it_alone() {
+fn doctor_reads_a_ledger_in_use_without_changing_it() {
     let dir = tempfile::tempdir().unwrap();
     let state = format!("--state.path={}", dir.path().join("state").display());
     assert!(doctor_of_ledger(&[&state]).contains("no ledger yet"));
@@ -247,11 +276,11 @@ fn doctor_looks_at_a_ledger_while_it_is_written_and_leaves_it_alone() {
     memledger.eventually("the ledger", |metrics| metrics.ask("memledger_store_up", &[]));
     let text = doctor_of_ledger(&[&state]);
     assert!(
-        text.contains(&format!(" events, written by the memledger that is pid {} on", memledger.pid())),
+        text.contains(&format!(" events, written by the memledger with pid {} on", memledger.pid())),
         "{text}"
     );
     let metrics = memledger.fresh_metrics();
     assert_eq!(metrics.value("memledger_store_up", &[]), 1.0);
     drop(memledger);
-    assert!(doctor_of_ledger(&[&state]).contains(" events, written by nobody"));
+    assert!(doctor_of_ledger(&[&state]).contains(" events, no writer visible"));
 }

@@ -1,13 +1,21 @@
-//! What memledger is made of: `deny.toml`, judged by the real cargo-deny, without a network. Known weaknesses need the
-//! database of advisories and are asked for by `make audit` alone.
+//! Dependencies: `deny.toml`, checked with the real cargo-deny, without a network. Known vulnerabilities need the database of
+//! advisories and are checked by `make audit` only.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::prometheus::provided;
 
-/// What cargo-deny says of the lock file under these rules, and whether it is content; `None` where it is not installed.
+/// Runs cargo-deny on the lock file with these rules; returns success and output.
+///
+/// `None`, with the reason printed, where cargo-deny is not installed, or where crates of other targets are missing because
+/// `setup.sh` could not reach the registry: not a defect of this repository, so it is skipped even where tests are required.
+/// `make test` repeats the reason at its end.
 fn judged(rules: &str) -> Option<(bool, String)> {
+    if let Some(reason) = std::env::var("MEMLEDGER_TEST_NO_CRATES").ok().filter(|reason| !reason.is_empty()) {
+        eprintln!("SKIPPED: {reason}");
+        return None;
+    }
     let deny = provided("MEMLEDGER_TEST_CARGO_DENY")?;
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("deny.toml");

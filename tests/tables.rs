@@ -1,13 +1,13 @@
-//! The generated documents are what the tables say.
+//! The generated documents match the tables.
 
 use crate::support::golden;
 
 #[test]
-fn docs_metrics_is_the_catalog() {
-    golden("docs/metrics.md", &memledger::export::markdown::metrics());
+fn metrics_md_matches_the_catalog() {
+    golden("docs/metrics.md", &memledger::export::reference_docs::metrics());
 }
 
 #[test]
-fn docs_config_is_the_table_of_settings() {
-    golden("docs/config.md", &memledger::export::markdown::settings());
+fn config_md_matches_the_settings() {
+    golden("docs/config.md", &memledger::export::reference_docs::settings());
 }

@@ -1,5 +1,5 @@
-//! Every balance is checked against a truth that the code did not produce: a real process takes a known amount of one
-//! kind of memory in a real cgroup, and the tests say which series move, by how much, and that all others stay.
+//! Checks every memory metric against known amounts: a real process allocates a known amount of one kind of memory in a
+//! real cgroup, and the tests state which series change, by how much, and that all others stay the same.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,15 @@ use crate::support::{Memledger, Metrics};
 
 const MIB: f64 = 1_048_576.0;
 
-/// How far a series may be from the amount that was taken.
+/// Maximum difference between a series and the allocated amount.
 ///
-/// The kernel charges 64 pages at a time to each CPU (256 KiB), folds `memory.stat` when 64 pages per CPU have changed
-/// or after 2 s, and counts resident pages 32 or more to a CPU: on two CPUs each of the two readings of a difference may
-/// be off by 512 KiB. The interpreter's own objects and the page tables of what is taken are a few hundred KiB.
+/// The kernel charges 64 pages at a time to each CPU (256 KiB), updates `memory.stat` after 64 changed pages per CPU or
+/// 2 s, and counts resident pages in batches of 32 or more per CPU: on two CPUs each of the two readings of a
+/// difference may be off by 512 KiB. The interpreter's own objects and the page tables of the allocation are a few
+/// hundred KiB.
 const TOLERANCE: f64 = 2.0 * MIB;
 
-/// What every program begins with: `done()` says that a step is done and waits for the next.
+/// Prelude of every program. `done()` reports the end of a step and waits for the next one.
 const PRELUDE: &str = "
 import mmap, os, sys, tempfile
 MIB = 1 << 20
@@ -32,7 +33,7 @@ def touch(area, start, end):
         area[at] = 1
 ";
 
-/// A process in a container of its own, and a memledger that shows this container alone.
+/// A process in its own container, and a memledger that shows only this container.
 struct Lab {
     memledger: Memledger,
     python: Python,
@@ -54,7 +55,7 @@ impl Lab {
         Self { memledger, python, cgroup }
     }
 
-    /// One series of the container.
+    /// Returns one series of the container.
     fn value(&self, metrics: &Metrics, family: &str) -> Option<f64> {
         metrics.get(
             &format!("memledger_container_memory_{family}_bytes"),
@@ -62,56 +63,56 @@ impl Lab {
         )
     }
 
-    /// All balances of the container, and the host's that nobody else moves.
-    fn balances(&self, metrics: &Metrics) -> Result<BTreeMap<String, f64>, String> {
+    /// Returns all memory values of the container, and those of the host that nothing else changes.
+    fn values(&self, metrics: &Metrics) -> Result<BTreeMap<String, f64>, String> {
         let name = ("container_name", self.cgroup.name());
-        let mut balances = BTreeMap::new();
+        let mut values = BTreeMap::new();
         for family in ["usage", "working_set", "rss", "unreclaimable"] {
             let value = metrics.ask(&format!("memledger_container_memory_{family}_bytes"), &[name])?;
-            balances.insert(family.to_owned(), value);
+            values.insert(family.to_owned(), value);
         }
         for component in ["anon", "file", "shmem", "kernel"] {
             let labels = [name, ("component", component)];
             let value = metrics.ask("memledger_container_memory_component_bytes", &labels)?;
-            balances.insert(component.to_owned(), value);
+            values.insert(component.to_owned(), value);
         }
         let resident = metrics.sum("memledger_container_process_rss_bytes", &[name]);
-        balances.insert("process_rss".to_owned(), resident);
+        values.insert("process_rss".to_owned(), resident);
         let host = metrics.ask("memledger_host_memory_component_bytes", &[("component", "containers")])?;
-        balances.insert("host:containers".to_owned(), host);
-        Ok(balances)
+        values.insert("host:containers".to_owned(), host);
+        Ok(values)
     }
 
-    /// The balances while the process rests: two readings more than the kernel's 2 s apart that agree.
-    fn at_rest(&self) -> BTreeMap<String, f64> {
+    /// Returns the values while the process is idle: two equal readings more than the kernel's 2 s apart.
+    fn idle_values(&self) -> BTreeMap<String, f64> {
         let mut held: Option<(f64, BTreeMap<String, f64>)> = None;
-        self.memledger.eventually("balances that stay for 2 s", |metrics| {
+        self.memledger.eventually("values that stay the same for 2 s", |metrics| {
             let now = metrics.ask("memledger_snapshot_timestamp_seconds", &[])?;
-            let balances = self.balances(metrics)?;
+            let values = self.values(metrics)?;
             match &held {
-                Some((since, before)) if *before == balances => {
+                Some((since, before)) if *before == values => {
                     if now - since > 2.5 {
-                        return Ok(balances);
+                        return Ok(values);
                     }
                 }
-                _ => held = Some((now, balances)),
+                _ => held = Some((now, values)),
             }
-            Err("they move".to_owned())
+            Err("values are changing".to_owned())
         })
     }
 
-    /// Waits until the named balances have moved by so many MiB since `before`, and all others by nothing.
-    fn moved(&self, what: &str, before: &BTreeMap<String, f64>, by: &[(&str, f64)]) {
+    /// Waits until the named values have changed by the given MiB since `before`, and no other value has changed.
+    fn wait_for_change(&self, what: &str, before: &BTreeMap<String, f64>, by: &[(&str, f64)]) {
         for (name, _) in by {
-            assert!(before.contains_key(*name), "{name} is no balance");
+            assert!(before.contains_key(*name), "{name} is not one of the values");
         }
         self.memledger.eventually(what, |metrics| {
-            let after = self.balances(metrics)?;
+            let after = self.values(metrics)?;
             let wrong = before.iter().filter_map(|(name, before)| {
-                let expected = by.iter().find(|(moved, _)| moved == name).map_or(0.0, |(_, mib)| mib * MIB);
-                let moved = after[name] - before;
-                let near = (moved - expected).abs() <= TOLERANCE;
-                (!near).then(|| format!("{name} {:+.1} not {:+.1} MiB", moved / MIB, expected / MIB))
+                let expected = by.iter().find(|(change, _)| change == name).map_or(0.0, |(_, mib)| mib * MIB);
+                let change = after[name] - before;
+                let near = (change - expected).abs() <= TOLERANCE;
+                (!near).then(|| format!("{name} {:+.1} not {:+.1} MiB", change / MIB, expected / MIB))
             });
             let wrong: Vec<_> = wrong.collect();
             if wrong.is_empty() { Ok(()) } else { Err(wrong.join(", ")) }
@@ -119,13 +120,13 @@ impl Lab {
     }
 }
 
-/// The same amount for several balances.
+/// The same amount for several values.
 fn each<'a>(names: &[&'a str], mib: f64) -> Vec<(&'a str, f64)> {
     names.iter().map(|name| (*name, mib)).collect()
 }
 
 #[test]
-fn anonymous_memory_moves_what_is_anonymous_and_nothing_else() {
+fn anonymous_memory_changes_only_anonymous_values() {
     let mut lab = Lab::new(
         "
 done('ready')
@@ -136,16 +137,16 @@ area.close()
 done()
 ",
     );
-    let before = lab.at_rest();
+    let before = lab.idle_values();
     lab.python.step();
-    let moves = ["usage", "working_set", "rss", "anon", "unreclaimable", "process_rss", "host:containers"];
-    lab.moved("64 MiB of anonymous memory", &before, &each(&moves, 64.0));
+    let changes = ["usage", "working_set", "rss", "anon", "unreclaimable", "process_rss", "host:containers"];
+    lab.wait_for_change("64 MiB of anonymous memory", &before, &each(&changes, 64.0));
     lab.python.step();
-    lab.moved("giving it back", &before, &[]);
+    lab.wait_for_change("freeing it", &before, &[]);
 }
 
 #[test]
-fn shared_memory_is_shmem_once_whether_it_is_mapped_or_not() {
+fn shared_memory_counts_once_as_shmem() {
     let mut lab = Lab::new(
         "
 done('ready')
@@ -164,24 +165,28 @@ for _ in range(24):
 done()
 ",
     );
-    let moves = ["usage", "working_set", "shmem", "unreclaimable", "host:containers"];
-    let before = lab.at_rest();
+    let changes = ["usage", "working_set", "shmem", "unreclaimable", "host:containers"];
+    let before = lab.idle_values();
     lab.python.step();
-    lab.moved("48 MiB written to /dev/shm", &before, &each(&moves, 48.0));
+    lab.wait_for_change("48 MiB written to /dev/shm", &before, &each(&changes, 48.0));
     let used = lab.memledger.fresh_metrics().value("memledger_host_shm_used_bytes", &[]);
     assert!(used >= 48.0 * MIB, "the host's /dev/shm holds at least this: {used}");
     lab.python.step();
-    let mut mapped = each(&moves, 48.0);
+    let mut mapped = each(&changes, 48.0);
     mapped.push(("process_rss", 48.0));
-    lab.moved("mapping them: resident, and not charged again", &before, &mapped);
+    lab.wait_for_change("mapping them: resident, and not charged again", &before, &mapped);
     lab.python.step();
-    lab.moved("24 MiB of a memfd; its size of 256 MiB is no memory", &before, &each(&moves, 24.0));
+    lab.wait_for_change(
+        "24 MiB of a memfd; its size of 256 MiB is no memory",
+        &before,
+        &each(&changes, 24.0),
+    );
 }
 
 #[test]
-fn file_cache_is_usage_and_never_unreclaimable() {
-    // /var/tmp: /tmp may be a tmpfs, whose files are shared memory. Pages that were written once, whole, are inactive:
-    // they are usage and not working set; read again, they become active and are both
+fn file_cache_is_usage_but_not_unreclaimable() {
+    // /var/tmp, because /tmp may be a tmpfs, whose files are shared memory. Pages that were written once as a whole are
+    // inactive: they are usage and not working set; after another read they are active and are both
     let mut lab = Lab::new(
         "
 done('ready')
@@ -199,26 +204,26 @@ done()
 ",
     );
     // ext4 keeps a buffer head of 104 bytes and 8 of accounting for each page, 2.6 MiB in all, where other file systems
-    // keep none: expected is the middle. They are reclaimable slab, which v1 does not tell apart
+    // keep none: the middle is expected. They are reclaimable slab, which v1 does not separate
     let heads = 1.3;
-    let mut moves = vec![("file", 96.0), ("usage", 96.0 + heads), ("kernel", heads)];
+    let mut changes = vec![("file", 96.0), ("usage", 96.0 + heads), ("kernel", heads)];
     if !is_v2() {
-        moves.push(("unreclaimable", heads));
+        changes.push(("unreclaimable", heads));
     }
-    let before = lab.at_rest();
+    let before = lab.idle_values();
     lab.python.step();
-    moves.push(("working_set", heads));
-    lab.moved("a file of 96 MiB", &before, &moves);
+    changes.push(("working_set", heads));
+    lab.wait_for_change("a file of 96 MiB", &before, &changes);
     lab.python.step();
-    moves.pop();
-    moves.push(("working_set", 96.0 + heads));
-    lab.moved("reading it", &before, &moves);
+    changes.pop();
+    changes.push(("working_set", 96.0 + heads));
+    lab.wait_for_change("reading it", &before, &changes);
     lab.python.step();
-    lab.moved("deleting it", &before, &[]);
+    lab.wait_for_change("deleting it", &before, &[]);
 }
 
 #[test]
-fn names_that_were_looked_up_are_kernel_memory_that_only_v2_knows_to_be_reclaimable() {
+fn dentries_are_kernel_memory_and_reclaimable_on_v2_only() {
     let mut lab = Lab::new(
         "
 folder = tempfile.mkdtemp(dir='/var/tmp')
@@ -233,25 +238,61 @@ os.rmdir(folder)
 done()
 ",
     );
-    let before = lab.at_rest();
+    let before = lab.idle_values();
     lab.python.step();
     // a dentry is 192 bytes on a 64-bit kernel, its accounting 8 more
-    let truth = 60_000.0 * 200.0 / MIB;
-    let mut moves = each(&["usage", "working_set", "kernel"], truth);
+    let expected = 60_000.0 * 200.0 / MIB;
+    let mut changes = each(&["usage", "working_set", "kernel"], expected);
     if !is_v2() {
-        moves.push(("unreclaimable", truth));
+        changes.push(("unreclaimable", expected));
     }
-    lab.moved("60,000 negative dentries", &before, &moves);
+    lab.wait_for_change("60,000 negative dentries", &before, &changes);
     let (_, text) = lab.memledger.get("/metrics");
     let help = "# HELP memledger_container_memory_unreclaimable_bytes ";
     let help = text.lines().find(|line| line.starts_with(help)).expect("a help line");
-    assert!(help.contains("v1") && help.contains("reclaimable slab cannot be told apart"), "{help}");
+    assert!(help.contains("cgroup v1 includes reclaimable slab"), "{help}");
 }
 
 #[test]
-fn page_tables_are_kernel_memory_that_cannot_be_reclaimed() {
-    // reading a page that was never written maps the kernel's page of zeros: it costs page tables alone, one of 4 KiB
-    // for every 2 MiB of addresses
+fn counts_processes_of_threaded_cgroup_below_container() {
+    if !is_v2() {
+        return; // v1 has no threaded cgroups: this is for the guest
+    }
+    let cgroup = TestCgroup::container();
+    let threads = cgroup.path.join("threads");
+    let program = format!(
+        "
+def write(file, text):
+    with open('{}/' + file, 'w') as opened:
+        opened.write(text)
+os.mkdir('{}')
+write('threads/cgroup.type', 'threaded')
+write('threads/cgroup.threads', str(os.getpid()))
+done('ready')
+write('cgroup.threads', str(os.getpid()))
+os.rmdir('{}')
+done()
+",
+        cgroup.path.display(),
+        threads.display(),
+        threads.display()
+    );
+    let mut lab = Lab::within(cgroup, &program, &[]);
+    let read = std::fs::read(threads.join("cgroup.procs"));
+    assert_eq!(read.unwrap_err().raw_os_error(), Some(95), "EOPNOTSUPP");
+    lab.memledger.eventually("its process", |metrics| {
+        let name = ("container_name", lab.cgroup.name());
+        metrics.ask("memledger_container_processes", &[name, ("role", "other")]).map(drop)?;
+        let count = metrics.sum("memledger_container_processes", &[name]);
+        if count == 1.0 { Ok(()) } else { Err(format!("{count} processes")) }
+    });
+    lab.python.step();
+}
+
+#[test]
+fn page_tables_are_unreclaimable_kernel_memory() {
+    // reading a page that was never written maps the kernel's zero page: it costs only page tables, one of 4 KiB for
+    // every 2 MiB of addresses
     let mut lab = Lab::new(
         "
 MAP_NORESERVE = 0x4000
@@ -264,35 +305,35 @@ area.close()
 done()
 ",
     );
-    let before = lab.at_rest();
+    let before = lab.idle_values();
     lab.python.step();
-    let moves = ["usage", "working_set", "kernel", "unreclaimable"];
-    lab.moved("4,096 page tables", &before, &each(&moves, 16.0));
+    let changes = ["usage", "working_set", "kernel", "unreclaimable"];
+    lab.wait_for_change("4,096 page tables", &before, &each(&changes, 16.0));
     lab.python.step();
-    lab.moved("unmapping", &before, &[]);
+    lab.wait_for_change("unmapping", &before, &[]);
 }
 
 #[test]
-fn forked_pages_count_in_every_resident_size_and_once_in_the_shares() {
+fn forked_pages_count_in_every_rss_and_once_in_pss() {
     let mut lab = Lab::within(
         TestCgroup::container(),
         "
 area = private(64 * MIB)
 touch(area, 0, 64 * MIB)
 done('ready')
-tell, hear = [], []
+orders, replies = [], []
 for _ in range(4):
-    (order_in, order), (answer, answer_out) = os.pipe(), os.pipe()
+    (order_in, order), (reply, reply_out) = os.pipe(), os.pipe()
     if os.fork() == 0:
         while True:
             os.read(order_in, 1)
             touch(area, 0, 32 * MIB)
-            os.write(answer_out, b'x')
-    tell.append(order)
-    hear.append(answer)
+            os.write(reply_out, b'x')
+    orders.append(order)
+    replies.append(reply)
 done()
-os.write(tell[0], b'x')
-os.read(hear[0], 1)
+os.write(orders[0], b'x')
+os.read(replies[0], 1)
 done()
 ",
         &["--pss.interval=1s"],
@@ -305,18 +346,18 @@ done()
     let both = |metrics: &Metrics, family: &str| {
         Ok::<_, String>((of(metrics, family, "trainer")?, of(metrics, family, "dataloader_worker")?))
     };
-    // the interpreter itself: its own pages are shared by the fork just as the 64 MiB are
+    // the interpreter itself: the fork shares its pages just like the 64 MiB
     let own = lab.memledger.eventually("a share before the fork", |metrics| {
         let share = of(metrics, "pss", "other")?;
         if share > 64.0 { Ok(share - 64.0) } else { Err(format!("{share}")) }
     });
     assert!((0.0..24.0).contains(&own), "an interpreter of {own} MiB");
-    let before = lab.at_rest();
+    let before = lab.idle_values();
 
     lab.python.step();
     lab.memledger.eventually("five times resident, once a share", |metrics| {
         let ((rss, workers_rss), (pss, workers_pss)) = (both(metrics, "rss")?, both(metrics, "pss")?);
-        // forks have their parent's anonymous pages mapped, and those pages of files that they use
+        // forks map their parent's anonymous pages, and those file pages that they use
         let resident = workers_rss >= 4.0 * 64.0 && workers_rss <= 4.0 * (rss + 2.0);
         // what five processes touch after a fork becomes their own: up to 2 MiB each
         let shared =
@@ -330,10 +371,10 @@ done()
     lab.python.step();
     lab.memledger.eventually("the share of 32 MiB that one child has written", |metrics| {
         let ((rss, workers_rss), (pss, workers_pss)) = (both(metrics, "rss")?, both(metrics, "pss")?);
-        let anon = lab.balances(metrics)?["anon"] - before["anon"];
+        let anon = lab.values(metrics)?["anon"] - before["anon"];
         let resident = workers_rss >= 4.0 * 64.0 && workers_rss <= 4.0 * (rss + 2.0);
         let shared = (pss + workers_pss - 96.0 - own).abs() < 10.0;
-        // the cgroup's books: the 32 MiB, and what the five have touched of the interpreter
+        // charged to the cgroup: the 32 MiB, and the pages of the interpreter that the five have written
         let charged = (30.0..42.0).contains(&(anon / MIB));
         let right = resident && shared && charged;
         right.then_some(()).ok_or_else(|| format!("rss {workers_rss}, pss {pss} {workers_pss}, anon {anon}"))
@@ -341,36 +382,37 @@ done()
 }
 
 #[test]
-fn nothing_holds_on_to_the_memory_of_a_container_that_is_about_to_run_out() {
+fn pss_is_not_measured_near_the_memory_limit() {
     let program = "
 area = private(256 * MIB)
 touch(area, 0, 256 * MIB)
 done('ready')
 ";
     let lab = Lab::within(TestCgroup::container(), program, &["--pss.interval=1s"]);
-    let roomy = Lab::new("done('ready')");
+    let unlimited = Lab::new("done('ready')");
     let share = |metrics: &Metrics, lab: &Lab| {
         let labels = [("container_name", lab.cgroup.name()), ("role", "other")];
         metrics.ask("memledger_container_process_pss_bytes", &labels)
     };
-    lab.memledger.eventually("a share while there is room", |metrics| share(metrics, &lab).map(drop));
-    let held = lab.at_rest()["unreclaimable"] as u64;
+    lab.memledger.eventually("a share with enough headroom", |metrics| share(metrics, &lab).map(drop));
+    let held = lab.idle_values()["unreclaimable"] as u64;
     lab.cgroup.limit(held + held / 64);
-    // this one knows no share of before
-    let include = format!("--container.include=^({}|{})$", lab.cgroup.name(), roomy.cgroup.name());
+    // this memledger has no earlier share
+    let include = format!("--container.include=^({}|{})$", lab.cgroup.name(), unlimited.cgroup.name());
     let memledger =
         Memledger::start(&[&include, "--pss.interval=1s", "--docker.socket=", "--podman.socket="]);
-    memledger.eventually("a share of the other one", |metrics| share(metrics, &roomy).map(drop));
+    memledger
+        .eventually("a share of the unlimited container", |metrics| share(metrics, &unlimited).map(drop));
     for _ in 0..2 {
         assert!(share(&memledger.fresh_metrics(), &lab).is_err(), "measured at its limit");
     }
-    assert!(share(&lab.memledger.fresh_metrics(), &lab).is_ok(), "what was measured before is kept");
+    assert!(share(&lab.memledger.fresh_metrics(), &lab).is_ok(), "the earlier measurement is kept");
     lab.cgroup.limit(1 << 30);
-    memledger.eventually("a share when there is room again", |metrics| share(metrics, &lab).map(drop));
+    memledger.eventually("a share with enough headroom again", |metrics| share(metrics, &lab).map(drop));
 }
 
 #[test]
-fn a_container_without_any_limit_has_no_limit_series() {
+fn unlimited_container_has_no_limit_series() {
     let lab = Lab::new("done('ready')");
     let metrics = lab.memledger.metrics();
     for family in ["limit", "effective_limit", "headroom"] {
@@ -380,7 +422,7 @@ fn a_container_without_any_limit_has_no_limit_series() {
 }
 
 #[test]
-fn a_limit_of_its_own_is_the_limit_the_effective_limit_and_bounds_the_headroom() {
+fn own_limit_sets_limit_effective_limit_and_headroom() {
     let cgroup = TestCgroup::container();
     cgroup.limit(256 << 20);
     let mut lab =
@@ -397,7 +439,7 @@ fn a_limit_of_its_own_is_the_limit_the_effective_limit_and_bounds_the_headroom()
         let taken = before - lab.value(metrics, "headroom").ok_or("no headroom")?;
         ((taken - 64.0 * MIB).abs() <= TOLERANCE).then_some(()).ok_or_else(|| format!("{taken}"))
     });
-    // a limit that is raised, and one that is taken away
+    // the limit is raised, then removed
     lab.cgroup.limit(512 << 20);
     lab.memledger.eventually("the new limit", |metrics| {
         let limit = lab.value(metrics, "limit");
@@ -412,8 +454,8 @@ fn a_limit_of_its_own_is_the_limit_the_effective_limit_and_bounds_the_headroom()
 }
 
 #[test]
-fn a_lower_limit_above_is_the_effective_one_and_a_sibling_takes_from_the_headroom() {
-    // 12 digits: with all 64 the parent would look like a container itself
+fn lower_parent_limit_is_effective_and_sibling_reduces_headroom() {
+    // 12 digits: with all 64 the parent would be taken for a container
     let parent_id = new_id()[..12].to_owned();
     let parent_path = format!("memledger-tests/parent-{parent_id}");
     let parent = TestCgroup::at(&parent_path, &parent_id);
@@ -433,40 +475,40 @@ fn a_lower_limit_above_is_the_effective_one_and_a_sibling_takes_from_the_headroo
         let value = |family| lab.value(metrics, family).ok_or_else(|| format!("no {family}"));
         assert_eq!(value("limit")?, 256.0 * MIB, "its own limit stays its own");
         assert_eq!(value("effective_limit")?, 192.0 * MIB);
-        // 96 MiB of the sibling and 32 of its own, and two interpreters with their kernel memory: 5 to 20 MiB each,
-        // by how much of the interpreter is file cache
+        // 96 MiB of the sibling, 32 of its own, and two interpreters with their kernel memory: 5 to 20 MiB each,
+        // depending on how much of the interpreter is file cache
         let headroom = value("headroom")?;
         let right = (24.0 * MIB..=64.0 * MIB).contains(&headroom);
         right.then_some(()).ok_or_else(|| format!("headroom {:.1} MiB", headroom / MIB))
     });
-    // the parent's own books, read by hand; the stat files lag by up to 2 s
-    lab.memledger.eventually("the parent's limit less what is pinned there", |metrics| {
+    // the parent's own files, read directly; the stat files lag by up to 2 s
+    lab.memledger.eventually("the parent's limit less what is unreclaimable_bytes there", |metrics| {
         let headroom = lab.value(metrics, "headroom").ok_or("none")?;
-        let truth = 192.0 * MIB - pinned(&parent);
-        (headroom == truth).then_some(()).ok_or_else(|| format!("{headroom} not {truth}"))
+        let expected = 192.0 * MIB - unreclaimable_bytes(&parent);
+        (headroom == expected).then_some(()).ok_or_else(|| format!("{headroom} not {expected}"))
     });
 
-    // its own limit is the lower one now; the sibling still bounds the headroom
+    // its own limit is now the lower one; the sibling still bounds the headroom
     lab.cgroup.limit(160 << 20);
     lab.memledger.eventually("its own limit, the parent's headroom", |metrics| {
         let limit = lab.value(metrics, "effective_limit").ok_or("no limit")?;
         let headroom = lab.value(metrics, "headroom").ok_or("no headroom")?;
-        let right = limit == 160.0 * MIB && headroom == 192.0 * MIB - pinned(&parent);
+        let right = limit == 160.0 * MIB && headroom == 192.0 * MIB - unreclaimable_bytes(&parent);
         right.then_some(()).ok_or_else(|| format!("limit {limit}, headroom {headroom}"))
     });
 
-    // without the sibling there is more room above than in its own limit
+    // without the sibling, the parent has more headroom than its own limit leaves
     drop(neighbour);
     drop(sibling);
     lab.memledger.eventually("its own headroom", |metrics| {
         let headroom = lab.value(metrics, "headroom").ok_or("no headroom")?;
-        let truth = 160.0 * MIB - lab.value(metrics, "unreclaimable").ok_or("none")?;
-        (headroom == truth).then_some(()).ok_or_else(|| format!("{headroom} not {truth}"))
+        let expected = 160.0 * MIB - lab.value(metrics, "unreclaimable").ok_or("none")?;
+        (headroom == expected).then_some(()).ok_or_else(|| format!("{headroom} not {expected}"))
     });
 }
 
-/// What the kernel cannot drop of a cgroup, added up from its files.
-fn pinned(cgroup: &TestCgroup) -> f64 {
+/// Returns the unreclaimable memory of a cgroup, summed from its files.
+fn unreclaimable_bytes(cgroup: &TestCgroup) -> f64 {
     let stat = |v1, v2| cgroup.stat(v1, v2).unwrap_or_else(|| panic!("no {v2}"));
     let shared = stat("total_rss", "anon") + stat("total_shmem", "shmem");
     let kernel = if is_v2() {
@@ -477,7 +519,7 @@ fn pinned(cgroup: &TestCgroup) -> f64 {
     (shared + kernel) as f64
 }
 
-/// Holds some of everything.
+/// Holds memory of every kind.
 const MIXTURE: &str = "
 area = private(24 * MIB)
 touch(area, 0, 24 * MIB)
@@ -492,10 +534,10 @@ done('ready')
 ";
 
 #[test]
-fn components_sum_to_the_usage_and_those_of_the_host_to_its_memory() {
+fn components_sum_to_usage_and_host_memory() {
     let lab = Lab::new(MIXTURE);
     let mut seen = std::collections::BTreeSet::new();
-    // not once but in every one of twenty cycles
+    // in each of twenty cycles
     lab.memledger.eventually("twenty cycles", |metrics| {
         let name = ("container_name", lab.cgroup.name());
         let usage = metrics.value("memledger_container_memory_usage_bytes", &[name]);
@@ -503,8 +545,8 @@ fn components_sum_to_the_usage_and_those_of_the_host_to_its_memory() {
         assert_eq!(parts.len(), 5, "anon, file, shmem, kernel and other");
         assert!(parts.iter().all(|(_, _, bytes)| *bytes >= 0.0), "{parts:?}");
         let sum: f64 = parts.iter().map(|(_, _, bytes)| bytes).sum();
-        // `other` is the rest and closes the sum; only when the parts exceed the usage is there none, by the lag of
-        // the files and, on v1, by what a CPU has charged in advance
+        // `other` is the rest and completes the sum; it is 0 only if the components exceed the usage, by the lag of the
+        // files and, on v1, by what a CPU has charged in advance
         assert!((sum - usage).abs() <= TOLERANCE, "{sum} of {usage}");
         let total = metrics.value("memledger_host_memory_total_bytes", &[]);
         let parts = metrics.all("memledger_host_memory_component_bytes", &[]);
@@ -515,26 +557,26 @@ fn components_sum_to_the_usage_and_those_of_the_host_to_its_memory() {
         seen.insert(metrics.value("memledger_snapshot_timestamp_seconds", &[]).to_bits());
         if seen.len() >= 20 { Ok(()) } else { Err(format!("{} cycles", seen.len())) }
     });
-    // at rest the container's sum is exact too
+    // while the process is idle, the container's sum is exact too
     lab.memledger.eventually("an exact sum", |metrics| {
         let name = ("container_name", lab.cgroup.name());
         let usage = metrics.ask("memledger_container_memory_usage_bytes", &[name])?;
         let sum = metrics.sum("memledger_container_memory_component_bytes", &[name]);
         (sum == usage).then_some(()).ok_or_else(|| format!("{sum} of {usage}"))
     });
-    let faults = lab.memledger.metrics().sum("memledger_read_faults_total", &[]);
-    assert_eq!(faults, 0.0);
+    let errors = lab.memledger.metrics().sum("memledger_collector_read_errors_total", &[]);
+    assert_eq!(errors, 0.0);
 }
 
 #[test]
-fn the_numbers_are_those_of_the_kernels_own_files() {
+fn values_equal_those_of_kernel_files() {
     let lab = Lab::new(MIXTURE);
     lab.cgroup.limit(1 << 30);
     let cgroup = &lab.cgroup;
     let read = |v1: &str, v2: &str| Some(cgroup.number(v1, v2) as f64);
     let stat = |v1: &str, v2: &str| cgroup.stat(v1, v2).map(|bytes| bytes as f64);
-    // the process rests, so the files and the newest snapshot agree to the byte as soon as the kernel has folded its
-    // counters, which takes it up to 2 s
+    // the process is idle, so the files and the newest snapshot agree to the byte once the kernel has updated its
+    // counters, which takes up to 2 s
     lab.memledger.eventually("the kernel's numbers", |metrics| {
         let component = |component| {
             let labels = [("container_name", cgroup.name()), ("component", component)];
@@ -555,21 +597,21 @@ fn the_numbers_are_those_of_the_kernels_own_files() {
             ("shmem", component("shmem"), shmem),
             ("file", component("file"), cache),
             ("kernel", component("kernel"), kernel),
-            ("unreclaimable", lab.value(metrics, "unreclaimable"), Some(pinned(cgroup))),
+            ("unreclaimable", lab.value(metrics, "unreclaimable"), Some(unreclaimable_bytes(cgroup))),
             ("swap", lab.value(metrics, "swap"), swap(cgroup)),
         ];
-        let wrong: Vec<_> = pairs.iter().filter(|(_, shown, truth)| shown != truth).collect();
+        let wrong: Vec<_> = pairs.iter().filter(|(_, shown, expected)| shown != expected).collect();
         if wrong.is_empty() { Ok(()) } else { Err(format!("{wrong:?}")) }
     });
-    // not by all being nothing
-    let balances = lab.at_rest();
+    // the values are not all zero
+    let values = lab.idle_values();
     for (name, mib) in [("anon", 24.0), ("shmem", 12.0), ("file", 36.0)] {
-        let held = balances[name];
+        let held = values[name];
         assert!(held >= mib * MIB - TOLERANCE && held <= (mib + 24.0) * MIB, "{name}: {held}");
     }
 }
 
-/// Swap held as the kernel's files tell; `None` on a kernel without swap accounting.
+/// Returns the swap usage from the kernel's files, or `None` on a kernel without swap accounting.
 fn swap(cgroup: &TestCgroup) -> Option<f64> {
     let bytes = if is_v2() {
         cgroup.text("memory.swap.current").map(|text| text.trim().parse().expect("a number"))
@@ -580,24 +622,29 @@ fn swap(cgroup: &TestCgroup) -> Option<f64> {
 }
 
 #[test]
-fn swap_and_pressure_are_shown_where_the_kernel_has_them_and_nowhere_else() {
+fn swap_and_pressure_appear_only_where_the_kernel_has_them() {
     let lab = Lab::new("done('ready')");
     let metrics = lab.memledger.fresh_metrics();
-    // nothing is swapped out here, so the figure is 0 or absent, and never made up
+    // nothing is swapped out here, so the value is 0 or absent
     assert_eq!(lab.value(&metrics, "swap"), swap(&lab.cgroup));
     let name = ("container_name", lab.cgroup.name());
-    let shown = metrics.all("memledger_container_memory_pressure_seconds_total", &[name]);
     // v1 has no such file; a kernel without PSI has none, or one that cannot be read
-    let has = is_v2() && lab.cgroup.text("memory.pressure").is_some();
-    assert_eq!(shown.len(), if has { 2 } else { 0 }, "{shown:?}");
-    let shown = metrics.all("memledger_host_memory_pressure_seconds_total", &[]);
-    let has = std::fs::read_to_string("/proc/pressure/memory").is_ok();
-    assert_eq!(shown.len(), if has { 2 } else { 0 }, "{shown:?}");
-    assert_eq!(metrics.sum("memledger_read_faults_total", &[]), 0.0, "absent is no fault");
+    let container_has = is_v2() && lab.cgroup.text("memory.pressure").is_some();
+    let host_has = std::fs::read_to_string("/proc/pressure/memory").is_ok();
+    for state in ["waiting", "stalled"] {
+        let family = |of: &str| format!("memledger_{of}_memory_pressure_{state}_seconds_total");
+        assert_eq!(metrics.get(&family("container"), &[name]).is_some(), container_has, "{state}");
+        assert_eq!(metrics.get(&family("host"), &[]).is_some(), host_has, "{state}");
+    }
+    assert_eq!(
+        metrics.sum("memledger_collector_read_errors_total", &[]),
+        0.0,
+        "a missing file is not an error"
+    );
 }
 
 #[test]
-fn peaks_stay_when_the_memory_is_given_back_and_when_the_container_ends() {
+fn peaks_remain_after_memory_is_freed_and_container_ends() {
     let mut lab = Lab::new(
         "
 done('ready')
@@ -608,30 +655,30 @@ area.close()
 done()
 ",
     );
-    let before = lab.at_rest();
+    let before = lab.idle_values();
     let unreclaimable = before["unreclaimable"];
     lab.python.step();
     lab.memledger.eventually("a peak of 64 MiB more", |metrics| {
         let peak = lab.value(metrics, "unreclaimable_peak").ok_or("no peak")? - unreclaimable;
         ((peak - 64.0 * MIB).abs() <= TOLERANCE).then_some(()).ok_or_else(|| format!("{peak}"))
     });
-    lab.at_rest(); // what the kernel still adds up is in them too
+    lab.idle_values(); // includes counts that the kernel updates late
     let metrics = lab.memledger.metrics();
     let peaks = |lab: &Lab, metrics: &Metrics| {
         ["unreclaimable_peak", "peak"].map(|family| lab.value(metrics, family).expect("a peak"))
     };
     let held = peaks(&lab, &metrics);
     lab.python.step();
-    lab.moved("giving it back", &before, &[]);
+    lab.wait_for_change("freeing it", &before, &[]);
     let metrics = lab.memledger.metrics();
-    // the process may have taken a little more before it gave the memory back; from then on nothing comes near
+    // the process may have used a little more before it freed the memory; from then on usage stays far below
     let kept = peaks(&lab, &metrics);
     for (held, kept) in std::iter::zip(held, kept) {
         assert!((held..=held + TOLERANCE).contains(&kept), "{kept} after {held}");
     }
-    let truth = lab.cgroup.number("memory.max_usage_in_bytes", "memory.peak") as f64;
-    assert_eq!(kept[1], truth, "the kernel's own peak");
-    assert!(truth >= before["usage"] + 64.0 * MIB - TOLERANCE, "{truth}");
+    let expected = lab.cgroup.number("memory.max_usage_in_bytes", "memory.peak") as f64;
+    assert_eq!(kept[1], expected, "the kernel's own peak");
+    assert!(expected >= before["usage"] + 64.0 * MIB - TOLERANCE, "{expected}");
 
     let Lab { memledger, python, cgroup } = lab;
     let name = cgroup.name().to_owned();
@@ -644,10 +691,10 @@ done()
     });
     let metrics = memledger.metrics();
     assert_eq!(metrics.get("memledger_container_memory_unreclaimable_peak_bytes", &labels), Some(kept[0]));
-    assert_eq!(metrics.get("memledger_container_memory_peak_bytes", &labels), Some(truth));
+    assert_eq!(metrics.get("memledger_container_memory_peak_bytes", &labels), Some(expected));
     assert_eq!(
         metrics.get("memledger_container_memory_rss_bytes", &labels),
         None,
-        "a dead one holds nothing"
+        "an ended container has no memory"
     );
 }

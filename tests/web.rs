@@ -1,7 +1,7 @@
-//! `--web.config.file`, and what the HTTP side bears: a real Prometheus, promtool, openssl and curl, and clients that behave
-//! badly.
+//! `--web.config.file` and the limits of the HTTP server: with a real Prometheus, promtool, openssl and curl, and with
+//! misbehaving clients.
 //!
-//! Certificates are made anew for each test. Hashes have the least cost there is: what is tested is how many are computed.
+//! Each test makes its own certificates. Password hashes have the lowest cost: the tests check how many are computed.
 
 mod crowd;
 mod health;
@@ -13,4 +13,5 @@ mod scrape;
 mod site;
 mod slow;
 mod tls;
-mod two;
+
+pub(crate) use site::exchange;

@@ -1,5 +1,5 @@
-//! `memledger why`: a verdict per cause from synthetic events, and its screens. No figure may appear that the events do
-//! not have and that is not computed from them.
+//! `memledger why`: a verdict per cause from synthetic events, and its screens. Every figure must be in the events or
+//! be computed from them.
 
 mod cases;
 mod events;
@@ -8,19 +8,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use memledger::export::why::render;
-use memledger::ledger::entries::{Before, Event, Evidence, Exit, Kill, Name, Reason, Subject, Victim, Whose};
-use memledger::ledger::store::{Changes, Store};
+use memledger::export::verdict_text::render;
+use memledger::ledger::events::{
+    ContainerLabels, ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, PriorUsage,
+    Victim,
+};
+use memledger::ledger::store::{Store, WriteBatch};
 use memledger::ledger::why::{Cause, Verdict, explain, explain_last, nothing};
 
 use crate::support::{golden, run};
 use cases::Case;
 use events::*;
 
-/// Figures that belong to no event: exit codes and signals as words, times that the verdict counts, names of units.
+/// Figures that are in no event: exit codes and signals, times that the verdict counts, names of units.
 const GENERAL: [&str; 5] = ["1000", "50", "40", "9", "137"];
 
-/// All runs of digits, with a fraction if there is one.
+/// Returns all runs of digits, with a fraction if there is one.
 fn figures(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut figure = String::new();
@@ -35,8 +38,8 @@ fn figures(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// What may appear: every figure of the events as it stands, as bytes for people, and as a time.
-fn allowed(events: &[Event], computed: &[&str]) -> BTreeSet<String> {
+/// Returns the allowed figures: every figure of the events as a number, as bytes with a unit, and as a time.
+fn allowed(events: &[LedgerEvent], computed: &[&str]) -> BTreeSet<String> {
     fn walk(value: &serde_json::Value, out: &mut BTreeSet<String>) {
         match value {
             serde_json::Value::Number(number) => {
@@ -63,18 +66,18 @@ fn allowed(events: &[Event], computed: &[&str]) -> BTreeSet<String> {
 fn check(case: &Case) -> Verdict {
     let name = case.name;
     let verdict = explain(&case.events, NOW).unwrap_or_else(|| panic!("{name}: no verdict"));
-    let said = std::iter::once(&verdict.what).chain(&verdict.also).chain(&verdict.advice);
-    let said = said.cloned().collect::<Vec<_>>().join("\n");
-    assert_eq!((verdict.cause, verdict.confidence), (case.cause, case.confidence), "{name}: {said}");
+    let text = std::iter::once(&verdict.what).chain(&verdict.also).chain(&verdict.advice);
+    let text = text.cloned().collect::<Vec<_>>().join("\n");
+    assert_eq!((verdict.cause, verdict.confidence), (case.cause, case.confidence), "{name}: {text}");
     for words in case.says {
-        assert!(said.contains(words), "{name}: no {words:?} in\n{said}");
+        assert!(text.contains(words), "{name}: no {words:?} in\n{text}");
     }
     for words in case.not {
-        assert!(!said.contains(words), "{name}: {words:?} claims too much in\n{said}");
+        assert!(!text.contains(words), "{name}: {words:?} claims too much in\n{text}");
     }
     let allowed = allowed(&case.events, case.computed);
-    let made_up: Vec<_> = figures(&said).difference(&allowed).cloned().collect();
-    assert!(made_up.is_empty(), "{name}: {made_up:?} is in no event:\n{said}");
+    let unknown_figures: Vec<_> = figures(&text).difference(&allowed).cloned().collect();
+    assert!(unknown_figures.is_empty(), "{name}: {unknown_figures:?} is in no event:\n{text}");
     let screen = render(&verdict);
     assert!(screen.lines().all(|line| line.chars().count() <= 100), "{name} is too wide:\n{screen}");
     assert!(screen.lines().count() <= 30, "{name} has {} lines:\n{screen}", screen.lines().count());
@@ -82,7 +85,7 @@ fn check(case: &Case) -> Verdict {
 }
 
 #[test]
-fn every_cause_has_its_verdict_its_advice_and_no_figure_of_its_own() {
+fn every_cause_has_verdict_and_advice_without_invented_figures() {
     let cases: Vec<Case> = cases::all();
     let mut seen = BTreeSet::new();
     let mut wrong = Vec::new();
@@ -93,13 +96,13 @@ fn every_cause_has_its_verdict_its_advice_and_no_figure_of_its_own() {
         }
     }
     assert!(wrong.is_empty(), "wrong: {wrong:#?}");
-    // these have no container among the events
+    // no event of these has a container
     seen.extend([Cause::Nothing, Cause::OomHostProcess, Cause::OomUnattributed]);
     let missing: Vec<_> = Cause::ALL.iter().filter(|cause| !seen.contains(cause)).collect();
     assert!(missing.is_empty(), "no case has {missing:?}");
 }
 
-/// A screen as a golden file. The usual case fits a terminal of 24 lines.
+/// Compares a screen with a golden file. The usual case fits a terminal of 24 lines.
 fn screen(name: &str, verdict: &Verdict, most_lines: usize) {
     let text = render(verdict);
     golden(&format!("tests/golden/why/{name}.txt"), &text);
@@ -108,51 +111,51 @@ fn screen(name: &str, verdict: &Verdict, most_lines: usize) {
 }
 
 #[test]
-fn a_killed_worker_is_told_on_one_screen() {
+fn killed_worker_fits_one_screen() {
     let mut first = kill(Victim::Child);
     (first.id, first.at) = (5, AT - 200.0);
-    let events = [killed(first), killed(kill(Victim::Child)), ended(exit(Reason::Error, 1, 72.0))];
+    let events = [killed(first), killed(kill(Victim::Child)), ended(exit(ExitReason::Error, 1, 72.0))];
     screen("worker", &explain(&events, NOW).unwrap(), 24);
 }
 
 #[test]
-fn a_kill_for_want_of_the_machines_memory_is_told_on_one_screen() {
+fn host_oom_fits_one_screen() {
     screen("host", &explain(&[killed(of_host())], NOW).unwrap(), 24);
 }
 
 #[test]
-fn an_end_that_was_no_oom_is_told_on_one_screen() {
-    screen("killed-outside", &explain(&[ended(exit(Reason::Killed, 137, 0.0))], NOW).unwrap(), 24);
+fn exit_without_oom_fits_one_screen() {
+    screen("killed-outside", &explain(&[ended(exit(ExitReason::Killed, 137, 0.0))], NOW).unwrap(), 24);
 }
 
 #[test]
-fn a_full_dev_shm_is_told_on_one_screen() {
-    let event = ended(with_shm(exit(Reason::Error, 1, 0.0), 63 * MIB));
+fn full_dev_shm_fits_one_screen() {
+    let event = ended(with_shm(exit(ExitReason::Error, 1, 0.0), 63 * MIB));
     screen("shm", &explain(&[event], NOW).unwrap(), 24);
 }
 
 #[test]
-fn the_newest_run_decides_and_other_runs_are_not_mixed_in() {
+fn newest_run_decides_without_other_runs() {
     let mut old = kill(Victim::Main);
-    let earlier = Subject { started: Some(AT - 90_000.0), ..subject() };
-    (old.id, old.at, old.whose) = (1, AT - 80_000.0, Whose::Container(earlier.clone()));
-    let mut old_end = exit(Reason::OomContainer, 137, -80_000.0);
+    let earlier = ContainerRef { started: Some(AT - 90_000.0), ..subject() };
+    (old.id, old.at, old.owner) = (1, AT - 80_000.0, KillOwner::Container(earlier.clone()));
+    let mut old_end = exit(ExitReason::OomContainer, 137, -80_000.0);
     (old_end.id, old_end.subject) = (2, earlier);
-    let mut events = vec![killed(old), ended(old_end), ended(exit(Reason::Completed, 0, 0.0))];
+    let mut events = vec![killed(old), ended(old_end), ended(exit(ExitReason::Completed, 0, 0.0))];
     let verdict = explain(&events, NOW).unwrap();
     assert_eq!((verdict.cause, verdict.also.len()), (Cause::Completed, 0));
-    // a run that has not ended, after one that has
+    // a running run after an ended one
     let mut new = kill(Victim::Child);
     let started = Some(AT + 1.0);
-    (new.id, new.at, new.whose) = (20, AT + 3.0, Whose::Container(Subject { started, ..subject() }));
+    (new.id, new.at, new.owner) = (20, AT + 3.0, KillOwner::Container(ContainerRef { started, ..subject() }));
     events.push(killed(new));
     let verdict = explain(&events, NOW).unwrap();
     assert_eq!(verdict.cause, Cause::OomLimitWorker);
-    assert!(verdict.what.contains("the container lived on."), "{}", verdict.what);
+    assert!(verdict.what.contains("the container kept running."), "{}", verdict.what);
 }
 
 #[test]
-fn a_kill_soon_after_another_shares_what_was_held_before() {
+fn kill_soon_after_another_shares_its_prior_usage() {
     let first = Kill { id: 6, at: AT - 20.0, ..kill(Victim::Child) };
     let second = Kill { before: None, ..kill(Victim::Child) };
     let verdict = explain(&[killed(first), killed(second)], NOW).unwrap();
@@ -161,7 +164,7 @@ fn a_kill_soon_after_another_shares_what_was_held_before() {
 }
 
 #[test]
-fn a_growth_that_no_sample_saw_is_called_sudden() {
+fn growth_after_last_sample_is_called_sudden() {
     let held = before(20 * GIB, 20 * GIB, Some(44 * GIB));
     let kill = Kill { before: Some(Arc::new(held)), ..kill(Victim::Main) };
     let advice = explain(&[killed(kill)], NOW).unwrap().advice.join("\n");
@@ -169,7 +172,7 @@ fn a_growth_that_no_sample_saw_is_called_sudden() {
 }
 
 #[test]
-fn the_containers_own_limit_is_not_told_as_that_of_a_cgroup_above() {
+fn own_limit_is_not_reported_as_limit_of_parent_cgroup() {
     let kill = Kill { limit_cgroup: "/training.slice".into(), ..kill(Victim::Child) };
     let verdict = explain(&[killed(kill)], NOW).unwrap();
     assert_eq!(verdict.cause, Cause::OomParentLimit);
@@ -190,42 +193,42 @@ fn several_killed_workers_of_a_run_are_one_line() {
 }
 
 #[test]
-fn the_last_one_is_the_newest_kill_or_abnormal_end_of_anybody() {
+fn last_verdict_is_the_newest_kill_or_abnormal_exit() {
     let done = |at: f64, reason, code| {
-        let name = Name { container_name: "other".into(), ..Name::default() };
-        let subject = Subject { name, container_id: "ab".repeat(32).into(), ..subject() };
+        let name = ContainerLabels { container_name: "other".into(), ..ContainerLabels::default() };
+        let subject = ContainerRef { name, container_id: "ab".repeat(32).into(), ..subject() };
         ended(Exit { id: 50, subject, ..exit(reason, code, at) })
     };
-    let mut events = vec![killed(kill(Victim::Child)), done(5.0, Reason::Completed, 0)];
+    let mut events = vec![killed(kill(Victim::Child)), done(5.0, ExitReason::Completed, 0)];
     assert_eq!(explain_last(&events, NOW).unwrap().cause, Cause::OomLimitWorker);
-    events.push(done(6.0, Reason::Error, 3));
+    events.push(done(6.0, ExitReason::Error, 3));
     assert_eq!(explain_last(&events, NOW).unwrap().cause, Cause::ErrorExit);
-    let of = |whose| Kill { whose, victim: None, limit_bytes: None, at: AT + 9.0, ..of_host() };
-    events.push(killed(of(Whose::Host)));
+    let of = |owner| Kill { owner, victim: None, limit_bytes: None, at: AT + 9.0, ..of_host() };
+    events.push(killed(of(KillOwner::Host)));
     let verdict = explain_last(&events, NOW).unwrap();
     assert_eq!((verdict.cause, &verdict.subject), (Cause::OomHostProcess, &None));
     assert!(verdict.what.contains("It belongs to no container"), "{}", verdict.what);
-    events.push(killed(of(Whose::Unattributed)));
+    events.push(killed(of(KillOwner::Unattributed)));
     let verdict = explain_last(&events, NOW).unwrap();
     assert_eq!(verdict.cause, Cause::OomUnattributed);
-    assert!(verdict.what.contains("No evidence ties it"), "{}", verdict.what);
+    assert!(verdict.what.contains("No evidence shows its container"), "{}", verdict.what);
     assert!(explain_last(&events[1..2], NOW).is_none());
     assert!(explain(&events[3..], NOW).is_none(), "no event has a container");
 }
 
 #[test]
-fn to_a_container_that_just_runs_nothing_happened() {
+fn running_container_without_events_gets_nothing_happened() {
     let verdict = nothing(subject(), NOW);
     assert_eq!((verdict.cause, verdict.at), (Cause::Nothing, None));
     assert!(render(&verdict).contains("NOTHING HAPPENED"));
 }
 
 #[test]
-fn no_name_steers_the_terminal_or_breaks_the_screen() {
+fn hostile_names_cannot_control_terminal_or_layout() {
     let evil = "\x1b]0;x\x07\x1b[2J\r\nVERDICT: fine\u{202e}\u{9b}31m\u{200b}".repeat(20);
     let mut kill = kill(Victim::Child);
-    kill.whose = Whose::Container(Subject {
-        name: Name { container_name: evil.as_str().into(), ..Name::default() },
+    kill.owner = KillOwner::Container(ContainerRef {
+        name: ContainerLabels { container_name: evil.as_str().into(), ..ContainerLabels::default() },
         image: evil.as_str().into(),
         runtime: evil.as_str().into(),
         ..subject()
@@ -235,7 +238,7 @@ fn no_name_steers_the_terminal_or_breaks_the_screen() {
     let mut held = before(GIB, 2 * GIB, Some(3 * GIB));
     held.settings = vec![("num_workers".into(), evil.as_str().into())];
     held.roles = vec![role(&evil, 3, None), role("dataloader_worker", 2, Some(GIB))];
-    kill.before = Some(Arc::new(Before { ..held }));
+    kill.before = Some(Arc::new(PriorUsage { ..held }));
     let text = render(&explain(&[killed(kill)], NOW).unwrap());
     let harmful = |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{200b}' | '\u{202e}');
     assert!(!text.contains(harmful), "{text:?}");
@@ -243,24 +246,24 @@ fn no_name_steers_the_terminal_or_breaks_the_screen() {
     assert!(!text.lines().any(|line| line.starts_with("VERDICT")), "{text}");
 }
 
-/// A ledger on disk with a worker's kill, the end after it, and the good end of another container.
+/// Creates a ledger on disk with a worker's kill, the exit after it, and a normal exit of another container.
 fn ledger() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
-    let name = Name { container_name: "notebook".into(), ..Name::default() };
-    let other = Subject { name, container_id: "ab".repeat(32).into(), ..subject() };
+    let name = ContainerLabels { container_name: "notebook".into(), ..ContainerLabels::default() };
+    let other = ContainerRef { name, container_id: "ab".repeat(32).into(), ..subject() };
     let events = [
         killed(kill(Victim::Child)),
-        ended(exit(Reason::Error, 1, 72.0)),
-        ended(Exit { id: 10, subject: other, ..exit(Reason::Completed, 0, 80.0) }),
+        ended(exit(ExitReason::Error, 1, 72.0)),
+        ended(Exit { id: 10, subject: other, ..exit(ExitReason::Completed, 0, 80.0) }),
     ];
     let mut store = Store::open(directory.path(), Duration::ZERO).unwrap().store;
     let events = events.into_iter().map(|event| (event.id(), event)).collect();
-    store.commit(&Changes { events, ..Changes::default() }).unwrap();
+    store.commit(&WriteBatch { events, ..WriteBatch::default() }).unwrap();
     directory
 }
 
 #[test]
-fn why_answers_from_the_ledger_by_name_by_id_and_for_the_last_one() {
+fn why_reads_ledger_by_name_id_and_last() {
     let directory = ledger();
     let state = format!("--state.path={}", directory.path().display());
     let screens: Vec<String> = ["piper1-gpl-train-1", ID, "4f1c2a", "--last"]
@@ -286,20 +289,28 @@ fn why_answers_from_the_ledger_by_name_by_id_and_for_the_last_one() {
 }
 
 #[test]
-fn why_without_an_answer_says_what_is_known_and_what_to_check() {
+fn why_without_events_names_known_containers_and_advice() {
     let directory = ledger();
     let state = format!("--state.path={}", directory.path().display());
     for (arguments, status, says) in [
         (
             vec!["why", "piper", &state],
             1,
-            "nothing is recorded about piper; known are: piper1-gpl-train-1, notebook",
+            "nothing is recorded about piper; known containers: piper1-gpl-train-1, notebook",
         ),
-        (vec!["why", "x\u{1b}[2J", &state], 1, "about x\\u{1b}[2J; known are: notebook, piper1-gpl-train-1"),
-        (vec!["why", "piper", &state], 1, "run with the same --state.path"),
-        (vec!["why", "", &state], 1, "the name of the container is empty"),
+        (
+            vec!["why", "x\u{1b}[2J", &state],
+            1,
+            "about x\\u{1b}[2J; known containers: notebook, piper1-gpl-train-1",
+        ),
+        (vec!["why", "piper", &state], 1, "use the same --state.path"),
+        (vec!["why", "", &state], 1, "the container is empty; set its name"),
         (vec!["why", "x", "--state.path=/nonexistent/ledger"], 1, "there is no ledger in"),
-        (vec!["why", "x", "--state.path="], 1, "/api/v1/containers/NAME/why"),
+        (
+            vec!["why", "x", "--state.path=", "--local.socket=/nonexistent/a"],
+            1,
+            "the ledger is in the memory of memledger serve",
+        ),
         (vec!["why", &state], 2, "CONTAINER"),
         (vec!["why", "x", "--last", &state], 2, "cannot be used with"),
     ] {

@@ -1,14 +1,13 @@
-//! docs/performance.md, to which every bench writes its own part.
+//! docs/performance.md: every bench writes its own part.
 //!
-//! A part begins with its heading and ends before the next one. Whichever bench runs, the parts of the others stay, and all
-//! stand in one order.
+//! A part begins with its heading and ends before the next one. A bench replaces only its own part; the order is fixed.
 //!
-//! In a folder, because Cargo takes every file beside this one for a bench.
+//! In a directory, because Cargo treats every file beside it as a bench.
 
 use std::path::Path;
 
 /// The parts, in the order in which `make bench` runs the benches.
-pub const HEADINGS: [&str; 8] = [
+pub const HEADINGS: [&str; 9] = [
     "# Performance",
     "## The OOM ledger",
     "## GPUs",
@@ -17,17 +16,18 @@ pub const HEADINGS: [&str; 8] = [
     "## Pods over CRI",
     "## OTLP",
     "## Many requests at once",
+    "## Reports from inside",
 ];
 
-/// True if nothing is to be measured: a test runner asks every target what is in it.
+/// Returns true if nothing is to be measured: test runners list the tests of every target.
 pub fn is_only_asked() -> bool {
     std::env::args().any(|argument| argument == "--test" || argument == "--list")
 }
 
-/// Shows a part, and puts it in the place of the old one in the document.
+/// Prints a part, and replaces the old one in the document.
 ///
 /// # Errors
-/// The document cannot be read or written, or has no place for this part.
+/// The document is unreadable or not writable, or the heading of this part is unknown.
 pub fn write(part: &str) -> std::io::Result<()> {
     print!("{part}");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md");
@@ -35,15 +35,15 @@ pub fn write(part: &str) -> std::io::Result<()> {
     std::fs::write(path, new)
 }
 
-/// The document with `part` in the place of the one that has its heading. A part with no place in the order is kept, at the
+/// Returns the document with `part` instead of the part with the same heading. Parts with other headings are kept at the
 /// end.
 ///
 /// # Errors
-/// The heading of `part` is none of [`HEADINGS`].
+/// The heading of `part` is not in [`HEADINGS`].
 pub fn replace(document: &str, part: &str) -> Result<String, String> {
     let heading = heading(part);
     if !HEADINGS.contains(&heading) {
-        return Err(format!("docs/performance.md has no place for {heading:?}; add it to benches/document"));
+        return Err(format!("unknown heading {heading:?}; add it to HEADINGS in benches/document"));
     }
     let mut parts = parts(document);
     parts.retain(|old| self::heading(old) != heading);
@@ -59,7 +59,7 @@ fn heading(part: &str) -> &str {
     part.lines().next().unwrap_or_default()
 }
 
-/// Cuts before every heading. What stands before the first one is a part too.
+/// Splits before every heading. Text before the first heading is a part too.
 fn parts(document: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = document;

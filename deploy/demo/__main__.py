@@ -1,10 +1,11 @@
 """memledger without a GPU host: `make demo`, or `python3 deploy/demo --help`.
 
-Plays what goes wrong on a GPU host, in rounds of some minutes: real containers grow, leak, and are killed by the kernel, as
-trainings are (they train nothing: they eat memory), and the shipped memledger watches. Nothing in memledger knows of it; the one thing that is not real is the library that stands in for
-the GPU driver (gpus.py). Where Prometheus is installed, the shipped alerts fire too, in time-lapse (timelapse.py).
+Simulates failures of a GPU host, in rounds of a few minutes: real containers grow, leak, and are killed by the kernel, as trainings
+are (they do not train, they only allocate memory), and the shipped memledger monitors them, without any special mode. Only the GPU
+driver's library is a fake (gpus.py). Where Prometheus is installed, the shipped alerts fire too, in time-lapse (timelapse.py).
 
-What it started it clears away, however it ends; what a killed one left, the next one does while its folder is there.
+It removes everything that it started, however it ends; what a killed demo left behind, the next demo removes while its folder
+exists.
 """
 import argparse
 import contextlib
@@ -25,14 +26,14 @@ from processes import Folder, Trouble, one_at_a_time, others, remove
 from timelapse import Unknown
 
 TICK = 0.5
-STAYS = 3  # seconds for which an act that has shown everything stays
+STAYS = 3  # seconds for which an act continues after all its alerts fired
 
 
 class Play:
-    """All that is on stage."""
+    """The running demo: hosts, trainings and monitoring."""
 
-    def __init__(self, given, folder, tell, alone):
-        self.given, self.folder, self.tell = given, folder, tell
+    def __init__(self, given, folder, reporter, alone):
+        self.given, self.folder, self.reporter = given, folder, reporter
         self.running, self.acts, self.thawing = {}, [], None
         self.began = time.monotonic()
         names = [training.name for training in scenes.TRAININGS]
@@ -48,19 +49,19 @@ class Play:
         self.watch = None
 
     def open(self):
-        """Starts what watches."""
+        """Starts the hosts and the monitoring."""
         for host in self.hosts.values():
             host.start()
         self.monitoring.start()
         self.began = time.monotonic()
         if self.monitoring.url:
-            self.watch = Watch(self.monitoring, self.tell.alert)
+            self.watch = Watch(self.monitoring, self.reporter.alert)
 
     def now(self):
         return time.monotonic() - self.began
 
     def close(self):
-        """Ends all, whatever of it there is."""
+        """Stops and removes everything that was started."""
         steps = [self.thaw, self.watch and self.watch.stop, self.monitoring.stop]
         steps += [host.stop for host in self.hosts.values()]
         for step in [*steps, self.stage.clear, lambda: stage.clear_cgroups(self.stage.mark)]:
@@ -68,7 +69,7 @@ class Play:
                 with contextlib.suppress(Trouble, OSError):
                     step()
 
-    # what acts do
+    # actions of the acts
 
     def start(self, training):
         self.stage.remove(training)
@@ -95,7 +96,7 @@ class Play:
             thaw, self.thawing = self.thawing, None
             thaw()
 
-    # the play
+    # the rounds
 
     def tick(self):
         now = self.now()
@@ -105,7 +106,7 @@ class Play:
         self.paper.write(now)
 
     def expected(self, act):
-        """The alerts of an act, each as the labels that it will have among others."""
+        """Returns the expected alerts of an act, each as a subset of its labels."""
         return [
             {"alertname": alert.name, "severity": alert.severity, **alert.labels,
              **({"container_name": self.stage.name(alert.of)} if alert.of else {})}
@@ -113,7 +114,7 @@ class Play:
         ]  # fmt: skip
 
     def text(self, act):
-        """What the act shows, with the names that memledger knows."""
+        """Returns the description of the act, with the names that memledger shows."""
         text = act.text
         for name, training in {training.name: training for training in scenes.TRAININGS}.items():
             known = self.stage.name(training)
@@ -121,7 +122,7 @@ class Play:
         return text
 
     def round(self, until):
-        """One round. False if the time was over before its end."""
+        """Plays one round. Returns False if the time ended before the round."""
         start = self.now()
         coming = [act for act in self.acts if self.stage.has_names or not act.needs_names]
         on = []
@@ -134,14 +135,14 @@ class Play:
                 coming.remove(act)
                 act.begin(self)
                 on.append(OnStage(act, self.now() - start, self.expected(act)))
-                self.tell.act(self.text(act))
+                self.reporter.act(self.text(act))
                 if coming and coming[0].at - now > 4:
-                    self.tell.act(f"  ... in {coming[0].at - now:.0f} s: {self.text(coming[0])}")
+                    self.reporter.act(f"  ... in {coming[0].at - now:.0f} s: {self.text(coming[0])}")
             for each in [each for each in on if each.is_over(now, self.watch)]:
                 each.act.end(self)
                 on.remove(each)
-            if not self.tell.all_on and (not coming or coming[0].at > scenes.ALL_ON):
-                self.tell.status("all-on")
+            if not self.reporter.all_on and (not coming or coming[0].at > scenes.ALL_ON):
+                self.reporter.status("all-on")
             time.sleep(TICK)
         return self.now() < until
 
@@ -151,7 +152,7 @@ class Play:
 
 
 class OnStage:
-    """An act that goes on."""
+    """An act that is running."""
 
     def __init__(self, act, began, missing):
         self.act, self.began, self.missing, self.shown = act, began, missing, None
@@ -160,7 +161,7 @@ class OnStage:
         return (act.is_last and bool(self.missing)) or (act.queue != "" and act.queue == self.act.queue)
 
     def is_over(self, now, watch):
-        """It has lasted as long as it may, or all of its alerts have been seen to fire."""
+        """Whether it has reached its maximum duration, or all of its alerts have fired."""
         if watch and self.act.alerts and self.shown is None:
             self.missing = [labels for labels in self.missing if not watch.fires(labels)]
             self.shown = None if self.missing else now
@@ -169,20 +170,20 @@ class OnStage:
         return lasted >= self.act.most or (has_shown and lasted >= self.act.least)
 
 
-class Tell:
-    """What people and programs are told."""
+class Reporter:
+    """Prints progress for people, and writes the status file for programs."""
 
     def __init__(self, file):
         self.file, self.facts, self.all_on = file, {}, False
         self.began, self.lock = time.monotonic(), threading.Lock()
 
-    def say(self, text=""):
+    def write(self, text=""):
         with self.lock:
             print(text, flush=True)
 
     def line(self, what, text):
         seconds = int(time.monotonic() - self.began)
-        self.say(f"  {seconds // 60:3}:{seconds % 60:02}  {what:9} {text}")
+        self.write(f"  {seconds // 60:3}:{seconds % 60:02}  {what:9} {text}")
 
     def act(self, text):
         self.line("", text)
@@ -194,7 +195,7 @@ class Tell:
         self.line(what, f"{labels['alertname']} ({labels['severity']}) {of}")
 
     def status(self, state, **facts):
-        """Writes the file for programs that wait for the demo."""
+        """Writes the status file for programs that wait for the demo."""
         self.all_on = self.all_on or state == "all-on"
         self.facts.update(facts, state=state)
         if self.file:
@@ -203,38 +204,38 @@ class Tell:
             os.replace(new, self.file)
 
 
-def introduce(play, tell):
-    """Says what runs, where to look, and what will happen."""
+def print_introduction(play, reporter):
+    """Prints what is running, the addresses, and the timetable."""
     monitoring = play.monitoring
-    tell.say("\nmemledger, without a GPU host. Real: the program, the containers, the kills. Made up: what the GPUs do.\n")
-    tell.say(f"  trainings      {play.stage.kind}")
+    reporter.write("\nmemledger without a GPU host. Real: the program, the containers, the OOM kills. Simulated: the GPUs.\n")
+    reporter.write(f"  trainings      {play.stage.kind}")
     for name, host in play.hosts.items():
-        tell.say(f"  {name:14} {host.url}/metrics")
+        reporter.write(f"  {name:14} {host.url}/metrics")
     if monitoring.url:
-        tell.say(f"  Prometheus     {monitoring.url}/alerts   (the shipped rules, {play.given.factor} times as fast)")
-        alerts = monitoring.alertmanager_url or "not started: none is installed, so alerts go nowhere"
-        tell.say(f"  Alertmanager   {alerts}")
-        tell.say("  Grafana        not started; docs/dashboards.md says how to look at all of this with one")
+        reporter.write(f"  Prometheus     {monitoring.url}/alerts   (the shipped rules, {play.given.factor} times faster)")
+        alerts = monitoring.alertmanager_url or "not started: not installed, so alerts are not routed"
+        reporter.write(f"  Alertmanager   {alerts}")
+        reporter.write("  Grafana        not started; docs/dashboards.md shows how to add one")
     else:
-        tell.say("  Prometheus     not started: none is installed (apt install prometheus), so no alert will fire")
+        reporter.write("  Prometheus     not started: not installed (apt install prometheus), so no alert will fire")
     if not play.stage.has_names:
-        tell.say("\nWithout a runtime nobody knows names: containers are called by the short ids of their cgroups.")
-    tell.say("\nAsk it, in another terminal:\n")
-    tell.say(f"  curl -s {play.gpu_host.url}/metrics | grep {play.stage.name(scenes.PIPER)}")
-    tell.say(f"  {play.given.memledger} why --last --state.path={play.folder / 'gpu-host/state'}")
-    tell.say("\nWhat will happen (minutes:seconds of a round):\n")
+        reporter.write("\nWithout a container runtime there are no names: containers are shown by the short ids of their cgroups.")
+    reporter.write("\nTry in another terminal:\n")
+    reporter.write(f"  curl -s {play.gpu_host.url}/metrics | grep {play.stage.name(scenes.PIPER)}")
+    reporter.write(f"  {play.given.memledger} why --last --state.path={play.folder / 'gpu-host/state'}")
+    reporter.write("\nTimetable of a round (minutes:seconds):\n")
     for act in play.acts:
-        note = "" if play.stage.has_names or not act.needs_names else "   - left out: it needs a Docker engine"
-        tell.say(f"  {int(act.at) // 60:3}:{int(act.at) % 60:02}  {play.text(act)}{note}")
-    tell.say("\nCtrl-C ends it and clears everything away.\n")
+        note = "" if play.stage.has_names or not act.needs_names else "   - skipped: needs a Docker engine"
+        reporter.write(f"  {int(act.at) // 60:3}:{int(act.at) % 60:02}  {play.text(act)}{note}")
+    reporter.write("\nPress Ctrl-C to stop and clean up.\n")
 
 
-def perform(play, tell, given):
+def perform(play, reporter, given):
     play.acts = scenes.acts(play.paper.container)
     innocent = {training.name for training in scenes.TRAININGS} - {
         alert.of.name for act in play.acts for alert in act.alerts if alert.of
     }
-    tell.status(
+    reporter.status(
         "playing", prometheus=play.monitoring.url, alertmanager=play.monitoring.alertmanager_url,
         memledger={name: host.url for name, host in play.hosts.items()}, since=time.time(), factor=given.factor,
         mark=play.stage.mark, state_path=str(play.folder / "gpu-host/state"),
@@ -244,28 +245,28 @@ def perform(play, tell, given):
         containers=sorted({play.stage.name(training) for training in scenes.TRAININGS}),
         always=sorted(scenes.ALWAYS), not_played=scenes.NOT_PLAYED,
     )  # fmt: skip
-    introduce(play, tell)
-    tell.began = time.monotonic()
+    print_introduction(play, reporter)
+    reporter.began = time.monotonic()
     until = float("inf") if given.minutes is None else given.minutes * 60
     rounds = 0
     while play.round(until):
         rounds += 1
-        tell.line("", "the end of a round")
+        reporter.line("", "end of the round")
         is_last = rounds == given.rounds
-        tell.status("round-over" if is_last else "all-on", rounds=rounds)
+        reporter.status("round-over" if is_last else "all-on", rounds=rounds)
         if is_last:
             break
         play.curtain()
-    while play.now() < until:  # the rounds are over, and somebody still looks
+    while play.now() < until:  # the rounds are over: keep the state until the time ends
         play.tick()
         time.sleep(TICK)
 
 
-def clear_up_after_others(tell):
-    """Removes what demos left that were killed. Whether no other one lives."""
+def clean_up_after_others(reporter):
+    """Removes what killed demos left behind. Returns whether no other demo is running."""
     found = list(others())
     for path in [path for path, lives in found if not lives]:
-        tell.say(f"clearing away what a demo that was killed has left: {path}")
+        reporter.write(f"removing what a killed demo left behind: {path}")
         if stage.engine_answers():
             stage.clear_engine(path.name)
         stage.clear_cgroups(path.name)
@@ -275,50 +276,50 @@ def clear_up_after_others(tell):
 
 def arguments():
     words = argparse.ArgumentParser(prog="make demo", description=__doc__.split("\n\n")[1])
-    words.add_argument("--minutes", type=float, help="end after so many minutes; without it, go on until Ctrl-C")
-    words.add_argument("--rounds", type=int, help="play so many rounds, and then stand still")
-    words.add_argument("--factor", type=int, default=60, help="how many times as fast the rules are (default: 60, for which it is timed)")
-    words.add_argument("--status", type=Path, help="write addresses and progress into this file, as JSON, for programs")
-    words.add_argument("--no-docker", action="store_true", help="processes in cgroups, also where an engine answers")
+    words.add_argument("--minutes", type=float, help="end after this many minutes (default: at Ctrl-C)")
+    words.add_argument("--rounds", type=int, help="play this many rounds, then keep the state")
+    words.add_argument("--factor", type=int, default=60, help="speed-up of the rules (default: 60, which the timing of the demo assumes)")
+    words.add_argument("--status", type=Path, help="write addresses and progress to this file, as JSON, for programs")
+    words.add_argument("--no-docker", action="store_true", help="use processes in cgroups, even if a Docker engine is running")
     words.add_argument("--target", type=Path, default=REPOSITORY / "target", help="cargo's target folder")
     built = {"memledger": "release/memledger", "nvml": "release/libfake_nvml.so", "hog": "demo/release/hog"}
     for name, path in built.items():
-        words.add_argument(f"--{name}", type=Path, help=f"a file instead of {path} in the target folder")
+        words.add_argument(f"--{name}", type=Path, help=f"use this file instead of {path} in the target folder")
     given = words.parse_args()
     for name, path in built.items():
         path = (getattr(given, name) or given.target / path).resolve()
         setattr(given, name, path)
         if not path.is_file():
-            words.error(f"{path} is not there; `make demo` builds it")
+            words.error(f"{path} is missing; `make demo` builds it")
     if given.factor < 1:
-        words.error("--factor is a whole number, and at least 1")
+        words.error("--factor must be a whole number of at least 1")
     return given
 
 
 def main():
     given = arguments()
     if os.geteuid():
-        sys.exit("The demo makes cgroups and a mount, and reads the kernel log: it must run as root (sudo make demo).")
+        sys.exit("The demo creates cgroups and a mount, and reads the kernel log: it must run as root (sudo make demo).")
 
-    def asked_to_end(*_):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, asked_to_end)
-    signal.signal(signal.SIGHUP, asked_to_end)
-    tell = Tell(given.status)
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, interrupt)
+    reporter = Reporter(given.status)
     status, play, folder = 0, None, None
     try:
         with one_at_a_time():
-            alone = clear_up_after_others(tell)
+            alone = clean_up_after_others(reporter)
             folder = Folder()
-            tell.status("starting")
-            play = Play(given, folder, tell, alone)
+            reporter.status("starting")
+            play = Play(given, folder, reporter, alone)
             play.open()
-        perform(play, tell, given)
+        perform(play, reporter, given)
     except KeyboardInterrupt:
-        tell.say("\nending; clearing up takes some seconds")
+        reporter.write("\nstopping; cleaning up takes some seconds")
     except (Trouble, Unknown) as trouble:
-        tell.say(f"\nthe demo cannot go on: {trouble}")
+        reporter.write(f"\nthe demo failed: {trouble}")
         status = 1
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -330,7 +331,7 @@ def main():
                 stage.clear_engine(folder.mark)
         if folder:
             folder.remove()
-        tell.status("ended")
+        reporter.status("ended")
     sys.exit(status)
 
 

@@ -1,7 +1,7 @@
-"""The state of the fake NVML library, as it is at one moment of the play: the only thing of the demo that is not real.
+"""Writes the state of the fake NVML library at each moment: the only simulated part of the demo.
 
-The processes that hold VRAM are the real ones of the trainings. What a GPU does is made up, and moves as on a real host: a
-training's VRAM grows to a plateau, its power goes up and down with its utilisation.
+The processes that hold VRAM are the real processes of the trainings. The figures of the GPUs are simulated, and change as on a real
+host: a training's VRAM grows to a plateau, and power follows utilisation.
 
 The format is that of tests/fake-nvml.
 """
@@ -11,7 +11,7 @@ import os
 
 GIB = 1 << 30
 MIB = 1 << 20
-# what each GPU is there for; the number is its place
+# purpose of each GPU; the number is its index
 TRAINS, FULL, IDLE, NOBODY, SICK, SPLIT = range(6)
 # nvmlClocksThrottleReason
 SW_POWER_CAP, HW_THERMAL = 0x4, 0x40
@@ -22,7 +22,7 @@ EVENT_LASTS = 5  # seconds
 
 
 class Gpus:
-    """Writes the state file again and again. `on` holds what is wrong just now; `holders` the pids that hold VRAM, by GPU."""
+    """Writes the state file repeatedly. `on` is the set of active failures; `holders` the pids that hold VRAM, by GPU."""
 
     def __init__(self, library):
         self.file = library.with_name(library.name + ".json")
@@ -33,12 +33,12 @@ class Gpus:
         self.write(0.0)
 
     def xid(self, gpu, number):
-        """The driver reports an error of a GPU."""
+        """Simulates a GPU error that the driver reports."""
         self.happened += 1
         self.events.append((self.before, {"seq": self.happened, "gpu": gpu, "data": number}))
 
     def write(self, now):
-        """Writes the state for this many seconds after the beginning."""
+        """Writes the state for this many seconds after the start."""
         passed, self.before = now - self.before, now
         made = (self.trains, self.full, self.idle, self.nobody, self.sick, self.split)
         gpus = []
@@ -49,7 +49,7 @@ class Gpus:
                 {"uuid": f"GPU-de300000-0000-4000-8000-{number:012}", "minor": number, "serial": f"165{number:010}",
                  "bus_id": f"00000000:{0x10 + number:02X}:00.0", "energy_mj": int(self.energy[number]), **gpu}
             )  # fmt: skip
-        # a driver tells of an event once; the fake library tells it again to whoever loads it anew
+        # a driver reports an event once; the fake library reports it again to each process that loads it
         self.events = [(when, event) for when, event in self.events if now - when < EVENT_LASTS]
         errors = {"nvmlDeviceGetCount_v2": UNKNOWN_ERROR} if "driver" in self.on else {}
         new = self.file.with_suffix(".new")
@@ -57,11 +57,11 @@ class Gpus:
         os.replace(new, self.file)
 
     def held(self, gpu, size, **more):
-        """The processes of a GPU, of which each holds so much."""
+        """Returns the processes of a GPU, each with this much memory."""
         return [{"pid": pid, "used": int(size), **more} for pid in self.holders.get(gpu, ())]
 
     def busy(self, gpu, used, percent, **more):
-        """A GPU that works."""
+        """Returns a busy GPU."""
         pids = self.holders.get(gpu, ())
         share = percent // max(len(pids), 1)
         return {
@@ -72,12 +72,12 @@ class Gpus:
         }  # fmt: skip
 
     def trains(self, now):
-        """Two trainings on one GPU, which load, then work, with an evaluation now and then."""
+        """Two trainings on one GPU, which load, then compute, with an evaluation at intervals."""
         held = self.held(TRAINS, min(12 + now / 6, 30) * GIB)
         percent = int(88 + 8 * math.sin(now / 3)) if now % 40 < 34 else 12
         used = sum(process["used"] for process in held) + 700 * MIB
         gpu = self.busy(TRAINS, used, percent if held else 0, processes=held)
-        # as on a card before Ampere, so that its families have values too
+        # as on a card before Ampere, so that those metrics have values too
         return {**gpu, "throttle_reasons": SW_POWER_CAP if percent > 90 else 0,
                 "retired_pages": {"single_bit": [4096], "double_bit": []},
                 "pcie": {"replays": int(now // 20)},
@@ -93,7 +93,7 @@ class Gpus:
         return {"memory": {"used": sum(process["used"] for process in held)}, "processes": held}
 
     def nobody(self, _now):
-        """Held by a process of the host, which is the demo itself, and by nobody."""
+        """Memory of a host process, which is the demo itself, and unattributed memory."""
         mine = 2 * GIB
         used = mine + (31 * GIB if "nobody" in self.on else 0)
         return {"memory": {"used": used}, "processes": [{"pid": os.getpid(), "used": mine}]}
@@ -109,7 +109,7 @@ class Gpus:
                 "remapped_rows": {"correctable": 1, "pending": "rows" in self.on}}  # fmt: skip
 
     def split(self, _now):
-        """In MIG mode, with one instance that a service uses."""
+        """MIG mode, with one instance that a service uses."""
         held = self.held(SPLIT, 3 * GIB, gi=1, ci=0)
         used = sum(process["used"] for process in held) + 200 * MIB
         instance = {"uuid": "MIG-de300000-0000-4000-8000-000000000001", "gi": 1, "ci": 0,

@@ -1,10 +1,10 @@
-"""The three hosts that the demo watches, each by a memledger of its own: the shipped program, told by its flags alone.
+"""The three hosts of the demo, each monitored by its own memledger: the shipped program, configured by flags only.
 
-* `gpu-host` is this machine with the trainings, and the fake NVML library in place of a driver.
-* `plain-host` is this machine too, seen by a memledger that is badly set up: its kernel log is missing, its disk is full, its
-  runtime goes away, it is stopped. All of that really happens to it.
-* `paper-host` is a tree of files that was recorded on another machine, of which the demo changes some: what this machine
-  cannot have (pressure of a container needs cgroup v2) or must not have (it would have to run out of memory).
+* `gpu-host` is this machine with the trainings, and the fake NVML library instead of a driver.
+* `plain-host` is this machine too, monitored by a misconfigured memledger: its kernel log is missing, its disk is full, its runtime
+  disappears, it is stopped. These failures are real.
+* `paper-host` is a tree of files recorded on another machine, some of which the demo changes, for conditions that this machine cannot
+  have (memory pressure of a container needs cgroup v2) or must not have (it would have to run out of memory).
 """
 import contextlib
 import json
@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -21,8 +22,8 @@ from stage import LABEL, SOCKET
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECORDED = REPOSITORY / "tests/hosts/v2-cgroupfs-psi.jsonl"
-# what is sampled more often than the time-lapse would show anyway: a snapshot is stale after 2 s there
-OFTEN = ["--sample.interval=500ms", "--pss.interval=1s", "--podman.socket="]
+# short intervals: in the time-lapse a snapshot is stale after 2 s
+SHORT_INTERVALS = ["--sample.interval=500ms", "--pss.interval=1s", "--podman.socket="]
 PORT = 10953
 
 
@@ -34,12 +35,12 @@ class Host:
         self.folder.mkdir(exist_ok=True)
         self.address = f"127.0.0.1:{free_port(port)}"
         self.url = f"http://{self.address}"
-        self.flags = [*OFTEN, *flags]
+        self.flags = [*SHORT_INTERVALS, f"--reporter.directory={self.folder / 'reporter'}", *flags]
         self.program = None
 
     def start(self):
-        words = [self.binary, "serve", f"--web.listen-address={self.address}", *self.flags]
-        # what a user has set for his own memledger is not meant for this one
+        words = [self.binary, "serve", f"--web.listen-address={self.address}", "--local.socket=", *self.flags]
+        # environment variables for the user's own memledger must not apply here
         env = {key: value for key, value in os.environ.items() if not key.startswith("MEMLEDGER_")}
         self.program = Program(words, self.folder / "log", env=env)
         self.program.ready(f"{self.url}/-/ready")
@@ -63,7 +64,7 @@ class GpuHost(Host):
 
 
 def of_trainings(stage):
-    """Shows what is the demo's alone. Without a runtime the short ids are the names."""
+    """Returns flags that limit memledger to the demo's containers. Without a runtime the short ids are the names."""
     if stage.has_names:
         return [f"--docker.socket={SOCKET}", f"--container.label={LABEL}={stage.mark}"]
     names = "|".join(stage.name(training) for training in stage.trainings)
@@ -71,7 +72,7 @@ def of_trainings(stage):
 
 
 class PlainHost(Host):
-    """This machine again, badly set up."""
+    """This machine again, misconfigured."""
 
     def __init__(self, binary, folder, stage, shown):
         base = folder / "plain-host"
@@ -101,37 +102,48 @@ class PlainHost(Host):
             self.relay.close()
 
     def lose_kernel_log(self, lost):
-        """The device is not where memledger looks, as in a container that was not given it."""
+        """Removes the device, as in a container without it, or restores it."""
         if not lost:
             self.log_device.symlink_to("/dev/kmsg")
         elif self.log_device.exists():
             self.log_device.unlink()
-            self.stop()  # what it has opened stays open
+            self.stop()  # an open file stays open
             self.start()
 
     def fill_disk(self):
-        with contextlib.suppress(OSError), (self.disk / "somebody-elses").open("wb") as file:
+        """Fills the disk until the ledger's next write needs space: its write-ahead log keeps the blocks that it once had."""
+        log = self.disk / "ledger.sqlite3-wal"
+        for _ in range(100):  # memledger may write in between
+            self.empty_disk()
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(self.disk / "ledger.sqlite3")) as ledger:
+                ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self.fill()
+            if not log.exists() or log.stat().st_size == 0:
+                break
+
+    def fill(self):
+        with contextlib.suppress(OSError), (self.disk / "other-data").open("wb") as file:
             while True:
                 file.write(b"x" * 4096)
                 file.flush()
 
     def empty_disk(self):
-        (self.disk / "somebody-elses").unlink(missing_ok=True)
+        (self.disk / "other-data").unlink(missing_ok=True)
 
     def allow(self):
-        """Its web configuration asks for nothing."""
+        """Writes a web configuration without authentication."""
         self.web.write_text("{}\n")
 
     def forbid(self, user):
         self.web.write_text(f"basic_auth_users:\n  {user}\n")
 
     def freeze(self):
-        """Its sampling stands still, as if a file of the kernel did not answer. Returns what makes it go on."""
+        """Stops its sampling, as if reading a kernel file hung. Returns a function that resumes it."""
         return stop_thread(self.program.pid, "cycle")
 
 
 class Relay:
-    """A socket in front of Docker's, which can be taken away without harm to the engine."""
+    """A socket in front of Docker's, which can be closed without harm to the engine."""
 
     def __init__(self, path):
         self.path, self.listener, self.open_ones = path, None, set()
@@ -218,7 +230,7 @@ class PaperHost(Host):
         return self.limited.name[:12]
 
     def write(self, now):
-        """As it is this many seconds after the beginning. Waits for memory 40 % of the time, if it does."""
+        """Writes the state for this many seconds after the start. When stalled, tasks wait for memory 40 % of the time."""
         passed, self.before = now - self.before, now
         self.stalled += passed * (0.4 if "stalls" in self.on else 0.001)
         text = "".join(
@@ -237,7 +249,7 @@ class PaperHost(Host):
 
 
 def shifted(meminfo, kib):
-    """The text after processes took so much of what was free and available."""
+    """Returns the text after processes allocated this much of free and available memory."""
     free = int(re.search(r"MemFree: +(\d+)", meminfo)[1])
     from_free = min(kib, free - 20_000)
     for name, change in (("MemFree", -from_free), ("MemAvailable", -kib), ("AnonPages", from_free)):
@@ -248,7 +260,7 @@ def shifted(meminfo, kib):
 
 
 def in_place(path, text):
-    """One write over what is there, as long as that: a reader sees the old text or the new one."""
+    """Overwrites the file with one write of the same length: a reader sees the old text or the new one."""
     if not path.exists() or len(path.read_text()) != len(text):
         path.write_text(text)
         return

@@ -1,5 +1,5 @@
-"""A Prometheus with the shipped rules in time-lapse, and an Alertmanager with the shipped configuration less its
-receivers, where they are installed. Both listen on the loopback address alone, keep their data in the demo's folder, and end with the demo.
+"""A Prometheus with the shipped rules in time-lapse, and an Alertmanager with the shipped configuration without its
+receivers, where they are installed. Both listen on the loopback address only, keep their data in the demo's folder, and end with it.
 """
 import json
 import os
@@ -15,7 +15,7 @@ from processes import Program, Trouble, free_port, get
 PORT = 9190
 RULES = REPOSITORY / "deploy/prometheus/rules"
 ALERTMANAGER = REPOSITORY / "deploy/prometheus/alertmanager.yml"
-# Debian's program reads its templates from /usr/share, where its package, which the tests only unpack, would put them
+# Debian's program reads its templates from /usr/share; the tests only unpack its package, so they are mounted there
 WITH_TEMPLATES = (
     'share="${0%/bin/*}/share"; [ "$share" = /usr/share ] || '
     'mount -t overlay -o lowerdir="$share":/usr/share none /usr/share; exec "$0" "$@"'
@@ -23,7 +23,7 @@ WITH_TEMPLATES = (
 
 
 def installed(variable, *names):
-    """A program: what the variable says, one on PATH, or what the tests unpacked."""
+    """Returns the path of a program: from the variable, on PATH, or unpacked by the tests."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memledger-tests"
     cache = Path(os.environ.get("MEMLEDGER_TEST_CACHE") or cache)
     unpacked = [str(path) for name in names for path in cache.glob(f"*/usr/bin/{name}")]
@@ -32,11 +32,11 @@ def installed(variable, *names):
 
 
 def without_receivers(config):
-    """The shipped configuration, whose receivers reach nobody: whoever put his own in is not to be woken by a play."""
+    """Returns the shipped configuration without its receivers, so that the demo sends no notifications."""
     before, _, receivers = config.partition("\nreceivers:\n")
     bare = [line for line in receivers.splitlines() if re.fullmatch(r"\s*- name: [\w-]+", line)]
     if not bare:
-        raise Trouble(f"{ALERTMANAGER} does not end with its receivers, as it was shipped")
+        raise Trouble(f"{ALERTMANAGER} does not end with its receivers, as in the shipped file")
     return "\n".join([before, "receivers:", *bare, ""])
 
 
@@ -51,7 +51,7 @@ class Monitoring:
         self.targets, self.programs, self.url, self.alertmanager_url = set(hosts), [], None, None
 
     def start(self):
-        """Starts what is installed."""
+        """Starts the installed programs."""
         if not self.prometheus_binary:
             return
         if self.alertmanager_binary:
@@ -106,7 +106,7 @@ class Monitoring:
         os.replace(new, self.folder / "targets.json")
 
     def forget(self, *names):
-        """Takes hosts out of Prometheus' configuration."""
+        """Removes hosts from Prometheus' configuration."""
         self.targets -= set(names)
         self.write_targets()
 
@@ -115,7 +115,7 @@ class Monitoring:
         self.write_targets()
 
     def alerts(self):
-        """The alerts that are firing: each as its labels, sorted. None while Prometheus does not answer."""
+        """Returns the firing alerts, each as its sorted labels; None while Prometheus does not respond."""
         text = self.url and get(f"{self.url}/api/v1/alerts")
         if text is None:
             return None
@@ -128,10 +128,10 @@ class Monitoring:
 
 
 class Watch:
-    """Asks for alerts in a thread of its own, so that the play never waits for Prometheus."""
+    """Polls alerts on its own thread, so that the demo never waits for Prometheus."""
 
-    def __init__(self, monitoring, say):
-        self.monitoring, self.say = monitoring, say
+    def __init__(self, monitoring, report):
+        self.monitoring, self.report = monitoring, report
         self.firing, self.ended = set(), threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
@@ -143,9 +143,9 @@ class Watch:
                 continue
             now = set(found)
             for labels in sorted(now - self.firing):
-                self.say("FIRING", labels)
+                self.report("FIRING", labels)
             for labels in sorted(self.firing - now):
-                self.say("resolved", labels)
+                self.report("resolved", labels)
             self.firing = now
 
     def fires(self, wanted):

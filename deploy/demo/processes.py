@@ -1,7 +1,7 @@
-"""Programs that the demo starts, and the folder that they live in: whatever happens to the demo, none of it stays.
+"""Programs that the demo starts, and their folder: nothing remains after the demo, however it ends.
 
-Programs die with the demo, by the kernel's own hand (PR_SET_PDEATHSIG), so that not even a SIGKILL leaves one. What the kernel
-does not clear away (containers, cgroups, mounts, the folder) carries the demo's mark, and the next demo clears it.
+The kernel kills the programs with the demo (PR_SET_PDEATHSIG), so that not even a SIGKILL leaves one running. What the kernel does
+not clean up (containers, cgroups, mounts, the folder) carries the demo's mark, and the next demo removes it.
 """
 import contextlib
 import ctypes
@@ -25,7 +25,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Trouble(Exception):
-    """The demo cannot go on; the text says what to do."""
+    """The demo cannot continue; the text says what to do."""
 
 
 def die_with_the_demo():
@@ -33,19 +33,19 @@ def die_with_the_demo():
 
 
 def await_(what, look, deadline=DEADLINE):
-    """Asks until `look` answers something; Trouble at the deadline."""
+    """Polls `look` until it returns a true value; raises Trouble at the deadline."""
     end = time.monotonic() + deadline
     while True:
         found = look()
         if found:
             return found
         if time.monotonic() > end:
-            raise Trouble(f"{what}: not within {deadline} s")
+            raise Trouble(f"timed out after {deadline} s: {what}")
         time.sleep(0.05)  # poll
 
 
 def run(*words, **more):
-    """A command that must succeed; its output."""
+    """Runs a command that must succeed; returns its output."""
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, start_new_session=True, **more)
     if done.returncode:
         raise Trouble(f"{' '.join(map(str, words))}: {(done.stderr or done.stdout).strip()}")
@@ -53,12 +53,12 @@ def run(*words, **more):
 
 
 def attempt(*words):
-    """A command of which the end does not matter."""
+    """Runs a command; its exit status does not matter."""
     subprocess.run([*map(str, words)], capture_output=True, start_new_session=True)
 
 
 def free_port(wanted=0):
-    """The wanted port of the loopback address, or another one if it is taken."""
+    """Returns the wanted port of the loopback address, or another one if it is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -69,7 +69,7 @@ def free_port(wanted=0):
 
 
 def get(url):
-    """The body at an address; None while nothing answers there."""
+    """Returns the body at a URL; None while nothing responds."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.read().decode()
@@ -78,7 +78,7 @@ def get(url):
 
 
 class Program:
-    """A program in the background, with its log in a file. Stopped by SIGTERM, and by SIGKILL if that does not help."""
+    """A program in the background, with its log in a file. Stopped by SIGTERM, then by SIGKILL."""
 
     def __init__(self, words, log, **more):
         self.words, self.log = [*map(str, words)], Path(log)
@@ -93,14 +93,14 @@ class Program:
         return self.child.pid
 
     def ready(self, url):
-        """Waits until it answers at an address."""
+        """Waits until it responds at a URL."""
 
         def look():
             if self.child.poll() is not None:
-                raise Trouble(f"{self.words[0]} has ended; the end of its log:\n{self.tail()}")
+                raise Trouble(f"{self.words[0]} has exited; the end of its log:\n{self.tail()}")
             return get(url) is not None
 
-        await_(f"an answer at {url}", look)
+        await_(f"response from {url}", look)
 
     def tail(self):
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
@@ -116,11 +116,11 @@ class Program:
 
 
 class Folder:
-    """A folder of the demo's own, locked for as long as the demo lives. Its name is the demo's mark."""
+    """The demo's own folder, locked while the demo runs. Its name is the demo's mark."""
 
     def __init__(self):
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self.path.chmod(0o755)  # memledger's library and the rules are no secret
+        self.path.chmod(0o755)  # the library and the rules are not secret
         self.lock = (self.path / "lock").open("w")
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.lock.write(SEAL)
@@ -139,7 +139,7 @@ class Folder:
 
 
 def remove(path):
-    """A demo's folder and what is mounted in it."""
+    """Removes a demo's folder and the mounts in it."""
     mounts = Path("/proc/mounts").read_text().splitlines()
     for mount in reversed([line.split()[1] for line in mounts]):
         if Path(mount).is_relative_to(path):
@@ -148,11 +148,11 @@ def remove(path):
 
 
 def others():
-    """Folders of other demos, each with whether that one lives: its lock is held then."""
+    """Yields folders of other demos, each with whether that demo is running, which means that its lock is held."""
     for path in sorted(Path(tempfile.gettempdir()).glob(PREFIX + "*")):
         try:
             if path.is_symlink() or path.stat().st_uid != os.geteuid():
-                continue  # somebody else's
+                continue  # another user's
             with open(os.open(path / "lock", os.O_RDWR | os.O_NOFOLLOW), "r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if lock.read() != SEAL:
@@ -161,12 +161,12 @@ def others():
         except BlockingIOError:
             yield path, True
         except OSError:
-            continue  # no demo's
+            continue  # not a demo's
 
 
 @contextlib.contextmanager
 def one_at_a_time():
-    """While this lasts no other demo begins: two would take the same names and ports."""
+    """Prevents another demo from starting at the same time: both would take the same names and ports."""
     folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -176,9 +176,9 @@ def one_at_a_time():
 
 
 def stop_thread(pid, name):
-    """Stops one thread of a process, and no other, as a debugger does. Returns what makes it go on.
+    """Stops one thread of a process, as a debugger does. Returns a function that resumes it.
 
-    If the demo dies, the kernel lets the thread go on.
+    If the demo dies, the kernel resumes the thread.
     """
     seize, interrupt, detach, wall = 0x4206, 0x4207, 17, 0x40000000
     found = [task for task in Path(f"/proc/{pid}/task").iterdir() if (task / "comm").read_text().strip() == name]

@@ -1,9 +1,9 @@
-"""What is played: the trainings, and the acts, each with the alerts that it makes fire. Data, and no machinery.
+"""The scenario: the trainings, and the acts, each with the alerts that it makes fire. Data only.
 
-Times are seconds after the beginning of a round. An act ends when all its alerts fire, so that a slow machine gets the time
-that it needs; without Prometheus, and in any case, after `most` seconds.
+Times are seconds after the start of a round. An act ends when all its alerts fire, so that a slow machine gets the time that it
+needs; without Prometheus, and in any case, after `most` seconds.
 
-The trainings eat memory by the steps of tests/hog. Their sizes are small, their limits too: what counts is the share.
+The trainings allocate memory by the steps of tests/hog. Sizes and limits are small; only their ratio matters.
 """
 from dataclasses import dataclass, field
 from typing import Callable
@@ -24,14 +24,14 @@ class Training:
     steps: tuple
     settings: dict = field(default_factory=dict, hash=False)
     labels: dict = field(default_factory=dict, hash=False)
-    shm: int = 0  # MiB of its /dev/shm; 0: as the engine has it
-    restart: str = ""  # as Docker has it
-    gpu: int | None = None  # that its first process holds memory of
+    shm: int = 0  # MiB of its /dev/shm; 0: the engine's default
+    restart: str = ""  # Docker's restart policy
+    gpu: int | None = None  # the GPU on which its first process has memory
 
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert that an act makes fire. `of`: the training whose container it names."""
+    """An alert that an act makes fire. `of`: the training in its container_name label."""
 
     name: str
     severity: str
@@ -41,7 +41,7 @@ class Alert:
 
 @dataclass(eq=False)
 class Act:
-    """Something that begins, is seen, and ends."""
+    """A step of the scenario, with a start and an end."""
 
     at: float
     text: str
@@ -50,9 +50,9 @@ class Act:
     alerts: tuple = ()
     most: float = 60
     least: float = 0
-    needs_names: bool = False  # an engine that tells of ends and of its runtime
-    queue: str = ""  # begins when no other act of this queue is on: they would hide each other
-    is_last: bool = False  # begins when nothing waits for an alert any more
+    needs_names: bool = False  # needs a Docker engine: names, exits, runtime_up
+    queue: str = ""  # starts when no other act of this queue runs: they would hide each other
+    is_last: bool = False  # starts when no act waits for an alert any more
 
 
 def run_of(batch_size, workers):
@@ -82,7 +82,7 @@ LOADER = Training("detector-train-1", 160, ("name=python3", spawn(4, 28, "hold")
 FILLED = Training("tokenizer-batch-1", 160, ("name=python3", "grow=147:20", "hold"))
 SHM = Training("image-cache-1", 128, ("name=python3", "shm=29", "hold"), shm=32)
 KILLED = Training("asr-train-1", 64, ("name=python3", "grow=40:100", "eat"), run_of(128, 0))
-# The first by its name, which is what a dashboard opens with: so each of its runs has something to show on every panel.
+# First in alphabetical order, and so the default of the dashboards' variable: each of its runs has data for every panel.
 FAILS = Training(
     "aligner-train-1", 160, ("name=python3", spawn(2, 12, "hold"), "shm=6", "eat=20", "pause=12000", "exit=1"), run_of(96, 2),
     gpu=gpus.TRAINS,
@@ -97,32 +97,32 @@ TRAININGS = [WORKER_KILLED, PIPER, LEAK, SAW, SERVICE, NOTEBOOK, LOADER, FILLED,
 
 
 def container(at, training, text, *alerts, **more):
-    """A training that is stopped when it has shown what it shows."""
+    """A training that is stopped once its alerts fired."""
     here = tuple(Alert(name, severity, {"instance": "gpu-host"}, training) for name, severity in alerts)
     return Act(at, f"{training.name} {text}", lambda play: play.start(training), lambda play: play.stop(training), here, **more)
 
 
 def lives_on(at, training, text, *alerts):
-    """As `container`, and it is not stopped."""
+    """As `container`, but it is not stopped."""
     act = container(at, training, text, *alerts)
     act.end = lambda play: None
     return act
 
 
 def stays(at, training, text):
-    """A training that goes on until the curtain: it begins, and that is the act."""
+    """A training that runs until the end of the round."""
     return Act(at, f"{training.name} {text}", lambda play: play.start(training), most=0)
 
 
 def gpu(at, state, text, *alerts, **more):
-    """A state of the GPUs that comes and goes."""
+    """A temporary state of the GPUs."""
     here = tuple(Alert(name, severity, {"instance": "gpu-host", **labels}) for name, severity, labels in alerts)
     on = lambda play: play.gpus.on.add(state)
     return Act(at, text, on, lambda play: play.gpus.on.discard(state), here, **more)
 
 
 def once(at, do, text, *alerts, **more):
-    """Something that happens to a GPU in a moment; its alerts end by themselves."""
+    """A single event of a GPU; its alerts resolve by themselves."""
     here = tuple(Alert(name, severity, {"instance": "gpu-host", **labels}) for name, severity, labels in alerts)
     return Act(at, text, do, alerts=here, **more)
 
@@ -158,27 +158,27 @@ SICK = {"gpu": str(gpus.SICK)}
 
 
 def acts(paper_container):
-    """All acts of a round, in the order of their time."""
+    """Returns all acts of a round, ordered by time."""
     return sorted(of_containers() + of_gpus() + of_hosts(paper_container), key=lambda act: act.at)
 
 
 def of_containers():
     return [
         container(0, LEAK, "leaks a MiB a second", ("MemledgerContainerMemoryLeakSuspected", WARNING), most=130),
-        stays(1, SAW, "takes and gives back, again and again: a saw-tooth, and no leak"),
-        stays(2, SERVICE, "serves; it belongs to a Compose project and to a MIG instance"),
+        stays(1, SAW, "allocates and frees repeatedly: a saw-tooth, not a leak"),
+        stays(2, SERVICE, "serves, in a Compose project and on a MIG instance"),
         stays(3, PIPER, "trains with BATCH_SIZE=8, reaches its plateau, and completes"),
-        container(4, NOTEBOOK, "holds 24 GiB of VRAM and does nothing", ("MemledgerGpuAllocatedButIdle", WARNING), most=75),
+        container(4, NOTEBOOK, "holds 24 GiB of VRAM and is idle", ("MemledgerGpuAllocatedButIdle", WARNING), most=75),
         container(5, LOADER, "has four DataLoader workers that hold most of its memory",
                   ("MemledgerDataLoaderMemoryShareHigh", INFO), high(INFO)),
         container(6, FILLED, "fills its memory up to 94 % of the limit", high(INFO), high(WARNING), high(CRITICAL)),
         container(8, SHM, "fills its /dev/shm", ("MemledgerContainerShmNearlyFull", WARNING), least=15),
-        container(28, CRASHES, "ends with an error, is started again, and so on", ("MemledgerContainerEndsWithErrors", INFO),
+        container(28, CRASHES, "fails and is restarted repeatedly", ("MemledgerContainerEndsWithErrors", INFO),
                   ("MemledgerContainerCrashLooping", WARNING), needs_names=True, most=40),
         container(35, KILLED, "reaches its limit: the kernel kills it", ("MemledgerContainerOOMKilled", WARNING), most=30),
-        container(2, FAILS, "ends with exit code 1: its BATCH_SIZE of 96 was too much", ("MemledgerContainerEndsWithErrors", INFO),
+        container(2, FAILS, "exits with code 1: BATCH_SIZE=96 was too large", ("MemledgerContainerEndsWithErrors", INFO),
                   needs_names=True),
-        lives_on(26, WORKER_KILLED, "trains with BATCH_SIZE=24; at 0:46 a third DataLoader worker is killed, and it goes on",
+        lives_on(26, WORKER_KILLED, "trains with BATCH_SIZE=24; at 0:46 a third DataLoader worker is killed, and training continues",
                  ("MemledgerContainerOOMKilled", WARNING)),
         stays(52, PIPER_AGAIN, "trains again, with BATCH_SIZE=16: a second run of one name"),
     ]  # fmt: skip
@@ -187,13 +187,13 @@ def of_containers():
 def of_gpus():
     driver = {"source": "nvml"}
     return [
-        gpu(5, "nobody", f"GPU {gpus.NOBODY}: 31 GiB of VRAM are held by nobody that is known",
+        gpu(5, "nobody", f"GPU {gpus.NOBODY}: 31 GiB of VRAM are unattributed",
             ("MemledgerGpuMemoryUnattributed", WARNING, {"gpu": str(gpus.NOBODY)})),
         gpu(7, "full", f"GPU {gpus.FULL} is nearly full", ("MemledgerGpuMemoryHigh", INFO, {"gpu": str(gpus.FULL)})),
-        gpu(15, "hot", f"GPU {gpus.SICK} gets hot and slow", least=45, most=45),
+        gpu(15, "hot", f"GPU {gpus.SICK} overheats and throttles", least=45, most=45),
         gpu(18, "rows", f"GPU {gpus.SICK} waits for a reset to replace a row of memory",
             ("MemledgerGpuMemoryRepairPending", WARNING, {**SICK, "kind": "pending"})),
-        once(30, lambda play: play.gpus.xid(gpus.TRAINS, 31), f"GPU {gpus.TRAINS} reports Xid 31, a program's fault",
+        once(30, lambda play: play.gpus.xid(gpus.TRAINS, 31), f"GPU {gpus.TRAINS} reports Xid 31, an application error",
              ("MemledgerGpuXid", WARNING, {"gpu": str(gpus.TRAINS), "xid": "31"})),
         once(38, ecc("corrected", 400), f"GPU {gpus.SICK} corrects 400 memory errors",
              ("MemledgerGpuEcc", WARNING, {**SICK, "kind": "corrected"})),
@@ -202,7 +202,7 @@ def of_gpus():
         once(62, lambda play: play.gpus.xid(gpus.SICK, 79), f"GPU {gpus.SICK} reports Xid 79",
              ("MemledgerGpuXid", CRITICAL, {**SICK, "xid": "79"})),
         gpu(68, "lost", f"GPU {gpus.SICK} has fallen off the bus", ("MemledgerGpuLost", CRITICAL, driver)),
-        gpu(95, "driver", "the GPU driver answers with an error: all GPUs are away",
+        gpu(95, "driver", "the GPU driver returns an error: all GPUs are missing",
             ("MemledgerCollectorFailing", WARNING, {"collector": "gpu"}), ("MemledgerGpuLost", CRITICAL, driver)),
     ]  # fmt: skip
 
@@ -211,40 +211,40 @@ def of_hosts(paper_container):
     def absent(play):
         play.monitoring.forget(*play.hosts)
 
-    everybody = [Alert("MemledgerNotScraped", WARNING, {"instance": name}) for name in ("gpu-host", "plain-host", "paper-host")]
+    not_scraped = [Alert("MemledgerNotScraped", WARNING, {"instance": name}) for name in ("gpu-host", "plain-host", "paper-host")]
     return [
         on_plain(0, lambda play: play.plain.lose_kernel_log(True), lambda play: play.plain.lose_kernel_log(False),
-                 "the kernel log is not there for it", "MemledgerOOMSourceDown", WARNING, {"source": "kmsg"}, most=40, least=30),
+                 "the kernel log is missing", "MemledgerOOMSourceDown", WARNING, {"source": "kmsg"}, most=40, least=30),
         Act(12, "a backup job outside containers reaches the limit of its cgroup: the kernel kills it",
             lambda play: play.kill_host_job(), alerts=(
                 Alert("MemledgerHostOOMKilled", CRITICAL, {"instance": "gpu-host"}),
                 Alert("MemledgerOOMKillUnattributed", WARNING, {"instance": "plain-host"}))),
         on_plain(50, lambda play: play.plain.fill_disk(), lambda play: play.plain.empty_disk(),
-                 "the disk of its ledger is full", "MemledgerStoreDown", WARNING),
+                 "the disk of the ledger is full", "MemledgerStoreDown", WARNING),
         on_plain(55, lambda play: play.plain.forbid("anna: letmein"), lambda play: play.plain.allow(),
-                 "a password is written into its web configuration as it is, not as a hash", "MemledgerWebConfigRejected", WARNING),
+                 "its web configuration has a password in plain text instead of a hash", "MemledgerWebConfigRejected", WARNING),
         on_plain(60, lambda play: play.plain.relay.close(), lambda play: play.plain.relay.open(),
-                 "the container runtime does not answer", "MemledgerRuntimeDown", WARNING, {"runtime": "docker"}, needs_names=True),
+                 "the container runtime does not respond", "MemledgerRuntimeDown", WARNING, {"runtime": "docker"}, needs_names=True),
         on_plain(78, lambda play: play.freeze(), lambda play: play.thaw(),
-                 "its sampling hangs, and it still answers", "MemledgerSnapshotStale", CRITICAL),
-        on_plain(95, lambda play: play.plain.stop(), lambda play: play.plain.start(), "its memledger is stopped",
+                 "sampling hangs, but HTTP still responds", "MemledgerSnapshotStale", CRITICAL),
+        on_plain(95, lambda play: play.plain.stop(), lambda play: play.plain.start(), "memledger is stopped",
                  "MemledgerExporterDown", CRITICAL),
         on_plain(108, lambda play: play.monitoring.forget("plain-host"), lambda play: play.monitoring.remember("plain-host"),
-                 "somebody takes it out of Prometheus' configuration", "MemledgerNotScraped", WARNING),
-        Act(135, "somebody takes all hosts out of Prometheus' configuration", absent,
+                 "it is removed from Prometheus' configuration", "MemledgerNotScraped", WARNING),
+        Act(135, "all hosts are removed from Prometheus' configuration", absent,
             lambda play: play.monitoring.remember(*play.hosts),
-            (Alert("MemledgerExporterAbsent", CRITICAL, {}), *everybody), most=60, is_last=True),
-        on_paper(5, "full", "96 % of its memory are in use",
+            (Alert("MemledgerExporterAbsent", CRITICAL, {}), *not_scraped), most=180, is_last=True),
+        on_paper(5, "full", "96 % of its memory is in use",
                  *(("MemledgerHostMemoryHigh", severity, {}) for severity in (INFO, WARNING, CRITICAL))),
-        on_paper(9, "stalls", "its tasks stand still for memory", ("MemledgerHostMemoryPressure", WARNING, {}),
+        on_paper(9, "stalls", "its tasks are stalled on memory", ("MemledgerHostMemoryPressure", WARNING, {}),
                  ("MemledgerContainerMemoryPressure", WARNING, {"container_name": paper_container})),
     ]  # fmt: skip
 
 
-# When all has been on that does not take hosts away, in seconds.
+# Seconds after which every act has run, except those that remove hosts.
 ALL_ON = 90
 
-# Alerts that no act can make fire, with the reason.
+# Alerts that no act can provoke, with the reason.
 NOT_PLAYED = {}
-# Alerts that are always there, and never resolve.
+# Alerts that always fire.
 ALWAYS = {"MemledgerWatchdog"}

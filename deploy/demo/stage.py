@@ -1,6 +1,6 @@
-"""Where the trainings run: real containers of a Docker engine, or, without one, real processes in cgroups of their own.
+"""Runs the trainings: as real containers of a Docker engine, or, without one, as real processes in their own cgroups.
 
-The image of the containers is made here of one static program (`tests/hog`), because nothing need be pulled for that.
+The image of the containers is built here from one static program (`tests/hog`), so that nothing has to be pulled.
 
 Not here: what the trainings do (scenes.py).
 """
@@ -15,7 +15,7 @@ from processes import Trouble, attempt, await_, die_with_the_demo, run
 
 LABEL = "memledger.demo"
 SOCKET = "/var/run/docker.sock"
-DOCKER = ("docker", "-H", f"unix://{SOCKET}")  # the engine of this machine, whatever the client is set to
+DOCKER = ("docker", "-H", f"unix://{SOCKET}")  # the engine of this machine, whatever the client's configuration
 MIB = 1 << 20
 
 
@@ -40,13 +40,13 @@ class Docker:
             tar.add(hog, "hog")
         run(*DOCKER, "import", "--change", 'ENTRYPOINT ["/hog"]', archive, self.image)
         archive.unlink()
-        # somebody may have a container of such a name, and another demo will have
+        # a container of such a name may exist, and with another demo it does
         taken = not alone or set(run(*DOCKER, "ps", "-a", "--format", "{{.Names}}").split()) & set(names)
         self.suffix = f"-{os.getpid()}" if taken else ""
-        self.ids = {}  # what was started; by its id alone it is stopped and removed, for its name may be another's
+        self.ids = {}  # containers are stopped and removed by id, because their name may belong to another one
 
     def name(self, training):
-        """What memledger calls its container."""
+        """Returns the name of its container in memledger."""
         return training.name + self.suffix
 
     def start(self, training):
@@ -60,7 +60,7 @@ class Docker:
         self.ids[training.name] = run(*words, self.image, *training.steps).strip()
 
     def pid(self, training):
-        """Of its first process; None if it does not run."""
+        """Returns the pid of its first process; None if it is not running."""
         if training.name not in self.ids:
             return None
         try:
@@ -69,7 +69,7 @@ class Docker:
             return None
 
     def stop(self, training):
-        """As somebody who has seen enough does."""
+        """Stops the container."""
         if training.name in self.ids:
             attempt(*DOCKER, "stop", "-t", "0", self.ids[training.name])
 
@@ -82,7 +82,7 @@ class Docker:
 
 
 def clear_engine(mark):
-    """Removes what a demo has in the engine. Twice: an engine may still make what it was asked for."""
+    """Removes a demo's containers and image. Twice, because the engine may still be creating a container."""
     for _ in range(2):
         found = subprocess.run(
             [*DOCKER, "ps", "-aq", "--filter", f"label={LABEL}={mark}"], capture_output=True, text=True
@@ -93,7 +93,7 @@ def clear_engine(mark):
 
 
 def cgroup_root():
-    """The hierarchy with the memory controller, and whether it is cgroup v2."""
+    """Returns the hierarchy with the memory controller, and whether it is cgroup v2."""
     unified = Path("/sys/fs/cgroup/cgroup.controllers")
     if unified.exists() and "memory" in unified.read_text():
         return Path("/sys/fs/cgroup"), True
@@ -101,13 +101,13 @@ def cgroup_root():
 
 
 class Cgroup:
-    """One cgroup below the demo's own, which is made and removed with it."""
+    """A cgroup below the demo's own cgroup."""
 
     def __init__(self, mark, name, limit):
         try:
             self.path = self.make(mark, name, limit)
         except OSError as error:
-            raise Trouble(f"no cgroup could be made: {error}") from error
+            raise Trouble(f"creating a cgroup failed: {error}") from error
 
     @staticmethod
     def make(mark, name, limit):
@@ -117,7 +117,7 @@ class Cgroup:
                 (path / "cgroup.subtree_control").write_text("+memory")
             path = path / part
             path.mkdir(exist_ok=True)
-        # without swap: what is over the limit is killed, and not swapped out; not every kernel counts swap
+        # without swap, so that memory over the limit is not swapped out; not every kernel accounts swap
         files = {"memory.max": limit, "memory.swap.max": 0}
         if not v2:
             files = {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}
@@ -127,7 +127,7 @@ class Cgroup:
         return path
 
     def spawn(self, words, env):
-        """A process that enters it before it becomes what the words say."""
+        """Starts a process that enters the cgroup before it executes the command."""
         script = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
         return subprocess.Popen(
             ["/bin/sh", "-c", script, str(self.path), *map(str, words)], env={**os.environ, **env},
@@ -140,14 +140,14 @@ class Cgroup:
 
 
 def empty(path):
-    """Kills what is in a cgroup, and removes it."""
+    """Kills the processes in a cgroup, and removes it."""
 
     def gone():
         try:
             for pid in (path / "cgroup.procs").read_text().split():
                 os.kill(int(pid), signal.SIGKILL)
         except OSError:
-            pass  # it ended by itself
+            pass  # it exited by itself
         try:
             path.rmdir()
         except FileNotFoundError:
@@ -157,11 +157,11 @@ def empty(path):
         return True
 
     if path.exists():
-        await_(f"the end of {path}", gone, 20)
+        await_(f"removal of {path}", gone, 20)
 
 
 def clear_cgroups(mark):
-    """Removes a demo's cgroups with all that is in them."""
+    """Removes a demo's cgroups and their processes."""
     top = cgroup_root()[0] / mark
     if top.exists():
         for below in [path for path in top.iterdir() if path.is_dir()]:
@@ -170,14 +170,14 @@ def clear_cgroups(mark):
 
 
 class Cgroups:
-    """Processes in cgroups that are named as containers are. Nobody knows their names, their settings, or how they ended."""
+    """Processes in cgroups that are named like containers. Names, settings and exit reasons are unknown."""
 
-    kind = "processes in cgroups (no Docker engine answers)"
+    kind = "processes in cgroups (no Docker engine responds)"
     has_names = False
 
     def __init__(self, folder, hog, _names, _alone):
         if os.geteuid():
-            raise Trouble("without a Docker engine the demo makes cgroups, which needs root: sudo make demo")
+            raise Trouble("without a Docker engine the demo creates cgroups, which needs root: sudo make demo")
         self.mark, self.hog, self.running = folder.mark, hog, {}
 
     def identity(self, training):

@@ -1,17 +1,17 @@
-"""The shipped rules in time-lapse: every span of time divided by one factor, and nothing else touched.
+"""The shipped rules in time-lapse: every duration is divided by one factor, and nothing else is changed.
 
-An alert that waits for a quarter of an hour over a window of an hour shows nothing to somebody who has five minutes. What is
-divided: `for`, ranges, offsets, the horizon of predict_linear, and the seconds to which an age (`time() - ...`) is compared.
-All else stays as it is, byte for byte: names, thresholds, texts. A factor of 1 gives the file back.
+An alert that waits for 15 minutes over a window of an hour is too slow for a demo of five minutes. Divided are: `for`, ranges,
+offsets, the horizon of predict_linear, and the seconds with which an age (`time() - ...`) is compared. Everything else stays the same,
+byte for byte: names, thresholds, texts. A factor of 1 returns the file unchanged.
 
-It reads the files as text, because they must come out as they went in, and knows just enough of YAML and PromQL for them.
-What it does not know it refuses (`Unknown`): a span that was passed over would make a rule of another meaning.
+The files are processed as text, because nothing else may change, with just enough of YAML and PromQL for them. Unsupported constructs
+are rejected (`Unknown`): a duration that was missed would change the meaning of a rule.
 
-Not here: whether the rules are right. promtool and tests/dashboards tell that.
+Not here: whether the rules are valid. promtool and tests/dashboards check that.
 """
 import re
 
-# key of a line of the rule files to what its value is
+# key of a line in the rule files to the kind of its value
 KEYS = {
     "groups": "", "name": "", "rules": "", "alert": "", "record": "", "labels": "", "annotations": "", "summary": "",
     "description": "", "runbook_url": "", "expr": "expression", "for": "span", "keep_firing_for": "span", "interval": "span",
@@ -28,7 +28,7 @@ TOKEN = re.compile(
 COMPARISONS = {"==", "!=", "<", ">", "<=", ">="}
 SET_WORDS = {"and", "or", "unless"}
 LISTS = {"on", "ignoring", "by", "without", "group_left", "group_right"}
-# functions of which no argument is a span
+# functions without an argument that is a duration
 FUNCTIONS = {
     "abs", "absent", "avg", "avg_over_time", "count", "delta", "deriv", "group", "increase", "label_replace",
     "last_over_time", "max", "max_over_time", "min", "min_over_time", "rate", "sum", "vector",
@@ -36,17 +36,17 @@ FUNCTIONS = {
 
 
 class Unknown(Exception):
-    """The rules have something that cannot be divided for sure."""
+    """The rules have a construct that cannot be divided safely."""
 
 
 def divided(span, factor):
-    """A span such as 15m, divided: in its own unit if it comes out whole there, else in the largest in which it does."""
+    """Divides a duration such as 15m: in its own unit if the result is whole, else in the largest unit in which it is."""
     found = SPAN.fullmatch(span)
     if not found:
-        raise Unknown(f"{span!r} is no span of one unit")
+        raise Unknown(f"{span!r} is not a duration of one unit")
     millis = int(found[1]) * MILLIS[found[2]]
     if millis % factor:
-        raise Unknown(f"{span} divided by {factor} is no whole number of milliseconds")
+        raise Unknown(f"{span} divided by {factor} is not a whole number of milliseconds")
     for unit in (found[2], "h", "m", "s", "ms"):
         if millis // factor % MILLIS[unit] == 0:
             return f"{millis // factor // MILLIS[unit]}{unit}"
@@ -54,7 +54,7 @@ def divided(span, factor):
 
 
 class Expression:
-    """Finds the spans in one expression and divides them."""
+    """Finds the durations in one expression and divides them."""
 
     def __init__(self, text, factor):
         self.text, self.factor, self.tokens, self.edits = text, factor, [], []
@@ -81,18 +81,18 @@ class Expression:
     def edit_span(self, at):
         kind, old, start = self.tokens[at] if at < len(self.tokens) else ("", "the end", 0)
         if kind != "span":
-            raise Unknown(f"{old!r} where a span should be: {self.text!r}")
+            raise Unknown(f"{old!r} where a duration should be: {self.text!r}")
         self.edits.append((start, old, divided(old, self.factor)))
 
     def edit_seconds(self, at):
-        """The number here is a count of seconds."""
+        """Divides the number here, which is in seconds."""
         _, old, start = self.tokens[at]
         if float(old) % self.factor:
-            raise Unknown(f"{old} s divided by {self.factor} are no whole seconds: {self.text!r}")
+            raise Unknown(f"{old} s divided by {self.factor} is not a whole number of seconds: {self.text!r}")
         self.edits.append((start, old, str(int(float(old)) // self.factor)))
 
     def closing(self, at):
-        """The place of the bracket that closes the one here."""
+        """Returns the position of the closing bracket."""
         depth = 0
         for place in range(at, len(self.tokens)):
             depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(self.word(place), 0)
@@ -101,7 +101,7 @@ class Expression:
         raise Unknown(f"unbalanced: {self.text!r}")
 
     def group(self, at, function):
-        """Reads to the end of a pair of brackets, whose function this is; returns the place of the closing one."""
+        """Processes a pair of brackets after this function name; returns the position of the closing one."""
         operand, argument = at, 0
         while at < len(self.tokens) and self.word(at) != ")":
             kind, word, _ = self.tokens[at]
@@ -115,7 +115,7 @@ class Expression:
             elif word in LISTS and self.word(at + 1) == "(":
                 at = self.closing(at + 1)
                 if self.word(operand) == word:
-                    operand = at + 1  # what a set operator is matched on belongs to no side
+                    operand = at + 1  # the matching labels of a set operator belong to neither side
             elif word == "{":
                 at = self.closing(at)
             elif word == "[":
@@ -131,17 +131,17 @@ class Expression:
             elif word in COMPARISONS:
                 self.compared(operand, at)
             elif kind == "span":
-                raise Unknown(f"{word} stands where no span is known: {self.text!r}")
+                raise Unknown(f"{word} is a duration in an unsupported place: {self.text!r}")
             at += 1
         return at
 
     def function_before(self, at):
-        """The name in front of this bracket, if it is a function's."""
+        """Returns the name before this bracket, if it is a function."""
         kind, word, _ = self.tokens[at - 1] if at else ("", "", 0)
         if kind != "name" or word in SET_WORDS | LISTS:
             return None
         if word not in FUNCTIONS | {"predict_linear", "time"}:
-            raise Unknown(f"{word}() is not known here: {self.text!r}")
+            raise Unknown(f"{word}() is not supported: {self.text!r}")
         return word
 
     def horizon(self, at):
@@ -155,7 +155,7 @@ class Expression:
         return end
 
     def compared(self, operand, at):
-        """The left side of a comparison begins at `operand`: if it is an age, the right side is a number of seconds."""
+        """Handles a comparison whose left side begins at `operand`: if that is an age, the right side is in seconds."""
         words = [self.word(place) for place in range(operand, at)]
         kind, right = self.tokens[at + 1][:2] if at + 1 < len(self.tokens) else ("", "the end")
         if words[:4] == ["time", "(", ")", "-"]:
@@ -163,7 +163,7 @@ class Expression:
                 raise Unknown(f"an age compared to {right!r}: {self.text!r}")
             self.edit_seconds(at + 1)
         elif len(words) == 1 and self.tokens[operand][0] == "number" and float(words[0]):
-            raise Unknown(f"{words[0]} stands on the left: {self.text!r}")
+            raise Unknown(f"{words[0]} is on the left side: {self.text!r}")
         elif kind == "number" and float(right) and (
             "time" in words or any("seconds" in word and "total" not in word for word in words)
         ):
@@ -171,7 +171,7 @@ class Expression:
 
 
 def rules(text, factor):
-    """The text of a rule file with its spans divided by a whole number. Raises Unknown."""
+    """Returns the text of a rule file with its durations divided by a whole number. Raises Unknown."""
     lines, out, block = text.split("\n"), [], None
     for number, line in enumerate(lines):
         if block is not None:
@@ -194,7 +194,7 @@ def rules(text, factor):
             block = (len(line) - len(line.lstrip()), [])
         elif what == "expression":
             if not value or value[0] in "\"'|>&*!" or " #" in value:
-                raise Unknown(f"line {number + 1}: an expression written in a way not known here: {line!r}")
+                raise Unknown(f"line {number + 1}: unsupported form of an expression: {line!r}")
             value = Expression(value, factor).result()
         out.append(found["head"] + found["gap"] + value)
     if block is not None:

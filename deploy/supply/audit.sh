@@ -1,9 +1,9 @@
 #!/bin/bash
-# `make audit`: what is in Cargo.lock against deny.toml: licences, banned crates, sources. Known weaknesses too, where the
-# database of advisories can be fetched; where it cannot, that is said and is no success of that part.
+# `make audit`: checks Cargo.lock against deny.toml: licences, banned crates, sources. Also known vulnerabilities, if the database of
+# advisories can be fetched; if not, the summary says NOT CHECKED.
 #
-# usage: audit.sh      fails if a part failed; ends with a line for each
-#        $AUDIT_STRICT  set: advisories that could not be checked fail, as for a release
+# usage: audit.sh      fails if a part failed; prints a summary line for each part
+#        $AUDIT_STRICT  if set, advisories that could not be checked are a failure, as for a release
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tests/setup/setup.sh python deny

@@ -1,9 +1,9 @@
 #!/bin/bash
-# `make dist`: the program as it is shipped. The same source, compiler and C compiler give the same bytes, wherever the source
-# and the build folder lie (docs/supply-chain.md); deploy/Dockerfile runs this too.
+# `make dist`: builds the shipped program. The same source, compiler and C compiler give the same bytes, independently of the paths of
+# the source and the build directory (docs/supply-chain.md); deploy/Dockerfile runs this too.
 #
 # usage: dist.sh      prints the path of the program, and writes its SHA-256 beside it
-#        $MEMLEDGER_REVISION  the commit that it is of, where there is no git to ask
+#        $MEMLEDGER_REVISION  its commit, where git is not available
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source=$PWD
@@ -15,8 +15,8 @@ if [[ -n ${RUSTFLAGS:-}${CARGO_ENCODED_RUSTFLAGS:-} ]]; then
   exit 1
 fi
 
-# No path of this machine gets into the program: neither from rustc nor from the C compiler (SQLite, ring). The longest
-# come last, since the last one that fits is the one that counts.
+# Keeps paths of this machine out of the program, from rustc and from the C compiler (SQLite, ring). The longest come last, because
+# the last match wins.
 flags=() c_flags=()
 for place in "$cargo_home=/cargo" "$source=/memledger" "$target=/target"; do
   flags+=("--remap-path-prefix=$place")
@@ -25,9 +25,9 @@ done
 printf -v CARGO_ENCODED_RUSTFLAGS '%s\x1f' "${flags[@]}"
 export CARGO_ENCODED_RUSTFLAGS=${CARGO_ENCODED_RUSTFLAGS%$'\x1f'}
 export CFLAGS="${c_flags[*]}" CARGO_INCREMENTAL=0 LC_ALL=C TZ=UTC
-export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0} # nothing here names a time; what begins to shall name this one
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0} # no timestamps are embedded today; a tool that starts to do so uses this one
 if [[ -z ${MEMLEDGER_REVISION:-} && -n $(git status --porcelain 2>/dev/null) ]]; then
-  echo "dist: there are changes that are not committed: the program names a commit that it is not of" >&2
+  echo "dist: warning: uncommitted changes: the program will report a commit that does not match its source" >&2
 fi
 
 cargo build --locked --profile dist --package memledger --bin memledger --target-dir "$target" >&2

@@ -1,12 +1,12 @@
 //! Files of /proc, of cgroups and of graphics devices, and the paths in them.
 #![no_main]
 
-use memledger::parse::laws;
+use memledger::parse::invariants;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    laws::cgroup_files(bytes);
-    laws::meminfo(bytes);
-    laws::process_files(bytes);
-    laws::drm_client(bytes);
-    laws::cgroup_paths(bytes);
+    invariants::cgroup_files(bytes);
+    invariants::meminfo(bytes);
+    invariants::process_files(bytes);
+    invariants::drm_client(bytes);
+    invariants::cgroup_paths(bytes);
 });

@@ -1,4 +1,4 @@
-//! The kernel log: records of /dev/kmsg, lines of syslog(2), and what the OOM killer and NVIDIA's driver say in them.
+//! The kernel log: records of /dev/kmsg, lines of syslog(2), and the messages of the OOM killer and NVIDIA's driver in them.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| memledger::parse::laws::kernel_log(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| memledger::parse::invariants::kernel_log(bytes));

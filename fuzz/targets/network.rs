@@ -1,7 +1,8 @@
-//! What clients send to memledger, and what OTLP endpoints answer it.
+//! Requests of clients, reports of programs from inside, and responses of OTLP endpoints.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    memledger::serve::laws::request(bytes);
-    memledger::push::laws::answer(bytes);
+    memledger::http::invariants::request(bytes);
+    memledger::reporter::invariants::message(bytes);
+    memledger::otlp::invariants::response(bytes);
 });

@@ -1,9 +1,9 @@
-//! Answers of Docker and Podman (JSON), and of CRI and the kubelet (protobuf).
+//! Responses of Docker and Podman (JSON), and of CRI and the kubelet (protobuf).
 #![no_main]
 
 use memledger::discover::{cri, docker};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    docker::laws::answer(bytes);
-    cri::laws::answer(bytes);
+    docker::invariants::response(bytes);
+    cri::invariants::response(bytes);
 });

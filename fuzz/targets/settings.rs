@@ -1,11 +1,11 @@
 //! The settings file, the web configuration, values of settings, and the environment of containers.
 #![no_main]
 
-use memledger::config::laws;
+use memledger::config::invariants;
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
-    laws::web_config(text);
-    laws::settings_file(text);
-    laws::value(text);
-    laws::environment(text);
+    invariants::web_config(text);
+    invariants::settings_file(text);
+    invariants::value(text);
+    invariants::environment(text);
 });

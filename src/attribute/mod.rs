@@ -1,113 +1,156 @@
-//! Whose is it: process -> role, GPU process -> container. What cannot be told stays *unattributed*.
+//! Attribution: process to role, and GPU process to container. Memory that cannot be attributed stays *unattributed*.
 //!
-//! Everything here is a function of the cycle's readings; nothing is read, and nothing is remembered but who held GPU
-//! memory when it was told last.
+//! Everything here is a function of the cycle's data. Nothing is read, and the only state is which processes held GPU
+//! memory when the driver last reported it.
 
-pub mod allocated;
+pub mod gpu_allocation;
 pub mod gpu;
+pub mod inside;
 pub mod roles;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-pub use roles::{Ranks, Role};
+pub use roles::{GpuHolders, Role};
 
 use crate::catalog::*;
-use crate::collect::{Context, Readings};
+use crate::clock::Timestamp;
+use crate::collect::process::Process;
+use crate::collect::{Context, CycleData};
 use crate::series::{Label, Series};
 
-/// One process of a container with all that is known of it.
+/// A process of a container with everything known about it.
 #[derive(Clone, Debug)]
-pub struct Attributed {
+pub struct ContainerProcess {
     /// Number of its container.
     pub container: u32,
     /// Its pid on the host.
     pub pid: u32,
     /// Its name, made printable.
     pub comm: Arc<str>,
-    /// What it is for.
+    /// Its role.
     pub role: Role,
     /// Resident memory in bytes.
     pub rss_bytes: u64,
     /// Proportional share in bytes, if measured.
     pub pss_bytes: Option<u64>,
-    /// GPU memory in bytes over all GPUs, if it holds any that the driver tells.
+    /// GPU memory in bytes over all GPUs, if it holds any and the driver reports the amount.
     pub gpu_bytes: Option<u64>,
 }
 
-/// What attribution leaves for the ledger and the snapshot.
+/// Result of attribution, for the ledger and the snapshot.
 #[derive(Debug, Default)]
 pub struct Attribution {
     /// All processes of containers.
-    pub processes: Vec<Attributed>,
-    /// What follows from the GPU readings.
-    pub gpus: gpu::Attributed,
+    pub processes: Vec<ContainerProcess>,
+    /// Attribution of the GPU readings.
+    pub gpus: gpu::GpuAttribution,
 }
 
-/// Attributes one cycle's readings and writes the samples that follow.
+/// Attributes the data of one cycle and writes the resulting samples.
 pub fn attribute(
     context: &Context<'_>,
-    readings: &Readings,
-    ranks: &mut Ranks,
+    cycle_data: &CycleData,
+    gpu_holders: &mut GpuHolders,
     series: &mut Series,
 ) -> Attribution {
-    let holders = gpu::holders(readings);
-    let numbers = 0..context.inventory.containers.len();
-    let is_whole = numbers.clone().all(|number| readings.processes.complete(number));
-    let living = numbers.clone().flat_map(|number| readings.processes.of(number)).map(gpu::key);
-    ranks.enter(is_whole.then(|| living.collect()).as_ref(), gpu::told(readings));
-    let mut processes = Vec::with_capacity(readings.processes.len());
-    for number in numbers {
+    let contexts = gpu::contexts(cycle_data);
+    let containers = 0..context.inventory.containers.len();
+    let is_complete = containers.clone().all(|number| cycle_data.processes.complete(number));
+    let running = containers.clone().flat_map(|number| cycle_data.processes.of(number)).map(gpu::key);
+    gpu_holders.update(is_complete.then(|| running.collect()).as_ref(), gpu::evidence(cycle_data));
+    let mut processes = Vec::with_capacity(cycle_data.processes.len());
+    for number in containers {
         let from = processes.len();
-        roles_of(context, readings, (&holders, ranks), number, &mut processes);
-        if readings.processes.complete(number) {
-            by_role(context, readings, number, &processes[from..], series);
+        push_processes(context, cycle_data, (&contexts, gpu_holders), number, &mut processes);
+        let are_roles_known =
+            cycle_data.processes.of(number).iter().all(|process| is_role_known(context.now, process));
+        if cycle_data.processes.complete(number) && are_roles_known {
+            write_role_sums(context, cycle_data, number, &processes[from..], series);
         }
     }
-    let gpus = gpu::write(context, readings, &processes, series);
-    allocated::write(context, readings, series);
+    let gpus = gpu::write(context, cycle_data, series);
+    gpu_allocation::write(context, cycle_data, series);
     Attribution { processes, gpus }
 }
 
-fn roles_of(
+/// Returns false for a process whose command line should have been read long ago: it hangs, and so its role is unknown.
+/// A young process without one is *other* for a moment, as it may still be before its `exec`.
+fn is_role_known(now: Timestamp, process: &Process) -> bool {
+    const MAX_PENDING: Duration = Duration::from_secs(2);
+    let started_usec = process.meta.start_ticks * 1_000_000 / rustix::param::clock_ticks_per_second();
+    let age = Duration::from_micros(now.kernel_usec().saturating_sub(started_usec));
+    process.meta.command_hash.is_some() || age < MAX_PENDING
+}
+
+fn push_processes(
     context: &Context<'_>,
-    readings: &Readings,
-    (holders, ranks): (&gpu::Holders, &Ranks),
+    cycle_data: &CycleData,
+    (contexts, gpu_holders): (&gpu::GpuContexts, &GpuHolders),
     number: usize,
-    out: &mut Vec<Attributed>,
+    out: &mut Vec<ContainerProcess>,
 ) {
-    let members = readings.processes.of(number);
+    let members = cycle_data.processes.of(number);
     let id = &context.inventory.containers[number].id;
-    let roles = roles::classify(members, |process| ranks.contains(&gpu::key(process)));
-    out.extend(std::iter::zip(members, roles).map(|(process, role)| Attributed {
+    let roles = roles::classify(members, |process| gpu_holders.contains(&gpu::key(process)));
+    out.extend(std::iter::zip(members, roles).map(|(process, role)| ContainerProcess {
         container: number as u32,
         pid: process.pid,
-        comm: Arc::clone(&process.facts.comm),
+        comm: Arc::clone(&process.meta.comm),
         role,
         rss_bytes: process.rss_bytes,
-        pss_bytes: readings.pss.of(id, process.pid, process.facts.start_ticks),
-        gpu_bytes: holders.get(&gpu::key(process)).copied().flatten(),
+        pss_bytes: cycle_data.pss.of(id, process.pid, process.meta.start_ticks),
+        gpu_bytes: contexts.get(&gpu::key(process)).copied().flatten(),
     }));
 }
 
-/// Sums by role. A role without processes is 0: it is known that there are none.
-fn by_role(
+/// Writes the sums by role. A role without processes is 0, since all processes and their roles are known.
+fn write_role_sums(
     context: &Context<'_>,
-    readings: &Readings,
+    cycle_data: &CycleData,
     number: usize,
-    members: &[Attributed],
+    members: &[ContainerProcess],
     series: &mut Series,
 ) {
-    let measured = readings.pss.has(&context.inventory.containers[number].id);
+    let has_pss = cycle_data.pss.has(&context.inventory.containers[number].id);
     for role in Role::ALL {
         let label: Label = role.label().into();
         let of_role = || members.iter().filter(|process| process.role == role);
         let rss: u64 = of_role().map(|process| process.rss_bytes).sum();
         series.container(CONTAINER_PROCESSES, number as u32, [label.clone()], of_role().count() as f64);
         series.container(CONTAINER_PROCESS_RSS, number as u32, [label.clone()], rss as f64);
-        // a process that is younger than the last measurement would be missing in the sum
-        if measured && of_role().all(|process| process.pss_bytes.is_some()) {
+        // a process that started after the last measurement would be missing in the sum
+        if has_pss && of_role().all(|process| process.pss_bytes.is_some()) {
             let pss: u64 = of_role().filter_map(|process| process.pss_bytes).sum();
             series.container(CONTAINER_PROCESS_PSS, number as u32, [label], pss as f64);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collect::process::ProcessMeta;
+    use crate::parse::process::Command;
+
+    #[test]
+    fn role_is_unknown_while_an_old_process_has_no_command_line() {
+        let now = Timestamp::now();
+        let ticks = rustix::param::clock_ticks_per_second();
+        let now_ticks = now.kernel_usec() * ticks / 1_000_000;
+        let process = |age_seconds: u64, command_hash| {
+            let meta = ProcessMeta {
+                comm: "python".into(),
+                ppid: 1,
+                start_ticks: now_ticks.saturating_sub(age_seconds * ticks),
+                command: Command::of(b""),
+                command_hash,
+                zombie: false,
+            };
+            Process { pid: 7, rss_bytes: 1, meta: Arc::new(meta) }
+        };
+        assert!(is_role_known(now, &process(60, Some(1))));
+        assert!(is_role_known(now, &process(1, None)), "it may be before its exec");
+        assert!(!is_role_known(now, &process(60, None)), "its read hangs");
     }
 }

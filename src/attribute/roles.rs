@@ -1,13 +1,13 @@
-//! What a process of a training container is for.
+//! Roles of the processes of a training container.
 //!
 //! * `trainer`: each rank. It holds GPU memory, or it is the Python process that forks the workers.
-//! * `dataloader_worker`: it calls itself `pt_data_worker` (newer PyTorch); or it is a fork of a trainer that went on
-//!   with its parent's command line; or `multiprocessing` spawned it from a process that holds GPU memory, and it holds
-//!   none itself.
-//! * `other`: shells, init, launchers such as torchrun, multiprocessing's helpers, and all that is unsure.
+//! * `dataloader_worker`: a process named `pt_data_worker` (newer PyTorch); or a fork of a trainer that kept its
+//!   parent's command line; or a process without GPU memory that `multiprocessing` spawned from a process with GPU
+//!   memory.
+//! * `other`: shells, init, launchers such as torchrun, helpers of multiprocessing, and everything uncertain.
 //!
-//! GPU memory outweighs structure: where a driver tells who holds some, a rank is never taken for a worker. What
-//! was told last holds while the driver is away or let go.
+//! GPU memory outweighs structure: where a driver reports which processes hold GPU memory, a rank is never classified
+//! as a worker. The last report stays valid while the driver is unavailable or released.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use std::sync::Arc;
 use crate::collect::process::Process;
 use crate::parse::process::Launch;
 
-/// What a process is for.
+/// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// A rank.
     Trainer,
     /// A DataLoader worker.
     DataloaderWorker,
-    /// Everything else, and all that is unsure.
+    /// Everything else, and everything uncertain.
     Other,
 }
 
@@ -30,7 +30,7 @@ impl Role {
     /// All roles.
     pub const ALL: [Role; 3] = [Role::Trainer, Role::DataloaderWorker, Role::Other];
 
-    /// As a label value.
+    /// Returns the label value.
     pub fn label(self) -> &'static str {
         match self {
             Role::Trainer => "trainer",
@@ -40,135 +40,141 @@ impl Role {
     }
 }
 
-/// What GPUs tell of their processes.
+/// Processes that GPUs report in one cycle.
 #[derive(Debug, Default)]
-pub struct Told {
-    /// Keys of the GPUs that tell.
-    pub by: HashSet<Arc<str>>,
-    /// Who holds contexts, by pid and start time, and on which of them.
-    pub holds: HashMap<(u32, u64), Vec<Arc<str>>>,
+pub struct GpuEvidence {
+    /// Keys of the GPUs that report their processes.
+    pub reporting: HashSet<Arc<str>>,
+    /// Processes with a GPU context, by pid and start time, with the keys of those GPUs.
+    pub holders: HashMap<(u32, u64), Vec<Arc<str>>>,
 }
 
-/// Who holds GPU memory, or held some when the GPU was asked last: pid and start time to the keys of the GPUs.
+/// Processes that hold GPU memory by the last report of each GPU: pid and start time to the keys of the GPUs.
 #[derive(Debug, Default)]
-pub struct Ranks(HashMap<(u32, u64), Vec<Arc<str>>>);
+pub struct GpuHolders(HashMap<(u32, u64), Vec<Arc<str>>>);
 
-impl Ranks {
-    /// Enters what GPUs tell now, and who lives. `living` is `None` while not all that live can be told.
-    pub fn enter(&mut self, living: Option<&HashSet<(u32, u64)>>, told: Told) {
-        let Told { by, holds } = told;
-        let is_living = |who: &(u32, u64)| living.is_none_or(|living| living.contains(who));
-        self.0.retain(|who, gpus| {
-            gpus.retain(|gpu| !by.contains(gpu));
-            is_living(who) && !gpus.is_empty()
+impl GpuHolders {
+    /// Applies the reports of this cycle and forgets processes that ended. `running` is `None` if the list of running
+    /// processes is incomplete.
+    pub fn update(&mut self, running: Option<&HashSet<(u32, u64)>>, evidence: GpuEvidence) {
+        let GpuEvidence { reporting, holders } = evidence;
+        let is_running = |process: &(u32, u64)| running.is_none_or(|running| running.contains(process));
+        self.0.retain(|process, gpus| {
+            gpus.retain(|gpu| !reporting.contains(gpu));
+            is_running(process) && !gpus.is_empty()
         });
-        for (who, gpus) in holds.into_iter().filter(|(who, _)| is_living(who)) {
-            self.0.entry(who).or_default().extend(gpus);
+        for (process, gpus) in holders.into_iter().filter(|(process, _)| is_running(process)) {
+            self.0.entry(process).or_default().extend(gpus);
         }
     }
 
-    /// True for a process that holds GPU memory, as far as is known.
-    pub fn contains(&self, who: &(u32, u64)) -> bool {
-        self.0.contains_key(who)
+    /// Returns true if the process holds GPU memory, as far as is known.
+    pub fn contains(&self, process: &(u32, u64)) -> bool {
+        self.0.contains_key(process)
     }
 }
 
-/// The name that PyTorch's workers give themselves.
+/// The process name that PyTorch sets for its workers.
 const WORKER_NAME: &str = "pt_data_worker";
 
-/// The role of each process of one container. `holds_gpu` tells which of them hold GPU memory.
+/// Returns the role of each process of one container. `holds_gpu` returns true for a process that holds GPU memory.
 pub fn classify(processes: &[Process], holds_gpu: impl Fn(&Process) -> bool) -> Vec<Role> {
-    let tree = Tree::of(processes, holds_gpu);
+    let tree = ProcessTree::of(processes, holds_gpu);
     (0..processes.len()).map(|index| tree.role(index)).collect()
 }
 
-struct Tree<'a> {
+struct ProcessTree<'a> {
     processes: &'a [Process],
     parent: Vec<Option<usize>>,
-    gpu: Vec<bool>,
-    /// A fork of its parent that holds no GPU memory, and so may be a worker.
-    fork: Vec<bool>,
-    /// Forks such processes, or the parent of such as call themselves workers.
+    holds_gpu: Vec<bool>,
+    /// A fork of its parent without GPU memory, which may be a worker.
+    is_candidate: Vec<bool>,
+    /// A parent of such forks, or of processes named as workers.
     has_workers: Vec<bool>,
 }
 
-impl<'a> Tree<'a> {
+impl<'a> ProcessTree<'a> {
     fn of(processes: &'a [Process], holds_gpu: impl Fn(&Process) -> bool) -> Self {
         let index: HashMap<u32, usize> = processes.iter().enumerate().map(|(i, p)| (p.pid, i)).collect();
-        let parent: Vec<_> = processes.iter().map(|p| index.get(&p.facts.ppid).copied()).collect();
-        let gpu: Vec<_> = processes.iter().map(holds_gpu).collect();
-        let mut tree =
-            Self { processes, parent, gpu, fork: vec![], has_workers: vec![false; processes.len()] };
-        tree.fork = (0..processes.len()).map(|i| tree.is_silent_fork(i)).collect();
+        let parent: Vec<_> = processes.iter().map(|p| index.get(&p.meta.ppid).copied()).collect();
+        let holds_gpu: Vec<_> = processes.iter().map(holds_gpu).collect();
+        let mut tree = Self {
+            processes,
+            parent,
+            holds_gpu,
+            is_candidate: vec![],
+            has_workers: vec![false; processes.len()],
+        };
+        tree.is_candidate = (0..processes.len()).map(|i| tree.is_candidate_fork(i)).collect();
         tree.find_parents_of_workers();
         tree
     }
 
     fn launch(&self, index: usize) -> Launch {
-        self.processes[index].facts.command.launch
+        self.processes[index].meta.command.launch
     }
 
-    /// It has its parent's command line, and so is a fork without exec.
+    /// Returns true if the process has its parent's command line, and so is a fork without exec.
     fn is_fork(&self, index: usize) -> bool {
-        let facts = &self.processes[index].facts;
-        facts.command.python
-            && self.parent[index].is_some_and(|p| self.processes[p].facts.command_hash == facts.command_hash)
+        let meta = &self.processes[index].meta;
+        meta.command.python // implies that the command line is known
+            && self.parent[index].is_some_and(|p| self.processes[p].meta.command_hash == meta.command_hash)
     }
 
-    fn is_silent_fork(&self, index: usize) -> bool {
+    fn is_candidate_fork(&self, index: usize) -> bool {
         let launch = self.launch(index);
         self.is_fork(index)
-            && !self.gpu[index]
+            && !self.holds_gpu[index]
             && !matches!(launch, Launch::ForkServer | Launch::ResourceTracker)
     }
 
     fn is_named(&self, index: usize) -> bool {
-        &*self.processes[index].facts.comm == WORKER_NAME
+        &*self.processes[index].meta.comm == WORKER_NAME
     }
 
-    /// The process that asked for this one: its parent, or the fork server's parent.
+    /// Returns the process that requested this one: its parent, or the fork server's parent.
     fn origin(&self, index: usize) -> Option<usize> {
         let parent = self.parent[index]?;
         let from_server = self.launch(index) == Launch::ForkServer && self.is_fork(index);
         if from_server { self.parent[parent] } else { Some(parent) }
     }
 
-    /// Of a chain of forks without names or GPU memory, the last but one is the trainer: ranks are forked first, and
+    /// In a chain of unnamed forks without GPU memory, the last but one is the trainer: ranks are forked first, and
     /// then each forks its workers.
     fn find_parents_of_workers(&mut self) {
         let mut has_forks = vec![false; self.processes.len()];
-        for (parent, fork) in std::iter::zip(&self.parent, &self.fork) {
+        for (parent, fork) in std::iter::zip(&self.parent, &self.is_candidate) {
             if let (Some(parent), true) = (parent, fork) {
                 has_forks[*parent] = true;
             }
         }
         for (index, has_forks) in has_forks.into_iter().enumerate() {
-            let worker = self.is_named(index) || (self.fork[index] && !has_forks);
+            let worker = self.is_named(index) || (self.is_candidate[index] && !has_forks);
             if let Some(origin) = self.origin(index).filter(|_| worker) {
                 self.has_workers[origin] = true;
             }
         }
     }
 
-    /// A fork of, or spawned by, a process that holds GPU memory, holding none itself.
-    fn works_for_a_gpu_holder(&self, index: usize) -> bool {
-        let child = self.fork[index]
+    /// Returns true for a process without GPU memory that was forked or spawned by a process with GPU memory.
+    fn is_child_of_gpu_holder(&self, index: usize) -> bool {
+        let child = self.is_candidate[index]
             || match self.launch(index) {
                 Launch::Spawn => !self.is_fork(index),
                 Launch::ForkServer => self.is_fork(index),
                 Launch::Plain | Launch::ResourceTracker => false,
             };
-        child && self.origin(index).is_some_and(|origin| self.gpu[origin])
+        child && self.origin(index).is_some_and(|origin| self.holds_gpu[origin])
     }
 
     fn role(&self, index: usize) -> Role {
-        if self.gpu[index] {
+        if self.holds_gpu[index] {
             return Role::Trainer;
         }
-        if self.is_named(index) || self.works_for_a_gpu_holder(index) {
+        if self.is_named(index) || self.is_child_of_gpu_holder(index) {
             return Role::DataloaderWorker;
         }
-        if !self.processes[index].facts.command.python
+        if !self.processes[index].meta.command.python
             || matches!(self.launch(index), Launch::ForkServer | Launch::ResourceTracker)
         {
             return Role::Other;
@@ -176,16 +182,16 @@ impl<'a> Tree<'a> {
         if self.has_workers[index] {
             return Role::Trainer;
         }
-        let parent_works =
-            self.parent[index].is_some_and(|p| self.is_named(p) || self.works_for_a_gpu_holder(p));
-        if self.fork[index] && !parent_works { Role::DataloaderWorker } else { Role::Other }
+        let parent_is_worker =
+            self.parent[index].is_some_and(|p| self.is_named(p) || self.is_child_of_gpu_holder(p));
+        if self.is_candidate[index] && !parent_is_worker { Role::DataloaderWorker } else { Role::Other }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::process::Facts;
+    use crate::collect::process::ProcessMeta;
     use crate::parse::process::Command;
     use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -193,15 +199,15 @@ mod tests {
         let line = line.replace(' ', "\0");
         let mut hasher = DefaultHasher::new();
         line.hash(&mut hasher);
-        let facts = Facts {
+        let meta = ProcessMeta {
             comm: comm.into(),
             ppid,
             start_ticks: u64::from(pid),
             command: Command::of(line.as_bytes()),
-            command_hash: hasher.finish(),
+            command_hash: Some(hasher.finish()),
             zombie: false,
         };
-        Process { pid, rss_bytes: 1, facts: Arc::new(facts) }
+        Process { pid, rss_bytes: 1, meta: Arc::new(meta) }
     }
 
     fn roles(processes: &[Process], gpu: &[u32]) -> String {
@@ -214,48 +220,49 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_is_one_while_its_gpu_is_silent_and_its_pid_is_not_one_for_the_next() {
-        let mut ranks = Ranks::default();
-        let mut now = |living: Option<&[(u32, u64)]>, holds: &[((u32, u64), &str)], telling: &[&str]| {
-            let by = telling.iter().map(|gpu| (*gpu).into()).collect();
-            let mut told = Told { by, ..Told::default() };
-            for (who, gpu) in holds {
-                told.holds.entry(*who).or_default().push((*gpu).into());
-            }
-            let living = living.map(|living| living.iter().copied().collect());
-            ranks.enter(living.as_ref(), told);
-            let mut who: Vec<_> = ranks.0.keys().copied().collect();
-            who.sort_unstable();
-            who
-        };
+    fn rank_stays_while_its_gpu_is_silent_but_not_for_reused_pid() {
+        let mut holders = GpuHolders::default();
+        let mut update =
+            |running: Option<&[(u32, u64)]>, reported: &[((u32, u64), &str)], reporting: &[&str]| {
+                let reporting = reporting.iter().map(|gpu| (*gpu).into()).collect();
+                let mut evidence = GpuEvidence { reporting, ..GpuEvidence::default() };
+                for (process, gpu) in reported {
+                    evidence.holders.entry(*process).or_default().push((*gpu).into());
+                }
+                let running = running.map(|running| running.iter().copied().collect());
+                holders.update(running.as_ref(), evidence);
+                let mut processes: Vec<_> = holders.0.keys().copied().collect();
+                processes.sort_unstable();
+                processes
+            };
         let (a, b) = ((7, 1), (8, 1));
-        assert_eq!(now(Some(&[a, b]), &[(a, "0")], &["0", "1"]), [a]);
-        assert_eq!(now(Some(&[a, b]), &[], &["1"]), [a], "its GPU is away");
-        assert_eq!(now(None, &[], &[]), [a], "and its container could not be read");
-        assert_eq!(now(Some(&[(7, 2), b]), &[], &[]), [], "another process of that pid");
-        assert_eq!(now(Some(&[a, b]), &[(a, "0"), (a, "1"), (b, "0")], &["0", "1"]), [a, b]);
-        assert_eq!(now(Some(&[a, b]), &[], &["0"]), [a], "on the other one it may still hold some");
-        assert_eq!(now(Some(&[a, b]), &[], &["0", "1"]), [], "both have let go of theirs");
+        assert_eq!(update(Some(&[a, b]), &[(a, "0")], &["0", "1"]), [a]);
+        assert_eq!(update(Some(&[a, b]), &[], &["1"]), [a], "its GPU is unavailable");
+        assert_eq!(update(None, &[], &[]), [a], "and its container could not be read");
+        assert_eq!(update(Some(&[(7, 2), b]), &[], &[]), [], "another process of that pid");
+        assert_eq!(update(Some(&[a, b]), &[(a, "0"), (a, "1"), (b, "0")], &["0", "1"]), [a, b]);
+        assert_eq!(update(Some(&[a, b]), &[], &["0"]), [a], "it may still hold memory on the other GPU");
+        assert_eq!(update(Some(&[a, b]), &[], &["0", "1"]), [], "both hold none now");
     }
 
-    // The trees of real Python processes are in tests/roles.rs; these are the ones that need a GPU.
+    // Trees of real Python processes are in tests/roles.rs; these are the trees that need a GPU.
 
     #[test]
-    fn ranks_forked_by_one_launcher_are_trainers_because_they_hold_gpu_memory() {
+    fn ranks_forked_by_one_launcher_are_trainers_by_gpu_memory() {
         let p = |pid, ppid| process(pid, ppid, "python", "python train.py");
         let tree = [p(1, 0), p(2, 1), p(3, 1), p(4, 2), p(5, 2), p(6, 3)];
         assert_eq!(roles(&tree, &[2, 3]), "-TTwww");
-        assert_eq!(roles(&tree, &[]), "-TTwww", "and without a GPU by their place in the tree");
+        assert_eq!(roles(&tree, &[]), "-TTwww", "without a GPU by their position in the tree");
     }
 
     #[test]
-    fn a_helper_that_a_worker_forks_is_unsure() {
+    fn helper_forked_by_worker_is_other() {
         let p = |pid, ppid| process(pid, ppid, "python", "python train.py");
         assert_eq!(roles(&[p(1, 0), p(2, 1), p(3, 2)], &[1]), "Tw-");
     }
 
     #[test]
-    fn spawned_children_are_workers_only_of_a_gpu_holder_and_ranks_if_they_hold_gpu_memory() {
+    fn spawned_children_are_workers_of_gpu_holder_or_ranks_with_gpu_memory() {
         const SPAWN: &str = "python -c frommultiprocessing --multiprocessing-fork";
         let tree = [
             process(1, 0, "python", "python train.py"),
@@ -268,14 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn children_of_the_fork_server_work_for_the_one_who_started_it() {
+    fn fork_server_children_belong_to_its_parent() {
         let server = |pid, ppid| {
             process(pid, ppid, "python", "python\u{0}-c\u{0}from multiprocessing.forkserver import main")
         };
         let server = |pid, ppid| {
             let mut process = server(pid, ppid);
-            let facts = Arc::make_mut(&mut process.facts);
-            facts.command.launch = Launch::ForkServer;
+            let meta = Arc::make_mut(&mut process.meta);
+            meta.command.launch = Launch::ForkServer;
             process
         };
         let tree = [process(1, 0, "python", "python train.py"), server(2, 1), server(3, 2), server(4, 2)];
@@ -284,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_that_forks_is_no_trainer() {
+    fn forking_shell_is_no_trainer() {
         let sh = |pid, ppid| process(pid, ppid, "sh", "sh -c a&b");
         assert_eq!(roles(&[sh(1, 0), sh(2, 1)], &[]), "--");
     }

@@ -1,23 +1,19 @@
-//! `memledger doctor`: what can be read here, what is lost without the rest, and what to change.
+//! `memledger doctor`: shows what is readable here, what is missing without the rest, and how to fix it.
 
 use std::process::ExitCode;
 
-use super::report;
+use super::checks;
 use crate::config::Config;
 
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let checks = runtime.block_on(report::examine(&config, report::Look::Full, None));
-    print!("{}", report::render(&checks, report::Look::Full));
+    let checks = runtime.block_on(checks::run_checks(&config, checks::Verbosity::Full, None));
     runtime.shutdown_background();
-    let works = checks.iter().all(|check| !check.essential || check.state == report::State::Good);
-    println!(
-        "\n{}",
-        if works {
-            "The main job can run here: memory of containers can be read."
-        } else {
-            "The main job cannot run here: memory of containers cannot be read."
-        }
-    );
+    let works = checks.iter().all(|check| !check.required || check.state == checks::CheckState::Good);
+    let verdict = match works {
+        true => "memledger can run here: the memory of containers is readable.",
+        false => "memledger cannot run here: the memory of containers is unreadable.",
+    };
+    super::print(&format!("{}\n{verdict}\n", checks::render(&checks, checks::Verbosity::Full)))?;
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,11 +1,11 @@
-//! `memledger healthcheck`: does the memledger of this host, or of this container, answer and have a sample?
+//! `memledger healthcheck`: checks whether the memledger of this host or container responds and has a sample.
 //!
-//! For container images, which have neither a shell nor curl. It asks `/-/ready` on the first address of
-//! `--web.listen-address`, so it must be given the same settings as `serve`: in a container those of its environment.
+//! For container images, which have neither a shell nor curl. It requests `/-/ready` from the first address of
+//! `--web.listen-address`, so it needs the same settings as `serve`: in a container, those of its environment.
 //!
-//! With `--web.config.file` it asks by TLS, and plainly where that is not spoken; it does not read the file, which may be
-//! broken while memledger goes on with the last good one. It needs no password, and the certificate need not be one that
-//! somebody trusts: nothing secret is sent, and the answer is one of this host's own port.
+//! With `--web.config.file` it connects with TLS, and without where the server does not use TLS. It does not read the file,
+//! which may be invalid while memledger keeps using the last valid one. It needs no password, and accepts any certificate:
+//! nothing secret is sent, and the response comes from a port of this host.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -23,43 +23,48 @@ use rustls::{
 
 use crate::config::Config;
 
-/// Longer than any answer takes; a health check of Docker is repeated anyway.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Longer than any response takes; Docker repeats health checks anyway.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
-    let Some(address) = config.listen.first() else { bail!("--web.listen-address names no address") };
-    let address = reachable(*address);
+    let Some(address) = config.listen.first() else {
+        super::print(
+            "--web.listen-address is empty: there is no HTTP listener to query, so nothing was checked\n",
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let address = connect_address(*address);
     let mut url = format!("http://{address}/-/ready");
-    let mut answer = None;
+    let mut response = None;
     if config.web_config.is_some() {
-        match connect(address).and_then(|stream| ask(in_tls(stream)?)) {
+        match connect(address).and_then(|stream| request(with_tls(stream)?)) {
             Err(error) if is_not_tls(&error) => {}
-            Err(error) if wants_certificate(&error) => {
-                println!(
-                    "memledger answers. It wants a client certificate, so whether it has a sample is not known."
-                );
+            Err(error) if requires_certificate(&error) => {
+                super::print(
+                    "memledger responds. It requires a client certificate, so whether it has a sample is unknown.\n",
+                )?;
                 return Ok(ExitCode::SUCCESS);
             }
             other => {
                 url = format!("https://{address}/-/ready");
-                answer = Some(other);
+                response = Some(other);
             }
         }
     }
-    let answer = answer.unwrap_or_else(|| connect(address).and_then(ask));
-    let status = answer.with_context(|| format!("{url} does not answer"))?;
+    let response = response.unwrap_or_else(|| connect(address).and_then(request));
+    let status = response.with_context(|| format!("{url} does not respond"))?;
     if status.split_whitespace().nth(1) == Some("200") {
-        println!("memledger is ready.");
+        super::print("memledger is ready.\n")?;
         return Ok(ExitCode::SUCCESS);
     }
-    bail!("{url} answers {status:?}: no sample has been taken yet")
+    bail!("{url} responds {status:?}: there is no sample yet")
 }
 
-/// Where to ask one that listens on all addresses: its loopback.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
+/// Replaces *all addresses* by the loopback address.
+fn connect_address(mut address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
-        // a socket on [::] takes IPv4 too, also where IPv6 has no loopback
+        // a socket on [::] accepts IPv4 too, also where IPv6 has no loopback
         IpAddr::V6(ip) if ip == Ipv6Addr::UNSPECIFIED => address.set_ip(Ipv4Addr::LOCALHOST.into()),
         _ => {}
     }
@@ -67,52 +72,52 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 }
 
 fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 
-/// The status line of the answer.
-fn ask(mut stream: impl Read + Write) -> std::io::Result<String> {
+/// Sends the request and returns the status line of the response.
+fn request(mut stream: impl Read + Write) -> std::io::Result<String> {
     stream.write_all(b"GET /-/ready HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.take(4096).read_to_end(&mut answer)?;
-    let text = String::from_utf8_lossy(&answer);
+    let mut response = Vec::new();
+    stream.take(4096).read_to_end(&mut response)?;
+    let text = String::from_utf8_lossy(&response);
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
-fn in_tls(stream: TcpStream) -> std::io::Result<impl Read + Write> {
+fn with_tls(stream: TcpStream) -> std::io::Result<impl Read + Write> {
     let provider = Arc::new(ring::default_provider());
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(std::io::Error::other)?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Whoever(provider)))
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)))
         .with_no_client_auth();
     let name = ServerName::from(IpAddr::from(Ipv4Addr::LOCALHOST));
     let client = ClientConnection::new(Arc::new(config), name).map_err(std::io::Error::other)?;
     Ok(StreamOwned::new(client, stream))
 }
 
-fn of_tls(error: &std::io::Error) -> Option<&rustls::Error> {
+fn tls_error(error: &std::io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Something else than TLS answered.
+/// Returns true if the server does not use TLS.
 fn is_not_tls(error: &std::io::Error) -> bool {
-    matches!(of_tls(error), Some(rustls::Error::InvalidMessage(_)))
+    matches!(tls_error(error), Some(rustls::Error::InvalidMessage(_)))
 }
 
-fn wants_certificate(error: &std::io::Error) -> bool {
-    matches!(of_tls(error), Some(rustls::Error::AlertReceived(AlertDescription::CertificateRequired)))
+fn requires_certificate(error: &std::io::Error) -> bool {
+    matches!(tls_error(error), Some(rustls::Error::AlertReceived(AlertDescription::CertificateRequired)))
 }
 
-/// Takes any certificate whose key the server has.
+/// Accepts any certificate whose key the server has.
 #[derive(Debug)]
-struct Whoever(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Whoever {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -152,14 +157,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_listens_everywhere_is_asked_on_the_loopback() {
-        for (listens, asked) in [
+    fn connects_to_loopback_if_server_listens_on_all_addresses() {
+        for (listens, connects) in [
             ("[::]:10853", "127.0.0.1:10853"),
             ("0.0.0.0:1", "127.0.0.1:1"),
             ("192.0.2.7:10853", "192.0.2.7:10853"),
             ("[::1]:10853", "[::1]:10853"),
         ] {
-            assert_eq!(reachable(listens.parse().unwrap()).to_string(), asked);
+            assert_eq!(connect_address(listens.parse().unwrap()).to_string(), connects);
         }
     }
 }

@@ -1,12 +1,18 @@
-//! The verbs. Here: their list, the log, and how an error ends the process.
+//! The command line: one file per verb. Here: their list, the log, and the exit status of errors.
 
+mod checks;
+mod config;
+mod control;
 mod doctor;
 mod events;
 mod healthcheck;
-mod report;
+mod nvml_process;
+mod release_gpu;
 mod serve;
 mod why;
 
+use std::io::{ErrorKind, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
@@ -15,24 +21,26 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{self, Config, ConfigError};
+use crate::collect::gpu::driver_process;
+use crate::config::{Config, ConfigError, arguments};
+use crate::ledger::store::{StoreConnection, StoreError};
 
-/// Exit status of a command line or setting that cannot be used, as clap has it.
+/// Exit status of an invalid command line or setting, the same as clap's.
 const USAGE: u8 = 2;
 
 fn command() -> Command {
     let serve = Command::new("serve").about("Sample this host and serve its metrics over HTTP.");
     let doctor = Command::new("doctor")
-        .about("Show what memledger can read here, what is lost without the rest, and what to change.")
+        .about("Show what memledger can read here, what is missing without the rest, and how to fix it.")
         .long_about(
-            "Show what memledger can read here, what is lost without the rest, and what to change.\n\
-             Exit status 0 if memory of containers can be read, else 1.",
+            "Show what memledger can read here, what is missing without the rest, and how to fix it.\n\
+             Exit status 0 if the memory of containers is readable, else 1.",
         );
     let healthcheck = Command::new("healthcheck").about(
-        "Ask the memledger that runs with these settings whether it answers and has a sample. Exit status 0 if so.",
+        "Check whether the memledger with these settings responds and has a sample. Exit status 0 if so.",
     );
     Command::new("memledger")
-        .about("Who holds the memory of this GPU host: host memory and VRAM per container, as metrics.")
+        .about("Shows which container uses the RAM and VRAM of a GPU host, and why one was killed.")
         .version(concat!(
             env!("CARGO_PKG_VERSION"),
             " (",
@@ -43,15 +51,34 @@ fn command() -> Command {
         ))
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(config::arguments(serve))
-        .subcommand(config::arguments(doctor))
-        .subcommand(config::arguments(events::command()))
-        .subcommand(config::arguments(healthcheck))
-        .subcommand(config::arguments(why::command()))
+        .subcommand(arguments(serve))
+        .subcommand(arguments(doctor))
+        .subcommand(config::command())
+        .subcommand(arguments(events::command()))
+        .subcommand(arguments(healthcheck))
+        .subcommand(arguments(release_gpu::command()))
+        .subcommand(arguments(why::command()))
 }
 
-/// Runs the verb of this process's command line.
+/// Opens the ledger of `memledger serve` and returns it with its directory; `None` if it is in memory or unreadable, and the
+/// control socket has to be queried.
+fn open_ledger(config: &Config) -> anyhow::Result<Option<(StoreConnection, &Path)>> {
+    let Some(directory) = config.state.path.as_deref() else { return Ok(None) };
+    match StoreConnection::open(directory) {
+        Err(StoreError::NoLedger { .. } | StoreError::NotReadable { .. })
+            if control::is_available(config) =>
+        {
+            Ok(None)
+        }
+        opened => Ok(Some((opened?, directory))),
+    }
+}
+
+/// Runs the verb of this process's command line and returns its exit status.
 pub fn run() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|verb| verb == driver_process::VERB) {
+        return nvml_process::run(); // before the command line is built, which takes memory
+    }
     let matches = match command().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => {
@@ -61,21 +88,18 @@ pub fn run() -> ExitCode {
     };
     let outcome = match matches.subcommand() {
         Some(("serve", matches)) => with_config(matches, serve::run),
+        Some(("config", matches)) => config::run(matches),
         Some(("doctor", matches)) => with_config(matches, doctor::run),
         Some(("events", matches)) => with_config(matches, |config| events::run(config, matches)),
         Some(("healthcheck", matches)) => with_config(matches, |config| healthcheck::run(&config)),
+        Some(("release-gpu", matches)) => with_config(matches, |config| release_gpu::run(&config)),
         Some(("why", matches)) => with_config(matches, |config| why::run(config, matches)),
         _ => Ok(ExitCode::from(USAGE)),
     };
-    let code = outcome.unwrap_or_else(|error| {
+    outcome.unwrap_or_else(|error| {
         eprintln!("memledger: {error:#}");
         if error.is::<ConfigError>() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
-    });
-    if crate::collect::gpu::was_opened() {
-        let codes = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
-        crate::host::exit::at_once(codes.unwrap_or(1));
-    }
-    code
+    })
 }
 
 fn with_config(
@@ -84,15 +108,24 @@ fn with_config(
 ) -> anyhow::Result<ExitCode> {
     match Config::load(matches) {
         Ok(config) => {
-            start_log(&config);
+            init_log(&config);
             verb(config)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// Our own lines at the chosen level; of the libraries only warnings.
-fn start_log(config: &Config) {
+/// Prints a text. A closed pipe, as in `memledger doctor | head`, is not an error.
+fn print(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}
+
+/// Starts the log: memledger's own lines at the configured level, warnings of libraries.
+fn init_log(config: &Config) {
     let filter = Targets::new().with_target("memledger", config.log_level).with_default(Level::WARN);
     let registry = tracing_subscriber::registry().with(filter);
     let started = if config.log_json {
@@ -101,6 +134,6 @@ fn start_log(config: &Config) {
         registry.with(tracing_logfmt::builder().layer().with_writer(std::io::stderr)).try_init()
     };
     if let Err(error) = started {
-        eprintln!("memledger: no log: {error}");
+        eprintln!("memledger: the log failed to start: {error}");
     }
 }

@@ -1,4 +1,4 @@
-//! `memledger serve`: the main job.
+//! `memledger serve`: samples this host and serves its metrics.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -11,216 +11,388 @@ use anyhow::{Context, bail};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, oneshot, watch};
+use tokio::task::JoinSet;
 
-use super::report;
-use crate::clock::Moment;
-use crate::collect::gpu::Control;
-use crate::config::{Config, OtlpSettings};
-use crate::cycle::{Sampler, run_until};
-use crate::discover::{Source, cri, docker};
-use crate::export::otlp::{Origins, resource};
-use crate::host::privileges;
-use crate::ledger::desk::Desk;
-use crate::ledger::keeper::Keeper;
-use crate::ledger::store::Archive;
-use crate::push::{self, Push, Tally};
-use crate::serve::{self, Door, Published, router, stale_after};
+use super::checks;
+use crate::clock::Timestamp;
+use crate::collect::gpu::DriverRelease;
+use crate::config::{Config, ConfigError};
+use crate::discover::{Hierarchy, RuntimeState, Version, cri, docker};
+use crate::host::capabilities;
+use crate::http::{self, AccessControl, ControlSocket, SnapshotCache, router, stale_after};
+use crate::ledger::exchange::SharedState;
+use crate::ledger::service::{LedgerService, ServiceHandle};
+use crate::ledger::store::EventReader;
+use crate::otlp::{self, OtlpExporter};
+use crate::otlp::{Origins, resource};
+use crate::reporter::{self, ReporterState};
+use crate::sampler::stalled::IndependentSources;
+use crate::sampler::{Sampler, run_until};
 
-/// Requests under way get so long to finish after a signal.
-const LAST_REQUESTS: Duration = Duration::from_millis(500);
+/// Time for requests in progress to finish after a signal.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The ledger's last step gets so long to reach the disk.
-const LAST_FACTS: Duration = Duration::from_secs(2);
+/// Time for the ledger's last step to reach the disk.
+const LEDGER_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Ports below this are for those with CAP_NET_BIND_SERVICE.
+/// How often a stalled cycle is looked for.
+const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Lower ports need CAP_NET_BIND_SERVICE.
 const FIRST_FREE_PORT: u16 = 1024;
 
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
-    give_up_privileges(&config); // before any other thread exists
+    check_outlets(&config)?;
+    drop_capabilities(&config); // before any other thread exists
     crate::host::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(run_on_runtime(config));
-    // a renderer or a look-up may still run: nobody waits for it
+    // a blocking task may still run: do not wait for it
     runtime.shutdown_background();
     outcome
 }
 
-/// A refusal is a warning: memledger does no more than before.
-fn give_up_privileges(config: &Config) {
+/// Rejects settings that export nothing.
+fn check_outlets(config: &Config) -> Result<(), ConfigError> {
+    if config.listen.is_empty() && config.otlp.is_none() && config.state.events_file.is_none() {
+        return Err(ConfigError::Value {
+            origin: "--web.listen-address".to_owned(),
+            what: "it is empty and there is no OTLP endpoint, so nothing would be exported; \
+                   set an address such as :10853, or --otlp.endpoint"
+                .to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// A failure is only a warning: memledger works with the capabilities too.
+fn drop_capabilities(config: &Config) {
     let is_low = |address: &SocketAddr| (1..FIRST_FREE_PORT).contains(&address.port());
-    match privileges::give_up(config.listen.iter().any(is_low)) {
-        Ok(kept) => tracing::info!(kept, "capabilities that are not needed were given up"),
+    match capabilities::drop_capabilities(config.listen.iter().any(is_low)) {
+        Ok(kept) => tracing::info!(kept, "dropped capabilities that are not needed"),
         Err(error) => {
             let reason = error.source().map(ToString::to_string).unwrap_or_default();
-            tracing::warn!(%error, reason, "capabilities that are not needed are still there");
+            tracing::warn!(%error, reason, "failed to drop capabilities that are not needed");
+        }
+    }
+}
+
+/// The signals that end memledger.
+struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// Returns the name of the next signal.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
         }
     }
 }
 
 async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let asked_to_let_go = signal(SignalKind::user_defined1())?;
-    let account = Arc::default();
-    let door = Arc::new(Door::new(&config, Arc::clone(&account))?);
+    let mut stop_signals = StopSignals::new()?;
+    let user_signal = signal(SignalKind::user_defined1())?;
+    let http_stats = Arc::default();
+    let access_control = Arc::new(AccessControl::new(&config, Arc::clone(&http_stats))?);
     let listeners = listen(&config.listen)?;
     let addresses: Vec<SocketAddr> =
         listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
-    for address in &addresses {
-        tracing::info!(%address, "listening");
-    }
-
-    for ignored in &config.otlp_ignored {
-        tracing::warn!("{ignored}");
-    }
-    let opening = {
-        let config = config.clone();
-        tokio::task::spawn_blocking(move || Keeper::open(&config)) // it may wait for its predecessor to end
+    log_settings(&config, &addresses);
+    let Some(ledger_service) = open_ledger(&config, &mut stop_signals).await? else {
+        return Ok(ExitCode::SUCCESS);
     };
-    let keeper = tokio::select! {
-        opened = opening => opened.context("the ledger was not opened")??,
-        _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
-        _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
-    };
-    let (desk, archive) = (keeper.desk(), keeper.archive());
-    let sources = follow_runtimes(&config, &keeper);
-    let published = Arc::new(Published::default());
-    let first = Arc::new(Notify::new());
+    let (shared_state, event_reader) = (ledger_service.shared_state(), Some(ledger_service.event_reader()));
+    let runtimes = start_runtimes(&config, &ledger_service);
+    let snapshot_cache = Arc::new(SnapshotCache::default());
     let (alive, ledger_ended) = oneshot::channel::<()>();
-    let begun = begun_by(&config, &keeper);
-    let keeping = keeper.start(sources.clone(), alive)?;
-    let control = Arc::new(Control::default());
-    let mut sampler = Sampler::new(&config, sources, Arc::clone(&desk), &control, account);
-    let push = match &config.otlp {
-        Some(settings) => {
-            let push = start_push(&config, settings, begun, &published, desk, archive.clone())?;
-            sampler.tell_of(push.1);
-            Some(push.0)
-        }
-        None => None,
-    };
-    let (cycle, cycle_ended) =
-        start_cycle(sampler, config.sample_interval, Arc::clone(&published), Arc::clone(&first))?;
-    let driver = config.collectors.contains("gpu").then(|| Arc::clone(&control));
-    tokio::spawn(introduce(config.clone(), addresses, first, driver, Arc::clone(&door)));
-
-    let (stop, stopped) = watch::channel(false);
-    let mut servers = tokio::task::JoinSet::new();
-    for listener in listeners {
-        let mut stopped = stopped.clone();
-        let stop = async move { drop(stopped.wait_for(|stop| *stop).await) };
-        let router = router(&config, Arc::clone(&published), archive.clone(), Arc::clone(&control), &door);
-        servers.spawn(serve::serve(listener, router, Arc::clone(&door), stop));
+    let resume = export_position(&config, &ledger_service);
+    let ledger = ledger_service.start(runtimes.clone(), alive)?;
+    let driver_release = Arc::new(DriverRelease::default());
+    let mut sampler = Sampler::new(&config, runtimes, Arc::clone(&shared_state), &driver_release, http_stats);
+    if let Some(reporter) = start_reporter(&config) {
+        sampler.show_reporter(reporter);
     }
-    tokio::spawn(door.follow());
-    tokio::spawn(let_go_when_asked(asked_to_let_go, control, config.gpu.release_for));
-    let name = tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-        _ = ledger_ended => bail!("the ledger ended by itself, which is a bug; the log has its last words"),
-        _ = cycle_ended => bail!("sampling ended by itself, which is a bug; the log has its last words"),
-        ended = servers.join_next() => bail!("the HTTP server ended by itself: {ended:?}"),
-    };
-    tracing::info!(signal = name, "stopping");
-    cycle.stop();
-    let _ = stop.send(true);
-    if let Some(push) = push {
-        let _ = tokio::task::spawn_blocking(move || push.stop()).await; // before the ledger, which notes what was taken
+    let exporter = start_exporter(&config, resume, &snapshot_cache, shared_state, event_reader.clone())?;
+    if let Some(exporter) = &exporter {
+        sampler.show_otlp_stats(exporter.stats());
     }
-    let last_facts = tokio::task::spawn_blocking(move || keeping.stop(LAST_FACTS));
-    let finished = async { while servers.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(LAST_REQUESTS, finished).await;
-    let _ = last_facts.await;
+    let sources = sampler.independent_sources(&config);
+    tokio::spawn(serve_through_stalls(sources, Arc::clone(&snapshot_cache), stale_after(&config)));
+    let first_snapshot = Arc::new(Notify::new());
+    let (sampler, sampler_ended) = start_sampler(
+        sampler,
+        config.sample_interval,
+        Arc::clone(&snapshot_cache),
+        Arc::clone(&first_snapshot),
+    )?;
+    let driver = config.collectors.contains("gpu").then(|| Arc::clone(&driver_release));
+    tokio::spawn(print_startup_summary(
+        config.clone(),
+        addresses,
+        first_snapshot,
+        driver,
+        Arc::clone(&access_control),
+    ));
+    let router = router(&config, snapshot_cache, event_reader, Arc::clone(&driver_release), &access_control);
+    let control_socket = bind_control_socket(&config);
+    let (stop_servers, mut servers) = start_servers(listeners, control_socket, &router, &access_control);
+    tokio::spawn(access_control.follow());
+    let release = release_driver_on_signal(user_signal, Arc::clone(&driver_release), config.gpu.release_for);
+    tokio::spawn(release);
+    let signal = stop_request(&mut stop_signals, ledger_ended, sampler_ended, &mut servers).await?;
+    tracing::info!(signal, "stopping");
+    sampler.stop();
+    driver_release.stop();
+    let _ = stop_servers.send(true);
+    stop_consumers(exporter, ledger, servers, &driver_release).await;
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the push goes on from: since when the ledger counts, and the last event that its endpoint has taken.
-fn begun_by(config: &Config, keeper: &Keeper) -> (f64, u64) {
-    let follower = config.otlp.as_ref().map(push::follower).unwrap_or_default();
-    (keeper.begun(), keeper.acknowledged(&follower))
+/// Opens the ledger, which may wait for the previous process to end; `None` if a signal came first.
+async fn open_ledger(
+    config: &Config,
+    stop_signals: &mut StopSignals,
+) -> anyhow::Result<Option<LedgerService>> {
+    let config = config.clone();
+    let opening = tokio::task::spawn_blocking(move || LedgerService::open(&config));
+    tokio::select! {
+        opened = opening => Ok(Some(opened.context("the ledger failed to open")??)),
+        _ = stop_signals.next() => Ok(None),
+    }
 }
 
-/// Starts the push over OTLP.
-fn start_push(
+/// Waits for a signal to stop, and returns its name.
+///
+/// # Errors
+/// A part ended that runs as long as memledger.
+async fn stop_request(
+    stop_signals: &mut StopSignals,
+    ledger_ended: oneshot::Receiver<()>,
+    sampler_ended: oneshot::Receiver<()>,
+    servers: &mut JoinSet<()>,
+) -> anyhow::Result<&'static str> {
+    tokio::select! {
+        signal = stop_signals.next() => Ok(signal),
+        _ = ledger_ended => bail!("the ledger thread ended unexpectedly, which is a bug; see the last lines of the log"),
+        _ = sampler_ended => bail!("the sampler thread ended unexpectedly, which is a bug; see the last lines of the log"),
+        // disabled without a listener: there is no server then
+        Some(ended) = servers.join_next() => bail!("the HTTP server ended unexpectedly: {ended:?}"),
+    }
+}
+
+/// Stops what consumes snapshots and events: the export before the ledger, which stores the acknowledged position.
+async fn stop_consumers(
+    exporter: Option<OtlpExporter>,
+    ledger: ServiceHandle,
+    mut servers: JoinSet<()>,
+    driver_release: &DriverRelease,
+) {
+    if let Some(exporter) = exporter {
+        let _ = tokio::task::spawn_blocking(move || exporter.stop()).await;
+    }
+    let flushed = tokio::task::spawn_blocking(move || ledger.stop(LEDGER_FLUSH_TIMEOUT));
+    let finished = async { while servers.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, finished).await;
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, await_closed_driver(driver_release)).await;
+    let _ = flushed.await;
+}
+
+fn log_settings(config: &Config, addresses: &[SocketAddr]) {
+    for address in addresses {
+        tracing::info!(%address, "listening");
+    }
+    if addresses.is_empty() {
+        tracing::info!(
+            "no HTTP listener: --web.listen-address is empty, metrics and events are exported over OTLP only"
+        );
+    }
+    for ignored in &config.otlp_ignored {
+        tracing::warn!("{ignored}");
+    }
+}
+
+/// Starts a server per listener; they stop when the returned sender is set to true.
+fn start_servers(
+    listeners: Vec<TcpListener>,
+    control_socket: Option<ControlSocket>,
+    router: &axum::Router,
+    access_control: &Arc<AccessControl>,
+) -> (watch::Sender<bool>, JoinSet<()>) {
+    let (stop, stopped) = watch::channel(false);
+    let mut servers = JoinSet::new();
+    let stop_signal = || {
+        let mut stopped = stopped.clone();
+        async move { drop(stopped.wait_for(|stop| *stop).await) }
+    };
+    for listener in listeners {
+        servers.spawn(http::serve(listener, router.clone(), Arc::clone(access_control), stop_signal()));
+    }
+    if let Some(socket) = control_socket {
+        let (router, access_control) = (router.clone(), Arc::clone(access_control));
+        servers.spawn(http::serve_control_socket(socket, router, access_control, stop_signal()));
+    }
+    (stop, servers)
+}
+
+/// Creates the control socket. A failure is only a warning: everything else works without it.
+fn bind_control_socket(config: &Config) -> Option<ControlSocket> {
+    let path = config.local.socket.as_deref()?;
+    match http::bind(path, &config.local) {
+        Ok(socket) => {
+            tracing::info!(path = %path.display(), "control socket ready");
+            Some(socket)
+        }
+        Err(reason) => {
+            let advice = "memledger's verbs on this host cannot query this process; set another --local.socket, or an empty one";
+            tracing::warn!(reason, advice, "no control socket");
+            None
+        }
+    }
+}
+
+/// Returns the position where the export resumes: when the ledger began to count, and the last acknowledged event.
+fn export_position(config: &Config, ledger_service: &LedgerService) -> (f64, u64) {
+    let cursor_name = config.otlp.as_ref().map(otlp::cursor_name).unwrap_or_default();
+    (ledger_service.started_at(), ledger_service.cursor(&cursor_name))
+}
+
+/// Starts the OTLP exporter; `None` if none is configured.
+fn start_exporter(
     config: &Config,
-    settings: &OtlpSettings,
-    (begun, acknowledged): (f64, u64),
-    published: &Arc<Published>,
-    desk: Arc<Desk>,
-    archive: Option<Archive>,
-) -> anyhow::Result<(Push, Arc<Tally>)> {
-    let tally = Arc::new(Tally::default());
-    let host = push::host::host(&config.roots, config.listen.first().map(SocketAddr::port));
-    let boot = config.roots.boot_time().unwrap_or_default(); // 0 is "not known" in OTLP
-    let now = Moment::now().unix_nanos();
-    let shared = push::Shared {
-        published: Arc::clone(published),
+    (started_at, acknowledged): (f64, u64),
+    snapshot_cache: &Arc<SnapshotCache>,
+    shared_state: Arc<SharedState>,
+    event_reader: Option<EventReader>,
+) -> anyhow::Result<Option<OtlpExporter>> {
+    let Some(settings) = &config.otlp else { return Ok(None) };
+    let host =
+        otlp::resource_detection::host(&config.host_paths, config.listen.first().map(SocketAddr::port));
+    if host.name.is_empty() && !settings.resource.iter().any(|(key, _)| key == "host.name") {
+        tracing::warn!(
+            "OTLP: the host's name is unreadable from this container, so host.name is missing; \
+             set OTEL_RESOURCE_ATTRIBUTES=host.name=NAME"
+        );
+    }
+    let boot = config.host_paths.boot_time().unwrap_or_default(); // 0 means *unknown* in OTLP
+    let now = Timestamp::now().unix_nanos();
+    let shared = otlp::OtlpContext {
+        snapshot_cache: Arc::clone(snapshot_cache),
         stale_after: stale_after(config),
-        desk,
-        archive,
-        follower: push::follower(settings),
+        shared_state,
+        event_reader,
+        cursor_name: otlp::cursor_name(settings),
         acknowledged: acknowledged.into(),
         resource: resource(&host, &settings.resource),
-        origins: Origins { memledger: now, boot: boot * 1_000_000_000, ledger: (begun * 1e9) as u64 },
-        tally: Arc::clone(&tally),
+        origins: Origins { memledger: now, boot: boot * 1_000_000_000, ledger: (started_at * 1e9) as u64 },
+        otlp_stats: Arc::default(),
     };
     for (signal, target) in [("metrics", &settings.metrics), ("logs", &settings.logs)] {
         if let Some(target) = target {
             let protocol = if target.grpc { "grpc" } else { "http/protobuf" };
-            tracing::info!(signal, endpoint = %target.endpoint, protocol, "pushing over OTLP");
+            tracing::info!(signal, endpoint = %target.endpoint, protocol, "exporting over OTLP");
         }
     }
-    Ok((Push::start(settings.clone(), shared).context("no thread for OTLP")?, tally))
+    Ok(Some(OtlpExporter::start(settings.clone(), shared).context("the OTLP thread failed to start")?))
 }
 
-/// Starts a task for each runtime.
-fn follow_runtimes(config: &Config, keeper: &Keeper) -> Vec<Arc<Source>> {
-    let desk = keeper.desk();
+/// Starts to receive what processes report from inside. A failure is only a warning: everything else works without.
+fn start_reporter(config: &Config) -> Option<Arc<ReporterState>> {
+    let directory = config.reporter_directory.as_deref()?;
+    let hierarchy = Hierarchy::detect(&config.host_paths).ok()?; // its absence is reported by the sampler
+    match reporter::start(directory, &config.host_paths, hierarchy.version == Version::V1) {
+        Ok(state) => {
+            tracing::info!(directory = %directory.display(), "receiving reports of processes");
+            Some(state)
+        }
+        Err(error) => {
+            let reason = error.source().map(ToString::to_string).unwrap_or_default();
+            tracing::warn!(%error, reason, "no view from inside: processes cannot report");
+            None
+        }
+    }
+}
+
+/// Starts a task per container runtime.
+fn start_runtimes(config: &Config, ledger_service: &LedgerService) -> Vec<Arc<RuntimeState>> {
+    let shared_state = ledger_service.shared_state();
     let mut sources = Vec::new();
     if !config.cri.sockets.is_empty() {
-        let source = Source::new(cri::RUNTIME, Arc::clone(&desk.bell));
-        let memory = cri::Memory::new(keeper.since(cri::RUNTIME), keeper.running(cri::RUNTIME));
+        let source = RuntimeState::new(cri::RUNTIME, Arc::clone(&shared_state.waker));
+        let memory = cri::CriResumeState::new(
+            ledger_service.since(cri::RUNTIME),
+            ledger_service.running(cri::RUNTIME),
+        );
         tokio::spawn(cri::follow(config.cri.clone(), config.filter.clone(), Arc::clone(&source), memory));
-        if !config.cri.pod_resources.as_os_str().is_empty() {
-            let socket = config.cri.pod_resources.clone();
+        if let Some(socket) = config.cri.pod_resources.clone() {
             tokio::spawn(cri::pod_resources::follow(socket, Arc::clone(&source)));
         }
         sources.push(source);
     }
     for endpoint in &config.endpoints {
-        let source = Source::new(endpoint.runtime, Arc::clone(&desk.bell));
-        let memory = docker::Memory::new(keeper.since(endpoint.runtime), keeper.running(endpoint.runtime));
+        let source = RuntimeState::new(endpoint.runtime, Arc::clone(&shared_state.waker));
+        let memory = docker::DockerResumeState::new(
+            ledger_service.since(endpoint.runtime),
+            ledger_service.running(endpoint.runtime),
+        );
         tokio::spawn(docker::follow(endpoint.clone(), config.filter.clone(), Arc::clone(&source), memory));
         sources.push(source);
     }
     sources
 }
 
-/// Lets go of the GPU driver at each SIGUSR1.
-async fn let_go_when_asked(mut asked: Signal, control: Arc<Control>, span: Duration) {
-    while asked.recv().await.is_some() {
-        tracing::info!(signal = "SIGUSR1", ?span, "letting go of the GPU driver");
-        control.request(Moment::now(), span);
+/// Keeps the metrics that need no cycle up to date while a cycle hangs, for ever.
+async fn serve_through_stalls(
+    mut sources: IndependentSources,
+    snapshot_cache: Arc<SnapshotCache>,
+    stale_after: Duration,
+) {
+    let nearly_stale = stale_after.saturating_sub(2 * STALL_CHECK_INTERVAL); // ready when the snapshot is stale
+    loop {
+        tokio::time::sleep(STALL_CHECK_INTERVAL).await;
+        snapshot_cache.refresh_partial(nearly_stale, |last| sources.snapshot(last, Timestamp::now()));
+    }
+}
+
+/// Waits until no NVML process runs. One that outlives memledger is killed by the kernel, but nobody would reap it.
+async fn await_closed_driver(driver_release: &DriverRelease) {
+    while !driver_release.is_closed() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Releases the GPU driver at each SIGUSR1.
+async fn release_driver_on_signal(mut requests: Signal, driver_release: Arc<DriverRelease>, span: Duration) {
+    while requests.recv().await.is_some() {
+        tracing::info!(signal = "SIGUSR1", ?span, "releasing the GPU driver");
+        driver_release.request(Timestamp::now(), span);
     }
 }
 
 fn listen(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener>> {
     let mut listeners = Vec::new();
     for address in addresses {
-        let bound = match serve::listen(*address) {
-            // a host without IPv6: all addresses are then those of IPv4
+        let bound = match http::listen(*address) {
+            // a host without IPv6: listen on all IPv4 addresses
             Err(error)
                 if error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
                     && address.ip().is_unspecified() =>
             {
-                serve::listen((std::net::Ipv4Addr::UNSPECIFIED, address.port()).into())
+                http::listen((std::net::Ipv4Addr::UNSPECIFIED, address.port()).into())
             }
             other => other,
         };
         let advice = match &bound {
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                ": another program, perhaps another memledger, serves there; stop it or choose another with --web.listen-address"
+                ": the address is in use by another program, perhaps another memledger; stop it or set another --web.listen-address"
             }
             _ => "",
         };
@@ -229,55 +401,55 @@ fn listen(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener>> {
     Ok(listeners)
 }
 
-struct Cycle {
+struct SamplerThread {
     stop: Arc<AtomicBool>,
     thread: std::thread::Thread,
 }
 
-impl Cycle {
-    /// The thread may be in a slow read; nobody waits for it.
+impl SamplerThread {
+    /// Does not wait for the thread, which may be in a slow read.
     fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.unpark();
     }
 }
 
-fn start_cycle(
+fn start_sampler(
     sampler: Sampler,
     interval: Duration,
-    published: Arc<Published>,
+    snapshot_cache: Arc<SnapshotCache>,
     first: Arc<Notify>,
-) -> anyhow::Result<(Cycle, oneshot::Receiver<()>)> {
+) -> anyhow::Result<(SamplerThread, oneshot::Receiver<()>)> {
     let (alive, ended) = oneshot::channel::<()>();
     let stop = Arc::new(AtomicBool::new(false));
-    let theirs = Arc::clone(&stop);
+    let stopped = Arc::clone(&stop);
     let handle = std::thread::Builder::new().name("cycle".into()).spawn(move || {
         let _alive = alive; // dropped when the thread ends, also by a panic
-        run_until(sampler, interval, &theirs, |snapshot| {
-            published.publish(snapshot);
+        run_until(sampler, interval, &stopped, |snapshot| {
+            snapshot_cache.publish(snapshot);
             first.notify_one();
         });
     })?;
-    Ok((Cycle { stop, thread: handle.thread().clone() }, ended))
+    Ok((SamplerThread { stop, thread: handle.thread().clone() }, ended))
 }
 
-/// One screen after the first snapshot: what was found, what is missing, where to look.
-async fn introduce(
+/// Prints a summary after the first snapshot: what was found, what is missing, the URL of the metrics.
+async fn print_startup_summary(
     config: Config,
     addresses: Vec<SocketAddr>,
     first: Arc<Notify>,
-    driver: Option<Arc<Control>>,
-    door: Arc<Door>,
+    driver: Option<Arc<DriverRelease>>,
+    access_control: Arc<AccessControl>,
 ) {
     first.notified().await;
-    let checks = report::examine(&config, report::Look::Short, driver.as_deref()).await;
-    let mut text = report::render(&checks, report::Look::Short);
+    let checks = checks::run_checks(&config, checks::Verbosity::Short, driver.as_deref()).await;
+    let mut text = checks::render(&checks, checks::Verbosity::Short);
     for address in addresses {
         let host =
             if address.ip().is_unspecified() { "localhost".to_owned() } else { address.ip().to_string() };
         let host = if host.contains(':') { format!("[{host}]") } else { host };
-        let (scheme, port, path) = (door.scheme(), address.port(), &config.telemetry_path);
+        let (scheme, port, path) = (access_control.scheme(), address.port(), &config.telemetry_path);
         text.push_str(&format!("\nMetrics: {scheme}://{host}:{port}{path}\n"));
     }
-    println!("{text}");
+    let _ = super::print(&format!("{text}\n")); // standard output may be closed
 }

@@ -1,27 +1,28 @@
-//! `memledger why`: what ended a container, or killed a part of it.
+//! `memledger why`: explains what ended a container or killed one of its processes.
 //!
-//! It reads the ledger that `memledger serve` writes, also while that runs. Exit status 0 if there is a verdict, 1 if
-//! nothing is recorded of what was asked for.
+//! Reads the ledger of `memledger serve`, also while that is running. Where the ledger is unreadable or in memory, it
+//! queries the control socket. Exit status 0 with a verdict, 1 if nothing is recorded about the container.
 
-use std::io::{ErrorKind, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use crate::clock::Moment;
+use super::control;
+use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::export::why::render;
-use crate::ledger::store::Reader;
+use crate::export::verdict_text::render;
+use crate::ledger::store::StoreConnection;
 use crate::ledger::why::{ask, not_found};
 
-/// The verb and its own arguments.
+/// Returns the verb with its own arguments.
 pub fn command() -> Command {
     Command::new("why")
-        .about("Say what ended a container, or killed a part of it, and what to try.")
+        .about("Explain what ended a container or killed one of its processes, and what to try.")
         .long_about(
-            "Say what ended a container, or killed a part of it, and what to try.\n\
-             Reads the ledger in --state.path. Exit status 0 with an answer, 1 if nothing is recorded.",
+            "Explain what ended a container or killed one of its processes, and what to try.\n\
+             Reads the ledger in --state.path, or else queries --local.socket. Exit status 0 with a verdict, 1 if nothing is recorded.",
         )
         .arg(
             Arg::new("container")
@@ -34,7 +35,7 @@ pub fn command() -> Command {
                 .long("last")
                 .action(ArgAction::SetTrue)
                 .conflicts_with("container")
-                .help("The newest OOM kill or abnormal end of anybody."),
+                .help("The newest OOM kill or abnormal exit of any container."),
         )
         .arg(
             Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the whole verdict as JSON."),
@@ -44,30 +45,33 @@ pub fn command() -> Command {
 pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let container = matches.get_one::<String>("container").map(String::as_str);
     if container.is_some_and(|container| container.trim().is_empty()) {
-        bail!(
-            "the name of the container is empty; give its name, its id or the beginning of its id, or --last"
-        );
+        bail!("the container is empty; set its name, its id or the beginning of its id, or --last");
     }
-    let Some(directory) = &config.state.path else {
-        bail!(
-            "--state.path is empty, so the ledger is in the memory of memledger serve alone; ask it at \
-             /api/v1/containers/NAME/why"
-        );
+    let is_json = matches.get_flag("json");
+    let text = match super::open_ledger(&config)? {
+        Some((ledger, directory)) => read(&ledger, directory, container, is_json)?,
+        None => {
+            let target = match container {
+                Some(container) => format!("/api/v1/containers/{}/why", control::percent_encoded(container)),
+                None => "/api/v1/why".to_owned(),
+            };
+            control::query(&config, &target, if is_json { "application/json" } else { "text/plain" })?
+        }
     };
-    let ledger = Reader::open(directory)?;
-    let Some(verdict) = ask(container, Moment::now().unix_seconds(), |query| ledger.events(query))? else {
-        let text = not_found(container, |query| ledger.events(query))?;
-        bail!("{text}. Does memledger serve run with the same --state.path ({})?", directory.display());
-    };
-    let text = if matches.get_flag("json") {
-        serde_json::to_string_pretty(&verdict)? + "\n"
-    } else {
-        render(&verdict)
-    };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // `memledger why X | head` has seen enough
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-        written => written?,
-    }
+    super::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the verdict from the ledger.
+fn read(
+    ledger: &StoreConnection,
+    directory: &Path,
+    container: Option<&str>,
+    is_json: bool,
+) -> anyhow::Result<String> {
+    let Some(verdict) = ask(container, Timestamp::now().unix_seconds(), |query| ledger.events(query))? else {
+        let text = not_found(container, |query| ledger.events(query))?;
+        bail!("{text}. Does memledger serve use the same --state.path ({})?", directory.display());
+    };
+    Ok(if is_json { serde_json::to_string_pretty(&verdict)? + "\n" } else { render(&verdict) })
 }

@@ -1,11 +1,12 @@
 //! Memory of the whole host: `/proc/meminfo`, `/proc/pressure/memory` and the host's `/dev/shm`.
 //!
-//! The partition needs what the containers hold, so this collector comes after the one of cgroups. Kernel counters are
-//! not of one instant: where the parts exceed the whole, the whole is read once more, and then it is a fault.
+//! The partition needs the memory of the containers, so this collector runs after the cgroup collector. Kernel counters
+//! are not of one instant: if the parts exceed the whole, the file is read once more; if they still do, an error is
+//! counted.
 
-use super::cgroup::Memory;
-use super::room::HostMemory;
-use super::{Collector, Context, Outcome, Output};
+use super::cgroup::ContainerMemory;
+use super::memory_headroom::HostMemory;
+use super::{CollectOutcome, Collector, Context, Output};
 use crate::catalog::*;
 use crate::host::{KernelFile, ReadError};
 use crate::parse::meminfo::Meminfo;
@@ -14,13 +15,13 @@ use crate::series::Series;
 
 /// The collector. Keeps its files open.
 #[derive(Debug, Default)]
-pub struct Host {
+pub struct HostCollector {
     meminfo: Option<KernelFile>,
     pressure: Option<KernelFile>,
     buffer: Vec<u8>,
 }
 
-/// The host's memory by who or what holds it, in bytes. The parts sum to `MemTotal` unless the rest was negative.
+/// The host's memory by owner and kind, in bytes. The parts sum to `MemTotal` unless the rest is negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Partition {
     containers: u64,
@@ -30,23 +31,24 @@ struct Partition {
     kernel: u64,
     hugetlb: u64,
     free: u64,
-    /// Wide enough for whatever the containers are said to hold.
+    /// Wide enough for any reported memory of the containers.
     unaccounted: i128,
 }
 
 impl Partition {
-    /// `containers` is the anonymous and shared memory of all containers that do not lie in another one.
+    /// Computes the partition. `containers` is the anonymous and shared memory of all containers that are not nested in
+    /// another one.
     ///
-    /// `None` on a kernel before 3.2 or so, whose meminfo lacks a part without which the rest would mislead.
+    /// Returns `None` on kernels before about 3.2, whose meminfo lacks a part without which the rest would mislead.
     fn of(info: &Meminfo, containers: u64) -> Option<Self> {
         let shmem = info.shmem?;
-        let reclaimable = info.k_reclaimable.or(info.s_reclaimable)?; // KReclaimable is younger than 4.20
-        // each of these is younger than some kernel that is still in use; without the line there is none of it
-        let young = [info.sec_page_tables, info.percpu].into_iter().flatten().sum::<u64>();
-        let kernel = info.s_unreclaim? + info.page_tables? + info.kernel_stack? + young;
+        let reclaimable = info.k_reclaimable.or(info.s_reclaimable)?; // KReclaimable was added in 4.20
+        // each was added by a kernel newer than some in use; a missing line means 0
+        let recent = [info.sec_page_tables, info.percpu].into_iter().flatten().sum::<u64>();
+        let kernel = info.s_unreclaim? + info.page_tables? + info.kernel_stack? + recent;
         let mut parts = Self {
             containers,
-            // counters of cgroups lag behind those of the host: what is too much here is missing in the rest
+            // cgroup counters lag behind those of the host: the excess here is missing in the rest
             processes: (info.anon_pages? + shmem).saturating_sub(containers),
             page_cache: (info.cached + info.buffers).saturating_sub(shmem),
             kernel_reclaimable: reclaimable,
@@ -72,7 +74,7 @@ impl Partition {
         ]
     }
 
-    /// Without the memory of every container, who of `containers` and `processes` holds what is not known.
+    /// Without the memory of every container, the split between `containers` and `processes` is unknown and omitted.
     fn write(&self, containers_known: bool, series: &mut Series) {
         for (component, bytes) in self.known() {
             if !containers_known && matches!(component, "containers" | "processes") {
@@ -84,20 +86,20 @@ impl Partition {
     }
 }
 
-/// Anonymous and shared memory of all containers, those inside another one not counted again.
-fn held_by_containers(context: &Context<'_>, memory: &[Option<Memory>]) -> u64 {
+/// Returns the anonymous and shared memory of all containers. Nested containers are not counted again.
+fn container_memory(context: &Context<'_>, memory: &[Option<ContainerMemory>]) -> u64 {
     std::iter::zip(&context.inventory.containers, memory)
         .filter(|(container, _)| !container.nested)
         .filter_map(|(_, memory)| memory.as_ref())
         .flat_map(|memory| [memory.anon, memory.shmem])
         .flatten()
-        .fold(0, u64::saturating_add) // what is absurd stays more than the host has, which is a fault
+        .fold(0, u64::saturating_add) // an absurd value stays larger than the host memory and is counted as an error
 }
 
-impl Host {
+impl HostCollector {
     fn meminfo(&mut self, context: &Context<'_>) -> Result<Meminfo, ReadError> {
         if self.meminfo.is_none() {
-            self.meminfo = Some(KernelFile::open(&context.roots.proc.join("meminfo"))?);
+            self.meminfo = Some(KernelFile::open(&context.host_paths.proc.join("meminfo"))?);
         }
         let Some(file) = &self.meminfo else { return Err(ReadError::Absent("meminfo".into())) };
         let text = file.read_once(&mut self.buffer)?;
@@ -106,7 +108,7 @@ impl Host {
 
     fn pressure(&mut self, context: &Context<'_>) -> Result<Stalls, ReadError> {
         if self.pressure.is_none() {
-            self.pressure = Some(KernelFile::open(&context.roots.proc.join("pressure/memory"))?);
+            self.pressure = Some(KernelFile::open(&context.host_paths.proc.join("pressure/memory"))?);
         }
         let Some(file) = &self.pressure else { return Err(ReadError::Absent("PSI".into())) };
         let text = file.read_once(&mut self.buffer)?;
@@ -114,53 +116,54 @@ impl Host {
     }
 }
 
-impl Collector for Host {
+impl Collector for HostCollector {
     fn name(&self) -> &'static str {
         "host"
     }
 
-    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
-        output.faults.born("balance");
+    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> CollectOutcome {
+        output.read_errors.init_at_zero("balance");
         let info = match self.meminfo(context) {
             Ok(info) => info,
             Err(error) => {
-                output.faults.note(&error);
-                return Outcome::Failed;
+                output.read_errors.record(&error);
+                return CollectOutcome::Failed;
             }
         };
         let series = &mut *output.series;
         series.global(HOST_MEMORY_TOTAL, [], info.mem_total as f64);
         if let Some(available) = info.mem_available {
             series.global(HOST_MEMORY_AVAILABLE, [], available as f64);
-            output.readings.host = Some(HostMemory { total: info.mem_total, available });
+            output.cycle_data.host = Some(HostMemory { total: info.mem_total, available });
         }
         series.global(HOST_SWAP_TOTAL, [], info.swap_total as f64);
         series.global(HOST_SWAP_USED, [], info.swap_total.saturating_sub(info.swap_free) as f64);
-        let containers = held_by_containers(context, &output.readings.memory);
+        let containers = container_memory(context, &output.cycle_data.memory);
         let mut parts = Partition::of(&info, containers);
         if parts.is_some_and(|parts| parts.unaccounted < 0) {
-            parts =
-                output.faults.value(self.meminfo(context)).and_then(|info| Partition::of(&info, containers));
+            parts = output
+                .read_errors
+                .value(self.meminfo(context))
+                .and_then(|info| Partition::of(&info, containers));
             if parts.is_some_and(|parts| parts.unaccounted < 0) {
-                output.faults.count("balance");
+                output.read_errors.count("balance");
             }
         }
         if let Some(parts) = parts {
-            parts.write(output.readings.memory_complete, series);
+            parts.write(output.cycle_data.memory_complete, series);
         }
         match self.pressure(context) {
             Ok(pressure) => {
-                for (kind, usec) in [("some", pressure.some_usec), ("full", pressure.full_usec)] {
-                    series.global(HOST_PRESSURE, [kind.into()], usec as f64 / 1e6);
-                }
+                series.global(HOST_PRESSURE_WAITING, [], pressure.some_usec as f64 / 1e6);
+                series.global(HOST_PRESSURE_STALLED, [], pressure.full_usec as f64 / 1e6);
             }
-            Err(error) => output.faults.note(&error), // gone or absent: a kernel without PSI
+            Err(error) => output.read_errors.record(&error), // gone or absent on a kernel without PSI
         }
-        if let Some((used, size)) = super::shm::host_shm(context.roots) {
+        if let Some((used, size)) = super::shm::host_shm(context.host_paths) {
             series.global(HOST_SHM_USED, [], used as f64);
             series.global(HOST_SHM_SIZE, [], size as f64);
         }
-        Outcome::Read
+        CollectOutcome::Ok
     }
 }
 
@@ -175,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_sum_to_the_whole_whatever_the_containers_hold() {
+    fn parts_sum_to_total_for_any_container_memory() {
         for containers in [0, 100 << 10, 200 << 10, 250 << 10] {
             let parts = parts(containers);
             let known: i128 = parts.known().iter().map(|(_, bytes)| i128::from(*bytes)).sum();
@@ -185,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_readings_of_containers_are_out_of_balance_and_nothing_overflows() {
+    fn absurd_container_memory_does_not_overflow() {
         assert!(parts(u64::MAX).unaccounted < 0);
         let most = MEMINFO
             .replace("1000 kB", &format!("{} kB", 1_u64 << 46))
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_never_make_processes_negative() {
+    fn process_memory_is_never_negative() {
         assert_eq!(parts(150 << 10).processes, 50 << 10);
         assert_eq!(parts(250 << 10).processes, 0);
         assert_eq!(parts(0).unaccounted - parts(250 << 10).unaccounted, 50 << 10, "the rest absorbs the lag");

@@ -1,69 +1,73 @@
-//! One file per source; here, the trait they share and the list of all of them.
+//! Collectors, one file per source; this file holds their trait and the list of all of them.
 //!
-//! A collector reads its source once per cycle, writes the samples that need nothing else, and leaves the readings that
-//! `attribute` and `ledger` go on with. It fails alone: its samples of that cycle are taken back, the failure is a
-//! series, and the others go on.
+//! A collector reads its source once per cycle, writes the samples that need no other source, and leaves data for
+//! `attribute` and `ledger`. Collectors fail independently: the samples of a failed collector are removed from the
+//! cycle, the failure is exported as a series, and the others continue.
 
 pub mod cgroup;
 pub mod drm;
-pub mod front;
+pub mod http_stats;
 pub mod gpu;
 pub mod host;
 pub mod kernel_log;
-pub mod oom_cgroups;
-pub mod oom_counter;
-pub mod own;
-pub mod own_cgroup;
+pub mod cgroup_oom_events;
+pub mod vmstat_oom;
+pub mod self_metrics;
+pub mod cgroup_namespace;
 pub mod process;
 pub mod pss;
-pub mod pushed;
-pub mod room;
+pub mod otlp_stats;
+pub mod memory_headroom;
 pub mod shm;
+mod target;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::discover::{Hierarchy, Inventory};
-use crate::host::{FAULT_REASONS, ReadError, Roots};
+use crate::host::{HostPaths, READ_ERROR_REASONS, ReadError};
+use crate::reporter::reports::Reports;
 use crate::series::Series;
 
-/// What a collector may look at.
+/// Input of a collector.
 #[derive(Debug)]
 pub struct Context<'a> {
-    /// When the cycle began.
-    pub now: Moment,
-    /// Where the host's files are.
-    pub roots: &'a Roots,
+    /// Start of the cycle.
+    pub now: Timestamp,
+    /// Paths of the host's files.
+    pub host_paths: &'a HostPaths,
     /// The memory controller's hierarchy; `None` on a host without one.
     pub hierarchy: Option<&'a Hierarchy>,
     /// The running containers; a container's number is its index here.
     pub inventory: &'a Arc<Inventory>,
 }
 
-/// What collectors leave for the steps after them.
+/// Data that collectors leave for the next steps.
 #[derive(Debug, Default)]
-pub struct Readings {
-    /// Memory of each container, by its number. `None`: gone, or not there yet.
-    pub memory: Vec<Option<cgroup::Memory>>,
-    /// The memory of every container that is there was read: their sum is no guess.
+pub struct CycleData {
+    /// Memory of each container, by its number; `None` if its cgroup is gone or does not exist yet.
+    pub memory: Vec<Option<cgroup::ContainerMemory>>,
+    /// True if the memory of every existing container was read, so that their sum is exact.
     pub memory_complete: bool,
     /// Memory of the host.
-    pub host: Option<room::HostMemory>,
+    pub host: Option<memory_headroom::HostMemory>,
     /// Processes of all containers.
     pub processes: process::Processes,
     /// Newest proportional shares.
-    pub pss: Arc<pss::Shares>,
-    /// Newest answers of all GPU sources, numbered as [`Readings::add_gpus`] says.
-    pub gpus: Vec<Arc<gpu::Reading>>,
-    /// What was held on GPUs since the cycle before, oldest first within a source.
-    pub gpu_samples: Vec<gpu::Sample>,
+    pub pss: Arc<pss::PssShares>,
+    /// Newest readings of all GPU sources, numbered as in [`CycleData::add_gpus`].
+    pub gpus: Vec<Arc<gpu::GpuReading>>,
+    /// GPU memory samples since the previous cycle, oldest first within a source.
+    pub gpu_samples: Vec<gpu::GpuSample>,
+    /// Reports of processes from inside; `None` if none are received.
+    pub reports: Option<Reports>,
 }
 
-impl Readings {
-    /// Forgets the cycle before, so that a collector that fails leaves nothing old behind.
+impl CycleData {
+    /// Clears the data of the previous cycle, so that a failing collector leaves nothing stale.
     pub fn begin(&mut self) {
         self.memory.clear();
         self.memory_complete = false;
@@ -71,122 +75,123 @@ impl Readings {
         self.processes.clear();
         self.gpus.clear();
         self.gpu_samples.clear();
+        self.reports = None;
     }
 
-    /// Adds the answer of a GPU source. Returns the number of its first device in the rows of this cycle; the others
-    /// follow it.
-    pub fn add_gpus(&mut self, reading: Arc<gpu::Reading>) -> u32 {
+    /// Adds the reading of a GPU source. Returns the number of its first device in the rows of this cycle; its other
+    /// devices have the next numbers.
+    pub fn add_gpus(&mut self, reading: Arc<gpu::GpuReading>) -> u32 {
         let first = self.gpus.iter().map(|reading| reading.devices.len()).sum::<usize>();
         self.gpus.push(reading);
         first as u32
     }
 
-    /// GPUs of all sources that answered once and do not now. Their numbers follow those of all devices.
-    pub fn silent_gpus(&self) -> impl Iterator<Item = (u32, &gpu::Device)> {
+    /// Returns GPUs that were reported before but not now, of all sources. Their numbers follow those of all devices.
+    pub fn silent_gpus(&self) -> impl Iterator<Item = (u32, &gpu::GpuDevice)> {
         let devices = self.gpus.iter().map(|reading| reading.devices.len()).sum::<usize>() as u32;
         (devices..).zip(self.gpus.iter().flat_map(|reading| &reading.silent))
     }
 
-    /// Each device of all GPU sources with the reading that it is in, in the order of their numbers.
-    pub fn gpu_devices(&self) -> impl Iterator<Item = (&Arc<gpu::Reading>, &gpu::Device)> {
+    /// Returns each device of all GPU sources with its reading, in the order of the device numbers.
+    pub fn gpu_devices(&self) -> impl Iterator<Item = (&Arc<gpu::GpuReading>, &gpu::GpuDevice)> {
         self.gpus.iter().flat_map(|reading| reading.devices.iter().map(move |device| (reading, device)))
     }
 }
 
-/// Where a collector writes.
+/// Output of a collector.
 #[derive(Debug)]
 pub struct Output<'a> {
     /// Samples.
     pub series: &'a mut Series,
-    /// Readings for the next steps.
-    pub readings: &'a mut Readings,
-    /// Failed readings.
-    pub faults: &'a mut Faults,
+    /// Data for the next steps.
+    pub cycle_data: &'a mut CycleData,
+    /// Failed reads.
+    pub read_errors: &'a mut ReadErrors,
 }
 
-/// How a read of a source ended.
+/// Outcome of reading a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It worked.
-    Read,
+pub enum CollectOutcome {
+    /// The source was read.
+    Ok,
     /// This host does not have the source.
-    Absent,
-    /// The source is there, or should be, and could not be read.
+    NotPresent,
+    /// The source exists, or should exist, and could not be read.
     Failed,
 }
 
-/// One source of readings.
+/// A source of data.
 pub trait Collector: Send {
-    /// Its name in `--collector.NAME` and in the label `collector`.
+    /// Returns its name in `--collector.NAME` and in the label `collector`.
     fn name(&self) -> &'static str;
     /// Reads the source once.
-    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome;
-    /// How long the last read took, if a thread of the collector's own does the reading.
+    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> CollectOutcome;
+    /// Returns the duration of the last read if the collector reads on a thread of its own.
     fn background(&self) -> Option<Duration> {
         None
     }
 }
 
-/// All collectors that are switched on, in the order in which they build on each other. `control` is the GPU
-/// collector's.
-pub fn all(config: &Config, control: &Arc<gpu::Control>) -> Vec<Box<dyn Collector>> {
+/// Returns all enabled collectors, in the order in which they depend on each other. `driver_release` is passed to the
+/// GPU collector.
+pub fn all(config: &Config, driver_release: &Arc<gpu::DriverRelease>) -> Vec<Box<dyn Collector>> {
     let every: [Box<dyn Collector>; 8] = [
-        Box::new(own::Own::default()),
+        Box::new(self_metrics::SelfMetrics::default()),
         Box::new(cgroup::Cgroups::default()),
-        Box::new(host::Host::default()),
+        Box::new(host::HostCollector::default()),
         Box::new(process::ProcessTable::default()),
         Box::new(shm::SharedMemory::default()),
         Box::new(pss::Pss::new(config.pss_interval)),
-        Box::new(gpu::Gpu::new(&config.gpu, Arc::clone(control))),
+        Box::new(gpu::GpuCollector::new(&config.gpu, Arc::clone(driver_release))),
         Box::new(drm::Drm::new(&config.gpu)),
     ];
     every.into_iter().filter(|collector| config.collectors.contains(collector.name())).collect()
 }
 
-/// Counts of failed readings since memledger's start, by collector and reason.
+/// Counts of failed reads since memledger started, by collector and reason.
 #[derive(Debug, Default)]
-pub struct Faults {
+pub struct ReadErrors {
     collector: &'static str,
     counts: BTreeMap<(&'static str, &'static str), u64>,
 }
 
-impl Faults {
-    /// Following faults are this collector's. Its reasons are born at 0 here.
+impl ReadErrors {
+    /// Sets the collector to which following errors are counted, and initialises its reasons at 0.
     pub fn enter(&mut self, collector: &'static str) {
         self.collector = collector;
-        for reason in FAULT_REASONS {
-            self.born(reason);
+        for reason in READ_ERROR_REASONS {
+            self.init_at_zero(reason);
         }
     }
 
-    /// A reason of the current collector that can occur is 0 before it does.
-    pub fn born(&mut self, reason: &'static str) {
+    /// Initialises a possible reason of the current collector at 0.
+    pub fn init_at_zero(&mut self, reason: &'static str) {
         self.counts.entry((self.collector, reason)).or_insert(0);
     }
 
-    /// Counts an error if it is a fault; *gone* and *absent* are none.
-    pub fn note(&mut self, error: &ReadError) {
-        if let Some(reason) = error.fault_reason() {
+    /// Counts an error; *gone* and *absent* are not counted.
+    pub fn record(&mut self, error: &ReadError) {
+        if let Some(reason) = error.reason_label() {
             self.count(reason);
             tracing::debug!(
                 collector = self.collector,
                 error = error as &dyn std::error::Error,
-                "reading failed"
+                "read failed"
             );
         }
     }
 
-    /// Counts a fault by its reason.
+    /// Counts an error by its reason.
     pub fn count(&mut self, reason: &'static str) {
         *self.counts.entry((self.collector, reason)).or_insert(0) += 1;
     }
 
-    /// The value of a reading; a fault is counted, and no value is `None`.
+    /// Returns the value of a read, or counts its error and returns `None`.
     pub fn value<T>(&mut self, reading: Result<T, ReadError>) -> Option<T> {
-        reading.map_err(|error| self.note(&error)).ok()
+        reading.map_err(|error| self.record(&error)).ok()
     }
 
-    /// Collector, reason and count.
+    /// Returns collector, reason and count of each counter.
     pub fn counts(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
         self.counts.iter().map(|((collector, reason), count)| (*collector, *reason, *count))
     }

@@ -1,118 +1,233 @@
-//! Proportional shares of memory: the only per-process figure that adds up after a fork.
+//! Proportional set size (PSS): the only per-process memory value that can be summed after a fork.
 //!
-//! `smaps_rollup` walks a process's page tables, 20 ms for a process of a GiB, holding its memory map meanwhile. So it
-//! is read by a thread of its own, each process at most once per `--pss.interval`, and the thread rests nineteen times
-//! as long as it worked: it never takes more than a twentieth of one core.
+//! Reading `smaps_rollup` walks a process's page tables, which takes 20 ms for a process of 1 GiB and holds its mmap
+//! lock meanwhile, and it waits for the current holder of that lock. So it is read on another thread ([`ReadPool`]),
+//! for each process at most once per `--pss.interval`, and the thread rests for nineteen times the CPU time that it
+//! used: at most a twentieth of one core.
+//!
+//! If a process blocks its reader, the shares of its container are absent.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::room::{Room, Tight};
-use super::{Collector, Context, Outcome, Output};
-use crate::clock::Moment;
+use super::memory_headroom::{LowHeadroom, MemoryHeadroom};
+use super::target::Target;
+use super::{CollectOutcome, Collector, Context, Output};
+use crate::clock::Timestamp;
 use crate::discover::ContainerId;
-use crate::host::{Dir, ReadError};
+use crate::host::ReadError;
+use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool};
 use crate::parse::{lines, number};
 
-/// Rest after work, as a multiple of the work: a duty of one twentieth.
-const REST: u32 = 19;
-/// A container's shares are not shown any longer than this many intervals after they were read.
-const VALID_FOR: u32 = 4;
-/// Except those of a container that is left alone because it is about to run out of memory.
-const KEPT_FOR: Duration = Duration::from_secs(600);
+/// A process of 1 TiB may take 20 s.
+const POOL_CONFIG: PoolConfig = PoolConfig {
+    name: "pss",
+    handover_after: Duration::from_secs(5),
+    timeout: Duration::from_secs(30),
+    rest_factor: 19,
+    round_robin: false, // the processes of one container in sequence, so that their shares are close in time
+};
+/// The shares of a container expire this many intervals after they were read.
+const VALID_INTERVALS: u32 = 4;
+/// Shares of a container with low headroom, which is not measured, expire later.
+const LOW_HEADROOM_VALID: Duration = Duration::from_secs(600);
 
-/// One process to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Target {
-    pid: u32,
-    start_ticks: u64,
-}
-
-/// Proportional share by process, for each container that was measured as a whole.
+/// Proportional share of each process, for each container that was measured completely.
 #[derive(Clone, Debug, Default)]
-pub struct Shares {
-    by_container: HashMap<ContainerId, Arc<Measured>>,
+pub struct PssShares {
+    by_container: HashMap<ContainerId, Arc<MeasuredShares>>,
 }
 
 #[derive(Clone, Debug)]
-struct Measured {
-    at: Moment,
+struct MeasuredShares {
+    at: Timestamp,
+    /// Duration of the measurement, including rests.
+    took: Duration,
     bytes: HashMap<u32, (u64, u64)>,
 }
 
-impl Shares {
-    /// The share of one process in bytes; `None` if it was not measured, or was started since under the same pid.
+impl PssShares {
+    /// Returns the share of a process in bytes, or `None` if it was not measured or its pid was reused since.
     pub fn of(&self, container: &ContainerId, pid: u32, start_ticks: u64) -> Option<u64> {
         let (ticks, bytes) = self.by_container.get(container)?.bytes.get(&pid)?;
         (*ticks == start_ticks).then_some(*bytes)
     }
 
-    /// True if the container was measured.
+    /// Returns true if the container was measured.
     pub fn has(&self, container: &ContainerId) -> bool {
         self.by_container.contains_key(container)
     }
 }
 
-struct Round {
-    proc: PathBuf,
-    containers: Vec<(ContainerId, Vec<Target>)>,
+/// A queued read: a process of a container, in a round.
+#[derive(Clone, Debug)]
+struct Share {
+    round: u64,
+    id: ContainerId,
+    target: Target,
 }
 
-#[derive(Debug, Default)]
-struct Results {
-    shares: HashMap<ContainerId, Arc<Measured>>,
-    /// Who is left alone, as of the newest cycle.
-    tight: Tight,
-    faults: Vec<ReadError>,
-    denied: bool,
-    changed: bool,
-    /// Work on one container, and the whole of the last round with its rests.
+/// A container that is being measured.
+#[derive(Debug)]
+struct Measurement {
+    round: u64,
+    began: Timestamp,
+    /// Number of pending processes.
+    pending: usize,
+    bytes: HashMap<u32, (u64, u64)>,
     took: Duration,
-    round: Duration,
+    /// A read failed, so the result will be incomplete.
+    has_failed: bool,
 }
 
-/// The collector: hands a round to the thread when one is due, and takes over what the thread has finished.
+/// Bytes, or `None` if the container has low headroom; and the duration of the read.
+type PssRead = (Option<u64>, Duration);
+
+/// The collector: starts a measurement of each container that is due, and collects the outcomes. Containers do not wait for
+/// each other: one whose processes block their readers delays only itself.
 #[derive(Debug)]
 pub struct Pss {
     interval: Duration,
-    room: Room,
-    last: Option<Moment>,
-    sender: Option<SyncSender<Round>>,
-    results: Arc<Mutex<Results>>,
+    headroom: MemoryHeadroom,
+    /// Number of the newest measurements.
+    round: u64,
+    /// Start of the newest measurement of each container.
+    started: HashMap<ContainerId, Timestamp>,
+    pool: Option<ReadPool<ContainerId, Share, PssRead>>,
+    measuring: HashMap<ContainerId, Measurement>,
+    shares: HashMap<ContainerId, Arc<MeasuredShares>>,
+    /// Containers with low headroom in the newest cycle, which are not measured.
+    low_headroom: Arc<Mutex<LowHeadroom>>,
+    denied: bool,
+    changed: bool,
+    /// Total read time of the last container.
     took: Duration,
 }
 
 impl Pss {
-    /// A collector that measures each process at most once per interval. The thread starts with the first round.
+    /// Creates a collector that measures each process at most once per interval. The thread starts with the first
+    /// round.
     pub fn new(interval: Duration) -> Self {
         Self {
             interval,
-            room: Room::default(),
-            last: None,
-            sender: None,
-            results: Arc::default(),
+            headroom: MemoryHeadroom::default(),
+            round: 0,
+            started: HashMap::new(),
+            pool: None,
+            measuring: HashMap::new(),
+            shares: HashMap::new(),
+            low_headroom: Arc::default(),
+            denied: false,
+            changed: false,
             took: Duration::ZERO,
         }
     }
 
-    fn hand_over(&mut self, context: &Context<'_>, output: &Output<'_>) {
-        let processes = &output.readings.processes;
-        let containers = context.inventory.containers.iter().enumerate().map(|(number, container)| {
-            let targets = processes.of(number).iter();
-            let targets = targets.map(|p| Target { pid: p.pid, start_ticks: p.facts.start_ticks }).collect();
-            (container.id.clone(), targets)
+    fn start_due(&mut self, context: &Context<'_>, output: &Output<'_>) {
+        let pool = self.pool.get_or_insert_with(|| {
+            let (proc, low_headroom) = (context.host_paths.proc.clone(), Arc::clone(&self.low_headroom));
+            ReadPool::new(POOL_CONFIG, move |share: &Share, buffer| {
+                if lock(&low_headroom).contains(&share.id) {
+                    return Ok((None, Duration::ZERO));
+                }
+                let began = Timestamp::now();
+                let bytes = read(&proc, share.target, buffer)?;
+                Ok((Some(bytes), Timestamp::now().since(began)))
+            })
         });
-        let round = Round { proc: context.roots.proc.clone(), containers: containers.collect() };
-        let sender = self.sender.get_or_insert_with(|| start(Arc::clone(&self.results)));
-        match sender.try_send(round) {
-            Ok(()) => self.last = Some(context.now),
-            Err(TrySendError::Full(_)) => {} // the round before is not finished: try again in the next cycle
-            Err(TrySendError::Disconnected(_)) => self.sender = None,
+        self.round += 1;
+        let mut reads = Vec::new();
+        for (number, container) in context.inventory.containers.iter().enumerate() {
+            let started = self.started.get(&container.id);
+            if started.is_some_and(|started| context.now.since(*started) < self.interval)
+                || self.measuring.contains_key(&container.id)
+            {
+                continue;
+            }
+            let members = output.cycle_data.processes.of(number);
+            if members.is_empty() && !output.cycle_data.processes.complete(number) {
+                continue;
+            }
+            self.started.insert(container.id.clone(), context.now);
+            if members.is_empty() {
+                let measured =
+                    MeasuredShares { at: context.now, took: Duration::ZERO, bytes: HashMap::new() };
+                self.shares.insert(container.id.clone(), Arc::new(measured));
+                self.changed = true;
+                continue;
+            }
+            let measurement = Measurement {
+                round: self.round,
+                began: context.now,
+                pending: members.len(),
+                bytes: HashMap::new(),
+                took: Duration::ZERO,
+                has_failed: false,
+            };
+            self.measuring.insert(container.id.clone(), measurement);
+            reads.extend(members.iter().map(|process| {
+                let target = Target { pid: process.pid, start_ticks: process.meta.start_ticks };
+                (container.id.clone(), Share { round: self.round, id: container.id.clone(), target })
+            }));
+        }
+        if !reads.is_empty() {
+            pool.submit(reads);
         }
     }
+
+    fn take(&mut self, now: Timestamp, output: &mut Output<'_>) {
+        let outcomes = self.pool.as_ref().map(ReadPool::take).unwrap_or_default();
+        for (id, share, outcome) in outcomes {
+            // a read that hung in an earlier measurement has another round
+            let measurement = self.measuring.get_mut(&id).filter(|running| running.round == share.round);
+            let Some(measurement) = measurement else { continue };
+            measurement.pending -= 1;
+            match outcome {
+                ReadOutcome::Finished(Ok((Some(bytes), took))) => {
+                    measurement.took += took;
+                    measurement.bytes.insert(share.target.pid, (share.target.start_ticks, bytes));
+                }
+                ReadOutcome::Finished(Ok((None, _))) => measurement.has_failed = true,
+                ReadOutcome::Skipped => {
+                    output.read_errors.count("blocked");
+                    measurement.has_failed = true;
+                }
+                ReadOutcome::Finished(Err(error)) if error.is_gone() => {}
+                ReadOutcome::Finished(Err(error)) => {
+                    if matches!(error, ReadError::TimedOut(_)) {
+                        let (container, pid) = (id.as_str(), share.target.pid);
+                        tracing::warn!(container, pid, "reading smaps_rollup of a process timed out");
+                    }
+                    // usually the same error for all processes of a container
+                    if !measurement.has_failed {
+                        output.read_errors.record(&error);
+                    }
+                    self.denied |= error.reason_label() == Some("permission");
+                    measurement.has_failed = true;
+                }
+            }
+            if measurement.pending == 0 {
+                self.finish(now, id);
+            }
+        }
+    }
+
+    fn finish(&mut self, now: Timestamp, id: ContainerId) {
+        let Some(measurement) = self.measuring.remove(&id) else { return };
+        self.took = measurement.took;
+        if !measurement.has_failed {
+            self.denied = false;
+            self.changed = true;
+            let took = now.since(measurement.began);
+            self.shares.insert(id, Arc::new(MeasuredShares { at: now, took, bytes: measurement.bytes }));
+        }
+    }
+}
+
+fn lock(low_headroom: &Mutex<LowHeadroom>) -> MutexGuard<'_, LowHeadroom> {
+    low_headroom.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Collector for Pss {
@@ -120,33 +235,35 @@ impl Collector for Pss {
         "pss"
     }
 
-    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
-        let tight = self.room.enter(context, output.readings);
-        self.results.lock().unwrap_or_else(PoisonError::into_inner).tight = tight;
-        if self.last.is_none_or(|last| context.now.since(last) >= self.interval)
-            && !output.readings.processes.is_empty()
-        {
-            self.hand_over(context, output);
-        }
-        let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
-        let faults = std::mem::take(&mut results.faults);
-        self.took = results.took;
-        // on a large host a round takes longer than the interval
-        let valid = (self.interval * VALID_FOR + Duration::from_secs(5)).max(results.round * 3);
-        let before = results.shares.len();
-        let Results { shares, tight, .. } = &mut *results;
-        shares.retain(|id, measured| {
+    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> CollectOutcome {
+        output.read_errors.init_at_zero("blocked");
+        output.read_errors.init_at_zero("timeout");
+        output.read_errors.init_at_zero("too_large");
+        let low_headroom = self.headroom.update(context, output.cycle_data);
+        self.take(context.now, output);
+        let containers = &context.inventory.containers;
+        self.started.retain(|id, _| containers.iter().any(|container| container.id == *id));
+        let before = self.shares.len();
+        self.shares.retain(|id, measured| {
+            // on a large host a measurement takes longer than the interval
+            let valid = (self.interval * VALID_INTERVALS + Duration::from_secs(5)).max(measured.took * 3);
             let age = context.now.since(measured.at);
-            age < valid || (tight.is(id) && age < KEPT_FOR)
+            age < valid || (low_headroom.contains(id) && age < LOW_HEADROOM_VALID)
         });
-        if results.changed || before != results.shares.len() {
-            results.changed = false;
-            output.readings.pss = Arc::new(Shares { by_container: results.shares.clone() });
+        *lock(&self.low_headroom) = low_headroom;
+        if !output.cycle_data.processes.is_empty() {
+            self.start_due(context, output);
         }
-        let failed = results.denied && results.shares.is_empty();
-        drop(results);
-        faults.iter().for_each(|error| output.faults.note(error));
-        if failed || !output.readings.processes.readable { Outcome::Failed } else { Outcome::Read }
+        if std::mem::take(&mut self.changed) || before != self.shares.len() {
+            output.cycle_data.pss = Arc::new(PssShares { by_container: self.shares.clone() });
+        }
+        let is_blocked = self.pool.as_ref().is_some_and(ReadPool::is_blocked);
+        let failed = is_blocked || (self.denied && self.shares.is_empty());
+        if failed || !output.cycle_data.processes.readable {
+            CollectOutcome::Failed
+        } else {
+            CollectOutcome::Ok
+        }
     }
 
     fn background(&self) -> Option<Duration> {
@@ -154,86 +271,11 @@ impl Collector for Pss {
     }
 }
 
-fn start(results: Arc<Mutex<Results>>) -> SyncSender<Round> {
-    let (sender, rounds) = sync_channel::<Round>(0) /* a list is taken only when it is begun at once */;
-    let thread = std::thread::Builder::new().name("pss".into()).stack_size(256 * 1024);
-    let spawned = thread.spawn(move || {
-        let mut buffer = Vec::new();
-        while let Ok(round) = rounds.recv() {
-            let round_began = Moment::now();
-            for (id, targets) in &round.containers {
-                let began = Moment::now();
-                let measured = measure(&round.proc, id, targets, &results, &mut buffer);
-                let took = Moment::now().since(began);
-                enter(&results, id, measured, took);
-                std::thread::sleep(took * REST);
-            }
-            let took = Moment::now().since(round_began);
-            results.lock().unwrap_or_else(PoisonError::into_inner).round = took;
-        }
-    });
-    if let Err(error) = spawned {
-        tracing::warn!(%error, "no thread for proportional shares");
-    }
-    sender
-}
-
-fn enter(
-    results: &Mutex<Results>,
-    id: &ContainerId,
-    measured: Result<Option<Measured>, ReadError>,
-    took: Duration,
-) {
-    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-    results.took = took;
-    match measured {
-        Ok(None) => {}
-        Ok(Some(measured)) => {
-            results.denied = false;
-            results.shares.insert(id.clone(), Arc::new(measured));
-            results.changed = true;
-        }
-        Err(error) => {
-            results.denied |= error.fault_reason() == Some("permission");
-            results.faults.push(error);
-        }
-    }
-}
-
-/// Measures a container's processes one after the other. Those that end meanwhile are left out; `None` if the container
-/// is about to run out of memory.
-fn measure(
-    proc: &Path,
-    id: &ContainerId,
-    targets: &[Target],
-    results: &Mutex<Results>,
-    buffer: &mut Vec<u8>,
-) -> Result<Option<Measured>, ReadError> {
-    let mut bytes = HashMap::with_capacity(targets.len());
-    for target in targets {
-        if results.lock().unwrap_or_else(PoisonError::into_inner).tight.is(id) {
-            return Ok(None);
-        }
-        match share(proc, *target, buffer) {
-            Ok(Some(share)) => drop(bytes.insert(target.pid, (target.start_ticks, share))),
-            Ok(None) => {}
-            Err(error) if error.is_gone() => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(Some(Measured { at: Moment::now(), bytes }))
-}
-
-fn share(proc: &Path, target: Target, buffer: &mut Vec<u8>) -> Result<Option<u64>, ReadError> {
-    let dir = Dir::open(&proc.join(target.pid.to_string()))?;
-    let stat = dir.file("stat")?.read_once(buffer).map(crate::parse::process::Stat::parse)?;
-    if stat.is_none_or(|stat| stat.start_ticks != target.start_ticks) {
-        return Ok(None); // another process by now
-    }
-    let text = dir.file("smaps_rollup")?;
-    let text = text.read_once(buffer)?;
+fn read(proc: &Path, target: Target, buffer: &mut Vec<u8>) -> Result<u64, ReadError> {
+    let file = target.open(proc, buffer)?.file("smaps_rollup")?;
+    let text = file.read_once(buffer)?;
     let line = lines(text).find_map(|line| line.strip_prefix(b"Pss:"));
     let kib = line.and_then(|line| number(line.trim_ascii().strip_suffix(b"kB")?));
     let bytes = kib.and_then(|kib| kib.checked_mul(1024));
-    bytes.map(Some).ok_or_else(|| ReadError::malformed("smaps_rollup"))
+    bytes.ok_or_else(|| ReadError::malformed("smaps_rollup"))
 }

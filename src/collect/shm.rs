@@ -1,60 +1,84 @@
-//! `/dev/shm` of containers: how large, and how full.
+//! `/dev/shm` of containers: its size and use.
 //!
-//! The way leads through `/proc/PID/root` into the container's mount namespace, where everything may be made to mislead
-//! us. So: the lookup stays below the container's root, follows no link, and uses only names that the kernel has in its
-//! cache ([`ResolveFlags::CACHED`]), so that no file system of the container is asked anything; and the mount that was
-//! reached must be a tmpfs by the kernel's own list of mounts before it is asked for its size. Nothing stays open, since
-//! that would keep the memory of a container that ended.
+//! It is reached through `/proc/PID/root` in the container's mount namespace, all of which the container controls. So
+//! the lookup stays below the container's root, follows no link, and uses only names in the kernel's cache
+//! ([`ResolveFlags::CACHED`]), so that no request reaches a file system of the container; and the mount must be a tmpfs
+//! by the kernel's own mount table before its size is read. Nothing stays open, since that would keep the memory of an
+//! ended container. The reads run on another thread ([`ReadPool`]), because there may be other ways to block them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, fstatfs, makedev, open, openat2, statx};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, fstatfs, makedev, open, openat, openat2, statx,
+};
 use rustix::io::Errno;
 
-use super::process::Process;
-use super::{Collector, Context, Outcome, Output};
+use super::target::Target;
+use super::{CollectOutcome, Collector, Context, Output};
 use crate::catalog::*;
-use crate::clock::Moment;
+use crate::clock::Timestamp;
 use crate::discover::ContainerId;
-use crate::host::{KernelFile, ReadError, Roots, classify};
+use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool};
+use crate::host::{HostPaths, KernelFile, ReadError, classify};
 use crate::parse::mount;
 
-/// The sizes are read again no sooner than this.
-const EVERY: Duration = Duration::from_secs(5);
+/// Minimum interval between reads of the sizes.
+const MIN_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum wait of a cycle for the sizes. Later results are used in a later cycle.
+const MAX_WAIT: Duration = Duration::from_millis(10);
+const POOL_CONFIG: PoolConfig = PoolConfig {
+    name: "shm-sizes",
+    handover_after: Duration::from_millis(4),
+    timeout: Duration::from_secs(2),
+    rest_factor: 9,
+    round_robin: true,
+};
 /// `f_type` of tmpfs.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// Used and total bytes.
+type Size = (u64, u64);
 
 /// The collector.
 #[derive(Debug, Default)]
 pub struct SharedMemory {
-    last: Option<Moment>,
-    /// Containers that were looked at; `None`: it has no `/dev/shm` of its own, or it could not be read.
-    sizes: HashMap<ContainerId, Option<(u64, u64)>>,
+    last: Option<Timestamp>,
+    pool: Option<ReadPool<ContainerId, ShmRead, Option<Size>>>,
+    /// Containers with a pending read.
+    pending: HashSet<ContainerId>,
+    /// Containers that were read; `None` if a container has no `/dev/shm` of its own, or it could not be read.
+    sizes: HashMap<ContainerId, Option<Size>>,
     denied: bool,
-    /// This kernel cannot look into a container safely.
+    /// This kernel lacks the flag that makes the lookup safe.
     absent: bool,
-    buffer: Vec<u8>,
 }
 
-/// Used and total bytes of the host's own `/dev/shm`; `None` if it is no tmpfs or cannot be seen from here.
-pub fn host_shm(roots: &Roots) -> Option<(u64, u64)> {
-    sizes(&open_host_shm(roots)?).ok()?
+/// A queued read: the process whose view of `/dev/shm` is read, and the device of the host's own.
+#[derive(Clone, Copy, Debug)]
+struct ShmRead {
+    process: Target,
+    host: Option<u64>,
 }
 
-/// The host's own `/dev/shm`. Ours may be a container's: it is the host's if the host's first process has the same
-/// mount. Otherwise that process's own is looked at; and where it cannot be, only a `/dev` that a setting named is
-/// believed to be the host's.
-fn open_host_shm(roots: &Roots) -> Option<OwnedFd> {
+/// Returns used and total bytes of the host's own `/dev/shm`, or `None` if it is not a tmpfs or not visible.
+pub fn host_shm(host_paths: &HostPaths) -> Option<Size> {
+    sizes(&open_host_shm(host_paths)?).ok()?
+}
+
+/// Opens the host's own `/dev/shm`. In a container, memledger's own may be the container's: it is the host's if process
+/// 1 of the host has the same mount. Otherwise the one of process 1 is opened; if that fails, memledger's own is used
+/// only if `/dev` was configured.
+fn open_host_shm(host_paths: &HostPaths) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let ours = open(roots.dev.join("shm"), flags, Mode::empty()).ok();
-    if roots.in_first_pid_namespace() {
-        let first = roots.process(1);
+    let ours = open(host_paths.dev.join("shm"), flags, Mode::empty()).ok();
+    if host_paths.in_initial_pid_namespace() {
+        let first = host_paths.process(1);
         if let Some(Ok((id, _))) = ours.as_ref().map(mount_and_device)
             && let Ok(mountinfo) = KernelFile::open(&first.join("mountinfo"))
-            && let Ok(text) = mountinfo.read_all(&mut Vec::new())
-            && mount::find(text, id).is_some()
+            && let Ok(Some(())) =
+                mountinfo.find_line(&mut Vec::new(), |lines| mount::find(lines, id).map(drop))
         {
             return ours;
         }
@@ -62,35 +86,34 @@ fn open_host_shm(roots: &Roots) -> Option<OwnedFd> {
             return openat2(&root, "dev/shm", flags, Mode::empty(), ResolveFlags::IN_ROOT).ok();
         }
     }
-    ours.filter(|_| roots.dev != Roots::default().dev)
+    ours.filter(|_| host_paths.dev != HostPaths::default().dev)
 }
 
-fn sizes(fd: &impl AsFd) -> Result<Option<(u64, u64)>, Errno> {
+fn sizes(fd: &impl AsFd) -> Result<Option<Size>, Errno> {
     let stat = fstatfs(fd)?;
     if stat.f_type as u64 != TMPFS_MAGIC || stat.f_blocks == 0 {
-        return Ok(None); // a tmpfs without a size limit has no size to run out of
+        return Ok(None); // not a tmpfs, or a tmpfs without a size limit
     }
     let block = stat.f_bsize as u64;
     Ok(Some(((stat.f_blocks - stat.f_bfree) * block, stat.f_blocks * block)))
 }
 
-/// The mount and the device that an open descriptor lies on, without asking the file system (`DONT_SYNC`).
+/// Returns mount id and device of an open descriptor, without a request to the file system (`DONT_SYNC`).
 fn mount_and_device(fd: &impl AsFd) -> Result<(u64, u64), Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(fd, c"", flags, StatxFlags::MNT_ID)?;
     Ok((stat.stx_mnt_id, makedev(stat.stx_dev_major, stat.stx_dev_minor)))
 }
 
-/// A container's own `/dev/shm`, as one of its processes sees it.
+/// Reads the container's own `/dev/shm` as one of its processes sees it.
 fn container_shm(
-    roots: &Roots,
-    process: &Process,
-    host: Option<u64>,
+    host_paths: &HostPaths,
+    ShmRead { process, host }: ShmRead,
     buffer: &mut Vec<u8>,
-) -> Result<Option<(u64, u64)>, ReadError> {
-    let dir = roots.process(process.pid);
+) -> Result<Option<Size>, ReadError> {
+    let dir = process.open(&host_paths.proc, buffer)?;
     let what = || format!("/dev/shm of process {}", process.pid);
-    let root = open(dir.join("root"), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    let root = openat(&dir, "root", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| classify(errno, what()))?;
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
@@ -99,47 +122,80 @@ fn container_shm(
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let shm = match openat2(&root, "dev/shm", flags, Mode::empty(), resolve) {
         Ok(shm) => shm,
-        // no such directory, a link, or a lookup that would have to ask the container's file system
+        // no such directory, a link, or a lookup that needs a request to the container's file system
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::AGAIN) => return Ok(None),
-        // Linux 5.6 knows openat2, 5.12 the flag that makes it safe
+        // Linux 5.6 has openat2, 5.12 has the flag
         Err(Errno::INVAL) => return Err(ReadError::Absent("openat2 with RESOLVE_CACHED".to_owned())),
         Err(errno) => return Err(classify(errno, what())),
     };
     let (id, device) = mount_and_device(&shm).map_err(|errno| classify(errno, what()))?;
     if host == Some(device) {
-        return Ok(None); // the container shares the host's, which is not repeated
+        return Ok(None); // shared with the host, not reported again
     }
-    let mountinfo = KernelFile::open(&dir.join("mountinfo"))?;
-    let mount = mount::find(mountinfo.read_all(buffer)?, id);
-    if mount.is_none_or(|mount| mount.fs_type != b"tmpfs" || !mount.mount_point.ends_with(b"/dev/shm")) {
+    let is_tmpfs = dir.file("mountinfo")?.find_line(buffer, |lines| {
+        let mount = mount::find(lines, id)?;
+        Some(mount.fs_type == b"tmpfs" && mount.mount_point.ends_with(b"/dev/shm"))
+    })?;
+    if is_tmpfs != Some(true) {
         return Ok(None);
     }
     sizes(&shm).map_err(|errno| classify(errno, what()))
 }
 
 impl SharedMemory {
-    fn read(&mut self, context: &Context<'_>, output: &mut Output<'_>) {
-        let host = open_host_shm(context.roots).and_then(|fd| Some(mount_and_device(&fd).ok()?.1));
-        let mut sizes = HashMap::with_capacity(self.sizes.len());
-        self.denied = false;
+    /// Queues reads of the sizes of all containers, and waits a little for the outcomes.
+    fn submit(&mut self, context: &Context<'_>, output: &Output<'_>) {
+        let host = open_host_shm(context.host_paths).and_then(|fd| Some(mount_and_device(&fd).ok()?.1));
+        let mut reads = Vec::new();
         for (number, container) in context.inventory.containers.iter().enumerate() {
-            // the oldest process has the container's own view; later ones may have made themselves another
-            let processes = output.readings.processes.of(number);
-            let Some(oldest) = processes.iter().min_by_key(|p| (p.facts.start_ticks, p.pid)) else {
+            // the oldest process has the container's own view; later ones may have changed theirs
+            let processes = output.cycle_data.processes.of(number);
+            let Some(oldest) = processes.iter().min_by_key(|p| (p.meta.start_ticks, p.pid)) else {
+                self.sizes.remove(&container.id); // read with its next process
                 continue;
             };
-            match container_shm(context.roots, oldest, host, &mut self.buffer) {
-                Ok(size) => drop(sizes.insert(container.id.clone(), size)),
-                Err(error) if error.is_gone() => {} // looked at again with its next process
-                Err(error) => {
-                    self.denied |= error.fault_reason() == Some("permission");
-                    self.absent |= matches!(error, ReadError::Absent(_));
-                    output.faults.note(&error);
-                    sizes.insert(container.id.clone(), None);
-                }
+            if self.pending.insert(container.id.clone()) {
+                let process = Target { pid: oldest.pid, start_ticks: oldest.meta.start_ticks };
+                reads.push((container.id.clone(), ShmRead { process, host }));
             }
         }
-        self.sizes = sizes;
+        self.denied = false;
+        let pool = self.pool.get_or_insert_with(|| {
+            let host_paths = context.host_paths.clone();
+            ReadPool::new(POOL_CONFIG, move |read: &ShmRead, buffer| {
+                container_shm(&host_paths, *read, buffer)
+            })
+        });
+        pool.submit(reads);
+        pool.wait(MAX_WAIT);
+    }
+
+    fn take(&mut self, output: &mut Output<'_>) {
+        let outcomes = self.pool.as_ref().map(ReadPool::take).unwrap_or_default();
+        for (id, _, outcome) in outcomes {
+            self.pending.remove(&id);
+            let size = match outcome {
+                ReadOutcome::Finished(Ok(size)) => size,
+                ReadOutcome::Finished(Err(error)) if error.is_gone() => {
+                    self.sizes.remove(&id); // read again with its next process
+                    continue;
+                }
+                ReadOutcome::Finished(Err(error)) => {
+                    self.denied |= error.reason_label() == Some("permission");
+                    self.absent |= matches!(error, ReadError::Absent(_));
+                    if matches!(error, ReadError::TimedOut(_)) {
+                        tracing::warn!(container = id.as_str(), "reading /dev/shm of a container timed out");
+                    }
+                    output.read_errors.record(&error);
+                    None
+                }
+                ReadOutcome::Skipped => {
+                    output.read_errors.count("blocked");
+                    None
+                }
+            };
+            self.sizes.insert(id, size);
+        }
     }
 }
 
@@ -148,15 +204,22 @@ impl Collector for SharedMemory {
         "shm"
     }
 
-    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
-        let newcomer = context.inventory.containers.iter().enumerate().any(|(number, container)| {
-            !self.sizes.contains_key(&container.id) && !output.readings.processes.of(number).is_empty()
+    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> CollectOutcome {
+        output.read_errors.init_at_zero("blocked");
+        output.read_errors.init_at_zero("timeout");
+        output.read_errors.init_at_zero("too_large");
+        let has_new = context.inventory.containers.iter().enumerate().any(|(number, container)| {
+            !self.sizes.contains_key(&container.id) && !output.cycle_data.processes.of(number).is_empty()
         });
         let age = self.last.map(|last| context.now.since(last));
-        if age.is_none_or(|age| age >= EVERY || (newcomer && age >= Duration::from_secs(1))) {
-            self.read(context, output);
+        if age.is_none_or(|age| age >= MIN_INTERVAL || (has_new && age >= Duration::from_secs(1))) {
+            let ids: HashSet<_> =
+                context.inventory.containers.iter().map(|container| &container.id).collect();
+            self.sizes.retain(|id, _| ids.contains(id));
+            self.submit(context, output);
             self.last = Some(context.now);
         }
+        self.take(output);
         for (number, container) in context.inventory.containers.iter().enumerate() {
             if let Some(Some((used, size))) = self.sizes.get(&container.id) {
                 output.series.container(CONTAINER_SHM_USED, number as u32, [], *used as f64);
@@ -165,9 +228,9 @@ impl Collector for SharedMemory {
         }
         let nothing = self.sizes.values().all(Option::is_none);
         match () {
-            () if self.absent && nothing => Outcome::Absent,
-            () if (self.denied && nothing) || !output.readings.processes.readable => Outcome::Failed,
-            () => Outcome::Read,
+            () if self.absent && nothing => CollectOutcome::NotPresent,
+            () if (self.denied && nothing) || !output.cycle_data.processes.readable => CollectOutcome::Failed,
+            () => CollectOutcome::Ok,
         }
     }
 }

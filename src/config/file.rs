@@ -1,120 +1,116 @@
-//! The settings file: YAML whose keys are those of the table, with dots or as nested mappings.
+//! The settings file: YAML with the keys of the settings, with dots or as nested mappings.
 
 use std::path::Path;
 
-use saphyr::{MarkedYaml, YamlData};
+use serde_saphyr::Spanned;
 
-use super::ConfigError;
-use super::table::{Kind, SETTINGS, Setting, setting};
-use super::yaml::{Yaml, scalar};
+use super::declare::Setting;
+use super::yaml::{Entries, Node, error_at, line_of, parse, plain_text};
+use super::{ConfigError, SETTINGS, setting};
 
 /// A value from the file, with its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// Which setting.
+pub struct FileValue {
+    /// The key of the setting.
     pub key: &'static str,
     /// The value as text.
     pub value: String,
-    /// Where it stands, counted from 1.
+    /// The line, counted from 1.
     pub line: usize,
 }
 
-/// Reads a settings file.
-///
-/// # Errors
-/// No such file, no YAML, a key that is no setting, a value that is no scalar or list of scalars: each with its line.
-pub fn read(path: &Path) -> Result<Vec<Found>, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Unreadable { path: path.to_path_buf(), source })?;
-    parse(path, &text)
-}
-
-pub(super) fn parse(path: &Path, text: &str) -> Result<Vec<Found>, ConfigError> {
-    let yaml = Yaml { path };
-    let mut reader = Reader { yaml, found: vec![] };
-    if let Some(document) = yaml.document(text)? {
-        reader.mapping("", &document)?;
+/// Reads a settings file: its values, and all errors in it, each with its line.
+pub fn read(path: &Path) -> (Vec<FileValue>, Vec<ConfigError>) {
+    match std::fs::read_to_string(path) {
+        Ok(text) => read_text(path, &text),
+        Err(source) => (vec![], vec![ConfigError::Unreadable { path: path.to_path_buf(), source }]),
     }
-    Ok(reader.found)
 }
 
-struct Reader<'a> {
-    yaml: Yaml<'a>,
-    found: Vec<Found>,
+pub(super) fn read_text(path: &Path, text: &str) -> (Vec<FileValue>, Vec<ConfigError>) {
+    let mut reader = FileReader { path, text, found: vec![], errors: vec![] };
+    match parse::<Spanned<Node>>(path, text) {
+        Ok(Some(document)) => match &document.value {
+            Node::Map(entries) => reader.mapping("", entries),
+            Node::Null => {}
+            _ => reader.reject(
+                &document,
+                format!("the file must consist of settings, KEY: VALUE; allowed: {}", allowed("")),
+            ),
+        },
+        Ok(None) => {}
+        Err(error) => reader.errors.push(error),
+    }
+    (reader.found, reader.errors)
 }
 
-impl Reader<'_> {
-    fn mapping(&mut self, prefix: &str, node: &MarkedYaml<'_>) -> Result<(), ConfigError> {
-        let YamlData::Mapping(entries) = &node.data else {
-            let place = if prefix.is_empty() { "the file".to_owned() } else { format!("{prefix:?}") };
-            return Err(self
-                .yaml
-                .wrong(node, format!("{place} holds settings, KEY: VALUE; allowed: {}", allowed(prefix))));
-        };
-        for (key, value) in entries {
-            let Some(name) = scalar(key) else {
-                return Err(self.yaml.wrong(key, "a key is plain text"));
-            };
-            let full = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
-            match setting(&full) {
-                Some(setting) => self.value(setting, key, value)?,
-                None if SETTINGS.iter().any(|s| s.key.starts_with(&format!("{full}."))) => {
-                    self.mapping(&full, value)?
-                }
-                None => {
-                    return Err(self
-                        .yaml
-                        .wrong(key, format!("{full:?} is no setting; allowed: {}", allowed(prefix))));
-                }
+struct FileReader<'a> {
+    path: &'a Path,
+    text: &'a str,
+    found: Vec<FileValue>,
+    errors: Vec<ConfigError>,
+}
+
+impl FileReader<'_> {
+    fn reject<T>(&mut self, at: &Spanned<T>, what: String) {
+        self.errors.push(error_at(self.path, line_of(at), what));
+    }
+
+    fn mapping(&mut self, prefix: &str, entries: &Entries<Node>) {
+        for (key, value) in &entries.0 {
+            let full = if prefix.is_empty() { key.value.clone() } else { format!("{prefix}.{}", key.value) };
+            if let Some(setting) = setting(&full) {
+                self.value(setting, key, value);
+            } else if !SETTINGS.iter().any(|setting| setting.key.starts_with(&format!("{full}."))) {
+                self.reject(key, format!("{full:?} is not a known setting; allowed: {}", allowed(prefix)));
+            } else if let Node::Map(entries) = &value.value {
+                self.mapping(&full, entries);
+            } else {
+                self.reject(
+                    value,
+                    format!("{full:?} must consist of settings, KEY: VALUE; allowed: {}", allowed(&full)),
+                );
             }
         }
-        Ok(())
     }
 
-    fn value(
-        &mut self,
-        setting: &'static Setting,
-        key: &MarkedYaml<'_>,
-        value: &MarkedYaml<'_>,
-    ) -> Result<(), ConfigError> {
+    fn value(&mut self, setting: &'static Setting, key: &Spanned<String>, value: &Spanned<Node>) {
         if self.found.iter().any(|found| found.key == setting.key) {
-            return Err(self.yaml.wrong(key, format!("{:?} is set twice", setting.key)));
+            return self.reject(key, format!("{:?} is set twice", setting.key));
         }
-        let single = std::slice::from_ref(value);
-        let values = match &value.data {
-            YamlData::Sequence(list) if setting.repeats => list.as_slice(),
-            _ => single,
+        let values = match &value.value {
+            Node::List(list) if setting.repeats => list.as_slice(),
+            _ => std::slice::from_ref(value),
         };
-        for value in values {
-            let Some(text) = scalar(value) else {
-                let wanted = setting.kind.describe();
-                return Err(self.yaml.wrong(value, format!("{:?} takes {wanted}", setting.key)));
-            };
-            self.found.push(Found { key: setting.key, value: text, line: value.span.start.line() });
+        if values.is_empty() {
+            // an empty list is a value, and the same as the empty text: not the default
+            self.found.push(FileValue { key: setting.key, value: String::new(), line: line_of(value) });
         }
-        Ok(())
+        for value in values {
+            match plain_text(self.text, value) {
+                Some(text) => {
+                    self.found.push(FileValue { key: setting.key, value: text, line: line_of(value) });
+                }
+                None if matches!(value.value, Node::Null) => {
+                    let what = format!(
+                        "{:?} has no value; write \"\" for empty, or remove it for the default",
+                        setting.key
+                    );
+                    self.reject(value, what);
+                }
+                None => self.reject(value, format!("{:?} takes {}", setting.key, setting.takes)),
+            }
+        }
     }
 }
 
-/// What may stand below a prefix.
+/// Lists the settings below a prefix.
 fn allowed(prefix: &str) -> String {
     let below = |setting: &&Setting| prefix.is_empty() || setting.key.starts_with(&format!("{prefix}."));
-    let keys: Vec<_> = SETTINGS
-        .iter()
-        .filter(below)
-        .map(|s| s.key.trim_start_matches(prefix).trim_start_matches('.'))
-        .collect();
+    let keys = SETTINGS.iter().filter(below);
+    let keys: Vec<_> =
+        keys.map(|setting| setting.key.trim_start_matches(prefix).trim_start_matches('.')).collect();
     keys.join(", ")
-}
-
-/// For the generated documentation: how a setting looks in the file.
-pub fn example(setting: &Setting) -> String {
-    let quote = |value: &str| match setting.kind {
-        Kind::Count | Kind::Switch => value.to_owned(),
-        _ => format!("{value:?}"),
-    };
-    let values: Vec<_> = setting.default.iter().map(|value| quote(value)).collect();
-    if setting.repeats { format!("[{}]", values.join(", ")) } else { values.join("") }
 }
 
 #[cfg(test)]
@@ -122,12 +118,15 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Vec<(&'static str, String)>, String> {
-        let found = parse(Path::new("memledger.yaml"), text).map_err(|error| error.to_string())?;
-        Ok(found.into_iter().map(|found| (found.key, found.value)).collect())
+        let (found, errors) = read_text(Path::new("memledger.yaml"), text);
+        if errors.is_empty() {
+            return Ok(found.into_iter().map(|found| (found.key, found.value)).collect());
+        }
+        Err(errors.iter().map(|error| format!("{error}\n")).collect())
     }
 
     #[test]
-    fn dots_and_nesting_are_the_same() {
+    fn dots_and_nesting_are_equivalent() {
         let flat = "web.max-requests: 5\ncontainer.label: [a, b=c]\nweb.enable-api: true\n";
         let nested =
             "web:\n  max-requests: 5\n  enable-api: true\ncontainer:\n  label:\n    - a\n    - b=c\n";
@@ -141,21 +140,53 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_line_and_what_is_allowed() {
-        let error = read("web:\n  max-requests: 5\n  lisen-address: x\n").unwrap_err();
-        assert!(error.starts_with("memledger.yaml:3: \"web.lisen-address\" is no setting"), "{error}");
-        assert!(error.contains("listen-address, telemetry-path"), "{error}");
-        for (text, line) in [
-            ("web:\n  max-requests: [1, 2]\n", 2),
-            ("log: debug\n", 1),
-            ("web.max-requests: 1\nweb:\n  max-requests: 2\n", 3),
-            ("log.level: {a: b}\n", 1),
-            ("a: [\n", 1),
-            ("log.level: info\n---\nlog.level: info\n", 3),
+    fn texts_stay_as_they_are_written() {
+        let text =
+            "cri.pod-labels: [007, 1.50, 0x1F, no, 1_000, '08', &a true, *a]\ncontainer.exclude: 007\n";
+        let values: Vec<_> = read(text).unwrap().into_iter().map(|(_, value)| value).collect();
+        assert_eq!(values, ["007", "1.50", "0x1F", "no", "1_000", "08", "true", "true", "007"]);
+    }
+
+    #[test]
+    fn all_errors_have_line_and_allowed_keys() {
+        let error = read("web:\n  max-requests: 5\n  lisen-address: x\n  idle-timeout: {a: b}\nlog: 1\n")
+            .unwrap_err();
+        let lines: Vec<_> = error.lines().collect();
+        assert_eq!(lines.len(), 3, "{error}");
+        assert!(
+            lines[0].starts_with("memledger.yaml:3: \"web.lisen-address\" is not a known setting"),
+            "{error}"
+        );
+        assert!(lines[0].contains("listen-address, telemetry-path"), "{error}");
+        assert!(lines[1].starts_with("memledger.yaml:4: \"web.idle-timeout\" takes a duration"), "{error}");
+        assert!(lines[2].starts_with("memledger.yaml:5: \"log\" must consist of settings"), "{error}");
+        for (text, line, says) in [
+            ("web.max-requests: [1, 2]\n", 1, "takes a whole number"),
+            ("web.max-requests: 1\nweb:\n  max-requests: 2\n", 3, "is set twice"),
+            ("log.level: info\nlog.level: info\n", 2, "duplicate"),
+            ("log.level: {a: b}\n", 1, "takes one of debug, info"),
+            ("log.level:\n", 1, "write \"\" for empty"),
+            ("log.level: [\n", 2, ""),
+            ("log.level: info\n---\nlog.level: info\n", 3, "one document only"),
+            ("- a\n", 1, "must consist of settings"),
         ] {
             let error = read(text).unwrap_err();
             let at: usize = error.split(':').nth(1).unwrap().parse().unwrap();
-            assert!(at >= line && at <= line + 1, "{text:?}: {error}");
+            assert!(at >= line.min(2) - 1 && at <= line + 1, "{text:?}: {error}");
+            assert!(error.contains(says) && error.lines().count() == 1, "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn aliases_and_nesting_cannot_exhaust_memory_or_stack() {
+        let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
+        for level in 1..20 {
+            let below = format!("*a{},", level - 1).repeat(9);
+            bomb.push_str(&format!("a{level}: &a{level} [{below}]\n"));
+        }
+        assert!(read(&bomb).unwrap_err().contains("too complex"), "{}", read(&bomb).unwrap_err());
+        for open in ["[", "{a: ", "- ", "? ", "a:\n- "] {
+            read(&open.repeat(100_000)).unwrap_err();
         }
     }
 }

@@ -1,43 +1,31 @@
-//! Which containers to show, and which of their settings.
+//! Selects the containers to export, and the settings in their environment.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use regex::Regex;
 
+use super::settings::Filter;
 use crate::series::bounded;
 
-/// The choice of containers and settings.
-#[derive(Clone, Debug, Default)]
-pub struct Filter {
-    /// Only names that match, if set.
-    pub include: Option<Regex>,
-    /// No names that match, if set. Wins over `include`.
-    pub exclude: Option<Regex>,
-    /// Labels that must all be there: key, and value if one was given.
-    pub labels: Vec<(String, Option<String>)>,
-    /// Names of environment variables that become labels of the run info.
-    pub settings: Vec<String>,
-}
-
 impl Filter {
-    /// True if a container is shown that can be called by any of these names.
+    /// Returns true if a container with any of these names is exported.
     pub fn shows(&self, names: &[&str]) -> bool {
         let matches = |regex: &Regex| names.iter().any(|name| regex.is_match(name));
         self.include.as_ref().is_none_or(matches) && !self.exclude.as_ref().is_some_and(matches)
     }
 
-    /// True if the labels hold all that was asked for.
+    /// Returns true if the labels contain all required ones.
     pub fn labels_match(&self, labels: &HashMap<String, String>) -> bool {
-        self.labels.iter().all(|(key, wanted)| match (labels.get(key), wanted) {
-            (Some(value), Some(wanted)) => value == wanted,
+        self.labels.iter().all(|(key, required)| match (labels.get(key), required) {
+            (Some(value), Some(required)) => value == required,
             (found, _) => found.is_some(),
         })
     }
 
-    /// The allow-listed part of an environment of `NAME=value` lines, as label name and value.
+    /// Returns the allow-listed variables of an environment of `NAME=value` lines, as label names and values.
     ///
-    /// Nothing else of the environment is ever kept: secrets live there.
+    /// Nothing else of the environment is kept: it may contain secrets.
     pub fn settings_of<'a>(
         &self,
         environment: impl IntoIterator<Item = &'a str>,
@@ -59,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exclude_wins_over_include() {
+    fn exclude_overrides_include() {
         let filter = Filter {
             include: Some(Regex::new("^piper").unwrap()),
             exclude: Some(Regex::new("-debug$").unwrap()),
@@ -71,21 +59,21 @@ mod tests {
     }
 
     #[test]
-    fn all_labels_asked_for_must_be_there() {
+    fn requires_all_configured_labels() {
         let labels =
             HashMap::from([("team".to_owned(), "speech".to_owned()), ("gpu".to_owned(), String::new())]);
-        let asked = |pairs: &[(&str, Option<&str>)]| Filter {
+        let filter = |pairs: &[(&str, Option<&str>)]| Filter {
             labels: pairs.iter().map(|(key, value)| (key.to_string(), value.map(str::to_owned))).collect(),
             ..Filter::default()
         };
-        assert!(asked(&[]).labels_match(&labels));
-        assert!(asked(&[("team", None), ("gpu", None)]).labels_match(&labels));
-        assert!(!asked(&[("team", Some("vision"))]).labels_match(&labels));
-        assert!(!asked(&[("team", None), ("absent", None)]).labels_match(&labels));
+        assert!(filter(&[]).labels_match(&labels));
+        assert!(filter(&[("team", None), ("gpu", None)]).labels_match(&labels));
+        assert!(!filter(&[("team", Some("vision"))]).labels_match(&labels));
+        assert!(!filter(&[("team", None), ("absent", None)]).labels_match(&labels));
     }
 
     #[test]
-    fn only_allow_listed_variables_leave_the_environment() {
+    fn extracts_allow_listed_variables_only() {
         let filter = Filter { settings: vec!["BATCH_SIZE".into(), "ACCUM".into()], ..Filter::default() };
         let found = filter.settings_of([
             "AWS_SECRET_ACCESS_KEY=x",

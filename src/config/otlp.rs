@@ -1,72 +1,121 @@
-//! Settings of the OTLP push: flags, and the standard variables of OpenTelemetry.
+//! Settings of the OTLP export: flags, and the standard variables of OpenTelemetry.
 //!
-//! A flag, its own variable and the file work as for every setting. In between stand the standard variables, as the
-//! OpenTelemetry specification has them: that of one signal (`OTEL_EXPORTER_OTLP_LOGS_TIMEOUT`) wins over the general one,
-//! an empty one is not set, and one that cannot be used is ignored and said at start. The order is: flag, `MEMLEDGER_`
-//! variable, `OTEL_` variables, file, default. Nothing is pushed unless an endpoint is given.
+//! A flag, its own variable and the file work as for every setting. Between them are the standard variables, by the
+//! OpenTelemetry specification: the variable of one signal (`OTEL_EXPORTER_OTLP_LOGS_TIMEOUT`) overrides the general one, an
+//! empty one is unset, and an invalid one is ignored and logged at start. The order of precedence: flag, `MEMLEDGER_`
+//! variable, `OTEL_` variables, file, default. Nothing is exported unless an endpoint is set.
 
-use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::Uri;
 use axum::http::header::{HeaderName, HeaderValue};
 
+use super::declare::{
+    Setting, SettingGroup, Source, choice, duration, parse_duration, path, secret, setting, settings, switch,
+    text,
+};
 use super::percent::decoded;
-use super::table::{Kind, setting};
-use super::{ConfigError, Given, Values, switch};
+use super::sources::{Layer, RawValue, Values, invalid};
+use super::{ConfigError, setting as setting_of};
 
-/// Settings of the push; there are none where nothing is pushed.
+const MS: Duration = Duration::from_millis(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+settings! {
+    /// The export as it is set by flags, variables and the file, for one signal or for all.
+    struct OtlpFlags {
+        /// URL to export metrics and events to over OTLP, such as http://collector:4318. Without it, or one of OpenTelemetry's
+        /// own variables, nothing is exported: see docs/otlp.md.
+        endpoint: Option<String> = secret(text("otlp.endpoint", &[], |text| endpoint(text, true, false).map(|_| text.to_owned())));
+        /// Protocol of OTLP. Collectors usually listen for gRPC on port 4317 and for HTTP on port 4318.
+        grpc: bool = choice("otlp.protocol", &["http/protobuf"], &[("grpc", true), ("http/protobuf", false)]);
+        /// Header sent with every request, KEY=VALUE, percent-encoded. Every user of the host can see flags: prefer the
+        /// environment or the file.
+        headers: Vec<(HeaderName, HeaderValue)> = secret(text("otlp.headers", &[], header));
+        /// Compression of requests.
+        gzip: bool = choice("otlp.compression", &["none"], &[("gzip", true), ("none", false)]);
+        /// Time between two exports of metrics, 100ms to 24h.
+        interval: Duration = duration("otlp.interval", &["60s"], 100 * MS, 24 * HOUR);
+        /// Timeout of one request, 1ms to 1h.
+        timeout: Duration = duration("otlp.timeout", &["10s"], MS, HOUR);
+        /// Counters are exported as totals; lowmemory is the same here. For increases, see docs/otlp.md.
+        temporality: String = setting("otlp.temporality", ("WORD", "one of cumulative, lowmemory"), &["cumulative"], temporality);
+        /// PEM file of the trusted certificate authorities. Default: those of the host.
+        certificate: Option<PathBuf> = path("otlp.certificate", &[]);
+        /// PEM file of memledger's own certificate.
+        client_certificate: Option<PathBuf> = path("otlp.client-certificate", &[]);
+        /// PEM file of the key of memledger's own certificate.
+        client_key: Option<PathBuf> = path("otlp.client-key", &[]);
+        /// No TLS for a gRPC endpoint set as HOST:PORT. A URL has its own scheme.
+        insecure: bool = switch("otlp.insecure", &["false"]);
+        /// Export metrics if an endpoint is set.
+        metrics: bool = switch("otlp.metrics", &["true"]);
+        /// Export the ledger's events as log records if an endpoint is set.
+        logs: bool = switch("otlp.logs", &["true"]);
+        /// Timeout of the last export when memledger stops, 0s to 1h.
+        shutdown_timeout: Duration = duration("otlp.shutdown-timeout", &["5s"], Duration::ZERO, HOUR);
+    }
+}
+
+/// Settings of the OTLP export.
 #[derive(Clone, Debug)]
 pub struct OtlpSettings {
-    /// Where metrics go; `None`: nowhere.
-    pub metrics: Option<Target>,
-    /// Where events go, as log records; `None`: nowhere.
-    pub logs: Option<Target>,
-    /// Pause between two pushes of metrics.
+    /// The target of metrics; `None`: off.
+    pub metrics: Option<OtlpTarget>,
+    /// The target of events, as log records; `None`: off.
+    pub logs: Option<OtlpTarget>,
+    /// Time between two exports of metrics.
     pub interval: Duration,
-    /// Counters are sent as the growth since the last push, and not as they stand.
-    pub delta: bool,
-    /// How long the last push may take at the end.
+    /// Timeout of the last export when memledger stops.
     pub shutdown_timeout: Duration,
-    /// Attributes of the resource from the environment, `service.name` among them if it was set.
+    /// Resource attributes from the environment, including `service.name` if it is set.
     pub resource: Vec<(String, String)>,
 }
 
-/// Where one signal goes, and how.
+/// The target of one signal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// Whom to connect to.
-    pub endpoint: Endpoint,
-    /// gRPC, or else HTTP with protobuf.
+pub struct OtlpTarget {
+    /// The server.
+    pub endpoint: OtlpEndpoint,
+    /// gRPC instead of HTTP with protobuf.
     pub grpc: bool,
-    /// Sent with every request.
+    /// Headers of every request.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Requests are compressed.
+    /// Compress requests with gzip.
     pub gzip: bool,
-    /// How long one request may take.
+    /// Timeout of one request.
     pub timeout: Duration,
-    /// PEM file of the authorities that are trusted; `None`: those of the host.
+    /// PEM file of the trusted certificate authorities; `None`: those of the host.
     pub certificate: Option<PathBuf>,
     /// PEM files of memledger's own certificate and its key.
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
-/// A place on the network.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// With TLS.
+pub struct OtlpEndpoint {
+    /// Connect with TLS.
     pub tls: bool,
-    /// Name or address, without brackets.
+    /// The host name or address, without brackets.
     pub host: String,
-    /// Port.
+    /// The port.
     pub port: u16,
-    /// Path of the resource; of no meaning to gRPC.
+    /// The path of the resource; unused by gRPC.
     pub path: String,
 }
 
-impl Endpoint {
-    /// Host and port, as they stand in a URL.
+impl OtlpEndpoint {
+    /// Appends a path; a query stays last.
+    fn append(&mut self, path: &str) {
+        let (base, query) = match self.path.split_once('?') {
+            Some((base, query)) => (base, format!("?{query}")),
+            None => (self.path.as_str(), String::new()),
+        };
+        self.path = format!("{}{path}{query}", base.trim_end_matches('/'));
+    }
+
+    /// Returns host and port in the form of a URL.
     pub fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -76,192 +125,201 @@ impl Endpoint {
     }
 }
 
-/// Without path and query: some receivers have their token there.
-impl std::fmt::Display for Endpoint {
+/// Omits path and query: for some receivers they contain a token.
+impl std::fmt::Display for OtlpEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
         write!(f, "{scheme}://{}", self.authority())
     }
 }
 
-/// What is pushed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Signal {
-    Metrics,
-    Logs,
+/// An exported signal.
+#[derive(Clone, Copy, Debug)]
+pub struct Signal {
+    /// Its word in the standard variables.
+    word: &'static str,
+    /// Its path below a general endpoint, over HTTP.
+    path: &'static str,
+    /// Its switch.
+    key: &'static str,
 }
 
 impl Signal {
-    /// As it stands in the standard variables.
-    fn word(self) -> &'static str {
-        match self {
-            Signal::Metrics => "METRICS",
-            Signal::Logs => "LOGS",
-        }
-    }
-
-    fn path(self) -> &'static str {
-        match self {
-            Signal::Metrics => "/v1/metrics",
-            Signal::Logs => "/v1/logs",
-        }
+    /// Returns its name.
+    pub fn name(self) -> &'static str {
+        self.key.trim_start_matches("otlp.")
     }
 }
 
-/// Where the settings come from.
-struct Sources<'a> {
-    values: &'a Values,
-    environment: &'a dyn Fn(&str) -> Option<String>,
-    ignored: RefCell<Vec<String>>,
+/// All signals.
+pub const SIGNALS: [Signal; 2] = [METRICS, LOGS];
+const METRICS: Signal = Signal { word: "METRICS", path: "/v1/metrics", key: "otlp.metrics" };
+const LOGS: Signal = Signal { word: "LOGS", path: "/v1/logs", key: "otlp.logs" };
+
+/// Converts a standard variable to values of a setting.
+type Convert = fn(&str) -> Result<Vec<String>, String>;
+
+/// Settings with standard variables: the end of the variable's name for all signals and for one, or its whole name.
+const STANDARD: &[(&str, &str, Convert)] = &[
+    ("otlp.protocol", "PROTOCOL", as_is),
+    ("otlp.insecure", "INSECURE", only_true),
+    ("otlp.certificate", "CERTIFICATE", as_is),
+    ("otlp.client-certificate", "CLIENT_CERTIFICATE", as_is),
+    ("otlp.client-key", "CLIENT_KEY", as_is),
+    ("otlp.headers", "HEADERS", list),
+    ("otlp.compression", "COMPRESSION", as_is),
+    ("otlp.timeout", "TIMEOUT", milliseconds),
+    ("otlp.interval", "OTEL_METRIC_EXPORT_INTERVAL", milliseconds),
+    ("otlp.temporality", "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", lower_case),
+];
+
+/// The settings of the export.
+pub struct Otlp;
+
+impl Source<Option<OtlpSettings>> for Otlp {
+    fn declare(self, _: &'static str, table: &mut Vec<Setting>) {
+        OtlpFlags::declare(table);
+    }
+
+    fn read(self, values: &Values<'_>) -> Result<Option<OtlpSettings>, ConfigError> {
+        Resolver { values, ignored: vec![] }.settings()
+    }
 }
 
-/// Reads the settings. Beside them, the standard variables that cannot be used, each with what is wanted.
-///
-/// # Errors
-/// A flag, its variable or the file has a value that cannot be used.
-pub(super) fn settings(
-    values: &Values,
-    environment: &dyn Fn(&str) -> Option<String>,
-) -> Result<(Option<OtlpSettings>, Vec<String>), ConfigError> {
-    let sources = Sources { values, environment, ignored: RefCell::default() };
-    let settings = sources.settings()?;
-    Ok((settings, sources.ignored.into_inner()))
+/// The standard variables that are ignored, and why.
+pub struct Ignored;
+
+impl Source<Vec<String>> for Ignored {
+    fn declare(self, _: &'static str, _: &mut Vec<Setting>) {}
+
+    fn read(self, values: &Values<'_>) -> Result<Vec<String>, ConfigError> {
+        let mut resolver = Resolver { values, ignored: vec![] };
+        resolver.settings()?;
+        Ok(resolver.ignored)
+    }
 }
 
-impl Sources<'_> {
-    fn settings(&self) -> Result<Option<OtlpSettings>, ConfigError> {
-        let (metrics, logs) = (self.target(Signal::Metrics)?, self.target(Signal::Logs)?);
-        let range = |key, least, most| self.values.duration(key, least..=most);
-        let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
-        let all = OtlpSettings {
-            metrics,
-            logs,
-            interval: self.pick(
-                "otlp.interval",
-                &["OTEL_METRIC_EXPORT_INTERVAL".to_owned()],
-                || range("otlp.interval", second, hour * 24),
-                |text| milliseconds(text).map(|interval| interval.max(Duration::from_millis(100))),
-            )?,
-            delta: self.pick(
-                "otlp.temporality",
-                &["OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE".to_owned()],
-                || self.values.one("otlp.temporality", delta),
-                delta,
-            )?,
-            shutdown_timeout: range("otlp.shutdown-timeout", Duration::ZERO, hour)?,
-            resource: self.resource(),
-        };
-        if all.metrics.is_none() && all.logs.is_none() {
+/// Returns the settings of one signal that standard variables set: key, and value with its origin.
+pub fn standard_values(values: &Values<'_>, signal: Signal) -> Vec<(&'static str, RawValue)> {
+    let signal_values = Resolver { values, ignored: vec![] }.values_of(signal);
+    let keys = STANDARD.iter().map(|(key, ..)| *key).chain(["otlp.endpoint"]);
+    let all = keys.flat_map(|key| signal_values.of(key).iter().map(move |given| (key, given.clone())));
+    all.filter(|(_, given)| given.layer == Layer::Standard).collect()
+}
+
+/// Merges the standard variables into the values.
+struct Resolver<'v> {
+    values: &'v Values<'v>,
+    ignored: Vec<String>,
+}
+
+impl<'v> Resolver<'v> {
+    fn settings(&mut self) -> Result<Option<OtlpSettings>, ConfigError> {
+        let metrics = self.target(METRICS)?;
+        let logs = self.target(LOGS)?;
+        let flags = OtlpFlags::read(&self.values_of(METRICS))?;
+        let resource = self.resource();
+        if metrics.is_none() && logs.is_none() {
             return Ok(None);
         }
         if self.standard("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true")) {
-            self.ignored.borrow_mut().push("OTEL_SDK_DISABLED=true: nothing is pushed over OTLP".to_owned());
-            return Ok(None);
+            if !self.values.is_explicit("otlp.endpoint") {
+                self.ignored.push("OTEL_SDK_DISABLED=true: the OTLP export is off".to_owned());
+                return Ok(None);
+            }
+            let what = "OTEL_SDK_DISABLED=true is ignored: --otlp.endpoint or its own variable is set";
+            self.ignored.push(what.to_owned());
         }
-        Ok(Some(all))
+        let OtlpFlags { interval, shutdown_timeout, .. } = flags;
+        Ok(Some(OtlpSettings { metrics, logs, interval, shutdown_timeout, resource }))
     }
 
-    /// A standard variable; an empty one is not set.
+    /// Returns the value of a standard variable; an empty one is unset.
     fn standard(&self, name: &str) -> Option<String> {
-        (self.environment)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+        (self.values.environment)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
-    /// What was given as a flag or by its own variable.
-    fn by_hand(&self, key: &'static str) -> Option<&Given> {
-        let given = self.values.0.get(key)?.first()?;
-        let own = setting(key)?.variable();
-        (given.origin.starts_with("--") || given.origin == own).then_some(given)
-    }
-
-    /// The flag or its variable, else the first standard variable that can be used, else file and default.
-    fn pick<T>(
-        &self,
-        key: &'static str,
-        names: &[String],
-        own: impl Fn() -> Result<T, ConfigError>,
-        parse: impl Fn(&str) -> Result<T, String>,
-    ) -> Result<T, ConfigError> {
-        if self.by_hand(key).is_some() {
-            return own();
+    /// Notes an invalid standard variable. The text omits the value, which may be a secret.
+    fn ignore(&mut self, name: &str, expected: &str) {
+        let text = format!("{name} is ignored: its value is not valid; expected {expected}");
+        if !self.ignored.contains(&text) {
+            self.ignored.push(text);
         }
-        for name in names {
-            let Some(text) = self.standard(name) else { continue };
-            match parse(&text) {
-                Ok(value) => return Ok(value),
-                Err(wanted) => self.ignore(name, &wanted),
+    }
+
+    /// Returns the values for one signal: flags and own variables, then standard variables, then file and defaults.
+    fn values_of(&mut self, signal: Signal) -> Values<'v> {
+        let mut merged = self.values.clone();
+        for (key, name, convert) in STANDARD {
+            if self.values.is_explicit(key) {
+                continue;
+            }
+            let names = match name.strip_prefix("OTEL_") {
+                Some(_) => vec![(*name).to_owned()],
+                None => variables(signal, name),
+            };
+            for name in names {
+                let Some(text) = self.standard(&name) else { continue };
+                match convert(&text).and_then(|texts| check(key, texts)) {
+                    Ok(texts) => {
+                        merged.set(key, standard_value(texts, &name));
+                        break;
+                    }
+                    Err(expected) => self.ignore(&name, &expected),
+                }
             }
         }
-        own()
-    }
-
-    /// The value is left out: it may be a secret.
-    fn ignore(&self, name: &str, wanted: &str) {
-        let text = format!("{name} cannot be used and is ignored; wanted is {wanted}");
-        let mut ignored = self.ignored.borrow_mut();
-        if !ignored.contains(&text) {
-            ignored.push(text);
+        if !self.values.is_explicit("otlp.endpoint") {
+            let (grpc, insecure) =
+                (merged.text("otlp.protocol") == "grpc", merged.text("otlp.insecure") == "true");
+            for name in variables(signal, "ENDPOINT") {
+                let Some(text) = self.standard(&name) else { continue };
+                match endpoint(&text, grpc, insecure) {
+                    Ok(_) => {
+                        merged.set("otlp.endpoint", standard_value(vec![text], &name));
+                        break;
+                    }
+                    Err(expected) => self.ignore(&name, &expected),
+                }
+            }
         }
+        merged
     }
 
-    fn target(&self, signal: Signal) -> Result<Option<Target>, ConfigError> {
-        let key = if signal == Signal::Metrics { "otlp.metrics" } else { "otlp.logs" };
-        if !self.values.one(key, switch)? || (self.by_hand(key).is_none() && self.is_elsewhere(signal)) {
+    fn target(&mut self, signal: Signal) -> Result<Option<OtlpTarget>, ConfigError> {
+        let values = self.values_of(signal);
+        let flags = OtlpFlags::read(&values)?;
+        let is_on = Source::<bool>::read(switch(signal.key, &[]), &values)?;
+        if !is_on || (!self.values.is_explicit(signal.key) && self.has_other_exporter(signal)) {
             return Ok(None);
         }
-        let names = |what: &str| {
-            let general = format!("OTEL_EXPORTER_OTLP_{what}");
-            [format!("OTEL_EXPORTER_OTLP_{}_{what}", signal.word()), general]
+        let Some(given) = values.of("otlp.endpoint").iter().find(|given| !given.text.is_empty()) else {
+            return Ok(None);
         };
-        let one = |key, what: &str, parse: fn(&str) -> Result<bool, String>| {
-            self.pick(key, &names(what), || self.values.one(key, parse), parse)
-        };
-        let path = |key, what: &str| {
-            let own = || self.values.optional(key, |text| Ok(PathBuf::from(text)));
-            self.pick(key, &names(what), own, |text| Ok(Some(PathBuf::from(text))))
-        };
-        let grpc = one("otlp.protocol", "PROTOCOL", grpc)?;
-        // as the specification has it: only true is true
-        let own = || self.values.one("otlp.insecure", switch);
-        let insecure = self
-            .pick("otlp.insecure", &names("INSECURE"), own, |text| Ok(text.eq_ignore_ascii_case("true")))?;
-        let Some(endpoint) = self.endpoint(signal, grpc, insecure)? else { return Ok(None) };
-        let (certificate, key) =
-            (path("otlp.client-certificate", "CLIENT_CERTIFICATE")?, path("otlp.client-key", "CLIENT_KEY")?);
-        let client = match (certificate, key) {
+        let mut endpoint = endpoint(&given.text, flags.grpc, flags.insecure)
+            .map_err(|expected| invalid("otlp.endpoint", given, &expected))?;
+        if flags.grpc {
+            endpoint.path.clear();
+        } else if given.origin != variables(signal, "ENDPOINT")[0] {
+            endpoint.append(signal.path);
+        }
+        let client = match (flags.client_certificate, flags.client_key) {
             (None, None) => None,
             (Some(certificate), Some(key)) => Some((certificate, key)),
             _ => {
                 return Err(ConfigError::Value {
                     origin: "--otlp.client-certificate, --otlp.client-key".to_owned(),
-                    what: "give both or neither".to_owned(),
+                    what: "set both or neither".to_owned(),
                 });
             }
         };
-        let timeout = Duration::from_millis(1)..=Duration::from_secs(3600);
-        Ok(Some(Target {
-            endpoint,
-            grpc,
-            headers: self.pick(
-                "otlp.headers",
-                &names("HEADERS"),
-                || self.values.each("otlp.headers", header),
-                |text| text.split(',').filter(|pair| !pair.trim().is_empty()).map(header).collect(),
-            )?,
-            gzip: one("otlp.compression", "COMPRESSION", gzip)?,
-            timeout: self.pick(
-                "otlp.timeout",
-                &names("TIMEOUT"),
-                || self.values.duration("otlp.timeout", timeout.clone()),
-                milliseconds,
-            )?,
-            certificate: path("otlp.certificate", "CERTIFICATE")?,
-            client,
-        }))
+        let OtlpFlags { grpc, headers, gzip, timeout, certificate, .. } = flags;
+        Ok(Some(OtlpTarget { endpoint, grpc, headers, gzip, timeout, certificate, client }))
     }
 
-    /// Whether the standard variable names exporters for this signal, and OTLP is not among them.
-    fn is_elsewhere(&self, signal: Signal) -> bool {
-        let name = format!("OTEL_{}_EXPORTER", signal.word());
+    /// Returns true if the standard variable names exporters for this signal, and OTLP is not among them.
+    fn has_other_exporter(&mut self, signal: Signal) -> bool {
+        let name = format!("OTEL_{}_EXPORTER", signal.word);
         let Some(text) = self.standard(&name) else { return false };
         let text = text.to_ascii_lowercase();
         let words = || text.split(',').map(str::trim);
@@ -270,50 +328,17 @@ impl Sources<'_> {
         }
         let are_known = words().all(|word| ["none", "console", "logging", "prometheus"].contains(&word));
         if !are_known {
-            self.ignore(&name, "otlp, or none, console, prometheus, with which nothing is pushed");
+            self.ignore(&name, "otlp, or none, console, prometheus, which switch the OTLP export off");
         }
         are_known
     }
 
-    /// The general endpoint is the beginning of a URL, to which HTTP adds the signal's path; that of a signal is used as
-    /// it is.
-    fn endpoint(&self, signal: Signal, grpc: bool, insecure: bool) -> Result<Option<Endpoint>, ConfigError> {
-        let read = |text: &str| endpoint(text, grpc, insecure);
-        let below = |mut endpoint: Endpoint| {
-            let (base, query) = match endpoint.path.split_once('?') {
-                Some((base, query)) => (base, format!("?{query}")),
-                None => (endpoint.path.as_str(), String::new()),
-            };
-            let base = base.trim_end_matches('/');
-            endpoint.path = if grpc { String::new() } else { format!("{base}{}{query}", signal.path()) };
-            endpoint
-        };
-        let general = || Ok(self.values.optional("otlp.endpoint", read)?.map(below));
-        if self.by_hand("otlp.endpoint").is_some() {
-            return general();
-        }
-        let own = format!("OTEL_EXPORTER_OTLP_{}_ENDPOINT", signal.word());
-        if let Some(text) = self.standard(&own) {
-            match read(&text) {
-                Ok(mut endpoint) => {
-                    if grpc {
-                        endpoint.path.clear();
-                    }
-                    return Ok(Some(endpoint));
-                }
-                Err(wanted) => self.ignore(&own, &wanted),
-            }
-        }
-        let common = ["OTEL_EXPORTER_OTLP_ENDPOINT".to_owned()];
-        self.pick("otlp.endpoint", &common, general, |text| Ok(Some(below(read(text)?))))
-    }
-
-    fn resource(&self) -> Vec<(String, String)> {
+    fn resource(&mut self) -> Vec<(String, String)> {
         let name = "OTEL_RESOURCE_ATTRIBUTES";
         let mut attributes = match self.standard(name).map(|text| pairs(&text)).transpose() {
             Ok(attributes) => attributes.unwrap_or_default(),
-            Err(wanted) => {
-                self.ignore(name, &wanted); // all of it, as the specification has it
+            Err(expected) => {
+                self.ignore(name, &expected); // the whole value, by the specification
                 vec![]
             }
         };
@@ -325,70 +350,95 @@ impl Sources<'_> {
     }
 }
 
-fn milliseconds(text: &str) -> Result<Duration, String> {
-    let parsed = text.parse::<u64>().ok().filter(|ms| (1..=86_400_000).contains(ms));
-    parsed.map(Duration::from_millis).ok_or_else(|| "milliseconds, a whole number above 0".to_owned())
+/// Returns the standard variables of a setting: the one of the signal overrides the general one.
+fn variables(signal: Signal, name: &str) -> Vec<String> {
+    vec![format!("OTEL_EXPORTER_OTLP_{}_{name}", signal.word), format!("OTEL_EXPORTER_OTLP_{name}")]
 }
 
-fn grpc(text: &str) -> Result<bool, String> {
+fn standard_value(texts: Vec<String>, name: &str) -> Vec<RawValue> {
+    let raw = |text| RawValue { text, origin: name.to_owned(), layer: Layer::Standard };
+    texts.into_iter().map(raw).collect()
+}
+
+fn check(key: &str, texts: Vec<String>) -> Result<Vec<String>, String> {
+    let setting = setting_of(key).ok_or_else(|| "a known setting".to_owned())?;
+    texts.iter().try_for_each(|text| (setting.check)(text))?;
+    Ok(texts)
+}
+
+fn as_is(text: &str) -> Result<Vec<String>, String> {
+    Ok(vec![text.to_owned()])
+}
+
+fn lower_case(text: &str) -> Result<Vec<String>, String> {
+    Ok(vec![text.to_ascii_lowercase()])
+}
+
+/// By the specification, only true is true.
+fn only_true(text: &str) -> Result<Vec<String>, String> {
+    Ok(vec![text.eq_ignore_ascii_case("true").to_string()])
+}
+
+fn list(text: &str) -> Result<Vec<String>, String> {
+    Ok(text.split(',').filter(|pair| !pair.trim().is_empty()).map(str::to_owned).collect())
+}
+
+fn milliseconds(text: &str) -> Result<Vec<String>, String> {
+    let duration = text.parse::<u64>().ok().map(|number| format!("{number}ms"));
+    let duration = duration.filter(|text| parse_duration(text).is_some_and(|span| !span.is_zero()));
+    duration.map(|text| vec![text]).ok_or_else(|| "milliseconds, a whole number above 0".to_owned())
+}
+
+/// Parses the temporality. `lowmemory` is cumulative for all of memledger's counters.
+///
+/// Deltas are not offered: a counter that outlives a restart of memledger, or a container that is seen late, has no right
+/// first delta. A collector sees both ends of an increase.
+fn temporality(text: &str) -> Result<String, String> {
     match text {
-        "grpc" => Ok(true),
-        "http/protobuf" => Ok(false),
-        _ => Err(Kind::Choice(&["grpc", "http/protobuf"]).describe()),
+        "cumulative" | "lowmemory" => Ok(text.to_owned()),
+        "delta" => Err(
+            "cumulative: for a backend that takes only deltas, use the processor cumulativetodelta of the \
+                        OpenTelemetry Collector"
+                .to_owned(),
+        ),
+        _ => Err("one of cumulative, lowmemory".to_owned()),
     }
 }
 
-fn gzip(text: &str) -> Result<bool, String> {
-    match text {
-        "gzip" => Ok(true),
-        "none" => Ok(false),
-        _ => Err(Kind::Choice(&["gzip", "none"]).describe()),
-    }
-}
-
-/// All our counters are of the kind that `lowmemory` leaves cumulative.
-fn delta(text: &str) -> Result<bool, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "cumulative" | "lowmemory" => Ok(false),
-        "delta" => Ok(true),
-        _ => Err(Kind::Choice(&["cumulative", "delta", "lowmemory"]).describe()),
-    }
-}
-
-fn endpoint(text: &str, grpc: bool, insecure: bool) -> Result<Endpoint, String> {
-    let wanted = || {
+fn endpoint(text: &str, grpc: bool, insecure: bool) -> Result<OtlpEndpoint, String> {
+    let expected = || {
         let bare = if grpc { ", or HOST:PORT" } else { "" };
         format!("a URL such as https://collector:4318{bare}, without user and password (--otlp.headers)")
     };
     let full = match text.split_once("://") {
         Some(_) => text.to_owned(),
         None if grpc => format!("{}://{text}", if insecure { "http" } else { "https" }),
-        None => return Err(wanted()),
+        None => return Err(expected()),
     };
-    let uri: Uri = full.parse().map_err(|_| wanted())?;
+    let uri: Uri = full.parse().map_err(|_| expected())?;
     let tls = match uri.scheme_str() {
         Some("https") => true,
         Some("http") => false,
-        _ => return Err(wanted()),
+        _ => return Err(expected()),
     };
     let authority =
-        uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or_else(wanted)?;
+        uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or_else(expected)?;
     let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
     if host.is_empty() || authority.port().is_some() != authority.port_u16().is_some() {
-        return Err(wanted());
+        return Err(expected());
     }
     let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    let slash = if path.starts_with('/') { "" } else { "/" }; // https://collector?key=value has a query alone
-    Ok(Endpoint { tls, host, port, path: format!("{slash}{path}") })
+    let slash = if path.starts_with('/') { "" } else { "/" }; // https://collector?key=value has only a query
+    Ok(OtlpEndpoint { tls, host, port, path: format!("{slash}{path}") })
 }
 
-/// `KEY=VALUE`, the value percent-encoded where it holds a comma or the like.
+/// Parses `KEY=VALUE`, the value percent-encoded where it contains a comma or the like.
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
-    let wanted = || "KEY=VALUE, the value percent-encoded where it holds a comma".to_owned();
-    let (key, value) = pair(text).ok_or_else(wanted)?;
-    let name = HeaderName::from_bytes(key.to_ascii_lowercase().as_bytes()).map_err(|_| wanted())?;
-    let mut value = HeaderValue::from_str(&value).map_err(|_| wanted())?;
+    let expected = || "KEY=VALUE, the value percent-encoded where it contains a comma".to_owned();
+    let (key, value) = pair(text).ok_or_else(expected)?;
+    let name = HeaderName::from_bytes(key.to_ascii_lowercase().as_bytes()).map_err(|_| expected())?;
+    let mut value = HeaderValue::from_str(&value).map_err(|_| expected())?;
     value.set_sensitive(true);
     Ok((name, value))
 }
@@ -396,7 +446,8 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
 fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
     let parts = text.split(',').filter(|part| !part.trim().is_empty());
     let parsed: Option<Vec<_>> = parts.map(pair).collect();
-    parsed.ok_or_else(|| "KEY=VALUE,KEY=VALUE, percent-encoded where a value holds a comma or =".to_owned())
+    parsed
+        .ok_or_else(|| "KEY=VALUE,KEY=VALUE, percent-encoded where a value contains a comma or =".to_owned())
 }
 
 fn pair(text: &str) -> Option<(String, String)> {
@@ -405,11 +456,11 @@ fn pair(text: &str) -> Option<(String, String)> {
     if key.is_empty() { None } else { Some((key.to_owned(), decoded(value.trim())?)) }
 }
 
-/// For [`super::laws`]: what is understood of a value can be connected to and sent.
+/// For [`super::invariants`]: a parsed endpoint has a host and a path, a parsed header can be sent.
 #[cfg(any(test, fuzzing))]
-pub(super) fn law(text: &str) {
+pub(super) fn invariants(text: &str) {
     for (grpc, insecure) in [(false, false), (true, false), (true, true)] {
-        if let Ok(Endpoint { host, path, .. }) = endpoint(text, grpc, insecure) {
+        if let Ok(OtlpEndpoint { host, path, .. }) = endpoint(text, grpc, insecure) {
             assert!(!host.is_empty() && path.starts_with('/'), "{host:?} {path:?} of {text:?}");
         }
     }
@@ -426,17 +477,17 @@ mod tests {
     use super::*;
     use crate::config::{Config, arguments};
 
-    /// Settings from flags and variables.
+    /// Loads settings from flags and variables.
     fn load(flags: &[&str], variables: &[(&str, &str)]) -> (Option<OtlpSettings>, Vec<String>) {
         let command = arguments(clap::Command::new("memledger").no_binary_name(true));
         let matches = command.try_get_matches_from(flags).unwrap();
-        let values = Config::values(&matches).unwrap();
         let environment =
             |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        settings(&values, &environment).unwrap()
+        let config = Config::load_with(&matches, &environment).unwrap();
+        (config.otlp, config.otlp_ignored)
     }
 
-    fn places(settings: Option<OtlpSettings>) -> [Option<String>; 2] {
+    fn targets(settings: Option<OtlpSettings>) -> [Option<String>; 2] {
         let settings = settings.unwrap();
         [settings.metrics, settings.logs].map(|target| {
             let endpoint = target?.endpoint;
@@ -445,70 +496,73 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_with_a_query_alone_has_a_path_before_it() {
+    fn inserts_path_before_a_lone_query() {
         let path = |text| endpoint(text, false, false).map(|endpoint| endpoint.path);
         assert_eq!(path("https://collector?key=a"), Ok("/?key=a".to_owned()));
         assert_eq!(path("https://collector"), Ok("/".to_owned()));
     }
 
     #[test]
-    fn nothing_is_pushed_without_an_endpoint() {
+    fn exports_nothing_without_an_endpoint() {
         assert!(load(&[], &[]).0.is_none());
         assert!(load(&["--otlp.protocol=grpc"], &[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]).0.is_none());
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
         assert!(load(&[], &[endpoint, ("OTEL_SDK_DISABLED", "TRUE")]).0.is_none());
         assert!(load(&[], &[endpoint, ("OTEL_SDK_DISABLED", "yes")]).0.is_some(), "only true is true");
+        let disabled = [("OTEL_SDK_DISABLED", "true")];
+        let (settings, ignored) = load(&["--otlp.endpoint=http://c:4318"], &disabled);
+        assert!(settings.is_some() && ignored[0].contains("is ignored"), "a flag overrides: {ignored:?}");
         let none = [endpoint, ("OTEL_LOGS_EXPORTER", "none")];
-        assert_eq!(places(load(&[], &none).0), [Some("http://c:4318/v1/metrics".to_owned()), None]);
-        assert!(places(load(&["--otlp.logs"], &none).0)[1].is_some(), "a flag wins");
-        for (text, is_pushed) in
+        assert_eq!(targets(load(&[], &none).0), [Some("http://c:4318/v1/metrics".to_owned()), None]);
+        assert!(targets(load(&["--otlp.logs"], &none).0)[1].is_some(), "a flag overrides");
+        for (text, is_exported) in
             [("prometheus", false), ("console,none", false), ("console, OTLP", true), ("zipkin", true)]
         {
             let (settings, ignored) = load(&[], &[endpoint, ("OTEL_METRICS_EXPORTER", text)]);
-            assert_eq!(places(settings)[0].is_some(), is_pushed, "{text}");
+            assert_eq!(targets(settings)[0].is_some(), is_exported, "{text}");
             assert_eq!(ignored.len(), usize::from(text == "zipkin"), "{ignored:?}");
         }
     }
 
     #[test]
-    fn a_token_in_a_path_or_a_query_is_used_and_not_shown() {
+    fn uses_tokens_in_path_or_query_without_showing_them() {
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c/in/s3cr3t/?key=s3cr3t");
         let endpoint = load(&[], &[base]).0.unwrap().logs.unwrap().endpoint;
-        assert_eq!(endpoint.path, "/in/s3cr3t/v1/logs?key=s3cr3t", "the query stays the last");
+        assert_eq!(endpoint.path, "/in/s3cr3t/v1/logs?key=s3cr3t", "the query stays last");
         assert_eq!(endpoint.to_string(), "https://c:443");
     }
 
     #[test]
-    fn the_general_endpoint_is_a_beginning_and_that_of_a_signal_is_used_as_it_is() {
+    fn appends_signal_path_to_the_general_endpoint_only() {
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:1/base/");
         let signal = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://d");
         let both = ["https://c:1/base/v1/metrics", "http://d:80/"].map(|text| Some(text.to_owned()));
-        assert_eq!(places(load(&[], &[base, signal]).0), both);
+        assert_eq!(targets(load(&[], &[base, signal]).0), both);
         let flag = ["http://[::1]:5/v1/metrics", "http://[::1]:5/v1/logs"].map(|text| Some(text.to_owned()));
-        assert_eq!(places(load(&["--otlp.endpoint=http://[::1]:5"], &[base, signal]).0), flag);
+        assert_eq!(targets(load(&["--otlp.endpoint=http://[::1]:5"], &[base, signal]).0), flag);
         let grpc = ["https://c:1", "http://d:80"].map(|text| Some(text.to_owned()));
-        assert_eq!(places(load(&["--otlp.protocol=grpc"], &[base, signal]).0), grpc, "gRPC has no path");
+        assert_eq!(targets(load(&["--otlp.protocol=grpc"], &[base, signal]).0), grpc, "gRPC has no path");
     }
 
     #[test]
-    fn grpc_takes_host_and_port_with_tls_unless_told_otherwise() {
+    fn grpc_accepts_host_and_port_with_tls_by_default() {
         let bare = [("OTEL_EXPORTER_OTLP_ENDPOINT", "c:4317"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")];
-        assert_eq!(places(load(&[], &bare).0)[0], Some("https://c:4317".to_owned()));
+        assert_eq!(targets(load(&[], &bare).0)[0], Some("https://c:4317".to_owned()));
         let insecure = [bare[0], bare[1], ("OTEL_EXPORTER_OTLP_METRICS_INSECURE", "True")];
         let both = ["http://c:4317", "https://c:4317"].map(|text| Some(text.to_owned()));
-        assert_eq!(places(load(&[], &insecure).0), both);
+        assert_eq!(targets(load(&[], &insecure).0), both);
         for text in ["0", "no", "1", "FALSE"] {
             let secure = [bare[0], bare[1], ("OTEL_EXPORTER_OTLP_INSECURE", text)];
             let (settings, ignored) = load(&[], &secure);
-            assert_eq!(places(settings)[0], Some("https://c:4317".to_owned()), "only true is true");
+            assert_eq!(targets(settings)[0], Some("https://c:4317".to_owned()), "only true is true");
             assert!(ignored.is_empty(), "{ignored:?}");
         }
         let (settings, ignored) = load(&[], &bare[..1]);
-        assert!(settings.is_none() && ignored[0].contains("a URL such as"), "HTTP wants a URL: {ignored:?}");
+        assert!(settings.is_none() && ignored[0].contains("a URL such as"), "HTTP needs a URL: {ignored:?}");
     }
 
     #[test]
-    fn that_of_a_signal_wins_and_what_cannot_be_used_is_ignored_and_said() {
+    fn signal_variables_override_and_invalid_ones_are_ignored() {
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:1"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "1500"),
@@ -518,6 +572,7 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_HEADERS", "A=b%2Cc, d = e"),
             ("OTEL_RESOURCE_ATTRIBUTES", "a=b,broken"),
             ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "Delta"),
+            ("OTEL_EXPORTER_OTLP_INSECURE", "no"),
             ("OTEL_METRIC_EXPORT_INTERVAL", "5000"),
         ];
         let (settings, ignored) = load(&[], &variables);
@@ -525,22 +580,23 @@ mod tests {
         let (metrics, logs) = (settings.metrics.unwrap(), settings.logs.unwrap());
         let ms = Duration::from_millis;
         assert_eq!((metrics.timeout, logs.timeout, settings.interval), (ms(250), ms(1500), ms(5000)));
-        assert!(!metrics.gzip && settings.delta && settings.resource.is_empty());
+        assert!(!metrics.gzip && settings.resource.is_empty());
         let headers: Vec<_> = logs.headers.iter().map(|(k, v)| (k.as_str(), v.to_str().unwrap())).collect();
         assert_eq!(headers, [("a", "b,c"), ("d", "e")]);
-        for name in ["LOGS_TIMEOUT", "COMPRESSION", "RESOURCE_ATTRIBUTES"] {
+        assert!(ignored.iter().any(|text| text.contains("cumulativetodelta")), "{ignored:?}");
+        for name in ["LOGS_TIMEOUT", "COMPRESSION", "RESOURCE_ATTRIBUTES", "TEMPORALITY"] {
             assert_eq!(ignored.iter().filter(|text| text.contains(name)).count(), 1, "{name}: {ignored:?}");
         }
         let flags = ["--otlp.timeout=3s", "--otlp.compression=gzip", "--otlp.headers=x=1,y=2"];
         let logs = load(&flags, &variables).0.unwrap().logs.unwrap();
-        assert_eq!((logs.timeout, logs.gzip, logs.headers.len()), (ms(3000), true, 2), "a flag wins");
+        assert_eq!((logs.timeout, logs.gzip, logs.headers.len()), (ms(3000), true, 2), "a flag overrides");
     }
 
     #[test]
-    fn a_key_without_its_certificate_is_refused() {
+    fn rejects_a_key_without_its_certificate() {
         let flags = ["--otlp.endpoint=https://c", "--otlp.client-key=/k"];
         let command = arguments(clap::Command::new("memledger").no_binary_name(true));
         let error = Config::load(&command.get_matches_from(flags)).unwrap_err().to_string();
-        assert!(error.contains("give both or neither"), "{error}");
+        assert!(error.contains("set both or neither"), "{error}");
     }
 }

@@ -1,6 +1,6 @@
-//! Percent-encoding, as URLs and OpenTelemetry's variables have it.
+//! Percent-encoding of URLs and OpenTelemetry's variables.
 
-/// Undoes percent-encoding; `None` if that leads to no text. A plus stays one: the offset of a time has it.
+/// Decodes percent-encoding; `None` if the result is not text. Keeps `+`, which occurs in the offset of a time.
 pub fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

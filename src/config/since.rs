@@ -1,19 +1,19 @@
-//! A time in the past as people and programs name it: on the command line and in the queries of the API.
+//! Parses a time in the past, from the command line and from queries of the API.
 
 use jiff::{SpanRelativeTo, Timestamp};
 
-/// What [`since`] takes, for help and errors.
-pub const WANTED: &str =
+/// The formats that [`since`] accepts, for help texts and errors.
+pub const EXPECTED: &str =
     "a duration such as 90m, 24h or 7d, a time such as 2026-01-31T12:00:00Z, or Unix seconds";
 
-/// The Unix time that `text` names, seen from `now_unix`. A day has 24 hours.
+/// Parses `text` to a Unix time, relative to `now_unix`. A day has 24 hours.
 ///
 /// # Errors
-/// What is wanted instead.
+/// The expected formats.
 pub fn since(text: &str, now_unix: f64) -> Result<f64, String> {
-    let wanted = || format!("{text:?} cannot be used; wanted is {WANTED}");
+    let invalid = || format!("{text:?} is not valid; expected {EXPECTED}");
     if let Ok(seconds) = text.parse::<f64>() {
-        return if seconds.is_finite() { Ok(seconds) } else { Err(wanted()) };
+        return if seconds.is_finite() { Ok(seconds) } else { Err(invalid()) };
     }
     if let Ok(time) = text.parse::<Timestamp>() {
         return Ok(time.as_duration().as_secs_f64());
@@ -22,7 +22,7 @@ pub fn since(text: &str, now_unix: f64) -> Result<f64, String> {
     let duration = span.and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()).ok());
     match duration {
         Some(duration) if !duration.is_negative() => Ok(now_unix - duration.as_secs_f64()),
-        _ => Err(wanted()),
+        _ => Err(invalid()),
     }
 }
 
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_times_and_seconds_are_understood_and_nothing_else() {
+    fn parses_durations_times_and_seconds() {
         let now = 1_000_000.0;
         for (text, unix) in [
             ("24h", 913_600.0),

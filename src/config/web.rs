@@ -1,11 +1,11 @@
-//! `--web.config.file`: TLS, passwords, headers and rate of the HTTP side, in the format that the exporters of the
-//! Prometheus world share.
+//! `--web.config.file`: TLS, passwords, headers and rate limit of the HTTP server, in the format that Prometheus exporters
+//! share.
 //!
-//! Strict: an unknown key, half a key pair, a hash that is none is refused with file and line. Where this is stricter than
-//! the format's own checker (`promtool check web-config`), a setting would otherwise protect less than it says: TLS settings
-//! without a certificate, a version or cipher that is not offered, clients' certificates that nobody can verify.
+//! Strict: an unknown key, half a key pair or an invalid hash is rejected with file and line. Where this is stricter than
+//! the format's own checker (`promtool check web-config`), a setting would otherwise protect less than it claims: TLS
+//! settings without a certificate, a version or cipher that is not offered, client certificates that cannot be verified.
 //!
-//! Pure: text in, settings out. The files that it names are read by `serve`.
+//! Pure: text in, settings out. `http` reads the files that it names.
 
 mod password;
 mod tls;
@@ -14,25 +14,28 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use saphyr::YamlData;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+use serde_saphyr::Spanned;
 
 use super::ConfigError;
-use super::yaml::{Entry, Yaml, scalar};
+use super::declare::parse_duration;
+use super::yaml::{Entries, error_at, line_of};
 pub use password::PasswordHash;
 pub use tls::{At, CipherSuite, ClientAuth, Group, Pem, TlsSettings, TlsVersion};
 
-/// The file, checked.
+/// The validated file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebConfig {
     /// TLS; `None`: plain HTTP.
     pub tls: Option<TlsSettings>,
-    /// HTTP/2 is offered, if there is TLS.
+    /// Offer HTTP/2, if there is TLS.
     pub http2: bool,
-    /// Headers of every answer.
+    /// Headers of every response.
     pub headers: Vec<(&'static str, String)>,
-    /// Who may ask; empty: everybody.
+    /// Users and their password hashes; empty: no authentication.
     pub users: BTreeMap<String, PasswordHash>,
-    /// How often may be asked.
+    /// The rate limit; `None`: no limit.
     pub rate: Option<Rate>,
 }
 
@@ -45,13 +48,13 @@ impl Default for WebConfig {
 /// A token bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Time after which one more request may come.
+    /// Time after which one more request is allowed.
     pub interval: Duration,
-    /// Requests that may come at once.
+    /// Requests allowed at once.
     pub burst: u32,
 }
 
-/// Headers that may be set, and what each may hold; nothing: anything.
+/// Allowed headers, and the allowed values of each; none: any value.
 const HEADERS: &[(&str, &[&str])] = &[
     ("Content-Security-Policy", &[]),
     ("X-Frame-Options", &["deny", "sameorigin"]),
@@ -60,97 +63,129 @@ const HEADERS: &[(&str, &[&str])] = &[
     ("Strict-Transport-Security", &[]),
 ];
 
-/// Their names.
-const HEADER_NAMES: &[&str] = &[HEADERS[0].0, HEADERS[1].0, HEADERS[2].0, HEADERS[3].0, HEADERS[4].0];
+/// The file as it is written. An empty section is the same as none.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WebFile {
+    tls_server_config: Option<Spanned<tls::TlsFile>>,
+    http_server_config: Option<HttpFile>,
+    basic_auth_users: Option<Entries<String>>,
+    rate_limit: Option<Spanned<RateFile>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HttpFile {
+    http2: Option<Switch>,
+    headers: Option<Entries<Option<String>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RateFile {
+    interval: Option<Spanned<String>>,
+    burst: Option<Spanned<String>>,
+}
+
+/// A switch, by any of the words that the format's first implementation accepts.
+#[derive(PartialEq)]
+struct Switch(bool);
+
+impl<'de> Deserialize<'de> for Switch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match String::deserialize(deserializer)?.to_ascii_lowercase().as_str() {
+            "true" | "yes" | "on" => Ok(Self(true)),
+            "false" | "no" | "off" => Ok(Self(false)),
+            _ => Err(D::Error::custom("a switch takes true or false")),
+        }
+    }
+}
 
 impl WebConfig {
-    /// Reads the text of the file at `path`; other files that it names are relative to that.
+    /// Parses the text of the file at `path`; paths in it are relative to that file.
     ///
     /// # Errors
-    /// The first thing that is wrong, with its line and what is allowed there.
+    /// The first error, with its line and what is allowed there.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let yaml = Yaml { path };
-        let mut config = Self::default();
-        let Some(document) = yaml.document(text)? else { return Ok(config) };
-        const SECTIONS: &[&str] =
-            &["tls_server_config", "http_server_config", "basic_auth_users", "rate_limit"];
-        for entry in yaml.entries("the file", &document, SECTIONS)? {
-            match entry.key {
-                "tls_server_config" => config.tls = tls::read(yaml, &entry)?,
-                "http_server_config" => http(yaml, &entry, &mut config)?,
-                "basic_auth_users" => config.users = users(yaml, &entry)?,
-                _ => config.rate = rate(yaml, &entry)?,
-            }
+        let file: WebFile = super::yaml::parse(path, text)?.unwrap_or_default();
+        let http = file.http_server_config;
+        let (http2, headers) = http.map_or((None, None), |http| (http.http2, http.headers));
+        Ok(Self {
+            tls: file.tls_server_config.map(|section| tls::read(path, section)).transpose()?.flatten(),
+            http2: http2.is_none_or(|http2| http2.0),
+            headers: headers.map(|headers| self::headers(path, headers)).transpose()?.unwrap_or_default(),
+            users: file
+                .basic_auth_users
+                .map(|users| self::users(path, users))
+                .transpose()?
+                .unwrap_or_default(),
+            rate: file.rate_limit.map(|section| rate(path, &section)).transpose()?.flatten(),
+        })
+    }
+}
+
+fn headers(
+    path: &Path,
+    entries: Entries<Option<String>>,
+) -> Result<Vec<(&'static str, String)>, ConfigError> {
+    let mut headers = vec![];
+    for (key, value) in entries.0 {
+        let Some((name, words)) = HEADERS.iter().find(|(name, _)| *name == key.value) else {
+            let names: Vec<_> = HEADERS.iter().map(|(name, _)| *name).collect();
+            let what = format!("{:?} is unknown in headers; allowed: {}", key.value, names.join(", "));
+            return Err(error_at(path, line_of(&key), what));
+        };
+        let line = line_of(&value);
+        let Some(value) = value.value else { continue };
+        if !words.is_empty() && !words.contains(&value.as_str()) {
+            let what = format!("{name}: {value:?} is unknown; allowed: {}", words.join(", "));
+            return Err(error_at(path, line, what));
         }
-        Ok(config)
-    }
-}
-
-fn http(yaml: Yaml<'_>, section: &Entry<'_>, config: &mut WebConfig) -> Result<(), ConfigError> {
-    for entry in yaml.entries(section.key, section.value, &["http2", "headers"])? {
-        match entry.key {
-            "http2" => config.http2 = yaml.switch(&entry)?,
-            _ => {
-                for header in yaml.entries(entry.key, entry.value, HEADER_NAMES)? {
-                    config.headers.extend(self::header(yaml, &header)?);
-                }
-            }
+        if !value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
+            let what = format!("{name}: a header must be one line of printable ASCII characters");
+            return Err(error_at(path, line, what));
+        }
+        if !value.is_empty() {
+            headers.push((*name, value));
         }
     }
-    Ok(())
+    Ok(headers)
 }
 
-fn header(yaml: Yaml<'_>, entry: &Entry<'_>) -> Result<Option<(&'static str, String)>, ConfigError> {
-    let value = yaml.text(entry)?;
-    let words = HEADERS.iter().find(|(name, _)| *name == entry.key).map_or(&[][..], |(_, words)| words);
-    if !words.is_empty() && !words.contains(&value.as_str()) {
-        let what = format!("{}: {value:?} is not known; allowed: {}", entry.key, words.join(", "));
-        return Err(yaml.wrong(entry.value, what));
-    }
-    if !value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
-        let what = format!("{}: a header is one line of printable ASCII characters", entry.key);
-        return Err(yaml.wrong(entry.value, what));
-    }
-    Ok((!value.is_empty()).then_some((entry.key, value)))
-}
-
-fn users(yaml: Yaml<'_>, section: &Entry<'_>) -> Result<BTreeMap<String, PasswordHash>, ConfigError> {
-    let YamlData::Mapping(pairs) = &section.value.data else {
-        return Err(yaml.wrong(section.value, "basic_auth_users holds NAME: HASH, a line for each user"));
-    };
+fn users(path: &Path, entries: Entries<String>) -> Result<BTreeMap<String, PasswordHash>, ConfigError> {
     let mut users = BTreeMap::new();
-    for (key, value) in pairs {
-        let name = scalar(key).unwrap_or_default();
+    for (key, value) in entries.0 {
+        let name = &key.value;
         if name.is_empty() || name.contains(':') || name.chars().any(char::is_control) {
-            return Err(yaml.wrong(key, "a user's name is text without a colon, and not empty"));
+            let what = "a user name must be text without a colon, and not empty";
+            return Err(error_at(path, line_of(&key), what));
         }
-        let hash = PasswordHash::parse(&scalar(value).unwrap_or_default());
         // the text is not repeated: it may be the password itself
-        let hash =
-            hash.map_err(|what| yaml.wrong(value, format!("the password of {name:?} is no hash: {what}")))?;
-        users.insert(name, hash);
+        let hash = PasswordHash::parse(&value.value).map_err(|what| {
+            let what = format!("the password hash of {name:?} is not valid: {what}");
+            error_at(path, line_of(&value), what)
+        })?;
+        users.insert(key.value, hash);
     }
     Ok(users)
 }
 
-fn rate(yaml: Yaml<'_>, section: &Entry<'_>) -> Result<Option<Rate>, ConfigError> {
-    let (mut interval, mut burst) = (None, None);
-    for entry in yaml.entries(section.key, section.value, &["interval", "burst"])? {
-        let text = yaml.text(&entry)?;
-        if entry.key == "burst" {
-            let number = text.parse().ok().filter(|number| *number > 0);
-            let what = "burst is how many requests may come at once: a whole number, at least 1";
-            burst = Some(number.ok_or_else(|| yaml.wrong(entry.value, what))?);
-        } else {
-            let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|span| span.try_into().ok());
-            let parsed = parsed.or((text == "0").then_some(Duration::ZERO));
-            let what = "interval is the time after which one more request may come, such as 200ms or 1s; 0: no limit";
-            interval = Some(parsed.ok_or_else(|| yaml.wrong(entry.value, what))?);
-        }
-    }
-    match (interval.filter(|interval| !interval.is_zero()), burst) {
+fn rate(path: &Path, section: &Spanned<RateFile>) -> Result<Option<Rate>, ConfigError> {
+    let RateFile { interval, burst } = &section.value;
+    let burst = burst.as_ref().map(|text| {
+        let what = "burst is the number of requests allowed at once: a whole number, at least 1";
+        let number = text.value.parse().ok().filter(|number| *number > 0);
+        number.ok_or_else(|| error_at(path, line_of(text), what))
+    });
+    let interval = interval.as_ref().map(|text| {
+        let what =
+            "interval is the time after which one more request is allowed, such as 200ms or 1s; 0: no limit";
+        let parsed = parse_duration(&text.value).or((text.value == "0").then_some(Duration::ZERO));
+        parsed.ok_or_else(|| error_at(path, line_of(text), what))
+    });
+    match (interval.transpose()?.filter(|interval| !interval.is_zero()), burst.transpose()?) {
         (Some(interval), Some(burst)) => Ok(Some(Rate { interval, burst })),
-        (Some(_), None) => Err(yaml.at(section.line, "rate_limit needs burst too, at least 1")),
+        (Some(_), None) => Err(error_at(path, line_of(section), "rate_limit needs burst too, at least 1")),
         (None, _) => Ok(None),
     }
 }

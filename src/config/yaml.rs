@@ -1,155 +1,176 @@
-//! What both YAML files share: one document, values with their lines, and errors that say where.
+//! Shared by both YAML files: one document, values with their lines, errors with a line.
+//!
+//! Texts stay as they are written: a user `007` is not `7`. A key that is set twice, nesting beyond [`MAX_DEPTH`] and aliases
+//! that multiply are errors.
 
+use std::fmt;
 use std::path::Path;
 
-use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
-use saphyr_parser::{Event, Parser};
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::{Spanned, UserMessageFormatter};
 
 use super::ConfigError;
 
-/// Deeper than any settings. Loading and dropping a document take the stack, which a deep one would overflow.
-const DEEPEST: usize = 32;
+/// Maximum nesting, more than any settings need.
+const MAX_DEPTH: usize = 32;
+/// Maximum number of values, aliases replaced by what they stand for.
+const MAX_NODES: usize = 10_000;
 
-/// A YAML file, by the path that its errors name.
-#[derive(Clone, Copy, Debug)]
-pub struct Yaml<'a> {
-    /// The path.
-    pub path: &'a Path,
+/// Returns an error at a line of a file.
+pub fn error_at(path: &Path, line: usize, what: impl Into<String>) -> ConfigError {
+    ConfigError::InFile { path: path.to_path_buf(), line, what: what.into() }
 }
 
-/// A key that is allowed where it stands, with its value.
-#[derive(Debug)]
-pub struct Entry<'n> {
-    /// The key.
-    pub key: &'static str,
-    /// Where it stands, counted from 1.
-    pub line: usize,
-    /// The value.
-    pub value: &'n MarkedYaml<'n>,
+/// Returns the line of a value, counted from 1.
+pub fn line_of<T>(value: &Spanned<T>) -> usize {
+    usize::try_from(value.referenced.line()).unwrap_or(usize::MAX)
 }
 
-impl Yaml<'_> {
-    /// An error at a line.
-    pub fn at(&self, line: usize, what: impl Into<String>) -> ConfigError {
-        ConfigError::InFile { path: self.path.to_path_buf(), line, what: what.into() }
-    }
+/// Parses the only document of a text; `None` if it is empty.
+///
+/// # Errors
+/// The first error, with its line.
+pub fn parse<'t, T: Deserialize<'t>>(path: &Path, text: &'t str) -> Result<Option<T>, ConfigError> {
+    let budget = serde_saphyr::budget! { max_depth: MAX_DEPTH, max_nodes: MAX_NODES };
+    let options = serde_saphyr::options! { budget: budget };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let line = error.location().map_or(1, |at| usize::try_from(at.line()).unwrap_or(usize::MAX));
+        let whole = error.without_snippet().render_with_formatter(&UserMessageFormatter);
+        error_at(path, line, without_place(&whole))
+    })
+}
 
-    /// An error at a node.
-    pub fn wrong(&self, node: &MarkedYaml<'_>, what: impl Into<String>) -> ConfigError {
-        self.at(node.span.start.line(), what)
-    }
+/// Removes the place that the parser appends to its messages.
+fn without_place(message: &str) -> String {
+    let message = message.split(" at line ").next().unwrap_or(message);
+    let message = match message.strip_prefix("error: line ") {
+        Some(rest) => rest.split_once(": ").map_or(rest, |(_, what)| what),
+        None => message,
+    };
+    message
+        .replace("unknown variant", "unknown or not offered:")
+        .replace("unknown field", "unknown key")
+        .replace(", expected one of ", "; allowed: ")
+        .replace(
+            "only single YAML document expected but multiple found",
+            "a settings file must have one document only",
+        )
+        .replace("expected mapping start", "expected KEY: VALUE, one line per key")
+        .replace("expected sequence start", "expected a list: [A, B]")
+}
 
-    /// The one document of a text; `None` if it is empty.
-    pub fn document<'t>(&self, text: &'t str) -> Result<Option<MarkedYaml<'t>>, ConfigError> {
-        if let Some(line) = too_deep(text) {
-            return Err(self.at(line, format!("settings are nested at most {DEEPEST} levels deep")));
-        }
-        let mut documents = MarkedYaml::load_from_str(text)
-            .map_err(|error| self.at(error.marker().line(), format!("this is not YAML: {}", error.info())))?;
-        if let Some(second) = documents.get(1) {
-            return Err(self.wrong(second, "a settings file holds one document only"));
-        }
-        Ok(documents.pop().filter(|document| !is_null(document)))
-    }
+/// The entries of a mapping in their order.
+#[derive(Clone, Debug)]
+pub struct Entries<V>(pub Vec<(Spanned<String>, Spanned<V>)>);
 
-    /// The entries of a mapping, all of whose keys must be among `allowed`. Entries without a value are left out.
-    pub fn entries<'n>(
-        &self,
-        place: &str,
-        node: &'n MarkedYaml<'n>,
-        allowed: &'static [&'static str],
-    ) -> Result<Vec<Entry<'n>>, ConfigError> {
-        let words = || allowed.join(", ");
-        let YamlData::Mapping(pairs) = &node.data else {
-            return Err(self.wrong(node, format!("{place} holds KEY: VALUE; allowed: {}", words())));
-        };
-        let mut entries = Vec::new();
-        for (name, value) in pairs {
-            let text = scalar(name).unwrap_or_default();
-            let Some(key) = allowed.iter().find(|key| **key == text) else {
-                let what = format!("{text:?} is not known in {place}; allowed: {}", words());
-                return Err(self.wrong(name, what));
-            };
-            if !is_null(value) {
-                entries.push(Entry { key, line: name.span.start.line(), value });
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Entries<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct EntriesVisitor<V>(std::marker::PhantomData<V>);
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for EntriesVisitor<V> {
+            type Value = Entries<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("KEY: VALUE, one line per key")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = vec![];
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
             }
         }
-        Ok(entries)
-    }
-
-    /// The text of an entry.
-    pub fn text(&self, entry: &Entry<'_>) -> Result<String, ConfigError> {
-        scalar(entry.value)
-            .ok_or_else(|| self.wrong(entry.value, format!("{:?} takes one value of text", entry.key)))
-    }
-
-    /// The list of an entry: each text with its line.
-    pub fn list(&self, entry: &Entry<'_>) -> Result<Vec<(String, usize)>, ConfigError> {
-        let wrong = |node| self.wrong(node, format!("{:?} takes a list of words: [A, B]", entry.key));
-        let YamlData::Sequence(nodes) = &entry.value.data else { return Err(wrong(entry.value)) };
-        let text = |node| Ok((scalar(node).ok_or_else(|| wrong(node))?, node.span.start.line()));
-        nodes.iter().map(text).collect()
-    }
-
-    /// The switch of an entry, by any of the words that the format's first reader takes.
-    pub fn switch(&self, entry: &Entry<'_>) -> Result<bool, ConfigError> {
-        let text = match &entry.value.data {
-            YamlData::Value(Scalar::Integer(_)) => String::new(), // 1 is no switch
-            _ => self.text(entry)?.to_ascii_lowercase(),
-        };
-        match text.as_str() {
-            "true" | "yes" | "on" => Ok(true),
-            "false" | "no" | "off" => Ok(false),
-            _ => Err(self.wrong(entry.value, format!("{:?} takes true or false", entry.key))),
-        }
-    }
-
-    /// The meaning of a word.
-    pub fn word<T: Copy>(
-        &self,
-        (text, line): (&str, usize),
-        key: &str,
-        words: &[(&str, T)],
-    ) -> Result<T, ConfigError> {
-        let found = words.iter().find(|(word, _)| *word == text);
-        found.map(|(_, meaning)| *meaning).ok_or_else(|| {
-            let allowed: Vec<_> = words.iter().map(|(word, _)| *word).collect();
-            self.at(
-                line,
-                format!("{key}: {text:?} is not known or not offered; allowed: {}", allowed.join(", ")),
-            )
-        })
+        deserializer.deserialize_map(EntriesVisitor(std::marker::PhantomData))
     }
 }
 
-/// The line on which a text gets nested too deep.
-fn too_deep(text: &str) -> Option<usize> {
-    let mut depth: usize = 0;
-    // what is no YAML is told when it is loaded
-    for (event, span) in Parser::new_from_str(text).map_while(Result::ok) {
-        match event {
-            Event::SequenceStart(..) | Event::MappingStart(..) => depth += 1,
-            Event::SequenceEnd | Event::MappingEnd => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        if depth > DEEPEST {
-            return Some(span.start.line());
-        }
-    }
-    None
+/// Any value.
+#[derive(Clone, Debug)]
+pub enum Node {
+    /// A quoted text, or one that is neither a number nor a boolean.
+    Text(String),
+    /// A number or boolean; [`plain_text`] has its text.
+    Plain,
+    /// No value.
+    Null,
+    /// A list.
+    List(Vec<Spanned<Node>>),
+    /// A mapping.
+    Map(Entries<Node>),
 }
 
-/// A scalar as it would stand on the command line.
-pub fn scalar(node: &MarkedYaml<'_>) -> Option<String> {
-    match &node.data {
-        YamlData::Value(Scalar::String(text)) => Some(text.to_string()),
-        YamlData::Value(Scalar::Integer(number)) => Some(number.to_string()),
-        YamlData::Value(Scalar::Boolean(value)) => Some(value.to_string()),
-        YamlData::Representation(text, ..) => Some(text.to_string()),
-        _ => None,
+/// Returns the text of a scalar as it is written in the file.
+pub fn plain_text(file: &str, node: &Spanned<Node>) -> Option<String> {
+    match &node.value {
+        Node::Text(text) => Some(text.clone()),
+        Node::Plain => {
+            let span = node.defined.span();
+            let start = usize::try_from(span.byte_offset()?).ok()?;
+            let end = start + usize::try_from(span.byte_len()?).ok()?;
+            Some(file.get(start..end)?.trim().to_owned())
+        }
+        Node::Null | Node::List(_) | Node::Map(_) => None,
     }
 }
 
-fn is_null(node: &MarkedYaml<'_>) -> bool {
-    matches!(node.data, YamlData::Value(Scalar::Null))
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Node, E> {
+        Ok(Node::Text(text.to_owned()))
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_i128<E>(self, _: i128) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_u128<E>(self, _: u128) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
+        let mut nodes = vec![];
+        while let Some(node) = list.next_element()? {
+            nodes.push(node);
+        }
+        Ok(Node::List(nodes))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Node, A::Error> {
+        Entries::deserialize(serde::de::value::MapAccessDeserializer::new(map)).map(Node::Map)
+    }
 }

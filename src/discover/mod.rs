@@ -1,9 +1,9 @@
-//! Which containers are there, who they are, and where their cgroups lie.
+//! Discovers the running containers, their names and labels, and their cgroups.
 //!
-//! Two kinds of sources, merged by container id into one entry each: the runtimes' APIs know names, labels and settings
-//! ([`cri`], [`docker`]); the cgroup tree knows what runs, also without any runtime ([`cgroups`]). [`registry`] merges them.
+//! Two kinds of sources are merged by container id: the runtimes' APIs have names, labels and settings ([`cri`], [`docker`]);
+//! the cgroup tree shows what runs, even without a runtime ([`cgroup_tree`]). [`registry`] merges them.
 
-pub mod cgroups;
+pub mod cgroup_tree;
 pub mod cri;
 pub mod docker;
 pub mod registry;
@@ -13,19 +13,21 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::config::Filter;
-use crate::host::Bell;
+use crate::host::Waker;
 use crate::parse::kubernetes::{Qos, qos};
 
-pub use cgroups::{Hierarchy, Version};
-pub use registry::{Refresh, Registry};
+pub use cgroup_tree::{Hierarchy, Version};
+pub use registry::{InventoryUpdate, Registry};
 
-/// The runtimes whose API is spoken, in order of precedence.
+/// The supported runtimes, in order of precedence.
 pub const RUNTIMES: [&str; 3] = ["cri", "docker", "podman"];
 
-/// Ended containers that wait for the cycle to look at them; more are forgotten, oldest first.
-const MOST_ENDED: usize = 4_096;
-/// Facts that wait for the ledger; more are dropped, oldest first, and counted.
-const MOST_FACTS: usize = 65_536;
+/// Limit of ended containers that wait for the next cycle; beyond it the oldest are dropped.
+const MAX_ENDED: usize = 4_096;
+/// Limit of logged oversized responses for each runtime.
+const MAX_LOGGED: usize = 256;
+/// Limit of events that wait for the ledger; beyond it the oldest are dropped and counted.
+const MAX_EVENTS: usize = 16_384;
 
 /// Full id of a container: 64 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,23 +39,23 @@ impl ContainerId {
         Self(id.into())
     }
 
-    /// The full id.
+    /// Returns the full id.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The id as a shared label value.
+    /// Returns the id as a shared label value.
     pub fn shared(&self) -> &Arc<str> {
         &self.0
     }
 
-    /// The first 12 characters, as people know it from `docker ps`.
+    /// Returns the first 12 characters, as `docker ps` prints them.
     pub fn short(&self) -> &str {
         self.0.get(..12).unwrap_or(&self.0)
     }
 }
 
-/// Who a container is over restarts and re-creation: the labels that all its series carry.
+/// The identity of a container across restarts and re-creation: the labels of all its series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
     /// Kubernetes namespace; empty elsewhere.
@@ -65,38 +67,38 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// An identity outside Kubernetes.
+    /// Creates an identity outside Kubernetes.
     pub fn named(name: &str) -> Self {
         Self { k8s_namespace: "".into(), k8s_pod: "".into(), name: name.into() }
     }
 
-    /// The same pod, if it is in one, under the name that stays: outside of pods Compose may have renamed it for a moment.
-    pub fn lasting(name: &str, pod: Option<&Pod>) -> Self {
+    /// Creates the identity of a container by its pod, if any, and its name without the temporary prefix of Compose.
+    pub fn canonical(name: &str, pod: Option<&Pod>) -> Self {
         match pod {
             Some(pod) => Self {
                 k8s_namespace: Arc::clone(&pod.namespace),
                 k8s_pod: Arc::clone(&pod.name),
                 name: name.into(),
             },
-            None => Self::named(registry::lasting_name(name)),
+            None => Self::named(registry::strip_compose_prefix(name)),
         }
     }
 
-    /// As the same, under another name.
+    /// Returns the same identity with another name.
     fn renamed(&self, name: &str) -> Self {
         Self { name: name.into(), ..self.clone() }
     }
 
-    /// True if somebody may mean it by this: `NAME`, and in a pod `POD/NAME` and `NAMESPACE/POD/NAME`.
-    pub fn is_called(&self, wanted: &str) -> bool {
+    /// Returns whether `wanted` selects it: `NAME`, and in a pod `POD/NAME` and `NAMESPACE/POD/NAME`.
+    pub fn matches_name(&self, wanted: &str) -> bool {
         let mut parts = wanted.rsplitn(3, '/');
         parts.next() == Some(&*self.name)
             && parts.next().is_none_or(|pod| *pod == *self.k8s_pod)
             && parts.next().is_none_or(|namespace| *namespace == *self.k8s_namespace)
     }
 
-    /// True if the filter shows it: by its name, or in a pod by `NAMESPACE/POD/NAME` as well.
-    pub fn is_shown(&self, filter: &Filter) -> bool {
+    /// Returns whether the filter includes it: by its name, or in a pod also by `NAMESPACE/POD/NAME`.
+    pub fn is_included(&self, filter: &Filter) -> bool {
         if self.k8s_pod.is_empty() {
             return filter.shows(&[&self.name]);
         }
@@ -111,21 +113,21 @@ pub struct Pod {
     pub namespace: Arc<str>,
     /// Its name.
     pub name: Arc<str>,
-    /// Its uid: a pod that is made anew under the same name has another one.
+    /// Its uid: a pod that is re-created under the same name has another one.
     pub uid: Arc<str>,
-    /// How many containers of this name were in the pod before this one.
+    /// Number of earlier containers of this name in the pod.
     pub attempt: u32,
-    /// Where the kubelet has it from: `api`, or `file` or `http` for a static pod; empty if it did not say.
+    /// The source of the pod: `api`, or `file` or `http` for a static pod; empty if unknown.
     pub source: Arc<str>,
-    /// Its labels and annotations that are allowed to be shown: label name and value.
+    /// Its allow-listed labels and annotations: label name and value.
     pub labels: Vec<(Arc<str>, Arc<str>)>,
-    /// `memory.min` that the kubelet asked for, which is the container's memory request (feature MemoryQoS, cgroup v2).
+    /// `memory.min` set by the kubelet, which is the container's memory request (feature MemoryQoS, cgroup v2).
     pub memory_min_bytes: Option<u64>,
 }
 
-/// What a runtime tells of one container.
+/// A running container as reported by a runtime.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Record {
+pub struct ContainerRecord {
     /// Full id.
     pub id: ContainerId,
     /// One of [`RUNTIMES`].
@@ -134,7 +136,7 @@ pub struct Record {
     pub name: String,
     /// Its pod; `None` outside Kubernetes.
     pub pod: Option<Arc<Pod>>,
-    /// The image as it was asked for.
+    /// The image reference that was requested.
     pub image: Arc<str>,
     /// Compose project; empty without.
     pub compose_project: Arc<str>,
@@ -142,7 +144,7 @@ pub struct Record {
     pub compose_service: Arc<str>,
     /// Run settings from the allow-listed environment: label name and value.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
-    /// GPUs that it was given, as far as the runtime tells: index, uuid, or `all`.
+    /// GPUs allocated to it, if the runtime reports them: index, uuid, or `all`.
     pub gpus: Arc<[Arc<str>]>,
     /// Unix time of the last start.
     pub started: Option<f64>,
@@ -150,18 +152,18 @@ pub struct Record {
     pub labels_match: bool,
 }
 
-/// One container as the rest of memledger sees it.
+/// One container of the inventory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Container {
     /// Full id.
     pub id: ContainerId,
-    /// The labels that all its series carry.
+    /// The labels of all its series.
     pub identity: Identity,
-    /// Who runs it.
+    /// The runtime that runs it.
     pub runtime: &'static str,
     /// Its pod; `None` outside Kubernetes.
     pub pod: Option<Arc<Pod>>,
-    /// The image; empty if no runtime told.
+    /// The image; empty if unknown.
     pub image: Arc<str>,
     /// Compose project; empty without.
     pub compose_project: Arc<str>,
@@ -169,32 +171,34 @@ pub struct Container {
     pub compose_service: Arc<str>,
     /// Run settings: label name and value.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
-    /// GPUs that it was given, by its runtime or by the kubelet: index, uuid, uuid of a MIG instance, or `all`.
+    /// GPUs allocated to it by its runtime or the kubelet: index, uuid, uuid of a MIG instance, or `all`.
     pub gpus: Arc<[Arc<str>]>,
-    /// Unix time of the last start, if a runtime told.
+    /// Unix time of the last start, if a runtime reports it.
     pub started: Option<f64>,
-    /// Its cgroup; `None` before the runtime has made it.
+    /// Its cgroup; `None` before the runtime has created it.
     pub cgroup: Option<Arc<Cgroup>>,
-    /// It lies in the cgroup of another container of the inventory, and so its memory is part of that one's.
+    /// Its cgroup is below that of another container of the inventory, so its memory is part of that one's.
     pub nested: bool,
 }
 
 impl Container {
-    /// The QoS class of its pod, by the path of its cgroup; `None` outside Kubernetes.
+    /// Returns the QoS class of its pod, by the path of its cgroup; `None` outside Kubernetes.
     pub fn qos(&self) -> Option<Qos> {
         self.pod.as_ref().and(self.cgroup.as_ref()).and_then(|cgroup| qos(cgroup.path.to_str()?))
     }
 }
 
-/// Where a container's cgroup lies, relative to the root of the hierarchy.
+/// Paths of a container's cgroup, relative to the root of the hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     /// The container's own cgroup.
     pub path: PathBuf,
-    /// Its inode: a cgroup that was removed and made again has another one.
+    /// Its inode: a cgroup that was removed and created again has another one.
     pub inode: Option<u64>,
-    /// The cgroups below it, whose processes are its processes too.
+    /// The cgroups below it, whose processes belong to the container too.
     pub below: Vec<PathBuf>,
+    /// There are more cgroups below it than the limit.
+    pub is_cut: bool,
 }
 
 /// All running containers at one time.
@@ -206,209 +210,231 @@ pub struct Inventory {
     pub runtimes: Vec<(&'static str, bool)>,
 }
 
-/// What a runtime told of a container, for the ledger.
+/// An event of a container, for the ledger.
 ///
-/// After a connection comes first what happened before it, then what was found ([`What::Exists`], [`What::Running`], and
-/// [`What::Ended`] with a flag, which may be older than what was told before them), then what happens.
+/// After a reconnect the order is: events from before it; the containers that were found ([`EventKind::Exists`],
+/// [`EventKind::Running`], and [`EventKind::Ended`] with a flag, which may be older than the events before them); new events.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fact {
-    /// Which runtime.
+pub struct RuntimeEvent {
+    /// The runtime that reported it.
     pub runtime: &'static str,
     /// Full id.
     pub id: ContainerId,
-    /// Unix time, by the runtime's clock where it tells it.
+    /// Unix time, by the runtime's clock if it reports one.
     pub at: f64,
-    /// Who it is, if the runtime told that with it.
-    pub named: Option<Named>,
-    /// What happened.
-    pub what: What,
+    /// Name and image, if the runtime reported them with the event.
+    pub named: Option<ContainerDetails>,
+    /// The kind of the event.
+    pub what: EventKind,
 }
 
-/// What an event tells of who a container is.
+/// Name, pod and image of a container, as part of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct ContainerDetails {
     /// The name, without the leading slash of the API.
     pub name: Arc<str>,
     /// Its pod; `None` outside Kubernetes.
     pub pod: Option<Arc<Pod>>,
-    /// The image as it was asked for.
+    /// The image reference that was requested.
     pub image: Arc<str>,
     /// Whether the container's labels pass `--container.label`.
     pub labels_match: bool,
 }
 
-/// What happened to a container.
+/// The kind of a container event.
 #[derive(Clone, Debug, PartialEq)]
-pub enum What {
+pub enum EventKind {
     /// It exists, running or not; nothing happened.
     Exists,
-    /// A run began at this fact's time.
+    /// A run began at the time of the event.
     Started,
-    /// It runs, since this fact's time. Told of what was found running, and once more with the pid after a start.
+    /// It has been running since the time of the event. Reported for containers found running, and with the pid after a start.
     Running {
         /// Host pid of its first process.
         pid: Option<u32>,
     },
-    /// The run ended at this fact's time.
+    /// The run ended at the time of the event.
     Ended {
         /// Its exit code, if the runtime knows it.
         exit_code: Option<i64>,
-        /// The runtime's OOMKilled flag, where it was asked.
+        /// The runtime's OOMKilled flag, if it was queried.
         oom_flag: Option<bool>,
     },
-    /// The runtime says that an OOM happened. Not a count.
+    /// The runtime reports an OOM. Not a count.
     Oom,
-    /// Somebody asked the runtime to send this signal. Docker tells of a `docker stop` once more after the end, without a
-    /// signal. Podman (seen: 4.3) names no signal, and does not tell of a stop.
-    Asked {
-        /// The signal, if the event names it.
+    /// A user requested this signal through the runtime. Docker reports a `docker stop` again after the end, without a
+    /// signal. Podman (observed: 4.3) omits the signal, and does not report a stop.
+    SignalRequested {
+        /// The signal, if the event contains it.
         signal: Option<i32>,
     },
-    /// It was given a new name, the one in `named`.
+    /// It was renamed; `named` has the new name.
     Renamed,
 }
 
-/// Whether a runtime's API can be used.
+/// Connection state of a runtime's API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum ConnectionState {
     /// Not tried yet.
     Starting,
     /// There is no socket, and there never was one.
     NoSocket,
-    /// A socket that may be a runtime's, which nobody asked for by name and which has had no containers yet.
+    /// A default socket that may be a runtime's and has had no containers yet.
     Idle,
     /// Connected, and the list of containers is complete.
     Up,
-    /// It was there, or its socket is there and does not answer.
+    /// It was connected before, or its socket exists and does not respond.
     Down,
 }
 
-/// What one runtime's task knows, shared with the cycle.
+/// State of one runtime, shared between its task and the cycle.
 #[derive(Debug)]
-pub struct Source {
+pub struct RuntimeState {
     /// One of [`RUNTIMES`].
     pub runtime: &'static str,
-    /// Rung when there are new facts.
-    pub bell: Arc<Bell>,
-    state: Mutex<SourceState>,
+    /// Woken when there are new events.
+    pub waker: Arc<Waker>,
+    state: Mutex<RuntimeData>,
 }
 
-/// The part of [`Source`] that changes.
+/// The part of [`RuntimeState`] that changes.
 #[derive(Debug)]
-pub struct SourceState {
-    /// Whether the API can be used.
-    pub link: Link,
-    /// Grows with every change.
+pub struct RuntimeData {
+    /// State of the connection.
+    pub connection: ConnectionState,
+    /// Incremented with every change.
     pub generation: u64,
-    /// Containers that run, by id.
-    pub running: HashMap<ContainerId, Record>,
-    /// Sandboxes of pods, which have a cgroup and an id like a container and are none.
+    /// Running containers by id.
+    pub running: HashMap<ContainerId, ContainerRecord>,
+    /// Sandboxes of pods, which have a cgroup and an id but are not containers.
     pub sandboxes: HashSet<ContainerId>,
-    /// GPUs that the kubelet gave to containers of pods.
-    pub given: cri::pod_resources::Given,
-    /// Containers that ended since the cycle last looked.
-    pub ended: Vec<Record>,
-    /// What happened since the ledger last looked, oldest first. See [`Source::tell`].
-    pub facts: VecDeque<Fact>,
-    /// Facts that were dropped because nobody took them.
-    pub facts_lost: u64,
+    /// GPUs that the kubelet allocated to containers of pods.
+    pub allocations: cri::pod_resources::Allocations,
+    /// Containers that ended since the last cycle.
+    pub ended: Vec<ContainerRecord>,
+    /// Events that the ledger has not read, oldest first. See [`RuntimeState::publish`].
+    pub events: VecDeque<RuntimeEvent>,
+    /// Events that were dropped because the queue was full.
+    pub events_lost: u64,
+    /// Responses rejected as too large since the last cycle.
+    pub oversized_responses: u64,
+    /// Subjects of rejected responses, so that each is logged once.
+    too_large: HashSet<String>,
 }
 
-impl Source {
-    /// A source that was not tried yet.
-    pub fn new(runtime: &'static str, bell: Arc<Bell>) -> Arc<Self> {
-        let state = SourceState {
-            link: Link::Starting,
+impl RuntimeState {
+    /// Creates the state of a runtime before its first connection.
+    pub fn new(runtime: &'static str, waker: Arc<Waker>) -> Arc<Self> {
+        let state = RuntimeData {
+            connection: ConnectionState::Starting,
             generation: 0,
             running: HashMap::new(),
             sandboxes: HashSet::new(),
-            given: Default::default(),
+            allocations: Default::default(),
             ended: vec![],
-            facts: VecDeque::new(),
-            facts_lost: 0,
+            events: VecDeque::new(),
+            events_lost: 0,
+            oversized_responses: 0,
+            too_large: HashSet::new(),
         };
-        Arc::new(Self { runtime, bell, state: Mutex::new(state) })
+        Arc::new(Self { runtime, waker, state: Mutex::new(state) })
     }
 
-    /// The state, locked. A panic of another holder leaves plain data behind, so a poisoned lock is used on.
-    pub fn lock(&self) -> MutexGuard<'_, SourceState> {
+    /// Locks the state. Poisoning is ignored: a panic while it is locked leaves valid data.
+    pub fn lock(&self) -> MutexGuard<'_, RuntimeData> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says whether the API can be used.
-    pub fn set_link(&self, link: Link) {
+    /// Sets the state of the connection.
+    pub fn set_connection(&self, connection: ConnectionState) {
         let mut state = self.lock();
-        if state.link != link {
-            state.link = link;
+        if state.connection != connection {
+            state.connection = connection;
             state.generation += 1;
         }
     }
 
-    /// A container runs. Entering it twice changes nothing; another start ends the run before.
-    pub fn enter(&self, record: Record) {
+    /// Counts a response about `what` that was rejected as too large, and logs the first for each, up to [`MAX_LOGGED`].
+    pub fn record_oversized(&self, what: &str) {
+        let mut state = self.lock();
+        state.oversized_responses += 1;
+        let is_first = state.too_large.len() < MAX_LOGGED && state.too_large.insert(what.to_owned());
+        drop(state);
+        if is_first {
+            tracing::warn!(
+                runtime = self.runtime,
+                about = what,
+                "response of the container runtime rejected: too large (logged once)"
+            );
+        }
+    }
+
+    /// Adds a running container. Adding it twice changes nothing; another start time ends the previous run.
+    pub fn add_running(&self, record: ContainerRecord) {
         let mut state = self.lock();
         if state.running.get(&record.id) != Some(&record) {
             let before = state.running.insert(record.id.clone(), record.clone());
             state.generation += 1;
-            // a start that only the list told of has no time, and is the same run
-            let another = |before: &Record| before.started.is_some() && before.started != record.started;
+            // a record from the list alone has no start time, and is the same run
+            let another =
+                |before: &ContainerRecord| before.started.is_some() && before.started != record.started;
             if let Some(before) = before.filter(another) {
                 push_ended(&mut state.ended, before);
             }
         }
     }
 
-    /// A container ended at `at`. An end that is older than the start we know belongs to an earlier run.
+    /// Ends the run of a container at `at`. An end before the known start belongs to an earlier run and is ignored.
     ///
-    /// `unentered`: the run that began and was not entered yet; it came and went.
-    pub fn end(&self, id: &ContainerId, at: f64, unentered: Option<Record>) {
+    /// `unlisted`: a run that began and was never added; it is recorded as ended.
+    pub fn end_run(&self, id: &ContainerId, at: f64, unlisted: Option<ContainerRecord>) {
         let mut state = self.lock();
-        let stale = |record: &Record| record.started.is_some_and(|started| at < started);
-        let entered = if state.running.get(id).is_some_and(|record| !stale(record)) {
+        let stale = |record: &ContainerRecord| record.started.is_some_and(|started| at < started);
+        let listed = if state.running.get(id).is_some_and(|record| !stale(record)) {
             state.running.remove(id)
         } else {
             None
         };
-        if let Some(record) = entered.or(unentered) {
+        if let Some(record) = listed.or(unlisted) {
             push_ended(&mut state.ended, record);
             state.generation += 1;
         }
     }
 
-    /// Leaves facts for the ledger, and rings. When [`MOST_FACTS`] wait, the oldest ones go.
-    pub fn tell(&self, facts: impl IntoIterator<Item = Fact>) {
+    /// Queues events for the ledger and wakes it. Beyond [`MAX_EVENTS`] the oldest are dropped.
+    pub fn publish(&self, events: impl IntoIterator<Item = RuntimeEvent>) {
         let mut state = self.lock();
-        let (before, lost) = (state.facts.len(), state.facts_lost);
-        for fact in facts {
-            if state.facts.len() >= MOST_FACTS {
-                state.facts.pop_front();
-                state.facts_lost += 1;
+        let (before, lost) = (state.events.len(), state.events_lost);
+        for event in events {
+            if state.events.len() >= MAX_EVENTS {
+                state.events.pop_front();
+                state.events_lost += 1;
             }
-            state.facts.push_back(fact);
+            state.events.push_back(event);
         }
-        let (first_loss, news) =
-            (lost == 0 && state.facts_lost > 0, state.facts.len() > before || state.facts_lost > lost);
+        let (first_loss, has_news) =
+            (lost == 0 && state.events_lost > 0, state.events.len() > before || state.events_lost > lost);
         drop(state);
         if first_loss {
             tracing::warn!(
                 runtime = self.runtime,
-                most = MOST_FACTS,
-                "the ledger does not keep up with the runtime's events; the oldest ones are dropped (said once)"
+                limit = MAX_EVENTS,
+                "too many runtime events: the ledger falls behind, the oldest are dropped (logged once)"
             );
         }
-        if news {
-            self.bell.ring();
+        if has_news {
+            self.waker.wake();
         }
     }
 
-    /// What was told since the last call, in order.
-    pub fn take_facts(&self) -> Vec<Fact> {
-        Vec::from(std::mem::take(&mut self.lock().facts))
+    /// Takes the events since the last call, in order.
+    pub fn drain_events(&self) -> Vec<RuntimeEvent> {
+        Vec::from(std::mem::take(&mut self.lock().events))
     }
 }
 
-fn push_ended(ended: &mut Vec<Record>, record: Record) {
-    if ended.len() >= MOST_ENDED {
+fn push_ended(ended: &mut Vec<ContainerRecord>, record: ContainerRecord) {
+    if ended.len() >= MAX_ENDED {
         ended.remove(0);
     }
     ended.push(record);
@@ -419,19 +445,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facts_that_nobody_takes_are_dropped_oldest_first_and_counted() {
-        let source = Source::new("docker", Arc::default());
-        let fact = |number: usize| Fact {
+    fn full_queue_drops_and_counts_oldest_events() {
+        let source = RuntimeState::new("docker", Arc::default());
+        let event = |number: usize| RuntimeEvent {
             runtime: "docker",
             id: ContainerId::new("a"),
             at: number as f64,
             named: None,
-            what: What::Exists,
+            what: EventKind::Exists,
         };
-        source.tell((0..MOST_FACTS + 3).map(fact));
-        assert_eq!(source.lock().facts_lost, 3);
-        let facts = source.take_facts();
-        assert_eq!((facts.len(), facts[0].at), (MOST_FACTS, 3.0));
-        assert!(source.take_facts().is_empty());
+        source.publish((0..MAX_EVENTS + 3).map(event));
+        assert_eq!(source.lock().events_lost, 3);
+        let events = source.drain_events();
+        assert_eq!((events.len(), events[0].at), (MAX_EVENTS, 3.0));
+        assert!(source.drain_events().is_empty());
     }
 }

@@ -1,45 +1,46 @@
-//! The snapshot as JSON, for `/api/v1/containers`: per container everything that the metrics say, and its processes.
+//! Renders the snapshot as JSON for `/api/v1/containers`: per container all metrics, and its processes.
 //!
-//! Keys are the families' names without `memledger_`, `container_` and so on; a family with labels of its own becomes
-//! objects by their values, in the order of the labels' names. `process_count` is by role, since `processes` is the list. So a new family appears here by itself.
+//! Keys are the names of families without `memledger_`, `container_` and so on, so that a new family appears automatically;
+//! a family with labels of its own becomes nested objects by their values, in the order of the label names. `process_count`
+//! is by role, because `processes` is the list.
 
 use serde_json::{Map, Value, json};
 
 use super::prometheus::each_label;
-use crate::attribute::Attributed;
-use crate::catalog::{Kind, Scope};
+use crate::attribute::ContainerProcess;
+use crate::catalog::{MetricDesc, MetricKind, MetricScope};
 use crate::series::{NONE, Row};
 use crate::snapshot::Snapshot;
 
-/// Everything: the host, its GPUs, and its containers with their processes.
+/// Renders the host, its GPUs, and its containers with their processes.
 pub fn containers(snapshot: &Snapshot) -> Value {
     let mut host = Map::new();
     let mut gpus = vec![Map::new(); snapshot.gpus.len()];
     let mut containers = vec![Map::new(); snapshot.containers.len()];
     for row in snapshot.series.rows() {
-        let def = row.family.def();
-        let place = match def.scope {
-            Scope::Global if def.name.starts_with("memledger_host_") => &mut host,
-            Scope::Global => continue,
-            Scope::Gpu => &mut gpus[row.gpu as usize],
-            Scope::Container => &mut containers[row.container as usize],
-            Scope::ContainerGpu if row.container == NONE || !def.labels.is_empty() => continue, // listed as processes
-            Scope::ContainerGpu => {
+        let def = row.family.desc();
+        let target = match def.scope {
+            MetricScope::Global if def.name.starts_with("memledger_host_") => &mut host,
+            MetricScope::Global => continue,
+            MetricScope::Gpu => &mut gpus[row.gpu as usize],
+            MetricScope::Container => &mut containers[row.container as usize],
+            MetricScope::ContainerGpu if row.container == NONE || is_by_process(def) => continue,
+            MetricScope::ContainerGpu => {
                 let entry = containers[row.container as usize].entry("gpus").or_insert_with(|| json!({}));
                 let uuid = snapshot.gpus[row.gpu as usize].key().to_string();
                 let Some(by_uuid) = entry.as_object_mut() else { continue };
                 match by_uuid.entry(uuid).or_insert_with(|| json!({})) {
-                    Value::Object(place) => place,
+                    Value::Object(target) => target,
                     _ => continue,
                 }
             }
         };
-        enter(place, snapshot, row);
+        insert(target, snapshot, row);
     }
-    name_gpus(&mut gpus, snapshot);
+    insert_gpu_labels(&mut gpus, snapshot);
     let mut processes = vec![Vec::new(); snapshot.containers.len()];
     for process in &snapshot.processes {
-        processes[process.container as usize].push(entry_of(process));
+        processes[process.container as usize].push(process_entry(process));
     }
     let containers: Vec<Value> = containers
         .into_iter()
@@ -68,9 +69,14 @@ pub fn containers(snapshot: &Snapshot) -> Value {
     })
 }
 
-fn name_gpus(gpus: &mut [Map<String, Value>], snapshot: &Snapshot) {
+/// Families by process are in the list of processes.
+fn is_by_process(def: &MetricDesc) -> bool {
+    def.labels.contains(&"pid")
+}
+
+fn insert_gpu_labels(gpus: &mut [Map<String, Value>], snapshot: &Snapshot) {
     for (gpu, identity) in gpus.iter_mut().zip(&snapshot.gpus) {
-        for (name, value) in std::iter::zip(Scope::Gpu.labels(), identity.labels()) {
+        for (name, value) in std::iter::zip(MetricScope::Gpu.labels(), identity.labels()) {
             if !value.is_empty() {
                 gpu.insert((*name).into(), json!(value));
             }
@@ -78,7 +84,7 @@ fn name_gpus(gpus: &mut [Map<String, Value>], snapshot: &Snapshot) {
     }
 }
 
-fn entry_of(process: &Attributed) -> Value {
+fn process_entry(process: &ContainerProcess) -> Value {
     let mut entry = json!({
         "pid": process.pid,
         "name": &*process.comm,
@@ -94,7 +100,7 @@ fn entry_of(process: &Attributed) -> Value {
     entry
 }
 
-fn short(name: &'static str) -> &'static str {
+fn json_key(name: &'static str) -> &'static str {
     if name == "memledger_container_processes" {
         return "process_count"; // `processes` is the list of them
     }
@@ -109,20 +115,20 @@ fn number(value: f64) -> Value {
     if value.fract() == 0.0 && value.abs() < 9e15 { json!(value as i64) } else { json!(value) }
 }
 
-fn enter(place: &mut Map<String, Value>, snapshot: &Snapshot, row: &Row) {
-    let def = row.family.def();
+fn insert(target: &mut Map<String, Value>, snapshot: &Snapshot, row: &Row) {
+    let def = row.family.desc();
     let mut own = Map::new();
     each_label(snapshot, row, |name, value| {
         if !def.scope.labels().contains(&name) {
             own.insert(name.to_owned(), json!(value));
         }
     });
-    let key = short(def.name).to_owned();
-    if def.kind == Kind::Info {
-        place.insert(key, Value::Object(own));
+    let key = json_key(def.name).to_owned();
+    if def.kind == MetricKind::Info {
+        target.insert(key, Value::Object(own));
         return;
     }
-    let mut target = place.entry(key).or_insert_with(|| json!({}));
+    let mut target = target.entry(key).or_insert_with(|| json!({}));
     for part in own.values().filter_map(Value::as_str) {
         if !target.is_object() {
             *target = json!({});
@@ -138,19 +144,19 @@ mod tests {
     use crate::catalog::CATALOG;
 
     #[test]
-    fn no_key_hides_another() {
-        let own: [(Scope, &[&str]); 3] = [
+    fn keys_are_unique() {
+        let own: [(MetricScope, &[&str]); 3] = [
             (
-                Scope::Container,
+                MetricScope::Container,
                 &["name", "k8s_namespace_name", "k8s_pod_name", "running", "processes", "gpus"],
             ),
-            (Scope::Gpu, Scope::Gpu.labels()),
-            (Scope::ContainerGpu, &[]),
+            (MetricScope::Gpu, MetricScope::Gpu.labels()),
+            (MetricScope::ContainerGpu, &[]),
         ];
         for (scope, own) in own {
             let families = CATALOG.iter().filter(|def| def.scope == scope);
-            let listed = families.filter(|def| scope != Scope::ContainerGpu || def.labels.is_empty());
-            let mut keys: Vec<_> = listed.map(|def| short(def.name)).chain(own.iter().copied()).collect();
+            let listed = families.filter(|def| !is_by_process(def));
+            let mut keys: Vec<_> = listed.map(|def| json_key(def.name)).chain(own.iter().copied()).collect();
             keys.sort_unstable();
             let all = keys.len();
             keys.dedup();

@@ -1,10 +1,8 @@
-//! Views of a snapshot, of a verdict and of the tables: pure functions, no I/O.
+//! Renders snapshots, events, verdicts and tables: pure functions, no I/O.
 
 pub mod events;
 pub mod json;
-#[cfg(any(test, fuzzing))]
-pub mod laws;
-pub mod markdown;
-pub mod otlp;
+pub mod reference_docs;
+pub mod otlp_naming;
 pub mod prometheus;
-pub mod why;
+pub mod verdict_text;

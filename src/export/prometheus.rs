@@ -1,19 +1,19 @@
-//! Prometheus text exposition, format 0.0.4, through the `prometheus` crate's encoder.
+//! Renders the Prometheus text exposition, format 0.0.4, with the encoder of the `prometheus` crate.
 
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Encoder, TextEncoder};
 
-use crate::catalog::{Kind, Scope};
+use crate::catalog::{MetricKind, MetricScope};
 use crate::series::{Label, NONE, Row};
 use crate::snapshot::Snapshot;
 
 /// The content type of [`render`]'s text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Renders a snapshot, one family after the other: the encoder's form of a row takes several times as much memory as its text.
+/// Renders a snapshot family by family, because the encoder's form of a row takes several times the memory of its text.
 ///
 /// # Errors
-/// The encoder refuses a family; the catalog's rules make that impossible, and a test renders every family.
+/// The encoder rejects a family; the rules of the catalog make that impossible, and a test renders every family.
 pub fn render(snapshot: &Snapshot) -> Result<Vec<u8>, prometheus::Error> {
     let mut text = Vec::with_capacity(snapshot.series.rows().len() * 160);
     for rows in snapshot.series.rows().chunk_by(|a, b| a.family == b.family) {
@@ -23,11 +23,11 @@ pub fn render(snapshot: &Snapshot) -> Result<Vec<u8>, prometheus::Error> {
 }
 
 fn family(snapshot: &Snapshot, rows: &[Row]) -> MetricFamily {
-    let def = rows[0].family.def();
+    let def = rows[0].family.desc();
     let mut family = MetricFamily::default();
     family.set_name(def.name.to_owned());
     family.set_help(def.help.to_owned());
-    let counter = def.kind == Kind::Counter;
+    let counter = def.kind == MetricKind::Counter;
     family.set_field_type(if counter { MetricType::COUNTER } else { MetricType::GAUGE });
     let metrics = rows.iter().map(|row| {
         let mut metric = Metric::from_label(labels(snapshot, row));
@@ -57,22 +57,22 @@ fn labels(snapshot: &Snapshot, row: &Row) -> Vec<LabelPair> {
     pairs
 }
 
-/// Calls `each` with name and value of every label of a row, those of its subject first. An empty value is *absent*.
+/// Calls `each` with name and value of every label of a row, those of its subject first. Empty values are omitted.
 pub fn each_label(snapshot: &Snapshot, row: &Row, mut each: impl FnMut(&str, &str)) {
-    let def = row.family.def();
+    let def = row.family.desc();
     let mut each = |name: &str, value: &str| {
         if !value.is_empty() {
             each(name, value);
         }
     };
-    if matches!(def.scope, Scope::Container | Scope::ContainerGpu) && row.container != NONE {
+    if matches!(def.scope, MetricScope::Container | MetricScope::ContainerGpu) && row.container != NONE {
         let identity = &snapshot.containers[row.container as usize].identity;
         let values = [&identity.k8s_namespace, &identity.k8s_pod, &identity.name];
-        std::iter::zip(Scope::Container.labels(), values).for_each(|(name, value)| each(name, value));
+        std::iter::zip(MetricScope::Container.labels(), values).for_each(|(name, value)| each(name, value));
     }
-    if matches!(def.scope, Scope::Gpu | Scope::ContainerGpu) {
+    if matches!(def.scope, MetricScope::Gpu | MetricScope::ContainerGpu) {
         let values = snapshot.gpus[row.gpu as usize].labels();
-        std::iter::zip(Scope::Gpu.labels(), values).for_each(|(name, value)| each(name, value));
+        std::iter::zip(MetricScope::Gpu.labels(), values).for_each(|(name, value)| each(name, value));
     }
     let mut names = def.labels.iter();
     for label in snapshot.series.labels(row) {

@@ -1,25 +1,31 @@
-//! The machine's files: where they are, how they are opened, and what their errors mean.
+//! The host's files: where they are, how they are opened, and what their errors mean.
 //!
-//! Every root is a setting (in a container the host's `/proc` lies elsewhere), and every file is opened below a held
-//! directory, so that a path or pid that was reused answers *gone* and never a stranger's numbers.
+//! Every root path is configurable (in a container the host's `/proc` is mounted elsewhere), and every file is opened
+//! relative to an open directory, so that a reused path or pid yields [`ReadError::Gone`] and never the data of another
+//! process.
 
-mod bell;
-pub mod exit;
-mod files;
-pub mod privileges;
+mod waker;
+pub mod bounds;
+mod kernel_fs;
+pub mod capabilities;
+pub mod read_pool;
+pub mod signals;
 pub mod syslog;
+pub mod unix_peer;
 
 use std::path::{Path, PathBuf};
 
-pub use bell::Bell;
-pub use files::{Dir, FAULT_REASONS, KernelFile, ReadError, classify, take_notifications};
+pub use kernel_fs::{
+    Dir, KernelFile, READ_ERROR_REASONS, ReadError, classify, for_each_notification, take_notifications,
+};
+pub use waker::Waker;
 
-/// The kernel's first pid namespace always has this inode (PROC_PID_INIT_INO).
-const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
+/// Inode of the initial pid namespace, which is constant (PROC_PID_INIT_INO).
+const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// Where the host's file systems are mounted.
 #[derive(Clone, Debug)]
-pub struct Roots {
+pub struct HostPaths {
     /// The host's procfs.
     pub proc: PathBuf,
     /// The host's sysfs.
@@ -30,36 +36,36 @@ pub struct Roots {
     pub dev: PathBuf,
 }
 
-impl Default for Roots {
+impl Default for HostPaths {
     fn default() -> Self {
         Self { proc: "/proc".into(), sys: "/sys".into(), cgroup: "/sys/fs/cgroup".into(), dev: "/dev".into() }
     }
 }
 
-impl Roots {
-    /// The directory of one process.
+impl HostPaths {
+    /// Returns the procfs directory of a process.
     pub fn process(&self, pid: u32) -> PathBuf {
         self.proc.join(pid.to_string())
     }
 
-    /// Unix time when the machine was booted, from `btime` of `/proc/stat`, in whole seconds.
+    /// Returns the boot time as Unix time in whole seconds, from `btime` of `/proc/stat`.
     ///
     /// # Errors
-    /// The file cannot be read or has no such line.
+    /// The file is unreadable or has no such line.
     pub fn boot_time(&self) -> Result<u64, ReadError> {
         let mut buffer = Vec::new();
         let file = KernelFile::open(&self.proc.join("stat"))?;
-        let text = file.read_all(&mut buffer)?;
-        text.split(|&b| b == b'\n')
-            .find_map(|line| line.strip_prefix(b"btime "))
-            .and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok())
-            .ok_or_else(|| ReadError::malformed("stat has no btime"))
+        let btime = |text: &[u8]| {
+            let value = text.split(|&b| b == b'\n').find_map(|line| line.strip_prefix(b"btime "))?;
+            std::str::from_utf8(value).ok()?.trim().parse().ok()
+        };
+        file.find_line(&mut buffer, btime)?.ok_or_else(|| ReadError::malformed("no btime line in stat"))
     }
 
-    /// Which boot this is: a random id that the kernel makes when it starts.
+    /// Returns the id of this boot, which the kernel chooses at random.
     ///
     /// # Errors
-    /// The file cannot be read or is empty.
+    /// The file is unreadable or empty.
     pub fn boot_id(&self) -> Result<String, ReadError> {
         let mut buffer = Vec::new();
         let file = KernelFile::open(&self.proc.join("sys/kernel/random/boot_id"))?;
@@ -67,21 +73,21 @@ impl Roots {
         if id.is_empty() { Err(ReadError::malformed("boot_id is empty")) } else { Ok(id) }
     }
 
-    /// True if memledger runs in the host's own pid namespace, whose pids the kernel and the driver name.
-    pub fn in_first_pid_namespace(&self) -> bool {
+    /// Returns true if memledger runs in the initial pid namespace, whose pids the kernel log and the GPU driver use.
+    pub fn in_initial_pid_namespace(&self) -> bool {
         std::fs::read_link(self.proc.join("self/ns/pid"))
-            .is_ok_and(|link| link.as_os_str() == FIRST_PID_NAMESPACE)
+            .is_ok_and(|link| link.as_os_str() == INITIAL_PID_NAMESPACE)
     }
 
-    /// True if `path` exists below the device root.
+    /// Returns true if `path` exists below the device root.
     pub fn has_device(&self, path: impl AsRef<Path>) -> bool {
         self.dev.join(path).exists()
     }
 }
 
-/// Raises the soft limit of open files to the hard one, because the files of every container stay open.
+/// Raises the soft limit of open files to the hard limit, because the files of every container stay open.
 ///
-/// Returns the limit that holds now. A refusal is no error: then fewer files stay open.
+/// Returns the resulting limit. A failure is not an error: fewer files then stay open.
 pub fn raise_open_file_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

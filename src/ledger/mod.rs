@@ -1,117 +1,117 @@
-//! What must outlive a cycle.
+//! State that outlives a sampling cycle: OOM kills, container exits, and the peaks of containers and GPUs.
 //!
-//! Two sides. The cycle's side (here, [`containers`] and [`gpus`]) keeps peaks, ended containers and how many GPUs there
-//! once were.
-//! The ledger proper is kept by a thread of its own ([`keeper`]): it reads the sources of OOM kills, a pure state machine
-//! ([`machine`]) reconciles them, [`store`] keeps the facts on disk. The two meet at the [`desk`].
+//! It has two halves. The cycle's half ([`Ledger`]) keeps the peaks, the ended containers and the number of GPUs that
+//! were ever present. The ledger service ([`service`]) runs on a thread of its own: it reads the sources of OOM kills,
+//! passes them to a pure state machine ([`reconcile`]) and writes the result to disk ([`store`]). The halves exchange
+//! data through [`exchange::SharedState`].
 //!
-//! | file | what it decides |
+//! | file | content |
 //! | --- | --- |
-//! | `log_watch.rs`, `witness.rs` | what is read of a kill at once, while its process is still there |
-//! | `kernel.rs` | which kills there were: records against the kernel's counter |
-//! | `runs.rs` | which containers there are, and when a run began and ended |
-//! | `history.rs` | what a container held in the last minutes |
-//! | `attribution.rs`, `whose.rs`, `sets.rs`, `fit.rs`, `counters.rs`, `pods.rs` | whose a kill was, and whether it ended the container |
-//! | `exits.rs` | why a container ended |
-//! | `totals.rs` | the counts that never fall |
-//! | `why.rs` | what a person is told |
+//! | `kmsg_reader.rs`, `victim_probe.rs` | reads a kill's record, and the victim's /proc entry while it still exists |
+//! | `container_table.rs` | known containers, and the start and end of each run |
+//! | `usage_history.rs` | the memory of a container during the last minutes |
+//! | `reconcile/` | pure: how many kills there were, whose they were, whether they ended the container, and why it exited |
+//! | `totals.rs` | the counters, which never decrease |
+//! | `writer.rs`, `store`, `followers.rs` | commits the results; after that, the log and `--events.file` |
+//! | `why` | the verdict that `memledger why` shows |
 
-mod attribution;
-mod containers;
-mod counters;
-pub mod desk;
-pub mod entries;
-pub mod events_file;
-mod exits;
-mod fit;
-mod gpu_errors;
-mod gpus;
-mod history;
-pub mod keeper;
-mod kernel;
-mod log_watch;
-mod machine;
-mod pods;
-mod runs;
-mod say;
-mod sets;
+mod run_peaks;
+pub mod exchange;
+pub mod events;
+pub mod jsonl_sink;
+mod xid_dedup;
+mod gpu_peaks;
+mod interval;
+mod usage_history;
+pub mod service;
+mod kmsg_reader;
+mod reconcile;
+mod container_table;
+mod event_log;
+mod followers;
 pub mod store;
 mod totals;
-mod whose;
 pub mod why;
-mod witness;
-mod xids;
+mod victim_probe;
+mod xid_counts;
+mod writer;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use containers::Ended;
-use desk::{ContainerFigures, Desk, Figures, Handed, Held, Process};
-use entries::{GpuError, Name, Reason, Sample};
+use events::{ContainerLabels, ExitReason, GpuError, UsageSample};
+use exchange::{ContainerFigures, ContainerUsage, CycleReport, LedgerFigures, ProcessUsage, SharedState};
+pub use run_peaks::EndedContainer;
 
 use crate::attribute::Attribution;
 use crate::catalog::*;
-use crate::clock::Moment;
-use crate::collect::{Context, Readings};
+use crate::clock::Timestamp;
+use crate::collect::{Context, CycleData};
 use crate::discover::{Container, ContainerId, Identity};
 use crate::series::Series;
 
-/// The cycle's side of the ledger.
+/// The cycle's half of the ledger.
 #[derive(Debug)]
 pub struct Ledger {
-    containers: containers::Books,
-    desk: Arc<Desk>,
-    gpus: gpus::Gpus,
-    xids: xids::Xids,
-    gpu_errors: gpu_errors::Errors,
+    containers: run_peaks::RunPeaksTable,
+    shared_state: Arc<SharedState>,
+    gpus: gpu_peaks::GpuPeaks,
+    xids: xid_counts::XidCounts,
+    gpu_errors: xid_dedup::XidDedup,
 }
 
 impl Ledger {
-    /// An empty ledger that keeps ended containers so long, is told how many GPUs there should be, and meets the
-    /// ledger's thread at this desk.
-    pub fn new(keep_ended: Duration, gpus_expected: Option<usize>, desk: Arc<Desk>) -> Self {
-        let (containers, gpus) = (containers::Books::new(keep_ended), gpus::Gpus::new(gpus_expected));
+    /// Returns an empty ledger. Ended containers are shown for `keep_ended`; `gpus_expected` is the configured number
+    /// of NVIDIA GPUs, if there is one.
+    pub fn new(keep_ended: Duration, gpus_expected: Option<usize>, shared_state: Arc<SharedState>) -> Self {
+        let (containers, gpus) =
+            (run_peaks::RunPeaksTable::new(keep_ended), gpu_peaks::GpuPeaks::new(gpus_expected));
         Self {
             containers,
-            desk,
+            shared_state,
             gpus,
-            xids: xids::Xids::default(),
-            gpu_errors: gpu_errors::Errors::default(),
+            xids: xid_counts::XidCounts::default(),
+            gpu_errors: xid_dedup::XidDedup::default(),
         }
     }
 
-    /// True once the ledger's thread has put figures out.
-    pub fn has_figures(&self) -> bool {
-        self.desk.figures().is_some()
+    /// Returns the state that is shared with the ledger service.
+    pub fn shared_state(&self) -> &Arc<SharedState> {
+        &self.shared_state
     }
 
-    /// Enters one cycle and writes what the ledger knows. Returns the ended containers that are still shown; their
-    /// numbers follow those of the running ones.
-    pub fn enter(
+    /// Returns true once the ledger service has published figures.
+    pub fn has_figures(&self) -> bool {
+        self.shared_state.figures().is_some()
+    }
+
+    /// Records one cycle and writes the ledger's series. Returns the ended containers that are still shown; they are
+    /// numbered after the running ones.
+    pub fn record_cycle(
         &mut self,
         context: &Context<'_>,
         ended: &[Arc<Container>],
-        readings: &Readings,
+        cycle_data: &CycleData,
         attribution: &Attribution,
         series: &mut Series,
     ) -> Vec<Arc<Container>> {
-        self.gpus.enter(context.now, readings, &attribution.gpus, series);
-        let xids = self.xids.enter(context, readings, &attribution.gpus, &self.desk.take_xids());
-        self.containers.enter(context, ended, readings, &attribution.gpus);
-        for told in &xids {
-            if let Some(name) = told.container.as_ref().and_then(|id| self.containers.identity(id)) {
-                self.xids.count(context.now, told, name);
+        self.gpus.record(context.now, cycle_data, &attribution.gpus, series);
+        let xids = self.xids.record(context, cycle_data, &attribution.gpus, &self.shared_state.take_xids());
+        self.containers.record(context, ended, cycle_data, &attribution.gpus);
+        for xid in &xids {
+            if let Some(name) = xid.container.as_ref().and_then(|id| self.containers.identity(id)) {
+                self.xids.count(context.now, xid, name);
             }
         }
-        self.enter_gpu_errors(context, readings, xids);
-        self.hand_over(context, readings, attribution, series);
+        self.publish_gpu_errors(context, cycle_data, xids);
+        self.publish_cycle(context, cycle_data, attribution, series);
         let mut shown = self.containers.write(context, series);
-        if let Some(figures) = self.desk.figures() {
+        if let Some(figures) = self.shared_state.figures() {
             write_host(&figures, series);
             write_containers(&figures, context, &mut shown, series);
             if figures.sources.contains(&("kmsg", true)) {
-                self.xids.bear(context, readings, &attribution.gpus);
+                self.xids.init_at_zero(context, cycle_data, &attribution.gpus);
             }
         }
         let containers = context.inventory.containers.iter().chain(&shown);
@@ -119,45 +119,50 @@ impl Ledger {
         shown
     }
 
-    /// Hands the errors of GPUs over, that they become events.
-    fn enter_gpu_errors(&mut self, context: &Context<'_>, readings: &Readings, told: Vec<xids::Told>) {
-        let figures = self.desk.figures();
+    /// Passes GPU errors to the ledger service, which makes events of them.
+    fn publish_gpu_errors(
+        &mut self,
+        context: &Context<'_>,
+        cycle_data: &CycleData,
+        xids: Vec<xid_counts::ReportedXid>,
+    ) {
+        let figures = self.shared_state.figures();
         let is_log_read = figures.is_some_and(|figures| figures.sources.contains(&("kmsg", true)));
-        let of_log = told.into_iter().map(|told| {
-            let subject = told.container.as_ref().and_then(|id| self.containers.subject(id));
-            let (gpu, gpu_uuid) = told.gpu;
+        let logged = xids.into_iter().map(|xid| {
+            let subject = xid.container.as_ref().and_then(|id| self.containers.subject(id));
+            let (gpu, gpu_uuid) = xid.gpu;
             let source = "kmsg".into();
-            GpuError { id: 0, at: told.at, gpu, gpu_uuid, xid: told.xid, pid: told.pid, subject, source }
+            GpuError { id: 0, at: xid.at, gpu, gpu_uuid, xid: xid.xid, pid: xid.pid, subject, source }
         });
-        let errors = self.gpu_errors.enter(context.now, readings, of_log.collect(), is_log_read);
+        let errors = self.gpu_errors.record(context.now, cycle_data, logged.collect(), is_log_read);
         if !errors.is_empty() {
-            self.desk.enter_gpu_errors(errors);
+            self.shared_state.add_gpu_errors(errors);
         }
     }
 
-    /// Hands the ledger's thread what this cycle saw.
-    fn hand_over(
+    /// Publishes the data of this cycle to the ledger service.
+    fn publish_cycle(
         &self,
         context: &Context<'_>,
-        readings: &Readings,
+        cycle_data: &CycleData,
         attribution: &Attribution,
         series: &Series,
     ) {
         let running = &context.inventory.containers;
-        let mut containers = vec![Held::default(); running.len()];
+        let mut containers = vec![ContainerUsage::default(); running.len()];
         for (number, held) in containers.iter_mut().enumerate() {
-            held.sample = sample(context.now, readings, number);
+            held.sample = sample(context.now, cycle_data, number);
             (held.peak_usage_bytes, held.peak_unreclaimable_bytes) =
                 self.containers.peaks(&running[number].id);
         }
-        let all = (0..running.len()).flat_map(|number| readings.processes.of(number));
+        let all = (0..running.len()).flat_map(|number| cycle_data.processes.of(number));
         for (process, attributed) in std::iter::zip(all, &attribution.processes) {
-            containers[attributed.container as usize].processes.push(Process {
+            containers[attributed.container as usize].processes.push(ProcessUsage {
                 pid: attributed.pid,
-                ppid: process.facts.ppid,
+                ppid: process.meta.ppid,
                 comm: Arc::clone(&attributed.comm),
                 role: attributed.role,
-                python: process.facts.command.python,
+                python: process.meta.command.python,
                 rss_bytes: attributed.rss_bytes,
                 pss_bytes: attributed.pss_bytes,
             });
@@ -166,11 +171,11 @@ impl Ledger {
         for row in series.rows() {
             let sample = || containers.get(row.container as usize)?.sample;
             match row.family {
-                Id::HOST_MEMORY_TOTAL => host_memory.0 = Some(row.value as u64),
-                Id::HOST_MEMORY_AVAILABLE => host_memory.1 = Some(row.value as u64),
-                Id::CONTAINER_SHM_USED | Id::CONTAINER_SHM_SIZE => {
+                FamilyId::HOST_MEMORY_TOTAL => host_memory.0 = Some(row.value as u64),
+                FamilyId::HOST_MEMORY_AVAILABLE => host_memory.1 = Some(row.value as u64),
+                FamilyId::CONTAINER_SHM_USED | FamilyId::CONTAINER_SHM_SIZE => {
                     let Some(mut sample) = sample() else { continue };
-                    let used = row.family == Id::CONTAINER_SHM_USED;
+                    let used = row.family == FamilyId::CONTAINER_SHM_USED;
                     let field = if used { &mut sample.shm_used_bytes } else { &mut sample.shm_size_bytes };
                     *field = Some(row.value as u64);
                     containers[row.container as usize].sample = Some(sample);
@@ -178,7 +183,7 @@ impl Ledger {
                 _ => {}
             }
         }
-        self.desk.hand_over(Handed {
+        self.shared_state.publish_cycle(CycleReport {
             at: context.now,
             inventory: Arc::clone(context.inventory),
             containers,
@@ -187,9 +192,9 @@ impl Ledger {
     }
 }
 
-fn sample(now: Moment, readings: &Readings, number: usize) -> Option<Sample> {
-    let memory = readings.memory.get(number)?.as_ref()?;
-    Some(Sample {
+fn sample(now: Timestamp, cycle_data: &CycleData, number: usize) -> Option<UsageSample> {
+    let memory = cycle_data.memory.get(number)?.as_ref()?;
+    Some(UsageSample {
         at: now.unix_seconds(),
         usage_bytes: memory.usage,
         unreclaimable_bytes: memory.unreclaimable,
@@ -203,35 +208,49 @@ fn sample(now: Moment, readings: &Readings, number: usize) -> Option<Sample> {
     })
 }
 
-fn write_host(figures: &Figures, series: &mut Series) {
-    series.global(HOST_OOM_KILLS, [], figures.host_kills as f64);
-    series.global(HOST_PROCESS_OOM_KILLS, [], figures.host_process_kills as f64);
-    series.global(OOM_UNATTRIBUTED, [], figures.unattributed as f64);
-    series.global(OOM_GAPS, [], figures.gaps as f64);
-    series.global(OOM_DUPLICATE_LINES, [], figures.duplicate_lines as f64);
+fn write_host(figures: &LedgerFigures, series: &mut Series) {
+    if figures.has_counts {
+        series.global(HOST_OOM_KILLS, [], figures.host_kills as f64);
+        series.global(HOST_PROCESS_OOM_KILLS, [], figures.host_process_kills as f64);
+        series.global(OOM_UNATTRIBUTED, [], figures.unattributed as f64);
+        series.global(OOM_KILLS_WITHOUT_RECORD, [], figures.gaps as f64);
+        series.global(OOM_DUPLICATE_LINES, [], figures.duplicate_lines as f64);
+    }
     for (source, up) in &figures.sources {
         series.global(OOM_SOURCE_UP, [(*source).into()], f64::from(u8::from(*up)));
     }
     if let Some(up) = figures.store_up {
         series.global(STORE_UP, [], f64::from(u8::from(up)));
+        series.global(STORE_UNREADABLE_ROWS, [], figures.unreadable_rows as f64);
     }
 }
 
-/// Writes the counts of all names: of running containers, of ended ones that are shown already, and of those that only
-/// the ledger remembers, which are added to `shown`. A container that the ledger's thread has not heard of yet has none
-/// for a cycle: its name may have counts of earlier days, and 0 would be wrong.
+/// Writes the ledger's figures without a cycle. Returns the containers that they are about, of which only names are known.
+pub fn write_figures(figures: &LedgerFigures, series: &mut Series) -> Vec<Arc<Container>> {
+    write_host(figures, series);
+    let containers = figures.containers.iter().enumerate();
+    let containers = containers.map(|(number, figures)| {
+        write_container(figures, number as u32, series);
+        Arc::new(container_of_labels(&figures.name))
+    });
+    containers.collect()
+}
+
+/// Writes the counters of all container names: of running containers, of ended ones in `shown`, and of those that only
+/// the ledger remembers, which are appended to `shown`. A container that the ledger service does not know yet gets no
+/// counters in this cycle: its name may have earlier counts, so 0 would be wrong.
 fn write_containers(
-    figures: &Figures,
+    figures: &LedgerFigures,
     context: &Context<'_>,
     shown: &mut Vec<Arc<Container>>,
     series: &mut Series,
 ) {
-    let by_name: HashMap<&Name, &ContainerFigures> =
+    let by_name: HashMap<&ContainerLabels, &ContainerFigures> =
         figures.containers.iter().map(|figures| (&figures.name, figures)).collect();
     let running = &context.inventory.containers;
     let mut written = HashSet::new();
     for (number, container) in running.iter().chain(shown.iter()).enumerate() {
-        let name = Name::from(&container.identity);
+        let name = ContainerLabels::from(&container.identity);
         if let Some(figures) = by_name.get(&name) {
             write_container(figures, number as u32, series);
         }
@@ -240,12 +259,12 @@ fn write_containers(
     for figures in figures.containers.iter().filter(|figures| !written.contains(&figures.name)) {
         let number = running.len() + shown.len();
         write_container(figures, number as u32, series);
-        shown.push(Arc::new(remembered(&figures.name)));
+        shown.push(Arc::new(container_of_labels(&figures.name)));
     }
 }
 
-/// A container of which only the name is left.
-fn remembered(name: &Name) -> Container {
+/// Returns a container of which only the name is known.
+fn container_of_labels(name: &ContainerLabels) -> Container {
     Container {
         id: ContainerId::new(""),
         identity: Identity {
@@ -272,7 +291,7 @@ fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series)
             series.container(CONTAINER_OOM_KILLS, number, [victim.into(), scope.into()], kills as f64);
         }
     }
-    for (reason, exits) in std::iter::zip(Reason::ALL, figures.exits) {
+    for (reason, exits) in std::iter::zip(ExitReason::ALL, figures.exits) {
         series.container(CONTAINER_EXITS, number, [reason.label().into()], exits as f64);
     }
     series.container(CONTAINER_RESTARTS, number, [], figures.restarts as f64);

@@ -1,12 +1,12 @@
 //! `memory.stat` and the limits of cgroup v1 and v2.
 //!
-//! Parsers return what the file holds; which absence is fine is decided by the collector.
+//! The parsers return the contents of the file; the collector decides which missing lines are normal.
 
 use super::keyed;
 
-/// `memory.stat` of cgroup v2, in bytes. `None` for a line that this kernel does not write.
+/// `memory.stat` of cgroup v2, in bytes. `None` for a line that this kernel does not print.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // the fields are the kernel's own words
+#[allow(missing_docs)] // the fields have the kernel's names
 pub struct StatV2 {
     pub anon: Option<u64>,
     pub file: Option<u64>,
@@ -49,9 +49,9 @@ impl StatV2 {
     }
 }
 
-/// `memory.stat` of cgroup v1, in bytes. The `total_` lines: the cgroup and all below it.
+/// `memory.stat` of cgroup v1, in bytes. The `total_` lines include the cgroups below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // the fields are the kernel's own words
+#[allow(missing_docs)] // the fields have the kernel's names
 pub struct StatV1 {
     pub total_cache: Option<u64>,
     pub total_rss: Option<u64>,
@@ -80,10 +80,10 @@ impl StatV1 {
     }
 }
 
-/// A limit: `None` when there is none. Outer `None` if the text is no limit.
+/// Parses a limit: the inner `None` means unlimited, the outer one invalid text.
 ///
 /// v2 writes `max`. v1 writes the largest multiple of the page size below 2^63; no machine has half of that, so
-/// anything above 2^62 is *no limit* on every page size.
+/// any value above 2^62 is *unlimited*, whatever the page size.
 pub fn limit(text: &[u8]) -> Option<Option<u64>> {
     if text.trim_ascii() == b"max" {
         return Some(None);
@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_line_comes_back_whatever_stands_around_it(values: [Option<u64>; 12], other in "[a-z_]{1,12}[0-9]") {
+        fn reads_every_line_among_others(values: [Option<u64>; 12], other in "[a-z_]{1,12}[0-9]") {
             let keys = ["anon", "file", "shmem", "kernel", "kernel_stack", "pagetables", "percpu", "sock", "slab",
                 "slab_reclaimable", "slab_unreclaimable", "inactive_file"];
             let lines = std::iter::zip(keys, values).filter_map(|(key, value)| Some(format!("{key} {}\n{other} 5\n", value?)));
@@ -109,7 +109,7 @@ mod tests {
         }
 
         #[test]
-        fn every_hierarchical_line_of_v1_comes_back(values: [Option<u64>; 5]) {
+        fn reads_every_hierarchical_line_of_v1(values: [Option<u64>; 5]) {
             let keys = ["cache", "rss", "shmem", "inactive_file", "swap"];
             let lines = std::iter::zip(keys, values).filter_map(|(key, value)| Some(format!("{key} 5\ntotal_{key} {}\n", value?)));
             let stat = StatV1::parse(lines.collect::<String>().as_bytes());
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn unlimited_is_no_number_on_either_version() {
+    fn reads_unlimited_on_both_versions() {
         assert_eq!(limit(b"max\n"), Some(None));
         assert_eq!(limit(b"9223372036854771712\n"), Some(None));
         assert_eq!(limit(b"9223372036854710272\n"), Some(None), "64 KiB pages");
@@ -129,13 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_missing_is_absent_and_not_zero() {
+    fn missing_line_is_absent_and_not_zero() {
         let stat = StatV2::parse(b"anon 4096\nfile 0\nnonsense\nshmem x\n");
         assert_eq!((stat.anon, stat.file, stat.shmem, stat.kernel), (Some(4096), Some(0), None, None));
     }
 
     #[test]
-    fn v1_takes_the_hierarchical_lines_and_not_the_local_ones() {
+    fn v1_reads_hierarchical_lines_and_not_local_ones() {
         let stat = StatV1::parse(b"cache 1\nrss 2\nshmem 3\ntotal_cache 10\ntotal_rss 20\ntotal_shmem 30\n");
         assert_eq!((stat.total_cache, stat.total_rss, stat.total_shmem), (Some(10), Some(20), Some(30)));
         assert_eq!(stat.total_swap, None);

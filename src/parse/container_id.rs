@@ -1,30 +1,33 @@
 //! cgroup path -> container ids.
 //!
-//! | who made it | path component |
+//! | created by | path component |
 //! | --- | --- |
 //! | Docker, cgroupfs driver; Kubernetes, cgroupfs driver; containerd (nerdctl) | `<64 hex>` |
 //! | Docker, systemd driver | `docker-<64 hex>.scope` |
 //! | containerd for Kubernetes, systemd driver | `cri-containerd-<64 hex>.scope` |
 //! | CRI-O | `crio-<64 hex>.scope` |
+//! | containerd, where the kubelet uses the systemd driver and containerd does not (`SystemdCgroup = false`) | `kubepods-<pod>.slice:cri-containerd:<64 hex>` |
 //! | Podman | `libpod-<64 hex>.scope`, or without `.scope` below `libpod_parent` |
 //!
-//! The monitor processes of CRI-O and Podman live in `crio-conmon-<id>.scope` and `libpod-conmon-<id>.scope`: these are
-//! not the container. Not here: which of several nested ids counts; that needs the runtimes (`discover`).
+//! The monitor processes of CRI-O and Podman run in `crio-conmon-<id>.scope` and `libpod-conmon-<id>.scope`, which are not
+//! the container. Not here: which of several nested ids counts; that needs the runtimes (`discover`).
 
-/// Which program made a cgroup, as far as its name tells.
+/// A container id in the name of a cgroup, with the runtime that created it according to the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found<'a> {
+pub struct ContainerIdMatch<'a> {
     /// The 64 hexadecimal digits.
     pub id: &'a str,
     /// `docker`, `containerd`, `cri-o`, `podman`, or `unknown`.
     pub runtime: &'static str,
 }
 
-/// The container id in one component of a cgroup path, given the component above it.
-pub fn in_component<'a>(component: &'a str, parent: &str) -> Option<Found<'a>> {
-    let (prefix, id) = match component.strip_suffix(".scope").unwrap_or(component).rsplit_once('-') {
-        Some((prefix, id)) => (Some(prefix), id),
-        None => (None, component),
+/// Returns the container id in one component of a cgroup path, given the component above it.
+pub fn in_component<'a>(component: &'a str, parent: &str) -> Option<ContainerIdMatch<'a>> {
+    let name = component.strip_suffix(".scope").unwrap_or(component);
+    let (prefix, id) = match name.rsplit_once(['-', ':']) {
+        // in `<slice>:<prefix>:<id>`, which a runtime without systemd uses as a path, the middle is the prefix
+        Some((before, id)) => (Some(before.rsplit_once(':').map_or(before, |(_, prefix)| prefix)), id),
+        None => (None, name),
     };
     if id.len() != 64 || !id.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()) {
         return None;
@@ -40,11 +43,11 @@ pub fn in_component<'a>(component: &'a str, parent: &str) -> Option<Found<'a>> {
         None if parent == "libpod_parent" => "podman",
         None => "unknown",
     };
-    Some(Found { id, runtime })
+    Some(ContainerIdMatch { id, runtime })
 }
 
-/// All container ids in a path, outermost first.
-pub fn in_path(path: &str) -> impl Iterator<Item = Found<'_>> {
+/// Returns all container ids in a path, outermost first.
+pub fn in_path(path: &str) -> impl Iterator<Item = ContainerIdMatch<'_>> {
     let parents = std::iter::once("").chain(path.split('/'));
     path.split('/').zip(parents).filter_map(|(component, parent)| in_component(component, parent))
 }
@@ -61,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn every_known_layout_is_recognised() {
+    fn recognizes_every_known_layout() {
         let layouts = [
             (format!("/docker/{A}"), "docker"),
             (format!("/system.slice/docker-{A}.scope"), "docker"),
@@ -73,6 +76,16 @@ mod tests {
                 "containerd",
             ),
             (format!("/kubepods.slice/kubepods-pod1b.slice/crio-{A}.scope"), "cri-o"),
+            (
+                format!(
+                    "/system.slice/containerd.service/kubepods-burstable-pod1b_2c.slice:cri-containerd:{A}"
+                ),
+                "containerd",
+            ),
+            (format!("/kubepods-pod1b.slice:cri-containerd:{A}"), "containerd"),
+            (format!("/kubepods-pod1b.slice:crio:{A}"), "cri-o"),
+            (format!("/system.slice:docker:{A}"), "docker"),
+            (format!("/a:b:{A}"), "unknown"),
             (format!("/machine.slice/libpod-{A}.scope/container"), "podman"),
             (format!("/libpod_parent/libpod-{A}"), "podman"),
             (format!("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope"), "podman"),
@@ -86,8 +99,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_id_is_found_wherever_it_lies(id in "[0-9a-f]{64}", above in "(/[a-z.]{1,12}){0,4}", below in "(/[a-z.]{1,12}){0,2}",
+        fn finds_any_id_at_any_depth(id in "[0-9a-f]{64}", above in "(/[a-z.]{1,12}){0,4}", below in "(/[a-z.]{1,12}){0,2}",
             (before, after, runtime) in proptest::sample::select(vec![("docker-", ".scope", "docker"), ("cri-containerd-", ".scope", "containerd"),
+                ("kubepods-pod1.slice:cri-containerd:", "", "containerd"),
                 ("crio-", ".scope", "cri-o"), ("libpod-", ".scope", "podman"), ("libpod-", "", "podman")])) {
             let path = format!("{above}/{before}{id}{after}{below}");
             proptest::prop_assert_eq!(ids(&path), [(id.clone(), runtime)]);
@@ -96,10 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_container_is_none() {
+    fn ignores_similar_names() {
         for path in [
             format!("/machine.slice/libpod-conmon-{A}.scope"),
             format!("/system.slice/crio-conmon-{A}.scope"),
+            format!("/kubepods-pod1b.slice:crio-conmon:{A}"),
+            format!("/kubepods-pod1b.slice:cri-containerd:{A}0"),
+            format!("/{A}:cri-containerd:pod"),
             "/system.slice/docker.service".to_owned(),
             format!("/docker/{}", &A[..63]),
             format!("/docker/{A}0"),
@@ -113,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_ids_come_outermost_first() {
+    fn returns_nested_ids_outermost_first() {
         let inner = &B[..64];
         let path = format!("/docker/{A}/docker/{inner}");
         assert_eq!(ids(&path), [(A.to_owned(), "docker"), (inner.to_owned(), "docker")]);

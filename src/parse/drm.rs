@@ -1,34 +1,33 @@
-//! `/proc/PID/fdinfo/FD` of a graphics device: what one client of a DRM driver holds and how long its engines worked.
+//! `/proc/PID/fdinfo/FD` of a graphics device: the memory of one client of a DRM driver, and the busy time of its engines.
 //!
 //! The keys are those of the kernel's documentation *DRM client usage stats*. They are common to amdgpu, i915, xe, nouveau,
-//! panthor and others; what a driver adds under keys of its own (`amd-...`) is not read. Everything a driver may leave out
-//! is an `Option`, and what is there but cannot be right (another unit, a number too large, one key with two values) has
-//! no value and is counted in [`Client::malformed`].
+//! panthor and others; driver-specific keys (`amd-...`) are ignored. Everything that a driver may omit is an `Option`. An invalid
+//! value (an unknown unit, a number that overflows, one key with two values) becomes `None` and is counted in
+//! [`DrmClient::malformed`].
 //!
-//! Not here: which region lies on the device, and who is counted when several descriptors are one client
-//! (`collect::drm`).
+//! Not here: which region is on the device, and how several descriptors of one client are counted (`collect::drm`).
 
 use super::{lines, number};
 
-/// More regions or engines than any driver has: what comes after them is not kept.
-const MOST: usize = 64;
-/// Longest name of a client, region or engine that is kept. The kernel's are shorter.
-const LONGEST: usize = 64;
+/// Limit of regions and of engines, more than any driver has; the rest is ignored.
+const MAX_ENTRIES: usize = 64;
+/// Limit of a name of a client, region or engine; longer ones are ignored. The kernel's are shorter.
+const MAX_NAME_BYTES: usize = 64;
 
-/// One open descriptor of a DRM device. Several may be the same client.
+/// One open descriptor of a DRM device. Several may belong to one client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Client {
+pub struct DrmClient {
     /// `drm-driver`: the kernel driver, such as `amdgpu`.
     pub driver: Vec<u8>,
-    /// `drm-pdev`: the PCI address. Absent for devices that are not on that bus.
+    /// `drm-pdev`: the PCI address. Absent for devices on other buses.
     pub pdev: Option<Vec<u8>>,
-    /// `drm-client-id`: which client it is, unique on the device. Absent in old drivers.
+    /// `drm-client-id`: the id of the client, unique on the device. Absent in old drivers.
     pub id: Option<Vec<u8>>,
     /// Memory by region, in the order of the file.
     pub regions: Vec<Region>,
     /// Engines, in the order of the file.
     pub engines: Vec<Engine>,
-    /// Values that are there and cannot be right.
+    /// Number of invalid values.
     pub malformed: usize,
 }
 
@@ -37,44 +36,44 @@ pub struct Client {
 pub struct Region {
     /// Its name: `vram`, `gtt`, `system0`, `memory`.
     pub name: Vec<u8>,
-    /// `drm-total-`: buffers asked for, whether or not they have memory behind them.
+    /// `drm-total-`: requested buffers, with or without memory.
     pub total: Option<u64>,
-    /// `drm-shared-`: of these, buffers that another descriptor holds too.
+    /// `drm-shared-`: of these, buffers that another descriptor has too.
     pub shared: Option<u64>,
-    /// `drm-resident-`: buffers with memory behind them in this region.
+    /// `drm-resident-`: buffers with memory in this region.
     resident: Option<u64>,
     /// `drm-memory-`: the older name of the same.
     memory: Option<u64>,
 }
 
 impl Region {
-    /// Memory that is really held in this region: `drm-resident-`, or `drm-memory-` of older drivers.
+    /// Returns the memory that is used in this region: `drm-resident-`, or `drm-memory-` of older drivers.
     pub fn resident(&self) -> Option<u64> {
         self.resident.or(self.memory)
     }
 }
 
-/// Work of one client on the engines of one name.
+/// Use of the engines of one name by one client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Engine {
     /// Its name: `gfx`, `compute`, `render`, `rcs`.
     pub name: Vec<u8>,
-    /// `drm-engine-`: nanoseconds that it worked for this client.
+    /// `drm-engine-`: nanoseconds of work for this client.
     pub busy_ns: Option<u64>,
-    /// `drm-cycles-`: cycles that it worked for this client.
+    /// `drm-cycles-`: cycles of work for this client.
     pub cycles: Option<u64>,
-    /// `drm-total-cycles-`: cycles that went by on it for everybody.
+    /// `drm-total-cycles-`: elapsed cycles, for all clients.
     pub total_cycles: Option<u64>,
-    /// `drm-engine-capacity-`: how many engines have this name. Absent: one.
+    /// `drm-engine-capacity-`: number of engines with this name. Absent: one.
     pub capacity: Option<u64>,
 }
 
-impl Client {
+impl DrmClient {
     /// Parses the file. `None` if it is not of a DRM driver, as nearly all files are.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let mut client = Self::default();
-        let mut driver = Once::default();
-        let (mut pdev, mut id) = (Once::default(), Once::default());
+        let mut driver = UniqueText::default();
+        let (mut pdev, mut id) = (UniqueText::default(), UniqueText::default());
         let mut seen: Vec<&[u8]> = Vec::new();
         for line in lines(text) {
             let Some(key) = line.strip_prefix(b"drm-") else { continue };
@@ -85,65 +84,65 @@ impl Client {
                 b"pdev" => pdev.set(value),
                 b"client-id" => id.set(value),
                 _ if key.iter().any(u8::is_ascii_whitespace) => {}
-                _ => client.number(key, value, &mut seen),
+                _ => client.apply_number(key, value, &mut seen),
             }
         }
-        client.malformed += usize::from(pdev.twice) + usize::from(id.twice);
+        client.malformed += usize::from(pdev.has_conflict) + usize::from(id.has_conflict);
         client.driver = driver.value()?;
         client.pdev = pdev.value();
         client.id = id.value();
         Some(client)
     }
 
-    /// Enters the value of a key that has a number; other keys are not known here and no fault.
-    fn number<'a>(&mut self, key: &'a [u8], value: &[u8], seen: &mut Vec<&'a [u8]>) {
-        let Some((what, name)) = Key::of(key) else { return };
-        if name.is_empty() || name.len() > LONGEST {
+    /// Applies the value of a numeric key; unknown keys are ignored and not malformed.
+    fn apply_number<'a>(&mut self, key: &'a [u8], value: &[u8], seen: &mut Vec<&'a [u8]>) {
+        let Some((what, name)) = FdinfoKey::of(key) else { return };
+        if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return;
         }
         let parsed = match what {
-            Key::Total | Key::Shared | Key::Resident | Key::Memory => bytes(value),
-            Key::Busy => value.strip_suffix(b"ns").and_then(number),
-            Key::Cycles | Key::TotalCycles => number(value),
-            Key::Capacity => number(value).filter(|capacity| *capacity > 0),
+            FdinfoKey::Total | FdinfoKey::Shared | FdinfoKey::Resident | FdinfoKey::Memory => bytes(value),
+            FdinfoKey::Busy => value.strip_suffix(b"ns").and_then(number),
+            FdinfoKey::Cycles | FdinfoKey::TotalCycles => number(value),
+            FdinfoKey::Capacity => number(value).filter(|capacity| *capacity > 0),
         };
-        let again = seen.contains(&key);
-        let Some(place) = self.place(what, name) else { return };
-        // of two values nobody can tell which is right
-        let contradicts = again && *place != parsed;
-        *place = parsed.filter(|_| !contradicts);
+        let is_repeated = seen.contains(&key);
+        let Some(field) = self.field_of(what, name) else { return };
+        // two different values: both are dropped
+        let contradicts = is_repeated && *field != parsed;
+        *field = parsed.filter(|_| !contradicts);
         self.malformed += usize::from(parsed.is_none() || contradicts);
-        if !again {
+        if !is_repeated {
             seen.push(key);
         }
     }
 
-    /// Where the value of a key belongs; `None` if there are too many names.
-    fn place(&mut self, what: Key, name: &[u8]) -> Option<&mut Option<u64>> {
+    /// Returns the field for a key; `None` if there are too many names.
+    fn field_of(&mut self, what: FdinfoKey, name: &[u8]) -> Option<&mut Option<u64>> {
         match what {
-            Key::Total | Key::Shared | Key::Resident | Key::Memory => {
+            FdinfoKey::Total | FdinfoKey::Shared | FdinfoKey::Resident | FdinfoKey::Memory => {
                 let region = entry(
                     &mut self.regions,
                     |region| region.name == name,
                     || Region { name: name.to_vec(), ..Region::default() },
                 )?;
                 Some(match what {
-                    Key::Total => &mut region.total,
-                    Key::Shared => &mut region.shared,
-                    Key::Resident => &mut region.resident,
+                    FdinfoKey::Total => &mut region.total,
+                    FdinfoKey::Shared => &mut region.shared,
+                    FdinfoKey::Resident => &mut region.resident,
                     _ => &mut region.memory,
                 })
             }
-            Key::Busy | Key::Cycles | Key::TotalCycles | Key::Capacity => {
+            FdinfoKey::Busy | FdinfoKey::Cycles | FdinfoKey::TotalCycles | FdinfoKey::Capacity => {
                 let engine = entry(
                     &mut self.engines,
                     |engine| engine.name == name,
                     || Engine { name: name.to_vec(), ..Engine::default() },
                 )?;
                 Some(match what {
-                    Key::Busy => &mut engine.busy_ns,
-                    Key::Cycles => &mut engine.cycles,
-                    Key::TotalCycles => &mut engine.total_cycles,
+                    FdinfoKey::Busy => &mut engine.busy_ns,
+                    FdinfoKey::Cycles => &mut engine.cycles,
+                    FdinfoKey::TotalCycles => &mut engine.total_cycles,
                     _ => &mut engine.capacity,
                 })
             }
@@ -151,9 +150,9 @@ impl Client {
     }
 }
 
-/// A key that has a number.
+/// A numeric key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Key {
+enum FdinfoKey {
     Total,
     Shared,
     Resident,
@@ -164,29 +163,29 @@ enum Key {
     Capacity,
 }
 
-impl Key {
-    /// The kind of a key without its `drm-`, and the name of the region or engine in it.
+impl FdinfoKey {
+    /// Parses a key without its `drm-` into its kind and the name of the region or engine.
     fn of(key: &[u8]) -> Option<(Self, &[u8])> {
-        // the capacity stands before the engines, whose names must not begin so
+        // the capacity precedes `engine-`, which is a prefix of it
         let kinds: [(&[u8], Self); 8] = [
-            (b"engine-capacity-", Key::Capacity),
-            (b"engine-", Key::Busy),
-            (b"cycles-", Key::Cycles),
-            (b"total-cycles-", Key::TotalCycles),
-            (b"total-", Key::Total),
-            (b"shared-", Key::Shared),
-            (b"resident-", Key::Resident),
-            (b"memory-", Key::Memory),
+            (b"engine-capacity-", FdinfoKey::Capacity),
+            (b"engine-", FdinfoKey::Busy),
+            (b"cycles-", FdinfoKey::Cycles),
+            (b"total-cycles-", FdinfoKey::TotalCycles),
+            (b"total-", FdinfoKey::Total),
+            (b"shared-", FdinfoKey::Shared),
+            (b"resident-", FdinfoKey::Resident),
+            (b"memory-", FdinfoKey::Memory),
         ];
         kinds.into_iter().find_map(|(prefix, kind)| Some((kind, key.strip_prefix(prefix)?)))
     }
 }
 
-/// The entry that matches, made if there is none yet and there is room.
+/// Returns the entry that matches; creates it if there is none, up to the limit.
 fn entry<T>(all: &mut Vec<T>, is: impl Fn(&T) -> bool, make: impl FnOnce() -> T) -> Option<&mut T> {
     let at = match all.iter().position(is) {
         Some(at) => at,
-        None if all.len() < MOST => {
+        None if all.len() < MAX_ENTRIES => {
             all.push(make());
             all.len() - 1
         }
@@ -195,30 +194,30 @@ fn entry<T>(all: &mut Vec<T>, is: impl Fn(&T) -> bool, make: impl FnOnce() -> T)
     all.get_mut(at)
 }
 
-/// A text that must stand once; two that differ are none.
+/// A text that must be unique: two different values count as none.
 #[derive(Default)]
-struct Once {
+struct UniqueText {
     value: Option<Vec<u8>>,
-    twice: bool,
+    has_conflict: bool,
 }
 
-impl Once {
+impl UniqueText {
     fn set(&mut self, value: &[u8]) {
-        if value.is_empty() || value.len() > LONGEST {
+        if value.is_empty() || value.len() > MAX_NAME_BYTES {
             return;
         }
         match &self.value {
             None => self.value = Some(value.to_vec()),
-            Some(known) => self.twice |= known != value,
+            Some(known) => self.has_conflict |= known != value,
         }
     }
 
     fn value(self) -> Option<Vec<u8>> {
-        self.value.filter(|_| !self.twice)
+        self.value.filter(|_| !self.has_conflict)
     }
 }
 
-/// A size: bytes without a unit, or with one of the two that the kernel's documentation allows.
+/// Parses a size: bytes without a unit, or with one of the two units in the kernel's documentation.
 fn bytes(value: &[u8]) -> Option<u64> {
     let (digits, shift) = match value {
         _ if value.ends_with(b"KiB") => (&value[..value.len() - 3], 10),
@@ -233,7 +232,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// As amdgpu prints it on Linux 6.12, without the lines that every descriptor has.
+    /// Output of amdgpu on Linux 6.12; some lines that every descriptor has are omitted.
     const AMDGPU: &[u8] = b"pos:\t0\nflags:\t02100002\nmnt_id:\t26\nino:\t1069\n\
         drm-driver:\tamdgpu\ndrm-client-id:\t271\ndrm-pdev:\t0000:03:00.0\npasid:\t32771\n\
         drm-total-vram:\t2113536 KiB\ndrm-shared-vram:\t1024 KiB\ndrm-active-vram:\t0\ndrm-resident-vram:\t2113024 KiB\n\
@@ -241,17 +240,17 @@ mod tests {
         amd-memory-visible-vram:\t8192 KiB\namd-evicted-vram:\t0 KiB\n\
         drm-engine-gfx:\t1234567890 ns\ndrm-engine-capacity-dec:\t2\ndrm-engine-dec:\t7 ns\n";
 
-    fn region<'a>(client: &'a Client, name: &str) -> &'a Region {
+    fn region<'a>(client: &'a DrmClient, name: &str) -> &'a Region {
         client.regions.iter().find(|region| region.name == name.as_bytes()).expect("a region")
     }
 
-    fn of(lines: &str) -> Client {
-        Client::parse(format!("drm-driver:\txe\n{lines}\n").as_bytes()).expect("a client")
+    fn of(lines: &str) -> DrmClient {
+        DrmClient::parse(format!("drm-driver:\txe\n{lines}\n").as_bytes()).expect("a client")
     }
 
     #[test]
-    fn a_client_of_amdgpu_tells_who_it_is_and_what_it_holds() {
-        let client = Client::parse(AMDGPU).unwrap();
+    fn reads_client_of_amdgpu() {
+        let client = DrmClient::parse(AMDGPU).unwrap();
         assert_eq!(client.driver, b"amdgpu");
         assert_eq!(client.pdev.as_deref(), Some(&b"0000:03:00.0"[..]));
         assert_eq!(client.id.as_deref(), Some(&b"271"[..]));
@@ -262,23 +261,23 @@ mod tests {
             (region(&client, "gtt").total, region(&client, "gtt").resident()),
             (Some(16 << 20), Some(4096))
         );
-        assert_eq!(client.regions.len(), 2, "amd- keys are not the standard's");
+        assert_eq!(client.regions.len(), 2, "amd- keys are not standard");
         let engines: Vec<_> = client.engines.iter().map(|e| (&e.name[..], e.busy_ns, e.capacity)).collect();
         assert_eq!(engines, [(&b"gfx"[..], Some(1_234_567_890), None), (b"dec", Some(7), Some(2))]);
         assert_eq!(client.malformed, 0);
     }
 
     #[test]
-    fn an_older_driver_has_only_the_older_name_of_resident_memory() {
+    fn reads_older_name_of_resident_memory() {
         let client = of("drm-memory-vram: 5 KiB\n");
         assert_eq!(region(&client, "vram").resident(), Some(5 << 10));
-        assert_eq!(region(&client, "vram").shared, None, "not told is not zero");
+        assert_eq!(region(&client, "vram").shared, None, "absent is not zero");
         let both = of("drm-memory-vram: 5 KiB\ndrm-resident-vram: 6 KiB\n");
         assert_eq!(region(&both, "vram").resident(), Some(6 << 10));
     }
 
     #[test]
-    fn xe_counts_cycles_and_not_time() {
+    fn reads_cycles_of_xe() {
         let client =
             of("drm-cycles-rcs:\t28257900\ndrm-total-cycles-rcs:\t7655183225\ndrm-engine-capacity-ccs:\t4\n");
         let [rcs, ccs] = &client.engines[..] else { panic!("{client:?}") };
@@ -291,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_driver_is_no_clients() {
+    fn ignores_file_without_driver() {
         for text in [
             &b""[..],
             b"pos:\t0\nflags:\t02\n",
@@ -299,12 +298,12 @@ mod tests {
             b"drm-driver:\t\n",
             b"xdrm-driver: x",
         ] {
-            assert_eq!(Client::parse(text), None, "{:?}", String::from_utf8_lossy(text));
+            assert_eq!(DrmClient::parse(text), None, "{:?}", String::from_utf8_lossy(text));
         }
     }
 
     #[test]
-    fn what_cannot_be_right_has_no_value_and_is_counted() {
+    fn counts_invalid_values_as_malformed() {
         for line in [
             "drm-resident-vram: 5 KB",
             "drm-resident-vram: -1 KiB",
@@ -332,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_stands_three_times_does_not_come_back() {
+    fn third_value_does_not_undo_a_contradiction() {
         let client = of("drm-total-vram: 1\ndrm-total-vram: 2\ndrm-total-vram: 2\n");
         assert_eq!((region(&client, "vram").total, client.malformed), (None, 2));
         let same = of("drm-total-vram: 1\ndrm-total-vram: 1\n");
@@ -340,42 +339,42 @@ mod tests {
     }
 
     #[test]
-    fn two_ids_are_none() {
+    fn drops_contradicting_ids() {
         let client = of("drm-client-id: 1\ndrm-client-id: 2\n");
         assert_eq!((client.id, client.malformed), (None, 1));
     }
 
     #[test]
-    fn names_and_numbers_of_regions_are_bounded() {
+    fn limits_names_and_numbers_of_regions() {
         let mut lines = String::new();
         for number in 0..1_000 {
             lines.push_str(&format!("drm-total-r{number}: 1\ndrm-engine-e{number}: 1 ns\n"));
         }
         lines.push_str(&format!("drm-total-{}: 1\ndrm-total-a b: 1\ndrm-total-: 1\n", "x".repeat(65)));
         let client = of(&lines);
-        assert_eq!((client.regions.len(), client.engines.len()), (MOST, MOST));
+        assert_eq!((client.regions.len(), client.engines.len()), (MAX_ENTRIES, MAX_ENTRIES));
     }
 
     #[test]
-    fn a_name_that_a_process_chose_fakes_no_line() {
-        // the kernel takes no line feed in a client's name; what is left cannot begin a line
+    fn client_name_cannot_fake_a_line() {
+        // the kernel rejects line feeds in a client's name, so the name cannot begin a line
         let text = b"drm-driver: xe\ndrm-client-name:\tdrm-resident-vram: 7 drm-client-id: 9\r\x00\xff\n";
-        let client = Client::parse(text).unwrap();
+        let client = DrmClient::parse(text).unwrap();
         assert_eq!((client.id, client.regions), (None, vec![]));
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_parser_panic(bytes: Vec<u8>) {
-            let _ = Client::parse(&bytes);
+        fn never_panics_on_any_bytes(bytes: Vec<u8>) {
+            let _ = DrmClient::parse(&bytes);
             let mut text = b"drm-driver: a\ndrm-".to_vec();
             text.extend(bytes);
             text.push(b'\n');
-            let _ = Client::parse(&text);
+            let _ = DrmClient::parse(&text);
         }
 
         #[test]
-        fn any_size_survives_in_any_unit(kib in 0_u64..1 << 50) {
+        fn reads_any_size_in_any_unit(kib in 0_u64..1 << 50) {
             let units = [(format!("{}", kib << 10), kib << 10), (format!("{kib} KiB"), kib << 10), (format!("{kib}MiB"), kib << 20)];
             for (text, bytes) in units {
                 let client = of(&format!("drm-resident-vram:   {text}  \n"));
@@ -385,13 +384,13 @@ mod tests {
         }
 
         #[test]
-        fn no_key_order_changes_the_reading(seed in proptest::collection::vec(any::<u32>(), 8)) {
+        fn order_of_keys_does_not_matter(seed in proptest::collection::vec(any::<u32>(), 8)) {
             let lines = ["drm-driver: xe", "drm-pdev: 0000:00:02.0", "drm-client-id: 3", "drm-total-gtt: 1 MiB",
                 "drm-shared-gtt: 0", "drm-resident-gtt: 1 MiB", "drm-cycles-rcs: 9", "drm-total-cycles-rcs: 99"];
             let mut order: Vec<usize> = (0..lines.len()).collect();
             order.sort_by_key(|at| seed[*at]);
             let shuffled: String = order.iter().map(|at| format!("{}\n", lines[*at])).collect();
-            prop_assert_eq!(Client::parse(shuffled.as_bytes()), Client::parse((lines.join("\n") + "\n").as_bytes()));
+            prop_assert_eq!(DrmClient::parse(shuffled.as_bytes()), DrmClient::parse((lines.join("\n") + "\n").as_bytes()));
         }
     }
 }

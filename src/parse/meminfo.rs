@@ -1,16 +1,16 @@
 //! `/proc/meminfo`.
 //!
-//! Not by the `procfs` crate, whose parser multiplies without a look at overflow: an absurd number would be another number
-//! here, and not a fault.
+//! Not with the `procfs` crate, whose parser multiplies without checking for overflow: an absurd value would become another
+//! value instead of an error.
 
 use super::{lines, number};
 
-/// More than any host has. What is beyond is no reading, and sums of what is not cannot overflow.
-const MOST: u64 = 1 << 58;
+/// Limit of a valid value, more than any host has. Sums of valid values cannot overflow.
+const MAX_BYTES: u64 = 1 << 58;
 
-/// What memledger uses of it, in bytes. `None` for a line that this kernel does not write.
+/// The fields that memledger uses, in bytes. `None` for a line that this kernel does not print.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // the fields are the kernel's own words
+#[allow(missing_docs)] // the fields have the kernel's names
 pub struct Meminfo {
     pub mem_total: u64,
     pub mem_free: u64,
@@ -36,18 +36,18 @@ pub struct Meminfo {
     pub hugetlb: Option<u64>,
 }
 
-/// `1234 kB`, or a plain number.
+/// Parses `1234 kB`, or a plain number.
 fn amount(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii();
     let amount = match text.strip_suffix(b" kB") {
         Some(kib) => number(kib)?.checked_mul(1024)?,
         None => number(text)?,
     };
-    (amount <= MOST).then_some(amount)
+    (amount <= MAX_BYTES).then_some(amount)
 }
 
 impl Meminfo {
-    /// Parses the file. `None` if a line that every kernel writes is missing, or one of these is no amount of memory.
+    /// Parses the file. Returns `None` if a line that every kernel prints is missing, or a value is invalid.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let mut info = Self::default();
         let [mut total, mut free, mut buffers, mut cached, mut swap_total, mut swap_free] = [None; 6];
@@ -79,7 +79,7 @@ impl Meminfo {
             *field = Some(amount(&line[colon + 1..])?);
         }
         if let (None, Some(pages), Some(page)) = (info.hugetlb, huge_pages, huge_page) {
-            info.hugetlb = Some(pages.checked_mul(page).filter(|bytes| *bytes <= MOST)?);
+            info.hugetlb = Some(pages.checked_mul(page).filter(|bytes| *bytes <= MAX_BYTES)?);
         }
         (info.mem_total, info.mem_free, info.buffers) = (total?, free?, buffers?);
         (info.cached, info.swap_total, info.swap_free) = (cached?, swap_total?, swap_free?);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_a_kernel_does_not_write_are_absent_and_the_first_ones_are_needed() {
+    fn optional_lines_are_absent_and_basic_ones_required() {
         let info = with("").unwrap();
         assert_eq!((info.mem_total, info.swap_free), (1000 << 10, 8 << 10));
         assert_eq!((info.shmem, info.percpu, info.hugetlb), (None, None, None));
@@ -108,29 +108,29 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_counted_by_their_size_where_the_kernel_does_not_sum_them() {
+    fn computes_hugetlb_where_the_kernel_does_not() {
         let pages = "HugePages_Total: 3\nHugepagesize: 2048 kB\n";
         assert_eq!(with(pages).unwrap().hugetlb, Some(6 << 20));
         assert_eq!(with(&format!("{pages}Hugetlb: 4 kB\n")).unwrap().hugetlb, Some(4 << 10));
     }
 
     #[test]
-    fn what_no_host_can_have_is_no_reading() {
+    fn rejects_absurd_values() {
         let (most, more) = (u64::MAX, u64::MAX / 1024 + 1);
         for absurd in [
             format!("Shmem: {more} kB\n"),
             format!("Shmem: {most} kB\n"),
             format!("Percpu: {most}\n"),
-            format!("Hugetlb: {} kB\n", (MOST >> 10) + 1),
-            format!("HugePages_Total: {}\nHugepagesize: 2048 kB\n", MOST),
-            format!("HugePages_Total: {}\nHugepagesize: 2048 kB\n", MOST >> 20),
+            format!("Hugetlb: {} kB\n", (MAX_BYTES >> 10) + 1),
+            format!("HugePages_Total: {}\nHugepagesize: 2048 kB\n", MAX_BYTES),
+            format!("HugePages_Total: {}\nHugepagesize: 2048 kB\n", MAX_BYTES >> 20),
             "Shmem: -5 kB\n".to_owned(),
             "Shmem: 5 MB\n".to_owned(),
             "Shmem:\n".to_owned(),
         ] {
             assert_eq!(with(&absurd), None, "{absurd}");
         }
-        assert_eq!(with(&format!("Shmem: {} kB\n", MOST >> 10)).unwrap().shmem, Some(MOST));
-        assert!(with(&format!("VmallocTotal: {most} kB\n")).is_some(), "what nobody needs may be anything");
+        assert_eq!(with(&format!("Shmem: {} kB\n", MAX_BYTES >> 10)).unwrap().shmem, Some(MAX_BYTES));
+        assert!(with(&format!("VmallocTotal: {most} kB\n")).is_some(), "unused lines may have any value");
     }
 }

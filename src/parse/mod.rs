@@ -1,7 +1,7 @@
-//! Kernel text to structs: bytes in, values out. No I/O, no clock, no log.
+//! Parsers from kernel text to structs: bytes in, values out. No I/O, no clock, no log.
 //!
-//! Our own parsers, because the text may be no UTF-8 (names of processes), because they run once per container and cycle, or
-//! because a number that is absurd must be a fault. memledger's own process is read through the `procfs` crate.
+//! These are hand-written because the text may be invalid UTF-8 (names of processes), because they run once per container and
+//! cycle, or because an absurd number must be an error. memledger reads its own process with the `procfs` crate.
 
 pub mod cgroup;
 pub mod container_id;
@@ -9,13 +9,13 @@ pub mod drm;
 pub mod kernel_log;
 pub mod kubernetes;
 #[cfg(any(test, fuzzing))]
-pub mod laws;
+pub mod invariants;
 pub mod meminfo;
 pub mod mount;
 pub mod process;
 pub mod psi;
 
-/// A decimal number that fills `text`, white space around it ignored. `None` if it is anything else or overflows.
+/// Parses `text` as a decimal number, ignoring white space around it. Returns `None` for anything else and on overflow.
 pub fn number(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii();
     if text.is_empty() {
@@ -27,13 +27,13 @@ pub fn number(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// The whole lines of a kernel file. The kernel ends each with a line feed; what stands after the last one was cut, and
-/// a number that was cut is another number.
+/// Returns the complete lines of a kernel file. The kernel ends each with a line feed; the text after the last one is
+/// truncated, and a truncated number is another number.
 pub fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split_inclusive(|&byte| byte == b'\n').filter_map(|line| line.strip_suffix(b"\n"))
 }
 
-/// The `key value` lines of a flat keyed kernel file.
+/// Returns the `key value` lines of a flat keyed kernel file.
 pub fn keyed(text: &[u8]) -> impl Iterator<Item = (&[u8], u64)> {
     lines(text).filter_map(|line| {
         let space = line.iter().position(|&byte| byte == b' ')?;
@@ -41,19 +41,19 @@ pub fn keyed(text: &[u8]) -> impl Iterator<Item = (&[u8], u64)> {
     })
 }
 
-/// Where `part` first occurs in `text`.
+/// Returns the position of the first `part` in `text`.
 fn find(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).position(|window| window == part)
 }
 
-/// Text that somebody else chose (the name of a process, a path), made fit for a screen: UTF-8 stays, and bytes that are
-/// none, control characters and characters that turn the direction of writing become `\xNN`, as the kernel log has it.
+/// Escapes untrusted text (the name of a process, a path) for a screen: valid UTF-8 is kept; invalid bytes, control characters
+/// and characters that change the direction of writing become `\xNN`, as in the kernel log.
 pub fn printable(bytes: &[u8]) -> String {
     use std::fmt::Write;
     let mut out = String::with_capacity(bytes.len());
     let escape = |out: &mut String, bytes: &[u8]| {
         for byte in bytes {
-            let _ = write!(out, "\\x{byte:02x}"); // a String takes everything
+            let _ = write!(out, "\\x{byte:02x}"); // writing to a String never fails
         }
     };
     for chunk in bytes.utf8_chunks() {
@@ -76,14 +76,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_are_printed_in_one_line_and_in_one_direction() {
+    fn printable_text_has_one_line_and_one_direction() {
         assert_eq!(printable("pt_main_thread é 名".as_bytes()), "pt_main_thread é 名");
         assert_eq!(printable(b"a\nb),x=1\xff\x1b[2J"), "a\\x0ab),x=1\\xff\\x1b[2J");
         assert_eq!(printable("a\u{202e}b".as_bytes()), "a\\xe2\\x80\\xaeb");
     }
 
     #[test]
-    fn numbers_are_whole_and_fill_the_text() {
+    fn number_must_be_the_whole_text() {
         assert_eq!(number(b"18446744073709551615\n"), Some(u64::MAX));
         for not_a_number in [&b"18446744073709551616"[..], b"", b"-1", b"1 2", b"0x10", b"max"] {
             assert_eq!(number(not_a_number), None, "{not_a_number:?}");
@@ -92,12 +92,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_number_survives(value: u64) {
+        fn reads_any_number(value: u64) {
             prop_assert_eq!(number(format!("{value}\n").as_bytes()), Some(value));
         }
 
         #[test]
-        fn no_bytes_make_the_keyed_parser_panic(bytes: Vec<u8>) {
+        fn keyed_never_panics_on_any_bytes(bytes: Vec<u8>) {
             let _ = keyed(&bytes).count();
         }
     }

@@ -1,17 +1,17 @@
-//! One line of `/proc/PID/mountinfo`. Bytes: a mount point may hold anything.
+//! One line of `/proc/PID/mountinfo`. Bytes: a mount point may contain any.
 
-/// What memledger needs of a mount.
+/// A mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mount<'a> {
-    /// Where it is mounted, with the kernel's octal escapes.
+    /// Its mount point, with the kernel's octal escapes.
     pub mount_point: &'a [u8],
     /// The type of its file system.
     pub fs_type: &'a [u8],
 }
 
-/// The mount with this id.
+/// Returns the mount with this id.
 ///
-/// A line is: id, parent, device, root, mount point, options, any number of tags, `-`, type, source, options.
+/// The fields of a line: id, parent, device, root, mount point, options, any number of tags, `-`, type, source, options.
 pub fn find(mountinfo: &[u8], id: u64) -> Option<Mount<'_>> {
     super::lines(mountinfo).find_map(|line| {
         let mut fields = line.split(|&b| b == b' ');
@@ -30,7 +30,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn tags_of_any_number_are_passed_over() {
+    fn skips_any_number_of_tags() {
         let text = b"22 1 0:21 / /proc rw - proc proc rw\n25 24 0:23 / /dev/shm rw,nosuid shared:4 master:1 - tmpfs shm rw\n26 25 0:1 / /a\\040b rw - ext4 /dev/x rw\n";
         assert_eq!(find(text, 25), Some(Mount { mount_point: b"/dev/shm", fs_type: b"tmpfs" }));
         assert_eq!(find(text, 26), Some(Mount { mount_point: b"/a\\040b", fs_type: b"ext4" }));
@@ -39,7 +39,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_mount_comes_back(ids in proptest::collection::hash_set(1_u64..100_000, 1..5), point in "/[!-~]{0,30}",
+        fn finds_any_mount(ids in proptest::collection::hash_set(1_u64..100_000, 1..5), point in "/[!-~]{0,30}",
             tags in proptest::collection::vec("(shared|master):[0-9]{1,3}", 0..4), fs_type in "[a-z0-9.]{1,10}") {
             let tags: String = tags.iter().map(|tag| format!("{tag} ")).collect();
             let line = |id: &u64| format!("{id} 1 0:21 / {point} rw {tags}- {fs_type} none rw\n");
@@ -50,7 +50,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes: Vec<u8>, id: u64) {
+        fn never_panics_on_any_bytes(bytes: Vec<u8>, id: u64) {
             let _ = find(&bytes, id);
         }
     }

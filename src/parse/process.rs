@@ -1,22 +1,22 @@
-//! Files of one process: `stat`, `statm`, `cgroup`, `cmdline`. All bytes: a process may name itself 0xff.
+//! Files of one process: `stat`, `statm`, `cgroup`, `cmdline`. Bytes, because a process name may be invalid UTF-8.
 
 use super::{lines, number};
 
-/// What memledger needs of `/proc/PID/stat`.
+/// The fields of `/proc/PID/stat` that memledger uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// The name in parentheses, as the process chose it, at most 15 bytes.
+    /// The name in parentheses, chosen by the process, at most 15 bytes.
     pub comm: Vec<u8>,
-    /// One letter; `Z` is a process that ended and was not waited for.
+    /// One letter; `Z` is a zombie.
     pub state: u8,
-    /// Parent.
+    /// Pid of the parent.
     pub ppid: u32,
-    /// Clock ticks from boot to its start: with the pid, the identity of a process.
+    /// Start in clock ticks since boot; together with the pid it identifies a process.
     pub start_ticks: u64,
 }
 
 impl Stat {
-    /// Parses the file. The name may hold spaces, parentheses and newlines: it ends at the last `)`.
+    /// Parses the file. The name may contain spaces, parentheses and newlines: it ends at the last `)`.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let open = text.iter().position(|&b| b == b'(')?;
         let close = text.iter().rposition(|&b| b == b')')?;
@@ -26,21 +26,21 @@ impl Stat {
         let ppid = u32::try_from(number(fields.next()?)?).ok()?;
         // proc(5) counts from 1: pid, comm, state, ppid, then 5 to 21, and starttime is 22
         let start_ticks = number(fields.nth(17)?)?;
-        fields.next()?; // more follows: it was not cut
+        fields.next()?; // another field follows, so this one is not truncated
         Some(Self { comm, state, ppid, start_ticks })
     }
 }
 
-/// Resident pages from `/proc/PID/statm`: its second number.
+/// Returns the resident pages from `/proc/PID/statm`: its second number.
 pub fn resident_pages(statm: &[u8]) -> Option<u64> {
     let mut fields = statm.split(|&b| b == b' ');
     let resident = number(fields.nth(1)?)?;
-    fields.next().map(|_| resident) // more follows: it was not cut
+    fields.next().map(|_| resident) // another field follows, so this one is not truncated
 }
 
-/// The path of a process in the hierarchy that has the memory controller, from `/proc/PID/cgroup`.
+/// Returns the path of a process in the hierarchy that has the memory controller, from `/proc/PID/cgroup`.
 ///
-/// `v1` chooses the line of the v1 `memory` controller; otherwise it is the line of the unified hierarchy, `0::`.
+/// `v1` selects the line of the v1 `memory` controller instead of the unified hierarchy, `0::`.
 pub fn cgroup_path(text: &[u8], v1: bool) -> Option<&[u8]> {
     lines(text).find_map(|line| {
         let mut parts = line.splitn(3, |&b| b == b':');
@@ -54,48 +54,53 @@ pub fn cgroup_path(text: &[u8], v1: bool) -> Option<&[u8]> {
     })
 }
 
-/// The arguments of `/proc/PID/cmdline`, without the empty one after the last NUL.
+/// Returns the arguments of `/proc/PID/cmdline`, without the empty one after the last NUL.
 pub fn arguments(cmdline: &[u8]) -> impl Iterator<Item = &[u8]> {
     cmdline.strip_suffix(b"\0").unwrap_or(cmdline).split(|&b| b == 0)
 }
 
-/// How Python's `multiprocessing` started a process, as its command line tells.
+/// How Python's `multiprocessing` started a process, by its command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Launch {
-    /// Nothing special, or a fork, which leaves the command line as it was.
+    /// Another way, or a fork, which does not change the command line.
     Plain,
     /// A child of the start method `spawn`.
     Spawn,
-    /// The fork server itself, or a child of it.
+    /// The fork server, or a child of it.
     ForkServer,
     /// The helper that cleans up semaphores and shared memory.
     ResourceTracker,
 }
 
-/// What a command line tells of a process. The line itself is never kept: it may hold secrets.
+/// Properties of a command line. The line itself is never kept: it may contain secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Command {
     /// The program is a Python interpreter.
     pub python: bool,
-    /// How it was started.
+    /// Its start method.
     pub launch: Launch,
 }
 
 impl Command {
+    /// For an empty or unknown command line.
+    pub const NONE: Command = Command { python: false, launch: Launch::Plain };
+
     /// Reads a command line.
     pub fn of(cmdline: &[u8]) -> Self {
         let program = arguments(cmdline).next().unwrap_or_default();
         let name = program.rsplit(|&b| b == b'/').next().unwrap_or_default();
         let python = name.starts_with(b"python") || name.starts_with(b"pypy");
-        let says = |text: &[u8]| arguments(cmdline).any(|argument| argument.starts_with(text));
+        let has_argument = |text: &[u8]| arguments(cmdline).any(|argument| argument.starts_with(text));
         let launch = if !python {
             Launch::Plain
-        } else if says(b"from multiprocessing.spawn import") || says(b"--multiprocessing-fork") {
+        } else if has_argument(b"from multiprocessing.spawn import")
+            || has_argument(b"--multiprocessing-fork")
+        {
             Launch::Spawn
-        } else if says(b"from multiprocessing.forkserver import") {
+        } else if has_argument(b"from multiprocessing.forkserver import") {
             Launch::ForkServer
-        } else if says(b"from multiprocessing.resource_tracker import")
-            || says(b"from multiprocessing.semaphore_tracker import")
+        } else if has_argument(b"from multiprocessing.resource_tracker import")
+            || has_argument(b"from multiprocessing.semaphore_tracker import")
         {
             Launch::ResourceTracker
         } else {
@@ -121,37 +126,37 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_name_can_fake_a_field(comm in proptest::collection::vec(any::<u8>(), 0..16)) {
+        fn name_cannot_fake_a_field(comm in proptest::collection::vec(any::<u8>(), 0..16)) {
             let stat = Stat::parse(&stat_line(&comm)).expect("a whole line");
             prop_assert_eq!(stat, Stat { comm, state: b'S', ppid: 7, start_ticks: 987_654 });
         }
 
         #[test]
-        fn any_path_comes_back_from_its_line(path in "/[^\n]{0,60}", unified in "/[^\n]{0,60}", number in 1_u8..20, company in "(cpu,)?memory(,hugetlb)?") {
+        fn reads_any_cgroup_path(path in "/[^\n]{0,60}", unified in "/[^\n]{0,60}", number in 1_u8..20, company in "(cpu,)?memory(,hugetlb)?") {
             let text = format!("20:pids:/p\n{number}:{company}:{path}\n1:name=systemd:/s\n0::{unified}\n");
             prop_assert_eq!(cgroup_path(text.as_bytes(), true), Some(path.as_bytes()));
             prop_assert_eq!(cgroup_path(text.as_bytes(), false), Some(unified.as_bytes()));
         }
 
         #[test]
-        fn any_count_of_pages_comes_back(size: u64, resident: u64) {
+        fn reads_any_resident_pages(size: u64, resident: u64) {
             prop_assert_eq!(resident_pages(format!("{size} {resident} 3 4 0 6 0\n").as_bytes()), Some(resident));
         }
 
         #[test]
-        fn arguments_come_back_as_they_were_given(given in proptest::collection::vec("[^\0]{1,9}", 1..6)) {
+        fn reads_any_arguments(given in proptest::collection::vec("[^\0]{1,9}", 1..6)) {
             let line: String = given.iter().map(|argument| format!("{argument}\0")).collect();
             prop_assert!(arguments(line.as_bytes()).eq(given.iter().map(String::as_bytes)));
         }
 
         #[test]
-        fn no_bytes_make_the_parsers_panic(bytes: Vec<u8>) {
+        fn never_panics_on_any_bytes(bytes: Vec<u8>) {
             let _ = (Stat::parse(&bytes), resident_pages(&bytes), cgroup_path(&bytes, true), arguments(&bytes).count());
         }
     }
 
     #[test]
-    fn the_memory_controller_is_found_alone_and_in_company() {
+    fn finds_memory_controller_alone_and_comounted() {
         let hybrid = b"12:cpu,cpuacct:/a\n4:memory:/docker/x\n1:name=systemd:/b\n0::/system.slice/x\n";
         assert_eq!(cgroup_path(hybrid, true), Some(&b"/docker/x"[..]));
         assert_eq!(cgroup_path(hybrid, false), Some(&b"/system.slice/x"[..]));
@@ -160,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn multiprocessing_is_told_by_the_command_line() {
+    fn recognizes_multiprocessing_by_command_line() {
         let of = |line: &[u8]| (Command::of(line).python, Command::of(line).launch);
         assert_eq!(of(b"/opt/venv/bin/python3.11\0train.py\0"), (true, Launch::Plain));
         assert_eq!(

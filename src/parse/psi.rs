@@ -5,9 +5,9 @@ use super::{lines, number};
 /// Total stall time in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stalls {
-    /// Some tasks waited.
+    /// Time in which at least one task waited.
     pub some_usec: u64,
-    /// All tasks waited.
+    /// Time in which all tasks waited.
     pub full_usec: u64,
 }
 
@@ -27,7 +27,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_time_comes_back_in_any_order_of_lines(some_usec: u64, full_usec: u64, average in 0.0..100.0, swapped: bool) {
+        fn reads_any_total_in_any_order_of_lines(some_usec: u64, full_usec: u64, average in 0.0..100.0, swapped: bool) {
             let line = |kind, total| format!("{kind} avg10={average:.2} avg60=0.00 avg300=0.00 total={total}\n");
             let mut lines = [line("some", some_usec), line("full", full_usec)];
             if swapped {
@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn totals_are_read_and_averages_ignored() {
+    fn reads_totals_and_ignores_averages() {
         let text = b"some avg10=1.18 avg60=0.20 avg300=0.04 total=34636\nfull avg10=1.09 avg60=0.19 avg300=0.04 total=31001\n";
         assert_eq!(stalls(text), Some(Stalls { some_usec: 34_636, full_usec: 31_001 }));
         assert_eq!(stalls(b"some avg10=0.00 total=1\n"), None);

@@ -7,8 +7,8 @@ use serde_json::json;
 use crate::prometheus::provided;
 use crate::support::eventually;
 
-/// Debian's program reads its templates from /usr/share, where its package, which is only unpacked, would put them: laid over
-/// /usr/share for this process alone. `$0` is its path.
+/// Debian's program reads its templates from /usr/share, but its package is only unpacked: this mounts them over /usr/share for
+/// this process only. `$0` is its path.
 const WITH_TEMPLATES: &str =
     r#"mount -t overlay -o lowerdir="${0%/bin/*}/share":/usr/share none /usr/share && exec "$0" "$@""#;
 
@@ -22,7 +22,7 @@ pub struct Alertmanager {
 impl Alertmanager {
     pub fn start(binary: &str, config: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        // it cannot tell which port it got, so a free one is looked for; if another takes it, it ends and we fail
+        // it does not report its port, so a free one is chosen here; if another process takes it, the test fails
         let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
         let log = std::fs::File::create(folder.path().join("log")).expect("a log");
         let child = Command::new("unshare")
@@ -51,16 +51,16 @@ impl Alertmanager {
         response.body_mut().read_to_string().map_err(|error| error.to_string())
     }
 
-    /// Hands it alerts, each as its labels.
+    /// Posts alerts, each as its labels.
     fn post(&self, alerts: &[serde_json::Value]) {
         let alerts: Vec<_> = alerts.iter().map(|labels| serde_json::json!({ "labels": labels })).collect();
         let body = serde_json::Value::from(alerts).to_string();
         let request = ureq::post(format!("http://{}/api/v2/alerts", self.address));
-        request.header("Content-Type", "application/json").send(body).expect("they are taken");
+        request.header("Content-Type", "application/json").send(body).expect("alerts are accepted");
     }
 
-    /// The alerts that are muted now, each as severity, container and GPU.
-    fn muted(&self) -> Result<Vec<String>, String> {
+    /// Returns the inhibited alerts, each as severity, container and GPU.
+    fn inhibited(&self) -> Result<Vec<String>, String> {
         let text = self.get("/api/v2/alerts?active=false")?;
         let alerts: serde_json::Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
         let labels = |alert: &serde_json::Value| {
@@ -81,7 +81,7 @@ impl Drop for Alertmanager {
 }
 
 #[test]
-fn a_worse_alert_mutes_the_same_of_the_same_thing_and_no_neighbours() {
+fn severe_alert_inhibits_milder_ones_of_the_same_subject_only() {
     let Some(binary) = provided("MEMLEDGER_TEST_ALERTMANAGER") else { return };
     let alertmanager =
         Alertmanager::start(&binary, &super::in_repository("deploy/prometheus/alertmanager.yml"));
@@ -102,7 +102,7 @@ fn a_worse_alert_mutes_the_same_of_the_same_thing_and_no_neighbours() {
         ecc("warning", "GPU-1"),
         ecc("warning", "GPU-2"),
     ]);
-    eventually("what is muted", || match &alertmanager.muted()?[..] {
+    eventually("inhibited alerts", || match &alertmanager.inhibited()?[..] {
         [info, of_gpu, warning] if [info, of_gpu, warning] == ["info a", "warning GPU-1", "warning a"] => {
             Ok(())
         }

@@ -1,11 +1,11 @@
-"""Watches the demo fire every alert: `alerts.py STATUS [--wait S]`, where STATUS is the file that the demo writes.
+"""Checks that the demo makes every alert fire: `alerts.py STATUS [--wait S]`, where STATUS is the file that the demo writes.
 
-The alerts are those of the rules file; what each must be about is what the demo says that it plays. Asked is a real Prometheus,
-with the rules in time-lapse, and the real Alertmanager that it tells. Each alert must have fired for everything that the demo
-names, and for no other container or GPU; all but the heartbeat must have resolved; each must have come to the receiver of its
-severity. What cannot be played is listed by the demo with its reason, and must not fire either.
+The alerts are those of the rules file; the demo lists the labels that each must have. The check queries a real Prometheus with
+the rules in time-lapse, and the real Alertmanager behind it. Each alert must have fired for everything that the demo lists, and
+for no other container or GPU; all but the heartbeat must have resolved; each must have reached the receiver of its severity.
+Alerts that the demo cannot provoke are listed by it with the reason, and must not fire.
 
-Not here: when an alert fires to the minute, and what must stay silent (deploy/prometheus/tests).
+Not here: the exact minute at which an alert fires, and cases in which it must not fire (deploy/prometheus/tests).
 """
 import argparse
 import json
@@ -20,9 +20,9 @@ from panels import Prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
 RECEIVERS = {"critical": "critical", "warning": "default", "info": "info", "none": "heartbeat"}
-# labels that say what an alert is about; an alert is another one where any of them differs
+# Labels that identify the subject of an alert: two alerts that differ in any of them are different alerts.
 SUBJECT = ("alertname", "severity", "instance", "container_name", "gpu", "source", "kind", "xid", "collector", "runtime")
-# the kernel's business: other tests' kills beside this one may fire them too, and again
+# Kills are counted host-wide: tests that run at the same time may make these fire too, and again.
 OF_THE_KERNEL = {"MemledgerHostOOMKilled", "MemledgerOOMKillUnattributed", "MemledgerContainerOOMKilled"}
 
 
@@ -42,21 +42,21 @@ class Seen(NamedTuple):
 
 
 class Watcher:
-    """What has been seen of the alerts until now."""
+    """The alerts observed so far."""
 
     def __init__(self, status):
         self.status = status
         self.prometheus = Prometheus(status["prometheus"])
         self.receivers = {}
 
-    def look(self):
-        """Notes which receivers got what: Alertmanager forgets."""
+    def record_receivers(self):
+        """Records which receivers got which alerts, because Alertmanager forgets them."""
         for alert in self.prometheus.fetch(f"{self.status['alertmanager']}/api/v2/alerts"):
             names = {receiver["name"] for receiver in alert["receivers"]}
             self.receivers.setdefault(alert["labels"]["alertname"], {}).setdefault(alert["labels"]["severity"], set()).update(names)
 
     def fired(self):
-        """The subject of each alert that has fired since the demo began, to whether it has ended and whether it fires now."""
+        """Maps the subject of each alert that fired since the demo began to whether it has ended and whether it fires now."""
         now = time.time()
         rows = self.prometheus.get(
             "query_range", query='ALERTS{alertstate="firing"}', start=self.status["since"], end=now, step=1
@@ -71,14 +71,14 @@ class Watcher:
     def rows(self, query):
         return self.prometheus.get("query", query=query)["result"]
 
-    def complaints(self):
-        """What is still missing; then what is wrong."""
+    def errors(self):
+        """Yields what is still missing; then what is wrong."""
         fired, wanted, always = self.fired(), self.status["expected"], set(self.status["always"])
         played = {(labels["alertname"], labels["severity"]) for labels in wanted}
         unplayable = self.status["not_played"]
         for name, severity in sorted(rules() - played):
             if name not in always and name not in unplayable:
-                yield f"{name} ({severity}): the demo does not play it, and gives no reason"
+                yield f"{name} ({severity}): the demo does not provoke it, and gives no reason"
         for labels in wanted:
             seen = [one for one in fired if set(labels.items()) <= set(one)]
             if not seen:
@@ -90,27 +90,27 @@ class Watcher:
         for one, (_, is_firing) in fired.items():
             labels = dict(one)
             if labels["alertname"] in unplayable:
-                yield f"{labels} fired, and the demo says that it cannot"
+                yield f"{labels} fired, but the demo lists it as impossible"
             elif labels["alertname"] in always:
                 if not is_firing:
-                    yield f"{labels} has stopped, and it never should"
-            elif not self.is_others(labels) and not any(set(each.items()) <= set(one) for each in wanted):
-                yield f"{labels} fired, and nobody gave it a reason to"
+                    yield f"{labels} has stopped firing, but must always fire"
+            elif not self.is_external(labels) and not any(set(each.items()) <= set(one) for each in wanted):
+                yield f"{labels} fired without a cause"
             if labels.get("container_name") in self.status["innocent"]:
-                yield f"{labels} fired for an innocent container"
+                yield f"{labels} fired for a container that must have no alerts"
         for name in always - {dict(one)["alertname"] for one in fired}:
             yield f"{name} does not fire"
         for name, severity in {(dict(one)["alertname"], dict(one)["severity"]) for one in fired}:
             if self.receivers.get(name, {}).get(severity) != {RECEIVERS[severity]}:
                 yield f"{name} ({severity}) went to {self.receivers.get(name, {}).get(severity)}"
-        yield from self.of_runs()
+        yield from self.check_runs()
 
-    def is_others(self, labels):
-        """It may be about a kill that somebody else provoked: nothing of the demo's is in its labels."""
+    def is_external(self, labels):
+        """Whether the alert may be caused by an OOM kill outside the demo: no container of the demo is in its labels."""
         return labels["alertname"] in OF_THE_KERNEL and labels.get("container_name") not in self.status["containers"]
 
-    def of_runs(self):
-        """Two runs of one name, with two batch sizes, are two rows of one query."""
+    def check_runs(self):
+        """Checks that two runs of one name, with two batch sizes, are two rows of one query."""
         rows = self.rows(
             "max by (container_name, run, batch_size) (max_over_time("
             'container_run:memledger_memory_unreclaimable_peak_bytes:join{container_name=~"piper.+"}[10m]))'
@@ -131,19 +131,19 @@ def read(file):
 
 
 def watch(file, deadline):
-    """Waits until the demo has played all and all is resolved, or the time is over; returns the complaints."""
+    """Waits until the demo has finished and all alerts are resolved, or until the deadline; returns the errors."""
     while "expected" not in (status := read(file)):
         if time.monotonic() > deadline or status.get("state") == "ended":
-            return [f"the demo did not begin: {status}"]
+            return [f"the demo did not start: {status}"]
         time.sleep(0.2)  # poll
     watcher = Watcher(status)
     while True:
-        watcher.look()
+        watcher.record_receivers()
         state = read(file)["state"]
         over = time.monotonic() > deadline
-        complaints = list(watcher.complaints()) if over or state == "round-over" else [f"the demo is {state}"]
-        if not complaints or over or state == "ended":
-            return complaints
+        errors = list(watcher.errors()) if over or state == "round-over" else [f"the demo is {state}"]
+        if not errors or over or state == "ended":
+            return errors
         time.sleep(0.5)  # poll
 
 
@@ -152,11 +152,11 @@ def main():
     words.add_argument("status", type=Path)
     words.add_argument("--wait", type=float, default=240)
     given = words.parse_args()
-    complaints = watch(given.status, time.monotonic() + given.wait)
-    for complaint in complaints:
-        print(complaint)
-    print(f"{len(rules())} alerts by severity, {len(complaints)} complaints")
-    sys.exit(bool(complaints))
+    errors = watch(given.status, time.monotonic() + given.wait)
+    for error in errors:
+        print(error)
+    print(f"{len(rules())} alerts by severity, {len(errors)} errors")
+    sys.exit(bool(errors))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Reads the dashboards: their panels, queries and variables. Nothing here judges them."""
+"""Reads the dashboards: their panels, queries and variables. check.py checks them."""
 import json
 import re
 
 VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)|\[\[(\w+)\]\]")
-# what Grafana fills in by itself, with a value for a parser
+# variables that Grafana defines, with a value for the parser
 BUILT_IN = {"__rate_interval": "1m", "__interval": "15s", "__range": "6h"}
 LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
@@ -14,7 +14,7 @@ def load(root):
 
 
 def panels(dashboard):
-    """All panels, those in collapsed rows too; rows themselves not."""
+    """Yields all panels, including those in collapsed rows; rows themselves are not panels."""
     for panel in dashboard["panels"]:
         if panel["type"] == "row":
             yield from panel.get("panels", [])
@@ -42,11 +42,11 @@ def used(text):
 
 
 def plain(expression):
-    """The expression with Grafana's own variables filled in; ours stay, inside of strings."""
+    """The expression with Grafana's own variables filled in; the dashboard's own variables stay, inside strings."""
     return VARIABLE.sub(lambda found: BUILT_IN.get(found[1] or found[2] or found[3], found[0]), expression)
 
 
 def label_values(query):
-    """(series, label) of a variable's `label_values(series, label)`; None if it is something else."""
+    """(series, label) of a variable's `label_values(series, label)`; None for any other query."""
     found = re.fullmatch(r"label_values\((.+),\s*(\w+)\)", query)
     return found and (found[1], found[2])

@@ -1,4 +1,4 @@
-"""What series there are: the catalog's families, what the recording rules add, and what Prometheus itself makes.
+"""All series: the families of the catalog, those of the recording rules, and those that Prometheus itself adds.
 
 The families come from docs/metrics.md, which tests/tables.rs keeps equal to src/catalog.rs; the settings that become
 labels of memledger_container_run_info from docs/config.md.
@@ -11,13 +11,13 @@ import yaml
 
 import promql
 
-TARGET = {"job", "instance"}  # what a scrape adds to every series
-# empty ones are left out on the wire, so a result may lack them
+TARGET = {"job", "instance"}  # added to every series by the scrape
+# Empty labels are omitted in the text format, so a result may lack them.
 OPTIONAL = {"k8s_namespace_name", "k8s_pod_name", "gpu_instance_id", "compute_instance_id"}
-# of those, what a series of the scope always has
+# labels of a scope that its series always have
 IDENTIFYING = {"container_name", "gpu", "gpu_uuid"}
 
-# labels whose values the catalog tells
+# labels whose values the catalog lists
 ENUMERATED = {"role", "reason", "kind", "victim", "scope", "component", "source", "xid"}
 
 
@@ -26,11 +26,11 @@ class Series:
     labels: set
     unit: str
     counter: bool = False
-    required: frozenset = frozenset()  # labels that every series of it carries
+    required: frozenset = frozenset()  # labels that each of its series has
 
 
 def unit_of(name):
-    """The unit that a family's name tells."""
+    """Returns the unit in a family's name."""
     base = name.removesuffix("_total")
     for ending, unit in [
         ("_timestamp_seconds", "time"),
@@ -64,15 +64,15 @@ def families(root):
                 labels |= {setting.strip().lower() for setting in settings.split(",")}
             required = TARGET | set(own) | (set(scope) & IDENTIFYING)
             if kind == "info" and name != "memledger_build_info":
-                required -= set(own)  # what is not known is left out
+                required -= set(own)  # unknown values are omitted
             found[name] = Series(labels, unit_of(name), kind == "counter", frozenset(required))
     if len(found) < 50:
-        raise SystemExit("docs/metrics.md: no table of families was found")
+        raise SystemExit("docs/metrics.md: no table of families found")
     return found
 
 
 def values(root):
-    """What the catalog says of the values of labels that have few: label to the words in the help of its families."""
+    """Returns the possible values of labels that have few: label to the words in the help of its families."""
     found = {label: set() for label in ENUMERATED}
     for line in (root / "docs/metrics.md").read_text().splitlines():
         row = re.match(r"\| `\w+` \| \w+ \| ([^|]*) \| \d+ \| (.*) \|", line)
@@ -83,10 +83,10 @@ def values(root):
 
 
 def of_prometheus():
-    """What Prometheus itself makes of targets and alerts."""
+    """Returns the series that Prometheus itself creates for targets and alerts."""
     anything = {"alertname", "alertstate", "severity"}
     return {
-        "up": Series(TARGET | {"rack"}, "count"),  # rack: a label that somebody gave a target
+        "up": Series(TARGET | {"rack"}, "count"),  # rack: a target label added in a test
         "prometheus_build_info": Series(set(TARGET), "count"),
         "ALERTS": Series(TARGET | anything, "count"),
     }
@@ -101,7 +101,7 @@ def rules(root):
 
 
 def table(root):
-    """Everything that a query may ask for."""
+    """Returns every series that a query may name."""
     found = families(root) | of_prometheus()
     for _, _, rule in rules(root):
         if "record" in rule:

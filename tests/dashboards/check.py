@@ -1,8 +1,8 @@
-"""Checks what we ship for Prometheus and Grafana against the catalog and against itself: `check.py [ROOT]`.
+"""Checks the shipped dashboards, rules and documents against the catalog and against each other: `check.py [ROOT]`.
 
 Dashboards, rules, the rules' tests, runbooks and documents may name only series and labels that exist; every family is
-shown somewhere; dashboards are well formed; every alert has a runbook, and tests of its firing and of its silence.
-One complaint a line, exit status 1 if there is any. Needs no server: panels.py asks a real Prometheus.
+shown on a dashboard; dashboards are well formed; every alert has a runbook, a test in which it fires and one in which it does not.
+Prints one error per line; exit status 1 if there is any. Needs no server: panels.py queries a real Prometheus.
 """
 import itertools
 import json
@@ -18,14 +18,15 @@ import promql
 
 # Families that no dashboard shows, with the reason.
 NOT_SHOWN = {
-    "memledger_container_pod_info": "for joins by pod uid, QoS class and the labels that a cluster chooses to show",
-    "memledger_container_memory_request_bytes": "scheduling is not about who holds memory, and most pods have none that a node knows",
-    "memledger_web_config_success": "an alert tells, and the log says why",
-    "memledger_web_refused_total": "for finding out why scrapes fail, and then they are not on a dashboard either",
-    "memledger_otlp_up": "where metrics are pushed, it is the receiver that misses them; see docs/otlp.md",
+    "memledger_container_pod_info": "used for joins by pod uid, QoS class and the labels that a cluster selects",
+    "memledger_container_memory_request_bytes": "requests matter to scheduling, not to memory use, and most pods have none that a node knows",
+    "memledger_web_config_success": "covered by an alert; the log has the reason",
+    "memledger_web_refused_total": "used to find out why scrapes fail, and then no dashboard has its data either",
+    "memledger_otlp_up": "where metrics are pushed, the receiver notices that they are missing; see docs/otlp.md",
     "memledger_otlp_sent_total": "as memledger_otlp_up",
     "memledger_otlp_lost_total": "as memledger_otlp_up",
-    "process_virtual_memory_bytes": "says nothing of what memledger costs; a standard name that tools expect",
+    "memledger_store_unreadable_rows": "0 unless an older version runs on the ledger; the log names each row",
+    "process_virtual_memory_bytes": "not a measure of memory cost; a standard name that tools expect",
 }
 GRAFANA_UNITS = {
     "bytes": {"bytes"},
@@ -40,9 +41,9 @@ GRAFANA_UNITS = {
 }
 PANEL_TYPES = {"timeseries", "stat", "bargauge", "table", "state-timeline", "text"}
 DIFFERENCES = {"rate", "irate", "increase", "last_over_time", "max_over_time", "min_over_time"}
-# counters whose plain value is worth showing: it goes on over restarts, or over the device's life
+# Counters whose plain value is shown: it continues over restarts, or counts over the lifetime of the device.
 PLAIN_COUNTERS = {"memledger_gpu_ecc_errors_total", "memledger_container_restarts_total"}
-# In italics in runbooks, and yet no title of a panel or dashboard: lines of `memledger doctor` and `why`, pages of
+# Words in italics in runbooks that are not titles of panels or dashboards: lines of `memledger doctor` and `why`, pages of
 # Prometheus, messages of programs.
 NOT_TITLES = {
     "state path", "kernel log", "kernel counter", "cgroup counters", "What to try", "What each source adds",
@@ -52,35 +53,35 @@ NOT_TITLES = {
 
 
 class Check:
-    """The complaints about one tree of files."""
+    """The errors found in one tree of files."""
 
     def __init__(self, root):
         self.root = root
-        self.complaints = []
+        self.errors = []
         self.families = catalog.families(root)
         self.table = catalog.table(root)
         self.reader = promql.Reader(self.table)
         self.values = catalog.values(root)
         self.boards = boards.load(root)
 
-    def say(self, where, what):
-        self.complaints.append(f"{where}: {what}")
+    def error(self, where, what):
+        self.errors.append(f"{where}: {what}")
 
     def query(self, where, expression):
-        """Complains of an expression; its tree, or None."""
+        """Reports errors in an expression; returns its tree, or None."""
         try:
             tree = promql.parse(expression)
         except promql.Unreadable as error:
-            self.say(where, f"{error} in {expression!r}")
+            self.error(where, f"{error} in {expression!r}")
             return None
-        for complaint in self.reader.complaints(tree):
-            self.say(where, complaint)
+        for message in self.reader.errors(tree):
+            self.error(where, message)
         for node in promql.walk(tree):
             for label, _, value in node.matchers if isinstance(node, promql.Selector) else ():
-                # "$variable", "" and ".+" are no values
+                # "$variable", "" and ".+" are not values
                 for word in value.split("|") if re.fullmatch(r"[\w|]+", value) else ():
                     if label in self.values and word not in self.values[label]:
-                        self.say(where, f"{node.name}{{{label}}}: the catalog tells of no {word!r}")
+                        self.error(where, f"{node.name}{{{label}}}: the catalog has no value {word!r}")
         return tree
 
     # --- dashboards
@@ -88,89 +89,89 @@ class Check:
     def dashboards(self):
         uids = [board["uid"] for board in self.boards.values()]
         if len(uids) != len(set(uids)) or len(uids) < 5:
-            self.say("dashboards", f"five different uids are wanted, there are {uids}")
+            self.error("dashboards", f"expected five different uids, found {uids}")
         for name, board in self.boards.items():
-            self.frame(name, board, set(uids))
-            self.places(name, board)
+            self.settings(name, board, set(uids))
+            self.layout(name, board)
             self.variables(name, board)
             for panel in boards.panels(board):
                 self.panel(f"{name} panel {panel['title']!r}", panel)
             for where, expression, panel, target in boards.queries(board):
                 self.panel_query(f"{name} {where}", expression, panel, target)
 
-    def frame(self, name, board, uids):
+    def settings(self, name, board, uids):
         wanted = {"editable": False, "tags": ["memledger"], "schemaVersion": 39, "uid": f"memledger-{Path(name).stem}"}
         for key, value in wanted.items():
             if board.get(key) != value:
-                self.say(name, f"{key} is {board.get(key)!r}, not {value!r}")
+                self.error(name, f"{key} is {board.get(key)!r}, not {value!r}")
         if not any(link["type"] == "dashboards" and link["tags"] == ["memledger"] for link in board["links"]):
-            self.say(name, "it has no link to the other dashboards")
+            self.error(name, "no link to the other dashboards")
         for uid in re.findall(r"/d/([\w-]+)", json.dumps(board)):
             if uid not in uids:
-                self.say(name, f"it links to dashboard {uid}, which is not there")
+                self.error(name, f"links to dashboard {uid}, which does not exist")
 
-    def places(self, name, board):
+    def layout(self, name, board):
         every = [*board["panels"], *(inner for row in board["panels"] for inner in row.get("panels", []))]
         ids = [panel["id"] for panel in every]
         for number in {number for number in ids if ids.count(number) > 1}:
-            self.say(name, f"two panels have id {number}")
+            self.error(name, f"two panels have id {number}")
         titles = [panel["title"] for panel in boards.panels(board)]
         for title in {title for title in titles if titles.count(title) > 1}:
-            self.say(name, f"two panels are called {title!r}")
+            self.error(name, f"two panels are called {title!r}")
         groups = [board["panels"], *(row["panels"] for row in board["panels"] if row.get("panels"))]
         for one, other in (pair for group in groups for pair in itertools.combinations(group, 2)):
             a, b = one["gridPos"], other["gridPos"]
             if a["x"] < b["x"] + b["w"] and b["x"] < a["x"] + a["w"] and a["y"] < b["y"] + b["h"] and b["y"] < a["y"] + a["h"]:
-                self.say(name, f"{one['title']!r} and {other['title']!r} overlap")
+                self.error(name, f"{one['title']!r} and {other['title']!r} overlap")
         for panel in every:
             if panel["gridPos"]["x"] + panel["gridPos"]["w"] > 24:
-                self.say(name, f"{panel['title']!r} is wider than the page")
+                self.error(name, f"{panel['title']!r} is wider than the page")
 
     def variables(self, name, board):
         known = boards.variables(board)
         if list(known)[:3] != ["datasource", "job", "instance"]:
-            self.say(name, f"the first variables are {list(known)[:3]}")
+            self.error(name, f"the first variables are {list(known)[:3]}")
         text = json.dumps({key: value for key, value in board.items() if key != "templating"})
         for variable in boards.used(text):
             if variable not in known and variable not in boards.BUILT_IN and not variable.startswith(("__", "datasource")):
-                self.say(name, f"variable ${variable} is not defined")
+                self.error(name, f"variable ${variable} is not defined")
         for variable in known:
             if variable != "datasource" and f"${variable}" not in text and f"${{{variable}" not in text:
-                self.say(name, f"variable ${variable} is not used")
+                self.error(name, f"variable ${variable} is not used")
         for position, variable in enumerate(known.values()):
             if variable["type"] != "query":
                 continue
             where = f"{name} variable ${variable['name']}"
             asked = boards.label_values(variable["query"]["query"])
             if not asked:
-                self.say(where, "it is no label_values(series, label)")
+                self.error(where, "not a label_values(series, label) query")
                 continue
             tree = self.query(where, asked[0])
             if tree and asked[1] not in (self.reader.labels(tree, []) or ()):
-                self.say(where, f"{asked[0]} has no label {asked[1]}")
+                self.error(where, f"{asked[0]} has no label {asked[1]}")
             for used in boards.used(asked[0]):
                 if used not in list(known)[:position]:
-                    self.say(where, f"it needs ${used}, which comes later or not at all")
+                    self.error(where, f"uses ${used}, which is defined later or not at all")
             if not (variable["multi"] and variable["includeAll"] and variable["allValue"] == ".+" and variable["refresh"] == 2):
-                self.say(where, "it is not multi with All as .+ and refreshed with the time range")
+                self.error(where, "must be multi-value with All as .+ and refresh on time range change")
 
     def panel(self, where, panel):
         if panel["type"] not in PANEL_TYPES:
-            self.say(where, f"type {panel['type']} is not one that we use")
+            self.error(where, f"panel type {panel['type']} is not in use here")
         if len(panel.get("description", "")) < 20:
-            self.say(where, "it has no description that says what to do")
+            self.error(where, "no description that says what to do")
         if panel["type"] == "text":
             return
         if not panel.get("targets"):
-            self.say(where, "it asks nothing")
+            self.error(where, "no query")
         for source in [panel, *panel["targets"]]:
             if source["datasource"]["uid"] != "${datasource}":
-                self.say(where, "its data source is not the variable's")
+                self.error(where, "the data source is not ${datasource}")
         refs = [target["refId"] for target in panel["targets"]]
         if len(refs) != len(set(refs)):
-            self.say(where, f"two queries have one refId: {refs}")
+            self.error(where, f"two queries have one refId: {refs}")
         if panel["type"] == "timeseries" and panel["options"]["legend"]["displayMode"] != "table":
-            self.say(where, "its legend is no table")
+            self.error(where, "the legend is not a table")
 
     def panel_query(self, where, expression, panel, target):
         tree = self.query(where, boards.plain(expression))
@@ -181,45 +182,45 @@ class Check:
                 self.filtered(where, node)
             if isinstance(node, promql.Call) and node.function in ("rate", "irate"):
                 if "$__rate_interval" not in expression:
-                    self.say(where, "rate() over a fixed window: use $__rate_interval")
+                    self.error(where, "rate() over a fixed window: use $__rate_interval")
         self.counters(where, tree)
         self.own(where, tree)
         if panel is None:
             return
         legend = boards.LEGEND.findall(target["legendFormat"])
-        # two compute instances of one GPU instance
+        # Two compute instances of one GPU instance would have the same legend.
         if "gpu_instance_id" in legend and "compute_instance_id" in (self.reader.labels(tree, []) or set()) - set(legend):
-            self.say(where, "the legend names gpu_instance_id without compute_instance_id")
+            self.error(where, "the legend names gpu_instance_id without compute_instance_id")
         for label in legend:
             if label not in (self.reader.labels(tree, []) or ()):
-                self.say(where, f"the legend names {label}, which the result cannot have")
+                self.error(where, f"the legend names {label}, which the result cannot have")
         self.fits(where, panel, target, tree)
 
     def own(self, where, tree):
-        """With All chosen, job=~".+" takes in what other programs export by the same names: Prometheus itself, for one."""
+        """With All selected, job=~".+" also matches series of the same name from other programs, such as Prometheus itself."""
         names = {node.name for node in promql.walk(tree) if isinstance(node, promql.Selector)}
         for name in sorted(names):
             if name.startswith(("process_", "up")) and "memledger_build_info" not in names:
-                self.say(where, f"other programs have {name} too: join it with memledger_build_info")
+                self.error(where, f"other programs export {name} too: join it with memledger_build_info")
 
     def filtered(self, where, node):
-        """A selector without the variables shows hosts that were not chosen."""
+        """A selector without the variables shows hosts that are not selected."""
         if node.name == "ALERTS":
             return
         matchers = [(label, op, value) for label, op, value in node.matchers]
         for label in ("job", "instance"):
             if (label, "=~", f"${label}") not in matchers:
-                self.say(where, f'{node.name} is not filtered by {label}=~"${label}"')
+                self.error(where, f'{node.name} is not filtered by {label}=~"${label}"')
 
     def counters(self, where, tree):
         def look(node, inside):
             if isinstance(node, promql.Selector):
                 series = self.table.get(node.name)
                 if series and series.counter and not inside and node.name not in PLAIN_COUNTERS:
-                    self.say(where, f"the plain value of counter {node.name}")
+                    self.error(where, f"shows the plain value of counter {node.name}")
                 return
             within = isinstance(node, promql.Call) and node.function in DIFFERENCES
-            # what only filters may be a counter
+            # The right side of `unless` only filters, so it may be a counter.
             sides = promql.children(node)
             for child in sides[:1] if isinstance(node, promql.Binary) and node.op == "unless" else sides:
                 look(child, inside or within)
@@ -229,13 +230,13 @@ class Check:
     def fits(self, where, panel, target, tree):
         unit = self.reader.unit(tree)
         if unit not in GRAFANA_UNITS:
-            self.say(where, f"a result in {unit}")
+            self.error(where, f"a result in {unit}")
             return
         shown = panel["fieldConfig"]["defaults"].get("unit")
         if panel["type"] == "table":
             shown = self.unit_of_column(panel, target)
         if shown not in GRAFANA_UNITS[unit]:
-            self.say(where, f"{unit} is shown as {shown}")
+            self.error(where, f"{unit} is shown as {shown}")
 
     def unit_of_column(self, panel, target):
         column = "Value" if len(panel["targets"]) == 1 else f"Value #{target['refId']}"
@@ -253,13 +254,13 @@ class Check:
             try:
                 names = {node.name for node in promql.walk(promql.parse(texts.pop())) if isinstance(node, promql.Selector)}
             except promql.Unreadable:
-                continue  # said elsewhere
+                continue  # reported by query()
             texts += [exprs[name] for name in names - shown if name in exprs]
             shown |= names
         for name in self.families.keys() - shown - NOT_SHOWN.keys():
-            self.say("dashboards", f"{name} is shown nowhere; show it, or give the reason in NOT_SHOWN")
+            self.error("dashboards", f"{name} is not shown; show it, or add the reason to NOT_SHOWN")
         for name in NOT_SHOWN.keys() & shown | NOT_SHOWN.keys() - self.families.keys():
-            self.say("dashboards", f"{name} is in NOT_SHOWN, but is shown or is no family")
+            self.error("dashboards", f"{name} is in NOT_SHOWN, but is shown or does not exist")
 
     # --- rules, their tests and their runbooks
 
@@ -270,19 +271,19 @@ class Check:
             tree = self.query(where, rule["expr"])
             if "record" in rule:
                 if not re.fullmatch(r"[a-z_]+:memledger_\w+:\w+", name):
-                    self.say(where, "the name is not level:metric:operations")
+                    self.error(where, "the name does not have the form level:metric:operations")
                 continue
             notes = rule["annotations"]
             if set(notes) != {"summary", "description", "runbook_url"}:
-                self.say(where, f"annotations are {sorted(notes)}")
+                self.error(where, f"annotations are {sorted(notes)}")
             if not notes.get("runbook_url", "").endswith(f"/docs/runbooks/{name}.md"):
-                self.say(where, "runbook_url is not the page of its name")
+                self.error(where, "runbook_url is not the page of this alert")
             if rule["labels"].get("severity") not in ("critical", "warning", "info", "none"):
-                self.say(where, "no severity")
+                self.error(where, "no severity")
             labels = (self.reader.labels(tree, []) if tree else None) or set()
             for label in re.findall(r"\$labels\.(\w+)", " ".join(map(str, notes.values()))):
                 if label not in labels | {"severity"}:
-                    self.say(where, f"the text names label {label}, which the result cannot have")
+                    self.error(where, f"the annotation names label {label}, which the result cannot have")
 
     def rule_tests(self):
         fires, silent = set(), set()
@@ -300,9 +301,9 @@ class Check:
                         silent.add(entry["alertname"])
         for _, _, rule in catalog.rules(self.root):
             if "alert" in rule and (rule["alert"], rule["labels"]["severity"]) not in fires:
-                self.say("rule tests", f"no test sees {rule['alert']} ({rule['labels']['severity']}) fire")
+                self.error("rule tests", f"no test in which {rule['alert']} ({rule['labels']['severity']}) fires")
             if "alert" in rule and rule["alert"] not in silent and rule["labels"]["severity"] != "none":
-                self.say("rule tests", f"no test sees {rule['alert']} silent")
+                self.error("rule tests", f"no test in which {rule['alert']} does not fire")
 
     def input_series(self, where, text):
         tree = self.query(where, text)
@@ -310,60 +311,60 @@ class Check:
         if series:
             given = {label for label, _, _ in tree.matchers}
             for label in sorted(series.required - given):
-                self.say(where, f"{tree.name} would carry label {label}")
+                self.error(where, f"{tree.name} lacks label {label}")
 
     def runbooks(self):
         alerts = {rule["alert"] for _, _, rule in catalog.rules(self.root) if "alert" in rule}
         pages = {path.stem: path for path in (self.root / "docs/runbooks").glob("*.md")}
         for name in alerts - pages.keys():
-            self.say("docs/runbooks", f"alert {name} has no page")
+            self.error("docs/runbooks", f"alert {name} has no page")
         for name in pages.keys() - alerts:
-            self.say("docs/runbooks", f"page {name} has no alert")
+            self.error("docs/runbooks", f"page {name} has no alert")
         titles = {panel["title"] for board in self.boards.values() for panel in boards.panels(board)}
         titles |= {board["title"].removeprefix("memledger / ") for board in self.boards.values()}
         titles |= {panel["title"] for board in self.boards.values() for panel in board["panels"]}
         for name, path in pages.items():
             text = path.read_text()
             if "`memledger " in text and "`docker exec memledger /memledger " not in text:
-                self.say(path.name, "it names a command of memledger, but not how to give it in Compose")
+                self.error(path.name, "names a memledger command, but not its form in Compose")
             if not text.startswith(f"# {name}\n"):
-                self.say(path.name, "its title is not its alert")
+                self.error(path.name, "the title is not the alert name")
             for part in ("## Look first", "## Do", "## Silence"):
                 if part not in text:
-                    self.say(path.name, f"part {part!r} is missing")
+                    self.error(path.name, f"section {part!r} is missing")
             for block in re.findall(r"```promql\n(.*?)```", text, re.S):
                 for line in block.splitlines():
                     self.query(path.name, line)
             self.titles(path.name, text.split("\n\n", 2)[2], titles)
         page = self.root / "docs/dashboards.md"
-        self.titles(page.name, page.read_text().split("## Installing")[0].split("Three words")[0], titles | {"i"})
+        self.titles(page.name, page.read_text().split("## Installing")[0].split("Terms on the panels")[0], titles | {"i"})
 
     def titles(self, where, text, known):
-        """What stands in italics is a panel or a dashboard."""
+        """Every word in italics must be the title of a panel or dashboard."""
         body = re.sub(r"```.*?```|`[^`]*`|\*\*", "", text, flags=re.S)
         for title in re.findall(r"\*([^*\n]+)\*", body.replace("\n* ", "\n- ")):
             if title not in known | NOT_TITLES:
-                self.say(where, f"no panel or dashboard is called {title!r}")
+                self.error(where, f"no panel or dashboard has the title {title!r}")
 
     # --- documents
 
     def documents(self):
-        verbs = set(re.findall(r'Command::new\("(\w+)"\)', "".join(p.read_text() for p in (self.root / "src/cli").glob("*.rs"))))
+        verbs = set(re.findall(r'Command::new\("([\w-]+)"\)', "".join(p.read_text() for p in (self.root / "src/cli").glob("*.rs"))))
         settings = set(re.findall(r"^\| `--([\w.-]+)`", (self.root / "docs/config.md").read_text(), re.M)) | {"config.file"}
         pages = [*(self.root / "docs").glob("*.md"), *(self.root / "docs/runbooks").glob("*.md"), self.root / "README.md"]
         for path in pages:
             text = path.read_text()
             for name in set(re.findall(r"\b(?:\w+:)?memledger_\w+(?::\w+)?", text)) - self.table.keys():
-                self.say(path.name, f"{name}: no such series")
-            for verb in re.findall(r"`memledger (\w+)", text):
+                self.error(path.name, f"{name}: no such series")
+            for verb in re.findall(r"`memledger ([\w-]+)", text):
                 if verb not in verbs:
-                    self.say(path.name, f"there is no `memledger {verb}`")
+                    self.error(path.name, f"no such command: `memledger {verb}`")
             for setting in re.findall(r"--((?:no-)?[a-z]+\.[a-z.-]+[a-z])", text):
                 if setting not in settings and setting.removeprefix("no-") not in settings:
-                    self.say(path.name, f"there is no setting --{setting}")
+                    self.error(path.name, f"no such setting: --{setting}")
             for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
                 if not (path.parent / link).exists():
-                    self.say(path.name, f"the link to {link} leads nowhere")
+                    self.error(path.name, f"broken link: {link}")
 
     def all(self):
         self.dashboards()
@@ -372,17 +373,17 @@ class Check:
         self.rule_tests()
         self.runbooks()
         self.documents()
-        return self.complaints
+        return self.errors
 
 
 def main():
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]
     check = Check(root)
-    for complaint in check.all():
-        print(complaint)
-    asked = sum(len(list(boards.queries(board))) for board in check.boards.values())
-    print(f"{asked} queries of {len(check.boards)} dashboards, {len(check.families)} families, {len(check.complaints)} complaints")
-    sys.exit(bool(check.complaints))
+    for message in check.all():
+        print(message)
+    queries = sum(len(list(boards.queries(board))) for board in check.boards.values())
+    print(f"{queries} queries of {len(check.boards)} dashboards, {len(check.families)} families, {len(check.errors)} errors")
+    sys.exit(bool(check.errors))
 
 
 if __name__ == "__main__":

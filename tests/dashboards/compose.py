@@ -1,9 +1,9 @@
 """Checks the files of deploy/ for Docker Compose and Grafana against each other: `compose.py`, or `compose.py flags`.
 
-With `flags` it prints, one a line, what `docker run` takes to run memledger as services.yml has it (but the published
-port, the devices of a GPU and the network), so that a test runs the image just so.
+With `flags` it prints, one per line, the options of `docker run` that run memledger as services.yml does (except the published
+port, GPU devices and the network), so that a test runs the image in the same way.
 
-Not here: whether `docker compose` takes the files. It cannot be had where the tests run.
+Not here: whether `docker compose` accepts the files. It is not available where the tests run.
 """
 import re
 import sys
@@ -13,8 +13,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-HOST_PATHS = {"/sys/fs/cgroup", "/var/run/docker.sock", "/dev/null"}
-# of a service, those that `docker run` takes as they are
+HOST_PATHS = {"/run/memledger-reporter", "/sys/fs/cgroup", "/var/run/docker.sock", "/dev/null"}
+# keys of a service that `docker run` accepts unchanged
 FLAGS = {"pid": "--pid", "cgroup": "--cgroupns", "mem_limit": "--memory"}
 
 
@@ -23,14 +23,14 @@ def read(path):
 
 
 def services(path):
-    """The services of a file, with what they extend laid under them."""
+    """Yields the services of a file, merged over the services that they extend."""
     for name, service in read(path)["services"].items():
         base = service.pop("extends", None)
         yield name, (read(path.parent / base["file"])["services"][base["service"]] if base else {}) | service
 
 
 def judge(path):
-    """The complaints about one file."""
+    """Yields the errors in one file."""
     declared = set(read(path).get("volumes", {}))
     for name, service in services(path):
         image = service.get("image", "memledger:local")
@@ -38,41 +38,41 @@ def judge(path):
             yield f"{name}: the image {image} is not pinned"
         for port in service.get("ports", []):
             if not port.startswith("127.0.0.1:"):
-                yield f"{name}: port {port} is open to everybody"
+                yield f"{name}: port {port} is published on all addresses"
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
             if source.startswith("."):
                 if not (DEPLOY / source).exists():
-                    yield f"{name}: {source} is not there"
+                    yield f"{name}: {source} does not exist"
             elif source.startswith("/"):
                 if source not in HOST_PATHS:
-                    yield f"{name}: it mounts {source} of the host"
+                    yield f"{name}: mounts {source} of the host"
             elif source not in declared:
                 yield f"{name}: volume {source} is not declared"
         if name != "train" and "cap_drop" not in service and "build" not in service and "image" in service:
-            yield f"{name}: it keeps capabilities that it does not need"
+            yield f"{name}: keeps capabilities that it does not need"
         if name in ("prometheus", "alertmanager", "grafana") and service.get("profiles") != ["monitoring"]:
-            yield f"{name}: it starts without the profile monitoring"
+            yield f"{name}: starts without the profile monitoring"
 
 
 def provisioning():
-    """The complaints about what Grafana and Prometheus are given."""
+    """Yields errors in the configuration of Grafana and Prometheus."""
     grafana = dict(services(DEPLOY / "docker-compose.yml"))["grafana"]
     if grafana["environment"].get("GF_AUTH_ANONYMOUS_ENABLED") != "false":
-        yield "grafana: anybody may look without a password"
+        yield "grafana: anonymous access is not disabled"
     inside = {volume.split(":")[1]: volume.split(":")[0] for volume in grafana["volumes"]}
     provider = read(DEPLOY / "grafana/provisioning/dashboards/memledger.yml")["providers"][0]
     folder = inside.get(provider["options"]["path"])
     if folder is None or (DEPLOY / folder).resolve() != ROOT / "dashboards":
-        yield f"grafana: the dashboards are looked for in {provider['options']['path']}, which is not dashboards/"
+        yield f"grafana: the dashboards are read from {provider['options']['path']}, which is not dashboards/"
     home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     if not (ROOT / "dashboards" / home.name).exists() or str(home.parent) != provider["options"]["path"]:
-        yield f"grafana: there is no home dashboard {home}"
+        yield f"grafana: missing home dashboard {home}"
     source = read(DEPLOY / "grafana/provisioning/datasources/prometheus.yml")["datasources"][0]
     demo = read(DEPLOY / "demo/grafana.yml")["datasources"][0]
     port = re.search(r"(?m)^PORT = (\d+)$", (DEPLOY / "demo/monitoring.py").read_text())[1]
     if demo["url"] != f"http://127.0.0.1:{port}" or demo["uid"] != source["uid"]:
-        yield f"demo/grafana.yml: {demo['url']} is not where the demo's Prometheus listens, or the uid is another"
+        yield f"demo/grafana.yml: {demo['url']} is not the address of the demo's Prometheus, or the uid differs"
     known = set(dict(services(DEPLOY / "docker-compose.yml")))
     addresses = [source["url"].split("//")[1]]
     prometheus = read(DEPLOY / "prometheus/prometheus.yml")
@@ -80,23 +80,23 @@ def provisioning():
         addresses += [target for static in group["static_configs"] for target in static["targets"]]
     for address in addresses:
         if address.split(":")[0] not in known | {"localhost"}:
-            yield f"nothing is called {address}"
+            yield f"no service named {address}"
 
 
 def unit():
-    """The complaints about the systemd unit: a setting that takes away what memledger reads."""
+    """Yields errors in the systemd unit: settings that block what memledger reads."""
     lines = (DEPLOY / "systemd/memledger.service").read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-    # ProtectClock adds a DeviceAllow, and with one of those all other devices are closed before systemd 253
+    # ProtectClock adds a DeviceAllow, which blocks all other devices before systemd 253.
     for name in ("PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "ProtectKernelLogs", "ProtectProc", "ProcSubset", "PrivatePIDs", "PrivateUsers", "InaccessiblePaths"):
         if name in settings:
-            yield f"memledger.service: {name} closes what it reads"
+            yield f"memledger.service: {name} blocks what memledger reads"
     if "ProtectSystem" in settings and settings.get("StateDirectory") != "memledger":
-        yield "memledger.service: the state directory cannot be written"
+        yield "memledger.service: the state directory is not writable"
 
 
 def flags():
-    """memledger of services.yml as flags of `docker run`."""
+    """Yields the memledger service of services.yml as options of `docker run`."""
     service = dict(services(DEPLOY / "services.yml"))["memledger"]
     yield from (f"{flag}={service[key]}" for key, flag in FLAGS.items())
     yield from ["--read-only"] * service["read_only"]
@@ -104,7 +104,8 @@ def flags():
     yield from (f"--cap-drop={each}" for each in service["cap_drop"])
     yield from (f"--cap-add={each}" for each in service["cap_add"])
     yield from (f"--device={each}" for each in service["devices"])
-    # the named volume would stay after the test; the image makes one of no name
+    yield from (f"--tmpfs={each}" for each in service["tmpfs"])
+    # The named volume would remain after the test; the image creates an anonymous one.
     yield from (f"--volume={each}" for each in service["volumes"] if each.startswith("/"))
 
 
@@ -112,12 +113,12 @@ def main():
     if sys.argv[1:] == ["flags"]:
         print("\n".join(flags()))
         return
-    complaints = [f"{path.name}: {what}" for path in sorted(DEPLOY.glob("*.yml")) if path.name != "services.yml" for what in judge(path)]
-    complaints += provisioning()
-    complaints += unit()
-    for complaint in complaints:
-        print(complaint)
-    sys.exit(bool(complaints))
+    errors = [f"{path.name}: {what}" for path in sorted(DEPLOY.glob("*.yml")) if path.name != "services.yml" for what in judge(path)]
+    errors += provisioning()
+    errors += unit()
+    for error in errors:
+        print(error)
+    sys.exit(bool(errors))
 
 
 if __name__ == "__main__":

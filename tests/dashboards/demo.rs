@@ -1,4 +1,4 @@
-//! The demo (`deploy/demo`), run as a newcomer runs it: what it plays, a real Prometheus and a real Alertmanager are asked.
+//! The demo (`deploy/demo`), run as a new user runs it, with a real Prometheus and a real Alertmanager.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,39 +10,34 @@ use super::{in_repository, script};
 use crate::prometheus::provided;
 use crate::support::docker::{Engine, signal};
 use crate::support::oom::hog;
-use crate::support::{Metrics, binary, cgroups, eventually, eventually_true};
+use crate::support::{Metrics, binary, cgroups, eventually, eventually_true, terminate};
 
-/// A demo on ports and in a folder of its own. Ended by SIGKILL when dropped; the next one clears away what that leaves.
+/// A demo on its own ports and in its own folder. Killed by SIGKILL when dropped; the next one removes what that leaves.
 struct Demo {
     child: Child,
     folder: tempfile::TempDir,
 }
 
+/// The demo's command line with a status file and a log in this folder; `None`, with the reason printed, where something is
+/// missing.
+fn command(folder: &Path, log: &str) -> Option<Command> {
+    let hog = hog()?;
+    let driver = FakeNvml::install(folder, &State::default()).expect("the fake library is installed");
+    let log = std::fs::File::create(folder.join(log)).expect("a log");
+    let mut command = Command::new("/usr/bin/python3"); // its standard library is all that the demo needs
+    command.args(["-B", &in_repository("deploy/demo")]);
+    command.arg("--memledger").arg(binary()).arg("--nvml").arg(driver.path()).arg("--hog").arg(hog);
+    command.stdin(Stdio::null()).stderr(log.try_clone().expect("a log")).stdout(log);
+    Some(command)
+}
+
 impl Demo {
-    /// Starts it with these flags; `None`, with the reason said, where something is missing.
+    /// Starts it with these flags; `None`, with the reason printed, where something is missing.
     fn start(flags: &[&str]) -> Option<Self> {
-        let hog = hog()?;
         let folder = tempfile::tempdir().expect("a folder");
-        let driver =
-            FakeNvml::install(folder.path(), &State::default()).expect("the fake library is installed");
-        let log = std::fs::File::create(folder.path().join("log")).expect("a log");
-        let child = Command::new("/usr/bin/python3") // its standard library is all that the demo needs
-            .args(["-B", &in_repository("deploy/demo")])
-            .arg("--memledger")
-            .arg(binary())
-            .arg("--nvml")
-            .arg(driver.path())
-            .arg("--hog")
-            .arg(hog)
-            .arg("--status")
-            .arg(folder.path().join("status"))
-            .args(flags)
-            .stdin(Stdio::null())
-            .stderr(log.try_clone().expect("a log"))
-            .stdout(log)
-            .spawn()
-            .expect("the demo starts");
-        Some(Self { child, folder })
+        let mut command = command(folder.path(), "log")?;
+        let child = command.arg("--status").arg(folder.path().join("status")).args(flags).spawn();
+        Some(Self { child: child.expect("the demo starts"), folder })
     }
 
     fn status_file(&self) -> PathBuf {
@@ -58,15 +53,15 @@ impl Demo {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// The status once it plays.
+    /// Waits until it is playing; returns its status.
     fn playing(&self) -> Value {
-        eventually("the demo plays", || match self.status()? {
+        eventually("state playing", || match self.status()? {
             status if status["state"] == "playing" => Ok(status),
             status => Err(format!("{status}; {}", self.log())),
         })
     }
 
-    /// Ends it as Ctrl-C and service managers do, and waits for its end.
+    /// Stops it by SIGTERM, as service managers do, and waits until it exits.
     fn end(mut self) {
         signal("TERM", self.child.id());
         let status = eventually("the end of the demo", || {
@@ -78,8 +73,15 @@ impl Demo {
 
 impl Drop for Demo {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        terminate(&mut self.child);
+        let mark = self.status().ok().and_then(|status| Some(status["mark"].as_str()?.to_owned()));
+        let left = |mark: &str| std::env::temp_dir().join(mark).exists();
+        if mark.is_some_and(|mark| left(&mark)) {
+            // each demo clears up after those that were killed
+            if let Some(mut next) = command(self.folder.path(), "clearing") {
+                let _ = next.args(["--no-docker", "--minutes", "0"]).status();
+            }
+        }
     }
 }
 
@@ -87,7 +89,7 @@ fn text(value: &Value) -> &str {
     value.as_str().expect("text")
 }
 
-/// What is there of a demo, by its mark: containers, images, cgroups, mounts, the folder.
+/// Returns what exists of a demo, by its mark: containers, images, cgroups, mounts, the folder.
 fn traces(engine: Option<&Engine>, mark: &str) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(engine) = engine {
@@ -104,7 +106,7 @@ fn traces(engine: Option<&Engine>, mark: &str) -> Vec<String> {
     found
 }
 
-/// Processes whose command line names this path.
+/// Returns the processes with this path in their command line.
 fn processes_below(path: &Path) -> Vec<u32> {
     let path = path.display().to_string();
     let pids = std::fs::read_dir("/proc").expect("/proc").flatten();
@@ -116,8 +118,8 @@ fn processes_below(path: &Path) -> Vec<u32> {
     pids.filter(names).collect()
 }
 
-/// alerts.py must complain of a status that claims something else than what was played, or it looks at nothing.
-fn assert_alerts_are_looked_at(demo: &Demo) {
+/// alerts.py must report a status that differs from what the demo did.
+fn assert_alerts_check_finds_mutations(demo: &Demo) {
     let Some(python) = provided("MEMLEDGER_TEST_PYTHON") else { return };
     let with = |change: &dyn Fn(&mut Value)| {
         let mut status = demo.status().expect("the status");
@@ -127,27 +129,27 @@ fn assert_alerts_are_looked_at(demo: &Demo) {
     let leak = "MemledgerContainerMemoryLeakSuspected";
     let mutations = [
         (with(&|s| s["expected"][0]["container_name"] = json!("nobody-1")), "has not fired"),
-        (with(&|s| s["expected"][0]["container_name"] = json!("nobody-1")), "nobody gave it a reason to"),
-        (with(&|s| drop(s["expected"].as_array_mut().expect("a list").remove(0))), "does not play it"),
-        (with(&|s| s["not_played"][leak] = json!("a lie")), "the demo says that it cannot"),
-        (with(&|s| s["innocent"] = s["containers"].clone()), "for an innocent container"),
-        (with(&|s| s["always"] = json!([])), "MemledgerWatchdog (none): the demo does not play it"),
+        (with(&|s| s["expected"][0]["container_name"] = json!("nobody-1")), "fired without a cause"),
+        (with(&|s| drop(s["expected"].as_array_mut().expect("a list").remove(0))), "does not provoke it"),
+        (with(&|s| s["not_played"][leak] = json!("a lie")), "the demo lists it as impossible"),
+        (with(&|s| s["innocent"] = s["containers"].clone()), "for a container that must have no alerts"),
+        (with(&|s| s["always"] = json!([])), "MemledgerWatchdog (none): the demo does not provoke it"),
     ];
     let file = demo.folder.path().join("mutated");
-    for (status, complaint) in mutations {
+    for (status, expected) in mutations {
         std::fs::write(&file, status.to_string()).expect("written");
         let check = in_repository("tests/dashboards/alerts.py");
         let output = Command::new(&python)
             .args(["-B", &check, &file.display().to_string(), "--wait", "0"])
             .output()
             .expect("it runs");
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(!output.status.success() && said.contains(complaint), "{complaint}: {said}");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(!output.status.success() && text.contains(expected), "{expected}: {text}");
     }
 }
 
 #[test]
-fn the_demo_makes_every_alert_fire_and_resolve_and_gives_every_panel_data() {
+fn every_alert_fires_and_resolves_and_every_panel_has_data() {
     for needed in ["MEMLEDGER_TEST_PROMETHEUS", "MEMLEDGER_TEST_ALERTMANAGER", "MEMLEDGER_TEST_PYTHON"] {
         if provided(needed).is_none() {
             return;
@@ -157,20 +159,20 @@ fn the_demo_makes_every_alert_fire_and_resolve_and_gives_every_panel_data() {
     let Some(demo) = Demo::start(&["--rounds", "1"]) else { return };
     let mark = text(&demo.playing()["mark"]).to_owned();
     script("alerts.py", &[&demo.status_file().display().to_string(), "--wait", "230"]);
-    assert_alerts_are_looked_at(&demo);
+    assert_alerts_check_finds_mutations(&demo);
     let status = demo.status().expect("the status");
     let url = text(&status["prometheus"]);
     let since = status["since"].to_string();
-    if let Some(said) = script("panels.py", &[url, "--since", &since, "--wait", "30"]) {
-        eprintln!("{said}");
+    if let Some(output) = script("panels.py", &[url, "--since", &since, "--wait", "30"]) {
+        eprintln!("{output}");
     }
-    super::assert_panels_are_looked_at(url, &since);
+    super::assert_panels_check_finds_mutations(url, &since);
     demo.end();
     assert_eq!(traces(Some(&engine), &mark), Vec::<String>::new());
 }
 
 #[test]
-fn a_demo_beside_another_goes_its_own_way_and_clears_what_a_killed_one_left() {
+fn second_demo_is_independent_and_removes_what_a_killed_one_left() {
     let Some(engine) = Engine::shared() else { return };
     let Some(mut killed) = Demo::start(&[]) else { return };
     let first = killed.playing();
@@ -178,7 +180,7 @@ fn a_demo_beside_another_goes_its_own_way_and_clears_what_a_killed_one_left() {
     eventually_true("its first containers", || traces(Some(&engine), &mark).len() > 5);
     let Some(beside) = Demo::start(&[]) else { return };
     let second = beside.playing();
-    assert!(!traces(Some(&engine), &mark).is_empty(), "one that lives is left alone: {}", beside.log());
+    assert!(!traces(Some(&engine), &mark).is_empty(), "a running demo is not touched: {}", beside.log());
     let names = |status: &Value| {
         status["containers"].as_array().expect("a list").iter().map(Value::to_string).collect::<Vec<_>>()
     };
@@ -186,10 +188,10 @@ fn a_demo_beside_another_goes_its_own_way_and_clears_what_a_killed_one_left() {
     let folder = std::env::temp_dir().join(&mark);
     killed.child.kill().expect("it is killed");
     killed.child.wait().expect("it ends");
-    eventually_true("its programs end with it", || processes_below(&folder).is_empty());
-    assert!(!traces(Some(&engine), &mark).is_empty(), "a killed one leaves its containers");
+    eventually_true("its programs exit with it", || processes_below(&folder).is_empty());
+    assert!(!traces(Some(&engine), &mark).is_empty(), "a killed demo leaves its containers");
     let Some(next) = Demo::start(&[]) else { return };
-    eventually("the next one clears it away", || match traces(Some(&engine), &mark) {
+    eventually("the next demo removes them", || match traces(Some(&engine), &mark) {
         left if left.is_empty() => Ok(()),
         left => Err(format!("{left:?}; {}", next.log())),
     });
@@ -201,15 +203,15 @@ fn a_demo_beside_another_goes_its_own_way_and_clears_what_a_killed_one_left() {
 }
 
 #[test]
-fn without_an_engine_the_demo_plays_in_cgroups() {
+fn demo_uses_cgroups_without_an_engine() {
     let Some(demo) = Demo::start(&["--no-docker"]) else { return };
     let status = demo.playing();
     let mark = text(&status["mark"]).to_owned();
     let mut alerts = status["expected"].as_array().expect("a list").iter().rev();
     let killed = alerts.find(|alert| alert["alertname"] == "MemledgerContainerOOMKilled");
-    let name = text(&killed.expect("a kill is played")["container_name"]);
+    let name = text(&killed.expect("an expected kill")["container_name"]);
     let url = format!("{}/metrics", text(&status["memledger"]["gpu-host"]));
-    eventually("a kill, attributed, of a container that is a cgroup alone", || {
+    eventually("a kill attributed to a container without a runtime", || {
         let mut answer = ureq::get(&url).call().map_err(|error| error.to_string())?;
         let metrics = Metrics::parse(&answer.body_mut().read_to_string().map_err(|error| error.to_string())?);
         metrics.ask("memledger_container_last_oom_kill_timestamp_seconds", &[("container_name", name)])
@@ -219,6 +221,6 @@ fn without_an_engine_the_demo_plays_in_cgroups() {
 }
 
 #[test]
-fn the_time_lapse_divides_spans_alone_and_refuses_what_it_does_not_know() {
+fn time_lapse_divides_only_durations_and_rejects_unknown_constructs() {
     script("lapse.py", &[]);
 }

@@ -1,8 +1,8 @@
-"""Checks the time-lapse of the shipped rules (deploy/demo/timelapse.py) with readers that share nothing with it: YAML's own, and
-the reader of PromQL beside this, which knows units from the catalog.
+"""Checks the time-lapse of the shipped rules (deploy/demo/timelapse.py) with independent parsers: a YAML
+parser, and promql.py, which knows units from the catalog.
 
-A factor of 1 gives the files back. Any other divides every span of time and every number that is compared to seconds, and leaves
-all else. What it cannot read it refuses.
+A factor of 1 returns the files unchanged. Any other factor divides every duration and every number that is compared to seconds,
+and nothing else. What it cannot parse is rejected.
 """
 import re
 import sys
@@ -20,8 +20,8 @@ import timelapse  # noqa: E402
 FACTOR = 60
 SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 HEAD = "groups:\n- name: g\n  rules:\n  - alert: A\n"
-# what it must refuse: the constructs that another rule could bring, and a factor that does not go into the spans
-REFUSED = {
+# must be rejected: constructs that a future rule could use, and a factor that does not divide the durations
+REJECTED = {
     "a subquery": "    expr: max_over_time(a[1h:5m]) > 1\n",
     "a point in time": "    expr: a @ 1609746000\n",
     "an unknown function": "    expr: holt_winters(a[1h], 0.5, 0.5) > 1\n",
@@ -49,7 +49,7 @@ def seconds(span):
 
 
 def numbers_of_seconds(tree, reader):
-    """The numbers in a tree that count seconds, in their order: what an age is compared to, and how far is predicted."""
+    """Yields the numbers in a tree that are seconds, in order: thresholds of ages, and prediction horizons."""
     for node in promql.walk(tree):
         if isinstance(node, promql.Binary) and node.op in promql.COMPARISONS and isinstance(node.right, promql.Number):
             if reader.unit(node.left) == "s":
@@ -59,7 +59,7 @@ def numbers_of_seconds(tree, reader):
 
 
 def other_numbers(tree, reader):
-    """All the others."""
+    """Returns all other numbers."""
     found = sorted(node.value for node in promql.walk(tree) if isinstance(node, promql.Number))
     inside = [
         inner.value for node in promql.walk(tree) if isinstance(node, promql.Call) and node.function == "predict_linear"
@@ -80,7 +80,7 @@ def value(node):
 
 
 def expression(where, before, after, reader):
-    """Complaints about one expression before and after."""
+    """Yields errors of one expression before and after."""
     spans = [[token for kind, token in promql.Parser(text).tokens if kind == "duration"] for text in (before, after)]
     if [seconds(span) for span in spans[0]] != [seconds(span) * FACTOR for span in spans[1]]:
         yield f"{where}: spans {spans[0]} became {spans[1]}"
@@ -95,10 +95,10 @@ def expression(where, before, after, reader):
 
 
 def file(path, reader):
-    """Complaints about one file of rules."""
+    """Yields errors of one rule file."""
     text = path.read_text()
     if timelapse.rules(text, 1) != text:
-        yield f"{path.name}: a factor of 1 does not give it back"
+        yield f"{path.name}: a factor of 1 changes the file"
     before, after = (yaml.safe_load(each)["groups"] for each in (text, timelapse.rules(text, FACTOR)))
     changed = 0
     for group, other in zip(before, after, strict=True):
@@ -110,23 +110,23 @@ def file(path, reader):
                 if seconds(rule.pop("for")) != seconds(lapsed.pop("for")) * FACTOR:
                     yield f"{where}: for"
     if before != after:
-        yield f"{path.name}: more than spans has changed"
+        yield f"{path.name}: more than durations has changed"
     if path.name == "alerts.yml" and changed < 20:
-        yield f"{path.name}: only {changed} alerts wait: is it read?"
+        yield f"{path.name}: only {changed} alerts wait: was the file parsed?"
 
 
 def main():
     reader = promql.Reader(catalog.table(ROOT))
-    complaints = [each for path in sorted((ROOT / "deploy/prometheus/rules").glob("*.yml")) for each in file(path, reader)]
-    for what, rule in REFUSED.items():
+    errors = [each for path in sorted((ROOT / "deploy/prometheus/rules").glob("*.yml")) for each in file(path, reader)]
+    for what, rule in REJECTED.items():
         try:
             timelapse.rules(HEAD + rule, FACTOR)
-            complaints.append(f"{what} is not refused")
+            errors.append(f"{what} is not rejected")
         except timelapse.Unknown:
             pass
-    for complaint in complaints:
-        print(complaint)
-    sys.exit(bool(complaints))
+    for error in errors:
+        print(error)
+    sys.exit(bool(errors))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Proves that check.py looks: each mutation of a copy of what we ship must bring a complaint that says so.
+"""Proves that check.py finds defects: each mutation of a copy of the shipped files must cause the expected error.
 
-A check that lets everything pass looks the same as files without a fault.
+A check that accepts everything looks the same as files without a defect.
 """
 import json
 import shutil
@@ -51,7 +51,7 @@ def put(target, **values):
     target.update(values)
 
 
-# what is done, how, and a part of the complaint that it must bring
+# name of the mutation, how it is made, and a part of the error that it must cause
 MUTATIONS = [
     ("a typo in a metric of a dashboard", text("dashboards/container.json", "memledger_container_memory_usage_bytes{", "memledger_container_memory_usge_bytes{"), "memledger_container_memory_usge_bytes: no such series"),
     ("a typo in a recorded series", text("dashboards/overview.json", "container:memledger_memory_used_per_limit:ratio{", "container:memledger_memory_used_per_limits:ratio{"), "no such series"),
@@ -59,32 +59,32 @@ MUTATIONS = [
     ("a wrong label in by", board("overview.json", lambda d: put(series(d)["targets"][0], expr='sum by (host) (memledger_host_swap_used_bytes{job=~"$job", instance=~"$instance"})')), "by (host): the series have no such label"),
     ("a wrong label in on", text(RULES + "recording.yml", "* on (job, instance, k8s_namespace_name, k8s_pod_name, container_name)", "* on (job, instance, k8s_namespace_name, k8s_pod_name, container)"), "on (container): a side has no such label"),
     ("a wrong label in group_left", text(RULES + "recording.yml", "group_left (run, batch_size", "group_left (run, batchsize"), "group_left (batchsize)"),
-    ("a legend that the result cannot have", board("overview.json", lambda d: put(series(d)["targets"][0], legendFormat="{{container_name}}")), "the legend names container_name"),
-    ("a value that a label never has", text(RULES + "alerts.yml", 'scope="host"', 'scope="hosts"'), "the catalog tells of no 'hosts'"),
+    ("a label in a legend that the result cannot have", board("overview.json", lambda d: put(series(d)["targets"][0], legendFormat="{{container_name}}")), "the legend names container_name"),
+    ("a value that a label never has", text(RULES + "alerts.yml", 'scope="host"', 'scope="hosts"'), "the catalog has no value 'hosts'"),
     ("a typo in a metric of a rule", text(RULES + "alerts.yml", "memledger_store_up", "memledger_stores_up"), "memledger_stores_up: no such series"),
-    ("a label in a text that the alert has not", text(RULES + "alerts.yml", "{{ $labels.collector }}", "{{ $labels.colector }}"), "the text names label colector"),
+    ("a label in an annotation that the alert does not have", text(RULES + "alerts.yml", "{{ $labels.collector }}", "{{ $labels.colector }}"), "the annotation names label colector"),
     ("a typo in a series of a rule test", text(TESTS + "memory.yml", "memledger_container_memory_headroom_bytes{", "memledger_container_memory_headrom_bytes{"), "no such series"),
-    ("a missing label in a series of a rule test", text(TESTS + "oom.yml", ', victim="main"', ""), "would carry label victim"),
+    ("a missing label in a series of a rule test", text(TESTS + "oom.yml", ', victim="main"', ""), "lacks label victim"),
     ("a wrong label in a series of a rule test", text(TESTS + "oom.yml", 'victim="main"', 'who="main"'), "it has no such label"),
     ("a typo in a query of a runbook", text(BOOKS + "MemledgerGpuLost.md", "memledger_gpus_expected", "memledger_gpu_expected"), "no such series"),
-    ("a command that does not exist", text(BOOKS + "MemledgerGpuLost.md", "## Do", "`memledger fix`\n\n## Do"), "there is no `memledger fix`"),
-    ("a command that is not there in Compose", text(BOOKS + "MemledgerRuntimeDown.md", "`docker exec memledger /memledger doctor`", "there"), "not how to give it in Compose"),
-    ("a panel that does not exist", text(BOOKS + "MemledgerGpuXid.md", "*GPU errors (Xid)*", "*Xid errors*"), "no panel or dashboard is called 'Xid errors'"),
+    ("a command that does not exist", text(BOOKS + "MemledgerGpuLost.md", "## Do", "`memledger fix`\n\n## Do"), "no such command: `memledger fix`"),
+    ("a command without its form in Compose", text(BOOKS + "MemledgerRuntimeDown.md", "`docker exec memledger /memledger doctor`", "there"), "not its form in Compose"),
+    ("a panel that does not exist", text(BOOKS + "MemledgerGpuXid.md", "*GPU errors (Xid)*", "*Xid errors*"), "no panel or dashboard has the title 'Xid errors'"),
     ("an alert without a runbook", lambda root: (root / BOOKS / "MemledgerGpuEcc.md").unlink(), "alert MemledgerGpuEcc has no page"),
     ("a runbook without an alert", lambda root: (root / BOOKS / "MemledgerOld.md").write_text("# MemledgerOld\n\n\n\n"), "page MemledgerOld has no alert"),
-    ("an alert that no test sees fire", text(RULES + "alerts.yml", "warning}\n    annotations:\n      summary: The ledger of OOM", "critical}\n    annotations:\n      summary: The ledger of OOM"), "no test sees"),
+    ("an alert that fires in no test", text(RULES + "alerts.yml", "warning}\n    annotations:\n      summary: The ledger of OOM", "critical}\n    annotations:\n      summary: The ledger of OOM"), "no test in which"),
     ("a variable that is not defined", board("why.json", lambda d: put(first(d)["targets"][0], expr='up{job=~"$job", instance=~"$host"}')), "variable $host is not defined"),
     ("a query that shows other hosts too", board("overview.json", lambda d: put(series(d)["targets"][0], expr="memledger_host_swap_used_bytes")), "is not filtered by instance"),
     ("two panels with one id", board("budget.json", lambda d: put(first(d), id=d["panels"][-1]["id"])), "two panels have id"),
-    ("two panels on one place", board("budget.json", lambda d: put(first(d), gridPos=d["panels"][2]["gridPos"])), "overlap"),
-    ("a panel without a description", board("compare.json", lambda d: put(first(d), description="")), "it has no description"),
-    ("a unit that does not fit", board("overview.json", lambda d: put(series(d)["fieldConfig"]["defaults"], unit="s")), "is shown as s"),
-    ("a link to nowhere", text("dashboards/overview.json", "/d/memledger-container?", "/d/memledger-containers?"), "links to dashboard memledger-containers"),
+    ("two panels in one position", board("budget.json", lambda d: put(first(d), gridPos=d["panels"][2]["gridPos"])), "overlap"),
+    ("a panel without a description", board("compare.json", lambda d: put(first(d), description="")), "no description"),
+    ("a wrong unit", board("overview.json", lambda d: put(series(d)["fieldConfig"]["defaults"], unit="s")), "is shown as s"),
+    ("a broken link", text("dashboards/overview.json", "/d/memledger-container?", "/d/memledger-containers?"), "links to dashboard memledger-containers"),
     ("a counter shown plain", board("overview.json", lambda d: put(series(d)["targets"][0], expr='memledger_host_oom_kills_total{job=~"$job", instance=~"$instance"}')), "the plain value of counter"),
-    ("a series that other programs have too", board("overview.json", lambda d: put(series(d)["targets"][0], expr='process_open_fds{job=~"$job", instance=~"$instance"}')), "other programs have process_open_fds too"),
+    ("a series that other programs have too", board("overview.json", lambda d: put(series(d)["targets"][0], expr='process_open_fds{job=~"$job", instance=~"$instance"}')), "other programs export process_open_fds too"),
     ("a legend for two compute instances", text("dashboards/overview.json", " {{gpu_instance_id}} {{compute_instance_id}}", " {{gpu_instance_id}}"), "without compute_instance_id"),
     ("PromQL that cannot be read", board("overview.json", lambda d: put(series(d)["targets"][0], expr="sum by (instance (up)")), "where"),
-    ("a family that is shown nowhere", text("docs/metrics.md", "| `memledger_build_info`", "| `memledger_new_bytes` | gauge |  | 1 | New. |\n| `memledger_build_info`"), "memledger_new_bytes is shown nowhere"),
+    ("a family that no panel shows", text("docs/metrics.md", "| `memledger_build_info`", "| `memledger_new_bytes` | gauge |  | 1 | New. |\n| `memledger_build_info`"), "memledger_new_bytes is not shown"),
 ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def copy(root, folder):
         else:
             shutil.copy(source, folder / part)
     (folder / "src").mkdir(exist_ok=True)
-    # links of documents lead out of what is copied
+    # Links in the documents point to files that are not copied.
     for part in root.iterdir():
         if not (folder / part.name).exists() and part.name not in ("target", ".git"):
             (folder / part.name).symlink_to(part)
@@ -104,17 +104,17 @@ def copy(root, folder):
 
 def main():
     root = Path(__file__).resolve().parents[2]
-    unseen = 0
+    undetected = 0
     for what, change, wanted in MUTATIONS:
         with tempfile.TemporaryDirectory() as folder:
             copy(root, Path(folder))
             change(Path(folder))
-            complaints = check.Check(Path(folder)).all()
-        if not any(wanted in complaint for complaint in complaints):
-            unseen += 1
-            print(f"{what}: no complaint says {wanted!r}, only {complaints[:3]}")
-    print(f"{len(MUTATIONS)} mutations, {unseen} unseen")
-    sys.exit(bool(unseen))
+            errors = check.Check(Path(folder)).all()
+        if not any(wanted in error for error in errors):
+            undetected += 1
+            print(f"{what}: no error contains {wanted!r}, only {errors[:3]}")
+    print(f"{len(MUTATIONS)} mutations, {undetected} not detected")
+    sys.exit(bool(undetected))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Asks a real Prometheus every query of every dashboard, as Grafana would: `panels.py URL [--since TIME] [--wait S]`.
+"""Sends every query of every dashboard to a real Prometheus, as Grafana would: `panels.py URL [--since TIME] [--wait S]`.
 
-Variables are resolved in their order as Grafana's data source does it; each dashboard is asked with All and with the
-first value of each. Every query must have data, not only NaN; no two series of a panel may have one legend; no label
-of a legend may be missing. What may be empty stands in MAY_BE_EMPTY with its reason.
+Variables are resolved in order, as Grafana's data source does; each dashboard is queried with All and with the first value of
+each variable. Every query must return data, not only NaN; no two series of a panel may have the same legend; no label of a
+legend may be missing. Queries that may be empty are listed in MAY_BE_EMPTY with the reason.
 
-It asks again until all is well or the wait is over, because the things that are watched need a moment to happen.
+The queries are repeated until all succeed or the wait is over, because the observed events take a moment to happen.
 
-Not here: what Grafana makes of the answers. No Grafana was asked.
+Not here: how Grafana displays the results. No Grafana server was used.
 """
 import argparse
 import json
@@ -22,19 +22,28 @@ from pathlib import Path
 import boards
 import catalog
 
-NO_PSI = "of a container it exists only on cgroup v2; the demo's trainings may run on v1, and its paper host has it"
-NO_XID = "the kernel log takes no line of a driver from anybody but the kernel"
-NOT_DROPPED = "there is something to see only where a limit was reached"
-NOT_GIVEN = "neither a kubelet nor NVIDIA's runtime hook can be played: nobody tells what was given"
-# reasons that hold wherever the demo is played
-NEVER = {NO_XID, NOT_GIVEN}
+NO_PSI = "for containers it exists only on cgroup v2; the demo's trainings may run on v1, and its paper host has it"
+NO_XID = "user space cannot write a driver's line into the kernel log"
+NOT_DROPPED = "has data only where a limit was reached"
+NOT_STUCK = "has data only while a process cannot be killed"
+NOT_ALLOCATED = "the demo has neither a kubelet nor NVIDIA's runtime hook, so nothing reports allocations"
+NOT_REPORTING = "no program of the demo runs torch"
+# reasons that hold wherever the demo runs
+NEVER = {NO_XID, NOT_ALLOCATED, NOT_REPORTING}
 # (mode, dashboard, part of the panel or annotation) to the reason for which it may be empty
 MAY_BE_EMPTY = {
-    ("*", "why.json", "'Xids of containers'"): NO_XID,
+    ("*", "why.json", "'Xids by container'"): NO_XID,
     ("first", "container.json", "'Memory pressure'"): NO_PSI,
-    ("first", "why.json", "'Standing still for memory' A"): NO_PSI,
-    ("*", "overview.json", "'GPUs by container: given and used' A"): NOT_GIVEN,
-    ("*", "overview.json", "'Faults and what was left out' B"): NOT_DROPPED,
+    ("first", "why.json", "'Stalled on memory' A"): NO_PSI,
+    ("*", "overview.json", "'GPUs by container: allocated and used' A"): NOT_ALLOCATED,
+    ("*", "overview.json", "'Read errors and dropped data' B"): NOT_DROPPED,
+    ("*", "overview.json", "'Read errors and dropped data' F"): NOT_STUCK,
+    ("*", "container.json", "'torch: allocated and reserved'"): NOT_REPORTING,
+    ("*", "container.json", "'torch: peaks'"): NOT_REPORTING,
+    ("*", "container.json", "'torch: failed allocations'"): NOT_REPORTING,
+    ("*", "container.json", "'VRAM by component and operation'"): NOT_REPORTING,
+    ("*", "container.json", "'RAM by component and operation'"): NOT_REPORTING,
+    ("*", "container.json", "'Training speed'"): NOT_REPORTING,
 }
 
 
@@ -79,12 +88,12 @@ class Asking:
         self.prometheus, self.name, self.board, self.mode = prometheus, name, board, mode
         self.end = time.time()
         self.start = self.end - span
-        self.complaints, self.answered, self.empty = [], 0, []
+        self.errors, self.answered, self.empty = [], 0, []
         self.hosts = set(prometheus.get("label/instance/values", **{"match[]": "memledger_build_info"}))
         self.values = {"__rate_interval": "15s", "__interval": "1s", "__range": f"{span}s"}
 
-    def say(self, where, what):
-        self.complaints.append(f"{self.name} [{self.mode}] {where}: {what}")
+    def error(self, where, what):
+        self.errors.append(f"{self.name} [{self.mode}] {where}: {what}")
 
     def resolve(self):
         for name, variable in boards.variables(self.board).items():
@@ -94,11 +103,11 @@ class Asking:
             arguments = {"match[]": filled(selector, self.values), "start": self.start, "end": self.end}
             found = sorted(self.prometheus.get(f"label/{label}/values", **arguments))
             if not found:
-                self.say(f"variable ${name}", "it has no values")
+                self.error(f"variable ${name}", "no values")
                 found = [""]
             self.values[name] = variable["allValue"] if self.mode == "all" else [found[0]]
 
-    def ask(self):
+    def query_all(self):
         self.resolve()
         legends = {}
         for where, expression, panel, target in boards.queries(self.board):
@@ -108,47 +117,47 @@ class Asking:
             else:
                 arguments = {"query": query, "start": self.start, "end": self.end, "step": 1}
                 rows = self.prometheus.get("query_range", **arguments)["result"]
-            self.judge(where, query, rows)
-            for stranger in {row["metric"].get("instance") for row in rows} - self.hosts - {None}:
-                self.say(where, f"it shows {stranger}, which is no memledger: {query}")
+            self.check_data(where, query, rows)
+            for unknown in {row["metric"].get("instance") for row in rows} - self.hosts - {None}:
+                self.error(where, f"shows {unknown}, which is not a memledger: {query}")
             if target and target["format"] != "table":
                 self.legends(where, target["legendFormat"], rows, legends.setdefault(panel["id"], {}))
         return self
 
-    def judge(self, where, query, rows):
+    def check_data(self, where, query, rows):
         points = [float(point[1]) for row in rows for point in row.get("values") or [row["value"]]]
         if any(map(math.isfinite, points)):
             self.answered += 1
             if any(reason in NEVER and name == self.name and part in where for (_, name, part), reason in MAY_BE_EMPTY.items()):
-                self.say(where, "it has data and stands in MAY_BE_EMPTY: take it off")
+                self.error(where, "has data but is in MAY_BE_EMPTY: remove it there")
         elif points:
-            self.say(where, f"only NaN or infinite: {query}")
+            self.error(where, f"only NaN or infinite: {query}")
         else:
             for (mode, name, part), reason in MAY_BE_EMPTY.items():
                 if mode in ("*", self.mode) and name == self.name and part in where:
                     self.empty.append(f"{self.name} [{self.mode}] {where}: {reason}")
                     return
-            self.say(where, f"no data: {query}")
+            self.error(where, f"no data: {query}")
 
     def legends(self, where, form, rows, taken):
-        """Within one panel each series needs a legend of its own, also over several queries."""
+        """Checks that each series of a panel has its own legend, also over several queries."""
         for row in rows:
             for label in boards.LEGEND.findall(form):
                 if label not in row["metric"] and label not in catalog.OPTIONAL | SETTINGS:
-                    self.say(where, f"legend {form!r}, but the series has no {label}: {row['metric']}")
+                    self.error(where, f"legend {form!r}, but the series has no {label}: {row['metric']}")
             legend = boards.LEGEND.sub(lambda found: row["metric"].get(found[1], ""), form)
             if legend in taken:
-                self.say(where, f"two series are called {legend!r}: {row['metric']} and {taken[legend]}")
+                self.error(where, f"two series have the legend {legend!r}: {row['metric']} and {taken[legend]}")
             taken[legend] = row["metric"]
 
 
-# labels of a run that its environment need not set
+# labels of a run that may be unset in its environment
 SETTINGS = {"batch_size", "num_workers", "num_devices", "precision", "accum"}
 
 
-def round_of_questions(prometheus, root, span):
+def query_dashboards(prometheus, root, span):
     return [
-        Asking(prometheus, name, board, mode, span).ask()
+        Asking(prometheus, name, board, mode, span).query_all()
         for name, board in boards.load(root).items()
         for mode in ("all", "first")
     ]
@@ -172,18 +181,18 @@ def main():
     deadline = time.monotonic() + given.wait
     while True:
         span = int(time.time() - given.since) if given.since else 120
-        asked = round_of_questions(Prometheus(given.url), given.root, span)
-        complaints = [complaint for each in asked for complaint in each.complaints]
-        complaints += stale_exceptions(given.root)
-        if not complaints or time.monotonic() > deadline:
+        asked = query_dashboards(Prometheus(given.url), given.root, span)
+        errors = [error for each in asked for error in each.errors]
+        errors += stale_exceptions(given.root)
+        if not errors or time.monotonic() > deadline:
             break
         time.sleep(1)  # poll
     for line in sorted({line for each in asked for line in each.empty}):
         print("empty, as may be:", line)
-    for complaint in complaints:
-        print(complaint)
-    print(f"{sum(each.answered for each in asked)} queries have data, {len(complaints)} complaints")
-    sys.exit(bool(complaints))
+    for error in errors:
+        print(error)
+    print(f"{sum(each.answered for each in asked)} queries have data, {len(errors)} errors")
+    sys.exit(bool(errors))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Reads PromQL into a tree, and tells of a tree which series it asks for, which labels its result can have, and its unit.
+"""Parses PromQL into a tree, and derives the series it selects, the labels its result can have, and its unit.
 
-Enough of the language for the files of this repository; what it does not know it refuses, so that nothing passes
-unread. A regular expression would take a label in a string for a metric, or miss one in `on (...)`.
+Covers the part of the language that this repository uses; anything else is rejected, so that nothing passes unchecked. A
+regular expression would mistake a label in a string for a metric, or miss one in `on (...)`.
 
-Not here: whether a query is right. promtool and a real Prometheus tell that.
+Not here: whether a query is valid. promtool and a real Prometheus check that.
 """
 import re
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ TOKEN = re.compile(
     re.X,
 )
 AGGREGATIONS = {"sum", "min", "max", "avg", "count", "group", "topk", "bottomk", "quantile", "stddev"}
-# loosest first; the set operators keep whole series, the others make values
+# lowest precedence first; set operators keep whole series, the others compute values
 LEVELS = [{"or"}, {"and", "unless"}, {"==", "!=", "<", ">", "<=", ">="}, {"+", "-"}, {"*", "/", "%"}, {"^"}]
 COMPARISONS = LEVELS[2]
 
 
 class Unreadable(Exception):
-    """The text is not PromQL, or more of it than this knows."""
+    """The text is not PromQL, or uses a part of it that this parser does not support."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Parser:
         while at < len(text):
             found = TOKEN.match(text, at)
             if not found:
-                raise Unreadable(f"{text[at:at + 20]!r} is no token")
+                raise Unreadable(f"{text[at:at + 20]!r} is not a token")
             if found.lastgroup:
                 self.tokens.append((found.lastgroup, found[0]))
             at = found.end()
@@ -142,13 +142,13 @@ class Parser:
             elif isinstance(node, Selector):
                 node.window = window
             else:
-                raise Unreadable("a range of what is no series")
+                raise Unreadable("a range of something other than a series")
             self.take("]")
         return node
 
     def duration(self):
         if self.kind() != "duration":
-            raise Unreadable(f"{self.peek()!r} is no duration")
+            raise Unreadable(f"{self.peek()!r} is not a duration")
         return self.take()
 
     def names(self):
@@ -156,7 +156,7 @@ class Parser:
         found = []
         while not self.accept(")"):
             if self.kind() != "name":
-                raise Unreadable(f"{self.peek()!r} is no label")
+                raise Unreadable(f"{self.peek()!r} is not a label")
             found.append(self.take())
             if self.peek() != ")":
                 self.take(",")
@@ -206,7 +206,7 @@ class Parser:
             while not self.accept("}"):
                 label, op = self.take(), self.take()
                 if op not in ("=", "!=", "=~", "!~") or self.kind() != "string":
-                    raise Unreadable(f"{label} {op} {self.peek()!r} is no matcher")
+                    raise Unreadable(f"{label} {op} {self.peek()!r} is not a matcher")
                 node.matchers.append((label, op, self.take()[1:-1]))
                 if self.peek() != "}":
                     self.take(",")
@@ -214,7 +214,7 @@ class Parser:
 
 
 def parse(text):
-    """The tree of an expression. Raises Unreadable."""
+    """Returns the tree of an expression. Raises Unreadable."""
     return Parser(text).whole()
 
 
@@ -225,26 +225,26 @@ def children(node):
 
 
 def walk(node):
-    """The node and all below it."""
+    """Yields the node and all nodes below it."""
     yield node
     for child in children(node):
         yield from walk(child)
 
 
 class Reader:
-    """Judges trees by what series there are: a table of name to (labels, unit, is a counter)."""
+    """Checks trees against the known series: a table of name to (labels, unit, is a counter)."""
 
     def __init__(self, table):
         self.table = table
 
-    def complaints(self, node):
-        """What is wrong with the names in a tree: unknown series, unknown labels, counters that are not differenced."""
+    def errors(self, node):
+        """Returns the errors in a tree: unknown series, unknown labels, counters that are not differenced."""
         found = []
         self.labels(node, found)
         return found
 
     def labels(self, node, found):
-        """The labels that a result can have; None of a number. Complaints are added to `found`."""
+        """Returns the labels that a result can have; None for a number. Errors are added to `found`."""
         if isinstance(node, Selector):
             return self.of_selector(node, found)
         if isinstance(node, Aggregation):
@@ -301,7 +301,7 @@ class Reader:
         return left - set(node.labels)
 
     def unit(self, node):
-        """bytes, s, time (a point in time), ratio, watt, joule, celsius, count, or a quotient of two; None of a number."""
+        """bytes, s, time (a point in time), ratio, watt, joule, celsius, count, or a quotient of two; None for a number."""
         if isinstance(node, Selector):
             return self.table[node.name].unit if node.name in self.table else "count"
         if isinstance(node, Aggregation):

@@ -1,5 +1,5 @@
-//! The dry run of `tests/gpu/check.sh`: its logic, with stand-ins for the GPU, nvidia-smi and torch. It says nothing of real
-//! hardware; it says that the script runs, that it passes where all figures agree, and that it fails where one does not.
+//! The dry run of `tests/gpu/check.sh`, with stand-ins for the GPU, nvidia-smi and torch. It tests the script, not real
+//! hardware: the script runs, passes if all values agree, and fails if one differs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,8 +7,9 @@ use std::process::{Command, Output};
 use fake_nvml::{FakeNvml, State};
 
 use super::{GIB, MIB};
+use crate::support::OwnedChild;
 
-/// A place with the fake library, and a folder for the report.
+/// A directory with the fake library and the report.
 struct DryRun {
     folder: tempfile::TempDir,
     fake: FakeNvml,
@@ -29,7 +30,7 @@ impl DryRun {
         self.folder.path().join("out")
     }
 
-    /// The check with these parts; one of the stand-ins may lie.
+    /// Returns the command of the check with these parts; one of the stand-ins may report wrong values.
     fn command(&self, only: &str, lie: &str) -> Command {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu");
         let mut command = Command::new(tests.join("check.sh"));
@@ -58,13 +59,13 @@ impl DryRun {
         std::fs::read_to_string(self.out().join("report.md")).unwrap_or_default()
     }
 
-    /// The cgroups that the check made.
+    /// Returns the cgroups that the check created.
     fn cgroups(&self) -> Vec<PathBuf> {
         let text = std::fs::read_to_string(self.out().join("cgroups.txt")).unwrap_or_default();
         text.lines().map(PathBuf::from).collect()
     }
 
-    /// Fails if the check made no cgroup, or left one.
+    /// Fails if the check created no cgroup, or left one.
     fn assert_nothing_left(&self) {
         let made = self.cgroups();
         assert!(!made.is_empty(), "{}", self.report());
@@ -78,7 +79,7 @@ fn all(output: &Output) -> String {
 }
 
 #[test]
-fn the_dry_run_of_the_gpu_check_passes_where_all_figures_agree() {
+fn the_dry_run_passes_if_all_values_agree() {
     let dry = DryRun::new();
     let output = dry.run("", "");
     assert_eq!(output.status.code(), Some(0), "{}", all(&output));
@@ -106,17 +107,14 @@ fn the_dry_run_of_the_gpu_check_passes_where_all_figures_agree() {
         &std::fs::read_to_string(format!("{}.json", dry.fake.path().display())).unwrap(),
     )
     .unwrap();
-    assert_eq!(
-        after["gpus"][0]["processes"].as_array().map(Vec::len),
-        Some(0),
-        "all its processes have ended"
-    );
+    assert_eq!(after["gpus"][0]["processes"].as_array().map(Vec::len), Some(0), "all processes have ended");
 }
 
 #[test]
-fn the_check_leaves_nothing_behind_when_it_is_stopped_on_its_way() {
+fn stopped_check_leaves_nothing_behind() {
     let dry = DryRun::new();
-    let mut check = dry.command("", "").stdout(std::process::Stdio::null()).spawn().expect("check.sh runs");
+    let check = dry.command("", "").stdout(std::process::Stdio::null()).spawn();
+    let mut check = OwnedChild(check.expect("check.sh runs"));
     let pids = crate::support::eventually("its processes", || {
         let pids: Vec<String> = dry
             .cgroups()
@@ -128,10 +126,10 @@ fn the_check_leaves_nothing_behind_when_it_is_stopped_on_its_way() {
             .collect();
         if pids.len() >= 3 { Ok(pids) } else { Err(format!("{pids:?}")) }
     });
-    let killed = Command::new("kill").args(["-TERM", &check.id().to_string()]).status().unwrap();
+    let killed = Command::new("kill").args(["-TERM", &check.0.id().to_string()]).status().unwrap();
     assert!(killed.success());
-    let status = check.wait().unwrap();
-    assert_ne!(status.code(), Some(0), "a check that did not end has not passed");
+    let status = check.0.wait().unwrap();
+    assert_ne!(status.code(), Some(0), "a stopped check has not passed");
     dry.assert_nothing_left();
     for pid in pids {
         assert!(!Path::new("/proc").join(&pid).join("exe").exists(), "{pid} still runs");
@@ -139,8 +137,8 @@ fn the_check_leaves_nothing_behind_when_it_is_stopped_on_its_way() {
     assert!(dry.report().contains("| FAILED |"), "{}", dry.report());
 }
 
-/// The check fails, and the report says where.
-fn assert_seen(lie: &str, only: &str, comparison: &str) {
+/// Fails unless the check fails with this comparison in its report.
+fn assert_reported(lie: &str, only: &str, comparison: &str) {
     let dry = DryRun::new();
     let output = dry.run(only, lie);
     assert_eq!(output.status.code(), Some(1), "{lie}: {}", all(&output));
@@ -150,43 +148,43 @@ fn assert_seen(lie: &str, only: &str, comparison: &str) {
 }
 
 #[test]
-fn the_check_sees_a_figure_of_a_process_that_differs_from_nvidia_smis() {
-    assert_seen("smi-process", "known", "1 GiB: as nvidia-smi");
+fn check_fails_if_a_process_differs_from_nvidia_smi() {
+    assert_reported("smi-process", "known", "1 GiB: as nvidia-smi");
 }
 
 #[test]
-fn the_check_sees_a_figure_of_the_device_that_differs_from_nvidia_smis() {
-    assert_seen("smi-device", "devices", "used: as nvidia-smi");
+fn check_fails_if_the_device_differs_from_nvidia_smi() {
+    assert_reported("smi-device", "devices", "used: as nvidia-smi");
 }
 
 #[test]
-fn the_check_sees_a_growth_that_differs_from_torchs() {
-    assert_seen("torch-growth", "known", "growth by 2 GiB");
+fn check_fails_if_growth_differs_from_torch() {
+    assert_reported("torch-growth", "known", "growth by 2 GiB");
 }
 
 #[test]
-fn the_check_sees_a_total_that_differs_from_cudas() {
-    assert_seen("torch-total", "devices", "total: as CUDA");
+fn check_fails_if_the_total_differs_from_cuda() {
+    assert_reported("torch-total", "devices", "total: as CUDA");
 }
 
 #[test]
-fn the_check_sees_a_wrong_role() {
-    assert_seen("truth", "dataloader-fork", "roles of all processes");
+fn check_fails_if_a_role_is_wrong() {
+    assert_reported("truth", "dataloader-fork", "roles of all processes");
 }
 
 #[test]
-fn where_the_driver_lists_no_process_the_check_says_so_and_compares_the_rest() {
+fn check_skips_processes_that_the_driver_does_not_list() {
     let dry = DryRun::new();
     let output = dry.run("known,devices", "smi-listing");
     let report = dry.report();
     assert!(report.contains("| skipped | known |") && report.contains("names no processes"), "{report}");
     assert!(report.contains("| ok | devices | total: as nvidia-smi"), "{report}");
-    // the fake library lists them all the same, which the check takes for a contradiction
+    // the fake library still lists them, which the check reports as a contradiction
     assert_eq!(output.status.code(), Some(1), "{}", all(&output));
 }
 
 #[test]
-fn without_a_built_memledger_or_a_driver_the_check_says_what_it_needs() {
+fn check_reports_a_missing_binary_or_driver() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/check.sh");
     let output = Command::new(&script).args(["--binary", "/nonexistent"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
@@ -206,15 +204,16 @@ fn without_a_built_memledger_or_a_driver_the_check_says_what_it_needs() {
 }
 
 #[test]
-fn the_usage_of_the_check_names_every_part_that_it_knows() {
+fn usage_of_the_check_lists_every_part() {
     let dry = DryRun::new();
     let output = dry.run("nonsense", "");
-    let told = all(&output);
-    assert_eq!(output.status.code(), Some(64), "{told}");
-    let known = told.split_once("--only knows ").and_then(|(_, rest)| rest.split_once(", not nonsense"));
-    let known: Vec<_> = known.unwrap_or_else(|| panic!("{told}")).0.split(' ').collect();
+    let output_text = all(&output);
+    assert_eq!(output.status.code(), Some(64), "{output_text}");
+    let known =
+        output_text.split_once("--only knows ").and_then(|(_, rest)| rest.split_once(", not nonsense"));
+    let known: Vec<_> = known.unwrap_or_else(|| panic!("{output_text}")).0.split(' ').collect();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/check.sh");
     let usage = all(&Command::new(script).arg("--help").output().unwrap());
-    let left_out: Vec<_> = known.iter().filter(|part| !usage.contains(**part)).collect();
-    assert!(known.len() > 10 && left_out.is_empty(), "{left_out:?} in {usage}");
+    let missing: Vec<_> = known.iter().filter(|part| !usage.contains(**part)).collect();
+    assert!(known.len() > 10 && missing.is_empty(), "{missing:?} in {usage}");
 }

@@ -1,4 +1,4 @@
-//! How often the driver is asked: each field once per reading, what does not change once.
+//! The number of driver calls: one per field and reading, and one per session for fields that do not change.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::{Driver, GIB, USED, await_value, gpus};
 use crate::support::eventually;
 
 const GPUS: u64 = 8;
-/// Asked once per device and session.
+/// Called once per device and session.
 const FIXED: [&str; 10] = [
     "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetUUID",
@@ -21,8 +21,8 @@ const FIXED: [&str; 10] = [
     "nvmlDeviceRegisterEvents",
     "nvmlDeviceGetAccountingMode", // once a minute
 ];
-/// Asked once per device and reading.
-const EACH_TIME: [&str; 11] = [
+/// Called once per device and reading.
+const PER_READING: [&str; 11] = [
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetMemoryInfo_v2",
     "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -35,20 +35,20 @@ const EACH_TIME: [&str; 11] = [
     "nvmlDeviceGetTemperature",
     "nvmlDeviceGetCurrentClocksThrottleReasons",
 ];
-/// Asked once per device in every tenth reading: the symbol, and how many fields it answers.
-const SELDOM: [(&str, u64); 4] = [
+/// Called once per device in every tenth reading: the symbol, and the number of fields that use it.
+const SLOW_FIELDS: [(&str, u64); 4] = [
     ("nvmlDeviceGetTotalEccErrors", 2),
     ("nvmlDeviceGetRemappedRows", 1),
     ("nvmlDeviceGetPcieReplayCounter", 1),
     ("nvmlDeviceGetFieldValues", 1),
 ];
-/// Asked once a minute: these GPUs do not have it.
+/// Called once a minute: unsupported by these GPUs.
 const UNSUPPORTED: [(&str, u64); 2] =
     [("nvmlDeviceGetRetiredPages", 2), ("nvmlDeviceGetRetiredPagesPendingStatus", 1)];
-/// Asked for all devices together.
+/// Called once for all devices.
 const COMMON: [(&str, u64); 5] = [
     ("nvmlInit_v2", 1),
-    ("nvmlSystemGetDriverVersion", 2), // once by nvml-wrapper, which numbers fields by it
+    ("nvmlSystemGetDriverVersion", 2), // once by nvml-wrapper, whose field numbers depend on it
     ("nvmlSystemGetCudaDriverVersion_v2", 1),
     ("nvmlDeviceGetCount_v2", 1),
     ("nvmlEventSetCreate", 1),
@@ -64,7 +64,7 @@ fn host() -> State {
     state
 }
 
-/// The calls of a memledger with these flags after its first reading, or once `enough` says so.
+/// Returns the calls of memledger with these flags after its first reading, once `enough` returns true.
 fn calls(flags: &[&str], enough: impl Fn(&BTreeMap<String, u64>) -> bool) -> BTreeMap<String, u64> {
     let driver = Driver::new(&host());
     let memledger = driver.memledger_with(&[], flags);
@@ -76,19 +76,19 @@ fn calls(flags: &[&str], enough: impl Fn(&BTreeMap<String, u64>) -> bool) -> BTr
 }
 
 #[test]
-fn one_reading_asks_each_field_of_each_device_once() {
+fn one_reading_calls_each_field_of_each_device_once() {
     let flags = ["--gpu.interval=1h", "--gpu.deadline=1h", "--gpu.sample-interval=0s"];
     let mut calls = calls(&flags, |_| true);
-    let once = FIXED.iter().chain(&EACH_TIME).map(|symbol| (*symbol, GPUS));
-    let seldom = SELDOM.iter().chain(&UNSUPPORTED).map(|(symbol, fields)| (*symbol, fields * GPUS));
-    for (symbol, wanted) in once.chain(seldom).chain(COMMON) {
+    let once = FIXED.iter().chain(&PER_READING).map(|symbol| (*symbol, GPUS));
+    let slow = SLOW_FIELDS.iter().chain(&UNSUPPORTED).map(|(symbol, fields)| (*symbol, fields * GPUS));
+    for (symbol, wanted) in once.chain(slow).chain(COMMON) {
         assert_eq!(calls.remove(symbol), Some(wanted), "{symbol}");
     }
-    assert_eq!(calls, BTreeMap::new(), "nothing else is asked");
+    assert_eq!(calls, BTreeMap::new(), "nothing else is called");
 }
 
 #[test]
-fn later_readings_ask_only_what_changes() {
+fn later_readings_call_only_fields_that_change() {
     const READINGS: u64 = 25;
     let memory =
         |calls: &BTreeMap<String, u64>| calls.get("nvmlDeviceGetMemoryInfo_v2").copied().unwrap_or(0);
@@ -98,11 +98,11 @@ fn later_readings_ask_only_what_changes() {
     for symbol in FIXED {
         assert_eq!(calls[symbol], GPUS, "{symbol}");
     }
-    for symbol in EACH_TIME {
+    for symbol in PER_READING {
         let found = calls[symbol].div_ceil(GPUS);
         assert!((readings - 1..=readings).contains(&found), "{symbol}: {found} in {readings} readings");
     }
-    for (symbol, fields) in SELDOM {
+    for (symbol, fields) in SLOW_FIELDS {
         assert!(calls[symbol] <= fields * GPUS * readings.div_ceil(10), "{symbol}: {}", calls[symbol]);
     }
     for (symbol, fields) in UNSUPPORTED {
@@ -111,20 +111,21 @@ fn later_readings_ask_only_what_changes() {
 }
 
 #[test]
-fn a_quick_look_asks_for_memory_and_the_lists_that_have_an_entry() {
-    const LOOKS: u64 = 20;
+fn memory_sample_calls_only_memory_and_lists_with_entries() {
+    const SAMPLES: u64 = 20;
     let memory =
         |calls: &BTreeMap<String, u64>| calls.get("nvmlDeviceGetMemoryInfo_v2").copied().unwrap_or(0);
     let flags = ["--gpu.interval=1h", "--gpu.deadline=1h", "--gpu.sample-interval=20ms"];
-    let calls = calls(&flags, |calls| memory(calls) >= LOOKS * GPUS);
-    let looks = memory(&calls).div_ceil(GPUS);
+    let calls = calls(&flags, |calls| memory(calls) >= SAMPLES * GPUS);
+    let samples = memory(&calls).div_ceil(GPUS);
     let compute = calls["nvmlDeviceGetComputeRunningProcesses_v3"].div_ceil(GPUS);
-    assert!((looks - 1..=looks).contains(&compute), "{compute} lists in {looks} looks");
-    for symbol in EACH_TIME.iter().filter(|symbol| !symbol.contains("Memory") && !symbol.contains("Compute"))
+    assert!((samples - 1..=samples).contains(&compute), "{compute} lists in {samples} samples");
+    for symbol in
+        PER_READING.iter().filter(|symbol| !symbol.contains("Memory") && !symbol.contains("Compute"))
     {
-        assert_eq!(calls[*symbol], GPUS, "{symbol}: in the one reading only");
+        assert_eq!(calls[*symbol], GPUS, "{symbol}: only in the full reading");
     }
     let waits = calls["nvmlEventSetWait_v2"];
-    assert!((looks - 2..=looks).contains(&waits), "{waits} waits in {looks} looks");
+    assert!((samples - 2..=samples).contains(&waits), "{waits} waits in {samples} samples");
     assert_eq!(calls["nvmlDeviceGetCount_v2"], 1);
 }

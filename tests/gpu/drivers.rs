@@ -1,9 +1,9 @@
-//! Drivers old and new, devices that tell little, and pids that are not this host's.
+//! Old and new drivers, devices that report little, and pids that are not of this host.
 
 use fake_nvml::{Process, State};
 
 use super::{
-    Driver, GIB, HOST, MIB, NOBODY, OF_CONTAINER, OF_PROCESS, UNATTRIBUTED, USED, assert_balanced,
+    Driver, GIB, HOST, MIB, OF_CONTAINER, OF_PROCESS, UNATTRIBUTED, UNUSED_PID, USED, assert_balanced,
     await_value, gpus, process_in,
 };
 use crate::support::cgroups::TestCgroup;
@@ -16,7 +16,7 @@ fn attribution(metrics: &Metrics) -> Option<f64> {
 }
 
 fn await_attribution(memledger: &Memledger, wanted: f64) -> Metrics {
-    memledger.eventually("the proof of pids", |metrics| match attribution(metrics) {
+    memledger.eventually("the trust of pids", |metrics| match attribution(metrics) {
         Some(found) if found == wanted => Ok(metrics.clone()),
         found => Err(format!("{found:?}")),
     })
@@ -28,7 +28,7 @@ fn doctor(driver: &Driver) -> String {
 }
 
 #[test]
-fn drivers_without_the_newest_symbols_are_read_by_the_older_ones() {
+fn reads_drivers_by_older_symbols() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let missing = |suffixes: &[&str]| {
@@ -58,7 +58,7 @@ fn drivers_without_the_newest_symbols_are_read_by_the_older_ones() {
 }
 
 #[test]
-fn the_first_memory_info_tells_no_reserved_memory_which_is_then_used_and_unattributed() {
+fn first_memory_info_counts_reserved_memory_as_used() {
     for as_missing in [true, false] {
         let mut state = gpus(&[5 * GIB]);
         state.gpus[0].memory.reserved = 512 * MIB;
@@ -73,7 +73,7 @@ fn the_first_memory_info_tells_no_reserved_memory_which_is_then_used_and_unattri
 }
 
 #[test]
-fn unified_memory_has_processes_and_no_made_up_totals() {
+fn unified_memory_has_processes_but_no_totals() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = gpus(&[0]);
@@ -84,15 +84,16 @@ fn unified_memory_has_processes_and_no_made_up_totals() {
     let metrics = await_value(&memledger, OF_CONTAINER, &[], 20 * GIB);
     assert_eq!(metrics.value(OF_PROCESS, &[]), (20 * GIB) as f64);
     assert_eq!(metrics.value("memledger_container_gpu_memory_peak_bytes", &[]), (20 * GIB) as f64);
-    let made_up = metrics.series.iter().find(|(family, _, _)| {
-        family.starts_with("memledger_gpu_memory_") && !family.contains("utilization")
-    });
-    assert_eq!(made_up, None);
+    let unexpected = metrics
+        .series
+        .iter()
+        .find(|(family, _, _)| family.starts_with("memledger_gpu_memory_") && family.ends_with("_bytes"));
+    assert_eq!(unexpected, None);
     assert_eq!(metrics.value("memledger_gpus_visible", &[]), 1.0);
 }
 
-/// Every symbol that a reading asks a device, except the one for its handle and its UUID.
-fn asked() -> Vec<String> {
+/// Returns every symbol that a reading calls for a device, except those for its handle and its UUID.
+pub fn called_symbols() -> Vec<String> {
     let mut state = gpus(&[GIB]);
     state.gpus[0].processes = vec![Process::compute(std::process::id(), Some(GIB))];
     state.count_calls = true;
@@ -108,7 +109,7 @@ fn asked() -> Vec<String> {
 }
 
 #[test]
-fn who_a_gpu_is_is_asked_again_until_it_is_told() {
+fn reads_identity_again_until_it_is_complete() {
     let good = gpus(&[GIB, GIB]);
     let mut state = good.clone();
     for symbol in ["nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3"] {
@@ -122,7 +123,7 @@ fn who_a_gpu_is_is_asked_again_until_it_is_told() {
     assert!(!info[0].1.contains_key("model") && !info[0].1.contains_key("pci_bus_id"), "{info:?}");
     for reason in ["permission", "io"] {
         let faults = [("collector", "gpu"), ("reason", reason)];
-        assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0, "{reason}");
+        assert!(metrics.value("memledger_collector_read_errors_total", &faults) >= 1.0, "{reason}");
     }
     driver.set(&good);
     let gpu = &good.gpus[0];
@@ -132,7 +133,7 @@ fn who_a_gpu_is_is_asked_again_until_it_is_told() {
 }
 
 #[test]
-fn a_field_that_fails_drops_neither_its_device_nor_another() {
+fn failed_field_drops_no_device() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut good = gpus(&[4 * GIB, 2 * GIB]);
@@ -142,11 +143,11 @@ fn a_field_that_fails_drops_neither_its_device_nor_another() {
     let driver = Driver::new(&good);
     let memledger = driver.memledger(&[&container]);
     await_value(&memledger, USED, &[("gpu", "1")], 2 * GIB);
-    for (number, symbol) in asked().into_iter().enumerate() {
+    for (number, symbol) in called_symbols().into_iter().enumerate() {
         for code in [4, 999, 3] {
             let mut state = good.clone();
             state.gpus[0].errors.insert(symbol.clone(), code);
-            // the other GPU tells which state is being read
+            // the other GPU shows which state was read
             let used = (10 + number as u64 * 3 + u64::from(code % 3)) * 16 * MIB + 2 * GIB;
             state.gpus[1].memory.used = used;
             driver.set(&state);
@@ -158,12 +159,12 @@ fn a_field_that_fails_drops_neither_its_device_nor_another() {
     }
     let reasons = |reason| [("collector", "gpu"), ("reason", reason)];
     let metrics = memledger.metrics();
-    assert!(metrics.value("memledger_read_faults_total", &reasons("permission")) >= 1.0);
-    assert!(metrics.value("memledger_read_faults_total", &reasons("io")) >= 1.0);
+    assert!(metrics.value("memledger_collector_read_errors_total", &reasons("permission")) >= 1.0);
+    assert!(metrics.value("memledger_collector_read_errors_total", &reasons("io")) >= 1.0);
 }
 
 #[test]
-fn a_list_that_grows_by_hundreds_between_two_readings_is_read_whole() {
+fn reads_a_list_that_grows_by_hundreds() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = gpus(&[8 * GIB]);
@@ -171,28 +172,28 @@ fn a_list_that_grows_by_hundreds_between_two_readings_is_read_whole() {
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[&container]);
     await_value(&memledger, OF_CONTAINER, &[], GIB);
-    state.gpus[0].processes.extend((0..700).map(|n| Process::compute(NOBODY - n, Some(MIB))));
+    state.gpus[0].processes.extend((0..700).map(|n| Process::compute(UNUSED_PID - n, Some(MIB))));
     state.gpus[0].memory.used = 9 * GIB;
     driver.set(&state);
     await_value(&memledger, UNATTRIBUTED, &[], 8 * GIB);
 }
 
 #[test]
-fn pids_are_believed_once_seen_and_dead_ones_withhold_nothing_later() {
+fn trusts_pids_once_visible_and_ignores_later_dead_ones() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = gpus(&[4 * GIB]);
-    let dead = |number| Process::compute(NOBODY - number, Some(MIB));
+    let dead = |number| Process::compute(UNUSED_PID - number, Some(MIB));
     state.gpus[0].processes = vec![dead(0), dead(1), dead(2)];
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[&container]);
     let metrics = await_attribution(&memledger, 0.0);
-    assert_eq!(metrics.get(HOST, &[]), None, "nothing is known of the host's processes");
+    assert_eq!(metrics.get(HOST, &[]), None, "the host's processes are unknown");
     assert_eq!(metrics.value(UNATTRIBUTED, &[]), (4 * GIB) as f64);
-    assert!(memledger.log().contains("cannot be seen here"), "{}", memledger.log());
-    let told = doctor(&driver);
-    assert!(told.contains("GPU processes") && told.contains("hostPID: true"), "{told}");
-    // one of four can be seen: it may be a stranger with the same number
+    assert!(memledger.log().contains("are not visible"), "{}", memledger.log());
+    let output = doctor(&driver);
+    assert!(output.contains("GPU processes") && output.contains("hostPID: true"), "{output}");
+    // one of four is visible: it may be another process with the same pid
     state.gpus[0].processes.push(Process::compute(python.pid(), Some(GIB)));
     driver.set(&state);
     let metrics = memledger.fresh_metrics();
@@ -202,14 +203,14 @@ fn pids_are_believed_once_seen_and_dead_ones_withhold_nothing_later() {
     driver.set(&state);
     await_value(&memledger, OF_CONTAINER, &[], GIB);
     assert_eq!(attribution(&memledger.metrics()), Some(1.0));
-    assert!(doctor(&driver).contains("2 named, with this host's pids"), "{}", doctor(&driver));
+    assert!(doctor(&driver).contains("2 with pids of this host"), "{}", doctor(&driver));
     state.gpus[0].processes = (0..9).map(dead).collect();
     driver.set(&state);
     let metrics = await_value(&memledger, HOST, &[], 0);
-    assert_eq!(attribution(&metrics), Some(1.0), "it was proven");
+    assert_eq!(attribution(&metrics), Some(1.0), "trust lasts");
 }
 
-/// A process in this container with this pid, which was another's.
+/// Starts a process in this container with this pid, which another process had before.
 fn process_with_pid(pid: u32, container: &TestCgroup) -> Result<crate::support::python::Python, String> {
     std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())
         .map_err(|error| error.to_string())?;
@@ -218,7 +219,7 @@ fn process_with_pid(pid: u32, container: &TestCgroup) -> Result<crate::support::
 }
 
 #[test]
-fn what_a_dead_process_still_holds_does_not_go_to_the_one_that_has_its_pid_now() {
+fn memory_of_a_dead_process_is_not_attributed_to_a_reused_pid() {
     if let Err(error) = std::fs::OpenOptions::new().write(true).open("/proc/sys/kernel/ns_last_pid") {
         return crate::support::skip(&format!("pids cannot be chosen here: {error}"));
     }
@@ -239,9 +240,9 @@ fn what_a_dead_process_still_holds_does_not_go_to_the_one_that_has_its_pid_now()
             let metrics = memledger.fresh_metrics();
             let of_b =
                 metrics.all("memledger_container_gpu_memory_peak_bytes", &[("container_name", b.name())]);
-            assert_eq!(of_b, Vec::<&_>::new(), "it has nothing on the GPU: {interval}");
+            assert_eq!(of_b, Vec::<&_>::new(), "it has no GPU memory: {interval}");
         }
-        // now it has a context of its own
+        // now it has its own context
         let mut grown = state.clone();
         grown.gpus[0].processes[0].used = Some(3 * GIB);
         driver.set(&grown);
@@ -251,10 +252,10 @@ fn what_a_dead_process_still_holds_does_not_go_to_the_one_that_has_its_pid_now()
 }
 
 #[test]
-fn a_thread_of_the_kernel_among_the_named_processes_disproves_all_of_them() {
+fn kernel_thread_among_the_pids_distrusts_all() {
     let stat = std::fs::read_to_string("/proc/2/stat").unwrap_or_default();
     if !stat.starts_with("2 (kthreadd)") {
-        return crate::support::skip("this machine shows no threads of the kernel");
+        return crate::support::skip("no kernel threads are visible on this machine");
     }
     let container = TestCgroup::container();
     let python = process_in(&container);
@@ -265,21 +266,21 @@ fn a_thread_of_the_kernel_among_the_named_processes_disproves_all_of_them() {
     let metrics = await_attribution(&memledger, 0.0);
     assert_eq!(metrics.get(OF_CONTAINER, &[]), None);
     assert_eq!(metrics.value(UNATTRIBUTED, &[]), (4 * GIB) as f64);
-    assert!(memledger.log().contains("thread of the kernel"), "{}", memledger.log());
+    assert!(memledger.log().contains("kernel thread"), "{}", memledger.log());
 }
 
 #[test]
-fn doctor_tells_how_many_gpus_answer_and_how_accounting_mode_is_switched_on() {
+fn doctor_reports_missing_gpus_and_accounting_mode() {
     let mut state = gpus(&[GIB, GIB]);
     state.gpus[0].accounting = Some(std::collections::BTreeMap::new());
     let driver = Driver::new(&state);
-    let told = doctor(&driver);
-    assert!(told.contains("driver 580.95.05, 2 GPUs") && told.contains("off on 1 GPUs"), "{told}");
-    assert!(told.contains("nvidia-smi -am 1"), "{told}");
+    let output = doctor(&driver);
+    assert!(output.contains("driver 580.95.05, 2 GPUs") && output.contains("off on 1 GPUs"), "{output}");
+    assert!(output.contains("nvidia-smi -am 1"), "{output}");
     state.gpus[1].lost = true;
     driver.set(&state);
-    let told = doctor(&driver);
-    assert!(told.contains("MISSING  NVML") && told.contains("1 of 2 answer"), "{told}");
+    let output = doctor(&driver);
+    assert!(output.contains("MISSING  NVML") && output.contains("1 of 2 respond"), "{output}");
 }
 
 #[test]

@@ -1,15 +1,15 @@
-//! What a driver, its library or a GPU does wrong, and that memledger goes on without it.
+//! Faults of a driver, its library or a GPU: memledger continues without it.
 
 use std::collections::HashMap;
 use std::process::Command;
-use std::time::Duration;
 
 use fake_nvml::{FakeNvml, Memory, MigDevice, Process, State, Step};
 use serde_json::json;
 
 use super::{
-    Driver, GIB, HOST, MEMORY_INFO, OF_CONTAINER, OF_PROCESS, UNATTRIBUTED, USED, assert_balanced,
-    assert_plausible, await_value, books, gpus, process_in, start, start_with,
+    Driver, GIB, HOST, MEMORY_INFO, OF_CONTAINER, OF_PROCESS, RESTARTS, UNATTRIBUTED, UNKILLABLE, USED,
+    assert_balanced, assert_plausible, assert_stops_at_once, await_value, balances, gpus, process_in, start,
+    start_with,
 };
 use crate::support::cgroups::TestCgroup;
 use crate::support::metrics::Labels;
@@ -29,18 +29,19 @@ pub fn await_success(memledger: &Memledger, wanted: Option<f64>) -> Metrics {
     })
 }
 
-/// No family of a device, nor of a container's or process's share of one; what was counted of a container stays.
+/// Fails if there is a family of a device, or of a container's or process's share of one, except counters of containers
+/// and of the NVML process.
 pub fn assert_no_gpu(metrics: &Metrics) {
     let found = metrics.series.iter().find(|(family, labels, _)| {
         let is_gpus = labels.contains_key("gpu") || family.contains("_gpu_");
-        family == "memledger_gpus_visible"
-            || (is_gpus && family != "memledger_container_gpu_xid_errors_total")
+        let lasts = ["memledger_container_gpu_xid_errors_total", RESTARTS, UNKILLABLE];
+        family == "memledger_gpus_visible" || (is_gpus && !lasts.contains(&family.as_str()))
     });
     assert_eq!(found, None);
 }
 
 #[test]
-fn a_lost_gpu_leaves_the_others_and_comes_back() {
+fn lost_gpu_is_missing_alone_and_returns() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = gpus(&[2 * GIB, 3 * GIB]);
@@ -60,9 +61,9 @@ fn a_lost_gpu_leaves_the_others_and_comes_back() {
         let of_lost = metrics.series.iter().find(|(family, labels, _)| {
             labels.get("gpu") == Some(&lost_label) && !family.ends_with("gpu_xid_errors_total")
         });
-        assert_eq!(of_lost, None, "nothing but what memledger counts of it");
+        assert_eq!(of_lost, None, "only memledger's own counters remain");
         let faults = [("collector", "gpu"), ("reason", "io")];
-        assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0);
+        assert!(metrics.value("memledger_collector_read_errors_total", &faults) >= 1.0);
         state.gpus[lost].lost = false;
         driver.set(&state);
         let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 2);
@@ -71,17 +72,17 @@ fn a_lost_gpu_leaves_the_others_and_comes_back() {
 }
 
 #[test]
-fn a_gpu_that_is_lost_before_memledger_starts_is_expected_all_the_same() {
+fn gpu_lost_before_the_start_is_expected() {
     let mut state = gpus(&[GIB, GIB]);
     state.gpus[1].lost = true;
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
     let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
-    assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0, "the driver counts two");
+    assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0, "the driver reports two");
 }
 
 #[test]
-fn a_library_that_was_asked_for_and_is_missing_is_a_failure_until_it_appears() {
+fn missing_configured_library_is_a_failure_until_it_appears() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let dir = tempfile::tempdir().unwrap();
@@ -99,7 +100,7 @@ fn a_library_that_was_asked_for_and_is_missing_is_a_failure_until_it_appears() {
 }
 
 #[test]
-fn a_host_without_gpus_raises_no_alarm_but_one_with_a_device_node_does() {
+fn missing_driver_is_a_failure_only_with_a_device_node() {
     let found = Command::new("ldconfig").arg("-p").output();
     if found.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("libnvidia-ml.so")) {
         return skip("this machine has NVML of its own");
@@ -119,9 +120,9 @@ fn a_host_without_gpus_raises_no_alarm_but_one_with_a_device_node_does() {
 }
 
 #[test]
-fn a_driver_that_does_not_initialise_is_tried_again_until_it_does() {
+fn retries_a_driver_that_does_not_initialise() {
     let mut state = gpus(&[GIB]);
-    state.init_error = Some(9); // the library is there, the kernel module is not loaded
+    state.init_error = Some(9); // the library exists, the kernel module is not loaded
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
     assert_no_gpu(&await_success(&memledger, Some(0.0)));
@@ -131,7 +132,7 @@ fn a_driver_that_does_not_initialise_is_tried_again_until_it_does() {
 }
 
 #[test]
-fn a_driver_that_is_unloaded_under_memledger_vanishes_and_comes_back() {
+fn unloaded_driver_is_reopened() {
     let state = gpus(&[GIB]);
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
@@ -147,7 +148,7 @@ fn a_driver_that_is_unloaded_under_memledger_vanishes_and_comes_back() {
 }
 
 #[test]
-fn a_driver_that_hangs_for_ever_takes_nothing_along_but_the_gpu_families() {
+fn hung_driver_removes_only_the_gpu_families() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = gpus(&[GIB]);
@@ -165,14 +166,11 @@ fn a_driver_that_hangs_for_ever_takes_nothing_along_but_the_gpu_families() {
     assert_eq!(metrics.get("memledger_gpus_visible", &[]), None);
     assert!(metrics.value("memledger_host_memory_total_bytes", &[]) > 0.0);
     assert!(metrics.value("memledger_container_memory_usage_bytes", &[]) > 0.0);
-    memledger.signal("TERM");
-    let (code, took) = memledger.wait();
-    assert_eq!(code, Some(0));
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert_stops_at_once(memledger);
 }
 
 #[test]
-fn a_driver_that_hangs_while_it_initialises_delays_nothing() {
+fn driver_that_hangs_at_initialisation_delays_nothing() {
     let mut state = gpus(&[GIB]);
     state.hang.insert("nvmlInit_v2".into());
     state.hang_at_exit = true;
@@ -180,14 +178,11 @@ fn a_driver_that_hangs_while_it_initialises_delays_nothing() {
     let memledger = driver.memledger_with(&[], &["--gpu.deadline=500ms"]);
     let metrics = await_success(&memledger, Some(0.0));
     assert_no_gpu(&metrics);
-    memledger.signal("TERM");
-    let (code, took) = memledger.wait();
-    assert_eq!(code, Some(0));
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert_stops_at_once(memledger);
 }
 
 #[test]
-fn no_sentinel_and_no_impossible_figure_ever_leaves() {
+fn exports_no_sentinel_and_no_impossible_value() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut good = gpus(&[4 * GIB, 2 * GIB]);
@@ -200,24 +195,24 @@ fn no_sentinel_and_no_impossible_figure_ever_leaves() {
     type Spoil = fn(&mut fake_nvml::Gpu);
     let spoils: [(&str, Spoil); 7] = [
         ("used is a sentinel", |gpu| gpu.memory.used = u64::MAX),
-        ("used is more than there is", |gpu| gpu.memory.used = gpu.memory.total + 1),
+        ("used is more than total", |gpu| gpu.memory.used = gpu.memory.total + 1),
         ("free is a sentinel", |gpu| gpu.memory.free = Some(u64::MAX)),
         ("total is a sentinel", |gpu| gpu.memory.total = u64::MAX),
         ("all is a sentinel", |gpu| {
             (gpu.memory.total, gpu.memory.used, gpu.memory.reserved) = (u64::MAX, u64::MAX, u64::MAX);
             gpu.memory.free = Some(u64::MAX);
         }),
-        ("memory is not told, and a process has garbage", |gpu| {
+        ("memory is unsupported, and a process has garbage", |gpu| {
             gpu.memory.supported = false;
             gpu.processes[0].used = Some(u64::MAX - 1);
             gpu.processes.push(Process::compute(1, Some(u64::MAX - 1)));
         }),
-        ("nothing is there", |gpu| (gpu.memory.total, gpu.memory.reserved) = (0, 0)),
+        ("total is zero", |gpu| (gpu.memory.total, gpu.memory.reserved) = (0, 0)),
     ];
     for (number, (what, spoil)) in spoils.into_iter().enumerate() {
         let mut state = good.clone();
         spoil(&mut state.gpus[0]);
-        // the other GPU tells which state is being read
+        // the other GPU shows which state was read
         let used = (3 + number as u64) * GIB;
         state.gpus[1].memory.used = used;
         driver.set(&state);
@@ -238,23 +233,47 @@ fn no_sentinel_and_no_impossible_figure_ever_leaves() {
 }
 
 #[test]
-fn a_process_that_holds_more_than_the_gpu_has_is_garbage_and_all_is_unattributed() {
+fn malformed_record_is_unattributed_and_hides_no_other() {
     let container = TestCgroup::container();
-    let python = process_in(&container);
-    let mut state = gpus(&[4 * GIB]);
-    state.gpus[0].processes =
-        vec![Process::compute(python.pid(), Some(GIB)), Process::compute(1, Some(81 * GIB))];
-    let driver = Driver::new(&state);
-    let memledger = driver.memledger(&[&container]);
-    let metrics = await_value(&memledger, UNATTRIBUTED, &[], 4 * GIB);
-    assert_plausible(&metrics, 80 * GIB);
-    assert_eq!(metrics.all(OF_CONTAINER, &[]).len() + metrics.all(OF_PROCESS, &[]).len(), 0);
-    let faults = [("collector", "gpu"), ("reason", "malformed")];
-    assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0);
+    let (python, other) = (process_in(&container), process_in(&container));
+    let own = std::process::id();
+    let odd: [(&str, &[Process], Option<u64>); 4] = [
+        ("pid 0", &[Process::compute(0, Some(GIB))], Some(0)),
+        ("an impossible pid", &[Process::compute(u32::MAX, Some(GIB))], Some(0)),
+        ("more than the GPU has", &[Process::compute(own, Some(81 * GIB))], None),
+        // one of them is wrong; the container's 1 GiB alone cannot be
+        (
+            "a sum above the total",
+            &[Process::compute(own, Some(60 * GIB)), Process::compute(other.pid(), Some(50 * GIB))],
+            None,
+        ),
+    ];
+    for on_r535 in [false, true] {
+        for (what, records, host) in &odd {
+            let mut state = if on_r535 { State::with_gpus_on_r535(1) } else { State::with_gpus(1) };
+            state.gpus[0].memory.used = 4 * GIB;
+            state.gpus[0].processes = records.to_vec();
+            state.gpus[0].processes.push(Process::compute(python.pid(), Some(GIB)));
+            let driver = Driver::new(&state);
+            let memledger = driver.memledger(&[&container]);
+            let pid = python.pid().to_string();
+            let metrics = await_value(&memledger, OF_PROCESS, &[("pid", &pid)], GIB);
+            assert_plausible(&metrics, 80 * GIB);
+            assert_eq!(metrics.all(OF_PROCESS, &[]).len(), 1, "{what}");
+            assert_eq!(metrics.get(HOST, &[]), host.map(|bytes| bytes as f64), "{what}");
+            let is_complete = records.len() == 1;
+            let of_container = metrics.get(OF_CONTAINER, &[]);
+            assert_eq!(of_container, is_complete.then_some(GIB as f64), "a part is unknown: absent; {what}");
+            let rest = if is_complete { 3 * GIB } else { 4 * GIB };
+            assert_eq!(metrics.value(UNATTRIBUTED, &[]), rest as f64, "{what}");
+            let faults = [("collector", "gpu"), ("reason", "malformed")];
+            assert!(metrics.value("memledger_collector_read_errors_total", &faults) >= 1.0, "{what}");
+        }
+    }
 }
 
 #[test]
-fn records_of_another_size_than_the_header_says_are_read_as_what_they_are() {
+fn reads_records_of_a_size_unlike_the_header() {
     let container = TestCgroup::container();
     let pythons = [process_in(&container), process_in(&container), process_in(&container)];
     let mut state = State::with_gpus_on_r535(1);
@@ -270,7 +289,7 @@ fn records_of_another_size_than_the_header_says_are_read_as_what_they_are() {
 }
 
 #[test]
-fn a_driver_without_process_lists_leaves_all_unattributed() {
+fn without_process_lists_all_memory_is_unattributed() {
     let mut state = gpus(&[4 * GIB]);
     for list in ["Compute", "Graphics", "MPSCompute"] {
         for version in ["", "_v2", "_v3"] {
@@ -280,11 +299,11 @@ fn a_driver_without_process_lists_leaves_all_unattributed() {
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
     let metrics = await_value(&memledger, UNATTRIBUTED, &[], 4 * GIB);
-    assert_eq!(metrics.get(HOST, &[]), None, "not known is not zero");
+    assert_eq!(metrics.get(HOST, &[]), None, "unknown is not zero");
 }
 
 #[test]
-fn a_list_of_processes_that_cannot_be_read_makes_no_sum_and_no_zero() {
+fn unreadable_process_list_makes_sums_absent() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = gpus(&[4 * GIB, 2 * GIB]);
@@ -302,39 +321,39 @@ fn a_list_of_processes_that_cannot_be_read_makes_no_sum_and_no_zero() {
         failing.gpus[0].errors.insert(format!("nvmlDeviceGet{list}RunningProcesses_v3"), code);
         driver.set(&failing);
         let metrics = await_value(&memledger, UNATTRIBUTED, &[("gpu", "0")], 4 * GIB);
-        assert_eq!(metrics.get(HOST, &[("gpu", "0")]), None, "{list}: not known is not zero");
+        assert_eq!(metrics.get(HOST, &[("gpu", "0")]), None, "{list}: unknown is not zero");
         assert_eq!(metrics.get(OF_CONTAINER, &[("gpu", "0")]), None, "{list}");
         assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", "1")]), GIB as f64, "{list}");
         let faults = [("collector", "gpu"), ("reason", reason)];
-        assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0, "{list}");
+        assert!(metrics.value("memledger_collector_read_errors_total", &faults) >= 1.0, "{list}");
         driver.set(&state);
         await_value(&memledger, OF_CONTAINER, &[("gpu", "0")], GIB);
     }
 }
 
-/// Random numbers without a dependency, from a seed that is printed when a state fails.
-struct Dice(u64);
+/// A random number generator without a dependency; its seed is printed when a state fails.
+struct Random(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+impl Random {
+    fn below(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % sides
     }
 
-    /// Bytes as a driver may answer them: plausible, too many, or one of the sentinels.
+    /// Returns bytes as a driver may report them: plausible, too many, or one of the sentinels.
     fn bytes(&mut self) -> u64 {
-        match self.roll(12) {
+        match self.below(12) {
             0 => u64::MAX,
             1 => u64::from(u32::MAX),
             2 => 9_200_000_000_000_000_000,
             3 => 81 * GIB,
-            _ => self.roll(20) * GIB / 2,
+            _ => self.below(20) * GIB / 2,
         }
     }
 }
 
-/// Questions that one GPU may answer with a code.
-const ASKED: [&str; 12] = [
+/// Symbols that may fail with a code for one GPU.
+const FAILING_SYMBOLS: [&str; 12] = [
     MEMORY_INFO,
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
@@ -349,33 +368,33 @@ const ASKED: [&str; 12] = [
     "nvmlDeviceGetCurrentClocksThrottleReasons",
 ];
 
-fn processes(dice: &mut Dice, pids: &[u32]) -> Vec<Process> {
+fn processes(random: &mut Random, pids: &[u32]) -> Vec<Process> {
     let kinds = ["C", "G", "M", "CG", "CGM"];
-    let process = |dice: &mut Dice| Process {
-        kind: kinds[dice.roll(5) as usize].into(),
+    let process = |random: &mut Random| Process {
+        kind: kinds[random.below(5) as usize].into(),
         ..Process::compute(
-            pids[dice.roll(pids.len() as u64) as usize],
-            Some(dice.bytes()).filter(|bytes| *bytes != u64::MAX),
+            pids[random.below(pids.len() as u64) as usize],
+            Some(random.bytes()).filter(|bytes| *bytes != u64::MAX),
         )
     };
-    (0..dice.roll(6)).map(|_| process(dice)).collect()
+    (0..random.below(6)).map(|_| process(random)).collect()
 }
 
-/// One GPU that answers anything, contradicts itself from reading to reading, fails, is split, or is lost.
-fn scramble(dice: &mut Dice, pids: &[u32], index: u32, state: &mut State) {
+/// Makes one GPU report random values, contradict itself from reading to reading, fail, have MIG instances, or be lost.
+fn scramble(random: &mut Random, pids: &[u32], index: u32, state: &mut State) {
     let gpu = &mut state.gpus[index as usize];
-    gpu.processes = processes(dice, pids);
-    gpu.memory.used = dice.bytes();
-    (gpu.power_mw, gpu.temperature_c) = (Some(dice.bytes() as u32), Some(dice.bytes() as u32));
-    gpu.energy_mj = Some(dice.bytes());
-    if dice.roll(8) == 0 {
-        gpu.processes.push(Process::compute([0, 1 << 22, u32::MAX][dice.roll(3) as usize], Some(GIB)));
+    gpu.processes = processes(random, pids);
+    gpu.memory.used = random.bytes();
+    (gpu.power_mw, gpu.temperature_c) = (Some(random.bytes() as u32), Some(random.bytes() as u32));
+    gpu.energy_mj = Some(random.bytes());
+    if random.below(8) == 0 {
+        gpu.processes.push(Process::compute([0, 1 << 22, u32::MAX][random.below(3) as usize], Some(GIB)));
     }
-    for _ in 0..dice.roll(3) {
-        let code = [3, 4, 6, 13, 999][dice.roll(5) as usize];
-        gpu.errors.insert(ASKED[dice.roll(ASKED.len() as u64) as usize].into(), code);
+    for _ in 0..random.below(3) {
+        let code = [3, 4, 6, 13, 999][random.below(5) as usize];
+        gpu.errors.insert(FAILING_SYMBOLS[random.below(FAILING_SYMBOLS.len() as u64) as usize].into(), code);
     }
-    if dice.roll(3) == 0 {
+    if random.below(3) == 0 {
         let instance = |gi: u32, used| MigDevice {
             uuid: format!("MIG-00000000-0000-4000-8000-0000000{index}000{gi}"),
             gi,
@@ -383,53 +402,56 @@ fn scramble(dice: &mut Dice, pids: &[u32], index: u32, state: &mut State) {
             memory: Memory { total: 20 * GIB, used, ..Memory::default() },
             ..MigDevice::default()
         };
-        let instances = (1..=dice.roll(4) as u32).map(|gi| instance(gi, dice.bytes())).collect();
+        let instances = (1..=random.below(4) as u32).map(|gi| instance(gi, random.bytes())).collect();
         gpu.mig = Some(instances);
         for process in &mut gpu.processes {
-            (process.gi, process.ci) = (Some(1 + dice.roll(3) as u32), Some(0));
+            (process.gi, process.ci) = (Some(1 + random.below(3) as u32), Some(0));
         }
     }
-    let steps = (0..3).map(|_| Step::new(index as usize, json!({"memory": {"used": dice.bytes()}})));
+    let steps = (0..3).map(|_| Step::new(index as usize, json!({"memory": {"used": random.bytes()}})));
     state.script.entry(MEMORY_INFO.into()).or_default().extend(steps);
 }
 
 #[test]
-fn whatever_the_library_answers_the_books_balance_and_no_sentinel_leaves() {
+fn memory_balances_for_random_driver_states() {
     let (a, b) = (TestCgroup::container(), TestCgroup::container());
     let pythons = [process_in(&a), process_in(&a), process_in(&b)];
     let mut pids: Vec<u32> = pythons.iter().map(|python| python.pid()).collect();
-    pids.extend([std::process::id(), super::NOBODY]);
+    pids.extend([std::process::id(), super::UNUSED_PID]);
     let good = gpus(&[GIB, GIB, GIB]);
     let driver = Driver::new(&good);
     let memledger = driver.memledger_with(&[&a, &b], &["--gpu.interval=50ms", "--gpu.sample-interval=20ms"]);
     await_value(&memledger, USED, &[("gpu", "2")], GIB);
-    // races of each device before the state before this one, and before this one
+    // races of each device, two states ago and one state ago
     let mut races: [HashMap<Labels, f64>; 2] = Default::default();
     let (mut raced, mut split, mut silent) = (0, 0, 0);
     for seed in 0..40 {
         let mut state = good.clone();
-        let mut dice = Dice(seed);
+        let mut random = Random(seed);
         for index in [0, 1] {
-            // it tells its memory before it answers anything: no process holds more than that
+            // a plausible state first, so that the GPU's total is known: no process holds more than that
             let is_back = seed % 5 == 1;
             if is_back {
-                state.gpus[index as usize].processes = processes(&mut dice, &pids);
+                state.gpus[index as usize].processes = processes(&mut random, &pids);
             } else {
-                scramble(&mut dice, &pids, index, &mut state);
+                scramble(&mut random, &pids, index, &mut state);
             }
-            state.gpus[index as usize].lost = seed % 5 == 0 && dice.roll(2) == 0;
+            state.gpus[index as usize].lost = seed % 5 == 0 && random.below(2) == 0;
         }
-        // the last GPU tells which state is being read
+        // the last GPU shows which state was read
         let used = (2 + seed) * GIB / 2;
         state.gpus[2].memory.used = used;
         driver.set(&state);
-        let metrics = memledger.eventually(&format!("the answers of seed {seed}"), |metrics| {
+        let metrics = memledger.eventually(&format!("the state of seed {seed}"), |metrics| {
             assert_plausible(metrics, 80 * GIB);
-            for book in books(metrics).into_iter().filter(|book| !book.is_balanced()) {
-                let before = races[0].get(book.labels).copied().unwrap_or(0.0);
-                let told = (book.labels, book.used, book.attributed, book.unattributed);
-                assert!(book.unattributed == 0.0 && book.attributed > book.used, "seed {seed}: {told:?}");
-                assert!(book.races > before, "seed {seed}: no race was counted of {told:?}");
+            for balance in balances(metrics).into_iter().filter(|balance| !balance.is_balanced()) {
+                let before = races[0].get(balance.labels).copied().unwrap_or(0.0);
+                let found_balance = (balance.labels, balance.used, balance.attributed, balance.unattributed);
+                assert!(
+                    balance.unattributed == 0.0 && balance.attributed > balance.used,
+                    "seed {seed}: {found_balance:?}"
+                );
+                assert!(balance.races > before, "seed {seed}: no race was counted of {found_balance:?}");
                 raced += 1;
             }
             match metrics.ask(USED, &[("gpu", "2")])? {
@@ -439,8 +461,12 @@ fn whatever_the_library_answers_the_books_balance_and_no_sentinel_leaves() {
         });
         split += usize::from(!metrics.all(USED, &[("gpu_instance_id", "1")]).is_empty());
         silent += usize::from(metrics.value("memledger_gpus_visible", &[]) < 3.0);
-        let counted = books(&metrics).into_iter().map(|book| (book.labels.clone(), book.races)).collect();
+        let counted =
+            balances(&metrics).into_iter().map(|balance| (balance.labels.clone(), balance.races)).collect();
         races = [std::mem::take(&mut races[1]), counted];
     }
-    assert!(raced > 0 && split > 0 && silent > 0, "{raced} {split} {silent}: the dice are no test");
+    assert!(
+        raced > 0 && split > 0 && silent > 0,
+        "{raced} {split} {silent}: the random states do not cover all cases"
+    );
 }

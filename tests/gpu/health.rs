@@ -1,4 +1,4 @@
-//! Load, power, heat and errors of GPUs.
+//! Utilization, power, temperature and errors of GPUs.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ const XIDS: &str = "memledger_gpu_xid_errors_total";
 const FIRST: [(&str, &str); 1] = [("gpu", "0")];
 
 #[test]
-fn what_a_gpu_tells_of_itself_is_shown_in_base_units() {
+fn exports_gpu_metrics_in_base_units() {
     let mut state = gpus(&[GIB, GIB]);
     let gpu = &mut state.gpus[0];
     gpu.utilization = Some(Utilization { gpu: 87, memory: 41, ..Utilization::default() });
@@ -23,7 +23,7 @@ fn what_a_gpu_tells_of_itself_is_shown_in_base_units() {
     gpu.remapped_rows =
         Some(RemappedRows { correctable: 3, uncorrectable: 1, pending: true, failure: false });
     gpu.pcie.replays = Some(12);
-    // 162 is of one link only; a counter of 64 bits goes on beyond 2^32
+    // 162 is of one link only; a 64-bit counter continues beyond 2^32
     gpu.fields =
         BTreeMap::from([(38, 7.into()), (45, 0.into()), (52, 9_000_000_000_u64.into()), (162, 4.into())]);
     state.gpus[1].remapped_rows = None;
@@ -42,9 +42,11 @@ fn what_a_gpu_tells_of_itself_is_shown_in_base_units() {
     assert_eq!(value("temperature_celsius", &[]), Some(71.0));
     assert_eq!(value("ecc_errors_total", &[("kind", "corrected")]), Some(5e9));
     assert_eq!(value("ecc_errors_total", &[("kind", "uncorrected")]), Some(2.0));
-    for (kind, count) in [("correctable", 3.0), ("uncorrectable", 1.0), ("pending", 1.0), ("failure", 0.0)] {
+    for (kind, count) in [("correctable", 3.0), ("uncorrectable", 1.0)] {
         assert_eq!(value("remapped_rows", &[("kind", kind)]), Some(count), "{kind}");
     }
+    assert_eq!(value("remapped_rows_pending", &[]), Some(1.0));
+    assert_eq!(value("remapped_rows_failure", &[]), Some(0.0));
     assert_eq!(value("pcie_replays_total", &[]), Some(12.0));
     let links = [("crc_flit", Some(7.0)), ("crc_data", Some(0.0)), ("replay", Some(9e9))];
     for (kind, count) in links.into_iter().chain([("recovery", None), ("ecc_data", None)]) {
@@ -52,15 +54,19 @@ fn what_a_gpu_tells_of_itself_is_shown_in_base_units() {
     }
     let second = [("gpu", "1")];
     assert_eq!(metrics.all("memledger_gpu_nvlink_errors_total", &second), Vec::<&_>::new(), "no links");
-    assert_eq!(metrics.all("memledger_gpu_remapped_rows", &second), Vec::<&_>::new());
-    for (kind, count) in [("single_bit", 2.0), ("double_bit", 1.0), ("pending", 1.0)] {
+    for family in ["", "_pending", "_failure"] {
+        let family = format!("memledger_gpu_remapped_rows{family}");
+        assert_eq!(metrics.all(&family, &second), Vec::<&_>::new(), "{family}");
+    }
+    for (kind, count) in [("single_bit", 2.0), ("double_bit", 1.0)] {
         let labels = [("gpu", "1"), ("kind", kind)];
         assert_eq!(metrics.value("memledger_gpu_retired_pages", &labels), count, "{kind}");
     }
+    assert_eq!(metrics.value("memledger_gpu_retired_pages_pending", &second), 1.0);
 }
 
 #[test]
-fn what_a_gpu_does_not_tell_is_absent_and_takes_nothing_along() {
+fn unsupported_fields_are_absent_without_errors() {
     let mut state = gpus(&[GIB]);
     let gpu = &mut state.gpus[0];
     (gpu.utilization, gpu.power_mw, gpu.temperature_c, gpu.energy_mj) = (None, None, None, None);
@@ -73,12 +79,12 @@ fn what_a_gpu_does_not_tell_is_absent_and_takes_nothing_along() {
         family.starts_with("memledger_gpu_") && own.iter().any(|part| family.contains(part))
     });
     assert_eq!(found, None);
-    let faults = metrics.sum("memledger_read_faults_total", &[("collector", "gpu")]);
-    assert_eq!(faults, 0.0, "not to have it is no fault");
+    let faults = metrics.sum("memledger_collector_read_errors_total", &[("collector", "gpu")]);
+    assert_eq!(faults, 0.0, "an unsupported field is no error");
 }
 
 #[test]
-fn sentinels_of_sensors_never_leave() {
+fn exports_no_sentinels_of_sensors() {
     let mut state = gpus(&[GIB]);
     let gpu = &mut state.gpus[0];
     gpu.utilization = Some(Utilization { gpu: u32::MAX, memory: 101, ..Utilization::default() });
@@ -97,9 +103,9 @@ fn sentinels_of_sensors_never_leave() {
 }
 
 #[test]
-fn time_under_a_reason_that_lowers_clocks_is_counted_while_it_holds() {
+fn counts_throttle_time_while_a_reason_is_active() {
     let mut state = gpus(&[GIB]);
-    state.gpus[0].throttle_reasons = Some(0x4 | 0x1); // power cap; idle is no throttling
+    state.gpus[0].throttle_reasons = Some(0x4 | 0x1); // power cap; idle is not throttling
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
     let seconds = |metrics: &crate::support::Metrics, reason| {
@@ -111,19 +117,19 @@ fn time_under_a_reason_that_lowers_clocks_is_counted_while_it_holds() {
     });
     state.gpus[0].throttle_reasons = Some(0x40);
     driver.set(&state);
-    memledger.eventually("time too hot", |metrics| {
+    memledger.eventually("time under the thermal limit", |metrics| {
         let time = seconds(metrics, "hw_thermal")?;
         if time > 0.1 { Ok(()) } else { Err(format!("{time} s")) }
     });
     let metrics = memledger.metrics();
-    assert!(seconds(&metrics, "sw_power_cap").unwrap() >= grown, "it does not fall");
-    let stands = seconds(&metrics, "sw_power_cap").unwrap();
-    assert_eq!(seconds(&memledger.fresh_metrics(), "sw_power_cap").unwrap(), stands, "nor does it go on");
+    assert!(seconds(&metrics, "sw_power_cap").unwrap() >= grown, "it does not decrease");
+    let stopped_at = seconds(&metrics, "sw_power_cap").unwrap();
+    assert_eq!(seconds(&memledger.fresh_metrics(), "sw_power_cap").unwrap(), stopped_at, "it does not grow");
     assert_eq!(seconds(&metrics, "sync_boost").unwrap(), 0.0);
 }
 
 #[test]
-fn an_xid_is_counted_once_with_its_time_and_the_known_ones_are_born_at_zero() {
+fn counts_xids_from_zero_with_their_time() {
     let mut state = gpus(&[GIB, GIB]);
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
@@ -144,7 +150,7 @@ fn an_xid_is_counted_once_with_its_time_and_the_known_ones_are_born_at_zero() {
     let last = metrics.value("memledger_gpu_last_xid_timestamp_seconds", &[("gpu", "1"), ("xid", "79")]);
     assert!(now - last < 60.0 && last <= now, "{last} before {now}");
     assert_eq!(metrics.sum(XIDS, &[]), 4.0);
-    // a GPU that is lost spoils the set; the Xids of the other come all the same, and counts do not fall
+    // a lost GPU invalidates the set; Xids of the other GPU are still counted, and counters do not decrease
     state.gpus[1].lost = true;
     driver.set(&state);
     await_value(&memledger, "memledger_gpus_visible", &[], 1);
@@ -157,7 +163,7 @@ fn an_xid_is_counted_once_with_its_time_and_the_known_ones_are_born_at_zero() {
 }
 
 #[test]
-fn the_time_in_which_a_call_hung_is_no_time_under_a_reason() {
+fn time_of_a_hung_call_is_no_throttle_time() {
     let mut state = gpus(&[GIB]);
     state.gpus[0].throttle_reasons = Some(0x4);
     let driver = Driver::new(&state);
@@ -181,7 +187,7 @@ fn the_time_in_which_a_call_hung_is_no_time_under_a_reason() {
 }
 
 #[test]
-fn the_xid_of_a_gpu_that_falls_off_the_bus_is_counted_and_stays_while_the_gpu_is_silent() {
+fn counts_the_xid_of_a_lost_gpu() {
     let mut state = gpus(&[GIB, GIB]);
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
@@ -193,7 +199,7 @@ fn the_xid_of_a_gpu_that_falls_off_the_bus_is_counted_and_stays_while_the_gpu_is
     driver.set(&lost);
     await_value(&memledger, XIDS, &of_lost, 1);
     let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
-    assert_eq!(metrics.get(USED, &[("gpu", "1")]), None, "it answers nothing");
+    assert_eq!(metrics.get(USED, &[("gpu", "1")]), None, "a lost GPU has no memory");
     assert_eq!(metrics.value(XIDS, &of_lost), 1.0);
     assert!(metrics.get("memledger_gpu_last_xid_timestamp_seconds", &of_lost).is_some());
     state.events.clone_from(&lost.events);
@@ -203,7 +209,7 @@ fn the_xid_of_a_gpu_that_falls_off_the_bus_is_counted_and_stays_while_the_gpu_is
 }
 
 #[test]
-fn xids_that_nobody_would_hear_are_absent_until_the_gpu_can_be_registered() {
+fn xids_of_an_unregistered_gpu_are_absent() {
     for symbol in ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"] {
         let mut state = gpus(&[GIB, GIB, GIB]);
         state.gpus[1].errors.insert(symbol.into(), 999);
@@ -221,7 +227,7 @@ fn xids_that_nobody_would_hear_are_absent_until_the_gpu_can_be_registered() {
 }
 
 #[test]
-fn the_other_gpus_are_listened_to_again_as_soon_as_a_lost_one_has_spoilt_the_set() {
+fn registers_other_gpus_again_at_once_after_a_lost_one() {
     let mut state = gpus(&[GIB, GIB]);
     state.count_calls = true;
     let driver = Driver::new(&state);
@@ -230,7 +236,7 @@ fn the_other_gpus_are_listened_to_again_as_soon_as_a_lost_one_has_spoilt_the_set
     await_value(&memledger, XIDS, &[("gpu", "1"), ("xid", "79")], 0);
     state.gpus[1].lost = true;
     driver.set(&state);
-    crate::support::eventually("another set, long before the next whole reading", || {
+    crate::support::eventually("another set, long before the next full reading", || {
         let calls = driver.fake.calls().unwrap();
         let of = |symbol: &str| calls.get(symbol).copied().unwrap_or(0);
         match (of("nvmlEventSetCreate"), of("nvmlDeviceRegisterEvents")) {
@@ -241,7 +247,7 @@ fn the_other_gpus_are_listened_to_again_as_soon_as_a_lost_one_has_spoilt_the_set
 }
 
 #[test]
-fn the_share_of_a_containers_kernels_is_the_sum_over_its_processes() {
+fn container_utilization_is_the_sum_of_its_processes() {
     let (a, b) = (TestCgroup::container(), TestCgroup::container());
     let (first, second, third) = (process_in(&a), process_in(&a), process_in(&b));
     let mut state = gpus(&[8 * GIB, 0]);
@@ -256,13 +262,13 @@ fn the_share_of_a_containers_kernels_is_the_sum_over_its_processes() {
     let busy = |container: &TestCgroup| {
         metrics.value("memledger_container_gpu_utilization_ratio", &[("container_name", container.name())])
     };
-    assert!((busy(&a) - 0.65).abs() < 1e-9, "the mean of the first one's samples, and the second's");
-    assert_eq!(busy(&b), 0.0, "the driver leaves out who did nothing");
+    assert!((busy(&a) - 0.65).abs() < 1e-9, "the mean of the first process's samples, plus the second's");
+    assert_eq!(busy(&b), 0.0, "the driver omits idle processes");
     let pid = first.pid().to_string();
     let of_first = metrics.value("memledger_process_gpu_utilization_ratio", &[("pid", &pid)]);
     assert!((of_first - 0.4).abs() < 1e-9);
-    // one of which only garbage is told did something, and nobody knows how much
-    state.gpus[0].utilization_samples[2].sm = 101;
+    // a process with only garbage samples was active, by an unknown share
+    state.gpus[0].utilization_samples[2].sm = 1_001;
     state.gpus[0].memory.used = 7 * GIB;
     driver.set(&state);
     let metrics = await_value(&memledger, USED, &[("gpu", "0")], 7 * GIB);
@@ -271,12 +277,43 @@ fn the_share_of_a_containers_kernels_is_the_sum_over_its_processes() {
     assert_eq!(
         metrics.get("memledger_container_gpu_utilization_ratio", &[("container_name", a.name())]),
         None,
-        "nor the sum"
+        "the sum is absent too"
     );
     let faults = [("collector", "gpu"), ("reason", "malformed")];
-    assert!(metrics.value("memledger_read_faults_total", &faults) >= 1.0);
-    // no samples at all: nobody did anything
+    assert!(metrics.value("memledger_collector_read_errors_total", &faults) >= 1.0);
+    // no samples at all: all processes were idle
     state.gpus[0].utilization_samples.clear();
     driver.set(&state);
     await_value(&memledger, "memledger_container_gpu_utilization_ratio", &[("container_name", a.name())], 0);
+}
+
+/// The driver samples less often than it is read: a sample stays valid for a second, and one above 100 % is 100 %.
+#[test]
+fn active_process_without_a_new_sample_is_not_idle() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[GIB]);
+    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(GIB))];
+    // in the driver's future, so that it stays younger than a second for the whole test
+    #[allow(clippy::disallowed_methods)]
+    let soon = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() as u64;
+    let sample = UtilizationSample {
+        pid: python.pid(),
+        sm: 120,
+        time_us: Some(soon + 30_000_000),
+        ..UtilizationSample::default()
+    };
+    state.gpus[0].utilization_samples = vec![sample];
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&container]);
+    const RATIO: &str = "memledger_container_gpu_utilization_ratio";
+    await_value(&memledger, RATIO, &[], 1);
+    for _ in 0..10 {
+        assert_eq!(memledger.fresh_metrics().get(RATIO, &[]), Some(1.0));
+    }
+    let malformed = [("collector", "gpu"), ("reason", "malformed")];
+    assert_eq!(memledger.metrics().value("memledger_collector_read_errors_total", &malformed), 0.0);
+    state.gpus[0].utilization_samples.clear();
+    driver.set(&state);
+    await_value(&memledger, RATIO, &[], 0);
 }

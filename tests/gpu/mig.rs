@@ -1,4 +1,4 @@
-//! GPUs that are split into MIG instances.
+//! GPUs with MIG instances.
 
 use fake_nvml::{Gpu, Memory, MigDevice, Process, State, UtilizationSample};
 
@@ -21,8 +21,8 @@ fn process(pid: u32, gi: u32, ci: u32, used: u64) -> Process {
     Process { gi: Some(gi), ci: Some(ci), ..Process::compute(pid, Some(used)) }
 }
 
-/// A GPU with these instances and processes that uses what its GPU instances use.
-fn split(index: u32, instances: Vec<MigDevice>, processes: Vec<Process>) -> Gpu {
+/// Returns a GPU with these instances and processes that uses the memory of its GPU instances.
+fn mig_gpu(index: u32, instances: Vec<MigDevice>, processes: Vec<Process>) -> Gpu {
     let mut gpu = Gpu::numbered(index);
     let mut seen = std::collections::BTreeMap::new();
     for instance in &instances {
@@ -38,20 +38,20 @@ fn ids<'a>(gpu: &'a str, gi: &'a str, ci: &'a str) -> [(&'a str, &'a str); 3] {
     [("gpu", gpu), ("gpu_instance_id", gi), ("compute_instance_id", ci)]
 }
 
-/// The value of the series of a whole GPU.
-fn whole(metrics: &Metrics, family: &str, gpu: &str) -> Option<f64> {
+/// Returns the value of a series of a whole GPU.
+fn of_gpu(metrics: &Metrics, family: &str, gpu: &str) -> Option<f64> {
     let mut found = metrics.all(family, &[("gpu", gpu)]).into_iter();
     found.find(|row| !row.1.contains_key("gpu_instance_id")).map(|row| row.2)
 }
 
 #[test]
-fn an_instance_has_books_of_its_own_and_its_gpu_counts_it_in() {
+fn instance_memory_balances_and_counts_for_its_gpu() {
     let (a, b) = (TestCgroup::container(), TestCgroup::container());
     let (first, second) = (process_in(&a), process_in(&b));
     let mut state = State::with_gpus(2);
     state.gpus[0].memory.used = 3 * GIB;
     state.gpus[0].processes = vec![Process::compute(first.pid(), Some(2 * GIB))];
-    state.gpus[1] = split(
+    state.gpus[1] = mig_gpu(
         1,
         vec![instance(1, 0, 4 * GIB), instance(2, 0, 6 * GIB)],
         vec![
@@ -73,9 +73,9 @@ fn an_instance_has_books_of_its_own_and_its_gpu_counts_it_in() {
     assert_eq!(gib(HOST, &ids("1", "2", "0")), Some(1.0));
     assert_eq!(gib(UNATTRIBUTED, &ids("1", "1", "0")), Some(1.0));
     assert_eq!(gib(UNATTRIBUTED, &ids("1", "2", "0")), Some(2.0));
-    assert_eq!(whole(&metrics, UNATTRIBUTED, "1"), Some((3 * GIB + 100 * MIB) as f64));
-    assert_eq!(whole(&metrics, HOST, "1"), None, "they are with the instances");
-    assert_eq!(metrics.sum(OF_CONTAINER, &[]), (8 * GIB) as f64, "nothing is added twice");
+    assert_eq!(of_gpu(&metrics, UNATTRIBUTED, "1"), Some((3 * GIB + 100 * MIB) as f64));
+    assert_eq!(of_gpu(&metrics, HOST, "1"), None, "host processes are those of the instances");
+    assert_eq!(metrics.sum(OF_CONTAINER, &[]), (8 * GIB) as f64, "nothing is counted twice");
     assert_eq!(
         metrics.all(OF_PROCESS, &[("gpu", "1")]).len(),
         4,
@@ -85,12 +85,12 @@ fn an_instance_has_books_of_its_own_and_its_gpu_counts_it_in() {
     assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0);
     let info = &metrics.all("memledger_gpu_info", &ids("1", "2", "0"))[0].1;
     assert_eq!(info["mig_uuid"], "MIG-00000000-0000-4000-8000-000000000200");
-    assert_eq!(info["gpu_uuid"], state.gpus[1].uuid, "the GPU's, by which both are joined");
+    assert_eq!(info["gpu_uuid"], state.gpus[1].uuid, "the UUID of the GPU, to join both");
     assert_eq!(info["model"], "NVIDIA H100 80GB HBM3 MIG 1g.10gb");
     let busy = metrics.all("memledger_container_gpu_utilization_ratio", &[("gpu", "1")]);
     assert_eq!(busy, Vec::<&_>::new(), "none under MIG");
-    assert_eq!(whole(&metrics, "memledger_gpu_utilization_ratio", "1"), None, "none under MIG");
-    assert!(whole(&metrics, "memledger_gpu_power_watts", "1").is_some());
+    assert_eq!(of_gpu(&metrics, "memledger_gpu_utilization_ratio", "1"), None, "none under MIG");
+    assert!(of_gpu(&metrics, "memledger_gpu_power_watts", "1").is_some());
     assert!(memledger.api().to_string().contains("MIG-00000000-0000-4000-8000-000000000200"));
 }
 
@@ -99,7 +99,7 @@ fn compute_instances_of_one_gpu_instance_share_its_memory() {
     let (a, b) = (TestCgroup::container(), TestCgroup::container());
     let (first, second) = (process_in(&a), process_in(&b));
     let mut state = State::with_gpus(1);
-    state.gpus[0] = split(
+    state.gpus[0] = mig_gpu(
         0,
         vec![instance(3, 0, 7 * GIB), instance(3, 1, 7 * GIB)],
         vec![process(first.pid(), 3, 0, 4 * GIB), process(second.pid(), 3, 1, 2 * GIB)],
@@ -109,22 +109,26 @@ fn compute_instances_of_one_gpu_instance_share_its_memory() {
     let metrics = await_value(&memledger, OF_CONTAINER, &ids("0", "3", "0"), 4 * GIB);
     assert_eq!(metrics.value(OF_CONTAINER, &ids("0", "3", "1")), (2 * GIB) as f64);
     for ci in ["0", "1"] {
-        assert_eq!(metrics.value(UNATTRIBUTED, &ids("0", "3", ci)), GIB as f64, "both tell the same memory");
+        assert_eq!(
+            metrics.value(UNATTRIBUTED, &ids("0", "3", ci)),
+            GIB as f64,
+            "both report the same memory"
+        );
     }
-    assert_eq!(metrics.sum("memledger_gpu_books_races_total", &[]), 0.0);
+    assert_eq!(metrics.sum("memledger_gpu_memory_accounting_conflicts_total", &[]), 0.0);
 }
 
 #[test]
-fn instances_that_are_made_anew_vanish_and_appear_and_so_does_the_mode() {
+fn follows_changes_of_instances_and_mig_mode() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = State::with_gpus(1);
     let held = |gi| vec![process(python.pid(), gi, 0, GIB)];
-    state.gpus[0] = split(0, vec![instance(1, 0, 2 * GIB), instance(2, 0, 0)], held(1));
+    state.gpus[0] = mig_gpu(0, vec![instance(1, 0, 2 * GIB), instance(2, 0, 0)], held(1));
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[&container]);
     await_value(&memledger, OF_CONTAINER, &ids("0", "1", "0"), GIB);
-    state.gpus[0] = split(0, vec![instance(5, 0, 3 * GIB)], held(5)); // its handle is the one of instance 1
+    state.gpus[0] = mig_gpu(0, vec![instance(5, 0, 3 * GIB)], held(5)); // it has the handle of instance 1
     driver.set(&state);
     let metrics = await_value(&memledger, OF_CONTAINER, &ids("0", "5", "0"), GIB);
     assert_eq!(metrics.all(USED, &[("gpu_instance_id", "1")]), Vec::<&_>::new());
@@ -135,18 +139,18 @@ fn instances_that_are_made_anew_vanish_and_appear_and_so_does_the_mode() {
     driver.set(&state);
     let metrics = await_value(&memledger, OF_CONTAINER, &[("gpu", "0")], 2 * GIB);
     assert_eq!(metrics.all(USED, &[]).len(), 1);
-    // a GPU that is split while memledger runs
-    state.gpus[0] = split(0, vec![instance(1, 0, GIB)], held(1));
+    // MIG mode is enabled while memledger runs
+    state.gpus[0] = mig_gpu(0, vec![instance(1, 0, GIB)], held(1));
     driver.set(&state);
     await_value(&memledger, OF_CONTAINER, &ids("0", "1", "0"), GIB);
 }
 
 #[test]
-fn a_mode_that_cannot_be_read_now_is_as_it_was_and_is_asked_again() {
+fn keeps_the_last_mode_when_it_cannot_be_read() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = State::with_gpus(2);
-    state.gpus[0] = split(0, vec![instance(1, 0, 2 * GIB)], vec![process(python.pid(), 1, 0, GIB)]);
+    state.gpus[0] = mig_gpu(0, vec![instance(1, 0, 2 * GIB)], vec![process(python.pid(), 1, 0, GIB)]);
     let mut failing = state.clone();
     failing.gpus[0].errors.insert("nvmlDeviceGetMigMode".into(), 999);
     let driver = Driver::new(&failing);
@@ -157,7 +161,7 @@ fn a_mode_that_cannot_be_read_now_is_as_it_was_and_is_asked_again() {
     for (used, symbol) in [(3, "nvmlDeviceGetMigMode"), (4, "nvmlDeviceGetMaxMigDeviceCount")] {
         let mut failing = state.clone();
         failing.gpus[0].errors.insert(symbol.into(), 999);
-        failing.gpus[1].memory.used = used * GIB; // tells which state is read
+        failing.gpus[1].memory.used = used * GIB; // shows which state was read
         driver.set(&failing);
         let metrics = await_value(&memledger, USED, &[("gpu", "1")], used * GIB);
         assert_eq!(metrics.value(OF_CONTAINER, &ids("0", "1", "0")), GIB as f64, "{symbol}");
@@ -165,13 +169,13 @@ fn a_mode_that_cannot_be_read_now_is_as_it_was_and_is_asked_again() {
 }
 
 #[test]
-fn an_instance_that_does_not_answer_leaves_the_others() {
+fn failed_instance_does_not_affect_others() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = State::with_gpus(1);
-    let mut silent = instance(2, 0, 0);
-    silent.memory.supported = false;
-    state.gpus[0] = split(0, vec![instance(1, 0, 2 * GIB), silent], vec![process(python.pid(), 1, 0, GIB)]);
+    let mut failed = instance(2, 0, 0);
+    failed.memory.supported = false;
+    state.gpus[0] = mig_gpu(0, vec![instance(1, 0, 2 * GIB), failed], vec![process(python.pid(), 1, 0, GIB)]);
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[&container]);
     let metrics = await_value(&memledger, OF_CONTAINER, &ids("0", "1", "0"), GIB);

@@ -1,4 +1,4 @@
-//! Peaks: what a scrape, and even a reading, would miss.
+//! Peaks that scrapes and full readings would miss.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ const PEAK: &str = "memledger_container_gpu_memory_peak_bytes";
 const RECENT: &str = "memledger_container_gpu_memory_recent_peak_bytes";
 const OF_ONE: &str = "memledger_process_gpu_memory_peak_bytes";
 
-/// Reads once, and then only looks quickly.
-const QUICK_ONLY: [&str; 3] = ["--gpu.interval=1h", "--gpu.deadline=1h", "--gpu.sample-interval=20ms"];
+/// One full reading, then only memory samples.
+const SAMPLES_ONLY: [&str; 3] = ["--gpu.interval=1h", "--gpu.deadline=1h", "--gpu.sample-interval=20ms"];
 
 fn holding(used: u64, processes: &[(u32, u64)]) -> State {
     let mut state = gpus(&[used]);
@@ -33,19 +33,19 @@ fn await_peak(memledger: &Memledger, family: &str, labels: &[(&str, &str)], want
 }
 
 #[test]
-fn a_spike_between_two_readings_is_a_peak_of_process_container_and_device() {
+fn records_a_spike_between_two_readings() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let calm = holding(3 * GIB, &[(python.pid(), GIB)]);
     let driver = Driver::new(&calm);
-    let memledger = driver.memledger_with(&[&container], &QUICK_ONLY);
+    let memledger = driver.memledger_with(&[&container], &SAMPLES_ONLY);
     await_value(&memledger, OF_CONTAINER, &[], GIB);
     await_peak(&memledger, PEAK, &[], GIB);
     driver.set(&holding(9 * GIB, &[(python.pid(), 7 * GIB)]));
     await_peak(&memledger, PEAK, &[], 7 * GIB);
     driver.set(&calm);
     let metrics = memledger.fresh_metrics();
-    assert_eq!(metrics.value(OF_CONTAINER, &[]), GIB as f64, "no reading has seen it");
+    assert_eq!(metrics.value(OF_CONTAINER, &[]), GIB as f64, "no full reading has it");
     assert_eq!(metrics.value(USED, &[]), (3 * GIB) as f64);
     let pid = python.pid().to_string();
     for (family, peak) in [
@@ -62,12 +62,12 @@ fn a_spike_between_two_readings_is_a_peak_of_process_container_and_device() {
 }
 
 #[test]
-fn a_containers_peak_is_what_its_processes_held_at_one_time_not_the_sum_of_their_peaks() {
+fn container_peak_is_not_the_sum_of_process_peaks() {
     let container = TestCgroup::container();
     let (first, second) = (process_in(&container), process_in(&container));
     let both = |a: u64, b: u64| holding(8 * GIB, &[(first.pid(), a * GIB), (second.pid(), b * GIB)]);
     let driver = Driver::new(&both(5, 1));
-    let memledger = driver.memledger_with(&[&container], &QUICK_ONLY);
+    let memledger = driver.memledger_with(&[&container], &SAMPLES_ONLY);
     let of = |pid: u32| pid.to_string();
     await_peak(&memledger, OF_ONE, &[("pid", &of(first.pid()))], 5 * GIB);
     driver.set(&both(1, 5));
@@ -76,12 +76,12 @@ fn a_containers_peak_is_what_its_processes_held_at_one_time_not_the_sum_of_their
 }
 
 #[test]
-fn a_process_that_comes_and_goes_between_two_readings_counts_for_its_container() {
+fn counts_a_process_that_lives_between_two_readings() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let calm = holding(GIB, &[(python.pid(), GIB)]);
     let driver = Driver::new(&calm);
-    let memledger = driver.memledger_with(&[&container], &QUICK_ONLY);
+    let memledger = driver.memledger_with(&[&container], &SAMPLES_ONLY);
     await_peak(&memledger, PEAK, &[], GIB);
     let late = process_in(&container);
     driver.set(&holding(5 * GIB, &[(python.pid(), GIB), (late.pid(), 4 * GIB)]));
@@ -92,7 +92,7 @@ fn a_process_that_comes_and_goes_between_two_readings_counts_for_its_container()
 }
 
 #[test]
-fn a_peak_outlives_the_process_and_the_container() {
+fn peak_outlives_process_and_container() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let driver = Driver::new(&holding(5 * GIB, &[(python.pid(), 4 * GIB)]));
@@ -108,19 +108,19 @@ fn a_peak_outlives_the_process_and_the_container() {
     memledger.eventually("the end of the container", |metrics| {
         match metrics.all("memledger_container_memory_usage_bytes", &[]).len() {
             0 => Ok(()),
-            _ => Err("it is still there".to_owned()),
+            _ => Err("it still exists".to_owned()),
         }
     });
     let metrics = memledger.fresh_metrics();
     assert_eq!(metrics.value(PEAK, &[("container_name", &name)]), (4 * GIB) as f64);
-    assert_eq!(metrics.get(RECENT, &[]), None, "nothing is recent of what has ended");
+    assert_eq!(metrics.get(RECENT, &[]), None, "an ended container has no recent peak");
 }
 
 #[test]
-fn where_accounting_mode_is_on_the_drivers_maximum_counts_also_after_the_end() {
+fn accounting_mode_adds_peaks_after_the_end_of_a_process() {
     let container = TestCgroup::container();
     let (python, other) = (process_in(&container), process_in(&container));
-    let account = |most: u64| Accounting { max_memory: Some(most), ..Accounting::default() };
+    let account = |max_bytes: u64| Accounting { max_memory: Some(max_bytes), ..Accounting::default() };
     let mut state = holding(4 * GIB, &[(python.pid(), GIB), (other.pid(), GIB)]);
     let accounts = [(python.pid(), account(6 * GIB)), (other.pid(), account(GIB / 2))];
     state.gpus[0].accounting = Some(BTreeMap::from(accounts.clone()));
@@ -130,14 +130,18 @@ fn where_accounting_mode_is_on_the_drivers_maximum_counts_also_after_the_end() {
     await_peak(&memledger, OF_ONE, &[("pid", &pid(python.pid()))], 6 * GIB);
     await_peak(&memledger, OF_ONE, &[("pid", &pid(other.pid()))], GIB);
     await_peak(&memledger, PEAK, &[], 6 * GIB);
-    assert_eq!(memledger.metrics().value(RECENT, &[]), (2 * GIB) as f64, "when it was is not known");
-    // it grows once more and ends; only the driver knows
+    assert_eq!(memledger.metrics().value(RECENT, &[]), (2 * GIB) as f64, "its time is unknown");
+    // it grows again and ends; only the driver records that
     state.gpus[0].processes.remove(0);
     let ended = Accounting { running: false, ..account(9 * GIB) };
     state.gpus[0].accounting = Some(BTreeMap::from([(python.pid(), ended), accounts[1].clone()]));
     driver.set(&state);
     await_peak(&memledger, PEAK, &[], 9 * GIB);
-    assert_eq!(memledger.metrics().value(RECENT, &[]), (2 * GIB) as f64, "nor is it known after the end");
+    assert_eq!(
+        memledger.metrics().value(RECENT, &[]),
+        (2 * GIB) as f64,
+        "its time is unknown after the end too"
+    );
     let (_, doctor, _) = crate::support::run(&[
         "doctor",
         "--docker.socket=",
@@ -148,7 +152,7 @@ fn where_accounting_mode_is_on_the_drivers_maximum_counts_also_after_the_end() {
 }
 
 #[test]
-fn accounting_mode_is_recommended_only_for_gpus_that_have_it() {
+fn recommends_accounting_mode_only_where_it_is_supported() {
     let mut state = gpus(&[GIB, GIB, GIB]);
     state.gpus[0].errors.insert("nvmlDeviceGetAccountingMode".into(), 3); // not supported
     state.gpus[1].mig = Some(vec![]);
@@ -165,13 +169,13 @@ fn accounting_mode_is_recommended_only_for_gpus_that_have_it() {
 }
 
 #[test]
-fn the_drivers_maximum_of_an_earlier_process_with_the_same_pid_is_nobodys() {
+fn ignores_accounting_records_of_a_reused_pid() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = holding(4 * GIB, &[(python.pid(), GIB)]);
-    let account = |most: u64| Accounting { max_memory: Some(most), ..Accounting::default() };
+    let account = |max_bytes: u64| Accounting { max_memory: Some(max_bytes), ..Accounting::default() };
     let long_ago = 1_000_000_001_000_000;
-    let now = (memledger::clock::Moment::now().unix_seconds() * 1e6) as u64;
+    let now = (memledger::clock::Timestamp::now().unix_seconds() * 1e6) as u64;
     let records = [
         (Accounting { running: false, ..account(6 * GIB) }, GIB),
         (Accounting { start_us: long_ago, ..account(5 * GIB) }, GIB),
@@ -187,7 +191,7 @@ fn the_drivers_maximum_of_an_earlier_process_with_the_same_pid_is_nobodys() {
 }
 
 #[test]
-fn without_quick_looks_the_readings_are_the_samples() {
+fn without_memory_samples_full_readings_set_peaks() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let driver = Driver::new(&holding(3 * GIB, &[(python.pid(), 2 * GIB)]));

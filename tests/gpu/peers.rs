@@ -1,5 +1,5 @@
-//! Our figures beside those of others who read the same library at the same time: NVIDIA's own Python binding, and
-//! nvitop-exporter. They share no code with us, nor with the fake library.
+//! Compares memledger with other programs that read the same library at the same time: NVIDIA's own Python binding, and
+//! nvitop-exporter. They share no code with memledger, nor with the fake library.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use std::process::{Child, Command, Stdio};
 use fake_nvml::{Gpu, Memory, MigDevice, Process, State, Utilization, UtilizationSample};
 use serde_json::Value;
 
-use super::{Driver, GIB, MIB, NOBODY, OF_CONTAINER, OF_PROCESS, USED, await_value, process_in};
+use super::{Driver, GIB, MIB, OF_CONTAINER, OF_PROCESS, UNUSED_PID, USED, await_value, process_in};
 use crate::support::cgroups::TestCgroup;
 use crate::support::{Metrics, eventually, skip};
 
-/// The interpreter with the peers, or why they cannot run here.
+/// Returns the interpreter with these programs, or why they cannot run here.
 fn python() -> Result<PathBuf, String> {
     let python = std::env::var_os("MEMLEDGER_TEST_PYTHON").ok_or("MEMLEDGER_TEST_PYTHON is not set")?;
     Ok(python.into())
 }
 
-/// Two GPUs with processes in every list, one that tells no memory, and one that is dead.
+/// Returns two GPUs with processes in every list, one without memory, and one that has ended.
 fn host(pids: &[u32]) -> State {
     let mut state = State::with_gpus(2);
     let gpu = &mut state.gpus[0];
@@ -28,7 +28,7 @@ fn host(pids: &[u32]) -> State {
         Process::compute(pids[0], Some(12 * GIB)),
         kind("G", Process::compute(pids[1], Some(3 * GIB))),
         kind("CG", Process::compute(pids[2], Some(2 * GIB))),
-        Process::compute(NOBODY, Some(GIB)),
+        Process::compute(UNUSED_PID, Some(GIB)),
     ];
     gpu.utilization = Some(Utilization { gpu: 93, memory: 47, ..Utilization::default() });
     (gpu.power_mw, gpu.temperature_c) = (Some(431_500), Some(66));
@@ -43,7 +43,7 @@ fn host(pids: &[u32]) -> State {
     state
 }
 
-/// nvitop-exporter, serving on a port of its own. Ended when dropped.
+/// nvitop-exporter on its own port. Ended when dropped.
 struct Nvitop {
     child: Child,
     address: String,
@@ -82,7 +82,7 @@ impl Drop for Nvitop {
 }
 
 #[test]
-fn nvitop_exporter_tells_the_same_of_devices_and_processes() {
+fn nvitop_exporter_agrees_on_devices_and_processes() {
     let exporter = match python().map(|python| python.with_file_name("nvitop-exporter")) {
         Ok(exporter) if exporter.exists() => exporter,
         Ok(exporter) => return skip(&format!("there is no {}", exporter.display())),
@@ -95,7 +95,7 @@ fn nvitop_exporter_tells_the_same_of_devices_and_processes() {
     let memledger = driver.memledger(&[&container]);
     let ours = await_value(&memledger, OF_CONTAINER, &[("gpu", "0")], 17 * GIB);
     let nvitop = Nvitop::start(&exporter, driver.fake.path());
-    // it fills in GPU after GPU, the processes last
+    // it exports one GPU after the other, processes last
     let theirs = eventually("nvitop's figures", || {
         let metrics = nvitop.metrics()?;
         let last = [("index", "1"), ("pid", &*pids[0].to_string())];
@@ -127,15 +127,18 @@ fn nvitop_exporter_tells_the_same_of_devices_and_processes() {
         let pid = [("gpu", labels["index"].as_str()), ("pid", labels["pid"].as_str())];
         match ours.get(OF_PROCESS, &pid) {
             Some(bytes) => assert_eq!(bytes, mebibytes * MIB as f64, "{labels:?}"),
-            // not available: they write NaN, we leave it out
+            // not available: nvitop exports NaN, memledger nothing
             None if mebibytes.is_nan() => {}
-            // they list it though nobody has that pid; to us it is unattributed
-            None => assert_eq!(labels["pid"], NOBODY.to_string(), "{mebibytes}"),
+            // nvitop exports the unused pid; in memledger it is unattributed
+            None => assert_eq!(labels["pid"], UNUSED_PID.to_string(), "{mebibytes}"),
         }
         compared += 1;
     }
     let listed = ours.all(OF_PROCESS, &[]).len();
-    assert!(compared >= listed && listed == 4, "all of ours are among theirs: {listed} of {compared}");
+    assert!(
+        compared >= listed && listed == 4,
+        "nvitop exports all processes of memledger: {listed} of {compared}"
+    );
     let busy = [("index", "0"), ("pid", &pids[0].to_string())];
     let theirs_busy = theirs.value("process_gpu_sm_utilization_Percentage", &busy);
     let ours_busy =
@@ -144,7 +147,7 @@ fn nvitop_exporter_tells_the_same_of_devices_and_processes() {
 }
 
 #[test]
-fn nvidias_python_binding_tells_the_same_of_devices_instances_and_processes() {
+fn python_binding_agrees_on_devices_instances_and_processes() {
     let python = match python() {
         Ok(python) => python,
         Err(reason) => return skip(&reason),
@@ -154,11 +157,12 @@ fn nvidias_python_binding_tells_the_same_of_devices_instances_and_processes() {
     let pids: Vec<u32> = pythons.iter().map(|python| python.pid()).collect();
     let mut state = host(&pids);
     let memory = Memory { total: 20 * GIB, reserved: 16 * MIB, used: 7 * GIB, ..Memory::default() };
-    let mut split = Gpu::numbered(2);
-    split.memory.used = 8 * GIB;
-    split.mig = Some(vec![MigDevice { gi: 4, ci: 0, memory, ..MigDevice::default() }]);
-    split.processes = vec![Process { gi: Some(4), ci: Some(0), ..Process::compute(pids[2], Some(6 * GIB)) }];
-    state.gpus.push(split);
+    let mut mig_gpu = Gpu::numbered(2);
+    mig_gpu.memory.used = 8 * GIB;
+    mig_gpu.mig = Some(vec![MigDevice { gi: 4, ci: 0, memory, ..MigDevice::default() }]);
+    mig_gpu.processes =
+        vec![Process { gi: Some(4), ci: Some(0), ..Process::compute(pids[2], Some(6 * GIB)) }];
+    state.gpus.push(mig_gpu);
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[&container]);
     await_value(&memledger, USED, &[("gpu", "1")], 5 * GIB);
@@ -179,12 +183,12 @@ fn nvidias_python_binding_tells_the_same_of_devices_instances_and_processes() {
             let found = found.iter().find(own).unwrap_or_else(|| panic!("{family} {labels:?}")).2;
             assert_eq!(Some(found as u64), device["memory"][part].as_u64(), "{family} {labels:?}");
         }
-        // theirs is the list of compute processes alone
+        // the script lists compute processes only
         for process in device["processes"].as_array().unwrap() {
             let pid = process[0].to_string();
             let found = ours.get(OF_PROCESS, &[labels, &[("pid", &pid)]].concat());
-            let of_nobody = pid == NOBODY.to_string();
-            assert_eq!(found.map(|bytes| bytes as u64), process[1].as_u64().filter(|_| !of_nobody), "{pid}");
+            let is_unused = pid == UNUSED_PID.to_string();
+            assert_eq!(found.map(|bytes| bytes as u64), process[1].as_u64().filter(|_| !is_unused), "{pid}");
         }
     };
     let gpus = theirs["gpus"].as_array().unwrap();
@@ -192,6 +196,9 @@ fn nvidias_python_binding_tells_the_same_of_devices_instances_and_processes() {
         compare(gpu, &[("gpu", index)]);
     }
     compare(&gpus[2]["mig"][0], &[("gpu", "2"), ("gpu_instance_id", "4"), ("compute_instance_id", "0")]);
-    assert_eq!(gpus[2]["processes"], gpus[2]["mig"][0]["processes"], "they list it twice, we once");
+    assert_eq!(
+        gpus[2]["processes"], gpus[2]["mig"][0]["processes"],
+        "the binding lists it twice, memledger once"
+    );
     assert_eq!(ours.all(OF_PROCESS, &[("gpu", "2")]).len(), 1);
 }

@@ -1,8 +1,8 @@
-"""The chart's container as flags of `docker run`: `container.py [VALUE...]`, values as `--set-json` takes them.
+"""Converts the chart's container to options of `docker run`: `container.py [VALUE...]`, values as for `--set-json`.
 
-Prints the flags, one a line, then `--`, then the container's arguments. What a runtime makes of a pod and Docker of flags is
-the same for all that is here: capabilities, user, root, namespaces, mounts, environment, seccomp's default. Not here: the
-cgroup namespace, which a pod has of its own on cgroup v2; profiles of AppArmor and SELinux.
+Prints the options, one per line, then `--`, then the container's arguments. Both have the same effect for: capabilities, user,
+root, namespaces, mounts, environment, the default seccomp profile. Not here: the cgroup namespace, which is private to a pod on
+cgroup v2; AppArmor and SELinux profiles.
 """
 import sys
 
@@ -15,7 +15,7 @@ def flags(pod, container):
     yield f"--user={context['runAsUser']}:{context['runAsGroup']}"
     yield from ["--read-only"] * context["readOnlyRootFilesystem"]
     if context["privileged"]:
-        # what memledger uses of it: the machines that test may not start privileged containers
+        # only what memledger uses of it: test machines may not start privileged containers
         yield from ("--device=/dev/kmsg:/dev/kmsg:r", "--cap-drop=ALL", "--cap-add=SYSLOG", "--cap-add=SYS_PTRACE")
     if context.get("allowPrivilegeEscalation") is False:
         yield "--security-opt=no-new-privileges:true"
@@ -23,13 +23,13 @@ def flags(pod, container):
     yield from (f"--cap-drop={each}" for each in capabilities.get("drop", []))
     yield from (f"--cap-add={each}" for each in capabilities.get("add", []))
     yield from (f"--env={each['name']}={each['value']}" for each in container["env"])
-    yield "--env=KUBERNETES_SERVICE_HOST=192.0.2.1"  # which every pod has; doctor knows by it where it is
+    yield "--env=KUBERNETES_SERVICE_HOST=192.0.2.1"  # set in every pod; doctor detects Kubernetes by it
     limit = container["resources"]["limits"]["memory"]
     yield f"--memory={limit.removesuffix('Mi')}m"
     volumes = {each["name"]: each for each in pod["volumes"]}
     for mount in container["volumeMounts"]:
         if mount["mountPath"] == "/dev/kmsg":
-            continue  # given as a device
+            continue  # passed as a device
         volume = volumes[mount["name"]]
         if "hostPath" in volume:
             yield f"--volume={volume['hostPath']['path']}:{mount['mountPath']}" + ":ro" * mount.get("readOnly", False)

@@ -1,7 +1,9 @@
-"""Writes what is made of the chart, or with `--check` compares: `generate.py [--check] [ROOT]`.
+"""Generates files from the chart, or compares them with `--check`: `generate.py [--check] [ROOT]`.
 
 * the table of values in helm/memledger/README.md, from the comments in values.yaml;
-* the settings that values.schema.json lets through, from docs/config.md;
+* the settings that values.schema.json allows, from docs/config.md;
+* helm/memledger/files: copies of the rules and dashboards, since a package cannot reach outside its chart, and tools that
+  archive a chart omit symbolic links;
 * deploy/kubernetes/memledger.yaml, rendered from the chart, for people without Helm.
 """
 import json
@@ -13,27 +15,27 @@ import yaml
 
 import chart
 
-# Settings that have values of their own, or that would contradict what is mounted.
-OF_THE_CHART = re.compile(r"path\.|web\.listen-address|state\.path|docker\.socket|podman\.socket|cri\.endpoint|kubelet\.pod-resources|gpu\.nvml-library")
+# Settings that have their own values, or that would contradict the mounts.
+OF_THE_CHART = re.compile(r"path\.|web\.listen-address|state\.path|reporter\.directory|docker\.socket|podman\.socket|cri\.endpoint|kubelet\.pod-resources|gpu\.nvml-library")
 BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
 MANIFEST = """\
-# memledger on every node, without Helm. Made of the chart helm/memledger by `make manifests`; do not edit.
+# memledger on every node, without Helm. Generated from the chart helm/memledger by `make manifests`; do not edit.
 #
 #   kubectl apply -k deploy/kubernetes
 #
-# kustomization.yaml beside it is the place for your registry and for changes; docs/kubernetes.md says what each right is for.
+# Set your registry, and make changes, in kustomization.yaml; docs/kubernetes.md explains each privilege.
 apiVersion: v1
 kind: Namespace
 metadata:
   name: memledger
   labels:
-    # the node's processes and folders of the node are not for lower levels
+    # stricter levels reject hostPID and hostPath
     pod-security.kubernetes.io/enforce: privileged
 """
 
 
 def values(text):
-    """The values with their comments: (path, comment). A comment belongs to the key below it."""
+    """Yields the values with their comments: (path, comment). A comment belongs to the key below it."""
     comment, path = [], []
     for line in text.splitlines():
         if row := re.match(r"( *)# (?!---)(.*)", line):
@@ -49,7 +51,7 @@ def values(text):
 
 
 def leaves(tree, above=()):
-    """The paths of a tree of values that have no value below them."""
+    """Yields the paths of a tree of values that have no value below them."""
     for key, value in tree.items():
         if isinstance(value, dict) and value and (*above, key) not in WHOLE:
             yield from leaves(value, (*above, key))
@@ -57,20 +59,20 @@ def leaves(tree, above=()):
             yield (*above, key), value
 
 
-# One value each, though they hold others.
+# Shown as one value, although they contain others.
 WHOLE = {("resources",), ("nodeSelector",), ("affinity",), ("seccompProfile",)}
 
 
 def table(folder):
-    """The rows of the README. A value without a comment is refused."""
+    """Returns the table of the README. A value without a comment is an error."""
     text = (folder / "values.yaml").read_text()
-    said = dict(values(text))
+    comments = dict(values(text))
     rows = ["| value | default | meaning |", "| --- | --- | --- |"]
     for path, default in leaves(yaml.safe_load(text)):
-        if path not in said:
+        if path not in comments:
             raise SystemExit(f"values.yaml: {'.'.join(path)} has no comment")
         shown = f"`{json.dumps(default)}`".replace("|", "\\|")
-        rows.append(f"| `{'.'.join(path)}` | {shown} | {said[path].replace('|', chr(92) + '|')} |")
+        rows.append(f"| `{'.'.join(path)}` | {shown} | {comments[path].replace('|', chr(92) + '|')} |")
     return "\n".join(rows)
 
 
@@ -81,7 +83,7 @@ def readme(root):
 
 
 def settings(root):
-    """What the schema says of each setting of docs/config.md that the chart leaves to its user."""
+    """Yields the schema of each setting of docs/config.md that users of the chart may set."""
     for line in (root / "docs/config.md").read_text().splitlines():
         row = re.match(r"\| `--([\w.-]+)` \| `(MEMLEDGER_\w+)` \| .*? \| ([^|]+) \| [^|]* \|$", line)
         if not row or OF_THE_CHART.match(row[1]):
@@ -107,7 +109,7 @@ def schema(root):
 
 
 def shown(tree, indent=0, width=130):
-    """JSON with what fits into a line on one."""
+    """Returns JSON in which everything that fits into a line is on one line."""
     flat = json.dumps(tree)
     if not isinstance(tree, (dict, list)) or not tree or indent + len(flat) <= width:
         return flat
@@ -121,7 +123,7 @@ def shown(tree, indent=0, width=130):
 def manifest(root):
     arguments = ["template", "memledger", root / "helm/memledger", "--namespace=memledger", "--skip-tests"]
     text = chart.helm(*arguments)
-    # of Helm alone
+    # used by Helm only
     return MANIFEST + re.sub(r"(?m)^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n|^# Source: .*\n", "", text)
 
 
@@ -132,12 +134,46 @@ GENERATED = {
 }
 
 
+# Folder of the chart: folder of the originals, and which of its files.
+COPIED = {
+    "helm/memledger/files/rules": ("deploy/prometheus/rules", "*.yml"),
+    "helm/memledger/files/dashboards": ("dashboards", "*.json"),
+}
+
+
+def copies(root):
+    """The copies in the chart: name of the copy, and its original; `None` for a copy without one."""
+    for folder, (source, pattern) in COPIED.items():
+        originals = {f"{folder}/{path.name}": path for path in sorted((root / source).glob(pattern))}
+        present = [f"{folder}/{path.name}" for path in sorted((root / folder).glob("*"))]
+        yield from originals.items()
+        yield from ((name, None) for name in present if name not in originals)
+
+
 def stale(root):
-    """The files that are not what they are made of."""
+    """Yields the generated files that are out of date."""
+    for name, original in copies(root):
+        path = root / name
+        if original is None or path.is_symlink() or not path.exists() or path.read_bytes() != original.read_bytes():
+            yield name
     for name, make in GENERATED.items():
         path = root / name
         if not path.exists() or path.read_text() != make(root):
             yield name
+
+
+def write(root, name):
+    """Writes one generated file; removes a copy whose original is gone."""
+    path = root / name
+    if name in GENERATED:
+        path.write_text(GENERATED[name](root))
+        return
+    original = dict(copies(root))[name]
+    if original is None:
+        path.unlink()
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(original.read_bytes())
 
 
 def main():
@@ -146,9 +182,9 @@ def main():
     root = Path(next((each for each in arguments if each != "--check"), chart.ROOT)).resolve()
     for name in stale(root):
         if is_check:
-            print(f"{name} is not what `make manifests` writes")
+            print(f"{name} is out of date: run `make manifests`")
         else:
-            (root / name).write_text(GENERATED[name](root))
+            write(root, name)
             print(f"wrote {name}")
     sys.exit(is_check and any(stale(root)))
 

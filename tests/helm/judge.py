@@ -1,4 +1,4 @@
-"""Checks the chart: `judge.py [ROOT]`. One complaint a line, exit status 1 if there is any.
+"""Checks the chart: `judge.py [ROOT]`. Prints one error per line; exit status 1 if there is any.
 
 helm lints and renders every case of ci/, and what it renders is held against the API's own schemas, strictly, of several
 versions; against what the API server refuses besides them; and against what we promise: no privilege that nobody asked for,
@@ -7,6 +7,7 @@ no mount without a reason. Needs no cluster, and so proves nothing of one.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,11 +22,12 @@ import generate
 
 VERSIONS = ["1.30.0", "1.33.0", "1.35.0", "1.37.0"]
 CUSTOM = "monitoring.coreos.com/v1"
-# What is mounted of the node, and why.
+# Mounts of the node, and the reason for each.
 HOST_PATHS = {
     "/sys/fs/cgroup": "the memory of containers",
     "/proc": "the node's processes, where host.proc asks for it",
     "/var/lib/memledger": "the ledger",
+    "/run/memledger-reporter": "the socket and the client of programs that report from inside",
     "/var/lib/kubelet/pod-resources": "which GPU is whose",
     "/run/containerd/containerd.sock": "names of containers",
     "/run/k3s/containerd/containerd.sock": "names of containers",
@@ -38,36 +40,36 @@ HOST_PATHS = {
     "/dev/kmsg": "the kernel log, where kmsg.enabled asks for it",
     "/dev/null": "a marker for NVIDIA's toolkit, from the case `everything`",
 }
-# Written to; every other mount of the node is read-only.
-WRITABLE = {"/var/lib/memledger"}
+# Writable; every other mount of the node is read-only.
+WRITABLE = {"/var/lib/memledger", "/run/memledger-reporter"}
 CAPABILITIES = {"SYSLOG", "SYS_PTRACE"}
-# Cases that ask for more than the default gives.
+# Cases with more privileges than the default.
 PRIVILEGED, MORE_CAPABILITIES = {"kmsg"}, {"everything": {"DAC_READ_SEARCH"}}
 OURS = "MEMLEDGER_"
 
 
 def variables(root):
-    """The environment variables of all settings."""
+    """Returns the environment variables of all settings."""
     return set(re.findall(r"\| `--[\w.-]+` \| `(\w+)` \|", (root / "docs/config.md").read_text()))
 
 
 def rendered(root, case):
-    """A case as text and as objects."""
+    """Renders a case as text and as objects."""
     folder = root / "helm/memledger"
     text = chart.render(folder, [chart.cases(folder)[case]])
     return text, chart.objects(text)
 
 
-# --- each a generator of complaints; what is given: root, name of the case, its objects, its text
+# --- Each check yields errors. Arguments: root, name of the case, its objects, its text.
 
 
 def once(root, case, found, text):
-    """The same twice, and nothing twice."""
+    """Rendering is deterministic, and no object appears twice."""
     if text != rendered(root, case)[0]:
         yield "two renders differ"
     names = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in found]
     for name in {name for name in names if names.count(name) > 1}:
-        yield f"two objects are {name}"
+        yield f"duplicate object {name}"
 
 
 def linted(root, case, found, text):
@@ -76,12 +78,12 @@ def linted(root, case, found, text):
         said = chart.helm("lint", "--strict", folder, f"--values={chart.cases(folder)[case]}")
         if "[WARNING]" in said or "[ERROR]" in said:
             yield f"helm lint: {said}"
-    except chart.Refused as refusal:
+    except chart.Rejected as refusal:
         yield f"helm lint: {refusal}"
 
 
 def valid(root, case, found, text):
-    """What the API's schemas say, of which unknown fields are refused too."""
+    """The objects are valid by the API's schemas; unknown fields are rejected."""
     for each in found:
         if each["apiVersion"] == CUSTOM:
             continue  # see custom
@@ -93,20 +95,20 @@ def valid(root, case, found, text):
 
 
 def named(root, case, found, text):
-    """What every object has."""
+    """Every object has a name, labels and a namespace."""
     for each in found:
         metadata, what = each["metadata"], f"{each['kind']} {each['metadata']['name']}"
         if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", metadata["name"]):
-            yield f"{what}: the name is none"
+            yield f"{what}: invalid name"
         if each["kind"] in {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}:
-            yield f"{what}: memledger needs no right at the API server"
+            yield f"{what}: memledger needs no permission at the API server"
         for label, value in metadata.get("labels", {}).items():
             if not re.fullmatch(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", value):
                 yield f"{what}: label {label} has the value {value!r}"
 
 
 def selected(root, case, found, text):
-    """The DaemonSet's pods, and no other, are found by whatever looks for them."""
+    """All selectors match the DaemonSet's pods, and no others."""
     (daemonset,) = chart.of_kind(found, "DaemonSet")
     labels = daemonset["spec"]["template"]["metadata"]["labels"]
     wanted = daemonset["spec"]["selector"]["matchLabels"]
@@ -116,10 +118,10 @@ def selected(root, case, found, text):
     selectors += [("PodMonitor", each["spec"]["selector"]["matchLabels"]) for each in chart.of_kind(found, "PodMonitor")]
     for kind, selector in selectors:
         if not selector.items() <= labels.items():
-            yield f"{kind}: {selector} does not find the pods, which have {labels}"
+            yield f"{kind}: {selector} does not match the pods, which have {labels}"
     for each in chart.of_kind(found, "Pod"):
         if wanted.items() <= each["metadata"]["labels"].items():
-            yield f"Pod {each['metadata']['name']}: the DaemonSet takes it for one of its own"
+            yield f"Pod {each['metadata']['name']}: the DaemonSet's selector matches it"
     for monitor in chart.of_kind(found, "ServiceMonitor"):
         (service,) = chart.of_kind(found, "Service")
         if not monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items():
@@ -129,7 +131,7 @@ def selected(root, case, found, text):
 
 
 def least(root, case, found, text):
-    """No privilege that nobody asked for."""
+    """No privilege that the values do not request."""
     pod, container = chart.pod(found), chart.container(found)
     context = container["securityContext"]
     if context.get("privileged") and case not in PRIVILEGED:
@@ -141,7 +143,7 @@ def least(root, case, found, text):
             yield "it keeps capabilities that it does not need"
         allowed = CAPABILITIES | MORE_CAPABILITIES.get(case, set())
         if extra := set(context["capabilities"].get("add", [])) - allowed:
-            yield f"it is given {sorted(extra)}"
+            yield f"has the extra privileges {sorted(extra)}"
         if context.get("allowPrivilegeEscalation") is not False:
             yield "it may gain privileges"
         if context.get("seccompProfile", {}).get("type") != "RuntimeDefault":
@@ -156,32 +158,32 @@ def least(root, case, found, text):
         yield "variables of a Service called memledger would begin as the settings do"
     for port in container["ports"]:
         if "hostPort" in port:
-            yield f"port {port} is opened on the node"
+            yield f"port {port} is open on the node"
 
 
 def mounted(root, case, found, text):
-    """Each folder of the node is on the list, never its root, and read-only; volumes and mounts fit."""
+    """Each directory of the node is on the list, never its root, and read-only; volumes and mounts match."""
     pod, container = chart.pod(found), chart.container(found)
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = container["volumeMounts"]
     if len(volumes) != len(pod["volumes"]) or len({mount["mountPath"] for mount in mounts}) != len(mounts):
         yield "two volumes have one name, or two mounts one place"
     if {mount["name"] for mount in mounts} != set(volumes):
-        yield f"volumes {sorted(volumes)} are not what is mounted: {sorted(mount['name'] for mount in mounts)}"
+        yield f"volumes {sorted(volumes)} differ from the mounts: {sorted(mount['name'] for mount in mounts)}"
     for mount in mounts:
         path = volumes.get(mount["name"], {}).get("hostPath", {}).get("path")
         if path is None:
             continue
         if path not in HOST_PATHS:
-            yield f"it mounts {path} of the node"
+            yield f"mounts {path} of the node"
         if not volumes[mount["name"]]["hostPath"].get("type"):
-            yield f"{path}: without a type the runtime makes a folder where nothing is"
+            yield f"{path}: without a type the runtime creates a missing directory"
         if path not in WRITABLE and not mount.get("readOnly"):
-            yield f"{path} of the node can be written"
+            yield f"{path} of the node is writable"
         if path == "/sys/fs/cgroup" and mount.get("recursiveReadOnly") != "IfPossible":
-            yield f"{path}: the mounts below it can be written"
+            yield f"{path}: the mounts below it are writable"
         if mount.get("recursiveReadOnly") and mount.get("mountPropagation", "None") != "None":
-            yield f"{path}: the API server refuses recursiveReadOnly with propagation"
+            yield f"{path}: the API server rejects recursiveReadOnly with propagation"
 
 
 def told(root, case, found, text):
@@ -194,26 +196,26 @@ def told(root, case, found, text):
             yield f"{name} is set twice"
         seen.add(name)
         if name.startswith(OURS) and name not in known:
-            yield f"memledger has no setting {name}"
+            yield f"unknown setting {name}"
         places = [mount["mountPath"] for mount in container["volumeMounts"]]
         if isinstance(value, str) and value.startswith("/host/") and not any(f"{value}/".startswith(f"{place}/") for place in places):
             yield f"{name}: {value} is not mounted"
     state = next(variable["value"] for variable in container["env"] if variable["name"] == f"{OURS}STATE_PATH")
     if state not in [mount["mountPath"] for mount in container["volumeMounts"]]:
-        yield f"the ledger at {state} is on nothing that can be written"
+        yield f"the ledger at {state} is not on a writable mount"
 
 
 def probed(root, case, found, text):
-    """Probes ask routes that are there, in one way each, at a port that is there, and as whoever else asks: by TLS if need be."""
+    """Probes use existing routes, one handler each, existing ports, and TLS if the web configuration may require it."""
     container = chart.container(found)
     secured = next((variable["value"] for variable in container["env"] if variable["name"] == f"{OURS}WEB_CONFIG_FILE"), None)
     for each in chart.of_kind(found, "Pod"):
         if (f"--web.config.file={secured}" in each["spec"]["containers"][0]["args"]) != bool(secured):
-            yield f"helm test asks as if the web configuration file were not {secured}"
+            yield f"helm test does not use the web configuration file {secured}"
     for kind, key in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
         for each in chart.of_kind(found, kind):
             if secured and (scheme := each["spec"][key][0]["scheme"]) != "https":
-                yield f"{kind} speaks {scheme}, and {secured} may have TLS"
+                yield f"{kind} uses {scheme}, but {secured} may require TLS"
     ports = {port["name"] for port in container["ports"]}
     for name in ("startupProbe", "livenessProbe", "readinessProbe"):
         probe = container.get(name)
@@ -221,20 +223,20 @@ def probed(root, case, found, text):
             continue
         ways = [way for way in ("httpGet", "tcpSocket", "exec", "grpc") if way in probe]
         if len(ways) != 1:
-            yield f"{name} asks in {len(ways)} ways, the API server takes one"
+            yield f"{name} has {len(ways)} handlers, the API server accepts one"
         elif probe[ways[0]].get("port", "metrics") not in ports:
-            yield f"{name}: there is no port {probe[ways[0]]['port']}"
+            yield f"{name}: unknown port {probe[ways[0]]['port']}"
         if "httpGet" in probe and probe["httpGet"]["path"] not in ("/-/healthy", "/-/ready"):
-            yield f"{name}: there is no route {probe['httpGet']['path']}"
+            yield f"{name}: unknown route {probe['httpGet']['path']}"
         if "httpGet" in probe and secured:
-            yield f"{name} speaks HTTP, and {secured} may have TLS"
+            yield f"{name} uses HTTP, but {secured} may require TLS"
     listens = next(variable["value"] for variable in container["env"] if variable["name"] == f"{OURS}WEB_LISTEN_ADDRESS")
     if listens != f":{container['ports'][0]['containerPort']}":
-        yield f"it listens on {listens}, and says {container['ports']}"
+        yield f"listens on {listens}, but declares {container['ports']}"
 
 
 def custom(root, case, found, text):
-    """Objects of the Prometheus Operator have the fields that we know of it: no package for Python has its schemas."""
+    """Objects of the Prometheus Operator have only fields on our list: no Python package has its schemas."""
     fields = {
         "port", "path", "interval", "scrapeTimeout", "scheme", "tlsConfig", "basicAuth", "honorLabels", "relabelings",
         "metricRelabelings",
@@ -243,35 +245,35 @@ def custom(root, case, found, text):
     for kind, key in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
         for each in chart.of_kind(found, kind):
             if odd := set(each["spec"]) - limits - {"selector", "namespaceSelector", key}:
-                yield f"{kind}: it has no {sorted(odd)}"
+                yield f"{kind}: unknown fields {sorted(odd)}"
             for endpoint in each["spec"][key]:
                 if odd := set(endpoint) - fields:
-                    yield f"{kind}: an endpoint has no {sorted(odd)}"
+                    yield f"{kind}: unknown endpoint fields {sorted(odd)}"
                 if "job" not in [rule.get("targetLabel") for rule in endpoint["relabelings"]]:
-                    yield f"{kind}: the job is not memledger, which rules and dashboards look for"
+                    yield f"{kind}: the job is not memledger, which rules and dashboards require"
 
 
 CASE_CHECKS = [once, linted, valid, named, selected, least, mounted, told, probed, custom]
 
-# --- of the chart as a whole
+# --- checks of the whole chart
 
 
 def versions(root):
-    """Chart and program are one version, and an API that is too old is refused."""
-    about = yaml.safe_load((root / "helm/memledger/Chart.yaml").read_text())
+    """Chart and program have the same version, and an API that is too old is rejected."""
+    about = yaml.load((root / "helm/memledger/Chart.yaml").read_text(), chart.LOADER)
     crate = re.search(r'^version = "(.*)"$', (root / "Cargo.toml").read_text(), re.M)[1]
     for key in ("version", "appVersion"):
         if about[key] != crate:
             yield f"Chart.yaml: {key} is {about[key]}, Cargo.toml has {crate}"
     try:
         chart.render(root / "helm/memledger", version="1.29.0")
-        yield "Kubernetes 1.29, which does not know fields that are used, is not refused"
-    except chart.Refused:
+        yield "Kubernetes 1.29, which lacks fields that are used, is not rejected"
+    except chart.Rejected:
         pass
 
 
 def schemas(root):
-    """The schema refuses what is not there, everywhere, and knows every value, and no other."""
+    """The schema rejects unknown values everywhere, and has every value and no other."""
     folder = root / "helm/memledger"
     schema = json.loads((folder / "values.schema.json").read_text())
     if schema["$schema"] != "https://json-schema.org/draft/2020-12/schema":
@@ -282,38 +284,62 @@ def schemas(root):
         if "properties" not in node:
             return
         if node.get("additionalProperties") is not False and path != ["global"]:
-            yield f"values.schema.json: {'.'.join(path)} takes anything"
+            yield f"values.schema.json: {'.'.join(path)} accepts anything"
         if isinstance(values, dict) and (tuple(path) not in generate.WHOLE and values):
             for key in set(node["properties"]) ^ set(values):
-                yield f"{'.'.join([*path, key])} is in one of values.yaml and values.schema.json"
+                yield f"{'.'.join([*path, key])} is missing in values.yaml or values.schema.json"
         for key, inner in node["properties"].items():
             yield from walk(inner, (values or {}).get(key) if isinstance(values, dict) else None, [*path, key])
 
-    yield from walk(schema, yaml.safe_load((folder / "values.yaml").read_text()), [])
+    yield from walk(schema, yaml.load((folder / "values.yaml").read_text(), chart.LOADER), [])
 
 
 def packed(root):
-    """A package holds the rules and dashboards, byte for byte, and fits into the Secret in which Helm keeps a release."""
+    """A package contains the rules and dashboards, byte for byte, and fits into the Secret in which Helm stores a release."""
     with tempfile.TemporaryDirectory() as folder:
         said = chart.helm("package", root / "helm/memledger", f"--destination={folder}")
         (package,) = Path(folder).glob("*.tgz")
         if package.stat().st_size > 300_000:
-            yield f"the package has {package.stat().st_size} bytes; a release of more than 1 MiB cannot be kept"
+            yield f"the package has {package.stat().st_size} bytes; a release of more than 1 MiB cannot be stored"
         with tarfile.open(package) as tar:
             inside = {name: tar.extractfile(name).read() for name in tar.getnames()}
         for source, place in (("deploy/prometheus/rules", "rules"), ("dashboards", "dashboards")):
             for path in sorted((root / source).iterdir()):
                 if inside.get(f"memledger/files/{place}/{path.name}") != path.read_bytes():
-                    yield f"{source}/{path.name} is not the same in the package"
+                    yield f"{source}/{path.name} differs in the package"
         if any("/ci/" in name for name in inside):
             yield "the cases of the tests are in the package"
         case = [root / "helm/memledger/ci/monitoring-values.yaml"]
         if chart.render(package, case) != chart.render(root / "helm/memledger", case):
-            yield f"the package renders otherwise than the folder: {said}"
+            yield f"the package renders differently from the directory: {said}"
+
+
+def incomplete(root):
+    """A chart without its rules or dashboards is rejected and never rendered."""
+    values = {
+        "rules": ("prometheusRule.enabled=true", "the chart holds no files/rules/*.yml"),
+        "dashboards": ("dashboards.enabled=true", "the chart holds no files/dashboards/*.json"),
+    }
+    for part, (value, wanted) in values.items():
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name) / "memledger"
+            shutil.copytree(root / "helm/memledger", folder, symlinks=True)
+            lost = folder / "files" / part
+            lost.unlink() if lost.is_symlink() else shutil.rmtree(lost)
+            try:
+                chart.render(folder, settings=[value])
+                said = "no error: it is rendered"
+            except chart.Rejected as rejection:
+                said = str(rejection)
+        if wanted not in said:
+            yield f"without files/{part}: expected {wanted!r}, got {said}"
+    for path in sorted((root / "helm/memledger").rglob("*")):
+        if path.is_symlink():
+            yield f"{path.relative_to(root)} is a symbolic link, which some tools leave out of an archive"
 
 
 def noted(root):
-    """The notes say what to do next, and warn of what was chosen."""
+    """The notes list the next steps, and warn about the values that were set."""
     folder = root / "helm/memledger"
     for case, wanted in {
         "default": ["pod-security.kubernetes.io/enforce=privileged", "/memledger doctor", "helm test", "Nothing scrapes it yet", "nvidia.runtimeClassName is empty", "delete pod -l app.kubernetes.io/name=memledger,app.kubernetes.io/instance=memledger --field-selector spec.nodeName=NODE"],
@@ -326,13 +352,13 @@ def noted(root):
         notes = said.split("NOTES:")[1]
         for part in wanted:
             if part not in notes:
-                yield f"{case}: the notes do not say {part!r}"
+                yield f"{case}: the notes lack {part!r}"
         if "<no value>" in notes or "\n\n\n" in notes.strip():
-            yield f"{case}: the notes have holes: {notes}"
+            yield f"{case}: the notes have gaps: {notes}"
 
 
 def plain(root):
-    """The plain manifests are valid too, as kustomize reads them, and are the default of the chart."""
+    """The plain manifests are valid, as kustomize reads them, and equal the chart's default."""
     kubectl = [os.environ["MEMLEDGER_TEST_KUBECTL"], "kustomize", root / "deploy/kubernetes"]
     done = subprocess.run(kubectl, capture_output=True, text=True)
     if done.returncode:
@@ -342,7 +368,7 @@ def plain(root):
     yield from valid(root, "", found, "")
     default = chart.objects(chart.helm("template", "memledger", root / "helm/memledger", "--namespace=memledger"))
     if chart.pod(found) != chart.pod(default):
-        yield "deploy/kubernetes: the pod is another than the chart's"
+        yield "deploy/kubernetes: the pod differs from the chart's"
     (namespace,) = chart.of_kind(found, "Namespace")
     if any(each["metadata"]["namespace"] != namespace["metadata"]["name"] for each in found if each is not namespace):
         yield "deploy/kubernetes: an object is in another namespace"
@@ -350,8 +376,8 @@ def plain(root):
 
 def advised(root):
     """The values that `memledger doctor` names in a pod are values of the chart."""
-    text = (root / "src/cli/report/pods.rs").read_text()
-    tree = yaml.safe_load((root / "helm/memledger/values.yaml").read_text())
+    text = (root / "src/cli/checks/pods.rs").read_text()
+    tree = yaml.load((root / "helm/memledger/values.yaml").read_text(), chart.LOADER)
     named = re.findall(r"[\"\s]((?:\w+\.)*\w+): (?:true|a folder|nvidia|the socket|the folder|\{type)", text.split("#[cfg(test)]")[0])
     if len(named) < 8:
         yield f"doctor names only {named}"
@@ -360,26 +386,26 @@ def advised(root):
         for part in name.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if value is None:
-            yield f"doctor names the value {name}, which is none"
+            yield f"doctor names the value {name}, which does not exist"
 
 
 def generated(root):
     for name in generate.stale(root):
-        yield f"{name} is not what `make manifests` writes"
+        yield f"{name} is out of date: run `make manifests`"
 
 
-CHART_CHECKS = [versions, schemas, packed, noted, plain, advised, generated]
+CHART_CHECKS = [versions, schemas, packed, incomplete, noted, plain, advised, generated]
 
 
-def complaints(root, cases=None, checks=None):
-    """All complaints, or those of some cases and checks."""
+def errors(root, cases=None, checks=None):
+    """Yields all errors, or those of some cases and checks."""
     for check in CHART_CHECKS if checks is None else [check for check in checks if check in CHART_CHECKS]:
         yield from (f"{check.__name__}: {what}" for what in check(root))
     for case in cases or chart.cases(root / "helm/memledger"):
         try:
             text, found = rendered(root, case)
-        except chart.Refused as refusal:
-            yield f"{case}: it is not rendered: {refusal}"
+        except chart.Rejected as refusal:
+            yield f"{case}: rendering failed: {refusal}"
             continue
         for check in CASE_CHECKS if checks is None else [check for check in checks if check in CASE_CHECKS]:
             yield from (f"{case}: {check.__name__}: {what}" for what in check(root, case, found, text))
@@ -387,9 +413,9 @@ def complaints(root, cases=None, checks=None):
 
 def main():
     root = Path(sys.argv[1] if len(sys.argv) > 1 else chart.ROOT).resolve()
-    found = list(complaints(root))
-    for complaint in found:
-        print(complaint)
+    found = list(errors(root))
+    for error in found:
+        print(error)
     print(f"{len(chart.cases())} cases, {len(VERSIONS)} versions of the API")
     sys.exit(bool(found))
 

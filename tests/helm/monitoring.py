@@ -1,4 +1,4 @@
-"""What the chart gives Prometheus and Grafana, held against the files it is made of: `monitoring.py [ROOT]`.
+"""Compares what the chart renders for Prometheus and Grafana with the source files: `monitoring.py [ROOT]`.
 
 The dashboards are the files, byte for byte. The rules are theirs, also after promtool has checked them and run the files'
 own unit tests on what was rendered. The labels of a target are what a real relabeling makes of what Kubernetes tells.
@@ -35,7 +35,7 @@ def case(root, name):
 
 
 def rules_of(found):
-    """The rendered rules: name of the file to its content."""
+    """Returns the rendered rules: file name to content."""
     return {
         each["metadata"]["name"].removeprefix("memledger-") + ".yml": each["spec"]
         for each in chart.of_kind(found, "PrometheusRule")
@@ -43,25 +43,25 @@ def rules_of(found):
 
 
 def dashboards(root):
-    """One ConfigMap for each dashboard, and its text is the file's."""
+    """Each dashboard has one ConfigMap with the text of the file."""
     maps = chart.of_kind(case(root, "monitoring"), "ConfigMap")
     given = {name: text for each in maps for name, text in each["data"].items()}
     for path in sorted((root / DASHBOARDS).glob("*.json")):
         if given.pop(f"memledger-{path.name}", "").encode() != path.read_bytes():
             yield f"{path.name} is not the file"
     for name in given:
-        yield f"there is no dashboard {name}"
+        yield f"missing dashboard {name}"
     for each in maps:
         if len(each["data"]) != 1 or len(json.dumps(each)) > 1 << 20:
-            yield f"{each['metadata']['name']} is too large for a ConfigMap, or holds several"
+            yield f"{each['metadata']['name']} is too large for a ConfigMap, or contains several dashboards"
         if each["metadata"]["labels"].get("grafana_dashboard") != "1":
             yield f"{each['metadata']['name']}: Grafana's sidecar does not find it"
 
 
 def as_they_are(root):
-    """Without values of their own, the rules are the files'."""
+    """With default values, the rules equal the files."""
     given = rules_of(case(root, "monitoring"))
-    wanted = {path.name: yaml.safe_load(path.read_text()) for path in (root / RULES).glob("*.yml")}
+    wanted = {path.name: yaml.load(path.read_text(), chart.LOADER) for path in (root / RULES).glob("*.yml")}
     if set(given) != set(wanted):
         yield f"rules of {sorted(given)}, files {sorted(wanted)}"
     for name in set(given) & set(wanted):
@@ -70,7 +70,7 @@ def as_they_are(root):
 
 
 def checked(root):
-    """What ships is rendered into a tree of its own, and judged there as the files are: by promtool and by check.py."""
+    """The rendered rules and dashboards pass promtool and check.py, as the files do."""
     found = case(root, "monitoring")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -92,11 +92,11 @@ def checked(root):
 
 
 def changed(root):
-    """What the values of the case `rules` change, and nothing else."""
-    values = yaml.safe_load((root / "helm/memledger/ci/rules-values.yaml").read_text())["prometheusRule"]
+    """The values of the case `rules` change what they should, and nothing else."""
+    values = yaml.load((root / "helm/memledger/ci/rules-values.yaml").read_text(), chart.LOADER)["prometheusRule"]
     given = rules_of(case(root, "rules"))
     for path in (root / RULES).glob("*.yml"):
-        wanted = yaml.safe_load(path.read_text())
+        wanted = yaml.load(path.read_text(), chart.LOADER)
         for group in wanted["groups"]:
             kept = []
             for rule in group["rules"]:
@@ -117,7 +117,7 @@ def changed(root):
             yield f"{path.name} is not the file with what the values change"
 
 
-# What Kubernetes' discovery tells of a pod, or of an endpoint with its pod.
+# Labels that Kubernetes' discovery gives a pod, or an endpoint with its pod.
 ADDRESS = "10.1.2.3:10853"
 TOLD = {
     "__meta_kubernetes_namespace": "monitor",
@@ -128,7 +128,7 @@ TOLD = {
     "__meta_kubernetes_endpoint_port_name": "metrics",
     "__meta_kubernetes_service_name": "memledger",
 }
-# What the operator puts before a monitor's own relabelings, as far as it makes labels that stay.
+# Relabelings that the operator puts before a monitor's own, if they create labels that stay.
 OF_THE_OPERATOR = [
     {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
     {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "service"},
@@ -141,7 +141,7 @@ WANTED = {"job": "memledger", "instance": "gpu-node-7", "node": "gpu-node-7", "n
 
 
 def relabeled(relabelings, folder, told=TOLD):
-    """The labels that a target ends up with, by the real relabeling; None if it is dropped."""
+    """Returns the labels of a target after the real relabeling; None if it is dropped."""
     job = {
         "job_name": "memledger",
         "static_configs": [{"targets": [ADDRESS], "labels": told}],
@@ -157,13 +157,13 @@ def relabeled(relabelings, folder, told=TOLD):
 
 
 def of_monitor(relabelings):
-    """A monitor's relabelings as the operator writes them into a scrape configuration."""
+    """Returns a monitor's relabelings as the operator writes them into a scrape configuration."""
     snake = lambda key: re.sub(r"([A-Z])", lambda found: "_" + found[1].lower(), key)
     return OF_THE_OPERATOR + [{snake(key): value for key, value in each.items()} for each in relabelings]
 
 
 def scraped(root):
-    """A target is of job memledger and instance NODE, and no label of it ends with the pod."""
+    """A target has job memledger and instance NODE, and no label that changes with the pod."""
     for name, kind, key in (("monitoring", "ServiceMonitor", "endpoints"), ("podmonitor", "PodMonitor", "podMetricsEndpoints")):
         (monitor,) = chart.of_kind(case(root, name), kind)
         (endpoint,) = monitor["spec"][key]
@@ -171,22 +171,22 @@ def scraped(root):
             labels = relabeled(of_monitor(endpoint["relabelings"]), Path(folder))
         wanted = WANTED | ({"cluster": "c1"} if name == "podmonitor" else {})
         if labels != wanted:
-            yield f"{kind}: a target has {labels}, wanted is {wanted}"
+            yield f"{kind}: a target has {labels}, expected {wanted}"
         if endpoint["port"] != "metrics" or endpoint["path"] != "/metrics":
-            yield f"{kind}: it asks {endpoint['port']}{endpoint['path']}"
+            yield f"{kind}: scrapes {endpoint['port']}{endpoint['path']}"
     (monitor,) = chart.of_kind(case(root, "everything"), "ServiceMonitor")
     if monitor["spec"]["endpoints"][0]["path"] != "/m":
         yield "ServiceMonitor: it does not ask at web.telemetry-path"
 
 
 def documented(root):
-    """The scrape configuration in docs/kubernetes.md makes the same of a pod, and keeps no other.
+    """The scrape configuration in docs/kubernetes.md gives a pod the same labels, and keeps no other.
 
     Its discovery is left out: Debian's Prometheus is built without that of Kubernetes.
     """
     text = (root / "docs/kubernetes.md").read_text()
     (block,) = (block for block in re.findall(r"(?s)```yaml\n(.*?)```", text) if "scrape_configs" in block)
-    (job,) = yaml.safe_load(block)["scrape_configs"]
+    (job,) = yaml.load(block, chart.LOADER)["scrape_configs"]
     (daemonset,) = chart.of_kind(case(root, "default"), "DaemonSet")
     of_pod = daemonset["spec"]["template"]["metadata"]["labels"]
     told = TOLD | {"__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", key): value for key, value in of_pod.items()}
@@ -199,25 +199,25 @@ def documented(root):
         with tempfile.TemporaryDirectory() as folder:
             labels = relabeled(rules, Path(folder), told | change)
         if labels != wanted:
-            yield f"{what} has {labels}, wanted is {wanted}"
+            yield f"{what} has {labels}, expected {wanted}"
 
 
 CHECKS = [dashboards, as_they_are, checked, changed, scraped, documented]
 
 
-def complaints(root, checks=None):
+def errors(root, checks=None):
     for check in checks or CHECKS:
         try:
             yield from (f"{check.__name__}: {what}" for what in check(root))
-        except chart.Refused as refusal:
-            yield f"{check.__name__}: it is not rendered: {refusal}"
+        except chart.Rejected as refusal:
+            yield f"{check.__name__}: rendering failed: {refusal}"
 
 
 def main():
     root = Path(sys.argv[1] if len(sys.argv) > 1 else chart.ROOT).resolve()
-    found = list(complaints(root))
-    for complaint in found:
-        print(complaint)
+    found = list(errors(root))
+    for error in found:
+        print(error)
     sys.exit(bool(found))
 
 

@@ -1,11 +1,11 @@
-//! Kills while somebody is away: memledger, dockerd, or memledger itself as the victim.
+//! Kills while memledger or dockerd is not running, and of memledger itself.
 
 use crate::support::cgroups::TestCgroup;
 use crate::support::oom::{DUPLICATES, HOST_KILLS, KILLS, Ledger, Scene, Tally, oom_kills};
 use crate::support::{eventually, eventually_true, in_v2_guest};
 
 #[test]
-fn case_15_kills_while_memledger_was_down_are_counted_once_however_often_it_starts() {
+fn case_15_kills_while_memledger_is_down_are_counted_once_over_restarts() {
     let Some(scene) = Scene::new("down") else { return };
     let state = scene.state();
     let ledger = scene.watch(&[&state]);
@@ -22,33 +22,34 @@ fn case_15_kills_while_memledger_was_down_are_counted_once_however_often_it_star
     }
     drop(ledger);
     scene.release("go");
-    scene.run_to_its_end("removed", &["eat"]);
-    scene.really_killed(3);
+    scene.run_to_exit("removed", &["eat"]);
+    scene.wait_for_kills(3);
     for _ in 0..3 {
         let ledger = scene.watch(&[&state]);
         ledger.settles(&stays.name, 0, 1);
         ledger.settles(&ends.name, 1, 0);
         let tally = ledger.settled_tally(&scene, 3);
-        // beside bursts of others the kernel does not name the cgroup, and the third one's is gone: it may be nobody's
-        let each = |names: &[&str]| names.iter().map(|what| (scene.called(what), 1)).collect();
+        // beside bursts of other tests the kernel does not log the cgroup, and the third one's is gone: it may stay
+        // unattributed
+        let each = |names: &[&str]| names.iter().map(|what| (scene.container_name(what), 1)).collect();
         let all = Tally { containers: each(&["stays", "ends", "removed"]), ..Tally::default() };
         let but_one = Tally { containers: each(&["stays", "ends"]), unattributed: 1, ..Tally::default() };
         assert!(tally == all || tally == but_one, "{tally:?}");
         ledger.ends(&ends.name, "oom_container", 1);
-        ledger.balances();
+        ledger.matches_kernel_count();
     }
 }
 
 #[test]
-fn a_ledger_that_had_only_just_begun_when_memledger_was_killed_knows_from_when_on_to_ask_the_runtime() {
+fn ledger_killed_right_after_first_start_requests_events_since_then() {
     let Some(scene) = Scene::new("begun") else { return };
     let state = scene.state();
-    drop(scene.watch(&[&state])); // SIGKILL, before the runtime has told of anything
-    scene.run_to_its_end("removed", &["eat"]);
-    scene.really_killed(1);
+    drop(scene.watch(&[&state])); // SIGKILL, before the first event of the runtime
+    scene.run_to_exit("removed", &["eat"]);
+    scene.wait_for_kills(1);
     let ledger = scene.watch(&[&state]);
-    // beside bursts of others its kill may be nobody's, but its name and its end are known
-    let removed = scene.called("removed");
+    // beside bursts of other tests its kill may stay unattributed, but its name and its exit are known
+    let removed = scene.container_name("removed");
     ledger.eventually("its name", |metrics| {
         metrics.ask("memledger_container_last_exit_code", &[("container_name", &removed)]).map(drop)
     });
@@ -57,33 +58,33 @@ fn a_ledger_that_had_only_just_begun_when_memledger_was_killed_knows_from_when_o
 }
 
 #[test]
-fn kills_before_the_first_start_are_nobodys_news() {
+fn kills_before_first_start_are_not_counted() {
     let Some(scene) = Scene::new("before") else { return };
     let container = scene.run("it", &[], &["seq=2:eat", "hold"]);
-    scene.really_killed(2);
+    scene.wait_for_kills(2);
     let ledger = scene.watch(&[&scene.state()]);
     let later = scene.run("later", &[], &["eat"]);
     ledger.settles(&later.name, 1, 0);
     ledger.settles(&container.name, 0, 0);
     assert_eq!(ledger.tally(&scene).sum(), 1);
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn case_17_after_a_reboot_the_counts_go_on_from_where_they_were() {
+fn case_17_counts_continue_after_reboot() {
     let Some(scene) = Scene::new("reboot") else { return };
     let state = scene.state();
     let include = format!("--container.include=^{}", scene.name);
     let ledger = scene.watch(&[&state]);
     let container = scene.run("it", &[], &["seq=1:eat", "wait=/control/on", "seq=1:eat", "hold"]);
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&container.name, 0, 1);
-    ledger.balances();
+    ledger.matches_kernel_count();
     let before = ledger.memledger.metrics().value(HOST_KILLS, &[]);
     drop(ledger);
-    // Only the boot id is another one, so everything that this kernel has counted is taken for news of the new boot: it
-    // must all be added to what there was, once.
-    let reboot = scene.after_a_reboot();
+    // Only the boot id changes, so everything that this kernel has counted is new in the new boot: it must all be added
+    // to the previous counts, once.
+    let reboot = scene.reboot_wrapper();
     let reboot: Vec<&str> = reboot.iter().map(String::as_str).collect();
     for _ in 0..2 {
         let ledger = scene.watch_through(&reboot, &[&state, &include]);
@@ -96,15 +97,15 @@ fn case_17_after_a_reboot_the_counts_go_on_from_where_they_were() {
             fits.then_some(()).ok_or_else(|| format!("{found} is not in {low}..={high}"))
         });
         let children = Ledger::kills(&ledger.memledger.metrics(), &container.name, "child");
-        assert!(children.is_some_and(|count| count >= 1.0), "a count does not fall: {children:?}");
-        scene.release("on"); // and in the second round memledger starts with a kill that it has seen
-        scene.really_killed(2);
+        assert!(children.is_some_and(|count| count >= 1.0), "a counter never decreases: {children:?}");
+        scene.release("on"); // in the second round memledger starts with a kill that it has counted
+        scene.wait_for_kills(2);
     }
 }
 
 #[test]
-fn case_19_kills_while_the_docker_daemon_was_down_are_counted_with_their_containers() {
-    let Some((mut private, scene)) = Scene::with_a_daemon_of_its_own("no-daemon") else { return };
+fn case_19_kills_while_docker_is_down_are_attributed() {
+    let Some((mut private, scene)) = Scene::with_private_docker("no-daemon") else { return };
     let ledger = scene.watch(&[]);
     let main = scene.run("main", &[], &["wait=/control/go", "eat"]);
     let worker = scene.run("worker", &[], &["wait=/control/go", "seq=1:eat", "hold"]);
@@ -113,7 +114,7 @@ fn case_19_kills_while_the_docker_daemon_was_down_are_counted_with_their_contain
     }
     private.stop();
     scene.release("go");
-    scene.really_killed(2);
+    scene.wait_for_kills(2);
     ledger.eventually("the totals, without the daemon", |metrics| match metrics.value(HOST_KILLS, &[]) {
         total if total >= 2.0 => Ok(()),
         total => Err(format!("{total}")),
@@ -125,14 +126,14 @@ fn case_19_kills_while_the_docker_daemon_was_down_are_counted_with_their_contain
     drop((main, worker));
 }
 
-/// Seconds since this machine started.
+/// Returns the seconds since this machine started.
 fn uptime() -> f64 {
     let text = std::fs::read_to_string("/proc/uptime").expect("it");
     text.split(' ').next().and_then(|seconds| seconds.parse().ok()).expect("seconds")
 }
 
 #[test]
-fn case_24_a_memledger_that_stands_still_for_half_a_minute_in_the_midst_of_kills_counts_them_all() {
+fn case_24_memledger_stopped_for_half_a_minute_counts_all_kills() {
     let Some(scene) = Scene::new("half-minute") else { return };
     let ledger = scene.watch(&[]);
     let steps = ["seq=2:eat", "wait=/control/one", "seq=10:eat", "wait=/control/two", "seq=2:eat", "hold"];
@@ -140,19 +141,19 @@ fn case_24_a_memledger_that_stands_still_for_half_a_minute_in_the_midst_of_kills
     ledger.settles(&container.name, 0, 2);
     ledger.memledger.signal("STOP");
     let began = uptime();
-    scene.run_to_its_end("removed", &["seq=2:eat", "eat"]);
+    scene.run_to_exit("removed", &["seq=2:eat", "eat"]);
     scene.release("one");
-    scene.really_killed(15);
+    scene.wait_for_kills(15);
     eventually_true("half a minute", || uptime() - began >= 30.0);
     let other = scene.run("late", &[], &["eat"]);
-    scene.really_killed(16);
+    scene.wait_for_kills(16);
     ledger.memledger.signal("CONT");
     scene.release("two");
-    scene.really_killed(18);
-    ledger.balances();
-    // Of those in between the processes were gone when memledger woke, the kernel names ten cgroups in five seconds, and
-    // the log of a small machine was overwritten: not each can be given to its container, but none to another.
-    let own = [(container.name.clone(), 14), (other.name.clone(), 1), (scene.called("removed"), 3)];
+    scene.wait_for_kills(18);
+    ledger.matches_kernel_count();
+    // The processes killed meanwhile were gone when memledger continued, the kernel logs ten cgroups in five seconds,
+    // and the log of a small machine was overwritten: not every kill can be attributed, but none to another container.
+    let own = [(container.name.clone(), 14), (other.name.clone(), 1), (scene.container_name("removed"), 3)];
     let tally = eventually("all settled", || {
         let tally = ledger.tally(&scene);
         if tally.open == 0 { Ok(tally) } else { Err(format!("{tally:?}")) }
@@ -170,7 +171,7 @@ fn case_24_a_memledger_that_stands_still_for_half_a_minute_in_the_midst_of_kills
     });
 }
 
-/// Moves this machine's clock, by `date`, which must not be done but in the guest.
+/// Changes this machine's clock with `date`, which is only allowed in the guest.
 fn move_clock(seconds: i64) {
     let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs() as i64;
     let set = std::process::Command::new("date").args(["-s", &format!("@{}", now + seconds)]).output();
@@ -179,9 +180,9 @@ fn move_clock(seconds: i64) {
 }
 
 #[test]
-fn a_clock_that_is_set_forward_and_back_by_a_day_changes_no_count() {
+fn clock_jump_of_a_day_changes_no_count() {
     if !in_v2_guest() {
-        return; // this machine's clock is not ours
+        return; // the clock of this machine must not be changed
     }
     let Some(scene) = Scene::new("clock") else { return };
     let ledger = scene.watch(&[&scene.state()]);
@@ -193,16 +194,16 @@ fn a_clock_that_is_set_forward_and_back_by_a_day_changes_no_count() {
         scene.release(release);
         let fails = scene.run(&format!("fails-{release}"), &[], &["exit=3"]);
         let dies = scene.run(&format!("dies-{release}"), &[], &["eat"]);
-        scene.really_killed(3 + 2 * number);
+        scene.wait_for_kills(3 + 2 * number);
         ledger.settles(&container.name, 0, 2 + number);
         ledger.settles(&dies.name, 1, 0);
         ledger.ends(&fails.name, "error", 1);
         ledger.ends(&dies.name, "oom_container", 1);
-        ledger.memledger.fresh_metrics(); // the cycle goes on
+        ledger.memledger.fresh_metrics(); // sampling continues
     }
     let tally = ledger.settled_tally(&scene, 5);
     assert_eq!((tally.host, tally.unattributed), (0, 0), "{tally:?}");
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
 #[test]
@@ -210,12 +211,12 @@ fn case_25_two_memledgers_agree() {
     let Some(scene) = Scene::new("two") else { return };
     let ledgers = [scene.watch(&[]), scene.watch(&[])];
     let worker = scene.run("worker", &[], &["seq=3:eat", "hold"]);
-    scene.run_to_its_end("removed", &["seq=2:eat", "eat"]);
-    scene.really_killed(6);
+    scene.run_to_exit("removed", &["seq=2:eat", "eat"]);
+    scene.wait_for_kills(6);
     for ledger in &ledgers {
         ledger.settles(&worker.name, 0, 3);
-        ledger.settles(&scene.called("removed"), 1, 2);
-        ledger.balances();
+        ledger.settles(&scene.container_name("removed"), 1, 2);
+        ledger.matches_kernel_count();
     }
     let [one, other] = ledgers.each_ref().map(|ledger| {
         let facts = |kill: &serde_json::Value| {
@@ -228,7 +229,7 @@ fn case_25_two_memledgers_agree() {
 }
 
 #[test]
-fn case_28_a_memledger_that_is_killed_for_memory_itself_counts_that_when_it_is_back() {
+fn case_28_memledger_killed_by_oom_counts_its_own_kill_after_restart() {
     let Some(scene) = Scene::new("itself") else { return };
     let cgroup = TestCgroup::container();
     let state = scene.state();
@@ -240,7 +241,7 @@ fn case_28_a_memledger_that_is_killed_for_memory_itself_counts_that_when_it_is_b
     cgroup.limit(16 << 20);
     cgroup.add(pid);
     std::fs::write(format!("/proc/{pid}/oom_score_adj"), "1000").expect("the score");
-    // the hog asks for memory, and memledger is the one whom the kernel chooses
+    // the hog allocates memory, and the kernel chooses memledger
     let hog = scene.run_in(&cgroup, &["eat"]);
     ledger.memledger.wait();
     drop(hog);
@@ -254,5 +255,5 @@ fn case_28_a_memledger_that_is_killed_for_memory_itself_counts_that_when_it_is_b
     ledger.settles(&bystander.name, 0, 0);
     let own: Vec<_> = ledger.events().into_iter().filter(|event| event["pid"] == pid).collect();
     assert_eq!(own.len(), 1, "{own:?}");
-    ledger.balances();
+    ledger.matches_kernel_count();
 }

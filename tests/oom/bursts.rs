@@ -1,8 +1,7 @@
-//! Many kills in containers that are gone at once, while sources are missing and programs are stopped or killed.
+//! Many kills in containers that are removed at once, while sources are missing and programs are stopped or killed.
 //!
-//! Where the evidence is whole, every kill must be found with its container. Where a source is off, the count must be
-//! right all the same, no container may be blamed for another's kill, and how many were given to nobody is bounded by
-//! number.
+//! With complete evidence, every kill must be attributed to its container. Without one of the sources, the count must
+//! still be right, no container may get another's kill, and the number of unattributed kills is limited.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +12,7 @@ use crate::support::{eventually, in_v2_guest};
 
 /// 200 kills: containers, and kills in each. In the guest a container takes seconds to start.
 const BURST: (usize, usize) = (50, 4);
-/// For the runs that differ in one thing only.
+/// The size for variants of the first test.
 const SHORTER: (usize, usize) = (20, 10);
 const IN_GUEST: (usize, usize) = (8, 25);
 
@@ -25,84 +24,104 @@ fn all(truth: &BTreeMap<String, usize>) -> usize {
     truth.values().sum()
 }
 
-/// On a busy machine a container of a burst may be gone before anything but the kernel's counter has told of its kill: so
-/// many of 200, and no more, may stay unattributed. On a quiet one it is none.
+/// Maximum number of 200 kills that may stay unattributed: on a busy machine a container of a burst may be removed
+/// before any source but the kernel's counter shows its kill. On an idle machine there are none.
 const MOST_UNATTRIBUTED: usize = 20;
 
 #[test]
-fn case_02_fifty_containers_one_after_another_that_remove_themselves() {
+fn case_02_fifty_sequential_containers_with_rm() {
     let Some(scene) = Scene::new("fifty") else { return };
     let ledger = scene.watch(&[]);
     let truth = scene.burst(if in_v2_guest() { 10 } else { 50 }, 1, 1);
-    ledger.has_exactly(&scene, &truth);
-    ledger.balances();
+    ledger.has_exact_counts(&scene, &truth);
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn case_03_fifty_containers_eight_at_a_time_that_remove_themselves() {
+fn case_03_fifty_containers_with_rm_eight_at_a_time() {
     let Some(scene) = Scene::new("eight") else { return };
     let ledger = scene.watch(&[]);
     let truth = scene.burst(if in_v2_guest() { 12 } else { 50 }, 1, 8);
-    ledger.has_exactly(&scene, &truth);
-    ledger.balances();
+    ledger.has_exact_counts(&scene, &truth);
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn case_23_ten_fast_kills_whose_cgroups_are_removed_at_once() {
+fn case_23_ten_fast_kills_in_cgroups_removed_at_once() {
     if !in_v2_guest() {
-        return; // the race is systemd's, which removes the scope before the runtime has read its counter
+        return; // the race is with systemd, which removes the scope before the runtime has read its counter
     }
     let Some(scene) = Scene::new("fast") else { return };
     let ledger = scene.watch(&[]);
     let truth = scene.burst(10, 1, 2);
-    let lost = ledger.blames_nobody_wrongly(&scene, &truth);
+    let lost = ledger.has_no_misattribution(&scene, &truth);
     assert!(lost <= 2, "{lost} unattributed");
 }
 
 #[test]
-fn two_hundred_kills_in_containers_that_remove_themselves_are_all_found_with_their_container() {
+fn two_hundred_kills_in_containers_with_rm_are_attributed() {
     let Some(scene) = Scene::new("burst") else { return };
     let ledger = scene.watch(&[]);
     let (containers, kills) = size(BURST);
     let truth = scene.burst(containers, kills, 8);
-    let lost = ledger.blames_nobody_wrongly(&scene, &truth);
+    let lost = ledger.has_no_misattribution(&scene, &truth);
     assert!(lost <= MOST_UNATTRIBUTED, "{lost} unattributed");
-    ledger.balances();
+    ledger.matches_kernel_count();
+}
+
+/// At the product's defaults: bursts of containers of random numbers, several at a time, until there were so many kills
+/// (`MEMLEDGER_TEST_KILLS`, 200). docs/oom.md has the measured numbers.
+#[test]
+fn bursts_at_random_rates_with_default_sampling_misattribute_no_kill() {
+    let Some(scene) = Scene::new("random") else { return };
+    let ledger = scene.watch(&["--sample.interval=1s"]);
+    let wanted = std::env::var("MEMLEDGER_TEST_KILLS").map_or(200, |kills| kills.parse().expect("a number"));
+    let wanted = if in_v2_guest() { wanted / 10 } else { wanted };
+    let mut truth = BTreeMap::new();
+    while all(&truth) < wanted {
+        let (containers, at_once) = (1 + random_below(12) as usize, 1 + random_below(8) as usize);
+        for (name, kills) in scene.burst(containers, 1 + random_below(4) as usize, at_once) {
+            *truth.entry(name).or_default() += kills;
+        }
+    }
+    let unattributed = ledger.has_no_misattribution(&scene, &truth);
+    eprintln!("{} kills at random rates, {unattributed} unattributed", all(&truth));
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn two_hundred_kills_without_the_runtime_are_all_found_and_nobody_is_blamed_wrongly() {
+fn two_hundred_kills_without_runtime_are_counted_and_none_is_misattributed() {
     let Some(scene) = Scene::new("noruntime") else { return };
-    // without a runtime a container is known by its short id, so all of the host's are shown
+    // without a runtime a container has its short id as name, so show all containers of the host
     let ledger = scene.watch_all(&["--oom.runtime=false"]);
     let (containers, kills) = size(SHORTER);
     let truth = scene.burst(containers, kills, 4);
     let tally = ledger.settled_tally(&scene, all(&truth));
     assert_eq!(tally.host, 0, "{tally:?}");
     for (name, count) in &tally.containers {
-        // one that came and went between two looks of the runtime may stand there by its id
+        // one that came and went between two lists of the runtime may be listed by its id
         let most = truth.get(name).copied().unwrap_or(kills);
         assert!(*count <= most, "{name}: {tally:?}");
     }
     assert!(tally.containers.len() <= containers, "{tally:?}");
     assert!(tally.unattributed <= 2 * MOST_UNATTRIBUTED, "{tally:?}");
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn two_hundred_kills_without_the_kernel_log_are_counted_and_nobody_is_blamed_wrongly() {
+fn two_hundred_kills_without_kernel_log_are_counted_and_none_is_misattributed() {
     let Some(scene) = Scene::new("nolog") else { return };
     let ledger = scene.watch(&["--oom.kernel-log=off"]);
     let gaps = ledger.memledger.metrics().value(GAPS, &[]);
     let (containers, kills) = size(SHORTER);
     let truth = scene.burst(containers, kills, 4);
-    // no record tells of a process: all that the kernel counted are gaps, and the total is exact
-    ledger.balances();
+    // without records all kills that the kernel counted are gaps, and the total is exact
+    ledger.matches_kernel_count();
     ledger.eventually("all of them as gaps", |metrics| match metrics.value(GAPS, &[]) - gaps {
         new if new >= all(&truth) as f64 => Ok(()),
         new => Err(format!("{new}")),
     });
-    assert_eq!(ledger.source("kmsg"), None, "it was switched off");
+    assert_eq!(ledger.source("kmsg"), None, "disabled");
     let metrics = ledger.memledger.metrics();
     for (name, count) in &truth {
         let found = ["main", "child"].map(|victim| Ledger::kills(&metrics, name, victim).unwrap_or(0.0));
@@ -111,30 +130,36 @@ fn two_hundred_kills_without_the_kernel_log_are_counted_and_nobody_is_blamed_wro
 }
 
 #[test]
-fn two_hundred_kills_read_with_syslog_are_all_found() {
+fn two_hundred_kills_are_counted_with_syslog() {
     let Some(scene) = Scene::new("syslog") else { return };
     let ledger = scene.watch(&["--oom.kernel-log=syslog"]);
     let (containers, kills) = size(SHORTER);
     let truth = scene.burst(containers, kills, 4);
-    let lost = ledger.blames_nobody_wrongly(&scene, &truth);
-    // it is read once a second: the processes are gone by then, and the kernel names ten cgroups in five seconds
-    assert!(lost < all(&truth), "nothing was given to a container");
-    ledger.balances();
+    let lost = ledger.has_no_misattribution(&scene, &truth);
+    // it is read once a second: the processes are gone by then, and the kernel logs ten cgroups in five seconds
+    eprintln!("{} kills read with syslog(2), {lost} unattributed", all(&truth));
+    assert!(lost <= all(&truth) / 2, "{lost} unattributed");
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn case_24_a_memledger_that_stands_still_during_the_burst_finds_all_of_it_afterwards() {
+fn case_24_memledger_stopped_during_burst_finds_all_kills() {
     let Some(scene) = Scene::new("stopped") else { return };
     let ledger = scene.watch(&[]);
+    let gaps = ledger.memledger.metrics().value(GAPS, &[]);
     ledger.memledger.signal("STOP");
     let (containers, kills) = size(SHORTER);
     let truth = scene.burst(containers, kills, 4);
     ledger.memledger.signal("CONT");
-    ledger.blames_nobody_wrongly(&scene, &truth);
-    ledger.balances();
+    let (unattributed, gaps) = ledger.has_no_misattribution_but_gaps(&scene, &truth, gaps);
+    let all = all(&truth);
+    eprintln!(
+        "{all} kills while memledger was stopped, {unattributed} unattributed, {gaps} without a record"
+    );
+    ledger.matches_kernel_count();
 }
 
-/// Numbers that differ from run to run, so that a kill finds memledger in every state sooner or later.
+/// Returns a number that differs between runs, so that memledger is eventually killed in every state.
 fn random_below(most: u64) -> u64 {
     let mut bytes = [0; 8];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom").expect("it"), &mut bytes)
@@ -143,7 +168,7 @@ fn random_below(most: u64) -> u64 {
 }
 
 #[test]
-fn a_memledger_that_is_killed_again_and_again_during_the_burst_counts_each_kill_once() {
+fn memledger_killed_repeatedly_during_burst_counts_each_kill_once() {
     let Some(scene) = Scene::new("killed") else { return };
     let state = scene.state();
     let done = AtomicBool::new(false);
@@ -159,7 +184,7 @@ fn a_memledger_that_is_killed_again_and_again_during_the_burst_counts_each_kill_
         let mut ledger = first;
         let mut deaths = 0;
         while !done.load(Ordering::Relaxed) {
-            // until a number of further kills: that is a random moment of its work, and no guess of a time
+            // wait for a number of further kills: a random point of its work that does not depend on time
             let target = oom_kills() + 1 + random_below(20);
             eventually("the moment", || {
                 let now = oom_kills() >= target || done.load(Ordering::Relaxed);
@@ -172,19 +197,19 @@ fn a_memledger_that_is_killed_again_and_again_during_the_burst_counts_each_kill_
         drop(ledger);
         (burst.join().expect("the burst"), deaths)
     });
-    assert!(deaths >= 2, "it was killed {deaths} times only");
+    assert!(deaths >= 2, "it was killed only {deaths} times");
     let ledger = start();
-    ledger.blames_nobody_wrongly(&scene, &truth);
-    ledger.balances();
+    ledger.has_no_misattribution(&scene, &truth);
+    ledger.matches_kernel_count();
     let tally = ledger.tally(&scene);
     drop(ledger);
     let ledger = start();
-    assert_eq!(ledger.settled_tally(&scene, all(&truth)), tally, "nothing is counted again");
+    assert_eq!(ledger.settled_tally(&scene, all(&truth)), tally, "no kill is counted again");
 }
 
 #[test]
-fn a_docker_daemon_that_is_restarted_during_the_burst_loses_no_kill() {
-    let Some((mut private, scene)) = Scene::with_a_daemon_of_its_own("daemon") else { return };
+fn docker_restart_during_burst_loses_no_kill() {
+    let Some((mut private, scene)) = Scene::with_private_docker("daemon") else { return };
     let ledger = scene.watch(&[]);
     let lives: Vec<_> = (0..4)
         .map(|n| {
@@ -200,10 +225,10 @@ fn a_docker_daemon_that_is_restarted_during_the_burst_loses_no_kill() {
     }
     scene.release("go");
     private.stop();
-    scene.really_killed(100);
+    scene.wait_for_kills(100);
     private.start();
     scene.release("on");
-    scene.really_killed(200);
+    scene.wait_for_kills(200);
     for container in &lives {
         ledger.settles(&container.name, 0, 50);
     }
@@ -212,7 +237,7 @@ fn a_docker_daemon_that_is_restarted_during_the_burst_loses_no_kill() {
 }
 
 #[test]
-fn a_real_prometheus_sees_every_kill_in_the_way_that_dashboards_count() {
+fn prometheus_sees_every_kill_with_increase() {
     let Some(binary) = provided("MEMLEDGER_TEST_PROMETHEUS") else { return };
     let Some(scene) = Scene::new("dashboards") else { return };
     let ledger = scene.watch(&[]);
@@ -225,15 +250,15 @@ fn a_real_prometheus_sees_every_kill_in_the_way_that_dashboards_count() {
     };
     let lives = scene.run("lives", &[], &["wait=/control/go", "seq=20:eat", "hold"]);
     let name = format!("container_name=\"{}\",victim=\"child\"", lives.name);
-    // born at 0 and scraped as 0 before the first kill: else increase() would never see it
+    // the series start at 0 and are scraped before the first kill, or increase() would miss it
     at_least(&format!("sum(count_over_time(memledger_container_oom_kills_total{{{name}}}[5m]))"), 4.0);
     at_least(&format!("count_over_time({HOST_KILLS}[5m])"), 2.0);
     let (before, first) = (oom_kills(), prometheus.one(HOST_KILLS).expect("a total"));
     scene.release("go");
     let truth = scene.burst(10, 1, 4);
-    scene.really_killed(20 + truth.len());
+    scene.wait_for_kills(20 + truth.len());
     ledger.settles(&lives.name, 0, 20);
-    // what increase() works with, without its extrapolation to the ends of the window
+    // what increase() uses, without its extrapolation to the ends of the window
     let delta = |series: &str| format!("max_over_time({series}[5m]) - min_over_time({series}[5m])");
     let child = format!("sum(memledger_container_oom_kills_total{{{name}}})");
     eventually("the container's kills", || match prometheus.one(&child)? {

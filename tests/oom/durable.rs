@@ -1,16 +1,18 @@
-//! The store in folders that are not as they should be: memledger serves on, and says what is wrong.
+//! The store in unusable directories: memledger keeps running and logs what is wrong.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memledger::ledger::store::FILE;
 
-use crate::support::oom::{Ledger, Scene};
+use crate::support::oom::{
+    DUPLICATES, EXITS, GAPS, HOST_KILLS, KILLS, Ledger, RESTARTS, Scene, UNATTRIBUTED,
+};
 use crate::support::{Memledger, binary, run};
 
 const STORE_UP: &str = "memledger_store_up";
 
-/// A tmpfs in a folder of the scene, unmounted when dropped.
+/// A tmpfs in a directory of the scene, unmounted when dropped.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -19,6 +21,38 @@ impl Tmpfs {
         let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&path).status();
         assert!(mounted.expect("mount runs").success());
         Self(path)
+    }
+
+    fn remount(&self, mode: &str) {
+        let mounted = Command::new("mount").args(["-o", &format!("remount,{mode}")]).arg(&self.0).status();
+        assert!(mounted.expect("mount runs").success());
+    }
+
+    /// Fills the file system until the ledger there needs space for any write: a write-ahead log keeps the blocks that it
+    /// once had, and is written from its start again after a checkpoint.
+    fn fill(&self) {
+        let (filler, log) = (self.filler(), self.0.join(format!("{FILE}-wal")));
+        let fill = || {
+            let mut file = std::fs::File::options().append(true).create(true).open(&filler).expect("a file");
+            let is_full = (0..1 << 20).any(|_| std::io::Write::write_all(&mut file, &[1; 1024]).is_err());
+            assert!(is_full, "the disk is not full");
+        };
+        crate::support::eventually("an empty write-ahead log on a full disk", || {
+            let _ = std::fs::remove_file(&filler); // the checkpoint may need space
+            let ledger = rusqlite::Connection::open(self.0.join(FILE)).map_err(|error| error.to_string())?;
+            let row = ledger.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, i64>(0));
+            fill(); // before the next commit can use what was released
+            let length = std::fs::metadata(&log).map(|metadata| metadata.len());
+            if length.as_ref().is_ok_and(|length| *length == 0) {
+                Ok(())
+            } else {
+                Err(format!("{row:?} {length:?}"))
+            }
+        });
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.0.join("filler")
     }
 
     fn flag(&self) -> String {
@@ -32,9 +66,9 @@ impl Drop for Tmpfs {
     }
 }
 
-/// A line of the log that is a warning or an error and speaks of the folder.
-fn says_so(memledger: &Memledger, folder: &Path) {
-    crate::support::eventually("it says so", || {
+/// Waits for a warning or an error in the log that names the directory.
+fn logs_problem(memledger: &Memledger, folder: &Path) {
+    crate::support::eventually("the warning in the log", || {
         let log = memledger.log();
         let path = folder.display().to_string();
         let said = log.lines().any(|line| {
@@ -45,44 +79,44 @@ fn says_so(memledger: &Memledger, folder: &Path) {
 }
 
 #[test]
-fn a_state_folder_that_cannot_be_written_is_said_and_the_ledger_works_in_memory() {
+fn unwritable_state_directory_is_logged_and_ledger_stays_in_memory() {
     let Some(scene) = Scene::new("read-only") else { return };
     let tmpfs = Tmpfs::new(scene.path("ro"), "ro,size=1m");
     let ledger = scene.watch(&[&tmpfs.flag()]);
-    says_so(&ledger.memledger, &tmpfs.0);
+    logs_problem(&ledger.memledger, &tmpfs.0);
     let container = scene.run("it", &[], &["eat"]);
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&container.name, 1, 0);
 }
 
 #[test]
-fn a_file_that_is_not_ours_is_said_and_left_alone() {
+fn foreign_file_is_logged_and_not_changed() {
     let Some(scene) = Scene::new("foreign") else { return };
     let state = scene.state();
     drop(scene.watch(&[&state]));
-    // whatever its files are called, all are somebody's letter now
+    // replace the content of all its files
     let letter = "Dear reader, this is no ledger.\n".repeat(400);
     let files: Vec<PathBuf> = std::fs::read_dir(scene.state_folder())
         .expect("it")
         .map(|entry| entry.expect("one").path())
         .collect();
-    assert!(!files.is_empty(), "it keeps something there");
+    assert!(!files.is_empty(), "it creates a file there");
     for file in &files {
         std::fs::write(file, &letter).expect("written");
     }
     let ledger = scene.watch(&[&state]);
-    says_so(&ledger.memledger, &scene.state_folder());
+    logs_problem(&ledger.memledger, &scene.state_folder());
     let container = scene.run("it", &[], &["eat"]);
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&container.name, 1, 0);
-    // nothing that was there is lost: it may be put aside under another name
+    // nothing may be lost: the file may be renamed
     let kept = std::fs::read_dir(scene.state_folder())
         .expect("it")
         .any(|entry| std::fs::read_to_string(entry.expect("one").path()).is_ok_and(|text| text == letter));
-    assert!(kept, "the letter is gone");
+    assert!(kept, "the content is gone");
 }
 
-/// Waits until facts reach the disk, or do not.
+/// Waits until events are written to disk, or fail to be.
 fn store_is(ledger: &Ledger, up: bool) {
     ledger.eventually(if up { "it writes" } else { "it cannot write" }, |metrics| {
         let value = metrics.ask(STORE_UP, &[])?;
@@ -90,39 +124,37 @@ fn store_is(ledger: &Ledger, up: bool) {
     });
 }
 
-/// Kills of the scene that stand on the disk, read by a command while no memledger runs that could find them elsewhere.
+/// Returns the kills of the scene on disk, read by a command while no memledger is running.
 fn kills_on_disk(scene: &Scene, state: &str) -> usize {
-    let (code, text, error) = run(&["events", "--json", state]);
+    let (code, text, error) = run(&["events", "--json", "--limit=0", state]);
     assert_eq!(code, Some(0), "{error}");
     let mine = format!("\"process\":\"{}\"", scene.tag);
     text.lines().filter(|line| line.replace("\": \"", "\":\"").contains(&mine)).count()
 }
 
 #[test]
-fn a_full_disk_loses_no_kill_and_what_it_could_not_hold_is_written_when_there_is_room_again() {
+fn full_disk_loses_no_kill_and_is_written_when_there_is_space() {
     let Some(scene) = Scene::new("full") else { return };
-    let tmpfs = Tmpfs::new(scene.path("small"), "size=2m");
+    let tmpfs = Tmpfs::new(scene.path("small"), "size=16m");
     let state = tmpfs.flag();
     let ledger = scene.watch(&[&state]);
     let steps = ["seq=1:eat", "wait=/control/one", "seq=3:eat", "wait=/control/two", "seq=1:eat", "hold"];
     let container = scene.run("it", &[], &steps);
     ledger.settles(&container.name, 0, 1);
     store_is(&ledger, true);
-    let filler = tmpfs.0.join("filler");
-    let filled = std::fs::write(&filler, vec![1; 4 << 20]);
-    assert!(filled.is_err(), "the disk is full");
+    tmpfs.fill();
     scene.release("one");
-    scene.really_killed(4);
+    scene.wait_for_kills(4);
     ledger.settles(&container.name, 0, 4);
     store_is(&ledger, false);
-    says_so(&ledger.memledger, &tmpfs.0);
-    std::fs::remove_file(&filler).expect("room again");
-    // without any further kill
+    logs_problem(&ledger.memledger, &tmpfs.0);
+    std::fs::remove_file(tmpfs.filler()).expect("space again");
+    // without another kill
     store_is(&ledger, true);
     scene.release("two");
-    scene.really_killed(5);
+    scene.wait_for_kills(5);
     ledger.settles(&container.name, 0, 5);
-    // SIGKILL: what counts is what was written
+    // SIGKILL: only what was written counts
     drop(ledger);
     assert_eq!(kills_on_disk(&scene, &state), 5);
     let ledger = scene.watch(&[&state]);
@@ -131,44 +163,122 @@ fn a_full_disk_loses_no_kill_and_what_it_could_not_hold_is_written_when_there_is
 }
 
 #[test]
-fn a_disk_that_is_full_from_the_start_is_said_and_the_ledger_works_in_memory() {
+fn full_disk_at_start_is_logged_and_ledger_stays_in_memory() {
     let Some(scene) = Scene::new("no-room") else { return };
     let tmpfs = Tmpfs::new(scene.path("tiny"), "size=1m");
     let filled = std::fs::write(tmpfs.0.join("filler"), vec![1; 4 << 20]);
     assert!(filled.is_err(), "the disk is full");
     let ledger = scene.watch(&[&tmpfs.flag()]);
-    says_so(&ledger.memledger, &tmpfs.0);
+    logs_problem(&ledger.memledger, &tmpfs.0);
     store_is(&ledger, false);
     let container = scene.run("it", &[], &["eat"]);
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&container.name, 1, 0);
 }
 
+/// Returns the host's total.
+fn host_kills(ledger: &Ledger) -> f64 {
+    ledger.memledger.fresh_metrics().value(HOST_KILLS, &[])
+}
+
 #[test]
-fn a_ledger_of_a_newer_memledger_is_said_and_left_as_it_is() {
+fn read_only_directory_keeps_counts_over_restarts() {
+    let Some(scene) = Scene::new("ro-history") else { return };
+    let tmpfs = Tmpfs::new(scene.path("ro-history"), "size=16m");
+    let state = tmpfs.flag();
+    let ledger = scene.watch(&[&state]);
+    let steps = ["seq=1:eat", "wait=/control/one", "seq=1:eat", "wait=/control/two", "seq=1:eat", "hold"];
+    let container = scene.run("it", &[], &steps);
+    ledger.settles(&container.name, 0, 1);
+    let before = host_kills(&ledger);
+    drop(ledger); // SIGKILL: it leaves a write-ahead log
+    tmpfs.remount("ro");
+    let ledger = scene.watch(&[&state]);
+    store_is(&ledger, false);
+    logs_problem(&ledger.memledger, &tmpfs.0);
+    ledger.settles(&container.name, 0, 1);
+    scene.release("one");
+    scene.wait_for_kills(2);
+    ledger.settles(&container.name, 0, 2);
+    let while_read_only = host_kills(&ledger);
+    assert!(while_read_only > before, "{while_read_only} after {before}");
+    drop(ledger);
+    tmpfs.remount("rw");
+    let ledger = scene.watch(&[&state]);
+    store_is(&ledger, true);
+    ledger.settles(&container.name, 0, 2);
+    assert!(host_kills(&ledger) >= while_read_only);
+    scene.release("two");
+    scene.wait_for_kills(3);
+    ledger.settles(&container.name, 0, 3);
+    drop(ledger);
+    assert_eq!(kills_on_disk(&scene, &state), 3);
+}
+
+#[test]
+fn full_disk_at_start_keeps_counts_and_is_written_when_there_is_space() {
+    let Some(scene) = Scene::new("full-history") else { return };
+    let tmpfs = Tmpfs::new(scene.path("full-history"), "size=16m");
+    let state = tmpfs.flag();
+    let ledger = scene.watch(&[&state]);
+    let steps = ["seq=1:eat", "wait=/control/one", "seq=1:eat", "wait=/control/two", "seq=1:eat", "hold"];
+    let container = scene.run("it", &[], &steps);
+    ledger.settles(&container.name, 0, 1);
+    let before = host_kills(&ledger);
+    ledger.memledger.signal("TERM");
+    ledger.memledger.wait();
+    let filled = std::fs::write(tmpfs.filler(), vec![1; 32 << 20]);
+    assert!(filled.is_err(), "the disk is full");
+    let ledger = scene.watch(&[&state]);
+    store_is(&ledger, false);
+    ledger.settles(&container.name, 0, 1);
+    assert!(host_kills(&ledger) >= before);
+    scene.release("one");
+    scene.wait_for_kills(2);
+    ledger.settles(&container.name, 0, 2);
+    std::fs::remove_file(tmpfs.filler()).expect("space again");
+    store_is(&ledger, true);
+    scene.release("two");
+    scene.wait_for_kills(3);
+    ledger.settles(&container.name, 0, 3);
+    assert_eq!(ledger.kills_of(&scene).len(), 3, "from disk and from memory");
+    drop(ledger);
+    assert_eq!(kills_on_disk(&scene, &state), 3);
+    let ledger = scene.watch(&[&state]);
+    ledger.settles(&container.name, 0, 3);
+    assert_eq!(ledger.tally(&scene).sum(), 3);
+}
+
+#[test]
+fn ledger_of_newer_version_is_logged_and_not_changed() {
     let Some(scene) = Scene::new("newer") else { return };
     let state = scene.state();
     let file = scene.state_folder().join(FILE);
     drop(scene.watch(&[&state]));
     let newer = rusqlite::Connection::open(&file).expect("the ledger");
-    newer.pragma_update(None, "user_version", 99).expect("a schema that nobody knows");
-    newer.close().expect("closed"); // the last one to close it moves its write-ahead log into the file
+    newer.pragma_update(None, "user_version", 99).expect("an unknown schema");
+    newer.close().expect("closed"); // the last connection moves the write-ahead log into the file
     let before = std::fs::read(&file).expect("the ledger");
     let ledger = scene.watch(&[&state]);
-    says_so(&ledger.memledger, &file);
+    logs_problem(&ledger.memledger, &file);
     assert!(ledger.memledger.log().contains("newer memledger"), "{}", ledger.memledger.log());
     store_is(&ledger, false);
-    let container = scene.run("it", &[], &["eat"]);
-    scene.really_killed(1);
-    ledger.settles(&container.name, 1, 0);
-    assert!(std::fs::read(&file).expect("the ledger") == before, "it was written");
+    let _container = scene.run("it", &[], &["eat"]);
+    scene.wait_for_kills(1);
+    // counts from 0 would jump when the newer version is back
+    let metrics = ledger.memledger.fresh_metrics();
+    for family in [HOST_KILLS, DUPLICATES, GAPS, UNATTRIBUTED, KILLS, EXITS, RESTARTS] {
+        assert!(metrics.all(family, &[]).is_empty(), "{family} is shown");
+    }
+    drop(ledger);
+    assert!(std::fs::read(&file).expect("the ledger") == before, "it was changed");
     let (code, _, error) = run(&["events", &state]);
     assert_eq!(code, Some(1), "{error}");
     assert!(error.contains("newer memledger"), "{error}");
 }
 
 #[test]
-fn a_damaged_ledger_is_moved_aside_and_kills_are_counted_anew() {
+fn damaged_ledger_is_moved_aside_and_counts_start_at_0() {
     let Some(scene) = Scene::new("damaged") else { return };
     let state = scene.state();
     let file = scene.state_folder().join(FILE);
@@ -178,19 +288,19 @@ fn a_damaged_ledger_is_moved_aside_and_kills_are_counted_anew() {
     drop(ledger);
     rusqlite::Connection::open(&file)
         .and_then(|it| it.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())))
-        .expect("all of it is in the one file");
+        .expect("the single file has everything");
     let mut bytes = std::fs::read(&file).expect("the ledger");
     bytes[4096..].iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 31 % 251) as u8);
     std::fs::write(&file, &bytes).expect("damaged");
     for round in 0..2 {
         let ledger = scene.watch(&[&state]);
         if round == 0 {
-            says_so(&ledger.memledger, &file);
+            logs_problem(&ledger.memledger, &file);
             scene.release("on");
-            scene.really_killed(2);
+            scene.wait_for_kills(2);
         }
         store_is(&ledger, true);
-        // the first kill went with the file, and is not read from the kernel log again
+        // the first kill was in the damaged file, and is not read from the kernel log again
         ledger.settles(&container.name, 0, 1);
         assert_eq!(ledger.tally(&scene).sum(), 1);
     }
@@ -203,13 +313,13 @@ fn a_damaged_ledger_is_moved_aside_and_kills_are_counted_anew() {
 }
 
 #[test]
-fn a_second_memledger_on_the_same_ledger_ends_with_an_error_that_names_the_first() {
+fn second_memledger_on_same_ledger_fails_and_names_the_first() {
     let Some(scene) = Scene::new("second") else { return };
     let state = scene.state();
     let ledger = scene.watch(&[&state]);
     let container = scene.run("it", &[], &["wait=/control/go", "seq=1:eat", "hold"]);
     ledger.settles(&container.name, 0, 0);
-    // a minute is far more than its patience with a predecessor that is about to end
+    // a minute is much longer than it waits for a predecessor
     let second = Command::new("timeout")
         .arg("60")
         .arg(binary())
@@ -220,9 +330,9 @@ fn a_second_memledger_on_the_same_ledger_ends_with_an_error_that_names_the_first
     assert_eq!(second.status.code(), Some(1), "{error}");
     assert!(error.contains(&format!("pid {} ", ledger.memledger.pid())), "{error}");
     assert!(error.contains("--state.path"), "what to do: {error}");
-    // and the first one is none the worse for it
+    // the first one is not affected
     scene.release("go");
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&container.name, 0, 1);
     store_is(&ledger, true);
     drop(ledger);

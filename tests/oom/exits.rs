@@ -1,11 +1,11 @@
-//! Ends of containers: each kind told apart, counters that are born at 0 and go on.
+//! Exits of containers: each kind is distinguished, and counters start at 0 and continue.
 
 use crate::support::docker::signal;
-use crate::support::oom::{EXITS, KILLS, Ledger, RESTARTS, Scene, said};
+use crate::support::oom::{EXITS, KILLS, Ledger, RESTARTS, Scene, has_printed};
 use crate::support::{eventually, eventually_true};
 
 #[test]
-fn counters_are_born_at_0_before_anything_has_happened() {
+fn counters_start_at_0_before_any_event() {
     let Some(scene) = Scene::new("born") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["hold"]);
@@ -28,12 +28,12 @@ fn counters_are_born_at_0_before_anything_has_happened() {
     assert_eq!(
         ledger.memledger.metrics().get("memledger_container_last_exit_code", &me),
         None,
-        "it has not ended"
+        "it is still running"
     );
 }
 
 #[test]
-fn every_kind_of_end_has_its_own_reason() {
+fn each_kind_of_exit_has_its_reason() {
     let Some(scene) = Scene::new("ends") else { return };
     let ledger = scene.watch(&[]);
     let stopped = scene.run("stopped", &[], &["hold"]);
@@ -42,7 +42,7 @@ fn every_kind_of_end_has_its_own_reason() {
     asked.docker(&["kill"]);
     let script = "trap 'exit 143' TERM; echo ready; while :; do sleep 0.1; done";
     let obeys = scene.run("obeys", &[], &["/bin/sh", "-c", script]);
-    eventually_true("it listens", || said(&obeys, "ready"));
+    eventually_true("it listens", || has_printed(&obeys, "ready"));
     obeys.docker(&["stop", "-t", "30"]);
     let ends = [
         (scene.run("three", &[], &["exit=3"]), "error", 3),
@@ -73,17 +73,17 @@ fn every_kind_of_end_has_its_own_reason() {
         );
         assert_eq!(exit["oom_kills"], kills);
     }
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
 }
 
 #[test]
-fn case_09_an_exit_137_without_an_oom_is_no_kill() {
+fn case_09_exit_137_without_oom_is_not_a_kill() {
     let Some(scene) = Scene::new("no-oom") else { return };
     let ledger = scene.watch(&[]);
     let claims = scene.run("claims", &[], &["exit=137"]);
     let asked = scene.run("asked", &[], &["hold"]);
     asked.docker(&["kill"]);
-    ledger.ends(&claims.name, "killed", 1); // the runtime tells it as it tells a SIGKILL
+    ledger.ends(&claims.name, "killed", 1); // the runtime reports it like a SIGKILL
     ledger.ends(&asked.name, "stopped", 1);
     for container in [claims, asked] {
         ledger.settles(&container.name, 0, 0);
@@ -91,7 +91,7 @@ fn case_09_an_exit_137_without_an_oom_is_no_kill() {
 }
 
 #[test]
-fn case_26_a_kill_from_the_host_is_no_oom() {
+fn case_26_sigkill_from_the_host_is_not_an_oom() {
     let Some(scene) = Scene::new("kill9") else { return };
     let ledger = scene.watch(&[]);
     let main = scene.run("main", &[], &["eat=8", "hold"]);
@@ -105,16 +105,16 @@ fn case_26_a_kill_from_the_host_is_no_oom() {
     ledger.settles(&main.name, 0, 0);
     ledger.settles(&worker.name, 0, 0);
     assert_eq!(ledger.tally(&scene).sum(), 0);
-    assert_eq!(scene.killed_so_far(), 0);
+    assert_eq!(scene.kill_count(), 0);
 }
 
 #[test]
-fn a_worker_that_was_killed_and_a_main_process_that_fails_much_later_are_two_things() {
+fn killed_worker_and_later_failure_of_main_process_are_separate() {
     let Some(scene) = Scene::new("later") else { return };
     let ledger = scene.watch(&[]);
     let later = scene.run("later", &[], &["seq=1:eat", "wait=/control/end", "exit=1"]);
-    scene.really_killed(1);
-    // `child` is only said once it is certain that the container did not end of it
+    scene.wait_for_kills(1);
+    // `child` is only set once it is certain that the kill did not end the container
     ledger.settles(&later.name, 0, 1);
     scene.release("end");
     ledger.ends(&later.name, "error", 1);
@@ -122,7 +122,7 @@ fn a_worker_that_was_killed_and_a_main_process_that_fails_much_later_are_two_thi
 }
 
 #[test]
-fn counters_go_on_over_runs_of_the_container_and_of_memledger() {
+fn counters_continue_over_runs_and_restarts_of_memledger() {
     let Some(scene) = Scene::new("goes-on") else { return };
     let state = scene.state();
     let ledger = scene.watch(&[&state]);
@@ -136,7 +136,7 @@ fn counters_go_on_over_runs_of_the_container_and_of_memledger() {
     let ledger = scene.watch(&[&state]);
     ledger.settles(&container.name, 2, 0);
     container.docker(&["start"]);
-    scene.really_killed(3);
+    scene.wait_for_kills(3);
     ledger.settles(&container.name, 3, 0);
     ledger.ends(&container.name, "oom_container", 3);
     let metrics = ledger.memledger.metrics();
@@ -147,12 +147,12 @@ fn counters_go_on_over_runs_of_the_container_and_of_memledger() {
 }
 
 #[test]
-fn series_stay_after_the_container_is_gone() {
+fn series_remain_after_container_is_removed() {
     let Some(scene) = Scene::new("gone") else { return };
     let ledger = scene.watch(&[]);
-    scene.run_to_its_end("it", &["seq=1:eat", "eat"]);
-    scene.really_killed(2);
-    let name = scene.called("it");
+    scene.run_to_exit("it", &["seq=1:eat", "eat"]);
+    scene.wait_for_kills(2);
+    let name = scene.container_name("it");
     ledger.settles(&name, 1, 1);
     assert!(scene.engine.try_docker(&["inspect", &name]).is_err(), "it is removed");
     let metrics = ledger.memledger.fresh_metrics();
@@ -160,13 +160,13 @@ fn series_stay_after_the_container_is_gone() {
 }
 
 #[test]
-fn events_go_to_the_file_and_the_log_too() {
+fn events_are_written_to_file_and_log() {
     let Some(scene) = Scene::new("written") else { return };
     let file = scene.path("events.jsonl");
     let (state, events) = (scene.state(), format!("--events.file={}", file.display()));
     let ledger = scene.watch(&[&state, &events]);
     let container = scene.run("it", &[], &["eat"]);
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&container.name, 1, 0);
     ledger.ends(&container.name, "oom_container", 1);
     eventually("the kill in the file", || {
@@ -181,8 +181,8 @@ fn events_go_to_the_file_and_the_log_too() {
     let log = ledger.memledger.log();
     let warned = |line: &str| line.contains("level=warn") && line.contains(&container.name);
     assert!(log.lines().any(warned), "{log}");
-    drop(ledger); // the commands read the store of a memledger that runs, and of one that does not
-    let (code, text, error) = crate::support::run(&["events", "--json", &state]);
+    drop(ledger); // the commands read the store with and without a running memledger
+    let (code, text, error) = crate::support::run(&["events", "--json", "--limit=0", &state]);
     assert_eq!(code, Some(0), "{error}");
     assert!(text.contains(&container.id), "{text}");
     let (code, text, error) = crate::support::run(&["why", &container.name, &state]);

@@ -1,4 +1,4 @@
-//! The machine itself runs out of memory. Only in the guest: this machine's memory is not ours to use up.
+//! The host runs out of memory. Only in the guest: the memory of this machine must not be exhausted.
 
 use crate::support::in_v2_guest;
 use crate::support::oom::Scene;
@@ -6,7 +6,7 @@ use crate::support::oom::Scene;
 const HOST_PROCESS_KILLS: &str = "memledger_host_process_oom_kills_total";
 
 #[test]
-fn case_14a_a_container_without_a_limit_is_killed_because_the_machine_ran_out() {
+fn case_14a_container_without_limit_is_killed_by_host_oom() {
     if !in_v2_guest() {
         return;
     }
@@ -16,16 +16,16 @@ fn case_14a_a_container_without_a_limit_is_killed_because_the_machine_ran_out() 
     ledger.settles(&bystander.name, 0, 0);
     let victim = scene.run("victim", &["--memory=0"], &["score=1000", "eat"]);
     victim.docker(&["wait"]); // the guest is slow to fill its memory
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles_in("host", &victim.name, 1, 0);
     ledger.ends(&victim.name, "oom_host", 1);
     ledger.settles(&bystander.name, 0, 0);
     assert_eq!(ledger.memledger.metrics().value(HOST_PROCESS_KILLS, &[]), 0.0);
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn case_14b_a_process_of_the_host_that_is_killed_is_no_containers() {
+fn case_14b_killed_host_process_belongs_to_no_container() {
     if !in_v2_guest() {
         return;
     }
@@ -34,8 +34,8 @@ fn case_14b_a_process_of_the_host_that_is_killed_is_no_containers() {
     let bystander = scene.run("bystander", &[], &["eat=4", "hold"]);
     ledger.settles(&bystander.name, 0, 0);
     let mut hog = scene.run_on_host(&["score=1000", "eat"]);
-    hog.wait().expect("it ends");
-    scene.really_killed(1);
+    hog.0.wait().expect("it ends");
+    scene.wait_for_kills(1);
     let tally = ledger.settled_tally(&scene, 1);
     assert_eq!((tally.host, tally.containers.len()), (1, 0), "{tally:?}");
     ledger.eventually("one process of the host", |metrics| match metrics.ask(HOST_PROCESS_KILLS, &[])? {
@@ -43,5 +43,5 @@ fn case_14b_a_process_of_the_host_that_is_killed_is_no_containers() {
         other => Err(format!("{other}")),
     });
     ledger.settles(&bystander.name, 0, 0);
-    ledger.balances();
+    ledger.matches_kernel_count();
 }

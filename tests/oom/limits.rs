@@ -1,18 +1,18 @@
-//! Kills because of a cgroup's limit: who is the victim, and whose it is.
+//! Kills at a cgroup's limit: the victim and its container.
 
 use crate::support::cgroups::is_v2;
 use crate::support::docker::signal;
 use crate::support::oom::{
-    DUPLICATES, EXITS, KILLS, Ledger, RESTARTS, Scene, cgroup_of, cgroup_parent, limit, said,
+    CgroupParent, DUPLICATES, EXITS, KILLS, Ledger, RESTARTS, Scene, cgroup_of, has_printed, limit,
 };
 use crate::support::{eventually, eventually_true, in_v2_guest};
 
 #[test]
-fn case_01_a_single_process_is_one_kill_of_the_main_process() {
+fn case_01_single_process_is_one_main_kill() {
     let Some(scene) = Scene::new("single") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["eat"]);
-    let pids = scene.really_killed(1);
+    let pids = scene.wait_for_kills(1);
     ledger.settles_in("container", &container.name, 1, 0);
     ledger.ends(&container.name, "oom_container", 1);
     let kills = ledger.kills_of(&scene);
@@ -22,17 +22,17 @@ fn case_01_a_single_process_is_one_kill_of_the_main_process() {
     assert_eq!((kill["victim"].as_str(), kill["scope"].as_str()), (Some("main"), Some("container")));
     let anonymous = kill["anon_bytes"].as_u64().expect("its memory");
     assert!((8 << 20..=16 << 20).contains(&anonymous), "{anonymous}");
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn case_01_a_main_process_below_a_shell_or_an_init_is_the_main_process() {
+fn case_01_process_below_shell_or_init_is_main() {
     let Some(scene) = Scene::new("wrapped") else { return };
     let ledger = scene.watch(&[]);
-    // the shell stays, since there is something to do after the hog
+    // the shell stays, because it has another command after the hog
     let shell = scene.run("shell", &[], &["/bin/sh", "-c", "/hog eat; exit $?"]);
     let init = scene.run("init", &["--init"], &["eat"]);
-    scene.really_killed(2);
+    scene.wait_for_kills(2);
     for container in [shell, init] {
         ledger.settles(&container.name, 1, 0);
         ledger.ends(&container.name, "oom_container", 1);
@@ -40,11 +40,11 @@ fn case_01_a_main_process_below_a_shell_or_an_init_is_the_main_process() {
 }
 
 #[test]
-fn case_04_a_killed_worker_is_counted_while_its_main_process_lives_on_and_ends_well() {
+fn case_04_killed_worker_is_counted_while_main_process_continues() {
     let Some(scene) = Scene::new("worker") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["seq=1:eat", "wait=/control/end"]);
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles_in("container", &container.name, 0, 1);
     assert_eq!(container.inspect("{{.State.Running}}"), "true");
     scene.release("end");
@@ -53,50 +53,50 @@ fn case_04_a_killed_worker_is_counted_while_its_main_process_lives_on_and_ends_w
 }
 
 #[test]
-fn case_05_five_workers_one_after_another_are_five_kills() {
+fn case_05_five_sequential_workers_are_five_kills() {
     let Some(scene) = Scene::new("sequence") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["seq=5:eat", "hold"]);
-    scene.really_killed(5);
+    scene.wait_for_kills(5);
     ledger.settles(&container.name, 0, 5);
     assert_eq!(ledger.tally(&scene).unattributed, 0);
     signal("KILL", container.pid());
 }
 
 #[test]
-fn case_06_thirty_children_at_once_are_thirty_kills() {
+fn case_06_thirty_simultaneous_children_are_thirty_kills() {
     let Some(scene) = Scene::new("parallel") else { return };
     let ledger = scene.watch(&[]);
-    // the parent must never be the biggest one
+    // the parent must never be the largest process
     let container = scene.run("it", &[], &["par=30:score=900,eat", "hold"]);
-    scene.really_killed(30);
+    scene.wait_for_kills(30);
     ledger.settles(&container.name, 0, 30);
     assert_eq!(ledger.tally(&scene).unattributed, 0);
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn case_07_a_process_with_four_threads_is_one_kill() {
+fn case_07_process_with_four_threads_is_one_kill() {
     let Some(scene) = Scene::new("threads") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["threads=4"]);
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&container.name, 1, 0);
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn memory_that_no_process_maps_kills_too() {
+fn shared_memory_that_no_process_maps_also_kills() {
     let Some(scene) = Scene::new("shm") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &["--shm-size=64m"], &["shm"]);
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&container.name, 1, 0);
     ledger.ends(&container.name, "oom_container", 1);
 }
 
 #[test]
-fn the_victim_is_who_the_kernel_chose_by_its_score_and_not_who_asked_for_memory() {
+fn victim_is_the_process_with_the_highest_score() {
     let Some(scene) = Scene::new("score") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run(
@@ -104,11 +104,11 @@ fn the_victim_is_who_the_kernel_chose_by_its_score_and_not_who_asked_for_memory(
         &[],
         &["spawn=1:score=1000,eat=8,say=ready,hold", "wait=/control/go", "spawn=1:eat=11,hold", "reap"],
     );
-    eventually_true("one holds its memory", || said(&container, "ready"));
+    eventually_true("one holds its memory", || has_printed(&container, "ready"));
     scene.release("go");
-    // the kernel may take the other one too, while the first is on its way out
+    // the kernel may also kill the other process while the first is exiting
     ledger.eventually("as many as the kernel killed", |metrics| {
-        let found = (scene.killed_so_far() as f64, Ledger::kills(metrics, &container.name, "child"));
+        let found = (scene.kill_count() as f64, Ledger::kills(metrics, &container.name, "child"));
         if found.0 >= 1.0 && found.1 == Some(found.0) { Ok(()) } else { Err(format!("{found:?}")) }
     });
     let kills = ledger.kills_of(&scene);
@@ -119,7 +119,7 @@ fn the_victim_is_who_the_kernel_chose_by_its_score_and_not_who_asked_for_memory(
 }
 
 #[test]
-fn case_08_a_container_that_waits_for_memory_instead_is_no_kill() {
+fn case_08_container_with_oom_kill_disabled_has_no_kill() {
     if is_v2() {
         return; // v2 has no oom_kill_disable
     }
@@ -132,43 +132,40 @@ fn case_08_a_container_that_waits_for_memory_instead_is_no_kill() {
     });
     container.docker(&["kill"]);
     container.docker(&["wait"]);
-    assert_eq!(container.inspect("{{.State.OOMKilled}}"), "true", "what the runtime says, and it is wrong");
+    assert_eq!(container.inspect("{{.State.OOMKilled}}"), "true", "the runtime's flag, which is wrong");
     ledger.ends(&container.name, "stopped", 1);
     ledger.settles(&container.name, 0, 0);
     assert_eq!(ledger.tally(&scene).sum(), 0);
-    assert_eq!(scene.killed_so_far(), 0);
+    assert_eq!(scene.kill_count(), 0);
 }
 
 #[test]
-fn case_10_a_parents_limit_kills_the_biggest_below_it_and_nobody_else_is_blamed() {
+fn case_10_limit_of_parent_cgroup_kills_largest_and_no_other_is_charged() {
     let Some(scene) = Scene::new("parent") else { return };
     let ledger = scene.watch(&[]);
-    let (parent, folder) = cgroup_parent("oom");
-    let flag = format!("--cgroup-parent={parent}");
-    let big = scene.run("big", &[&flag, "--memory=200m"], &["eat=40", "say=ready", "hold"]);
-    eventually_true("it holds its memory", || said(&big, "ready"));
-    limit(&folder, 64 << 20);
-    let small = scene.run("small", &[&flag, "--memory=200m"], &["wait=/control/go", "eat=36", "hold"]);
+    let parent = CgroupParent::new("oom");
+    let big = scene.run("big", &[&parent.flag, "--memory=200m"], &["eat=40", "say=ready", "hold"]);
+    eventually_true("it holds its memory", || has_printed(&big, "ready"));
+    limit(&parent.folder, 64 << 20);
+    let small = scene.run("small", &[&parent.flag, "--memory=200m"], &["wait=/control/go", "eat=36", "hold"]);
     ledger.eventually("both are known", |metrics| {
         [&big, &small].iter().try_for_each(|c| {
             metrics.ask("memledger_container_memory_usage_bytes", &[("container_name", &c.name)]).map(drop)
         })
     });
     scene.release("go");
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles_in("container", &big.name, 1, 0);
     ledger.settles(&small.name, 0, 0);
     assert_eq!(small.inspect("{{.State.Running}}"), "true");
-    drop((big, small));
-    let _ = std::fs::remove_dir(folder);
 }
 
 #[test]
-fn case_11_a_container_that_restarts_itself_is_counted_on_over_its_runs() {
+fn case_11_restarting_container_is_counted_over_its_runs() {
     let Some(scene) = Scene::new("restarts") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &["--restart=on-failure:4"], &["eat"]);
-    scene.really_killed(5);
+    scene.wait_for_kills(5);
     ledger.settles(&container.name, 5, 0);
     ledger.ends(&container.name, "oom_container", 5);
     ledger.eventually("four restarts", |metrics| {
@@ -180,9 +177,9 @@ fn case_11_a_container_that_restarts_itself_is_counted_on_over_its_runs() {
 }
 
 #[test]
-fn case_12_a_group_that_is_killed_as_one_counts_each_process_once() {
+fn case_12_group_kill_counts_each_process_once() {
     if !in_v2_guest() {
-        return; // memory.oom.group is v2's
+        return; // memory.oom.group exists only on v2
     }
     let Some(scene) = Scene::new("group") else { return };
     let ledger = scene.watch(&[]);
@@ -193,22 +190,22 @@ fn case_12_a_group_that_is_killed_as_one_counts_each_process_once() {
     std::fs::write(cgroup.join("memory.oom.group"), "1").expect("it is a group");
     scene.release("go");
     container.docker(&["wait"]);
-    // The kernel says the first victim twice; holders that end with their pid namespace are not said at all. So its
-    // lines are the truth, once for each pid.
+    // The kernel logs the first victim twice; processes that end with their pid namespace are not logged at all. So the
+    // truth is its lines, once for each pid.
     ledger.eventually("every process once", |metrics| {
         let lines = scene.killed_pids();
         let pids: std::collections::BTreeSet<_> = lines.iter().collect();
         let found = metrics.sum(KILLS, &[("container_name", &container.name)]);
         let duplicates = metrics.value(DUPLICATES, &[]) - before;
         let right =
-            pids.len() >= 2 && found == pids.len() as f64 && duplicates >= (lines.len() - pids.len()) as f64;
+            pids.len() >= 2 && found == pids.len() as f64 && duplicates == (lines.len() - pids.len()) as f64;
         right.then_some(()).ok_or_else(|| format!("{found} kills, {duplicates} duplicates of {lines:?}"))
     });
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn case_13_a_cgroup_inside_the_containers_own_is_the_containers() {
+fn case_13_nested_cgroup_belongs_to_the_container() {
     let Some(scene) = Scene::new("nested") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["seq=1:wait=/control/go,eat", "hold"]);
@@ -223,23 +220,23 @@ fn case_13_a_cgroup_inside_the_containers_own_is_the_containers() {
     };
     enter("inner", child);
     if is_v2() {
-        // no process may stay beside the inner ones before their memory is counted apart
+        // no process may remain beside the inner cgroups before their memory is counted separately
         enter("rest", container.pid());
         std::fs::write(outer.join("cgroup.subtree_control"), "+memory").expect("switched on");
     }
     scene.release("go");
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&container.name, 0, 1);
 }
 
 #[test]
-fn case_22_a_process_that_docker_exec_started_is_a_child() {
+fn case_22_process_of_docker_exec_is_a_child() {
     let Some(scene) = Scene::new("exec") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["hold"]);
     let ended = scene.engine.try_docker(&["exec", &container.id, "/hog", "eat"]);
     assert!(ended.is_err(), "it was killed");
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&container.name, 0, 1);
     assert_eq!(container.inspect("{{.State.Running}}"), "true");
     let exits = ledger.memledger.metrics().sum(EXITS, &[("container_name", &container.name)]);

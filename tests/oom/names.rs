@@ -1,50 +1,49 @@
-//! Names: of processes that try to forge the kernel's words, of cgroups that are too long, of containers that come again,
-//! and numbers of processes that come again.
+//! Names: processes that forge kernel messages, long cgroup paths, recreated containers, and reused pids.
 
 use crate::support::cgroups::{TestCgroup, new_id};
-use crate::support::oom::{KILLS, Ledger, Scene, oom_kills, say_in_kernel_log};
+use crate::support::oom::{KILLS, Ledger, Scene, oom_kills, write_kernel_log};
 use crate::support::python::Python;
 use crate::support::{eventually, in_v2_guest};
 
 #[test]
-fn case_18_lines_that_a_user_writes_into_the_kernel_log_are_no_kills() {
+fn case_18_forged_kernel_log_lines_are_not_kills() {
     let Some(scene) = Scene::new("forged") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["hold"]);
     let (tag, id, pid) = (&scene.tag, &container.id, container.pid());
     ledger.settles(&container.name, 0, 0);
     for path in [format!("/docker/{id}"), format!("/system.slice/docker-{id}.scope")] {
-        say_in_kernel_log(&format!(
+        write_kernel_log(&format!(
             "{tag} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0"
         ));
-        say_in_kernel_log(&format!(
+        write_kernel_log(&format!(
             "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg={path},\
              task_memcg={path},task={tag},pid={pid},uid=0"
         ));
-        say_in_kernel_log(&format!(
+        write_kernel_log(&format!(
             "Memory cgroup out of memory: Killed process {pid} ({tag}) total-vm:67528kB, anon-rss:65024kB, \
              file-rss:600kB, shmem-rss:0kB, UID:0 pgtables:172kB oom_score_adj:0"
         ));
         // the kernel's own prefix, written by a user
-        say_in_kernel_log(&format!(
+        write_kernel_log(&format!(
             "<3>Out of memory: Killed process {pid} ({tag}) total-vm:1kB, anon-rss:1kB, file-rss:0kB"
         ));
     }
-    // a real one afterwards is the sign that the forged ones have been read
+    // a real kill afterwards shows that the forged lines were read
     let real = scene.run("real", &[], &["eat"]);
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&real.name, 1, 0);
     ledger.settles(&container.name, 0, 0);
     assert_eq!(ledger.settled_tally(&scene, 1).containers.len(), 1);
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn case_18_a_process_cannot_choose_a_name_that_hides_its_kill_or_blames_another() {
+fn case_18_process_name_cannot_hide_a_kill_or_charge_another_container() {
     let Some(scene) = Scene::new("odd") else { return };
     let ledger = scene.watch(&[]);
     let other = scene.run("other", &[], &["hold"]);
-    // as long as the kernel allows; commas are \x2c here because they separate steps
+    // the longest that the kernel permits; commas are \x2c here because they separate steps
     let names = [
         r#"a\x0ab)\x2cx=1\x2c"(\x5c"#,
         r"\x2cpid=1\x2cuid=0",
@@ -59,7 +58,7 @@ fn case_18_a_process_cannot_choose_a_name_that_hides_its_kill_or_blames_another(
     let children: Vec<String> = names.iter().map(|name| format!("seq=1:name={name},eat")).collect();
     let mut steps: Vec<&str> = children.iter().map(String::as_str).collect();
     steps.push("hold");
-    // an unprivileged user, as a training job should be
+    // an unprivileged user, as for a training job
     let odd = scene.run("odd", &["--user=1000"], &steps);
     eventually("the kernel's kills", || match oom_kills() - before {
         grown if grown >= names.len() as u64 => Ok(()),
@@ -70,12 +69,12 @@ fn case_18_a_process_cannot_choose_a_name_that_hides_its_kill_or_blames_another(
     let ours = ledger.events().into_iter().filter(|event| event["container_name"] == odd.name.as_str());
     for event in ours {
         let process = event["process"].as_str().expect("a name");
-        assert!(!process.chars().any(char::is_control), "made printable: {process:?}");
+        assert!(!process.chars().any(char::is_control), "sanitized: {process:?}");
     }
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
-/// A hog that stands ready in a cgroup and eats on [`eats`].
+/// Starts a hog in a cgroup that eats on [`eats`].
 fn stands_ready(scene: &Scene, cgroup: &TestCgroup) -> Python {
     cgroup.limit(16 << 20);
     let wait = format!("wait={}", scene.path(cgroup.name()).display());
@@ -94,7 +93,7 @@ fn eats(scene: &Scene, cgroup: &TestCgroup, hog: Python) {
     drop(hog);
 }
 
-/// A kill in a container-like cgroup whose path has about so many bytes.
+/// Makes a kill in a container-like cgroup whose path has about so many bytes.
 fn kill_at_depth(scene: &Scene, ledger: &Ledger, bytes: usize) -> TestCgroup {
     let id = new_id();
     let level = "l".repeat(150);
@@ -106,7 +105,7 @@ fn kill_at_depth(scene: &Scene, ledger: &Ledger, bytes: usize) -> TestCgroup {
     path = format!("{path}/{}/{id}", "m".repeat(missing.max(1)));
     let cgroup = TestCgroup::at(&path, &id);
     let hog = stands_ready(scene, &cgroup);
-    // known before the kill, as a container that has run for a while is
+    // known before the kill, like a container that has run for a while
     ledger.eventually("it is known", |metrics| {
         metrics.ask("memledger_container_memory_usage_bytes", &[("container_name", cgroup.name())]).map(drop)
     });
@@ -115,13 +114,13 @@ fn kill_at_depth(scene: &Scene, ledger: &Ledger, bytes: usize) -> TestCgroup {
 }
 
 #[test]
-fn case_20_a_cgroup_path_that_fills_several_records_is_read_and_a_longer_one_is_not_guessed() {
+fn case_20_fragmented_cgroup_path_is_read_and_truncated_one_is_not_guessed() {
     let Some(scene) = Scene::new("long") else { return };
     let ledger = scene.watch_all(&[]);
     let mut cgroups = vec![];
     for (n, bytes) in [407, 728, 1070].into_iter().enumerate() {
         let cgroup = kill_at_depth(&scene, &ledger, bytes);
-        scene.really_killed(n + 1);
+        scene.wait_for_kills(n + 1);
         cgroups.push(cgroup);
     }
     let tally = ledger.settled_tally(&scene, 3);
@@ -129,13 +128,13 @@ fn case_20_a_cgroup_path_that_fills_several_records_is_read_and_a_longer_one_is_
     for cgroup in &cgroups[..2] {
         assert_eq!(tally.containers.get(cgroup.name()), Some(&1), "{tally:?}");
     }
-    // the kernel cuts the longest one: by its process or its counter, or not at all, but never another's
+    // the kernel truncates the longest one: it is attributed by its process or its counter, or not at all
     let last = tally.containers.get(cgroups[2].name()).copied().unwrap_or(0);
     assert_eq!(last + tally.unattributed, 1, "{tally:?}");
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
-/// The number that a thread which was made just now has: threads are numbered as processes are, and quick to make.
+/// Returns the id of a new thread: thread ids and pids share one sequence, and threads are quick to create.
 fn newest_number() -> u32 {
     let thread = std::thread::spawn(|| std::fs::read_link("/proc/thread-self").expect("it"));
     let own = thread.join().expect("it ends");
@@ -143,9 +142,9 @@ fn newest_number() -> u32 {
 }
 
 #[test]
-fn case_21_a_pid_that_is_killed_in_two_containers_is_two_kills() {
+fn case_21_pid_killed_in_two_containers_is_two_kills() {
     if !in_v2_guest() {
-        return; // the numbers come round too slowly where pid_max must not be touched
+        return; // pids wrap around too slowly if pid_max must not be changed
     }
     let Some(scene) = Scene::new("pids") else { return };
     let ledger = scene.watch_all(&[]);
@@ -157,57 +156,57 @@ fn case_21_a_pid_that_is_killed_in_two_containers_is_two_kills() {
     eats(&scene, &first, hog);
     let hog = eventually("the same number again", || {
         if (0..100).all(|_| newest_number() + 1 != pid) {
-            return Err("not yet round".to_owned());
+            return Err("no wraparound yet".to_owned());
         }
-        // somebody else may take it
+        // another process may take it
         let hog = stands_ready(&scene, &second);
         if hog.pid() == pid { Ok(hog) } else { Err(format!("{} of {pid}", hog.pid())) }
     });
     eats(&scene, &second, hog);
-    std::fs::write("/proc/sys/kernel/pid_max", most).expect("as it was");
-    assert_eq!(scene.really_killed(2), [pid, pid]);
+    std::fs::write("/proc/sys/kernel/pid_max", most).expect("restored");
+    assert_eq!(scene.wait_for_kills(2), [pid, pid]);
     let tally = ledger.settled_tally(&scene, 2);
     let wanted = [(first.name().to_owned(), 1), (second.name().to_owned(), 1)];
     assert_eq!(tally.containers, wanted.into());
 }
 
 #[test]
-fn case_27_a_container_made_anew_under_its_name_is_another_one_and_the_count_goes_on() {
+fn case_27_recreated_container_continues_the_count_of_its_name() {
     let Some(scene) = Scene::new("again") else { return };
     let ledger = scene.watch(&[]);
     let first = scene.run("it", &[], &["eat"]);
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&first.name, 1, 0);
     let name = first.name.clone();
     drop(first);
     let second = scene.run("it", &[], &["eat"]);
-    scene.really_killed(2);
+    scene.wait_for_kills(2);
     ledger.settles(&name, 2, 0);
-    let kills = ledger.kills_in_its_containers(&scene);
+    let kills = ledger.container_kills(&scene);
     assert_ne!(kills[0]["container_id"], kills[1]["container_id"]);
     assert_eq!(kills[1]["container_id"], second.id.as_str());
 }
 
 #[test]
-fn case_27_a_container_that_is_renamed_keeps_what_it_had_and_goes_on_under_its_new_name() {
+fn case_27_renamed_container_keeps_counts_and_continues_under_new_name() {
     let Some(scene) = Scene::new("renamed") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("old", &[], &["seq=1:eat", "wait=/control/on", "seq=1:eat", "hold"]);
-    scene.really_killed(1);
+    scene.wait_for_kills(1);
     ledger.settles(&container.name, 0, 1);
-    let new = scene.called("new");
+    let new = scene.container_name("new");
     scene.engine.docker(&["rename", &container.id, &new]);
     ledger.eventually("its new name", |metrics| {
         metrics.ask("memledger_container_memory_usage_bytes", &[("container_name", &new)]).map(drop)
     });
     scene.release("on");
-    scene.really_killed(2);
+    scene.wait_for_kills(2);
     let sum = |metrics: &crate::support::Metrics, name: &str| metrics.sum(KILLS, &[("container_name", name)]);
     ledger.eventually("the second kill under the new name", |metrics| {
         let found = (sum(metrics, &container.name), sum(metrics, &new));
         if found.1 >= 1.0 { Ok(()) } else { Err(format!("{found:?}")) }
     });
-    let kills = ledger.kills_in_its_containers(&scene);
+    let kills = ledger.container_kills(&scene);
     assert_eq!(kills[1]["container_name"], new.as_str());
     assert_eq!(kills[0]["container_id"], kills[1]["container_id"]);
 }

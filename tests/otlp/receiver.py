@@ -1,12 +1,12 @@
 """An OTLP receiver for the tests, on Python's grpcio and the protocol's own Python messages.
 
-It shares no code with memledger. It takes gRPC and HTTP, with TLS if told, keeps what it took, and misbehaves on demand.
-Commands come as lines of JSON on standard input, answers go as lines of JSON to standard output:
+It shares no code with memledger. It accepts gRPC and HTTP, optionally with TLS, records what it received, and misbehaves on
+demand. It reads commands from standard input and writes responses to standard output, both as lines of JSON:
 
-  {"do": "behave", "as": NAME, ...}   ok | count, which keeps only how many points there were of each time |
+  {"do": "behave", "as": NAME, ...}   ok | count, which records only the number of points per timestamp |
                                        grpc CODE [retry] | http STATUS [retry_after] | hang | partial N | refuse_when TEXT
-  {"do": "take"}, {"do": "peek"}      what came since it was last taken: requests, points, records
-  {"do": "stop"}, {"do": "start"}     closes the ports, opens the same ones again
+  {"do": "take"}, {"do": "peek"}      what was received since the last take: requests, points, records
+  {"do": "stop"}, {"do": "start"}     closes the ports, reopens the same ones
 
 usage: receiver.py [CERTIFICATE KEY [CLIENT_CA]]
 """
@@ -31,7 +31,7 @@ CODES = {code.name: code for code in grpc.StatusCode}
 
 
 def plain(value):
-    """An AnyValue as JSON has it."""
+    """Converts an AnyValue to JSON."""
     kind = value.WhichOneof("value")
     if kind == "array_value":
         return [plain(one) for one in value.array_value.values]
@@ -43,7 +43,7 @@ def plain(value):
 def pairs(attributes):
     found = {}
     for pair in attributes:
-        assert pair.key not in found, f"{pair.key} stands twice"
+        assert pair.key not in found, f"{pair.key} is duplicated"
         found[pair.key] = plain(pair.value)
     return found
 
@@ -88,13 +88,20 @@ def records_of(request):
                 }
 
 
-class Refuse(Exception):
+class Reject(Exception):
     def __init__(self, code, message, retry=None):
         self.code, self.message, self.retry = code, message, retry
 
 
+class Page(Exception):
+    """A response with status 200 of something that is not an OTLP receiver, such as an ingress."""
+
+    def __init__(self, kind, body):
+        self.kind, self.body = kind, body.encode()
+
+
 class State:
-    """What came, and how to behave. Shared by all ports."""
+    """What was received, and how to behave. Shared by all ports."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -117,27 +124,31 @@ class State:
             self.new()
             return taken
 
-    def came(self, signal, wire, size, headers, message):
-        """One request: what to answer, or Refuse."""
+    def receive(self, signal, wire, size, headers, message):
+        """Handles a request. Returns the number of rejected items, or raises Reject."""
         with self.lock:
             how, released = self.behaviour, self.released
             self.taken["attempts"] += 1
         if how["as"] == "hang":
             released.wait()
-            raise Refuse("UNAVAILABLE", "hung")
+            raise Reject("UNAVAILABLE", "hung")
+        if how["as"] == "page":
+            raise Page(how["type"], how["body"])
         if how["as"] in ("grpc", "http"):
             code = how.get("code", how.get("status"))
-            raise Refuse(code, "as was asked for", how.get("retry"))
+            raise Reject(code, "on demand", how.get("retry"))
         if how["as"] == "count" and signal == "metrics":
             return self.count(message, wire, size, headers)
         found = list(points_of(message) if signal == "metrics" else records_of(message))
         if how["as"] == "refuse_when" and any(how["text"] in json.dumps(one) for one in found):
-            raise Refuse(how.get("code", "INVALID_ARGUMENT"), "not this one")
+            raise Reject(how.get("code", "INVALID_ARGUMENT"), "not this one")
         with self.lock:
             self.taken["requests"].append(
                 {"signal": signal, "wire": wire, "size": size, "items": len(found), "headers": headers}
             )
             self.taken["points" if signal == "metrics" else "records"].extend(found)
+        if how["as"] == "long_answer" and len(found) > how.get("over", 0):
+            return -1
         return how["rejected"] if how["as"] == "partial" else 0
 
     def count(self, message, wire, size, headers):
@@ -167,7 +178,9 @@ def answer(signal, rejected):
     }
     kind, field = kinds[signal]
     response = kind()
-    if rejected:
+    if rejected < 0:  # accepted, with a message that is longer than any exporter reads
+        response.partial_success.error_message = "x" * (128 << 10)
+    elif rejected:
         setattr(response.partial_success, field, rejected)
         response.partial_success.error_message = "some are too old"
     return response
@@ -180,21 +193,21 @@ class Service:
     def Export(self, request, context):
         headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         try:
-            rejected = STATE.came(self.signal, "grpc", request.ByteSize(), headers, request)
-        except Refuse as refusal:
-            if refusal.retry is not None:
-                context.set_trailing_metadata((("grpc-status-details-bin", details(refusal)),))
-            context.abort(CODES[refusal.code], refusal.message)
+            rejected = STATE.receive(self.signal, "grpc", request.ByteSize(), headers, request)
+        except Reject as rejection:
+            if rejection.retry is not None:
+                context.set_trailing_metadata((("grpc-status-details-bin", details(rejection)),))
+            context.abort(CODES[rejection.code], rejection.message)
         return answer(self.signal, rejected)
 
 
-def details(refusal):
+def details(rejection):
     """google.rpc.Status with RetryInfo, written by hand: field 1 code, 2 message, 3 details; RetryInfo's field 1."""
-    seconds = duration_pb2.Duration(seconds=refusal.retry).SerializeToString()
+    seconds = duration_pb2.Duration(seconds=rejection.retry).SerializeToString()
     info = any_pb2.Any(
         type_url="type.googleapis.com/google.rpc.RetryInfo", value=bytes([0x0A, len(seconds)]) + seconds
     ).SerializeToString()
-    return bytes([0x08, CODES[refusal.code].value[0], 0x1A, len(info)]) + info
+    return bytes([0x08, CODES[rejection.code].value[0], 0x1A, len(info)]) + info
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -213,18 +226,20 @@ class Handler(BaseHTTPRequestHandler):
         signal, kind = self.KINDS[self.path]
         headers = {key.lower(): value for key, value in self.headers.items()}
         try:
-            rejected = STATE.came(signal, "http", len(body), headers, kind.FromString(body))
-        except Refuse as refusal:
-            status = refusal.code if isinstance(refusal.code, int) else 400
-            more = [] if refusal.retry is None else [("Retry-After", str(refusal.retry))]
-            return self.reply(status, refusal.message.encode(), more)
+            rejected = STATE.receive(signal, "http", len(body), headers, kind.FromString(body))
+        except Page as page:
+            return self.reply(200, page.body, kind=page.kind)
+        except Reject as rejection:
+            status = rejection.code if isinstance(rejection.code, int) else 400
+            more = [] if rejection.retry is None else [("Retry-After", str(rejection.retry))]
+            return self.reply(status, rejection.message.encode(), more)
         self.reply(200, answer(signal, rejected).SerializeToString())
 
-    def reply(self, status, body, more=()):
+    def reply(self, status, body, more=(), kind="application/x-protobuf"):
         self.send_response(status)
         for name, value in more:
             self.send_header(name, value)
-        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -239,7 +254,7 @@ class Ports:
         self.grpc_port = self.http_port = 0
 
     def start(self):
-        # the default limit of 4 MiB holds: a request above it is refused by gRPC itself
+        # with the default limit of 4 MiB, above which gRPC itself rejects requests
         self.grpc = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         metrics_grpc.add_MetricsServiceServicer_to_server(Service("metrics"), self.grpc)
         logs_grpc.add_LogsServiceServicer_to_server(Service("logs"), self.grpc)
@@ -272,30 +287,30 @@ class Ports:
         self.http.server_close()
 
 
-def say(value):
+def write(value):
     print(json.dumps(value), flush=True)
 
 
 def main():
     ports = Ports(sys.argv[1:])
     ports.start()
-    say({"grpc": ports.grpc_port, "http": ports.http_port})
+    write({"grpc": ports.grpc_port, "http": ports.http_port})
     for line in sys.stdin:
         command = json.loads(line)
         match command["do"]:
             case "behave":
                 STATE.behave(command)
-                say({})
+                write({})
             case "peek":
-                say(STATE.taken)
+                write(STATE.taken)
             case "take":
-                say(STATE.take())
+                write(STATE.take())
             case "stop":
                 ports.stop()
-                say({})
+                write({})
             case "start":
                 ports.start()
-                say({})
+                write({})
 
 
 main()

@@ -1,13 +1,14 @@
-//! What OpenTelemetry's own variables do to the real binary. What each means in detail is tested beside `config::otlp`.
+//! OpenTelemetry's own environment variables with the real binary. `config::otlp` has the detailed tests.
 
-use std::process::Command;
+use std::io::{BufReader, Read};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::json;
 
 use super::{EMPTY, Receiver, list};
-use crate::support::{Memledger, binary, eventually};
+use crate::support::{Memledger, binary, eventually, run};
 
-/// memledger with these variables. They are set by env(1), which becomes memledger.
+/// Starts memledger with these variables, through env(1).
 fn with(variables: &[String], flags: &[&str]) -> Memledger {
     let wrapper: Vec<_> = std::iter::once("env").chain(variables.iter().map(String::as_str)).collect();
     Memledger::start_through(&wrapper, &[EMPTY, flags].concat())
@@ -20,7 +21,7 @@ fn threads(memledger: &Memledger) -> Vec<String> {
 }
 
 #[test]
-fn the_standard_variables_are_enough() {
+fn standard_variables_suffice() {
     let Some(receiver) = Receiver::start() else { return };
     let variables = [
         format!("OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:{}", receiver.http),
@@ -38,7 +39,7 @@ fn the_standard_variables_are_enough() {
     super::events::write(folder.path(), [super::events::exit(1, "train")]);
     let _memledger = with(&variables, &[&format!("--state.path={}", folder.path().display())]);
     let taken = eventually("points and a record", || {
-        let taken = receiver.ask(&json!({"do": "peek"}));
+        let taken = receiver.command(&json!({"do": "peek"}));
         let is_there = list(&taken, "points").len() > 100 && !list(&taken, "records").is_empty();
         if is_there { Ok(taken) } else { Err("not yet".to_owned()) }
     });
@@ -48,7 +49,7 @@ fn the_standard_variables_are_enough() {
         assert_eq!(request["headers"]["x-tenant"], "a,b");
         assert_eq!(request["headers"]["authorization"], "Basic dTpw");
         let encoding = if wire == "http" { "content-encoding" } else { "grpc-encoding" };
-        // grpcio takes its own headers out before anybody sees them
+        // grpcio removes its own headers
         assert!(wire == "grpc" || request["headers"][encoding] == "gzip", "{request}");
     }
     let who = &taken["points"][0]["resource"];
@@ -60,9 +61,53 @@ fn the_standard_variables_are_enough() {
 }
 
 #[test]
-fn without_an_endpoint_and_when_disabled_there_is_no_thread_and_no_family() {
+fn host_name_is_absent_in_a_container_without_the_pid_namespace_of_the_host() {
+    let Some(receiver) = Receiver::start() else { return };
+    let line = |path: &str| std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+    let is_initial = std::fs::read_link("/proc/self/ns/uts").unwrap().as_os_str() == "uts:[4026531838]";
+    let own = if is_initial { "/proc/sys/kernel/hostname" } else { "/proc/1/root/etc/hostname" };
+    let resource = |wrapper: &[&str]| {
+        receiver.take();
+        let flags: Vec<_> = receiver.flags(false);
+        let flags: Vec<_> = EMPTY.iter().copied().chain(flags.iter().map(String::as_str)).collect();
+        let memledger = Memledger::start_through(wrapper, &flags);
+        let resource = eventually("an export", || {
+            let taken = receiver.command(&json!({"do": "peek"}));
+            list(&taken, "points")
+                .first()
+                .map(|point| point["resource"].clone())
+                .ok_or_else(|| "none".to_owned())
+        });
+        (resource, memledger.log())
+    };
+    let (ours, log) = resource(&[]);
+    assert_eq!(ours.get("host.name").and_then(|name| name.as_str()), line(own).as_deref(), "{log}");
+    let container = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "--uts",
+        "sh",
+        "-c",
+        "hostname c7 && exec \"$@\"",
+        "sh",
+    ];
+    let (theirs, log) = resource(&container);
+    assert_eq!(theirs.get("host.name"), None, "the name of the container is not that of the host: {theirs}");
+    assert!(theirs["service.instance.id"].as_str().is_some_and(|id| id.starts_with("c7:")), "{theirs}");
+    assert!(log.contains("OTEL_RESOURCE_ATTRIBUTES=host.name="), "{log}");
+    let named = [&["env", "OTEL_RESOURCE_ATTRIBUTES=host.name=gpu7"][..], &container].concat();
+    let (named, log) = resource(&named);
+    assert_eq!(named["host.name"], "gpu7");
+    assert!(!log.contains("OTEL_RESOURCE_ATTRIBUTES=host.name="), "{log}");
+}
+
+#[test]
+fn no_thread_and_no_metrics_without_an_endpoint_or_when_disabled() {
     let enabled = ["OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:1".to_owned()];
-    assert!(threads(&with(&enabled, &[])).contains(&"otlp".to_owned()), "else this test looks at nothing");
+    assert!(threads(&with(&enabled, &[])).contains(&"otlp".to_owned()), "otherwise this test checks nothing");
     let disabled = [enabled[0].clone(), "OTEL_SDK_DISABLED=true".to_owned()];
     for variables in [&[][..], &disabled[..]] {
         let memledger = with(variables, &[]);
@@ -74,7 +119,7 @@ fn without_an_endpoint_and_when_disabled_there_is_no_thread_and_no_family() {
 }
 
 #[test]
-fn a_variable_that_cannot_be_used_is_said_and_a_flag_is_refused() {
+fn invalid_variables_are_logged_and_invalid_flags_rejected() {
     let variables = [
         "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:1".to_owned(),
         "OTEL_EXPORTER_OTLP_PROTOCOL=http/json".to_owned(),
@@ -85,20 +130,90 @@ fn a_variable_that_cannot_be_used_is_said_and_a_flag_is_refused() {
         let line = log.lines().find(|line| line.contains(&format!("OTEL_EXPORTER_OTLP_{name}")));
         assert!(line.is_some_and(|line| line.contains(wanted)), "{log}");
     }
-    for (flag, says) in [
+    for (flag, expected) in [
         ("--otlp.endpoint=collector:4318", "a URL such as https://collector:4318"),
         ("--otlp.endpoint=http://user:hunter2@collector:4318", "without user and password"),
         ("--otlp.headers=hunter2", "KEY=VALUE"),
         ("--otlp.protocol=http/json", "one of grpc, http/protobuf"),
-        ("--otlp.interval=1ms", "from 1s"),
+        ("--otlp.interval=1ms", "from 100ms"),
+        ("--otlp.temporality=delta", "cumulativetodelta"),
     ] {
         let endpoint = "--otlp.endpoint=http://localhost:1";
-        // a flag that is given twice is an error of its own
+        // a repeated flag is an error of its own
         let others = if flag.starts_with("--otlp.endpoint") { &[][..] } else { &[endpoint] };
         let output =
             Command::new(binary()).arg("serve").args(others).arg(flag).output().expect("memledger runs");
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{text}");
-        assert!(text.contains(says) && !text.contains("hunter2"), "{flag}: {text}");
+        assert!(text.contains(expected) && !text.contains("hunter2"), "{flag}: {text}");
     }
+}
+
+/// A process that is killed when it is dropped, also by a test that fails.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts memledger with an empty list of addresses; checks that it pushes, listens nowhere, and ends when it is told to.
+fn starts_without_listener(receiver: &Receiver, empty: &[&str], variables: &[(&str, &str)]) {
+    let mut command = Command::new(binary());
+    command
+        .arg("serve")
+        .args(EMPTY)
+        .args(["--state.path=", "--cri.endpoint=", "--reporter.directory="])
+        .args(empty);
+    command.args(receiver.flags(false)).envs(variables.iter().copied());
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut running = Running(command.spawn().expect("memledger starts"));
+    let child = &mut running.0;
+    let stderr = child.stderr.take().expect("piped");
+    receiver.take();
+    eventually("two pushes", || {
+        if let Ok(Some(status)) = child.try_wait() {
+            panic!("it ended by itself: {status}");
+        }
+        let pushes = list(&receiver.command(&json!({"do": "peek"})), "requests").len();
+        if pushes >= 2 { Ok(()) } else { Err(format!("{pushes} so far")) }
+    });
+    let sockets = std::fs::read_dir(format!("/proc/{}/fd", child.id())).expect("it runs");
+    let inode = |fd: std::fs::DirEntry| std::fs::read_link(fd.path()).ok()?.to_str().map(str::to_owned);
+    let sockets: Vec<_> = sockets.filter_map(|fd| inode(fd.ok()?)).collect();
+    let tcp = ["tcp", "tcp6"].map(|file| std::fs::read_to_string(format!("/proc/{}/net/{file}", child.id())));
+    let is_own = |inode: &str| sockets.contains(&format!("socket:[{inode}]"));
+    for line in tcp.iter().flatten().flat_map(|text| text.lines()) {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let is_listening = fields.get(3) == Some(&"0A");
+        assert!(!(is_listening && fields.get(9).is_some_and(|inode| is_own(inode))), "it listens: {line}");
+    }
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs").success());
+    let status =
+        eventually("its end", || child.try_wait().expect("wait").ok_or_else(|| "running".to_owned()));
+    let mut log = String::new();
+    BufReader::new(stderr).read_to_string(&mut log).expect("its log");
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert_eq!(log.matches("no HTTP listener").count(), 1, "{log}");
+}
+
+#[test]
+fn without_a_listener_metrics_go_out_over_otlp_alone() {
+    let Some(receiver) = Receiver::start() else { return };
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    std::fs::write(file.path(), "web.listen-address: []\n").unwrap();
+    let file = format!("--config.file={}", file.path().display());
+    starts_without_listener(&receiver, &["--web.listen-address="], &[]);
+    starts_without_listener(&receiver, &[], &[("MEMLEDGER_WEB_LISTEN_ADDRESS", "")]);
+    starts_without_listener(&receiver, &[&file], &[]);
+}
+
+#[test]
+fn without_a_listener_and_an_endpoint_it_does_not_start_and_says_what_to_set() {
+    let (code, _, text) = run(&["serve", "--web.listen-address=", "--state.path="]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("set an address such as :10853, or --otlp.endpoint"), "{text}");
 }

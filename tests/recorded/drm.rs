@@ -1,4 +1,4 @@
-//! GPUs of DRM drivers. These hosts were written after the kernel's documentation: none of it was seen on such hardware.
+//! GPUs of DRM drivers. These hosts follow the kernel's documentation: nothing was recorded on such hardware.
 
 use std::path::Path;
 
@@ -8,18 +8,18 @@ use super::Host;
 use crate::support::{Memledger, Metrics};
 
 const MIB: f64 = 1048576.0;
-const OF_PROCESS: &str = "memledger_process_gpu_memory_used_bytes";
+const PROCESS_MEMORY: &str = "memledger_process_gpu_memory_used_bytes";
 const TRAINER: &str = "ce5d6d4195c3";
 const NOTEBOOK: &str = "9f04b65ba7e9";
 
-/// Without NVML, whatever the machine has that runs the test.
+/// Flags without NVML, whatever the machine of the test has.
 fn no_nvml() -> Vec<String> {
     vec!["--no-collector.gpu".to_owned(), "--gpu.interval=50ms".to_owned()]
 }
 
-/// GPU, pid and MiB of every process that has a figure.
-fn of_processes(metrics: &Metrics) -> Vec<(String, u32, f64)> {
-    let rows = metrics.all(OF_PROCESS, &[]).into_iter();
+/// Returns GPU, pid and MiB of every process with a value.
+fn process_memory(metrics: &Metrics) -> Vec<(String, u32, f64)> {
+    let rows = metrics.all(PROCESS_MEMORY, &[]).into_iter();
     let row = |(_, labels, bytes): &(String, std::collections::BTreeMap<String, String>, f64)| {
         (labels["gpu"].clone(), labels["pid"].parse().unwrap(), bytes / MIB)
     };
@@ -28,7 +28,7 @@ fn of_processes(metrics: &Metrics) -> Vec<(String, u32, f64)> {
     rows
 }
 
-/// The books of every GPU that has any: used is what is attributed and the rest.
+/// Asserts for every GPU with memory that used = containers + host processes + unattributed.
 fn assert_balanced(metrics: &Metrics) {
     for (_, labels, used) in metrics.all("memledger_gpu_memory_used_bytes", &[]) {
         let gpu = [("gpu", labels["gpu"].as_str())];
@@ -40,17 +40,17 @@ fn assert_balanced(metrics: &Metrics) {
 }
 
 #[test]
-fn a_discrete_amd_gpu_counts_each_client_once_and_shared_buffers_once() {
+fn discrete_amd_gpu_counts_clients_and_shared_buffers_once() {
     let host = Host::unpack("drm-amdgpu", 2);
     let metrics = Metrics::parse(&host.text(&no_nvml()));
     let card = |pid, mib| ("card0".to_owned(), pid, mib);
     // two descriptors of one client, inherited by two workers, are 6 GiB once; the second client adds 4 MiB
-    let notebook = 1024.0 - 32.0; // less what it shares with the one who shares most
-    assert_eq!(of_processes(&metrics), [card(904, 6148.0), card(949, notebook), card(975, 256.0)]);
+    let notebook = 1024.0 - 32.0; // minus the buffers shared with the other process
+    assert_eq!(process_memory(&metrics), [card(904, 6148.0), card(949, notebook), card(975, 256.0)]);
     assert_balanced(&metrics);
     let gpu = [("gpu", "card0")];
     assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 284.0 * MIB);
-    assert_eq!(metrics.value("memledger_gpu_books_races_total", &gpu), 0.0);
+    assert_eq!(metrics.value("memledger_gpu_memory_accounting_conflicts_total", &gpu), 0.0);
     for container in [TRAINER, NOTEBOOK] {
         let of = [("gpu", "card0"), ("container_name", container)];
         assert_eq!(metrics.value("memledger_container_gpu_processes", &of), 1.0);
@@ -59,11 +59,11 @@ fn a_discrete_amd_gpu_counts_each_client_once_and_shared_buffers_once() {
 }
 
 #[test]
-fn a_gpu_without_memory_of_its_own_has_figures_of_processes_and_no_totals() {
+fn integrated_gpu_has_process_memory_and_no_totals() {
     let host = Host::unpack("drm-intel", 2);
     let metrics = Metrics::parse(&host.text(&no_nvml()));
     let card = |pid, mib| ("card0".to_owned(), pid, mib);
-    assert_eq!(of_processes(&metrics), [card(904, 300.0), card(975, 120.0)]);
+    assert_eq!(process_memory(&metrics), [card(904, 300.0), card(975, 120.0)]);
     for part in ["total", "used", "free", "reserved", "unattributed"] {
         let family = format!("memledger_gpu_memory_{part}_bytes");
         assert_eq!(metrics.all(&family, &[]), Vec::<&_>::new(), "{family}");
@@ -72,7 +72,7 @@ fn a_gpu_without_memory_of_its_own_has_figures_of_processes_and_no_totals() {
 }
 
 #[test]
-fn a_card_of_nvidias_driver_is_nvmls_alone_and_other_cards_stand_beside_it() {
+fn nvidia_card_is_read_by_nvml_only_beside_other_cards() {
     let host = Host::unpack("drm-mixed", 2);
     let mut state = State::with_gpus(1);
     state.gpus[0].memory.used = 3 << 30;
@@ -84,7 +84,7 @@ fn a_card_of_nvidias_driver_is_nvmls_alone_and_other_cards_stand_beside_it() {
     let metrics = Metrics::parse(&host.text(&flags));
     let row = |gpu: &str, pid, mib| (gpu.to_owned(), pid, mib);
     assert_eq!(
-        of_processes(&metrics),
+        process_memory(&metrics),
         [row("0", 904, 2048.0), row("card1", 949, 2048.0), row("card1", 975, 64.0)]
     );
     let vendors: Vec<_> = metrics
@@ -104,7 +104,7 @@ fn a_card_of_nvidias_driver_is_nvmls_alone_and_other_cards_stand_beside_it() {
 }
 
 #[test]
-fn a_host_without_render_nodes_has_no_such_source_and_no_alarm() {
+fn host_without_render_nodes_has_no_drm_source() {
     let host = Host::unpack("v2-docker", 2);
     let metrics = Metrics::parse(&host.text(&no_nvml()));
     assert_eq!(metrics.all("memledger_collector_success", &[("collector", "drm")]), Vec::<&_>::new());
@@ -115,16 +115,16 @@ fn rewrite(path: &Path, change: impl Fn(&str) -> String) {
     let text = std::fs::read_to_string(path).unwrap();
     let new = path.with_extension("new");
     std::fs::write(&new, change(&text)).unwrap();
-    std::fs::rename(&new, path).unwrap(); // never half of it
+    std::fs::rename(&new, path).unwrap(); // atomically
 }
 
 #[test]
-fn when_the_parent_ends_the_client_is_the_oldest_childs() {
+fn client_moves_to_the_oldest_child_when_the_parent_ends() {
     let host = Host::unpack("drm-amdgpu", 2);
     let memledger = host.start(&no_nvml());
     let wait = |pid: u32, mib: f64| {
         memledger.eventually(&format!("{mib} MiB of {pid}"), |metrics| {
-            match of_processes(metrics).iter().find(|(_, of, _)| *of == pid) {
+            match process_memory(metrics).iter().find(|(_, of, _)| *of == pid) {
                 Some((_, _, found)) if *found == mib => Ok(()),
                 found => Err(format!("{found:?}; {}", memledger.log())),
             }
@@ -135,24 +135,28 @@ fn when_the_parent_ends_the_client_is_the_oldest_childs() {
     wait(917, 6144.0);
     let metrics = memledger.fresh_metrics();
     assert_balanced(&metrics);
-    assert!(of_processes(&metrics).iter().all(|(_, pid, _)| *pid != 918), "its sibling counts with nothing");
+    assert!(
+        process_memory(&metrics).iter().all(|(_, pid, _)| *pid != 918),
+        "its sibling has no memory of its own"
+    );
 }
 
 #[test]
-fn processes_that_hold_more_than_the_device_are_a_race_and_leave_nothing_unattributed() {
+fn counts_conflict_if_processes_hold_more_than_used() {
     let host = Host::unpack("drm-amdgpu", 2);
     let used = host.path("sys/devices/pci0000:00/0000:03:00.0/mem_info_vram_used");
     rewrite(&used, |_| "1048576\n".to_owned());
     let memledger = host.start(&no_nvml());
     let gpu = [("gpu", "card0")];
-    let races = |metrics: &Metrics| match metrics.ask("memledger_gpu_books_races_total", &gpu)? {
-        races if races >= 2.0 => Ok(metrics.clone()),
-        races => Err(format!("{races} races")),
-    };
-    let metrics = memledger.eventually("two races", races);
+    let conflicts =
+        |metrics: &Metrics| match metrics.ask("memledger_gpu_memory_accounting_conflicts_total", &gpu)? {
+            conflicts if conflicts >= 2.0 => Ok(metrics.clone()),
+            conflicts => Err(format!("{conflicts} conflicts")),
+        };
+    let metrics = memledger.eventually("two conflicts", conflicts);
     assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 0.0);
     rewrite(&used, |_| format!("{}\n", 7680_u64 << 20));
-    memledger.eventually("closed books", |metrics| {
+    memledger.eventually("the sum to match", |metrics| {
         match metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu) {
             rest if rest == 284.0 * MIB => Ok(()),
             rest => Err(format!("{rest} bytes unattributed")),
@@ -161,7 +165,7 @@ fn processes_that_hold_more_than_the_device_are_a_race_and_leave_nothing_unattri
 }
 
 #[test]
-fn a_driver_that_goes_is_a_failure_and_its_families_vanish_until_it_is_back() {
+fn missing_driver_fails_and_its_families_return_with_it() {
     let host = Host::unpack("drm-amdgpu", 2);
     let memledger = host.start(&no_nvml());
     let is = |up: f64| {
@@ -183,7 +187,7 @@ fn a_driver_that_goes_is_a_failure_and_its_families_vanish_until_it_is_back() {
 }
 
 #[test]
-fn outside_the_hosts_pid_namespace_no_process_is_named() {
+fn attributes_nothing_outside_the_initial_pid_namespace() {
     let host = Host::unpack("drm-amdgpu", 2);
     let link = host.path("proc/self/ns/pid");
     std::fs::remove_file(&link).unwrap();
@@ -191,15 +195,15 @@ fn outside_the_hosts_pid_namespace_no_process_is_named() {
     let memledger = host.start(&no_nvml());
     memledger.eventually("the GPU", |metrics| metrics.ask("memledger_gpus_visible", &[]));
     let metrics = memledger.fresh_metrics();
-    assert_eq!(of_processes(&metrics), []);
+    assert_eq!(process_memory(&metrics), []);
     let gpu = [("gpu", "card0")];
     assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 7680.0 * MIB);
-    assert_eq!(metrics.get("memledger_gpu_host_processes_memory_bytes", &gpu), None, "not known is not zero");
+    assert_eq!(metrics.get("memledger_gpu_host_processes_memory_bytes", &gpu), None, "unknown is not zero");
     assert!(memledger.log().contains("pid namespace"), "{}", memledger.log());
 }
 
 #[test]
-fn work_of_the_engines_is_the_processes_share_and_what_passes_them_by_is_absent() {
+fn utilization_comes_from_engines_and_is_absent_for_kfd() {
     let host = Host::unpack("drm-amdgpu", 2);
     let memledger = host.start(&no_nvml());
     let share = |metrics: &Metrics, pid: &str| {
@@ -208,7 +212,7 @@ fn work_of_the_engines_is_the_processes_share_and_what_passes_them_by_is_absent(
     memledger.eventually("a second reading", |metrics| share(metrics, "949").ok_or_else(|| memledger.log()));
     let mut busy_ns = 1_000_000_000_u64;
     memledger.eventually("work", |metrics| {
-        busy_ns += 5_000_000; // it works on and on
+        busy_ns += 5_000_000; // it keeps working
         rewrite(&host.path("proc/949/fdinfo/8"), |text| {
             let (before, rest) = text.split_once("drm-engine-gfx:\t").unwrap();
             format!("{before}drm-engine-gfx:\t{busy_ns} ns\n{}", rest.split_once('\n').unwrap().1)
@@ -219,7 +223,7 @@ fn work_of_the_engines_is_the_processes_share_and_what_passes_them_by_is_absent(
         }
     });
     let metrics = memledger.fresh_metrics();
-    assert_eq!(share(&metrics, "904"), None, "what it computes through /dev/kfd is not told");
+    assert_eq!(share(&metrics, "904"), None, "the driver does not report work through /dev/kfd");
     assert_eq!(
         metrics.get("memledger_container_gpu_utilization_ratio", &[("container_name", TRAINER)]),
         None
@@ -231,11 +235,11 @@ fn work_of_the_engines_is_the_processes_share_and_what_passes_them_by_is_absent(
     );
 }
 
-/// Waits until a fault is counted.
-fn after_a_malformed_value(memledger: &Memledger) -> Metrics {
+/// Waits for a counted read error.
+fn after_malformed_value(memledger: &Memledger) -> Metrics {
     let malformed = [("collector", "drm"), ("reason", "malformed")];
-    memledger.eventually("a fault", |metrics| {
-        match metrics.ask("memledger_read_faults_total", &malformed)? {
+    memledger.eventually("a read error", |metrics| {
+        match metrics.ask("memledger_collector_read_errors_total", &malformed)? {
             0.0 => Err("none yet".to_owned()),
             _ => Ok(()),
         }
@@ -244,25 +248,25 @@ fn after_a_malformed_value(memledger: &Memledger) -> Metrics {
 }
 
 #[test]
-fn processes_that_hold_more_than_there_is_are_not_believed() {
+fn rejects_processes_with_more_memory_than_the_device() {
     let host = Host::unpack("drm-amdgpu", 2);
     rewrite(&host.path("proc/949/fdinfo/8"), |text| text.replace("1048576 KiB", "26214400 KiB"));
     let memledger = host.start(&no_nvml());
-    let metrics = after_a_malformed_value(&memledger);
+    let metrics = after_malformed_value(&memledger);
     let gpu = [("gpu", "card0")];
-    assert_eq!(of_processes(&metrics), []);
+    assert_eq!(process_memory(&metrics), []);
     assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 7680.0 * MIB);
-    assert_eq!(metrics.get("memledger_gpu_host_processes_memory_bytes", &gpu), None, "not known is not zero");
-    assert_eq!(metrics.value("memledger_gpu_books_races_total", &gpu), 0.0);
+    assert_eq!(metrics.get("memledger_gpu_host_processes_memory_bytes", &gpu), None, "unknown is not zero");
+    assert_eq!(metrics.value("memledger_gpu_memory_accounting_conflicts_total", &gpu), 0.0);
 }
 
 #[test]
-fn values_that_cannot_be_right_are_absent_and_counted() {
+fn impossible_values_are_absent_and_counted() {
     let host = Host::unpack("drm-amdgpu", 2);
     rewrite(&host.path("proc/949/fdinfo/8"), |text| text.replace("1048576 KiB", "18446744073709551615 KiB"));
     let memledger = host.start(&no_nvml());
-    let metrics = after_a_malformed_value(&memledger);
-    assert!(of_processes(&metrics).iter().all(|(_, pid, _)| *pid != 949), "{:?}", of_processes(&metrics));
+    let metrics = after_malformed_value(&memledger);
+    assert!(process_memory(&metrics).iter().all(|(_, pid, _)| *pid != 949), "{:?}", process_memory(&metrics));
     let of = [("container_name", NOTEBOOK)];
     assert_eq!(metrics.get("memledger_container_gpu_memory_used_bytes", &of), None);
     assert!(metrics.series.iter().all(|(_, _, value)| *value < 2f64.powi(62)));
@@ -270,7 +274,7 @@ fn values_that_cannot_be_right_are_absent_and_counted() {
 }
 
 #[test]
-fn a_process_with_more_descriptors_than_are_read_has_no_figure_and_the_others_keep_theirs() {
+fn process_over_the_descriptor_limit_has_no_value() {
     let host = Host::unpack("drm-amdgpu", 2);
     let info = std::fs::read(host.path("proc/949/fdinfo/8")).unwrap();
     for number in 1000..1600 {
@@ -280,24 +284,26 @@ fn a_process_with_more_descriptors_than_are_read_has_no_figure_and_the_others_ke
     }
     let memledger = host.start(&no_nvml());
     let io = [("collector", "drm"), ("reason", "io")];
-    memledger.eventually("a fault", |metrics| match metrics.ask("memledger_read_faults_total", &io)? {
-        0.0 => Err("none yet".to_owned()),
-        _ => Ok(()),
+    memledger.eventually("a read error", |metrics| {
+        match metrics.ask("memledger_collector_read_errors_total", &io)? {
+            0.0 => Err("none yet".to_owned()),
+            _ => Ok(()),
+        }
     });
     let metrics = memledger.fresh_metrics();
     let card = |pid, mib| ("card0".to_owned(), pid, mib);
-    assert_eq!(of_processes(&metrics), [card(904, 6148.0), card(975, 256.0)]);
+    assert_eq!(process_memory(&metrics), [card(904, 6148.0), card(975, 256.0)]);
     let of = |name| [("gpu", "card0"), ("container_name", name)];
     let family = "memledger_container_gpu_memory_used_bytes";
-    assert_eq!(metrics.get(family, &of(NOTEBOOK)), None, "a part is not the whole");
+    assert_eq!(metrics.get(family, &of(NOTEBOOK)), None, "a partial sum is not exported");
     assert_eq!(metrics.value(family, &of(TRAINER)), 6148.0 * MIB);
     assert_balanced(&metrics);
 }
 
 #[test]
-fn without_permission_to_see_other_processes_nothing_is_attributed_and_doctor_says_what_to_set() {
+fn without_permission_attributes_nothing_and_doctor_has_the_fix() {
     let host = Host::unpack("drm-amdgpu", 2);
-    // the real processes of this machine, seen by a user who may look at none but his own
+    // the real processes of this machine, as a user without access to those of others
     std::fs::set_permissions(host.root.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"];
     let sysfs = format!("--path.sysfs={}", host.path("sys").display());
@@ -313,7 +319,7 @@ fn without_permission_to_see_other_processes_nothing_is_attributed_and_doctor_sa
         .read_link()
         .is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
     {
-        return crate::support::skip("these tests do not run in the first pid namespace");
+        return crate::support::skip("these tests do not run in the initial pid namespace");
     }
     let doctor = std::process::Command::new(user[0])
         .args(&user[1..])
@@ -332,17 +338,19 @@ fn without_permission_to_see_other_processes_nothing_is_attributed_and_doctor_sa
     all.extend(flags);
     let memledger = crate::support::Memledger::start_through(&user, &all);
     let denied = [("collector", "drm"), ("reason", "permission")];
-    memledger.eventually("faults", |metrics| match metrics.ask("memledger_read_faults_total", &denied)? {
-        0.0 => Err("none yet".to_owned()),
-        _ => Ok(()),
+    memledger.eventually("read errors", |metrics| {
+        match metrics.ask("memledger_collector_read_errors_total", &denied)? {
+            0.0 => Err("none yet".to_owned()),
+            _ => Ok(()),
+        }
     });
     let metrics = memledger.fresh_metrics();
     let gpu = [("gpu", "card0")];
     assert_eq!(metrics.value("memledger_gpu_memory_unattributed_bytes", &gpu), 7680.0 * MIB);
-    assert_eq!(metrics.get("memledger_gpu_host_processes_memory_bytes", &gpu), None, "not known is not zero");
+    assert_eq!(metrics.get("memledger_gpu_host_processes_memory_bytes", &gpu), None, "unknown is not zero");
     assert!(memledger.log().contains("CAP_SYS_PTRACE"), "{}", memledger.log());
-    let faults = metrics.value("memledger_read_faults_total", &denied);
+    let errors = metrics.value("memledger_collector_read_errors_total", &denied);
     let later = memledger.fresh_metrics();
-    let new = later.value("memledger_read_faults_total", &denied) - faults;
-    assert!(new < faults, "a process counts once, not at each look: {faults} and then {new} more");
+    let new = later.value("memledger_collector_read_errors_total", &denied) - errors;
+    assert!(new < errors, "a process counts once, not at each scan: {errors} and then {new} more");
 }

@@ -1,7 +1,7 @@
-//! The cgroups of a kubelet in its layouts: systemd and cgroupfs driver, guaranteed, burstable and besteffort pods, and all of
-//! it in a container of Docker, as kind has it.
+//! The cgroup layouts of a kubelet: systemd and cgroupfs driver, guaranteed, burstable and besteffort pods, and a whole
+//! node in a Docker container, as with kind.
 //!
-//! The names come over CRI from a server that answers what stands here: a recording has no container runtime.
+//! The names come over CRI from a server with the fixed responses below: a recording has no container runtime.
 
 use memledger::discover::cri::messages::*;
 
@@ -15,7 +15,7 @@ const TRAINER: &str = "0d6e4079e36703ebd37c00722f5891d28b0e2811dc114b129215123ad
 const SIDECAR: &str = "ea7bf4bb723041e7d63fe6c74dc46c048c617eb49a454a1cd6edbf34d05a418e";
 const OTHER: &str = "facf8b54e5c0b8c426bb1c4bf5a00abfeaa064dc89ba8298dfa0c083746eee5b";
 
-/// A runtime that knows the two pods of the recording.
+/// Starts a runtime with the two pods of the recording.
 fn runtime() -> Server {
     let server = Server::new();
     let method = |name: &str| format!("/runtime.v1.RuntimeService/{name}");
@@ -52,11 +52,11 @@ fn runtime() -> Server {
         image: Some(ImageSpec { image: "registry.example/train:1".into(), ..Default::default() }),
         ..Default::default()
     };
-    server.tell(&method("Version"), &VersionResponse::default());
-    server.tell(&method("ListPodSandbox"), &ListPodSandboxResponse { items: pods.to_vec() });
-    server.tell(&method("ListContainers"), &ListContainersResponse { containers });
-    let answer = ContainerStatusResponse { status: Some(status), ..Default::default() };
-    server.tell(&method("ContainerStatus"), &answer);
+    server.respond_with(&method("Version"), &VersionResponse::default());
+    server.respond_with(&method("ListPodSandbox"), &ListPodSandboxResponse { items: pods.to_vec() });
+    server.respond_with(&method("ListContainers"), &ListContainersResponse { containers });
+    let response = ContainerStatusResponse { status: Some(status), ..Default::default() };
+    server.respond_with(&method("ContainerStatus"), &response);
     server
 }
 
@@ -75,7 +75,7 @@ fn classes(metrics: &Metrics) -> Vec<[String; 2]> {
 }
 
 #[test]
-fn the_kubelets_cgroupfs_driver_and_a_guaranteed_pod_are_as_they_were_arranged() {
+fn kubelet_with_cgroupfs_driver_and_guaranteed_pod() {
     let metrics = compare("v2-kubelet-cgroupfs", 3);
     assert_eq!(classes(&metrics), [["notebook", "guaranteed"], ["train-0", "burstable"]]);
     let request = [("k8s_pod_name", "notebook"), ("container_name", "main")];
@@ -83,9 +83,9 @@ fn the_kubelets_cgroupfs_driver_and_a_guaranteed_pod_are_as_they_were_arranged()
 }
 
 #[test]
-fn pods_in_a_container_of_docker_are_as_they_were_arranged() {
+fn pods_in_a_docker_container() {
     let metrics = compare("v2-kind", 4);
     assert_eq!(classes(&metrics), [["notebook", "besteffort"], ["train-0", "burstable"]]);
     let outer = [("container_name", "c0dec0dec0de"), ("runtime", "docker")];
-    assert_eq!(metrics.all("memledger_container_info", &outer).len(), 1, "the pods lie in it");
+    assert_eq!(metrics.all("memledger_container_info", &outer).len(), 1, "it contains the pods");
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use memledger::attribute::roles::classify;
-use memledger::collect::process::{Facts, Process};
+use memledger::collect::process::{Process, ProcessMeta};
 use memledger::parse::process::Command;
 use serde_json::Value;
 
@@ -28,15 +28,15 @@ fn process(entry: &Value, all: &[Value]) -> Process {
     }
     let words = entry["arguments"].as_array().expect("a list").iter();
     let words: Vec<_> = words.map(|word| word.as_str().expect("text")).collect();
-    let facts = Facts {
+    let meta = ProcessMeta {
         comm: entry["comm"].as_str().expect("text").into(),
         ppid: number(entry, "ppid") as u32,
         start_ticks: number(entry, "start_ticks"),
         command: Command::of(words.join("\0").as_bytes()),
-        command_hash: number(of, "pid"),
+        command_hash: Some(number(of, "pid")),
         zombie: false,
     };
-    Process { pid: number(entry, "pid") as u32, rss_bytes: 1, facts: Arc::new(facts) }
+    Process { pid: number(entry, "pid") as u32, rss_bytes: 1, meta: Arc::new(meta) }
 }
 
 #[test]

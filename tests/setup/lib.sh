@@ -20,7 +20,25 @@ as_root() {
   if ((EUID == 0)); then "$@"; else sudo -- "$@"; fi
 }
 
+# The same with the whole environment of the caller, of which sudo keeps little.
+as_root_with_environment() {
+  local environment
+  if ((EUID == 0)); then "$@"; return; fi
+  mapfile -d '' environment < <(env -0)
+  sudo -- env -- "${environment[@]}" "$@"
+}
+
 has() { command -v "$1" >/dev/null 2>&1; }
+
+# Fails with what to do where there is no cargo.
+need_cargo() {
+  if has "${CARGO:-cargo}"; then return; fi
+  echo "cargo is not on the PATH. Install Rust with rustup (README.md, \"Two commands\"), then: . ~/.cargo/env" >&2
+  if [[ -n ${SUDO_USER:-} ]]; then
+    echo "sudo does not keep $SUDO_USER's PATH: run make without sudo, it calls sudo itself where it needs root" >&2
+  fi
+  return 1
+}
 
 # Tells whether a Debian package is installed and configured.
 package_installed() {
@@ -36,6 +54,23 @@ apt_or_update() {
   apt "$@" && return
   echo "-- refreshing the package lists, then once more"
   apt update && apt "$@"
+}
+
+# This machine's Debian sources of its own release, a `deb` line each, as mmdebstrap wants them.
+debian_sources() {
+  local lines
+  lines=$(list_debian_sources)
+  # no lists, no targets
+  [[ -n $lines ]] || { apt update >&2; lines=$(list_debian_sources); }
+  printf '%s\n' "$lines"
+}
+
+list_debian_sources() {
+  local release
+  release=$(. /etc/os-release && echo "$VERSION_CODENAME")
+  # shellcheck disable=SC2016 # apt fills these in
+  apt-get indextargets --format '$(ORIGIN)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)' 'Created-By: Packages' |
+    awk -F'|' -v r="$release" '$1 == "Debian" && index($2, r) == 1 { print "deb " $4 " " $2 " " $3 }' | sort -u
 }
 
 # fetch_package NAME FOLDER: unpacks a Debian package into FOLDER without installing it (no service, no conffile, no conflict).

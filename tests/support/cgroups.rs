@@ -1,59 +1,59 @@
-//! Real cgroups that look like containers, for tests that need no engine. Works on cgroup v1 and v2.
+//! Real cgroups that look like containers, for tests without an engine. Works on cgroup v1 and v2.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// True if the memory controller is bound to v2 here.
+/// Returns true if the memory controller is bound to v2.
 pub fn is_v2() -> bool {
     std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").is_ok_and(|text| text.contains("memory"))
 }
 
-/// The root of the hierarchy that has the memory controller.
+/// Returns the root of the hierarchy with the memory controller.
 pub fn root() -> PathBuf {
     if is_v2() { "/sys/fs/cgroup".into() } else { "/sys/fs/cgroup/memory".into() }
 }
 
-/// A 64-digit id that no other test of this run has. Its first 12 digits, the name, are unique too.
+/// Returns a 64-digit id that is unique in this test run, also in its first 12 digits, the name.
 pub fn new_id() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     // a pid has at most 22 bits
     format!("{:06x}{:06x}{:052x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed), 0xfeed)
 }
 
-/// A cgroup below `memledger-tests` of the real hierarchy. When dropped its processes are killed, and it is removed with
-/// the levels above that were made for it.
+/// A cgroup below `memledger-tests` of the real hierarchy. Drop kills its processes and removes it with the parent levels
+/// that it created.
 pub struct TestCgroup {
     pub path: PathBuf,
     pub id: String,
-    /// Levels above that this cgroup made, outermost first.
-    made: Vec<PathBuf>,
+    /// Parent levels that were created for this cgroup, outermost first.
+    created: Vec<PathBuf>,
 }
 
 impl TestCgroup {
-    /// A cgroup named like a container of Docker's cgroupfs driver: `/memledger-tests/<64 hex>`.
+    /// Creates a cgroup named like a container of Docker's cgroupfs driver: `/memledger-tests/<64 hex>`.
     pub fn container() -> Self {
         let id = new_id();
         Self::at(&format!("memledger-tests/{id}"), &id)
     }
 
-    /// A cgroup at a path below the root; the controllers are switched on along the way.
+    /// Creates a cgroup at a path below the root, and enables the controllers on the way.
     pub fn at(relative: &str, id: &str) -> Self {
-        // another test may remove a level that both share just now: begin again
-        let (path, made) = super::eventually("the cgroup", || make(relative));
-        Self { path, id: id.to_owned(), made }
+        // another test may concurrently remove a level that both share: retry
+        let (path, created) = super::eventually("the cgroup", || create(relative));
+        Self { path, id: id.to_owned(), created }
     }
 
-    /// Name of the container: its short id.
+    /// Returns the name of the container: its short id.
     pub fn name(&self) -> &str {
         &self.id[..12]
     }
 
-    /// The flag that shows this container alone.
+    /// Returns the flag that exports only this container.
     pub fn include(&self) -> String {
         format!("--container.include=^{}$", self.name())
     }
 
-    /// Moves a process in, with all that it will fork.
+    /// Moves a process into the cgroup, with its future children.
     pub fn add(&self, pid: u32) {
         std::fs::write(self.path.join("cgroup.procs"), pid.to_string()).expect("the process is moved");
     }
@@ -64,7 +64,7 @@ impl TestCgroup {
         std::fs::write(self.path.join(file), bytes.to_string()).expect("the limit is set");
     }
 
-    /// A number from one of the cgroup's files, by the name on v1 and on v2.
+    /// Reads a number from a file, by its name on v1 and on v2.
     pub fn number(&self, v1: &str, v2: &str) -> u64 {
         let file = self.path.join(if is_v2() { v2 } else { v1 });
         let text =
@@ -72,12 +72,12 @@ impl TestCgroup {
         text.trim().parse().unwrap_or_else(|_| panic!("{}: {text}", file.display()))
     }
 
-    /// The text of one of its files; `None` if this kernel has no such file, or has switched it off.
+    /// Reads the text of a file; `None` if this kernel does not have it, or has disabled it.
     pub fn text(&self, file: &str) -> Option<String> {
         std::fs::read_to_string(self.path.join(file)).ok()
     }
 
-    /// A line of `memory.stat` by its key on v1 and on v2; `None` without the line.
+    /// Reads a value of `memory.stat` by its key on v1 and on v2; `None` without the line.
     pub fn stat(&self, v1: &str, v2: &str) -> Option<u64> {
         let key = if is_v2() { v2 } else { v1 };
         let text = self.text("memory.stat").expect("memory.stat");
@@ -85,7 +85,7 @@ impl TestCgroup {
         Some(value.parse().unwrap_or_else(|_| panic!("{key}: {value}")))
     }
 
-    /// Its pids.
+    /// Returns its pids.
     pub fn pids(&self) -> Vec<u32> {
         let text = std::fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()
@@ -95,39 +95,70 @@ impl TestCgroup {
 impl Drop for TestCgroup {
     fn drop(&mut self) {
         for _ in 0..500 {
-            for pid in self.pids() {
+            let pids = self.pids();
+            if !pids.is_empty() {
                 let _ = std::process::Command::new("kill")
-                    .args(["-KILL", &pid.to_string()])
+                    .arg("-KILL")
+                    .args(pids.iter().map(u32::to_string))
                     .stderr(std::process::Stdio::null())
                     .status();
             }
             match std::fs::remove_dir(&self.path) {
-                Err(error) if error.raw_os_error() == Some(16) => {} // EBUSY: the kernel still reaps
+                Err(error) if error.raw_os_error() == Some(16) => {} // EBUSY: the kernel is still reaping
                 _ => break,
             }
             std::thread::park_timeout(std::time::Duration::from_millis(10)); // poll, with a bound
         }
-        for level in self.made.iter().rev() {
-            let _ = std::fs::remove_dir(level); // fails while another cgroup lies in it
+        // of several cgroups below one level, whichever is dropped last removes it: rmdir fails while another one is in it
+        let shared = self.path.ancestors().skip(1).take_while(|level| !level.ends_with("memledger-tests"));
+        let is_test_folder = self.path.components().any(|part| part.as_os_str() == "memledger-tests");
+        for level in shared.filter(|level| is_test_folder || self.created.iter().any(|made| made == level)) {
+            let _ = std::fs::remove_dir(level);
         }
     }
 }
 
-/// Makes a cgroup and the levels above it; returns its path and the levels that were not there.
-fn make(relative: &str) -> Result<(PathBuf, Vec<PathBuf>), String> {
+/// Removes an empty cgroup in every hierarchy, by its path below their roots: on v1 a runtime that is given a parent makes it
+/// in each. True if it is nowhere any more.
+pub fn remove_everywhere(relative: &Path) -> bool {
+    let hierarchies =
+        std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
+    let paths: Vec<_> =
+        hierarchies.chain(["/sys/fs/cgroup".into()]).map(|hierarchy| hierarchy.join(relative)).collect();
+    for path in &paths {
+        let _ = std::fs::remove_dir(path);
+    }
+    !paths.iter().any(|path| path.exists())
+}
+
+/// Creates a cgroup and its parent levels; returns its path and the levels that did not exist.
+fn create(relative: &str) -> Result<(PathBuf, Vec<PathBuf>), String> {
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        match try_create(relative) {
+            // another test has just removed a level that was empty
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && attempts < 100 => {}
+            Err(error) => return Err(format!("{relative}: {error}")),
+            Ok(created) => return Ok(created),
+        }
+    }
+}
+
+fn try_create(relative: &str) -> std::io::Result<(PathBuf, Vec<PathBuf>)> {
     let mut path = root();
-    let mut made = Vec::new();
+    let mut created = Vec::new();
     for component in Path::new(relative) {
         if is_v2() {
             let _ = std::fs::write(path.join("cgroup.subtree_control"), "+memory");
         }
         path.push(component);
         match std::fs::create_dir(&path) {
-            Ok(()) => made.push(path.clone()),
+            Ok(()) => created.push(path.clone()),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(format!("{}: {error}", path.display())),
+            Err(error) => return Err(error),
         }
     }
-    made.retain(|level| *level != path && !level.ends_with("memledger-tests"));
-    Ok((path, made))
+    created.retain(|level| *level != path && !level.ends_with("memledger-tests"));
+    Ok((path, created))
 }

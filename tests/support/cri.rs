@@ -1,6 +1,6 @@
-//! A real containerd with its CRI plugin, of a test's own, and pods in it as a kubelet makes them: there is no kubelet here.
+//! A real containerd with its CRI plugin for one test, and pods in it, created as a kubelet does: there is no kubelet here.
 //!
-//! The messages are the few that make pods and containers, with CRI's field numbers; memledger itself has none of them.
+//! The messages are those that create pods and containers, with CRI's field numbers; memledger itself has none of them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 
-use super::docker::{signal, unique};
+use super::docker::unique;
 use super::{eventually, skip};
 
-/// The images that `tests/setup/setup.sh containerd` makes: one whose first process sleeps, and the one of all tests.
+/// The images that `tests/setup/setup.sh containerd` builds: one whose first process sleeps, and the one of all tests.
 const PAUSE: &str = "docker.io/library/memledger-pause:1";
 const IMAGE: &str = "docker.io/library/memledger-test:1";
 
@@ -73,7 +73,7 @@ struct RunPodSandbox {
     config: Option<PodSandboxConfig>,
 }
 
-/// A message whose first field is an id: what names one thing, and what answers with one.
+/// A message whose first field is an id: some requests, and some responses.
 #[derive(Clone, PartialEq, Message)]
 struct Id {
     #[prost(string, tag = "1")]
@@ -161,16 +161,16 @@ struct Resources {
     oom_score_adj: i64,
 }
 
-/// A containerd of a test's own. Its pods are removed and it is ended when dropped.
+/// A containerd for one test. It is stopped when dropped, after its pods are removed.
 pub struct Containerd {
     folder: tempfile::TempDir,
     tokio: tokio::runtime::Runtime,
     child: Option<Child>,
-    /// Where its pods have their cgroups, relative to the root of a hierarchy.
+    /// Parent of its pods' cgroups, relative to the root of a hierarchy.
     pub cgroup: String,
 }
 
-/// What a kubelet says of a pod.
+/// A pod to create.
 #[derive(Clone, Default)]
 pub struct Wanted<'a> {
     pub namespace: &'a str,
@@ -181,7 +181,7 @@ pub struct Wanted<'a> {
     pub annotations: &'a [(&'a str, &'a str)],
 }
 
-/// A pod that runs.
+/// A running pod.
 pub struct Pod {
     pub uid: String,
     pub sandbox: String,
@@ -190,7 +190,7 @@ pub struct Pod {
     config: PodSandboxConfig,
 }
 
-/// What a kubelet says of a container.
+/// A container to create.
 #[derive(Clone, Default)]
 pub struct Spec<'a> {
     pub name: &'a str,
@@ -202,7 +202,7 @@ pub struct Spec<'a> {
 }
 
 impl Containerd {
-    /// Starts one; `None`, with the reason said, where it cannot be.
+    /// Starts containerd; returns `None`, with the reason printed, if it is not available.
     pub fn start() -> Option<Self> {
         let Some(cache) = std::env::var_os("MEMLEDGER_TEST_CRI_IMAGES").map(PathBuf::from) else {
             skip("no images for containerd: run tests/setup/setup.sh containerd env");
@@ -233,12 +233,12 @@ impl Containerd {
         self.path("c.sock")
     }
 
-    /// Its process, which must run.
+    /// Returns its pid; panics if it does not run.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("it runs").id()
     }
 
-    /// The flag that points memledger at it.
+    /// Returns memledger's flag for its socket.
     pub fn flag(&self) -> String {
         format!("--cri.endpoint={}", self.socket().display())
     }
@@ -264,8 +264,21 @@ state = "{folder}/state"
         )
     }
 
-    /// Starts it, or starts it again, and waits until it answers.
+    /// Starts or restarts it, and waits until it responds.
     pub fn launch(&mut self) {
+        self.spawn();
+        eventually("containerd responds", || self.check_response());
+    }
+
+    fn check_response(&self) -> Result<Empty, String> {
+        self.try_call::<Empty, Empty>("Version", Empty {}).map_err(|error| {
+            let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
+            let end: Vec<_> = log.lines().rev().take(3).collect();
+            format!("{error}; {end:?}")
+        })
+    }
+
+    fn spawn(&mut self) {
         let log = std::fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
         let child = Command::new("containerd")
             .arg(format!("--config={}", self.path("config.toml").display()))
@@ -275,37 +288,27 @@ state = "{folder}/state"
             .spawn()
             .expect("containerd starts");
         self.child = Some(child);
-        eventually("containerd answers", || {
-            self.try_ask::<Empty, Empty>("Version", Empty {}).map_err(|error| {
-                let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
-                let end: Vec<_> = log.lines().rev().take(3).collect();
-                format!("{error}; {end:?}")
-            })
-        });
     }
 
-    /// Ends it as a service manager does, with SIGTERM; its containers go on.
+    /// Stops it as a service manager does, with SIGTERM; its containers continue.
     pub fn stop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        signal("TERM", child.id());
-        eventually("the end of containerd", || {
-            child.try_wait().map_err(|error| error.to_string())?.ok_or_else(|| "it runs".to_owned())
-        });
+        assert!(super::terminate(&mut child), "containerd does not end on SIGTERM");
     }
 
-    fn try_ask<Q: Message + 'static, A: Message + Default + 'static>(
+    fn try_call<Q: Message + 'static, A: Message + Default + 'static>(
         &self,
         method: &str,
-        question: Q,
+        request: Q,
     ) -> Result<A, String> {
-        ask(&self.tokio, &self.socket(), method, question)
+        call(&self.tokio, &self.socket(), method, request)
     }
 
-    fn ask<Q: Message + 'static, A: Message + Default + 'static>(&self, method: &str, question: Q) -> A {
-        self.try_ask(method, question).unwrap_or_else(|error| panic!("{method}: {error}"))
+    fn call<Q: Message + 'static, A: Message + Default + 'static>(&self, method: &str, request: Q) -> A {
+        self.try_call(method, request).unwrap_or_else(|error| panic!("{method}: {error}"))
     }
 
-    /// Makes a pod as a kubelet does, with its cgroup first.
+    /// Creates a pod as a kubelet does, with its cgroup first.
     pub fn pod(&self, wanted: &Wanted) -> Pod {
         let id = super::cgroups::new_id();
         let uid = format!("{}-{}-4000-8000-{}", &id[..8], &id[8..12], &id[52..]);
@@ -335,11 +338,11 @@ state = "{folder}/state"
         };
         let memory = super::cgroups::root().join(&cgroup);
         std::fs::create_dir_all(&memory).expect("the pod's cgroup");
-        let sandbox: Id = self.ask("RunPodSandbox", RunPodSandbox { config: Some(config.clone()) });
+        let sandbox: Id = self.call("RunPodSandbox", RunPodSandbox { config: Some(config.clone()) });
         Pod { uid, sandbox: sandbox.id, cgroup, config }
     }
 
-    /// Makes a container in a pod and starts it. Returns its id.
+    /// Creates and starts a container in a pod. Returns its id.
     pub fn run(&self, pod: &Pod, spec: &Spec) -> String {
         let mut labels = pod.config.labels.clone();
         labels.insert("io.kubernetes.container.name".into(), spec.name.into());
@@ -363,37 +366,37 @@ state = "{folder}/state"
                 resources: Some(Resources { memory_limit: spec.limit, oom_score_adj: 900 }),
             }),
         };
-        let question = CreateContainer {
+        let request = CreateContainer {
             pod_sandbox_id: pod.sandbox.clone(),
             config: Some(config),
             sandbox_config: Some(pod.config.clone()),
         };
-        let id: Id = self.ask("CreateContainer", question);
-        let _: Empty = self.ask("StartContainer", id.clone());
+        let id: Id = self.call("CreateContainer", request);
+        let _: Empty = self.call("StartContainer", id.clone());
         id.id
     }
 
     /// Stops a container, as a kubelet does with a grace period in seconds.
     pub fn stop_container(&self, id: &str, timeout: i64) {
-        let _: Empty = self.ask("StopContainer", StopContainer { id: id.to_owned(), timeout });
+        let _: Empty = self.call("StopContainer", StopContainer { id: id.to_owned(), timeout });
     }
 
     pub fn remove_container(&self, id: &str) {
-        let _: Empty = self.ask("RemoveContainer", Id { id: id.to_owned() });
+        let _: Empty = self.call("RemoveContainer", Id { id: id.to_owned() });
     }
 
-    /// Stops and removes a pod and all of it.
+    /// Stops and removes a pod with its containers.
     pub fn remove(&self, sandbox: &str) {
-        let _: Empty = self.ask("StopPodSandbox", Id { id: sandbox.to_owned() });
-        let _: Empty = self.ask("RemovePodSandbox", Id { id: sandbox.to_owned() });
+        let _: Empty = self.call("StopPodSandbox", Id { id: sandbox.to_owned() });
+        let _: Empty = self.call("RemovePodSandbox", Id { id: sandbox.to_owned() });
     }
 }
 
-fn ask<Q: Message + 'static, A: Message + Default + 'static>(
+fn call<Q: Message + 'static, A: Message + Default + 'static>(
     tokio: &tokio::runtime::Runtime,
     socket: &Path,
     method: &str,
-    question: Q,
+    request: Q,
 ) -> Result<A, String> {
     let text = |error: &dyn std::error::Error| format!("{error} {:?}", error.source());
     tokio.block_on(async {
@@ -402,24 +405,27 @@ fn ask<Q: Message + 'static, A: Message + Default + 'static>(
         let mut grpc = Grpc::new(channel);
         grpc.ready().await.map_err(|error| text(&error))?;
         let path = PathAndQuery::try_from(format!("/runtime.v1.RuntimeService/{method}")).expect("a path");
-        let answer = grpc.unary(tonic::Request::new(question), path, ProstCodec::default()).await;
-        answer.map(tonic::Response::into_inner).map_err(|status| format!("{}", status))
+        let response = grpc.unary(tonic::Request::new(request), path, ProstCodec::default()).await;
+        response.map(tonic::Response::into_inner).map_err(|status| format!("{}", status))
     })
 }
 
 impl Drop for Containerd {
     fn drop(&mut self) {
         if self.child.is_none() {
-            self.launch(); // nobody else can end its pods
+            self.spawn(); // only containerd can remove its pods
+            super::holds_in_time(|| self.check_response().is_ok());
         }
-        let client = self.tokio.block_on(memledger::discover::cri::Client::connect(&self.socket()));
+        let client = self.tokio.block_on(memledger::discover::cri::CriClient::connect(&self.socket()));
         let pods = client.ok().and_then(|client| self.tokio.block_on(client.sandboxes()).ok());
         for pod in pods.unwrap_or_default() {
             let id = Id { id: pod.id };
-            let _ = self.try_ask::<_, Empty>("StopPodSandbox", id.clone());
-            let _ = self.try_ask::<_, Empty>("RemovePodSandbox", id);
+            let _ = self.try_call::<_, Empty>("StopPodSandbox", id.clone());
+            let _ = self.try_call::<_, Empty>("RemovePodSandbox", id);
         }
-        self.stop();
+        if let Some(child) = &mut self.child {
+            super::terminate(child);
+        }
         let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
         for point in mounts.lines().rev().filter_map(|line| line.split(' ').nth(1)) {
             if Path::new(point).starts_with(self.folder.path()) {
@@ -429,7 +435,7 @@ impl Drop for Containerd {
         let top = self.cgroup.rsplit_once('/').map_or("", |(top, _)| top);
         let hierarchies = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
         for root in hierarchies.map(|entry| entry.path()).chain(["/sys/fs/cgroup".into()]) {
-            // the last processes may still be on their way out
+            // the last processes may still be exiting
             for _ in 0..100 {
                 if remove_cgroups(&root.join(top)) {
                     break;
@@ -440,7 +446,7 @@ impl Drop for Containerd {
     }
 }
 
-/// Removes empty cgroups from below. True if nothing is left.
+/// Removes empty cgroups bottom-up. Returns true if nothing is left.
 fn remove_cgroups(path: &Path) -> bool {
     for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -1,4 +1,4 @@
-//! A real Docker engine: the one of the tests, or a private one that a test may stop; and sockets that only pretend.
+//! A real Docker engine: the shared one, or a private one that a test may stop; and sockets of fake daemons.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,20 +10,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::metrics::Labels;
-use super::{Memledger, Metrics, eventually, eventually_true};
+use super::{Memledger, Metrics, eventually};
 
-/// A name that no other container of any test run has, and that is no prefix of another.
+/// Returns a container name that is unique over all test runs and not a prefix of another.
 pub fn unique(what: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     format!("mlt-{}-{}-{what}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The image that every container runs; `tests/setup/image.sh` makes it.
+/// Returns the image of all containers; `tests/setup/image.sh` builds it.
 fn image() -> String {
     std::env::var("MEMLEDGER_TEST_IMAGE").unwrap_or_else(|_| "memledger-test:1".to_owned())
 }
 
-/// A Docker engine, spoken with through its command line client.
+/// A Docker engine, used through its command line client.
 #[derive(Clone)]
 pub struct Engine {
     pub socket: PathBuf,
@@ -31,7 +31,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// The engine that all tests share, which no test may stop; `None`, with the reason said, where there is none.
+    /// Returns the engine that all tests share, which no test may stop; skips the test with `None` if there is none.
     pub fn shared() -> Option<Self> {
         let engine = Self { socket: "/var/run/docker.sock".into(), image: image() };
         match engine.try_docker(&["image", "inspect", "-f", "{{.Id}}", &engine.image]) {
@@ -43,7 +43,7 @@ impl Engine {
         }
     }
 
-    /// The client with its arguments; its standard output without the last line feed.
+    /// Runs the client and returns its standard output without the last line feed.
     pub fn try_docker(&self, arguments: &[&str]) -> Result<String, String> {
         let host = format!("unix://{}", self.socket.display());
         let output = Command::new("docker")
@@ -58,7 +58,7 @@ impl Engine {
         Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
     }
 
-    /// As [`Engine::try_docker`]; it must succeed.
+    /// Like [`Engine::try_docker`]; panics on failure.
     pub fn docker(&self, arguments: &[&str]) -> String {
         self.try_docker(arguments).unwrap_or_else(|error| panic!("docker {arguments:?}: {error}"))
     }
@@ -68,7 +68,7 @@ impl Engine {
         self.make(&["run", "-d"], name, flags, command)
     }
 
-    /// As [`Engine::run`] without starting it.
+    /// Like [`Engine::run`], without starting it.
     pub fn create(&self, name: &str, flags: &[&str], command: &[&str]) -> Container {
         self.make(&["create"], name, flags, command)
     }
@@ -81,7 +81,7 @@ impl Engine {
         container
     }
 
-    /// A container whose first process is the host's Python running `program`; waits until that has printed `ready`.
+    /// Starts a container that runs `program` with the host's Python, and waits until it prints `ready`.
     pub fn run_python(&self, name: &str, flags: &[&str], program: &str) -> Container {
         let flags = [flags, &["-v", "/usr:/usr:ro"]].concat();
         let container = self.run(name, &flags, &["/usr/bin/python3", "-u", "-c", program]);
@@ -92,13 +92,13 @@ impl Engine {
         container
     }
 
-    /// The flag that points memledger at it.
+    /// Returns the flag that makes memledger use this socket.
     pub fn flag(&self) -> String {
         format!("--docker.socket={}", self.socket.display())
     }
 }
 
-/// A container, removed by force when dropped.
+/// A container; drop removes it by force.
 pub struct Container {
     engine: Engine,
     pub name: String,
@@ -106,32 +106,32 @@ pub struct Container {
 }
 
 impl Container {
-    /// `docker VERB... NAME`, by its id, which stays when it is renamed.
+    /// Runs `docker VERB... ID`; the id survives a rename.
     pub fn try_docker(&self, verb: &[&str]) -> Result<String, String> {
         self.engine.try_docker(&[verb, &[self.id.as_str()]].concat())
     }
 
-    /// As [`Container::try_docker`]; it must succeed.
+    /// Like [`Container::try_docker`]; panics on failure.
     pub fn docker(&self, verb: &[&str]) -> String {
         self.engine.docker(&[verb, &[self.id.as_str()]].concat())
     }
 
-    /// One value of `docker inspect`.
+    /// Returns a value of `docker inspect`.
     pub fn inspect(&self, template: &str) -> String {
         self.docker(&["inspect", "-f", template])
     }
 
-    /// When its present run started.
+    /// Returns the start time of its current run.
     pub fn started(&self) -> jiff::Timestamp {
         self.inspect("{{.State.StartedAt}}").parse().expect("a time")
     }
 
-    /// Host pid of its first process.
+    /// Returns the host pid of its first process.
     pub fn pid(&self) -> u32 {
         self.inspect("{{.State.Pid}}").parse().expect("a pid")
     }
 
-    /// Host pids of its processes, sorted, as `docker top` lists them.
+    /// Returns the sorted host pids of its processes, from `docker top`.
     pub fn pids(&self) -> Vec<u32> {
         let text = self.engine.docker(&["top", &self.id, "-o", "pid"]);
         let mut pids: Vec<u32> = text.lines().filter_map(|line| line.trim().parse().ok()).collect();
@@ -143,7 +143,7 @@ impl Container {
         &self.id[..12]
     }
 
-    /// Its memory cgroup; the engine of the tests uses the cgroupfs driver.
+    /// Returns its memory cgroup; the shared engine uses the cgroupfs driver.
     pub fn cgroup(&self) -> PathBuf {
         let path = super::cgroups::root().join("docker").join(&self.id);
         assert!(path.is_dir(), "{}", path.display());
@@ -159,7 +159,7 @@ impl Drop for Container {
     }
 }
 
-/// A dockerd of one test's own, with `live-restore`: its containers go on when it is stopped.
+/// A dockerd for one test, with `live-restore`: its containers keep running when it is stopped.
 pub struct PrivateEngine {
     folder: tempfile::TempDir,
     pub engine: Engine,
@@ -167,7 +167,7 @@ pub struct PrivateEngine {
 }
 
 impl PrivateEngine {
-    /// Prepares one that does not run yet; its socket is not there.
+    /// Prepares an engine that is not running yet; its socket does not exist.
     pub fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("mlt-engine-").tempdir().expect("a folder");
         let engine = Engine { socket: folder.path().join("docker.sock"), image: image() };
@@ -178,8 +178,21 @@ impl PrivateEngine {
         self.folder.path().join(name)
     }
 
-    /// Starts it and waits until it answers.
+    /// Starts it and waits until it responds.
     pub fn start(&mut self) {
+        self.spawn();
+        eventually("dockerd to respond", || self.answers());
+    }
+
+    fn answers(&self) -> Result<String, String> {
+        self.engine.try_docker(&["version", "-f", "{{.Server.Version}}"]).map_err(|error| {
+            let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
+            let end: Vec<_> = log.lines().rev().take(5).collect();
+            format!("{error}; {end:?}")
+        })
+    }
+
+    fn spawn(&mut self) {
         std::fs::write(self.path("daemon.json"), "{}").expect("a file"); // instead of the machine's own
         let log = std::fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
         let option = |name: &str, file: &str| format!("--{name}={}", self.path(file).display());
@@ -196,16 +209,9 @@ impl PrivateEngine {
             .spawn()
             .expect("dockerd starts");
         self.child = Some(child);
-        eventually("dockerd answers", || {
-            self.engine.try_docker(&["version", "-f", "{{.Server.Version}}"]).map_err(|error| {
-                let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
-                let end: Vec<_> = log.lines().rev().take(5).collect();
-                format!("{error}; {end:?}")
-            })
-        });
     }
 
-    /// Gives it the image of another engine.
+    /// Loads the image of another engine.
     pub fn load_from(&self, other: &Engine) {
         let tar = self.path("image.tar");
         let tar = tar.to_str().expect("text");
@@ -213,24 +219,27 @@ impl PrivateEngine {
         self.engine.docker(&["load", "-i", tar]);
     }
 
-    /// Ends the daemon as a service manager does, with SIGTERM, and waits for its end.
+    /// Stops the daemon with SIGTERM, as a service manager does, and waits for its end.
     pub fn stop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        signal("TERM", child.id());
-        eventually("the end of dockerd", || {
-            child.try_wait().map_err(|error| error.to_string())?.ok_or_else(|| "it runs".to_owned())
-        });
+        assert!(super::terminate(&mut child), "dockerd does not end on SIGTERM");
     }
 }
 
 impl Drop for PrivateEngine {
     fn drop(&mut self) {
+        if self.child.is_none() && self.path("data").exists() {
+            self.spawn(); // nobody else can end its containers
+            super::holds_in_time(|| self.answers().is_ok());
+        }
         if let Ok(ids) = self.engine.try_docker(&["ps", "-aq"]) {
             for id in ids.lines() {
                 let _ = self.engine.try_docker(&["rm", "-f", id]);
             }
         }
-        self.stop();
+        if let Some(child) = &mut self.child {
+            super::terminate(child);
+        }
         // its containerd, if it outlived it: only one that was started below our folder
         let pid_file = self.path("exec/containerd/containerd.pid");
         let pid = std::fs::read_to_string(pid_file).ok().and_then(|text| text.trim().parse().ok());
@@ -240,9 +249,9 @@ impl Drop for PrivateEngine {
         };
         if let Some(pid) = pid.filter(|pid| ours(*pid)) {
             signal("TERM", pid);
-            eventually_true("the end of containerd", || !ours(pid));
+            super::holds_in_time(|| !ours(pid));
         }
-        // with live-restore it leaves its folder mounted on itself, and the folder could not be removed
+        // with live-restore it leaves its directory mounted on itself, which prevents removal
         let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
         for point in mounts.lines().rev().filter_map(|line| line.split(' ').nth(1)) {
             if Path::new(point).starts_with(self.folder.path()) {
@@ -257,14 +266,14 @@ pub fn signal(name: &str, pid: u32) {
     let _ = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
 }
 
-/// A Unix socket in a folder of its own, served by a thread per connection until it is dropped.
+/// A Unix socket in a directory of its own, served by one thread per connection until it is dropped.
 pub struct Socket {
     _folder: tempfile::TempDir,
     pub path: PathBuf,
 }
 
 impl Socket {
-    /// Answers every connection with `serve`.
+    /// Serves every connection with `serve`.
     pub fn serving(serve: impl Fn(UnixStream) + Send + Sync + 'static) -> Self {
         let folder = tempfile::Builder::new().prefix("mlt-socket-").tempdir().expect("a folder");
         let path = folder.path().join("docker.sock");
@@ -279,25 +288,25 @@ impl Socket {
         Self { _folder: folder, path }
     }
 
-    /// Writes the same bytes to everyone who asks, and closes if `close`.
-    pub fn saying(answer: &'static [u8], close: bool) -> Self {
+    /// Sends the same bytes to every client, and then closes the connection if `close`.
+    pub fn saying(response: &'static [u8], close: bool) -> Self {
         Self::serving(move |mut stream| {
             let mut request = [0; 4096];
             let _ = stream.read(&mut request);
-            let _ = stream.write_all(answer);
+            let _ = stream.write_all(response);
             if !close {
-                let _ = stream.read_to_end(&mut Vec::new()); // until the other side gives up
+                let _ = stream.read_to_end(&mut Vec::new()); // until the client gives up
             }
         })
     }
 
-    /// The flag that points memledger at it.
+    /// Returns the flag that makes memledger use this socket.
     pub fn flag(&self) -> String {
         format!("--docker.socket={}", self.path.display())
     }
 }
 
-/// A socket proxy that lets only three reading calls through to an engine, as people put in front of Docker.
+/// A socket proxy that forwards only three read requests to an engine, as people deploy in front of Docker.
 pub struct ReadOnlyProxy {
     pub socket: Socket,
     requests: Arc<Mutex<Vec<(bool, String)>>>,
@@ -305,10 +314,10 @@ pub struct ReadOnlyProxy {
 
 impl ReadOnlyProxy {
     pub fn of(engine: &Engine) -> Self {
-        Self::stalling(engine, "no request has this in it")
+        Self::stalling(engine, "no request contains this")
     }
 
-    /// Lets a request whose path has this text in it wait for ever, as Docker does with a container that is stuck.
+    /// Never responds to requests whose path contains this text, as Docker does for a stuck container.
     pub fn stalling(engine: &Engine, text: &str) -> Self {
         let stuck = text.to_owned();
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -319,19 +328,20 @@ impl ReadOnlyProxy {
         Self { socket, requests }
     }
 
-    /// Requests so far, as method and path without the query: those let through, and those refused.
+    /// Returns the forwarded and the rejected requests so far, as method and path without the query.
     pub fn requests(&self) -> (Vec<String>, Vec<String>) {
         let requests = self.requests.lock().expect("no holder panics").clone();
-        let of =
-            |wanted| requests.iter().filter(move |(let_in, _)| *let_in == wanted).map(|(_, r)| r.clone());
+        let of = |wanted| {
+            requests.iter().filter(move |(forwarded, _)| *forwarded == wanted).map(|(_, r)| r.clone())
+        };
         (of(true).collect(), of(false).collect())
     }
 }
 
-/// Method and path are one of list, inspect and events.
+/// Returns true if the request is one of list, inspect and events.
 pub fn only_reads(request: &str) -> bool {
     let Some(path) = request.strip_prefix("GET ") else { return false };
-    // an API version may stand in front
+    // the path may begin with an API version
     let path = match path.strip_prefix("/v1.").and_then(|rest| rest.split_once('/')) {
         Some((_, rest)) => rest,
         None => path.trim_start_matches('/'),
@@ -343,7 +353,7 @@ pub fn only_reads(request: &str) -> bool {
     }
 }
 
-/// One request per connection: the head is read and judged, then bytes flow until the engine closes.
+/// Relays one request per connection: reads and checks the headers, then copies bytes until the engine closes.
 fn relay(
     client: UnixStream,
     upstream: &Path,
@@ -369,20 +379,20 @@ fn relay(
     let request = target.join(" ");
     let request = request.split('?').next().unwrap_or_default().to_owned();
     if request.is_empty() {
-        return Ok(()); // it connected and went away
+        return Ok(()); // the client disconnected without a request
     }
     if request.contains(stuck) {
         return reader.read_to_end(&mut Vec::new()).map(drop); // until the client gives up
     }
-    let let_in = only_reads(&request);
-    seen.lock().expect("no holder panics").push((let_in, request));
-    if !let_in {
-        let refusal = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-        return client.write_all(refusal);
+    let forwarded = only_reads(&request);
+    seen.lock().expect("no holder panics").push((forwarded, request));
+    if !forwarded {
+        let rejection = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+        return client.write_all(rejection);
     }
     let mut engine = UnixStream::connect(upstream)?;
     engine.write_all(head.as_bytes())?;
-    // the client going away must end an idle event stream of the engine
+    // a disconnected client must end an idle event stream of the engine
     let (mut gone, closing) = (client.try_clone()?, engine.try_clone()?);
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut gone, &mut std::io::sink());
@@ -392,18 +402,18 @@ fn relay(
     client.shutdown(Shutdown::Both)
 }
 
-/// memledger that shows the containers whose name matches.
+/// Starts a memledger that exports the containers whose name matches.
 pub fn watch(engine: &Engine, include: &str, more: &[&str]) -> Memledger {
     let include = format!("--container.include={include}");
     Memledger::start(&[&[&engine.flag(), "--podman.socket=", include.as_str()], more].concat())
 }
 
-/// The labels that tell one container from another.
+/// Returns the identifying label of a container.
 pub fn of(name: &str) -> [(&str, &str); 1] {
     [("container_name", name)]
 }
 
-/// Labels of the one series of an info family.
+/// Returns the labels of the only series of an info family.
 pub fn info(metrics: &Metrics, family: &str, name: &str) -> Result<Labels, String> {
     match metrics.all(family, &of(name))[..] {
         [(_, labels, value)] if *value == 1.0 => Ok(labels.clone()),
@@ -411,16 +421,16 @@ pub fn info(metrics: &Metrics, family: &str, name: &str) -> Result<Labels, Strin
     }
 }
 
-/// What `/api/v1/containers` says of a container.
+/// Returns the entry of a container in `/api/v1/containers`.
 pub fn api(memledger: &Memledger, name: &str) -> Result<serde_json::Value, String> {
-    let answer = memledger.api();
-    let found = answer["containers"].as_array().expect("a list").iter().find(|c| c["name"] == name);
-    found.cloned().ok_or_else(|| format!("no {name} in {answer}"))
+    let response = memledger.api();
+    let found = response["containers"].as_array().expect("a list").iter().find(|c| c["name"] == name);
+    found.cloned().ok_or_else(|| format!("no {name} in {response}"))
 }
 
 pub fn assert_no_series_twice(metrics: &Metrics) {
     let mut seen = HashSet::new();
     for (name, labels, _) in &metrics.series {
-        assert!(seen.insert((name, labels)), "{name} {labels:?} stands twice");
+        assert!(seen.insert((name, labels)), "{name} {labels:?} exists twice");
     }
 }

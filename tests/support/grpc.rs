@@ -1,6 +1,6 @@
-//! A gRPC server that answers what a test writes down, where the real one cannot run: CRI-O, a kubelet.
+//! A gRPC server with responses set by the test, in place of runtimes that cannot run here: CRI-O, a kubelet.
 //!
-//! It speaks HTTP/2 itself, so that an answer is bytes, as a recording has them, and may be anything.
+//! It implements HTTP/2 directly, so that a response is any bytes, such as recorded ones.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -11,35 +11,35 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tonic::codegen::{Bytes, http};
 
-/// What it answers to one method.
+/// Response to one method.
 #[derive(Clone)]
-pub enum Answer {
+pub enum Response {
     /// One message.
     Message(Vec<u8>),
-    /// An empty message now, and one more each time that [`Server::ring`] is called.
-    Bell,
+    /// A stream with an empty message now, and one for each call of [`Server::send_event`].
+    Stream,
     /// A status, such as 12, UNIMPLEMENTED.
     Status(u32),
-    /// Nothing, for ever.
-    Silence,
+    /// No response, until the client cancels.
+    Never,
 }
 
-/// A question about one thing: its id is the first field.
+/// A request with an id in its first field.
 #[derive(Clone, PartialEq, Message)]
-struct About {
+struct RequestWithId {
     #[prost(string, tag = "1")]
     id: String,
 }
 
 struct Shared {
-    answers: Mutex<HashMap<String, Answer>>,
+    responses: Mutex<HashMap<String, Response>>,
     /// By method and id.
-    answers_about: Mutex<HashMap<(String, String), Answer>>,
-    asked: Mutex<Vec<String>>,
-    bell: watch::Sender<u64>,
+    responses_by_id: Mutex<HashMap<(String, String), Response>>,
+    calls: Mutex<Vec<String>>,
+    events: watch::Sender<u64>,
 }
 
-/// The server, on a socket of its own.
+/// The server, with its own socket.
 pub struct Server {
     _folder: tempfile::TempDir,
     tokio: Option<tokio::runtime::Runtime>,
@@ -48,17 +48,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// One that answers every method with UNIMPLEMENTED, until told otherwise.
+    /// Starts a server that responds to every method with UNIMPLEMENTED until a response is set.
     pub fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("mlt-grpc-").tempdir().expect("a folder");
         let socket = folder.path().join("s.sock");
         let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let tokio = tokio.expect("a runtime");
         let shared = Arc::new(Shared {
-            answers: Mutex::default(),
-            answers_about: Mutex::default(),
-            asked: Mutex::default(),
-            bell: watch::Sender::new(0),
+            responses: Mutex::default(),
+            responses_by_id: Mutex::default(),
+            calls: Mutex::default(),
+            events: watch::Sender::new(0),
         });
         let guard = tokio.enter();
         let listener = UnixListener::bind(&socket).expect("a socket");
@@ -72,34 +72,34 @@ impl Server {
         Self { _folder: folder, tokio: Some(tokio), socket, shared }
     }
 
-    /// From now on this is the answer to a method, such as `/runtime.v1.RuntimeService/Version`.
-    pub fn answer(&self, method: &str, answer: Answer) {
-        self.shared.answers.lock().expect("no holder panics").insert(method.to_owned(), answer);
+    /// Sets the response to a method, such as `/runtime.v1.RuntimeService/Version`.
+    pub fn set_response(&self, method: &str, response: Response) {
+        self.shared.responses.lock().expect("no holder panics").insert(method.to_owned(), response);
     }
 
-    /// From now on this is the answer to a method where it is asked about this id; `None`: what it answers about all.
-    pub fn answer_about(&self, method: &str, id: &str, answer: Option<Answer>) {
-        let mut answers = self.shared.answers_about.lock().expect("no holder panics");
+    /// Sets the response to a method for requests with this id; `None` removes it.
+    pub fn set_response_for(&self, method: &str, id: &str, response: Option<Response>) {
+        let mut responses = self.shared.responses_by_id.lock().expect("no holder panics");
         let key = (method.to_owned(), id.to_owned());
-        match answer {
-            Some(answer) => drop(answers.insert(key, answer)),
-            None => drop(answers.remove(&key)),
+        match response {
+            Some(response) => drop(responses.insert(key, response)),
+            None => drop(responses.remove(&key)),
         }
     }
 
-    /// The same with a message.
-    pub fn tell(&self, method: &str, message: &impl Message) {
-        self.answer(method, Answer::Message(message.encode_to_vec()));
+    /// Sets a message as the response to a method.
+    pub fn respond_with(&self, method: &str, message: &impl Message) {
+        self.set_response(method, Response::Message(message.encode_to_vec()));
     }
 
-    /// How often a method was asked for.
-    pub fn asked(&self, method: &str) -> usize {
-        self.shared.asked.lock().expect("no holder panics").iter().filter(|asked| *asked == method).count()
+    /// Returns the number of calls of a method.
+    pub fn call_count(&self, method: &str) -> usize {
+        self.shared.calls.lock().expect("no holder panics").iter().filter(|calls| *calls == method).count()
     }
 
-    /// Sends a message to everyone who waits for one.
-    pub fn ring(&self) {
-        self.shared.bell.send_modify(|rung| *rung += 1);
+    /// Sends a message on every stream.
+    pub fn send_event(&self) {
+        self.shared.events.send_modify(|count| *count += 1);
     }
 }
 
@@ -124,20 +124,21 @@ async fn reply(
     shared: Arc<Shared>,
 ) -> Result<(), h2::Error> {
     let method = request.uri().path().to_owned();
-    let (mut body, mut question) = (request.into_body(), vec![]);
+    let (mut body, mut request_bytes) = (request.into_body(), vec![]);
     while let Some(chunk) = body.data().await {
         let chunk = chunk?;
         let _ = body.flow_control().release_capacity(chunk.len());
-        question.extend_from_slice(&chunk);
+        request_bytes.extend_from_slice(&chunk);
     }
-    shared.asked.lock().expect("no holder panics").push(method.clone());
-    let about = question.get(5..).and_then(|message| About::decode(message).ok()).unwrap_or_default().id;
-    let particular =
-        shared.answers_about.lock().expect("no holder panics").get(&(method.clone(), about)).cloned();
-    let answer =
-        particular.or_else(|| shared.answers.lock().expect("no holder panics").get(&method).cloned());
-    if let Some(Answer::Silence) = answer {
-        std::future::poll_fn(|context| respond.poll_reset(context)).await?; // until the client gives up
+    shared.calls.lock().expect("no holder panics").push(method.clone());
+    let id =
+        request_bytes.get(5..).and_then(|message| RequestWithId::decode(message).ok()).unwrap_or_default().id;
+    let response_by_id =
+        shared.responses_by_id.lock().expect("no holder panics").get(&(method.clone(), id)).cloned();
+    let response =
+        response_by_id.or_else(|| shared.responses.lock().expect("no holder panics").get(&method).cloned());
+    if let Some(Response::Never) = response {
+        std::future::poll_fn(|context| respond.poll_reset(context)).await?; // until the client cancels
         return Ok(());
     }
     let head = http::Response::builder().header("content-type", "application/grpc");
@@ -147,15 +148,15 @@ async fn reply(
         trailers
     };
     let mut stream = respond.send_response(head.body(()).expect("a head"), false)?;
-    match answer.unwrap_or(Answer::Status(12)) {
-        Answer::Status(code) => return stream.send_trailers(status(code)),
-        Answer::Silence => return Ok(()),
-        Answer::Message(message) => stream.send_data(frame(&message), false)?,
-        Answer::Bell => {
-            let mut bell = shared.bell.subscribe();
+    match response.unwrap_or(Response::Status(12)) {
+        Response::Status(code) => return stream.send_trailers(status(code)),
+        Response::Never => return Ok(()),
+        Response::Message(message) => stream.send_data(frame(&message), false)?,
+        Response::Stream => {
+            let mut events = shared.events.subscribe();
             loop {
                 stream.send_data(frame(&[]), false)?;
-                if bell.changed().await.is_err() {
+                if events.changed().await.is_err() {
                     break;
                 }
             }
@@ -164,7 +165,7 @@ async fn reply(
     stream.send_trailers(status(0))
 }
 
-/// A message as gRPC frames it: not compressed, its length, its bytes.
+/// Frames a message for gRPC: uncompressed, its length, its bytes.
 fn frame(message: &[u8]) -> Bytes {
     let length = u32::try_from(message.len()).expect("a short message");
     [&[0], &length.to_be_bytes()[..], message].concat().into()

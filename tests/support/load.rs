@@ -1,7 +1,7 @@
 //! Many requests at once, for the metrics of a host of 10,000 series.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use super::Memledger;
@@ -10,13 +10,17 @@ use super::recorded::Host;
 /// Connections on which [`ask`] asks.
 pub const CONNECTIONS: usize = 40;
 
-/// A memledger that samples every second and serves so many requests at once, on a host of 10,000 series. An answer may take
-/// 30 s.
-pub fn crowded(places: usize) -> (Host, Memledger) {
+/// A memledger that samples every second and serves so many requests of one client at once, on a host of 10,000 series. An
+/// answer may take 30 s.
+pub fn crowded(requests: usize) -> (Host, Memledger) {
     let host = Host::crowded(400);
     let flags = ["--no-collector.gpu", "--sample.interval=1s"].map(str::to_owned);
-    let places = format!("--web.max-requests={places}");
-    let memledger = host.start(&[flags.to_vec(), vec![places, "--web.idle-timeout=30s".to_owned()]].concat());
+    let other = own_address().map(|address| format!("--web.listen-address={address}:0"));
+    let requests = format!("--web.max-requests={}", 4 * requests); // one client gets a quarter
+    let memledger = host.start(
+        &[flags.to_vec(), vec![requests, "--web.idle-timeout=30s".to_owned()], other.into_iter().collect()]
+            .concat(),
+    );
     memledger.eventually("all containers", |metrics| match metrics.series.len() {
         10_000.. => Ok(()),
         series => Err(format!("{series} series")),
@@ -68,4 +72,19 @@ pub fn assert_answer(stream: &mut impl Read, bytes: &mut [u8]) {
             return;
         }
     }
+}
+
+/// Returns the address by which other hosts reach this one.
+pub fn own_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.254:9").ok()?; // sends nothing
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_loopback()).then_some(address)
+}
+
+/// Returns the address besides loopback that a memledger listens on.
+pub fn other_address(memledger: &Memledger) -> SocketAddr {
+    let log = memledger.log();
+    let mut addresses = log.lines().filter_map(|line| line.split_once("message=listening address="));
+    addresses.nth(1).expect("the second address").1.parse().unwrap()
 }

@@ -1,8 +1,8 @@
-//! What the tests share: the binary as a process, its metrics, real cgroups with real processes, and waiting.
+//! Shared by the tests: the binary as a process, its metrics, real cgroups with real processes, and waiting.
 //!
-//! Nothing sleeps for a guessed time: [`eventually`] waits for a condition with a deadline.
+//! No test sleeps: [`eventually`] waits for a condition with a deadline.
 
-#![allow(dead_code)] // not every concern uses everything
+#![allow(dead_code)] // not every test module uses everything
 
 pub mod cgroups;
 pub mod cri;
@@ -22,39 +22,77 @@ use std::time::{Duration, Instant};
 
 pub use metrics::Metrics;
 
-/// Longest wait for a condition. Generous, because the guest is slow; a condition that holds ends the wait.
+/// Maximum wait for a condition. Generous, because the guest is slow.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Asks again and again until `look` answers; fails with `what` and the last complaint at the deadline.
-pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
+/// Polls `check` until it succeeds; panics with `what` and the last error at the deadline.
+pub fn eventually<T>(what: &str, mut check: impl FnMut() -> Result<T, String>) -> T {
     #[allow(clippy::disallowed_methods)]
     let began = Instant::now();
     loop {
-        let complaint = match look() {
+        let error = match check() {
             Ok(value) => return value,
-            Err(complaint) => complaint,
+            Err(error) => error,
         };
-        assert!(began.elapsed() < DEADLINE, "{what} did not happen within {DEADLINE:?}: {complaint}");
+        assert!(began.elapsed() < DEADLINE, "{what} did not happen within {DEADLINE:?}: {error}");
         std::thread::park_timeout(Duration::from_millis(20)); // poll
     }
 }
 
-/// As [`eventually`], for a condition.
-pub fn eventually_true(what: &str, mut look: impl FnMut() -> bool) {
-    eventually(what, || look().then_some(()).ok_or_else(|| "not yet".to_owned()));
+/// Like [`eventually`], for a boolean condition.
+pub fn eventually_true(what: &str, mut check: impl FnMut() -> bool) {
+    eventually(what, || check().then_some(()).ok_or_else(|| "not yet".to_owned()));
 }
 
-/// The binary under test: `MEMLEDGER_BIN` in the guest, else the one that cargo built.
+/// Polls a condition until the deadline and returns whether it holds. Never panics: for `drop`, also while a test fails.
+pub fn holds_in_time(mut condition: impl FnMut() -> bool) -> bool {
+    #[allow(clippy::disallowed_methods)]
+    let began = Instant::now();
+    loop {
+        if condition() {
+            return true;
+        }
+        if began.elapsed() >= DEADLINE {
+            return false;
+        }
+        std::thread::park_timeout(Duration::from_millis(20)); // poll
+    }
+}
+
+/// Ends a child with SIGTERM, so that it can clean up, and with SIGKILL after the deadline. True if SIGTERM was enough.
+/// Never panics.
+pub fn terminate(child: &mut Child) -> bool {
+    if matches!(child.try_wait(), Ok(None)) {
+        docker::signal("TERM", child.id());
+    }
+    let ended = holds_in_time(|| !matches!(child.try_wait(), Ok(None)));
+    if !ended {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    ended
+}
+
+/// A child process that is terminated when dropped, so that a test that fails leaves none behind.
+pub struct OwnedChild(pub Child);
+
+impl Drop for OwnedChild {
+    fn drop(&mut self) {
+        terminate(&mut self.0);
+    }
+}
+
+/// Returns the binary under test: `MEMLEDGER_BIN` in the guest, else the one built by cargo.
 pub fn binary() -> PathBuf {
     std::env::var_os("MEMLEDGER_BIN").map_or_else(|| env!("CARGO_BIN_EXE_memledger").into(), PathBuf::from)
 }
 
-/// True inside the cgroup v2 guest.
+/// Returns true inside the cgroup v2 guest.
 pub fn in_v2_guest() -> bool {
     std::env::var_os("MEMLEDGER_V2HOST").is_some()
 }
 
-/// `memledger` with arguments, run to its end: exit code, standard output and standard error.
+/// Runs `memledger` with arguments to its end and returns exit code, standard output and standard error.
 pub fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
     let output =
         Command::new(binary()).args(arguments).env_remove("RUST_BACKTRACE").output().expect("memledger runs");
@@ -62,7 +100,7 @@ pub fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// Processor time of a process's threads so far, in nanoseconds: of those of this name, or of all.
+/// Returns the CPU time of a process's threads in nanoseconds: of the threads with this name, or of all.
 pub fn processor_nanos(pid: u32, name: Option<&str>) -> f64 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads").flatten();
     let text = |task: &std::fs::DirEntry, file: &str| {
@@ -82,23 +120,23 @@ pub struct Memledger {
 }
 
 impl Memledger {
-    /// Starts it with these flags and waits until it has a snapshot. It samples every 100 ms, and
-    /// keeps its ledger in memory, unless told otherwise.
+    /// Starts it with these flags and waits until it has a snapshot. By default it samples every 100 ms and keeps its
+    /// ledger in memory.
     pub fn start(flags: &[&str]) -> Self {
         Self::start_through(&[], flags)
     }
 
-    /// As [`Memledger::start`], by a command that becomes it: `unshare -m`, say.
+    /// Like [`Memledger::start`], through a wrapper such as `unshare -m` that executes it.
     pub fn start_through(wrapper: &[&str], flags: &[&str]) -> Self {
         let this = Self::launch(wrapper, flags);
         eventually("the first snapshot", || match this.get("/-/ready").0 {
             200 => Ok(()),
-            status => Err(format!("/-/ready answers {status}; log: {}", this.log())),
+            status => Err(format!("/-/ready responds {status}; log: {}", this.log())),
         });
         this
     }
 
-    /// Starts it with these flags and waits only until it listens.
+    /// Starts it with these flags and waits only until it is listening.
     pub fn start_unready(flags: &[&str]) -> Self {
         Self::launch(&[], flags)
     }
@@ -117,6 +155,15 @@ impl Memledger {
         }
         if !flags.iter().any(|flag| flag.starts_with("--cri.endpoint")) {
             command.arg("--cri.endpoint="); // not the pods of the machine that runs the test
+        }
+        if !flags.iter().any(|flag| flag.contains("web.enable-api")) {
+            command.arg("--web.enable-api"); // clients of the tests have no password
+        }
+        if !flags.iter().any(|flag| flag.starts_with("--local.socket")) {
+            command.arg("--local.socket="); // many run at once
+        }
+        if !flags.iter().any(|flag| flag.starts_with("--reporter.directory")) {
+            command.arg("--reporter.directory="); // one directory has one memledger
         }
         command.args(flags).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("memledger starts");
@@ -141,24 +188,24 @@ impl Memledger {
         this
     }
 
-    /// Its process id.
+    /// Returns its pid.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The memory that it holds now.
+    /// Returns its resident memory.
     pub fn resident_bytes(&self) -> u64 {
         let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.pid())).expect("it runs");
         let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("statm");
         pages * rustix::param::page_size() as u64
     }
 
-    /// Everything it has logged.
+    /// Returns its log so far.
     pub fn log(&self) -> String {
         self.log.lock().expect("no holder panics").clone()
     }
 
-    /// Status, headers and body of a GET.
+    /// Sends a GET and returns status, headers and body.
     pub fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> (u16, ureq::http::HeaderMap, Vec<u8>) {
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -178,20 +225,20 @@ impl Memledger {
         (status, headers, body)
     }
 
-    /// Status and body of a GET.
+    /// Sends a GET and returns status and body.
     pub fn get(&self, path: &str) -> (u16, String) {
         let (status, _, body) = self.get_with(path, &[]);
         (status, String::from_utf8(body).expect("text"))
     }
 
-    /// The metrics now.
+    /// Returns the current metrics.
     pub fn metrics(&self) -> Metrics {
         let (status, text) = self.get("/metrics");
         assert_eq!(status, 200, "{text}");
         Metrics::parse(&text)
     }
 
-    /// The metrics of a snapshot whose cycle began after this call.
+    /// Returns the metrics of a snapshot whose cycle began after this call.
     pub fn fresh_metrics(&self) -> Metrics {
         let stamp = |metrics: &Metrics| metrics.value("memledger_snapshot_timestamp_seconds", &[]);
         let mut last = stamp(&self.metrics());
@@ -206,12 +253,12 @@ impl Memledger {
         })
     }
 
-    /// Waits until a snapshot satisfies `look`; returns what it answers.
-    pub fn eventually<T>(&self, what: &str, mut look: impl FnMut(&Metrics) -> Result<T, String>) -> T {
-        eventually(what, || look(&self.metrics()))
+    /// Polls the metrics until `check` succeeds, and returns its value.
+    pub fn eventually<T>(&self, what: &str, mut check: impl FnMut(&Metrics) -> Result<T, String>) -> T {
+        eventually(what, || check(&self.metrics()))
     }
 
-    /// `/api/v1/containers`.
+    /// Returns the response of `/api/v1/containers`.
     pub fn api(&self) -> serde_json::Value {
         let (status, text) = self.get("/api/v1/containers");
         assert_eq!(status, 200, "{text}");
@@ -224,7 +271,7 @@ impl Memledger {
         assert!(status.expect("kill runs").success());
     }
 
-    /// Waits for its end: exit code, and how long it took.
+    /// Waits for its end and returns exit code and duration.
     pub fn wait(mut self) -> (Option<i32>, Duration) {
         #[allow(clippy::disallowed_methods)]
         let began = Instant::now();
@@ -242,14 +289,14 @@ impl Drop for Memledger {
     }
 }
 
-/// Prints why a test does not run here. Fails instead where tests must run: in CI, or when asked.
+/// Prints why a test is skipped. Panics instead where tests must run: in CI, or with `MEMLEDGER_TESTS_REQUIRED`.
 pub fn skip(reason: &str) {
     let must_run = ["CI", "MEMLEDGER_TESTS_REQUIRED"].iter().any(|name| std::env::var_os(name).is_some());
-    assert!(!must_run, "this test must run here, and cannot: {reason}");
+    assert!(!must_run, "this test must run here, but cannot: {reason}");
     eprintln!("SKIPPED: {reason}");
 }
 
-/// Compares with a file of the repository; `UPDATE=1` writes it.
+/// Compares with a file of the repository; with `UPDATE=1`, writes it.
 pub fn golden(path: &str, actual: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     if std::env::var_os("UPDATE").is_some() {
@@ -263,7 +310,7 @@ pub fn golden(path: &str, actual: &str) {
         let at = at.unwrap_or_else(|| expected.lines().count().min(actual.lines().count()));
         let line = |text: &str| text.lines().nth(at).unwrap_or("(nothing)").to_owned();
         panic!(
-            "{} differs at line {}:\n  expected: {}\n  actual:   {}\n`make golden` writes it anew; read the difference before you commit it",
+            "{} differs at line {}:\n  expected: {}\n  actual:   {}\n`make golden` updates it; review the difference before committing",
             path.display(),
             at + 1,
             line(&expected),

@@ -54,10 +54,15 @@ impl Python {
         line.trim_end().to_owned()
     }
 
-    /// Lets the program go on, and waits for its next line.
-    pub fn step(&mut self) -> String {
+    /// Lets the program go on.
+    pub fn go(&mut self) {
         let stdin = self.stdin.as_mut().expect("open");
         stdin.write_all(b"\n").and_then(|()| stdin.flush()).expect("the program listens");
+    }
+
+    /// Lets the program go on, and waits for its next line.
+    pub fn step(&mut self) -> String {
+        self.go();
         self.line()
     }
 }

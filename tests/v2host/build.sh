@@ -26,15 +26,6 @@ recipe() {
   (cat "$here/build.sh" "$here/agent.py" "$here/../setup/image.sh" "$busybox"; linux.uml --version) | sha256sum
 }
 
-# This machine's Debian sources of its own release, as mmdebstrap wants them.
-sources() {
-  local release
-  release=$(. /etc/os-release && echo "$VERSION_CODENAME")
-  # shellcheck disable=SC2016 # apt fills these in
-  apt-get indextargets --format '$(ORIGIN)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)' 'Created-By: Packages' |
-    awk -F'|' -v r="$release" '$1 == "Debian" && index($2, r) == 1 { print "deb " $4 " " $2 " " $3 }' | sort -u
-}
-
 configure() {
   local root=$1 kernel unit
   kernel=$(basename /usr/lib/uml/modules/*)
@@ -74,9 +65,7 @@ END
 # mmdebstrap calls this script again with --configure, inside its own mounts.
 make_root() {
   local tar=$1
-  sources >"$tar.sources"
-  [[ -s $tar.sources ]] || apt update
-  sources >"$tar.sources"
+  debian_sources >"$tar.sources"
   # shellcheck disable=SC2016 # $1 is expanded by the hook's own shell
   nice mmdebstrap --variant=minbase --format=tar --include="$(IFS=,; echo "${PACKAGES[*]}")" \
     --aptopt='Acquire::Languages "none"' \

@@ -1,4 +1,4 @@
-//! `memledger healthcheck` and `doctor` where there is TLS.
+//! `memledger healthcheck` and `doctor` with a web configuration.
 
 use super::site::{Site, TLS, user};
 use crate::support::{Memledger, run};
@@ -9,41 +9,41 @@ fn healthcheck(memledger: &Memledger, site: &Site) -> (Option<i32>, String, Stri
 }
 
 #[test]
-fn a_health_check_goes_through_tls_and_needs_no_password() {
+fn healthcheck_uses_tls_and_needs_no_password() {
     let site = Site::new(&format!("{TLS}{}", user("ann")));
     let memledger = site.start(&[]);
-    let (code, said, complaint) = healthcheck(&memledger, &site);
-    assert_eq!((code, said.as_str()), (Some(0), "memledger is ready.\n"), "{complaint}");
-    // a file that broke at run time leaves a healthy memledger healthy
+    let (code, output, errors) = healthcheck(&memledger, &site);
+    assert_eq!((code, output.as_str()), (Some(0), "memledger is ready.\n"), "{errors}");
+    // a configuration that becomes invalid at run time does not make memledger unhealthy
     site.write("web.yml", "nonsense: 1\n");
     assert_eq!(healthcheck(&memledger, &site).0, Some(0));
 }
 
 #[test]
-fn a_health_check_goes_without_tls_where_the_file_has_none() {
+fn healthcheck_uses_plain_http_without_tls_settings() {
     let site = Site::new(&user("ann"));
     let file = format!("--web.config.file={}", site.path("web.yml"));
     let memledger = Memledger::start(&[super::site::ALONE, &[&file]].concat());
     assert_eq!(memledger.get("/metrics").0, 401);
-    let (code, said, complaint) = healthcheck(&memledger, &site);
-    assert_eq!((code, said.as_str()), (Some(0), "memledger is ready.\n"), "{complaint}");
+    let (code, output, errors) = healthcheck(&memledger, &site);
+    assert_eq!((code, output.as_str()), (Some(0), "memledger is ready.\n"), "{errors}");
 }
 
 #[test]
-fn a_health_check_that_lacks_a_certificate_says_what_it_does_not_know() {
+fn healthcheck_without_client_certificate_says_what_is_unknown() {
     for version in ["TLS12", "TLS13"] {
         let site = Site::new(&format!(
             "{TLS}  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n  max_version: {version}\n"
         ));
         let memledger = site.start_unready(&[]);
-        let (code, said, complaint) = healthcheck(&memledger, &site);
-        assert_eq!(code, Some(0), "{version}: {complaint}");
-        assert!(said.contains("wants a client certificate"), "{said}");
+        let (code, output, errors) = healthcheck(&memledger, &site);
+        assert_eq!(code, Some(0), "{version}: {errors}");
+        assert!(output.contains("requires a client certificate"), "{output}");
     }
 }
 
 #[test]
-fn doctor_says_who_may_ask_and_what_is_wrong_with_the_file() {
+fn doctor_summarizes_web_configuration_or_reports_errors() {
     let site = Site::new(&format!("{TLS}{}", user("ann")));
     let file = format!("--web.config.file={}", site.path("web.yml"));
     let (code, text, _) = run(&["doctor", &file]);

@@ -1,4 +1,4 @@
-//! Clients that behave badly, with and without TLS: slow, many, large, ambiguous.
+//! Misbehaving clients, with and without TLS: slow, many, with large or ambiguous requests.
 
 use std::io::{ErrorKind, Read, Write};
 use std::time::Duration;
@@ -12,7 +12,7 @@ const QUICK: &[&str] = &["--web.header-timeout=1s", "--web.idle-timeout=1s"];
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
-/// A memledger behind plain HTTP or TLS, and how to come to it.
+/// A memledger with plain HTTP or TLS, and a client for it.
 struct Served {
     memledger: Memledger,
     client: Option<Client>,
@@ -47,7 +47,7 @@ impl Served {
     }
 }
 
-/// Waits until the other side closes the connection; what came before that.
+/// Waits until the other side closes the connection. Returns what was received before that.
 pub(super) fn until_closed(mut stream: impl Read) -> String {
     let mut text = Vec::new();
     if let Err(error) = stream.read_to_end(&mut text) {
@@ -60,9 +60,9 @@ pub(super) fn until_closed(mut stream: impl Read) -> String {
 }
 
 #[test]
-fn who_connects_and_says_nothing_or_half_of_it_is_let_go() {
+fn silent_and_incomplete_requests_time_out() {
     for served in Served::both(QUICK) {
-        let silent = connect(&served.memledger); // in TLS: no handshake either
+        let silent = connect(&served.memledger); // with TLS, no handshake either
         assert_eq!(until_closed(silent), "", "{}", served.scheme());
         for half in ["", "GET /metrics HTT", "GET /metrics HTTP/1.1\r\nHost: localhost\r\n"] {
             let mut stream = served.connect();
@@ -75,8 +75,8 @@ fn who_connects_and_says_nothing_or_half_of_it_is_let_go() {
 }
 
 #[test]
-fn a_head_that_comes_byte_by_byte_has_no_more_time_than_any() {
-    // an idle timeout alone would be begun anew by each byte
+fn head_timeout_is_not_reset_by_each_byte() {
+    // an idle timeout alone would be reset by each byte
     for served in Served::both(&["--web.header-timeout=1s", "--web.idle-timeout=1h"]) {
         let mut stream = served.connect();
         let endless = std::iter::repeat_n(b'a', 1_000);
@@ -84,14 +84,14 @@ fn a_head_that_comes_byte_by_byte_has_no_more_time_than_any() {
             if stream.write_all(&[byte]).and_then(|()| stream.flush()).is_err() {
                 break; // closed
             }
-            std::thread::park_timeout(Duration::from_millis(50)); // the client's slowness is what is tested
+            std::thread::park_timeout(Duration::from_millis(50)); // the test needs a slow client
         }
         assert_eq!(until_closed(stream), "", "{}", served.scheme());
     }
 }
 
 #[test]
-fn a_pause_between_two_requests_may_be_longer_than_a_head_may_take() {
+fn pause_between_requests_may_exceed_head_timeout() {
     for served in Served::both(&["--web.header-timeout=1s", "--web.idle-timeout=1h"]) {
         let mut stream = served.connect();
         for _ in 0..2 {
@@ -99,13 +99,13 @@ fn a_pause_between_two_requests_may_be_longer_than_a_head_may_take() {
             let mut answer = [0; 512];
             let length = stream.read(&mut answer).unwrap();
             assert!(answer[..length].starts_with(b"HTTP/1.1 200"), "{}", served.scheme());
-            std::thread::park_timeout(Duration::from_millis(2_500)); // the pause is what is tested
+            std::thread::park_timeout(Duration::from_millis(2_500)); // the test needs the pause
         }
     }
 }
 
 #[test]
-fn a_connection_on_which_nothing_moves_is_closed_and_not_before_its_answer() {
+fn idle_connection_is_closed_after_its_response() {
     for served in Served::both(&["--web.header-timeout=1s", "--web.idle-timeout=1s"]) {
         let mut stream = served.connect();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -115,11 +115,11 @@ fn a_connection_on_which_nothing_moves_is_closed_and_not_before_its_answer() {
 }
 
 #[test]
-fn a_reader_that_does_not_read_is_let_go() {
+fn client_that_never_reads_is_disconnected() {
     let memledger = Memledger::start(&[ALONE, QUICK].concat());
     let before = open_sockets(&memledger);
     let mut stream = connect(&memledger);
-    // requests one after the other until the answers fill the sockets' buffers, and nothing is read
+    // requests until the responses fill the socket buffers, without reading
     stream.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
     let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(100);
     while stream.write_all(request.as_bytes()).is_ok() {}
@@ -136,23 +136,23 @@ pub(super) fn open_sockets(memledger: &Memledger) -> usize {
 }
 
 #[test]
-fn heads_urls_and_bodies_have_a_largest_size() {
+fn limits_size_of_heads_urls_and_bodies() {
     for served in Served::both(&[]) {
-        let ask = |text: String| exchange(served.connect(), &text).map(|(status, _)| status);
+        let status_of = |text: String| exchange(served.connect(), &text).map(|(status, _)| status);
         let large = "a".repeat(20_000);
-        assert_eq!(ask(get("/metrics", &format!("X-Large: {large}\r\n"))), Ok(431));
-        assert_eq!(ask(get(&format!("/{large}"), "")), Ok(431));
+        assert_eq!(status_of(get("/metrics", &format!("X-Large: {large}\r\n"))), Ok(431));
+        assert_eq!(status_of(get(&format!("/{large}"), "")), Ok(431));
         let many: String = (0..100).map(|number| format!("X-{number}: a\r\n")).collect();
-        assert_eq!(ask(get("/metrics", &many)), Ok(431));
-        assert_eq!(ask(get("/metrics", "Content-Length: 20000\r\n")), Ok(413));
+        assert_eq!(status_of(get("/metrics", &many)), Ok(431));
+        assert_eq!(status_of(get("/metrics", "Content-Length: 20000\r\n")), Ok(413));
         let small = get("/metrics", "Content-Length: 3\r\n") + "abc";
-        assert_eq!(ask(small), Ok(200), "a body that nobody wants harms nobody");
-        assert_eq!(ask(get(&format!("/{}", "a".repeat(1_000)), "")), Ok(404));
+        assert_eq!(status_of(small), Ok(200), "a small body is ignored");
+        assert_eq!(status_of(get(&format!("/{}", "a".repeat(1_000)), "")), Ok(404));
     }
 }
 
 #[test]
-fn a_request_that_two_servers_could_cut_differently_hides_no_second_one() {
+fn ambiguous_requests_do_not_smuggle_a_second_one() {
     let hidden = "GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let head = "GET / HTTP/1.1\r\nHost: localhost\r\n";
     for served in Served::both(QUICK) {
@@ -181,14 +181,14 @@ fn a_request_that_two_servers_could_cut_differently_hides_no_second_one() {
             let (_, answers) = exchange(served.connect(), &text).unwrap();
             assert!(!answers.contains("memledger is healthy"), "{} {what}: {answers}", served.scheme());
         }
-        // and the check can fail: two honest requests get two answers
+        // the check can fail: two valid requests get two responses
         let honest = format!("{head}\r\n{}", hidden.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n"));
         assert!(exchange(served.connect(), &honest).unwrap().1.contains("memledger is healthy"));
     }
 }
 
 #[test]
-fn no_path_leads_to_a_file_or_around_the_routes() {
+fn path_traversal_reaches_no_file_and_no_route() {
     for served in Served::both(&[]) {
         for path in [
             "/../etc/passwd",
@@ -206,15 +206,15 @@ fn no_path_leads_to_a_file_or_around_the_routes() {
             assert!(matches!(status, Ok(400 | 404)), "{} {path}: {status:?}", served.scheme());
         }
         let why = served.get("/api/v1/containers/..%2f..%2fmetrics/why", "").unwrap();
-        assert!(why.0 == 404 && !why.1.contains("# HELP"), "a name is a name: {why:?}");
+        assert!(why.0 == 404 && !why.1.contains("# HELP"), "an encoded path is a container name: {why:?}");
     }
 }
 
 #[test]
-fn ten_thousand_requests_leave_memory_flat_and_sampling_on_time() {
+fn ten_thousand_requests_do_not_grow_memory_or_delay_cycles() {
     for served in Served::both(&["--sample.interval=1s"]) {
         let memledger = &served.memledger;
-        let ask = |count: usize| {
+        let send_requests = |count: usize| {
             std::thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| {
@@ -228,7 +228,7 @@ fn ten_thousand_requests_leave_memory_flat_and_sampling_on_time() {
                 }
             });
         };
-        ask(1_000);
+        send_requests(1_000);
         let read = |name: &str| {
             let (_, text) = served.get("/metrics", "").unwrap();
             crate::support::Metrics::parse(text.split_once("\r\n\r\n").unwrap().1).value(name, &[])
@@ -236,7 +236,7 @@ fn ten_thousand_requests_leave_memory_flat_and_sampling_on_time() {
         let stamp = "memledger_snapshot_timestamp_seconds";
         let (before, began, skipped) =
             (memledger.resident_bytes(), read(stamp), read("memledger_cycles_skipped_total"));
-        ask(10_000);
+        send_requests(10_000);
         let grown = memledger.resident_bytes().saturating_sub(before);
         assert!(grown < 8 << 20, "{}: {grown} bytes more", served.scheme());
         eventually("a newer snapshot", || match read(stamp) - began {

@@ -1,8 +1,8 @@
-//! The same judgement of a file as the format's own checker, `promtool check web-config`, in a table; where we differ, the
-//! row says so, and why.
+//! Compares our verdict on configuration files with the format's own checker, `promtool check web-config`. Where we are
+//! stricter, the table gives the reason.
 //!
-//! Keys that are younger than the promtool at hand (Debian's 2.42) stand in a table of their own, with its complaint as the
-//! proof that it does not know them.
+//! Keys that the tested promtool (Debian's 2.42) does not know are in a separate table; its error message proves that it does
+//! not know them.
 
 use std::process::Command;
 
@@ -18,11 +18,11 @@ fn promtool(binary: &str, site: &Site) -> (bool, String) {
         .arg(site.path("web.yml"))
         .output()
         .expect("promtool runs");
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    (output.status.success(), said)
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    (output.status.success(), text)
 }
 
-/// Whether we take the file, and what we say if not. `doctor` reads it as `serve` does.
+/// Returns whether memledger accepts the file, and its message if not. `doctor` reads it as `serve` does.
 fn ours(site: &Site) -> (bool, String) {
     let (code, text, _) = run(&["doctor", &format!("--web.config.file={}", site.path("web.yml"))]);
     let line = text.lines().find(|line| line.contains(" serving ")).expect("a line about it").to_owned();
@@ -34,7 +34,7 @@ fn with_tls(more: &str) -> String {
     format!("{TLS}{more}")
 }
 
-/// Files that both take, and files that both refuse.
+/// Files that both accept, and files that both reject.
 fn agreed() -> (Vec<String>, Vec<String>) {
     let header = |text: &str| format!("http_server_config:\n  headers:\n    {text}\n");
     let good = vec![
@@ -90,7 +90,7 @@ fn agreed() -> (Vec<String>, Vec<String>) {
     (good, bad)
 }
 
-/// Files that promtool takes and we do not: what they say would not come true.
+/// Files that promtool accepts and memledger rejects, because it could not do what they say.
 fn stricter() -> Vec<(String, &'static str)> {
     vec![
         ("tls_server_config:\n  min_version: TLS13\n".into(), "TLS needs a certificate"),
@@ -113,7 +113,7 @@ fn stricter() -> Vec<(String, &'static str)> {
 }
 
 #[test]
-fn promtool_and_memledger_agree_about_files() {
+fn agrees_with_promtool_about_files() {
     let Some(binary) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
     let site = Site::new("");
     let judged = |text: &str| {
@@ -128,17 +128,17 @@ fn promtool_and_memledger_agree_about_files() {
     for text in bad {
         let (theirs, ours) = judged(&text);
         assert!(!theirs.0 && !ours.0, "{text}\npromtool: {}\nmemledger: {}", theirs.1, ours.1);
-        assert!(ours.1.contains("web.yml:"), "it says where: {}", ours.1);
+        assert!(ours.1.contains("web.yml:"), "no file and line: {}", ours.1);
     }
-    for (text, says) in stricter() {
+    for (text, expected) in stricter() {
         let (theirs, ours) = judged(&text);
         assert!(theirs.0 && !ours.0, "{text}\npromtool: {}\nmemledger: {}", theirs.1, ours.1);
-        assert!(ours.1.contains("web.yml:") && ours.1.contains(says), "{text}: {}", ours.1);
+        assert!(ours.1.contains("web.yml:") && ours.1.contains(expected), "{text}: {}", ours.1);
     }
 }
 
 #[test]
-fn keys_younger_than_this_promtool_are_ours_to_judge() {
+fn judges_keys_that_promtool_does_not_know() {
     let Some(binary) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
     let site = Site::new("");
     let read = |name: &str| std::fs::read_to_string(site.path(name)).unwrap().replace('\n', "\n    ");
@@ -156,26 +156,27 @@ fn keys_younger_than_this_promtool_are_ours_to_judge() {
         (inline.clone(), true),
         (format!("{inline}  cert_file: cert.pem\n"), false),
         (with_tls(&format!("{named}{sans}")), true),
+        (with_tls(&format!("{named}  client_allowed_sans: [10.0.0.1, a@b.example]\n")), false),
         (with_tls(sans), false),
     ] {
         site.write("web.yml", &text);
         let theirs = promtool(&binary, &site).1;
         assert!(
             theirs.contains("not found in type"),
-            "this promtool knows it by now, so ask it: {text}: {theirs}"
+            "this promtool knows the key; move it to the other table: {text}: {theirs}"
         );
         assert_eq!(ours(&site).0, is_good, "{text}: {}", ours(&site).1);
     }
 }
 
 #[test]
-fn serve_refuses_a_file_that_cannot_be_used_before_anything_starts() {
+fn serve_rejects_an_unusable_file_before_it_starts() {
     let site = Site::new(&with_tls("  client_ca_file: ca.pem\n"));
     let file = format!("--web.config.file={}", site.path("web.yml"));
     let (code, _, complaint) = run(&["serve", "--web.listen-address=127.0.0.1:0", "--state.path=", &file]);
     assert_eq!(code, Some(2), "{complaint}");
     assert!(
-        complaint.contains("web.yml:4: a CA of clients is of no use without client_auth_type"),
+        complaint.contains("web.yml:4: a client CA has no effect without client_auth_type"),
         "{complaint}"
     );
     assert!(!complaint.contains("listening"), "{complaint}");

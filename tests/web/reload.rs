@@ -1,4 +1,4 @@
-//! Changes of the files while memledger runs.
+//! Changes of the web configuration at run time.
 
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,18 +7,18 @@ use super::limits::until_closed;
 use super::site::{Authority, Site, TLS, basic, exchange, get, user};
 use crate::support::{Memledger, eventually};
 
-/// Waits until the file, as it stands, is or is not in use.
-fn await_use(site: &Site, memledger: &Memledger, headers: &str, is_used: f64) {
-    eventually("the file is judged", || {
+/// Waits until the metrics show whether the current file is in use.
+fn await_use(site: &Site, memledger: &Memledger, headers: &str, is_in_use: f64) {
+    eventually("the configuration is read", || {
         match site.client().metrics(memledger, headers).value("memledger_web_config_success", &[]) {
-            value if value == is_used => Ok(()),
+            value if value == is_in_use => Ok(()),
             value => Err(format!("{value}; {}", memledger.log())),
         }
     });
 }
 
-/// The certificate that is shown.
-fn shown(site: &Site, memledger: &Memledger) -> Vec<u8> {
+/// Returns the server's certificate.
+fn server_certificate(site: &Site, memledger: &Memledger) -> Vec<u8> {
     let mut stream = site.client().connect(memledger);
     while stream.conn.is_handshaking() {
         stream.conn.complete_io(&mut stream.sock).unwrap();
@@ -27,7 +27,7 @@ fn shown(site: &Site, memledger: &Memledger) -> Vec<u8> {
 }
 
 #[test]
-fn a_new_certificate_is_shown_without_a_restart_and_nobody_notices() {
+fn new_certificate_is_used_without_failed_requests() {
     let site = Site::new(TLS);
     let memledger = site.start(&[]);
     let (stop, answers) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -43,9 +43,9 @@ fn a_new_certificate_is_shown_without_a_restart_and_nobody_notices() {
             });
         }
         for round in 1..=3 {
-            let old = shown(&site, &memledger);
+            let old = server_certificate(&site, &memledger);
             site.certify();
-            eventually("the new certificate", || match shown(&site, &memledger) == old {
+            eventually("the new certificate", || match server_certificate(&site, &memledger) == old {
                 true => Err(format!("round {round}; {}", memledger.log())),
                 false => Ok(()),
             });
@@ -57,57 +57,53 @@ fn a_new_certificate_is_shown_without_a_restart_and_nobody_notices() {
 }
 
 #[test]
-fn half_a_pair_leaves_the_old_one_in_use_and_is_told_once() {
+fn certificate_without_its_key_keeps_the_old_pair_and_is_logged_once() {
     let site = Site::new(TLS);
     let memledger = site.start(&[]);
-    let old = shown(&site, &memledger);
+    let old = server_certificate(&site, &memledger);
     let (certificate, key) = site.authority.issue(&["127.0.0.1"]);
     site.write("cert.pem", &certificate);
     await_use(&site, &memledger, "", 0.0);
-    assert_eq!(shown(&site, &memledger), old);
-    memledger_looks_again(&memledger, &site);
-    let complaints = memledger.log().matches("the last good one goes on").count();
+    assert_eq!(server_certificate(&site, &memledger), old);
+    await_two_reads(&memledger, &site);
+    let complaints = memledger.log().matches("the previous one stays in use").count();
     assert_eq!(complaints, 1, "{}", memledger.log());
-    assert!(
-        memledger.log().contains("web.yml:2: this certificate and key cannot be used"),
-        "{}",
-        memledger.log()
-    );
+    assert!(memledger.log().contains("web.yml:2: certificate and key are unusable"), "{}", memledger.log());
     site.write("key.pem", &key);
     await_use(&site, &memledger, "", 1.0);
-    assert_ne!(shown(&site, &memledger), old);
-    assert!(memledger.log().contains("is in use as it is now"), "{}", memledger.log());
+    assert_ne!(server_certificate(&site, &memledger), old);
+    assert!(memledger.log().contains("web configuration reloaded"), "{}", memledger.log());
 }
 
-/// Waits until the files were looked at twice more: a look takes a second, and a cycle 100 ms.
-fn memledger_looks_again(memledger: &Memledger, site: &Site) {
+/// Waits until the files were read twice more: they are read every second, and a cycle takes 100 ms.
+fn await_two_reads(memledger: &Memledger, site: &Site) {
     let stamp = || site.client().metrics(memledger, "").value("memledger_snapshot_timestamp_seconds", &[]);
     let begin = stamp();
-    eventually("two more looks", || match stamp() - begin {
+    eventually("two more reads of the files", || match stamp() - begin {
         passed if passed > 2.2 => Ok(()),
         passed => Err(format!("{passed} s")),
     });
 }
 
 #[test]
-fn users_come_and_go_without_a_restart() {
+fn users_change_without_a_restart() {
     let site = Site::new(&format!("{TLS}{}", user("ann")));
     let memledger = site.start(&[]);
     let client = site.client();
-    let ask =
+    let status_as =
         |name: &str| client.get(&memledger, "/metrics", &basic(name, "secret")).map(|(status, _)| status);
-    assert_eq!((ask("ann"), ask("bob")), (Ok(200), Ok(401)));
+    assert_eq!((status_as("ann"), status_as("bob")), (Ok(200), Ok(401)));
     site.write("web.yml", &format!("{TLS}{}", user("bob")));
-    // a connection that the change finds without a request is closed without an answer, and who has that asks again
-    eventually("bob may ask", || match ask("bob")? {
+    // the change closes a connection without a request; a client whose connection was closed retries
+    eventually("bob is admitted", || match status_as("bob")? {
         200 => Ok(()),
         other => Err(other.to_string()),
     });
-    assert_eq!(ask("ann"), Ok(401), "what was known of her is forgotten");
+    assert_eq!(status_as("ann"), Ok(401), "her cached password is not valid any more");
 }
 
-/// Asks on a connection that stays open.
-fn asks(stream: &mut (impl Read + Write), headers: &str) -> u16 {
+/// Sends a request on a connection that stays open, and returns the status.
+fn status_on(stream: &mut (impl Read + Write), headers: &str) -> u16 {
     write!(stream, "GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n").unwrap();
     let mut answer = [0; 1_024];
     let length = stream.read(&mut answer).unwrap();
@@ -116,15 +112,15 @@ fn asks(stream: &mut (impl Read + Write), headers: &str) -> u16 {
 }
 
 #[test]
-fn a_connection_that_is_kept_ends_with_the_rules_that_let_it_in_and_not_for_less() {
+fn changed_access_rules_close_connections_and_other_changes_do_not() {
     let site = Site::new(&format!("{TLS}{}", user("ann")));
     let memledger = site.start(&["--web.idle-timeout=1h", "--web.header-timeout=5m"]);
     let mut kept = site.client().connect(&memledger);
-    assert_eq!(asks(&mut kept, ""), 200);
-    // half a request is none: what comes of it later is judged by the rules of then
+    assert_eq!(status_on(&mut kept, ""), 200);
+    // half a request is not in progress: when it completes, the new rules apply
     let mut half = site.client().connect(&memledger);
     half.write_all(b"GET /-/healthy HTTP/1.1\r\n").unwrap();
-    // headers, and the server's own certificate, let nobody in
+    // headers and the server's own certificate do not affect access
     let headers = "http_server_config: {headers: {X-Frame-Options: deny}}\n";
     let text = std::fs::read_to_string(site.path("web.yml")).unwrap() + headers;
     site.write("web.yml", &text);
@@ -133,7 +129,7 @@ fn a_connection_that_is_kept_ends_with_the_rules_that_let_it_in_and_not_for_less
         (_, answer) if answer.contains("x-frame-options: deny") => Ok(()),
         (_, answer) => Err(answer),
     });
-    assert_eq!(asks(&mut kept, ""), 200, "it goes on");
+    assert_eq!(status_on(&mut kept, ""), 200, "the connection stays open");
     site.write("web.yml", &format!("{TLS}{}", user("bob")));
     assert_eq!(until_closed(kept), "");
     let rest = half.write_all(b"Host: 127.0.0.1\r\n\r\n").map(|()| until_closed(half));
@@ -145,7 +141,7 @@ fn a_connection_that_is_kept_ends_with_the_rules_that_let_it_in_and_not_for_less
 }
 
 #[test]
-fn with_another_ca_the_clients_of_the_old_one_are_let_go() {
+fn new_client_ca_closes_connections_of_the_old_one() {
     let site = Site::new(&format!(
         "{TLS}  client_ca_file: clients.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
     ));
@@ -154,7 +150,7 @@ fn with_another_ca_the_clients_of_the_old_one_are_let_go() {
     let memledger = site.start_unready(&["--web.idle-timeout=1h"]);
     let (ann, bob) = (old.issue(&["ann.example"]), new.issue(&["bob.example"]));
     let mut kept = site.client_with(&ann).connect(&memledger);
-    assert_eq!(asks(&mut kept, ""), 200);
+    assert_eq!(status_on(&mut kept, ""), 200);
     assert!(exchange(site.client_with(&bob).connect(&memledger), &get("/-/healthy", "")).is_err());
     site.write("clients.pem", &new.pem());
     assert_eq!(until_closed(kept), "");
@@ -163,7 +159,7 @@ fn with_another_ca_the_clients_of_the_old_one_are_let_go() {
 }
 
 #[test]
-fn a_file_that_would_open_what_was_closed_or_is_broken_changes_nothing() {
+fn broken_or_weaker_configuration_is_not_applied() {
     let (version, rate) = ("  min_version: TLS13\n", "rate_limit: {interval: 1ms, burst: 1000}\n");
     let closed = format!(
         "{TLS}{version}  client_ca_file: ca.pem\n  client_auth_type: VerifyClientCertIfGiven\n{}{rate}",
@@ -172,19 +168,19 @@ fn a_file_that_would_open_what_was_closed_or_is_broken_changes_nothing() {
     let site = Site::new(&closed);
     let memledger = site.start(&[]);
     let password = basic("ann", "secret");
-    for (text, says) in [
-        (String::new(), "TLS would be off"),
-        (TLS.to_owned(), "nobody would be asked for a password"),
-        (user("ann"), "TLS would be off"),
-        (closed.replace(version, ""), "an older version of TLS would do"),
-        (closed.replace(rate, ""), "rate_limit would be off"),
-        ("tls_server_config: [\n".to_owned(), "not YAML"),
-        (closed.replace("ann:", "ann: x"), "is no hash"),
+    for (text, expected) in [
+        (String::new(), "TLS would be turned off"),
+        (TLS.to_owned(), "passwords would no longer be required"),
+        (user("ann"), "TLS would be turned off"),
+        (closed.replace(version, ""), "an older TLS version would be accepted"),
+        (closed.replace(rate, ""), "rate_limit would be turned off"),
+        ("tls_server_config: [\n".to_owned(), "expected KEY: VALUE"),
+        (closed.replace("ann:", "ann: x"), "the password hash of"),
     ] {
         site.write("web.yml", &text);
         await_use(&site, &memledger, &password, 0.0);
         assert_eq!(site.client().get(&memledger, "/metrics", "").unwrap().0, 401, "{text}");
-        eventually("the reason in the log", || match memledger.log().contains(says) {
+        eventually("the reason in the log", || match memledger.log().contains(expected) {
             true => Ok(()),
             false => Err(memledger.log()),
         });
@@ -197,15 +193,18 @@ fn a_file_that_would_open_what_was_closed_or_is_broken_changes_nothing() {
 }
 
 #[test]
-fn certificates_and_their_names_stay_wanted_until_a_restart() {
+fn client_certificates_and_names_stay_required_until_restart() {
     let verified = format!("{TLS}  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n");
     let named = format!("{verified}  client_allowed_sans: [ann.example]\n");
     let site = Site::new(&named);
     let memledger = site.start_unready(&[]);
     let (ann, bob) = (site.authority.issue(&["ann.example"]), site.authority.issue(&["bob.example"]));
-    for (text, says) in [(&verified, "any name would do"), (&TLS.to_owned(), "have to show a certificate")] {
+    for (text, expected) in [
+        (&verified, "of any name would be accepted"),
+        (&TLS.to_owned(), "certificates would no longer be required"),
+    ] {
         site.write("web.yml", text);
-        eventually("the reason in the log", || match memledger.log().contains(says) {
+        eventually("the reason in the log", || match memledger.log().contains(expected) {
             true => Ok(()),
             false => Err(memledger.log()),
         });

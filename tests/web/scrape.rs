@@ -1,10 +1,10 @@
-//! A real Prometheus that scrapes through TLS, with a password and with a certificate.
+//! A real Prometheus scrapes with TLS, a password and a client certificate.
 
 use super::site::{Site, TLS, user};
 use crate::prometheus::{Prometheus, provided};
 use crate::support::eventually;
 
-/// A Prometheus that scrapes `address` with these settings of a scrape, and finds all well.
+/// Lets Prometheus scrape `address` with these settings, and checks that every scrape succeeds.
 fn assert_scraped(binary: &str, address: &str, settings: &str) {
     let config = format!(
         "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n- job_name: memledger\n  \
@@ -23,7 +23,7 @@ fn assert_scraped(binary: &str, address: &str, settings: &str) {
 }
 
 #[test]
-fn a_real_prometheus_scrapes_through_tls_with_a_password() {
+fn prometheus_scrapes_with_tls_and_password() {
     let Some(binary) = provided("MEMLEDGER_TEST_PROMETHEUS") else { return };
     let site = Site::new(&format!("{TLS}{}", user("prometheus")));
     let memledger = site.start(&[]);
@@ -35,7 +35,7 @@ fn a_real_prometheus_scrapes_through_tls_with_a_password() {
 }
 
 #[test]
-fn a_real_prometheus_scrapes_with_a_certificate_and_a_password() {
+fn prometheus_scrapes_with_client_certificate_and_password() {
     let Some(binary) = provided("MEMLEDGER_TEST_PROMETHEUS") else { return };
     let config = format!(
         "{TLS}  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n  \

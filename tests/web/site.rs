@@ -1,4 +1,4 @@
-//! A memledger behind a web configuration, and clients of it.
+//! A memledger with a web configuration, and clients of it.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -20,18 +20,18 @@ pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 impl Authority {
     pub fn new() -> Self {
         let mut params = CertificateParams::new(vec![]).unwrap();
-        // of another name than what it issues: openssl takes that for self-signed else
+        // its name must differ from those of its certificates: openssl would take them for self-signed
         params.distinguished_name.push(DnType::CommonName, "memledger test authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// Its own certificate, as PEM.
+    /// Returns its own certificate in PEM format.
     pub fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// A certificate for these names, and its key, both as PEM.
+    /// Issues a certificate for these names. Returns certificate and key in PEM format.
     pub fn issue(&self, names: &[&str]) -> (String, String) {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.subject_alt_names = names
@@ -46,14 +46,14 @@ impl Authority {
     }
 }
 
-/// A folder with a web configuration, and the authority of its certificates.
+/// A directory with a web configuration, and the authority of its certificates.
 pub struct Site {
     pub folder: tempfile::TempDir,
     pub authority: Authority,
 }
 
 impl Site {
-    /// A certificate of this host in `cert.pem` and `key.pem`, its authority in `ca.pem`, and this configuration.
+    /// Writes a certificate of this host to `cert.pem` and `key.pem`, its authority to `ca.pem`, and the configuration.
     pub fn new(config: &str) -> Self {
         let site = Self { folder: tempfile::tempdir().unwrap(), authority: Authority::new() };
         site.write("ca.pem", &site.authority.pem());
@@ -62,14 +62,14 @@ impl Site {
         site
     }
 
-    /// Makes the certificate anew.
+    /// Renews the certificate.
     pub fn certify(&self) {
         let (certificate, key) = self.authority.issue(&["127.0.0.1", "localhost"]);
         self.write("cert.pem", &certificate);
         self.write("key.pem", &key);
     }
 
-    /// Puts a file in place, whole.
+    /// Replaces a file atomically.
     pub fn write(&self, name: &str, text: &str) {
         let temporary = self.path("new");
         std::fs::write(&temporary, text).unwrap();
@@ -80,7 +80,7 @@ impl Site {
         self.folder.path().join(name).display().to_string()
     }
 
-    /// A memledger with this configuration, which has a snapshot.
+    /// Starts memledger with this configuration and waits for the first snapshot.
     pub fn start(&self, flags: &[&str]) -> Memledger {
         let memledger = self.start_unready(flags);
         let client = self.client();
@@ -96,33 +96,33 @@ impl Site {
         Memledger::start_unready(&[ALONE, &[&file], flags].concat())
     }
 
-    /// A client that trusts the authority and shows no certificate.
+    /// Returns a client that trusts the authority and has no certificate.
     pub fn client(&self) -> Client {
         Client::trusting(&self.authority, None)
     }
 
-    /// A client that shows a certificate.
+    /// Returns a client with a certificate.
     pub fn client_with(&self, certificate: &(String, String)) -> Client {
         Client::trusting(&self.authority, Some(certificate))
     }
 }
 
-/// TLS on with the site's certificate.
+/// Settings for TLS with the site's certificate.
 pub const TLS: &str = "tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n";
 
-/// One user whose password is `secret`.
+/// Settings for one user whose password is `secret`.
 pub fn user(name: &str) -> String {
     format!("basic_auth_users:\n  {name}: {}\n", bcrypt::hash("secret", 4).unwrap())
 }
 
-/// The header of basic authentication.
+/// Returns the header of basic authentication.
 pub fn basic(name: &str, password: &str) -> String {
     use base64::Engine;
     let encoded = base64::engine::general_purpose::STANDARD.encode(format!("{name}:{password}"));
     format!("Authorization: Basic {encoded}\r\n")
 }
 
-/// A client of HTTP/1 in TLS.
+/// A client of HTTP/1 over TLS.
 #[derive(Clone)]
 pub struct Client(Arc<ClientConfig>);
 
@@ -145,26 +145,19 @@ impl Client {
         }))
     }
 
-    /// The same, which speaks nothing but HTTP/2.
-    pub fn of_two(&self) -> Self {
-        let mut config = ClientConfig::clone(&self.0);
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        Self(Arc::new(config))
-    }
-
-    /// A connection whose handshake is not done yet.
+    /// Connects; the handshake is done on the first read or write.
     pub fn connect(&self, memledger: &Memledger) -> StreamOwned<ClientConnection, TcpStream> {
         let name = "127.0.0.1".try_into().unwrap();
         let connection = ClientConnection::new(Arc::clone(&self.0), name).unwrap();
         StreamOwned::new(connection, connect(memledger))
     }
 
-    /// Status and whole answer of a GET with more headers, each with its line end.
+    /// Sends a GET with these header lines. Returns the status and the whole response.
     pub fn get(&self, memledger: &Memledger, path: &str, headers: &str) -> Result<(u16, String), String> {
         exchange(self.connect(memledger), &get(path, headers))
     }
 
-    /// The metrics.
+    /// Returns the metrics.
     pub fn metrics(&self, memledger: &Memledger, headers: &str) -> Metrics {
         let (status, answer) = self.get(memledger, "/metrics", headers).unwrap();
         assert_eq!(status, 200, "{answer}");
@@ -172,12 +165,12 @@ impl Client {
     }
 }
 
-/// The text of a GET after which the connection ends.
+/// Formats a GET request that closes the connection.
 pub fn get(path: &str, headers: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{headers}\r\n")
 }
 
-/// Sends a text and reads to the end: the status, and all that came.
+/// Sends a request and reads to the end. Returns the status and the whole response.
 pub fn exchange(mut stream: impl Read + Write, request: &str) -> Result<(u16, String), String> {
     stream.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
     let mut answer = Vec::new();
@@ -187,6 +180,6 @@ pub fn exchange(mut stream: impl Read + Write, request: &str) -> Result<(u16, St
     match (status, ended) {
         (Some(status), _) => Ok((status, answer)),
         (None, Err(error)) => Err(error.to_string()),
-        (None, Ok(_)) => Err("closed without an answer".to_owned()),
+        (None, Ok(_)) => Err("closed without a response".to_owned()),
     }
 }

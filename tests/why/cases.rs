@@ -1,9 +1,9 @@
-//! The table: events, and the verdict that they allow.
+//! The table of events, and the verdicts that they permit.
 
 use std::sync::Arc;
 
-use memledger::ledger::entries::Kill;
-use memledger::ledger::entries::{Before, Event, Exit, Reason, Sample, Victim};
+use memledger::ledger::events::Kill;
+use memledger::ledger::events::{Exit, ExitReason, LedgerEvent, PriorUsage, UsageSample, Victim};
 use memledger::ledger::why::{Cause, Confidence};
 
 use super::events::*;
@@ -11,18 +11,18 @@ use super::events::*;
 /// One row of the table.
 pub struct Case {
     pub name: &'static str,
-    pub events: Vec<Event>,
+    pub events: Vec<LedgerEvent>,
     pub cause: Cause,
     pub confidence: Confidence,
-    /// Words of the sentence and of the advice.
+    /// Texts of the sentence and of the advice.
     pub says: &'static [&'static str],
-    /// Words that would claim too much.
+    /// Texts that would claim too much.
     pub not: &'static [&'static str],
-    /// Figures that are computed from the events, each worked out by hand.
+    /// Figures that are computed from the events, each verified by hand.
     pub computed: &'static [&'static str],
 }
 
-/// The whole table.
+/// Returns the whole table.
 pub fn all() -> Vec<Case> {
     let parts: [fn() -> Vec<Case>; 9] = [
         at_its_own_limit,
@@ -30,10 +30,10 @@ pub fn all() -> Vec<Case> {
         at_the_limit_of_another_cgroup,
         in_pods_and_nested_and_on_the_host,
         with_records_lost_or_none,
-        beside_a_kill_of_nobody,
+        beside_unattributed_kill,
         on_request_and_by_signals,
         by_bus_errors_and_errors,
-        well_or_without_a_reason,
+        normal_or_unknown,
     ];
     parts.iter().flat_map(|part| part()).collect()
 }
@@ -42,7 +42,7 @@ fn at_its_own_limit() -> Vec<Case> {
     vec![
         Case {
             name: "first process at its limit",
-            events: vec![killed(trainer(Victim::Main)), ended(exit(Reason::OomContainer, 137, 0.3))],
+            events: vec![killed(trainer(Victim::Main)), ended(exit(ExitReason::OomContainer, 137, 0.3))],
             cause: Cause::OomLimitMain,
             confidence: Confidence::Certain,
             says: &[
@@ -54,20 +54,20 @@ fn at_its_own_limit() -> Vec<Case> {
                 "20.0 GiB each",
                 "BATCH_SIZE is 32",
                 "raise the memory limit (--memory, mem_limit; now 44.0 GiB)",
-                "Page cache (20.0 GiB) is not to blame",
+                "Page cache (20.0 GiB) is not the cause",
             ],
             not: &["Fewer NUM_WORKERS", "grew from"],
             computed: &["20.0", "2"],
         },
         Case {
-            name: "worker at the limit, the container lives",
+            name: "worker at the limit, the container keeps running",
             events: vec![killed(kill(Victim::Child))],
             cause: Cause::OomLimitWorker,
             confidence: Confidence::Certain,
-            // 44 - 4.4 - 9.5 = 30.1 GiB of room, 34 / 8 = 4.25 GiB each: 7 workers, that is 3 for each of 2 loaders
+            // 44 - 4.4 - 9.5 = 30.1 GiB available, 34 / 8 = 4.25 GiB each: 7 workers, that is 3 for each of 2 loaders
             says: &[
                 "DataLoader worker",
-                "the container lived on",
+                "the container kept running",
                 "Fewer NUM_WORKERS (now 4)",
                 "8 DataLoader workers held 34.0 GiB",
                 "4.2 GiB each",
@@ -79,10 +79,10 @@ fn at_its_own_limit() -> Vec<Case> {
         },
         Case {
             name: "worker at the limit, then an error",
-            events: vec![killed(kill(Victim::Child)), ended(exit(Reason::Error, 1, 72.0))],
+            events: vec![killed(kill(Victim::Child)), ended(exit(ExitReason::Error, 1, 72.0))],
             cause: Cause::OomLimitWorkerThenExit,
             confidence: Confidence::Certain,
-            says: &["lived on and ended 1 min 12 s later with exit code 1", "NUM_WORKERS"],
+            says: &["kept running and ended 1 min 12 s later with exit code 1", "NUM_WORKERS"],
             not: &["that ended the container"],
             computed: &["4.2", "7", "3", "2", "1", "12"],
         },
@@ -94,7 +94,7 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
         Case {
             name: "worker at the limit without shares",
             events: vec![killed(Kill {
-                before: Some(Arc::new(Before {
+                before: Some(Arc::new(PriorUsage {
                     roles: vec![role("dataloader_worker", 8, None)],
                     ..before(42 * GIB, 43 * GIB, Some(44 * GIB))
                 })),
@@ -102,7 +102,7 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
             })],
             cause: Cause::OomLimitWorker,
             confidence: Confidence::Certain,
-            says: &["what one costs is not known", "CAP_SYS_PTRACE"],
+            says: &["the memory of each is not known", "CAP_SYS_PTRACE"],
             not: &[" each (", " fit", "70.0 GiB"],
             computed: &[],
         },
@@ -142,7 +142,7 @@ fn at_the_limit_of_another_cgroup() -> Vec<Case> {
                     limit_bytes: Some(100 * GIB),
                     ..kill(Victim::Main)
                 }),
-                ended(exit(Reason::OomContainer, 137, 0.2)),
+                ended(exit(ExitReason::OomContainer, 137, 0.2)),
             ],
             cause: Cause::OomParentLimit,
             confidence: Confidence::Certain,
@@ -159,13 +159,13 @@ fn at_the_limit_of_another_cgroup() -> Vec<Case> {
             events: vec![killed(Kill {
                 limit_cgroup: "".into(),
                 limit_bytes: None,
-                before: Some(Arc::new(Before {
-                    samples: vec![Sample {
+                before: Some(Arc::new(PriorUsage {
+                    samples: vec![UsageSample {
                         at: AT - 4.0,
                         effective_limit_bytes: Some(9 * GIB),
-                        ..Sample::default()
+                        ..UsageSample::default()
                     }],
-                    ..Before::default()
+                    ..PriorUsage::default()
                 })),
                 ..kill(Victim::Child)
             })],
@@ -218,7 +218,7 @@ fn in_pods_and_nested_and_on_the_host() -> Vec<Case> {
             confidence: Confidence::Certain,
             says: &[
                 "the whole machine ran out of memory",
-                "Of the machine's 62.0 GiB held at the last sample: notebook 38.0 GiB, piper1-gpl-train-1 (this one) 20.0 GiB",
+                "Largest holders of the machine's 62.0 GiB at the last sample: notebook 38.0 GiB, piper1-gpl-train-1 (this one) 20.0 GiB",
                 "Set a memory limit on notebook",
                 "oom_score_adj 800",
                 "800/1000",
@@ -246,16 +246,16 @@ fn with_records_lost_or_none() -> Vec<Case> {
             confidence: Confidence::Likely,
             says: &[
                 "the kernel's record was lost",
-                "which process and how large it was is not known",
+                "so its name and size are not known",
                 "no end of the container is recorded",
                 "log_buf_len",
             ],
-            not: &["pt_data_worker", "lived on"],
+            not: &["pt_data_worker", "kept running"],
             computed: &["1"],
         },
         Case {
-            name: "the ledger forgot the kill",
-            events: vec![ended(Exit { oom_kills: 1, ..exit(Reason::OomContainer, 137, 0.0) })],
+            name: "the event of the kill was removed",
+            events: vec![ended(Exit { oom_kills: 1, ..exit(ExitReason::OomContainer, 137, 0.0) })],
             cause: Cause::OomLimitMain,
             confidence: Confidence::Likely,
             says: &["the kill's own record is not in the ledger", "counted 1 OOM kill"],
@@ -264,7 +264,7 @@ fn with_records_lost_or_none() -> Vec<Case> {
         },
         Case {
             name: "137 without an OOM",
-            events: vec![ended(exit(Reason::Killed, 137, 0.0))],
+            events: vec![ended(exit(ExitReason::Killed, 137, 0.0))],
             cause: Cause::KilledOutside,
             confidence: Confidence::Certain,
             says: &["NOT an OOM", "docker stop", "kubelet", "systemd-oomd", "earlyoom", "person"],
@@ -273,7 +273,7 @@ fn with_records_lost_or_none() -> Vec<Case> {
         },
         Case {
             name: "137 without an OOM, and the runtime's flag says otherwise",
-            events: vec![ended(Exit { runtime_oom_flag: Some(true), ..exit(Reason::Killed, 137, 0.0) })],
+            events: vec![ended(Exit { runtime_oom_flag: Some(true), ..exit(ExitReason::Killed, 137, 0.0) })],
             cause: Cause::KilledOutside,
             confidence: Confidence::Likely,
             says: &["NOT an OOM"],
@@ -282,7 +282,7 @@ fn with_records_lost_or_none() -> Vec<Case> {
         },
         Case {
             name: "137 while the kernel log could not be read",
-            events: vec![ended(Exit { kernel_log_read: false, ..exit(Reason::Killed, 137, 0.0) })],
+            events: vec![ended(Exit { kernel_log_read: false, ..exit(ExitReason::Killed, 137, 0.0) })],
             cause: Cause::KilledOutside,
             confidence: Confidence::Likely,
             says: &["could not be read"],
@@ -292,19 +292,19 @@ fn with_records_lost_or_none() -> Vec<Case> {
     ]
 }
 
-fn beside_a_kill_of_nobody() -> Vec<Case> {
+fn beside_unattributed_kill() -> Vec<Case> {
     vec![Case {
-        name: "137 beside a kill that is nobody's",
-        events: vec![killed(loose()), ended(exit(Reason::Killed, 137, 0.0))],
+        name: "137 beside an unattributed kill",
+        events: vec![killed(unattributed()), ended(exit(ExitReason::Killed, 137, 0.0))],
         cause: Cause::Unknown,
         confidence: Confidence::Unsure,
-        says: &["nothing tells whose process that was", "it may have been"],
+        says: &["of an unknown container", "it may have been"],
         not: &["NOT an OOM"],
         computed: &["3", "12", "5"],
     }]
 }
 
-/// An end without a kill.
+/// An exit without a kill.
 fn case(
     name: &'static str,
     exit: Exit,
@@ -317,39 +317,39 @@ fn case(
 }
 
 fn on_request_and_by_signals() -> Vec<Case> {
-    let asked_twice = |exit| Exit { asked_signals: vec![Some(15), Some(9)], ..exit };
+    let asked_twice = |exit| Exit { stop_signals: vec![Some(15), Some(9)], ..exit };
     vec![
         case(
             "docker stop",
-            asked(exit(Reason::Stopped, 143, 0.0), 15),
+            stop_request(exit(ExitReason::Stopped, 143, 0.0), 15),
             Cause::Stopped,
             Confidence::Certain,
-            &["SIGTERM", "exit code 143", "somebody asked"],
+            &["SIGTERM", "exit code 143", "stop request"],
         ),
         case(
-            "docker stop that ran out of time",
-            asked_twice(exit(Reason::Stopped, 137, 0.0)),
+            "docker stop that reached its timeout",
+            asked_twice(exit(ExitReason::Stopped, 137, 0.0)),
             Cause::Stopped,
             Confidence::Certain,
-            &["did not end upon SIGTERM", "killed it when its time was up"],
+            &["did not exit on SIGTERM", "killed it after the stop timeout"],
         ),
         case(
             "docker kill",
-            asked(exit(Reason::Stopped, 137, 0.0), 9),
+            stop_request(exit(ExitReason::Stopped, 137, 0.0), 9),
             Cause::KilledByRequest,
             Confidence::Certain,
-            &["asked the runtime to kill it"],
+            &["kill request to the runtime"],
         ),
         case(
             "a segmentation fault",
-            exit(Reason::Signal, 139, 0.0),
+            exit(ExitReason::Signal, 139, 0.0),
             Cause::CrashedSignal,
             Confidence::Certain,
             &["SIGSEGV", "not a lack of memory", "docker logs --tail 50 4f1c2a9b7d3e"],
         ),
         case(
             "an abort",
-            exit(Reason::Signal, 134, 0.0),
+            exit(ExitReason::Signal, 134, 0.0),
             Cause::CrashedSignal,
             Confidence::Certain,
             &["SIGABRT", "bad_alloc"],
@@ -361,14 +361,14 @@ fn by_bus_errors_and_errors() -> Vec<Case> {
     vec![
         case(
             "a bus error",
-            exit(Reason::Signal, 135, 0.0),
+            exit(ExitReason::Signal, 135, 0.0),
             Cause::CrashedSignal,
             Confidence::Certain,
             &["SIGBUS", "--shm-size (now 64.0 MiB, 20.0 MiB of it in use"],
         ),
         case(
             "a bus error with a full /dev/shm",
-            with_shm(exit(Reason::Signal, 135, 0.0), 63 * MIB),
+            with_shm(exit(ExitReason::Signal, 135, 0.0), 63 * MIB),
             Cause::ShmFull,
             Confidence::Likely,
             &[
@@ -381,50 +381,57 @@ fn by_bus_errors_and_errors() -> Vec<Case> {
         ),
         case(
             "an error with a full /dev/shm",
-            with_shm(exit(Reason::Error, 1, 0.0), 63 * MIB),
+            with_shm(exit(ExitReason::Error, 1, 0.0), 63 * MIB),
             Cause::ShmFull,
             Confidence::Likely,
             &["63.0 MiB of the 64.0 MiB", "which would prove it", "Bus error"],
         ),
         case(
             "a hangup from outside",
-            exit(Reason::Signal, 129, 0.0),
+            exit(ExitReason::Signal, 129, 0.0),
             Cause::EndedBySignal,
             Confidence::Certain,
-            &["SIGHUP", "nobody asked the runtime"],
+            &["SIGHUP", "without a stop request"],
         ),
     ]
 }
 
-fn well_or_without_a_reason() -> Vec<Case> {
+fn normal_or_unknown() -> Vec<Case> {
     vec![
         case(
             "an error",
-            exit(Reason::Error, 1, 0.0),
+            exit(ExitReason::Error, 1, 0.0),
             Cause::ErrorExit,
             Confidence::Certain,
             &["exit code 1", "its own error", "CUDA"],
         ),
         case(
+            "the host was restarted",
+            exit(ExitReason::HostRestart, 255, 0.0),
+            Cause::HostRestart,
+            Confidence::Certain,
+            &["the host was restarted or lost power"],
+        ),
+        case(
             "completed",
-            exit(Reason::Completed, 0, 0.0),
+            exit(ExitReason::Completed, 0, 0.0),
             Cause::Completed,
             Confidence::Certain,
             &["exit code 0 after 3 h 12 min", "without an error"],
         ),
         case(
-            "no runtime to ask",
-            Exit { exit_code: None, reason: Some(Reason::Unknown), ..exit(Reason::Unknown, 0, 0.0) },
+            "no runtime",
+            Exit { exit_code: None, reason: Some(ExitReason::Unknown), ..exit(ExitReason::Unknown, 0, 0.0) },
             Cause::Unknown,
             Confidence::Unsure,
-            &["nothing recorded tells why"],
+            &["for a reason that is not recorded"],
         ),
         case(
-            "evidence may still come",
-            Exit { reason: None, ..exit(Reason::Unknown, 137, 0.0) },
+            "evidence may still arrive",
+            Exit { reason: None, ..exit(ExitReason::Unknown, 137, 0.0) },
             Cause::Unknown,
             Confidence::Unsure,
-            &["may still come"],
+            &["may still arrive"],
         ),
     ]
 }

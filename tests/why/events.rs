@@ -1,10 +1,10 @@
-//! Synthetic events of one container, as a ledger would have them.
+//! Synthetic events of one container.
 
 use std::sync::Arc;
 
-use memledger::ledger::entries::{
-    Before, Event, Evidence, Exit, Holder, Kill, Name, Reason, RoleHeld, Sample, Scope, Subject, Victim,
-    Whose,
+use memledger::ledger::events::{
+    ContainerLabels, ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, MemoryHolder,
+    OomScope, PriorUsage, RoleUsage, UsageSample, Victim,
 };
 
 pub const GIB: u64 = 1 << 30;
@@ -14,9 +14,9 @@ pub const AT: f64 = 1_795_227_187.0;
 pub const NOW: f64 = AT + 600.0;
 pub const ID: &str = "4f1c2a9b7d3e5a6b8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d";
 
-pub fn subject() -> Subject {
-    Subject {
-        name: Name { container_name: "piper1-gpl-train-1".into(), ..Name::default() },
+pub fn subject() -> ContainerRef {
+    ContainerRef {
+        name: ContainerLabels { container_name: "piper1-gpl-train-1".into(), ..ContainerLabels::default() },
         container_id: ID.into(),
         image: "piper:1.2".into(),
         runtime: "docker".into(),
@@ -24,11 +24,11 @@ pub fn subject() -> Subject {
     }
 }
 
-/// Five minutes that end at the limit: `unreclaimable` grows from `from` to `to`.
-pub fn before(from: u64, to: u64, limit: Option<u64>) -> Before {
+/// Five minutes before the limit: `unreclaimable` grows from `from` to `to`.
+pub fn before(from: u64, to: u64, limit: Option<u64>) -> PriorUsage {
     let sample = |step: u64| {
         let unreclaimable = from + (to - from) / 29 * step;
-        Sample {
+        UsageSample {
             at: AT - 294.0 + 10.0 * step as f64,
             usage_bytes: unreclaimable + GIB,
             unreclaimable_bytes: Some(unreclaimable),
@@ -41,33 +41,34 @@ pub fn before(from: u64, to: u64, limit: Option<u64>) -> Before {
             shm_size_bytes: Some(64 * MIB),
         }
     };
-    Before {
+    PriorUsage {
         samples: (0..30).map(sample).collect(),
         settings: vec![
             ("batch_size".into(), "32".into()),
             ("num_workers".into(), "4".into()),
             ("num_devices".into(), "2".into()),
         ],
-        ..Before::default()
+        ..PriorUsage::default()
     }
 }
 
-pub fn role(role: &str, processes: u32, pss: Option<u64>) -> RoleHeld {
-    RoleHeld { role: role.into(), processes, rss_bytes: 70 * GIB, pss_bytes: pss }
+pub fn role(role: &str, processes: u32, pss: Option<u64>) -> RoleUsage {
+    RoleUsage { role: role.into(), processes, rss_bytes: 70 * GIB, pss_bytes: pss }
 }
 
 pub fn kill(victim: Victim) -> Kill {
     Kill {
         id: 7,
         at: AT,
+        earliest: None,
         boot_id: "b".into(),
         kernel_usec: Some(846_857_491),
         pid: Some(22_212),
         process: "pt_data_worker".into(),
         role: "dataloader_worker".into(),
-        whose: Whose::Container(subject()),
+        owner: KillOwner::Container(subject()),
         victim: Some(victim),
-        scope: Scope::Container,
+        scope: OomScope::Container,
         anon_bytes: Some(5 * GIB),
         file_bytes: Some(0),
         shmem_bytes: Some(0),
@@ -75,7 +76,6 @@ pub fn kill(victim: Victim) -> Kill {
         limit_cgroup: format!("/docker/{ID}").into(),
         limit_bytes: Some(44 * GIB),
         method: "kmsg".into(),
-        exchangeable: false,
         evidence: vec![
             Evidence::new(
                 "kmsg",
@@ -85,7 +85,7 @@ pub fn kill(victim: Victim) -> Kill {
             Evidence::new("vmstat", "oom_kill 11 -> 12"),
             Evidence::new("cgroup", "memory.oom_control of the container: oom_kill 0 -> 1"),
         ],
-        before: Some(Arc::new(Before {
+        before: Some(Arc::new(PriorUsage {
             roles: vec![
                 role("trainer", 2, Some(9 * GIB)),
                 role("dataloader_worker", 8, Some(34 * GIB)),
@@ -97,7 +97,7 @@ pub fn kill(victim: Victim) -> Kill {
 }
 
 pub fn trainer(victim: Victim) -> Kill {
-    let mut held = Before {
+    let mut held = PriorUsage {
         roles: vec![role("trainer", 2, Some(40 * GIB)), role("dataloader_worker", 8, Some(2 * GIB))],
         ..before(42 * GIB, 43 * GIB, Some(44 * GIB))
     };
@@ -112,7 +112,7 @@ pub fn trainer(victim: Victim) -> Kill {
     }
 }
 
-pub fn exit(reason: Reason, exit_code: i64, after: f64) -> Exit {
+pub fn exit(reason: ExitReason, exit_code: i64, after: f64) -> Exit {
     Exit {
         id: 9,
         at: AT + after,
@@ -120,7 +120,7 @@ pub fn exit(reason: Reason, exit_code: i64, after: f64) -> Exit {
         reason: Some(reason),
         exit_code: Some(exit_code),
         runtime_oom_flag: Some(false),
-        asked_signals: vec![],
+        stop_signals: vec![],
         kernel_log_read: true,
         duration_seconds: Some(11_520.0 + after),
         oom_kills: 0,
@@ -132,29 +132,29 @@ pub fn exit(reason: Reason, exit_code: i64, after: f64) -> Exit {
 }
 
 pub fn with_shm(mut exit: Exit, used: u64) -> Exit {
-    let mut held = exit.before.take().map_or_else(Before::default, Arc::unwrap_or_clone);
+    let mut held = exit.before.take().map_or_else(PriorUsage::default, Arc::unwrap_or_clone);
     held.samples.iter_mut().for_each(|sample| sample.shm_used_bytes = Some(used));
     exit.before = Some(Arc::new(held));
     exit
 }
 
-pub fn asked(exit: Exit, signal: i32) -> Exit {
-    Exit { asked_signals: vec![Some(signal)], ..exit }
+pub fn stop_request(exit: Exit, signal: i32) -> Exit {
+    Exit { stop_signals: vec![Some(signal)], ..exit }
 }
 
-pub fn killed(kill: Kill) -> Event {
-    Event::OomKill(kill)
+pub fn killed(kill: Kill) -> LedgerEvent {
+    LedgerEvent::OomKill(kill)
 }
 
-pub fn ended(exit: Exit) -> Event {
-    Event::Exit(exit)
+pub fn ended(exit: Exit) -> LedgerEvent {
+    LedgerEvent::Exit(exit)
 }
 
-/// Somebody else's kill, in the seconds of an end.
-pub fn loose() -> Kill {
+/// Returns an unattributed kill shortly before an exit.
+pub fn unattributed() -> Kill {
     Kill {
         id: 8,
-        whose: Whose::Unattributed,
+        owner: KillOwner::Unattributed,
         victim: None,
         before: None,
         at: AT - 1.0,
@@ -164,7 +164,7 @@ pub fn loose() -> Kill {
 
 pub fn of_host() -> Kill {
     let mut held = before(20 * GIB, 20 * GIB, None);
-    let holder = |name: &str, unreclaimable_bytes| Holder { name: name.into(), unreclaimable_bytes };
+    let holder = |name: &str, unreclaimable_bytes| MemoryHolder { name: name.into(), unreclaimable_bytes };
     held.holders = vec![
         holder("notebook", 38 * GIB),
         holder("piper1-gpl-train-1", 20 * GIB),
@@ -173,7 +173,7 @@ pub fn of_host() -> Kill {
     held.host_total_bytes = Some(62 * GIB);
     held.host_available_bytes = Some(300 * MIB);
     Kill {
-        scope: Scope::Host,
+        scope: OomScope::Host,
         oom_score_adj: Some(800),
         limit_cgroup: "".into(),
         limit_bytes: None,
@@ -196,15 +196,15 @@ pub fn shared() -> Kill {
     Kill { before: Some(Arc::new(held)), ..kill(Victim::Child) }
 }
 
-/// A kill in a pod of Kubernetes, at the pod's limit.
+/// Returns a kill in a Kubernetes pod, at the pod's limit.
 pub fn in_a_pod() -> Kill {
-    let name = Name {
+    let name = ContainerLabels {
         k8s_namespace_name: "ml".into(),
         k8s_pod_name: "train-0".into(),
         container_name: "trainer".into(),
     };
     Kill {
-        whose: Whose::Container(Subject { name, ..subject() }),
+        owner: KillOwner::Container(ContainerRef { name, ..subject() }),
         limit_cgroup: "/kubepods.slice/kubepods-pod1.slice".into(),
         oom_score_adj: Some(936),
         ..kill(Victim::Child)

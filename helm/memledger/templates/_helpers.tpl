@@ -24,7 +24,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What the DaemonSet, the Service and the monitors find the pods by. It cannot be changed on a DaemonSet that is there. */}}
+{{/* Selector labels of the DaemonSet, the Service and the monitors. They cannot be changed on an existing DaemonSet. */}}
 {{- define "memledger.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "memledger.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -41,7 +41,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{/*
-The metadata of an object: dict "root" $ "name" NAME, and if need be "namespace", "labels", "annotations".
+Metadata of an object: dict "root" $ "name" NAME, and optionally "namespace", "labels", "annotations".
 */}}
 {{- define "memledger.metadata" -}}
 name: {{ .name }}
@@ -65,10 +65,9 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* What the container may do. Privileged and what goes against it are refused together by the API server. */}}
+{{/* Security context of the container. The API server rejects privileged together with contradicting fields. */}}
 {{- define "memledger.securityContext" -}}
-# root of no capability but those that are named: the sockets belong to root, and a capability given to another user is lost
-# at exec
+# root with the listed capabilities only: the sockets belong to root, and a capability granted to another user is lost at exec
 runAsUser: 0
 runAsGroup: 0
 runAsNonRoot: false
@@ -102,7 +101,7 @@ seLinuxOptions:
 {{- end }}
 {{- end -}}
 
-{{/* A probe: the value, or if that is empty the given one; nothing if the value is null. dict "given" VALUE "default" DICT */}}
+{{/* A probe: the value, or the default if it is empty; nothing if it is null. dict "given" VALUE "default" DICT */}}
 {{- define "memledger.probe" -}}
 {{- if not (kindIs "invalid" .given) -}}
 {{- toYaml (default .default .given) -}}
@@ -110,9 +109,8 @@ seLinuxOptions:
 {{- end -}}
 
 {{/*
-What the chart does to the labels of a target, in a ServiceMonitor as in a PodMonitor. The operator puts the labels of the pod on
-every series; with them each series of the node would end with memledger's pod, and for as long as a rule looks back there
-would be two of each.
+Relabelings of a target, the same in a ServiceMonitor and a PodMonitor. The operator adds the labels of the pod to every series; with
+them each series of the node would end with memledger's pod, and a rule with a range would match two of each.
 */}}
 {{- define "memledger.relabelings" -}}
 - {targetLabel: job, replacement: memledger}
@@ -121,7 +119,7 @@ would be two of each.
 - {regex: pod|container|endpoint|service, action: labeldrop}
 {{- end -}}
 
-{{/* What both monitors say of a scrape. dict "monitor" VALUES "path" PATH "root" $ */}}
+{{/* Scrape settings of both monitors. dict "monitor" VALUES "path" PATH "root" $ */}}
 {{- define "memledger.endpoint" -}}
 port: metrics
 path: {{ .path }}
@@ -150,7 +148,7 @@ metricRelabelings:
 {{- end }}
 {{- end -}}
 
-{{/* Limits of a monitor, those that are set. */}}
+{{/* Limits of a monitor that are set. */}}
 {{- define "memledger.limits" -}}
 {{- range $name := list "sampleLimit" "labelLimit" "labelNameLengthLimit" "labelValueLengthLimit" }}
 {{- with get $.monitor $name }}

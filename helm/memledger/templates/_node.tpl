@@ -1,6 +1,6 @@
-{{/* What of the node the container gets: environment, mounts and volumes, which belong together. */}}
+{{/* Access to the node: environment, mounts and volumes, which belong together. */}}
 
-{{/* Where the CRI socket is in the container. */}}
+{{/* Path of the CRI socket in the container. */}}
 {{- define "memledger.criSocket" -}}
 {{- if eq .Values.runtime.mount "Directory" -}}
 {{- printf "/host/cri/%s" (base .Values.runtime.socket) -}}
@@ -14,6 +14,7 @@
 - {name: MEMLEDGER_PATH_PROCFS, value: {{ ternary "/host/proc" "/proc" .Values.host.proc }}}
 - {name: MEMLEDGER_PATH_CGROUPFS, value: {{ ternary "/host/cgroup" "/sys/fs/cgroup" .Values.host.cgroup }}}
 - {name: MEMLEDGER_STATE_PATH, value: /var/lib/memledger}
+- {name: MEMLEDGER_REPORTER_DIRECTORY, value: {{ ternary "/run/memledger-reporter" "" (ne .Values.reporter.hostPath "") | quote }}}
 {{- if .Values.runtime.enabled }}
 - {name: MEMLEDGER_CRI_ENDPOINT, value: {{ include "memledger.criSocket" . }}}
 {{- end }}
@@ -21,7 +22,7 @@
 - {name: MEMLEDGER_DOCKER_SOCKET, value: /host/docker.sock}
 {{- end }}
 {{- if not (or .Values.kmsg.enabled .Values.capabilities.syslog (hasKey .Values.settings "oom.kernel-log")) }}
-# what is switched off on purpose is no fault that alerts
+# a source that is disabled on purpose must not alert
 - {name: MEMLEDGER_OOM_KERNEL_LOG, value: "off"}
 {{- end }}
 {{- with .Values.nvidia.visibleDevices }}
@@ -45,15 +46,20 @@
 
 {{- define "memledger.mounts" -}}
 - {name: state, mountPath: /var/lib/memledger}
+# the control socket, for verbs in this container: kubectl exec POD -- /memledger why NAME
+- {name: run, mountPath: /run/memledger}
+{{- if .Values.reporter.hostPath }}
+- {name: reporter, mountPath: /run/memledger-reporter}
+{{- end }}
 {{- if .Values.host.cgroup }}
-# cgroup v1 is a mount below for each controller: without "recursive" those could be written
+# cgroup v1 has a mount below for each controller: without "recursive" those would be writable
 - {name: cgroup, mountPath: /host/cgroup, readOnly: true, recursiveReadOnly: IfPossible}
 {{- end }}
 {{- if .Values.host.proc }}
 - {name: proc, mountPath: /host/proc, readOnly: true, recursiveReadOnly: IfPossible}
 {{- end }}
 {{- if .Values.runtime.enabled }}
-# read-only is the file, not what can be asked through it
+# read-only applies to the file, not to requests through it
 - {name: cri, mountPath: {{ ternary "/host/cri" "/host/cri.sock" (eq .Values.runtime.mount "Directory") }}, readOnly: true}
 {{- end }}
 {{- if .Values.docker.enabled }}
@@ -71,12 +77,18 @@
 {{- end -}}
 
 {{- define "memledger.volumes" -}}
+- name: run
+  emptyDir: {medium: Memory, sizeLimit: 1Mi}
 - name: state
   {{- if .Values.state.hostPath }}
   hostPath: {path: {{ .Values.state.hostPath }}, type: DirectoryOrCreate}
   {{- else }}
   emptyDir: {sizeLimit: 256Mi}
   {{- end }}
+{{- if .Values.reporter.hostPath }}
+- name: reporter
+  hostPath: {path: {{ .Values.reporter.hostPath }}, type: DirectoryOrCreate}
+{{- end }}
 {{- if .Values.host.cgroup }}
 - name: cgroup
   hostPath: {path: /sys/fs/cgroup, type: Directory}

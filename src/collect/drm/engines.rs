@@ -1,120 +1,119 @@
-//! How busy a GPU is, and whose work it is, from what its engines did for each client between two readings.
+//! Utilization of a GPU and of each process on it, from the work of its engines for each client between two readings.
 //!
-//! A GPU has engines of several names (render, compute, copy, video), which work side by side; their shares do not add up
-//! to one figure. The figure here is that of the engine that had most to do over all clients, and a process's share is its
-//! share of that engine: so the shares of processes add up to the GPU's.
+//! A GPU has several engines (render, compute, copy, video) that work in parallel, so their shares do not add up to one
+//! value. The GPU's utilization here is that of the busiest engine over all clients, and a process's utilization is its
+//! share of that engine. So the shares of the processes add up to the GPU's.
 //!
-//! A driver may tell a smaller value than before for a while (the kernel's documentation allows it): then the larger one
-//! stands. A client that is seen for the first time has no share yet.
-
+//! A driver may report a smaller value than before for a while (the kernel's documentation allows it): then the larger
+//! value stays. A client has no share at its first reading.
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::books::{Descriptor, Key};
-use crate::clock::Moment;
+use super::client_memory::{Descriptor, DrmProcessKey};
+use crate::clock::Timestamp;
 use crate::parse::drm::Engine;
 
 /// GPU, client, and engine.
-type Place = (Arc<str>, Vec<u8>, Vec<u8>);
+type EngineKey = (Arc<str>, Vec<u8>, Vec<u8>);
 
 #[derive(Clone, Copy, Debug)]
-struct Sample {
+struct EngineSample {
     /// Nanoseconds or cycles of work.
-    worked: u64,
-    /// Cycles that went by, if the driver counts those and not time.
-    went_by: Option<u64>,
-    at: Moment,
+    busy: u64,
+    /// Elapsed cycles, if the driver counts cycles and not time.
+    elapsed: Option<u64>,
+    at: Timestamp,
 }
 
-/// What the engines had done at the reading before.
+/// The engines' counters at the previous reading.
 #[derive(Debug, Default)]
 pub struct Engines {
-    before: HashMap<Place, Sample>,
-    now: HashMap<Place, Sample>,
+    previous: HashMap<EngineKey, EngineSample>,
+    current: HashMap<EngineKey, EngineSample>,
 }
 
-/// Who made a GPU busy between two readings.
+/// The utilization of a GPU between two readings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Work {
-    /// The busiest engine's share of the time, from 0 to 1.
+    /// The share of time in which the busiest engine worked, from 0 to 1.
     pub busy: Option<f64>,
-    /// Of it, by process. Processes whose clients are all new are left out.
-    pub by_process: BTreeMap<Key, f64>,
+    /// The part of each process. Processes that have only new clients are omitted.
+    pub by_process: BTreeMap<DrmProcessKey, f64>,
 }
 
 impl Engines {
-    /// What the clients of one GPU did since the reading before. `at`: when they were read.
-    pub fn work(&mut self, gpu: &Arc<str>, clients: &[&Descriptor], at: Moment) -> Work {
-        let mut by_engine: BTreeMap<&[u8], BTreeMap<Key, f64>> = BTreeMap::new();
+    /// Returns the work of the clients of one GPU since the previous reading. `at`: when they were read.
+    pub fn work(&mut self, gpu: &Arc<str>, clients: &[&Descriptor], at: Timestamp) -> Work {
+        let mut by_engine: BTreeMap<&[u8], BTreeMap<DrmProcessKey, f64>> = BTreeMap::new();
         for descriptor in clients {
             let Some(id) = &descriptor.client.id else { continue };
             for engine in &descriptor.client.engines {
-                let place = (Arc::clone(gpu), id.clone(), engine.name.clone());
-                if let Some(share) = self.share(place, engine, at) {
+                let key = (Arc::clone(gpu), id.clone(), engine.name.clone());
+                if let Some(share) = self.share(key, engine, at) {
                     let of_engine = by_engine.entry(&engine.name).or_default();
-                    *of_engine.entry(descriptor.holder).or_insert(0.0) += share;
+                    *of_engine.entry(descriptor.process).or_insert(0.0) += share;
                 }
             }
         }
-        let sum = |shares: &BTreeMap<Key, f64>| shares.values().sum::<f64>();
+        let sum = |shares: &BTreeMap<DrmProcessKey, f64>| shares.values().sum::<f64>();
         let busiest = by_engine.into_values().max_by(|a, b| sum(a).total_cmp(&sum(b)));
         let Some(mut by_process) = busiest else { return Work::default() };
-        let all = sum(&by_process);
-        if all > 1.0 {
-            // an engine with several queues whose driver does not tell how many
-            by_process.values_mut().for_each(|share| *share /= all);
+        let total = sum(&by_process);
+        if total > 1.0 {
+            // an engine with several queues, whose number the driver does not report
+            by_process.values_mut().for_each(|share| *share /= total);
         }
-        Work { busy: Some(all.min(1.0)), by_process }
+        Work { busy: Some(total.min(1.0)), by_process }
     }
 
-    /// All GPUs of this reading were asked for: clients that are gone are forgotten.
+    /// Ends a reading after the last GPU. Clients that are gone are forgotten.
     pub fn end_reading(&mut self) {
-        self.before = std::mem::take(&mut self.now);
+        self.previous = std::mem::take(&mut self.current);
     }
 
-    /// The part of the time since the reading before that an engine worked for a client.
-    fn share(&mut self, place: Place, engine: &Engine, at: Moment) -> Option<f64> {
-        let (worked, went_by) = match (engine.busy_ns, engine.cycles, engine.total_cycles) {
-            (Some(worked), ..) => (worked, None),
-            (None, Some(worked), Some(went_by)) => (worked, Some(went_by)),
+    /// Returns the share of the time since the previous reading that an engine worked for a client.
+    fn share(&mut self, key: EngineKey, engine: &Engine, at: Timestamp) -> Option<f64> {
+        let (busy, elapsed) = match (engine.busy_ns, engine.cycles, engine.total_cycles) {
+            (Some(busy), ..) => (busy, None),
+            (None, Some(busy), Some(elapsed)) => (busy, Some(elapsed)),
             _ => return None,
         };
-        let Some(before) = self.before.get(&place).copied() else {
-            self.now.insert(place, Sample { worked, went_by, at });
+        let Some(previous) = self.previous.get(&key).copied() else {
+            self.current.insert(key, EngineSample { busy, elapsed, at });
             return None;
         };
-        let sample = Sample { worked: worked.max(before.worked), went_by, at };
-        self.now.insert(place, sample);
-        let whole = match (before.went_by, went_by) {
-            (Some(before), Some(now)) => now.checked_sub(before)? as f64,
-            (None, None) => at.since(before.at).as_nanos() as f64,
+        let sample = EngineSample { busy: busy.max(previous.busy), elapsed, at };
+        self.current.insert(key, sample);
+        let available = match (previous.elapsed, elapsed) {
+            (Some(previous), Some(now)) => now.checked_sub(previous)? as f64,
+            (None, None) => at.since(previous.at).as_nanos() as f64,
             _ => return None,
         };
-        let whole = whole * engine.capacity.map_or(1.0, |capacity| capacity as f64);
-        (whole > 0.0).then(|| (sample.worked - before.worked) as f64 / whole)
+        let available = available * engine.capacity.map_or(1.0, |capacity| capacity as f64);
+        (available > 0.0).then(|| (sample.busy - previous.busy) as f64 / available)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parse::drm::Client;
+    use crate::parse::drm::DrmClient;
     use std::time::Duration;
 
-    /// A client `id` of `pid` with these lines of its fdinfo.
+    /// Returns a client `id` of `pid` with these lines of its fdinfo.
     fn client(pid: u32, id: u32, lines: &str) -> Descriptor {
         let text = format!("drm-driver: i915\ndrm-client-id: {id}\n{lines}");
-        let holder = Key { start_ticks: u64::from(pid), pid };
-        Descriptor { holder, client: Client::parse(text.as_bytes()).unwrap() }
+        let process = DrmProcessKey { start_ticks: u64::from(pid), pid };
+        Descriptor { process, client: DrmClient::parse(text.as_bytes()).unwrap() }
     }
 
-    /// Readings one second apart; the work at the last of them, as percent.
-    fn after(readings: &[&[Descriptor]]) -> (Option<i64>, Vec<(u32, i64)>) {
+    /// Takes readings one second apart and returns the work at the last of them, in percent.
+    fn percent_after(readings: &[&[Descriptor]]) -> (Option<i64>, Vec<(u32, i64)>) {
         let mut engines = Engines::default();
-        let (mut at, mut work) = (Moment::now(), Work::default());
+        let (mut at, mut work) = (Timestamp::now(), Work::default());
         for descriptors in readings {
-            let all: Vec<_> = descriptors.iter().collect();
-            work = engines.work(&"gpu".into(), &all, at);
+            let clients: Vec<_> = descriptors.iter().collect();
+            work = engines.work(&"gpu".into(), &clients, at);
             engines.end_reading();
             at = at.plus(Duration::from_secs(1));
         }
@@ -130,69 +129,78 @@ mod tests {
     }
 
     #[test]
-    fn the_busiest_engine_counts_and_the_shares_of_processes_add_up_to_it() {
+    fn process_shares_add_up_to_the_busiest_engine() {
         let first = [client(7, 1, &ns(0, 0)), client(8, 2, &ns(0, 0)), client(8, 3, &ns(0, 0))];
         let then = [
             client(7, 1, &ns(300_000_000, 900_000_000)),
             client(8, 2, &ns(400_000_000, 0)),
             client(8, 3, &ns(250_000_000, 0)),
         ];
-        assert_eq!(after(&[&first, &then]), (Some(95), vec![(7, 30), (8, 65)]));
+        assert_eq!(percent_after(&[&first, &then]), (Some(95), vec![(7, 30), (8, 65)]));
     }
 
     #[test]
-    fn what_is_seen_once_has_no_share_and_idle_is_zero() {
+    fn new_client_has_no_share_and_idle_is_zero() {
         let idle = [client(7, 1, &ns(5, 5))];
-        assert_eq!(after(&[&idle]), (None, vec![]));
-        assert_eq!(after(&[&idle, &idle]), (Some(0), vec![(7, 0)]));
+        assert_eq!(percent_after(&[&idle]), (None, vec![]));
+        assert_eq!(percent_after(&[&idle, &idle]), (Some(0), vec![(7, 0)]));
         let with_new = [client(7, 1, &ns(5, 5)), client(8, 2, &ns(999_999_999, 0))];
-        assert_eq!(after(&[&idle, &with_new]), (Some(0), vec![(7, 0)]));
+        assert_eq!(percent_after(&[&idle, &with_new]), (Some(0), vec![(7, 0)]));
         assert_eq!(
-            after(&[&[client(7, 1, "")], &[client(7, 1, "")]]),
+            percent_after(&[&[client(7, 1, "")], &[client(7, 1, "")]]),
             (None, vec![]),
-            "no engines, no figure"
+            "no engines, no value"
         );
     }
 
     #[test]
-    fn cycles_are_measured_by_the_cycles_that_went_by() {
-        let cycles = |worked: u64, went_by: u64| {
-            [client(7, 1, &format!("drm-cycles-rcs: {worked}\ndrm-total-cycles-rcs: {went_by}\n"))]
+    fn divides_cycles_by_elapsed_cycles() {
+        let cycles = |busy: u64, elapsed: u64| {
+            [client(7, 1, &format!("drm-cycles-rcs: {busy}\ndrm-total-cycles-rcs: {elapsed}\n"))]
         };
-        assert_eq!(after(&[&cycles(10, 1_000), &cycles(60, 1_200)]), (Some(25), vec![(7, 25)]));
-        assert_eq!(after(&[&cycles(10, 1_000), &cycles(60, 1_000)]), (None, vec![]), "no cycle went by");
-        assert_eq!(after(&[&cycles(10, 1_000), &cycles(60, 900)]), (None, vec![]), "the counter was reset");
+        assert_eq!(percent_after(&[&cycles(10, 1_000), &cycles(60, 1_200)]), (Some(25), vec![(7, 25)]));
         assert_eq!(
-            after(&[&[client(7, 1, "drm-cycles-rcs: 1\n")], &[client(7, 1, "drm-cycles-rcs: 2\n")]]).0,
+            percent_after(&[&cycles(10, 1_000), &cycles(60, 1_000)]),
+            (None, vec![]),
+            "no cycle elapsed"
+        );
+        assert_eq!(
+            percent_after(&[&cycles(10, 1_000), &cycles(60, 900)]),
+            (None, vec![]),
+            "the counter was reset"
+        );
+        assert_eq!(
+            percent_after(&[&[client(7, 1, "drm-cycles-rcs: 1\n")], &[client(7, 1, "drm-cycles-rcs: 2\n")]])
+                .0,
             None
         );
     }
 
     #[test]
-    fn engines_of_one_name_share_the_work() {
+    fn divides_by_the_capacity_of_an_engine() {
         let lines = |busy: u64| {
             [client(7, 1, &format!("drm-engine-video: {busy} ns\ndrm-engine-capacity-video: 4\n"))]
         };
-        assert_eq!(after(&[&lines(0), &lines(1_000_000_000)]), (Some(25), vec![(7, 25)]));
+        assert_eq!(percent_after(&[&lines(0), &lines(1_000_000_000)]), (Some(25), vec![(7, 25)]));
     }
 
     #[test]
-    fn more_work_than_time_is_shared_out_over_the_whole() {
+    fn scales_shares_down_to_one() {
         let first = [client(7, 1, &ns(0, 0)), client(8, 2, &ns(0, 0))];
         let then = [client(7, 1, &ns(3_000_000_000, 0)), client(8, 2, &ns(1_000_000_000, 0))];
-        assert_eq!(after(&[&first, &then]), (Some(100), vec![(7, 75), (8, 25)]));
+        assert_eq!(percent_after(&[&first, &then]), (Some(100), vec![(7, 75), (8, 25)]));
     }
 
     #[test]
-    fn a_value_that_falls_back_stands_still_until_it_is_caught_up() {
+    fn keeps_the_larger_value_when_a_counter_decreases() {
         let at = |busy: u64| [client(7, 1, &ns(busy, 0))];
-        assert_eq!(after(&[&at(500_000_000), &at(400_000_000)]).0, Some(0));
-        assert_eq!(after(&[&at(500_000_000), &at(400_000_000), &at(600_000_000)]).0, Some(10));
+        assert_eq!(percent_after(&[&at(500_000_000), &at(400_000_000)]).0, Some(0));
+        assert_eq!(percent_after(&[&at(500_000_000), &at(400_000_000), &at(600_000_000)]).0, Some(10));
     }
 
     #[test]
-    fn a_client_that_went_is_forgotten() {
+    fn forgets_a_client_that_is_gone() {
         let at = |busy: u64| [client(7, 1, &ns(busy, 0))];
-        assert_eq!(after(&[&at(0), &[], &at(600_000_000)]).0, None);
+        assert_eq!(percent_after(&[&at(0), &[], &at(600_000_000)]).0, None);
     }
 }

@@ -1,100 +1,109 @@
-//! GPUs of DRM drivers (amdgpu, i915, xe, nouveau and others): the memory of each device and process, and whose work it is.
+//! GPUs of DRM drivers (amdgpu, i915, xe, nouveau and others): the memory of each device and process, and utilization.
 //!
-//! The kernel tells it in `/proc/PID/fdinfo`, in words that all these drivers have in common, and amdgpu tells its memory
-//! in sysfs. No library of a vendor is needed. The families are those of NVML's source (`collect::gpu`); a GPU that has
-//! NVIDIA's driver is NVML's alone.
+//! The kernel reports both in `/proc/PID/fdinfo`, in a format that all these drivers share; amdgpu also reports device
+//! memory in sysfs. No vendor library is needed. The metric families are those of the NVML source (`collect::gpu`); a GPU
+//! with NVIDIA's driver is read by NVML only.
 //!
-//! * [`devices`] which GPUs there are
-//! * [`search`] which processes hold one
-//! * [`holder`] what the driver tells of the descriptors of one process
-//! * [`books`] what each of them holds, with nothing counted twice
-//! * [`engines`] how busy they keep it
+//! * [`devices`] lists the GPUs
+//! * [`fd_scanner`] finds the processes that have a GPU open
+//! * [`drm_process`] reads the GPU descriptors of one process
+//! * [`client_memory`] computes the memory of each process, with nothing counted twice
+//! * [`engines`] computes the utilization by each process
 //!
-//! A host without such a GPU pays a look at `/sys/class/drm` every ten seconds; no process is looked at, and there is no
-//! thread.
+//! On a host without such a GPU the only cost is to list `/sys/class/drm` every ten seconds: no process is read, and there
+//! is no thread.
 //!
-//! Not here: which container a process belongs to and what adds up (`attribute`).
-
-mod books;
+//! Not here: attribution of processes to containers, and sums (`attribute`).
+mod client_memory;
 mod devices;
 mod engines;
-mod holder;
-mod search;
+mod drm_process;
+mod fd_scanner;
 mod worker;
 
-pub use worker::Reader;
+pub use worker::DrmReader;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Collector, Context, Outcome, Output, gpu};
+use super::{CollectOutcome, Collector, Context, Output, gpu};
 use crate::catalog::COLLECTOR_SUCCESS;
-use crate::clock::Moment;
+use crate::clock::Timestamp;
 use crate::config::GpuSettings;
-use crate::host::{ReadError, Roots};
+use crate::host::{HostPaths, ReadError};
 
 /// The collector's name.
 pub const NAME: &str = "drm";
-/// Pause between two looks for a GPU on a host that had none.
-const LOOK: Duration = Duration::from_secs(10);
+/// How often to look for a GPU on a host that had none.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What can be read on this host, for `doctor`.
+/// The result of a probe of this host, for `doctor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct DrmProbe {
     /// Name and driver of each GPU.
     pub gpus: Vec<String>,
-    /// Processes whose open files could be looked at within the first reading.
+    /// Processes whose descriptors could be read within the first reading.
     pub readable: usize,
-    /// Processes whose open files could not, for want of permission.
+    /// Processes whose descriptors could not be read for lack of permission.
     pub denied: usize,
 }
 
-/// Looks for GPUs of DRM drivers, and if there are any, once at the processes.
+/// Lists the GPUs of DRM drivers, and if there are any, scans the processes once.
 ///
 /// # Errors
 /// Devices or processes cannot be listed.
-pub fn probe(roots: &Roots) -> Result<Probe, ReadError> {
-    let cards = devices::list(roots, &mut Vec::new())?;
+pub fn probe(host_paths: &HostPaths) -> Result<DrmProbe, ReadError> {
+    let cards = devices::list(host_paths, &mut Vec::new())?;
     let gpus: Vec<_> =
         cards.iter().map(|card| format!("{} ({})", card.identity.index, card.driver)).collect();
     if gpus.is_empty() {
-        return Ok(Probe { gpus, readable: 0, denied: 0 });
+        return Ok(DrmProbe { gpus, readable: 0, denied: 0 });
     }
-    let found = search::Search::default().round(roots, false)?;
-    Ok(Probe { gpus, readable: found.readable, denied: found.denied })
+    let found = fd_scanner::FdScanner::default().scan(host_paths, false)?;
+    Ok(DrmProbe { gpus, readable: found.readable, denied: found.denied })
 }
 
-/// The collector.
+/// The collector of GPUs with DRM drivers.
 #[derive(Debug)]
 pub struct Drm {
     settings: GpuSettings,
-    worker: Option<worker::Worker>,
-    looked: Option<Moment>,
-    seen: bool,
-    /// When the reading that was shown last was complete.
-    last: Option<Moment>,
-    took: Duration,
+    worker: Option<worker::DrmWorker>,
+    last_discovery: Option<Timestamp>,
+    has_succeeded: bool,
+    /// The time of the reading that was exported last.
+    last_reading: Option<Timestamp>,
+    read_duration: Duration,
 }
 
 impl Drm {
-    /// A collector. Its thread starts when there is a GPU.
+    /// Returns a collector. Its thread starts once there is a GPU.
     pub fn new(settings: &GpuSettings) -> Self {
         let settings = settings.clone();
-        Self { settings, worker: None, looked: None, seen: false, last: None, took: Duration::ZERO }
+        Self {
+            settings,
+            worker: None,
+            last_discovery: None,
+            has_succeeded: false,
+            last_reading: None,
+            read_duration: Duration::ZERO,
+        }
     }
 
-    /// Starts the thread if there is a GPU for it.
-    fn look(&mut self, context: &Context<'_>, output: &mut Output<'_>) {
-        if self.worker.is_some() || self.looked.is_some_and(|looked| context.now.since(looked) < LOOK) {
+    /// Starts the thread if there is a GPU and no thread yet.
+    fn start_if_gpu_present(&mut self, context: &Context<'_>, output: &mut Output<'_>) {
+        if self.worker.is_some()
+            || self.last_discovery.is_some_and(|last| context.now.since(last) < DISCOVERY_INTERVAL)
+        {
             return;
         }
-        self.looked = Some(context.now);
-        let mut faults = Vec::new();
-        let cards = output.faults.value(devices::list(context.roots, &mut faults));
-        faults.into_iter().for_each(|reason| output.faults.count(reason));
+        self.last_discovery = Some(context.now);
+        let mut read_errors = Vec::new();
+        let cards = output.read_errors.value(devices::list(context.host_paths, &mut read_errors));
+        read_errors.into_iter().for_each(|reason| output.read_errors.count(reason));
         if cards.is_some_and(|cards| !cards.is_empty()) {
             let v1 = context.hierarchy.is_some_and(|h| h.version == crate::discover::Version::V1);
-            self.worker = Some(worker::Worker::start(&self.settings, context.roots.clone(), v1, context.now));
+            self.worker =
+                Some(worker::DrmWorker::start(&self.settings, context.host_paths.clone(), v1, context.now));
         }
     }
 }
@@ -104,40 +113,46 @@ impl Collector for Drm {
         NAME
     }
 
-    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
-        self.look(context, output);
-        let Some(worker) = &mut self.worker else { return Outcome::Absent };
-        worker.keep_alive(context.now);
-        for reason in worker.take_faults() {
-            output.faults.count(reason);
+    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> CollectOutcome {
+        self.start_if_gpu_present(context, output);
+        let Some(worker) = &mut self.worker else { return CollectOutcome::NotPresent };
+        worker.restart_if_ended(context.now);
+        for reason in worker.take_read_errors() {
+            output.read_errors.count(reason);
         }
-        let longest = self.settings.interval + self.settings.deadline;
-        match worker.latest().filter(|reading| context.now.since(reading.at) <= longest) {
+        let max_age = self.settings.interval + self.settings.deadline;
+        match worker.latest().filter(|reading| context.now.since(reading.at) <= max_age) {
             Some(reading) => {
-                self.seen = true;
-                self.took = reading.took;
-                let proven = f64::from(u8::from(reading.pids == gpu::Pids::Proven));
-                output.series.global(COLLECTOR_SUCCESS, ["drm_attribution".into()], proven);
-                // several cycles may see one reading
-                if self.last.replace(reading.at) != Some(reading.at) {
-                    let devices = reading.devices.iter().map(gpu::Sampled::of).collect();
-                    output.readings.gpu_samples.push(gpu::Sample { at: reading.at, is_dated: true, devices });
+                self.has_succeeded = true;
+                self.read_duration = reading.took;
+                let is_trusted = f64::from(u8::from(reading.pids == gpu::PidTrust::Trusted));
+                output.series.global(COLLECTOR_SUCCESS, ["drm_attribution".into()], is_trusted);
+                // several cycles may use the same reading
+                if self.last_reading.replace(reading.at) != Some(reading.at) {
+                    let devices = reading.devices.iter().map(gpu::DeviceSample::of).collect();
+                    output.cycle_data.gpu_samples.push(gpu::GpuSample {
+                        at: reading.at,
+                        is_dated: true,
+                        devices,
+                    });
                 }
-                let first = output.readings.add_gpus(Arc::clone(&reading));
+                let first = output.cycle_data.add_gpus(Arc::clone(&reading));
                 gpu::write(&reading, first, output.series);
-                Outcome::Read
+                CollectOutcome::Ok
             }
-            None if !self.seen && is_starting(worker, context.now, self.settings.deadline) => Outcome::Absent,
-            None => Outcome::Failed,
+            None if !self.has_succeeded && is_starting(worker, context.now, self.settings.deadline) => {
+                CollectOutcome::NotPresent
+            }
+            None => CollectOutcome::Failed,
         }
     }
 
     fn background(&self) -> Option<Duration> {
-        Some(self.took)
+        Some(self.read_duration)
     }
 }
 
-/// The first answer may take a while, there are many processes to look at; but not for ever.
-fn is_starting(worker: &worker::Worker, now: Moment, deadline: Duration) -> bool {
+/// Returns whether the first reading is still within its deadline: it may take a while with many processes.
+fn is_starting(worker: &worker::DrmWorker, now: Timestamp, deadline: Duration) -> bool {
     !worker.has_answered() && now.since(worker.started()) < deadline
 }

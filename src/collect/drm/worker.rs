@@ -1,70 +1,69 @@
 //! The thread that reads the GPUs of DRM drivers.
 //!
-//! It has a thread because the search through the descriptors of all processes takes milliseconds, which the cycle must
-//! not wait for, and because a driver may hang in any of these files. It rests nine times as long as it works, so that it
-//! takes a tenth of one core at most; only where the readings would grow too old to be shown it rests less.
+//! A thread is needed because the scan of the descriptors of all processes takes milliseconds, which a cycle must not
+//! wait for, and because a driver may hang in any of these files. Duty cycle: at most 10 %, except where readings would
+//! otherwise become too old to be exported.
 //!
-//! A thread that hangs is left where it is: another one would hang beside it. One that ended, by a fault of memledger's own,
-//! is followed by another.
+//! A thread that hangs is not replaced: another one would hang too. A thread that ended because of a bug is replaced.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::books::{self, Descriptor, Held};
+use super::client_memory::{self, Descriptor, DeviceClients};
 use super::devices::{self, Card};
 use super::engines::Engines;
-use super::search::{Found, Search};
-use crate::clock::Moment;
-use crate::collect::gpu::{Device, GpuProcess, Health, Memory, Pids, Reading};
+use super::fd_scanner::{FdScanner, ScanResult};
+use crate::clock::Timestamp;
+use crate::collect::gpu::{DeviceHealth, DeviceMemory, GpuDevice, GpuProcess, GpuReading, PidTrust};
 use crate::config::GpuSettings;
-use crate::host::{ReadError, Roots};
+use crate::host::{HostPaths, ReadError};
 
-/// Memory and processes are read again so often when they contradict each other, if the reading has not taken long.
-const READ_AGAIN: usize = 2;
-const NOT_LONG: Duration = Duration::from_millis(100);
-/// Rest after work, as a multiple of the work.
-const REST: u32 = 9;
-/// A thread that ended is followed by another once it is so old.
-const START_AGAIN: Duration = Duration::from_secs(30);
-/// Most faults that wait to be counted.
-const MOST_FAULTS: usize = 1_000;
+/// Retries when memory and processes contradict each other, unless the reading has taken [`RETRY_LIMIT`].
+const MAX_RETRIES: usize = 2;
+const RETRY_LIMIT: Duration = Duration::from_millis(100);
+/// The pause after a reading, as a multiple of its duration.
+const PAUSE_FACTOR: u32 = 9;
+/// Minimum age of a thread that ended before it is replaced.
+const RESTART_AFTER: Duration = Duration::from_secs(30);
+/// Maximum number of read errors that are kept for the next cycle.
+const MAX_READ_ERRORS: usize = 1_000;
 
 const OTHER_PIDS: &str = "memledger does not run in the host's pid namespace";
 const NO_PERMISSION: &str = "the open files of most processes cannot be read without CAP_SYS_PTRACE";
 
-/// The cycle's end of the thread.
+/// The cycle's handle of the thread.
 #[derive(Debug)]
-pub struct Worker {
-    task: Task,
-    started: Moment,
-    shared: Arc<Mutex<Shared>>,
+pub struct DrmWorker {
+    task: DrmTask,
+    started: Timestamp,
+    shared: Arc<Mutex<DrmShared>>,
 }
 
-/// What the thread does.
+/// The configuration of the thread.
 #[derive(Clone, Debug)]
-struct Task {
+struct DrmTask {
     interval: Duration,
-    longest_rest: Duration,
-    roots: Roots,
+    max_pause: Duration,
+    host_paths: HostPaths,
     cgroup_v1: bool,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    latest: Option<Arc<Reading>>,
-    faults: Vec<&'static str>,
-    answered: bool,
+struct DrmShared {
+    latest: Option<Arc<GpuReading>>,
+    read_errors: Vec<&'static str>,
+    has_answered: bool,
 }
 
-impl Worker {
-    /// Starts the thread. It ends with the process. `now`: its deadline counts from here.
-    pub fn start(settings: &GpuSettings, roots: Roots, cgroup_v1: bool, now: Moment) -> Self {
+impl DrmWorker {
+    /// Starts the thread. It ends with the process. Its deadline counts from `now`.
+    pub fn start(settings: &GpuSettings, host_paths: HostPaths, cgroup_v1: bool, now: Timestamp) -> Self {
         let GpuSettings { interval, deadline, .. } = *settings;
-        let task = Task { interval, longest_rest: deadline / 2, roots, cgroup_v1 };
+        let task = DrmTask { interval, max_pause: deadline / 2, host_paths, cgroup_v1 };
         Self::start_task(task, now)
     }
 
-    fn start_task(task: Task, now: Moment) -> Self {
+    fn start_task(task: DrmTask, now: Timestamp) -> Self {
         let shared = spawn({
             let task = task.clone();
             move |shared| run(task, shared)
@@ -72,140 +71,144 @@ impl Worker {
         Self { task, started: now, shared }
     }
 
-    /// Starts another thread if the old one ended by itself.
-    pub fn keep_alive(&mut self, now: Moment) {
-        let has_ended = Arc::strong_count(&self.shared) == 1; // the thread holds the other
-        if has_ended && now.since(self.started) > START_AGAIN {
-            tracing::error!(
-                "the thread of GPUs of DRM drivers ended by itself, which is a bug; starting another"
-            );
+    /// Starts another thread if the old one ended.
+    pub fn restart_if_ended(&mut self, now: Timestamp) {
+        let has_ended = Arc::strong_count(&self.shared) == 1; // the thread holds the other reference
+        if has_ended && now.since(self.started) > RESTART_AFTER {
+            tracing::error!("the DRM GPU thread ended unexpectedly (a bug in memledger); starting another");
             *self = Self::start_task(self.task.clone(), now);
         }
     }
 
-    /// When the thread was started.
-    pub fn started(&self) -> Moment {
+    /// Returns when the thread was started.
+    pub fn started(&self) -> Timestamp {
         self.started
     }
 
-    /// The newest answer, however old; `None` if there is no such GPU now.
-    pub fn latest(&self) -> Option<Arc<Reading>> {
+    /// Returns the newest reading, however old; `None` if there is no such GPU now.
+    pub fn latest(&self) -> Option<Arc<GpuReading>> {
         lock(&self.shared).latest.clone()
     }
 
-    /// Faults since they were last taken.
-    pub fn take_faults(&self) -> Vec<&'static str> {
-        std::mem::take(&mut lock(&self.shared).faults)
+    /// Takes the read errors since the previous call.
+    pub fn take_read_errors(&self) -> Vec<&'static str> {
+        std::mem::take(&mut lock(&self.shared).read_errors)
     }
 
-    /// True once it has read the GPUs, with whatever success.
+    /// Returns true once a reading was attempted, with or without success.
     pub fn has_answered(&self) -> bool {
-        lock(&self.shared).answered
+        lock(&self.shared).has_answered
     }
 }
 
-fn spawn(work: impl FnOnce(&Mutex<Shared>) + Send + 'static) -> Arc<Mutex<Shared>> {
-    let shared = Arc::new(Mutex::new(Shared::default()));
-    let theirs = Arc::clone(&shared);
+fn spawn(work: impl FnOnce(&Mutex<DrmShared>) + Send + 'static) -> Arc<Mutex<DrmShared>> {
+    let shared = Arc::new(Mutex::new(DrmShared::default()));
+    let thread_shared = Arc::clone(&shared);
     let thread = std::thread::Builder::new().name("drm".into()).stack_size(256 * 1024);
-    if let Err(error) = thread.spawn(move || work(&theirs)) {
-        tracing::warn!(%error, "no thread for GPUs of DRM drivers");
+    if let Err(error) = thread.spawn(move || work(&thread_shared)) {
+        tracing::warn!(%error, "starting the DRM GPU thread failed; retrying");
     }
     shared
 }
 
-fn run(task: Task, shared: &Mutex<Shared>) {
-    let mut reader = Reader::new(task.roots, task.cgroup_v1);
+fn run(task: DrmTask, shared: &Mutex<DrmShared>) {
+    let mut reader = DrmReader::new(task.host_paths, task.cgroup_v1);
     loop {
-        let began = Moment::now();
+        let began = Timestamp::now();
         let read = reader.read();
-        enter(shared, read);
-        let took = Moment::now().since(began);
-        let rest = (took * REST).min(task.longest_rest);
-        std::thread::sleep(task.interval.saturating_sub(took).max(rest));
+        publish(shared, read);
+        let took = Timestamp::now().since(began);
+        let pause = (took * PAUSE_FACTOR).min(task.max_pause);
+        std::thread::sleep(task.interval.saturating_sub(took).max(pause));
     }
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+fn lock(shared: &Mutex<DrmShared>) -> MutexGuard<'_, DrmShared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn enter(shared: &Mutex<Shared>, read: Result<Option<Reading>, ReadError>) {
+fn publish(shared: &Mutex<DrmShared>, read: Result<Option<GpuReading>, ReadError>) {
     let mut shared = lock(shared);
-    shared.answered = true;
+    shared.has_answered = true;
     match read {
         Ok(reading) => {
-            shared.faults.extend(reading.iter().flat_map(|reading| &reading.faults));
+            shared.read_errors.extend(reading.iter().flat_map(|reading| &reading.read_errors));
             shared.latest = reading.map(Arc::new);
         }
         Err(error) => {
-            tracing::debug!(%error, "GPUs of DRM drivers cannot be read");
+            tracing::debug!(%error, "reading DRM GPUs failed");
             shared.latest = None;
-            shared.faults.extend(error.fault_reason());
+            shared.read_errors.extend(error.reason_label());
         }
     }
-    shared.faults.truncate(MOST_FAULTS);
+    shared.read_errors.truncate(MAX_READ_ERRORS);
 }
 
-/// What lives from reading to reading.
+/// Reads the GPUs, with the state that lasts from reading to reading.
 #[derive(Debug)]
-pub struct Reader {
-    roots: Roots,
+pub struct DrmReader {
+    host_paths: HostPaths,
     cgroup_v1: bool,
-    search: Search,
+    scanner: FdScanner,
     engines: Engines,
-    told: Option<&'static str>,
+    logged_reason: Option<&'static str>,
 }
 
-impl Reader {
-    /// A reader of this host.
-    pub fn new(roots: Roots, cgroup_v1: bool) -> Self {
-        Self { roots, cgroup_v1, search: Search::default(), engines: Engines::default(), told: None }
+impl DrmReader {
+    /// Returns a reader of this host.
+    pub fn new(host_paths: HostPaths, cgroup_v1: bool) -> Self {
+        Self {
+            host_paths,
+            cgroup_v1,
+            scanner: FdScanner::default(),
+            engines: Engines::default(),
+            logged_reason: None,
+        }
     }
 
     /// Reads all GPUs of DRM drivers; `None` if there are none.
     ///
     /// # Errors
     /// Devices or processes cannot be listed.
-    pub fn read(&mut self) -> Result<Option<Reading>, ReadError> {
-        let began = Moment::now();
-        let mut faults = Vec::new();
-        let cards = devices::list(&self.roots, &mut faults)?;
+    pub fn read(&mut self) -> Result<Option<GpuReading>, ReadError> {
+        let began = Timestamp::now();
+        let mut read_errors = Vec::new();
+        let cards = devices::list(&self.host_paths, &mut read_errors)?;
         if cards.is_empty() {
             return Ok(None);
         }
-        let pids_are_the_hosts = self.roots.in_first_pid_namespace();
-        let mut found = match pids_are_the_hosts {
-            true => self.search.round(&self.roots, self.cgroup_v1)?,
-            false => Found::default(),
+        let in_host_pid_namespace = self.host_paths.in_initial_pid_namespace();
+        let mut found = match in_host_pid_namespace {
+            true => self.scanner.scan(&self.host_paths, self.cgroup_v1)?,
+            false => ScanResult::default(),
         };
         let pids = match () {
-            () if !pids_are_the_hosts => Pids::Withheld(OTHER_PIDS),
-            // a few that guard themselves hide little; most hidden, and who holds a GPU is not known
-            () if found.denied > found.readable => Pids::Withheld(NO_PERMISSION),
-            () => Pids::Proven,
+            () if !in_host_pid_namespace => PidTrust::Untrusted(OTHER_PIDS),
+            // if most processes are unreadable, it is unknown which of them have a GPU open; a few change little
+            () if found.denied > found.readable => PidTrust::Untrusted(NO_PERMISSION),
+            () => PidTrust::Trusted,
         };
-        self.tell(pids);
-        let (mut memory, mut held) = (read_memory(&cards, &mut faults), held(&cards, &found));
-        for _ in 0..READ_AGAIN {
-            if !raced(&memory, &held) || Moment::now().since(began) > NOT_LONG {
+        self.warn_if_untrusted(pids);
+        let (mut memory, mut held) = (read_memory(&cards, &mut read_errors), held(&cards, &found));
+        for _ in 0..MAX_RETRIES {
+            if !any_raced(&memory, &held) || Timestamp::now().since(began) > RETRY_LIMIT {
                 break;
             }
-            faults.append(&mut found.faults);
+            read_errors.append(&mut found.read_errors);
             let (denied, readable) = (found.denied, found.readable);
-            found = Found { denied, readable, ..self.search.known() };
-            (memory, held) = (read_memory(&cards, &mut faults), self::held(&cards, &found));
+            found = ScanResult { denied, readable, ..self.scanner.read_known() };
+            (memory, held) = (read_memory(&cards, &mut read_errors), self::held(&cards, &found));
         }
-        let at = Moment::now();
-        let mut read = Read { cards: &cards, found: &found, engines: &mut self.engines, at };
+        let at = Timestamp::now();
+        let mut read = DrmScan { cards: &cards, found: &found, engines: &mut self.engines, at };
         let devices: Vec<_> = std::iter::zip(memory, held)
             .enumerate()
-            .map(|(number, (memory, held))| read.device(number, memory, held, pids, &mut faults))
+            .map(|(number, (memory, held))| read.device(number, memory, held, pids, &mut read_errors))
             .collect();
         self.engines.end_reading();
-        faults.append(&mut found.faults);
-        let at = Moment::now();
-        Ok(Some(Reading {
+        read_errors.append(&mut found.read_errors);
+        let at = Timestamp::now();
+        Ok(Some(GpuReading {
             source: super::NAME,
             at,
             took: at.since(began),
@@ -215,43 +218,42 @@ impl Reader {
             devices,
             silent: vec![],
             pids,
-            faults,
+            read_errors,
         }))
     }
 
-    /// Says once why GPU memory is nobody's.
-    fn tell(&mut self, pids: Pids) {
+    /// Warns once for each reason for which GPU memory cannot be attributed.
+    fn warn_if_untrusted(&mut self, pids: PidTrust) {
         let reason = match pids {
-            Pids::Proven => None,
-            Pids::Withheld(reason) => Some(reason),
+            PidTrust::Trusted => None,
+            PidTrust::Untrusted(reason) => Some(reason),
         };
-        if let (Some(reason), true) = (reason, self.told != reason) {
+        if let (Some(reason), true) = (reason, self.logged_reason != reason) {
             tracing::warn!(
-                "memory of GPUs of DRM drivers stays unattributed: {reason}; `memledger doctor` says what to change"
+                "memory of DRM GPUs cannot be attributed to containers: {reason}; run `memledger doctor` for what to change"
             );
         }
-        self.told = reason;
+        self.logged_reason = reason;
     }
 }
 
-fn read_memory(cards: &[Card], faults: &mut Vec<&'static str>) -> Vec<Memory> {
-    cards.iter().map(|card| card.memory(faults)).collect()
+fn read_memory(cards: &[Card], read_errors: &mut Vec<&'static str>) -> Vec<DeviceMemory> {
+    cards.iter().map(|card| card.memory(read_errors)).collect()
 }
 
-/// The descriptors of each card, in the order of the cards.
-fn of_cards(cards: &[Card], found: &Found) -> Vec<Vec<Descriptor>> {
+/// Returns the descriptors of each card, in the order of the cards.
+fn descriptors_by_card(cards: &[Card], found: &ScanResult) -> Vec<Vec<Descriptor>> {
     let mut all = vec![Vec::new(); cards.len()];
-    let off_the_bus: Vec<_> =
-        (0..cards.len()).filter(|at| cards[*at].identity.pci_bus_id.is_empty()).collect();
+    let not_pci: Vec<_> = (0..cards.len()).filter(|at| cards[*at].identity.pci_bus_id.is_empty()).collect();
     for (node, descriptor) in &found.descriptors {
         let client = &descriptor.client;
-        let at = match (&client.pdev, &off_the_bus[..]) {
+        let at = match (&client.pdev, &not_pci[..]) {
             (Some(pdev), _) => cards.iter().position(|card| card.address.as_bytes() == &pdev[..]),
-            // a container may know a node by another name, so where there is one such GPU the name does not matter
+            // a container may have another name for a node; with only one such GPU the name does not matter
             (None, [only]) => Some(*only).filter(|at| cards[*at].driver.as_bytes() == &client.driver[..]),
             (None, _) => cards.iter().position(|card| card.nodes.contains(node)),
         };
-        // of no card: one of NVIDIA's driver, or one that came a moment ago
+        // without a card: a node of NVIDIA's driver, or one that appeared since
         if let Some(at) = at {
             all[at].push(descriptor.clone());
         }
@@ -259,60 +261,60 @@ fn of_cards(cards: &[Card], found: &Found) -> Vec<Vec<Descriptor>> {
     all
 }
 
-fn held(cards: &[Card], found: &Found) -> Vec<(Vec<Descriptor>, Held)> {
-    let all = of_cards(cards, found);
-    let hold = |(card, descriptors): (&Card, Vec<Descriptor>)| {
-        let own_memory = card.has_own_memory() || books::has_own_memory(&descriptors);
-        let mut held = books::hold(&descriptors, own_memory);
+fn held(cards: &[Card], found: &ScanResult) -> Vec<(Vec<Descriptor>, DeviceClients)> {
+    let all = descriptors_by_card(cards, found);
+    let read_clients = |(card, descriptors): (&Card, Vec<Descriptor>)| {
+        let own_memory = card.has_own_memory() || client_memory::has_own_memory(&descriptors);
+        let mut held = client_memory::sum_clients(&descriptors, own_memory);
         for (process, nodes) in &found.in_part {
-            let is_read = descriptors.iter().any(|descriptor| descriptor.holder == *process);
-            if is_read || card.nodes.iter().any(|node| nodes.contains(node)) {
+            let is_known = descriptors.iter().any(|descriptor| descriptor.process == *process);
+            if is_known || card.nodes.iter().any(|node| nodes.contains(node)) {
                 held.withhold(*process);
             }
         }
         (descriptors, held)
     };
-    std::iter::zip(cards, all).map(hold).collect()
+    std::iter::zip(cards, all).map(read_clients).collect()
 }
 
-fn raced(memory: &[Memory], held: &[(Vec<Descriptor>, Held)]) -> bool {
+fn any_raced(memory: &[DeviceMemory], held: &[(Vec<Descriptor>, DeviceClients)]) -> bool {
     std::iter::zip(memory, held).any(|(memory, (_, held))| is_race(memory, held))
 }
 
-fn is_race(memory: &Memory, held: &Held) -> bool {
+fn is_race(memory: &DeviceMemory, held: &DeviceClients) -> bool {
     memory.used.is_some_and(|used| held.sum() > used)
 }
 
-/// All that one reading brought, to make devices of it.
-struct Read<'a> {
+/// The data of one reading, from which the devices are built.
+struct DrmScan<'a> {
     cards: &'a [Card],
-    found: &'a Found,
+    found: &'a ScanResult,
     engines: &'a mut Engines,
-    at: Moment,
+    at: Timestamp,
 }
 
-impl Read<'_> {
+impl DrmScan<'_> {
     fn device(
         &mut self,
         number: usize,
-        memory: Memory,
-        (descriptors, held): (Vec<Descriptor>, Held),
-        pids: Pids,
-        faults: &mut Vec<&'static str>,
-    ) -> Device {
+        memory: DeviceMemory,
+        (descriptors, held): (Vec<Descriptor>, DeviceClients),
+        pids: PidTrust,
+        read_errors: &mut Vec<&'static str>,
+    ) -> GpuDevice {
         let card = &self.cards[number];
-        faults.extend(std::iter::repeat_n("malformed", held.malformed));
-        // more than there is: these are not the figures that we take them for
+        read_errors.extend(std::iter::repeat_n("malformed", held.malformed));
+        // more than the device has: the values mean something else
         let impossible = memory.total.is_some_and(|total| held.sum() > total);
-        faults.extend(impossible.then_some("malformed"));
+        read_errors.extend(impossible.then_some("malformed"));
         let raced = !impossible && is_race(&memory, &held);
-        let proven = pids == Pids::Proven;
-        let work = self.engines.work(&card.identity.uuid, &books::clients(&descriptors), self.at);
+        let is_trusted = pids == PidTrust::Trusted;
+        let work = self.engines.work(&card.identity.uuid, &client_memory::clients(&descriptors), self.at);
         let computing = &self.found.computing;
-        // AMD's device for computing takes work that the engines' statistics do not see
+        // the engine statistics do not include work that is submitted through AMD's compute device
         let in_part = &self.found.in_part;
-        let all_seen = proven && self.found.denied == 0 && computing.is_empty() && in_part.is_empty();
-        let utilization = card.busy(faults).or(work.busy.filter(|_| all_seen));
+        let is_complete = is_trusted && self.found.denied == 0 && computing.is_empty() && in_part.is_empty();
+        let utilization = card.utilization(read_errors).or(work.busy.filter(|_| is_complete));
         let processes = held.by_process.into_iter().map(|(key, used)| GpuProcess {
             busy: work
                 .by_process
@@ -324,12 +326,12 @@ impl Read<'_> {
         });
         let mut processes: Vec<_> = processes.collect();
         processes.sort_by_key(|process| process.pid);
-        Device {
+        GpuDevice {
             memory,
-            processes: (proven && !impossible).then_some(processes),
+            processes: (is_trusted && !impossible).then_some(processes),
             raced,
-            health: Health { utilization, ..Health::default() },
-            ..Device::new(Arc::clone(&card.identity))
+            health: DeviceHealth { utilization, ..DeviceHealth::default() },
+            ..GpuDevice::new(Arc::clone(&card.identity))
         }
     }
 }
@@ -338,41 +340,41 @@ impl Read<'_> {
 mod tests {
     use super::*;
 
-    fn worker(work: impl FnOnce(&Mutex<Shared>) + Send + 'static) -> Worker {
-        let empty = tempfile::tempdir().unwrap(); // a host without a GPU answers at once
-        let roots = Roots { sys: empty.path().to_path_buf(), ..Roots::default() };
-        let (interval, longest_rest) = (Duration::from_millis(50), Duration::ZERO);
-        let task = Task { interval, longest_rest, roots, cgroup_v1: false };
-        Worker { task, started: Moment::now(), shared: spawn(work) }
+    fn worker(work: impl FnOnce(&Mutex<DrmShared>) + Send + 'static) -> DrmWorker {
+        let empty = tempfile::tempdir().unwrap(); // a host without a GPU is read at once
+        let host_paths = HostPaths { sys: empty.path().to_path_buf(), ..HostPaths::default() };
+        let (interval, max_pause) = (Duration::from_millis(50), Duration::ZERO);
+        let task = DrmTask { interval, max_pause, host_paths, cgroup_v1: false };
+        DrmWorker { task, started: Timestamp::now(), shared: spawn(work) }
     }
 
     fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-        let began = Moment::now();
+        let began = Timestamp::now();
         while !is_so() {
-            assert!(Moment::now().since(began) < Duration::from_secs(20), "no {what} in 20 s");
+            assert!(Timestamp::now().since(began) < Duration::from_secs(20), "no {what} in 20 s");
             std::thread::yield_now();
         }
     }
 
     #[test]
-    fn a_thread_that_ended_is_followed_by_another_but_not_at_once() {
+    fn replaces_an_ended_thread_after_a_pause() {
         let mut worker = worker(|_| {});
         let (ended, started) = (Arc::downgrade(&worker.shared), worker.started());
         eventually("end of the thread", || ended.strong_count() == 1);
-        worker.keep_alive(started.plus(START_AGAIN));
-        assert_eq!(ended.strong_count(), 1, "it has not rested yet");
-        let later = started.plus(START_AGAIN + Duration::from_secs(1));
-        worker.keep_alive(later);
+        worker.restart_if_ended(started.plus(RESTART_AFTER));
+        assert_eq!(ended.strong_count(), 1, "too early");
+        let later = started.plus(RESTART_AFTER + Duration::from_secs(1));
+        worker.restart_if_ended(later);
         assert_eq!((ended.strong_count(), worker.started()), (0, later));
-        eventually("answer of the new thread", || worker.has_answered());
+        eventually("reading of the new thread", || worker.has_answered());
     }
 
     #[test]
-    fn a_thread_that_hangs_is_left_alone_and_a_failure_after_the_deadline() {
+    fn hung_thread_is_not_replaced_and_fails_after_the_deadline() {
         let (end, waits) = std::sync::mpsc::channel::<()>();
         let mut worker = worker(move |_| waits.recv().unwrap_or_default());
         let started = worker.started();
-        worker.keep_alive(started.plus(Duration::from_secs(3600)));
+        worker.restart_if_ended(started.plus(Duration::from_secs(3600)));
         assert_eq!((worker.started(), worker.has_answered()), (started, false));
         let deadline = Duration::from_secs(5);
         let is_starting = |after| super::super::is_starting(&worker, started.plus(after), deadline);

@@ -1,119 +1,138 @@
 //! GPUs: devices, their memory, and the memory of each process on them.
 //!
-//! The driver may hang for ever when a GPU falls off the bus. So a thread of its own asks it ([`worker`]), at its own
-//! pace; the cycle takes the newest answer if it is fresh, and otherwise goes on without the GPU families. Nobody waits
-//! for that thread, not even at exit.
+//! The driver's library may hang for ever when a GPU falls off the bus, or crash. So only a process of its own loads it
+//! ([`driver_process`]), which a thread supervises ([`supervisor`]) at its own interval. Each cycle uses the newest reading if
+//! that is recent enough, and otherwise exports no GPU families. Nothing waits for that thread.
 //!
-//! Not here: which container a process belongs to and what adds up (`attribute`).
+//! Not here: attribution of processes to containers, and sums (`attribute`).
 
-mod control;
-pub mod health;
+mod assembler;
+pub mod device_metrics;
+pub mod driver_process;
+mod driver_release;
 mod nvml;
-pub mod owners;
+pub mod pid_resolver;
 mod probe;
-pub mod reading;
-mod worker;
+pub mod protocol;
+mod supervisor;
+pub mod types;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Collector, Context, Outcome, Output};
+use super::{CollectOutcome, Collector, Context, Output};
 use crate::catalog::*;
 use crate::config::GpuSettings;
-use crate::host::Roots;
+use crate::host::HostPaths;
 use crate::series::{Label, Series};
 
-pub use control::Control;
-pub use health::{Health, Xid};
-pub use nvml::library::was_opened;
-pub use probe::{Probe, probe};
-pub use reading::{Device, GpuProcess, Identity, Instance, Memory, Owner, Pids, Reading, Sample, Sampled};
+pub use device_metrics::{DeviceHealth, XidCount};
+pub use driver_release::DriverRelease;
+pub use probe::{NvmlProbe, probe};
+pub use types::{
+    DeviceMemory, DeviceSample, GpuDevice, GpuIdentity, GpuProcess, GpuReading, GpuSample, MigInstance,
+    PidTrust, ProcessOwner,
+};
 
-/// The collector.
+/// The collector of GPUs with NVIDIA's driver.
 #[derive(Debug)]
-pub struct Gpu {
+pub struct GpuCollector {
     settings: GpuSettings,
-    control: Arc<Control>,
-    worker: Option<worker::Worker>,
-    seen: bool,
-    took: Duration,
-    told: Option<Pids>,
+    driver_release: Arc<DriverRelease>,
+    supervisor: Option<supervisor::Supervisor>,
+    has_succeeded: bool,
+    read_duration: Duration,
+    /// The trust that was logged last.
+    reported_trust: Option<PidTrust>,
 }
 
-impl Gpu {
-    /// A collector; the driver is not touched before the first cycle.
-    pub fn new(settings: &GpuSettings, control: Arc<Control>) -> Self {
+impl GpuCollector {
+    /// Returns a collector. It does not touch the driver before the first cycle.
+    pub fn new(settings: &GpuSettings, driver_release: Arc<DriverRelease>) -> Self {
         let settings = settings.clone();
-        Self { settings, control, worker: None, seen: false, took: Duration::ZERO, told: None }
+        Self {
+            settings,
+            driver_release,
+            supervisor: None,
+            has_succeeded: false,
+            read_duration: Duration::ZERO,
+            reported_trust: None,
+        }
     }
 
-    /// Whether a missing driver is a failure: it was asked for, was there before, or its device node exists.
-    fn expected(&self, roots: &Roots) -> bool {
+    /// Returns whether a missing driver is a failure: its library is configured, it was there before, or its device node
+    /// exists.
+    fn is_expected(&self, host_paths: &HostPaths) -> bool {
         self.settings.library.is_some()
-            || self.seen
-            || roots.has_device("nvidiactl")
-            || roots.has_device("nvidia0")
+            || self.has_succeeded
+            || host_paths.has_device("nvidiactl")
+            || host_paths.has_device("nvidia0")
     }
 
-    /// Says once why no process is named.
-    fn tell(&mut self, pids: Pids) {
-        if let (Pids::Withheld(reason), true) = (pids, self.told != Some(pids)) {
+    /// Warns once for each reason for which processes cannot be attributed.
+    fn warn_if_untrusted(&mut self, pids: PidTrust) {
+        if let (PidTrust::Untrusted(reason), true) = (pids, self.reported_trust != Some(pids)) {
             tracing::warn!(
                 reason,
-                "GPU memory stays unattributed; start memledger with --pid=host (Docker), pid: host (Compose) or hostPID: true (Kubernetes)"
+                "GPU memory cannot be attributed to containers; start memledger with --pid=host (Docker), pid: host (Compose) or hostPID: true (Kubernetes)"
             );
         }
-        self.told = Some(pids);
+        self.reported_trust = Some(pids);
     }
 }
 
-impl Collector for Gpu {
+impl Collector for GpuCollector {
     fn name(&self) -> &'static str {
         "gpu"
     }
 
-    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> Outcome {
+    fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> CollectOutcome {
         let v1 = context.hierarchy.is_some_and(|h| h.version == crate::discover::Version::V1);
-        let worker = self.worker.get_or_insert_with(|| {
-            let control = Arc::clone(&self.control);
-            worker::Worker::start(self.settings.clone(), context.roots.clone(), v1, control)
+        let supervisor = self.supervisor.get_or_insert_with(|| {
+            let driver_release = Arc::clone(&self.driver_release);
+            supervisor::Supervisor::start(
+                self.settings.clone(),
+                context.host_paths.clone(),
+                v1,
+                driver_release,
+            )
         });
-        let look = worker.look(context.now);
-        for reason in look.faults {
-            output.faults.count(reason);
+        let taken = supervisor.take_output();
+        for reason in taken.read_errors {
+            output.read_errors.count(reason);
         }
-        output.readings.gpu_samples.extend(look.samples);
-        let released = self.control.remaining(context.now);
-        match look.latest {
+        output.cycle_data.gpu_samples.extend(taken.samples);
+        let release_remaining = self.driver_release.remaining(context.now);
+        match taken.latest {
             Some(reading)
                 if context.now.since(reading.at) <= self.settings.interval + self.settings.deadline =>
             {
-                self.seen = true;
-                self.took = reading.took;
-                self.tell(reading.pids);
-                let proven = f64::from(u8::from(reading.pids == Pids::Proven));
-                output.series.global(COLLECTOR_SUCCESS, ["gpu_attribution".into()], proven);
-                let first = output.readings.add_gpus(Arc::clone(&reading));
+                self.has_succeeded = true;
+                self.read_duration = reading.took;
+                self.warn_if_untrusted(reading.pids);
+                let is_trusted = f64::from(u8::from(reading.pids == PidTrust::Trusted));
+                output.series.global(COLLECTOR_SUCCESS, ["gpu_attribution".into()], is_trusted);
+                let first = output.cycle_data.add_gpus(Arc::clone(&reading));
                 write(&reading, first, output.series);
-                Outcome::Read
+                CollectOutcome::Ok
             }
-            _ if released.is_some() && self.control.is_closed() => Outcome::Absent,
-            // the first answer may take a while: the driver initialises its devices
-            _ if !look.answered && context.now.since(look.waits_since) < self.settings.deadline => {
-                Outcome::Absent
+            _ if release_remaining.is_some() && self.driver_release.is_closed() => CollectOutcome::NotPresent,
+            // the first reading may take a while: the driver initialises its devices
+            _ if !taken.has_answered && context.now.since(taken.started) < self.settings.deadline => {
+                CollectOutcome::NotPresent
             }
-            _ if self.expected(context.roots) => Outcome::Failed,
-            _ => Outcome::Absent,
+            _ if self.is_expected(context.host_paths) => CollectOutcome::Failed,
+            _ => CollectOutcome::NotPresent,
         }
     }
 
     fn background(&self) -> Option<Duration> {
-        Some(self.took)
+        Some(self.read_duration)
     }
 }
 
-/// What each device tells of itself alone. `first` is the number of the first of them.
-pub fn write(reading: &Reading, first: u32, series: &mut Series) {
+/// Writes the series of each device by itself. `first` is the number of the first device.
+pub fn write(reading: &GpuReading, first: u32, series: &mut Series) {
     let text = |value: &Option<Arc<str>>| value.as_ref().map_or(Label::Fixed(""), Label::from);
     for (number, device) in (first..).zip(&reading.devices) {
         let identity = &device.identity;

@@ -1,51 +1,84 @@
-//! One look at the driver, for `doctor`.
+//! A single probe of the driver, for `doctor`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::control::Control;
-use super::health::Totals;
-use super::nvml::library::Library;
-use super::nvml::{Session, describe};
-use super::owners::Owners;
-use super::reading::{Pids, Reading};
+use super::assembler::{Assembler, RequestStart};
+use super::driver_process::{DriverProcess, QueryError};
+use super::protocol::{ChannelError, Request, Response};
+use super::types::{GpuReading, PidTrust};
+use crate::clock::Timestamp;
 use crate::config::GpuSettings;
-use crate::host::Roots;
+use crate::host::HostPaths;
 
-/// What one look finds.
+/// The result of a probe.
 #[derive(Clone, Debug)]
-pub struct Probe {
-    /// Version of the driver.
+pub struct NvmlProbe {
+    /// The version of the driver.
     pub driver_version: Option<Arc<str>>,
-    /// GPUs that the driver counts.
+    /// The number of GPUs that the driver reports.
     pub counted: usize,
-    /// GPUs that answer.
+    /// The number of GPUs that answer.
     pub visible: usize,
-    /// MIG instances.
+    /// The number of MIG instances.
     pub instances: usize,
-    /// Processes that the driver names.
+    /// The number of processes that the driver lists.
     pub named: usize,
-    /// Whether their pids may be believed.
-    pub pids: Pids,
-    /// GPUs whose accounting mode is off and could be on.
+    /// Whether their pids are pids of this host.
+    pub pids: PidTrust,
+    /// The number of GPUs whose accounting mode is off and could be on.
     pub without_accounting: usize,
 }
 
-/// Opens the library, reads all devices once, and closes it. It may hang, as the driver may.
+/// Reads all devices once, in an NVML process that is ended afterwards. Takes at most `timeout`.
 ///
 /// # Errors
-/// Why the library cannot be loaded or initialised, in words.
-pub fn probe(settings: &GpuSettings, roots: &Roots, cgroup_v1: bool) -> Result<Probe, String> {
-    let words = |error| describe(&error);
-    let nvml = Library::find(settings.library.as_deref()).open(&Control::default()).map_err(words)?;
-    let mut session = Session::new(&nvml, settings.interval + settings.deadline);
-    let mut owners = Owners::new(roots.clone(), cgroup_v1);
-    let reading = session.read(roots, &mut owners, &mut Totals::new()).map_err(words)?.reading;
-    Ok(Probe::of(&reading, &session))
+/// The library cannot be loaded or initialised, or the driver does not respond. The error is a text for people.
+pub fn probe(
+    settings: &GpuSettings,
+    host_paths: &HostPaths,
+    cgroup_v1: bool,
+    timeout: Duration,
+) -> Result<NvmlProbe, String> {
+    let deadline = Timestamp::now().plus(timeout);
+    let mut process = DriverProcess::start().map_err(|error| error.to_string())?;
+    let mut assembler = Assembler::new(host_paths.clone(), cgroup_v1, settings.interval + settings.deadline);
+    let result = query(&mut process, settings, host_paths, &mut assembler, deadline);
+    let _ = process.kill(); // one that cannot be killed is left to the end of this process
+    result.map_err(|error| match error {
+        QueryError::OpenFailed(text) | QueryError::DriverFailed(text) => text,
+        QueryError::Channel(ChannelError::TimedOut) => {
+            format!("the driver does not respond within {timeout:?}")
+        }
+        QueryError::Channel(error) => format!("the NVML process failed: {error}"),
+    })
 }
 
-impl Probe {
-    /// What one reading of a session says.
-    pub(super) fn of(reading: &Reading, session: &Session<'_>) -> Self {
+fn query(
+    process: &mut DriverProcess,
+    settings: &GpuSettings,
+    host_paths: &HostPaths,
+    assembler: &mut Assembler,
+    deadline: Timestamp,
+) -> Result<NvmlProbe, QueryError> {
+    assembler.begin_session(process.open(settings.library.as_deref(), deadline, None)?);
+    let began = RequestStart::now(host_paths);
+    process.send(&Request::Read)?;
+    match process.receive(deadline, None)? {
+        Response::Reading(raw) => {
+            let without_accounting = raw.without_accounting;
+            let completed = assembler.reading(began, raw);
+            let (reading, _) = completed.ok_or(ChannelError::Invalid("a reading that contradicts itself"))?;
+            Ok(NvmlProbe::of(&reading, without_accounting))
+        }
+        Response::Failed { error, .. } => Err(QueryError::DriverFailed(error)),
+        _ => Err(ChannelError::Invalid("another response").into()),
+    }
+}
+
+impl NvmlProbe {
+    /// Summarizes one reading.
+    pub(super) fn of(reading: &GpuReading, without_accounting: usize) -> Self {
         let instances = reading.devices.iter().filter(|device| device.instance_of.is_some()).count();
         Self {
             driver_version: reading.driver_version.clone(),
@@ -54,7 +87,7 @@ impl Probe {
             instances,
             named: reading.devices.iter().flat_map(|device| &device.processes).flatten().count(),
             pids: reading.pids,
-            without_accounting: session.without_accounting(),
+            without_accounting,
         }
     }
 }

@@ -1,148 +1,149 @@
-//! Reads the kernel log for the ledger: from /dev/kmsg, or from syslog(2) where the device cannot be had.
+//! Reads the kernel log for the ledger: from /dev/kmsg, or through syslog(2) if the device is not available.
 //!
-//! The device numbers its records, so a reader knows what it missed, and poll(2) tells of new ones. It has to be read
-//! with room for the longest record: with less the kernel answers EINVAL, and the record is lost.
+//! The device numbers its records, so that a reader detects lost records, and poll(2) reports new ones. It must be read
+//! with a buffer for the longest record: with a smaller one the kernel returns EINVAL, and the record is lost.
 //!
-//! syslog(2) gives the whole buffer each time. Reading a full buffer of 128 KiB takes 0.9 ms, so once a second costs a
-//! thousandth of a CPU; a buffer that did not change is not looked at again. What is new is what stands behind the end
-//! of the text before, found by that end itself and not by stamps: two CPUs may write them a little out of order.
+//! syslog(2) returns the whole buffer each time. Reading a full buffer of 128 KiB takes 0.9 ms, so reading it once a
+//! second uses a thousandth of a CPU; an unchanged buffer is not parsed again. New lines are those behind the end of
+//! the previous text, found by comparing that end and not by timestamps: two CPUs may write them slightly out of order.
 //!
-//! Not here: what the lines mean for the ledger.
+//! The meaning of the lines is handled in the ledger.
 
-mod device;
+mod kmsg;
 mod syslog;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use crate::host::{ReadError, Roots};
+use crate::host::{HostPaths, ReadError};
 use crate::parse::kernel_log::Line;
-use crate::parse::kernel_log::records::Found;
+use crate::parse::kernel_log::records::OomLine;
 use crate::parse::printable;
 
-/// Longest text of an [`Entry`].
-const TEXT_BYTES: usize = 500;
+/// Maximum length of the text of a [`LogEntry`].
+const MAX_TEXT_BYTES: usize = 500;
 
-/// How the kernel log is read.
+/// The interface through which the kernel log is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// /dev/kmsg: numbered records, and poll(2) tells of new ones.
+pub enum LogBackend {
+    /// /dev/kmsg: numbered records, and poll(2) reports new ones.
     Device,
     /// syslog(2) SYSLOG_ACTION_READ_ALL: the whole buffer each time, without numbers.
     Syslog,
 }
 
-/// A place in the kernel log of one boot.
+/// A position in the kernel log of one boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Position {
-    /// Number of the last record that was read; `None` if the log was read by syslog(2).
+pub struct LogPosition {
+    /// Number of the last record that was read; `None` if the log was read through syslog(2).
     pub sequence: Option<u64>,
-    /// Its stamp: microseconds of the kernel's clock.
+    /// Its timestamp: microseconds of the kernel's clock.
     pub usec: u64,
 }
 
-/// One line of interest.
+/// A relevant line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Where it stands.
-    pub position: Position,
-    /// What it says.
+pub struct LogEntry {
+    /// Its position.
+    pub position: LogPosition,
+    /// The parsed line.
     pub line: Line,
-    /// Its text, made printable, for evidence: at most some 500 bytes.
+    /// Its text, made printable, as evidence: at most some 500 bytes.
     pub text: Arc<str>,
 }
 
-impl From<Found> for Entry {
-    fn from(found: Found) -> Self {
-        let mut text = printable(&found.text[..found.text.len().min(TEXT_BYTES)]);
-        if text.len() > TEXT_BYTES || found.text.len() > TEXT_BYTES {
-            let end = (0..=TEXT_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+impl From<OomLine> for LogEntry {
+    fn from(found: OomLine) -> Self {
+        let mut text = printable(&found.text[..found.text.len().min(MAX_TEXT_BYTES)]);
+        if text.len() > MAX_TEXT_BYTES || found.text.len() > MAX_TEXT_BYTES {
+            let end = (0..=MAX_TEXT_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
             text.truncate(end.unwrap_or(0));
             text.push_str("...");
         }
-        let position = Position { sequence: found.sequence, usec: found.usec };
+        let position = LogPosition { sequence: found.sequence, usec: found.usec };
         Self { position, line: found.line, text: text.into() }
     }
 }
 
-/// What one read gave.
+/// Result of one read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// The lines of interest, in order.
-    pub entries: Vec<Entry>,
+pub struct LogBatch {
+    /// The relevant lines, in order.
+    pub entries: Vec<LogEntry>,
     /// Records were overwritten before they could be read.
     pub lost: bool,
-    /// The log ends before the place where it was to be resumed, or has another record there: the machine was put back
-    /// to an earlier state. All of it is given once more; what was read before can be told by stamp and pid.
+    /// The log ends before the position to resume at, or has another record there: the machine was restored to an
+    /// earlier state. All lines are returned again; duplicates can be recognised by timestamp and pid.
     pub rewound: bool,
 }
 
 /// The open kernel log.
 #[derive(Debug)]
 pub struct KernelLog {
-    source: Source,
+    source: OpenLog,
 }
 
 #[derive(Debug)]
-enum Source {
-    Device(device::Device),
+enum OpenLog {
+    Device(kmsg::KmsgDevice),
     Syslog(syslog::Syslog),
 }
 
 impl KernelLog {
-    /// Opens it, at its oldest record.
+    /// Opens the log at its oldest record.
     ///
     /// # Errors
-    /// It cannot be read in this way here: there is no such device, or it is forbidden.
-    pub fn open(roots: &Roots, way: Way) -> Result<Self, ReadError> {
-        let source = match way {
-            Way::Device => Source::Device(device::Device::open(&roots.dev.join("kmsg"))?),
-            Way::Syslog => Source::Syslog(syslog::Syslog::open()?),
+    /// The log is unreadable through this interface: the device is missing, or access is denied.
+    pub fn open(host_paths: &HostPaths, backend: LogBackend) -> Result<Self, ReadError> {
+        let source = match backend {
+            LogBackend::Device => OpenLog::Device(kmsg::KmsgDevice::open(&host_paths.dev.join("kmsg"))?),
+            LogBackend::Syslog => OpenLog::Syslog(syslog::Syslog::open()?),
         };
         Ok(Self { source })
     }
 
-    /// How it is read.
-    pub fn way(&self) -> Way {
+    /// Returns the interface through which it is read.
+    pub fn way(&self) -> LogBackend {
         match self.source {
-            Source::Device(_) => Way::Device,
-            Source::Syslog(_) => Way::Syslog,
+            OpenLog::Device(_) => LogBackend::Device,
+            OpenLog::Syslog(_) => LogBackend::Syslog,
         }
     }
 
-    /// Records up to here were read before, perhaps by another run of memledger; they will not be given again. To be
-    /// called before the first read, with a position of this boot.
-    pub fn resume_after(&mut self, position: Position) {
+    /// Skips records up to this position, which were read before, perhaps by another run of memledger. Must be called
+    /// before the first read, with a position of this boot.
+    pub fn resume_after(&mut self, position: LogPosition) {
         match &mut self.source {
-            Source::Device(device) => device.reader.resume_after(position),
-            Source::Syslog(syslog) => syslog.reader.resume_after(position),
+            OpenLog::Device(device) => device.reader.resume_after(position),
+            OpenLog::Syslog(syslog) => syslog.reader.resume_after(position),
         }
     }
 
-    /// The last record that was read; while a record in fragments is not whole, the one before it.
-    pub fn position(&self) -> Position {
+    /// Returns the position of the last record that was read; while a record in fragments is incomplete, that of the
+    /// record before it.
+    pub fn position(&self) -> LogPosition {
         match &self.source {
-            Source::Device(device) => device.reader.position(),
-            Source::Syslog(syslog) => syslog.reader.position(),
+            OpenLog::Device(device) => device.reader.position(),
+            OpenLog::Syslog(syslog) => syslog.reader.position(),
         }
     }
 
-    /// Reads all that is there.
+    /// Reads all available records.
     ///
     /// # Errors
-    /// The log cannot be read any more.
-    pub fn read(&mut self) -> Result<Seen, ReadError> {
+    /// The log has become unreadable.
+    pub fn read(&mut self) -> Result<LogBatch, ReadError> {
         match &mut self.source {
-            Source::Device(device) => device.read(),
-            Source::Syslog(syslog) => syslog.read(),
+            OpenLog::Device(device) => device.read(),
+            OpenLog::Syslog(syslog) => syslog.read(),
         }
     }
 
-    /// What poll(2) waits for; `None` where the log has to be asked.
+    /// Returns the descriptor for poll(2), or `None` if the log must be polled by reading it.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
-            Source::Device(device) => Some(device.as_fd()),
-            Source::Syslog(_) => None,
+            OpenLog::Device(device) => Some(device.as_fd()),
+            OpenLog::Syslog(_) => None,
         }
     }
 }
@@ -153,11 +154,12 @@ mod tests {
 
     #[test]
     fn evidence_is_short_and_printable() {
-        let found = |text: &[u8]| Found { sequence: None, usec: 1, line: Line::Invoked, text: text.to_vec() };
-        assert_eq!(&*Entry::from(found(b"a\nb")).text, "a\\x0ab");
+        let found =
+            |text: &[u8]| OomLine { sequence: None, usec: 1, line: Line::Invoked, text: text.to_vec() };
+        assert_eq!(&*LogEntry::from(found(b"a\nb")).text, "a\\x0ab");
         for long in [vec![b'a'; 600], vec![0xff; 200], "é".repeat(400).into_bytes(), vec![b'a'; 500]] {
-            let text = Entry::from(found(&long)).text;
-            assert!(text.len() <= TEXT_BYTES + 3, "{}", text.len());
+            let text = LogEntry::from(found(&long)).text;
+            assert!(text.len() <= MAX_TEXT_BYTES + 3, "{}", text.len());
             assert_eq!(text.ends_with("..."), long != vec![b'a'; 500]);
         }
     }

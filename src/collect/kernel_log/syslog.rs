@@ -1,108 +1,110 @@
-//! syslog(2): the whole text each time.
+//! syslog(2): returns the whole buffer each time.
 
-use super::{Position, Seen};
+use super::{LogBatch, LogPosition};
 use crate::host::{ReadError, syslog};
 use crate::parse::kernel_log::records::SyslogText;
 
-/// The log as syslog(2) gives it.
+/// The kernel log through syslog(2).
 #[derive(Debug)]
 pub(super) struct Syslog {
-    room: usize,
+    capacity: usize,
     buffer: Vec<u8>,
-    pub(super) reader: Reader,
+    pub(super) reader: SyslogCursor,
 }
 
 impl Syslog {
     pub(super) fn open() -> Result<Self, ReadError> {
-        let mut this = Self { room: syslog::room()?, buffer: vec![], reader: Reader::default() };
+        let mut this =
+            Self { capacity: syslog::buffer_size()?, buffer: vec![], reader: SyslogCursor::default() };
         this.refill()?;
         Ok(this)
     }
 
-    pub(super) fn read(&mut self) -> Result<Seen, ReadError> {
+    pub(super) fn read(&mut self) -> Result<LogBatch, ReadError> {
         self.refill()?;
-        Ok(self.reader.take(&self.buffer))
+        Ok(self.reader.read_new(&self.buffer))
     }
 
     fn refill(&mut self) -> Result<(), ReadError> {
-        syslog::read_all(&mut self.buffer, self.room)?;
-        if self.buffer.is_empty() || has_stamps(&self.buffer) {
+        syslog::read_all(&mut self.buffer, self.capacity)?;
+        if self.buffer.is_empty() || has_timestamps(&self.buffer) {
             return Ok(());
         }
         Err(ReadError::malformed(
-            "the lines of syslog(2) have no stamps; write Y to /sys/module/printk/parameters/time, boot with \
-             printk.time=1, or give memledger /dev/kmsg",
+            "lines of syslog(2) have no timestamps; write Y to /sys/module/printk/parameters/time, boot with \
+             printk.time=1, or give memledger access to /dev/kmsg",
         ))
     }
 }
 
-/// Whether the kernel writes stamps before its lines: a setting, which can change at any time, for all lines at once.
-fn has_stamps(text: &[u8]) -> bool {
+/// Returns whether lines begin with timestamps: a kernel setting that can change at any time, for all lines at once.
+fn has_timestamps(text: &[u8]) -> bool {
     const LINES: usize = 10;
     let end = line_ends(text).nth(LINES).unwrap_or(text.len());
     SyslogText::of(&text[..end]).stamps.is_some()
 }
 
-/// What is new in a text. No I/O.
+/// Finds the new lines in a text. No I/O.
 #[derive(Debug, Default)]
-pub(super) struct Reader {
-    /// Length and fingerprint of the text before: the same text is not read again.
+pub(super) struct SyslogCursor {
+    /// Length and hash of the previous text: the same text is not parsed again.
     whole: Option<(usize, u64)>,
-    /// The end of what was read of it, from the beginning of a line.
+    /// The end of the text that was read, from the start of a line.
     tail: Vec<u8>,
-    position: Position,
-    resume: Option<Position>,
+    position: LogPosition,
+    resume: Option<LogPosition>,
 }
 
-impl Reader {
-    /// Longer than any repetition of lines with one stamp.
+impl SyslogCursor {
+    /// Longer than any sequence of lines with the same timestamp.
     const TAIL_BYTES: usize = 2048;
 
-    pub(super) fn resume_after(&mut self, position: Position) {
+    pub(super) fn resume_after(&mut self, position: LogPosition) {
         self.resume = Some(position);
-        self.position = Position { sequence: None, ..position };
+        self.position = LogPosition { sequence: None, ..position };
     }
 
-    pub(super) fn position(&self) -> Position {
+    pub(super) fn position(&self) -> LogPosition {
         self.position
     }
 
-    fn take(&mut self, text: &[u8]) -> Seen {
-        let whole = (text.len(), fingerprint(text));
+    fn read_new(&mut self, text: &[u8]) -> LogBatch {
+        let whole = (text.len(), hash(text));
         if self.whole.replace(whole) == Some(whole) {
-            return Seen::default();
+            return LogBatch::default();
         }
         let (start, lost) = self.new_from(text);
         let new = SyslogText::of(&text[start..]);
-        let mut seen = Seen { lost, ..Seen::default() };
+        let mut batch = LogBatch { lost, ..LogBatch::default() };
         let mut found = new.found;
         if let (Some((oldest, newest)), Some(resume)) = (new.stamps, self.resume) {
             self.resume = None;
-            seen.rewound = newest < resume.usec;
-            seen.lost = oldest > resume.usec;
-            if !seen.rewound {
+            batch.rewound = newest < resume.usec;
+            batch.lost = oldest > resume.usec;
+            if !batch.rewound {
                 found.retain(|found| found.usec > resume.usec);
             }
         }
-        seen.entries = found.into_iter().map(Into::into).collect();
+        batch.entries = found.into_iter().map(Into::into).collect();
         if let Some((_, newest)) = new.stamps {
-            self.position = Position { sequence: None, usec: newest };
+            self.position = LogPosition { sequence: None, usec: newest };
         }
         self.remember(&text[..start + new.settled]);
-        seen
+        batch
     }
 
-    /// Where the lines begin that were not read, and whether lines before them are missing.
+    /// Returns the start of the unread lines, and whether lines before them are missing.
     fn new_from(&self, text: &[u8]) -> (usize, bool) {
         if self.tail.is_empty() {
             return (0, false);
         }
         let mut starts = std::iter::once(0).chain(line_ends(text));
-        // the first of several: a kill that is given twice is told by its stamp and pid, one that is lost by nothing
+        // the first of several matches: a kill that is returned twice is recognised by its timestamp and pid, a lost
+        // one by nothing
         if let Some(start) = starts.find(|start| text[*start..].starts_with(&self.tail)) {
             return (start + self.tail.len(), false);
         }
-        // the log has run over so far that it now begins in the middle of that end
+        // the log was overwritten so far that it now begins in the middle of that end
         let mut rests =
             line_ends(&self.tail).map(|start| &self.tail[start..]).filter(|rest| !rest.is_empty());
         match rests.find(|rest| text.starts_with(rest)) {
@@ -119,12 +121,12 @@ impl Reader {
     }
 }
 
-/// Where lines end and the next ones begin.
+/// Returns the positions after each line.
 fn line_ends(text: &[u8]) -> impl Iterator<Item = usize> {
     text.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1)
 }
 
-fn fingerprint(text: &[u8]) -> u64 {
+fn hash(text: &[u8]) -> u64 {
     use std::hash::{DefaultHasher, Hasher};
     let mut hasher = DefaultHasher::new();
     hasher.write(text);

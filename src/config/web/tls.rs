@@ -1,11 +1,15 @@
-//! `tls_server_config`: versions, ciphers and curves by the names that Go gives them, as the format has it.
+//! `tls_server_config`: versions, ciphers and curves by their names in Go, which the format uses.
 
 use std::path::{Path, PathBuf};
 
-use super::super::yaml::{Entry, Yaml};
-use crate::config::ConfigError;
+use serde::Deserialize;
+use serde_saphyr::Spanned;
 
-/// A value, and the line of the file where it stands, counted from 1.
+use super::Switch;
+use crate::config::ConfigError;
+use crate::config::yaml::{error_at, line_of};
+
+/// A value with its line in the file, counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At<T> {
     /// The value.
@@ -14,46 +18,53 @@ pub struct At<T> {
     pub line: usize,
 }
 
-/// PEM text, or where it is.
+/// PEM text, or the file that contains it.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Pem {
-    /// In the file itself.
+    /// The text.
     Inline(String),
-    /// In another one.
+    /// The path of a file.
     File(PathBuf),
 }
 
 impl std::fmt::Debug for Pem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Inline(_) => f.write_str("Inline(..)"), // it may be a key
+            Self::Inline(_) => f.write_str("Inline(..)"), // may be a key
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
         }
     }
 }
 
-/// What is asked of clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The certificate required of clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum ClientAuth {
     /// No certificate.
     #[default]
+    #[serde(rename = "NoClientCert", alias = "")]
     None,
-    /// A certificate, which need not come and is not verified.
+    /// An optional certificate, which is not verified.
+    #[serde(rename = "RequestClientCert")]
     Request,
-    /// Some certificate, whoever made it.
+    /// Any certificate, which is not verified.
+    #[serde(rename = "RequireAnyClientCert")]
     RequireAny,
-    /// A certificate need not come, but must be of the CA if it does.
+    /// An optional certificate, which must be signed by the CA.
+    #[serde(rename = "VerifyClientCertIfGiven")]
     VerifyIfGiven,
-    /// A certificate of the CA.
+    /// A certificate signed by the CA.
+    #[serde(rename = "RequireAndVerifyClientCert")]
     RequireAndVerify,
 }
 
-/// A version of TLS that is offered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// An offered version of TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub enum TlsVersion {
     /// TLS 1.2.
+    #[serde(rename = "TLS12")]
     Tls12,
     /// TLS 1.3.
+    #[serde(rename = "TLS13")]
     Tls13,
 }
 
@@ -66,55 +77,29 @@ pub type Group = u16;
 /// `tls_server_config`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// The server's certificate, and those that lead from it to a root.
+    /// The server's certificate and its chain to a root.
     pub certificate: At<Pem>,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: At<Pem>,
-    /// Who must have made clients' certificates.
+    /// The CA of client certificates.
     pub client_ca: Option<At<Pem>>,
-    /// What is asked of clients.
+    /// The certificate required of clients.
     pub client_auth: ClientAuth,
-    /// Names of which a client's certificate must have one; empty: any.
+    /// Names of which a client certificate must have one; empty: any.
     pub client_names: Vec<String>,
     /// Lowest version.
     pub lowest: TlsVersion,
     /// Highest version.
     pub highest: TlsVersion,
-    /// Cipher suites of TLS 1.2, best first; empty: all. Those of TLS 1.3 are always on, as in Go.
+    /// Cipher suites of TLS 1.2 by preference; empty: all. Those of TLS 1.3 are always on, as in Go.
     pub cipher_suites: Vec<CipherSuite>,
-    /// The server's order of cipher suites counts, not the client's.
+    /// Prefer the server's order of cipher suites to the client's.
     pub servers_order: bool,
-    /// Groups of the key exchange, best first; empty: all.
+    /// Groups of the key exchange by preference; empty: all.
     pub groups: Vec<Group>,
 }
 
-const KEYS: &[&str] = &[
-    "cert_file",
-    "key_file",
-    "cert",
-    "key",
-    "client_ca_file",
-    "client_ca",
-    "client_auth_type",
-    "client_allowed_sans",
-    "min_version",
-    "max_version",
-    "cipher_suites",
-    "prefer_server_cipher_suites",
-    "curve_preferences",
-];
-
-const CLIENT_AUTH: &[(&str, ClientAuth)] = &[
-    ("NoClientCert", ClientAuth::None),
-    ("RequestClientCert", ClientAuth::Request),
-    ("RequireAnyClientCert", ClientAuth::RequireAny),
-    ("VerifyClientCertIfGiven", ClientAuth::VerifyIfGiven),
-    ("RequireAndVerifyClientCert", ClientAuth::RequireAndVerify),
-];
-
-const VERSIONS: &[(&str, TlsVersion)] = &[("TLS12", TlsVersion::Tls12), ("TLS13", TlsVersion::Tls13)];
-
-/// Those that ring has.
+/// The cipher suites of ring.
 const CIPHER_SUITES: &[(&str, CipherSuite)] = &[
     ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", 0xc02c),
     ("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", 0xc02b),
@@ -129,80 +114,104 @@ const CIPHER_SUITES: &[(&str, CipherSuite)] = &[
 
 const GROUPS: &[(&str, Group)] = &[("X25519", 29), ("CurveP256", 23), ("CurveP384", 24)];
 
-/// Reads the section; `None` if it is empty.
-pub(super) fn read(yaml: Yaml<'_>, section: &Entry<'_>) -> Result<Option<TlsSettings>, ConfigError> {
-    let entries = yaml.entries(section.key, section.value, KEYS)?;
-    if entries.is_empty() {
+/// The section as it is written.
+#[derive(Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TlsFile {
+    cert_file: Option<Spanned<String>>,
+    key_file: Option<Spanned<String>>,
+    cert: Option<Spanned<String>>,
+    key: Option<Spanned<String>>,
+    client_ca_file: Option<Spanned<String>>,
+    client_ca: Option<Spanned<String>>,
+    client_auth_type: Option<Spanned<ClientAuth>>,
+    client_allowed_sans: Option<Vec<Spanned<String>>>,
+    min_version: Option<Spanned<TlsVersion>>,
+    max_version: Option<Spanned<TlsVersion>>,
+    cipher_suites: Option<Vec<Spanned<String>>>,
+    prefer_server_cipher_suites: Option<Switch>,
+    curve_preferences: Option<Vec<Spanned<String>>>,
+}
+
+/// Validates the section; `None` if it is empty.
+pub(super) fn read(path: &Path, section: Spanned<TlsFile>) -> Result<Option<TlsSettings>, ConfigError> {
+    if section.value == TlsFile::default() {
         return Ok(None);
     }
-    let section = Section { yaml, entries, line: section.line };
+    let section = Section { path, line: line_of(&section), file: section.value };
+    let file = &section.file;
     let (certificate, key) = section.pair()?;
+    let names = file.client_allowed_sans.iter().flatten();
     let settings = TlsSettings {
         certificate,
         key,
-        client_ca: section.pem("client_ca_file", "client_ca")?,
-        client_auth: section.word("client_auth_type", CLIENT_AUTH)?.unwrap_or_default(),
-        client_names: match section.find("client_allowed_sans") {
-            Some(entry) => yaml.list(entry)?.into_iter().map(|(name, _)| name).collect(),
-            None => vec![],
-        },
-        lowest: section.word("min_version", VERSIONS)?.unwrap_or(TlsVersion::Tls12),
-        highest: section.word("max_version", VERSIONS)?.unwrap_or(TlsVersion::Tls13),
-        cipher_suites: section.words("cipher_suites", CIPHER_SUITES)?,
-        servers_order: match section.find("prefer_server_cipher_suites") {
-            Some(entry) => yaml.switch(entry)?,
-            None => true,
-        },
-        groups: section.words("curve_preferences", GROUPS)?,
+        client_ca: section.pem(&file.client_ca_file, &file.client_ca, "client_ca")?,
+        client_auth: file.client_auth_type.as_ref().map(|auth| auth.value).unwrap_or_default(),
+        client_names: names.map(|name| name.value.clone()).collect(),
+        lowest: file.min_version.as_ref().map_or(TlsVersion::Tls12, |version| version.value),
+        highest: file.max_version.as_ref().map_or(TlsVersion::Tls13, |version| version.value),
+        cipher_suites: section.words("cipher_suites", &file.cipher_suites, CIPHER_SUITES)?,
+        servers_order: file.prefer_server_cipher_suites.as_ref().is_none_or(|switch| switch.0),
+        groups: section.words("curve_preferences", &file.curve_preferences, GROUPS)?,
     };
-    section.contradictions(&settings)?;
+    section.check_consistency(&settings)?;
     Ok(Some(settings))
 }
 
 struct Section<'a> {
-    yaml: Yaml<'a>,
-    entries: Vec<Entry<'a>>,
+    path: &'a Path,
     line: usize,
+    file: TlsFile,
 }
 
 impl Section<'_> {
-    fn find(&self, key: &str) -> Option<&Entry<'_>> {
-        self.entries.iter().find(|entry| entry.key == key)
+    fn error(&self, line: usize, what: impl Into<String>) -> ConfigError {
+        error_at(self.path, line, what)
     }
 
-    /// The line of a key, or of the section.
-    fn line(&self, key: &str) -> usize {
-        self.find(key).map_or(self.line, |entry| entry.line)
+    /// Returns the line of a value, or of the section.
+    fn line<T>(&self, value: &Option<Spanned<T>>) -> usize {
+        value.as_ref().map_or(self.line, line_of)
     }
 
-    fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
-        let Some(entry) = self.find(key) else { return Ok(None) };
-        let text = self.yaml.text(entry)?;
-        if text.is_empty() {
-            return Ok(None);
-        }
-        self.yaml.word((&text, entry.line), key, words).map(Some)
-    }
-
-    fn words<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<Vec<T>, ConfigError> {
-        let Some(entry) = self.find(key) else { return Ok(vec![]) };
-        let list = self.yaml.list(entry)?;
-        list.iter().map(|(text, line)| self.yaml.word((text, *line), key, words)).collect()
-    }
-
-    /// PEM text by either of two keys.
-    fn pem(&self, file: &str, inline: &str) -> Result<Option<At<Pem>>, ConfigError> {
-        let text = |key| match self.find(key) {
-            Some(entry) => self.yaml.text(entry).map(|text| Some(text).filter(|text| !text.is_empty())),
-            None => Ok(None),
+    fn words(
+        &self,
+        key: &str,
+        list: &Option<Vec<Spanned<String>>>,
+        words: &[(&str, u16)],
+    ) -> Result<Vec<u16>, ConfigError> {
+        let word = |text: &Spanned<String>| {
+            let found = words.iter().find(|(word, _)| *word == text.value);
+            found.map(|(_, number)| *number).ok_or_else(|| {
+                let allowed: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+                let what = format!(
+                    "{key}: {:?} is unknown or not offered; allowed: {}",
+                    text.value,
+                    allowed.join(", ")
+                );
+                self.error(line_of(text), what)
+            })
         };
-        Ok(match (text(file)?, text(inline)?) {
+        list.iter().flatten().map(word).collect()
+    }
+
+    /// Returns the PEM of either of two keys; an empty text is none.
+    fn pem(
+        &self,
+        file: &Option<Spanned<String>>,
+        inline: &Option<Spanned<String>>,
+        name: &str,
+    ) -> Result<Option<At<Pem>>, ConfigError> {
+        let text = |value: &Option<Spanned<String>>| {
+            value.as_ref().map(|value| value.value.clone()).filter(|text| !text.is_empty())
+        };
+        Ok(match (text(file), text(inline)) {
             (Some(_), Some(_)) => {
-                let what = format!("{inline:?} and {file:?} are two ways to give the same; leave one out");
-                return Err(self.yaml.at(self.line(inline), what));
+                let what = format!("\"{name}\" and \"{name}_file\" set the same thing; leave one out");
+                return Err(self.error(self.line(inline), what));
             }
             (Some(path), None) => {
-                let folder = self.yaml.path.parent().unwrap_or(Path::new(""));
+                let folder = self.path.parent().unwrap_or(Path::new(""));
                 Some(At { value: Pem::File(folder.join(path)), line: self.line(file) })
             }
             (None, Some(text)) => Some(At { value: Pem::Inline(text), line: self.line(inline) }),
@@ -211,46 +220,50 @@ impl Section<'_> {
     }
 
     fn pair(&self) -> Result<(At<Pem>, At<Pem>), ConfigError> {
-        match (self.pem("cert_file", "cert")?, self.pem("key_file", "key")?) {
-            (Some(certificate), Some(key)) => Ok((certificate, key)),
-            (Some(half), None) => {
-                Err(self.yaml.at(half.line, "the key of this certificate is missing; set key_file or key"))
-            }
+        let file = &self.file;
+        let (line, what) = match (
+            self.pem(&file.cert_file, &file.cert, "cert")?,
+            self.pem(&file.key_file, &file.key, "key")?,
+        ) {
+            (Some(certificate), Some(key)) => return Ok((certificate, key)),
+            (Some(half), None) => (half.line, "the key of this certificate is missing; set key_file or key"),
             (None, Some(half)) => {
-                Err(self.yaml.at(half.line, "the certificate of this key is missing; set cert_file or cert"))
+                (half.line, "the certificate of this key is missing; set cert_file or cert")
             }
-            (None, None) => {
-                let what =
-                    "TLS needs a certificate; set cert_file and key_file, or leave out tls_server_config";
-                Err(self.yaml.at(self.line, what))
-            }
-        }
+            (None, None) => (
+                self.line,
+                "TLS needs a certificate; set cert_file and key_file, or leave out tls_server_config",
+            ),
+        };
+        Err(self.error(line, what))
     }
 
-    /// Settings that are fine one by one, and not together.
-    fn contradictions(&self, settings: &TlsSettings) -> Result<(), ConfigError> {
+    /// Rejects settings that contradict each other.
+    fn check_consistency(&self, settings: &TlsSettings) -> Result<(), ConfigError> {
         let verifies =
             matches!(settings.client_auth, ClientAuth::VerifyIfGiven | ClientAuth::RequireAndVerify);
         let requires = matches!(settings.client_auth, ClientAuth::RequireAny | ClientAuth::RequireAndVerify);
         if let Some(ca) = &settings.client_ca
             && settings.client_auth == ClientAuth::None
         {
-            let what =
-                "a CA of clients is of no use without client_auth_type; set RequireAndVerifyClientCert";
-            return Err(self.yaml.at(ca.line, what));
+            let what = "a client CA has no effect without client_auth_type; set RequireAndVerifyClientCert";
+            return Err(self.error(ca.line, what));
         }
         if verifies && settings.client_ca.is_none() {
             let what =
-                "clients' certificates are verified against client_ca_file or client_ca; set one of them";
-            return Err(self.yaml.at(self.line("client_auth_type"), what));
+                "client certificates are verified against client_ca_file or client_ca; set one of them";
+            return Err(self.error(self.line(&self.file.client_auth_type), what));
         }
         if !settings.client_names.is_empty() && !requires {
             let what = "a client without a certificate has no name; set client_auth_type to RequireAndVerifyClientCert";
-            return Err(self.yaml.at(self.line("client_allowed_sans"), what));
+            return Err(self.error(
+                self.file.client_allowed_sans.iter().flatten().next().map_or(self.line, line_of),
+                what,
+            ));
         }
         if settings.lowest > settings.highest {
             let what = "min_version is above max_version: no version is left";
-            return Err(self.yaml.at(self.line("min_version"), what));
+            return Err(self.error(self.line(&self.file.min_version), what));
         }
         Ok(())
     }

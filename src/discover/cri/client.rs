@@ -1,4 +1,4 @@
-//! Questions to a container runtime over `runtime.v1`, on its Unix socket. All of them only read.
+//! Client for a container runtime's `runtime.v1` API on its Unix socket. All calls are read-only.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,29 +12,33 @@ use tonic_prost::ProstCodec;
 
 use super::messages::*;
 
-/// Time for one whole answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// The longest answer, as the kubelet has it: two thousand containers with their annotations.
-const LONGEST_ANSWER: usize = 16 << 20;
+/// Timeout of one call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limit of a response, the same as the kubelet's: two thousand containers with their annotations.
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
+/// Limit for the status of one container: its whole OCI configuration, where arguments and environment may have 2 MiB.
+const MAX_STATUS_BYTES: usize = 4 << 20;
+/// Limit for one event: the status of a sandbox and of its containers, without their configuration.
+const MAX_EVENT_BYTES: usize = 1 << 20;
 
-/// A question that was not answered.
+/// A failed call.
 #[derive(Debug, thiserror::Error)]
 pub enum CriError {
-    /// The socket cannot be used as a path of one.
-    #[error("no socket can have this path")]
-    Path(#[source] tonic::transport::Error),
-    /// Nobody answers there.
-    #[error("no connection{}", cause(.0))]
+    /// The path is not valid for a socket.
+    #[error("invalid socket path")]
+    InvalidPath(#[source] tonic::transport::Error),
+    /// The connection failed.
+    #[error("connection failed{}", cause(.0))]
     Connect(#[source] tonic::transport::Error),
-    /// The runtime refused.
-    #[error("{} answered {:?}: {}", .0, .1.code(), .1.message())]
-    Refused(&'static str, Box<Status>),
-    /// The runtime did not answer.
-    #[error("{0} was not answered within {1:?}")]
-    Silent(&'static str, Duration),
+    /// The runtime returned an error status.
+    #[error("{} failed with {:?}: {}", .0, .1.code(), .1.message())]
+    Status(&'static str, Box<Status>),
+    /// The call timed out.
+    #[error("{0} timed out after {1:?}")]
+    Timeout(&'static str, Duration),
 }
 
-/// The innermost reason: the errors around it say nothing.
+/// Returns the innermost cause: the errors around it have no details.
 fn cause(error: &tonic::transport::Error) -> String {
     let first: &dyn std::error::Error = error;
     let innermost = std::iter::successors(first.source(), |error| error.source()).last();
@@ -42,140 +46,144 @@ fn cause(error: &tonic::transport::Error) -> String {
 }
 
 impl CriError {
-    /// What listens there is no container runtime for pods, or not of this version: Docker's own containerd, say.
-    pub fn is_no_cri(&self) -> bool {
-        matches!(self, CriError::Refused(_, status) if status.code() == Code::Unimplemented)
+    /// Returns whether the server does not implement this version of CRI, such as Docker's own containerd.
+    pub fn is_unimplemented(&self) -> bool {
+        matches!(self, CriError::Status(_, status) if status.code() == Code::Unimplemented)
     }
 
-    /// The container is not there any more.
+    /// Returns whether the container no longer exists.
     pub fn is_gone(&self) -> bool {
-        matches!(self, CriError::Refused(_, status) if status.code() == Code::NotFound)
+        matches!(self, CriError::Status(_, status) if status.code() == Code::NotFound)
     }
 
-    /// What a person can do about it.
+    /// Returns what an operator can do about it.
     pub fn advice(&self, socket: &Path) -> String {
-        let place = socket.display();
+        let path = socket.display();
         match self {
-            CriError::Path(_) => format!("set --cri.endpoint to the path of a socket, not {place}"),
+            CriError::InvalidPath(_) => format!("set --cri.endpoint to the path of a socket, not {path}"),
             CriError::Connect(error) if cause(error).contains("ermission denied") => {
-                format!("no permission for {place}: run as root or in the socket's group")
+                format!("no permission for {path}: run as root or in the socket's group")
             }
-            CriError::Connect(_) => format!("nobody listens on {place}"),
-            CriError::Refused(..) if self.is_no_cri() => {
+            CriError::Connect(_) => format!("no process listens on {path}: start the container runtime, or correct --cri.endpoint"),
+            CriError::Status(..) if self.is_unimplemented() => {
                 "enable containerd's plugin io.containerd.grpc.v1.cri (disabled_plugins), version 1.6 or later; or set --cri.endpoint= if \
                  there are no pods"
                     .to_owned()
             }
-            CriError::Refused(..) => "look at the runtime's own log".to_owned(),
-            CriError::Silent(..) => "restart the container runtime".to_owned(),
+            CriError::Status(..) => "see the log of the container runtime".to_owned(),
+            CriError::Timeout(..) => "restart the container runtime".to_owned(),
         }
     }
 }
 
-/// A connection.
+/// A connection to a runtime.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct CriClient {
     grpc: Grpc<Channel>,
 }
 
-impl Client {
+impl CriClient {
     /// Connects to a Unix socket.
     ///
     /// # Errors
-    /// Nobody listens there, or memledger may not connect.
+    /// No process listens there, or memledger may not connect.
     pub async fn connect(socket: &Path) -> Result<Self, CriError> {
         let endpoint = format!("unix://{}", socket.display());
-        let endpoint = Endpoint::from_shared(endpoint).map_err(CriError::Path)?;
-        let channel = tokio::time::timeout(ANSWER_WITHIN, endpoint.connect()).await;
+        let endpoint = Endpoint::from_shared(endpoint).map_err(CriError::InvalidPath)?;
+        let channel = tokio::time::timeout(CALL_TIMEOUT, endpoint.connect()).await;
         let channel =
-            channel.map_err(|_| CriError::Silent("the socket", ANSWER_WITHIN))?.map_err(CriError::Connect)?;
-        Ok(Self { grpc: Grpc::new(channel).max_decoding_message_size(LONGEST_ANSWER) })
+            channel.map_err(|_| CriError::Timeout("the socket", CALL_TIMEOUT))?.map_err(CriError::Connect)?;
+        Ok(Self { grpc: Grpc::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES) })
     }
 
-    /// Which runtime it is.
+    /// Queries the name and version of the runtime.
     pub async fn version(&self) -> Result<VersionResponse, CriError> {
-        self.ask("/runtime.v1.RuntimeService/Version", VersionRequest { version: "v1".into() }).await
+        self.call("/runtime.v1.RuntimeService/Version", VersionRequest { version: "v1".into() }).await
     }
 
-    /// All sandboxes.
+    /// Lists all sandboxes.
     pub async fn sandboxes(&self) -> Result<Vec<PodSandbox>, CriError> {
         let method = "/runtime.v1.RuntimeService/ListPodSandbox";
-        self.ask(method, ListPodSandboxRequest {}).await.map(|answer: ListPodSandboxResponse| answer.items)
+        self.call(method, ListPodSandboxRequest {})
+            .await
+            .map(|response: ListPodSandboxResponse| response.items)
     }
 
-    /// All containers, those that ended included.
+    /// Lists all containers, including those that ended.
     pub async fn containers(&self) -> Result<Vec<Container>, CriError> {
         let method = "/runtime.v1.RuntimeService/ListContainers";
-        let answer: ListContainersResponse = self.ask(method, ListContainersRequest {}).await?;
-        Ok(answer.containers)
+        let response: ListContainersResponse = self.call(method, ListContainersRequest {}).await?;
+        Ok(response.containers)
     }
 
-    /// One container, answered for in this time. `verbose`: with its pid and environment.
+    /// Queries one container, with this timeout. `verbose`: with its pid and environment.
     pub async fn status(
         &self,
         id: &str,
         verbose: bool,
-        within: Duration,
+        timeout: Duration,
     ) -> Result<ContainerStatusResponse, CriError> {
-        let question = ContainerStatusRequest { container_id: id.to_owned(), verbose };
-        self.ask_within("/runtime.v1.RuntimeService/ContainerStatus", question, within).await
+        let request = ContainerStatusRequest { container_id: id.to_owned(), verbose };
+        let grpc = self.grpc.clone().max_decoding_message_size(MAX_STATUS_BYTES);
+        let client = Self { grpc };
+        client.call_with_timeout("/runtime.v1.RuntimeService/ContainerStatus", request, timeout).await
     }
 
-    /// A message for everything that happens from now on.
+    /// Subscribes to events from now on.
     ///
     /// # Errors
     /// Also where the runtime has no events: containerd before 1.7, CRI-O without `enable_pod_events`.
     pub async fn events(&self) -> Result<Streaming<ContainerEventResponse>, CriError> {
         const METHOD: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
-        let mut grpc = self.ready(METHOD).await?;
+        let mut grpc = self.ready(METHOD).await?.max_decoding_message_size(MAX_EVENT_BYTES);
         let path = PathAndQuery::from_static(METHOD);
         let stream = grpc.server_streaming(Request::new(GetEventsRequest {}), path, ProstCodec::default());
-        // a server may send the head of its answer with the first event
+        // a server may delay the head of its response until the first event
         let stream =
-            stream.await.map_err(|status| CriError::Refused("GetContainerEvents", Box::new(status)))?;
+            stream.await.map_err(|status| CriError::Status("GetContainerEvents", Box::new(status)))?;
         Ok(stream.into_inner())
     }
 
     async fn ready(&self, method: &'static str) -> Result<Grpc<Channel>, CriError> {
         let mut grpc = self.grpc.clone();
         grpc.ready().await.map_err(|error| {
-            CriError::Refused(short(method), Box::new(Status::unavailable(error.to_string())))
+            CriError::Status(short(method), Box::new(Status::unavailable(error.to_string())))
         })?;
         Ok(grpc)
     }
 
-    /// Any question.
+    /// Calls a method.
     ///
     /// # Errors
-    /// It was not answered.
-    pub async fn ask<Q, A>(&self, method: &'static str, question: Q) -> Result<A, CriError>
+    /// The call failed or timed out.
+    pub async fn call<T, R>(&self, method: &'static str, request: T) -> Result<R, CriError>
     where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
+        T: Message + 'static,
+        R: Message + Default + 'static,
     {
-        self.ask_within(method, question, ANSWER_WITHIN).await
+        self.call_with_timeout(method, request, CALL_TIMEOUT).await
     }
 
-    async fn ask_within<Q, A>(
+    async fn call_with_timeout<T, R>(
         &self,
         method: &'static str,
-        question: Q,
-        within: Duration,
-    ) -> Result<A, CriError>
+        request: T,
+        timeout: Duration,
+    ) -> Result<R, CriError>
     where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
+        T: Message + 'static,
+        R: Message + Default + 'static,
     {
-        let answer = async {
+        let response = async {
             let mut grpc = self.ready(method).await?;
             let path = PathAndQuery::from_static(method);
-            let answer = grpc.unary(Request::new(question), path, ProstCodec::default()).await;
-            answer
+            let response = grpc.unary(Request::new(request), path, ProstCodec::default()).await;
+            response
                 .map(tonic::Response::into_inner)
-                .map_err(|status| CriError::Refused(short(method), Box::new(status)))
+                .map_err(|status| CriError::Status(short(method), Box::new(status)))
         };
-        let silent = CriError::Silent(short(method), within);
-        tokio::time::timeout(within, answer).await.unwrap_or(Err(silent))
+        let timed_out = CriError::Timeout(short(method), timeout);
+        tokio::time::timeout(timeout, response).await.unwrap_or(Err(timed_out))
     }
 }
 

@@ -1,19 +1,19 @@
-//! The messages of `runtime.v1` (CRI) that are spoken here, with the field numbers of its `api.proto`.
+//! The messages of `runtime.v1` (CRI) that memledger uses, with the field numbers of its `api.proto`.
 //!
-//! Written by hand, and only what is used: protobuf skips fields that it does not know, so a part of a message is
-//! compatible with the whole, and neither a compiler for `.proto` nor a build step is needed. Kubernetes promises not to
-//! renumber fields of a released version. What shows that the numbers are right is a real containerd (`tests/cri.rs`).
+//! Written by hand, and only the fields that are used: protobuf skips unknown fields, so a part of a message is compatible with
+//! the whole, and neither a compiler for `.proto` nor a build step is needed. Kubernetes promises not to renumber fields of a
+//! released version. A real containerd verifies the numbers (`tests/cri.rs`).
 //!
-//! Not here: the messages that change something. memledger sends none of them.
+//! Not here: messages that change something. memledger sends none of them.
 
 use std::collections::HashMap;
 
 use prost::Message;
 
-/// Asks for the name of the runtime.
+/// Requests the name of the runtime.
 #[derive(Clone, PartialEq, Message)]
 pub struct VersionRequest {
-    /// The version that is spoken: `v1`.
+    /// The client's version: `v1`.
     #[prost(string, tag = "1")]
     pub version: String,
 }
@@ -29,7 +29,7 @@ pub struct VersionResponse {
     pub runtime_version: String,
 }
 
-/// Asks for all sandboxes: without a filter.
+/// Requests all sandboxes: without a filter.
 #[derive(Clone, PartialEq, Message)]
 pub struct ListPodSandboxRequest {}
 
@@ -41,13 +41,13 @@ pub struct ListPodSandboxResponse {
     pub items: Vec<PodSandbox>,
 }
 
-/// The pause process of a pod, and what the kubelet said of the pod.
+/// The pause process of a pod, with the kubelet's description of the pod.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandbox {
-    /// An id like a container's.
+    /// An id of the same form as a container's.
     #[prost(string, tag = "1")]
     pub id: String,
-    /// Which pod.
+    /// Identifies the pod.
     #[prost(message, optional, tag = "2")]
     pub metadata: Option<PodSandboxMetadata>,
     /// The pod's labels, and the kubelet's own.
@@ -58,7 +58,7 @@ pub struct PodSandbox {
     pub annotations: HashMap<String, String>,
 }
 
-/// Which pod.
+/// Identifies the pod.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxMetadata {
     /// Name of the pod.
@@ -72,7 +72,7 @@ pub struct PodSandboxMetadata {
     pub namespace: String,
 }
 
-/// Asks for all containers: without a filter.
+/// Requests all containers: without a filter.
 #[derive(Clone, PartialEq, Message)]
 pub struct ListContainersRequest {}
 
@@ -84,7 +84,7 @@ pub struct ListContainersResponse {
     pub containers: Vec<Container>,
 }
 
-/// A container as the list has it.
+/// A listed container.
 #[derive(Clone, PartialEq, Message)]
 pub struct Container {
     /// Full id.
@@ -93,13 +93,13 @@ pub struct Container {
     /// The sandbox that it belongs to.
     #[prost(string, tag = "2")]
     pub pod_sandbox_id: String,
-    /// Name in the pod, and which attempt.
+    /// Name in the pod, and attempt number.
     #[prost(message, optional, tag = "3")]
     pub metadata: Option<ContainerMetadata>,
-    /// The image as the kubelet asked for it.
+    /// The image that the kubelet requested.
     #[prost(message, optional, tag = "4")]
     pub image: Option<ImageSpec>,
-    /// Whether it runs.
+    /// Its state.
     #[prost(enumeration = "ContainerState", tag = "6")]
     pub state: i32,
     /// Nanoseconds since 1970.
@@ -110,13 +110,13 @@ pub struct Container {
     pub labels: HashMap<String, String>,
 }
 
-/// Name in the pod, and which attempt.
+/// Name in the pod, and attempt number.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerMetadata {
     /// As in the pod's specification.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// 0 for the first container of this name in this pod, one more with each restart.
+    /// 0 for the first container of this name in this pod, incremented with each restart.
     #[prost(uint32, tag = "2")]
     pub attempt: u32,
 }
@@ -132,27 +132,27 @@ pub struct ImageSpec {
     pub user_specified_image: String,
 }
 
-/// Where a container is in its life.
+/// Life cycle state of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum ContainerState {
-    /// Made, not started.
+    /// Created, not started.
     Created = 0,
     /// It runs.
     Running = 1,
-    /// It ran, and never will again: a restart is another container.
+    /// It ran and will not run again: a restart is another container.
     Exited = 2,
-    /// The runtime lost sight of it.
+    /// The runtime cannot determine it.
     Unknown = 3,
 }
 
-/// Asks for one container.
+/// Requests the status of one container.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerStatusRequest {
-    /// Which one.
+    /// Its id.
     #[prost(string, tag = "1")]
     pub container_id: String,
-    /// With the runtime's own view: its pid, and what it was started with.
+    /// With the runtime's own data: its pid and OCI configuration.
     #[prost(bool, tag = "2")]
     pub verbose: bool,
 }
@@ -160,18 +160,18 @@ pub struct ContainerStatusRequest {
 /// One container.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerStatusResponse {
-    /// What every runtime tells.
+    /// Standard data.
     #[prost(message, optional, tag = "1")]
     pub status: Option<ContainerStatus>,
-    /// What this runtime tells beyond that, as JSON; `info` of containerd and CRI-O alike.
+    /// Data specific to the runtime, as JSON; the key is `info` in containerd and CRI-O.
     #[prost(map = "string, string", tag = "2")]
     pub info: HashMap<String, String>,
 }
 
-/// What every runtime tells of one container.
+/// Standard data of one container.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerStatus {
-    /// Whether it runs.
+    /// Its state.
     #[prost(enumeration = "ContainerState", tag = "3")]
     pub state: i32,
     /// Nanoseconds since 1970; 0 before its start.
@@ -180,10 +180,10 @@ pub struct ContainerStatus {
     /// Nanoseconds since 1970; 0 before its end.
     #[prost(int64, tag = "6")]
     pub finished_at: i64,
-    /// Of its end.
+    /// Its exit code.
     #[prost(int32, tag = "7")]
     pub exit_code: i32,
-    /// The image, by a name if the runtime knows one.
+    /// The image, by name if the runtime knows it.
     #[prost(message, optional, tag = "8")]
     pub image: Option<ImageSpec>,
     /// `Completed`, `Error`, `OOMKilled`.
@@ -191,10 +191,10 @@ pub struct ContainerStatus {
     pub reason: String,
 }
 
-/// Asks for events from now on.
+/// Subscribes to events from now on.
 #[derive(Clone, PartialEq, Message)]
 pub struct GetEventsRequest {}
 
-/// That something happened to a container or a sandbox. What it was is asked for.
+/// An event of a container or a sandbox. Its fields are not read: each event triggers a list.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerEventResponse {}

@@ -1,133 +1,148 @@
-//! Pods and their containers as the kubelet's container runtime tells them, over CRI (`runtime.v1` on containerd's or
-//! CRI-O's Unix socket). No API server is asked, so nothing is granted to memledger in the cluster, and a thousand nodes cost
-//! the control plane nothing.
+//! Pods and their containers from the kubelet's container runtime, over CRI (`runtime.v1` on the Unix socket of containerd or
+//! CRI-O). memledger does not use the API server: it needs no permissions in the cluster, and a thousand nodes put no load on
+//! the control plane.
 //!
-//! The list is taken every second, and what it says is compared with what it said before ([`watch`]); a container is asked
-//! about for itself when it is new and when it has ended. Where the runtime has events for everybody they ring the bell, and
-//! the list is taken only every ten seconds beside them. Events alone would not do: they are not told again to
-//! whoever was away, and a list is.
+//! Containers are listed every second and compared with the list before ([`reconcile`]). The status of a container is queried
+//! when it is new and when it has ended. Where the runtime sends its events to every client, an event triggers a list, and
+//! otherwise containers are listed every ten seconds. Events alone are not sufficient: those sent while memledger is not
+//! connected are lost, whereas a list is complete.
 //!
-//! A container of a pod never runs twice: a restart is another container, with another id and one more attempt, under the
-//! same identity. Nobody tells who asked for an end: CRI has no word for it. So an end by SIGTERM is `signal` in the ledger, and
-//! never `stopped`.
+//! A container of a pod never runs twice: a restart is another container under the same identity, with another id and the next
+//! attempt number. CRI does not report stop requests, so the ledger records an exit by SIGTERM as `signal` and never as
+//! `stopped`.
 //!
-//! Which of the default sockets is the kubelet's shows by its pods: Docker's own containerd listens on the same path, and
-//! may have no pods, or no CRI at all. That is no runtime that is away. A socket that somebody named is.
+//! A default socket is the kubelet's runtime if it has pods: Docker's own containerd listens on the same path, and may have no
+//! pods, or no CRI at all. Such a socket does not count as an unavailable runtime. A socket that was configured does.
 
-mod asking;
+mod status_queries;
 mod client;
-mod inspect;
+mod convert;
 #[cfg(any(test, fuzzing))]
-pub mod laws;
+pub mod invariants;
 pub mod messages;
 pub mod pod_resources;
-mod watch;
+mod reconcile;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use client::{Client, CriError};
-use watch::Watch;
+pub use client::{CriClient, CriError};
+use reconcile::CriReconciler;
 
-use super::{ContainerId, Link, Source};
-use crate::clock::Moment;
+use super::{ConnectionState, ContainerId, RuntimeState};
+use crate::clock::Timestamp;
 use crate::config::{CriSettings, Filter};
 
 /// Its name among the runtimes.
 pub const RUNTIME: &str = "cri";
-/// Pause between two lists, without events and with them.
-const LIST_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-/// Events that come so soon after one another are answered by one list.
-const EVENTS_TOGETHER: Duration = Duration::from_millis(100);
-/// Pause before the next try to connect; and before the next look at a default socket that is no such runtime's.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// Interval of lists, without events and with them.
+const LIST_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// Events within this time trigger one list.
+const EVENT_DEBOUNCE: Duration = Duration::from_millis(100);
+/// Delay before the next connection attempt; and before a default socket that is not a CRI runtime is tried again.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
-/// What is remembered over connections; at the start, what the ledger remembered over its own.
+/// State across connections; initialized from the ledger's state.
 #[derive(Debug)]
-pub struct Memory {
-    /// Unix time: of what the first list has, a container that started after it and has ended was not told of.
+pub struct CriResumeState {
+    /// Unix time. A container of the first list that started later and has ended is reported.
     since: f64,
-    /// There was a list. What is not on it and on a later one is new, whatever its clock says.
+    /// There was a list. A container that first appears on a later one is new, whatever its time stamps.
     has_list: bool,
-    /// Containers that were told of, and how much.
-    told: std::collections::HashMap<ContainerId, watch::Told>,
+    /// Reported containers.
+    reported: std::collections::HashMap<ContainerId, reconcile::ReportedState>,
 }
 
-impl Memory {
-    /// `since`: Unix time of the last start that the ledger has. `open`: containers that ran then.
+impl CriResumeState {
+    /// Creates the state. `since`: Unix time of the last start in the ledger. `open`: containers that ran then.
     pub fn new(since: Option<f64>, open: HashSet<ContainerId>) -> Self {
-        let since = since.unwrap_or_else(|| Moment::now().unix_seconds());
-        Self { since, has_list: false, told: open.into_iter().map(|id| (id, watch::Told::Runs)).collect() }
+        let since = since.unwrap_or_else(|| Timestamp::now().unix_seconds());
+        Self {
+            since,
+            has_list: false,
+            reported: open.into_iter().map(|id| (id, reconcile::ReportedState::Running)).collect(),
+        }
     }
 }
 
-/// Follows the kubelet's runtime for ever, writing what it tells into `source`.
-pub async fn follow(settings: CriSettings, filter: Filter, source: Arc<Source>, mut memory: Memory) {
-    let mut said = String::new();
+/// Follows the kubelet's runtime for ever, and writes its containers and events to `source`.
+pub async fn follow(
+    settings: CriSettings,
+    filter: Filter,
+    source: Arc<RuntimeState>,
+    mut resume: CriResumeState,
+) {
+    let mut last_logged = String::new();
     loop {
-        let mut pause = RETRY.0;
+        let mut pause = RETRY_DELAY.0;
         match find(&settings).await {
-            Found::Runtime(socket, client) => {
-                said.clear();
-                let error = Watch::new(&settings, &filter, &source, &mut memory).run(&client, &socket).await;
-                if source.lock().link == Link::Up {
-                    tracing::warn!(runtime = RUNTIME, %error, "connection lost; names are kept, trying again");
-                    source.set_link(Link::Down);
+            SocketSearch::Runtime(socket, client) => {
+                last_logged.clear();
+                let error =
+                    CriReconciler::new(&settings, &filter, &source, &mut resume).run(&client, &socket).await;
+                if source.lock().connection == ConnectionState::Up {
+                    tracing::warn!(runtime = RUNTIME, %error, "connection lost, retrying; container names are kept");
+                    source.set_connection(ConnectionState::Down);
                 }
             }
-            Found::Nothing { link, why } => {
-                let was_there = matches!(source.lock().link, Link::Up | Link::Down);
-                // one that answers and has no pods any more is not away: the kubelet may have another now
-                let link = if was_there && link != Link::Idle { Link::Down } else { link };
-                if link == Link::NoSocket && !why.is_empty() {
-                    pause = RETRY.1;
+            SocketSearch::Nothing { connection, why } => {
+                let was_there =
+                    matches!(source.lock().connection, ConnectionState::Up | ConnectionState::Down);
+                // a runtime that responds and has no pods left is not down: the kubelet may use another now
+                let connection = if was_there && connection != ConnectionState::Idle {
+                    ConnectionState::Down
+                } else {
+                    connection
+                };
+                if connection == ConnectionState::NoSocket && !why.is_empty() {
+                    pause = RETRY_DELAY.1;
                 }
-                if !why.is_empty() && said != why {
-                    match link {
-                        Link::Down => {
-                            tracing::warn!(runtime = RUNTIME, "cannot ask for pods: {why}; trying again")
+                if !why.is_empty() && last_logged != why {
+                    match connection {
+                        ConnectionState::Down => {
+                            tracing::warn!(runtime = RUNTIME, "listing pods failed, retrying: {why}")
                         }
                         _ => tracing::debug!(runtime = RUNTIME, "no pods: {why}"),
                     }
-                    said = why;
+                    last_logged = why;
                 }
-                source.set_link(link);
+                source.set_connection(connection);
             }
         }
         tokio::time::sleep(pause).await;
     }
 }
 
-/// What the look at all sockets found.
-pub enum Found {
+/// Result of the search for the kubelet's runtime.
+pub enum SocketSearch {
     /// The kubelet's runtime.
-    Runtime(PathBuf, Client),
-    /// None.
+    Runtime(PathBuf, CriClient),
+    /// There is none.
     Nothing {
-        /// Whether there may be one soon, or should be one.
-        link: Link,
-        /// What was found instead.
+        /// Whether one may appear, or is expected.
+        connection: ConnectionState,
+        /// The reason, for each socket.
         why: String,
     },
 }
 
-/// Looks for the kubelet's runtime at the sockets of the settings.
-pub async fn find(settings: &CriSettings) -> Found {
-    let (mut link, mut why) = (Link::NoSocket, String::new());
+/// Searches the configured sockets for the kubelet's runtime.
+pub async fn find(settings: &CriSettings) -> SocketSearch {
+    let (mut connection, mut why) = (ConnectionState::NoSocket, String::new());
     for socket in settings.sockets.iter().filter(|socket| socket.exists()) {
         let reason = match connect(socket).await {
             Ok((client, pods)) if pods > 0 || settings.is_asked_for => {
-                return Found::Runtime(socket.clone(), client);
+                return SocketSearch::Runtime(socket.clone(), client);
             }
             Ok(_) => {
-                link = Link::Idle;
+                connection = ConnectionState::Idle;
                 format!("{} has none", socket.display())
             }
             Err(error) => {
                 if settings.is_asked_for {
-                    link = Link::Down;
+                    connection = ConnectionState::Down;
                 }
                 format!("{}: {error}: {}", socket.display(), error.advice(socket))
             }
@@ -135,23 +150,23 @@ pub async fn find(settings: &CriSettings) -> Found {
         why = if why.is_empty() { reason } else { format!("{why}; {reason}") };
     }
     if settings.is_asked_for && why.is_empty() && !settings.sockets.is_empty() {
-        let places: Vec<_> = settings.sockets.iter().map(|socket| socket.display().to_string()).collect();
-        (link, why) = (Link::Down, format!("no socket at {}", places.join(", ")));
+        let paths: Vec<_> = settings.sockets.iter().map(|socket| socket.display().to_string()).collect();
+        (connection, why) = (ConnectionState::Down, format!("no socket at {}", paths.join(", ")));
     }
-    Found::Nothing { link, why }
+    SocketSearch::Nothing { connection, why }
 }
 
-/// A connection to a runtime for pods, and how many it has.
+/// Connects to a CRI runtime and counts its pods.
 ///
 /// # Errors
-/// Nobody answers there, or not as such a runtime.
-pub async fn connect(socket: &Path) -> Result<(Client, usize), CriError> {
-    let client = Client::connect(socket).await?;
+/// The connection failed, or the server is not a CRI runtime.
+pub async fn connect(socket: &Path) -> Result<(CriClient, usize), CriError> {
+    let client = CriClient::connect(socket).await?;
     let pods = client.sandboxes().await?.len();
     Ok((client, pods))
 }
 
-/// Unix time of a point in time of CRI; `None` for one that did not come yet.
+/// Converts a time stamp of CRI to Unix time; `None` if it is not set.
 fn unix_seconds(nanos: i64) -> Option<f64> {
     (nanos > 0).then_some(nanos as f64 / 1e9)
 }

@@ -1,12 +1,13 @@
-//! Which GPUs the kubelet gave to which container, from its pod-resources socket (`v1`), which only reads and is optional.
+//! GPUs that the kubelet allocated to each container, from its pod-resources socket (`v1`). The socket is optional, and all
+//! calls are read-only.
 //!
-//! Resources of NVIDIA's device plugin and of its MIG strategies are looked at, whose device ids are the driver's own
-//! uuids (or its index, if the plugin is set so). A device that is shared in time has `::NUMBER` after its id. GKE's own plugin
-//! names device files ([`DeviceFile`]), with `/vgpuNUMBER` after one that is shared. A name of another form means no device,
-//! and is said to ([`unknown`]). Not here: dynamic resource allocation, whose device names only its driver understands.
+//! Only resources of NVIDIA's device plugin and of its MIG strategies are read. Their device ids are the driver's own uuids (or
+//! its index, if the plugin is configured so). A time-sliced device has `::NUMBER` after its id. GKE's own plugin names device
+//! files ([`DeviceFile`]), with `/vgpuNUMBER` after a shared one. A name of another form matches no device and is logged
+//! ([`first_unknown_device`]). Not here: dynamic resource allocation, whose device names only its driver understands.
 //!
-//! The kubelet names a pod and not its uid, so a pod that is made anew under its name has what the one before it was given
-//! until the kubelet is asked again. While it does not answer, what it said of such a pod is forgotten.
+//! The kubelet reports the name of a pod and not its uid. So a pod that is re-created under its name keeps the allocation of its
+//! predecessor until the next response. While the kubelet does not respond, allocations of such pods are dropped.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -15,18 +16,21 @@ use std::time::Duration;
 
 use prost::Message;
 
-use super::client::{Client, CriError};
-use crate::clock::Moment;
-use crate::discover::{ContainerId, Identity, Record, Source, SourceState};
+use super::client::{CriClient, CriError};
+use crate::clock::Timestamp;
+use crate::discover::{ContainerId, ContainerRecord, Identity, RuntimeData, RuntimeState};
 use crate::series::bounded;
 
-/// Pause between two looks.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// The resources that are GPUs of NVIDIA's.
-const RESOURCES: &str = "nvidia.com/";
+/// Interval of lists.
+const LIST_INTERVAL: Duration = Duration::from_secs(5);
+/// Prefix of NVIDIA's resources.
+const RESOURCE_PREFIX: &str = "nvidia.com/";
+/// Prefixes of those whose device ids may be indices. KubeVirt's resources are named after the model, such as
+/// `nvidia.com/GA102GL_A10`, and their ids are IOMMU groups.
+const INDEXED_PREFIXES: [&str; 2] = ["nvidia.com/gpu", "nvidia.com/mig-"];
 
-/// What the kubelet gave to each container, by its name.
-pub type Given = HashMap<Identity, Arc<[Arc<str>]>>;
+/// GPUs allocated to each container, by identity.
+pub type Allocations = HashMap<Identity, Arc<[Arc<str>]>>;
 
 #[derive(Clone, PartialEq, Message)]
 struct ListRequest {}
@@ -63,27 +67,31 @@ struct ContainerDevices {
     device_ids: Vec<String>,
 }
 
-/// Asks once.
+/// Lists the allocations once.
 ///
 /// # Errors
-/// The kubelet does not answer, or memledger may not ask it.
-pub async fn look(socket: &Path) -> Result<Given, CriError> {
-    let client = Client::connect(socket).await?;
-    ask(&client).await
+/// The kubelet does not respond, or access is denied.
+pub async fn list_once(socket: &Path) -> Result<Allocations, CriError> {
+    let client = CriClient::connect(socket).await?;
+    list(&client).await
 }
 
-async fn ask(client: &Client) -> Result<Given, CriError> {
-    let answer: ListResponse = client.ask("/v1.PodResourcesLister/List", ListRequest {}).await?;
-    Ok(read(answer))
+async fn list(client: &CriClient) -> Result<Allocations, CriError> {
+    let response: ListResponse = client.call("/v1.PodResourcesLister/List", ListRequest {}).await?;
+    Ok(parse_allocations(response))
 }
 
-fn read(answer: ListResponse) -> Given {
-    let mut given = Given::new();
-    for pod in answer.pods {
+fn parse_allocations(response: ListResponse) -> Allocations {
+    let mut allocations = Allocations::new();
+    for pod in response.pods {
         for container in &pod.containers {
             let gpus =
-                container.devices.iter().filter(|devices| devices.resource_name.starts_with(RESOURCES));
-            let ids = gpus.flat_map(|devices| &devices.device_ids);
+                container.devices.iter().filter(|devices| devices.resource_name.starts_with(RESOURCE_PREFIX));
+            let ids = gpus.flat_map(|devices| {
+                let is_indexed =
+                    INDEXED_PREFIXES.iter().any(|prefix| devices.resource_name.starts_with(prefix));
+                devices.device_ids.iter().filter(move |id| is_indexed || number(device(id)).is_none())
+            });
             let mut ids: Vec<_> = ids.map(|id| bounded(device(id))).collect();
             ids.sort();
             ids.dedup();
@@ -93,14 +101,14 @@ fn read(answer: ListResponse) -> Given {
                     k8s_pod: bounded(&pod.name),
                     name: bounded(&container.name),
                 };
-                given.insert(identity, ids.into());
+                allocations.insert(identity, ids.into());
             }
         }
     }
-    given
+    allocations
 }
 
-/// The device that is shared under this id; else the id.
+/// Strips the suffix of a shared device from its id.
 fn device(id: &str) -> &str {
     let shared = id.split_once("::").or_else(|| {
         let (device, share) = id.rsplit_once("/vgpu")?;
@@ -109,8 +117,7 @@ fn device(id: &str) -> &str {
     shared.map_or(id, |(device, _)| device)
 }
 
-/// A device as GKE's plugin names it: by the number of its device file, and a MIG instance by that of its GPU and the id of
-/// the GPU instance.
+/// A device name of GKE's plugin: the number of the device file, and for a MIG instance also the id of the GPU instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceFile<'a> {
     /// `0` of `nvidia0`.
@@ -120,7 +127,7 @@ pub struct DeviceFile<'a> {
 }
 
 impl<'a> DeviceFile<'a> {
-    /// Reads one; `None` if it is a name of another form.
+    /// Parses the name; `None` if it has another form.
     pub fn read(id: &'a str) -> Option<Self> {
         let id = id.strip_prefix("nvidia")?;
         let (minor, instance) = id.split_once('/').map_or((id, None), |(minor, rest)| (minor, Some(rest)));
@@ -132,114 +139,119 @@ impl<'a> DeviceFile<'a> {
     }
 }
 
-/// The text, if it is digits and nothing else.
+/// Returns the text if it consists of digits only.
 fn number(text: &str) -> Option<&str> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then_some(text)
 }
 
-/// A name that no device can have, if there is one.
-pub fn unknown(given: &Given) -> Option<&str> {
+/// Returns the first name of an unknown form.
+pub fn first_unknown_device(allocations: &Allocations) -> Option<&str> {
     let is_known = |id: &str| {
         let is_own = id.starts_with("GPU-") || id.starts_with("MIG-");
         is_own || number(id).is_some() || DeviceFile::read(id).is_some()
     };
-    given.values().flat_map(|ids| ids.iter()).map(|id| &**id).find(|id| !is_known(id))
+    allocations.values().flat_map(|ids| ids.iter()).map(|id| &**id).find(|id| !is_known(id))
 }
 
-/// What is known of the kubelet's last answer.
+/// State at the kubelet's last response.
 #[derive(Debug)]
-struct Answered {
-    /// Unix time when it was asked.
+struct LastResponse {
+    /// Unix time of the request.
     at: f64,
-    /// Containers that were there then and of whose start nobody had told.
-    silent: HashSet<ContainerId>,
+    /// Containers that existed then, with an unknown start time.
+    without_start: HashSet<ContainerId>,
 }
 
-impl Answered {
-    fn new(running: &HashMap<ContainerId, Record>, at: f64) -> Self {
-        let silent = running.values().filter(|record| record.started.is_none());
-        Self { at, silent: silent.map(|record| record.id.clone()).collect() }
+impl LastResponse {
+    fn new(running: &HashMap<ContainerId, ContainerRecord>, at: f64) -> Self {
+        let without_start = running.values().filter(|record| record.started.is_none());
+        Self { at, without_start: without_start.map(|record| record.id.clone()).collect() }
     }
 
-    /// It may have been about another container of this one's name.
-    fn is_before(&self, record: &Record) -> bool {
+    /// Returns whether the response may be about an earlier container with the same name.
+    fn may_be_older_than(&self, record: &ContainerRecord) -> bool {
         match record.started {
-            Some(started) => started > self.at && !self.silent.contains(&record.id),
-            None => !self.silent.contains(&record.id),
+            Some(started) => started > self.at && !self.without_start.contains(&record.id),
+            None => !self.without_start.contains(&record.id),
         }
     }
 }
 
-/// Forgets what was given to containers whose run began after the kubelet last answered: it spoke of another of that name.
-/// Returns whether there was any.
-fn forget<'a>(given: &mut Given, running: impl IntoIterator<Item = &'a Record>, answered: &Answered) -> bool {
-    let before = given.len();
+/// Drops the allocations of containers that started after the kubelet's last response: they belong to an earlier container
+/// with the same name. Returns whether there was any.
+fn drop_stale<'a>(
+    allocations: &mut Allocations,
+    running: impl IntoIterator<Item = &'a ContainerRecord>,
+    last_response: &LastResponse,
+) -> bool {
+    let before = allocations.len();
     for record in running {
-        if answered.is_before(record) {
-            given.remove(&Identity::lasting(&record.name, record.pod.as_deref()));
+        if last_response.may_be_older_than(record) {
+            allocations.remove(&Identity::canonical(&record.name, record.pod.as_deref()));
         }
     }
-    given.len() < before
+    allocations.len() < before
 }
 
-/// Follows the kubelet for ever. While it is away, what it gave is given, but to no container that began meanwhile.
-pub async fn follow(socket: PathBuf, source: Arc<Source>) {
+/// Polls the kubelet for ever. While it does not respond, allocations are kept, except those of containers that started since.
+pub async fn follow(socket: PathBuf, source: Arc<RuntimeState>) {
     let mut client = None;
-    let (mut said, mut said_unknown) = (false, false);
-    let mut answered = None;
+    let (mut has_logged_error, mut has_logged_device) = (false, false);
+    let mut last_response = None;
     loop {
-        let asking = Answered::new(&source.lock().running, Moment::now().unix_seconds());
-        if socket.exists() || answered.is_some() {
-            match asked(&mut client, &socket).await {
-                Ok(given) => {
-                    said = false;
-                    answered = Some(asking);
-                    if let Some(id) = unknown(&given).filter(|_| !std::mem::replace(&mut said_unknown, true))
+        let request_state = LastResponse::new(&source.lock().running, Timestamp::now().unix_seconds());
+        if socket.exists() || last_response.is_some() {
+            match list_reconnecting(&mut client, &socket).await {
+                Ok(allocations) => {
+                    has_logged_error = false;
+                    last_response = Some(request_state);
+                    if let Some(id) = first_unknown_device(&allocations)
+                        .filter(|_| !std::mem::replace(&mut has_logged_device, true))
                     {
-                        tracing::warn!(%id, "the device plugin names GPUs as no driver does, so who was given one is not known (said once)");
+                        tracing::warn!(%id, "unknown device name from the device plugin: its GPU allocations are missing (logged once)");
                     }
                     let mut state = source.lock();
-                    if state.given != given {
-                        state.given = given;
+                    if state.allocations != allocations {
+                        state.allocations = allocations;
                         state.generation += 1;
                     }
                 }
                 Err(error) => {
                     client = None;
-                    if let Some(answered) = &answered {
-                        let SourceState { given, running, generation, .. } = &mut *source.lock();
-                        *generation += u64::from(forget(given, running.values(), answered));
+                    if let Some(last_response) = &last_response {
+                        let RuntimeData { allocations, running, generation, .. } = &mut *source.lock();
+                        *generation += u64::from(drop_stale(allocations, running.values(), last_response));
                     }
-                    if !std::mem::replace(&mut said, true) {
-                        tracing::warn!(socket = %socket.display(), %error, "the kubelet does not tell which GPUs it gave to whom; trying again");
+                    if !std::mem::replace(&mut has_logged_error, true) {
+                        tracing::warn!(socket = %socket.display(), %error, "listing GPU allocations of the kubelet failed, retrying");
                     }
                 }
             }
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(LIST_INTERVAL).await;
     }
 }
 
-async fn asked(client: &mut Option<Client>, socket: &Path) -> Result<Given, CriError> {
+async fn list_reconnecting(client: &mut Option<CriClient>, socket: &Path) -> Result<Allocations, CriError> {
     if client.is_none() {
-        *client = Some(Client::connect(socket).await?);
+        *client = Some(CriClient::connect(socket).await?);
     }
     match client {
-        Some(client) => ask(client).await,
-        None => Ok(Given::new()),
+        Some(client) => list(client).await,
+        None => Ok(Allocations::new()),
     }
 }
 
-/// For [`super::laws`]: what is given is bounded, told once, and never nothing.
+/// For [`super::invariants`]: allocations are bounded, unique and not empty.
 #[cfg(any(test, fuzzing))]
-pub(super) fn law(bytes: &[u8]) {
-    let given = ListResponse::decode(bytes).map(read).unwrap_or_default();
-    for (identity, ids) in &given {
+pub(super) fn check_invariants(bytes: &[u8]) {
+    let allocations = ListResponse::decode(bytes).map(parse_allocations).unwrap_or_default();
+    for (identity, ids) in &allocations {
         assert!(!ids.is_empty() && ids.is_sorted_by(|a, b| a < b), "{ids:?}");
         assert!(ids.iter().all(|id| id.chars().count() <= 256 && !id.contains("::")), "{ids:?}");
         assert!(identity.name.chars().count() <= 256);
     }
-    let _ = unknown(&given);
+    let _ = first_unknown_device(&allocations);
 }
 
 #[cfg(test)]
@@ -247,21 +259,24 @@ mod tests {
     use super::*;
     use crate::discover::Pod;
 
-    fn given_to(pod: &str, ids: &[&str]) -> Given {
+    fn given_to(pod: &str, ids: &[&str]) -> Allocations {
         let identity = Identity { k8s_namespace: "ml".into(), k8s_pod: pod.into(), name: "main".into() };
-        Given::from([(identity, ids.iter().map(|id| Arc::from(*id)).collect())])
+        Allocations::from([(identity, ids.iter().map(|id| Arc::from(*id)).collect())])
     }
 
     #[test]
-    fn names_of_both_plugins_are_known_and_any_other_is_said_to_be_none() {
-        assert_eq!(unknown(&given_to("a", &["0", "GPU-b", "MIG-c", "nvidia0", "nvidia12/gi7"])), None);
+    fn recognizes_device_names_of_both_plugins_only() {
+        assert_eq!(
+            first_unknown_device(&given_to("a", &["0", "GPU-b", "MIG-c", "nvidia0", "nvidia12/gi7"])),
+            None
+        );
         for id in ["nvidia", "nvidia0/", "nvidia0/gi", "nvidia0/ci1", "nvidiactl", "card0", ""] {
-            assert_eq!(unknown(&given_to("a", &["GPU-b", id])), Some(id), "{id}");
+            assert_eq!(first_unknown_device(&given_to("a", &["GPU-b", id])), Some(id), "{id}");
         }
     }
 
     #[test]
-    fn a_share_of_a_device_is_that_device() {
+    fn strips_suffix_of_shared_device() {
         for (id, wanted) in [
             ("GPU-b::1", "GPU-b"),
             ("nvidia0/vgpu1", "nvidia0"),
@@ -274,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_made_anew_while_the_kubelet_is_silent_has_nothing_of_the_one_before_it() {
+    fn re_created_pod_loses_allocation_of_its_predecessor() {
         let pod = Pod {
             namespace: "ml".into(),
             name: "train-0".into(),
@@ -284,7 +299,7 @@ mod tests {
             labels: vec![],
             memory_min_bytes: None,
         };
-        let mut record = Record {
+        let mut record = ContainerRecord {
             id: ContainerId::new("a"),
             runtime: "cri",
             name: "main".into(),
@@ -297,35 +312,35 @@ mod tests {
             started: Some(50.0),
             labels_match: true,
         };
-        let mut given = given_to("train-0", &["GPU-b"]);
-        given.extend(given_to("train-1", &["GPU-c"]));
-        let answered = |running: &[&Record]| {
+        let mut allocations = given_to("train-0", &["GPU-b"]);
+        allocations.extend(given_to("train-1", &["GPU-c"]));
+        let last_response = |running: &[&ContainerRecord]| {
             let running = running.iter().map(|record| (record.id.clone(), (*record).clone()));
-            Answered::new(&running.collect(), 100.0)
+            LastResponse::new(&running.collect(), 100.0)
         };
-        let without = answered(&[]);
-        assert!(!forget(&mut given, [&record], &without), "it ran when the kubelet answered");
+        let without = last_response(&[]);
+        assert!(!drop_stale(&mut allocations, [&record], &without), "it ran at the last response");
         record.started = Some(150.0);
-        assert!(forget(&mut given, [&record], &without));
-        assert_eq!(given, given_to("train-1", &["GPU-c"]));
-        // nobody tells of its start
+        assert!(drop_stale(&mut allocations, [&record], &without));
+        assert_eq!(allocations, given_to("train-1", &["GPU-c"]));
+        // its start time is unknown
         record.started = None;
-        given = given_to("train-0", &["GPU-b"]);
+        allocations = given_to("train-0", &["GPU-b"]);
         assert!(
-            !forget(&mut given, [&record], &answered(&[&record])),
-            "it was there when the kubelet answered"
+            !drop_stale(&mut allocations, [&record], &last_response(&[&record])),
+            "it existed at the last response"
         );
-        assert!(forget(&mut given, [&record], &without));
+        assert!(drop_stale(&mut allocations, [&record], &without));
     }
 
     #[test]
-    fn only_nvidias_devices_count_and_one_that_is_shared_in_time_is_one() {
+    fn reads_only_nvidia_devices_and_shared_ones_once() {
         let devices = |resource: &str, ids: &[&str]| ContainerDevices {
             resource_name: resource.into(),
             device_ids: ids.iter().map(|id| id.to_string()).collect(),
         };
         let container = |name: &str, devices| ContainerResources { name: name.into(), devices };
-        let given = read(ListResponse {
+        let allocations = parse_allocations(ListResponse {
             pods: vec![PodResources {
                 name: "train-0".into(),
                 namespace: "ml".into(),
@@ -335,6 +350,7 @@ mod tests {
                         vec![
                             devices("nvidia.com/gpu.shared", &["GPU-b::1", "GPU-b::0"]),
                             devices("nvidia.com/mig-1g.5gb", &["MIG-a"]),
+                            devices("nvidia.com/GA102GL_A10", &["13"]), // an IOMMU group of KubeVirt
                             devices("rdma/hca", &["mlx5_0"]),
                         ],
                     ),
@@ -345,6 +361,6 @@ mod tests {
         let identity =
             Identity { k8s_namespace: "ml".into(), k8s_pod: "train-0".into(), name: "main".into() };
         let wanted: Arc<[Arc<str>]> = Arc::from(["GPU-b".into(), "MIG-a".into()]);
-        assert_eq!(given, Given::from([(identity, wanted)]));
+        assert_eq!(allocations, Allocations::from([(identity, wanted)]));
     }
 }

@@ -1,8 +1,8 @@
-//! Events of the Docker API, as facts for the ledger.
+//! Converts events of the Docker API into runtime events for the ledger.
 //!
-//! An event names the container, its image and its labels itself, so a container that lives for 20 ms has a name before
-//! anything else is asked. Podman (seen: 4.3) says `remove` for `destroy`, gives every event an exit code that means
-//! nothing but in `die`, and names no signal in `kill`.
+//! An event carries the name, image and labels of its container, so a container that lives for 20 ms has a name without another
+//! request. Podman (observed: 4.3) sends `remove` instead of `destroy`, adds an exit code to every event that is only valid in
+//! `die`, and omits the signal in `kill`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,19 +10,19 @@ use std::sync::Arc;
 
 use bollard::models::EventMessage;
 
-use crate::clock::Moment;
+use crate::clock::Timestamp;
 use crate::config::Filter;
-use crate::discover::registry::lasting_name;
-use crate::discover::{ContainerId, Fact, Named, Record, What};
+use crate::discover::registry::strip_compose_prefix;
+use crate::discover::{ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent};
 use crate::series::bounded;
 
-/// The events that are asked for. `died` is Podman's own word for `die`.
-pub const ASKED_FOR: [&str; 10] =
+/// The subscribed event types. `died` is Podman's name for `die`.
+pub const EVENT_TYPES: [&str; 10] =
     ["create", "start", "die", "died", "destroy", "remove", "rename", "oom", "kill", "stop"];
-/// Events that are remembered so that they are told once. Asking from a whole second repeats those of two seconds.
-const REMEMBERED: usize = 4_096;
+/// Number of remembered events, to drop duplicates: `since` has whole seconds, so events of two seconds are repeated.
+const MAX_REMEMBERED: usize = 4_096;
 
-/// What an event is about.
+/// The type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     Create,
@@ -37,7 +37,7 @@ pub enum Action {
 
 /// One event of a container.
 #[derive(Debug)]
-pub struct Event {
+pub struct DockerEvent {
     pub id: ContainerId,
     pub action: Action,
     /// Unix time.
@@ -46,9 +46,9 @@ pub struct Event {
     attributes: HashMap<String, String>,
 }
 
-impl Event {
-    /// Reads an event; `None` if it is none of those asked for. `now` stands in where the event has no time.
-    pub fn read(message: EventMessage, now: Moment) -> Option<Self> {
+impl DockerEvent {
+    /// Reads an event; `None` if it is of another type. `now` is used if the event has no time.
+    pub fn read(message: EventMessage, now: Timestamp) -> Option<Self> {
         let actor = message.actor?;
         let action = match message.action?.as_str() {
             "create" => Action::Create,
@@ -71,38 +71,38 @@ impl Event {
         })
     }
 
-    /// What the ledger is told. `open`: a run of this container has begun and its end was not told.
-    pub fn fact(&self, runtime: &'static str, filter: &Filter, open: bool) -> Option<Fact> {
+    /// Converts it for the ledger. `open`: a run of this container has begun, without an end so far.
+    pub fn runtime_event(&self, runtime: &'static str, filter: &Filter, open: bool) -> Option<RuntimeEvent> {
         let number = |key: &str| self.attributes.get(key).and_then(|value| value.parse().ok());
         let what = match self.action {
-            Action::Create => What::Exists,
-            Action::Start => What::Started,
-            Action::Die => What::Ended {
+            Action::Create => EventKind::Exists,
+            Action::Start => EventKind::Started,
+            Action::Die => EventKind::Ended {
                 exit_code: number("exitCode").or_else(|| number("containerExitCode")),
                 oom_flag: None,
             },
-            // its end is overdue, and nobody can be asked any more
-            Action::Remove if open => What::Ended { exit_code: None, oom_flag: None },
+            // the end of its run was missed, and it can no longer be inspected
+            Action::Remove if open => EventKind::Ended { exit_code: None, oom_flag: None },
             Action::Remove => return None,
-            Action::Rename => What::Renamed,
-            Action::Oom => What::Oom,
-            Action::Kill | Action::Stop => {
-                What::Asked { signal: self.attributes.get("signal").and_then(|text| signal(text)) }
-            }
+            Action::Rename => EventKind::Renamed,
+            Action::Oom => EventKind::Oom,
+            Action::Kill | Action::Stop => EventKind::SignalRequested {
+                signal: self.attributes.get("signal").and_then(|text| signal(text)),
+            },
         };
-        Some(Fact { runtime, id: self.id.clone(), at: self.at, named: self.named(filter), what })
+        Some(RuntimeEvent { runtime, id: self.id.clone(), at: self.at, named: self.named(filter), what })
     }
 
-    fn named(&self, filter: &Filter) -> Option<Named> {
+    fn named(&self, filter: &Filter) -> Option<ContainerDetails> {
         let image = self.attributes.get("image").map_or("", String::as_str);
         let name = self.attributes.get("name").filter(|name| !name.is_empty())?;
         Some(named(name, image, filter.labels_match(&self.attributes)))
     }
 
-    /// The record of a run that nothing but this event tells of; `None` without a name.
-    pub fn record(&self, runtime: &'static str, filter: &Filter) -> Option<Record> {
+    /// Creates the record of a run from this event alone; `None` without a name.
+    pub fn record(&self, runtime: &'static str, filter: &Filter) -> Option<ContainerRecord> {
         let value = |key: &str| bounded(self.attributes.get(key).map_or("", String::as_str));
-        let record = Record {
+        let record = ContainerRecord {
             id: self.id.clone(),
             runtime,
             name: value("name").trim_start_matches('/').to_owned(),
@@ -119,13 +119,13 @@ impl Event {
     }
 }
 
-/// Who a container is, for the ledger: under the name that stays.
-pub fn named(name: &str, image: &str, labels_match: bool) -> Named {
-    let name = bounded(lasting_name(name.trim_start_matches('/')));
-    Named { name, pod: None, image: bounded(image), labels_match }
+/// Creates the details of a container, with the name without Compose's temporary prefix.
+pub fn named(name: &str, image: &str, labels_match: bool) -> ContainerDetails {
+    let name = bounded(strip_compose_prefix(name.trim_start_matches('/')));
+    ContainerDetails { name, pod: None, image: bounded(image), labels_match }
 }
 
-/// The number of a signal, from its number or its name with or without `SIG`; those of Linux on x86 and Arm.
+/// Parses a signal from its number or its name with or without `SIG`; numbers of Linux on x86 and Arm.
 fn signal(text: &str) -> Option<i32> {
     const NAMES: &[(&str, i32)] = &[
         ("HUP", libc::SIGHUP),
@@ -158,7 +158,7 @@ fn signal(text: &str) -> Option<i32> {
         ("IO", libc::SIGIO),
         ("PWR", libc::SIGPWR),
         ("SYS", libc::SIGSYS),
-        ("RTMIN", 34), // the first that the C library leaves to programs; systemd is stopped by RTMIN+3
+        ("RTMIN", 34), // the first real-time signal that the C library does not use; systemd stops on RTMIN+3
     ];
     if let Ok(number) = text.parse() {
         return Some(number).filter(|number| (1..=64).contains(number));
@@ -174,16 +174,16 @@ fn signal(text: &str) -> Option<i32> {
     NAMES.iter().find(|(known, _)| *known == name).map(|(_, number)| number + more)
 }
 
-/// Tells an event that was seen from one that was not. By the whole event and not by its time: clocks are set back.
+/// Detects duplicate events, by the whole event and not by its time, because clocks may be set back.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct EventDedup {
     order: VecDeque<u64>,
     known: HashSet<u64>,
 }
 
-impl Seen {
-    /// True the first time. An event without an exact time is always new.
-    pub fn is_new(&mut self, event: &Event) -> bool {
+impl EventDedup {
+    /// Returns true the first time. An event without an exact time is always new.
+    pub fn is_new(&mut self, event: &DockerEvent) -> bool {
         let Some(nanos) = event.nanos else { return true };
         let mut hasher = DefaultHasher::new();
         (nanos, &event.id, event.action).hash(&mut hasher);
@@ -192,7 +192,7 @@ impl Seen {
             return false;
         }
         self.order.push_back(mark);
-        if self.order.len() > REMEMBERED
+        if self.order.len() > MAX_REMEMBERED
             && let Some(oldest) = self.order.pop_front()
         {
             self.known.remove(&oldest);
@@ -206,7 +206,7 @@ pub mod tests {
     use super::*;
     use bollard::models::EventActor;
 
-    /// An event as the API sends it, at these nanoseconds since 1970.
+    /// An event in the API's form, at these nanoseconds since 1970.
     pub fn message(id: &str, action: &str, nanos: i64, attributes: &[(&str, &str)]) -> EventMessage {
         let attributes = attributes.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
         EventMessage {
@@ -218,17 +218,19 @@ pub mod tests {
         }
     }
 
-    /// As [`message`], read.
-    pub fn event(id: &str, action: &str, nanos: i64, attributes: &[(&str, &str)]) -> Event {
-        Event::read(message(id, action, nanos, attributes), Moment::now()).unwrap()
+    /// As [`message`], parsed.
+    pub fn event(id: &str, action: &str, nanos: i64, attributes: &[(&str, &str)]) -> DockerEvent {
+        DockerEvent::read(message(id, action, nanos, attributes), Timestamp::now()).unwrap()
     }
 
-    fn what(action: &str, attributes: &[(&str, &str)], open: bool) -> Option<What> {
-        event("a", action, 1, attributes).fact("docker", &Filter::default(), open).map(|fact| fact.what)
+    fn what(action: &str, attributes: &[(&str, &str)], open: bool) -> Option<EventKind> {
+        event("a", action, 1, attributes)
+            .runtime_event("docker", &Filter::default(), open)
+            .map(|runtime_event| runtime_event.what)
     }
 
     #[test]
-    fn an_event_names_its_container_by_the_name_that_stays() {
+    fn event_has_details_without_compose_prefix() {
         let attributes = [
             ("name", "0123456789ab_train-1"),
             ("image", "i:1"),
@@ -237,31 +239,31 @@ pub mod tests {
         ];
         let filter = Filter { labels: vec![("team".into(), Some("vision".into()))], ..Filter::default() };
         let start = event("a", "start", 1_000_500_000_000, &attributes);
-        let fact = start.fact("podman", &filter, false).unwrap();
+        let runtime_event = start.runtime_event("podman", &filter, false).unwrap();
         assert_eq!(
-            (fact.runtime, fact.id.as_str(), fact.at, fact.what),
-            ("podman", "a", 1_000.5, What::Started)
+            (runtime_event.runtime, runtime_event.id.as_str(), runtime_event.at, runtime_event.what),
+            ("podman", "a", 1_000.5, EventKind::Started)
         );
-        let named = fact.named.unwrap();
+        let named = runtime_event.named.unwrap();
         assert_eq!((&*named.name, &*named.image), ("train-1", "i:1"));
-        assert!(!named.labels_match, "told all the same, and marked");
-        assert_eq!(event("a", "create", 1, &[]).fact("docker", &filter, false).unwrap().named, None);
+        assert!(!named.labels_match, "reported and marked");
+        assert_eq!(event("a", "create", 1, &[]).runtime_event("docker", &filter, false).unwrap().named, None);
     }
 
     #[test]
-    fn an_end_has_its_exit_code_in_the_forms_of_docker_and_podman() {
-        let ended = |exit_code| Some(What::Ended { exit_code, oom_flag: None });
+    fn reads_exit_codes_of_docker_and_podman() {
+        let ended = |exit_code| Some(EventKind::Ended { exit_code, oom_flag: None });
         assert_eq!(what("die", &[("exitCode", "137")], true), ended(Some(137)));
         assert_eq!(what("die", &[("containerExitCode", "3"), ("exitCode", "3")], true), ended(Some(3)));
         assert_eq!(what("died", &[("containerExitCode", "3")], true), ended(Some(3)));
         assert_eq!(what("die", &[("exitCode", "?")], true), ended(None));
-        // after its end a removal says nothing new; before, it is the end, and Podman's 0 is no exit code
+        // after the end a removal is ignored; before it, it is the end, and Podman's 0 is not an exit code
         assert_eq!(what("destroy", &[], false), None);
         assert_eq!(what("remove", &[("containerExitCode", "0")], true), ended(None));
     }
 
     #[test]
-    fn who_asked_for_which_signal_is_told_and_an_oom_and_a_new_name_too() {
+    fn reads_signals_ooms_and_renames() {
         for (text, number) in [
             ("15", Some(15)),
             ("SIGTERM", Some(15)),
@@ -274,28 +276,28 @@ pub mod tests {
         ] {
             assert_eq!(
                 what("kill", &[("signal", text)], true),
-                Some(What::Asked { signal: number }),
+                Some(EventKind::SignalRequested { signal: number }),
                 "{text}"
             );
         }
-        assert_eq!(what("kill", &[], true), Some(What::Asked { signal: None }), "Podman");
-        assert_eq!(what("stop", &[], true), Some(What::Asked { signal: None }));
-        assert_eq!(what("oom", &[], true), Some(What::Oom));
-        assert_eq!(what("rename", &[("name", "b"), ("oldName", "/a")], true), Some(What::Renamed));
-        assert!(Event::read(message("a", "exec_create: sh", 1, &[]), Moment::now()).is_none());
+        assert_eq!(what("kill", &[], true), Some(EventKind::SignalRequested { signal: None }), "Podman");
+        assert_eq!(what("stop", &[], true), Some(EventKind::SignalRequested { signal: None }));
+        assert_eq!(what("oom", &[], true), Some(EventKind::Oom));
+        assert_eq!(what("rename", &[("name", "b"), ("oldName", "/a")], true), Some(EventKind::Renamed));
+        assert!(DockerEvent::read(message("a", "exec_create: sh", 1, &[]), Timestamp::now()).is_none());
     }
 
     #[test]
-    fn an_event_is_new_once_also_when_the_clock_was_set_back() {
-        let mut seen = Seen::default();
+    fn event_is_new_once_even_if_clock_was_set_back() {
+        let mut seen = EventDedup::default();
         assert!(seen.is_new(&event("a", "die", 5, &[])));
         assert!(!seen.is_new(&event("a", "die", 5, &[])));
         assert!(seen.is_new(&event("b", "die", 5, &[])), "another container in the same nanosecond");
         assert!(seen.is_new(&event("a", "destroy", 5, &[])), "another event in the same nanosecond");
-        assert!(seen.is_new(&event("a", "die", 4, &[])), "earlier, and never seen");
-        for nanos in 10..10 + REMEMBERED as i64 {
+        assert!(seen.is_new(&event("a", "die", 4, &[])), "earlier, and new");
+        for nanos in 10..10 + MAX_REMEMBERED as i64 {
             assert!(seen.is_new(&event("a", "oom", nanos, &[])));
         }
-        assert_eq!((seen.known.len(), seen.order.len()), (REMEMBERED, REMEMBERED), "bounded");
+        assert_eq!((seen.known.len(), seen.order.len()), (MAX_REMEMBERED, MAX_REMEMBERED), "bounded");
     }
 }

@@ -1,20 +1,23 @@
-//! Containers as the Docker API tells them; Podman speaks the same API on its own socket.
+//! Containers from the Docker API. Podman serves the same API on its own socket.
 //!
-//! Three calls are used: list, inspect and events, all reading. Paths carry no API version, so the daemon answers with
-//! its own. Two readers get what is told here: the registry, which wants to know what runs now, and the ledger, which
-//! wants to know what happened, in order and once ([`Fact`]).
+//! memledger uses three read-only calls: list, inspect and events. Paths have no API version, so the daemon responds with its
+//! own. The results go to two consumers: the registry needs the containers that run now, and the ledger needs every event, in
+//! order and once ([`RuntimeEvent`]).
 //!
-//! One connection: the list first, of the stopped ones too, for their names; then one stream of events, asked for from
-//! the last event of before, so that it begins with what happened while nobody listened ([`watch`]). It overlaps the list
-//! by a second at least: entering a container twice changes nothing, and an event is told once ([`events::Seen`]).
+//! A connection begins with the list, stopped containers included, for their names. Then follows one event stream that starts at
+//! the last event received before, so that it includes events from while memledger was not connected ([`reconcile`]). The stream
+//! overlaps the list by at least a second: adding a container twice changes nothing, and duplicate events are dropped
+//! ([`events::EventDedup`]).
 //!
-//! The daemon may be absent, die and come back. Names stay while it is away, and the list is taken anew when it is back.
+//! The daemon may be absent, stop and come back. Names are kept while it is unavailable, and containers are listed again after
+//! each reconnect.
 
 mod events;
-mod inspect;
+mod convert;
 #[cfg(any(test, fuzzing))]
-pub mod laws;
-mod watch;
+pub mod invariants;
+mod transport;
+mod reconcile;
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -27,205 +30,229 @@ use bollard::models::ContainerSummary;
 use bollard::query_parameters::ListContainersOptions;
 use futures_util::StreamExt;
 
-use super::{ContainerId, Fact, Link, Source, What};
-use crate::clock::Moment;
-use crate::config::{Endpoint, Filter};
-use inspect::{Found, exists, may_run, running};
-use watch::{Listed, Watch};
+use super::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeState};
+use crate::clock::Timestamp;
+use crate::config::{Filter, RuntimeEndpoint};
+use convert::{InspectResult, exists, may_run, running};
+use reconcile::{DockerReconciler, Listed};
+pub use transport::client;
+use transport::{Allowance, is_too_large};
 
-/// Time for one whole answer of the daemon. The event stream itself may be idle for ever.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Pause before the next try to connect: the first, doubling up to the last.
-const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
-/// A connection that lived so long was a good one.
-const GOOD_AFTER: Duration = Duration::from_secs(10);
-/// Inspect calls under way at once.
-const INSPECTS: usize = 8;
-/// Events are not asked for from before this many seconds before the list.
-const OLDEST_EVENT: f64 = 86_400.0;
+/// Timeout of one whole response. The event stream itself may be idle for ever.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Delay before the next connection attempt: the first, doubling up to the last.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
+/// A connection that lasted this long was stable.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
+/// Limit of concurrent inspect calls.
+const MAX_INSPECTS: usize = 8;
+/// Events are requested from this many seconds before the list at most.
+const MAX_EVENT_AGE_SECONDS: f64 = 86_400.0;
 
-/// What is remembered of a runtime over connections; at the start, what the ledger remembered over its own.
+/// State of a runtime across connections; initialized from the ledger's state.
 #[derive(Debug, Default)]
-pub struct Memory {
+pub struct DockerResumeState {
     /// Unix time of the last event.
     since: Option<f64>,
-    /// Containers of which a run has begun, and its end was not told.
+    /// Containers whose run has begun, without an end so far.
     open: HashSet<ContainerId>,
-    seen: events::Seen,
+    seen: events::EventDedup,
 }
 
-impl Memory {
-    /// `since`: Unix time of the last event that the ledger has. `open`: containers that ran then.
+impl DockerResumeState {
+    /// Creates the state. `since`: Unix time of the last event in the ledger. `open`: containers that ran then.
     pub fn new(since: Option<f64>, open: HashSet<ContainerId>) -> Self {
-        Self { since, open, seen: events::Seen::default() }
+        Self { since, open, seen: events::EventDedup::default() }
     }
 
-    fn note(&mut self, fact: &Fact) {
-        match fact.what {
-            What::Started | What::Running { .. } => drop(self.open.insert(fact.id.clone())),
-            What::Ended { .. } => drop(self.open.remove(&fact.id)),
-            What::Exists | What::Oom | What::Asked { .. } | What::Renamed => {}
+    fn track(&mut self, runtime_event: &RuntimeEvent) {
+        match runtime_event.what {
+            EventKind::Started | EventKind::Running { .. } => {
+                self.open.insert(runtime_event.id.clone());
+            }
+            EventKind::Ended { .. } => drop(self.open.remove(&runtime_event.id)),
+            EventKind::Exists | EventKind::Oom | EventKind::SignalRequested { .. } | EventKind::Renamed => {}
         }
     }
 
-    /// From where to ask for events, given the whole second before the list. A time that lies after it is no use.
-    fn ask_from(&self, before_list: u64) -> u64 {
+    /// Returns the start time for the event stream, given the whole second before the list, which is the latest.
+    fn events_since(&self, before_list: u64) -> u64 {
         let before_list = before_list as f64;
-        self.since.map_or(before_list, |since| since.clamp(before_list - OLDEST_EVENT, before_list)).max(0.0)
-            as u64
+        self.since
+            .map_or(before_list, |since| since.clamp(before_list - MAX_EVENT_AGE_SECONDS, before_list))
+            .max(0.0) as u64
     }
 }
 
-/// Follows one runtime for ever, writing what it tells into `source`.
-pub async fn follow(endpoint: Endpoint, filter: Filter, source: Arc<Source>, mut memory: Memory) {
-    let mut pause = RETRY.0;
+/// Follows one runtime for ever, and writes its containers and events to `source`.
+pub async fn follow(
+    endpoint: RuntimeEndpoint,
+    filter: Filter,
+    source: Arc<RuntimeState>,
+    mut resume: DockerResumeState,
+) {
+    let mut pause = RETRY_DELAY.0;
     let mut flaps = false;
     let watcher = Watcher { endpoint: &endpoint, filter: &filter, source: &source };
     loop {
         if !endpoint.socket.exists() {
-            // a socket that was there and is gone is a daemon that is down
-            let was_there = matches!(source.lock().link, Link::Up | Link::Down);
-            source.set_link(if was_there { Link::Down } else { Link::NoSocket });
+            // a socket that existed and is gone means that the daemon is down
+            let was_there = matches!(source.lock().connection, ConnectionState::Up | ConnectionState::Down);
+            source.set_connection(if was_there { ConnectionState::Down } else { ConnectionState::NoSocket });
         } else {
-            let lived = watcher.follow_once(&mut memory, flaps).await;
-            flaps = lived.is_some_and(|lived| lived < GOOD_AFTER) || (flaps && lived.is_none());
-            if lived.is_some_and(|lived| lived >= GOOD_AFTER) {
-                pause = RETRY.0;
+            let lasted = watcher.follow_once(&mut resume, flaps).await;
+            flaps = lasted.is_some_and(|lasted| lasted < STABLE_AFTER) || (flaps && lasted.is_none());
+            if lasted.is_some_and(|lasted| lasted >= STABLE_AFTER) {
+                pause = RETRY_DELAY.0;
             }
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY.1);
+        pause = (pause * 2).min(RETRY_DELAY.1);
         if !endpoint.socket.exists() {
-            pause = pause.min(Duration::from_secs(1)); // looking for a file is cheap: attach soon after it appears
+            pause = pause.min(Duration::from_secs(1)); // checking for a file is cheap: connect soon after it appears
         }
     }
 }
 
-/// What a person can do about an error.
+/// Returns what an operator can do about an error.
 pub fn explain(error: &Error, socket: &Path) -> String {
     let text = format!("{error:?}");
     if text.contains("PermissionDenied") || text.contains("SocketNotAccessible") {
         format!("no permission for {}: run as root or in the socket's group", socket.display())
     } else if text.contains("ConnectionRefused") || text.contains("NotFound") {
-        format!("nobody listens on {}", socket.display())
+        format!("no process listens on {}: start the daemon, or correct the path", socket.display())
+    } else if is_too_large(error) {
+        "the response exceeds memledger's size limit".to_owned()
     } else {
-        "the daemon did not answer as expected".to_owned()
+        "unexpected response or timeout: see the log of the daemon".to_owned()
     }
 }
 
-/// An answer up to its end: bollard's own limit ends with the head, and a daemon may stall in the body.
-async fn whole<T>(answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    tokio::time::timeout(ANSWER_WITHIN, answer).await.unwrap_or(Err(Error::RequestTimeoutError))
+/// Applies the timeout to a whole response: bollard's own covers the head, and a daemon may stall in the body.
+async fn with_timeout<T>(response: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    tokio::time::timeout(RESPONSE_TIMEOUT, response).await.unwrap_or(Err(Error::RequestTimeoutError))
 }
 
-/// An answer that came and is none of the forms we know.
-fn not_understood(error: &Error) -> bool {
+/// Returns whether a response could not be parsed.
+fn is_unparsable(error: &Error) -> bool {
     matches!(error, Error::JsonDataError { .. } | Error::JsonSerdeError { .. })
 }
 
 struct Watcher<'a> {
-    endpoint: &'a Endpoint,
+    endpoint: &'a RuntimeEndpoint,
     filter: &'a Filter,
-    source: &'a Arc<Source>,
+    source: &'a Arc<RuntimeState>,
 }
 
 impl Watcher<'_> {
-    /// One connection, until it breaks. How long it lived after the list was complete; `None` if there was no list.
+    /// Follows one connection until it breaks. Returns how long it lasted after the list; `None` if there was no list.
     ///
-    /// `flaps`: the connection before broke at once, as behind a proxy that refuses the events. That is told once, and
-    /// a connection is told only when it has proved to be good.
-    async fn follow_once(&self, memory: &mut Memory, flaps: bool) -> Option<Duration> {
+    /// `flaps`: the previous connection broke at once, as behind a proxy that rejects the events. That is logged once, and then
+    /// the next connection is logged only after [`STABLE_AFTER`].
+    async fn follow_once(&self, resume: &mut DockerResumeState, flaps: bool) -> Option<Duration> {
         let (runtime, socket) = (self.endpoint.runtime, &self.endpoint.socket);
-        let (docker, listed) = match self.connect_and_list(memory).await {
+        let (docker, allowance, listed) = match self.connect_and_list(resume).await {
             Ok(connected) => connected,
             Err(error) => {
-                if self.source.lock().link != Link::Down {
-                    let reason = explain(&error, socket);
-                    tracing::warn!(runtime, %error, "cannot list containers: {reason}; trying again");
+                if is_too_large(&error) {
+                    self.source.record_oversized("the list of containers");
                 }
-                self.source.set_link(Link::Down);
+                if self.source.lock().connection != ConnectionState::Down {
+                    let reason = explain(&error, socket);
+                    tracing::warn!(runtime, %error, "listing containers failed, retrying: {reason}");
+                }
+                self.source.set_connection(ConnectionState::Down);
                 return None;
             }
         };
-        let began = Moment::now();
-        let mut watch = std::pin::pin!(Watch::new(self, memory, listed).run(&docker));
-        if flaps && let Ok(error) = tokio::time::timeout(GOOD_AFTER, &mut watch).await {
+        let began = Timestamp::now();
+        let mut reconciler =
+            std::pin::pin!(DockerReconciler::new(self, resume, listed).run(&docker, &allowance));
+        if flaps && let Ok(error) = tokio::time::timeout(STABLE_AFTER, &mut reconciler).await {
             tracing::debug!(runtime, %error, "connection lost again");
         } else {
             tracing::info!(runtime, socket = %socket.display(), "connected");
-            let error = watch.await;
-            tracing::warn!(runtime, %error, "connection lost; names are kept, trying again");
+            let error = reconciler.await;
+            tracing::warn!(runtime, %error, "connection lost, retrying; container names are kept");
         }
-        self.source.set_link(Link::Down);
-        Some(Moment::now().since(began))
+        self.source.set_connection(ConnectionState::Down);
+        Some(Timestamp::now().since(began))
     }
 
-    async fn connect_and_list(&self, memory: &mut Memory) -> Result<(Docker, Listed), Error> {
-        let socket = self.endpoint.socket.to_string_lossy();
-        let docker =
-            Docker::connect_with_unix(&socket, ANSWER_WITHIN.as_secs(), bollard::API_DEFAULT_VERSION)?;
-        let at = Moment::now();
+    async fn connect_and_list(
+        &self,
+        resume: &mut DockerResumeState,
+    ) -> Result<(Docker, Arc<Allowance>, Listed), Error> {
+        let (docker, allowance) = client(&self.endpoint.socket)?;
+        let at = Timestamp::now();
         let list = self.list(&docker).await?;
-        let records = list.iter().filter_map(|listed| self.record_of_list(listed));
+        let records = list.iter().filter_map(|listed| self.record_from_list(listed));
         let mut state: Vec<_> = records.map(|record| exists(&record, at.unix_seconds())).collect();
         let listed = list.into_iter().filter(may_run).filter_map(|listed| Some((listed.id.clone()?, listed)));
-        let asking = &docker;
-        let mut answers = futures_util::stream::iter(listed)
+        let client = &docker;
+        let mut responses = futures_util::stream::iter(listed)
             .map(|(id, listed)| async move {
-                let answer = self.inspect(asking, &id).await;
-                (ContainerId::new(&id), listed, answer)
+                let response = self.inspect(client, &id).await;
+                (ContainerId::new(&id), listed, response)
             })
-            .buffer_unordered(INSPECTS);
+            .buffer_unordered(MAX_INSPECTS);
         let mut present = HashSet::new();
-        while let Some((id, listed, answer)) = answers.next().await {
-            match answer {
-                // at once: a container that the daemon cannot tell about must not hold up the others' names
-                Ok(Found::Runs(record, pid)) => {
+        while let Some((id, listed, response)) = responses.next().await {
+            match response {
+                // added at once: a container whose inspect hangs must not delay the names of others
+                Ok(InspectResult::Running(record, pid)) => {
                     state.extend(running(&record, pid));
-                    self.source.enter(record);
+                    self.source.add_running(record);
                 }
-                Ok(Found::Rests { .. } | Found::Gone) => continue,
-                // it runs, as the list said: what was known of it stays, else what the list says of it must do
+                Ok(InspectResult::Stopped { .. } | InspectResult::Gone) => continue,
+                // it runs, by the list: keep a known record, otherwise use the list's data
                 Err(_) => {
                     let known = self.source.lock().running.contains_key(&id);
-                    if let Some(record) = self.record_of_list(&listed).filter(|_| !known) {
-                        self.source.enter(record);
+                    if let Some(record) = self.record_from_list(&listed).filter(|_| !known) {
+                        self.source.add_running(record);
                     }
-                    memory.open.insert(id.clone());
+                    resume.open.insert(id.clone());
                 }
             }
             present.insert(id);
         }
-        drop(answers);
-        let lost = memory.open.difference(&present).cloned().collect();
+        drop(responses);
+        let lost = resume.open.difference(&present).cloned().collect();
         let mut shared = self.source.lock();
-        // ended while we were away: the registry notices by comparing its inventories
+        // ended while disconnected: the registry finds them by comparing its inventories
         shared.running.retain(|id, _| present.contains(id));
-        shared.link = Link::Up;
+        shared.connection = ConnectionState::Up;
         shared.generation += 1;
         drop(shared);
-        Ok((docker, Listed { at, state, lost }))
+        Ok((docker, allowance, Listed { at, state, lost }))
     }
 
-    /// All containers. Where one of those that do not run cannot be understood, only those that do.
+    /// Lists all containers. If a stopped one cannot be parsed, or the response is too large, lists only the running ones.
     async fn list(&self, docker: &Docker) -> Result<Vec<ContainerSummary>, Error> {
         let all = ListContainersOptions { all: true, ..Default::default() };
-        match whole(docker.list_containers(Some(all))).await {
-            Err(error) if not_understood(&error) => {
-                tracing::debug!(runtime = self.endpoint.runtime, %error, "cannot list stopped containers");
-                whole(docker.list_containers(None::<ListContainersOptions>)).await
+        match with_timeout(docker.list_containers(Some(all))).await {
+            Err(error) if is_unparsable(&error) || is_too_large(&error) => {
+                if is_too_large(&error) {
+                    self.source.record_oversized("the list of containers, of stopped ones too");
+                }
+                tracing::debug!(runtime = self.endpoint.runtime, %error, "listing stopped containers failed");
+                with_timeout(docker.list_containers(None::<ListContainersOptions>)).await
             }
             other => other,
         }
     }
 
-    /// What became of a container.
-    async fn inspect(&self, docker: &Docker, id: &str) -> Result<Found, Error> {
-        match whole(docker.inspect_container(id, None)).await {
-            Ok(answer) => Ok(self.found(answer)),
-            Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(Found::Gone),
+    /// Inspects a container.
+    async fn inspect(&self, docker: &Docker, id: &str) -> Result<InspectResult, Error> {
+        match with_timeout(docker.inspect_container(id, None)).await {
+            Ok(response) => Ok(self.parse_inspect(response)),
+            Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(InspectResult::Gone),
+            Err(error) if is_too_large(&error) => {
+                self.source.record_oversized(id);
+                Err(error)
+            }
             Err(error) => {
-                tracing::warn!(runtime = self.endpoint.runtime, id, %error, "cannot inspect a container");
+                tracing::warn!(runtime = self.endpoint.runtime, id, %error, "inspecting a container failed");
                 Err(error)
             }
         }
@@ -235,21 +262,21 @@ impl Watcher<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::Record;
+    use crate::discover::ContainerRecord;
     use std::path::PathBuf;
 
-    pub(super) fn watcher_on(source: &Arc<Source>, test: impl FnOnce(Watcher<'_>)) {
-        let endpoint = Endpoint { runtime: "docker", socket: PathBuf::new() };
+    pub(super) fn watcher_on(source: &Arc<RuntimeState>, test: impl FnOnce(Watcher<'_>)) {
+        let endpoint = RuntimeEndpoint { runtime: "docker", socket: PathBuf::new() };
         test(Watcher { endpoint: &endpoint, filter: &Filter::default(), source });
     }
 
-    pub(super) fn counts(source: &Source) -> (usize, usize) {
+    pub(super) fn counts(source: &RuntimeState) -> (usize, usize) {
         let state = source.lock();
         (state.running.len(), state.ended.len())
     }
 
-    pub(super) fn started_at(started: f64) -> Record {
-        Record {
+    pub(super) fn started_at(started: f64) -> ContainerRecord {
+        ContainerRecord {
             id: ContainerId::new("a"),
             runtime: "docker",
             name: "train".into(),
@@ -265,20 +292,20 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_an_earlier_run_seen_late_does_not_end_the_new_one() {
-        let source = Source::new("docker", Arc::default());
+    fn late_end_of_earlier_run_does_not_end_new_run() {
+        let source = RuntimeState::new("docker", Arc::default());
         watcher_on(&source, |watcher| {
-            watcher.source.enter(started_at(10.0));
-            watcher.source.end(&ContainerId::new("a"), 9.0, None);
+            watcher.source.add_running(started_at(10.0));
+            watcher.source.end_run(&ContainerId::new("a"), 9.0, None);
             assert_eq!(source.lock().running.len(), 1);
-            watcher.source.end(&ContainerId::new("a"), 11.0, None);
+            watcher.source.end_run(&ContainerId::new("a"), 11.0, None);
             assert_eq!(counts(&source), (0, 1));
         });
     }
 
     #[test]
-    fn what_the_list_alone_tells_gives_a_name_and_a_later_inspect_is_the_same_run() {
-        let source = Source::new("docker", Arc::default());
+    fn record_of_list_and_later_inspect_are_one_run() {
+        let source = RuntimeState::new("docker", Arc::default());
         watcher_on(&source, |watcher| {
             let listed = ContainerSummary {
                 id: Some("a".into()),
@@ -286,30 +313,30 @@ mod tests {
                 image: Some("i".into()),
                 ..Default::default()
             };
-            let record = watcher.record_of_list(&listed).unwrap();
+            let record = watcher.record_from_list(&listed).unwrap();
             assert_eq!((record.name.len(), &*record.image, record.started), (256, "i", None));
-            watcher.source.enter(record);
-            watcher.source.enter(started_at(10.0));
+            watcher.source.add_running(record);
+            watcher.source.add_running(started_at(10.0));
             assert_eq!(counts(&source), (1, 0));
         });
     }
 
     #[test]
-    fn a_container_seen_twice_is_one_and_a_restart_ends_the_run_before() {
-        let source = Source::new("docker", Arc::default());
+    fn adding_twice_changes_nothing_and_restart_ends_run() {
+        let source = RuntimeState::new("docker", Arc::default());
         watcher_on(&source, |watcher| {
-            watcher.source.enter(started_at(10.0));
+            watcher.source.add_running(started_at(10.0));
             let generation = source.lock().generation;
-            watcher.source.enter(started_at(10.0));
+            watcher.source.add_running(started_at(10.0));
             assert_eq!(source.lock().generation, generation);
-            watcher.source.enter(started_at(20.0));
+            watcher.source.add_running(started_at(20.0));
             assert_eq!(counts(&source), (1, 1));
         });
     }
 
     #[test]
-    fn events_are_asked_for_from_the_last_one_on_but_not_from_any_time() {
-        let from = |since| Memory::new(since, HashSet::new()).ask_from(1_000_000);
+    fn requests_events_since_the_last_within_bounds() {
+        let from = |since| DockerResumeState::new(since, HashSet::new()).events_since(1_000_000);
         assert_eq!(from(None), 1_000_000);
         assert_eq!(from(Some(999_000.7)), 999_000);
         assert_eq!(from(Some(1_000_000.9)), 1_000_000, "the list is overlapped in any case");

@@ -1,131 +1,130 @@
-//! What can go wrong with the store, and what to do about it.
+//! Errors of the store, with what to do about them.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
-/// Why an operating system or SQLite refused.
-pub type Cause = Box<dyn Error + Send + Sync>;
+/// The underlying error of the operating system or of SQLite.
+pub type StoreErrorSource = Box<dyn Error + Send + Sync>;
 
-/// What can go wrong.
+/// An error of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The directory is not there and cannot be made.
+    /// The directory does not exist and cannot be created.
     #[error(
-        "cannot make the directory {directory} for the ledger; make it, or name another with --state.path (empty: keep \
+        "cannot create the directory {directory} for the ledger; create it, or set another one with --state.path (empty: keep \
          the ledger in memory)"
     )]
     Directory {
-        /// Which.
+        /// The directory.
         directory: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
-    /// It is there, but nothing can be written in it.
+    /// The directory is not writable.
     #[error(
-        "cannot write the ledger in {directory}; let the user that memledger runs as write there, or name another \
-         directory with --state.path (empty: keep the ledger in memory)"
+        "cannot write the ledger in {directory}; give the user of memledger write permission, or set another directory with \
+         --state.path (empty: keep the ledger in memory)"
     )]
     NotWritable {
-        /// Which.
+        /// The directory.
         directory: PathBuf,
-        /// Why.
-        source: Cause,
+        /// Cause.
+        source: StoreErrorSource,
     },
-    /// Another memledger writes there.
+    /// Another memledger writes to the directory.
     #[error(
-        "another memledger writes the ledger in {directory}: {holder}; end it, or give this one a directory of its own \
-         with --state.path"
+        "another memledger writes the ledger in {directory}: {holder}; stop it, or set another directory for this one with \
+         --state.path"
     )]
-    Held {
-        /// Which.
+    InUse {
+        /// The directory.
         directory: PathBuf,
-        /// The process, as it wrote itself down.
+        /// The other process, as recorded in the lock file.
         holder: String,
     },
     /// The file is not memledger's.
     #[error(
-        "{path} is not a ledger of memledger ({why}) and is left as it is; move it away, or name another directory with \
+        "{path} is not a ledger of memledger ({why}) and is not changed; move it away, or set another directory with \
          --state.path"
     )]
     Foreign {
         /// The file.
         path: PathBuf,
-        /// How it is known.
+        /// What was found instead.
         why: String,
     },
     /// A newer memledger wrote the file.
     #[error(
-        "{path} was written by a newer memledger (schema {schema}; this one knows {newest}) and is left as it is; run \
-         that version or a newer one, or name another directory with --state.path"
+        "{path} was written by a newer memledger (schema {schema}; this one supports {newest}) and is not changed; run that \
+         version or a newer one, or set another directory with --state.path"
     )]
     Newer {
         /// The file.
         path: PathBuf,
-        /// Its schema.
+        /// Its schema version.
         schema: i64,
-        /// The newest schema that is known here.
+        /// The newest supported schema version.
         newest: i64,
     },
-    /// The file is memledger's, and damaged.
-    #[error(
-        "the ledger {path} is damaged; memledger serve moves it aside at its next start and begins a new one"
-    )]
+    /// The file is a damaged ledger.
+    #[error("the ledger {path} is damaged; memledger serve moves it aside and writes a new one")]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What was found.
-        source: Cause,
+        /// The damage.
+        source: StoreErrorSource,
     },
-    /// The disk is full. Nothing was written; the same changes can be written once there is room.
-    #[error("no room to write the ledger {path}: make room on its file system")]
+    /// The disk is full. Nothing was written; the same changes can be written once there is space.
+    #[error("cannot write the ledger {path}: the disk is full; free space on its file system")]
     Full {
         /// The file.
         path: PathBuf,
-        /// What was refused.
-        source: Cause,
+        /// Cause.
+        source: StoreErrorSource,
     },
-    /// There is no ledger to read.
+    /// The directory has no ledger.
     #[error(
-        "there is no ledger in {directory}; give the --state.path that memledger serve runs with, or ask a running \
-         memledger at /api/v1/events"
+        "there is no ledger in {directory}; use the --state.path of memledger serve, or the --local.socket of one that runs"
     )]
     NoLedger {
-        /// Where it was looked for.
+        /// The directory.
         directory: PathBuf,
     },
-    /// There is one, but it cannot be read.
-    #[error("cannot read the ledger {path}; run this as the user that memledger serve runs as, or as root")]
+    /// The ledger cannot be read.
+    #[error("cannot read the ledger {path}; run this as the user of memledger serve, or as root")]
     NotReadable {
         /// The file.
         path: PathBuf,
-        /// Why.
-        source: Cause,
+        /// Cause.
+        source: StoreErrorSource,
     },
-    /// Another program holds the file.
-    #[error("the ledger {path} is locked by another program; end what works on it, such as an sqlite3 shell")]
+    /// Another program has locked the file.
+    #[error("the ledger {path} is locked by another program; stop it, for example an sqlite3 shell")]
     Busy {
         /// The file.
         path: PathBuf,
-        /// What was refused.
-        source: Cause,
+        /// Cause.
+        source: StoreErrorSource,
     },
-    /// Anything else.
-    #[error("the ledger {path} cannot be used; if it stays so, name another directory with --state.path")]
+    /// Any other error.
+    #[error(
+        "the ledger {path} cannot be used; if this error persists, set another directory with --state.path"
+    )]
     Failed {
         /// The file.
         path: PathBuf,
-        /// Why.
-        source: Cause,
+        /// Cause.
+        source: StoreErrorSource,
     },
 }
 
 impl StoreError {
-    /// What an error of SQLite means for the file.
-    pub(super) fn of(path: &Path, error: rusqlite::Error) -> Self {
+    /// Converts an error of SQLite.
+    pub(super) fn from_sqlite(path: &Path, error: rusqlite::Error) -> Self {
         let code = error.sqlite_error_code();
-        let source: Cause = error.into();
+        let source: StoreErrorSource = error.into();
         let path = path.to_path_buf();
         match code {
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Corrupt { path, source },

@@ -1,17 +1,17 @@
-//! Retention: what is too old goes, then the oldest of what is too much.
+//! Retention: removes events above the maximum age, then the oldest above the maximum size.
 //!
-//! Events that are not settled stay whatever their age: more of them is still to be told.
+//! Events that are not settled are kept whatever their age.
 
 use rusqlite::{Connection, params};
 
 use super::schema::pragma;
 
-/// Most events removed in one transaction: a reader or a commit never waits long.
+/// Maximum number of events per transaction, so that readers and commits never wait long.
 const BATCH: i64 = 500;
-/// Most pages given back in one transaction.
+/// Maximum number of pages that are released per transaction.
 const PAGES: u32 = 1000;
 
-/// Removes settled events from before `cutoff` and then the oldest while more than `most_bytes` are used.
+/// Removes settled events from before `cutoff`, then the oldest while more than `most_bytes` are used.
 pub fn retain(connection: &mut Connection, cutoff: f64, most_bytes: u64) -> rusqlite::Result<usize> {
     let mut removed = 0;
     loop {
@@ -47,17 +47,17 @@ fn remove(connection: &Connection, cutoff: f64, most: i64) -> rusqlite::Result<u
     connection.prepare(sql)?.execute(params![cutoff, most])
 }
 
-/// What the contents take, without free pages.
+/// Returns the used bytes, without free pages.
 fn used_bytes(connection: &Connection) -> rusqlite::Result<i64> {
     let pages = pragma(connection, "page_count")? - pragma(connection, "freelist_count")?;
     Ok(pages * pragma(connection, "page_size")?)
 }
 
-/// Shortens the file by its free pages.
+/// Releases the free pages of the file.
 fn give_back(connection: &Connection) -> rusqlite::Result<()> {
     let mut free = pragma(connection, "freelist_count")?;
     while free > 0 {
-        // each row that is asked for gives one page back
+        // each row of the result releases one page
         let mut statement = connection.prepare(&format!("PRAGMA incremental_vacuum({PAGES})"))?;
         let mut rows = statement.query([])?;
         while rows.next()?.is_some() {}

@@ -1,6 +1,7 @@
-//! The file: whether it is ours, how it is made, opened and brought to the newest schema.
+//! The database file: detection, creation, opening and migration.
 //!
-//! A new file is made under another name and renamed when it is complete, so that under its own name it is always whole.
+//! A new file is created under another name and renamed when it is complete, so that a file with the final name is
+//! complete.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -12,13 +13,15 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use super::error::{StoreError, directory_of};
 
-/// "mldg": stands in the header of each of our files.
+/// "mldg" in the header of each of our files.
 const APPLICATION_ID: u32 = 0x6d6c_6467;
 
-/// One step per schema number, from the empty file on. A step that was released is never changed.
+/// The migrations, one per schema version, starting with the empty file. A released migration is never changed.
 ///
-/// `AUTOINCREMENT` remembers the highest number of an event also after its row was removed.
-const MIGRATIONS: &[&str] = &["
+/// `AUTOINCREMENT` keeps the highest event id even after its row was removed.
+pub(super) const MIGRATIONS: &[&str] = &[FIRST_SCHEMA, TYPED_TABLES];
+
+const FIRST_SCHEMA: &str = "
     CREATE TABLE events (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         at REAL NOT NULL,
@@ -33,41 +36,73 @@ const MIGRATIONS: &[&str] = &["
     CREATE INDEX events_unsettled ON events (id) WHERE settled = 0;
     CREATE TABLE totals (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
     CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-"];
+";
 
-/// A larger file is not looked through at the start, which would take seconds; damage shows when it is met.
-const MOST_CHECKED: u64 = 256 << 20;
-/// How long another program's lock is waited for.
+/// One table per kind of state in place of `notes`, and new names of fields of events.
+const TYPED_TABLES: &str = "
+    CREATE TABLE container_counters (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE containers (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE pending_kills (key INTEGER PRIMARY KEY, value TEXT NOT NULL) STRICT;
+    CREATE TABLE cgroup_kills (key INTEGER PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+    CREATE TABLE accounting (key INTEGER PRIMARY KEY, value TEXT NOT NULL) STRICT;
+    CREATE TABLE runtime_cursors (key TEXT PRIMARY KEY, value REAL NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE follower_cursors (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE started_at (key INTEGER PRIMARY KEY, value REAL NOT NULL) STRICT;
+    INSERT INTO container_counters SELECT substr(key, 6), value FROM notes WHERE key LIKE 'name:%';
+    INSERT INTO containers SELECT substr(key, 5), value FROM notes WHERE key LIKE 'run:%';
+    INSERT OR IGNORE INTO pending_kills
+        SELECT CAST(substr(key, 6) AS INTEGER), value FROM notes WHERE key LIKE 'open:%';
+    INSERT OR IGNORE INTO cgroup_kills
+        SELECT CAST(substr(key, 9) AS INTEGER), CAST(value AS INTEGER) FROM notes WHERE key LIKE 'counter:%';
+    INSERT INTO accounting SELECT 1, value FROM notes WHERE key = 'account';
+    INSERT INTO runtime_cursors SELECT substr(key, 7), CAST(value AS REAL) FROM notes WHERE key LIKE 'since:%';
+    INSERT INTO follower_cursors
+        SELECT 'otlp ' || substr(key, 14), CAST(value AS INTEGER) FROM notes WHERE key LIKE 'acknowledged:%';
+    INSERT INTO started_at SELECT 1, CAST(value AS REAL) FROM notes WHERE key = 'begun';
+    DROP TABLE notes;
+    UPDATE events SET body = json_remove(json_set(body, '$.owner',
+        replace(json_extract(body, '$.whose'), 'open', 'pending')), '$.whose', '$.exchangeable')
+        WHERE json_valid(body) AND json_extract(body, '$.whose') IS NOT NULL;
+    UPDATE events SET body = json_remove(json_set(body, '$.stop_signals',
+        json(json_extract(body, '$.asked_signals'))), '$.asked_signals')
+        WHERE json_valid(body) AND json_extract(body, '$.asked_signals') IS NOT NULL;
+";
+
+/// Suffix of the name of a file that is being created.
+const UNFINISHED: &str = ".new";
+/// A larger file is not checked at the start, which would take seconds; its damage is detected on access.
+const MAX_CHECKED: u64 = 256 << 20;
+/// How long to wait for a lock of another program.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// What stands under the name of our file.
+/// The kind of file at the ledger's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// Nothing.
+pub enum FileKind {
+    /// There is no file.
     Nothing,
-    /// A file that says it is ours.
+    /// A ledger, by its header.
     Ours,
-    /// A file without contents, or one whose beginning was lost, as a crash of the machine leaves them.
+    /// An empty file, or one whose beginning is lost, as after a crash of the machine.
     Damaged,
 }
 
-/// Makes the state directory if it is not there.
+/// Creates the state directory if it does not exist.
 ///
-/// For its owner and group only: process names stand in the ledger, which the API too shows only to the host itself.
-/// A directory that is there keeps its mode.
+/// Only owner and group get access: the ledger contains process names, which the API too shows only to the host itself.
+/// An existing directory keeps its mode.
 pub fn make_directory(directory: &Path) -> Result<(), StoreError> {
     let made = DirBuilder::new().recursive(true).mode(0o750).create(directory);
     made.map_err(|source| StoreError::Directory { directory: directory.to_path_buf(), source })
 }
 
-/// Looks at the first bytes of the file, without SQLite, which would write.
+/// Reads the header of the file, without SQLite, which would write.
 ///
-/// Not while this process has the file open: closing it again would give back SQLite's locks.
-pub fn examine(path: &Path) -> Result<Found, StoreError> {
+/// Do not call it while this process has the file open: closing it would release SQLite's locks.
+pub fn inspect_header(path: &Path) -> Result<FileKind, StoreError> {
     let mut header = Vec::with_capacity(100);
     let read = File::open(path).and_then(|file| file.take(100).read_to_end(&mut header));
     match read {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(FileKind::Nothing),
         Err(source) => {
             return Err(StoreError::NotReadable { path: path.to_path_buf(), source: source.into() });
         }
@@ -78,22 +113,22 @@ pub fn examine(path: &Path) -> Result<Found, StoreError> {
     let number =
         |at: usize| header.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_be_bytes);
     if header.iter().all(|byte| *byte == 0) || (header.len() < 100 && header.starts_with(MAGIC)) {
-        return Ok(Found::Damaged);
+        return Ok(FileKind::Damaged);
     }
     if !header.starts_with(MAGIC) {
-        return foreign("no SQLite file".to_owned());
+        return foreign("not an SQLite file".to_owned());
     }
     match (number(68), number(60)) {
         (Some(APPLICATION_ID), Some(schema)) => {
-            known(path, schema.into())?;
-            Ok(Found::Ours)
+            check_version(path, schema.into())?;
+            Ok(FileKind::Ours)
         }
         (id, _) => foreign(format!("SQLite application id {:#x}", id.unwrap_or_default())),
     }
 }
 
-/// Whether we know a schema.
-fn known(path: &Path, schema: i64) -> Result<(), StoreError> {
+/// Checks that the schema version is supported.
+fn check_version(path: &Path, schema: i64) -> Result<(), StoreError> {
     let newest = MIGRATIONS.len() as i64;
     if schema <= newest {
         Ok(())
@@ -108,24 +143,12 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// True if a write-ahead log or its index lies there.
+/// Returns true if there is a write-ahead log or its index.
 pub fn has_remains(path: &Path) -> bool {
     ["-wal", "-shm"].iter().any(|suffix| beside(path, suffix).exists())
 }
 
-const MARK: &str = ".damaged";
-
-/// Remembers for the next start that the file is damaged, as far as the disk lets it.
-pub fn mark(path: &Path) {
-    let _ = File::create(beside(path, MARK));
-}
-
-/// Whether the file was found to be damaged while it was used.
-pub fn is_marked(path: &Path) -> bool {
-    beside(path, MARK).exists()
-}
-
-/// Renames the file, its write-ahead log and its index. Returns the file's new name.
+/// Renames the file, its write-ahead log and its index. Returns the new path.
 pub fn move_aside(path: &Path, unix_seconds: u64) -> Result<PathBuf, StoreError> {
     let mut number = unix_seconds;
     let mut target = beside(path, &format!(".corrupt-{number}"));
@@ -141,54 +164,67 @@ pub fn move_aside(path: &Path, unix_seconds: u64) -> Result<PathBuf, StoreError>
             _ => {}
         }
     }
-    let _ = fs::remove_file(beside(path, MARK));
     Ok(target)
 }
 
-/// Makes a new, empty store of the newest schema.
-pub fn create(path: &Path) -> Result<(), StoreError> {
-    let unfinished = beside(path, ".new");
-    let refused = |error| StoreError::writing(path, error);
+/// Creates a store with the newest schema under another name, for [`finish`].
+pub fn create_unfinished(
+    path: &Path,
+    fill: impl FnOnce(&mut Connection) -> rusqlite::Result<()>,
+) -> Result<(), StoreError> {
+    let unfinished = beside(path, UNFINISHED);
     for suffix in ["", "-wal", "-shm", "-journal"] {
         match fs::remove_file(beside(&unfinished, suffix)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(refused(error)),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(StoreError::writing(path, error));
+            }
             _ => {}
         }
     }
-    OpenOptions::new().write(true).create_new(true).mode(0o640).open(&unfinished).map_err(refused)?;
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o640);
+    options.open(&unfinished).map_err(|error| StoreError::writing(path, error))?;
     let make = || {
         let mut connection = Connection::open_with_flags(&unfinished, write_flags())?;
-        found(&connection)?;
+        initialize(&connection)?;
         configure(&connection)?;
         migrate(&mut connection)?;
+        fill(&mut connection)?;
         connection.close().map_err(|(_, error)| error)
     };
-    make().map_err(|error| StoreError::of(path, error))?;
-    fs::rename(&unfinished, path).map_err(refused)?;
-    File::open(directory_of(path)).and_then(|directory| directory.sync_all()).map_err(refused)
+    make().map_err(|error| StoreError::from_sqlite(path, error))
+}
+
+/// Gives the store of [`create_unfinished`] its final name.
+pub fn finish(path: &Path) -> Result<(), StoreError> {
+    let renamed = fs::rename(beside(path, UNFINISHED), path);
+    let synced = renamed.and_then(|()| File::open(directory_of(path))?.sync_all());
+    synced.map_err(|error| StoreError::writing(path, error))
 }
 
 fn write_flags() -> OpenFlags {
     OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX
 }
 
-/// What can only be set before there is a table.
-pub fn found(connection: &Connection) -> rusqlite::Result<()> {
+/// Sets what must be set before the first table exists. A commit writes whole pages of many small tables, so they are
+/// small.
+pub fn initialize(connection: &Connection) -> rusqlite::Result<()> {
     connection.execute_batch(&format!(
-        "PRAGMA auto_vacuum = INCREMENTAL; PRAGMA application_id = {APPLICATION_ID};"
+        "PRAGMA page_size = 1024; PRAGMA auto_vacuum = INCREMENTAL; PRAGMA application_id = {APPLICATION_ID};"
     ))
 }
 
-/// What holds for a connection that writes.
+/// Configures a connection that writes. The write-ahead log is copied into the file when it has 256 KiB, and is no
+/// larger afterwards: a small state directory must not fill up with it.
 pub fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.busy_timeout(BUSY)?;
     connection.execute_batch(
-        "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA journal_size_limit = 4194304; \
-         PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;",
+        "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA journal_size_limit = 262144; \
+         PRAGMA wal_autocheckpoint = 256; PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;",
     )
 }
 
-/// Brings the file to the newest schema, one transaction per step.
+/// Migrates the file to the newest schema, one transaction per version.
 pub fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
     let has = pragma(connection, "user_version")?;
     let steps = (1..).zip(MIGRATIONS).skip_while(|(number, _)| *number <= has);
@@ -201,22 +237,22 @@ pub fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// A pragma that is a number.
+/// Returns the value of a numeric pragma.
 pub fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
     connection.pragma_query_value(None, name, |row| row.get(0))
 }
 
-/// Opens a file that [`examine`] found to be ours.
+/// Opens a file for writing that [`inspect_header`] recognized as a ledger.
 pub fn connect_to_write(path: &Path) -> Result<Connection, StoreError> {
     if has_remains(path) {
-        // a newer schema may stand in the write-ahead log only, and a writer would write that into the file
+        // a newer schema may exist only in the write-ahead log, and a writer would copy that into the file
         drop(connect_to_read(path)?);
     }
-    let wrap = |error| StoreError::of(path, error);
+    let wrap = |error| StoreError::from_sqlite(path, error);
     let mut connection = Connection::open_with_flags(path, write_flags()).map_err(wrap)?;
     configure(&connection).map_err(wrap)?;
     let size = fs::metadata(path).map_or(0, |metadata| metadata.len());
-    if size <= MOST_CHECKED {
+    if size <= MAX_CHECKED {
         let found: String =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(wrap)?;
         if found != "ok" {
@@ -227,9 +263,9 @@ pub fn connect_to_write(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Opens a file for reading; also checks that it is ours and that we know its schema.
+/// Opens a file for reading, after checking that it is a ledger with a supported schema.
 pub fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
-    let refused = |error: rusqlite::Error| match StoreError::of(path, error) {
+    let refused = |error: rusqlite::Error| match StoreError::from_sqlite(path, error) {
         StoreError::NotWritable { source, .. } => {
             StoreError::NotReadable { path: path.to_path_buf(), source }
         }
@@ -252,15 +288,18 @@ pub fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
         Ok((connection, id, schema))
     };
     let opened = match open(path, flags) {
-        // on a read-only file system no index can be made; without a log none is needed
-        Err(error) if cannot_be_shared(&error) && !has_remains(path) => {
+        // a read-only or full file system permits no index; without a write-ahead log none is needed
+        Err(error) if cannot_be_shared(&error) && !has_log(path) => {
             open(&unchanging(path), flags | OpenFlags::SQLITE_OPEN_URI)
         }
         opened => opened,
     };
     let (connection, id, schema) = match opened {
         Err(error) if error.sqlite_error_code() == Some(ErrorCode::NotADatabase) => {
-            return Err(StoreError::Foreign { path: path.to_path_buf(), why: "no SQLite file".to_owned() });
+            return Err(StoreError::Foreign {
+                path: path.to_path_buf(),
+                why: "not an SQLite file".to_owned(),
+            });
         }
         opened => opened.map_err(refused)?,
     };
@@ -268,15 +307,21 @@ pub fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
         let why = format!("SQLite application id {id:#x}");
         return Err(StoreError::Foreign { path: path.to_path_buf(), why });
     }
-    known(path, schema)?;
+    check_version(path, schema)?;
     Ok(connection)
 }
 
-fn cannot_be_shared(error: &rusqlite::Error) -> bool {
-    matches!(error.sqlite_error_code(), Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen))
+/// Returns true if there is a write-ahead log with content.
+fn has_log(path: &Path) -> bool {
+    fs::metadata(beside(path, "-wal")).is_ok_and(|metadata| metadata.len() > 0)
 }
 
-/// The name under which SQLite reads a file that nobody writes, without its locks and its index.
+fn cannot_be_shared(error: &rusqlite::Error) -> bool {
+    use ErrorCode::{CannotOpen, DiskFull, ReadOnly, SystemIoFailure};
+    matches!(error.sqlite_error_code(), Some(ReadOnly | CannotOpen | DiskFull | SystemIoFailure))
+}
+
+/// Returns the URI with which SQLite reads a file that is not written, without locks and index.
 fn unchanging(path: &Path) -> PathBuf {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     let mut name = b"file:".to_vec();

@@ -1,26 +1,26 @@
-//! What to try: the setting, its value now, and a better one where the figures give it.
+//! Advice: which setting to change, its current value, and a better one if the figures give it.
 //!
-//! Every figure here is read from the events or computed from them. Without figures the advice says what to look at
-//! instead. Page cache is never blamed: the kernel drops it before it kills.
+//! Every figure is read from the events or computed from them. Without figures the advice says where to look instead.
+//! Page cache is never a cause: the kernel drops it before it kills.
 
 use std::sync::Arc;
 
-use super::decide::{Limit, SIGKILL, full_shm, inside, limit_bytes, limit_of};
-use super::words::{bytes, lasted, name, path, role_one, roles, signal_of, time};
-use super::{Cause, Run};
-use crate::ledger::entries::{Before, Holder, Kill, RoleHeld, Sample};
+use super::text::{bytes, lasted, name, path, role_one, roles, signal_of, time};
+use super::verdict::{Limit, SIGKILL, full_shm, inside, limit_bytes, limit_of};
+use super::{Cause, RunSummary};
+use crate::ledger::events::{Kill, MemoryHolder, PriorUsage, RoleUsage, UsageSample};
 
-/// Share of a limit that stays free when a number of workers is computed: they grow, and the kernel needs room.
-const KEPT_FREE: f64 = 0.1;
-/// As the ledger calls what is not a container's.
-const OUTSIDE: &str = "processes outside containers";
-/// Page cache from this share of the usage on may look like the culprit.
-const BLAMED: f64 = 0.1;
-/// Growth below this share of what is held is no growth.
-const GROWTH: f64 = 0.05;
+/// Share of a limit that is left free when a number of workers is computed: they grow, and the kernel needs some.
+const FREE_SHARE: f64 = 0.1;
+/// Name of the holder of memory outside containers.
+const OUTSIDE_CONTAINERS: &str = "processes outside containers";
+/// Page cache above this share of the usage may look like the cause.
+const MIN_CACHE_SHARE: f64 = 0.1;
+/// Growth below this share of the usage is ignored.
+const MIN_GROWTH: f64 = 0.05;
 
-/// What to try, the most promising first.
-pub(super) fn of<'a>(cause: Cause, run: &Run<'a>, lead: Option<&'a Kill>) -> Vec<String> {
+/// Returns the advice, the most promising first.
+pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>) -> Vec<String> {
     let before = run.before(lead).map(Arc::as_ref);
     let mut advice = Vec::new();
     match (cause, lead) {
@@ -34,26 +34,25 @@ pub(super) fn of<'a>(cause: Cause, run: &Run<'a>, lead: Option<&'a Kill>) -> Vec
         (Cause::OomLimitMain, None) => advice.push(RAISE_UNKNOWN.to_owned()),
         (Cause::OomUnattributed, _) => {
             advice.push(
-                "Look in the kernel log around that time: dmesg -T | grep -i -B40 'killed process'"
-                    .to_owned(),
+                "Search the kernel log around that time: dmesg -T | grep -i -B40 'killed process'".to_owned(),
             );
         }
         (Cause::ShmFull, _) => shm_full(run, &mut advice),
         (Cause::Stopped, _) if run.exit.and_then(|exit| exit.asked_signal()) == Some(SIGKILL) => {
-            advice.push(LONGER.to_owned());
+            advice.push(RAISE_STOP_TIMEOUT.to_owned());
         }
         (Cause::KilledOutside, _) => killed_outside(run, &mut advice),
         (Cause::CrashedSignal | Cause::EndedBySignal, _) => signal(run, &mut advice),
         (Cause::ErrorExit, _) => {
-            advice.push(format!("Read its last words: {}", logs(run)));
+            advice.push(format!("Read its last log lines: {}", logs(run)));
             advice.push(
-                "A CUDA out-of-memory error is such an end too: GPU memory is not the container's memory limit, and \
-                 its text stands in the container's log only."
+                "A CUDA out-of-memory error also ends a program like this: GPU memory is not part of the container's \
+                 memory limit, and the error is only in the container's log."
                     .to_owned(),
             );
         }
         (Cause::Unknown, _) => {
-            advice.push(format!("Read its last words, if it is still there: {}", logs(run)))
+            advice.push(format!("Read its last log lines, if it still exists: {}", logs(run)))
         }
         _ => {}
     }
@@ -63,29 +62,30 @@ pub(super) fn of<'a>(cause: Cause, run: &Run<'a>, lead: Option<&'a Kill>) -> Vec
     advice
 }
 
-const LONGER: &str = "If it was to save its state first: give it longer (docker stop -t, Compose stop_grace_period), and let it \
-     act upon SIGTERM, which the first process of a container ignores unless it asks for it (docker run --init helps \
-     programs that do not).";
+const RAISE_STOP_TIMEOUT: &str = "If it has to save its state first: raise the stop timeout (docker stop -t, Compose stop_grace_period), and \
+     handle SIGTERM, which the first process of a container ignores unless it has a handler (docker run --init helps \
+     programs without one).";
 
 const RAISE_UNKNOWN: &str =
-    "Raise its memory limit (docker run --memory, Compose mem_limit), or have it hold less.";
+    "Raise its memory limit (docker run --memory, Compose mem_limit), or reduce its memory use.";
 
-fn unreclaimable(before: Option<&Before>) -> Option<u64> {
+fn unreclaimable(before: Option<&PriorUsage>) -> Option<u64> {
     before?.samples.last()?.unreclaimable_bytes
 }
 
-fn held_by<'a>(before: Option<&'a Before>, role: &str) -> Option<&'a RoleHeld> {
+fn held_by<'a>(before: Option<&'a PriorUsage>, role: &str) -> Option<&'a RoleUsage> {
     before?.roles.iter().find(|held| &*held.role == role && held.processes > 0)
 }
 
-fn setting<'a>(before: Option<&'a Before>, key: &str) -> Option<&'a str> {
+fn setting<'a>(before: Option<&'a PriorUsage>, key: &str) -> Option<&'a str> {
     let settings = &before?.settings;
     settings.iter().find(|(its, _)| its.eq_ignore_ascii_case(key)).map(|(_, value)| &**value)
 }
 
-fn limit<'a>(kill: &'a Kill, run: &Run<'a>, before: Option<&Before>, advice: &mut Vec<String>) {
+fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let total = unreclaimable(before);
-    let share = |held: &RoleHeld| total.and_then(|total| Some(held.pss_bytes? * 2 >= total)).unwrap_or(false);
+    let share =
+        |held: &RoleUsage| total.and_then(|total| Some(held.pss_bytes? * 2 >= total)).unwrap_or(false);
     let workers = held_by(before, "dataloader_worker");
     let trainers = held_by(before, "trainer");
     if let Some(workers) = workers.filter(|held| share(held) || &*kill.role == "dataloader_worker") {
@@ -100,8 +100,8 @@ fn limit<'a>(kill: &'a Kill, run: &Run<'a>, before: Option<&Before>, advice: &mu
     page_cache(before, advice);
 }
 
-/// Fewer workers, and how many would fit if that can be computed.
-fn fewer_workers(workers: &RoleHeld, kill: &Kill, before: Option<&Before>, advice: &mut Vec<String>) {
+/// Advises fewer workers, and how many would fit if that can be computed.
+fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let count = workers.processes;
     let now = setting(before, "num_workers");
     let value = match now {
@@ -111,8 +111,8 @@ fn fewer_workers(workers: &RoleHeld, kill: &Kill, before: Option<&Before>, advic
     let held = roles("dataloader_worker", count);
     let Some(pss) = workers.pss_bytes else {
         advice.push(format!(
-            "Fewer NUM_WORKERS{value}. {held} ran; what one costs is not known: their proportional share (PSS) had not \
-             been measured, which needs CAP_SYS_PTRACE and happens every 15 s at most."
+            "Fewer NUM_WORKERS{value}. {held} ran; the memory of each is not known: their proportional share (PSS) was not \
+             measured, which needs CAP_SYS_PTRACE and happens every 15 s at most."
         ));
         return;
     };
@@ -127,23 +127,23 @@ fn fewer_workers(workers: &RoleHeld, kill: &Kill, before: Option<&Before>, advic
     advice.push(text);
 }
 
-fn fitting_below(kill: &Kill, before: Option<&Before>) -> Option<u64> {
+fn fitting_below(kill: &Kill, before: Option<&PriorUsage>) -> Option<u64> {
     let last = before.and_then(|before| before.samples.last());
     kill.limit_bytes.or_else(|| last.and_then(|last| last.limit_bytes.or(last.effective_limit_bytes)))
 }
 
-/// How many workers fit below a limit beside the rest; nothing where the figures do not give it.
+/// Describes how many workers fit below a limit beside the rest; empty if the figures do not show it.
 fn fitting(limit: u64, total: u64, pss: u64, count: u32, now: Option<&str>) -> String {
-    // shares are measured at other moments than the total: they may not fit each other
+    // shares and total are measured at different times and may be inconsistent
     let Some(rest) = total.checked_sub(pss).filter(|_| pss > 0) else { return String::new() };
     let each = pss as f64 / f64::from(count);
-    let room = limit as f64 * (1.0 - KEPT_FREE) - rest as f64;
+    let room = limit as f64 * (1.0 - FREE_SHARE) - rest as f64;
     let fit = (room / each).floor().max(0.0) as u32;
     if fit >= count {
-        return " By the last sample all of them fit: they grew after it, so how many fit cannot be told."
+        return " By the last sample all of them fit: they grew after it, so how many fit is not known."
             .to_owned();
     }
-    // NUM_WORKERS counts per data loader: with several ranks each has so many
+    // NUM_WORKERS counts per data loader, and each rank has a loader
     let now =
         now.and_then(|now| now.parse::<u32>().ok()).filter(|now| *now > 0 && count.is_multiple_of(*now));
     let loaders = now.map_or(1, |now| count / now);
@@ -164,7 +164,7 @@ fn fitting(limit: u64, total: u64, pss: u64, count: u32, now: Option<&str>) -> S
     }
 }
 
-fn large_trainers(trainers: &RoleHeld, before: Option<&Before>, advice: &mut Vec<String>) {
+fn large_trainers(trainers: &RoleUsage, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let (Some(pss), Some(total)) = (trainers.pss_bytes, unreclaimable(before)) else { return };
     let held = roles("trainer", trainers.processes);
     let mut text = format!("Smaller trainers: {held} held {} of the {}", bytes(pss), bytes(total));
@@ -181,7 +181,7 @@ fn large_trainers(trainers: &RoleHeld, before: Option<&Before>, advice: &mut Vec
     advice.push(text);
 }
 
-fn raise<'a>(kill: &'a Kill, run: &Run<'a>, advice: &mut Vec<String>) {
+fn raise<'a>(kill: &'a Kill, run: &RunSummary<'a>, advice: &mut Vec<String>) {
     let now = |between: &str| {
         kill.limit_bytes.map_or_else(String::new, |limit| format!("{between}now {}", bytes(limit)))
     };
@@ -193,55 +193,57 @@ fn raise<'a>(kill: &'a Kill, run: &Run<'a>, advice: &mut Vec<String>) {
             now("; ")
         ),
         _ => format!(
-            "{verb} the memory limit (--memory, mem_limit{}). How far, a kill does not tell.",
+            "{verb} the memory limit (--memory, mem_limit{}). A kill does not show by how much.",
             now("; ")
         ),
     });
 }
 
-/// Growth over the samples, which a higher limit only delays.
-fn growth(before: Option<&Before>, advice: &mut Vec<String>) {
+/// Mentions growth over the samples, which a higher limit only delays.
+fn growth(before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let Some(before) = before else { return };
     let (Some(first), Some(last)) = (before.samples.first(), before.samples.last()) else { return };
     let (Some(from), Some(to)) = (first.unreclaimable_bytes, last.unreclaimable_bytes) else { return };
     let seconds = last.at - first.at;
-    if seconds < 60.0 || (to.saturating_sub(from) as f64) < GROWTH * to as f64 {
+    if seconds < 60.0 || (to.saturating_sub(from) as f64) < MIN_GROWTH * to as f64 {
         return;
     }
     advice.push(format!(
-        "It grew from {} to {} in {}. If that goes on, a higher limit only buys time.",
+        "It grew from {} to {} in {}. If that goes on, a higher limit only delays it.",
         bytes(from),
         bytes(to),
         lasted(seconds)
     ));
 }
 
-/// Growth that no sample saw.
-fn sudden(kill: &Kill, before: Option<&Before>, advice: &mut Vec<String>) {
+/// Mentions growth after the last sample.
+fn sudden(kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let Some(last) = before.and_then(|before| before.samples.last()) else { return };
     let (Some(held), Some(limit)) = (last.unreclaimable_bytes, kill.limit_bytes) else { return };
     let after = kill.at - last.at;
     if after >= 0.0 && held * 2 < limit {
         advice.push(format!(
-            "It held {} at the last sample and reached the limit within {}: a sudden growth, not a slow one.",
+            "It held {} at the last sample and reached the limit within {}: sudden growth, not slow.",
             bytes(held),
             lasted(after.ceil().max(1.0))
         ));
     }
 }
 
-fn page_cache(before: Option<&Before>, advice: &mut Vec<String>) {
+fn page_cache(before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let Some(last) = before.and_then(|before| before.samples.last()) else { return };
-    // nobody blames a little
-    if let Some(file) = last.file_bytes.filter(|file| *file as f64 >= BLAMED * last.usage_bytes as f64) {
+    // a small cache needs no mention
+    if let Some(file) =
+        last.file_bytes.filter(|file| *file as f64 >= MIN_CACHE_SHARE * last.usage_bytes as f64)
+    {
         advice.push(format!(
-            "Page cache ({}) is not to blame: the kernel drops it before it kills.",
+            "Page cache ({}) is not the cause: the kernel drops it before it kills.",
             bytes(file)
         ));
     }
 }
 
-fn shared(kill: &Kill, before: Option<&Before>, advice: &mut Vec<String>) {
+fn shared(kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let last = before.and_then(|before| before.samples.last());
     let held = last.and_then(|last| Some((last.shmem_bytes?, last.unreclaimable_bytes?)));
     if let Some((shmem, total)) = held {
@@ -266,7 +268,7 @@ fn shared(kill: &Kill, before: Option<&Before>, advice: &mut Vec<String>) {
     page_cache(before, advice);
 }
 
-fn parent<'a>(kill: &'a Kill, run: &Run<'a>, before: Option<&Before>, advice: &mut Vec<String>) {
+fn parent<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let which =
         if kill.limit_cgroup.is_empty() { "the cgroup above".into() } else { path(&kill.limit_cgroup) };
     let now = limit_bytes(kill, run).map_or_else(String::new, |limit| format!(" (now {})", bytes(limit)));
@@ -293,13 +295,13 @@ fn parent<'a>(kill: &'a Kill, run: &Run<'a>, before: Option<&Before>, advice: &m
     }
 }
 
-fn host(run: &Run<'_>, lead: Option<&Kill>, before: Option<&Before>, advice: &mut Vec<String>) {
+fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let own = &*run.subject.name.container_name;
     let holders = before.map(|before| before.holders.as_slice()).unwrap_or_default();
     let Some(most) = holders.first() else {
         advice.push(
-            "Who held the memory was not recorded. `memledger serve` shows it while it lasts: rank containers by \
-             memledger_container_memory_unreclaimable_bytes."
+            "The holders of the memory are not recorded. To see them while it happens, rank containers by \
+             memledger_container_memory_unreclaimable_bytes of `memledger serve`."
                 .to_owned(),
         );
         advice.push("Give every container a memory limit whose sum leaves room for the system.".to_owned());
@@ -309,29 +311,32 @@ fn host(run: &Run<'_>, lead: Option<&Kill>, before: Option<&Before>, advice: &mu
     let list: Vec<_> = holders.iter().map(|holder| held(holder, own)).collect();
     let list = list.join(", ");
     advice.push(match total {
-        Some(total) => format!("Of the machine's {} held at the last sample: {list}.", bytes(total)),
-        None => format!("At the last sample held: {list}."),
+        Some(total) => {
+            format!("Largest holders of the machine's {} at the last sample: {list}.", bytes(total))
+        }
+        None => format!("Largest holders at the last sample: {list}."),
     });
-    let first_container = holders.iter().find(|holder| &*holder.name != OUTSIDE);
-    if &*most.name == OUTSIDE {
+    let first_container = holders.iter().find(|holder| &*holder.name != OUTSIDE_CONTAINERS);
+    if &*most.name == OUTSIDE_CONTAINERS {
         advice.push(
-            "Most was held outside containers: ps -eo pid,rss,comm --sort=-rss | head shows by whom."
+            "Most was used outside containers: ps -eo pid,rss,comm --sort=-rss | head shows the processes."
                 .to_owned(),
         );
     }
     if let Some(largest) = first_container {
         let whom = if &*largest.name == own { "this container" } else { &*name(&largest.name) };
-        let size = if &*most.name == OUTSIDE { "the largest container" } else { "the largest holder" };
+        let size =
+            if &*most.name == OUTSIDE_CONTAINERS { "the largest container" } else { "the largest holder" };
         advice.push(format!(
-            "Set a memory limit on {whom}, {size}, or lower the one it has: docker run --memory, Compose mem_limit. \
-             Then its own growth hits it, and not its neighbours."
+            "Set a memory limit on {whom}, {size}, or lower its limit: docker run --memory, Compose mem_limit. \
+             Then its growth affects itself, not other containers."
         ));
     }
     if lead.is_some_and(|kill| &*kill.role == "dataloader_worker") {
         let workers = held_by(before, "dataloader_worker");
         if let Some((workers, pss)) = workers.and_then(|held| Some((held, held.pss_bytes?))) {
             advice.push(format!(
-                "Fewer NUM_WORKERS{} spare memory too: {} held {}.",
+                "Fewer NUM_WORKERS{} also save memory: {} held {}.",
                 setting(before, "num_workers").map_or_else(String::new, |v| format!(" (now {})", name(v))),
                 roles("dataloader_worker", workers.processes),
                 bytes(pss)
@@ -340,13 +345,13 @@ fn host(run: &Run<'_>, lead: Option<&Kill>, before: Option<&Before>, advice: &mu
     }
 }
 
-fn held(holder: &Holder, own: &str) -> String {
+fn held(holder: &MemoryHolder, own: &str) -> String {
     let mark = if !own.is_empty() && &*holder.name == own { " (this one)" } else { "" };
     format!("{}{mark} {}", name(&holder.name), bytes(holder.unreclaimable_bytes))
 }
 
-fn unnamed(before: Option<&Before>, advice: &mut Vec<String>) {
-    if let Some(Sample { unreclaimable_bytes: Some(held), limit_bytes: Some(limit), .. }) =
+fn unnamed(before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    if let Some(UsageSample { unreclaimable_bytes: Some(held), limit_bytes: Some(limit), .. }) =
         before.and_then(|before| before.samples.last())
     {
         advice.push(format!(
@@ -357,13 +362,13 @@ fn unnamed(before: Option<&Before>, advice: &mut Vec<String>) {
     }
     advice.push(RAISE_UNKNOWN.to_owned());
     advice.push(
-        "So that records are not lost: let memledger read /dev/kmsg (CAP_SYSLOG; `memledger doctor` says how), and \
+        "So that records are not lost: let memledger read /dev/kmsg (CAP_SYSLOG; see `memledger doctor`), and \
          boot with a larger kernel log (log_buf_len=1M)."
             .to_owned(),
     );
 }
 
-fn shm_full(run: &Run<'_>, advice: &mut Vec<String>) {
+fn shm_full(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     if let Some((used, size)) = full_shm(run) {
         advice.push(format!(
             "A larger --shm-size (Compose shm_size; Kubernetes: an emptyDir of medium Memory on /dev/shm). It is {} \
@@ -379,26 +384,26 @@ fn shm_full(run: &Run<'_>, advice: &mut Vec<String>) {
          torch.multiprocessing.set_sharing_strategy('file_system')."
     ));
     advice
-        .push(format!("Its log has the proof, \"Bus error\" or \"No space left on device\": {}", logs(run)));
+        .push(format!("Its log proves it with \"Bus error\" or \"No space left on device\": {}", logs(run)));
 }
 
-fn killed_outside(run: &Run<'_>, advice: &mut Vec<String>) {
+fn killed_outside(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     advice.push(
-        "Who else sends SIGKILL: docker stop when its time is up; the kubelet (eviction, a failed probe); systemd-oomd \
-         and earlyoom, which kill for memory before the kernel does, and without its record; a batch system; a person \
+        "Other senders of SIGKILL: docker stop after its timeout; the kubelet (eviction, a failed probe); systemd-oomd \
+         and earlyoom, which kill on low memory before the kernel does, without a kernel record; a batch system; a person \
          with kill -9. A program that exits with code 137 by itself looks the same."
             .to_owned(),
     );
-    let at = run.exit.map_or_else(String::new, |exit| format!(" for {}", time(exit.at)));
-    advice.push(format!("Look{at} in: journalctl -u systemd-oomd -u earlyoom -u kubelet -u docker"));
+    let at = run.exit.map_or_else(String::new, |exit| format!(" the logs of {}", time(exit.at)));
+    advice.push(format!("Check{at}: journalctl -u systemd-oomd -u earlyoom -u kubelet -u docker"));
 }
 
-fn signal(run: &Run<'_>, advice: &mut Vec<String>) {
+fn signal(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     match run.exit.and_then(|exit| signal_of(exit.exit_code)) {
         Some(7) => bus(run, advice),
         Some(6) => advice.push(
             "SIGABRT is how a program ends itself: a failed assertion, or a C++ exception such as std::bad_alloc. Its \
-             last lines say which."
+             last log lines show which."
                 .to_owned(),
         ),
         Some(11 | 4 | 5 | 8 | 31) => advice.push(
@@ -406,12 +411,12 @@ fn signal(run: &Run<'_>, advice: &mut Vec<String>) {
              library in a line with \"segfault at\" or \"trap\"."
                 .to_owned(),
         ),
-        _ => advice.push("Somebody outside the runtime sent it: a person, a script, or the program itself.".to_owned()),
+        _ => advice.push("It was not sent by the runtime, but by a person, a script, or the program itself.".to_owned()),
     }
-    advice.push(format!("Read its last words: {}", logs(run)));
+    advice.push(format!("Read its last log lines: {}", logs(run)));
 }
 
-fn bus(run: &Run<'_>, advice: &mut Vec<String>) {
+fn bus(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     let last = run.before(None).and_then(|before| before.samples.last());
     let size = last.and_then(|last| last.shm_size_bytes);
     let used = last.and_then(|last| last.shm_used_bytes);
@@ -419,7 +424,7 @@ fn bus(run: &Run<'_>, advice: &mut Vec<String>) {
         (Some(size), Some(used)) => {
             format!(" (now {}, {} of it in use at the last sample)", bytes(size), bytes(used))
         }
-        (Some(size), None) => format!(" (now {}; how full it was is not known)", bytes(size)),
+        (Some(size), None) => format!(" (now {}; its use is not known)", bytes(size)),
         _ => " (its size and use are not recorded)".to_owned(),
     };
     advice.push(format!(
@@ -428,8 +433,8 @@ fn bus(run: &Run<'_>, advice: &mut Vec<String>) {
     ));
 }
 
-/// What a kernel that was told whom to prefer made of it.
-fn score(kill: &Kill, run: &Run<'_>, advice: &mut Vec<String>) {
+/// Explains the effect of an oom_score_adj.
+fn score(kill: &Kill, run: &RunSummary<'_>, advice: &mut Vec<String>) {
     let Some(adj) = kill.oom_score_adj.filter(|adj| *adj != 0) else { return };
     let what = if kill.role.is_empty() || &*kill.role == "other" { "process" } else { role_one(&kill.role) };
     let thousandths = adj.unsigned_abs();
@@ -452,8 +457,8 @@ fn score(kill: &Kill, run: &Run<'_>, advice: &mut Vec<String>) {
     advice.push(text);
 }
 
-/// The command that shows the container's log, with a name that a shell takes as it stands.
-fn logs(run: &Run<'_>) -> String {
+/// Returns the command that shows the container's log, with a name that needs no quoting in a shell.
+fn logs(run: &RunSummary<'_>) -> String {
     let subject = run.subject;
     let plain = |text: &str| {
         !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))

@@ -1,33 +1,32 @@
-//! Whose the victim was: the line `oom-kill:constraint=...`, and what stood in its place before 5.0.
+//! The cgroup of the victim: the line `oom-kill:constraint=...`, and its predecessor before 5.0.
 //!
-//! The line is one list of `key=value` without quotes, and others choose some of the values: the name of the process
-//! (any 15 bytes), the paths of cgroups (whoever may make cgroups: a privileged container below its own), the name of
-//! the allocator's cpuset. So the line is not split at commas: every way to read it that the kernel could have meant is
-//! listed, and whoever trusts it has to trust all of them.
+//! The line is a list of `key=value` without quotes, and some values are untrusted: the name of the process (any 15 bytes), the
+//! paths of cgroups (any process that may create cgroups, such as a privileged container below its own), the name of the
+//! allocator's cpuset. So the line is not split at commas: every reading that the kernel could have meant is listed, and a
+//! conclusion must hold for all of them.
 //!
-//! What is certain: the cpuset's name has no `/` in it (or is `/`), so the first `,oom_memcg=/` is the kernel's own; the
-//! line ends in pid and uid; the name before them has at most 15 bytes; and the victim's cgroup is the one whose limit
-//! was hit, or lies below it. A path that begins as the kernel wrote it stays below the cgroup of who chose the rest.
+//! Guaranteed are: the cpuset's name has no `/` in it (or is `/`), so the first `,oom_memcg=/` is the kernel's own; the line ends
+//! in pid and uid; the name before them has at most 15 bytes; and the victim's cgroup is the one whose limit was hit, or lies
+//! below it. A path whose beginning the kernel wrote stays below the cgroup of the process that chose the rest.
 
-use super::{Context, strip_number};
+use super::{OomContext, strip_number};
 use crate::parse::{container_id, find, printable};
 
 /// Longest name of a process.
 const NAME_BYTES: usize = 15;
-/// One printk of the kernel holds less than 1024 bytes, before 5.10 less than 992: a path of this length may have been
-/// cut.
-const CUT_BYTES: usize = 980;
-/// A line with more readings is nobody's work but a forger's.
-const MOST_READINGS: usize = 16;
+/// Length from which a path may be truncated: a printk has less than 1024 bytes, before 5.10 less than 992.
+const MIN_TRUNCATED_BYTES: usize = 980;
+/// A line with more readings is certainly forged.
+const MAX_READINGS: usize = 16;
 
-/// One way to read the line.
-struct Reading<'a> {
+/// One possible reading of the line.
+struct ContextReading<'a> {
     limit: Option<&'a [u8]>,
     task: &'a [u8],
 }
 
-impl Context {
-    /// Reads the line, if it is one and whole.
+impl OomContext {
+    /// Parses the line, if it is a complete one.
     pub(super) fn of(text: &[u8]) -> Option<Self> {
         match text.strip_prefix(b"oom-kill:constraint=") {
             Some(rest) => Self::of_new(rest),
@@ -60,13 +59,13 @@ impl Context {
                 continue;
             }
             if is_global {
-                readings.push(Reading { limit: None, task: paths });
+                readings.push(ContextReading { limit: None, task: paths });
             } else {
                 let pairs = splits(paths, b",task_memcg=");
-                readings.extend(pairs.map(|(limit, task)| Reading { limit: Some(limit), task }));
+                readings.extend(pairs.map(|(limit, task)| ContextReading { limit: Some(limit), task }));
             }
-            readings.retain(Reading::is_consistent);
-            if readings.len() > MOST_READINGS {
+            readings.retain(ContextReading::is_consistent);
+            if readings.len() > MAX_READINGS {
                 break;
             }
         }
@@ -75,24 +74,25 @@ impl Context {
 
     fn of_old(text: &[u8]) -> Option<Self> {
         let pairs = splits(text, b" killed as a result of limit of ");
-        let readings = pairs.map(|(task, limit)| Reading { limit: Some(limit), task });
-        let readings: Vec<_> = readings.filter(Reading::is_consistent).take(MOST_READINGS + 1).collect();
+        let readings = pairs.map(|(task, limit)| ContextReading { limit: Some(limit), task });
+        let readings: Vec<_> =
+            readings.filter(ContextReading::is_consistent).take(MAX_READINGS + 1).collect();
         (!readings.is_empty()).then(|| Self::from_readings(&readings))
     }
 
-    fn from_readings(readings: &[Reading<'_>]) -> Self {
+    fn from_readings(readings: &[ContextReading<'_>]) -> Self {
         let mut context = Self::default();
-        if readings.len() > MOST_READINGS {
+        if readings.len() > MAX_READINGS {
             return context;
         }
-        if let [Reading { limit: Some(limit), .. }] = readings {
-            context.oom_cgroup = (limit.len() < CUT_BYTES).then(|| printable(limit));
+        if let [ContextReading { limit: Some(limit), .. }] = readings {
+            context.oom_cgroup = (limit.len() < MIN_TRUNCATED_BYTES).then(|| printable(limit));
         }
         for reading in readings {
             match reading.known_task() {
                 Some(path) if context.task_cgroups.contains(&path) => {}
                 Some(path) => context.task_cgroups.push(path),
-                // one possibility that cannot be named makes the others worthless
+                // one reading without a known path invalidates the others
                 None => return Self { task_cgroups: vec![], ..context },
             }
         }
@@ -100,7 +100,7 @@ impl Context {
     }
 }
 
-impl Reading<'_> {
+impl ContextReading<'_> {
     fn is_consistent(&self) -> bool {
         let below = |limit: &[u8]| match self.task.strip_prefix(limit) {
             Some(rest) => rest.is_empty() || rest.starts_with(b"/") || limit == b"/",
@@ -109,19 +109,19 @@ impl Reading<'_> {
         is_path(self.task) && self.limit.is_none_or(|limit| is_path(limit) && below(limit))
     }
 
-    /// The victim's path. Of one that may have been cut, the part that is whole, if a container is named in it.
+    /// Returns the victim's path. If it may be truncated, returns its complete components, provided that they name a container.
     fn known_task(&self) -> Option<String> {
-        if self.task.len() < CUT_BYTES {
+        if self.task.len() < MIN_TRUNCATED_BYTES {
             return Some(printable(self.task));
         }
         let end = self.task.iter().rposition(|&byte| byte == b'/')?;
-        let whole = printable(&self.task[..end]);
-        let has_container = container_id::in_path(&whole).next().is_some();
-        has_container.then_some(whole)
+        let complete = printable(&self.task[..end]);
+        let has_container = container_id::in_path(&complete).next().is_some();
+        has_container.then_some(complete)
     }
 }
 
-/// What the kernel may print as the path of a cgroup.
+/// Returns whether the kernel may print this as the path of a cgroup.
 fn is_path(path: &[u8]) -> bool {
     let is_name = |name: &[u8]| !name.is_empty() && name.len() <= 255;
     match path.strip_prefix(b"/") {
@@ -131,8 +131,8 @@ fn is_path(path: &[u8]) -> bool {
     }
 }
 
-/// Every way to split a text at a separator, the first one first.
+/// Returns every split of a text at a separator, in order.
 fn splits<'a>(text: &'a [u8], separator: &'a [u8]) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
-    let places = text.windows(separator.len()).enumerate().filter(move |(_, window)| *window == separator);
-    places.map(move |(at, _)| (&text[..at], &text[at + separator.len()..]))
+    let positions = text.windows(separator.len()).enumerate().filter(move |(_, window)| *window == separator);
+    positions.map(move |(at, _)| (&text[..at], &text[at + separator.len()..]))
 }

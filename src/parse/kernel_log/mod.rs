@@ -1,10 +1,10 @@
-//! The kernel log: records of /dev/kmsg and lines of syslog(2), and what the OOM killer and NVIDIA's driver say in them.
+//! The kernel log: records of /dev/kmsg and lines of syslog(2), with the messages of the OOM killer and of NVIDIA's driver.
 //!
-//! Processes choose their own names (any 15 bytes), so a line is read from the words that the kernel writes before and
-//! after a name, and never split at a sign that may be part of it. No name is long enough to hold the beginning of a
-//! line that counts. [`records`] has how lines are found in the log, [`context`] how the paths are read.
+//! Processes choose their own names (any 15 bytes). So the parsers match the kernel's words before and after a name, and never
+//! split at a character that may be part of it. A name is too short to contain the beginning of a relevant line. [`records`]
+//! finds the lines in the log, [`context`] reads the paths.
 //!
-//! Not here: which container it was and whether a kill counts twice (`ledger`).
+//! Not here: the container of a victim, and duplicate kills (`ledger`).
 
 mod context;
 pub mod records;
@@ -16,14 +16,14 @@ mod tests;
 use super::{find, number, printable};
 pub use xid::{PciAddress, Xid};
 
-/// A line of the kernel log that tells of the OOM killer, or of an error of a GPU. Everything else is not of interest.
+/// A relevant line of the kernel log: a message of the OOM killer, or a GPU error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Line {
     /// `NAME invoked oom-killer: ...`: a new OOM begins. Rate limited by the kernel.
     Invoked,
-    /// `oom-kill:constraint=...`, or before 5.0 `Task in PATH killed as a result of limit of PATH`: whose the victim
-    /// of the next [`Line::Killed`] is. Rate limited by the kernel.
-    Context(Context),
+    /// `oom-kill:constraint=...`, or before 5.0 `Task in PATH killed as a result of limit of PATH`: the cgroup of the victim of
+    /// the next [`Line::Killed`]. Rate limited by the kernel.
+    Context(OomContext),
     /// `Killed process PID (NAME) ...`: one process was killed. Never rate limited.
     Killed(Killed),
     /// `Tasks in PATH are going to be killed due to memory.oom.group set`.
@@ -35,29 +35,28 @@ pub enum Line {
     Xid(Xid),
 }
 
-/// Where the victim was, as the kernel says it.
+/// The cgroup of the victim, as reported by the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Context {
-    /// The machine ran out (`global_oom`).
+pub struct OomContext {
+    /// The host ran out of memory (`global_oom`).
     pub global: bool,
-    /// The cgroups that the victim may have been in. More than one only where a name is made to look like the kernel's
-    /// own words, so that the line can be read in several ways. None if the kernel cut the path short of a container's
-    /// id, or has no memory cgroups.
+    /// Possible cgroups of the victim. More than one only if a name imitates the kernel's own words, so that the line has
+    /// several readings. Empty if the kernel truncated the path before a container's id, or has no memory cgroups.
     pub task_cgroups: Vec<String>,
-    /// The cgroup whose limit was hit, if the line can be read in only one way.
+    /// The cgroup whose limit was hit, if the line has only one reading.
     pub oom_cgroup: Option<String>,
-    /// Pid in the line; the next `Killed process` may name another thread's.
+    /// Pid in the line; the next `Killed process` may have the pid of another thread.
     pub pid: Option<u32>,
 }
 
-/// One victim.
+/// One killed process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Killed {
     /// Pid on the host.
     pub pid: u32,
     /// The name of the process, made printable.
     pub process: String,
-    /// `Some(true)`: the machine ran out. `Some(false)`: a cgroup's limit. `None`: the line does not say (before 5.1).
+    /// `Some(true)`: the host ran out of memory. `Some(false)`: a cgroup's limit. `None`: unknown (before 5.1).
     pub global: Option<bool>,
     /// Anonymous memory in bytes.
     pub anon_bytes: Option<u64>,
@@ -72,29 +71,29 @@ pub struct Killed {
 }
 
 impl Line {
-    /// Reads the text of one whole record.
+    /// Parses the text of one complete record.
     pub fn of(text: &[u8]) -> Option<Self> {
         const INVOKED: &[u8] = b" invoked oom-killer: gfp_mask=";
-        const LONGEST_NAME: usize = 15;
+        const MAX_NAME: usize = 15;
         if let Some(killed) = Killed::of(text) {
             return Some(Line::Killed(killed));
         }
         if let Some(xid) = Xid::of(text) {
             return Some(Line::Xid(xid));
         }
-        if let Some(context) = Context::of(text) {
+        if let Some(context) = OomContext::of(text) {
             return Some(Line::Context(context));
         }
         if let Some(rest) = text.strip_prefix(b"Tasks in ") {
             let path = rest.strip_suffix(b" are going to be killed due to memory.oom.group set")?;
             return path.starts_with(b"/").then(|| Line::Group { path: printable(path) });
         }
-        let head = &text[..text.len().min(LONGEST_NAME + INVOKED.len())];
+        let head = &text[..text.len().min(MAX_NAME + INVOKED.len())];
         find(head, INVOKED).map(|_| Line::Invoked)
     }
 
-    /// Whether such a line is printed at this level. Those of the kernel itself have one each; NVIDIA's has changed.
-    fn fits(&self, level: u32) -> bool {
+    /// Returns whether such a line has this level. The kernel's own lines have one each; the level of NVIDIA's varies.
+    fn has_level(&self, level: u32) -> bool {
         match self {
             Line::Killed(_) => level == 3,
             Line::Invoked => level == 4,
@@ -126,8 +125,8 @@ impl Killed {
         Some(killed)
     }
 
-    /// `total-vm:1kB, anon-rss:1kB, file-rss:1kB, shmem-rss:1kB, UID:0 pgtables:1kB oom_score_adj:0`; the last four came
-    /// one after the other, and more may come.
+    /// `total-vm:1kB, anon-rss:1kB, file-rss:1kB, shmem-rss:1kB, UID:0 pgtables:1kB oom_score_adj:0`; later kernels
+    /// added the last four one by one, and may add more.
     fn read_tail(&mut self, tail: &[u8]) -> Option<()> {
         for field in tail.split(|&byte| byte == b' ') {
             let field = field.strip_suffix(b",").unwrap_or(field);
@@ -145,12 +144,12 @@ impl Killed {
                 _ => {}
             }
         }
-        // a line that is cut before these is not whole
+        // without these the line is truncated
         (self.anon_bytes.is_some() && self.file_bytes.is_some()).then_some(())
     }
 }
 
-/// The name in `NAME)`, `NAME),` or, on some distributions' older kernels, `NAME), UID 0,`.
+/// Returns the name in `NAME)`, `NAME),` or, on some distributions' older kernels, `NAME), UID 0,`.
 fn name_before_tail(text: &[u8]) -> Option<&[u8]> {
     if let Some(name) = text.strip_suffix(b")") {
         return Some(name);
@@ -160,13 +159,13 @@ fn name_before_tail(text: &[u8]) -> Option<&[u8]> {
     text.strip_suffix(b")")
 }
 
-/// The text without the `KEY<digits>` at its end, and the number.
+/// Strips `KEY<digits>` at the end; returns the rest and the number.
 fn strip_number<'a>(text: &'a [u8], key: &[u8]) -> Option<(&'a [u8], u64)> {
     let start = text.iter().rposition(|byte| !byte.is_ascii_digit())? + 1;
     Some((text[..start].strip_suffix(key)?, number(&text[start..])?))
 }
 
-/// A number without white space around it.
+/// Parses a number without white space around it.
 fn digits(text: &[u8]) -> Option<u64> {
     if text.iter().all(u8::is_ascii_digit) { number(text) } else { None }
 }

@@ -1,59 +1,58 @@
 //! From the log's bytes to lines of the OOM killer.
 //!
-//! /dev/kmsg gives records: numbered, with odd bytes escaped, so that a record is one line whatever a process is called.
-//! A long record comes in fragments.
+//! /dev/kmsg has records: numbered, with special bytes escaped, so that a record is one line whatever the name of a process. A
+//! long record is split into fragments.
 //!
-//! syslog(2) gives lines: a line feed inside a record starts a new line with the same level and stamp, and so text that
-//! a user chose may stand at the beginning of a line. The names of processes are too short to hold a line that counts,
-//! but the kernel also prints longer things that users choose (mount options, paths). So a line counts only where a
-//! record certainly begins: level or stamp differ from those of the line before, or the lines of that level and stamp so
-//! far are understood to their ends. What cannot be told is not given: the ledger then finds a kill more in the kernel's
-//! counter than it has records, and says so.
+//! syslog(2) has lines: a line feed inside a record starts a new line with the same level and time stamp, so text that a user
+//! chose may be at the beginning of a line. The names of processes are too short for a relevant line, but the kernel also prints
+//! longer text that users choose (mount options, paths). So a line counts only where a record certainly begins: its level or
+//! stamp differs from the line before, or all lines of that level and stamp so far have been parsed completely. Ambiguous lines
+//! are dropped: the ledger then finds more kills in the kernel's counter than it has records, and reports the difference.
 //!
-//! In both, whatever user space wrote has another facility than the kernel's, 0, and is passed over.
+//! In both, messages from user space have another facility than the kernel's, 0, and are skipped.
 
 use super::{Line, digits};
 use crate::parse::find;
 
 /// One record of /dev/kmsg, or a fragment of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record<'a> {
+pub struct KmsgRecord<'a> {
     /// Facility and level: `facility << 3 | level`.
     pub priority: u32,
-    /// Its number; no two have the same, and none is left out.
+    /// Its number: unique and without gaps.
     pub sequence: u64,
     /// Microseconds of the kernel's clock.
     pub usec: u64,
-    /// It goes on where the record before it ended.
+    /// It continues the previous record.
     pub is_continuation: bool,
-    /// Which thread or CPU printed it, if this kernel says so.
+    /// The thread or CPU that printed it, if this kernel reports it.
     pub caller: Option<&'a [u8]>,
-    /// The text, escapes undone.
+    /// The text, unescaped.
     pub text: Vec<u8>,
 }
 
-impl<'a> Record<'a> {
-    /// Reads `priority,sequence,usec,flags[,caller=...];text`. Lines after the first are a dictionary.
+impl<'a> KmsgRecord<'a> {
+    /// Parses `priority,sequence,usec,flags[,caller=...];text`. Lines after the first are a dictionary.
     pub fn of(bytes: &'a [u8]) -> Option<Self> {
         let line = bytes.split(|&byte| byte == b'\n').next()?;
         let semicolon = find(line, b";")?;
         let mut fields = line[..semicolon].split(|&byte| byte == b',');
         let priority = u32::try_from(digits(fields.next()?)?).ok()?;
         let (sequence, usec) = (digits(fields.next()?)?, digits(fields.next()?)?);
-        // kernels before 4.10 mark all but the first fragment with +
+        // kernels before 4.10 mark all fragments but the first with +
         let is_continuation = matches!(fields.next()?, b"c" | b"+");
         let caller = fields.find_map(|field| field.strip_prefix(b"caller="));
         let text = unescaped(&line[semicolon + 1..]);
         Some(Self { priority, sequence, usec, is_continuation, caller, text })
     }
 
-    /// True if the kernel itself printed it.
+    /// Returns whether the kernel itself printed it.
     pub fn is_kernel(&self) -> bool {
         self.priority >> 3 == 0
     }
 }
 
-/// Undoes `\xNN`. The kernel escapes the backslash too, so nobody else can have written one.
+/// Replaces `\xNN` by the byte. The kernel escapes the backslash too, so every escape is its own.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -73,89 +72,89 @@ fn unescaped(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A line of the OOM killer and where it stood.
+/// A relevant line with its position in the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct OomLine {
     /// Number of its record; of the first one if it came in fragments. `None` from syslog(2).
     pub sequence: Option<u64>,
     /// Its stamp in microseconds of the kernel's clock.
     pub usec: u64,
-    /// What it says.
+    /// The parsed line.
     pub line: Line,
-    /// All of its text.
+    /// Its whole text.
     pub text: Vec<u8>,
 }
 
-/// Joins fragments: a long path makes a record come as several.
+/// Joins the fragments of long records.
 #[derive(Debug, Default)]
-pub struct Joiner {
-    held: Option<Held>,
+pub struct RecordAssembler {
+    pending: Option<PendingLine>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct PendingLine {
     sequence: u64,
     usec: u64,
     caller: Option<Vec<u8>>,
     text: Vec<u8>,
 }
 
-impl Joiner {
+impl RecordAssembler {
     /// Longer than all fragments that the kernel makes of one line.
-    const MOST_BYTES: usize = 32 * 1024;
+    const MAX_BYTES: usize = 32 * 1024;
 
-    /// Takes the next record; what it completes goes to `out`. A kill is never held back: the kernel prints it at once,
-    /// and it is too short to come in fragments.
-    pub fn push(&mut self, record: Record<'_>, out: &mut Vec<Found>) {
+    /// Adds the next record; appends completed lines to `out`. A kill is never delayed: it is too short for fragments.
+    pub fn push(&mut self, record: KmsgRecord<'_>, out: &mut Vec<OomLine>) {
         if !record.is_kernel() {
-            return; // user space may write in the middle of the kernel's own
+            return; // user space may write between the kernel's fragments
         }
         if record.is_continuation {
-            match &mut self.held {
-                Some(held)
-                    if held.caller.as_deref() == record.caller && held.text.len() < Self::MOST_BYTES =>
+            match &mut self.pending {
+                Some(pending)
+                    if pending.caller.as_deref() == record.caller && pending.text.len() < Self::MAX_BYTES =>
                 {
-                    held.text.extend_from_slice(&record.text);
+                    pending.text.extend_from_slice(&record.text);
                 }
-                _ => self.held = None,
+                _ => self.pending = None,
             }
             return;
         }
         self.finish(out);
-        let Record { sequence, usec, text, .. } = record;
+        let KmsgRecord { sequence, usec, text, .. } = record;
         if comes_in_fragments(&text) {
-            self.held = Some(Held { sequence, usec, caller: record.caller.map(<[u8]>::to_vec), text });
+            self.pending =
+                Some(PendingLine { sequence, usec, caller: record.caller.map(<[u8]>::to_vec), text });
         } else if let Some(line) = Line::of(&text) {
-            out.push(Found { sequence: Some(sequence), usec, line, text });
+            out.push(OomLine { sequence: Some(sequence), usec, line, text });
         }
     }
 
-    /// The log is drained: a held line that is whole is given. One that is not waits for its rest.
-    pub fn drained(&mut self, out: &mut Vec<Found>) {
-        if self.held.as_ref().is_some_and(|held| Line::of(&held.text).is_some()) {
+    /// Completes a pending line at the end of the log. An incomplete line stays pending.
+    pub fn drained(&mut self, out: &mut Vec<OomLine>) {
+        if self.pending.as_ref().is_some_and(|pending| Line::of(&pending.text).is_some()) {
             self.finish(out);
         }
     }
 
-    /// Number of the first record of a line that is not whole yet.
+    /// Returns the number of the first record of the pending line.
     pub fn held_sequence(&self) -> Option<u64> {
-        self.held.as_ref().map(|held| held.sequence)
+        self.pending.as_ref().map(|pending| pending.sequence)
     }
 
-    /// Forgets a line that is not whole: its rest was overwritten.
+    /// Drops the pending line: its rest was overwritten.
     pub fn reset(&mut self) {
-        self.held = None;
+        self.pending = None;
     }
 
-    fn finish(&mut self, out: &mut Vec<Found>) {
-        let Some(Held { sequence, usec, text, .. }) = self.held.take() else { return };
+    fn finish(&mut self, out: &mut Vec<OomLine>) {
+        let Some(PendingLine { sequence, usec, text, .. }) = self.pending.take() else { return };
         if let Some(line) = Line::of(&text) {
-            out.push(Found { sequence: Some(sequence), usec, line, text });
+            out.push(OomLine { sequence: Some(sequence), usec, line, text });
         }
     }
 }
 
-/// Lines with a path, which the kernel prints piece by piece.
+/// Returns whether the kernel prints this line in fragments: those with a path.
 fn comes_in_fragments(text: &[u8]) -> bool {
     [&b"oom-kill:"[..], b"Task in ", b"Tasks in "].iter().any(|head| text.starts_with(head))
 }
@@ -163,9 +162,9 @@ fn comes_in_fragments(text: &[u8]) -> bool {
 /// One line of syslog(2).
 #[derive(Clone, Copy, Debug)]
 struct SyslogLine<'a> {
-    /// From the start of the text.
+    /// Offset from the start of the text.
     start: usize,
-    /// Level, stamp and caller as they are written: the same for all lines of one record.
+    /// Level, stamp and caller as text: the same for all lines of one record.
     prefix: &'a [u8],
     priority: u32,
     usec: u64,
@@ -173,7 +172,7 @@ struct SyslogLine<'a> {
 }
 
 impl<'a> SyslogLine<'a> {
-    /// Reads `<6>[  846.857491] text`, or with the caller `<6>[  846.857491][ T1234] text`.
+    /// Parses `<6>[  846.857491] text`, or with the caller `<6>[  846.857491][ T1234] text`.
     fn of(start: usize, line: &'a [u8]) -> Option<Self> {
         let close = find(line.get(..8).unwrap_or(line), b">[")?;
         let priority = u32::try_from(digits(line.strip_prefix(b"<")?.get(..close - 1)?)?).ok()?;
@@ -191,24 +190,24 @@ impl<'a> SyslogLine<'a> {
     }
 }
 
-/// What a text of syslog(2) holds.
+/// The relevant lines of a text of syslog(2).
 #[derive(Debug, Default)]
 pub struct SyslogText {
-    /// The lines of the OOM killer, in order.
-    pub found: Vec<Found>,
-    /// Stamp of the first line and of the last one that is settled.
+    /// The relevant lines, in order.
+    pub found: Vec<OomLine>,
+    /// Stamps of the first line and of the last complete one.
     pub stamps: Option<(u64, u64)>,
-    /// So many bytes are settled: after them begins a line whose rest is not there yet.
+    /// Number of processed bytes: after them begins an incomplete line.
     pub settled: usize,
 }
 
 impl SyslogText {
-    /// Reads it. It has to begin with a record, as what the kernel gives does.
+    /// Parses the text, which must begin with a record, as the kernel's buffer does.
     pub fn of(text: &[u8]) -> Self {
         let mut at = 0;
         let mut lines = Vec::new();
         for line in text.split_inclusive(|&byte| byte == b'\n') {
-            // what has no stamp is a part of nothing
+            // lines without a stamp are skipped
             lines.extend(SyslogLine::of(at, line.strip_suffix(b"\n").unwrap_or(line)));
             at += line.len();
         }
@@ -226,7 +225,7 @@ impl SyslogText {
         this
     }
 
-    /// Lines of one level and stamp: one record, or several.
+    /// Reads the lines of one level and stamp: one record, or several.
     fn read_block(&mut self, lines: &[SyslogLine<'_>], from: usize, to: usize) {
         if lines[from].priority >> 3 != 0 {
             return;
@@ -246,28 +245,28 @@ impl SyslogText {
             } else {
                 match task_row(&lines[next..to]) {
                     Some(rows) => next += rows,
-                    None => return, // from here on nobody can tell where a record begins
+                    None => return, // from here on the beginning of a record is unknown
                 }
             }
         }
     }
 }
 
-/// A line of the OOM killer at the beginning of these lines of one level and stamp, and how many they are: a name may
-/// hold line feeds, at most 15. Where a name makes the line look whole too early, the longer reading is the kernel's.
-fn joined(lines: &[SyslogLine<'_>]) -> Option<(Found, usize)> {
-    const MOST_LINES: usize = 16;
+/// Returns the relevant line at the beginning of these lines of one level and stamp, and the number of lines in it: a name may
+/// contain up to 15 line feeds. If a name makes the line look complete too early, the longer reading is the kernel's.
+fn joined(lines: &[SyslogLine<'_>]) -> Option<(OomLine, usize)> {
+    const MAX_LINES: usize = 16;
     let first = lines.first()?;
     let mut text = Vec::new();
     let mut best = None;
-    for (index, part) in lines.iter().take(MOST_LINES).enumerate() {
+    for (index, part) in lines.iter().take(MAX_LINES).enumerate() {
         if index > 0 {
             text.push(b'\n');
         }
         text.extend_from_slice(part.text);
-        if let Some(line) = Line::of(&text).filter(|line| line.fits(first.priority)) {
+        if let Some(line) = Line::of(&text).filter(|line| line.has_level(first.priority)) {
             let may_go_on = matches!(line, Line::Context(_));
-            best = Some((Found { sequence: None, usec: first.usec, line, text: text.clone() }, index + 1));
+            best = Some((OomLine { sequence: None, usec: first.usec, line, text: text.clone() }, index + 1));
             if !may_go_on {
                 break;
             }
@@ -276,24 +275,24 @@ fn joined(lines: &[SyslogLine<'_>]) -> Option<(Found, usize)> {
     best
 }
 
-/// A line that came in fragments: the rest stands in the lines after it, at the level that the kernel gives to what
-/// goes on.
-fn with_fragments(lines: &[SyslogLine<'_>]) -> Option<Found> {
-    const MOST_FRAGMENTS: usize = 16;
+/// Returns a line that was printed in fragments: the rest is in the following lines, at the kernel's level for
+/// continuations.
+fn with_fragments(lines: &[SyslogLine<'_>]) -> Option<OomLine> {
+    const MAX_FRAGMENTS: usize = 16;
     const LEVEL: u32 = 4;
     let first = lines.first()?;
     let mut text = first.text.to_vec();
-    for part in lines.iter().skip(1).take(MOST_FRAGMENTS).take_while(|part| part.priority == LEVEL) {
+    for part in lines.iter().skip(1).take(MAX_FRAGMENTS).take_while(|part| part.priority == LEVEL) {
         text.extend_from_slice(part.text);
-        if let Some(line) = Line::of(&text).filter(|line| line.fits(first.priority)) {
-            return Some(Found { sequence: None, usec: first.usec, line, text });
+        if let Some(line) = Line::of(&text).filter(|line| line.has_level(first.priority)) {
+            return Some(OomLine { sequence: None, usec: first.usec, line, text });
         }
     }
     None
 }
 
-/// How many lines the row of the kernel's table of tasks takes that begins here: it ends in a name, which may hold line
-/// feeds. The last rows may have the stamp of the line that counts.
+/// Returns the number of lines in the row of the kernel's table of tasks that begins here: it ends in a name, which may
+/// contain line feeds. The last rows may have the same stamp as the relevant line.
 fn task_row(lines: &[SyslogLine<'_>]) -> Option<usize> {
     const NUMBERS: usize = 7;
     const NAME_BYTES: usize = 15;

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::records::{Found, Joiner, Record, SyslogText};
+use super::records::{KmsgRecord, OomLine, RecordAssembler, SyslogText};
 use super::*;
 
 const A: &str = "13739abf5e8e4d06df24f17677521acdff6e99f23a435204a9c314051f22bc48";
@@ -15,14 +15,14 @@ fn killed(text: impl AsRef<[u8]>) -> Option<Killed> {
     }
 }
 
-fn context(text: impl AsRef<[u8]>) -> Option<Context> {
+fn context(text: impl AsRef<[u8]>) -> Option<OomContext> {
     match Line::of(text.as_ref()) {
         Some(Line::Context(context)) => Some(context),
         _ => None,
     }
 }
 
-/// What the kernel prints of a victim: its name raw.
+/// The kernel's line about a victim, with the raw name.
 fn context_text(cpuset: &[u8], limit: &[u8], task: &[u8], name: &[u8], pid: u32) -> Vec<u8> {
     let pid = pid.to_string();
     [
@@ -46,7 +46,7 @@ fn killed_text(name: &[u8], pid: u32) -> Vec<u8> {
     [head.as_bytes(), name, format!(") {NUMBERS}{TAIL}").as_bytes()].concat()
 }
 
-/// As /dev/kmsg shows a record.
+/// A record in the format of /dev/kmsg.
 fn device(priority: u32, sequence: u64, flag: &str, text: &[u8]) -> Vec<u8> {
     let mut out = format!("{priority},{sequence},{},{flag};", 1_000 + sequence).into_bytes();
     for &byte in text {
@@ -59,27 +59,27 @@ fn device(priority: u32, sequence: u64, flag: &str, text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// As syslog(2) shows a record: its prefix before each line.
+/// A record in the format of syslog(2): with a prefix before each line.
 fn syslog(priority: u32, usec: u64, text: &[u8]) -> Vec<u8> {
     let prefix = format!("<{priority}>[{:5}.{:06}] ", usec / 1_000_000, usec % 1_000_000);
     text.split(|&byte| byte == b'\n').flat_map(|line| [prefix.as_bytes(), line, b"\n"].concat()).collect()
 }
 
-fn joined(records: &[Vec<u8>]) -> Vec<Found> {
-    let (mut joiner, mut out) = (Joiner::default(), vec![]);
+fn joined(records: &[Vec<u8>]) -> Vec<OomLine> {
+    let (mut assembler, mut out) = (RecordAssembler::default(), vec![]);
     for record in records {
-        joiner.push(Record::of(record).expect("a record"), &mut out);
+        assembler.push(KmsgRecord::of(record).expect("a record"), &mut out);
     }
-    joiner.drained(&mut out);
+    assembler.drained(&mut out);
     out
 }
 
-fn lines(found: Vec<Found>) -> Vec<Line> {
+fn lines(found: Vec<OomLine>) -> Vec<Line> {
     found.into_iter().map(|found| found.line).collect()
 }
 
 #[test]
-fn every_form_of_the_victims_line_is_read() {
+fn reads_every_form_of_a_kill() {
     let base = Killed {
         pid: 22212,
         process: "hog".into(),
@@ -112,7 +112,7 @@ fn every_form_of_the_victims_line_is_read() {
 }
 
 #[test]
-fn what_only_talks_of_killing_is_no_kill() {
+fn ignores_other_messages_about_kills() {
     for text in [
         "Memory cgroup out of memory: Kill process 5 (hog) score 990 or sacrifice child".to_owned(),
         "Out of memory: Kill process 5 (hog) score 990 or sacrifice child".to_owned(),
@@ -128,7 +128,7 @@ fn what_only_talks_of_killing_is_no_kill() {
 }
 
 #[test]
-fn a_new_oom_and_a_group_are_seen() {
+fn reads_new_oom_and_group_kill() {
     let invoked = b"hog invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0";
     assert_eq!(Line::of(invoked), Some(Line::Invoked));
     let group = format!("Tasks in /docker/{A} are going to be killed due to memory.oom.group set");
@@ -136,9 +136,9 @@ fn a_new_oom_and_a_group_are_seen() {
 }
 
 #[test]
-fn the_victims_cgroup_is_read_with_and_without_the_fields_that_not_every_kernel_prints() {
+fn reads_cgroup_of_victim_with_and_without_optional_fields() {
     let path = format!("/system.slice/docker-{A}.scope");
-    let want = |global, limit: Option<&str>| Context {
+    let want = |global, limit: Option<&str>| OomContext {
         global,
         task_cgroups: vec![path.clone()],
         oom_cgroup: limit.map(Into::into),
@@ -158,14 +158,14 @@ fn the_victims_cgroup_is_read_with_and_without_the_fields_that_not_every_kernel_
         assert_eq!(context(text(&format!("{before}global_oom"))), Some(want(true, None)));
     }
     let without = b"oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=hog,pid=5,uid=0";
-    assert_eq!(context(without), Some(Context { global: true, pid: Some(5), ..Context::default() }));
+    assert_eq!(context(without), Some(OomContext { global: true, pid: Some(5), ..OomContext::default() }));
     let old = format!("Task in {path}/sub killed as a result of limit of {path}");
     let old = context(old).expect("4.19");
     assert_eq!((old.task_cgroups, old.oom_cgroup), (vec![format!("{path}/sub")], Some(path)));
 }
 
-/// Recorded: a shell that called itself `a\nb),x=\\` and 0xff grew beyond `docker run --memory 64m`; Linux 6.18, cgroup v1.
-/// The middle of the block is left out.
+/// Recorded: a shell with the name `a\nb),x=\\` and 0xff exceeded `docker run --memory 64m`; Linux 6.18, cgroup v1.
+/// The middle of the block is omitted.
 const RECORDED: [&[u8]; 6] = [
     b"4,24709,2618123724,-;a\\x0ab),x=\\x5c\\xff invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0\n",
     b"4,24710,2618123740,-;CPU: 1 UID: 0 PID: 32096 Comm: a\\x0ab),x=\\x5c\\xff Not tainted 6.18.44-fc-v669 #1 PREEMPT(none) \n",
@@ -176,16 +176,20 @@ const RECORDED: [&[u8]; 6] = [
 ];
 
 #[test]
-fn a_recorded_kill_is_read_alike_from_the_device_and_from_syslog() {
-    let records = RECORDED.map(|record| Record::of(record).expect("a record"));
+fn reads_recorded_kill_from_kmsg_and_syslog() {
+    let records = RECORDED.map(|record| KmsgRecord::of(record).expect("a record"));
     let text: Vec<u8> =
         records.iter().flat_map(|record| syslog(record.priority, record.usec, &record.text)).collect();
     let (by_device, by_syslog) = (joined(&RECORDED.map(<[u8]>::to_vec)), SyslogText::of(&text).found);
-    let unnumbered = |found: &Found| Found { sequence: None, ..found.clone() };
+    let unnumbered = |found: &OomLine| OomLine { sequence: None, ..found.clone() };
     assert_eq!(by_device.iter().map(unnumbered).collect::<Vec<_>>(), by_syslog);
     let path = "/docker/e5c1f53836e9edd319144328d4c13a4eca264b04203a965381483e5d6726e34d".to_owned();
-    let context =
-        Context { global: false, task_cgroups: vec![path.clone()], oom_cgroup: Some(path), pid: Some(32096) };
+    let context = OomContext {
+        global: false,
+        task_cgroups: vec![path.clone()],
+        oom_cgroup: Some(path),
+        pid: Some(32096),
+    };
     let killed = Killed {
         pid: 32096,
         process: "a\\x0ab),x=\\\\xff".into(),
@@ -200,15 +204,15 @@ fn a_recorded_kill_is_read_alike_from_the_device_and_from_syslog() {
     assert_eq!(lines(by_device), [Line::Invoked, Line::Context(context), Line::Killed(killed)]);
 }
 
-/// Where a path leads: into A's container, into B's, or nowhere.
-fn leads_to(context: &Context) -> Vec<Option<String>> {
+/// The container id in each possible cgroup of the victim: A, B, or none.
+fn containers_of(context: &OomContext) -> Vec<Option<String>> {
     let container =
         |path: &String| crate::parse::container_id::in_path(path).next().map(|found| found.id.to_owned());
     context.task_cgroups.iter().map(container).collect()
 }
 
 #[test]
-fn no_name_of_a_cgroup_puts_the_blame_on_another_container() {
+fn cgroup_name_cannot_blame_another_container() {
     let own = format!("/docker/{A}");
     for inner in [
         format!("x,task_memcg=/docker/{B}"),
@@ -230,7 +234,7 @@ fn no_name_of_a_cgroup_puts_the_blame_on_another_container() {
                 let shown = String::from_utf8_lossy(&text).into_owned();
                 let context = context(&text).unwrap_or_else(|| panic!("{shown}"));
                 assert!(context.task_cgroups.contains(&forged), "{context:?} of {shown}");
-                for container in leads_to(&context) {
+                for container in containers_of(&context) {
                     assert_eq!(container.as_deref(), Some(A), "{context:?} of {shown}");
                 }
             }
@@ -239,20 +243,20 @@ fn no_name_of_a_cgroup_puts_the_blame_on_another_container() {
 }
 
 #[test]
-fn a_path_that_the_kernel_cut_still_leads_to_its_container() {
+fn truncated_path_still_names_its_container() {
     let long = format!("/docker/{A}{}", "/a-long-name-of-a-cgroup-far-below".repeat(40));
     let cut = &long.as_bytes()[..1023];
     let context_of = |path: &[u8]| context(context_text(b"x", path, path, b"hog", 5)).expect("a context");
     let context = context_of(cut);
-    assert_eq!(leads_to(&context), [Some(A.to_owned())]);
+    assert_eq!(containers_of(&context), [Some(A.to_owned())]);
     assert!(long.starts_with(&format!("{}/", context.task_cgroups[0])), "whole names only");
     assert_eq!(context.oom_cgroup, None);
-    let nobodys = format!("/kubepods{}", "/a-long-name".repeat(100));
-    assert_eq!(context_of(&nobodys.as_bytes()[..1023]).task_cgroups, Vec::<String>::new());
+    let without_container = format!("/kubepods{}", "/a-long-name".repeat(100));
+    assert_eq!(context_of(&without_container.as_bytes()[..1023]).task_cgroups, Vec::<String>::new());
 }
 
 #[test]
-fn a_record_that_comes_in_fragments_is_joined() {
+fn joins_fragments_of_a_record() {
     let path = format!("/docker/{A}{}", "/nested".repeat(90));
     let text = context_text(b"x", path.as_bytes(), path.as_bytes(), b"a\nb", 5);
     let at = [0, 90, 800, 805, text.len()];
@@ -264,11 +268,11 @@ fn a_record_that_comes_in_fragments_is_joined() {
             device(level, 10 + index as u64, flag, &text[at[0]..at[1]])
         })
         .collect();
-    let (mut joiner, mut out) = (Joiner::default(), vec![]);
+    let (mut assembler, mut out) = (RecordAssembler::default(), vec![]);
     for record in &records[..3] {
-        joiner.push(Record::of(record).expect("a record"), &mut out);
-        joiner.drained(&mut out);
-        assert_eq!((out.len(), joiner.held_sequence()), (0, Some(10)), "the rest may come later");
+        assembler.push(KmsgRecord::of(record).expect("a record"), &mut out);
+        assembler.drained(&mut out);
+        assert_eq!((out.len(), assembler.held_sequence()), (0, Some(10)), "the rest may come later");
     }
     records.insert(2, device(12, 99, "-", b"user space writes in between"));
     records.push(device(3, 14, "-", &killed_text(b"a\nb", 5)));
@@ -277,7 +281,7 @@ fn a_record_that_comes_in_fragments_is_joined() {
     let found = lines(found);
     assert_eq!(
         found[0],
-        Line::Context(Context {
+        Line::Context(OomContext {
             task_cgroups: vec![path.clone()],
             oom_cgroup: Some(path),
             pid: Some(5),
@@ -288,7 +292,7 @@ fn a_record_that_comes_in_fragments_is_joined() {
 }
 
 #[test]
-fn a_hole_in_the_fragments_gives_nothing_wrong() {
+fn missing_fragment_yields_no_line() {
     let path = format!("/docker/{A}");
     let text = context_text(b"x", path.as_bytes(), path.as_bytes(), b"hog", 5);
     let fragments = [
@@ -298,25 +302,25 @@ fn a_hole_in_the_fragments_gives_nothing_wrong() {
     ];
     assert_eq!(joined(&fragments), []);
     assert_eq!(joined(&fragments[2..]), [], "the beginning was overwritten");
-    let other = Record { caller: Some(b"T1"), ..Record::of(&fragments[2]).expect("a record") };
-    let (mut joiner, mut out) = (Joiner::default(), vec![]);
-    joiner.push(Record::of(&fragments[0]).expect("a record"), &mut out);
-    joiner.push(other, &mut out);
-    joiner.drained(&mut out);
+    let other = KmsgRecord { caller: Some(b"T1"), ..KmsgRecord::of(&fragments[2]).expect("a record") };
+    let (mut assembler, mut out) = (RecordAssembler::default(), vec![]);
+    assembler.push(KmsgRecord::of(&fragments[0]).expect("a record"), &mut out);
+    assembler.push(other, &mut out);
+    assembler.drained(&mut out);
     assert_eq!(out, []);
 }
 
 #[test]
-fn the_head_of_a_record_may_name_its_caller_and_a_dictionary_is_not_text() {
+fn reads_caller_and_ignores_dictionary() {
     let record =
-        Record::of(b"6,339,5140900,-,caller=T7;NET: \\x5cx41;b\n SUBSYSTEM=net\n").expect("a record");
+        KmsgRecord::of(b"6,339,5140900,-,caller=T7;NET: \\x5cx41;b\n SUBSYSTEM=net\n").expect("a record");
     assert_eq!((record.priority, record.sequence, record.usec), (6, 339, 5_140_900));
     assert_eq!((record.caller, record.text.as_slice()), (Some(&b"T7"[..]), &b"NET: \\x41;b"[..]));
     assert!(!record.is_continuation && record.is_kernel());
 }
 
 #[test]
-fn syslog_gives_the_same_lines_as_the_device() {
+fn syslog_and_kmsg_yield_the_same_lines() {
     let path = format!("/docker/{A}");
     let texts = [
         (6, b"[  22212]     0 22212    16882    16406    16256      150         0   176128        0             0 a\nb".to_vec()),
@@ -340,13 +344,13 @@ fn syslog_gives_the_same_lines_as_the_device() {
 }
 
 #[test]
-fn what_a_user_made_the_kernel_print_does_not_become_a_kill_by_a_line_feed() {
+fn line_feed_in_user_text_cannot_fake_a_kill() {
     let kill = String::from_utf8(killed_text(b"x", 1)).expect("text");
     let forged = format!("overlayfs: unrecognized mount option \"x\n{kill}\n{kill}\" or missing value");
     assert_eq!(SyslogText::of(&syslog(3, 5, forged.as_bytes())).found, []);
     let path = format!("/docker/{B}");
-    let blame = context_text(b"x", path.as_bytes(), path.as_bytes(), b"x", 1);
-    let forged = [b"loop: file x\n", blame.as_slice(), b"\n"].concat();
+    let forged_context = context_text(b"x", path.as_bytes(), path.as_bytes(), b"x", 1);
+    let forged = [b"loop: file x\n", forged_context.as_slice(), b"\n"].concat();
     assert_eq!(SyslogText::of(&syslog(6, 5, &forged)).found, []);
     let stamped = format!("process '\n<3>[    1.000000] {kill}' started with executable stack");
     assert_eq!(SyslogText::of(&syslog(4, 5, stamped.as_bytes())).found, []);
@@ -355,7 +359,7 @@ fn what_a_user_made_the_kernel_print_does_not_become_a_kill_by_a_line_feed() {
 }
 
 #[test]
-fn a_first_line_that_is_cut_and_lines_without_a_stamp_are_passed_over() {
+fn skips_truncated_first_line_and_lines_without_stamp() {
     let kill = killed_text(b"x", 1);
     let text = [&b"857491] "[..], &kill, b"\n", &kill, b"\n", &syslog(3, 7, &kill)].concat();
     let of = SyslogText::of(&text);
@@ -365,7 +369,7 @@ fn a_first_line_that_is_cut_and_lines_without_a_stamp_are_passed_over() {
 }
 
 #[test]
-fn fragments_in_syslog_are_joined_or_waited_for() {
+fn joins_syslog_fragments_or_waits_for_them() {
     let path = format!("/docker/{A}{}", "/nested".repeat(90));
     let text = context_text(b"x", path.as_bytes(), path.as_bytes(), b"hog", 5);
     let first = [syslog(6, 3, b"other"), syslog(6, 5, &text[..800])].concat();
@@ -399,12 +403,12 @@ fn container_path() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn no_bytes_make_the_parsers_panic(bytes: Vec<u8>) {
-        let (mut joiner, mut out) = (Joiner::default(), vec![]);
-        if let Some(record) = Record::of(&bytes) {
-            joiner.push(record, &mut out);
+    fn never_panics_on_any_bytes(bytes: Vec<u8>) {
+        let (mut assembler, mut out) = (RecordAssembler::default(), vec![]);
+        if let Some(record) = KmsgRecord::of(&bytes) {
+            assembler.push(record, &mut out);
         }
-        joiner.drained(&mut out);
+        assembler.drained(&mut out);
         let _ = (Line::of(&bytes), SyslogText::of(&bytes));
         for head in ["oom-kill:constraint=", "Task in ", "Tasks in ", "Killed process ", "Killed process 1 (", "<3>[", "<3>[ 1.000001]"] {
             let text = [head.as_bytes(), &bytes].concat();
@@ -413,7 +417,7 @@ proptest! {
     }
 
     #[test]
-    fn any_name_and_any_path_are_read_as_the_kernel_meant_them(name in name(), path in container_path(), pid in 1u32..4_194_304) {
+    fn reads_any_name_and_path_correctly(name in name(), path in container_path(), pid in 1u32..4_194_304) {
         let context = context_text(b"x", path.as_bytes(), path.as_bytes(), &name, pid);
         let kill = killed_text(&name, pid);
         let by_device = joined(&[device(6, 1, "-", &context), device(3, 2, "-", &kill)]);
@@ -429,7 +433,7 @@ proptest! {
     }
 
     #[test]
-    fn what_user_space_writes_gives_nothing(name in name(), facility in 1u32..24) {
+    fn ignores_messages_of_user_space(name in name(), facility in 1u32..24) {
         let kill = killed_text(&name, 5);
         let priority = facility << 3 | 3;
         prop_assert_eq!(joined(&[device(priority, 1, "-", &kill)]), []);
@@ -437,7 +441,7 @@ proptest! {
     }
 
     #[test]
-    fn no_name_makes_another_line_a_kill(name in name(), level in 0u32..8) {
+    fn name_cannot_turn_another_line_into_a_kill(name in name(), level in 0u32..8) {
         let around: [(&[u8], &[u8]); 6] = [
             (b"", b" invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0"),
             (b"", b"[5]: segfault at 0 ip 0 sp 0 error 4 in x[1,2]"),

@@ -1,11 +1,11 @@
-//! Errors of GPUs, as NVIDIA's driver writes them into the kernel log.
+//! GPU errors (Xid) that NVIDIA's driver writes to the kernel log.
 //!
-//! What stands after the number and the pid is not read: there is the name of the process, which it chose itself.
+//! The text after the number and the pid is not read: it contains the name of the process, which the process chooses.
 
 use super::digits;
 use crate::parse::find;
 
-/// Where a GPU is on the PCI bus. The kernel log and NVML write it differently.
+/// PCI address of a GPU. The kernel log and NVML have different formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PciAddress {
     domain: u32,
@@ -13,19 +13,19 @@ pub struct PciAddress {
     device: u32,
 }
 
-/// One error of a GPU.
+/// One GPU error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Xid {
-    /// Whose.
+    /// Its GPU.
     pub gpu: PciAddress,
     /// Its number.
     pub xid: u64,
-    /// Pid on the host of the process that was at work; `None` where the driver does not say.
+    /// Host pid of the process that used the GPU; `None` if the driver does not report it.
     pub pid: Option<u32>,
 }
 
 impl PciAddress {
-    /// Reads `0000:01:00` or `00000000:01:00.0`.
+    /// Parses `0000:01:00` or `00000000:01:00.0`.
     pub fn of(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         let mut parts = text.split(':').map(|part| u32::from_str_radix(part.split('.').next()?, 16).ok());
@@ -37,7 +37,7 @@ impl PciAddress {
 impl Xid {
     pub(super) fn of(text: &[u8]) -> Option<Self> {
         let rest = text.strip_prefix(b"NVRM: Xid (")?;
-        let rest = rest.strip_prefix(b"PCI:").unwrap_or(rest); // older drivers leave it out
+        let rest = rest.strip_prefix(b"PCI:").unwrap_or(rest); // missing in older drivers
         let (gpu, rest) = rest.split_at(find(rest, b"): ")?);
         let rest = &rest[3..];
         let end = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
@@ -56,7 +56,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_error_of_any_gpu_comes_back(domain: u16, bus: u8, device in 0_u8..32, xid in 1_u64..1_000, pid in 1_u32..4_194_304, name in "[^\n]{0,15}") {
+        fn reads_any_error_of_any_gpu(domain: u16, bus: u8, device in 0_u8..32, xid in 1_u64..1_000, pid in 1_u32..4_194_304, name in "[^\n]{0,15}") {
             let gpu = PciAddress { domain: domain.into(), bus: bus.into(), device: device.into() };
             let line = format!("NVRM: Xid (PCI:{domain:04x}:{bus:02x}:{device:02x}): {xid}, pid={pid}, name={name}, Ch 00000008");
             proptest::prop_assert_eq!(Xid::of(line.as_bytes()), Some(Xid { gpu, xid, pid: Some(pid) }));
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_and_the_process_are_read_from_every_drivers_line() {
+    fn reads_lines_of_all_driver_versions() {
         for (text, wanted) in [
             (
                 "NVRM: Xid (PCI:0000:65:00): 31, pid=1234, name=python, Ch 00000008, intr 10000000.",
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_is_the_same_however_it_is_written() {
+    fn address_formats_are_equal() {
         assert_eq!(PciAddress::of(b"0000:65:00"), PciAddress::of(b"00000000:65:00.0"));
         assert_ne!(PciAddress::of(b"0001:65:00"), PciAddress::of(b"00000000:65:00.0"));
         assert_eq!(PciAddress::of(b"no:such:bus"), None);

@@ -1,8 +1,8 @@
 //! One GPU of the state file.
 //!
-//! The default is a healthy, idle H100. Wherever a reading is an `Option`, `None` (`null` in JSON) means that
-//! the GPU cannot tell, and its symbol answers *not supported*. Numbers are in the units of NVML, named where
-//! a name can hold them.
+//! The default is a healthy, idle H100. Where a value is an `Option`, `None` (`null` in JSON) means that the GPU does not
+//! support it, and its symbol returns *not supported*. Numbers are in the units of NVML, with the unit in the name where
+//! possible.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
-/// Everything that the library answers about one GPU.
+/// The state of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Gpu {
@@ -22,29 +22,29 @@ pub struct Gpu {
     pub vbios: Option<String>,
     /// Domain (8 digits), bus, device and function in hexadecimal: `00000000:1A:00.0`.
     pub bus_id: String,
-    /// The number of /dev/nvidiaN.
+    /// The number in `/dev/nvidiaN`.
     pub minor: u32,
-    /// Major and minor, `[9, 0]` for an H100.
+    /// Major and minor version, `[9, 0]` for an H100.
     pub compute_capability: [i32; 2],
     /// CUDA cores.
     pub cores: Option<u32>,
-    /// Fallen off the bus: every symbol answers 15 for this GPU.
+    /// Whether it has fallen off the bus: every symbol returns 15 for this GPU.
     pub lost: bool,
-    /// Symbols that answer this code for this GPU. 0 injects nothing.
+    /// Symbols that return this code for this GPU. 0 injects nothing.
     pub errors: BTreeMap<String, u32>,
     pub memory: Memory,
     pub bar1: Option<Bar1>,
-    /// Under MIG the symbols answer *not supported* whatever stands here.
+    /// In MIG mode the symbols return *not supported* regardless of this value.
     pub utilization: Option<Utilization>,
     pub temperature_c: Option<u32>,
     pub power_mw: Option<u32>,
     pub power_limit_mw: Option<u32>,
-    /// Since the driver was loaded.
+    /// Energy since the driver was loaded.
     pub energy_mj: Option<u64>,
     /// Per cent of the highest speed; `None` on a passively cooled card.
     pub fan_percent: Option<u32>,
     pub clocks: Option<Clocks>,
-    /// The mask of the reasons that hold now, `nvmlClocksThrottleReason*`.
+    /// The mask of the active reasons, `nvmlClocksThrottleReason*`.
     pub throttle_reasons: Option<u64>,
     /// Nanoseconds spent under each performance policy, by `nvmlPerfPolicyType_t` (0 power, 1 thermal, ...).
     /// A policy that is not listed is not supported.
@@ -57,7 +57,7 @@ pub struct Gpu {
     /// In the order of their link number.
     pub nvlinks: Vec<NvLink>,
     pub processes: Vec<Process>,
-    /// For `nvmlDeviceGetProcessUtilization`; under MIG not supported.
+    /// For `nvmlDeviceGetProcessUtilization`; not supported in MIG mode.
     pub utilization_samples: Vec<UtilizationSample>,
     /// By pid; `None` while accounting mode is off.
     pub accounting: Option<BTreeMap<u32, Accounting>>,
@@ -65,8 +65,8 @@ pub struct Gpu {
     pub mig: Option<Vec<MigDevice>>,
     /// For `nvmlDeviceGetFieldValues`, by field id. A field that is not listed is not supported.
     pub fields: BTreeMap<u32, Field>,
-    /// Other symbols whose whole answer is one number, such as `nvmlDeviceGetPerformanceState`; the README
-    /// lists them with their defaults. `None` is *not supported*.
+    /// Other symbols that return one number, such as `nvmlDeviceGetPerformanceState`; the README lists them with their
+    /// defaults. `None` is *not supported*.
     pub numbers: BTreeMap<String, Option<u32>>,
 }
 
@@ -110,7 +110,7 @@ impl Default for Gpu {
 }
 
 impl Gpu {
-    /// The default GPU with the UUID, serial, bus id and minor number of the one at `index`.
+    /// Returns the default GPU with the UUID, serial, bus id and minor number for `index`.
     pub fn numbered(index: u32) -> Self {
         Self {
             uuid: format!("GPU-00000000-0000-4000-8000-{index:012}"),
@@ -122,7 +122,7 @@ impl Gpu {
     }
 
     /// # Errors
-    /// What is wrong with this GPU, in words.
+    /// The fault of this GPU, as a text.
     pub(crate) fn check(&self) -> Result<(), String> {
         if let Some(process) = self.processes.iter().find(|process| !process.kind.chars().all(is_kind)) {
             return Err(format!("process {} has kind {:?}; use C, G and M", process.pid, process.kind));
@@ -142,18 +142,17 @@ fn is_kind(letter: char) -> bool {
     matches!(letter, 'C' | 'G' | 'M')
 }
 
-/// Memory of a GPU or of a MIG device, in bytes, as memory info v2 tells it. In v1, `reserved` is part of
-/// used.
+/// Memory of a GPU or of a MIG device in bytes, as in memory info v2. In v1, `reserved` is part of used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
     pub total: u64,
-    /// Kept by the driver and the firmware.
+    /// Reserved by the driver and the firmware.
     pub reserved: u64,
     pub used: u64,
-    /// `None`: what the other three leave, not below zero.
+    /// `None`: total without reserved and used, not below zero.
     pub free: Option<u64>,
-    /// False: both versions answer *not supported*, as on GPUs that share the host's memory.
+    /// If false, both versions return *not supported*, as on GPUs that share the host's memory.
     pub supported: bool,
 }
 
@@ -183,12 +182,12 @@ impl Default for Bar1 {
     }
 }
 
-/// Per cent of time busy. `gpu` and `memory` come together, the engines each for itself.
+/// Utilization in per cent. `gpu` and `memory` are one symbol, each engine has its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Utilization {
     pub gpu: u32,
-    /// Share of time in which memory was read or written; it says nothing of how full the memory is.
+    /// The share of time in which memory was read or written, not the share of memory in use.
     pub memory: u32,
     pub encoder: Option<u32>,
     pub decoder: Option<u32>,
@@ -200,7 +199,7 @@ impl Default for Utilization {
     }
 }
 
-/// Clocks in MHz, now and at most.
+/// Current and maximum clocks in MHz.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Clocks {
@@ -290,15 +289,15 @@ impl Default for NvLink {
     }
 }
 
-/// A process that holds a context on the GPU.
+/// A process with a context on the GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Process {
     pub pid: u32,
-    /// Bytes; `None` (or left out) is *not available*, as under WDDM and some vGPUs.
+    /// Bytes; `None` (or missing) is *not available*, as under WDDM and some vGPUs.
     #[serde(default)]
     pub used: Option<u64>,
-    /// In which lists it stands: C compute, G graphics, M compute through MPS, or several of them.
+    /// The lists that contain it: C compute, G graphics, M compute through MPS, or several of them.
     #[serde(default = "Process::compute_kind")]
     pub kind: String,
     /// GPU instance under MIG.
@@ -310,7 +309,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// A compute process on a whole GPU.
+    /// Returns a compute process on a whole GPU.
     pub fn compute(pid: u32, used: Option<u64>) -> Self {
         Self { pid, used, kind: Self::compute_kind(), gi: None, ci: None }
     }
@@ -325,7 +324,7 @@ impl Process {
 #[serde(default, deny_unknown_fields)]
 pub struct UtilizationSample {
     pub pid: u32,
-    /// Microseconds since 1970; `None` is the moment of the call.
+    /// Microseconds since 1970; `None` is the time of the call.
     pub time_us: Option<u64>,
     pub sm: u32,
     pub memory: u32,
@@ -333,7 +332,7 @@ pub struct UtilizationSample {
     pub decoder: u32,
 }
 
-/// What the driver keeps of one process, also after its end.
+/// The driver's record of one process, also after its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Accounting {
@@ -363,7 +362,7 @@ impl Default for Accounting {
     }
 }
 
-/// A compute instance of a GPU in MIG mode, with a handle of its own.
+/// A compute instance of a GPU in MIG mode, with its own handle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MigDevice {
@@ -393,7 +392,7 @@ impl Default for MigDevice {
     }
 }
 
-/// What one field id answers.
+/// The value of one field id.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Field {
@@ -439,12 +438,12 @@ impl From<u64> for Field {
 }
 
 impl Field {
-    /// A field that answers this code.
+    /// Returns a field that fails with this code.
     pub fn error(error: u32) -> Self {
         Self::Error(FieldError { error })
     }
 
-    /// A whole number in the given type.
+    /// Returns an integer in the given type.
     pub fn typed(kind: FieldKind, value: u64) -> Self {
         Self::Typed(TypedField { value: value.into(), kind })
     }

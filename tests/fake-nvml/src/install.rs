@@ -1,4 +1,4 @@
-//! Putting the library into a directory of its own, for one test.
+//! Installs the library in a directory of its own, for one test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::state::State;
 
 /// A copy of the library with a state file beside it.
 ///
-/// It owns no files: whoever made the directory removes it.
+/// It owns no files: the owner of the directory removes them.
 #[derive(Clone, Debug)]
 pub struct FakeNvml {
     library: PathBuf,
@@ -23,7 +23,7 @@ impl FakeNvml {
     /// this crate makes cargo build it.
     ///
     /// # Errors
-    /// The library is not there, the state does not pass [`State::check`], or a file cannot be written.
+    /// The library is missing, the state does not pass [`State::check`], or a file cannot be written.
     pub fn install(dir: &Path, state: &State) -> io::Result<Self> {
         let fake =
             Self { library: dir.join("libnvidia-ml.so.1"), missing_symbols: state.missing_symbols.clone() };
@@ -36,13 +36,12 @@ impl FakeNvml {
         Ok(fake)
     }
 
-    /// The installed library, for `lib_path` or dlopen. Its directory serves as `LD_LIBRARY_PATH`.
+    /// Returns the path of the installed library, for `lib_path` or dlopen. Its directory can be `LD_LIBRARY_PATH`.
     pub fn path(&self) -> &Path {
         &self.library
     }
 
-    /// Replaces the state at once and as a whole; the next call of any symbol sees it, and scripts start
-    /// anew.
+    /// Replaces the whole state atomically. The next call of any symbol uses it, and scripts restart.
     ///
     /// # Errors
     /// The state does not pass [`State::check`], its missing symbols are not those of the installed copy, or
@@ -56,8 +55,8 @@ impl FakeNvml {
         replace(&beside(&self.library, ".json"), &serde_json::to_vec_pretty(state)?)
     }
 
-    /// Calls of each symbol in the process that loaded the library last; empty before the first call and
-    /// while no state had `count_calls`. A call counts when it begins, so a hung one does too.
+    /// Returns the calls of each symbol in the process that loaded the library last; empty before the first call and
+    /// while no state had `count_calls`. A call counts when it begins, so a hung one counts too.
     ///
     /// # Errors
     /// The file of counts exists but cannot be read.
@@ -70,7 +69,7 @@ impl FakeNvml {
     }
 }
 
-/// The cdylib that cargo built: in `deps` beside the running test, or one directory above.
+/// Returns the path of the cdylib that cargo built: in `deps` beside the running test, or one directory above.
 fn built_library() -> io::Result<PathBuf> {
     let test = env::current_exe()?;
     let directories = test.ancestors().skip(1).take(2);
@@ -86,7 +85,7 @@ fn built_library() -> io::Result<PathBuf> {
 
 /// Renames a symbol in the string tables of a library, so that dlsym does not find it.
 ///
-/// The hash of the old name still leads to the entry, whose name then differs; nobody looks for the new name.
+/// The hash of the old name still leads to the entry, whose name then differs; the new name is never looked up.
 fn hide_symbol(library: &mut [u8], symbol: &str) {
     let name = format!("\0{symbol}\0").into_bytes();
     let mut from = 0;

@@ -1,11 +1,10 @@
 //! A stand-in for `libnvidia-ml.so.1`, for tests.
 //!
-//! Built as a `cdylib` it is a shared library with the C symbols of NVML, which nvml-wrapper, nvidia-ml-py
-//! and tools built on them load unmodified. Its answers come from a JSON file beside the loaded library, so
-//! every test copies the library into a directory of its own and tests run in parallel, with no environment
-//! variable between them.
+//! Built as a `cdylib`, it is a shared library with the C symbols of NVML, which nvml-wrapper, nvidia-ml-py and tools
+//! based on them load unmodified. Its values come from a JSON file beside the loaded library. So every test copies the
+//! library into its own directory, tests run in parallel, and no environment variable is needed.
 //!
-//! Built as an `rlib` it is what a test writes that file with: [`State`] and its parts, and
+//! Built as an `rlib`, it is the API with which tests write that file: [`State`] and its parts, and
 //! [`FakeNvml::install`].
 //! ```ignore
 //! let mut state = State::with_gpus(1);
@@ -15,10 +14,10 @@
 //! let nvml = Nvml::builder().lib_path(fake.path().as_os_str()).init()?;
 //! ```
 //!
-//! It models the header and NVIDIA's documentation, not a driver: what no document says is a choice made
-//! here, and the README lists those choices.
+//! It models the header and NVIDIA's documentation, not a driver: where the documentation says nothing, the README lists
+//! the choices made here.
 //!
-//! `abi` has the C functions, `library` what the loaded library remembers between two calls.
+//! `abi` has the C functions, `library` the state of the loaded library between calls.
 
 #[allow(non_snake_case)] // the names are those of nvml.h
 mod abi;
@@ -34,7 +33,7 @@ pub use gpu::{
 };
 pub use install::FakeNvml;
 pub use script::Step;
-pub use state::{Event, State};
+pub use state::{Event, Fault, State};
 
 /// Every NVML symbol that the library has, in no particular order.
 pub fn symbols() -> impl Iterator<Item = &'static str> {

@@ -1,11 +1,9 @@
-//! What one loaded copy of the library remembers: its state file, and the little that lives between two
-//! calls.
+//! The state of one loaded copy of the library: its state file, and the data that lasts between calls.
 //!
-//! The file is looked at on every call and read again when its inode, length or time of change differ. A file
-//! that does not parse leaves the state as it was and is complained about once, on stderr. No file is a host
-//! without GPUs.
+//! Every call checks the file and reads it again if its inode, length or time of change differ. If a file does not parse,
+//! the old state is kept and the error is printed once on stderr. Without a file the host has no GPUs.
 //!
-//! One lock guards it all and is never held while a call waits, so a hung symbol blocks nobody else.
+//! One lock guards all of it and is never held while a call waits, so a hung symbol blocks no other call.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{CStr, OsStr, OsString, c_void};
@@ -20,7 +18,7 @@ use crate::gpu::Gpu;
 use crate::script::{self, Scenes};
 use crate::state::State;
 
-/// A state as the calls use it.
+/// A state in the form that calls use.
 #[derive(Default)]
 pub(crate) struct Loaded {
     pub(crate) state: State,
@@ -36,7 +34,7 @@ impl Loaded {
     }
 }
 
-/// What tells one version of the state file from the next.
+/// The identity of one version of the state file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -44,7 +42,7 @@ struct Stamp {
     modified: (i64, i64),
 }
 
-/// An event set: the GPUs registered with it, each with the mask of its kinds.
+/// An event set: its registered GPUs, each with the mask of its kinds.
 pub(crate) type Registrations = Vec<(usize, u64)>;
 
 pub(crate) struct Library {
@@ -62,14 +60,14 @@ pub(crate) struct Library {
     pub(crate) event_sets: BTreeMap<usize, Registrations>,
 }
 
-/// The one of this loaded copy, locked.
+/// Returns the state of this loaded copy, locked.
 pub(crate) fn library() -> MutexGuard<'static, Library> {
     static LIBRARY: OnceLock<Mutex<Library>> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| Mutex::new(Library::beside(&own_path())));
     library.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Run when the library is unloaded, and at the end of the process.
+/// Runs when the library is unloaded, and at the end of the process.
 extern "C" fn at_exit() {
     if library().current().state.hang_at_exit {
         loop {
@@ -82,7 +80,7 @@ extern "C" fn at_exit() {
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = at_exit;
 
-/// The file that this code was loaded from, as the loader was given it.
+/// Returns the path from which the loader loaded this code.
 fn own_path() -> PathBuf {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
@@ -102,7 +100,7 @@ fn own_path() -> PathBuf {
     PathBuf::from(OsStr::from_bytes(name.to_bytes()))
 }
 
-/// `path` with more characters at its end, not in place of its extension.
+/// Appends to a path, without replacing its extension.
 pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
@@ -135,14 +133,14 @@ impl Library {
         loaded
     }
 
-    /// The state as its file has it now.
+    /// Returns the current state of the file.
     pub(crate) fn current(&mut self) -> Arc<Loaded> {
         let refreshed = self.refresh();
         self.complain_on_error(refreshed);
         Arc::clone(&self.loaded)
     }
 
-    /// The GPU as this call of `symbol` sees it: the next step of its script, or the GPU of the state file.
+    /// Returns the GPU for this call of `symbol`: the next step of its script, or the GPU of the state file.
     pub(crate) fn take_step(
         &mut self,
         loaded: &Loaded,
@@ -158,7 +156,7 @@ impl Library {
         step
     }
 
-    /// Takes back the last [`Library::take_step`]: its call has only asked how long the list is.
+    /// Reverts the last [`Library::take_step`]: its call only read the length of the list.
     pub(crate) fn give_step_back(&mut self, symbol: &'static str, gpu: usize) {
         if let Some(taken) = self.taken.get_mut(&(symbol, gpu)) {
             *taken = taken.saturating_sub(1);
@@ -166,7 +164,7 @@ impl Library {
     }
 
     pub(crate) fn calls_json(&self) -> String {
-        // A map of plain strings to numbers always has a JSON form.
+        // a map of strings to numbers can always be serialized
         serde_json::to_string(&self.calls).unwrap_or_default()
     }
 
@@ -210,12 +208,10 @@ impl Library {
     }
 }
 
-/// Writes a file under another name and renames it, so that a reader sees the old or the new one, never a
-/// part.
+/// Writes a file under another name and renames it, so that a reader sees the old or the new one, never a part.
 ///
-/// The new file is younger than the one it replaces, also when both are written within one tick of the
-/// kernel's clock: with the same length, and an inode number that was free again, they would else look the
-/// same.
+/// The new file is always younger than the one it replaces, also within one tick of the kernel's clock: with the same
+/// length and a reused inode number, both would otherwise look the same.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let draft = beside(path, &format!(".{}", std::process::id()));
     fs::write(&draft, content)?;

@@ -1,14 +1,14 @@
-//! Answers that change from call to call.
+//! Values that change from call to call.
 //!
-//! A script names a symbol and lists steps for it. The nth call of that symbol for a GPU sees the GPU as the
-//! nth step of that GPU describes it; the last step stays. A step is a patch on the GPU as the state file has
-//! it, not on the step before, and other symbols never see it. So a test makes two readings race:
+//! A script lists steps for a symbol. The nth call of that symbol for a GPU uses the nth step of that GPU; the last step
+//! stays. A step is a patch on the GPU of the state file, not on the previous step, and does not affect other symbols.
+//! So a test makes two readings race:
 //! ```json
 //! {"nvmlDeviceGetMemoryInfo_v2": [{"gpu": 0, "patch": {"memory": {"used": 1000}}},
 //!                                 {"gpu": 0, "patch": {}}]}
 //! ```
-//! A call that only learns how long a list is (it answers *insufficient size*) does not use its step up, so
-//! one step is one reading also where a caller asks twice. Replacing the state file starts every script anew.
+//! A call that only reads the length of a list (it returns *insufficient size*) uses no step, so one step is one reading
+//! even if a caller calls twice. Replacing the state file restarts every script.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,28 +23,28 @@ use crate::state::State;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
-    /// Index of the GPU that this step is for.
+    /// The index of its GPU.
     #[serde(default)]
     pub gpu: usize,
-    /// Laid over the GPU: objects are merged, all else replaces. Unlike an RFC 7386 merge patch, null is
-    /// stored as null, because here it means *this GPU cannot tell*.
+    /// The patch: objects are merged, all other values replaced. Unlike in an RFC 7386 merge patch, null is stored as
+    /// null, because here it means *not supported*.
     pub patch: Value,
 }
 
 impl Step {
-    /// A step for one GPU, with the patch as `serde_json::json!` makes it.
+    /// Returns a step for one GPU, with a patch from `serde_json::json!`.
     pub fn new(gpu: usize, patch: Value) -> Self {
         Self { gpu, patch }
     }
 }
 
-/// The GPUs that a script shows: by symbol, then by GPU, in the order of the calls.
+/// The patched GPUs of a script: by symbol, then by GPU, in the order of the calls.
 pub(crate) type Scenes = BTreeMap<String, HashMap<usize, Vec<Arc<Gpu>>>>;
 
-/// Lays every step over its GPU.
+/// Applies every step to its GPU.
 ///
 /// # Errors
-/// The step that names no GPU of the state, or whose result is not a GPU.
+/// A step without a GPU in the state, or whose result is not a GPU.
 pub(crate) fn expand(state: &State) -> Result<Scenes, String> {
     let mut scenes = Scenes::new();
     for (symbol, steps) in &state.script {

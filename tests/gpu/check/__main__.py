@@ -78,7 +78,7 @@ class Watch(threading.Thread):
         for labels, used in metrics.all("memledger_gpu_memory_used_bytes", gpu_instance_id=""):
             gpu = {"gpu_uuid": labels["gpu_uuid"]}
             rest = metrics.get(REST, **gpu, gpu_instance_id="")
-            races = metrics.get("memledger_gpu_books_races_total", **gpu, gpu_instance_id="")
+            races = metrics.get("memledger_gpu_memory_accounting_conflicts_total", **gpu, gpu_instance_id="")
             attributed = metrics.sum(CONTAINER, **gpu) + metrics.sum(HOST, **gpu)
             # where the readings raced, nothing is unattributed and the race is counted
             if rest is None or (used != attributed + rest and not (rest == 0 and races)):
@@ -403,7 +403,7 @@ class Check:
         self.note(f"memledger used {100 * metrics.get('process_cpu_seconds_total') / lived:.1f} % of a core over {lived:.0f} s, "
                   f"scraped 6 times a second; resident {size(metrics.get('process_resident_memory_bytes'))}; the newest reading "
                   f"of NVML took {1000 * (metrics.get('memledger_collector_duration_seconds', collector='gpu') or 0):.1f} ms")
-        races = metrics.get("memledger_gpu_books_races_total", gpu_uuid=self.uuid, gpu_instance_id="")
+        races = metrics.get("memledger_gpu_memory_accounting_conflicts_total", gpu_uuid=self.uuid, gpu_instance_id="")
         rest = metrics.get(REST, gpu_uuid=self.uuid, gpu_instance_id="")
         self.note(f"races of the books: {races}; unattributed at the end: {size(rest)}")
 

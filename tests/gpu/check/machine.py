@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 
 MIB = 1 << 20
@@ -284,7 +285,8 @@ class Memledger:
         self.log_path = os.path.join(out, "memledger.log")
         log = open(self.log_path, "wb")
         always = ["--web.listen-address=127.0.0.1:0", "--docker.socket=", "--podman.socket=", "--state.path=",
-                  "--oom.kernel-log=off", "--sample.interval=250ms", "--gpu.interval=250ms"]
+                  "--oom.kernel-log=off", "--sample.interval=250ms", "--gpu.interval=250ms", "--local.socket=",
+                  "--web.enable-api", "--reporter.directory="]
         self.child = subprocess.Popen([binary, "serve", *always, *flags], stdout=log, stderr=log)
         self.address = None
 
@@ -295,6 +297,15 @@ class Memledger:
         self.address = wait_for(listening)
         if not self.address:
             raise RuntimeError(f"memledger does not listen: {text(self.log_path)[-2000:]}")
+        if not wait_for(self.is_ready):
+            raise RuntimeError(f"memledger has no first snapshot: {text(self.log_path)[-2000:]}")
+
+    def is_ready(self):
+        """Returns whether the first snapshot exists; until then /metrics answers 503."""
+        try:
+            return bool(self.get("/-/ready"))
+        except urllib.error.HTTPError:
+            return False
 
     def get(self, path):
         with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as answer:

@@ -1,37 +1,39 @@
-//! Eats memory in the ways that the tests of the OOM ledger and the demo (`deploy/demo`) ask for, until the kernel kills it.
+//! Eats memory in the ways that the tests of the OOM ledger and the demo (`deploy/demo`) need, until the kernel kills
+//! it.
 //!
-//! The arguments are steps, done in order; after the last one it ends with exit code 0:
+//! The arguments are steps that run in order; after the last one it exits with code 0:
 //!
 //! ```text
-//! name=BYTES     calls itself so (15 bytes at most; \xHH is a byte); $HOG_NAME does it before the first step
-//! score=N        its oom_score_adj
-//! eat            takes memory until it is killed
-//! eat=N          takes N MiB and keeps them
-//! grow=N:MS      as eat=N, with a pause of so many milliseconds after each MiB
-//! free           gives back what eat=N and grow=N took
-//! shm            as eat, into a file in /dev/shm: memory that no process maps
+//! name=BYTES     sets its name (15 bytes at most; \xHH is a byte); $HOG_NAME sets it before the first step
+//! score=N        sets its oom_score_adj
+//! eat            allocates memory until it is killed
+//! eat=N          allocates N MiB and keeps them
+//! grow=N:MS      like eat=N, with a pause of so many milliseconds after each MiB
+//! free           frees the memory of eat=N and grow=N
+//! shm            like eat, into a file in /dev/shm: memory that no process maps
 //! shm=N          writes N MiB into a file in /dev/shm
 //! threads=N      N threads eat at the same time
 //! seq=N:STEPS    N children one after another, each doing STEPS, which commas separate; waits for each
 //! par=N:STEPS    N children at the same time; waits for all
-//! spawn=N:STEPS  as par, without waiting
-//! reap           waits for all that spawn started
-//! churn=N        takes N MiB and gives them back, until one that spawn started has ended, and once more
+//! spawn=N:STEPS  like par, without waiting
+//! reap           waits for all children of spawn
+//! churn=N        allocates and frees N MiB until a child of spawn has exited, and once more
 //! say=TEXT       prints a line
-//! wait=FILE      until the file is there
-//! pause=MS       for so many milliseconds
-//! again          begins anew with the first step
-//! hold           for ever
-//! abort          dies of a signal of its own
-//! exit=CODE      ends
+//! wait=FILE      waits until the file exists
+//! pause=MS       waits for so many milliseconds
+//! again          restarts with the first step
+//! hold           waits for ever
+//! abort          ends by a signal of its own
+//! exit=CODE      exits
 //! ```
 //!
-//! A child is this program started anew, not a fork, so that its memory is its own; `$HOG_EXE`, where set, is the path by
-//! which it is started, since a process is called as its file until it says otherwise and may be killed before it does.
-//! For every child that has ended a line `child PID CODE` is printed, `-9` for one that was killed.
+//! A child is this program executed again, not a fork, so that its memory is its own; `$HOG_EXE`, if set, is the path
+//! by which it is started, because a process has the name of its file until it sets another one, and may be killed
+//! before. For every child that has exited a line `child PID CODE` is printed, with `-9` for one that was killed.
 //!
-//! Linked statically (`tests/setup/setup.sh`), because containers and the cgroup v2 guest run it with no libraries of this
-//! machine. std alone and no unsafe code: what has no call in std is done by writing to procfs.
+//! Linked statically (`tests/setup/setup.sh`), because containers and the cgroup v2 guest run it without the libraries
+//! of this machine. It uses only std and no unsafe code: operations without a call in std are done by writing to
+//! procfs.
 
 #![deny(unsafe_code)]
 
@@ -42,7 +44,7 @@ use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 
-/// Takes so many MiB, or all there are; touches every page.
+/// Allocates so many MiB, or all there are; touches every page.
 fn eat(mib: usize) -> Vec<Vec<u8>> {
     let mut kept = Vec::new();
     while kept.len() < mib {
@@ -81,7 +83,7 @@ fn eat_in_threads(count: usize) {
     }
 }
 
-/// `\xHH` in a text as the byte that it stands for.
+/// Replaces `\xHH` in a text by that byte.
 fn bytes(text: &str) -> Vec<u8> {
     let mut parts = text.split("\\x");
     let mut out = parts.next().map(Vec::from).unwrap_or_default();
@@ -97,7 +99,7 @@ fn call_itself(name: &str) {
     std::fs::write("/proc/self/comm", bytes(name)).expect("the name is set");
 }
 
-/// Takes and gives back until one of these has ended, and once more.
+/// Allocates and frees until one of these has exited, and once more.
 fn churn(mib: usize, running: &mut [Child]) {
     let has_ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
     while !running.iter_mut().any(has_ended) {
@@ -106,7 +108,7 @@ fn churn(mib: usize, running: &mut [Child]) {
     drop(eat(mib));
 }
 
-/// `N:STEPS` as that many running children.
+/// Starts the children of `N:STEPS`.
 fn children(argument: &str, mut each: impl FnMut(Child)) {
     let (count, steps) = argument.split_once(':').expect("N:STEPS");
     let exe = std::env::var("HOG_EXE").unwrap_or_else(|_| "/proc/self/exe".to_owned());

@@ -1,8 +1,7 @@
-//! Accounting mode: the driver keeps the exact maximum of each process, also past its end.
+//! Accounting mode: the driver records the exact peak memory of each process, also after it has ended.
 //!
-//! It is off unless somebody with power over the driver has switched it on (`nvidia-smi -am 1`).
+//! It is off unless an administrator has enabled it (`nvidia-smi -am 1`).
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use nvml_wrapper::Device as NvmlDevice;
@@ -10,126 +9,88 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::AccountingStats;
 
 use super::library::field;
-use super::memory::MOST_MEMORY;
-use crate::clock::Moment;
-use crate::collect::gpu::reading::{GpuProcess, Owner};
+use super::memory::MAX_MEMORY;
+use crate::clock::Timestamp;
+use crate::collect::gpu::types::GpuProcess;
 
-/// Whether it is on is asked so often.
-const ASK_AGAIN: Duration = Duration::from_secs(60);
+/// How often the accounting mode is read.
+const MODE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long after a process was last seen its maximum is waited for: the driver may not have noticed its end.
-const WAIT: Duration = Duration::from_secs(60);
-/// The clocks of the driver and of /proc may differ by so much, whose boot time is in whole seconds.
-const SLACK_US: u64 = 2_000_000;
-/// A start before 2001 is not told, or not by the Unix clock.
-const LEAST_UNIX_US: u64 = 1_000_000_000_000_000;
+/// How long to wait for the record of a process that is no longer listed: the driver may notice its end late.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is known of accounting on one GPU.
+/// The accounting state of one GPU.
 #[derive(Debug, Default)]
 pub struct Accounting {
     is_on: bool,
     is_supported: bool,
-    not_before: Option<Moment>,
-    /// The named processes of the reading before, and those whose end is waited for: when each was last seen, and its
-    /// start in microseconds of the Unix clock.
-    before: Vec<(u32, Owner, Moment, Option<u64>)>,
-    /// When the driver says that each process of the newest reading began.
-    starts: HashMap<u32, u64>,
+    next_mode_read: Option<Timestamp>,
+    /// The processes of the previous reading, and those whose record is awaited: when each was last listed.
+    previous: Vec<(u32, Timestamp)>,
 }
 
 impl Accounting {
-    /// Fills in the driver's maximum of each process. Returns that of each process that has ended since the reading
-    /// before: it may have grown after we saw it last.
+    /// Fills in the driver's peak of each process. Returns pid, start and peak of processes that have ended since the
+    /// previous reading: they may have grown after their last sample.
     ///
-    /// The driver keeps one record for a pid, and it may be that of an earlier process: so it has to be the record of a
-    /// process that runs, or that has ended.
+    /// The driver keeps one record for each pid, which may be that of an earlier process. So only records of processes
+    /// that are running, or that have just ended, are used; and memledger compares the start.
     ///
     /// # Errors
     /// As [`field`].
     pub fn read(
         &mut self,
         device: &NvmlDevice<'_>,
-        now: Moment,
+        now: Timestamp,
         processes: &mut [GpuProcess],
-        most: Option<u64>,
-        faults: &mut Vec<&'static str>,
-    ) -> Result<Vec<(u32, Owner, u64)>, NvmlError> {
-        if self.not_before.is_none_or(|at| now >= at) {
-            let mode = field(device.is_accounting_enabled(), faults)?;
+        max_bytes: Option<u64>,
+        read_errors: &mut Vec<&'static str>,
+    ) -> Result<Vec<(u32, u64, u64)>, NvmlError> {
+        if self.next_mode_read.is_none_or(|at| now >= at) {
+            let mode = field(device.is_accounting_enabled(), read_errors)?;
             (self.is_on, self.is_supported) = (mode == Some(true), mode.is_some());
-            self.not_before = Some(now.plus(ASK_AGAIN));
+            self.next_mode_read = Some(now.plus(MODE_INTERVAL));
         }
-        self.starts.clear();
         if !self.is_on {
-            self.before.clear();
+            self.previous.clear();
             return Ok(vec![]);
         }
-        let most = most.unwrap_or(MOST_MEMORY);
+        let max_bytes = max_bytes.unwrap_or(MAX_MEMORY);
         let mut record = |pid: u32| match device.accounting_stats_for(pid) {
-            Err(NvmlError::NotFound) => Ok::<_, NvmlError>(None), // too young, or forgotten: the driver's ring is bounded
-            other => field(other, faults),
+            Err(NvmlError::NotFound) => Ok::<_, NvmlError>(None), // too young, or overwritten in the driver's ring buffer
+            other => field(other, read_errors),
         };
-        let maximum = |record: &AccountingStats| record.max_memory_usage.filter(|max| *max <= most);
+        let peak = |record: &AccountingStats| record.max_memory_usage.filter(|max| *max <= max_bytes);
         for process in processes.iter_mut() {
             let Some(record) = record(process.pid)?.filter(|record| record.is_running) else { continue };
-            process.driver_peak = maximum(&record).map(|max| max.max(process.used.unwrap_or(max)));
-            self.starts.insert(process.pid, record.start_time);
+            process.driver_peak = peak(&record).map(|max| max.max(process.used.unwrap_or(max)));
+            process.recorded_start_us = Some(record.start_time);
         }
-        let is_here = |pid: u32| processes.iter().any(|process| process.pid == pid);
-        let (mut ended, mut waited_for) = (Vec::new(), Vec::new());
-        for (pid, owner, seen, start) in self.before.drain(..).filter(|(pid, ..)| !is_here(*pid)) {
+        let is_listed = |pid: u32| processes.iter().any(|process| process.pid == pid);
+        let (mut ended, mut awaited) = (Vec::new(), Vec::new());
+        for (pid, last_listed) in self.previous.drain(..).filter(|(pid, _)| !is_listed(*pid)) {
             match record(pid)? {
-                Some(record) if record.is_running && now.since(seen) < WAIT => {
-                    waited_for.push((pid, owner, seen, start));
+                Some(record) if record.is_running && now.since(last_listed) < RECORD_TIMEOUT => {
+                    awaited.push((pid, last_listed));
                 }
-                Some(record) if !record.is_running && fits(record.start_time, start) => {
-                    ended.extend(maximum(&record).map(|max| (pid, owner, max)));
+                Some(record) if !record.is_running => {
+                    ended.extend(peak(&record).map(|max| (pid, record.start_time, max)));
                 }
                 _ => {}
             }
         }
-        self.before = waited_for;
+        self.previous = awaited;
+        self.previous.extend(processes.iter().map(|process| (process.pid, now)));
         Ok(ended)
     }
 
-    /// Who the processes of this reading were found to be. A maximum of a process that began before its owner did is an
-    /// earlier one's, and is taken away. `boot_time` is Unix time in seconds.
-    pub fn remember<'a>(
-        &mut self,
-        now: Moment,
-        boot_time: Option<u64>,
-        processes: impl Iterator<Item = &'a mut GpuProcess>,
-    ) {
-        if !self.is_on {
-            return;
-        }
-        for process in processes {
-            let Some(owner) = process.owner.clone() else { continue };
-            let start =
-                boot_time.map(|boot| boot * 1_000_000 + owner.start_ticks * 1_000_000 / ticks_per_second());
-            if self.starts.get(&process.pid).is_some_and(|told| !fits(*told, start)) {
-                process.driver_peak = None;
-            }
-            self.before.push((process.pid, owner, now, start));
-        }
-    }
-
-    /// Whether it is on, as of the last time it was asked.
+    /// Returns whether accounting is on, as last read.
     pub fn is_on(&self) -> bool {
         self.is_on
     }
 
-    /// True if it is off and could be switched on, as of the last time it was asked.
+    /// Returns true if accounting is off and could be enabled, as last read.
     pub fn could_be_on(&self) -> bool {
         self.is_supported && !self.is_on
     }
-}
-
-fn ticks_per_second() -> u64 {
-    rustix::param::clock_ticks_per_second().max(1)
-}
-
-/// Whether the driver's record can be that of a process with this start. A process comes to the GPU after its start.
-fn fits(told: u64, start: Option<u64>) -> bool {
-    told < LEAST_UNIX_US || start.is_none_or(|start| told + SLACK_US >= start)
 }

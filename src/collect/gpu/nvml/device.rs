@@ -1,34 +1,33 @@
-//! One GPU: who it is, and its memory and processes, read together so that the books close.
+//! One GPU: its identity, and its memory and processes, read together so that they add up.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device as NvmlDevice, Nvml};
 
 use super::accounting::Accounting;
-use super::dialect::Dialect;
-use super::health::Asked;
-use super::library::{error_may_pass, field};
+use super::api_versions::ApiVersions;
+use super::health::HealthState;
+use super::library::{field, is_transient};
 use super::mig::Mig;
 use super::processes::{EVERY, Lists};
-use super::utilization::Load;
+use super::utilization::ProcessUtilization;
 use super::{memory, processes};
-use crate::clock::Moment;
-use crate::collect::gpu::health::Counted;
-use crate::collect::gpu::reading::{Device, GpuProcess, Identity, Memory, Owner};
+use crate::clock::Timestamp;
+use crate::collect::gpu::protocol::EndedProcess;
+use crate::collect::gpu::types::{DeviceMemory, GpuDevice, GpuIdentity, GpuProcess};
 use crate::series::bounded;
 
-/// Memory and processes are read again so often when they contradict each other.
-const READ_AGAIN: usize = 2;
+/// Retries when memory and processes contradict each other.
+const MAX_RETRIES: usize = 2;
 
-/// A GPU as one session with the library knows it.
+/// A GPU in one session with the library.
 #[derive(Debug)]
-pub struct Gpu<'nvml> {
-    /// Its handle, which stays good as long as the GPU does.
+pub struct NvmlGpu<'nvml> {
+    /// Its handle, which is valid as long as the GPU answers.
     pub handle: NvmlDevice<'nvml>,
-    /// Who it is.
-    pub identity: Arc<Identity>,
+    /// Its identity.
+    pub identity: Arc<GpuIdentity>,
     /// False if a part of its identity could not be read.
     is_identified: bool,
     index: u32,
@@ -36,34 +35,33 @@ pub struct Gpu<'nvml> {
     pub accounting: Accounting,
     mig: Mig<'nvml>,
     lists: Lists,
-    /// Its memory, from the last reading that told it: no process holds more.
+    /// Its total memory, from the last reading that had it: no process can hold more.
     total: Option<u64>,
-    asked: Asked,
-    load: Load,
+    health: HealthState,
+    utilization: ProcessUtilization,
 }
 
-/// What a quick look finds on a device: who it is, its memory, its processes if they are known.
-pub type Quick = (Arc<Identity>, Memory, Option<Vec<GpuProcess>>);
+/// A memory sample of one device: its identity, its memory, and its processes if they are known.
+pub type MemorySample = (Arc<GpuIdentity>, DeviceMemory, Option<Vec<GpuProcess>>);
 
-/// What a whole look finds: the GPU and its MIG instances, and the driver's maxima of processes that have ended.
-pub type Found = (Vec<Device>, Vec<(u32, Owner, u64)>);
+/// A full reading of one GPU: the GPU and its MIG instances, and the driver's peaks of processes that have ended.
+pub type FullReading = (Vec<GpuDevice>, Vec<EndedProcess>);
 
-/// Memory, processes, and which lists these were in.
-type Holdings = (Memory, Option<Vec<GpuProcess>>, Lists);
+/// Memory, processes, and the lists that contained them.
+type MemoryAndProcesses = (DeviceMemory, Option<Vec<GpuProcess>>, Lists);
 
-impl<'nvml> Gpu<'nvml> {
-    /// Asks what does not change about a GPU.
+impl<'nvml> NvmlGpu<'nvml> {
+    /// Opens a GPU and reads its identity.
     ///
     /// # Errors
-    /// It does not answer, or has no UUID, without which it cannot be told from its successor.
+    /// The GPU does not answer, or has no UUID, without which it could not be distinguished from a replacement.
     pub fn open(
         nvml: &'nvml Nvml,
         index: u32,
-        most_between: Duration,
-        faults: &mut Vec<&'static str>,
+        read_errors: &mut Vec<&'static str>,
     ) -> Result<Self, NvmlError> {
         let handle = nvml.device_by_index(index)?;
-        let (identity, is_identified) = identify(&handle, index, faults)?;
+        let (identity, is_identified) = identify(&handle, index, read_errors)?;
         Ok(Self {
             handle,
             identity: Arc::new(identity),
@@ -73,128 +71,142 @@ impl<'nvml> Gpu<'nvml> {
             mig: Mig::default(),
             lists: EVERY,
             total: None,
-            asked: Asked::new(most_between),
-            load: Load::default(),
+            health: HealthState::default(),
+            utilization: ProcessUtilization::default(),
         })
     }
 
-    /// Reads everything. The GPU will be at `place` in the list of devices.
+    /// Reads everything. `position` is the index of the GPU in the list of devices.
     ///
     /// # Errors
-    /// The GPU is lost, or the library has to be opened anew.
+    /// The GPU is lost, or the library must be reopened.
     pub fn read(
         &mut self,
-        place: usize,
-        now: Moment,
-        counted: &mut Counted,
-        dialect: &mut Dialect,
-        faults: &mut Vec<&'static str>,
-    ) -> Result<Found, NvmlError> {
+        position: usize,
+        now: Timestamp,
+        api_versions: &mut ApiVersions,
+        read_errors: &mut Vec<&'static str>,
+    ) -> Result<FullReading, NvmlError> {
         if !self.is_identified {
-            let (identity, is_identified) = identify(&self.handle, self.index, faults)?;
+            let (identity, is_identified) = identify(&self.handle, self.index, read_errors)?;
             if *self.identity != identity {
                 self.identity = Arc::new(identity);
-                self.mig.instances.clear(); // they tell its model and its address too
+                self.mig.instances.clear(); // their identities contain its model and address
             }
             self.is_identified = is_identified;
         }
-        let is_split = self.mig.refresh(&self.handle, &self.identity, faults)?;
-        let mut devices = self.devices(is_split, place, dialect, faults)?;
-        for _ in 0..READ_AGAIN {
+        let is_mig = self.mig.refresh(&self.handle, &self.identity, read_errors)?;
+        let mut devices = self.devices(is_mig, position, api_versions, read_errors)?;
+        for _ in 0..MAX_RETRIES {
             if !devices.iter().any(|device| device.raced) {
                 break;
             }
-            devices = self.devices(is_split, place, dialect, faults)?;
+            devices = self.devices(is_mig, position, api_versions, read_errors)?;
         }
         let mut ended = Vec::new();
-        let whole = &mut devices[0];
-        whole.health = self.asked.read(&self.handle, now, counted, faults)?;
-        if let Some(processes) = &mut whole.processes {
-            self.load.read(&self.handle, now, processes, &mut dialect.buffer, faults)?;
-            ended = self.accounting.read(&self.handle, now, processes, whole.memory.total, faults)?;
+        let gpu = &mut devices[0];
+        gpu.health = self.health.read(&self.handle, now, read_errors)?;
+        if let Some(processes) = &mut gpu.processes {
+            self.utilization.read(&self.handle, now, processes, &mut api_versions.buffer, read_errors)?;
+            let peaks = self.accounting.read(&self.handle, now, processes, gpu.memory.total, read_errors)?;
+            let ended_process = |(pid, start_us, peak)| EndedProcess {
+                gpu_uuid: Arc::clone(&self.identity.uuid),
+                pid,
+                start_us,
+                peak,
+            };
+            ended = peaks.into_iter().map(ended_process).collect();
         }
         Ok((devices, ended))
     }
 
-    /// The GPU and its instances with what they hold, and whether that contradicts itself.
+    /// Reads memory and processes of the GPU and its instances, and whether they contradict each other.
     fn devices(
         &mut self,
-        is_split: bool,
-        place: usize,
-        dialect: &mut Dialect,
-        faults: &mut Vec<&'static str>,
-    ) -> Result<Vec<Device>, NvmlError> {
-        let mut whole = Device::new(Arc::clone(&self.identity));
-        if is_split {
-            whole.memory = memory::read(&self.handle, dialect, faults)?;
-            self.total = whole.memory.total.or(self.total);
+        is_mig: bool,
+        position: usize,
+        api_versions: &mut ApiVersions,
+        read_errors: &mut Vec<&'static str>,
+    ) -> Result<Vec<GpuDevice>, NvmlError> {
+        let mut gpu = GpuDevice::new(Arc::clone(&self.identity));
+        if is_mig {
+            gpu.memory = memory::read(&self.handle, api_versions, read_errors)?;
+            self.total = gpu.memory.total.or(self.total);
         } else {
-            (whole.memory, whole.processes, self.lists) =
-                holdings(&self.handle, EVERY, &mut self.total, dialect, faults)?;
+            (gpu.memory, gpu.processes, self.lists) =
+                read_memory_and_processes(&self.handle, EVERY, &mut self.total, api_versions, read_errors)?;
         }
-        let mut devices = vec![whole];
-        for part in &mut self.mig.instances {
-            part.total = part.total.or(self.total); // no part of it has more than the GPU
-            let (memory, processes, lists) = holdings(&part.handle, EVERY, &mut part.total, dialect, faults)?;
-            part.lists = lists;
-            devices.push(Device {
+        let mut devices = vec![gpu];
+        for instance in &mut self.mig.instances {
+            instance.total = instance.total.or(self.total); // no instance has more than the GPU
+            let (memory, processes, lists) = read_memory_and_processes(
+                &instance.handle,
+                EVERY,
+                &mut instance.total,
+                api_versions,
+                read_errors,
+            )?;
+            instance.lists = lists;
+            devices.push(GpuDevice {
                 memory,
                 processes,
-                instance_of: Some(place),
-                ..Device::new(Arc::clone(&part.identity))
+                instance_of: Some(position),
+                ..GpuDevice::new(Arc::clone(&instance.identity))
             });
         }
-        let raced: Vec<bool> = devices.iter().map(|device| holds_too_much(device, &devices)).collect();
+        let raced: Vec<bool> = devices.iter().map(|device| has_race(device, &devices)).collect();
         for (device, raced) in std::iter::zip(&mut devices, raced) {
             device.raced = raced;
         }
         Ok(devices)
     }
 
-    /// Memory and processes only, and of the processes only the lists that had an entry in the last whole look.
+    /// Reads only memory and processes, and of the processes only the lists that had an entry in the last full reading.
     ///
     /// # Errors
-    /// As [`Gpu::read`].
-    pub fn look_quickly(
+    /// As [`NvmlGpu::read`].
+    pub fn sample_memory(
         &self,
-        dialect: &mut Dialect,
-        faults: &mut Vec<&'static str>,
-    ) -> Result<Vec<Quick>, NvmlError> {
-        let mut found = Vec::with_capacity(1 + self.mig.instances.len());
-        let mut look = |handle: &NvmlDevice<'_>, identity: &Arc<Identity>, mut lists: Lists, mut total| {
-            lists[0] = true; // who comes new comes most likely to compute
-            let (memory, processes, _) = holdings(handle, lists, &mut total, dialect, faults)?;
-            found.push((Arc::clone(identity), memory, processes));
-            Ok::<(), NvmlError>(())
-        };
+        api_versions: &mut ApiVersions,
+        read_errors: &mut Vec<&'static str>,
+    ) -> Result<Vec<MemorySample>, NvmlError> {
+        let mut samples = Vec::with_capacity(1 + self.mig.instances.len());
+        let mut sample =
+            |handle: &NvmlDevice<'_>, identity: &Arc<GpuIdentity>, mut lists: Lists, mut total| {
+                lists[0] = true; // a new process most likely has a compute context
+                let (memory, processes, _) =
+                    read_memory_and_processes(handle, lists, &mut total, api_versions, read_errors)?;
+                samples.push((Arc::clone(identity), memory, processes));
+                Ok::<(), NvmlError>(())
+            };
         if self.mig.instances.is_empty() {
-            look(&self.handle, &self.identity, self.lists, self.total)?;
+            sample(&self.handle, &self.identity, self.lists, self.total)?;
         }
-        for part in &self.mig.instances {
-            look(&part.handle, &part.identity, part.lists, part.total)?;
+        for instance in &self.mig.instances {
+            sample(&instance.handle, &instance.identity, instance.lists, instance.total)?;
         }
         if !self.mig.instances.is_empty() {
-            let memory = memory::read(&self.handle, dialect, faults)?;
-            found.push((Arc::clone(&self.identity), memory, None));
+            let memory = memory::read(&self.handle, api_versions, read_errors)?;
+            samples.push((Arc::clone(&self.identity), memory, None));
         }
-        Ok(found)
+        Ok(samples)
     }
 }
 
-/// Who a GPU is, and whether all was told that it has: what could not be read now is to be asked again.
+/// Reads the identity of a GPU. Returns false with it if a field has to be read again.
 fn identify(
     device: &NvmlDevice<'_>,
     index: u32,
-    faults: &mut Vec<&'static str>,
-) -> Result<(Identity, bool), NvmlError> {
+    read_errors: &mut Vec<&'static str>,
+) -> Result<(GpuIdentity, bool), NvmlError> {
     let uuid = bounded(&device.uuid()?);
     let mut is_complete = true;
     let mut text = |value: Result<String, NvmlError>| {
-        is_complete &= !value.as_ref().is_err_and(error_may_pass);
-        field(value, faults).map(|value| value.map_or_else(|| "".into(), |value| bounded(&value)))
+        is_complete &= !value.as_ref().is_err_and(is_transient);
+        field(value, read_errors).map(|value| value.map_or_else(|| "".into(), |value| bounded(&value)))
     };
     let capability = device.cuda_compute_capability().map(|c| format!("{}.{}", c.major, c.minor));
-    let identity = Identity {
+    let identity = GpuIdentity {
         vendor: "nvidia",
         index: index.to_string().into(),
         uuid,
@@ -208,22 +220,22 @@ fn identify(
     Ok((identity, is_complete))
 }
 
-fn holdings(
+fn read_memory_and_processes(
     device: &NvmlDevice<'_>,
     lists: Lists,
     total: &mut Option<u64>,
-    dialect: &mut Dialect,
-    faults: &mut Vec<&'static str>,
-) -> Result<Holdings, NvmlError> {
-    let memory = memory::read(device, dialect, faults)?;
+    api_versions: &mut ApiVersions,
+    read_errors: &mut Vec<&'static str>,
+) -> Result<MemoryAndProcesses, NvmlError> {
+    let memory = memory::read(device, api_versions, read_errors)?;
     *total = memory.total.or(*total);
-    let (processes, lists) = processes::read(device, lists, *total, dialect, faults)?;
+    let (processes, lists) = processes::read(device, lists, *total, api_versions, read_errors)?;
     Ok((memory, processes, lists))
 }
 
-/// Whether the processes whose memory is a part of this device's hold more than it has in use: memory and processes are
-/// answers of different moments.
-fn holds_too_much(device: &Device, all: &[Device]) -> bool {
+/// Returns whether the processes that use this device's memory hold more than its used memory: memory and processes are
+/// read at different times.
+fn has_race(device: &GpuDevice, all: &[GpuDevice]) -> bool {
     let held = all.iter().filter(|other| device.contains(other)).flat_map(|other| &other.processes).flatten();
     let held: u64 = held.filter_map(|process| process.used).sum();
     device.memory.used.is_some_and(|used| held > used)

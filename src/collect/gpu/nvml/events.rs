@@ -1,10 +1,10 @@
-//! Xids, through an event set of the library.
+//! Xids, from an event set of the library.
 //!
-//! One set for all GPUs, looked at without waiting. When several Xids come between two looks, NVML names the newest for
-//! each of them: their number is right, their kinds may not be.
+//! One event set for all GPUs is polled without waiting. When several Xids occur between two polls, NVML reports the
+//! newest for each of them: the number of events is right, the Xids may not be.
 //!
-//! The Xid that matters most is that of a GPU that has fallen off the bus, which answers nothing any more. So an event is
-//! given to its GPU by the handle that it names, without a question to the GPU.
+//! The most important Xid is that of a GPU that has fallen off the bus, which no longer answers. So an event is assigned
+//! to its GPU by its handle, without a call to the GPU.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,28 +15,29 @@ use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{EventSet, Nvml};
 
-use super::device::Gpu;
-use super::library::{describe, error_is_the_librarys, error_may_pass};
-use super::raw;
-use crate::clock::Moment;
-use crate::collect::gpu::health::Totals;
+use super::device::NvmlGpu;
+use super::ffi;
+use super::library::{describe, is_library_error, is_transient};
+use crate::clock::Timestamp;
 
-/// Events that are taken in one look at most.
-const MOST: usize = 64;
-/// `XidError::Unknown` is this number on the wire.
+/// Maximum number of events that one poll takes.
+const MAX_EVENTS: usize = 64;
+/// The number of `XidError::Unknown` in NVML.
 const UNKNOWN_XID: u64 = 999;
-/// A GPU that cannot be registered is tried again after this: each failure costs the whole set.
-const ASK_AGAIN: Duration = Duration::from_secs(60);
+/// How long to wait before registering a GPU again that failed: each failure invalidates the whole set.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The event set.
 #[derive(Debug, Default)]
 pub struct Events<'nvml> {
     set: Option<EventSet<'nvml>>,
     registered: HashSet<Arc<str>>,
-    /// GPUs that cannot be registered, and until when they are left alone.
-    refused: HashMap<Arc<str>, Moment>,
-    /// Whose handle each is, also of GPUs that are lost by now: a handle is good as long as the library is open.
+    /// GPUs that could not be registered, and when to retry each.
+    retry_at: HashMap<Arc<str>, Timestamp>,
+    /// The UUID of each handle, also of lost GPUs: a handle is valid as long as the library is open.
     handles: HashMap<usize, Arc<str>>,
+    /// The Xids that were not taken yet, each with the UUID of its GPU.
+    xids: Vec<(Arc<str>, u64)>,
 }
 
 impl<'nvml> Events<'nvml> {
@@ -44,39 +45,32 @@ impl<'nvml> Events<'nvml> {
     pub fn register<'a>(
         &mut self,
         nvml: &'nvml Nvml,
-        now: Moment,
-        gpus: impl Iterator<Item = &'a Gpu<'nvml>>,
-        totals: &mut Totals,
+        now: Timestamp,
+        gpus: impl Iterator<Item = &'a NvmlGpu<'nvml>>,
     ) where
         'nvml: 'a,
     {
-        self.refused.retain(|_, until| now < *until);
+        self.retry_at.retain(|_, until| now < *until);
         let gpus: Vec<_> = gpus.collect();
-        // a failure takes the set along, and everybody is registered anew: without the one that failed
+        // a failure invalidates the set, so all GPUs are registered again without the one that failed
         for _ in 0..=gpus.len() {
-            if gpus.iter().all(|gpu| self.register_one(nvml, now, gpu, totals)) {
+            if gpus.iter().all(|gpu| self.register_one(nvml, now, gpu)) {
                 return;
             }
         }
     }
 
-    /// False if the set was lost.
-    fn register_one(
-        &mut self,
-        nvml: &'nvml Nvml,
-        now: Moment,
-        gpu: &Gpu<'nvml>,
-        totals: &mut Totals,
-    ) -> bool {
+    /// Returns false if the set was lost.
+    fn register_one(&mut self, nvml: &'nvml Nvml, now: Timestamp, gpu: &NvmlGpu<'nvml>) -> bool {
         let uuid = &gpu.identity.uuid;
-        if self.listens_to(uuid) || self.refused.contains_key(uuid) {
+        if self.is_registered(uuid) || self.retry_at.contains_key(uuid) {
             return true;
         }
         match gpu.handle.supported_event_types() {
-            Ok(kinds) if kinds.contains(EventTypes::CRITICAL_XID_ERROR) => {}
-            Err(error) if error_may_pass(&error) => return true,
+            Ok(types) if types.contains(EventTypes::CRITICAL_XID_ERROR) => {}
+            Err(error) if is_transient(&error) => return true,
             _ => {
-                self.refused.insert(Arc::clone(uuid), now.plus(ASK_AGAIN));
+                self.retry_at.insert(Arc::clone(uuid), now.plus(RETRY_INTERVAL));
                 return true;
             }
         }
@@ -89,48 +83,52 @@ impl<'nvml> Events<'nvml> {
             Ok(set) => {
                 self.set = Some(set);
                 self.registered.insert(Arc::clone(uuid));
-                self.handles.insert(raw::address(&gpu.handle), Arc::clone(uuid));
-                totals.entry(Arc::clone(uuid)).or_default().bear_xids();
+                self.handles.insert(ffi::address(&gpu.handle), Arc::clone(uuid));
                 true
             }
             Err(error) => {
-                tracing::debug!(gpu = %uuid, error = %describe(&error), "no Xids of this GPU");
-                self.lose();
-                self.refused.insert(Arc::clone(uuid), now.plus(ASK_AGAIN));
+                tracing::debug!(gpu = %uuid, error = %describe(&error), "registering a GPU for Xid events failed");
+                self.discard_set();
+                self.retry_at.insert(Arc::clone(uuid), now.plus(RETRY_INTERVAL));
                 false
             }
         }
     }
 
-    fn lose(&mut self) {
+    fn discard_set(&mut self) {
         self.set = None;
         self.registered.clear();
     }
 
-    /// Whether an Xid of this GPU would be heard now.
-    pub fn listens_to(&self, uuid: &Arc<str>) -> bool {
+    /// Returns whether this GPU is registered for Xid events now.
+    pub fn is_registered(&self, uuid: &Arc<str>) -> bool {
         self.set.is_some() && self.registered.contains(uuid)
     }
 
-    /// A GPU was lost. When it answers again it may be registered anew.
+    /// Removes a lost GPU, so that it can be registered again when it answers.
     pub fn forget(&mut self, uuid: &Arc<str>) {
-        self.refused.remove(uuid);
+        self.retry_at.remove(uuid);
         self.registered.remove(uuid);
     }
 
-    /// Takes what has come. True if the set was lost, so that GPUs have to be registered anew.
+    /// Takes the Xids that were polled.
+    pub fn take_xids(&mut self) -> Vec<(Arc<str>, u64)> {
+        std::mem::take(&mut self.xids)
+    }
+
+    /// Polls for pending events. Returns true if the set was lost, so that the GPUs must be registered again.
     ///
     /// # Errors
-    /// The library has to be opened anew.
-    pub fn take(&mut self, now: Moment, totals: &mut Totals) -> Result<bool, NvmlError> {
-        for _ in 0..MOST {
+    /// The library must be reopened.
+    pub fn poll(&mut self) -> Result<bool, NvmlError> {
+        for _ in 0..MAX_EVENTS {
             let Some(set) = &self.set else { return Ok(false) };
             let event = match set.wait(0) {
                 Ok(event) => event,
                 Err(NvmlError::Timeout) => return Ok(false),
                 Err(error) => {
-                    self.lose(); // a lost GPU spoils the whole set
-                    return if error_is_the_librarys(&error) { Err(error) } else { Ok(true) };
+                    self.discard_set(); // a lost GPU invalidates the whole set
+                    return if is_library_error(&error) { Err(error) } else { Ok(true) };
                 }
             };
             let xid = match event.event_data {
@@ -138,8 +136,8 @@ impl<'nvml> Events<'nvml> {
                 Some(XidError::Unknown) => UNKNOWN_XID,
                 None => continue,
             };
-            if let Some(uuid) = self.handles.get(&raw::address(&event.device)) {
-                totals.entry(Arc::clone(uuid)).or_default().count_xid(xid, now.unix_seconds());
+            if let Some(uuid) = self.handles.get(&ffi::address(&event.device)) {
+                self.xids.push((Arc::clone(uuid), xid));
             }
         }
         Ok(false)

@@ -1,39 +1,42 @@
-//! Memory of a device.
+//! The memory of a device.
 
 use nvml_wrapper::Device as NvmlDevice;
 use nvml_wrapper::error::NvmlError;
 
-use super::dialect::{Dialect, Told};
+use super::api_versions::{ApiVersions, DeviceMemoryInfo};
 use super::library::field;
-use crate::collect::gpu::reading::Memory;
+use crate::collect::gpu::types::DeviceMemory;
 
-/// No GPU has a PiB of memory: what is above is a sentinel or garbage.
-pub const MOST_MEMORY: u64 = 1 << 50;
+/// Maximum plausible memory of a GPU, 1 PiB: values above are sentinels or garbage.
+pub const MAX_MEMORY: u64 = 1 << 50;
 
-/// Reads the memory of a device. One that does not tell (unified memory), or answers garbage, has none.
+/// Reads the memory of a device. All values are absent if the device does not report them (unified memory), or reports
+/// garbage.
 ///
 /// # Errors
 /// As [`field`].
 pub fn read(
     device: &NvmlDevice<'_>,
-    dialect: &mut Dialect,
-    faults: &mut Vec<&'static str>,
-) -> Result<Memory, NvmlError> {
-    let Some(told) = field(dialect.memory(device), faults)? else { return Ok(Memory::default()) };
-    Ok(plausible(told).unwrap_or_else(|| {
-        faults.push("malformed");
-        Memory::default()
+    api_versions: &mut ApiVersions,
+    read_errors: &mut Vec<&'static str>,
+) -> Result<DeviceMemory, NvmlError> {
+    let Some(info) = field(api_versions.memory(device), read_errors)? else {
+        return Ok(DeviceMemory::default());
+    };
+    Ok(plausible(info).unwrap_or_else(|| {
+        read_errors.push("malformed");
+        DeviceMemory::default()
     }))
 }
 
-/// Memory whose parts fit into the whole; a sentinel or garbage does not.
-fn plausible(told: Told) -> Option<Memory> {
-    let parts = told.used.checked_add(told.free)?.checked_add(told.reserved.unwrap_or(0))?; // v1: a part of used
-    (told.total > 0 && told.total <= MOST_MEMORY && parts <= told.total).then_some(Memory {
-        total: Some(told.total),
-        used: Some(told.used),
-        free: Some(told.free),
-        reserved: told.reserved,
+/// Returns the memory if its parts fit into the total; sentinels and garbage do not.
+fn plausible(info: DeviceMemoryInfo) -> Option<DeviceMemory> {
+    let parts = info.used.checked_add(info.free)?.checked_add(info.reserved.unwrap_or(0))?; // v1: a part of used
+    (info.total > 0 && info.total <= MAX_MEMORY && parts <= info.total).then_some(DeviceMemory {
+        total: Some(info.total),
+        used: Some(info.used),
+        free: Some(info.free),
+        reserved: info.reserved,
     })
 }
 
@@ -42,7 +45,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Numbers as drivers answer them: small, large, and each kind of sentinel.
+    /// Numbers that drivers report: small, large, and each kind of sentinel.
     fn number() -> impl Strategy<Value = u64> {
         prop_oneof![
             0..1_u64 << 40,
@@ -58,12 +61,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_told_the_parts_fit_into_the_whole_or_nothing_is_told(
+        fn parts_fit_into_the_total_or_memory_is_absent(
             total in number(), used in number(), free in number(), reserved in proptest::option::of(number())
         ) {
-            let memory = plausible(Told { total, used, free, reserved });
-            if let Some(Memory { total: Some(total), used: Some(used), free: Some(free), reserved }) = memory {
-                prop_assert!(total <= MOST_MEMORY && used + free + reserved.unwrap_or(0) <= total);
+            let memory = plausible(DeviceMemoryInfo { total, used, free, reserved });
+            if let Some(DeviceMemory { total: Some(total), used: Some(used), free: Some(free), reserved }) = memory {
+                prop_assert!(total <= MAX_MEMORY && used + free + reserved.unwrap_or(0) <= total);
             } else {
                 prop_assert_eq!(memory, None);
             }

@@ -1,17 +1,17 @@
-//! MIG: parts of a GPU that are devices of their own.
+//! MIG instances: parts of a GPU that are devices of their own.
 //!
-//! The parts change while the driver runs, and a handle may then stand for another one: each reading lists them anew and
-//! knows them by their UUID.
+//! Instances change while the driver runs, and a handle may then refer to another one. So each reading lists them again and
+//! identifies them by their UUID.
 
 use std::sync::Arc;
 
 use nvml_wrapper::Device as NvmlDevice;
 use nvml_wrapper::error::NvmlError;
 
-use super::library::{error_may_pass, field};
+use super::ffi;
+use super::library::{field, is_transient};
 use super::processes::{EVERY, Lists};
-use super::raw;
-use crate::collect::gpu::reading::{Identity, Instance};
+use crate::collect::gpu::types::{GpuIdentity, MigInstance};
 use crate::series::bounded;
 
 /// `NVML_DEVICE_MIG_ENABLE`.
@@ -20,65 +20,66 @@ const ENABLED: u32 = 1;
 /// The instances of one GPU.
 #[derive(Debug, Default)]
 pub struct Mig<'nvml> {
-    /// This model has no MIG.
-    is_never_on: bool,
-    /// As of the last time that the GPU told it.
+    /// True if the GPU does not support MIG.
+    is_unsupported: bool,
+    /// The MIG mode that was read last.
     is_on: bool,
-    /// Most instances that there can be; `None`: not told yet.
-    most: Option<u32>,
-    /// As of the newest reading.
-    pub instances: Vec<Part<'nvml>>,
+    /// Maximum number of instances; `None` if it was not read yet.
+    max_instances: Option<u32>,
+    /// The instances of the newest reading.
+    pub instances: Vec<MigDevice<'nvml>>,
 }
 
 /// One MIG instance.
 #[derive(Debug)]
-pub struct Part<'nvml> {
-    /// Its handle, good until the next reading.
+pub struct MigDevice<'nvml> {
+    /// Its handle, valid until the next reading.
     pub handle: NvmlDevice<'nvml>,
-    /// Who it is.
-    pub identity: Arc<Identity>,
-    /// Lists of processes that had an entry.
+    /// Its identity.
+    pub identity: Arc<GpuIdentity>,
+    /// The lists of processes that had an entry.
     pub lists: Lists,
-    /// Its memory, from the last reading that told it.
+    /// Its total memory, from the last reading that had it.
     pub total: Option<u64>,
 }
 
 impl<'nvml> Mig<'nvml> {
-    /// Lists the instances anew. Returns whether the GPU is in MIG mode. Where it does not tell now, all is as it was.
+    /// Lists the instances again. Returns whether the GPU is in MIG mode. If the mode cannot be read now, the last one is
+    /// used.
     ///
     /// # Errors
     /// As [`field`].
     pub fn refresh(
         &mut self,
         gpu: &NvmlDevice<'nvml>,
-        identity: &Identity,
-        faults: &mut Vec<&'static str>,
+        identity: &GpuIdentity,
+        read_errors: &mut Vec<&'static str>,
     ) -> Result<bool, NvmlError> {
-        if self.is_never_on {
+        if self.is_unsupported {
             return Ok(false);
         }
         let mode = gpu.mig_mode();
-        self.is_never_on = mode.as_ref().is_err_and(|error| !error_may_pass(error));
-        if let Some(mode) = field(mode, faults)? {
+        self.is_unsupported = mode.as_ref().is_err_and(|error| !is_transient(error));
+        if let Some(mode) = field(mode, read_errors)? {
             self.is_on = mode.current == ENABLED;
         }
-        if !self.is_on || self.is_never_on {
+        if !self.is_on || self.is_unsupported {
             self.instances.clear();
             return Ok(false);
         }
-        if self.most.is_none() {
-            self.most = field(gpu.mig_device_count(), faults)?;
+        if self.max_instances.is_none() {
+            self.max_instances = field(gpu.mig_device_count(), read_errors)?;
         }
-        let Some(most) = self.most else { return Ok(true) };
-        let before = std::mem::take(&mut self.instances);
-        for place in 0..most {
-            match gpu.mig_device_by_index(place) {
-                Err(NvmlError::NotFound | NvmlError::InvalidArg) => {} // nothing at this place
+        let Some(max_instances) = self.max_instances else { return Ok(true) };
+        let previous = std::mem::take(&mut self.instances);
+        for index in 0..max_instances {
+            match gpu.mig_device_by_index(index) {
+                Err(NvmlError::NotFound | NvmlError::InvalidArg) => {} // no instance with this index
                 found => {
-                    if let Some(handle) = field(found, faults)?
-                        && let Some(part) = part(handle, identity, &before, faults)?
+                    if let Some(handle) = field(found, read_errors)?
+                        && let Some(instance) = open_instance(handle, identity, &previous, read_errors)?
                     {
-                        self.instances.push(part);
+                        self.instances.push(instance);
                     }
                 }
             }
@@ -87,33 +88,34 @@ impl<'nvml> Mig<'nvml> {
     }
 }
 
-/// An instance, by its UUID known from the reading before, else asked who it is.
-fn part<'nvml>(
+/// Returns an instance with the identity of the previous reading, found by UUID, or else reads its identity.
+fn open_instance<'nvml>(
     handle: NvmlDevice<'nvml>,
-    gpu: &Identity,
-    before: &[Part<'nvml>],
-    faults: &mut Vec<&'static str>,
-) -> Result<Option<Part<'nvml>>, NvmlError> {
-    let Some(uuid) = field(handle.uuid(), faults)? else { return Ok(None) };
+    gpu: &GpuIdentity,
+    previous: &[MigDevice<'nvml>],
+    read_errors: &mut Vec<&'static str>,
+) -> Result<Option<MigDevice<'nvml>>, NvmlError> {
+    let Some(uuid) = field(handle.uuid(), read_errors)? else { return Ok(None) };
     let uuid = bounded(&uuid);
-    if let Some(known) = before.iter().find(|part| *part.identity.key() == uuid) {
-        return Ok(Some(Part {
+    if let Some(known) = previous.iter().find(|instance| *instance.identity.key() == uuid) {
+        return Ok(Some(MigDevice {
             handle,
             identity: Arc::clone(&known.identity),
             lists: known.lists,
             total: known.total,
         }));
     }
-    let Some((gpu_instance, compute_instance)) = field(raw::instance_ids(&handle), faults)? else {
+    let Some((gpu_instance, compute_instance)) = field(ffi::instance_ids(&handle), read_errors)? else {
         return Ok(None);
     };
-    let model = field(handle.name(), faults)?.map_or_else(|| Arc::clone(&gpu.model), |name| bounded(&name));
-    let instance = Instance {
+    let model =
+        field(handle.name(), read_errors)?.map_or_else(|| Arc::clone(&gpu.model), |name| bounded(&name));
+    let instance = MigInstance {
         gpu_instance_id: gpu_instance.to_string().into(),
         compute_instance_id: compute_instance.to_string().into(),
         uuid,
     };
-    // it has some of the GPU's cores, and NVML does not tell how many
-    let identity = Identity { model, instance: Some(instance), cuda_cores: "".into(), ..gpu.clone() };
-    Ok(Some(Part { handle, identity: Arc::new(identity), lists: EVERY, total: None }))
+    // it has some of the GPU's cores; NVML does not report how many
+    let identity = GpuIdentity { model, instance: Some(instance), cuda_cores: "".into(), ..gpu.clone() };
+    Ok(Some(MigDevice { handle, identity: Arc::new(identity), lists: EVERY, total: None }))
 }

@@ -1,225 +1,153 @@
-//! NVML to readings: one session with the library, opened by `dlopen`.
+//! Reads GPUs through NVML: one session with the library, opened by `dlopen`.
 //!
-//! Fields that cannot change are asked once per device. Each field fails for itself; a device that fails does not take
-//! the others along. What the driver reports as *not available* is absent, never zero.
+//! Fields that cannot change are read once per device. Fields and devices fail independently. A value that the driver
+//! reports as *not available* is absent, never zero.
 //!
-//! Two kinds of looks: a whole one fills a [`Reading`]; a quick one asks for memory and processes only, for the peaks
-//! that a whole look would miss.
+//! Two kinds of readings: a full reading fills a [`DriverReading`]; a memory sample reads memory and processes only, for
+//! peaks between full readings.
+//!
+//! Runs in the NVML process only. Not here: the owners of processes and what lasts longer than a session (`assembler`).
 
 mod accounting;
 mod device;
-mod dialect;
+mod api_versions;
 mod events;
 mod health;
 pub mod library;
 mod memory;
 mod mig;
 mod processes;
-mod raw;
+mod ffi;
 mod utilization;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
 pub use library::describe;
 
-use super::health::Totals;
-use super::owners::{Owners, uptime_ticks};
-use super::reading::{Device, Identity, Owner, Reading, Sample, Sampled};
-use crate::clock::Moment;
-use crate::host::Roots;
+use super::protocol::{DriverReading, DriverSample, DriverVersions, EndedProcess, SampledDevice};
+use super::types::GpuDevice;
+use crate::clock::Timestamp;
 use crate::series::bounded;
-use device::Gpu;
-use dialect::Dialect;
+use api_versions::ApiVersions;
+use device::NvmlGpu;
 use events::Events;
 
-/// The library, loaded and initialised, and what is known of its GPUs.
+/// The library, loaded and initialised, and the state of its GPUs.
 #[derive(Debug)]
 pub struct Session<'nvml> {
     nvml: &'nvml Nvml,
-    driver_version: Option<Arc<str>>,
-    cuda_version: Option<Arc<str>>,
-    gpus: BTreeMap<u32, Gpu<'nvml>>,
-    dialect: Dialect,
+    gpus: BTreeMap<u32, NvmlGpu<'nvml>>,
+    api_versions: ApiVersions,
     events: Events<'nvml>,
-    most_between: Duration,
-}
-
-/// What a whole look leaves.
-#[derive(Debug)]
-pub struct Looked {
-    /// The reading.
-    pub reading: Reading,
-    /// The same for the peaks, and the driver's maxima of processes that have ended.
-    pub samples: Vec<Sample>,
 }
 
 impl<'nvml> Session<'nvml> {
-    /// Asks what is the same for all devices. Two readings are no further apart than `most_between`, unless a call hangs.
-    pub fn new(nvml: &'nvml Nvml, most_between: Duration) -> Self {
+    /// Creates a session without a call to the library.
+    pub fn new(nvml: &'nvml Nvml) -> Self {
+        Self { nvml, gpus: BTreeMap::new(), api_versions: ApiVersions::default(), events: Events::default() }
+    }
+
+    /// Reads the versions of the driver.
+    pub fn versions(&self) -> DriverVersions {
         let version = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10).into();
-        Self {
-            nvml,
-            driver_version: nvml.sys_driver_version().ok().map(|version| bounded(&version)),
-            cuda_version: nvml.sys_cuda_driver_version().ok().map(version),
-            gpus: BTreeMap::new(),
-            dialect: Dialect::default(),
-            events: Events::default(),
-            most_between,
+        DriverVersions {
+            driver: self.nvml.sys_driver_version().ok().map(|version| bounded(&version)),
+            cuda: self.nvml.sys_cuda_driver_version().ok().map(version),
         }
     }
 
-    /// Reads all devices.
+    /// Takes the Xids since the previous call, each with the UUID of its GPU.
+    pub fn take_xids(&mut self) -> Vec<(Arc<str>, u64)> {
+        self.events.take_xids()
+    }
+
+    /// Reads all devices. The Xids are left to [`Session::take_xids`].
     ///
     /// # Errors
-    /// The driver as a whole does not answer any more; the library is to be opened anew.
-    pub fn read(
-        &mut self,
-        roots: &Roots,
-        owners: &mut Owners,
-        totals: &mut Totals,
-    ) -> Result<Looked, NvmlError> {
-        let began = Moment::now();
-        let uptime = uptime_ticks(roots);
+    /// The whole driver has failed; the library must be reopened.
+    pub fn read(&mut self) -> Result<DriverReading, NvmlError> {
+        let now = Timestamp::now();
+        self.poll_events(now)?;
         let count = self.nvml.device_count()?;
         self.gpus.retain(|index, _| *index < count);
-        let (mut devices, mut ended, mut faults) = (Vec::new(), Vec::new(), Vec::new());
+        let mut reading = DriverReading { counted: count as usize, ..DriverReading::default() };
+        let mut read_errors = Vec::new();
         for index in 0..count {
-            match self.read_gpu(index, devices.len(), began, totals, &mut faults) {
-                Ok((found, maxima)) => {
-                    let identity = Arc::clone(&found[0].identity);
-                    ended.extend(maxima.into_iter().map(|maximum| (Arc::clone(&identity), maximum)));
-                    devices.extend(found);
+            match self.read_gpu(index, reading.devices.len(), now, &mut read_errors) {
+                Ok((devices, ended)) => {
+                    reading.devices.extend(devices);
+                    reading.ended.extend(ended);
                 }
-                Err(error) if library::error_is_the_librarys(&error) => return Err(error),
+                Err(error) if library::is_library_error(&error) => return Err(error),
                 Err(error) => {
                     if let Some(lost) = self.gpus.remove(&index) {
                         self.events.forget(&lost.identity.uuid);
                     }
-                    tracing::debug!(gpu = index, error = %describe(&error), "device does not answer");
-                    faults.push(library::fault(&error));
+                    tracing::debug!(gpu = index, error = %describe(&error), "reading a GPU failed");
+                    read_errors.push(library::error_label(&error));
                 }
             }
         }
-        let processes = devices.iter_mut().filter_map(|device| device.processes.as_mut()).flatten();
-        let pids = owners.name(processes, uptime, &mut faults);
-        let keeps_maxima = self.gpus.values().any(|gpu| gpu.accounting.is_on());
-        let boot_time = keeps_maxima.then(|| roots.boot_time().ok()).flatten();
-        self.events.register(self.nvml, began, self.gpus.values(), totals);
-        for device in devices.iter_mut().filter(|device| device.instance_of.is_none()) {
-            let uuid = &device.identity.uuid;
-            if let Some(gpu) = self.gpus.values_mut().find(|gpu| gpu.identity.uuid == *uuid) {
-                gpu.accounting.remember(began, boot_time, device.processes.iter_mut().flatten());
-            }
-            if let Some(counted) = totals.get(uuid).filter(|_| self.events.listens_to(uuid)) {
-                device.health.xids.clone_from(&counted.xids);
-            }
-        }
-        let at = Moment::now();
-        let samples = samples(at, ended, &devices);
-        let reading = Reading {
-            source: "gpu",
-            at,
-            took: at.since(began),
-            driver_version: self.driver_version.clone(),
-            cuda_version: self.cuda_version.clone(),
-            counted: count as usize,
-            silent: silent(totals, &devices),
-            devices,
-            pids,
-            faults,
-        };
-        Ok(Looked { reading, samples })
+        self.events.register(self.nvml, now, self.gpus.values());
+        let uuids = self.gpus.values().map(|gpu| &gpu.identity.uuid);
+        reading.registered = uuids.filter(|uuid| self.events.is_registered(uuid)).cloned().collect();
+        reading.has_accounting = self.gpus.values().any(|gpu| gpu.accounting.is_on());
+        reading.without_accounting = self.gpus.values().filter(|gpu| gpu.accounting.could_be_on()).count();
+        reading.read_errors = read_errors.into_iter().map(str::to_owned).collect();
+        Ok(reading)
     }
 
     fn read_gpu(
         &mut self,
         index: u32,
-        place: usize,
-        now: Moment,
-        totals: &mut Totals,
-        faults: &mut Vec<&'static str>,
-    ) -> Result<device::Found, NvmlError> {
+        position: usize,
+        now: Timestamp,
+        read_errors: &mut Vec<&'static str>,
+    ) -> Result<(Vec<GpuDevice>, Vec<EndedProcess>), NvmlError> {
         let gpu = match self.gpus.entry(index) {
             std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::btree_map::Entry::Vacant(new) => {
-                new.insert(Gpu::open(self.nvml, index, self.most_between, faults)?)
+                new.insert(NvmlGpu::open(self.nvml, index, read_errors)?)
             }
         };
-        let counted = totals.entry(Arc::clone(&gpu.identity.uuid)).or_default();
-        counted.identity = Some(Arc::clone(&gpu.identity));
-        gpu.read(place, now, counted, &mut self.dialect, faults)
+        gpu.read(position, now, &mut self.api_versions, read_errors)
     }
 
-    /// Looks quickly at what all devices that answered last time hold. What fails is left to the next whole look.
+    /// Reads the memory of all devices that answered in the last full reading. Errors are left to the next full reading.
     ///
     /// # Errors
     /// As [`Session::read`].
-    pub fn look_quickly(&mut self, roots: &Roots, owners: &mut Owners) -> Result<Sample, NvmlError> {
-        let mut unheard = Vec::new(); // the next whole look meets the same faults, and counts them
-        let uptime = uptime_ticks(roots);
-        let mut quick = Vec::with_capacity(self.gpus.len());
+    pub fn sample_memory(&mut self) -> Result<DriverSample, NvmlError> {
+        self.poll_events(Timestamp::now())?;
+        let mut ignored_errors = Vec::new(); // the next full reading meets and counts the same errors
+        let mut sample = DriverSample::default();
         for gpu in self.gpus.values() {
-            match gpu.look_quickly(&mut self.dialect, &mut unheard) {
-                Ok(found) => quick.extend(found),
-                Err(error) if library::error_is_the_librarys(&error) => return Err(error),
+            match gpu.sample_memory(&mut self.api_versions, &mut ignored_errors) {
+                Ok(samples) => {
+                    sample.devices.extend(samples.into_iter().map(|(identity, memory, processes)| {
+                        let processes = processes.unwrap_or_default();
+                        SampledDevice {
+                            key: Arc::clone(identity.key()),
+                            used: memory.used,
+                            processes: processes.iter().map(|process| (process.pid, process.used)).collect(),
+                        }
+                    }))
+                }
+                Err(error) if library::is_library_error(&error) => return Err(error),
                 Err(_) => {}
             }
         }
-        let processes = quick.iter_mut().filter_map(|(_, _, processes)| processes.as_mut()).flatten();
-        owners.name_quickly(processes, uptime, &mut unheard);
-        let devices = quick.into_iter().map(|(identity, memory, processes)| {
-            let device = Device { memory, processes, ..Device::new(identity) };
-            Sampled::of(&device)
-        });
-        Ok(Sample { at: Moment::now(), is_dated: true, devices: devices.collect() })
+        Ok(sample)
     }
 
-    /// Takes the Xids that have come.
-    ///
-    /// # Errors
-    /// As [`Session::read`].
-    pub fn take_xids(&mut self, totals: &mut Totals) -> Result<(), NvmlError> {
-        let now = Moment::now();
-        if self.events.take(now, totals)? {
-            self.events.register(self.nvml, now, self.gpus.values(), totals);
+    fn poll_events(&mut self, now: Timestamp) -> Result<(), NvmlError> {
+        if self.events.poll()? {
+            self.events.register(self.nvml, now, self.gpus.values());
         }
         Ok(())
     }
-
-    /// GPUs whose accounting mode is off and could be on: not those in MIG mode.
-    pub fn without_accounting(&self) -> usize {
-        self.gpus.values().filter(|gpu| gpu.accounting.could_be_on()).count()
-    }
-}
-
-/// GPUs of which Xids were counted and that are not among these devices, in the order of their numbers.
-fn silent(totals: &Totals, devices: &[Device]) -> Vec<Device> {
-    let silent = totals.iter().filter_map(|(uuid, counted)| {
-        let identity = counted.identity.as_ref()?;
-        let answers = devices.iter().any(|device| device.identity.uuid == *uuid);
-        if answers || counted.xids.is_empty() {
-            return None;
-        }
-        let mut device = Device::new(Arc::clone(identity));
-        device.health.xids.clone_from(&counted.xids);
-        Some(device)
-    });
-    let mut silent: Vec<_> = silent.collect();
-    silent.sort_by(|a, b| (&a.identity.index, &a.identity.uuid).cmp(&(&b.identity.index, &b.identity.uuid)));
-    silent
-}
-
-/// What a reading is for the peaks; and before it, what each process that has ended held at most, at some time.
-fn samples(at: Moment, ended: Vec<(Arc<Identity>, (u32, Owner, u64))>, devices: &[Device]) -> Vec<Sample> {
-    let maxima = ended.into_iter().map(|(identity, maximum)| {
-        let only = Sampled { identity, used: None, holders: vec![maximum], silent: vec![] };
-        Sample { at, is_dated: false, devices: vec![only] }
-    });
-    let now = Sample { at, is_dated: true, devices: devices.iter().map(Sampled::of).collect() };
-    maxima.chain([now]).collect()
 }

@@ -1,28 +1,29 @@
-//! Compute, graphics and MPS processes of a device.
+//! The compute, graphics and MPS processes of a device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nvml_wrapper::Device as NvmlDevice;
 use nvml_wrapper::error::NvmlError;
 
-use super::dialect::Dialect;
-use super::library::{error_may_pass, field};
-use super::memory::MOST_MEMORY;
-use super::raw::{List, Record};
-use crate::collect::gpu::reading::GpuProcess;
+use super::api_versions::ApiVersions;
+use super::ffi::{NvmlProcess, ProcessListKind};
+use super::library::{field, is_transient};
+use super::memory::MAX_MEMORY;
+use crate::collect::gpu::types::GpuProcess;
 
-/// Linux has no pids from here on (PID_MAX_LIMIT).
+/// Pids are below this (PID_MAX_LIMIT of Linux).
 const PID_LIMIT: u32 = 1 << 22;
 
-/// Which lists had an entry; a quick look leaves out the others.
-pub type Lists = [bool; List::ALL.len()];
+/// Which lists had an entry; memory samples skip the others.
+pub type Lists = [bool; ProcessListKind::ALL.len()];
 
 /// All lists.
-pub const EVERY: Lists = [true; List::ALL.len()];
+pub const EVERY: Lists = [true; ProcessListKind::ALL.len()];
 
-/// The processes of a device, and which lists they were in. Each pid once: a process in several lists holds its memory
-/// once. `None` if the device tells none of these lists, or if one of them cannot be read now: the others are no sum.
-/// `total` is all the memory that the device has.
+/// Reads the processes of a device, and which lists contained them. Each pid appears once: a process in several lists holds
+/// its memory once. `None` if the device reports none of these lists, or if one of them cannot be read now: the others are
+/// no sum. `None` too if a record is impossible and the driver's layout may be unknown: then all records may be garbage.
+/// `total` is the device's total memory.
 ///
 /// # Errors
 /// As [`field`].
@@ -30,42 +31,78 @@ pub fn read(
     device: &NvmlDevice<'_>,
     lists: Lists,
     total: Option<u64>,
-    dialect: &mut Dialect,
-    faults: &mut Vec<&'static str>,
+    api_versions: &mut ApiVersions,
+    read_errors: &mut Vec<&'static str>,
 ) -> Result<(Option<Vec<GpuProcess>>, Lists), NvmlError> {
-    let (mut told, mut filled, mut failed) = (None, [false; List::ALL.len()], false);
-    for list in List::ALL.into_iter().filter(|list| lists[*list as usize]) {
-        let answer = dialect.processes(device, list);
-        if answer.as_ref().is_err_and(error_may_pass) {
-            failed = true;
-            filled[list as usize] = true; // it may well have an entry
+    let (mut records, mut filled, mut has_failed) = (None, [false; ProcessListKind::ALL.len()], false);
+    let mut is_layout_known = true;
+    for list in ProcessListKind::ALL.into_iter().filter(|list| lists[*list as usize]) {
+        let result = api_versions.processes(device, list);
+        if result.as_ref().is_err_and(is_transient) {
+            has_failed = true;
+            filled[list as usize] = true; // it may have an entry
         }
-        if let Some(records) = field(answer, faults)? {
-            filled[list as usize] = !records.is_empty();
-            told.get_or_insert_with(Vec::new).extend(records);
+        if let Some(result) = field(result, read_errors)? {
+            filled[list as usize] = !result.records.is_empty();
+            is_layout_known &= result.is_layout_known;
+            records.get_or_insert_with(Vec::new).extend(result.records);
         }
     }
-    let Some(records) = told.filter(|_| !failed) else { return Ok((None, filled)) };
-    let merged = merge(records, total.unwrap_or(MOST_MEMORY));
-    if merged.is_none() {
-        faults.push("malformed");
+    let Some(records) = records.filter(|_| !has_failed) else { return Ok((None, filled)) };
+    let merged = merge(records, total.unwrap_or(MAX_MEMORY));
+    if merged.is_malformed {
+        read_errors.push("malformed");
     }
-    Ok((merged, filled))
+    let is_valid = is_layout_known || !merged.is_malformed;
+    Ok((is_valid.then_some(merged.processes), filled))
 }
 
-/// Each pid once. `None` if a record is impossible, or all of them together hold more than there is: then the layout is
-/// not the one we know, and all is garbage.
-fn merge(records: Vec<Record>, most: u64) -> Option<Vec<GpuProcess>> {
+/// The processes of all lists.
+struct Merged {
+    processes: Vec<GpuProcess>,
+    /// Whether a record or the sum of all is impossible.
+    is_malformed: bool,
+}
+
+/// Merges the records by pid and drops impossible memory, which stays unattributed.
+///
+/// A record without a possible pid is dropped. A process that holds more than `max_bytes` has unknown memory. If the sum is
+/// more than `max_bytes`, it is unknown which record is wrong. Then the memory is unknown of each record that could be the
+/// only wrong one, that is, without which the others would fit.
+fn merge(records: Vec<NvmlProcess>, max_bytes: u64) -> Merged {
     let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
-    for Record { pid, used } in records {
-        if pid == 0 || pid >= PID_LIMIT || used.is_some_and(|used| used > most) {
-            return None;
+    let mut impossible = BTreeSet::new();
+    let mut is_malformed = false;
+    for NvmlProcess { pid, used } in records {
+        if pid == 0 || pid >= PID_LIMIT {
+            is_malformed = true;
+            continue;
+        }
+        if used.is_some_and(|used| used > max_bytes) {
+            impossible.insert(pid);
         }
         let entry = by_pid.entry(pid).or_insert(used);
         *entry = used.max(*entry);
     }
-    let held = by_pid.values().flatten().try_fold(0_u64, |sum, used| sum.checked_add(*used))?;
-    (held <= most).then(|| by_pid.into_iter().map(|(pid, used)| GpuProcess::new(pid, used)).collect())
+    for pid in &impossible {
+        by_pid.insert(*pid, None);
+    }
+    let held: u128 = by_pid.values().flatten().map(|used| u128::from(*used)).sum();
+    let max_bytes = u128::from(max_bytes);
+    if held > max_bytes {
+        is_malformed = true;
+        let largest = by_pid.values().flatten().max().copied().unwrap_or_default();
+        // no single record explains it: then the memory of all is unknown
+        let suspect_from = if held - u128::from(largest) > max_bytes { 0 } else { held - max_bytes };
+        for used in by_pid.values_mut() {
+            *used = used.filter(|used| u128::from(*used) < suspect_from);
+        }
+    }
+    is_malformed |= !impossible.is_empty();
+    Merged {
+        processes: by_pid.into_iter().map(|(pid, used)| GpuProcess::new(pid, used)).collect(),
+        is_malformed,
+    }
 }
 
 #[cfg(test)]
@@ -74,28 +111,47 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_process_in_several_lists_holds_its_memory_once() {
-        let record = |pid, used| Record { pid, used };
+    fn counts_a_process_in_several_lists_once() {
+        let record = |pid, used| NvmlProcess { pid, used };
         let merged =
             merge(vec![record(7, Some(5)), record(8, None), record(7, Some(5)), record(7, None)], 10);
-        assert_eq!(merged, Some(vec![GpuProcess::new(7, Some(5)), GpuProcess::new(8, None)]));
+        assert_eq!(merged.processes, [GpuProcess::new(7, Some(5)), GpuProcess::new(8, None)]);
+        assert!(!merged.is_malformed);
+    }
+
+    #[test]
+    fn impossible_record_hides_no_other() {
+        let of = |records: &[(u32, Option<u64>)]| {
+            let merged =
+                merge(records.iter().map(|(pid, used)| NvmlProcess { pid: *pid, used: *used }).collect(), 80);
+            assert!(merged.is_malformed, "{records:?}");
+            merged.processes.iter().map(|process| (process.pid, process.used)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[(7, Some(5)), (0, Some(3)), (8, None)]), [(7, Some(5)), (8, None)]);
+        assert_eq!(of(&[(7, Some(5)), (u32::MAX, None)]), [(7, Some(5))]);
+        assert_eq!(of(&[(7, Some(5)), (8, Some(81))]), [(7, Some(5)), (8, None)]);
+        assert_eq!(of(&[(7, Some(5)), (8, Some(81)), (8, Some(2))]), [(7, Some(5)), (8, None)]);
+        // 50 or 45 may be the only wrong one, 5 cannot be
+        assert_eq!(of(&[(7, Some(50)), (8, Some(45)), (9, Some(5))]), [(7, None), (8, None), (9, Some(5))]);
+        assert_eq!(of(&[(7, Some(79)), (8, Some(2))]), [(7, None), (8, None)]);
+        assert_eq!(of(&[(7, Some(79)), (8, Some(70)), (9, Some(78))]), [(7, None), (8, None), (9, None)]);
     }
 
     proptest! {
         #[test]
-        fn no_impossible_process_is_ever_told(
+        fn never_reports_an_impossible_process(
             records in prop::collection::vec(
                 (prop_oneof![1..1_u32 << 22, any::<u32>()],
                  prop_oneof![Just(None), (0..1_u64 << 40).prop_map(Some), any::<u64>().prop_map(Some)]), 0..6),
-            most in 0..1_u64 << 42,
+            max_bytes in 0..1_u64 << 42,
         ) {
-            let records: Vec<_> = records.into_iter().map(|(pid, used)| Record { pid, used }).collect();
-            let processes = merge(records, most);
-            for process in processes.iter().flatten() {
-                prop_assert!(process.pid < PID_LIMIT && process.used.is_none_or(|used| used <= most));
+            let records: Vec<_> = records.into_iter().map(|(pid, used)| NvmlProcess { pid, used }).collect();
+            let processes = merge(records, max_bytes).processes;
+            for process in &processes {
+                prop_assert!(process.pid < PID_LIMIT && process.used.is_none_or(|used| used <= max_bytes));
             }
-            let held = processes.iter().flatten().filter_map(|process| process.used).map(u128::from).sum::<u128>();
-            prop_assert!(held <= u128::from(most));
+            let held = processes.iter().filter_map(|process| process.used).map(u128::from).sum::<u128>();
+            prop_assert!(held <= u128::from(max_bytes));
         }
     }
 }

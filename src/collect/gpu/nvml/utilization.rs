@@ -1,4 +1,4 @@
-//! How busy each process kept a GPU.
+//! The share of time that each process kept a GPU busy.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -6,77 +6,81 @@ use std::time::Duration;
 use nvml_wrapper::Device as NvmlDevice;
 use nvml_wrapper::error::NvmlError;
 
+use super::ffi::{self, Buffer};
 use super::library::field;
-use super::raw::{self, Buffer};
-use crate::clock::Moment;
-use crate::collect::gpu::reading::GpuProcess;
+use crate::clock::Timestamp;
+use crate::collect::gpu::types::GpuProcess;
 
-/// A device that does not tell (MIG) is asked again after this.
-const ASK_AGAIN: Duration = Duration::from_secs(60);
+/// When to try again on a device that does not support it (MIG).
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A stamp that is later than this from now is garbage: no later sample would ever be seen.
+/// A timestamp further in the future than this is garbage: if it were kept, no later sample would ever be read.
 const CLOCK_SLACK_US: u64 = 60_000_000;
-/// The first reading asks for what is younger than this.
-const FIRST_LOOK_US: u64 = 1_000_000;
+/// Each reading takes samples that are younger than this, also those that the previous one took: the driver samples less
+/// often than it can be read, so that there may be none since the last one though the process was active.
+const WINDOW_US: u64 = 1_000_000;
+/// Sums over engines may be above 100; what is far above is garbage.
+const MAX_PERCENT: u32 = 1_000;
 
-/// The samples that were seen already.
+/// The position in the driver's samples.
 #[derive(Debug, Default)]
-pub struct Load {
+pub struct ProcessUtilization {
     last_seen_us: u64,
-    not_before: Option<Moment>,
+    retry_at: Option<Timestamp>,
 }
 
-impl Load {
-    /// Fills in how busy each process was since the reading before: the mean of its own samples. The driver lists only
-    /// those that did something, so the others are 0, also when it has no samples at all. One whose samples are all
-    /// garbage has none. Where the driver does not tell, all stay as they are.
+impl ProcessUtilization {
+    /// Fills in the utilization of each process since the previous reading, at least in the last second: the mean of its
+    /// samples, each at most 1. The driver lists only processes that were active, so the others are 0, also if there are no
+    /// samples at all. A process whose samples are all garbage has none. Where the driver does not report samples, nothing changes.
     ///
     /// # Errors
     /// As [`field`].
     pub fn read(
         &mut self,
         device: &NvmlDevice<'_>,
-        now: Moment,
+        now: Timestamp,
         processes: &mut [GpuProcess],
         buffer: &mut Buffer,
-        faults: &mut Vec<&'static str>,
+        read_errors: &mut Vec<&'static str>,
     ) -> Result<(), NvmlError> {
-        if processes.is_empty() || self.not_before.is_some_and(|at| now < at) {
+        if processes.is_empty() || self.retry_at.is_some_and(|at| now < at) {
             return Ok(());
         }
         let now_us = (now.unix_seconds() * 1e6) as u64;
+        let window_start_us = now_us.saturating_sub(WINDOW_US);
         if self.last_seen_us == 0 {
-            self.last_seen_us = now_us.saturating_sub(FIRST_LOOK_US); // else it would tell what was long ago
+            self.last_seen_us = window_start_us; // otherwise the driver would return old samples
         }
-        let answer = match raw::utilization(device, self.last_seen_us, buffer) {
+        let result = match ffi::utilization(device, self.last_seen_us.min(window_start_us), buffer) {
             Err(NvmlError::NotFound) => Ok(vec![]),
             other => other,
         };
-        let Some(samples) = field(answer, faults)? else {
-            self.not_before = Some(now.plus(ASK_AGAIN));
+        let Some(samples) = field(result, read_errors)? else {
+            self.retry_at = Some(now.plus(RETRY_INTERVAL));
             return Ok(());
         };
         let latest_us = now_us + CLOCK_SLACK_US;
         let mut by_pid: HashMap<u32, (u64, u32)> = HashMap::new();
         let mut is_garbage = false;
         for sample in &samples {
-            if sample.sm_percent > 100 {
+            if sample.sm_percent > MAX_PERCENT {
                 is_garbage = true;
-                by_pid.entry(sample.pid).or_default(); // it did something, and nobody knows how much
+                by_pid.entry(sample.pid).or_default(); // active, but by an unknown share
                 continue;
             }
             if sample.time_us <= latest_us {
                 self.last_seen_us = self.last_seen_us.max(sample.time_us);
             }
             let entry = by_pid.entry(sample.pid).or_default();
-            *entry = (entry.0 + u64::from(sample.sm_percent), entry.1 + 1);
+            *entry = (entry.0 + u64::from(sample.sm_percent.min(100)), entry.1 + 1);
         }
         for process in processes {
             let (sum, count) = by_pid.get(&process.pid).copied().unwrap_or((0, 1));
             process.busy = (count > 0).then(|| sum as f64 / f64::from(count) / 100.0);
         }
         if is_garbage {
-            faults.push("malformed");
+            read_errors.push("malformed");
         }
         Ok(())
     }

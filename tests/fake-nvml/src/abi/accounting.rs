@@ -1,4 +1,4 @@
-//! What the driver keeps of processes, also of those that have ended.
+//! The driver's records of processes, also of ended ones.
 
 use std::ffi::c_uint;
 
@@ -6,7 +6,7 @@ use nvml_wrapper_sys::bindings::{nvmlAccountingStats_t, nvmlDevice_t};
 
 use super::{NO_INSTANCE, NOT_AVAILABLE, NOT_FOUND, NOT_SUPPORTED, Out, entry_points};
 
-/// Processes that the ring of the driver holds.
+/// The capacity of the driver's ring buffer in processes.
 const BUFFER_SIZE: c_uint = 4000;
 
 entry_points! {

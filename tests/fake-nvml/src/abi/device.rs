@@ -1,4 +1,4 @@
-//! Finding devices, and what does not change about them.
+//! Lists devices, and their constant properties.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -47,7 +47,7 @@ entry_points! {
         device.put(by_bus_id(call, &bus_id.get()?)?)
     }
 
-    /// Of a MIG device: its place among the MIG devices of its GPU.
+    /// Of a MIG device: its index among the MIG devices of its GPU.
     fn nvmlDeviceGetIndex(call, device: nvmlDevice_t, index: Out<c_uint>) {
         let target = call.target(device)?;
         let place = |uuid: &str| target.gpu.mig.iter().flatten().position(|mig| mig.uuid == uuid);
@@ -93,13 +93,13 @@ entry_points! {
         info.put(pci_info(&gpu.bus_id).ok_or(INVALID_ARGUMENT)?)
     }
 
-    /// A Windows idea.
+    /// Windows only.
     fn nvmlDeviceGetDriverModel(call, device: nvmlDevice_t, _current: Out<c_uint>, _pending: Out<c_uint>) {
         call.gpu(device).and(Err(NOT_SUPPORTED))
     }
 }
 
-/// A lost GPU is still counted, but there is no handle to be had of it.
+/// A lost GPU is still counted, but has no handle.
 fn by_index(call: &Call, index: usize) -> Answer<nvmlDevice_t> {
     let loaded = call.loaded()?;
     let gpu = library().take_step(loaded, call.symbol, index).ok_or(INVALID_ARGUMENT)?;

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::library::library;
 
-/// How often a waiter looks at the state file.
+/// How often a waiter reads the state file.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 entry_points! {
@@ -69,7 +69,7 @@ fn supported_kinds() -> u64 {
     u64::from(nvmlEventTypeAll)
 }
 
-/// The next event for a set, as the state file has it now.
+/// Returns the next event for a set, from the current state file.
 ///
 /// # Errors
 /// The set was freed, the library shut down, or one of the set's GPUs lost.

@@ -1,4 +1,4 @@
-//! Field values: many readings in one call, each with a code of its own.
+//! Field values: many values in one call, each with its own return code.
 
 use std::ffi::c_int;
 
@@ -15,7 +15,7 @@ use super::{Answer, INVALID_ARGUMENT, NOT_SUPPORTED, Out, SUCCESS, entry_points,
 use crate::gpu::{Field, FieldKind};
 
 entry_points! {
-    /// The scope of a field (such as a link) is not looked at.
+    /// The scope of a field (such as a link) is ignored.
     fn nvmlDeviceGetFieldValues(call, device: nvmlDevice_t, count: c_int, values: Out<nvmlFieldValue_t>) {
         let gpu = call.gpu(device)?;
         let count = usize::try_from(count).map_err(|_| INVALID_ARGUMENT)?;

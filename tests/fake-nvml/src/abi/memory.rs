@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings::{
 use super::{NOT_SUPPORTED, Out, check_version, entry_points};
 
 entry_points! {
-    /// The first version knows no reserved memory: it is part of used.
+    /// The first version has no reserved memory: it is part of used.
     fn nvmlDeviceGetMemoryInfo(call, device: nvmlDevice_t, info: Out<nvmlMemory_t>) {
         let target = call.target(device)?;
         let memory = target.memory()?;
@@ -42,8 +42,8 @@ entry_points! {
         })
     }
 
-    /// No GPU here computes in confidence: all memory is unprotected. Its presence beside the absence of the
-    /// process detail list is how programs tell a driver with process records of 32 bytes.
+    /// No GPU here uses confidential computing: all memory is unprotected. Programs recognise a driver with process
+    /// records of 32 bytes by this symbol together with the absence of the process detail list.
     fn nvmlDeviceGetConfComputeMemSizeInfo(
         call, device: nvmlDevice_t, info: Out<nvmlConfComputeMemSizeInfo_t>,
     ) {

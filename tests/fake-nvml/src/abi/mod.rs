@@ -1,12 +1,11 @@
-//! The C side: what every entry point does before and after its own few lines.
+//! The C functions: the common part of every entry point.
 //!
 //! An entry point is written as a function of a [`Call`] and the C arguments, inside `entry_points!`, which
 //! exports it and records its name. Pointers from C come as [`Out`] and [`Text`], so that only this file
 //! touches raw memory.
 //!
-//! The order of what a call meets: it is counted, hangs, waits, does not exist in the driver, fails by
-//! injection; only then *uninitialised*, a bad handle, a lost GPU, a failure injected into that GPU, and its
-//! answer.
+//! The order of checks in a call: it is counted, hangs, waits, is missing in the driver, fails by injection; then
+//! *uninitialised*, an invalid handle, a lost GPU, a failure injected into that GPU; then its result.
 
 mod accounting;
 mod device;
@@ -41,6 +40,7 @@ pub(crate) use device::bus_address;
 
 use crate::gpu::{Gpu, Memory, MigDevice};
 use crate::library::{Loaded, library};
+use crate::state::Fault;
 
 /// A result, or the code that the C caller gets instead.
 type Answer<T = ()> = Result<T, nvmlReturn_t>;
@@ -112,6 +112,9 @@ impl Call {
         if let Some(milliseconds) = state.slow_ms.get(symbol) {
             thread::sleep(Duration::from_millis(*milliseconds));
         }
+        if let Some(fault) = state.faults.get(symbol) {
+            commit(*fault);
+        }
         if state.function_not_found.contains(symbol) {
             return Err(FUNCTION_NOT_FOUND);
         }
@@ -119,12 +122,12 @@ impl Call {
         Ok(Self { symbol, loaded })
     }
 
-    /// The state, once the library was initialised.
+    /// Returns the state; fails if the library is not initialised.
     fn loaded(&self) -> Answer<&Loaded> {
         if library().initialised == 0 { Err(UNINITIALIZED) } else { Ok(&self.loaded) }
     }
 
-    /// What a handle stands for.
+    /// Returns the target of a handle.
     fn target(&self, device: nvmlDevice_t) -> Answer<Target> {
         let loaded = self.loaded()?;
         let (index, mig) = handle_parts(device).ok_or(INVALID_ARGUMENT)?;
@@ -142,14 +145,13 @@ impl Call {
         Ok(Target { index, gpu, mig })
     }
 
-    /// The GPU of a handle, for readings that a MIG device does not have.
+    /// Returns the GPU of a handle, for values that a MIG device does not have.
     fn gpu(&self, device: nvmlDevice_t) -> Answer<Arc<Gpu>> {
         let target = self.target(device)?;
         if target.mig.is_some() { Err(NOT_SUPPORTED) } else { Ok(target.gpu) }
     }
 
-    /// Answers a list as NVML does: `count` is the room of the buffer before and the length of the list
-    /// after.
+    /// Returns a list as NVML does: `count` is the capacity of the buffer before, and the length of the list after.
     fn put_list<T: Copy>(
         &self,
         device: nvmlDevice_t,
@@ -169,12 +171,35 @@ impl Call {
         Ok(())
     }
 
-    /// The caller has only learnt the length of a list: the step of the script is still to come.
+    /// Reverts the script step of a call that only read the length of a list.
     fn too_small(&self, device: nvmlDevice_t) -> nvmlReturn_t {
         if let Some((index, _)) = handle_parts(device) {
             library().give_step_back(self.symbol, index);
         }
         INSUFFICIENT_SIZE
+    }
+}
+
+fn commit(fault: Fault) {
+    const MIB: usize = 1 << 20;
+    match fault {
+        // SAFETY: none: an address of the first page is never mapped, and the process is meant to end here.
+        Fault::Segfault => unsafe { std::ptr::without_provenance_mut::<u32>(16).write_volatile(1) },
+        Fault::Abort => std::process::abort(),
+        Fault::Grow => {
+            let mut held: Vec<Vec<u8>> = Vec::new();
+            while held.len() < 512 {
+                held.push(vec![1; MIB]);
+            }
+            loop {
+                thread::park();
+            }
+        }
+        Fault::Garbage => {
+            let noise: Vec<u8> = (0..64 * 1024_u32).map(|number| (number * 7 + number / 251) as u8).collect();
+            // SAFETY: the buffer is valid for its length.
+            unsafe { libc::write(0, noise.as_ptr().cast(), noise.len()) };
+        }
     }
 }
 
@@ -199,8 +224,8 @@ impl Target {
     }
 }
 
-/// A handle is no address: GPU index + 1 in its low 16 bits, number of the MIG device + 1 above. So it stays
-/// what it was while the state changes, and a handle to something gone is an invalid argument.
+/// A handle is no address: GPU index + 1 in its low 16 bits, MIG device number + 1 above. So it stays the same while the
+/// state changes, and a handle of something gone is an invalid argument.
 fn handle(gpu: usize, mig: Option<usize>) -> nvmlDevice_t {
     std::ptr::without_provenance_mut((gpu + 1) | (mig.map_or(0, |number| number + 1) << 16))
 }
@@ -210,10 +235,10 @@ fn handle_parts(device: nvmlDevice_t) -> Option<(usize, Option<usize>)> {
     Some(((bits & 0xffff).checked_sub(1)?, (bits >> 16).checked_sub(1)))
 }
 
-/// Where C wants a result, or an array of them.
+/// A pointer from C for a result, or an array of results.
 ///
-/// Only a C caller can make one, and NVML's contract is its promise: the pointer is null or points to what
-/// the function's prototype says, for the length of the call.
+/// Only a C caller can create one, and NVML's contract applies: the pointer is null or points to a value of the type in
+/// the function's prototype, for the duration of the call.
 #[repr(transparent)]
 struct Out<T>(*mut T);
 
@@ -226,12 +251,12 @@ impl<T: Copy> Out<T> {
         if self.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: not null, and by the contract of `Out` a place for one T.
+        // SAFETY: not null, and by the contract of `Out` space for one T.
         unsafe { self.0.write(value) };
         Ok(())
     }
 
-    /// What the caller has written there before the call, such as a version or a size.
+    /// Reads what the caller wrote there before the call, such as a version or a size.
     fn get(&self) -> Answer<T> {
         if self.is_null() {
             return Err(INVALID_ARGUMENT);

@@ -1,4 +1,4 @@
-//! Symbols whose whole answer is one number, and of which no test needs more than that.
+//! Symbols that return one number, which is enough for all tests.
 //!
 //! `numbers` of a GPU overrides the defaults here.
 

@@ -1,4 +1,4 @@
-//! Who is on the GPU.
+//! Processes on the GPU.
 //!
 //! On a GPU in MIG mode the handle of the GPU lists the processes of all instances, that of a MIG device its
 //! own.
@@ -85,7 +85,7 @@ entry_points! {
         Ok(())
     }
 
-    /// Samples younger than `last_seen`; there is an error, not an empty list, when there are none.
+    /// Returns samples younger than `last_seen`; without any, an error instead of an empty list.
     fn nvmlDeviceGetProcessUtilization(
         call, device: nvmlDevice_t, list: Out<nvmlProcessUtilizationSample_t>, count: Count,
         last_seen: c_ulonglong,
@@ -128,12 +128,10 @@ fn put_v2(call: &Call, device: nvmlDevice_t, count: Count, list: V2, kind: char)
     call.put_list(device, count, list, &records)
 }
 
-/// The layout of the second version, or the 32 bytes with which some R535 drivers surprise callers of this
-/// symbol.
+/// Writes the layout of the second version, or the 32 bytes of some R535 drivers for this symbol.
 ///
-/// Such a driver writes beyond an array of as many records of 24 bytes as it has room for. This one does not:
-/// it answers *insufficient size* instead, because a test should see a wrong number, not its own memory
-/// destroyed.
+/// Such a driver writes beyond an array that the caller sized for records of 24 bytes. This library returns
+/// *insufficient size* instead, so that a test sees a wrong number and not corrupted memory.
 fn put_v3(call: &Call, device: nvmlDevice_t, count: Count, list: V2, kind: char) -> Answer {
     if call.loaded.state.process_record_bytes != 32 {
         return put_v2(call, device, count, list, kind);

@@ -1,4 +1,4 @@
-//! Load, heat, power and clocks.
+//! Utilization, temperature, power and clocks.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
@@ -9,9 +9,9 @@ use nvml_wrapper_sys::bindings::{
 use super::{Answer, Call, INVALID_ARGUMENT, NOT_SUPPORTED, Out, check_version, entry_points, now_us};
 use crate::gpu::{Clocks, Utilization};
 
-/// Period over which a driver averages the load of the engines.
+/// Period over which a driver averages the utilization of the engines.
 const SAMPLING_PERIOD_US: c_uint = 167_000;
-/// Every reason that the header names.
+/// All reasons in the header.
 const THROTTLE_REASONS: c_ulonglong = 0x1ff;
 /// Degrees above which an H100 slows down, and then shuts down.
 const SLOWDOWN_C: c_uint = 87;
@@ -132,7 +132,7 @@ entry_points! {
     }
 }
 
-/// NVML's documents exclude GPUs in MIG mode from every reading of load.
+/// NVML's documents exclude GPUs in MIG mode from all utilization.
 fn utilization(call: &Call, device: nvmlDevice_t) -> Answer<Utilization> {
     let gpu = call.gpu(device)?;
     if gpu.mig.is_some() {

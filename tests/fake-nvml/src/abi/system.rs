@@ -1,4 +1,4 @@
-//! Start, end, versions, and names of errors and processes.
+//! Initialisation, shutdown, versions, and names of errors and processes.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fs;
@@ -46,12 +46,12 @@ entry_points! {
         version.put(call.loaded()?.state.cuda_version)
     }
 
-    /// The path that the process was started with, of a process that really runs here.
+    /// The command path of a process, if it runs on this host.
     fn nvmlSystemGetProcessName(call, pid: c_uint, name: Out<c_char>, length: c_uint) {
         call.loaded()?;
         let line = fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| NOT_FOUND)?;
         let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
-        // A name longer than the buffer is cut, not refused.
+        // a name longer than the buffer is truncated, not rejected
         put_chars(name.slice(length as usize)?, &String::from_utf8_lossy(first));
         Ok(())
     }
@@ -67,7 +67,7 @@ fn initialise(call: &Call) -> Answer {
     }
 }
 
-/// Close to the words of the driver's own library; the bindings bring theirs.
+/// Similar to the texts of the driver's own library; the bindings have their own.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlErrorString(result: nvmlReturn_t) -> *const c_char {
     error_words(result).as_ptr()
@@ -104,8 +104,8 @@ fn error_words(code: nvmlReturn_t) -> &'static CStr {
     }
 }
 
-/// Not of NVML: writes the counts of calls as JSON into a buffer of `length` bytes, with a final zero, cut if
-/// need be. Returns the length of the whole text, without the zero.
+/// Not part of NVML: writes the counts of calls as JSON into a buffer of `length` bytes, with a final zero, truncated if
+/// necessary. Returns the length of the whole text, without the zero.
 #[unsafe(no_mangle)]
 extern "C" fn fake_nvml_calls(buffer: Out<c_char>, length: usize) -> usize {
     let json = library().calls_json();

@@ -1,0 +1,19 @@
+"""Reports the memory of this process to memledger: tensors, torch's cache, and the rest.
+
+    import memledger
+
+    memledger.start()                            # not needed with PYTHONPATH: see docs/inside-view.md
+    for batch in loader:
+        with memledger.track("model", "forward"):
+            loss = model(batch)
+        memledger.step(batch_size=32)            # one training step
+    memledger.save_report("memory_usage.json")
+
+Nothing here raises into the program, and nothing waits: without memledger, torch or a GPU the calls do nothing or
+record the host memory only. All amounts are bytes, unless a name says otherwise.
+"""
+
+from memledger._api import cleanup, load_ipython_extension, peak, save_report, start, step, stop, track
+from memledger._version import __version__
+
+__all__ = ["__version__", "cleanup", "load_ipython_extension", "peak", "save_report", "start", "step", "stop", "track"]

@@ -1,0 +1,102 @@
+"""The memory of a model by part: counted to the byte where that is possible, measured where not, and never guessed silently."""
+
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+
+#: Makes the inputs of a batch: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+Sample = Callable[[int], Any]
+
+
+class ModelMemory(NamedTuple):
+    """Bytes of a model that do not depend on the batch."""
+
+    parameters: int
+    buffers: int
+    #: Of all parameters that are trained, whether they exist yet or not.
+    gradients: int
+    #: Counted from the optimizer's state; None without an optimizer that has made a step.
+    optimizer: Optional[int]
+    #: What Adam would hold: two values for each trained parameter. An estimate.
+    optimizer_estimate: int
+
+    @property
+    def fixed(self) -> int:
+        """Everything but activations, with the estimate where the optimizer's state is unknown."""
+        optimizer = self.optimizer_estimate if self.optimizer is None else self.optimizer
+        return self.parameters + self.buffers + self.gradients + optimizer
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Returns the bytes of a tensor's elements."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+def tensors_in(value: Any) -> Iterable[Any]:
+    """Returns the tensors in nested dicts, lists and tuples."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif hasattr(value, "element_size"):
+        yield value
+
+
+def of_model(model: Any, optimizer: Any = None) -> ModelMemory:
+    """Counts the memory of a model. A parameter that is used twice counts once."""
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    gradients = sum(tensor_bytes(parameter) for parameter in trained)
+    state: Optional[int] = None
+    if optimizer is not None and optimizer.state:
+        state = sum(tensor_bytes(tensor) for tensor in tensors_in([dict(entry) for entry in optimizer.state.values()]))
+    return ModelMemory(
+        parameters=sum(tensor_bytes(parameter) for parameter in parameters),
+        buffers=sum(tensor_bytes(buffer) for buffer in model.buffers()),
+        gradients=gradients,
+        optimizer=state,
+        optimizer_estimate=2 * gradients,
+    )
+
+
+def call(model: Any, inputs: Any) -> Any:
+    """Calls a model with the inputs that a ``sample`` returned."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    return model(inputs)
+
+
+def activation_bytes(model: Any, inputs: Any) -> int:
+    """Runs the model forward and returns the bytes that autograd keeps for the backward pass.
+
+    Each storage counts once; parameters, which exist anyway, and the inputs do not count. What an operation needs for a moment
+    is not in it.
+    """
+    import torch
+
+    known: Set[int] = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    known.update(buffer.untyped_storage().data_ptr() for buffer in model.buffers())
+    known.update(tensor.untyped_storage().data_ptr() for tensor in tensors_in(inputs))
+    kept: List[Any] = []  # so that no address is used again meanwhile
+    sizes: Dict[int, int] = {}
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            sizes[storage.data_ptr()] = storage.nbytes()
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = call(model, inputs)
+    del outputs
+    return sum(sizes.values())
+
+
+def measure_activations(model: Any, sample: Sample, batch_sizes: Tuple[int, int]) -> Tuple[int, int]:
+    """Returns the bytes of activations per sample and those that do not grow with the batch, by two measurements."""
+    small, large = batch_sizes
+    first, second = (activation_bytes(model, sample(size)) for size in batch_sizes)
+    each = max(0, -(-(second - first) // (large - small)))
+    return each, max(0, first - each * small)

@@ -1,0 +1,90 @@
+"""What torch's CUDA allocator says, without importing torch and without initialising CUDA.
+
+``torch.cuda.mem_get_info`` and others would create a CUDA context, which costs hundreds of megabytes; only the allocator's own
+counters are read here, and only once the program has initialised CUDA.
+"""
+
+import sys
+from typing import Any, Dict, List, Optional
+
+from memledger._guard import never_raises
+
+#: Field of the protocol, and where it is in torch's nested statistics.
+FIELDS = (
+    ("alloc", ("allocated_bytes", "all", "current")),
+    ("alloc_peak", ("allocated_bytes", "all", "peak")),
+    ("res", ("reserved_bytes", "all", "current")),
+    ("res_peak", ("reserved_bytes", "all", "peak")),
+    ("split", ("inactive_split_bytes", "all", "current")),
+    ("req", ("requested_bytes", "all", "current")),
+    ("ooms", ("num_ooms",)),
+    ("retries", ("num_alloc_retries",)),
+)
+#: memledger accepts no more.
+MAX_DEVICES = 64
+
+Device = Dict[str, int]
+
+
+def loaded() -> Optional[Any]:
+    """Returns torch if the program has imported it completely."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "cuda") and hasattr(torch, "__version__") else None
+
+
+def initialized() -> Optional[Any]:
+    """Returns torch if the program has initialised CUDA in this process."""
+    torch = loaded()
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+def in_dataloader_worker() -> bool:
+    """Returns whether this process is a worker of a DataLoader."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+def _pick(statistics: Dict[str, Any], index: int) -> Device:
+    device: Device = {"i": index}
+    for field, path in FIELDS:
+        value: Any = statistics
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, int):
+            device[field] = value
+    return device
+
+
+@never_raises(default=list)
+def devices() -> List[Device]:
+    """Returns the memory of each device on which torch holds or held memory, in bytes.
+
+    Empty before CUDA is initialised, and with an allocator that has no statistics (a pluggable one).
+    """
+    torch = initialized()
+    if torch is None:
+        return []
+    found = []
+    for index in range(min(torch.cuda.device_count(), MAX_DEVICES)):
+        # the flat memory_stats() takes a hundred times as long
+        statistics = torch.cuda.memory.memory_stats_as_nested_dict(device=index)
+        device = _pick(statistics, index)
+        if device.get("res_peak", 0) > 0:
+            found.append(device)
+    return found
+
+
+def uuid(index: int) -> Optional[str]:
+    """Returns the UUID of a device that the process uses; None before torch 2.5."""
+    torch = initialized()
+    if torch is None:
+        return None
+    value = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return None if value is None else str(value)
+
+
+def total(found: List[Device], field: str) -> Optional[int]:
+    """Returns the sum of a field over devices; None if a part of it is unknown or there is no device."""
+    values = [device.get(field) for device in found]
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None

@@ -1,0 +1,264 @@
+"""Facts about GPUs, and what a batch size needs: ``python -m memledger.analyze``.
+
+Every amount says what it is: *measured* (counted or observed), *estimated* (computed from a rule) or *unknown*. Activations are
+measured with ``sample``, a function that makes the inputs for a batch size; without it they are unknown. MB is 2**20 and GB is
+2**30 bytes.
+"""
+
+import argparse
+from typing import Any, Callable, Dict, List, Optional
+
+from memledger import _model_memory, _torch
+from memledger._model_memory import Sample
+
+MIB = 1 << 20
+GIB = 1 << 30
+#: Share of the GPU's memory that a training should use at most; the rest is for the CUDA context, fragmentation and peaks.
+SAFETY_MARGIN = 0.7
+#: Shares of the maximum.
+RECOMMENDED_SHARE = 0.6
+SAFE_SHARE = 0.4
+#: The search for a batch size ends here.
+MAX_BATCH_SIZE = 1 << 16
+
+
+def _cuda() -> Optional[Any]:
+    """Returns torch if it has a GPU. This may initialise CUDA, unlike everything that reports: the user asked for the GPU."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def get_gpu_info() -> Dict[str, Any]:
+    """Returns ``gpu_count`` and, for each of ``gpus``, its facts.
+
+    ``name``, ``total_memory_gb``, ``used_memory_gb``, ``free_memory_gb``, ``compute_capability`` and ``multiprocessors``.
+    """
+    torch = _cuda()
+    gpus: List[Dict[str, Any]] = []
+    for index in range(torch.cuda.device_count() if torch is not None else 0):
+        assert torch is not None
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        gpus.append(
+            {
+                "index": index,
+                "name": properties.name,
+                "total_memory_gb": total / GIB,
+                "used_memory_gb": (total - free) / GIB,
+                "free_memory_gb": free / GIB,
+                "compute_capability": f"{properties.major}.{properties.minor}",
+                "multiprocessors": properties.multi_processor_count,
+            }
+        )
+    return {"gpu_count": len(gpus), "gpus": gpus}
+
+
+def print_gpu_info() -> None:
+    """Prints the facts of each GPU."""
+    info = get_gpu_info()
+    print(f"GPUs: {info['gpu_count']}")
+    for gpu in info["gpus"]:
+        print(f"  GPU {gpu['index']}: {gpu['name']}")
+        print(
+            f"    memory (measured): {gpu['total_memory_gb']:.2f} GB total,"
+            f" {gpu['used_memory_gb']:.2f} GB used, {gpu['free_memory_gb']:.2f} GB free"
+        )
+        print(f"    compute capability {gpu['compute_capability']}, {gpu['multiprocessors']} multiprocessors")
+
+
+def monitor_gpu_memory(device_id: int = 0, reset: bool = False) -> Dict[str, float]:
+    """Returns and prints torch's memory on a device in GB; ``reset`` begins new peaks. Empty before CUDA is initialised."""
+    torch = _torch.initialized()
+    if torch is None:
+        print("GPU memory: unknown (CUDA is not initialised in this process)")
+        return {}
+    if reset:
+        torch.cuda.reset_peak_memory_stats(device_id)
+    devices = [device for device in _torch.devices() if device["i"] == device_id]
+    fields = {"allocated_gb": "alloc", "allocated_peak_gb": "alloc_peak", "reserved_gb": "res", "reserved_peak_gb": "res_peak"}
+    result = {}
+    for key, field in fields.items():
+        value = _torch.total(devices, field)
+        if value is not None:
+            result[key] = value / GIB
+    print(f"GPU {device_id} (measured): " + ", ".join(f"{key[:-3]} {value:.2f} GB" for key, value in result.items()))
+    return result
+
+
+def _power_of_two(number: float) -> int:
+    """Returns the largest power of two that is not larger; 0 below 1."""
+    return 1 << (int(number).bit_length() - 1) if number >= 1 else 0
+
+
+def recommendations(available: float, each: int, mixed_precision: bool) -> Dict[str, int]:
+    """Returns maximum, recommended and safe batch size, powers of two, for this many bytes of activations."""
+    if mixed_precision:
+        each = -(-each // 2)
+    maximum = _power_of_two(min(available / each, MAX_BATCH_SIZE)) if each > 0 else MAX_BATCH_SIZE
+    return {
+        "maximum": maximum,
+        "recommended": _power_of_two(maximum * RECOMMENDED_SHARE),
+        "safe": _power_of_two(maximum * SAFE_SHARE),
+    }
+
+
+def recommend_batch_size(
+    model: Any,
+    gpu_memory_gb: float,
+    safety_margin: float = SAFETY_MARGIN,
+    mixed_precision: bool = False,
+    sample: Optional[Sample] = None,
+    optimizer: Any = None,
+) -> Dict[str, int]:
+    """Returns the ``maximum``, ``recommended`` (60 % of it) and ``safe`` (40 %) batch size, all powers of two; 0: none fits.
+
+    ``safety_margin`` is the share of ``gpu_memory_gb`` (GB) that may be used. With ``mixed_precision`` half of the measured
+    activations is the estimate. Raises ValueError without ``sample``: nothing can be said about activations then.
+    """
+    if sample is None:
+        raise ValueError("recommend_batch_size needs sample=, a function that makes the model's inputs for a batch size")
+    each, constant = _model_memory.measure_activations(model, sample, (2, 4))
+    fixed = _model_memory.of_model(model, optimizer).fixed + constant
+    return recommendations(gpu_memory_gb * GIB * safety_margin - fixed, each, mixed_precision)
+
+
+def print_memory_analysis(
+    model: Any,
+    batch_size: int,
+    device_id: int = 0,
+    mixed_precision: bool = False,
+    sample: Optional[Sample] = None,
+    optimizer: Any = None,
+) -> None:
+    """Prints what a model needs with a batch size, what the GPU has, and the recommendations with the current one marked."""
+    memory = _model_memory.of_model(model, optimizer)
+
+    def line(name: str, amount: Optional[int], kind: str) -> None:
+        print(f"  {name:<12}" + (f"{amount / MIB:12.2f} MB  {kind}" if amount is not None else f"{'unknown':>12}     {kind}"))
+
+    print(f"Memory of the model with batch size {batch_size}:")
+    line("parameters", memory.parameters, "measured")
+    line("buffers", memory.buffers, "measured")
+    line("gradients", memory.gradients, "measured")
+    if memory.optimizer is None:
+        line("optimizer", memory.optimizer_estimate, "estimated: two values per trained parameter, as in Adam")
+    else:
+        line("optimizer", memory.optimizer, "measured")
+    if sample is None:
+        line("activations", None, "give sample=, which makes the inputs for a batch size")
+        print("  The total is unknown without activations.")
+        return
+    each, constant = _model_memory.measure_activations(model, sample, (2, 4))
+    activations = each * batch_size + constant
+    line("activations", activations, f"estimated: {each} bytes per sample, measured with batch sizes 2 and 4")
+    line("total", memory.fixed + activations, "estimated: sum of the above")
+    torch = _cuda()
+    if torch is None:
+        print("No GPU: the recommendations need its memory; see recommend_batch_size(gpu_memory_gb=...).")
+        return
+    total = torch.cuda.get_device_properties(device_id).total_memory
+    found = recommendations(total * SAFETY_MARGIN - memory.fixed - constant, each, mixed_precision)
+    _print_recommendations(found, total, batch_size)
+
+
+def _print_recommendations(found: Dict[str, int], total: int, current: int) -> None:
+    print(f"Batch sizes within {SAFETY_MARGIN:.0%} of {total / GIB:.2f} GB (estimated):")
+    for name, size in found.items():
+        print(f"  {name:<12}{size:>8}" + ("  <- current" if size == current else ""))
+    if current not in found.values():
+        print(f"  {'current':<12}{current:>8}" + ("  over the maximum" if current > found["maximum"] else ""))
+
+
+def auto_select_batch_size(model: Any, device: Any, start_batch: int = 1, sample: Optional[Sample] = None) -> int:
+    """Returns the largest batch size, doubling from ``start_batch``, whose forward and backward pass fits on ``device``.
+
+    Measured by running them: on a GPU until one runs out of memory or would use more than 70 % of it. On the CPU, where the
+    host would be driven out of memory instead, the activations are measured against the available memory. The model
+    keeps no gradients of the search. 0: not even ``start_batch`` fits.
+    """
+    if sample is None:
+        raise ValueError("auto_select_batch_size needs sample=, a function that makes the model's inputs for a batch size")
+    model = model.to(device)
+    fits = _fits_gpu if str(device).startswith("cuda") else _host_check(model, sample)
+    best, size = 0, start_batch
+    while size <= MAX_BATCH_SIZE and fits(model, device, sample, size):
+        best, size = size, 2 * size
+    return best
+
+
+def _fits_gpu(model: Any, device: Any, sample: Sample, size: int) -> bool:
+    import torch
+
+    torch.cuda.reset_peak_memory_stats(device)
+    inputs = None
+    try:
+        inputs = _moved(sample(size), device)
+        outputs = _model_memory.call(model, inputs)
+        sum(tensor.float().sum() for tensor in _model_memory.tensors_in(_values(outputs))).backward()
+        peak = torch.cuda.max_memory_reserved(device)
+    except torch.cuda.OutOfMemoryError:
+        return False
+    finally:
+        del inputs
+        model.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+    return bool(peak <= SAFETY_MARGIN * torch.cuda.get_device_properties(device).total_memory)
+
+
+def _host_check(model: Any, sample: Sample) -> Callable[[Any, Any, Sample, int], bool]:
+    """Returns a check whether a batch size fits into the host's available memory, from one measurement."""
+    each, constant = _model_memory.measure_activations(model, sample, (2, 4))
+    memory = _model_memory.of_model(model)
+    fixed = constant + memory.gradients + memory.optimizer_estimate
+    with open("/proc/meminfo", encoding="ascii") as file:
+        available = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable")) * 1024
+    return lambda _model, _device, _sample, size: each * size + fixed <= SAFETY_MARGIN * available
+
+
+def _values(outputs: Any) -> Any:
+    """Returns the values of a dict-like output, such as those of transformers."""
+    return list(outputs.values()) if hasattr(outputs, "values") and not hasattr(outputs, "element_size") else outputs
+
+
+def _moved(inputs: Any, device: Any) -> Any:
+    if isinstance(inputs, dict):
+        return {key: _moved(value, device) for key, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_moved(value, device) for value in inputs)
+    return inputs.to(device)
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Prints the GPUs; with a batch size, or to search one, the analysis of a small example model."""
+    parser = argparse.ArgumentParser(prog="python -m memledger.analyze", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--batch-size", type=int, help="analyse the example model with this batch size")
+    parser.add_argument("--auto-batch-size", action="store_true", help="search the largest batch size of the example model")
+    options = parser.parse_args(arguments)
+    print_gpu_info()
+    if options.batch_size is None and not options.auto_batch_size:
+        return 0
+    try:
+        import torch
+    except ImportError:
+        print("torch is not installed: nothing can be measured")
+        return 1
+    layers = [torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)]
+    model = torch.nn.Sequential(*layers)
+
+    def sample(size: int) -> Any:
+        return torch.zeros(size, 1024)
+
+    print("Example model: two linear layers, 1024 -> 4096 -> 1024. For your own, call print_memory_analysis.")
+    if options.batch_size is not None:
+        print_memory_analysis(model, options.batch_size, sample=sample)
+    if options.auto_batch_size:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        print(f"Largest batch size on {device} (measured): {auto_select_batch_size(model, device, 1, sample)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

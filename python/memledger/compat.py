@@ -1,0 +1,144 @@
+"""The names of the programs that memledger replaces, so that an import line is all that changes in them.
+
+    from memledger.compat import MemoryTracker            # memory per component and operation, memory_usage.json
+    from memledger.compat import gpu_manager, cleanup_gpu  # thresholds and cleanup
+    from memledger.compat import print_memory_analysis     # estimates for a batch size
+
+GB is 2**30 bytes and MB is 2**20 bytes, as in those programs. CUDA is never initialised here: before the program has done
+so, amounts of GPU memory are unknown and are not in the results.
+"""
+
+import gc
+import os
+from typing import Any, Dict, Optional
+
+from memledger import _torch
+from memledger._api import cleanup, save_report, start
+from memledger._guard import never_raises
+from memledger._reporter import reporter
+from memledger.analyze import (
+    auto_select_batch_size,
+    get_gpu_info,
+    monitor_gpu_memory,
+    print_gpu_info,
+    print_memory_analysis,
+    recommend_batch_size,
+)
+
+__all__ = [
+    "GpuManager",
+    "MemoryTracker",
+    "aggressive_cleanup_gpu",
+    "auto_select_batch_size",
+    "cleanup_gpu",
+    "get_gpu_info",
+    "gpu_manager",
+    "monitor_gpu",
+    "monitor_gpu_memory",
+    "print_gpu_info",
+    "print_memory_analysis",
+    "recommend_batch_size",
+]
+
+GIB = 1 << 30
+
+
+class MemoryTracker:
+    """Records memory at points of a program, such as ``log_memory("model", "before_generate")``.
+
+    Each record is reported to memledger, and kept for ``save_log``. Arguments of the old class that named where its scalars
+    went (a ClearML task, a logger) are accepted and not used: dashboards read memledger's metrics.
+    """
+
+    def __init__(self, *_destinations: Any, output_dir: str = ".", **_options: Any) -> None:
+        self.output_dir = output_dir
+        start()
+
+    @never_raises()
+    def log_memory(self, component: str, operation: str) -> None:
+        """Records host memory, tensors, their peak since the program started, and torch's cache."""
+        devices = _torch.devices()
+        reporter.note(component, operation, _torch.total(devices, "alloc_peak"), devices)
+
+    def clear_memory(self) -> None:
+        """Collects garbage and gives torch's cache back to the GPU."""
+        cleanup()
+
+    def save_log(self, path: Optional[str] = None) -> bool:
+        """Writes ``memory_usage.json`` into ``output_dir``, or to ``path``. Returns whether it was written."""
+        return bool(save_report(path or os.path.join(self.output_dir, "memory_usage.json")))
+
+
+def cleanup_gpu() -> Optional[int]:
+    """Collects garbage and gives torch's cache back to the GPU. Returns the bytes, None without a GPU."""
+    return cleanup()
+
+
+@never_raises()
+def aggressive_cleanup_gpu() -> Optional[int]:
+    """Like ``cleanup_gpu``, after waiting for the GPU, and with the memory that other processes have released by CUDA IPC."""
+    torch = _torch.initialized()
+    if torch is not None:
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.ipc_collect()
+    return cleanup()
+
+
+@never_raises()
+def monitor_gpu() -> None:
+    """Prints the memory of the current GPU."""
+    memory = gpu_manager.get_gpu_memory_info()
+    if not memory:
+        print("GPU memory: unknown (CUDA is not initialised in this process)")
+        return
+    print(
+        f"GPU memory: {memory['used_memory_gb']:.2f} of {memory['total_memory_gb']:.2f} GB used"
+        f" ({memory['memory_usage_percent']:.1f} %), {memory['free_memory_gb']:.2f} GB free;"
+        f" this process: {memory['allocated_memory_gb']:.2f} GB in tensors,"
+        f" {memory['cached_memory_gb']:.2f} GB in torch's cache"
+    )
+
+
+class GpuManager:
+    """Memory of the current GPU against thresholds. Use the one instance, ``gpu_manager``."""
+
+    @never_raises(default=dict)
+    def get_gpu_memory_info(self) -> Dict[str, float]:
+        """Returns the memory of the whole GPU and of this process, or nothing before CUDA is initialised.
+
+        ``total_memory_gb``, ``used_memory_gb``, ``free_memory_gb`` and ``memory_usage_percent`` are those of the GPU with all its
+        processes; ``allocated_memory_gb`` and ``cached_memory_gb`` are those of torch in this process.
+        """
+        torch = _torch.initialized()
+        if torch is None:
+            return {}
+        free, total = torch.cuda.mem_get_info()
+        allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        return {
+            "total_memory_gb": total / GIB,
+            "used_memory_gb": (total - free) / GIB,
+            "free_memory_gb": free / GIB,
+            "memory_usage_percent": 100 * (total - free) / total,
+            "allocated_memory_gb": allocated / GIB,
+            "cached_memory_gb": (reserved - allocated) / GIB,
+        }
+
+    def check_memory_threshold(self, threshold_percent: float = 85) -> bool:
+        """Returns whether the GPU is used by at least this much; False where that is unknown."""
+        usage = self.get_gpu_memory_info().get("memory_usage_percent")
+        return usage is not None and usage >= threshold_percent
+
+    def get_optimal_batch_size(self, base_batch_size: int = 32) -> int:
+        """Returns the batch size for the memory that is free now: a rule of thumb, not a measurement.
+
+        All of it below 75 % usage, half from 75 %, a quarter from 85 %, an eighth from 90 %; at least 1. For measured
+        advice: ``recommend_batch_size``.
+        """
+        usage = self.get_gpu_memory_info().get("memory_usage_percent", 0.0)
+        divisor = 8 if usage >= 90 else 4 if usage >= 85 else 2 if usage >= 75 else 1
+        return max(1, base_batch_size // divisor)
+
+
+#: The manager that the old program imported.
+gpu_manager = GpuManager()

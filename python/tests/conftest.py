@@ -1,0 +1,156 @@
+"""What the tests of the client share: a receiver in the place of memledger, and programs that run as processes of their own.
+
+The receiver is a real SOCK_SEQPACKET socket, but it is not memledger: tests/inside.rs has the client report to the real one. No GPU
+is needed: ``standin/torch`` has the place of torch, and says so.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+STANDIN = ROOT / "tests" / "standin"
+DEADLINE_SECONDS = 120
+
+
+def eventually(what, check):
+    """Returns the first true result of ``check``; fails at the deadline."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < end:
+        found = check()
+        if found:
+            return found
+        time.sleep(0.01)  # poll
+    raise AssertionError(f"{what} did not happen within {DEADLINE_SECONDS} s")
+
+
+class Receiver:
+    """Accepts connections in a directory, and keeps each message with the pid that connected."""
+
+    def __init__(self, directory, welcome=b'{"v":1,"t":"welcome","interval_ms":100}'):
+        self.directory, self.welcome = directory, welcome
+        self.messages = []
+        self.connections = []
+        self.path = str(directory / "reporter.sock")
+        self._listener = None
+        self.open()
+
+    def open(self):
+        """Listens, also again after ``close``."""
+        if os.path.exists(self.path):
+            os.unlink(self.path)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(self.path)
+        self._listener.listen(128)
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def close(self):
+        """Ends the listener and all connections, as a memledger that is killed."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self.connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            connection.close()
+        self.connections = []
+
+    def _accept(self, listener):
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            self.connections.append(connection)
+            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+
+    def _read(self, connection):
+        pid = int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+        try:
+            connection.send(self.welcome)
+        except OSError:
+            pass  # a short program has ended already, and its messages are here
+        try:
+            while True:
+                packet = connection.recv(1 << 16)
+                if not packet:
+                    return
+                self.messages.append((pid, json.loads(packet)))
+        except OSError:
+            pass
+
+    def of(self, kind, pid=None):
+        """Returns the messages of a type."""
+        return [message for sender, message in list(self.messages) if message["t"] == kind and pid in (None, sender)]
+
+    def wait(self, kind, check=lambda message: True):
+        """Waits for a message of a type that passes a check."""
+        found = eventually(f"a message {kind}", lambda: [each for each in self.of(kind) if check(each)])
+        return found[-1]
+
+
+@pytest.fixture
+def receiver(tmp_path):
+    found = Receiver(tmp_path)
+    yield found
+    found.close()
+
+
+class Program:
+    """A Python program in a process of its own, with the client and the stand-in."""
+
+    def __init__(self, text, directory, path=(ROOT, STANDIN), environment=None, arguments=("-c",)):
+        variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "MEMLEDGER"))}
+        variables.update(
+            PYTHONPATH=os.pathsep.join(map(str, path)),
+            MEMLEDGER_REPORTER_DIRECTORY=str(directory),
+            MEMLEDGER_DEBUG="1",
+            PYTHONDONTWRITEBYTECODE="1",
+        )
+        variables.update(environment or {})
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error::DeprecationWarning:__main__", *arguments, text],
+            env=variables, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        self.pid = self.process.pid
+
+    def line(self):
+        return self.process.stdout.readline().rstrip("\n")
+
+    def go(self):
+        """Lets a program continue that waits in ``input()``."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self):
+        """Waits for the end; returns exit code, rest of the output, and errors."""
+        out, err = self.process.communicate(timeout=DEADLINE_SECONDS)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Starts programs; all of their processes are ended with the test."""
+    started = []
+
+    def start(text, **options):
+        started.append(Program(text, tmp_path, **options))
+        return started[-1]
+
+    yield start
+    for program in started:
+        try:
+            os.killpg(program.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        program.process.communicate()

@@ -1,0 +1,115 @@
+"""The stand-in's ``torch.cuda``; see the package."""
+
+import os
+import types
+
+import torch
+
+from . import memory
+
+TOTAL_BYTES = 12 << 30
+STANDIN_ALLOCATOR_IS_PLUGGABLE = False  # set by tests
+OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
+
+_initialized_by = None
+_queued = []
+
+
+def _uuids():
+    return os.environ.get("STANDIN_GPUS", "00000000-0000-0000-0000-000000000000").split(",")
+
+
+def is_available():
+    return True
+
+
+def is_initialized():
+    return _initialized_by == os.getpid()
+
+
+def init():
+    """Initialises CUDA, as the first use of a device does, and then makes the queued calls."""
+    global _initialized_by
+    if is_initialized():
+        return
+    if _initialized_by is not None:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.")
+    _initialized_by = os.getpid()
+    for call in _queued:
+        call()
+    _queued.clear()
+
+
+def _lazy_call(call, **kwargs):
+    if is_initialized():
+        call()
+    else:
+        _queued.append(call)
+
+
+def device_count():
+    return len(_uuids())
+
+
+def current_device():
+    init()
+    return 0
+
+
+def get_device_properties(device):
+    init()
+    properties = types.SimpleNamespace(
+        name="Stand-in", total_memory=TOTAL_BYTES, major=8, minor=6, multi_processor_count=28
+    )
+    if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 5):
+        properties.uuid = _uuids()[device]  # a uuid without prefix, as in torch
+    return properties
+
+
+def mem_get_info(device=None):
+    """Free and total memory. The real one creates a context: a program that only observes must not call it before."""
+    init()
+    held = memory.of(device or 0).reserved
+    return TOTAL_BYTES - held, TOTAL_BYTES
+
+
+def empty_cache():
+    if is_initialized():
+        memory.empty_cache()
+
+
+def ipc_collect():
+    pass
+
+
+def synchronize(device=None):
+    init()
+
+
+def reset_peak_memory_stats(device=None):
+    init()
+    memory.of(device or 0).reset_peaks()
+
+
+def memory_allocated(device=None):
+    return memory.of(device or 0).allocated if is_initialized() else 0
+
+
+def max_memory_allocated(device=None):
+    return memory.of(device or 0).allocated_peak if is_initialized() else 0
+
+
+def memory_reserved(device=None):
+    return memory.of(device or 0).reserved if is_initialized() else 0
+
+
+def standin_allocate(count, device=0):
+    """Holds this many bytes of tensors; raises OutOfMemoryError where the device is full. Not in torch."""
+    init()
+    if not memory.of(device).allocate(count, TOTAL_BYTES):
+        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {count / (1 << 30):.2f} GiB. (stand-in)")
+
+
+def standin_free(count, device=0):
+    """Frees this many bytes of tensors; they stay in the cache. Not in torch."""
+    memory.of(device).allocated -= count

@@ -1,0 +1,45 @@
+"""What the client costs, in processor time, so that a busy machine does not fail it."""
+
+import json
+
+COST = """
+import json, os, resource, sys, time
+def used(call, count):
+    before = time.thread_time()
+    for _ in range(count):
+        call()
+    return 1e6 * (time.thread_time() - before) / count
+import torch
+torch.cuda.init()
+torch.cuda.standin_allocate(1 << 20)
+import memledger
+from memledger import _torch
+def scope():
+    with memledger.track("model", "forward"):
+        pass
+scope()
+result = {"sample": used(_torch.devices, 20_000), "step": used(memledger.step, 20_000), "track": used(scope, 5_000)}
+print(json.dumps(result))
+"""
+IMPORT = """
+import time
+before = time.process_time()
+import memledger
+print(time.process_time() - before)
+"""
+
+
+def test_calls_cost_microseconds(receiver, run):
+    code, out, err = run(COST).end()
+    assert (code, err) == (0, "")
+    microseconds = json.loads(out)
+    print(f"microseconds of processor time: {microseconds}")
+    assert microseconds["sample"] < 20
+    assert microseconds["step"] < 5
+    assert microseconds["track"] < 100
+
+
+def test_import_costs_milliseconds(receiver, run):
+    best = min(float(run(IMPORT, environment={"PYTHONDONTWRITEBYTECODE": ""}).end()[1]) for _ in range(5))
+    print(f"import: {1000 * best:.1f} ms of processor time")
+    assert best < 0.025

@@ -1,0 +1,112 @@
+"""Forks, spawns and other ways in which one process becomes several: real processes, each reports for itself or not at all."""
+
+import pytest
+from conftest import eventually
+
+MIB = 1 << 20
+
+
+def test_forked_child_is_silent_and_its_parent_goes_on(receiver, run):
+    program = run(
+        """
+import memledger, os, torch
+torch.cuda.init()
+torch.cuda.standin_allocate(1 << 20)
+memledger.step()
+for _ in range(50):  # while the thread holds its lock now and then
+    child = os.fork()
+    if child == 0:
+        with memledger._reporter.reporter._lock:
+            os._exit(0 if memledger._reporter.reporter._thread is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+print("forked", flush=True)
+input()
+"""
+    )
+    assert program.line() == "forked"
+    count = len(receiver.of("sample"))
+    eventually("samples of the parent", lambda: len(receiver.of("sample")) > count + 1)
+    assert {pid for pid, _ in receiver.messages} == {program.pid}
+    assert len(receiver.connections) == 1
+    program.go()
+    assert program.end() == (0, "", "")
+
+
+def test_child_that_was_forked_before_cuda_reports_for_itself(receiver, run):
+    program = run(
+        """
+import os, torch
+child = os.fork()
+torch.cuda.init()
+torch.cuda.standin_allocate(1 << 20)
+print(os.getpid(), flush=True)
+input() if child else os.read(0, 1)
+if child:
+    os.waitpid(child, 0)
+"""
+    )
+    pids = {int(program.line()), int(program.line())}
+    eventually("both to report", lambda: {pid for pid, message in receiver.messages if message["t"] == "sample"} == pids)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_dataloader_workers_do_not_report(receiver, run, tmp_path, method):
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"""
+import multiprocessing, torch
+
+def load(number):
+    import torch  # as a DataLoader worker has it
+    return number * 2
+
+if __name__ == "__main__":
+    torch.cuda.init()
+    torch.cuda.standin_allocate(1 << 20)
+    with multiprocessing.get_context("{method}").Pool(2) as pool:
+        assert pool.map(load, range(20)) == [2 * number for number in range(20)]
+        print("loaded", flush=True)
+        input()
+"""
+    )
+    program = run(str(script), arguments=())
+    assert program.line() == "loaded"
+    receiver.wait("sample")
+    assert {pid for pid, _ in receiver.messages} == {program.pid}
+    program.go()
+    assert program.end() == (0, "", "")
+
+
+def test_ranks_report_their_own_local_rank(receiver, run):
+    """As torchrun starts them: one process each, with LOCAL_RANK in its environment."""
+    text = "import torch; torch.cuda.init(); torch.cuda.standin_allocate(1 << 20); input()"
+    for rank in range(4):
+        run(text, environment={"LOCAL_RANK": str(rank), "RANK": str(rank)})
+    def ranks():
+        return {message.get("local_rank") for message in receiver.of("hello")} == {0, 1, 2, 3}
+    eventually("all ranks", ranks)
+
+
+def test_exec_ends_the_connection_and_the_new_program_reports(receiver, run):
+    program = run(
+        """
+import os, sys, torch
+torch.cuda.init()
+torch.cuda.standin_allocate(1 << 20)
+print("first", flush=True)
+input()
+os.execv(sys.executable, [sys.executable, "-c",
+    "import torch; torch.cuda.init(); torch.cuda.standin_allocate(7 << 20); print('second', flush=True); input()"])
+"""
+    )
+    assert program.line() == "first"
+    receiver.wait("sample")
+    program.go()
+    assert program.line() == "second"
+    receiver.wait("sample", lambda message: message["dev"][0]["alloc"] == 7 * MIB)
+    assert {pid for pid, _ in receiver.messages} == {program.pid}
+
+
+def test_notebook_extension_starts_to_report(receiver, run):
+    run("import memledger; memledger.load_ipython_extension(None); input()")
+    receiver.wait("hello")

@@ -1,0 +1,272 @@
+//! Checks of the sources and the database of the ledger of OOM kills and exits.
+//!
+//! Nothing here delays a running memledger: the kernel log is opened separately, the ledger is read as by any reader, and
+//! its writer is found in the kernel's list of locks, not by taking the lock.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Access;
+
+use super::{CAP_SYSLOG, Check, Verbosity, has_capability};
+use crate::clock::Timestamp;
+use crate::collect::cgroup_namespace::CgroupNamespace;
+use crate::collect::cgroup_oom_events::CgroupCounters;
+use crate::collect::kernel_log::{KernelLog, LogBackend};
+use crate::collect::vmstat_oom::OomCounter;
+use crate::config::{Config, KernelLogChoice};
+use crate::discover::Hierarchy;
+use crate::ledger::store::{FILE, StoreConnection, StoreError};
+
+/// The lock file of the ledger's only writer.
+const LOCK: &str = "ledger.lock";
+/// Maximum number of counted events; a ledger may contain tens of thousands.
+const MAX_COUNTED: usize = 10_000;
+const TMPFS: i64 = 0x0102_1994;
+const RAMFS: i64 = 0x8584_58f6;
+const OVERLAY: i64 = 0x794c_7630;
+
+/// Checks each of them once.
+pub fn run_checks(config: &Config, look: Verbosity) -> [Check; 5] {
+    [
+        kernel_log(config),
+        kernel_counter(config),
+        cgroup_counters(config),
+        cgroup_namespace(config),
+        state(config, look),
+    ]
+}
+
+/// Formats an error and its causes on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+fn kernel_log(config: &Config) -> Check {
+    const LOST: &str = "OOM kills have neither process nor memory nor limit; they are still counted (kernel counter), but \
+                        those in containers that are removed at once may stay unattributed";
+    const FIX: &str = "docker run --device /dev/kmsg:/dev/kmsg:r --cap-add SYSLOG; Compose: devices: \
+                       [/dev/kmsg:/dev/kmsg:r], cap_add: [SYSLOG]; Kubernetes: capabilities.add: [SYSLOG], then \
+                       syslog(2) is used; systemd: AmbientCapabilities=CAP_SYSLOG; privileged is not needed";
+    let name = "kernel log";
+    let ways: &[LogBackend] = match config.oom.kernel_log {
+        KernelLogChoice::Auto => &[LogBackend::Device, LogBackend::Syslog],
+        KernelLogChoice::Device => &[LogBackend::Device],
+        KernelLogChoice::Syslog => &[LogBackend::Syslog],
+        KernelLogChoice::Off => {
+            return Check::none(name, "not read (--oom.kernel-log=off)", LOST, "--oom.kernel-log=auto");
+        }
+    };
+    let mut refused = Vec::new();
+    for way in ways {
+        match (KernelLog::open(&config.host_paths, *way), way) {
+            (Ok(_), LogBackend::Device) => return Check::good(name, "/dev/kmsg is readable").detail(),
+            (Ok(_), LogBackend::Syslog) => {
+                let why = refused.first().map_or_else(String::new, |error| format!(" ({error})"));
+                return Check::good(name, format!("syslog(2) instead of /dev/kmsg{why}")).weaker(
+                    "a kill is detected up to 1 s later instead of at once",
+                    "docker run --device /dev/kmsg:/dev/kmsg:r; Compose: devices: [/dev/kmsg:/dev/kmsg:r]",
+                );
+            }
+            (Err(error), _) => refused.push(chain(&error)),
+        }
+    }
+    let mut found = refused.join("; ");
+    if !has_capability(CAP_SYSLOG) && is_restricted(config) {
+        found.push_str("; kernel.dmesg_restrict is 1 and CAP_SYSLOG is missing");
+    }
+    Check::bad(name, found, LOST, FIX)
+}
+
+/// Returns true if the kernel log is readable only with CAP_SYSLOG.
+fn is_restricted(config: &Config) -> bool {
+    let value = std::fs::read(config.host_paths.proc.join("sys/kernel/dmesg_restrict")).unwrap_or_default();
+    value.trim_ascii() == b"1"
+}
+
+fn kernel_counter(config: &Config) -> Check {
+    let name = "kernel counter";
+    match OomCounter::open(&config.host_paths).and_then(|mut counter| counter.read()) {
+        Ok(kills) => {
+            Check::good(name, format!("oom_kill of /proc/vmstat: {kills} since the boot of this host"))
+                .detail()
+        }
+        Err(error) => Check::bad(
+            name,
+            chain(&error),
+            "a kill whose kernel log record is lost is not counted",
+            "Linux 4.13 or later; the host's /proc readable at --path.procfs",
+        ),
+    }
+}
+
+fn cgroup_counters(config: &Config) -> Check {
+    const LOST: &str =
+        "kills at a higher rate than the kernel logs their cgroup (ten in 5 s) may stay unattributed";
+    let name = "cgroup counters";
+    let Ok(hierarchy) = Hierarchy::detect(&config.host_paths) else {
+        return Check::bad(name, "no cgroups, see above", LOST, "see cgroups").detail();
+    };
+    let (readings, outcome) = CgroupCounters::new(&hierarchy).sweep(Timestamp::now());
+    match outcome {
+        Ok(()) => Check::good(name, format!("oom_kill of {} cgroups of containers", readings.len())).detail(),
+        Err(error) => Check::bad(
+            name,
+            chain(&error),
+            LOST,
+            "mount the host's /sys/fs/cgroup read-only, set --path.cgroupfs to it, and make it readable for memledger",
+        ),
+    }
+}
+
+/// Checks the cgroup namespace in the same way as the ledger.
+fn cgroup_namespace(config: &Config) -> Check {
+    let name = "cgroup namespace";
+    let hierarchy = Hierarchy::detect(&config.host_paths).ok();
+    match CgroupNamespace::detect(&config.host_paths, hierarchy.as_ref()) {
+        Ok(CgroupNamespace::Own(root)) => {
+            let root = root.display();
+            Check::good(name, format!("private, at /{root}: paths are converted to the host's")).detail()
+        }
+        Ok(CgroupNamespace::Unknown) => {
+            Check::good(name, "private: paths in /proc/PID/cgroup are not the host's").weaker(
+                "a killed process of the host whose cgroup is not in the kernel log stays unattributed",
+                "the host's /sys/fs/cgroup at --path.cgroupfs, and the host's pid namespace; or docker run \
+                 --cgroupns=host; Compose: cgroup: host",
+            )
+        }
+        Ok(CgroupNamespace::Host) => Check::good(name, "the host's, according to /proc/1/cgroup").detail(),
+        Err(error) => Check::none(
+            name,
+            format!("unknown: {}: {error}", config.host_paths.process(1).join("cgroup").display()),
+            "killed processes cannot be attributed by /proc",
+            "the host's /proc readable at --path.procfs, and the host's pid namespace",
+        ),
+    }
+}
+
+fn state(config: &Config, look: Verbosity) -> Check {
+    const LOST: &str = "counters restart at 0 and events are lost when memledger restarts";
+    const FIX: &str = "docker run -v memledger:/var/lib/memledger; Compose: volumes: [memledger:/var/lib/memledger]; \
+                       systemd: StateDirectory=memledger; or another directory with --state.path";
+    let name = "state path";
+    let Some(directory) = &config.state.path else {
+        let found = "the ledger is in memory (--state.path is empty)";
+        return Check::none(name, found, LOST, "--state.path=/var/lib/memledger, on a volume");
+    };
+    let mut found = directory.display().to_string();
+    if let Err(why) = writable(directory) {
+        return Check::bad(name, format!("{found}: {why}"), LOST, FIX);
+    }
+    if look == Verbosity::Full {
+        match events(directory) {
+            Ok(text) => found = format!("{found}: {text}{}", written_by(config, directory)),
+            Err(error) => return Check::bad(name, chain(&error), LOST, FIX),
+        }
+    }
+    match kept_by_nobody(directory) {
+        Some(kind) => Check::good(name, format!("{found}; {kind}")).weaker(LOST, FIX),
+        None => Check::good(name, found),
+    }
+}
+
+/// Returns the directory, or its closest existing ancestor.
+fn existing(directory: &Path) -> PathBuf {
+    let found = directory.ancestors().find(|path| path.as_os_str().is_empty() || path.exists());
+    found.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
+}
+
+fn writable(directory: &Path) -> Result<(), String> {
+    let place = existing(directory);
+    if !place.is_dir() {
+        return Err(format!("{} is not a directory", place.display()));
+    }
+    let refused = |what: &Path, errno| Err(format!("{} is not writable: {errno}", what.display()));
+    if let Err(errno) = rustix::fs::access(&place, Access::WRITE_OK | Access::EXEC_OK) {
+        return refused(&place, errno);
+    }
+    for file in [FILE, LOCK].map(|file| directory.join(file)) {
+        match rustix::fs::access(&file, Access::WRITE_OK) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+            Err(errno) => return refused(&file, errno),
+        }
+    }
+    Ok(())
+}
+
+/// Describes the file system of the directory if it does not survive a restart.
+fn kept_by_nobody(directory: &Path) -> Option<&'static str> {
+    #[allow(clippy::unnecessary_cast, reason = "the type differs between architectures")]
+    match rustix::fs::statfs(existing(directory)).ok()?.f_type as i64 {
+        TMPFS | RAMFS => Some("a tmpfs, which is lost at a reboot or with this container"),
+        OVERLAY => Some("the overlay of a container, which is lost with it"),
+        _ => None,
+    }
+}
+
+fn events(directory: &Path) -> Result<String, StoreError> {
+    let reader = match StoreConnection::open(directory) {
+        Ok(reader) => reader,
+        Err(StoreError::NoLedger { .. }) => return Ok("no ledger yet, it can be created".to_owned()),
+        Err(error) => return Err(error),
+    };
+    Ok(match reader.count(MAX_COUNTED)? {
+        1 => "1 event".to_owned(),
+        MAX_COUNTED => format!("{MAX_COUNTED} events or more"),
+        events => format!("{events} events"),
+    })
+}
+
+/// Describes the holder of the ledger's lock, from the kernel's list of locks, which contains only those of this pid
+/// namespace.
+fn written_by(config: &Config, directory: &Path) -> String {
+    let lock = directory.join(LOCK);
+    let Ok(inode) = std::fs::metadata(&lock).map(|file| file.ino()) else { return String::new() };
+    let Ok(locks) = std::fs::read_to_string(config.host_paths.proc.join("locks")) else {
+        return String::new();
+    };
+    match holder(&locks, inode) {
+        Some(_) => {
+            let told = std::fs::read_to_string(lock).unwrap_or_default();
+            format!(", written by the memledger with {}", told.trim())
+        }
+        None => ", no writer visible from here".to_owned(),
+    }
+}
+
+/// Returns the pid of the process that holds a file's `flock`. `1: FLOCK  ADVISORY  WRITE 4711 fe:00:2099 0 EOF`.
+fn holder(locks: &str, inode: u64) -> Option<u32> {
+    locks.lines().find_map(|line| {
+        // a waiting process has an arrow after its number
+        let [_, "FLOCK", _, _, pid, file, ..] = line.split_whitespace().collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        let of = file.rsplit(':').next()?.parse() == Ok(inode);
+        of.then(|| pid.parse().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_lock_holder_by_inode() {
+        let locks = "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2099 0 EOF\n2: -> FLOCK ADVISORY WRITE 8 fe:00:7 0 EOF\n\
+                     3: POSIX  ADVISORY  READ 9 fe:00:7 128 128\n4: FLOCK  ADVISORY  WRITE 12 00:2f:7 0 EOF\n";
+        assert_eq!([2099, 7, 99].map(|inode| holder(locks, inode)), [Some(4711), Some(12), None]);
+    }
+
+    #[test]
+    fn checks_the_closest_existing_ancestor() {
+        let dir = tempfile::tempdir().expect("a folder");
+        assert_eq!(existing(&dir.path().join("a/b")), dir.path());
+        assert_eq!(existing(Path::new("no-such-folder/b")), Path::new("."));
+        assert!(writable(&dir.path().join("a/b")).is_ok());
+        std::fs::write(dir.path().join("file"), "").expect("written");
+        assert!(
+            writable(&dir.path().join("file/b")).is_err_and(|why| why.ends_with("file is not a directory"))
+        );
+    }
+}

@@ -1,0 +1,274 @@
+//! Checks of the sources of pods; and, in a pod, which value of the Helm chart fixes a problem.
+//!
+//! A value fixes what is missing. A socket that exists and fails needs something else: the fix of its error, or the usual
+//! cause of that error in a pod.
+
+use std::path::Path;
+
+use super::{Check, CheckState, RESPONSE_TIMEOUT, Verbosity};
+use crate::config::Config;
+use crate::discover::ConnectionState;
+use crate::discover::cri::{SocketSearch, find, pod_resources};
+
+const NAME: &str = "cri";
+const RESOURCES: &str = "pod resources";
+const LOST: &str = "containers of pods have only their short id: no namespace, pod and name, and their exits have neither exit \
+                    code nor reason";
+/// The directory where Kubernetes mounts the identity of a pod.
+const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// Fixes in a pod by the name of a check: a value of the chart `helm/memledger`.
+const CHART_FIXES: [(&str, &str); 14] = [
+    ("cgroups", "host.cgroup: true"),
+    ("cgroup counters", "host.cgroup: true"),
+    ("/proc", "host.proc: true"),
+    ("kernel counter", "host.proc: true"),
+    (
+        NAME,
+        "runtime.enabled: true, and runtime.socket: the socket of the kubelet's container runtime on the node",
+    ),
+    (
+        RESOURCES,
+        "podResources.enabled: true, and podResources.path: the directory of the kubelet's socket on the node",
+    ),
+    ("cgroup namespace", "host.cgroup: true and hostPID: true"),
+    ("pid namespace", "hostPID: true"),
+    ("GPU processes", "hostPID: true"),
+    ("CAP_SYS_PTRACE", "capabilities.sysPtrace: true"),
+    ("kernel log", "capabilities.syslog: true; kmsg.enabled: true would make the container privileged"),
+    ("state path", "state.hostPath: a directory of the node, such as /var/lib/memledger"),
+    ("reports", "reporter.hostPath: /run/memledger-reporter, and hostPID: true"),
+    ("NVML", "nvidia.runtimeClassName: nvidia, where the cluster has a RuntimeClass of that name"),
+];
+/// Fixes in a pod of sources that work but are degraded.
+const DEGRADED_FIXES: [(&str, &str); 1] =
+    [("kernel log", "kmsg.enabled: true, which makes the container privileged and is hardly worth it")];
+/// How the finding of a missing socket begins.
+const NO_SOCKET: &str = "no socket";
+/// Usual fixes of errors of an existing socket in a pod: check, part of the error, fix.
+const SOCKET_FIXES: [(&str, &str, &str); 3] = [
+    (NAME, DENIED, SELINUX),
+    (RESOURCES, DENIED, SELINUX),
+    (
+        NAME,
+        "Connection refused",
+        "delete memledger's pod on this node: the runtime was restarted, and its old socket is mounted; if nothing listens \
+         at runtime.socket on the node either, start the runtime",
+    ),
+];
+const DENIED: &str = "Permission denied";
+const SELINUX: &str =
+    "in the values of the Helm chart: seLinuxOptions: {type: spc_t}, where the node enforces SELinux";
+
+/// Returns true if this process runs in a pod, by its environment and files.
+pub fn in_pod() -> bool {
+    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() || std::path::Path::new(ACCOUNT).exists()
+}
+
+/// Replaces the fix by a value of the chart, if there is one.
+pub fn advise(check: &mut Check) {
+    if [NAME, RESOURCES].contains(&check.source)
+        && check.state != CheckState::None
+        && !check.found.starts_with(NO_SOCKET)
+    {
+        let matches = |(name, part, _): &&(_, &str, _)| *name == check.source && check.found.contains(part);
+        if let Some((_, _, fix)) =
+            SOCKET_FIXES.iter().find(matches).filter(|_| check.state == CheckState::Bad)
+        {
+            check.fix = (*fix).to_owned();
+        }
+        return;
+    }
+    let degraded = DEGRADED_FIXES.iter().filter(|_| check.state == CheckState::Good);
+    let value = degraded.chain(&CHART_FIXES).find(|(name, _)| *name == check.source);
+    if let Some((_, value)) = value.filter(|_| !check.lost.is_empty()) {
+        check.fix = format!("in the values of the Helm chart: {value}");
+    }
+}
+
+/// Checks the kubelet's runtime and the kubelet's socket. A host with neither has one line.
+pub async fn run_checks(config: &Config, verbosity: Verbosity) -> Vec<Check> {
+    let mut checks = vec![runtime(config).await];
+    if let Some(socket) = &config.cri.pod_resources
+        && (exists(socket) || (verbosity == Verbosity::Full && in_pod()))
+    {
+        checks.push(resources(socket).await);
+    }
+    checks
+}
+
+/// Also true if it cannot be checked: that is an error, not absence.
+fn exists(socket: &Path) -> bool {
+    socket.try_exists().unwrap_or(true)
+}
+
+async fn resources(socket: &Path) -> Check {
+    const LOST: &str =
+        "no memledger_container_gpu_allocated of pods: allocated idle GPUs look like free ones";
+    let place = socket.display();
+    if !exists(socket) {
+        let fix = "mount the kubelet's directory there, or set --kubelet.pod-resources";
+        return Check::none(RESOURCES, format!("{NO_SOCKET} at {place}"), LOST, fix);
+    }
+    match tokio::time::timeout(RESPONSE_TIMEOUT, pod_resources::list_once(socket)).await {
+        Ok(Ok(allocations)) => {
+            let check =
+                Check::good(RESOURCES, format!("{place}, {} containers have GPUs", allocations.len()));
+            match pod_resources::first_unknown_device(&allocations) {
+                Some(id) => check.weaker(
+                    LOST,
+                    format!(
+                        "use a device plugin that names GPUs by uuid or index, as NVIDIA's does, or by device file, as GKE's does: this one has {id}"
+                    ),
+                ),
+                None => check,
+            }
+        }
+        Ok(Err(error)) => {
+            Check::bad(RESOURCES, format!("{place}: {error}"), LOST, "run as root to read that socket")
+        }
+        Err(_) => Check::bad(
+            RESOURCES,
+            format!("{place} does not respond within {RESPONSE_TIMEOUT:?}"),
+            LOST,
+            "restart the kubelet",
+        ),
+    }
+}
+
+/// Returns the problem if there is no socket: a configured one is missing, or access is denied.
+fn missing_socket(config: &Config, fix: &str) -> Option<Check> {
+    let sockets = &config.cri.sockets;
+    if sockets.iter().any(|socket| socket.exists()) {
+        return None;
+    }
+    if let Some((socket, error)) =
+        sockets.iter().find_map(|socket| Some((socket, socket.try_exists().err()?)))
+    {
+        let fix = "run as root to read that directory";
+        return Some(Check::bad(NAME, format!("{}: {error}", socket.display()), LOST, fix));
+    }
+    let places: Vec<_> = sockets.iter().map(|socket| socket.display().to_string()).collect();
+    config
+        .cri
+        .is_asked_for
+        .then(|| Check::bad(NAME, format!("{NO_SOCKET} at {}", places.join(", ")), LOST, fix))
+}
+
+async fn runtime(config: &Config) -> Check {
+    if config.cri.sockets.is_empty() {
+        return Check::none(
+            NAME,
+            "off (--cri.endpoint is empty)",
+            LOST,
+            "--cri.endpoint=/run/containerd/containerd.sock",
+        );
+    }
+    let fix = "mount the socket of the kubelet's container runtime, and set --cri.endpoint to it";
+    if let Some(check) = missing_socket(config, fix) {
+        return check;
+    }
+    match tokio::time::timeout(RESPONSE_TIMEOUT, find(&config.cri)).await {
+        Ok(SocketSearch::Runtime(socket, client)) => {
+            let (version, containers) = tokio::join!(client.version(), client.containers());
+            let place = socket.display();
+            match (version, containers) {
+                (Ok(version), Ok(containers)) => {
+                    let (name, number) = (version.runtime_name, version.runtime_version);
+                    let count = containers.len();
+                    let check =
+                        Check::good(NAME, format!("{name} {number} at {place}, {count} containers of pods"));
+                    if config.oom.runtime {
+                        return check;
+                    }
+                    check.weaker("its exits are not used (--no-oom.runtime)", "--oom.runtime")
+                }
+                (Err(error), _) | (_, Err(error)) => {
+                    Check::bad(NAME, format!("{place}: {error}"), LOST, error.advice(&socket))
+                }
+            }
+        }
+        Ok(SocketSearch::Nothing { connection: ConnectionState::NoSocket, why }) if why.is_empty() => {
+            Check::none(NAME, "no socket of a container runtime for pods", LOST, fix)
+        }
+        Ok(SocketSearch::Nothing { connection, why }) => {
+            let state = if connection == ConnectionState::Down || in_pod() {
+                CheckState::Bad
+            } else {
+                CheckState::None
+            };
+            Check::new(NAME, state, format!("no pods: {why}"), LOST, fix.into())
+        }
+        Err(_) => Check::bad(
+            NAME,
+            format!("no response within {RESPONSE_TIMEOUT:?}"),
+            LOST,
+            "restart the container runtime",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fixes_in_a_pod_are_values_of_the_chart() {
+        let mut missing = Check::bad("pid namespace", "not the host's", "much", "docker run --pid=host");
+        advise(&mut missing);
+        assert_eq!(missing.fix, "in the values of the Helm chart: hostPID: true");
+        let mut weaker =
+            Check::good("kernel log", "syslog(2)").weaker("a second", "docker run --device /dev/kmsg");
+        advise(&mut weaker);
+        assert!(
+            weaker.fix.contains("kmsg.enabled: true, which makes the container privileged"),
+            "{}",
+            weaker.fix
+        );
+        let mut well = Check::good("pid namespace", "the host's");
+        advise(&mut well);
+        assert_eq!(well.fix, "");
+    }
+
+    async fn checks_with_chart_fixes(config: &Config) -> Vec<Check> {
+        let mut checks = run_checks(config, Verbosity::Full).await;
+        checks.iter_mut().for_each(advise);
+        checks
+    }
+
+    #[tokio::test]
+    async fn failing_socket_keeps_the_fix_of_its_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let (dead, absent) = (folder.path().join("dead.sock"), folder.path().join("absent.sock"));
+        drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
+        let config = |path: &Path| {
+            let flags = ["--cri.endpoint", "--kubelet.pod-resources"];
+            let command = crate::config::arguments(clap::Command::new("memledger").no_binary_name(true));
+            let flags = flags.map(|flag| format!("{flag}={}", path.display()));
+            Config::load(&command.try_get_matches_from(flags).unwrap()).unwrap()
+        };
+        let checks = checks_with_chart_fixes(&config(&dead)).await;
+        assert!(checks[0].fix.contains("delete memledger's pod on this node"), "{checks:?}");
+        assert_eq!(
+            (checks[1].state, checks[1].fix.contains("podResources")),
+            (CheckState::Bad, false),
+            "{checks:?}"
+        );
+        let checks = checks_with_chart_fixes(&config(&absent)).await;
+        assert!(checks[0].fix.contains("runtime.socket: the socket"), "{checks:?}");
+        assert_eq!(checks[0].state, CheckState::Bad, "it was configured");
+    }
+
+    #[test]
+    fn denied_socket_gets_selinux_fix_and_disabled_runtime_keeps_its_flag() {
+        for source in [NAME, RESOURCES] {
+            let error = std::io::Error::from_raw_os_error(13);
+            let mut denied = Check::bad(source, format!("/host/cri.sock: {error}"), LOST, "run as root");
+            advise(&mut denied);
+            assert!(denied.fix.contains("seLinuxOptions: {type: spc_t}"), "{}", denied.fix);
+        }
+        let mut weaker = Check::good(NAME, "containerd").weaker("no ends", "--oom.runtime");
+        advise(&mut weaker);
+        assert_eq!(weaker.fix, "--oom.runtime");
+    }
+}

@@ -1,0 +1,219 @@
+//! OOM kill counters of cgroups, for the ledger: `oom_kill` of `memory.events` (v2) or `memory.oom_control` (v1).
+//!
+//! They are swept at the sampling interval, and immediately when a kill has no owner: the kernel counts before it logs,
+//! and a container exists for some milliseconds after its kill. The counter of a container that is created and killed
+//! between two sweeps is read only if the next sweep comes in time; the notifications of the cgroup tree trigger it.
+//!
+//! On v2 each file can be watched (the kernel notifies on every change, including `max` while page cache is reclaimed,
+//! and merges changes within 10 ms). Watches are used only where the kernel log, which is the better notification, is
+//! unreadable. v1's eventfd fires when an OOM begins, before the kill is counted, and needs a writable file: not used.
+//!
+//! Cgroups above a container are not read. A pod's counter shows kills in all its containers, and `system.slice` those
+//! of services too: neither identifies a container (docs/decisions/0023).
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::inotify;
+
+use crate::clock::Timestamp;
+use crate::discover::cgroup_tree::CgroupTree;
+use crate::discover::{ContainerId, Hierarchy, Version};
+use crate::host::{Dir, KernelFile, ReadError, take_notifications};
+use crate::parse::{lines, number};
+
+/// One value of one counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CounterReading {
+    /// The container.
+    pub id: ContainerId,
+    /// The cgroup, relative to the root of the hierarchy.
+    pub path: String,
+    /// The cgroup's inode.
+    pub inode: u64,
+    /// Number of kills: on v2 including all descendants, on v1 without them.
+    pub kills: u64,
+    /// True if the cgroup was created after the first sweep, so that its counter began at 0.
+    pub fresh: bool,
+}
+
+/// The counters of all containers. Keeps the files open.
+#[derive(Debug)]
+pub struct CgroupCounters {
+    hierarchy: Hierarchy,
+    tree: CgroupTree,
+    open: HashMap<PathBuf, OpenCounter>,
+    has_swept: bool,
+    /// The inotify queue for `memory.events`, if watching is on.
+    watch: Option<OwnedFd>,
+    buffer: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct OpenCounter {
+    id: ContainerId,
+    inode: u64,
+    file: KernelFile,
+    fresh: bool,
+    /// The last value; `None` if not read yet.
+    kills: Option<u64>,
+}
+
+impl CgroupCounters {
+    /// Creates the counters of a hierarchy. Reads nothing.
+    pub fn new(hierarchy: &Hierarchy) -> Self {
+        Self {
+            hierarchy: hierarchy.clone(),
+            tree: CgroupTree::new(hierarchy),
+            open: HashMap::new(),
+            has_swept: false,
+            watch: None,
+            buffer: vec![],
+        }
+    }
+
+    /// Returns true if a counter includes the descendants of its cgroup.
+    pub fn hierarchical(&self) -> bool {
+        self.hierarchy.version == Version::V2
+    }
+
+    /// Starts or stops watching for changes of the counters.
+    pub fn watch(&mut self, enabled: bool) {
+        if !enabled || !self.hierarchical() {
+            self.watch = None;
+        } else if self.watch.is_none() {
+            self.watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).ok();
+            let paths: Vec<_> = self.open.keys().cloned().collect();
+            paths.iter().for_each(|path| self.add_watch(path));
+        }
+    }
+
+    fn add_watch(&self, path: &Path) {
+        if let Some(watch) = &self.watch {
+            let file = self.hierarchy.root.join(path).join("memory.events");
+            // without a watch, the sweeps still read the counter
+            let _ = inotify::add_watch(watch, &file, inotify::WatchFlags::MODIFY);
+        }
+    }
+
+    /// Returns the descriptor for poll(2) if changes are watched.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Drains the notifications. Returns true if there were any.
+    pub fn take_notifications(&self) -> bool {
+        self.watch.as_ref().is_some_and(take_notifications)
+    }
+
+    /// Reads the counters of all existing containers. If a counter exists but cannot be read, its
+    /// last value is returned: without it, the old kills would look new in the next sweep.
+    ///
+    /// # Errors
+    /// The tree cannot be walked, or an existing counter cannot be read: returns the first error together with the
+    /// values that were read.
+    pub fn sweep(&mut self, now: Timestamp) -> (Vec<CounterReading>, Result<(), ReadError>) {
+        let (_, walked) = self.tree.refresh(now);
+        let mut failed = walked;
+        let mut wanted: Vec<(ContainerId, PathBuf, Option<u64>)> = Vec::new();
+        let mut ids = HashSet::new();
+        // ignores nested candidates: a container may create cgroups below its own with the id of another container
+        for candidate in self.tree.candidates().iter().filter(|candidate| candidate.inside.is_none()) {
+            if !ids.insert(&candidate.id) {
+                continue;
+            }
+            let id = || candidate.id.clone();
+            wanted.push((id(), candidate.path.clone(), candidate.inode));
+            if self.hierarchy.version == Version::V1 {
+                wanted.extend(candidate.below.iter().map(|below| (id(), below.clone(), None)));
+            }
+        }
+        let mut readings = Vec::with_capacity(wanted.len());
+        let mut before = std::mem::take(&mut self.open);
+        for (id, path, inode) in wanted {
+            let known = before
+                .remove(&path)
+                .filter(|open| open.id == id && inode.is_none_or(|inode| inode == open.inode));
+            let mut open = match known.map_or_else(|| self.open(id, &path), Ok) {
+                Ok(open) => open,
+                Err(error) if error.is_gone() => continue,
+                Err(error) => {
+                    failed = failed.and(Err(error));
+                    continue;
+                }
+            };
+            match self.read(&open) {
+                Ok(kills) => open.kills = Some(kills),
+                Err(error) if error.is_gone() => continue,
+                Err(error) => failed = failed.and(Err(error)),
+            }
+            readings.extend(reading(&path, &open));
+            self.open.insert(path, open);
+        }
+        self.has_swept = true;
+        (readings, failed)
+    }
+
+    fn open(&self, id: ContainerId, path: &Path) -> Result<OpenCounter, ReadError> {
+        let dir = Dir::open(&self.hierarchy.root.join(path))?;
+        let name = if self.hierarchical() { "memory.events" } else { "memory.oom_control" };
+        let open = OpenCounter {
+            id,
+            inode: dir.inode()?,
+            file: dir.file(name)?,
+            fresh: self.has_swept,
+            kills: None,
+        };
+        self.add_watch(path);
+        Ok(open)
+    }
+
+    fn read(&mut self, open: &OpenCounter) -> Result<u64, ReadError> {
+        let text = open.file.read_once(&mut self.buffer)?;
+        oom_kill(text).ok_or_else(|| ReadError::malformed("no oom_kill in the OOM events of a cgroup"))
+    }
+}
+
+fn reading(path: &Path, open: &OpenCounter) -> Option<CounterReading> {
+    Some(CounterReading {
+        id: open.id.clone(),
+        path: path.to_string_lossy().into_owned(),
+        inode: open.inode,
+        kills: open.kills?,
+        fresh: open.fresh,
+    })
+}
+
+fn oom_kill(text: &[u8]) -> Option<u64> {
+    lines(text).find_map(|line| number(line.strip_prefix(b"oom_kill ")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unreadable_counter_keeps_its_last_value() {
+        let folder = tempfile::tempdir().unwrap();
+        let container = folder.path().join("docker").join("a".repeat(64));
+        std::fs::create_dir_all(&container).unwrap();
+        let events = container.join("memory.events");
+        let hierarchy = Hierarchy { version: Version::V2, root: folder.path().to_path_buf() };
+        let mut counters = CgroupCounters::new(&hierarchy);
+        let mut seen = vec![];
+        for text in ["oom_kill 3\n", "oom_kil", "oom_kill 4\n"] {
+            std::fs::write(&events, text).unwrap();
+            let (readings, read) = counters.sweep(Timestamp::now());
+            seen.extend(readings.iter().map(|reading| (reading.kills, reading.fresh, read.is_ok())));
+        }
+        assert_eq!(seen, [(3, false, true), (3, false, false), (4, false, true)]);
+    }
+
+    #[test]
+    fn parses_counter_of_both_versions() {
+        let v1 = b"oom_kill_disable 0\nunder_oom 0\noom_kill 3\n";
+        let v2 = b"low 0\nhigh 0\nmax 50\noom 1\noom_kill 2\noom_group_kill 0\n";
+        assert_eq!((oom_kill(v1), oom_kill(v2), oom_kill(b"oom 7\n")), (Some(3), Some(2), None));
+    }
+}

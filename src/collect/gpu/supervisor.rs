@@ -1,0 +1,423 @@
+//! The thread that supervises the NVML process: it starts the process, requests readings, and kills and replaces it when it
+//! fails. It is the only place that does so.
+//!
+//! Nothing waits for this thread or for the process: the cycle takes the newest finished reading.
+//!
+//! The process ends when the thread that started it ends, so this thread lives as long as memledger.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Child;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::assembler::{Assembler, RequestStart};
+use super::driver_process::{DriverProcess, QueryError};
+use super::driver_release::{DriverRelease, FailureKind};
+use super::probe::NvmlProbe;
+use super::protocol::{ChannelError, Request, Response};
+use super::types::{GpuReading, GpuSample};
+use crate::clock::Timestamp;
+use crate::config::GpuSettings;
+use crate::host::HostPaths;
+
+/// The first and the longest pause before another process is started; it doubles after each failure. A shorter reading
+/// interval shortens the first one.
+const BACK_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// A process that worked for this multiple of the last pause resets the pause.
+const RESET_FACTOR: u32 = 4;
+/// A process has this multiple of `--gpu.deadline` for its first reading: without persistence mode the driver initialises
+/// each GPU first, which takes seconds.
+const FIRST_READING_FACTOR: u32 = 12;
+/// Time for a call in progress, and for the shutdown of the library, before the process is killed.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Maximum number of processes that cannot be killed. While there are as many, no other is started.
+const MAX_UNKILLABLE: usize = 2;
+/// Samples that are kept for the next cycle; beyond that the oldest are dropped.
+const MAX_SAMPLES: usize = 2_000;
+/// Read errors that are kept for the next cycle.
+const MAX_READ_ERRORS: usize = 1_000;
+/// The pause after a memory sample is at least this multiple of its duration, however short the sampling interval is.
+const PAUSE_FACTOR: u32 = 4;
+
+/// The cycle's handle of the thread.
+#[derive(Debug)]
+pub struct Supervisor {
+    shared: Arc<Mutex<SupervisorOutput>>,
+}
+
+/// The output since the previous cycle.
+#[derive(Clone, Debug)]
+pub struct SupervisorOutput {
+    /// The newest reading, however old.
+    pub latest: Option<Arc<GpuReading>>,
+    /// The samples since the previous call, oldest first, including one for each full reading.
+    pub samples: VecDeque<GpuSample>,
+    /// Read errors since the previous call.
+    pub read_errors: Vec<&'static str>,
+    /// Whether the driver was read at least once, or failed.
+    pub has_answered: bool,
+    /// When the thread was started, or the driver became available again.
+    pub started: Timestamp,
+}
+
+impl Supervisor {
+    /// Starts the thread. It ends with memledger.
+    pub fn start(
+        settings: GpuSettings,
+        host_paths: HostPaths,
+        cgroup_v1: bool,
+        driver_release: Arc<DriverRelease>,
+    ) -> Self {
+        let shared = Arc::new(Mutex::new(SupervisorOutput {
+            latest: None,
+            samples: VecDeque::new(),
+            read_errors: vec![],
+            has_answered: false,
+            started: Timestamp::now(),
+        }));
+        let mut task = Task {
+            back_off: BackOff::new(settings.interval.min(BACK_OFF.0)),
+            worked_since: None,
+            assembler: Assembler::new(host_paths.clone(), cgroup_v1, settings.interval + settings.deadline),
+            settings,
+            host_paths,
+            driver_release,
+            shared: Arc::clone(&shared),
+            unkillable: vec![],
+            logged_error: String::new(),
+        };
+        let run = move || {
+            while !task.driver_release.is_stopping() {
+                // a bug must not end the thread, whose end ends the process
+                if catch_unwind(AssertUnwindSafe(|| task.run_process())).is_err() {
+                    tracing::error!(
+                        "reading the GPU driver failed unexpectedly (a bug in memledger); retrying"
+                    );
+                    task.discard_readings(true);
+                    task.wait(BACK_OFF.1);
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("nvml".into()).spawn(run) {
+            tracing::warn!(%error, "starting the thread that supervises the GPU driver failed");
+        }
+        Self { shared }
+    }
+
+    /// Takes the output.
+    pub fn take_output(&self) -> SupervisorOutput {
+        let mut output = lock(&self.shared);
+        let samples = std::mem::take(&mut output.samples);
+        let read_errors = std::mem::take(&mut output.read_errors);
+        SupervisorOutput { samples, read_errors, ..output.clone() }
+    }
+}
+
+fn lock(shared: &Mutex<SupervisorOutput>) -> MutexGuard<'_, SupervisorOutput> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The pause before another process is started.
+#[derive(Debug)]
+struct BackOff {
+    first: Duration,
+    last: Duration,
+}
+
+impl BackOff {
+    fn new(first: Duration) -> Self {
+        Self { first, last: Duration::ZERO }
+    }
+
+    /// Returns the pause after a process that worked for this time.
+    fn pause(&mut self, worked: Duration) -> Duration {
+        let has_worked = worked >= self.last * RESET_FACTOR;
+        self.last = if has_worked { self.first } else { (self.last * 2).min(BACK_OFF.1) };
+        self.last
+    }
+}
+
+/// Why a process is no longer used.
+#[derive(Debug)]
+enum SessionEnd {
+    /// The driver is released, or memledger stops.
+    Released,
+    /// There is no library or no driver.
+    OpenFailed(String),
+    /// The whole driver has failed.
+    DriverFailed(String),
+    /// The process has failed.
+    ProcessFailed(FailureKind, String),
+}
+
+impl From<QueryError> for SessionEnd {
+    fn from(error: QueryError) -> Self {
+        let kind = match &error {
+            QueryError::OpenFailed(_) | QueryError::DriverFailed(_) => FailureKind::Ended,
+            QueryError::Channel(ChannelError::TimedOut) => FailureKind::TimedOut,
+            QueryError::Channel(ChannelError::Invalid(_)) => FailureKind::Invalid,
+            QueryError::Channel(_) => FailureKind::Ended,
+        };
+        match error {
+            QueryError::OpenFailed(text) => Self::OpenFailed(text),
+            QueryError::DriverFailed(text) => Self::DriverFailed(text),
+            QueryError::Channel(error) => Self::ProcessFailed(kind, error.to_string()),
+        }
+    }
+}
+
+/// The state of the thread.
+struct Task {
+    settings: GpuSettings,
+    host_paths: HostPaths,
+    driver_release: Arc<DriverRelease>,
+    shared: Arc<Mutex<SupervisorOutput>>,
+    assembler: Assembler,
+    back_off: BackOff,
+    /// When the current process gave its first reading.
+    worked_since: Option<Timestamp>,
+    /// Processes that were killed and have not ended.
+    unkillable: Vec<Child>,
+    logged_error: String,
+}
+
+impl Task {
+    /// Runs one process from its start to its end, or waits until one may be started.
+    fn run_process(&mut self) {
+        if let Some(rest) = self.driver_release.remaining(Timestamp::now()) {
+            self.discard_readings(false);
+            // a cycle may run between the end of the release and the end of the wait
+            self.restart_grace_period(Timestamp::now().plus(rest));
+            self.wait(rest);
+            self.restart_grace_period(Timestamp::now());
+            return;
+        }
+        self.count_processes(false);
+        if self.unkillable.len() >= MAX_UNKILLABLE {
+            return self.wait(BACK_OFF.0);
+        }
+        self.worked_since = None;
+        let mut process = match DriverProcess::start() {
+            Ok(process) => process,
+            Err(error) => {
+                let text = format!("the NVML process cannot be started: {error}");
+                self.log_end(&SessionEnd::OpenFailed(text));
+                let pause = self.back_off.pause(Duration::ZERO);
+                return self.wait(pause);
+            }
+        };
+        self.count_processes(true);
+        let end = match self.read_until(&mut process) {
+            Ok(never) => match never {},
+            Err(end) => end,
+        };
+        if matches!(end, SessionEnd::Released | SessionEnd::DriverFailed(_))
+            && !self.driver_release.is_stopping()
+        {
+            process.close(Timestamp::now().plus(CLOSE_TIMEOUT));
+        }
+        let status = match process.kill() {
+            Ok(status) => Some(status),
+            Err(child) => {
+                tracing::error!(pid = child.id(), "the NVML process cannot be killed; leaving it");
+                self.unkillable.push(child);
+                None
+            }
+        };
+        tracing::debug!(?status, "the NVML process has ended");
+        if matches!(end, SessionEnd::Released) {
+            self.restart_grace_period(Timestamp::now()); // no failure either before `is_closed`
+        }
+        self.discard_readings(!matches!(end, SessionEnd::Released));
+        self.count_processes(false);
+        self.log_end(&end);
+        if !matches!(end, SessionEnd::Released) {
+            // a hang before the first reading is no work, however long it lasts
+            let worked = self.worked_since.map_or(Duration::ZERO, |since| Timestamp::now().since(since));
+            let pause = self.back_off.pause(worked);
+            self.wait(pause);
+        }
+    }
+
+    /// Opens the driver and reads it at every interval, until the process is no longer used.
+    fn read_until(&mut self, process: &mut DriverProcess) -> Result<std::convert::Infallible, SessionEnd> {
+        let settings = self.settings.clone();
+        let first_deadline = Timestamp::now().plus(settings.deadline * FIRST_READING_FACTOR);
+        let opened = self.retry_when_woken(first_deadline, |deadline, release| {
+            process.open(settings.library.as_deref(), deadline, Some(release.waker()))
+        })?;
+        tracing::info!("GPU driver opened");
+        self.assembler.begin_session(opened);
+        let mut next_full = Timestamp::now();
+        let mut is_first = true;
+        loop {
+            if self.is_released() {
+                return Err(SessionEnd::Released);
+            }
+            let began = Timestamp::now();
+            let is_full = began >= next_full;
+            let deadline = if is_first { first_deadline } else { began.plus(settings.deadline) };
+            self.query(process, is_full, deadline)?;
+            is_first = false;
+            let ended = Timestamp::now();
+            self.worked_since.get_or_insert(ended);
+            if is_full {
+                next_full = began.plus(settings.interval).max(ended.plus(settings.interval / 4));
+            }
+            let pause = ended.since(began) * PAUSE_FACTOR;
+            let next_sample = began.plus(settings.sample_interval).max(ended.plus(pause));
+            let next =
+                if settings.sample_interval.is_zero() { next_full } else { next_full.min(next_sample) };
+            match process.idle(next.since(Timestamp::now()), self.driver_release.waker()) {
+                Err(ChannelError::Woken) => self.driver_release.waker().reset(),
+                other => other.map_err(QueryError::from)?,
+            }
+        }
+    }
+
+    /// Requests one reading or sample, and publishes it.
+    fn query(
+        &mut self,
+        process: &mut DriverProcess,
+        is_full: bool,
+        deadline: Timestamp,
+    ) -> Result<(), SessionEnd> {
+        let began = RequestStart::now(&self.host_paths);
+        let request = if is_full { Request::Read } else { Request::Sample };
+        process.send(&request).map_err(QueryError::from)?;
+        let response = self.retry_when_woken(deadline, |deadline, release| {
+            Ok(process.receive(deadline, Some(release.waker()))?)
+        })?;
+        match response {
+            Response::Reading(raw) if is_full => {
+                let without_accounting = raw.without_accounting;
+                let invalid = || ChannelError::Invalid("a reading that contradicts itself");
+                let completed = self.assembler.reading(began, raw);
+                let (reading, samples) = completed.ok_or_else(|| QueryError::from(invalid()))?;
+                self.driver_release.set_probe_result(Ok(NvmlProbe::of(&reading, without_accounting)));
+                self.publish(Some(reading), samples);
+            }
+            Response::Sample(raw) if !is_full => {
+                let sample = self.assembler.sample(began, raw);
+                self.publish(None, vec![sample]);
+            }
+            Response::Failed { error, xids } => {
+                self.assembler.count_xids(&xids);
+                return Err(SessionEnd::DriverFailed(error));
+            }
+            _ => return Err(QueryError::from(ChannelError::Invalid("another response")).into()),
+        }
+        Ok(())
+    }
+
+    /// Receives a response. A release gives it little time, and a stop none.
+    fn retry_when_woken<T>(
+        &self,
+        deadline: Timestamp,
+        mut receive: impl FnMut(Timestamp, &DriverRelease) -> Result<T, QueryError>,
+    ) -> Result<T, SessionEnd> {
+        let mut deadline = deadline;
+        loop {
+            let is_released = self.is_released();
+            if is_released {
+                deadline = deadline.min(Timestamp::now().plus(CLOSE_TIMEOUT));
+            }
+            match receive(deadline, &self.driver_release) {
+                Err(QueryError::Channel(ChannelError::Woken)) => self.driver_release.waker().reset(),
+                Err(_) if is_released => return Err(SessionEnd::Released),
+                other => return Ok(other?),
+            }
+            if self.driver_release.is_stopping() {
+                return Err(SessionEnd::Released);
+            }
+        }
+    }
+
+    fn is_released(&self) -> bool {
+        self.driver_release.is_stopping() || self.driver_release.remaining(Timestamp::now()).is_some()
+    }
+
+    fn publish(&self, reading: Option<GpuReading>, samples: Vec<GpuSample>) {
+        let mut output = lock(&self.shared);
+        output.has_answered = true;
+        output.samples.extend(samples);
+        let excess = output.samples.len().saturating_sub(MAX_SAMPLES);
+        output.samples.drain(..excess);
+        if let Some(reading) = reading {
+            output.read_errors.extend(reading.read_errors.iter());
+            output.read_errors.truncate(MAX_READ_ERRORS);
+            let reading = Arc::new(reading);
+            self.driver_release.set_latest(Arc::clone(&reading));
+            output.latest = Some(reading);
+        }
+    }
+
+    /// Discards the newest reading and all samples. After a failure the driver counts as one that has answered.
+    fn discard_readings(&self, has_failed: bool) {
+        let mut output = lock(&self.shared);
+        output.latest = None;
+        output.samples.clear();
+        output.has_answered |= has_failed;
+    }
+
+    /// Restarts the grace period for the first reading at `at`.
+    fn restart_grace_period(&self, at: Timestamp) {
+        let mut output = lock(&self.shared);
+        (output.has_answered, output.started) = (false, at);
+    }
+
+    /// Reaps processes that have ended at last, and publishes the numbers. `with_current`: a process runs beside them.
+    fn count_processes(&mut self, with_current: bool) {
+        self.unkillable.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+        let unkillable = self.unkillable.len();
+        self.driver_release.set_processes(unkillable + usize::from(with_current), unkillable);
+    }
+
+    /// Waits, or until a request.
+    fn wait(&self, duration: Duration) {
+        let waker = self.driver_release.waker();
+        waker.wait(duration);
+        waker.reset();
+    }
+
+    fn log_end(&mut self, end: &SessionEnd) {
+        match end {
+            SessionEnd::Released => tracing::info!("GPU driver released on request"),
+            SessionEnd::OpenFailed(text) => {
+                self.driver_release.set_probe_result(Err(text.clone()));
+                if *text != self.logged_error {
+                    tracing::info!(reason = %text, "no GPU driver; exporting the memory of the host and its containers without GPUs");
+                    self.logged_error.clone_from(text);
+                }
+                return;
+            }
+            SessionEnd::DriverFailed(error) => {
+                tracing::warn!(%error, "GPU driver failed; reopening it");
+                lock(&self.shared).read_errors.push("io");
+            }
+            SessionEnd::ProcessFailed(kind, error) => {
+                tracing::warn!(?kind, %error, "the NVML process failed; starting another");
+                self.driver_release.count_restart(*kind);
+                let text = format!("the NVML process failed: {error}");
+                self.driver_release.set_probe_result(Err(text));
+            }
+        }
+        self.logged_error.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pause_doubles_until_a_process_works_for_long() {
+        let second = Duration::from_secs(1);
+        let mut back_off = BackOff::new(second);
+        let pauses: Vec<_> = (0..7).map(|_| back_off.pause(second).as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
+        assert_eq!(back_off.pause(second * 119).as_secs(), 30);
+        assert_eq!(back_off.pause(second * 120).as_secs(), 1);
+    }
+}

@@ -1,0 +1,100 @@
+//! Reads and classifies the command lines of processes. They are read by a [`ReadPool`], since a process can block the
+//! read.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::collect::ReadErrors;
+use crate::collect::target::Target;
+use crate::discover::ContainerId;
+use crate::host::ReadError;
+use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool};
+use crate::parse::process::Command;
+
+/// Maximum wait of a cycle for the command lines of new processes. Later results are used in a later cycle.
+const MAX_WAIT: Duration = Duration::from_millis(20);
+/// Reading a command line takes microseconds, but a fork of a process with much memory holds its mmap lock for longer.
+const POOL_CONFIG: PoolConfig = PoolConfig {
+    name: "command-lines",
+    handover_after: Duration::from_millis(4),
+    timeout: Duration::from_secs(2),
+    rest_factor: 4,
+    round_robin: true,
+};
+
+/// Classification of a command line; the line itself is not kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommandLine {
+    /// The kind of program.
+    pub command: Command,
+    /// Hash of the command line, which a fork shares with its parent.
+    pub hash: u64,
+}
+
+/// The result for a process: its command line, or `None` if unknown.
+pub type CommandLineRead = (Target, Option<CommandLine>);
+
+/// Reads command lines.
+#[derive(Debug, Default)]
+pub struct CommandLines {
+    pool: Option<ReadPool<ContainerId, Target, CommandLine>>,
+    queued: Vec<(ContainerId, Target)>,
+    /// A queued process has no known command line yet.
+    is_urgent: bool,
+}
+
+impl CommandLines {
+    /// Queues a process for the next batch.
+    pub fn queue(&mut self, owner: &ContainerId, target: Target, is_new: bool) {
+        self.queued.push((owner.clone(), target));
+        self.is_urgent |= is_new;
+    }
+
+    /// Submits the batch, waits for it if it contains a new process, and returns all results so far.
+    pub fn submit_and_take(&mut self, proc: &Path, read_errors: &mut ReadErrors) -> Vec<CommandLineRead> {
+        if self.pool.is_none() && self.queued.is_empty() {
+            return vec![];
+        }
+        let pool = self.pool.get_or_insert_with(|| {
+            let proc = proc.to_path_buf();
+            ReadPool::new(POOL_CONFIG, move |target: &Target, buffer| read(&proc, *target, buffer))
+        });
+        if !self.queued.is_empty() {
+            pool.submit(self.queued.drain(..));
+        }
+        if std::mem::take(&mut self.is_urgent) {
+            pool.wait(MAX_WAIT);
+        }
+        let mut results = Vec::new();
+        for (owner, target, outcome) in pool.take() {
+            let line = match outcome {
+                ReadOutcome::Finished(Ok(line)) => Some(line),
+                ReadOutcome::Finished(Err(error)) => {
+                    if matches!(error, ReadError::TimedOut(_)) {
+                        let (container, pid) = (owner.as_str(), target.pid);
+                        tracing::warn!(container, pid, "reading the command line of a process timed out");
+                    }
+                    read_errors.record(&error);
+                    None
+                }
+                ReadOutcome::Skipped => {
+                    read_errors.count("blocked");
+                    None
+                }
+            };
+            results.push((target, line));
+        }
+        results
+    }
+}
+
+fn read(proc: &Path, target: Target, buffer: &mut Vec<u8>) -> Result<CommandLine, ReadError> {
+    let dir = target.open(proc, buffer)?;
+    let file = dir.file("cmdline")?;
+    let text = file.read_once(buffer)?;
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    Ok(CommandLine { command: Command::of(text), hash: hasher.finish() })
+}

@@ -1,0 +1,254 @@
+//! All settings, in the order of the help. Flags, environment variables, keys of the file, `docs/config.md` and the schema of
+//! the chart are generated from these declarations.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use regex::Regex;
+use tracing::Level;
+
+use super::ConfigError;
+use super::declare::{
+    IsChanged, Setting, SettingGroup, Source, Switches, choice, count, duration, duration_or_zero, group,
+    path, setting, settings, switch, text,
+};
+use super::otlp::OtlpSettings;
+use super::sources::Values;
+use super::value_parsers::{address, label, pod_key, regex, size, unix_socket, url_path, variable_name};
+use crate::host::HostPaths;
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+settings! {
+    /// All settings, validated.
+    struct Config {
+        /// Address to listen on. Empty: no HTTP listener, for use with OTLP alone.
+        listen: Vec<SocketAddr> = setting("web.listen-address", ("ADDRESS", "HOST:PORT or :PORT"), &[":10853"], address);
+        /// Path of the metrics.
+        telemetry_path: String = setting("web.telemetry-path", ("PATH", "a path such as /metrics"), &["/metrics"], url_path);
+        /// Limits of the HTTP server.
+        limits: HttpLimits = group::<HttpLimits>();
+        /// YAML file with TLS, passwords, headers and rate limit, in the format of Prometheus exporters. Changes are reloaded at
+        /// run time. See docs/serving.md.
+        web_config: Option<PathBuf> = path("web.config.file", &[]);
+        /// Serve /api/v1, which names processes, to all clients. Without it, only to clients with a password or a verified
+        /// certificate, and on the control socket.
+        enable_api: bool = switch("web.enable-api", &["false"]);
+        /// Serve POST /-/release-gpu, which makes memledger release the GPU driver, to clients with a password or a verified
+        /// certificate. The control socket has it without this.
+        enable_admin: bool = switch("web.enable-admin", &["false"]);
+        /// The control socket.
+        local: LocalSettings = group::<LocalSettings>();
+        /// Time between two samples, 100ms to 1h. Scrapes do not sample.
+        sample_interval: Duration = duration("sample.interval", &["1s"], 100 * MS, HOUR);
+        /// Minimum time between two reads of a process's proportional set size, which is expensive. At least 1s.
+        pss_interval: Duration = duration("pss.interval", &["15s"], SECOND, DAY);
+        /// Settings of the kubelet's container runtime.
+        cri: CriSettings = group::<CriSettings>();
+        /// Sockets of container runtimes.
+        endpoints: Vec<RuntimeEndpoint> = group::<RuntimeSockets>();
+        /// Which containers and which of their settings are exported.
+        filter: Filter = group::<Filter>();
+        /// How long info and peaks of a container are exported after its end.
+        keep_ended: Duration = duration("container.keep-ended", &["1h"], Duration::ZERO, 366 * DAY);
+        /// Settings of the GPU collector.
+        gpu: GpuSettings = group::<GpuSettings>();
+        /// Directory for the socket of processes that report from inside, and the Python client; mount it read-only into
+        /// containers. Empty: off. See docs/inside-view.md.
+        reporter_directory: Option<PathBuf> = path("reporter.directory", &["/run/memledger-reporter"]);
+        /// Settings of persistent state.
+        state: StateSettings = group::<StateSettings>();
+        /// Settings of the sources of the OOM ledger.
+        oom: OomSettings = group::<OomSettings>();
+        /// The OTLP export; `None`: off.
+        otlp: Option<OtlpSettings> = super::otlp::Otlp;
+        /// Standard variables of OpenTelemetry that are ignored, and why.
+        otlp_ignored: Vec<String> = super::otlp::Ignored;
+        /// Enabled collectors.
+        collectors: BTreeSet<&'static str> = Switches(&[
+            ("collector.own", "memledger's own process: the process_* families."),
+            ("collector.host", "Memory of the host."),
+            ("collector.cgroup", "Memory of containers."),
+            ("collector.process", "Processes of containers and their resident memory by role."),
+            ("collector.shm", "/dev/shm of containers. Needs the process collector."),
+            ("collector.pss", "Proportional set size by role. Needs the process collector."),
+            ("collector.gpu", "GPUs, through NVML."),
+            ("collector.drm", "GPUs whose driver has the kernel's DRM statistics (amdgpu, i915, xe, nouveau and others). Reads nothing on hosts without such a GPU."),
+        ]);
+        /// Mount points of the host's file systems.
+        host_paths: HostPaths = group::<PathSettings>();
+        /// Minimum severity of log lines.
+        log_level: Level = choice("log.level", &["info"], &[("debug", Level::DEBUG), ("info", Level::INFO), ("warn", Level::WARN), ("error", Level::ERROR)]);
+        /// Format of the log, which goes to standard error.
+        log_json: bool = choice("log.format", &["logfmt"], &[("logfmt", false), ("json", true)]);
+    }
+
+    /// Limits of the HTTP server.
+    #[derive(Copy, PartialEq, Eq)]
+    struct HttpLimits {
+        /// Maximum concurrent requests for metrics, and as many for the API; a quarter of them for one client address. More
+        /// are rejected with 503. 0: no limit.
+        requests: usize = count("web.max-requests", &["40"]);
+        /// Maximum open connections, a quarter of them for one client address; more are closed. This host has another quarter
+        /// of its own. 0: no limit.
+        connections: usize = count("web.max-connections", &["256"]);
+        /// Timeout of a TLS handshake and of the headers of a request, 1s to 5m.
+        head: Duration = duration("web.header-timeout", &["10s"], SECOND, 5 * MINUTE);
+        /// Timeout of connections without a request or without progress of a response, 1s to 1h.
+        idle: Duration = duration("web.idle-timeout", &["2m"], SECOND, HOUR);
+    }
+
+    /// Settings of the control socket.
+    #[derive(Default, PartialEq, Eq)]
+    struct LocalSettings {
+        /// Control socket for memledger's verbs on this host. Processes of other containers are refused. Empty: off.
+        socket: Option<PathBuf> = path("local.socket", &["/run/memledger/control.sock"]);
+        /// Group that may use the control socket, by name or number. Default: only memledger's own user.
+        group: Option<String> = text("local.group", &[], |text| Ok(text.to_owned()));
+    }
+
+    /// Settings of the kubelet's container runtime, the source of pods.
+    #[derive(Default, PartialEq, Eq)]
+    struct CriSettings {
+        /// Socket of the kubelet's container runtime (CRI). The first one that responds is used; of the default ones, the first
+        /// that has pods. Empty: off.
+        sockets: Vec<PathBuf> = setting("cri.endpoint", ("PATH", "a path"), &[
+            "/run/containerd/containerd.sock",
+            "/run/crio/crio.sock",
+            "/var/run/cri-dockerd.sock",
+            "/run/k3s/containerd/containerd.sock",
+            "/run/k0s/containerd.sock",
+            "/var/snap/microk8s/common/run/containerd.sock",
+        ], |text| Ok(unix_socket(text)));
+        /// The sockets were set explicitly, so that one of them should respond. Otherwise they are guesses.
+        is_asked_for: bool = IsChanged("cri.endpoint");
+        /// Labels of pods that become labels of memledger_container_pod_info: KEY as label_KEY, with _ for characters that are
+        /// not allowed in a label name.
+        labels: Vec<(String, Arc<str>)> = text("cri.pod-labels", &[], |text| pod_key("label", text));
+        /// Annotations of pods that become labels of memledger_container_pod_info: KEY as annotation_KEY. No others are
+        /// exported.
+        annotations: Vec<(String, Arc<str>)> = text("cri.pod-annotations", &[], |text| pod_key("annotation", text));
+        /// The kubelet's socket that lists the GPUs allocated to containers of pods. Empty: off.
+        pod_resources: Option<PathBuf> = path("kubelet.pod-resources", &["/var/lib/kubelet/pod-resources/kubelet.sock"]);
+    }
+
+    /// The sockets of Docker and Podman.
+    struct RuntimeSockets {
+        /// Docker's socket. Empty: off.
+        docker: Option<PathBuf> = path("docker.socket", &["/var/run/docker.sock"]);
+        /// Podman's socket. Empty: off.
+        podman: Option<PathBuf> = path("podman.socket", &["/run/podman/podman.sock"]);
+    }
+
+    /// Selection of containers, and of settings in their environment.
+    #[derive(Default)]
+    struct Filter {
+        /// Export only containers whose name, or in a pod NAMESPACE/POD/NAME, matches anywhere.
+        include: Option<Regex> = setting("container.include", ("REGEX", "a regular expression"), &[], regex);
+        /// Exclude containers whose name, or in a pod NAMESPACE/POD/NAME, matches anywhere. Overrides include.
+        exclude: Option<Regex> = setting("container.exclude", ("REGEX", "a regular expression"), &[], regex);
+        /// Export only containers with this label, KEY or KEY=VALUE. If repeated, all are required.
+        labels: Vec<(String, Option<String>)> = text("container.label", &[], label);
+        /// Environment variables of containers that become labels of memledger_container_run_info. No others are exported.
+        settings: Vec<String> = text("container.settings", &["BATCH_SIZE", "NUM_WORKERS", "NUM_DEVICES", "PRECISION", "ACCUM", "PYTORCH_CUDA_ALLOC_CONF"], variable_name);
+    }
+
+    /// Settings of the GPU collector.
+    struct GpuSettings {
+        /// NVML library to load. Default: the driver's own libnvidia-ml.so.1.
+        library: Option<PathBuf> = path("gpu.nvml-library", &[]);
+        /// Time between two full readings of the GPU driver, 50ms to 1h.
+        interval: Duration = duration("gpu.interval", &["1s"], 50 * MS, HOUR);
+        /// Time between two samples of GPU memory alone, for the peaks: 20ms to 1m. 0s: only full readings count.
+        sample_interval: Duration = duration_or_zero("gpu.sample-interval", &["200ms"], 20 * MS, MINUTE);
+        /// Maximum time for one reading of the GPU driver, which may hang; then its process is replaced. The first reading has 12
+        /// times as long.
+        deadline: Duration = duration("gpu.deadline", &["4s"], 100 * MS, DAY);
+        /// Number of GPUs that NVIDIA's driver should have on this host, for memledger_gpus_expected. Default: the highest
+        /// number so far.
+        expected: Option<usize> = count("gpu.expected", &[]);
+        /// How long memledger releases the GPU driver on memledger release-gpu, SIGUSR1 or POST
+        /// /-/release-gpu, 1s to 24h.
+        release_for: Duration = duration("gpu.release-for", &["5m"], SECOND, DAY);
+    }
+
+    /// Settings of persistent state.
+    #[derive(PartialEq, Eq)]
+    struct StateSettings {
+        /// Directory of the ledger of OOM kills and exits. Empty: keep it in memory only, and lose it on exit.
+        path: Option<PathBuf> = path("state.path", &["/var/lib/memledger"]);
+        /// How long the ledger keeps events, 1h to 87840h. The counters keep counting them.
+        retention: Duration = duration("state.retention", &["2160h"], HOUR, 3660 * DAY);
+        /// Maximum size of the ledger; beyond it the oldest events are removed. At least 1MiB.
+        max_size_bytes: u64 = setting("state.max-size", ("SIZE", "a size such as 512KiB, 64MiB or 1GiB"), &["64MiB"], |text| size(text, 1 << 20));
+        /// File to append each OOM kill and each exit to, as one line of JSON. It may be renamed at any time, as by logrotate.
+        events_file: Option<PathBuf> = path("events.file", &[]);
+    }
+
+    /// Settings of the sources of the OOM ledger.
+    #[derive(PartialEq, Eq)]
+    struct OomSettings {
+        /// Source of kernel messages: /dev/kmsg, syslog(2), or auto: the first of the two that is available.
+        kernel_log: KernelLogChoice = choice("oom.kernel-log", &["auto"], &[
+            ("auto", KernelLogChoice::Auto), ("device", KernelLogChoice::Device), ("syslog", KernelLogChoice::Syslog), ("off", KernelLogChoice::Off),
+        ]);
+        /// Use exits and OOM events of the container runtimes as evidence.
+        runtime: bool = switch("oom.runtime", &["true"]);
+    }
+
+    /// Mount points of the host's file systems.
+    struct PathSettings {
+        /// The host's procfs.
+        proc: PathBuf = path("path.procfs", &["/proc"]);
+        /// The host's sysfs, for GPUs of DRM drivers.
+        sys: PathBuf = path("path.sysfs", &["/sys"]);
+        /// The host's cgroup file systems.
+        cgroup: PathBuf = path("path.cgroupfs", &["/sys/fs/cgroup"]);
+        /// The host's /dev.
+        dev: PathBuf = path("path.devfs", &["/dev"]);
+    }
+}
+
+/// The API socket of a container runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeEndpoint {
+    /// `docker` or `podman`.
+    pub runtime: &'static str,
+    /// The Unix socket.
+    pub socket: PathBuf,
+}
+
+/// The source of kernel messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelLogChoice {
+    /// `/dev/kmsg`, or syslog(2) if the device is unavailable.
+    Auto,
+    /// `/dev/kmsg` only.
+    Device,
+    /// syslog(2) only.
+    Syslog,
+    /// None.
+    Off,
+}
+
+impl From<RuntimeSockets> for Vec<RuntimeEndpoint> {
+    fn from(sockets: RuntimeSockets) -> Self {
+        let all = [("docker", sockets.docker), ("podman", sockets.podman)];
+        all.into_iter()
+            .filter_map(|(runtime, socket)| Some(RuntimeEndpoint { runtime, socket: socket? }))
+            .collect()
+    }
+}
+
+impl From<PathSettings> for HostPaths {
+    fn from(PathSettings { proc, sys, cgroup, dev }: PathSettings) -> Self {
+        Self { proc, sys, cgroup, dev }
+    }
+}

@@ -1,0 +1,80 @@
+//! Parses values of settings. An error is a description of what is expected.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use regex::Regex;
+
+const SIZE: &str = "a size such as 512KiB, 64MiB or 1GiB";
+
+/// Parses bytes with a binary unit.
+pub fn size(text: &str, min: u64) -> Result<u64, String> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
+    let found = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim_end(), shift)));
+    let bytes = found.and_then(|(number, shift)| number.parse::<u64>().ok()?.checked_mul(1 << shift));
+    let fits = bytes.filter(|bytes| (min..=i64::MAX as u64).contains(bytes));
+    fits.ok_or_else(|| format!("{SIZE}, at least {}", crate::series::human_bytes(min as f64)))
+}
+
+/// Parses a path, also in the kubelet's form `unix:///run/...`.
+pub fn unix_socket(text: &str) -> PathBuf {
+    text.strip_prefix("unix://").unwrap_or(text).into()
+}
+
+/// Parses the key of a pod's label or annotation to the key and the name of its metric label.
+pub fn pod_key(prefix: &str, key: &str) -> Result<(String, Arc<str>), String> {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    if !key.chars().all(allowed) {
+        return Err(format!("the key of a pod's {prefix}, such as app.kubernetes.io/name"));
+    }
+    Ok((key.to_owned(), format!("{prefix}_{}", key.chars().map(plain).collect::<String>()).into()))
+}
+
+pub fn regex(text: &str) -> Result<Regex, String> {
+    Regex::new(text).map_err(|error| format!("a regular expression: {error}"))
+}
+
+/// Parses `HOST:PORT`, `[V6]:PORT`, or `:PORT` for all addresses of both families.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    let full =
+        if text.starts_with(':') { format!("[::]{text}") } else { text.replace("localhost:", "127.0.0.1:") };
+    full.parse()
+        .map_err(|_| "HOST:PORT with a numeric host, [V6]:PORT, or :PORT for all addresses".to_owned())
+}
+
+pub fn url_path(text: &str) -> Result<String, String> {
+    let reserved = text == "/" || text.starts_with("/-/") || text.starts_with("/api/");
+    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"/-_.".contains(&b));
+    if text.starts_with('/') && plain && !reserved {
+        Ok(text.to_owned())
+    } else {
+        Err("a path such as /metrics, not /, and not below /-/ or /api/".to_owned())
+    }
+}
+
+pub fn label(text: &str) -> Result<(String, Option<String>), String> {
+    let (key, value) = match text.split_once('=') {
+        Some((key, value)) => (key, Some(value.to_owned())),
+        None => (text, None),
+    };
+    if key.is_empty() { Err("KEY or KEY=VALUE".to_owned()) } else { Ok((key.to_owned(), value)) }
+}
+
+/// Parses the name of an environment variable whose lower case is a valid label name.
+pub fn variable_name(text: &str) -> Result<String, String> {
+    let first = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+    let reserved =
+        crate::catalog::MetricScope::Container.labels().iter().any(|label| text.eq_ignore_ascii_case(label));
+    if first
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && !text.starts_with("__")
+        && !reserved
+        && !text.eq_ignore_ascii_case("run")
+    {
+        Ok(text.to_owned())
+    } else {
+        Err("the name of an environment variable that can be a label: letters, digits and _; not run, not the container's own labels".to_owned())
+    }
+}

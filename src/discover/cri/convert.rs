@@ -1,0 +1,178 @@
+//! Converts CRI responses into container records and pods.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::messages::{Container, ContainerStatusResponse, PodSandbox};
+use super::{RUNTIME, unix_seconds};
+use crate::config::{CriSettings, Filter};
+use crate::discover::{ContainerDetails, ContainerId, ContainerRecord, Pod};
+use crate::series::bounded;
+
+/// Annotation with the source of a pod.
+const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
+/// Name of a pod's pause process in the ledger, the same as cAdvisor's.
+const SANDBOX_NAME: &str = "POD";
+
+/// A pod, from its sandbox.
+#[derive(Clone, Debug)]
+pub struct Sandbox {
+    /// Without an attempt number: only containers have one.
+    pub pod: Pod,
+    /// All its labels, for `--container.label`.
+    labels: HashMap<String, String>,
+}
+
+/// Start details of a container.
+#[derive(Debug, Default, PartialEq)]
+pub struct Started {
+    /// Host pid of the first process.
+    pub pid: Option<u32>,
+    /// Its environment; only allow-listed variables are used.
+    environment: Vec<String>,
+    memory_min_bytes: Option<u64>,
+}
+
+impl Sandbox {
+    /// Reads a sandbox; `None` without the name of its pod.
+    pub fn read(sandbox: PodSandbox, settings: &CriSettings) -> Option<Self> {
+        let metadata = sandbox.metadata?;
+        let mut labels = allowed(&settings.labels, &sandbox.labels);
+        labels.extend(allowed(&settings.annotations, &sandbox.annotations));
+        labels.sort();
+        labels.dedup_by(|later, first| later.0 == first.0);
+        let pod = Pod {
+            namespace: bounded(&metadata.namespace),
+            name: bounded(&metadata.name),
+            uid: bounded(&metadata.uid),
+            attempt: 0,
+            source: sandbox.annotations.get(SOURCE_ANNOTATION).map_or("".into(), |source| bounded(source)),
+            labels,
+            memory_min_bytes: None,
+        };
+        Some(Self { pod, labels: sandbox.labels })
+    }
+
+    /// Returns the details of its pause process, for the ledger.
+    pub fn details(&self, filter: &Filter) -> ContainerDetails {
+        ContainerDetails {
+            name: SANDBOX_NAME.into(),
+            pod: Some(Arc::new(self.pod.clone())),
+            image: "".into(),
+            labels_match: filter.labels_match(&self.labels),
+        }
+    }
+}
+
+fn allowed(wanted: &[(String, Arc<str>)], all: &HashMap<String, String>) -> Vec<(Arc<str>, Arc<str>)> {
+    let found = wanted.iter().filter_map(|(key, label)| Some((Arc::clone(label), bounded(all.get(key)?))));
+    found.filter(|(_, value)| !value.is_empty()).collect()
+}
+
+/// Creates the record of a listed container, without a start time; `None` without a name.
+pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter) -> Option<ContainerRecord> {
+    let metadata = container.metadata.as_ref()?;
+    let label = |key: &str| bounded(container.labels.get(key).map_or("", String::as_str));
+    let pod = match sandbox {
+        Some(sandbox) => sandbox.pod.clone(),
+        // its sandbox is being removed: the kubelet's own labels have the same data
+        None => Pod {
+            namespace: label("io.kubernetes.pod.namespace"),
+            name: label("io.kubernetes.pod.name"),
+            uid: label("io.kubernetes.pod.uid"),
+            attempt: 0,
+            source: "".into(),
+            labels: vec![],
+            memory_min_bytes: None,
+        },
+    };
+    let mut labels = container.labels.clone();
+    labels.extend(sandbox.iter().flat_map(|sandbox| sandbox.labels.clone()));
+    Some(ContainerRecord {
+        id: ContainerId::new(&container.id),
+        runtime: RUNTIME,
+        name: bounded(&metadata.name).to_string(),
+        pod: Some(Arc::new(Pod { attempt: metadata.attempt, ..pod })),
+        image: image(container.image.as_ref().map(|image| (&*image.user_specified_image, &*image.image))),
+        compose_project: "".into(),
+        compose_service: "".into(),
+        settings: vec![],
+        gpus: Arc::default(),
+        started: None,
+        labels_match: filter.labels_match(&labels),
+    })
+}
+
+fn image(image: Option<(&str, &str)>) -> Arc<str> {
+    image.map_or("".into(), |(requested, resolved)| {
+        bounded(if requested.is_empty() { resolved } else { requested })
+    })
+}
+
+/// Adds the data of a status response to a record.
+pub fn complete(
+    record: &mut ContainerRecord,
+    response: &ContainerStatusResponse,
+    filter: &Filter,
+) -> Started {
+    let started = parse_info(response);
+    if let Some(status) = &response.status {
+        record.started = unix_seconds(status.started_at);
+        // the list may have the image's id where the status has its name
+        let image_names = status.image.as_ref().map(|image| (&*image.user_specified_image, &*image.image));
+        if image_names.is_some_and(|(requested, resolved)| !requested.is_empty() || !resolved.is_empty()) {
+            record.image = image(image_names);
+        }
+    }
+    record.settings = filter.settings_of(started.environment.iter().map(String::as_str));
+    if let (Some(bytes), Some(pod)) = (started.memory_min_bytes, &record.pod) {
+        record.pod = Some(Arc::new(Pod { memory_min_bytes: Some(bytes), ..Pod::clone(pod) }));
+    }
+    started
+}
+
+/// Parses `info`, the extension of containerd and CRI-O: these fields are common to both forms.
+fn parse_info(response: &ContainerStatusResponse) -> Started {
+    #[derive(Default, Deserialize)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Info {
+        pid: u32,
+        runtime_spec: Spec,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Spec {
+        process: Process,
+        linux: Linux,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Process {
+        env: Vec<String>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Linux {
+        resources: Resources,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Resources {
+        unified: HashMap<String, String>,
+    }
+    let info = response.info.get("info").and_then(|text| serde_json::from_str::<Info>(text).ok());
+    let Some(info) = info else { return Started::default() };
+    Started {
+        pid: Some(info.pid).filter(|pid| *pid > 0),
+        environment: info.runtime_spec.process.env,
+        memory_min_bytes: info
+            .runtime_spec
+            .linux
+            .resources
+            .unified
+            .get("memory.min")
+            .and_then(|bytes| bytes.parse().ok()),
+    }
+}

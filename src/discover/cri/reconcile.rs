@@ -1,0 +1,470 @@
+//! One connection: lists containers repeatedly and reports the changes between lists.
+//!
+//! The status of a container is queried once when it is first listed as running, and once when it has ended. Each change is
+//! reported once, also across connections ([`CriResumeState`]). The list is older than the status responses, so a response may
+//! already show an end; the end is reported when the next list shows it too.
+//!
+//! The list decides which containers exist and run, and needs no status responses. For a container whose status query gets no
+//! response ([`super::status_queries`]), only its start, its settings and its exit code are missing.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+
+use super::client::{CriClient, CriError};
+use super::convert::{Sandbox, complete, record};
+use super::messages::{Container, ContainerState, ContainerStatusResponse};
+use super::status_queries::{StatusQueue, StatusResult};
+use super::{CriResumeState, EVENT_DEBOUNCE, LIST_INTERVAL, RUNTIME, unix_seconds};
+use crate::clock::Timestamp;
+use crate::config::{CriSettings, Filter};
+use crate::discover::{
+    ConnectionState, ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent, RuntimeState,
+};
+
+/// Sandboxes are listed at least once per this many lists of containers.
+const LISTS_PER_SANDBOX_LIST: u32 = 2;
+
+/// An end without a status response is reported after this time, in which the query was retried several times.
+const UNANSWERED_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What was reported of a container.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ReportedState {
+    /// It exists. It was on the first list: [`CriResumeState::since`] decides whether its run is new.
+    Before,
+    /// It exists. Its run is new.
+    Exists,
+    /// It exists, and was listed as running or ended, without a status response so far.
+    Listed(Box<ListedRun>),
+    /// It runs.
+    Running,
+    /// It has ended, or had ended before memledger started.
+    Ended,
+}
+
+/// A run that is only known from lists.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ListedRun {
+    record: ContainerRecord,
+    /// Unix time of its creation, which is before its start.
+    created: f64,
+    /// It was listed as running, so it certainly ran.
+    ran: bool,
+    /// When it was first listed as ended.
+    ended: Option<Timestamp>,
+    /// Its run was reported, with an end of which only the time is known. A later response completes it.
+    is_reported: bool,
+    /// Its run is new.
+    is_new: bool,
+}
+
+impl ListedRun {
+    /// Reports its run as far as the lists show it. `now`: the latest time of its end.
+    fn report(
+        &self,
+        id: &ContainerId,
+        now: Timestamp,
+        source: &RuntimeState,
+        runtime_events: &mut Vec<RuntimeEvent>,
+    ) {
+        let began = self.is_new.then_some(EventKind::Started);
+        let ran = began.into_iter().chain([EventKind::Running { pid: None }]);
+        runtime_events.extend(ran.map(|what| runtime_event(&self.record, self.created, what)));
+        let at = self.ended.unwrap_or(now).unix_seconds().max(self.created);
+        runtime_events.push(runtime_event(
+            &self.record,
+            at,
+            EventKind::Ended { exit_code: None, oom_flag: None },
+        ));
+        source.end_run(id, f64::INFINITY, (!self.ran).then(|| self.record.clone()));
+    }
+}
+
+/// The state of one connection.
+pub struct CriReconciler<'a> {
+    settings: &'a CriSettings,
+    filter: &'a Filter,
+    source: &'a RuntimeState,
+    resume: &'a mut CriResumeState,
+    pods: HashMap<String, Sandbox>,
+    status_queue: StatusQueue,
+    lists: u32,
+}
+
+impl<'a> CriReconciler<'a> {
+    pub fn new(
+        settings: &'a CriSettings,
+        filter: &'a Filter,
+        source: &'a RuntimeState,
+        resume: &'a mut CriResumeState,
+    ) -> Self {
+        Self {
+            settings,
+            filter,
+            source,
+            resume,
+            pods: HashMap::new(),
+            status_queue: StatusQueue::default(),
+            lists: 0,
+        }
+    }
+
+    /// Lists containers until a call fails; returns the error.
+    pub async fn run(mut self, client: &CriClient, socket: &Path) -> CriError {
+        let version = match client.version().await {
+            Ok(version) => version,
+            Err(error) => return error,
+        };
+        // subscribed before the first list, so that no event after the list is missed
+        let mut subscription = std::pin::pin!(client.events());
+        let mut events = None;
+        let mut has_no_events = !events_reach_all(&version.runtime_name, &version.runtime_version);
+        loop {
+            if let Err(error) = self.list_and_apply(client).await {
+                return error;
+            }
+            if self.lists == 1 {
+                let (name, version) = (version.runtime_name.as_str(), version.runtime_version.as_str());
+                tracing::info!(runtime = RUNTIME, socket = %socket.display(), name, version, "connected");
+            }
+            let mut is_soon = events.is_none();
+            let pause = if is_soon { LIST_INTERVAL.0 } else { self.longest_pause(Timestamp::now()) };
+            let mut pause = std::pin::pin!(tokio::time::sleep(pause));
+            loop {
+                tokio::select! {
+                    response = &mut subscription, if events.is_none() && !has_no_events => match response {
+                        Ok(stream) => events = Some(stream),
+                        Err(error) => {
+                            tracing::debug!(runtime = RUNTIME, %error, "events unavailable: listing containers every second");
+                            has_no_events = true;
+                        }
+                    },
+                    event = next(&mut events), if events.is_some() => {
+                        if event {
+                            tokio::time::sleep(EVENT_DEBOUNCE).await;
+                            while try_next(&mut events) {}
+                        } else {
+                            (events, has_no_events) = (None, true); // the next list shows whether the runtime is gone
+                        }
+                        break;
+                    }
+                    // the next list uses the response
+                    () = self.status_queue.next_response(), if self.status_queue.has_pending() => {
+                        if !std::mem::replace(&mut is_soon, true) {
+                            pause.set(tokio::time::sleep(LIST_INTERVAL.0));
+                        }
+                    }
+                    () = &mut pause => break,
+                }
+            }
+        }
+    }
+
+    /// Returns the time to the next list while events arrive: until the next retry of a status query at most.
+    fn longest_pause(&self, now: Timestamp) -> Duration {
+        let rest = self.status_queue.time_to_retry(now).unwrap_or(LIST_INTERVAL.1);
+        rest.clamp(LIST_INTERVAL.0, LIST_INTERVAL.1)
+    }
+
+    /// Lists containers once and reports the changes.
+    async fn list_and_apply(&mut self, client: &CriClient) -> Result<(), CriError> {
+        let containers = client.containers().await?;
+        let unknown = containers.iter().any(|container| !self.pods.contains_key(&container.pod_sandbox_id));
+        if unknown || self.lists.is_multiple_of(LISTS_PER_SANDBOX_LIST) {
+            let sandboxes = client.sandboxes().await?;
+            let read = |sandbox: super::messages::PodSandbox| {
+                Some((sandbox.id.clone(), Sandbox::read(sandbox, self.settings)?))
+            };
+            self.pods = sandboxes.into_iter().filter_map(read).collect();
+        }
+        let mut wanted = HashSet::new();
+        for container in &containers {
+            let Some(verbose) = self.needs_status(container) else { continue };
+            let (client, id) = (client.clone(), container.id.clone());
+            let request = |within| async move { client.status(&id, verbose, within).await };
+            self.status_queue.submit(&container.id, verbose, Timestamp::now(), request);
+            wanted.insert(container.id.clone());
+        }
+        self.status_queue.wait_for_first_queries().await;
+        let responses = self.status_queue.take_responses(&wanted);
+        self.lists = self.lists.saturating_add(1);
+        self.apply(&containers, &responses, Timestamp::now());
+        Ok(())
+    }
+
+    /// Returns whether a container needs a status query, and whether a verbose one.
+    fn needs_status(&self, container: &Container) -> Option<bool> {
+        let id = ContainerId::new(&container.id);
+        match container.state() {
+            ContainerState::Running => {
+                let known =
+                    self.source.lock().running.get(&id).is_some_and(|record| record.started.is_some());
+                (!known || self.resume.reported.get(&id) != Some(&ReportedState::Running)).then_some(true)
+            }
+            ContainerState::Exited => {
+                (self.resume.reported.get(&id) != Some(&ReportedState::Ended)).then_some(false)
+            }
+            ContainerState::Created | ContainerState::Unknown => None,
+        }
+    }
+
+    /// Applies a list and the status responses for it.
+    fn apply(&mut self, containers: &[Container], responses: &HashMap<String, StatusResult>, now: Timestamp) {
+        self.apply_sandboxes(now);
+        let mut runtime_events = Vec::new();
+        let (mut there, mut running) = (HashSet::new(), HashSet::new());
+        for container in containers {
+            let id = ContainerId::new(&container.id);
+            there.insert(id.clone());
+            // containerd lost the shim of a container in state Unknown; its processes may still run
+            if matches!(container.state(), ContainerState::Running | ContainerState::Unknown) {
+                running.insert(id.clone());
+            }
+            let sandbox = self.pods.get(&container.pod_sandbox_id);
+            let Some(record) = record(container, sandbox, self.filter) else { continue };
+            let created = unix_seconds(container.created_at).unwrap_or(now.unix_seconds());
+            if !self.resume.reported.contains_key(&id) {
+                runtime_events.push(runtime_event(&record, created, EventKind::Exists));
+                let is_new_run = self.resume.has_list || container.state() == ContainerState::Created;
+                self.resume.reported.insert(
+                    id.clone(),
+                    if is_new_run { ReportedState::Exists } else { ReportedState::Before },
+                );
+            }
+            let response = responses.get(&container.id).and_then(|response| response.as_ref().ok()?.as_ref());
+            match (container.state(), response) {
+                (ContainerState::Running, Some(response)) => {
+                    self.apply_running(record, created, response, &mut runtime_events)
+                }
+                (ContainerState::Exited, Some(response)) if has_ended(response) => {
+                    self.apply_ended(record, response, now, &mut runtime_events)
+                }
+                (ContainerState::Running, _) => self.apply_listed(record, created, None),
+                (ContainerState::Exited, _) => {
+                    self.apply_listed(record, created, Some(now));
+                    self.report_unanswered(&id, now, &mut runtime_events);
+                }
+                _ => {}
+            }
+        }
+        self.report_removed(&there, now, &mut runtime_events);
+        self.remove_not_running(&running);
+        self.resume.has_list = true;
+        runtime_events.sort_by(|one, other| one.at.total_cmp(&other.at));
+        self.source.publish(runtime_events);
+        self.source.set_connection(ConnectionState::Up);
+    }
+
+    /// Reports new sandboxes to the ledger: a pause process may be killed like any other.
+    fn apply_sandboxes(&mut self, now: Timestamp) {
+        let ids: HashSet<_> = self.pods.keys().map(|id| ContainerId::new(id)).collect();
+        let mut state = self.source.lock();
+        if state.sandboxes == ids {
+            return;
+        }
+        let new = self.pods.iter().filter(|(id, _)| !state.sandboxes.contains(&ContainerId::new(id)));
+        let exists = |(id, sandbox): (&String, &Sandbox)| RuntimeEvent {
+            runtime: RUNTIME,
+            id: ContainerId::new(id),
+            at: now.unix_seconds(),
+            named: Some(sandbox.details(self.filter)),
+            what: EventKind::Exists,
+        };
+        let runtime_events: Vec<_> = new.map(exists).collect();
+        state.sandboxes = ids;
+        state.generation += 1;
+        drop(state);
+        self.source.publish(runtime_events);
+    }
+
+    /// Applies a container that is listed as running or ended, without a status response.
+    fn apply_listed(&mut self, record: ContainerRecord, created: f64, ended: Option<Timestamp>) {
+        let runs = ended.is_none();
+        if runs && !self.source.lock().running.contains_key(&record.id) {
+            self.source.add_running(record.clone()); // replaced by the status response
+        }
+        let since = self.resume.since;
+        match self.resume.reported.get_mut(&record.id) {
+            Some(ReportedState::Running | ReportedState::Ended) => {}
+            Some(ReportedState::Listed(listed)) => {
+                listed.ran |= runs;
+                listed.ended = listed.ended.or(ended);
+            }
+            reported => {
+                let is_new = !matches!(reported, Some(ReportedState::Before)) || created > since;
+                let id = record.id.clone();
+                let listed = ListedRun { record, created, ran: runs, ended, is_reported: false, is_new };
+                self.resume.reported.insert(id, ReportedState::Listed(Box::new(listed)));
+            }
+        }
+    }
+
+    /// Applies the status response of a container that is listed as running.
+    fn apply_running(
+        &mut self,
+        mut record: ContainerRecord,
+        created: f64,
+        response: &ContainerStatusResponse,
+        runtime_events: &mut Vec<RuntimeEvent>,
+    ) {
+        let started = complete(&mut record, response, self.filter);
+        let Some(at) = record.started else {
+            self.source.add_running(record.clone());
+            return self.apply_listed(record, created, None);
+        };
+        let reported = self.resume.reported.insert(record.id.clone(), ReportedState::Running);
+        if self.is_new_run(reported.as_ref(), at) {
+            runtime_events.push(runtime_event(&record, at, EventKind::Started));
+        }
+        runtime_events.push(runtime_event(&record, at, EventKind::Running { pid: started.pid }));
+        self.source.add_running(record);
+    }
+
+    /// Returns whether a run with this start was not reported yet.
+    fn is_new_run(&self, reported: Option<&ReportedState>, started: f64) -> bool {
+        match reported {
+            Some(ReportedState::Running | ReportedState::Ended) => false,
+            Some(ReportedState::Before) => started > self.resume.since,
+            Some(ReportedState::Listed(listed)) => listed.is_new || started > self.resume.since,
+            Some(ReportedState::Exists) | None => true,
+        }
+    }
+
+    /// Applies the status response of a container that is listed as ended.
+    fn apply_ended(
+        &mut self,
+        mut record: ContainerRecord,
+        response: &ContainerStatusResponse,
+        now: Timestamp,
+        runtime_events: &mut Vec<RuntimeEvent>,
+    ) {
+        let Some(status) = &response.status else { return };
+        complete(&mut record, response, self.filter);
+        let reported = self.resume.reported.insert(record.id.clone(), ReportedState::Ended);
+        let Some(started) = record.started else { return }; // it never ran
+        let ran = matches!(&reported, Some(ReportedState::Listed(listed)) if listed.ran);
+        let is_reported = matches!(&reported, Some(ReportedState::Listed(listed)) if listed.is_reported);
+        match &reported {
+            Some(ReportedState::Running) => {}
+            _ if is_reported => {}
+            // it started and ended between two lists, or between two connections
+            reported if self.is_new_run(reported.as_ref(), started) => {
+                runtime_events.push(runtime_event(&record, started, EventKind::Started))
+            }
+            _ if ran => {}
+            _ => return, // it had ended before memledger started
+        }
+        if reported != Some(ReportedState::Running) && !is_reported {
+            runtime_events.push(runtime_event(&record, started, EventKind::Running { pid: None }));
+        }
+        // containerd sets the start time when it processes the start, and the shim the end time at once: on a busy node a
+        // short run ends before it starts. Reported in that order, it would never end.
+        let at = unix_seconds(status.finished_at).unwrap_or(now.unix_seconds()).max(started);
+        let oom_flag = (!status.reason.is_empty()).then(|| status.reason == "OOMKilled");
+        let what = EventKind::Ended { exit_code: Some(status.exit_code.into()), oom_flag };
+        runtime_events.push(runtime_event(&record, at, what));
+        let was_running = ran || is_reported || reported == Some(ReportedState::Running);
+        self.source.end_run(&record.id.clone(), f64::INFINITY, (!was_running).then_some(record));
+    }
+
+    /// Reports the run of a container that has been listed as ended for [`UNANSWERED_TIMEOUT`] without a status response. The
+    /// end is the time at which it was listed, because the kubelet may remove it only days later. Queries continue.
+    fn report_unanswered(
+        &mut self,
+        id: &ContainerId,
+        now: Timestamp,
+        runtime_events: &mut Vec<RuntimeEvent>,
+    ) {
+        let Some(ReportedState::Listed(listed)) = self.resume.reported.get_mut(id) else { return };
+        let is_old = listed.ended.is_some_and(|ended| now.since(ended) >= UNANSWERED_TIMEOUT);
+        if is_old && !listed.is_reported && (listed.ran || listed.is_new) {
+            listed.report(id, now, self.source, runtime_events);
+            listed.is_reported = true;
+        }
+    }
+
+    /// Reports the end of containers that are no longer listed. Their exit codes are lost.
+    fn report_removed(
+        &mut self,
+        there: &HashSet<ContainerId>,
+        now: Timestamp,
+        runtime_events: &mut Vec<RuntimeEvent>,
+    ) {
+        let at = now.unix_seconds();
+        let ended = EventKind::Ended { exit_code: None, oom_flag: None };
+        let source = self.source;
+        self.resume.reported.retain(|id, reported| {
+            let is_there = there.contains(id);
+            match reported {
+                _ if is_there => {}
+                ReportedState::Running => runtime_events.push(RuntimeEvent {
+                    runtime: RUNTIME,
+                    id: id.clone(),
+                    at,
+                    named: None,
+                    what: ended.clone(),
+                }),
+                ReportedState::Listed(listed) if !listed.is_reported && (listed.ran || listed.is_new) => {
+                    listed.report(id, now, source, runtime_events);
+                }
+                ReportedState::Listed(_)
+                | ReportedState::Before
+                | ReportedState::Exists
+                | ReportedState::Ended => {}
+            }
+            is_there
+        });
+    }
+
+    /// Removes containers that are not listed as running. A container never runs again, so this cannot end a later run.
+    fn remove_not_running(&self, running: &HashSet<ContainerId>) {
+        let state = self.source.lock();
+        let over: Vec<_> = state.running.keys().filter(|id| !running.contains(*id)).cloned().collect();
+        drop(state);
+        for id in over {
+            self.source.end_run(&id, f64::INFINITY, None);
+        }
+    }
+}
+
+/// Returns whether this runtime sends each event to every client. containerd before 2 sends it to only one of them: a
+/// subscription there would take events away from the kubelet.
+fn events_reach_all(name: &str, version: &str) -> bool {
+    let major = version.trim_start_matches('v').split('.').next().and_then(|major| major.parse::<u32>().ok());
+    name != "containerd" || major.is_some_and(|major| major >= 2)
+}
+
+/// Returns whether the container has ended by the response, which may be older than the list.
+fn has_ended(response: &ContainerStatusResponse) -> bool {
+    response.status.as_ref().is_some_and(|status| status.state() == ContainerState::Exited)
+}
+
+/// Waits for an event; returns false at the end of the stream.
+async fn next<T>(events: &mut Option<tonic::Streaming<T>>) -> bool {
+    match events {
+        Some(events) => matches!(events.next().await, Some(Ok(_))),
+        None => false,
+    }
+}
+
+/// Takes an event that has already arrived; returns false if there is none.
+fn try_next<T>(events: &mut Option<tonic::Streaming<T>>) -> bool {
+    let Some(events) = events else { return false };
+    matches!(futures_util::FutureExt::now_or_never(events.next()), Some(Some(Ok(_))))
+}
+
+fn runtime_event(record: &ContainerRecord, at: f64, what: EventKind) -> RuntimeEvent {
+    let named = ContainerDetails {
+        name: record.name.as_str().into(),
+        pod: record.pod.clone(),
+        image: record.image.clone(),
+        labels_match: record.labels_match,
+    };
+    RuntimeEvent { runtime: RUNTIME, id: record.id.clone(), at, named: Some(named), what }
+}
+
+#[cfg(test)]
+mod tests;

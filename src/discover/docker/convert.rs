@@ -1,0 +1,179 @@
+//! Converts responses of inspect and list into container records and runtime events.
+
+use std::sync::Arc;
+
+use bollard::models::{
+    ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum as State, DeviceRequest,
+};
+
+use super::Watcher;
+use super::events::named;
+use crate::discover::{ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent};
+use crate::series::bounded;
+
+/// Result of an inspect.
+#[derive(Clone, Debug, PartialEq)]
+pub enum InspectResult {
+    /// It runs. The host pid of its first process; `None` while it waits for a restart.
+    Running(ContainerRecord, Option<u32>),
+    /// It does not run.
+    Stopped {
+        /// Its name and image.
+        named: ContainerDetails,
+        /// Exit code of its last run.
+        exit_code: Option<i64>,
+        /// The runtime's OOMKilled flag of its last run.
+        oom_flag: Option<bool>,
+        /// Unix time of the end of its last run; `None` if it never ran.
+        finished: Option<f64>,
+    },
+    /// It does not exist.
+    Gone,
+}
+
+impl Watcher<'_> {
+    /// Converts a response of inspect. Without an id or a name, the container counts as gone.
+    pub fn parse_inspect(&self, response: ContainerInspectResponse) -> InspectResult {
+        let (Some(id), Some(name), Some(state)) = (response.id, response.name, response.state) else {
+            return InspectResult::Gone;
+        };
+        let config = response.config.unwrap_or_default();
+        let labels = config.labels.unwrap_or_default();
+        let image = config.image.unwrap_or_default();
+        let labels_match = self.filter.labels_match(&labels);
+        if state.running != Some(true) {
+            return InspectResult::Stopped {
+                named: named(&name, &image, labels_match),
+                exit_code: state.exit_code,
+                oom_flag: state.oom_killed,
+                finished: state.finished_at.as_deref().and_then(unix_seconds),
+            };
+        }
+        let label = |key: &str| bounded(labels.get(key).map_or("", String::as_str));
+        let record = ContainerRecord {
+            id: ContainerId::new(&id),
+            runtime: self.endpoint.runtime,
+            name: bounded(name.trim_start_matches('/')).to_string(),
+            pod: None,
+            image: bounded(&image),
+            compose_project: label("com.docker.compose.project"),
+            compose_service: label("com.docker.compose.service"),
+            settings: self.filter.settings_of(config.env.iter().flatten().map(String::as_str)),
+            gpus: gpus(response.host_config.and_then(|host| host.device_requests).unwrap_or_default()),
+            started: state.started_at.as_deref().and_then(unix_seconds),
+            labels_match,
+        };
+        let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+        InspectResult::Running(record, pid)
+    }
+
+    /// Creates a record from the list alone, without settings and start time.
+    pub fn record_from_list(&self, listed: &ContainerSummary) -> Option<ContainerRecord> {
+        let labels = listed.labels.clone().unwrap_or_default();
+        let label = |key: &str| bounded(labels.get(key).map_or("", String::as_str));
+        let names = listed.names.as_deref().unwrap_or_default();
+        // the list includes the names that links give it, as /OTHER/NAME
+        let name = names.iter().map(|name| name.trim_start_matches('/')).find(|name| !name.contains('/'))?;
+        Some(ContainerRecord {
+            id: ContainerId::new(listed.id.as_deref()?),
+            runtime: self.endpoint.runtime,
+            name: bounded(name).to_string(),
+            pod: None,
+            image: bounded(listed.image.as_deref().unwrap_or_default()),
+            compose_project: label("com.docker.compose.project"),
+            compose_service: label("com.docker.compose.service"),
+            settings: vec![],
+            gpus: Arc::default(),
+            started: None,
+            labels_match: self.filter.labels_match(&labels),
+        })
+    }
+}
+
+/// Returns the GPUs requested with `--gpus` or as CDI devices: a container only starts if it gets them.
+///
+/// A count means the first GPUs, because Docker requests those from NVIDIA's runtime. Requests of other drivers are ignored,
+/// and parts of a GPU by number (`0:1`) match no GPU.
+fn gpus(requests: Vec<DeviceRequest>) -> Arc<[Arc<str>]> {
+    const CDI: &str = "nvidia.com/gpu=";
+    const MAX_GPUS: usize = 1024; // more than any host has: a count may be any number
+    let mut gpus = Vec::new();
+    for request in requests {
+        let capabilities = request.capabilities.unwrap_or_default();
+        let ids = request.device_ids.unwrap_or_default();
+        match (request.driver.as_deref().unwrap_or_default(), request.count) {
+            ("cdi", _) => gpus.extend(ids.iter().filter_map(|id| id.strip_prefix(CDI)).map(bounded)),
+            ("" | "nvidia", count) if capabilities.iter().flatten().any(|capability| capability == "gpu") => {
+                match count {
+                    Some(-1) => gpus.push("all".into()),
+                    Some(count @ 1..) => {
+                        gpus.extend((0..count).take(MAX_GPUS).map(|index| index.to_string().into()));
+                    }
+                    _ => gpus.extend(ids.iter().map(|id| bounded(id))),
+                }
+            }
+            _ => {}
+        }
+        gpus.truncate(MAX_GPUS);
+    }
+    gpus.into()
+}
+
+/// Returns whether a listed container may run: also while it is paused or waits for a restart.
+pub fn may_run(listed: &ContainerSummary) -> bool {
+    !matches!(listed.state, Some(State::CREATED | State::EXITED | State::REMOVING | State::DEAD))
+}
+
+/// Creates the event that a container runs; `None` if the pid or the start time is unknown.
+pub fn running(record: &ContainerRecord, pid: Option<u32>) -> Option<RuntimeEvent> {
+    Some(RuntimeEvent { at: record.started?, ..event_of(record, EventKind::Running { pid: Some(pid?) }) })
+}
+
+/// Creates the event that a container exists.
+pub fn exists(record: &ContainerRecord, at: f64) -> RuntimeEvent {
+    RuntimeEvent { at, ..event_of(record, EventKind::Exists) }
+}
+
+fn event_of(record: &ContainerRecord, what: EventKind) -> RuntimeEvent {
+    let named = named(&record.name, &record.image, record.labels_match);
+    RuntimeEvent { runtime: record.runtime, id: record.id.clone(), at: 0.0, named: Some(named), what }
+}
+
+/// Converts an API time stamp to Unix time; Docker writes UTC, Podman local time with its offset.
+fn unix_seconds(text: &str) -> Option<f64> {
+    let time: jiff::Timestamp = text.parse().ok()?;
+    let seconds = time.as_nanosecond() as f64 / 1e9;
+    (seconds > 0.0).then_some(seconds) // year 1: the container never ran
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_those_that_docker_requests() {
+        let gpu = Some(vec![vec!["gpu".to_owned(), "utility".to_owned()]]);
+        let request = |driver: &str, count: i64, ids: &[&str]| DeviceRequest {
+            driver: Some(driver.into()),
+            count: Some(count),
+            device_ids: Some(ids.iter().map(|id| id.to_string()).collect()),
+            capabilities: gpu.clone(),
+            options: None,
+        };
+        let of = |request: DeviceRequest| gpus(vec![request]).join(" ");
+        assert_eq!(of(request("", -1, &[])), "all");
+        assert_eq!(of(request("nvidia", 2, &[])), "0 1");
+        assert_eq!(of(request("", 0, &["GPU-a", "1"])), "GPU-a 1");
+        assert_eq!(of(request("cdi", 0, &["nvidia.com/gpu=GPU-a", "vendor.com/net=0"])), "GPU-a");
+        assert_eq!(of(request("amd", -1, &[])), "");
+        assert_eq!(of(DeviceRequest { capabilities: None, ..request("", -1, &[]) }), "");
+    }
+
+    #[test]
+    fn reads_time_stamps_of_docker_and_podman() {
+        assert_eq!(unix_seconds("2026-11-21T03:25:01.5Z"), Some(1_795_231_501.5));
+        assert_eq!(unix_seconds("2026-11-21T05:25:01.5+02:00"), Some(1_795_231_501.5));
+        assert_eq!(unix_seconds("0001-01-01T00:00:00Z"), None);
+        assert_eq!(unix_seconds(""), None);
+    }
+}

@@ -1,0 +1,95 @@
+//! Generates `docs/metrics.md` and `docs/config.md` from the tables. A test compares them; `make golden` writes them.
+
+use std::fmt::Write;
+
+use crate::catalog::{FamilyId, MetricKind, MetricScope};
+use crate::config::SETTINGS;
+use crate::export::otlp_naming;
+
+/// Returns the text of `docs/metrics.md`.
+pub fn metrics() -> String {
+    let mut text = String::from(
+        "# Metrics\n\nGenerated from `src/catalog.rs` by `make golden`; do not edit.\n\n\
+         Names and labels are a contract: see the *Metrics* parts of [CHANGELOG.md](../CHANGELOG.md). All sizes are in \
+         bytes, all times in seconds. A missing series means *does not exist* or *unreadable*; it is never 0 \
+         instead. *info* families are gauges with value 1. *max* is the maximum number of series of a family on one host; \
+         excess series are dropped and counted in `memledger_series_dropped_total`.\n\n\
+         Over OTLP a family has another name and a separate unit (in UCUM); these names are experimental. *like* is \
+         the metric of OpenTelemetry's semantic conventions with the same meaning and other attributes; see \
+         [otlp.md](otlp.md).\n\n\
+         Join families of one container `on (instance, k8s_namespace_name, k8s_pod_name, container_name)`.\n",
+    );
+    let sections = [
+        (MetricScope::Global, "Exporter and host"),
+        (MetricScope::Container, "Containers"),
+        (MetricScope::Gpu, "GPUs"),
+        (MetricScope::ContainerGpu, "Containers on GPUs"),
+    ];
+    for (scope, title) in sections {
+        let _ = write!(text, "\n## {title}\n\n");
+        if !scope.labels().is_empty() {
+            let labels: Vec<_> = scope.labels().iter().map(|label| format!("`{label}`")).collect();
+            let _ = write!(text, "Labels of all of them, omitted where empty: {}.\n\n", labels.join(", "));
+        }
+        text.push_str(
+            "| family | type | labels | max | meaning | in OTLP |\n| --- | --- | --- | --- | --- | --- |\n",
+        );
+        for (id, def) in FamilyId::all().filter(|(_, def)| def.scope == scope) {
+            let kind = match def.kind {
+                MetricKind::Gauge => "gauge",
+                MetricKind::Counter => "counter",
+                MetricKind::Info => "info",
+            };
+            let labels = def.labels.join(", ");
+            let meaning = [def.help, def.details].join(" ");
+            let otlp = in_otlp(id);
+            let _ = writeln!(
+                text,
+                "| `{}` | {kind} | {labels} | {} | {} | {otlp} |",
+                def.name,
+                def.max_series,
+                meaning.trim_end()
+            );
+        }
+    }
+    text
+}
+
+/// Returns name and unit of a family in OTLP, and the equivalent metric of the semantic conventions.
+fn in_otlp(family: FamilyId) -> String {
+    let name = otlp_naming::of(family);
+    let unit = if name.unit.is_empty() { String::new() } else { format!(" in `{}`", name.unit) };
+    let like = otlp_naming::equivalent(family).map(|like| format!(", like `{like}`")).unwrap_or_default();
+    format!("`{}`{unit}{like}", name.name)
+}
+
+/// Returns the text of `docs/config.md`.
+pub fn settings() -> String {
+    let mut text = String::from(
+        "# Settings\n\nGenerated from `src/config/settings.rs` by `make golden`; do not edit.\n\n\
+         All are optional. Each can be set as a flag, as an environment variable, or in a YAML file \
+         (`--config.file` or `MEMLEDGER_CONFIG_FILE`) whose keys are the flags' names, with dots or nested; a flag overrides \
+         the environment, the environment overrides the file. Unknown keys and invalid values are rejected at start, \
+         with file and line. A switch is turned off by `--no-NAME` or `--NAME=false`. Settings marked \
+         *repeats* take a list in the file, commas in the environment, and can be repeated as a flag.\n\n\
+         ```yaml\nweb:\n  listen-address: [\"127.0.0.1:10853\"]\ncontainer.include: \"^piper\"\n```\n\n\
+         | flag | variable | default | takes | meaning |\n| --- | --- | --- | --- | --- |\n",
+    );
+    for setting in SETTINGS.iter() {
+        let repeats = if setting.repeats { ", repeats" } else { "" };
+        let default = match setting.default {
+            [] => String::new(),
+            list if setting.repeats => format!("`[{}]`", list.join(", ")),
+            one => format!("`{}`", one.join("")),
+        };
+        let takes = &setting.takes;
+        let _ = writeln!(
+            text,
+            "| `--{}` | `{}` | {default} | {takes}{repeats} | {} |",
+            setting.key,
+            setting.variable(),
+            setting.help
+        );
+    }
+    text
+}

@@ -1,0 +1,221 @@
+//! Renders a verdict as one screen of plain text: verdict, evidence, memory use before, what to try.
+//!
+//! The usual case fits in 24 lines of 100 columns. Longer texts are cut and marked; `--json` has everything. All texts from
+//! outside are sanitized, so that a name cannot control the terminal.
+
+use std::fmt::Write;
+
+use crate::ledger::events::{Evidence, PriorUsage, UsageSample};
+use crate::ledger::why::{Confidence, Verdict, lasted, printable, roles, short_ids};
+use crate::series::human_bytes;
+
+/// Maximum columns of a line.
+const WIDTH: usize = 100;
+/// Maximum lines of evidence; maximum characters of a piece, which is one line, and of a kernel log record of a kill, whose
+/// numbers are at its end.
+const MAX_EVIDENCE: usize = 4;
+const MAX_EVIDENCE_CHARS: usize = 88;
+const MAX_RECORD_CHARS: usize = 178;
+const RECORD: &str = "Killed process ";
+/// Maximum number of samples: the first, the last, and some between them.
+const MAX_SAMPLES: usize = 3;
+/// Maximum pieces of advice.
+const MAX_ADVICE: usize = 6;
+
+/// Renders the screen.
+pub fn render(verdict: &Verdict) -> String {
+    let mut text = String::new();
+    heading(&mut text, verdict);
+    wrap(&mut text, "", &verdict.what);
+    for line in &verdict.also {
+        wrap(&mut text, "", line);
+    }
+    if !verdict.evidence.is_empty() {
+        text.push_str("\nEvidence\n");
+        evidence(&mut text, &verdict.evidence);
+    }
+    if let (Some(before), Some(at)) = (&verdict.held, verdict.at) {
+        usage_before(&mut text, before, at);
+    } else if verdict.at.is_some() {
+        text.push_str("\nWhat it held before was not recorded.\n");
+    }
+    if !verdict.advice.is_empty() {
+        text.push_str("\nWhat to try\n");
+        for line in verdict.advice.iter().take(MAX_ADVICE) {
+            wrap(&mut text, "  - ", line);
+        }
+    }
+    text
+}
+
+fn heading(text: &mut String, verdict: &Verdict) {
+    if let Some(subject) = &verdict.subject {
+        let mut who = String::new();
+        for part in [&subject.name.k8s_namespace_name, &subject.name.k8s_pod_name] {
+            if !part.is_empty() {
+                let _ = write!(who, "{}/", printable(part));
+            }
+        }
+        who.push_str(&printable(&subject.name.container_name));
+        let id = subject.container_id.get(..12).unwrap_or(&subject.container_id);
+        let details: Vec<String> = [&*subject.runtime, id, &*subject.image]
+            .into_iter()
+            .filter(|it| !it.is_empty())
+            .map(printable)
+            .collect();
+        if !details.is_empty() {
+            let _ = write!(who, " ({})", details.join(", "));
+        }
+        wrap(text, "", &cut(&who, WIDTH));
+    }
+    let sure = match verdict.confidence {
+        Confidence::Certain => "",
+        Confidence::Likely => " (most likely)",
+        Confidence::Unsure => " (not certain)",
+    };
+    let ago = verdict.at.map(|at| verdict.asked_at - at).filter(|ago| *ago >= 0.0);
+    let ago = ago.map_or_else(String::new, |ago| format!(", {} ago", lasted(ago)));
+    wrap(text, "", &format!("{}{sure}{ago}", verdict.cause.title()));
+}
+
+fn evidence(text: &mut String, lines: &[Evidence]) {
+    let pieces: Vec<String> = lines.iter().map(piece).collect();
+    let all: usize = pieces.iter().map(|piece| piece.lines().count()).sum();
+    let mut left = if all > MAX_EVIDENCE { MAX_EVIDENCE - 1 } else { all };
+    let fits = |piece: &&String| {
+        let rest = left.checked_sub(piece.lines().count());
+        left = rest.unwrap_or(0);
+        rest.is_some()
+    };
+    let shown = pieces.iter().take_while(fits).map(|piece| text.push_str(piece)).count();
+    if pieces.len() > shown {
+        let _ = writeln!(text, "  and {} more: --json", pieces.len() - shown);
+    }
+}
+
+/// Renders one piece of evidence after its source.
+fn piece(line: &Evidence) -> String {
+    let source = cut(&printable(&line.source), 8);
+    let max = if line.text.contains(RECORD) { MAX_RECORD_CHARS } else { MAX_EVIDENCE_CHARS };
+    let mut text = String::new();
+    wrap(&mut text, &format!("  {source:<9}"), &cut(&printable(&short_ids(&line.text)), max));
+    text
+}
+
+/// A column: its heading and its value.
+type Column = (&'static str, fn(&UsageSample) -> Option<u64>);
+
+fn usage_before(text: &mut String, before: &PriorUsage, at: f64) {
+    let columns: [Column; 5] = [
+        ("cannot drop", |sample| sample.unreclaimable_bytes),
+        ("anonymous", |sample| sample.anon_bytes),
+        ("shared", |sample| sample.shmem_bytes),
+        ("page cache", |sample| sample.file_bytes),
+        ("limit", |sample| lowest(sample.limit_bytes, sample.effective_limit_bytes)),
+    ];
+    let samples = while_alive(&before.samples);
+    if !samples.is_empty() {
+        let _ = write!(text, "\n{:<14}", "Held before");
+        for (name, _) in &columns {
+            let _ = write!(text, "{name:>13}");
+        }
+        text.push('\n');
+    }
+    let shown: Vec<_> = spread(samples).map(|sample| (earlier(at - sample.at), sample)).collect();
+    for (row, (when, sample)) in shown.iter().enumerate() {
+        if shown.get(row + 1).is_some_and(|(next, _)| next == when) {
+            continue; // the same time in words: print only the later sample
+        }
+        let _ = write!(text, "  {when:<12}");
+        for (_, value) in &columns {
+            // absent is not zero
+            let value = value(sample).map_or_else(|| "-".to_owned(), |bytes| human_bytes(bytes as f64));
+            let _ = write!(text, "{value:>13}");
+        }
+        text.push('\n');
+    }
+    let mut parts: Vec<String> =
+        before.roles.iter().filter(|role| role.processes > 0 && role.rss_bytes > 0).map(role_usage).collect();
+    let shm = before.samples.last().and_then(|last| Some((last.shm_used_bytes?, last.shm_size_bytes?)));
+    parts.extend(
+        shm.map(|(used, size)| format!("/dev/shm {}/{}", human_bytes(used as f64), human_bytes(size as f64))),
+    );
+    if !parts.is_empty() {
+        wrap(text, "  ", &parts.join("; "));
+    }
+}
+
+/// Formats the time before the event, also below a second.
+fn earlier(seconds: f64) -> String {
+    if seconds < 1.0 { "just before".to_owned() } else { format!("-{}", lasted(seconds)) }
+}
+
+/// Returns the samples without those at the end that have no processes: every process has anonymous memory.
+fn while_alive(samples: &[UsageSample]) -> &[UsageSample] {
+    let has_processes = |sample: &UsageSample| sample.anon_bytes != Some(0);
+    samples.iter().rposition(has_processes).map_or(samples, |last| &samples[..=last])
+}
+
+fn lowest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    a.into_iter().chain(b).min()
+}
+
+fn role_usage(held: &crate::ledger::events::RoleUsage) -> String {
+    let who = roles(&held.role, held.processes);
+    match held.pss_bytes {
+        Some(pss) => format!("{who} {}", human_bytes(pss as f64)),
+        None => format!("{who} {} resident, shared pages counted again", human_bytes(held.rss_bytes as f64)),
+    }
+}
+
+/// Returns the first, the last, and some samples between, evenly spread.
+fn spread(samples: &[UsageSample]) -> impl Iterator<Item = &UsageSample> {
+    let shown = samples.len().min(MAX_SAMPLES);
+    (0..shown).map(move |at| &samples[if shown > 1 { at * (samples.len() - 1) / (shown - 1) } else { 0 }])
+}
+
+/// Cuts a text to at most `max` characters, and marks that with dots.
+fn cut(text: &str, max: usize) -> String {
+    match text.char_indices().nth(max) {
+        Some(_) => text.chars().take(max.saturating_sub(3)).chain("...".chars()).collect(),
+        None => text.to_owned(),
+    }
+}
+
+/// Writes lines of at most [`WIDTH`] characters, broken at spaces if possible; later lines are indented by the width of
+/// `mark`, which begins the first.
+fn wrap(out: &mut String, mark: &str, text: &str) {
+    let indent = mark.chars().count();
+    let width = WIDTH - indent;
+    let text = printable(text);
+    let mut lines: Vec<String> = vec![String::new()];
+    let mut length = 0;
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let mut word: Vec<char> = word.chars().collect();
+        if length > 0 && length + 1 + word.len() > width {
+            lines.push(String::new());
+            length = 0;
+        }
+        while word.len() > width {
+            let rest = word.split_off(width);
+            // the line is empty, because this word did not fit in the one before
+            if let Some(line) = lines.last_mut() {
+                line.extend(word);
+            }
+            lines.push(String::new());
+            word = rest;
+        }
+        if let Some(line) = lines.last_mut() {
+            if length > 0 {
+                line.push(' ');
+                length += 1;
+            }
+            length += word.len();
+            line.extend(word);
+        }
+    }
+    for (number, line) in lines.iter().filter(|line| !line.is_empty()).enumerate() {
+        let before = if number == 0 { mark.to_owned() } else { " ".repeat(indent) };
+        let _ = writeln!(out, "{before}{line}");
+    }
+}

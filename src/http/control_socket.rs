@@ -1,0 +1,303 @@
+//! The control socket: the API and the admin routes for verbs on this host, as HTTP on a Unix socket.
+//!
+//! The permissions of the socket decide who may use it. Beyond that a process of a container is refused whatever its user
+//! is, because containers run as root and may mount the socket by mistake. Only memledger's own container is admitted.
+
+use std::fs::Permissions;
+use std::future::Future;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Router;
+use axum::http::StatusCode;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::access_control::{AccessControl, Peer};
+use super::server::{ConnectionHandle, serve_http};
+use super::timeouts::{ConnectionClock, TimedStream};
+use crate::config::LocalSettings;
+use crate::parse::container_id;
+use crate::parse::lines;
+
+/// Maximum open connections of admitted processes, and of refused ones, which wait for their response.
+const MAX_CONNECTIONS: usize = 16;
+const MAX_REFUSED: usize = 4;
+
+/// The listening socket. Its file is removed when this is dropped.
+#[derive(Debug)]
+pub struct ControlSocket {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode of its file.
+    file: (u64, u64),
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        if std::fs::metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Creates the socket, and its directory if that is missing. A socket that nobody listens on any more is replaced.
+///
+/// # Errors
+/// What prevents it, with the path: another memledger that listens, another file, or the system's error.
+pub fn bind(path: &Path, settings: &LocalSettings) -> Result<ControlSocket, String> {
+    let failed = |what: &str, error: std::io::Error| format!("cannot {what} {}: {error}", path.display());
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let is_new = folder.is_some_and(|folder| !folder.exists());
+    if let (Some(folder), true) = (folder, is_new) {
+        let created = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(folder);
+        created.map_err(|error| failed("create the directory of", error))?;
+    }
+    match std::fs::symlink_metadata(path) {
+        Err(_) => {} // bind reports what is wrong
+        Ok(file) if !file.file_type().is_socket() => {
+            return Err(format!("{} exists and is not a socket", path.display()));
+        }
+        Ok(_) if is_live(path) => {
+            return Err(format!("another memledger listens on {}", path.display()));
+        }
+        Ok(_) => std::fs::remove_file(path).map_err(|error| failed("replace", error))?,
+    }
+    let listener = UnixListener::bind(path).map_err(|error| failed("listen on", error))?;
+    // made for the socket: by memledger, now or earlier, or by systemd; not one that all users share, such as /run
+    let is_private = |folder: &&Path| {
+        std::fs::metadata(folder).is_ok_and(|folder| {
+            folder.uid() == rustix::process::geteuid().as_raw() && folder.mode() & 0o007 == 0
+        })
+    };
+    let permit = || {
+        std::fs::set_permissions(path, Permissions::from_mode(0o660))?;
+        let Some(group) = &settings.group else { return Ok(()) };
+        let group = Some(group_id(group)?);
+        chown(path, None, group)?;
+        folder.filter(is_private).map_or(Ok(()), |folder| chown(folder, None, group))
+    };
+    permit().map_err(|error| failed("set group and permissions of", error))?;
+    let file = std::fs::metadata(path).map_err(|error| failed("read", error))?;
+    Ok(ControlSocket { listener, path: path.to_owned(), file: (file.dev(), file.ino()) })
+}
+
+/// Returns whether a process listens on the socket. Does not wait for it.
+fn is_live(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .and_then(|socket| connect(&socket, &SocketAddrUnix::new(path)?));
+    !matches!(connected, Err(Errno::CONNREFUSED | Errno::NOENT))
+}
+
+/// Returns the number of a group, given by name or number.
+fn group_id(group: &str) -> std::io::Result<u32> {
+    if let Ok(number) = group.parse() {
+        return Ok(number);
+    }
+    let groups = std::fs::read_to_string("/etc/group")?;
+    let mut fields = groups.lines().map(|line| line.split(':'));
+    let found =
+        fields.find_map(|mut fields| (fields.next()? == group).then(|| fields.nth(1)?.parse().ok())?);
+    found.ok_or_else(|| std::io::Error::other(format!("--local.group: there is no group {group:?}")))
+}
+
+/// Serves until `stop` resolves.
+pub async fn serve_control_socket(
+    socket: ControlSocket,
+    router: Router,
+    access_control: Arc<AccessControl>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) {
+    let (admitted, refused) = (Semaphore::new(MAX_CONNECTIONS), Semaphore::new(MAX_REFUSED));
+    let (admitted, refused) = (Arc::new(admitted), Arc::new(refused));
+    let (mut connections, was_refused) = (JoinSet::new(), AtomicBool::new(false));
+    let mut stop = pin!(stop);
+    loop {
+        let stream = tokio::select! {
+            () = &mut stop => break,
+            Some(_) = connections.join_next() => continue,
+            accepted = socket.listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(_) => {
+                    tokio::time::sleep(super::server::ACCEPT_RETRY_DELAY).await;
+                    continue;
+                }
+            },
+        };
+        let (permits, router) = match check_peer(&stream) {
+            Ok(()) => (&admitted, router.clone()),
+            Err(reason) => {
+                if !was_refused.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(reason, "refused a client of the control socket");
+                }
+                let text = format!("forbidden: {reason}\n");
+                (&refused, Router::new().fallback(move || async { (StatusCode::FORBIDDEN, text) }))
+            }
+        };
+        let Ok(permit) = Arc::clone(permits).try_acquire_owned() else { continue };
+        let (clock, closing) = (ConnectionClock::new(), access_control.closing());
+        let handle = ConnectionHandle {
+            peer: Peer::control_socket(),
+            clock: Arc::clone(&clock),
+            router,
+            access_control: Arc::clone(&access_control),
+            generation: 0,
+        };
+        connections.spawn(async move {
+            serve_http(TimedStream::new(stream, &clock), handle, closing).await;
+            drop(permit);
+        });
+    }
+    drop(socket);
+    access_control.close_connections();
+    while connections.join_next().await.is_some() {}
+}
+
+/// Checks the process that connected. It is the process itself and not another one with its pid, as far as it still runs
+/// after the check.
+fn check_peer(stream: &UnixStream) -> Result<(), &'static str> {
+    const ENDED: &str = "the process that connected has ended";
+    let pid = stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or(0);
+    let Some(pid) = Pid::from_raw(pid) else {
+        return Err(
+            "the process is not visible to memledger; give memledger the host's pid namespace (--pid=host, \
+                    pid: host, hostPID: true), or run the verb in memledger's own container",
+        );
+    };
+    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|_| ENDED)?;
+    let read =
+        |name: &str| std::fs::read(format!("/proc/{}/{name}", pid.as_raw_nonzero())).map_err(|_| ENDED);
+    let (cgroups, status) = (read("cgroup")?, read("status")?);
+    let own = std::fs::read("/proc/self/cgroup").map_err(|_| "memledger's own cgroup is unreadable")?;
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    if poll(&mut ended, Some(&Timespec::default())) != Ok(0) {
+        return Err(ENDED);
+    }
+    if is_foreign_container(&own, &cgroups) || is_in_nested_pid_namespace(&status) {
+        return Err(
+            "the process belongs to a container; the control socket is for the host and memledger's own container",
+        );
+    }
+    Ok(())
+}
+
+/// Returns whether a process is in a container that memledger is not in, by the two files `/proc/PID/cgroup`.
+fn is_foreign_container(own: &[u8], peer: &[u8]) -> bool {
+    let ids = |cgroups: &[u8]| {
+        let paths = lines(cgroups).filter_map(|line| line.splitn(3, |byte| *byte == b':').nth(2));
+        let paths = paths.map(|path| String::from_utf8_lossy(path).into_owned());
+        let ids = paths.map(|path| container_id::in_path(&path).map(|found| found.id.to_owned()).collect());
+        ids.max_by_key(Vec::len).unwrap_or_default()
+    };
+    let (own, peer): (Vec<String>, Vec<String>) = (ids(own), ids(peer));
+    !own.starts_with(&peer)
+}
+
+/// Returns whether a process is in a pid namespace below that of memledger, as in a container of any kind.
+fn is_in_nested_pid_namespace(status: &[u8]) -> bool {
+    let pids = lines(status).find_map(|line| line.strip_prefix(b"NSpid:"));
+    pids.is_some_and(|pids| pids.split(u8::is_ascii_whitespace).filter(|pid| !pid.is_empty()).count() > 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(group: Option<&str>) -> LocalSettings {
+        LocalSettings { socket: None, group: group.map(str::to_owned) }
+    }
+
+    fn on_runtime<T>(work: impl FnOnce() -> T) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let _entered = runtime.enter();
+        work()
+    }
+
+    #[test]
+    fn replaces_a_stale_socket_and_no_other_file() {
+        on_runtime(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("new/control.sock");
+            let first = bind(&path, &settings(None)).unwrap();
+            let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+            assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o660, 0o750));
+            let error = bind(&path, &settings(None)).unwrap_err();
+            assert!(error.contains("another memledger listens on"), "{error}");
+            drop(first);
+            assert!(!path.exists(), "removed at the end");
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap()); // its file stays
+            let second = bind(&path, &settings(None)).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            std::fs::write(&path, "").unwrap();
+            drop(second);
+            assert!(path.exists(), "another file of that name is not removed");
+            assert!(bind(&path, &settings(None)).unwrap_err().contains("is not a socket"));
+        });
+    }
+
+    #[test]
+    fn group_may_enter_a_private_folder_that_was_there_and_no_shared_one() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("SKIPPED: only root gives a file to another group");
+        }
+        on_runtime(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let (private, shared) = (folder.path().join("private"), folder.path().join("shared"));
+            for (path, mode, group) in [(&private, 0o750, 12), (&shared, 0o755, 0)] {
+                std::fs::create_dir(path).unwrap();
+                std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+                let socket = bind(&path.join("control.sock"), &settings(Some("12"))).unwrap();
+                assert_eq!(std::fs::metadata(path).unwrap().gid(), group, "{}", path.display());
+                assert_eq!(std::fs::metadata(&socket.path).unwrap().gid(), 12);
+            }
+        });
+    }
+
+    #[test]
+    fn unknown_group_is_an_error_that_names_it() {
+        on_runtime(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let error = bind(&folder.path().join("a"), &settings(Some("no such group"))).unwrap_err();
+            assert!(error.contains("--local.group: there is no group \"no such group\""), "{error}");
+            assert_eq!(group_id("root").unwrap(), 0);
+        });
+    }
+
+    #[test]
+    fn only_containers_that_memledger_is_not_in_are_foreign() {
+        let id = |digit: char| digit.to_string().repeat(64);
+        let (a, b) = (id('a'), id('b'));
+        let of = |path: &str| format!("0::{path}\n").into_bytes();
+        let container = of(&format!("/docker/{a}"));
+        let host = of("/user.slice/session-1.scope");
+        assert!(!is_foreign_container(&host, &host));
+        assert!(is_foreign_container(&host, &container));
+        assert!(!is_foreign_container(&container, &container) && !is_foreign_container(&container, &host));
+        assert!(is_foreign_container(&container, &of(&format!("/docker/{b}"))));
+        assert!(
+            is_foreign_container(&container, &of(&format!("/docker/{a}/docker/{b}"))),
+            "a container in it"
+        );
+        // a cgroup namespace of memledger's own
+        assert!(!is_foreign_container(&of("/"), &of("/../../system.slice/ssh.service")));
+        assert!(is_foreign_container(&of("/"), &of(&format!("/../docker-{b}.scope"))));
+        let v1 = format!("9:memory:/docker/{b}\n8:cpu:/docker/{b}\n0::/\n").into_bytes();
+        assert!(is_foreign_container(&of("/"), &v1));
+    }
+
+    #[test]
+    fn second_pid_means_a_nested_pid_namespace() {
+        assert!(is_in_nested_pid_namespace(b"Name:\tsh\nNSpid:\t4711\t7\n"));
+        assert!(!is_in_nested_pid_namespace(b"Name:\tsh\nNSpid:\t4711\n"));
+        assert!(!is_in_nested_pid_namespace(b"Name:\tsh\n"), "a kernel without the line");
+    }
+}

@@ -1,0 +1,338 @@
+//! The HTTP server: metrics, API, health and admin routes. The newest snapshot is rendered once for all requests.
+//!
+//! Not here: sampling. A request never waits for the kernel or the driver.
+
+mod access_control;
+mod basic_auth;
+mod control_socket;
+mod events;
+mod gpu_release;
+mod index_page;
+#[cfg(any(test, fuzzing))]
+pub mod invariants;
+mod limits;
+mod server;
+mod snapshot_cache;
+mod timeouts;
+mod tls;
+mod why;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+
+use access_control::Peer;
+pub use access_control::{AccessControl, describe};
+pub use control_socket::{ControlSocket, bind, serve_control_socket};
+pub use events::MAX_EVENTS;
+use limits::{ClientLimit, Permit};
+pub use server::{listen, serve};
+use snapshot_cache::NoSnapshot;
+pub use snapshot_cache::{RenderedSnapshot, SnapshotCache};
+
+use tokio::sync::Semaphore;
+
+use crate::clock::Timestamp;
+use crate::collect::gpu::DriverRelease;
+use crate::collect::http_stats::RejectReason;
+use crate::config::Config;
+use crate::export::{json, prometheus};
+use crate::ledger::store::EventReader;
+
+/// A snapshot older than this and than ten intervals is not served: sampling hangs.
+const MAX_HANG: Duration = Duration::from_secs(30);
+
+/// Maximum number of concurrent reads of the ledger, each of which takes some MiB.
+const MAX_LEDGER_READS: usize = 2;
+/// How long a request waits for a permit to read the ledger.
+const LEDGER_READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Returns the age from which on a snapshot is no longer served.
+pub fn stale_after(config: &Config) -> Duration {
+    MAX_HANG.max(config.sample_interval * 10)
+}
+
+/// State that the routes share.
+struct HttpState {
+    snapshot_cache: Arc<SnapshotCache>,
+    /// Reads events of the ledger; `None` without a ledger.
+    event_reader: Option<EventReader>,
+    telemetry_path: String,
+    enable_api: bool,
+    enable_admin: bool,
+    stale_after: Duration,
+    /// Permits to read the ledger.
+    ledger_reads: Arc<Semaphore>,
+    /// Held while the metrics are rendered.
+    rendering: tokio::sync::Mutex<()>,
+    /// Makes the GPU collector close the driver's library, and for how long.
+    gpu: (Arc<DriverRelease>, Duration),
+}
+
+impl HttpState {
+    fn newest(&self) -> Result<Arc<RenderedSnapshot>, NoSnapshot> {
+        self.snapshot_cache.newest(Timestamp::now(), self.stale_after)
+    }
+
+    /// Reads the ledger on a blocking thread, once a permit is available; 503 after [`LEDGER_READ_TIMEOUT`]. The thread
+    /// holds only that permit: on a disk that hangs it never ends, and the request times out without it.
+    async fn read_ledger<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> Result<T, Response> {
+        let acquired = Arc::clone(&self.ledger_reads).acquire_owned();
+        let Ok(Ok(permit)) = tokio::time::timeout(LEDGER_READ_TIMEOUT, acquired).await else {
+            let text = "other requests are reading the ledger; try again\n";
+            return Err((StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")], text).into_response());
+        };
+        run_blocking(permit, work).await
+    }
+}
+
+impl IntoResponse for NoSnapshot {
+    fn into_response(self) -> Response {
+        (StatusCode::SERVICE_UNAVAILABLE, format!("{self}\n")).into_response()
+    }
+}
+
+/// Builds the routes. Without a ledger, events are answered 503.
+pub fn router(
+    config: &Config,
+    snapshot_cache: Arc<SnapshotCache>,
+    event_reader: Option<EventReader>,
+    driver_release: Arc<DriverRelease>,
+    access_control: &Arc<AccessControl>,
+) -> Router {
+    let shared = Arc::new(HttpState {
+        snapshot_cache,
+        event_reader,
+        telemetry_path: config.telemetry_path.clone(),
+        enable_api: config.enable_api,
+        enable_admin: config.enable_admin,
+        stale_after: stale_after(config),
+        ledger_reads: Arc::new(Semaphore::new(MAX_LEDGER_READS)),
+        rendering: tokio::sync::Mutex::default(),
+        gpu: (driver_release, config.gpu.release_for),
+    });
+    let api = Router::new()
+        .route("/api/v1/containers", get(containers))
+        .route("/api/v1/events", get(events::route))
+        .route("/api/v1/containers/{name}/why", get(why::route))
+        .route("/api/v1/why", get(why::last))
+        .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard_api));
+    let admin = Router::new()
+        .route("/-/release-gpu", post(gpu_release::route))
+        .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard_admin));
+    let metrics = Router::new().route("/", get(landing_page)).route(&config.telemetry_path, get(metrics));
+    let limited = |routes: Router<_>| {
+        let limit = RequestLimit {
+            permits: ClientLimit::new(config.limits.requests),
+            access_control: Arc::clone(access_control),
+        };
+        routes.layer(middleware::from_fn_with_state(limit, limit_requests))
+    };
+    // the metrics have permits of their own, and health routes need none
+    let health = Router::new().route("/-/healthy", get(healthy)).route("/-/ready", get(ready));
+    limited(metrics).merge(limited(api.merge(admin))).merge(health).with_state(shared)
+}
+
+/// The permit of a request, held until its response is sent and the work for it is done.
+pub type RequestPermit = Arc<Permit>;
+
+/// Limits the concurrent requests to some routes.
+#[derive(Clone)]
+struct RequestLimit {
+    permits: ClientLimit,
+    access_control: Arc<AccessControl>,
+}
+
+/// Responds 503 when too many requests are in progress, in all or from one client. A client that disconnects drops this future
+/// at any point, and its permit with it; blocking tasks and the response body hold the permit until they are done.
+async fn limit_requests(State(limit): State<RequestLimit>, mut request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<Peer>();
+    if peer.is_some_and(|peer| peer.on_control_socket) {
+        return next.run(request).await; // its connections are few
+    }
+    let Some(permit) = peer.and_then(|peer| limit.permits.acquire(peer.client)).map(Arc::new) else {
+        limit.access_control.count_rejected(RejectReason::Requests);
+        let text = "too many requests in progress; see --web.max-requests\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
+    };
+    request.extensions_mut().insert(Arc::clone(&permit));
+    let mut response = next.run(request).await;
+    response.extensions_mut().insert(permit);
+    response
+}
+
+/// Runs work that takes milliseconds with thousands of series on a blocking thread. `held` is dropped when it is done.
+async fn run_blocking<T: Send + 'static>(
+    held: impl Send + 'static,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, Response> {
+    let done = tokio::task::spawn_blocking(move || {
+        let _held = held;
+        work()
+    });
+    let done = done.await.map_err(|error| error.to_string()).flatten();
+    done.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response())
+}
+
+async fn healthy() -> &'static str {
+    "memledger is healthy.\n"
+}
+
+async fn ready(State(shared): State<Arc<HttpState>>) -> Response {
+    match shared.newest() {
+        Ok(_) => "memledger is ready.\n".into_response(),
+        Err(reason) => reason.into_response(),
+    }
+}
+
+async fn landing_page(
+    State(shared): State<Arc<HttpState>>,
+    permit: Option<Extension<RequestPermit>>,
+) -> Response {
+    match run_blocking(permit, move || Ok(index_page::page(&shared.telemetry_path, shared.newest()))).await {
+        Ok(page) => ([(header::CONTENT_TYPE, "text/html; charset=UTF-8")], page).into_response(),
+        Err(response) => response,
+    }
+}
+
+async fn metrics(
+    State(shared): State<Arc<HttpState>>,
+    permit: Option<Extension<RequestPermit>>,
+    headers: HeaderMap,
+) -> Response {
+    let newest = match shared.snapshot_cache.newest_or_partial(Timestamp::now(), shared.stale_after) {
+        Ok(newest) => newest,
+        Err(reason) => return reason.into_response(),
+    };
+    let gzip = accepts_gzip(&headers);
+    // concurrent requests wait here rather than on blocking threads: the allocator retains memory for each thread
+    let turn = shared.rendering.lock().await;
+    let cached = newest.cached(gzip);
+    let text: Bytes = match cached {
+        Some(Ok(text)) => text,
+        _ => match run_blocking(permit, move || newest.text(gzip)).await {
+            Ok(text) => text,
+            Err(response) => return response,
+        },
+    };
+    drop(turn);
+    let mut response = Response::new(Body::from(text));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(prometheus::CONTENT_TYPE));
+    headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    if gzip {
+        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    response
+}
+
+/// Returns whether the client accepts gzip: listed, and not with `q=0`.
+fn accepts_gzip(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|coding| {
+        let mut parts = coding.split(';').map(str::trim);
+        let is_listed = parts.next().is_some_and(|name| name.eq_ignore_ascii_case("gzip"));
+        let is_excluded = parts.any(|part| part.strip_prefix("q=").is_some_and(|q| q.parse() == Ok(0.0_f32)));
+        is_listed && !is_excluded
+    })
+}
+
+/// Rejects requests for `/api/v1`, which names processes, unless they are authenticated or `--web.enable-api` is set. An
+/// address is no authentication: any proxy or port-forward on this host connects from loopback.
+async fn guard_api(State(shared): State<Arc<HttpState>>, request: Request, next: Next) -> Response {
+    if !shared.enable_api && !is_authenticated(&request) {
+        let text = "forbidden: the API names processes. Authenticate (--web.config.file), set --web.enable-api, or use the \
+                    control socket (--local.socket), as memledger's verbs on this host do\n";
+        return (StatusCode::FORBIDDEN, text).into_response();
+    }
+    next.run(request).await
+}
+
+/// Rejects requests to admin routes unless they are authenticated. Without `--web.enable-admin` the routes exist only on the
+/// control socket.
+async fn guard_admin(State(shared): State<Arc<HttpState>>, request: Request, next: Next) -> Response {
+    let on_control_socket = request.extensions().get::<Peer>().is_some_and(|peer| peer.on_control_socket);
+    if !shared.enable_admin && !on_control_socket {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    if !is_authenticated(&request) {
+        let text = "forbidden: admin routes need a password or a client certificate (--web.config.file), or the control \
+                    socket (--local.socket)\n";
+        return (StatusCode::FORBIDDEN, text).into_response();
+    }
+    if is_foreign_origin(request.headers()) {
+        return (StatusCode::FORBIDDEN, "forbidden: the request comes from another web site\n")
+            .into_response();
+    }
+    next.run(request).await
+}
+
+fn is_authenticated(request: &Request) -> bool {
+    request.extensions().get::<Peer>().is_some_and(|peer| peer.is_authenticated)
+}
+
+/// Returns whether a page of another site made a browser send this: browsers set `Origin`, and send passwords along.
+fn is_foreign_origin(headers: &HeaderMap) -> bool {
+    let Some(origin) = headers.get(header::ORIGIN) else { return false };
+    let site = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, site)| site);
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    site.is_none() || site != host
+}
+
+async fn containers(
+    State(shared): State<Arc<HttpState>>,
+    permit: Option<Extension<RequestPermit>>,
+) -> Response {
+    let newest = match shared.newest() {
+        Ok(newest) => newest,
+        Err(reason) => return reason.into_response(),
+    };
+    match run_blocking(permit, move || Ok(format!("{:#}\n", json::containers(newest.snapshot())))).await {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(response) => response,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: header::HeaderName, value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(name, HeaderValue::from_str(value).unwrap())])
+    }
+
+    #[test]
+    fn sends_gzip_only_to_clients_that_accept_it() {
+        for (value, takes) in [
+            ("gzip", true),
+            ("deflate, GZIP;q=0.5", true),
+            ("gzip;q=0", false),
+            ("gzip; q=0.0", false),
+            ("identity", false),
+        ] {
+            assert_eq!(accepts_gzip(&with(header::ACCEPT_ENCODING, value)), takes, "{value}");
+        }
+        assert!(!accepts_gzip(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn origin_must_be_the_host_itself() {
+        let of = |origin: &str| {
+            let mut headers = with(header::ORIGIN, origin);
+            headers.insert(header::HOST, HeaderValue::from_static("gpu7.example:10853"));
+            is_foreign_origin(&headers)
+        };
+        assert!(!of("https://gpu7.example:10853") && !is_foreign_origin(&HeaderMap::new()));
+        assert!(of("https://attacker.example") && of("null") && of("https://gpu7.example"));
+    }
+}

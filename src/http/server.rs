@@ -1,0 +1,280 @@
+//! Accepts connections, does the TLS handshake, and serves HTTP/1 by hyper.
+//!
+//! Plain HTTP, TLS and the control socket share one way of serving, so the same limits apply to all. When the rules of who is
+//! admitted change, connections that were admitted by the old rules are closed, after the response in progress if there is
+//! one. A request that arrives on one all the same is rejected.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io::ErrorKind;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt::{set_ipv6_v6only, set_tcp_user_timeout};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::RequestPermit;
+use super::access_control::{AccessControl, Peer};
+use super::timeouts::{ConnectionClock, Phase, RESPONSE_TIMEOUT, TimedStream};
+use crate::collect::http_stats::RejectReason;
+
+/// Largest request head in bytes, its URL included, and the most headers.
+const MAX_HEAD_BYTES: usize = 16 << 10;
+const MAX_HEADERS: usize = 64;
+/// Socket send buffer. The kernel doubles it, for its own overhead.
+const SEND_BUFFER_BYTES: u32 = 128 << 10;
+/// Socket receive buffer, which the kernel doubles too. It is small because no route reads a body.
+const RECEIVE_BUFFER_BYTES: u32 = 64 << 10;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1_024;
+/// Delay after accept failed, for example with too many open files.
+pub(super) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// How long a client that is still sending may take to read the last response.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The response to plain HTTP on a TLS port, the same as Go's servers send.
+const HTTPS_REQUIRED: &[u8] =
+    b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n\
+    Client sent an HTTP request to an HTTPS server.\n";
+
+/// Opens a listener at this address. `[::]` also accepts IPv4, whatever the host's default is.
+///
+/// Socket buffers are limited, because the kernel would grow them to megabytes per connection. The kernel drops a client
+/// that acknowledges nothing, even after the connection was closed.
+///
+/// # Errors
+/// The address cannot be bound.
+pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if address.ip() == Ipv6Addr::UNSPECIFIED {
+        set_ipv6_v6only(&socket, false)?;
+    }
+    socket.set_reuseaddr(true)?;
+    // connections inherit these from the listener
+    socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
+    socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+    set_tcp_user_timeout(&socket, RESPONSE_TIMEOUT.as_millis() as u32)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// A connection, as its requests use it.
+#[derive(Clone)]
+pub(super) struct ConnectionHandle {
+    pub(super) peer: Peer,
+    pub(super) clock: Arc<ConnectionClock>,
+    pub(super) router: Router,
+    pub(super) access_control: Arc<AccessControl>,
+    /// Generation of the rules that admitted it.
+    pub(super) generation: u64,
+}
+
+/// Serves until `stop` resolves; requests in progress may finish.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    access_control: Arc<AccessControl>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) {
+    let mut connections = JoinSet::new();
+    let mut is_failing = false;
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, address)) => {
+                    is_failing = false;
+                    let Some(permit) = access_control.admit_connection(address.ip()) else { continue };
+                    let (router, access_control) = (router.clone(), Arc::clone(&access_control));
+                    connections.spawn(async move {
+                        connection(stream, address, router, access_control).await;
+                        drop(permit);
+                    });
+                }
+                // the client disconnected before it was accepted
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
+                Err(error) => {
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!(%error, "accepting connections failed; retrying");
+                    }
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+                }
+            }
+        }
+    }
+    access_control.close_connections();
+    while connections.join_next().await.is_some() {}
+}
+
+async fn connection(
+    stream: TcpStream,
+    address: SocketAddr,
+    router: Router,
+    access_control: Arc<AccessControl>,
+) {
+    let closing = access_control.closing(); // before reading the rules, to notice a change in between
+    let security = access_control.security();
+    let _ = stream.set_nodelay(true);
+    let (clock, generation) = (ConnectionClock::new(), security.generation);
+    let stream = TimedStream::new(stream, &clock);
+    let peer = Peer::remote(address.ip());
+    let mut handle = ConnectionHandle { peer, clock, router, access_control, generation };
+    match &security.tls {
+        None => serve_http(stream, handle, closing).await,
+        Some(tls) => {
+            let acceptor = TlsAcceptor::from(Arc::clone(tls));
+            let Some(stream) = handshake(stream, acceptor, &handle.access_control).await else { return };
+            handle.peer.is_authenticated =
+                security.verifies_clients() && stream.get_ref().1.peer_certificates().is_some();
+            drop(security); // a later configuration may free it
+            handle.clock.enter(Phase::Head);
+            serve_http(stream, handle, closing).await;
+        }
+    }
+}
+
+async fn handshake(
+    mut stream: TimedStream<TcpStream>,
+    acceptor: TlsAcceptor,
+    access_control: &AccessControl,
+) -> Option<TlsStream<TimedStream<TcpStream>>> {
+    let mut first = [0];
+    let accept = async {
+        if stream.get_ref().peek(&mut first).await? == 0 {
+            return Ok(None); // a probe that only checks whether the port is open
+        }
+        // a plain HTTP request begins with a letter, a TLS handshake does not
+        if first[0].is_ascii_uppercase() {
+            stream.write_all(HTTPS_REQUIRED).await?;
+            drain(&mut stream).await;
+            return Err(std::io::Error::other("plain HTTP"));
+        }
+        acceptor.accept(stream).await.map(Some)
+    };
+    match tokio::time::timeout(access_control.limits.head, accept).await {
+        Ok(Ok(stream)) => return stream,
+        Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+        Err(_) => tracing::debug!("TLS handshake timed out"),
+    }
+    access_control.count_rejected(RejectReason::Handshake);
+    None
+}
+
+/// Serves HTTP/1 until the connection ends or a timeout passes. When `closing` changes, it is shut down gracefully.
+pub(super) async fn serve_http(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    handle: ConnectionHandle,
+    mut closing: watch::Receiver<()>,
+) {
+    let request_handle = handle.clone();
+    let service = service_fn(move |request| respond(request, request_handle.clone()));
+    let mut connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(None) // it would count the pause between two requests too: see `timeouts`
+        .max_buf_size(MAX_HEAD_BYTES)
+        .max_headers(MAX_HEADERS)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut timed_out = pin!(handle.clock.timed_out(&handle.access_control.limits));
+    let (client, mut is_closing) = (handle.peer.client, false);
+    loop {
+        // the connection is polled first, because it records what it is doing
+        tokio::select! {
+            biased;
+            outcome = &mut connection => {
+                if let Err(error) = outcome {
+                    tracing::debug!(%client, %error, "connection failed");
+                }
+                break;
+            }
+            reason = &mut timed_out => return tracing::debug!(%client, reason, "connection closed"),
+            _ = closing.changed(), if !is_closing => {
+                is_closing = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+        }
+    }
+    if !is_closing {
+        drain(&mut connection.into_parts().io.into_inner()).await;
+    }
+}
+
+/// Lets the client read the last response: closing a socket with unread input would reset the connection.
+async fn drain(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    let read = async {
+        let _ = stream.shutdown().await;
+        let (mut sink, mut received) = ([0; 1_024], 0);
+        while let Ok(length @ 1..) = stream.read(&mut sink).await {
+            received += length;
+            if received > RECEIVE_BUFFER_BYTES as usize {
+                break;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, read).await;
+}
+
+async fn respond(request: Request<Incoming>, handle: ConnectionHandle) -> Result<Response, Infallible> {
+    handle.clock.enter(Phase::Handling);
+    let security = handle.access_control.security();
+    let (mut parts, body) = request.into_parts();
+    let authorized = if security.generation == handle.generation || handle.peer.on_control_socket {
+        handle.access_control.authorize(&security, handle.peer, &parts, body.size_hint().lower()).await
+    } else {
+        let text = "access rules have changed since this connection was opened; reconnect\n";
+        Err((StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], text).into_response())
+    };
+    let mut response = match authorized {
+        Ok(peer) => {
+            parts.extensions.insert(peer);
+            let request = Request::from_parts(parts, Body::new(body));
+            let routed = TowerToHyperService::new(handle.router).call(request);
+            match tokio::time::timeout(RESPONSE_TIMEOUT, routed).await {
+                Ok(response) => response?,
+                Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the response timed out\n").into_response(),
+            }
+        }
+        Err(rejection) => rejection,
+    };
+    handle.access_control.add_headers(&security, &mut response);
+    let permit = response.extensions_mut().remove::<RequestPermit>();
+    Ok(response.map(|body| handle.clock.send(body, permit)))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::sockopt;
+
+    use super::*;
+
+    #[test]
+    fn connection_inherits_socket_limits_of_listener() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        runtime.block_on(async {
+            let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+            let _client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (stream, _) = listener.accept().await.unwrap();
+            assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 30_000);
+            assert_eq!(sockopt::socket_send_buffer_size(&stream).unwrap(), 2 * SEND_BUFFER_BYTES as usize);
+            assert_eq!(sockopt::socket_recv_buffer_size(&stream).unwrap(), 2 * RECEIVE_BUFFER_BYTES as usize);
+        });
+    }
+}

@@ -1,0 +1,173 @@
+//! The newest snapshot and its rendered text, which is made on the first request and shared by all.
+
+use std::io::Write;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+
+use axum::body::Bytes;
+
+use crate::clock::Timestamp;
+use crate::export::prometheus;
+use crate::snapshot::Snapshot;
+
+/// A snapshot with its rendered forms.
+#[derive(Debug)]
+pub struct RenderedSnapshot {
+    snapshot: Snapshot,
+    text: OnceLock<Result<Bytes, String>>,
+    gzip: OnceLock<Result<Bytes, String>>,
+}
+
+impl RenderedSnapshot {
+    fn of(snapshot: Snapshot) -> Arc<Self> {
+        Arc::new(Self { snapshot, text: OnceLock::new(), gzip: OnceLock::new() })
+    }
+
+    /// Returns the snapshot.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// Returns the metrics as text, plain or compressed, if they are rendered already.
+    pub fn cached(&self, gzip: bool) -> Option<Result<Bytes, String>> {
+        if gzip { self.gzip.get().cloned() } else { self.text.get().cloned() }
+    }
+
+    /// Returns the metrics as text, plain or compressed. The first caller renders them; concurrent callers block until then.
+    ///
+    /// # Errors
+    /// The encoder failed.
+    pub fn text(&self, gzip: bool) -> Result<Bytes, String> {
+        let plain = self.text.get_or_init(|| {
+            prometheus::render(&self.snapshot).map(Bytes::from).map_err(|error| error.to_string())
+        });
+        if !gzip {
+            return plain.clone();
+        }
+        let compressed = self.gzip.get_or_init(|| plain.clone().and_then(|text| compress(&text)));
+        compressed.clone()
+    }
+}
+
+fn compress(text: &[u8]) -> Result<Bytes, String> {
+    let mut encoder =
+        flate2::write::GzEncoder::new(Vec::with_capacity(text.len() / 10), flate2::Compression::fast());
+    encoder
+        .write_all(text)
+        .and_then(|()| encoder.finish())
+        .map(Bytes::from)
+        .map_err(|error| error.to_string())
+}
+
+/// Why there is no snapshot to serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoSnapshot {
+    /// The first cycle is in progress.
+    #[error("the first snapshot is not finished yet")]
+    NotYet,
+    /// No cycle has finished for a while.
+    #[error(
+        "the newest snapshot is {0} s old: sampling hangs, most likely in a kernel read that does not return"
+    )]
+    Stale(u64),
+}
+
+/// Passes snapshots from the sampler to the routes.
+#[derive(Debug, Default)]
+pub struct SnapshotCache {
+    newest: RwLock<Option<Arc<RenderedSnapshot>>>,
+    /// What is still known while a cycle hangs.
+    partial: RwLock<Option<Arc<RenderedSnapshot>>>,
+}
+
+impl SnapshotCache {
+    /// Replaces the newest snapshot.
+    pub fn publish(&self, snapshot: Snapshot) {
+        *self.newest.write().unwrap_or_else(PoisonError::into_inner) = Some(RenderedSnapshot::of(snapshot));
+    }
+
+    /// While the newest snapshot is older than `max_age`, replaces the partial one by `build`, which gets the newest one.
+    /// Removes it otherwise.
+    pub fn refresh_partial(&self, max_age: Duration, build: impl FnOnce(&Snapshot) -> Snapshot) {
+        let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let stale = newest.filter(|newest| Timestamp::now().since(newest.snapshot.finished) > max_age);
+        let partial = stale.map(|stale| RenderedSnapshot::of(build(&stale.snapshot)));
+        *self.partial.write().unwrap_or_else(PoisonError::into_inner) = partial;
+    }
+
+    /// Returns the newest snapshot, or while that is stale the partial one.
+    ///
+    /// # Errors
+    /// There is neither.
+    pub fn newest_or_partial(
+        &self,
+        now: Timestamp,
+        stale_after: Duration,
+    ) -> Result<Arc<RenderedSnapshot>, NoSnapshot> {
+        self.newest(now, stale_after).or_else(|reason| {
+            let partial = self.partial.read().unwrap_or_else(PoisonError::into_inner).clone();
+            partial.filter(|partial| now.since(partial.snapshot.finished) <= stale_after).ok_or(reason)
+        })
+    }
+
+    /// Returns the newest snapshot.
+    ///
+    /// # Errors
+    /// There is none yet, or it is older than `stale_after`, because sampling hangs.
+    pub fn newest(&self, now: Timestamp, stale_after: Duration) -> Result<Arc<RenderedSnapshot>, NoSnapshot> {
+        let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let newest = newest.ok_or(NoSnapshot::NotYet)?;
+        let age = now.since(newest.snapshot.finished);
+        if age > stale_after { Err(NoSnapshot::Stale(age.as_secs())) } else { Ok(newest) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::series::Series;
+
+    #[test]
+    fn rejects_stale_snapshots() {
+        let snapshot_cache = SnapshotCache::default();
+        let now = Timestamp::now();
+        let max_age = Duration::from_secs(30);
+        assert_eq!(snapshot_cache.newest(now, max_age).err(), Some(NoSnapshot::NotYet));
+        snapshot_cache.publish(Snapshot {
+            finished: now,
+            series: Series::default(),
+            containers: vec![],
+            running: 0,
+            gpus: vec![],
+            processes: vec![],
+        });
+        assert!(snapshot_cache.newest(now.plus(max_age), max_age).is_ok());
+        let late = now.plus(max_age + Duration::from_secs(1));
+        assert_eq!(snapshot_cache.newest(late, max_age).err(), Some(NoSnapshot::Stale(31)));
+        assert_eq!(snapshot_cache.newest_or_partial(late, max_age).err(), Some(NoSnapshot::Stale(31)));
+    }
+
+    #[test]
+    fn renders_once_and_compresses_the_same_text() {
+        use std::io::Read;
+        let mut series = Series::default();
+        series.global(crate::catalog::HOST_MEMORY_TOTAL, [], 1024.0);
+        let snapshot_cache = SnapshotCache::default();
+        let now = Timestamp::now();
+        let snapshot = Snapshot {
+            finished: now,
+            series,
+            containers: vec![],
+            running: 0,
+            gpus: vec![],
+            processes: vec![],
+        };
+        snapshot_cache.publish(snapshot);
+        let newest = snapshot_cache.newest(now, Duration::MAX).unwrap();
+        let (first, again) = (newest.text(false).unwrap(), newest.text(false).unwrap());
+        assert_eq!(first.as_ptr(), again.as_ptr(), "rendered once");
+        let mut plain = String::new();
+        flate2::read::GzDecoder::new(&newest.text(true).unwrap()[..]).read_to_string(&mut plain).unwrap();
+        assert_eq!(plain.as_bytes(), &first[..]);
+    }
+}

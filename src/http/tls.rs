@@ -1,0 +1,130 @@
+//! The TLS server configuration from `--web.config.file`, with rustls and ring.
+
+mod clients;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, SupportedCipherSuite, version};
+
+use crate::config::ConfigError;
+use crate::config::web::{At, Pem, TlsSettings, TlsVersion, WebConfig};
+
+/// The contents of the configuration file and of the files that it names. Equal contents need no new TLS configuration.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct ConfigFiles {
+    /// Settings of the file.
+    pub config: WebConfig,
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    client_ca: Vec<u8>,
+}
+
+impl ConfigFiles {
+    /// Reads the file at `path` and the files that it names.
+    ///
+    /// # Errors
+    /// A file is unreadable, or the settings are invalid.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Unreadable { path: path.to_path_buf(), source })?;
+        let config = WebConfig::parse(path, &text)?;
+        let pem = |pem: Option<&At<Pem>>| pem.map_or(Ok(vec![]), |pem| read(path, pem));
+        let tls = config.tls.as_ref();
+        Ok(Self {
+            certificate: pem(tls.map(|tls| &tls.certificate))?,
+            key: pem(tls.map(|tls| &tls.key))?,
+            client_ca: pem(tls.and_then(|tls| tls.client_ca.as_ref()))?,
+            config,
+        })
+    }
+
+    /// Returns whether `other` admits the same clients: users, and all TLS settings but the server's own certificate.
+    pub fn admits_same_clients(&self, other: &Self) -> bool {
+        let tls = |files: &Self| {
+            files.config.tls.clone().map(|tls| (tls.client_auth, tls.client_names, tls.lowest..=tls.highest))
+        };
+        self.client_ca == other.client_ca
+            && self.config.users == other.config.users
+            && tls(self) == tls(other)
+    }
+
+    /// Builds the TLS configuration; `None` if the settings have none. Errors name `path`.
+    ///
+    /// # Errors
+    /// A certificate or key is invalid, or they do not belong together.
+    pub fn server_config(&self, path: &Path) -> Result<Option<Arc<ServerConfig>>, ConfigError> {
+        let Some(settings) = &self.config.tls else { return Ok(None) };
+        let wrong = |line, what: String| ConfigError::InFile { path: path.to_path_buf(), line, what };
+        let provider = provider(settings);
+        let chain = certificates(&self.certificate)
+            .map_err(|what| wrong(settings.certificate.line, format!("certificate: {what}")))?;
+        let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| {
+            let what = format!("key: {error}; must be an unencrypted private key in PEM format");
+            wrong(settings.key.line, what)
+        })?;
+        let clients = clients::verifier(settings, &self.client_ca, &provider).map_err(|what| {
+            wrong(settings.client_ca.as_ref().map_or(0, |ca| ca.line), format!("client certificates: {what}"))
+        })?;
+        let versions: Vec<_> = [(TlsVersion::Tls12, &version::TLS12), (TlsVersion::Tls13, &version::TLS13)]
+            .into_iter()
+            .filter(|(version, _)| (settings.lowest..=settings.highest).contains(version))
+            .map(|(_, version)| version)
+            .collect();
+        let unusable =
+            |error| wrong(settings.certificate.line, format!("certificate and key are unusable: {error}"));
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&versions)
+            .map_err(unusable)?;
+        let builder = match clients {
+            Some(clients) => builder.with_client_cert_verifier(clients),
+            None => builder.with_no_client_auth(),
+        };
+        let mut server = builder.with_single_cert(chain, key).map_err(unusable)?;
+        server.ignore_client_order = settings.servers_order;
+        server.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Some(Arc::new(server)))
+    }
+}
+
+fn read(file: &Path, pem: &At<Pem>) -> Result<Vec<u8>, ConfigError> {
+    match &pem.value {
+        Pem::Inline(text) => Ok(text.clone().into_bytes()),
+        Pem::File(path) => std::fs::read(path).map_err(|error| ConfigError::InFile {
+            path: file.to_path_buf(),
+            line: pem.line,
+            what: format!("cannot read {}: {error}", path.display()),
+        }),
+    }
+}
+
+/// Parses the certificates of a PEM text, at least one.
+fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    let found = found.map_err(|error| format!("invalid PEM: {error}"))?;
+    if found.is_empty() { Err("no certificate found; must be PEM".to_owned()) } else { Ok(found) }
+}
+
+/// Returns the ring provider, limited to the configured cipher suites and groups, in their order.
+fn provider(settings: &TlsSettings) -> Arc<CryptoProvider> {
+    let mut provider = ring::default_provider();
+    if !settings.cipher_suites.is_empty() {
+        let (newest, old): (Vec<_>, Vec<_>) = provider
+            .cipher_suites
+            .into_iter()
+            .partition(|suite| matches!(suite, SupportedCipherSuite::Tls13(_)));
+        let chosen = settings.cipher_suites.iter();
+        let chosen = chosen.filter_map(|wanted| old.iter().find(|suite| u16::from(suite.suite()) == *wanted));
+        provider.cipher_suites = newest.into_iter().chain(chosen.copied()).collect();
+    }
+    if !settings.groups.is_empty() {
+        let all = provider.kx_groups;
+        let chosen = settings.groups.iter();
+        let chosen = chosen.filter_map(|wanted| all.iter().find(|group| u16::from(group.name()) == *wanted));
+        provider.kx_groups = chosen.copied().collect();
+    }
+    Arc::new(provider)
+}

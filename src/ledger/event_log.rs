@@ -1,0 +1,124 @@
+//! Logs each kill twice, when it is noticed and when it is settled, and each container exit and GPU error once.
+
+use super::events::{
+    ContainerRef, Exit, ExitReason, GpuError, Kill, KillOwner, LedgerEvent, OomScope, Victim,
+};
+
+/// Logs a settled event.
+pub fn log_settled(event: &LedgerEvent) {
+    match event {
+        LedgerEvent::OomKill(kill) => log_settled_kill(kill),
+        LedgerEvent::Exit(exit) => log_exit(exit),
+        LedgerEvent::GpuError(error) => log_gpu_error(error),
+    }
+}
+
+/// Logs a kill as soon as it is in the store; more may become known.
+pub fn log_noticed(kill: &Kill) {
+    let owner = OwnerFields::of(kill);
+    tracing::warn!(
+        event = kill.id,
+        container_name = owner.name,
+        container_id = owner.id,
+        pid = kill.pid,
+        process = &*kill.process,
+        role = &*kill.role,
+        scope = scope(kill.scope),
+        victim = kill.victim.map(victim),
+        anon_bytes = kill.anon_bytes,
+        file_bytes = kill.file_bytes,
+        shmem_bytes = kill.shmem_bytes,
+        limit_bytes = kill.limit_bytes,
+        limit_cgroup = &*kill.limit_cgroup,
+        "process killed by the OOM killer"
+    );
+}
+
+fn log_settled_kill(kill: &Kill) {
+    let owner = OwnerFields::of(kill);
+    tracing::info!(
+        event = kill.id,
+        owner = owner.kind,
+        container_name = owner.name,
+        container_id = owner.id,
+        pid = kill.pid,
+        victim = kill.victim.map(victim),
+        method = &*kill.method,
+        "OOM kill settled"
+    );
+}
+
+fn log_gpu_error(error: &GpuError) {
+    tracing::warn!(
+        event = error.id,
+        gpu = &*error.gpu,
+        gpu_uuid = &*error.gpu_uuid,
+        xid = error.xid,
+        pid = error.pid,
+        container_name = error.subject.as_ref().map(|subject| &*subject.name.container_name),
+        "GPU reported an error"
+    );
+}
+
+fn log_exit(exit: &Exit) {
+    let reason = exit.reason.map_or("", ExitReason::label);
+    let is_normal = matches!(exit.reason, Some(ExitReason::Completed | ExitReason::Stopped));
+    let owner = OwnerFields {
+        kind: "container",
+        name: &exit.subject.name.container_name,
+        id: &exit.subject.container_id,
+    };
+    if is_normal {
+        tracing::info!(
+            event = exit.id,
+            container_name = owner.name,
+            container_id = owner.id,
+            reason,
+            exit_code = exit.exit_code,
+            "container exited"
+        );
+    } else {
+        tracing::warn!(
+            event = exit.id,
+            container_name = owner.name,
+            container_id = owner.id,
+            reason,
+            exit_code = exit.exit_code,
+            oom_kills = exit.oom_kills,
+            "container exited"
+        );
+    }
+}
+
+struct OwnerFields<'a> {
+    kind: &'static str,
+    name: &'a str,
+    id: &'a str,
+}
+
+impl<'a> OwnerFields<'a> {
+    fn of(kill: &'a Kill) -> Self {
+        match &kill.owner {
+            KillOwner::Container(ContainerRef { name, container_id, .. }) => {
+                Self { kind: "container", name: &name.container_name, id: container_id }
+            }
+            KillOwner::Open => Self { kind: "pending", name: "", id: "" },
+            KillOwner::Host => Self { kind: "host", name: "", id: "" },
+            KillOwner::Unattributed => Self { kind: "unattributed", name: "", id: "" },
+        }
+    }
+}
+
+fn victim(victim: Victim) -> &'static str {
+    match victim {
+        Victim::Main => "main",
+        Victim::Child => "child",
+    }
+}
+
+fn scope(scope: OomScope) -> &'static str {
+    match scope {
+        OomScope::Container => "container",
+        OomScope::Host => "host",
+    }
+}

@@ -1,0 +1,423 @@
+//! The event types: OOM kills, container exits and GPU errors.
+//!
+//! They are stored and returned by `/api/v1/events` in this form. A field that is not known is omitted, never 0.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::discover::Identity;
+
+/// The labels of a container, which the ledger keeps after its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ContainerLabels {
+    /// Kubernetes namespace; empty outside Kubernetes.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub k8s_namespace_name: Arc<str>,
+    /// Kubernetes pod; empty outside Kubernetes.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub k8s_pod_name: Arc<str>,
+    /// Name of the container; its short id if no runtime reported a name.
+    pub container_name: Arc<str>,
+}
+
+impl From<&Identity> for ContainerLabels {
+    fn from(identity: &Identity) -> Self {
+        Self {
+            k8s_namespace_name: Arc::clone(&identity.k8s_namespace),
+            k8s_pod_name: Arc::clone(&identity.k8s_pod),
+            container_name: Arc::clone(&identity.name),
+        }
+    }
+}
+
+/// A container at the time of an event.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ContainerRef {
+    /// Labels of its series.
+    #[serde(flatten)]
+    pub name: ContainerLabels,
+    /// Full id.
+    pub container_id: Arc<str>,
+    /// Image; empty if no runtime reported it.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub image: Arc<str>,
+    /// `docker`, `podman`, ...; empty if unknown.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub runtime: Arc<str>,
+    /// Unix time at which the run started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started: Option<f64>,
+}
+
+/// The owner of a killed process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "owner")]
+pub enum KillOwner {
+    /// Not known yet: evidence may still arrive.
+    #[serde(rename = "pending")]
+    Open,
+    /// A process of a container.
+    Container(ContainerRef),
+    /// A process outside containers.
+    Host,
+    /// Not attributed: no evidence identifies the owner.
+    Unattributed,
+}
+
+/// Whether the kill ended the container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Victim {
+    /// It killed the first process, or a child whose status the first process then returned.
+    Main,
+    /// It killed another process, for example a DataLoader worker, and the container continued.
+    Child,
+}
+
+/// Which memory was exhausted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OomScope {
+    /// The limit of a cgroup: of the container or of one above it.
+    Container,
+    /// The memory of the host.
+    Host,
+}
+
+/// One line of evidence.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// `kmsg`, `vmstat`, `cgroup` or `runtime`.
+    pub source: Arc<str>,
+    /// Text for people.
+    pub text: String,
+}
+
+impl Evidence {
+    /// Creates a line of evidence.
+    pub fn new(source: &str, text: impl Into<String>) -> Self {
+        Self { source: source.into(), text: text.into() }
+    }
+}
+
+/// One process that the kernel's OOM killer ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kill {
+    /// Id of the event; increases.
+    pub id: u64,
+    /// Unix time of the kill.
+    pub at: f64,
+    /// For a kill without a record: it happened between this Unix time and `at`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earliest: Option<f64>,
+    /// Id of the boot.
+    pub boot_id: Arc<str>,
+    /// Microseconds of the kernel's clock in the record; together with boot and pid it identifies the kill. `None`: the
+    /// record is missing, and the kill is known only from a counter (a *gap*).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_usec: Option<u64>,
+    /// Host pid.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Name of the process, sanitized for display; empty if unknown.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub process: Arc<str>,
+    /// Role: `trainer`, `dataloader_worker`, `other`; empty if unknown.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub role: Arc<str>,
+    /// The owner of the process.
+    #[serde(flatten)]
+    pub owner: KillOwner,
+    /// `None` while pending, and for processes outside containers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub victim: Option<Victim>,
+    /// Which memory was exhausted.
+    pub scope: OomScope,
+    /// Anonymous memory of the victim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anon_bytes: Option<u64>,
+    /// Mapped file pages of the victim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_bytes: Option<u64>,
+    /// Shared memory of the victim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shmem_bytes: Option<u64>,
+    /// `oom_score_adj` of the victim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oom_score_adj: Option<i32>,
+    /// The cgroup whose limit was hit, as the kernel names it; empty if unknown or if the host ran out of memory.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub limit_cgroup: Arc<str>,
+    /// Limit of that cgroup.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// How it was attributed: `kmsg`, `proc`, `processes`, `cgroup`, `runtime`; `set`: several containers lost
+    /// processes, as many as counted, and which was whose is not known; empty if not attributed.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub method: Arc<str>,
+    /// Evidence in the order in which it arrived.
+    pub evidence: Vec<Evidence>,
+    /// Usage of the container before the kill; for a host-wide OOM also the largest memory holders.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before: Option<Arc<PriorUsage>>,
+}
+
+/// Why a container ended: the label values of `memledger_container_exits_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitReason {
+    /// Exit code 0.
+    Completed,
+    /// An OOM kill at a cgroup's limit.
+    OomContainer,
+    /// An OOM kill because the host ran out of memory.
+    OomHost,
+    /// A stop request to the runtime: docker stop, docker kill.
+    Stopped,
+    /// SIGKILL without an OOM kill and without a stop request.
+    Killed,
+    /// Another signal.
+    Signal,
+    /// Exit code other than 0.
+    Error,
+    /// The run began in another boot of the host, and ended with it.
+    HostRestart,
+    /// No source reported the reason.
+    Unknown,
+}
+
+impl ExitReason {
+    /// All reasons, in the order of the documentation.
+    pub const ALL: [ExitReason; 9] = [
+        ExitReason::Completed,
+        ExitReason::OomContainer,
+        ExitReason::OomHost,
+        ExitReason::Stopped,
+        ExitReason::Killed,
+        ExitReason::Signal,
+        ExitReason::Error,
+        ExitReason::HostRestart,
+        ExitReason::Unknown,
+    ];
+
+    /// Returns the label value.
+    pub fn label(self) -> &'static str {
+        match self {
+            ExitReason::Completed => "completed",
+            ExitReason::OomContainer => "oom_container",
+            ExitReason::OomHost => "oom_host",
+            ExitReason::Stopped => "stopped",
+            ExitReason::Killed => "killed",
+            ExitReason::Signal => "signal",
+            ExitReason::Error => "error",
+            ExitReason::HostRestart => "host_restart",
+            ExitReason::Unknown => "unknown",
+        }
+    }
+}
+
+/// One exit of a container.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Exit {
+    /// Id of the event; increases.
+    pub id: u64,
+    /// Unix time of the exit.
+    pub at: f64,
+    /// The container.
+    #[serde(flatten)]
+    pub subject: ContainerRef,
+    /// Reason; `None` while evidence may still arrive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<ExitReason>,
+    /// Exit code, as reported by the runtime.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i64>,
+    /// The runtime's OOMKilled flag. Weak evidence: wrong in both directions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime_oom_flag: Option<bool>,
+    /// Stop requests to the runtime within ten minutes before the exit, oldest first: the signal of each, or `None` if
+    /// the runtime does not report it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stop_signals: Vec<Option<i32>>,
+    /// The kernel log was readable when the reason was decided: an OOM kill would have been recorded.
+    #[serde(default)]
+    pub kernel_log_read: bool,
+    /// Seconds from the start to the exit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duration_seconds: Option<f64>,
+    /// OOM kills of processes during this run.
+    pub oom_kills: u64,
+    /// Highest usage during the run, page cache included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_usage_bytes: Option<u64>,
+    /// Highest sample of unreclaimable memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_unreclaimable_bytes: Option<u64>,
+    /// Evidence in the order in which it arrived.
+    pub evidence: Vec<Evidence>,
+    /// Usage of the container before the exit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before: Option<Arc<PriorUsage>>,
+}
+
+impl Exit {
+    /// Returns the signal of the last stop request.
+    pub fn asked_signal(&self) -> Option<i32> {
+        self.stop_signals.last().copied().flatten()
+    }
+}
+
+/// One error that a GPU driver reported.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuError {
+    /// Id of the event; increases.
+    pub id: u64,
+    /// Unix time of the error.
+    pub at: f64,
+    /// Index of the GPU.
+    pub gpu: Arc<str>,
+    /// Its UUID.
+    pub gpu_uuid: Arc<str>,
+    /// NVIDIA's error number (Xid).
+    pub xid: u64,
+    /// Host pid of the process that used the GPU, if the driver reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// The container of this process.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<ContainerRef>,
+    /// `kmsg` or `nvml`.
+    pub source: Arc<str>,
+}
+
+/// An event, as it is stored and returned by `/api/v1/events`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum LedgerEvent {
+    /// The OOM killer ended a process.
+    OomKill(Kill),
+    /// A container ended.
+    Exit(Exit),
+    /// A GPU driver reported an error.
+    GpuError(GpuError),
+}
+
+impl LedgerEvent {
+    /// Returns the id.
+    pub fn id(&self) -> u64 {
+        match self {
+            LedgerEvent::OomKill(kill) => kill.id,
+            LedgerEvent::Exit(exit) => exit.id,
+            LedgerEvent::GpuError(error) => error.id,
+        }
+    }
+
+    /// Returns the Unix time.
+    pub fn at(&self) -> f64 {
+        match self {
+            LedgerEvent::OomKill(kill) => kill.at,
+            LedgerEvent::Exit(exit) => exit.at,
+            LedgerEvent::GpuError(error) => error.at,
+        }
+    }
+
+    /// Returns the container of the event, if it has one.
+    pub fn subject(&self) -> Option<&ContainerRef> {
+        match self {
+            LedgerEvent::OomKill(Kill { owner: KillOwner::Container(subject), .. }) => Some(subject),
+            LedgerEvent::OomKill(_) => None,
+            LedgerEvent::Exit(exit) => Some(&exit.subject),
+            LedgerEvent::GpuError(error) => error.subject.as_ref(),
+        }
+    }
+
+    /// Returns true once the event is final.
+    pub fn settled(&self) -> bool {
+        match self {
+            LedgerEvent::OomKill(kill) => match kill.owner {
+                KillOwner::Open => false,
+                KillOwner::Container(_) => kill.victim.is_some(),
+                KillOwner::Host | KillOwner::Unattributed => true,
+            },
+            LedgerEvent::Exit(exit) => exit.reason.is_some(),
+            LedgerEvent::GpuError(_) => true,
+        }
+    }
+}
+
+/// Usage before an event, from the ledger's own short history.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PriorUsage {
+    /// Samples of the container, oldest first, about 10 s apart over 5 min; the last one is the newest.
+    pub samples: Vec<UsageSample>,
+    /// Processes of the container by role at the last sample, with their number and memory: PSS if measured, else
+    /// resident memory.
+    pub roles: Vec<RoleUsage>,
+    /// Allow-listed settings from the container's environment, such as `num_workers`.
+    pub settings: Vec<(Arc<str>, Arc<str>)>,
+    /// For a host-wide OOM: the five largest holders of unreclaimable memory, largest first.
+    pub holders: Vec<MemoryHolder>,
+    /// For a host-wide OOM: MemTotal and MemAvailable at the last sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_total_bytes: Option<u64>,
+    /// See `host_total_bytes`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_available_bytes: Option<u64>,
+}
+
+/// One memory sample of a container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UsageSample {
+    /// Unix time.
+    pub at: f64,
+    /// All charged memory.
+    pub usage_bytes: u64,
+    /// Memory that the kernel cannot reclaim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreclaimable_bytes: Option<u64>,
+    /// Anonymous memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anon_bytes: Option<u64>,
+    /// Shared memory and tmpfs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shmem_bytes: Option<u64>,
+    /// Page cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_bytes: Option<u64>,
+    /// The container's own limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// Lowest limit on the path to the root cgroup.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effective_limit_bytes: Option<u64>,
+    /// Used bytes of its /dev/shm, and its size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm_used_bytes: Option<u64>,
+    /// See `shm_used_bytes`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm_size_bytes: Option<u64>,
+}
+
+/// The processes of one role.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RoleUsage {
+    /// `trainer`, `dataloader_worker`, `other`.
+    pub role: Arc<str>,
+    /// Number of processes.
+    pub processes: u32,
+    /// Sum of their resident memory; counts shared pages more than once.
+    pub rss_bytes: u64,
+    /// Sum of their PSS, if measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pss_bytes: Option<u64>,
+}
+
+/// A holder of host memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryHolder {
+    /// Name of the container, or `processes outside containers`.
+    pub name: Arc<str>,
+    /// Memory that the kernel could not reclaim.
+    pub unreclaimable_bytes: u64,
+}

@@ -1,0 +1,242 @@
+//! State that the sampling cycle and the ledger's thread share: the cycle publishes its data, the ledger its figures.
+//!
+//! Each lock is held only to move a pointer, so neither side waits for the other's reads and writes.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::events::{ContainerLabels, ExitReason, GpuError, UsageSample};
+use crate::attribute::Role;
+use crate::clock::Timestamp;
+use crate::collect::kernel_log::LogEntry;
+use crate::discover::Inventory;
+use crate::host::Waker;
+use crate::parse::kernel_log::{Line, Xid};
+
+/// Maximum number of GPU errors that wait for a cycle.
+const MAX_XIDS: usize = 10_000;
+
+/// The data of one cycle that the ledger needs.
+#[derive(Clone, Debug)]
+pub struct CycleReport {
+    /// When the cycle began.
+    pub at: Timestamp,
+    /// Running containers.
+    pub inventory: Arc<Inventory>,
+    /// Usage by container, in the order of the inventory.
+    pub containers: Vec<ContainerUsage>,
+    /// MemTotal and MemAvailable, in bytes.
+    pub host_memory: Option<(u64, u64)>,
+}
+
+/// The memory and processes of one container.
+#[derive(Clone, Debug, Default)]
+pub struct ContainerUsage {
+    /// Memory sample.
+    pub sample: Option<UsageSample>,
+    /// Processes.
+    pub processes: Vec<ProcessUsage>,
+    /// Highest usage during the run.
+    pub peak_usage_bytes: Option<u64>,
+    /// Highest sample of unreclaimable memory.
+    pub peak_unreclaimable_bytes: Option<u64>,
+}
+
+/// One process of a container.
+#[derive(Clone, Debug)]
+pub struct ProcessUsage {
+    /// Host pid.
+    pub pid: u32,
+    /// Parent pid.
+    pub ppid: u32,
+    /// Name, sanitized for display.
+    pub comm: Arc<str>,
+    /// Role in the training job.
+    pub role: Role,
+    /// The executable is a Python interpreter.
+    pub python: bool,
+    /// Resident memory.
+    pub rss_bytes: u64,
+    /// Proportional share (PSS), if measured.
+    pub pss_bytes: Option<u64>,
+}
+
+/// The ledger's figures at one instant.
+#[derive(Clone, Debug, Default)]
+pub struct LedgerFigures {
+    /// False if there is a ledger whose counts cannot be read: counts from 0 would later jump, so none is shown.
+    pub has_counts: bool,
+    /// OOM kills on this host.
+    pub host_kills: u64,
+    /// Of these, kills of processes outside containers.
+    pub host_process_kills: u64,
+    /// Of these, kills that could not be attributed.
+    pub unattributed: u64,
+    /// Of these, kills known only from the kernel's counter.
+    pub gaps: u64,
+    /// Second records of the same kill.
+    pub duplicate_lines: u64,
+    /// Each source, and whether it can be read now.
+    pub sources: Vec<(&'static str, bool)>,
+    /// Whether events are written to disk; `None` if the configuration keeps them in memory.
+    pub store_up: Option<bool>,
+    /// Rows of the store that could not be parsed at the start.
+    pub unreadable_rows: u64,
+    /// Containers that are running or ended within `keep_ended`.
+    pub containers: Vec<ContainerFigures>,
+}
+
+/// Figures of one container name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ContainerFigures {
+    /// Labels of the container.
+    pub name: ContainerLabels,
+    /// By victim (main, child) and scope (container, host).
+    pub kills: [[u64; 2]; 2],
+    /// Unix time of the last kill.
+    pub last_kill: Option<f64>,
+    /// By reason, in the order of [`ExitReason::ALL`].
+    pub exits: [u64; ExitReason::ALL.len()],
+    /// Exit code of the last exit.
+    pub last_exit_code: Option<i64>,
+    /// Starts after the first.
+    pub restarts: u64,
+}
+
+/// The shared state.
+#[derive(Debug, Default)]
+pub struct SharedState {
+    /// Wakes the ledger's thread when there is work for it.
+    pub waker: Arc<Waker>,
+    cycle: Mutex<Option<CycleReport>>,
+    /// Stamp of the kernel log's newest record at the start, by the log's own clock. Older records are ignored.
+    log_start_usec: u64,
+    xids: Mutex<KernelXids>,
+    /// GPU errors, deduplicated and attributed, that become events.
+    gpu_errors: Mutex<Vec<GpuError>>,
+    figures: Mutex<Option<Arc<LedgerFigures>>>,
+    /// Number of commits that wrote events.
+    writes: AtomicU64,
+    /// By follower, the id of the last event that it has acknowledged.
+    acknowledged: Mutex<BTreeMap<String, u64>>,
+}
+
+/// GPU errors from the kernel log.
+#[derive(Debug, Default)]
+struct KernelXids {
+    /// Unix time of the last complete read of the log.
+    last_read: Option<f64>,
+    /// Errors with their Unix times.
+    reported: Vec<(f64, Xid)>,
+}
+
+impl SharedState {
+    /// Creates empty state. Kernel log records up to this stamp count as old.
+    pub fn new(log_start_usec: u64) -> Self {
+        Self { log_start_usec, ..Self::default() }
+    }
+
+    /// Publishes the data of a cycle; data that the ledger has not taken yet is replaced.
+    pub fn publish_cycle(&self, report: CycleReport) {
+        *self.cycle.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+    }
+
+    /// Takes the data of the newest cycle.
+    pub fn take_cycle(&self) -> Option<CycleReport> {
+        self.cycle.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Stores the GPU errors among these kernel log entries and returns the other entries. Errors from before the start
+    /// are dropped: their pids are no longer valid.
+    pub fn store_xids(&self, now: Timestamp, entries: Vec<LogEntry>) -> Vec<LogEntry> {
+        let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
+        let last_read = xids.last_read.replace(now.unix_seconds());
+        let mut rest = entries;
+        rest.retain(|entry| match &entry.line {
+            Line::Xid(xid) if entry.position.usec > self.log_start_usec && xids.reported.len() < MAX_XIDS => {
+                xids.reported.push((now.unix_seconds_of_record(entry.position.usec, last_read), *xid));
+                false
+            }
+            Line::Xid(_) => false,
+            _ => true,
+        });
+        rest
+    }
+
+    /// Takes the stored kernel log errors with their Unix times.
+    pub fn take_xids(&self) -> Vec<(f64, Xid)> {
+        std::mem::take(&mut self.xids.lock().unwrap_or_else(PoisonError::into_inner).reported)
+    }
+
+    /// Adds GPU errors; the ledger assigns their ids.
+    pub fn add_gpu_errors(&self, errors: Vec<GpuError>) {
+        let mut waiting = self.gpu_errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let space = MAX_XIDS.saturating_sub(waiting.len());
+        waiting.extend(errors.into_iter().take(space));
+    }
+
+    /// Takes the added GPU errors.
+    pub fn take_gpu_errors(&self) -> Vec<GpuError> {
+        std::mem::take(&mut *self.gpu_errors.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Notes that events were written to the store.
+    pub fn mark_written(&self) {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns a number that changes whenever events are written, so that a follower knows when to read.
+    pub fn written(&self) -> u64 {
+        self.writes.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a follower has processed all events up to this id. The ledger keeps it over restarts.
+    pub fn acknowledge(&self, follower: &str, id: u64) {
+        let mut acknowledged = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        acknowledged.insert(follower.to_owned(), id);
+    }
+
+    /// Takes the acknowledgements since the last call.
+    pub fn take_acknowledged(&self) -> BTreeMap<String, u64> {
+        std::mem::take(&mut *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Publishes new figures.
+    pub fn publish(&self, figures: LedgerFigures) {
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(figures));
+    }
+
+    /// Returns the newest figures; `None` before the store was read.
+    pub fn figures(&self) -> Option<Arc<LedgerFigures>> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collect::kernel_log::LogPosition;
+    use std::time::Duration;
+
+    #[test]
+    fn drops_gpu_errors_from_before_the_start() {
+        let entry = |usec: u64| {
+            let text = "NVRM: Xid (PCI:0000:66:00): 31, pid=7, name=python";
+            let line = Line::of(text.as_bytes()).expect("known line");
+            LogEntry { position: LogPosition { sequence: None, usec }, line, text: text.into() }
+        };
+        let (now, shared_state) = (Timestamp::now(), SharedState::new(70));
+        assert_eq!(shared_state.store_xids(now, vec![entry(69), entry(70), entry(71)]), []);
+        let times = |shared_state: &SharedState| {
+            shared_state.take_xids().iter().map(|(at, _)| *at).collect::<Vec<_>>()
+        };
+        assert_eq!(times(&shared_state), [now.unix_seconds_of_kernel(71)]);
+        shared_state.store_xids(now.plus(Duration::from_secs(1)), vec![entry(72)]);
+        assert_eq!(
+            times(&shared_state),
+            [now.unix_seconds()],
+            "a record that was not there a second ago is new: the log's clock is behind"
+        );
+    }
+}

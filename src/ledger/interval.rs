@@ -1,0 +1,137 @@
+//! When something can have happened: a span of Unix time instead of a point. Pure.
+//!
+//! The kernel stamps its log by a clock of its own, which drifts from the others by up to some seconds a day. A reader
+//! knows more: a record that was not in the log at the previous read, and is in it now, was written in between. The
+//! [`LogClock`] combines both, and learns the drift from records that are read soon after they were written.
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Timestamp;
+
+/// Largest difference between two clocks of the host at the same moment, in seconds: between a stamp of the kernel and
+/// one of the runtime.
+pub const CLOCK_TOLERANCE: f64 = 0.02;
+/// The kernel kills and counts a process at most this many seconds before it logs that.
+pub const LOG_DELAY: f64 = 0.2;
+/// Largest drift of the kernel log's clock, as a share of the elapsed time.
+const MAX_DRIFT: f64 = 1e-4;
+
+/// A span of Unix time, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// It did not happen before this.
+    pub earliest: f64,
+    /// It did not happen after this.
+    pub latest: f64,
+}
+
+impl Interval {
+    /// Creates an interval.
+    pub fn new(earliest: f64, latest: f64) -> Self {
+        Self { earliest: earliest.min(latest), latest }
+    }
+
+    /// Returns the interval of a single point.
+    #[cfg(test)]
+    pub fn at(at: f64) -> Self {
+        Self { earliest: at, latest: at }
+    }
+
+    /// Returns the seconds that both have in common; negative if they are apart.
+    pub fn overlap(&self, other: &Interval) -> f64 {
+        self.latest.min(other.latest) - self.earliest.max(other.earliest)
+    }
+
+    /// Returns true if both can be the same moment.
+    pub fn overlaps(&self, other: &Interval) -> bool {
+        self.overlap(other) >= -CLOCK_TOLERANCE
+    }
+
+    /// Returns the point of the interval that is nearest to `at`.
+    pub fn nearest(&self, at: f64) -> f64 {
+        at.min(self.latest).max(self.earliest)
+    }
+}
+
+/// The kernel log's clock, compared with the monotonic clock. Differences are in microseconds: true time less stamp.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogClock {
+    at_least: Option<(Timestamp, f64)>,
+    at_most: Option<(Timestamp, f64)>,
+}
+
+impl LogClock {
+    /// Returns when a record with this stamp was written. It was in the log at `read_at`, but not at `previous`, the
+    /// last earlier time at which the log was known to be read to its end.
+    pub fn written(&mut self, usec: u64, previous: Option<Timestamp>, read_at: Timestamp) -> Interval {
+        let ahead = |at: Timestamp| at.kernel_usec() as f64 - usec as f64;
+        let widening = |since: Timestamp| read_at.since(since).as_secs_f64() * 1e6 * MAX_DRIFT;
+        let tolerance = CLOCK_TOLERANCE * 1e6 + usec as f64 * MAX_DRIFT;
+        let known = |bound: Option<(Timestamp, f64)>, sign: f64| {
+            bound.map(|(measured, value)| value + sign * widening(measured))
+        };
+        let (mut low, mut high) =
+            (known(self.at_least, -1.0).unwrap_or(f64::MIN), known(self.at_most, 1.0).unwrap_or(f64::MAX));
+        let (not_before, not_after) = (previous.map_or(f64::MIN, ahead), ahead(read_at));
+        if not_before > high || not_after < low {
+            (low, high) = (f64::MIN, f64::MAX); // the clock jumped, as after a suspend
+        }
+        if previous.is_some() && not_before >= low {
+            (self.at_least, low) = (Some((read_at, not_before)), not_before);
+        }
+        if not_after <= high {
+            (self.at_most, high) = (Some((read_at, not_after)), not_after);
+        }
+        let age = not_after.max(0.0) * MAX_DRIFT; // the drift may have been another one then
+        let (mut low, mut high) = ((low - age).max(not_before), (high + age).min(not_after));
+        if (low..=high).contains(&-tolerance) {
+            low = -tolerance;
+        }
+        if (low..=high).contains(&tolerance) {
+            high = tolerance;
+        }
+        let unix = |difference: f64| read_at.unix_seconds() - (not_after - difference) / 1e6;
+        Interval::new(unix(low.min(high)), unix(high))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn at(seconds: f64) -> Timestamp {
+        Timestamp::now().plus(Duration::from_secs_f64(seconds))
+    }
+
+    #[test]
+    fn record_was_written_between_two_reads_whatever_its_stamp() {
+        let (previous, read_at) = (at(10.0), at(10.5));
+        for drift in [-3_000_000_i64, 0, 3_000_000] {
+            let usec = at(10.2).kernel_usec().saturating_add_signed(drift);
+            let written = LogClock::default().written(usec, Some(previous), read_at);
+            assert!(written.earliest >= previous.unix_seconds() - 1e-3, "{drift}: {written:?}");
+            assert!(written.latest <= read_at.unix_seconds() + 1e-3, "{drift}: {written:?}");
+        }
+    }
+
+    #[test]
+    fn drift_that_was_measured_narrows_later_records() {
+        let mut clock = LogClock::default();
+        let stamp = |written: Timestamp| written.kernel_usec() - 1_500_000;
+        clock.written(stamp(at(1.0)), Some(at(0.999)), at(1.001));
+        let written = clock.written(stamp(at(60.0)), Some(at(2.0)), at(70.0));
+        let (begin, end) =
+            (at(60.0).unix_seconds() - written.earliest, written.latest - at(60.0).unix_seconds());
+        assert!((0.0..0.05).contains(&begin) && (0.0..0.05).contains(&end), "{begin} {end}");
+    }
+
+    #[test]
+    fn old_record_is_placed_by_its_stamp() {
+        let (usec, read_at) = (at(0.0).kernel_usec(), at(3_600.0));
+        let written = LogClock::default().written(usec, None, read_at);
+        let tolerance = CLOCK_TOLERANCE + usec as f64 * 1e-6 * MAX_DRIFT;
+        assert!((written.latest - written.earliest) <= 2.0 * tolerance + 1e-3, "{written:?}");
+        assert!(written.overlaps(&Interval::at(at(0.0).unix_seconds())));
+    }
+}

@@ -1,0 +1,148 @@
+//! Reads the kernel log as soon as a record arrives, and probes each victim at once.
+//!
+//! The ledger's thread may be busy for longer than a victim exists: under memory pressure, when kills happen, a sync to
+//! disk can take seconds. So a separate thread waits for the device and buffers entries until the ledger takes them.
+//! syslog(2) cannot be waited for: there, [`KmsgReader::take`] reads the log itself.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::exchange::SharedState;
+use super::interval::LogClock;
+use super::reconcile::ObservedLine;
+use super::victim_probe::VictimProbe;
+use crate::clock::Timestamp;
+use crate::collect::kernel_log::{KernelLog, LogPosition};
+use crate::host::ReadError;
+
+/// Maximum number of buffered entries; further ones stay in the kernel's own buffer.
+const MAX_WAITING: usize = 20_000;
+/// How often the thread checks whether it is still needed and whether the buffer has space again.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A reader of the kernel log.
+#[derive(Debug)]
+pub struct KmsgReader {
+    shared: Arc<Mutex<KmsgShared>>,
+    wakes_ledger: bool,
+}
+
+#[derive(Debug)]
+struct KmsgShared {
+    log: KernelLog,
+    probe: VictimProbe,
+    shared_state: Arc<SharedState>,
+    clock: LogClock,
+    /// A time at which the log had been read to its end.
+    drained_at: Option<Timestamp>,
+    batch: KmsgBatch,
+}
+
+/// The entries since the last call of [`KmsgReader::take`].
+#[derive(Debug, Default)]
+pub struct KmsgBatch {
+    /// Relevant lines, in order.
+    pub lines: Vec<ObservedLine>,
+    /// Records were overwritten before they were read.
+    pub lost: bool,
+    /// The log went back to an earlier state, see [`crate::collect::kernel_log::LogBatch`].
+    pub rewound: bool,
+    /// Position up to which the log was read.
+    pub position: LogPosition,
+}
+
+impl KmsgReader {
+    /// Starts to watch an open log; wakes the ledger's thread when there are new entries. If no thread can be created,
+    /// [`KmsgReader::take`] reads the log.
+    pub fn start(log: KernelLog, probe: VictimProbe, shared_state: &Arc<SharedState>) -> Self {
+        let device = log.fd().and_then(|fd| fd.try_clone_to_owned().ok());
+        let shared = Arc::new(Mutex::new(KmsgShared {
+            log,
+            probe,
+            shared_state: Arc::clone(shared_state),
+            clock: LogClock::default(),
+            drained_at: None,
+            batch: KmsgBatch::default(),
+        }));
+        let weak = Arc::downgrade(&shared);
+        let thread = std::thread::Builder::new().name("kernel-log".into()).stack_size(256 * 1024);
+        let wakes_ledger = device.is_some_and(|device| thread.spawn(move || watch(&device, &weak)).is_ok());
+        Self { shared, wakes_ledger }
+    }
+
+    /// Returns true if the ledger's thread is woken for new lines. Otherwise it must poll.
+    pub fn wakes_ledger(&self) -> bool {
+        self.wakes_ledger
+    }
+
+    /// Takes the buffered entries and all that can be read now.
+    ///
+    /// # Errors
+    /// The log cannot be read any more, and the buffer is empty.
+    pub fn take(&self) -> Result<KmsgBatch, ReadError> {
+        let mut shared = lock(&self.shared);
+        match shared.read() {
+            Err(error) if shared.batch.lines.is_empty() => Err(error),
+            _ => Ok(std::mem::take(&mut shared.batch)),
+        }
+    }
+}
+
+impl KmsgShared {
+    fn read(&mut self) -> Result<(), ReadError> {
+        let began = Timestamp::now();
+        let read = self.log.read()?;
+        let read_at = Timestamp::now();
+        if read.rewound {
+            (self.clock, self.drained_at) = (LogClock::default(), None);
+        }
+        let previous = self.drained_at.replace(began);
+        let mut lines = Vec::new();
+        for entry in self.shared_state.store_xids(read_at, read.entries) {
+            let written = self.clock.written(entry.position.usec, previous, read_at);
+            lines.push((entry, written));
+        }
+        self.batch.lines.extend(self.probe.probe(read_at, lines));
+        self.batch.lost |= read.lost;
+        self.batch.rewound |= read.rewound;
+        self.batch.position = self.log.position();
+        Ok(())
+    }
+}
+
+fn lock(shared: &Mutex<KmsgShared>) -> MutexGuard<'_, KmsgShared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs until the reader is dropped.
+fn watch(device: &OwnedFd, shared: &Weak<Mutex<KmsgShared>>) {
+    // raise the priority if permitted: a busy machine overwrites its log within a second. The thread has little to do
+    let _ = rustix::process::nice(-10);
+    let timeout = rustix::event::Timespec { tv_sec: CHECK_INTERVAL.as_secs() as i64, tv_nsec: 0 };
+    loop {
+        let polled = poll(&mut [PollFd::new(device, PollFlags::IN | PollFlags::PRI)], Some(&timeout));
+        let Some(shared) = shared.upgrade() else { return };
+        let mut shared = lock(&shared);
+        if polled == Ok(0) {
+            let checked = Timestamp::now();
+            if poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&rustix::event::Timespec::default()))
+                == Ok(0)
+            {
+                shared.drained_at = Some(checked);
+            }
+            continue;
+        }
+        let is_full = shared.batch.lines.len() >= MAX_WAITING;
+        let failed = !is_full && shared.read().is_err();
+        if failed || !shared.batch.lines.is_empty() || shared.batch.lost {
+            shared.shared_state.waker.wake();
+        }
+        drop(shared);
+        if failed || is_full || polled.is_err() {
+            std::thread::park_timeout(CHECK_INTERVAL); // the ledger handles the failure; this only avoids a busy loop
+        }
+    }
+}

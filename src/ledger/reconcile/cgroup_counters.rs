@@ -1,0 +1,263 @@
+//! The cgroups' own OOM kill counters. They attribute kills, but never add any. Pure.
+//!
+//! A counter is identified by path and inode: a restarted container has the same path with a new inode, and its counter
+//! starts at 0. So each counter belongs to one run.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::collect::cgroup_oom_events::CounterReading;
+use crate::discover::ContainerId;
+use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
+
+#[derive(Debug)]
+struct Counter {
+    id: ContainerId,
+    path: String,
+    kills_read: u64,
+    /// Growth that no kill explains yet, by the interval between two reads, oldest first.
+    growth: Vec<(Interval, u64)>,
+    /// Kills that were attributed to it before it was read.
+    expected: u64,
+    read: Timestamp,
+}
+
+impl Counter {
+    /// Returns the kills that were attributed to it by any evidence, or given up.
+    fn attributed(&self) -> u64 {
+        self.kills_read + self.expected - self.growth.iter().map(|(_, kills)| kills).sum::<u64>()
+    }
+
+    fn grow(&mut self, kills: u64, since: f64, now: Timestamp) {
+        let grown = kills.saturating_sub(self.kills_read);
+        let explained = grown.min(self.expected);
+        self.expected = 0; // the kernel counts before it logs: this read includes them
+        if grown > explained {
+            self.growth.push((Interval::new(since, now.unix_seconds()), grown - explained));
+        }
+        self.kills_read = self.kills_read.max(kills);
+        self.read = now;
+    }
+
+    /// Notes kills of that time. One from before the last read that is in no growth was given up, or is of another run.
+    fn attribute(&mut self, kills: u64, happened: &Interval) {
+        for _ in 0..kills {
+            match self.growth.iter_mut().find(|(counted, _)| counted.overlaps(happened)) {
+                Some((_, growth)) => *growth -= 1,
+                None if happened.latest + CLOCK_TOLERANCE >= self.read.unix_seconds() => self.expected += 1,
+                None => {}
+            }
+            self.growth.retain(|(_, growth)| *growth > 0);
+        }
+    }
+}
+
+/// Kills that a container's cgroup counted and that are not attributed yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Count {
+    /// The container.
+    pub id: ContainerId,
+    /// Number of kills.
+    pub kills: u64,
+    /// When they happened.
+    pub counted: Interval,
+}
+
+/// All counters.
+#[derive(Debug, Default)]
+pub struct Counters {
+    by_inode: HashMap<u64, Counter>,
+    /// Attributed kills by inode, as stored by an earlier process during this boot.
+    stored: HashMap<u64, u64>,
+    /// The store was empty: the first values of the counters are the baseline.
+    first_start: bool,
+    /// cgroup v2: a counter includes the cgroups below it.
+    hierarchical: bool,
+    /// Time of the last read.
+    swept: Option<Timestamp>,
+    changed: Vec<u64>,
+}
+
+impl Counters {
+    /// Continues with the stored values by inode. `first_start`: nothing was ever stored.
+    pub fn new(stored: HashMap<u64, u64>, first_start: bool) -> Self {
+        Self { stored, first_start, ..Self::default() }
+    }
+
+    /// Applies a read of all counters. Counters that are gone are removed.
+    pub fn update(&mut self, now: Timestamp, readings: &[CounterReading], hierarchical: bool) {
+        self.hierarchical = hierarchical;
+        let last_sweep = self.swept.replace(now);
+        let last_sweep = last_sweep.map_or(0.0, |at| at.unix_seconds()); // finite, because it is stored as JSON
+        for reading in readings {
+            let counter = self.by_inode.entry(reading.inode).or_insert_with(|| {
+                let before = match self.stored.remove(&reading.inode) {
+                    Some(attributed) => attributed.min(reading.kills),
+                    None if self.first_start && !reading.fresh => reading.kills,
+                    None => 0,
+                };
+                if before > 0 {
+                    self.changed.push(reading.inode);
+                }
+                let (id, path) = (reading.id.clone(), reading.path.clone());
+                Counter { id, path, kills_read: before, growth: vec![], expected: 0, read: now }
+            });
+            counter.grow(reading.kills, last_sweep, now);
+        }
+        self.first_start = false;
+        // cgroups that were removed while memledger was stopped; their inodes will be reused
+        self.changed.extend(self.stored.drain().map(|(inode, _)| inode));
+        let changed = &mut self.changed;
+        self.by_inode.retain(|inode, counter| {
+            // keep it for a while: its kills may still have to be attributed
+            let kept =
+                counter.read == now || (!counter.growth.is_empty() && now.since(counter.read).as_secs() < 15);
+            if !kept {
+                changed.push(*inode);
+            }
+            kept
+        });
+    }
+
+    /// Returns the growth that no kill explains yet. An outer container is omitted if a nested one explains its growth.
+    pub fn counts(&self) -> Vec<Count> {
+        let mut found: Vec<Count> = Vec::new();
+        for counter in self.by_inode.values() {
+            for (counted, kills) in &counter.growth {
+                let kills = kills.saturating_sub(self.inner_growth(counter, counted));
+                if kills > 0 {
+                    found.push(Count { id: counter.id.clone(), kills, counted: *counted });
+                }
+            }
+        }
+        let place = |count: &Count| (count.id.clone(), count.counted.latest.to_bits());
+        found.sort_by_key(place);
+        found
+    }
+
+    /// Returns the growth of the cgroups below this one in the same read.
+    fn inner_growth(&self, counter: &Counter, counted: &Interval) -> u64 {
+        let inner = self.by_inode.values().filter(|inner| is_below(&inner.path, &counter.path));
+        let inner = inner.filter(|_| self.hierarchical).flat_map(|inner| &inner.growth);
+        inner.filter(|(other, _)| other.latest == counted.latest).map(|(_, kills)| kills).sum()
+    }
+
+    /// Notes kills that were attributed to this container. A kill of a run whose counter is gone changes none.
+    pub fn attribute(&mut self, id: &ContainerId, kills: u64, happened: &Interval) {
+        let own = self.by_inode.iter().filter(|(_, counter)| counter.id == *id);
+        let explains =
+            |counter: &Counter| counter.growth.iter().any(|(counted, _)| counted.overlaps(happened));
+        let chosen = own.max_by_key(|(_, counter)| (explains(counter), counter.read));
+        let Some((&inode, counter)) = chosen else { return };
+        let path = counter.path.clone();
+        for (other, counter) in &mut self.by_inode {
+            if *other == inode || (self.hierarchical && is_below(&path, &counter.path)) {
+                counter.attribute(kills, happened);
+                self.changed.push(*other);
+            }
+        }
+    }
+
+    /// Writes off growth that no kill explained in time, so that it is not matched to a kill hours later.
+    pub fn write_off(&mut self, now: Timestamp, after: Duration) {
+        let oldest = now.unix_seconds() - after.as_secs_f64();
+        for (inode, counter) in &mut self.by_inode {
+            let before = counter.growth.len();
+            counter.growth.retain(|(counted, _)| counted.latest > oldest);
+            if counter.growth.len() < before {
+                self.changed.push(*inode);
+            }
+        }
+    }
+
+    /// Makes all counters count as changed.
+    pub fn mark_all_changed(&mut self) {
+        self.changed.extend(self.by_inode.keys());
+    }
+
+    /// Takes the changes to store: inode, and the attributed kills or `None` if the counter is gone.
+    pub fn take_changed(&mut self) -> Vec<(u64, Option<u64>)> {
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.sort_unstable();
+        changed.dedup();
+        changed.into_iter().map(|inode| (inode, self.by_inode.get(&inode).map(Counter::attributed))).collect()
+    }
+}
+
+fn is_below(path: &str, above: &str) -> bool {
+    path.strip_prefix(above).is_some_and(|rest| rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(id: &str, path: &str, inode: u64, kills: u64, fresh: bool) -> CounterReading {
+        CounterReading { id: ContainerId::new(id), path: path.into(), inode, kills, fresh }
+    }
+
+    fn counts(counters: &Counters) -> Vec<(ContainerId, u64)> {
+        counters.counts().into_iter().map(|count| (count.id, count.kills)).collect()
+    }
+
+    #[test]
+    fn ignores_values_from_before_first_start_but_not_of_new_cgroups() {
+        let mut counters = Counters::new(HashMap::new(), true);
+        let now = Timestamp::now();
+        counters.update(now, &[reading("a", "a", 1, 3, false), reading("b", "b", 2, 1, true)], false);
+        assert_eq!(counts(&counters), [(ContainerId::new("b"), 1)]);
+        counters.attribute(&ContainerId::new("b"), 1, &Interval::at(now.unix_seconds()));
+        assert!(counts(&counters).is_empty());
+        assert_eq!(counters.take_changed(), [(1, Some(3)), (2, Some(1))]);
+    }
+
+    #[test]
+    fn kill_attributed_before_its_counter_is_read_stays_attributed() {
+        let mut counters = Counters::new(HashMap::new(), false);
+        let now = Timestamp::now();
+        counters.update(now, &[reading("a", "a", 1, 0, true)], false);
+        counters.attribute(&ContainerId::new("a"), 1, &Interval::at(now.unix_seconds()));
+        counters.update(now, &[reading("a", "a", 1, 1, false)], false);
+        assert!(counts(&counters).is_empty());
+    }
+
+    #[test]
+    fn growth_while_memledger_was_stopped_is_compared_with_stored_value() {
+        let mut counters = Counters::new(HashMap::from([(1, 2)]), false);
+        let readings = [reading("a", "a", 1, 5, false), reading("b", "b", 2, 1, false)];
+        counters.update(Timestamp::now(), &readings, false);
+        assert_eq!(counts(&counters), [(ContainerId::new("a"), 3), (ContainerId::new("b"), 1)]);
+    }
+
+    #[test]
+    fn stored_value_of_removed_cgroup_is_deleted_and_not_reused() {
+        let mut counters = Counters::new(HashMap::from([(1, 2), (9, 4)]), false);
+        counters.update(Timestamp::now(), &[reading("a", "a", 1, 2, false)], false);
+        assert!(counters.take_changed().contains(&(9, None)));
+        counters.update(Timestamp::now(), &[reading("b", "b", 9, 1, true)], false);
+        assert_eq!(counts(&counters), [(ContainerId::new("b"), 1)]);
+    }
+
+    #[test]
+    fn writes_off_unattributed_kills_after_timeout() {
+        let mut counters = Counters::new(HashMap::new(), false);
+        let (now, after) = (Timestamp::now(), Duration::from_secs(10));
+        counters.update(now, &[reading("a", "a", 1, 1, true)], false);
+        counters.write_off(now.plus(Duration::from_secs(9)), after);
+        assert_eq!(counts(&counters).len(), 1);
+        counters.write_off(now.plus(after), after);
+        assert!(counts(&counters).is_empty());
+    }
+
+    #[test]
+    fn nested_container_explains_the_outer_ones_count_on_v2() {
+        let mut counters = Counters::new(HashMap::new(), false);
+        let readings = [reading("a", "a", 1, 1, true), reading("b", "a/x/b", 2, 1, true)];
+        let now = Timestamp::now();
+        counters.update(now, &readings, true);
+        assert_eq!(counts(&counters), [(ContainerId::new("b"), 1)]);
+        counters.attribute(&ContainerId::new("b"), 1, &Interval::at(now.unix_seconds()));
+        assert!(counts(&counters).is_empty(), "it also explains the outer one's count");
+    }
+}

@@ -1,0 +1,208 @@
+//! Decides why a container exited. Pure.
+//!
+//! Exit code 137 does not prove an OOM, and the runtime's OOMKilled flag is wrong in both directions; only a kill in
+//! the ledger makes an exit an OOM. So an exit by SIGKILL waits for a moment for the kernel's record.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Reconciler;
+use super::victim::EXIT_WINDOW;
+use crate::clock::Timestamp;
+use crate::discover::ContainerId;
+use crate::ledger::container_table::{End, Run, SIGKILL_STATUS, STOP_REQUEST_WINDOW};
+use crate::ledger::events::{Evidence, Exit, ExitReason, KillOwner, LedgerEvent, OomScope, Victim};
+use crate::ledger::interval::Interval;
+
+/// How long to wait for an OOM kill. The kernel's record precedes the runtime's event; without the log, the counters
+/// need a moment.
+const EVIDENCE_TIMEOUT: Duration = Duration::from_secs(3);
+/// An exit at most this many seconds after a stop request that the program may handle is its answer: docker stop waits
+/// as long.
+const STOP_TIMEOUT: f64 = 10.0;
+/// Signals that request an exit.
+const STOP_SIGNALS: [i32; 4] = [2, 3, 9, 15];
+
+/// An exit whose reason is not known yet.
+#[derive(Clone, Debug)]
+pub struct PendingExit {
+    /// The event so far.
+    pub exit: Exit,
+    /// Its container.
+    pub id: ContainerId,
+    noticed: Timestamp,
+    stored: bool,
+}
+
+impl PendingExit {
+    /// Creates a new pending exit.
+    pub fn new(number: u64, end: End, now: Timestamp) -> Self {
+        let End { id, subject, run, before, peak_usage_bytes, peak_unreclaimable_bytes } = end;
+        let at = run.ended.unwrap_or_else(|| now.unix_seconds());
+        let exit = Exit {
+            id: number,
+            at,
+            reason: None,
+            exit_code: run.exit_code,
+            runtime_oom_flag: run.oom_flag,
+            stop_signals: run.stop_signals_before(at).collect(),
+            kernel_log_read: false,
+            duration_seconds: subject.started.map(|started| (at - started).max(0.0)),
+            oom_kills: run.kills,
+            peak_usage_bytes,
+            peak_unreclaimable_bytes,
+            evidence: runtime_evidence(&run, at),
+            before: before.map(Arc::new),
+            subject,
+        };
+        Self { exit, id, noticed: now, stored: false }
+    }
+
+    /// Restores a pending exit that was stored before a restart.
+    pub fn stored(exit: Exit, now: Timestamp) -> Self {
+        Self { id: ContainerId::new(&exit.subject.container_id), exit, noticed: now, stored: true }
+    }
+}
+
+fn runtime_evidence(run: &Run, at: f64) -> Vec<Evidence> {
+    let mut lines = Vec::new();
+    let mut add = |text: String| lines.push(Evidence::new("runtime", text));
+    for signal in run.stop_signals_before(at) {
+        match signal {
+            Some(signal) => add(format!("stop request with signal {signal} (docker stop or kill)")),
+            None => add("stop request, signal unknown".to_owned()),
+        }
+    }
+    if run.oom_told {
+        add("oom event, which is also sent without a kill".to_owned());
+    }
+    match run.exit_code {
+        Some(code) => add(format!("exit code {code}")),
+        None => add("exit code unknown".to_owned()),
+    }
+    if let Some(flag) = run.oom_flag {
+        add(format!("OOMKilled {flag}, which is often wrong"));
+    }
+    lines
+}
+
+impl Reconciler {
+    /// Decides the reasons that can be decided.
+    pub(super) fn decide_exits(&mut self, now: Timestamp) {
+        for mut pending in std::mem::take(&mut self.pending_exits) {
+            self.update_exit(&mut pending.exit, &pending.id);
+            let Some(reason) = self.decide_reason(&pending, now) else {
+                if !pending.stored {
+                    pending.stored = true;
+                    self.changes.events.insert(pending.exit.id, LedgerEvent::Exit(pending.exit.clone()));
+                }
+                self.pending_exits.push(pending);
+                continue;
+            };
+            pending.exit.reason = Some(reason);
+            pending.exit.kernel_log_read = self.log_up;
+            let exit = pending.exit;
+            self.totals.count_exit(&exit.subject.name, reason, exit.exit_code, exit.at);
+            self.changes.events.insert(exit.id, LedgerEvent::Exit(exit));
+        }
+    }
+
+    /// Adds what became known about the run since its exit.
+    fn update_exit(&self, exit: &mut Exit, id: &ContainerId) {
+        let Some(run) = self.containers.get(id).and_then(|known| known.run_ended_at(exit.at)) else { return };
+        exit.oom_kills = exit.oom_kills.max(run.kills);
+        if exit.exit_code.is_none() && run.exit_code.is_some() {
+            exit.exit_code = run.exit_code;
+            exit.stop_signals = run.stop_signals_before(exit.at).collect();
+            exit.evidence = runtime_evidence(run, exit.at);
+        }
+    }
+
+    fn decide_reason(&mut self, pending: &PendingExit, now: Timestamp) -> Option<ExitReason> {
+        let exit = &pending.exit;
+        if let Some(scope) = self.main_kill_scope(pending) {
+            return Some(match scope {
+                OomScope::Container => ExitReason::OomContainer,
+                OomScope::Host => ExitReason::OomHost,
+            });
+        }
+        let run = self.containers.get(&pending.id).and_then(|known| known.run_ended_at(exit.at));
+        if run.is_some_and(|run| run.host_restart.is_some()) {
+            return Some(ExitReason::HostRestart);
+        }
+        let request = run.map_or(StopRequest::None, |run| stop_request(run, exit.at, exit.exit_code));
+        let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT;
+        if exit.exit_code.is_some_and(|code| code != SIGKILL_STATUS) {
+            return match (request, exit.exit_code) {
+                (StopRequest::Explains, _) => Some(ExitReason::Stopped),
+                (StopRequest::MayExplain, _) if is_early => None, // docker reports the end of its stop after the exit
+                (_, Some(0)) => Some(ExitReason::Completed),
+                (_, Some(129..=192)) => Some(ExitReason::Signal),
+                _ => Some(ExitReason::Error),
+            };
+        }
+        // SIGKILL or unknown: a kill without an owner yet may be the reason
+        let is_stopped = request == StopRequest::Explains;
+        let window = Interval::new(exit.at - EXIT_WINDOW, exit.at);
+        let is_undecided = self.pending.iter().any(|kill| {
+            let may_be_its = kill.container.is_none() || kill.container.as_ref() == Some(&pending.id);
+            may_be_its && kill.kill.owner != KillOwner::Host && kill.happened.overlaps(&window)
+        });
+        if is_undecided || is_early && !is_stopped || self.accounting.has_missing_records() {
+            return None;
+        }
+        let may_be_oom = || self.unattributed.iter().any(|(_, happened)| happened.overlaps(&window));
+        Some(match exit.exit_code {
+            _ if is_stopped => ExitReason::Stopped,
+            Some(_) if !may_be_oom() => ExitReason::Killed,
+            _ => ExitReason::Unknown,
+        })
+    }
+
+    /// Returns the scope of the kill that ended this run, if there is one.
+    fn main_kill_scope(&self, pending: &PendingExit) -> Option<OomScope> {
+        let known = self.containers.get(&pending.id)?;
+        known.run_ended_at(pending.exit.at)?.ended_by
+    }
+}
+
+/// Whether the stop requests of a run explain its exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StopRequest {
+    None,
+    /// A program may take its time to answer; or it ignored the request.
+    MayExplain,
+    Explains,
+}
+
+/// A request explains an exit by its own signal, one soon after it, and one that the runtime confirms by a further
+/// request without a signal, which Docker reports at the end of a stop.
+fn stop_request(run: &Run, ended: f64, code: Option<i64>) -> StopRequest {
+    let requests =
+        run.asked.iter().filter(|(at, _)| (0.0..STOP_REQUEST_WINDOW).contains(&(ended - at).max(0.0)));
+    let mut outcome = StopRequest::None;
+    for (at, signal) in requests {
+        let explains = match signal {
+            Some(signal) if code == Some(128 + i64::from(*signal)) => true,
+            Some(9) => code.is_none_or(|code| code == SIGKILL_STATUS),
+            Some(signal) if STOP_SIGNALS.contains(signal) => ended - at <= STOP_TIMEOUT,
+            Some(_) => continue,
+            None => true,
+        };
+        if explains || run.is_stop_confirmed {
+            return StopRequest::Explains;
+        }
+        outcome = StopRequest::MayExplain;
+    }
+    outcome
+}
+
+impl Run {
+    /// Records a kill, which may have ended this run.
+    pub fn record_kill(&mut self, victim: Victim, scope: OomScope) {
+        self.kills += 1;
+        if victim == Victim::Main {
+            self.ended_by = Some(scope);
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Attributes kills by evidence that has numbers but no pids: the cgroups' counters, and the runtimes' OOM events. Pure.
+//!
+//! Kills and numbers that can be of the same time are looked at together ([`assign`]). There are two rules: if one
+//! container alone is a candidate, and its number is large enough, all these kills are its; if there are several, and
+//! the sum of their numbers is the number of kills, each gets its number, in order of time. The numbers are right then,
+//! but which process was whose is not known, and the event says so (method `set`). Everything else stays unattributed.
+
+use std::time::Duration;
+
+use super::Reconciler;
+use super::cgroup_counters::Count;
+use super::path_owner::PathOwner;
+use super::victim::EXIT_WINDOW;
+use crate::clock::Timestamp;
+use crate::discover::ContainerId;
+use crate::ledger::container_table::{ContainerState, Run};
+use crate::ledger::events::Evidence;
+use crate::ledger::interval::Interval;
+
+/// After this, shortly before a kill becomes unattributed, the cgroups' counts are used for kills without a record even
+/// if there are fewer counts than kills.
+const FORCED_MATCH_AFTER: Duration = Duration::from_secs(9);
+/// The runtimes' OOM events are not used before this, because they may be incomplete.
+const RUNTIME_EVENT_DELAY: Duration = Duration::from_secs(2);
+/// An exit that is reported within this many seconds after the ledger's first start may belong to an earlier kill.
+const MAX_EXIT_DELAY: f64 = 1.0;
+
+/// A kill without an owner.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OwnerlessKill {
+    /// Index among the pending kills.
+    pub at: usize,
+    /// When it happened.
+    pub happened: Interval,
+    /// How often its cgroup counted it: once, and once for each second record.
+    pub counted: u64,
+    /// It has no record.
+    pub is_gap: bool,
+}
+
+/// A container that lost processes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The container.
+    pub id: ContainerId,
+    /// Number of kills.
+    pub kills: u64,
+    /// When they happened.
+    pub happened: Interval,
+    /// `cgroup` or `runtime`.
+    pub source: &'static str,
+}
+
+/// The owner of one kill.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assignment {
+    /// Index among the pending kills.
+    pub at: usize,
+    /// The container.
+    pub id: ContainerId,
+    /// How it was attributed: `cgroup`, `runtime` or `set`.
+    pub method: &'static str,
+}
+
+/// Assigns kills to candidates. `is_final`: no more evidence will arrive for these kills.
+pub fn assign(kills: &[OwnerlessKill], candidates: &[Candidate], is_final: bool) -> Vec<Assignment> {
+    let mut assigned = Vec::new();
+    let mut is_taken = vec![false; kills.len()];
+    for first in 0..kills.len() {
+        if is_taken[first] {
+            continue;
+        }
+        let (together, numbers) = connected(first, kills, candidates, &mut is_taken);
+        let mut kills: Vec<_> = together.iter().map(|kill| &kills[*kill]).collect();
+        let mut numbers: Vec<_> = numbers.iter().map(|number| &candidates[*number]).collect();
+        kills.sort_by(|one, other| one.happened.latest.total_cmp(&other.happened.latest));
+        numbers.sort_by(|one, other| one.happened.latest.total_cmp(&other.happened.latest));
+        assigned.extend(assign_connected(&kills, &numbers, is_final));
+    }
+    assigned
+}
+
+/// Returns the kills and candidates that can be of the same time, directly or through others, and marks the kills.
+fn connected(
+    first: usize,
+    kills: &[OwnerlessKill],
+    candidates: &[Candidate],
+    is_taken: &mut [bool],
+) -> (Vec<usize>, Vec<usize>) {
+    is_taken[first] = true;
+    let (mut together, mut numbers, mut next) = (vec![first], Vec::new(), 0);
+    while let Some(kill) = together.get(next).copied() {
+        next += 1;
+        for (number, candidate) in candidates.iter().enumerate() {
+            if numbers.contains(&number) || !candidate.happened.overlaps(&kills[kill].happened) {
+                continue;
+            }
+            numbers.push(number);
+            for other in 0..kills.len() {
+                if !is_taken[other] && candidate.happened.overlaps(&kills[other].happened) {
+                    is_taken[other] = true;
+                    together.push(other);
+                }
+            }
+        }
+    }
+    (together, numbers)
+}
+
+fn assign_connected(kills: &[&OwnerlessKill], candidates: &[&Candidate], is_final: bool) -> Vec<Assignment> {
+    let counted: u64 = kills.iter().map(|kill| kill.counted).sum();
+    let sum: u64 = candidates.iter().map(|candidate| candidate.kills).sum();
+    let to = |kill: &&OwnerlessKill, candidate: &Candidate, method| Assignment {
+        at: kill.at,
+        id: candidate.id.clone(),
+        method,
+    };
+    let is_counted = candidates.iter().all(|candidate| candidate.source == "cgroup");
+    let Some(only) = candidates.first() else { return vec![] };
+    if candidates.iter().all(|candidate| candidate.id == only.id)
+        && (sum == counted || sum > counted && is_counted)
+    {
+        return kills.iter().map(|kill| to(kill, only, only.source)).collect();
+    }
+    let is_gap = |kill: &&OwnerlessKill| kill.is_gap;
+    if kills.iter().all(is_gap) && (sum == counted || is_final && sum < counted) {
+        // a kill without a record is only a number
+        let is_certain = |candidate: &&&Candidate| sum == counted || candidate.source == "cgroup";
+        let owners = repeated(candidates.iter().filter(is_certain));
+        return std::iter::zip(kills, owners).map(|(kill, owner)| to(kill, owner, owner.source)).collect();
+    }
+    let pairs: Vec<_> = std::iter::zip(kills, repeated(candidates.iter())).collect();
+    let is_possible = pairs.iter().all(|(kill, owner)| owner.happened.overlaps(&kill.happened));
+    if sum == counted
+        && pairs.len() == kills.len()
+        && is_possible
+        && kills.iter().all(|kill| kill.counted == 1)
+    {
+        return pairs.into_iter().map(|(kill, owner)| to(kill, owner, "set")).collect();
+    }
+    vec![]
+}
+
+/// Returns each candidate as often as it lost a process.
+fn repeated<'a>(candidates: impl Iterator<Item = &'a &'a Candidate>) -> impl Iterator<Item = &'a Candidate> {
+    candidates.flat_map(|candidate| std::iter::repeat_n(*candidate, candidate.kills as usize))
+}
+
+impl Reconciler {
+    /// Attributes kills without an owner by the cgroups' counters, and if these do not suffice, by the runtimes' OOM
+    /// events too.
+    pub(super) fn match_counters(&mut self, now: Timestamp) {
+        let ownerless = self.ownerless();
+        if ownerless.is_empty() || self.accounting.has_missing_records() {
+            return; // a record or a gap is still missing: the numbers cannot match yet
+        }
+        self.assign_all(&ownerless, &self.counted(), false);
+        let ready = |after: Duration| {
+            let is_old = |at: &usize| now.since(self.pending[*at].noticed) >= after;
+            let ownerless = self.ownerless();
+            ownerless.iter().all(is_old).then_some(ownerless).filter(|ownerless| !ownerless.is_empty())
+        };
+        if let Some(ownerless) = ready(RUNTIME_EVENT_DELAY) {
+            let mut candidates = self.counted();
+            candidates.extend(self.reported_by_runtimes(now, &candidates));
+            let is_final = ready(FORCED_MATCH_AFTER).is_some();
+            self.assign_all(&ownerless, &candidates, is_final);
+        }
+    }
+
+    fn assign_all(&mut self, ownerless: &[usize], candidates: &[Candidate], is_final: bool) {
+        let kill = |at: &usize| {
+            let pending = &self.pending[*at];
+            OwnerlessKill {
+                at: *at,
+                happened: pending.happened,
+                counted: 1 + pending.duplicates,
+                is_gap: pending.kill.kernel_usec.is_none(),
+            }
+        };
+        let kills: Vec<_> = ownerless.iter().map(kill).collect();
+        for Assignment { at, id, method } in assign(&kills, candidates, is_final) {
+            let text = match method {
+                "cgroup" => "its cgroup counted a kill that has no other explanation",
+                "runtime" => "its runtime reported an OOM and an exit by SIGKILL without a stop request",
+                _ => {
+                    "several containers lost processes at that time, this one as many as its cgroup counted; it may have been another one's process"
+                }
+            };
+            let source = if method == "runtime" { "runtime" } else { "cgroup" };
+            self.pending[at].kill.evidence.push(Evidence::new(source, text));
+            self.assign_owner(at, PathOwner::Container(id), method);
+        }
+    }
+
+    /// Returns the containers whose cgroups counted kills that nothing else explains.
+    fn counted(&self) -> Vec<Candidate> {
+        let candidate =
+            |Count { id, kills, counted }| Candidate { id, kills, happened: counted, source: "cgroup" };
+        self.counters.counts().into_iter().map(candidate).collect()
+    }
+
+    /// Returns containers that ended by SIGKILL without a stop request, for which the runtime reported an OOM and no
+    /// kill is known. SIGKILL alone is no evidence: anyone can send it.
+    fn reported_by_runtimes(&self, now: Timestamp, counted: &[Candidate]) -> Vec<Candidate> {
+        let begun = now.unix_seconds_of_kernel(self.accounting.checkpoint().since_usec) + MAX_EXIT_DELAY;
+        let mut found = Vec::new();
+        for (id, known) in self.containers.iter() {
+            if counted.iter().any(|candidate| candidate.id == *id) {
+                continue;
+            }
+            let is_attributed = |run: &Run| {
+                let is_its = |container: Option<&ContainerId>, number: Option<u32>| {
+                    container == Some(id) && number.is_none_or(|number| number == run.number)
+                };
+                self.pending.iter().any(|kill| is_its(kill.container.as_ref(), kill.run))
+            };
+            let runs = known.all_runs().filter(|run| run.kills == 0 && !is_attributed(run));
+            for run in runs.filter(|run| run.is_sigkill_unexplained() && reports_oom(known, run)) {
+                let Some(ended) = run.ended.filter(|ended| *ended >= begun) else { continue };
+                let happened = Interval::new(ended - EXIT_WINDOW, ended);
+                found.push(Candidate { id: id.clone(), kills: 1, happened, source: "runtime" });
+            }
+        }
+        found
+    }
+
+    /// Names the containers that a kill of that time may have belonged to; `None` without any.
+    pub(super) fn rival_owners(&self, happened: &Interval) -> Option<String> {
+        let candidates = self.counted();
+        let rivals = candidates.iter().filter(|candidate| candidate.happened.overlaps(happened));
+        let name = |id: &ContainerId| match self.containers.get(id) {
+            Some(known) => known.name.container_name.to_string(),
+            None => id.short().to_owned(),
+        };
+        let names: Vec<_> = rivals.map(|candidate| name(&candidate.id)).take(5).collect();
+        let text =
+            format!("cgroups counted kills at that time, not for this one alone: {}", names.join(", "));
+        (!names.is_empty()).then_some(text)
+    }
+}
+
+/// Returns true if the runtime reported an OOM for this run. Its event may be applied before the run's start.
+fn reports_oom(known: &ContainerState, run: &Run) -> bool {
+    let is_near = |told: f64| run.ended.is_some_and(|ended| (told - ended).abs() < EXIT_WINDOW);
+    run.oom_told || run.oom_flag == Some(true) || known.oom_told.is_some_and(is_near)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kill(at: usize, seconds: f64, is_gap: bool) -> OwnerlessKill {
+        OwnerlessKill { at, happened: Interval::new(seconds - 0.01, seconds), counted: 1, is_gap }
+    }
+
+    fn candidate(id: &str, kills: u64, from: f64, to: f64) -> Candidate {
+        Candidate { id: ContainerId::new(id), kills, happened: Interval::new(from, to), source: "cgroup" }
+    }
+
+    fn owners(kills: &[OwnerlessKill], candidates: &[Candidate], is_final: bool) -> Vec<(usize, String)> {
+        let assigned = assign(kills, candidates, is_final);
+        let mut owners: Vec<_> =
+            assigned.into_iter().map(|it| (it.at, format!("{} {}", it.id.as_str(), it.method))).collect();
+        owners.sort();
+        owners
+    }
+
+    #[test]
+    fn single_candidate_of_that_time_gets_all_kills() {
+        let kills = [kill(0, 1.0, false), kill(1, 1.5, false), kill(2, 9.0, false)];
+        let candidates = [candidate("a", 2, 0.5, 2.0), candidate("b", 1, 8.0, 9.0)];
+        let owner = |at, text: &str| (at, text.to_owned());
+        let expected = [owner(0, "a cgroup"), owner(1, "a cgroup"), owner(2, "b cgroup")];
+        assert_eq!(owners(&kills, &candidates, false), expected);
+        let fewer = [candidate("a", 1, 0.5, 2.0)];
+        assert_eq!(owners(&kills, &fewer, true), [], "which of the two is not known");
+    }
+
+    #[test]
+    fn several_candidates_get_their_numbers_or_nothing() {
+        let kills = [kill(0, 1.0, false), kill(1, 1.2, false)];
+        let two = [candidate("b", 1, 0.5, 2.1), candidate("a", 1, 0.5, 2.0)];
+        let owner = |at, text: &str| (at, text.to_owned());
+        assert_eq!(owners(&kills, &two, false), [owner(0, "a set"), owner(1, "b set")]);
+        let three = [kill(0, 1.0, false), kill(1, 1.2, false), kill(2, 1.3, false)];
+        let uneven = [candidate("a", 2, 0.5, 2.0), candidate("b", 1, 0.5, 2.0)];
+        assert_eq!(owners(&three, &uneven, false), [owner(0, "a set"), owner(1, "a set"), owner(2, "b set")]);
+        assert_eq!(owners(&kills, &uneven, true), [], "one record is missing");
+    }
+
+    #[test]
+    fn kills_without_record_are_only_numbers() {
+        let kills = [kill(0, 1.0, true), kill(1, 1.2, true), kill(2, 1.3, true)];
+        let uneven = [candidate("a", 2, 0.5, 2.0), candidate("b", 1, 0.5, 2.0)];
+        assert_eq!(owners(&kills, &uneven, false).len(), 3);
+        let fewer = [candidate("a", 1, 0.5, 2.0), candidate("b", 1, 0.5, 2.0)];
+        assert_eq!(owners(&kills, &fewer, false), []);
+        assert_eq!(owners(&kills, &fewer, true).len(), 2, "and one stays unattributed");
+    }
+}

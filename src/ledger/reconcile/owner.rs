@@ -1,0 +1,289 @@
+//! Finds the container and the run of each victim. Pure.
+//!
+//! The first sufficient evidence decides: the cgroup in the kernel's own record; /proc/PID/cgroup, read together with
+//! the record; the processes of the last cycles; the cgroup that was killed as a group; the cgroups' counters and the
+//! runtimes' OOM events ([`super::match_counters`]). A wrong attribution is worse than none: a kill that is undecided
+//! after [`ATTRIBUTION_TIMEOUT`] stays unattributed.
+//!
+//! A kill belongs to a run, not just to a container: the one whose time overlaps that of the kill. Its start, limit and
+//! samples are those of the event.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::path_owner::{PathOwner, owner_of_paths};
+use super::{ProcInfo, Reconciler};
+use crate::clock::Timestamp;
+use crate::discover::ContainerId;
+use crate::ledger::container_table::ContainerState;
+use crate::ledger::events::{ContainerRef, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
+use crate::ledger::interval::Interval;
+use crate::parse::kernel_log::OomContext;
+
+/// A kill without evidence becomes unattributed after this.
+pub const ATTRIBUTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait for the runtime to report a new container, or the run that a kill ended; after that a container
+/// without a name is labelled with its short id.
+pub const RUNTIME_EVENT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Within this many seconds only one kill of a container is stored with its prior usage.
+const PRIOR_USAGE_INTERVAL: f64 = 60.0;
+
+/// Evidence for the attribution of a kill.
+#[derive(Clone, Debug, Default)]
+pub struct Hints {
+    /// The kernel's line with the cgroup.
+    pub context: Option<OomContext>,
+    /// The cgroup that was killed as a group.
+    pub group: Option<String>,
+    /// The victim's data from /proc.
+    pub proc_info: ProcInfo,
+}
+
+impl Hints {
+    /// Combines the evidence of the log and of /proc.
+    pub fn new(context: Option<OomContext>, group: Option<String>, proc_info: ProcInfo) -> Self {
+        Self { context, group, proc_info }
+    }
+}
+
+/// A kill that is not final yet.
+#[derive(Clone, Debug)]
+pub struct PendingKill {
+    /// The event so far.
+    pub kill: Kill,
+    /// When it happened.
+    pub happened: Interval,
+    /// Evidence for its attribution.
+    pub hints: Hints,
+    /// Its container, possibly not named yet.
+    pub container: Option<ContainerId>,
+    /// The run of that container; `None` until it is reported, and if none was.
+    pub run: Option<u32>,
+    /// Second records of this kill, which the cgroup counted too.
+    pub duplicates: u64,
+    /// The kill was logged.
+    pub is_logged: bool,
+    pub noticed: Timestamp,
+}
+
+/// The part of a pending kill that is stored beside its event: an unnamed owner, and the limit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PersistedKill {
+    container: Option<String>,
+    #[serde(default)]
+    run: Option<u32>,
+    #[serde(default)]
+    happened: Option<Interval>,
+    limit_bytes: Option<u64>,
+    duplicates: u64,
+}
+
+impl PendingKill {
+    /// Creates a new pending kill.
+    pub fn new(kill: Kill, happened: Interval, hints: Hints, now: Timestamp) -> Self {
+        Self {
+            kill,
+            happened,
+            hints,
+            container: None,
+            run: None,
+            duplicates: 0,
+            is_logged: false,
+            noticed: now,
+        }
+    }
+
+    /// Restores a pending kill that was stored before a restart.
+    pub fn stored(kill: Kill, noted: PersistedKill, now: Timestamp) -> Self {
+        let container = match &kill.owner {
+            KillOwner::Container(subject) => Some(ContainerId::new(&subject.container_id)),
+            _ => noted.container.as_deref().map(ContainerId::new),
+        };
+        let PersistedKill { run, happened, limit_bytes, duplicates, .. } = noted;
+        let hints = Hints { proc_info: ProcInfo { cgroup: None, limit_bytes }, ..Hints::default() };
+        let happened = happened.unwrap_or(Interval::new(kill.earliest.unwrap_or(kill.at), kill.at));
+        Self { container, run, duplicates, is_logged: true, ..Self::new(kill, happened, hints, now) }
+    }
+
+    /// Returns true if it has a record and was added in this step.
+    pub fn is_new_record(&self) -> bool {
+        self.kill.kernel_usec.is_some() && !self.is_logged
+    }
+
+    /// Returns the state to store for a restart.
+    pub fn noted(&self) -> PersistedKill {
+        let limit_bytes = self.hints.proc_info.limit_bytes;
+        let container = self.container.as_ref().map(|id| id.as_str().to_owned());
+        let Self { run, duplicates, happened, .. } = *self;
+        PersistedKill { container, run, happened: Some(happened), limit_bytes, duplicates }
+    }
+
+    pub(super) fn is_ownerless(&self) -> bool {
+        self.container.is_none() && self.kill.owner == KillOwner::Open
+    }
+}
+
+impl Reconciler {
+    /// Attributes pending kills.
+    pub(super) fn attribute(&mut self, now: Timestamp) {
+        for at in 0..self.pending.len() {
+            if self.pending[at].is_ownerless()
+                && let Some((owner, method)) = self.find_owner(&self.pending[at])
+            {
+                self.assign_owner(at, owner, method);
+            }
+        }
+        self.match_counters(now);
+        for at in 0..self.pending.len() {
+            self.correct_run(at);
+            self.label_kill(at, now);
+            self.choose_run(at);
+        }
+    }
+
+    /// Removes the labels of a kill whose run turned out to be another one: when it was labelled, the exit of the run
+    /// before it was not reported yet.
+    fn correct_run(&mut self, at: usize) {
+        let pending = &self.pending[at];
+        let (Some(number), Some(id), Some(_)) = (pending.run, &pending.container, pending.kill.kernel_usec)
+        else {
+            return;
+        };
+        let pid = pending.kill.pid.filter(|_| self.config.host_pids);
+        let known = self.containers.get(id);
+        let run = known.and_then(|known| known.run_of_kill(&pending.happened, pending.kill.at, pid));
+        if run.is_some_and(|(run, is_certain)| is_certain && run.number != number) {
+            let pending = &mut self.pending[at];
+            (pending.run, pending.kill.before) = (None, None);
+            pending.kill.owner = KillOwner::Open;
+        }
+    }
+
+    /// Chooses the run of a kill that was labelled before its run was reported.
+    fn choose_run(&mut self, at: usize) {
+        let pending = &mut self.pending[at];
+        let (None, Some(id)) = (pending.run, &pending.container) else { return };
+        let pid = pending.kill.pid.filter(|_| self.config.host_pids);
+        let known = self.containers.get(id);
+        let run = known.and_then(|known| known.run_of_kill(&pending.happened, pending.kill.at, pid));
+        if let (Some((run, _)), KillOwner::Container(subject)) = (run, &mut pending.kill.owner) {
+            (pending.run, subject.started) = (Some(run.number), run.started);
+            self.changes.events.insert(pending.kill.id, LedgerEvent::OomKill(pending.kill.clone()));
+        }
+    }
+
+    pub(super) fn find_owner(&self, pending: &PendingKill) -> Option<(PathOwner, &'static str)> {
+        let is_own_path = |id: &ContainerId, path: &str| {
+            self.containers.get(id).is_some_and(|known| known.contains_path(path))
+        };
+        let of = |paths: &[&str]| owner_of_paths(paths.iter().copied(), is_own_path);
+        let hints = &pending.hints;
+        if let Some(context) = &hints.context {
+            let paths: Vec<&str> = context.task_cgroups.iter().map(String::as_str).collect();
+            let owner = of(&paths);
+            // a limit was hit and the victim was in no cgroup: it was exiting already
+            if owner != PathOwner::Unknown && (context.global || paths != ["/"]) {
+                return Some((owner, "kmsg"));
+            }
+        }
+        if let Some(path) = &hints.proc_info.cgroup {
+            let owner = of(&[path]);
+            if owner != PathOwner::Unknown {
+                return Some((owner, "proc"));
+            }
+        }
+        if let Some(pid) = pending.kill.pid.filter(|_| self.config.host_pids)
+            && let Some(id) = self.containers.find_by_pid(pid, &pending.kill.process, &pending.happened)
+        {
+            return Some((PathOwner::Container(id), "processes"));
+        }
+        match of(&[hints.group.as_deref()?]) {
+            owner @ PathOwner::Container(_) => Some((owner, "kmsg")),
+            // a slice that is killed as a group can contain containers
+            PathOwner::Host | PathOwner::Unknown => None,
+        }
+    }
+
+    /// Assigns an owner to a pending kill.
+    pub(super) fn assign_owner(&mut self, at: usize, owner: PathOwner, method: &'static str) {
+        let pending = &mut self.pending[at];
+        pending.kill.method = method.into();
+        match owner {
+            PathOwner::Container(id) => {
+                self.counters.attribute(&id, 1 + pending.duplicates, &pending.happened);
+                pending.container = Some(id);
+            }
+            PathOwner::Host => pending.kill.owner = KillOwner::Host,
+            PathOwner::Unknown => {}
+        }
+    }
+
+    /// Returns the indexes of pending kills without an owner.
+    pub(super) fn ownerless(&self) -> Vec<usize> {
+        (0..self.pending.len()).filter(|at| self.pending[*at].is_ownerless()).collect()
+    }
+
+    /// Chooses the run of a kill whose container is known, and sets its labels, limit and prior usage from that run.
+    fn label_kill(&mut self, at: usize, now: Timestamp) {
+        let pending = &self.pending[at];
+        let Some(id) = pending.container.clone().filter(|_| pending.kill.owner == KillOwner::Open) else {
+            return;
+        };
+        let known = self.containers.get(&id);
+        let pid = pending.kill.pid.filter(|_| self.config.host_pids);
+        let run = known.and_then(|known| known.run_of_kill(&pending.happened, pending.kill.at, pid));
+        let number = run.map(|(run, _)| run.number);
+        let is_reported =
+            run.is_some_and(|(_, is_certain)| is_certain) && known.is_some_and(|known| known.named);
+        if !is_reported && now.since(pending.noticed) < RUNTIME_EVENT_TIMEOUT {
+            return;
+        }
+        let known = self.containers.modify(&id);
+        if known.run.is_none() {
+            known.told = known.told.max(pending.kill.at);
+        }
+        let known: &ContainerState = known;
+        let run = number.and_then(|number| known.run(number));
+        let subject = known.subject(&id, run);
+        let before = run.and_then(|run| known.prior_usage(run));
+        let role = run.and_then(|run| Some(run.process(pid?)?.role.label()));
+        let ended = run.and_then(|run| run.ended);
+        let pending = &mut self.pending[at];
+        pending.run = number;
+        pending.kill.role = role.unwrap_or_default().into();
+        if let (None, Some(ended)) = (pending.kill.kernel_usec, ended) {
+            pending.kill.at = pending.kill.at.min(ended); // it is known to have happened before that
+        }
+        self.set_memory(at, &subject, before);
+        let kill = &mut self.pending[at].kill;
+        self.totals.set_last_kill(&subject.name, kill.at);
+        kill.owner = KillOwner::Container(subject);
+        self.changes.events.insert(kill.id, LedgerEvent::OomKill(kill.clone()));
+    }
+
+    /// Sets the limit that was hit or the holders of the host's memory, and the prior usage: in a burst of kills only
+    /// one has it.
+    fn set_memory(&mut self, at: usize, subject: &ContainerRef, mut before: Option<PriorUsage>) {
+        let pending = &mut self.pending[at];
+        if pending.kill.scope == OomScope::Container {
+            let is_own = pending.kill.limit_cgroup.contains(&*subject.container_id);
+            let last_sample = before.as_ref().and_then(|before| before.samples.last());
+            let sampled = || last_sample.filter(|_| is_own)?.limit_bytes;
+            pending.kill.limit_bytes = pending.hints.proc_info.limit_bytes.or_else(sampled);
+        } else if let Some(before) = &mut before {
+            let (holders, host) = self.containers.memory_holders(pending.kill.at);
+            before.holders = holders;
+            (before.host_total_bytes, before.host_available_bytes) = host.unzip();
+        }
+        let (Some(id), Some(number)) = (&pending.container, pending.run) else { return };
+        let at = pending.kill.at;
+        if let Some(run) = self.containers.modify(id).run_mut(number)
+            && run.before_stored.is_none_or(|stored| stored < at - PRIOR_USAGE_INTERVAL)
+        {
+            run.before_stored = Some(at);
+            pending.kill.before = before.map(Arc::new);
+        }
+    }
+}

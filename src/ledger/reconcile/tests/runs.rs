@@ -1,0 +1,276 @@
+//! Scenarios of runs: which run a kill belongs to, late and repeated reports, reboots.
+
+use super::story::{KILLED, Story, id, killed, path, running, stop_request};
+use crate::collect::kernel_log::LogPosition;
+use crate::discover::EventKind;
+use crate::ledger::events::{ExitReason, KillOwner, UsageSample};
+use crate::ledger::exchange::ContainerUsage;
+use crate::ledger::reconcile::ProcInfo;
+use crate::parse::kernel_log::{Line, OomContext};
+
+fn ended(exit_code: Option<i64>) -> EventKind {
+    EventKind::Ended { exit_code, oom_flag: None }
+}
+
+fn record_of(letter: char, pid: u32) -> Vec<(Line, ProcInfo)> {
+    let context = OomContext { task_cgroups: vec![path(letter)], ..OomContext::default() };
+    vec![(Line::Context(context), ProcInfo::default()), (Line::Killed(killed(pid)), ProcInfo::default())]
+}
+
+#[test]
+fn kill_read_after_the_next_start_keeps_its_own_run_and_samples() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    let sample = UsageSample { at: 1.0, usage_bytes: 64, ..UsageSample::default() };
+    story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
+    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    // one step was blocked by the disk: the runtime's events are applied before the log
+    story.late_event('a', 1.1, 2.0, ended(KILLED));
+    story.late_event('a', 1.3, 2.0, EventKind::Started);
+    story.log_read(1.0, 2.0, record_of('a', 71));
+    story.settle(2.0);
+    let kill = story.last_kill();
+    let KillOwner::Container(subject) = &kill.owner else { panic!("{kill:?}") };
+    let started = subject.started.unwrap() - story.begin.unix_seconds();
+    assert!((started - 0.1).abs() < 1e-3, "started at {started}");
+    assert_eq!(kill.before.as_ref().map(|before| before.samples.len()), Some(1), "samples of that run");
+    assert_eq!((story.reasons('a'), story.counted("a")), (vec![Some(ExitReason::OomContainer)], (1, 0)));
+}
+
+#[test]
+fn kill_read_before_the_exit_and_the_next_start_are_reported_moves_to_the_next_run() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 0.1, running(70));
+    story.log_read(8.0, 8.0, vec![]);
+    story.log_read(8.067, 8.1, record_of('a', 71));
+    story.settle(8.1);
+    story.late_event('a', 7.917, 8.15, ended(KILLED));
+    story.settle(8.15);
+    assert_eq!(story.last_kill().victim, None, "the next run may have begun");
+    story.late_event('a', 8.017, 8.3, EventKind::Started);
+    for at in [8.3, 11.5, 14.0] {
+        story.settle(at);
+    }
+    let KillOwner::Container(subject) = &story.last_kill().owner else { panic!() };
+    let started = subject.started.unwrap() - story.begin.unix_seconds();
+    assert!((started - 8.017).abs() < 1e-3, "started at {started}");
+    assert_eq!((story.reasons('a'), story.counted("a")), (vec![Some(ExitReason::Killed)], (0, 1)));
+}
+
+#[test]
+fn kill_of_the_next_run_does_not_hide_the_one_that_ended_the_run_before() {
+    let mut story = Story::new();
+    story.event('a', 6.173, EventKind::Started);
+    story.log_read(6.3, 6.3, vec![]);
+    story.log_read(6.34, 6.4, record_of('a', 70));
+    story.settle(6.4);
+    story.log_read(6.623, 6.8, record_of('a', 71));
+    story.late_event('a', 6.358, 6.8, ended(KILLED));
+    story.settle(6.8);
+    story.late_event('a', 6.573, 7.0, EventKind::Started);
+    for at in [7.0, 10.0, 13.0] {
+        story.settle(at);
+    }
+    assert_eq!((story.reasons('a'), story.counted("a")), (vec![Some(ExitReason::OomContainer)], (1, 1)));
+}
+
+#[test]
+fn drifted_stamp_in_restart_loop_finds_the_run_by_the_time_of_reading() {
+    let mut story = Story::new();
+    for run in 0..3 {
+        let at = f64::from(run) * 0.6;
+        story.event('a', at + 0.1, EventKind::Started);
+        story.event('a', at + 0.1, running(70 + run as u32));
+        story.log_read(at + 0.45, at + 0.45, vec![]);
+        if run < 2 {
+            story.end('a', at + 0.5, Some(1));
+        }
+        story.settle(at + 0.5);
+    }
+    story.drift = -1.5; // the log's clock is behind: the stamp lies in the first run
+    story.log_read(1.65, 1.66, record_of('a', 72));
+    story.end('a', 1.7, KILLED);
+    story.settle(1.7);
+    let reasons = [ExitReason::Error, ExitReason::Error, ExitReason::OomContainer].map(Some);
+    assert_eq!((story.reasons('a'), story.counted("a")), (reasons.to_vec(), (1, 0)));
+}
+
+#[test]
+fn container_known_only_by_its_kill_is_shown_for_the_configured_time() {
+    let mut story = Story::new();
+    story.log(30.0, record_of('a', 71));
+    for at in [30.0, 34.5, 40.0, 61.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.shown(62.0), ["aaaaaaaaaaaa"]);
+}
+
+#[test]
+fn cgroup_that_outlives_its_container_does_not_reopen_the_run() {
+    let mut story = Story::new();
+    let runtimes = [("docker", true)];
+    story.event('a', 0.1, EventKind::Started);
+    story.end('a', 1.0, Some(0));
+    for at in [1.5, 8.0, 12.0, 20.0] {
+        story.cycle(at, &[('a', Some(0.1))], &runtimes);
+        story.settle(at);
+    }
+    for at in [21.0, 40.0] {
+        story.cycle(at, &[], &runtimes);
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Completed)]);
+}
+
+#[test]
+fn assumed_exit_of_a_container_that_is_listed_again_is_not_counted_twice() {
+    let mut story = Story::new();
+    for (at, listed) in [(1.0, true), (2.0, false), (6.0, false), (20.0, true), (21.0, false), (25.0, false)]
+    {
+        let running: &[_] = if listed { &[('a', Some(0.1))] } else { &[] };
+        story.cycle(at, running, &[]);
+        story.settle(at);
+    }
+    story.settle(40.0);
+    assert_eq!(story.reasons('a').len(), 1);
+}
+
+#[test]
+fn assumed_exit_does_not_hide_the_one_that_the_runtime_reports_later() {
+    let mut story = Story::new();
+    let runtimes = [("docker", true)];
+    story.event('a', 0.1, EventKind::Started);
+    for (at, listed) in [(1.0, true), (2.0, false), (20.0, false), (40.0, true), (41.0, true)] {
+        let running: &[_] = if listed { &[('a', Some(0.1))] } else { &[] };
+        story.cycle(at, running, &runtimes);
+        story.settle(at);
+    }
+    story.settle(55.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)]);
+    story.end('a', 60.0, Some(3));
+    story.settle(80.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown), Some(ExitReason::Error)]);
+}
+
+#[test]
+fn run_of_an_earlier_boot_ends_by_the_restart_of_the_host() {
+    // what the runtime reports after the reboot: its own exit code, or only the next start
+    for report in [Some((101.0, ended(Some(255)))), Some((101.0, EventKind::Started)), None] {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        story.settle(1.0);
+        story.reboot(100.0);
+        if let Some((at, what)) = report.clone() {
+            story.event('a', at, what);
+        }
+        let listed: &[_] = if report.is_none() { &[('a', Some(102.0))] } else { &[] };
+        story.cycle(103.0, listed, &[("docker", true)]);
+        story.settle(104.0);
+        assert_eq!(story.reasons('a'), [Some(ExitReason::HostRestart)], "{report:?}");
+        let at = story.exits('a')[0].at - story.begin.unix_seconds();
+        assert!((at - 100.0).abs() < 1e-3, "it ended when the host did: {at}");
+    }
+}
+
+#[test]
+fn exit_before_the_reboot_keeps_its_own_reason() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.settle(1.0);
+    story.reboot(100.0);
+    story.late_event('a', 50.0, 101.0, ended(Some(1)));
+    story.settle(101.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Error)]);
+}
+
+#[test]
+fn ignored_stop_request_does_not_explain_a_crash_minutes_later() {
+    for (code, reason) in [(139, ExitReason::Signal), (1, ExitReason::Error), (130, ExitReason::Stopped)] {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        story.event('a', 1.0, stop_request(2));
+        story.end('a', 541.0, Some(code));
+        for at in [541.0, 545.0] {
+            story.settle(at);
+        }
+        assert_eq!(story.reasons('a'), [Some(reason)]);
+    }
+}
+
+#[test]
+fn slow_stop_that_the_runtime_confirms_is_stopped() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 1.0, stop_request(15)); // docker stop --time 900
+    story.end('a', 541.0, Some(0));
+    story.event('a', 541.1, EventKind::SignalRequested { signal: None });
+    for at in [541.2, 545.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Stopped)]);
+}
+
+// ---- kills while memledger was down
+
+/// A container is killed while memledger is down; the kernel log is overwritten. Returns the scenario with the exit
+/// and the kernel's counter applied.
+fn killed_while_down(oom_flag: Option<bool>) -> Story {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.log_read(0.5, 0.5, vec![]);
+    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.settle(0.5);
+    story.restart(1_000.0);
+    story.late_event('a', 500.0, 1_000.0, EventKind::Ended { exit_code: KILLED, oom_flag });
+    for step in 0..80 {
+        let at = 1_000.0 + f64::from(step) * 0.2;
+        story.log_read(at, at, vec![]);
+        story.reconciler.apply_vmstat(story.at(at), Some(8));
+        story.settle(at);
+    }
+    story
+}
+
+#[test]
+fn exit_that_a_lost_record_may_explain_is_unknown() {
+    let story = killed_while_down(None);
+    assert_eq!(story.last_kill().owner, KillOwner::Unattributed);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)]);
+}
+
+#[test]
+fn lost_record_is_attributed_to_the_exit_that_the_runtime_calls_an_oom() {
+    let story = killed_while_down(Some(true));
+    assert_eq!(story.owner().as_deref(), Some("a"));
+    assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer)]);
+}
+
+#[test]
+fn late_record_fills_the_oldest_gap_of_its_owner() {
+    let mut story = Story::new();
+    for letter in ['a', 'b'] {
+        story.event(letter, 0.1, EventKind::Started);
+    }
+    story.reconciler.apply_log(story.at(0.5), None, LogPosition::default());
+    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.reconciler.apply_log(story.at(1.0), None, LogPosition::default());
+    story.counters(1.0, &[('a', 1), ('b', 0)]);
+    story.reconciler.apply_vmstat(story.at(1.0), Some(8));
+    story.settle(1.0);
+    assert_eq!(story.owner().as_deref(), Some("a"));
+    // the log is back: the record of the gap, and a new kill
+    story.log_read(0.9, 1.4, record_of('a', 1));
+    story.log_read(1.3, 1.4, record_of('b', 2));
+    story.reconciler.apply_vmstat(story.at(1.4), Some(9));
+    for at in [1.4, 9.0] {
+        story.settle(at);
+    }
+    let found: Vec<_> = story.store.kills().map(|kill| (kill.pid, kill.owner.clone())).collect();
+    assert_eq!(found.len(), 2);
+    for (pid, owner) in found {
+        let KillOwner::Container(subject) = owner else { panic!("{owner:?}") };
+        let owner = if pid == Some(1) { 'a' } else { 'b' };
+        assert_eq!(*subject.container_id, *id(owner).as_str());
+    }
+}

@@ -1,0 +1,542 @@
+//! Single scenarios: the owner of a kill, the reason of an exit, and what a restart must not change.
+
+use super::figures;
+use super::story::{KILLED, Story, id, killed, path, running, stop_request};
+use crate::collect::kernel_log::LogPosition;
+use crate::config::Filter;
+use crate::discover::{ContainerDetails, EventKind};
+use crate::ledger::events::{ExitReason, KillOwner, OomScope, Victim};
+use crate::ledger::reconcile::ProcInfo;
+use crate::ledger::totals::Total;
+use crate::parse::kernel_log::{Line, OomContext};
+
+// ---- owners
+
+#[test]
+fn kernel_path_precedes_proc_and_runtime_pid() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 0.1, running(70));
+    story.event('b', 0.1, EventKind::Started);
+    let hint = |letter| ProcInfo { cgroup: Some(path(letter)), ..ProcInfo::default() };
+    story.kill(1.0, 1, Some(&path('b')), hint('a'));
+    story.settle(1.0);
+    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("b"), "kmsg"));
+    story.kill(2.0, 2, None, hint('a'));
+    story.settle(2.0);
+    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "proc"));
+    story.kill(3.0, 70, None, ProcInfo::default());
+    story.settle(3.0);
+    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "processes"));
+}
+
+#[test]
+fn line_that_matches_two_containers_is_attributed_to_neither() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('b', 0.1, EventKind::Started);
+    story.kill(1.0, 1, Some(&format!("{} or {}", path('a'), path('b'))), ProcInfo::default());
+    for at in [1.0, 6.0, 12.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.last_kill().owner, KillOwner::Unattributed);
+    assert_eq!(story.store.total(Total::Unattributed), 1);
+}
+
+#[test]
+fn limit_of_parent_cgroup_does_not_identify_the_victim() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    let limit = Some(path('b'));
+    let context = OomContext { task_cgroups: vec![path('a')], oom_cgroup: limit, ..OomContext::default() };
+    let lines =
+        vec![(Line::Context(context), ProcInfo::default()), (Line::Killed(killed(1)), ProcInfo::default())];
+    story.log(1.0, lines);
+    story.settle(1.0);
+    assert_eq!(story.owner().as_deref(), Some("a"));
+}
+
+#[test]
+fn cgroup_counts_are_used_only_if_the_numbers_agree() {
+    let mut story = Story::new();
+    for letter in ['a', 'b'] {
+        story.event(letter, 0.1, EventKind::Started);
+    }
+    story.kill(1.0, 1, None, ProcInfo::default());
+    story.counters(1.0, &[('a', 1), ('b', 0)]);
+    story.settle(1.0);
+    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "cgroup"));
+    // one kill, but two cgroups counted one each: the other record was lost
+    story.kill(2.0, 2, None, ProcInfo::default());
+    story.counters(2.0, &[('a', 2), ('b', 1)]);
+    for at in [2.0, 8.0, 13.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.last_kill().owner, KillOwner::Unattributed);
+}
+
+#[test]
+fn unmatched_count_is_not_used_for_a_later_kill() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.counters(1.0, &[('a', 1)]);
+    for at in [1.0, 12.0] {
+        story.settle(at);
+    }
+    story.kill(100.0, 1, None, ProcInfo::default());
+    story.counters(100.0, &[('a', 1)]);
+    for at in [100.0, 106.0, 111.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.last_kill().owner, KillOwner::Unattributed);
+}
+
+#[test]
+fn runtime_oom_event_attributes_kill_to_container_that_ended() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill(1.0, 1, None, ProcInfo::default());
+    story.event('a', 1.05, EventKind::Oom);
+    story.end('a', 1.1, KILLED);
+    for at in [1.2, 3.5] {
+        story.settle(at);
+    }
+    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "runtime"));
+    assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer)]);
+}
+
+#[test]
+fn exit_just_after_first_start_does_not_match_a_later_kill() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill(0.35, 1, None, ProcInfo::default());
+    story.event('a', 0.36, EventKind::Oom);
+    story.end('a', 0.4, KILLED);
+    for at in [0.5, 3.0, 12.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.last_kill().owner, KillOwner::Unattributed);
+}
+
+#[test]
+fn containers_that_lost_one_process_each_are_matched_as_a_set() {
+    let mut story = Story::new();
+    for letter in ['a', 'b'] {
+        story.event(letter, 0.1, EventKind::Started);
+    }
+    story.counters(0.9, &[('a', 0)]);
+    story.kill(2.00, 2, None, ProcInfo::default());
+    story.kill(2.01, 3, None, ProcInfo::default());
+    story.counters(2.02, &[('a', 1)]);
+    story.event('b', 2.02, EventKind::Oom);
+    story.end('b', 2.02, KILLED);
+    for at in [2.1, 4.5, 8.0] {
+        story.settle(at);
+    }
+    let methods: Vec<_> = story.store.kills().map(|kill| kill.method.to_string()).collect();
+    assert_eq!(methods, ["set", "set"], "each container lost one, but not known which");
+    assert_eq!((story.counted("a"), story.counted("b")), ((0, 1), (1, 0)));
+}
+
+#[test]
+fn kill_before_container_name_waits_for_it_over_restart() {
+    let mut story = Story::new();
+    story.kill_in('a', 1.0, 1);
+    story.settle(1.0);
+    assert_eq!(story.owner(), None);
+    story.restart(1.5);
+    story.event('a', 0.9, EventKind::Started);
+    story.settle(1.6);
+    assert_eq!(story.owner().as_deref(), Some("a"));
+    story.settle(8.0);
+    assert_eq!(story.counted("a"), (0, 1));
+}
+
+#[test]
+fn unnamed_container_gets_short_id_and_its_kill_is_settled_after_restart() {
+    let mut story = Story::new();
+    story.kill_in('a', 1.0, 1);
+    story.settle(1.0);
+    story.settle(4.5);
+    assert_eq!(story.owner().as_deref(), Some("aaaaaaaaaaaa"));
+    story.restart(4.6);
+    story.settle(10.0);
+    assert_eq!(story.last_kill().victim, Some(Victim::Child));
+    assert_eq!(story.counted("aaaaaaaaaaaa"), (0, 1));
+}
+
+#[test]
+fn container_excluded_by_filters_has_no_figures_before_it_is_named() {
+    let only = |name: &str| Filter { include: Some(regex::Regex::new(name).unwrap()), ..Filter::default() };
+    let labelled = Filter { labels: vec![("team".into(), None)], ..Filter::default() };
+    for (filter, shown) in [(only("^aaa"), true), (only("^piper"), false), (labelled, false)] {
+        let mut story = Story::filtered(filter);
+        story.kill_in('a', 1.0, 1);
+        story.settle(4.5);
+        story.settle(10.0);
+        assert_eq!(story.owner().as_deref(), Some("aaaaaaaaaaaa"), "the event is still recorded");
+        assert_eq!(story.shown(10.0).len(), usize::from(shown));
+    }
+}
+
+// ---- main or child
+
+#[test]
+fn child_is_decided_after_five_seconds_and_main_at_exit() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 0.1, running(70));
+    story.kill_in('a', 1.0, 71);
+    story.settle(1.0);
+    story.settle(5.9);
+    assert_eq!(story.last_kill().victim, None);
+    story.settle(6.1);
+    assert_eq!(story.last_kill().victim, Some(Victim::Child));
+    story.kill_in('a', 7.0, 70);
+    story.end('a', 7.1, KILLED);
+    story.settle(7.1);
+    assert_eq!(story.last_kill().victim, Some(Victim::Main));
+    assert_eq!((story.counted("a"), story.exits('a')[0].oom_kills), ((1, 1), 2));
+}
+
+#[test]
+fn child_whose_status_the_first_process_returned_ended_the_container() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 0.1, running(70));
+    story.kill_in('a', 1.0, 71);
+    story.end('a', 4.0, KILLED);
+    story.settle(4.0);
+    assert_eq!(story.last_kill().victim, Some(Victim::Main));
+    assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer)]);
+}
+
+#[test]
+fn only_the_later_main_kill_ended_the_container() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill_in('a', 1.0, 71);
+    story.kill_in('a', 1.5, 70);
+    story.end('a', 1.6, KILLED);
+    story.settle(1.6);
+    assert_eq!(story.counted("a"), (1, 1));
+}
+
+#[test]
+fn kill_of_next_run_waits_for_its_start_event() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.end('a', 1.0, Some(0));
+    story.settle(1.0);
+    story.kill_in('a', 1.5, 71);
+    story.settle(1.5);
+    story.late_event('a', 1.2, 2.0, EventKind::Started);
+    story.late_event('a', 1.6, 2.0, EventKind::Ended { exit_code: KILLED, oom_flag: None });
+    story.settle(2.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Completed), Some(ExitReason::OomContainer)]);
+}
+
+#[test]
+fn restart_with_pending_kill_of_earlier_run_keeps_its_attribution() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill(1.0, 1, None, ProcInfo::default()); // its owner is not known yet
+    story.event('a', 1.05, EventKind::Oom);
+    story.end('a', 1.1, KILLED);
+    story.event('a', 1.3, EventKind::Started);
+    story.settle(1.3);
+    story.restart(1.4);
+    for at in [1.5, 3.5] {
+        story.settle(at);
+    }
+    assert_eq!(story.owner().as_deref(), Some("a"), "by the runtime's event of the previous run");
+    assert_eq!((story.reasons('a'), story.counted("a")), (vec![Some(ExitReason::OomContainer)], (1, 0)));
+}
+
+// ---- exits
+
+#[test]
+fn each_exit_code_has_its_reason() {
+    for (code, reason) in [(0, ExitReason::Completed), (1, ExitReason::Error), (139, ExitReason::Signal)] {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        story.end('a', 1.0, Some(code));
+        story.settle(1.0);
+        assert_eq!(story.reasons('a'), [Some(reason)]);
+        let exit = story.exits('a')[0];
+        assert!((exit.duration_seconds.unwrap() - 0.9).abs() < 1e-3 && exit.exit_code == Some(code));
+    }
+}
+
+#[test]
+fn code_137_without_kill_is_killed_after_waiting_for_evidence() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.end('a', 1.0, KILLED);
+    story.settle(1.0);
+    assert_eq!(story.reasons('a'), [None]);
+    story.restart(2.0);
+    story.settle(5.1);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Killed)], "reported once despite a restart");
+    assert_eq!(figures(&story.store.totals(), "a").exits.iter().sum::<u64>(), 1);
+}
+
+#[test]
+fn code_137_with_late_attributed_kill_is_oom() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill(1.0, 1, None, ProcInfo::default());
+    story.end('a', 1.1, KILLED);
+    story.settle(1.1);
+    assert_eq!(story.reasons('a'), [None]);
+    story.counters(2.0, &[('a', 1)]);
+    story.settle(2.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer)]);
+}
+
+#[test]
+fn error_one_minute_after_killed_child_is_error() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill_in('a', 1.0, 71);
+    for at in [1.0, 7.0] {
+        story.settle(at);
+    }
+    story.end('a', 61.0, Some(1));
+    story.settle(61.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Error)]);
+    assert_eq!((story.counted("a"), story.exits('a')[0].oom_kills), ((0, 1), 1));
+}
+
+#[test]
+fn stop_with_timeout_is_stopped_with_both_signals_as_evidence() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 1.0, stop_request(15));
+    story.kill_in('a', 9.0, 71); // a child, shortly before Docker's stop timeout
+    story.event('a', 11.0, stop_request(9));
+    story.end('a', 11.1, KILLED);
+    story.event('a', 11.2, EventKind::SignalRequested { signal: None });
+    story.settle(11.2);
+    assert_eq!((story.reasons('a'), story.counted("a")), (vec![Some(ExitReason::Stopped)], (0, 1)));
+    let lines: Vec<&str> = story.exits('a')[0].evidence.iter().map(|line| line.text.as_str()).collect();
+    assert!(lines[0].contains("signal 15") && lines[1].contains("signal 9"), "{lines:?}");
+}
+
+#[test]
+fn exit_without_code_is_unknown_or_stopped_on_request() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('b', 0.1, EventKind::Started);
+    story.event('b', 0.9, stop_request(15));
+    story.end('a', 1.0, None);
+    story.end('b', 1.0, None);
+    story.settle(1.0);
+    story.settle(4.1);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)]);
+    assert_eq!(story.reasons('b'), [Some(ExitReason::Stopped)]);
+}
+
+// ---- runs
+
+#[test]
+fn counts_every_run_of_fast_restart_loop() {
+    let mut story = Story::new();
+    for turn in 0..5 {
+        let at = f64::from(turn) * 0.3;
+        story.event('a', at + 0.1, EventKind::Started);
+        story.end('a', at + 0.2, Some(1));
+        // a late inspect result for that exit
+        story.event('a', at + 0.2, EventKind::Ended { exit_code: Some(1), oom_flag: Some(false) });
+    }
+    story.settle(2.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Error); 5]);
+    assert_eq!(figures(&story.store.totals(), "a").restarts, 4);
+}
+
+#[test]
+fn late_inspect_of_earlier_exit_does_not_end_current_run() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.end('a', 0.5, None);
+    story.event('a', 0.7, EventKind::Started);
+    story.late_event('a', 0.49, 0.8, EventKind::Ended { exit_code: Some(3), oom_flag: Some(false) });
+    story.settle(0.8);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Error)]);
+    assert!(story.reconciler.running("docker").any(|running| *running == id('a')));
+}
+
+#[test]
+fn inventory_behind_runtime_events_begins_no_run() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.end('a', 1.0, Some(0));
+    story.cycle(1.1, &[('a', Some(0.1))], &[("docker", true)]);
+    story.settle(1.1);
+    assert_eq!(story.reconciler.running("docker").count(), 0);
+    assert_eq!(story.reasons('a').len(), 1);
+}
+
+#[test]
+fn vanished_container_ends_soon_without_runtime_and_later_while_disconnected() {
+    for (runtimes, after) in [(&[][..], 3.0), (&[("docker", true)], 15.0), (&[("docker", false)], 600.0)] {
+        let mut story = Story::new();
+        story.cycle(1.0, &[('a', Some(0.1))], runtimes);
+        story.cycle(2.0, &[], runtimes);
+        story.cycle(1.9 + after, &[], runtimes);
+        assert!(
+            story.reconciler.containers.get(&id('a')).is_some_and(|known| known.is_running()),
+            "{runtimes:?}"
+        );
+        story.cycle(2.1 + after, &[], runtimes);
+        story.settle(2.1 + after);
+        assert!(
+            !story.reconciler.containers.get(&id('a')).is_some_and(|known| known.is_running()),
+            "{runtimes:?}"
+        );
+        let ended = story.exits('a')[0].at - story.begin.unix_seconds();
+        assert!((ended - 2.0).abs() < 1e-3, "the exit is when it was first missing: {ended}");
+    }
+}
+
+#[test]
+fn vanished_container_without_name_waits_for_its_runtime() {
+    let mut story = Story::new();
+    let nameless = |letter| id(letter).short().to_owned();
+    let runtimes = [("cri", true)]; // the path does not show the runtime of the cgroup
+    story.cycle_as(2.0, &[('b', None)], &runtimes, nameless);
+    story.reconciler.containers.modify(&id('b')).runtime = "".into();
+    story.cycle(3.0, &[], &runtimes);
+    for at in [12.0, 16.0] {
+        story.cycle(at, &[], &runtimes);
+        story.settle(at);
+    }
+    story.event('b', 2.0, running(7));
+    story.end('b', 2.5, Some(0));
+    story.settle(16.0);
+    assert_eq!(story.reasons('b'), [Some(ExitReason::Completed)]);
+}
+
+#[test]
+fn new_name_has_own_counts_but_temporary_compose_name_does_not() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill_in('a', 1.0, 71);
+    for at in [1.0, 7.0] {
+        story.settle(at);
+    }
+    let named = |name: &str| {
+        Some(ContainerDetails { name: name.into(), pod: None, image: "".into(), labels_match: true })
+    };
+    story.named_event('a', 8.0, 8.0, named("0123456789ab_a"), EventKind::Renamed);
+    story.kill_in('a', 9.0, 72);
+    for at in [9.0, 15.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.counted("a"), (0, 2));
+    story.named_event('a', 16.0, 16.0, named("train"), EventKind::Renamed);
+    story.kill_in('a', 17.0, 73);
+    for at in [17.0, 23.0] {
+        story.settle(at);
+    }
+    assert_eq!((story.counted("a"), story.counted("train")), ((0, 2), (0, 1)));
+}
+
+#[test]
+fn clock_set_back_hides_no_events() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.late_event('a', 5_000.0, 5_000.0, EventKind::Oom); // the clock was ahead
+    story.late_event('a', 20.0, 20.0, stop_request(15));
+    story.late_event('a', 21.0, 21.0, EventKind::Ended { exit_code: KILLED, oom_flag: None });
+    story.settle(21.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Stopped)]);
+}
+
+#[test]
+fn repeated_events_after_restart_change_nothing() {
+    let mut story = Story::new();
+    let repeat = |story: &mut Story| {
+        story.late_event('a', 0.1, 3.0, EventKind::Started);
+        story.late_event('a', 0.5, 3.0, stop_request(15));
+        story.late_event('a', 0.6, 3.0, EventKind::Ended { exit_code: Some(143), oom_flag: None });
+        story.late_event('a', 0.8, 3.0, EventKind::Started);
+    };
+    repeat(&mut story);
+    story.settle(3.0);
+    story.restart(3.0);
+    repeat(&mut story);
+    story.late_event('a', 3.5, 3.5, EventKind::Ended { exit_code: KILLED, oom_flag: None });
+    for at in [3.5, 7.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Stopped), Some(ExitReason::Killed)]);
+    assert_eq!(figures(&story.store.totals(), "a").restarts, 1);
+}
+
+// ---- gaps and duplicate lines
+
+#[test]
+fn group_kill_split_by_restart_has_its_duplicate_detected() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    let group = (Line::Group { path: path('a') }, ProcInfo::default());
+    story.log(1.0, vec![(Line::Killed(killed(70)), ProcInfo::default()), group]);
+    story.settle(1.0);
+    story.restart(1.1);
+    story.log(
+        1.2,
+        vec![
+            (Line::Killed(killed(71)), ProcInfo::default()),
+            (Line::Killed(killed(70)), ProcInfo::default()),
+        ],
+    );
+    story.settle(1.2);
+    assert_eq!((story.store.total(Total::Host), story.store.total(Total::Duplicates)), (2, 1));
+}
+
+#[test]
+fn late_record_fills_the_gap_of_its_container() {
+    let mut story = Story::new();
+    for letter in ['a', 'b'] {
+        story.event(letter, 0.1, EventKind::Started);
+    }
+    story.reconciler.apply_log(story.at(0.5), None, LogPosition::default());
+    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.counters(1.0, &[('a', 1), ('b', 1)]);
+    story.reconciler.apply_vmstat(story.at(1.0), Some(9));
+    story.settle(1.0);
+    assert_eq!(story.store.total(Total::Host), 2);
+    story.kill_in('b', 1.2, 2);
+    story.kill_in('a', 1.2, 1);
+    story.reconciler.apply_vmstat(story.at(1.2), Some(9));
+    story.settle(1.2);
+    story.settle(9.0);
+    let found: Vec<_> = story.store.kills().map(|kill| (kill.pid, kill.owner.clone())).collect();
+    assert_eq!((found.len(), story.store.total(Total::Host), story.store.total(Total::Gaps)), (2, 2, 0));
+    for (pid, owner) in found {
+        let KillOwner::Container(subject) = owner else { panic!("{owner:?}") };
+        assert_eq!(subject.name.container_name.as_ref(), if pid == Some(1) { "a" } else { "b" });
+    }
+}
+
+#[test]
+fn cgroup_counters_count_without_log_and_vmstat_and_late_records_add_nothing() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    for (at, kills) in [(0.5, 0), (1.0, 1), (2.0, 1), (3.0, 2)] {
+        story.reconciler.apply_log(story.at(at), None, LogPosition::default());
+        story.counters(at, &[('a', kills)]);
+        story.reconciler.apply_vmstat(story.at(at), None);
+        story.settle(at);
+    }
+    assert_eq!((story.store.total(Total::Host), story.last_kill().scope), (2, OomScope::Container));
+    story.kill_in('a', 2.9, 70);
+    story.reconciler.apply_vmstat(story.at(3.5), None);
+    story.settle(3.5);
+    assert_eq!(story.store.total(Total::Host), 2);
+    story.kill_in('a', 4.0, 71);
+    story.reconciler.apply_vmstat(story.at(4.0), None);
+    story.settle(4.0);
+    assert_eq!(story.store.total(Total::Host), 3, "a new kill is counted");
+}

@@ -1,0 +1,254 @@
+//! Builds single scenarios. Times are seconds since their start.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{MemoryStore, figures};
+use crate::clock::Timestamp;
+use crate::collect::cgroup_oom_events::CounterReading;
+use crate::collect::kernel_log::{LogEntry, LogPosition};
+use crate::config::Filter;
+use crate::discover::{
+    Container, ContainerDetails, ContainerId, EventKind, Identity, Inventory, RuntimeEvent,
+};
+use crate::ledger::events::{Exit, ExitReason, Kill, KillOwner, Victim};
+use crate::ledger::exchange::{ContainerUsage, CycleReport};
+use crate::ledger::interval::LogClock;
+use crate::ledger::reconcile::{ObservedLine, ProcInfo, Reconciler, ReconcilerConfig};
+use crate::parse::kernel_log::{Killed, Line, OomContext};
+
+pub const KILLED: Option<i64> = Some(137);
+
+pub struct Story {
+    pub begin: Timestamp,
+    pub reconciler: Reconciler,
+    pub store: MemoryStore,
+    /// Usage of all containers in the next cycles.
+    pub usage: ContainerUsage,
+    /// Seconds by which the kernel log's clock is ahead.
+    pub drift: f64,
+    filter: Filter,
+    boot: (String, f64),
+    clock: LogClock,
+    read_at: Option<Timestamp>,
+    lines: u64,
+}
+
+pub fn id(letter: char) -> ContainerId {
+    ContainerId::new(&letter.to_string().repeat(64))
+}
+
+pub fn path(letter: char) -> String {
+    format!("/docker/{}", id(letter).as_str())
+}
+
+fn reconciler(store: &MemoryStore, filter: &Filter, boot: &(String, f64), now: Timestamp) -> Reconciler {
+    let setup = ReconcilerConfig {
+        boot_id: boot.0.as_str().into(),
+        booted_at: boot.1,
+        keep_ended: Duration::from_secs(60),
+        filter: filter.clone(),
+        host_pids: true,
+        ..ReconcilerConfig::default()
+    };
+    Reconciler::new(setup, &store.contents, now, now.kernel_usec())
+}
+
+impl Story {
+    pub fn new() -> Self {
+        Self::filtered(Filter::default())
+    }
+
+    pub fn filtered(filter: Filter) -> Self {
+        let begin = Timestamp::now();
+        let store = MemoryStore::default();
+        let boot = ("boot".to_owned(), 0.0);
+        let reconciler = reconciler(&store, &filter, &boot, begin);
+        let (usage, drift) = (ContainerUsage::default(), 0.0);
+        let (clock, read_at) = (LogClock::default(), Some(begin));
+        let mut story =
+            Self { begin, reconciler, store, usage, drift, filter, boot, clock, read_at, lines: 0 };
+        story.settle(0.0);
+        story
+    }
+
+    pub fn at(&self, seconds: f64) -> Timestamp {
+        self.begin.plus(Duration::from_secs_f64(seconds))
+    }
+
+    pub fn settle(&mut self, seconds: f64) {
+        let (changes, _) = self.reconciler.settle(self.at(seconds));
+        self.store.commit(changes);
+    }
+
+    pub fn restart(&mut self, seconds: f64) {
+        self.reconciler = reconciler(&self.store, &self.filter, &self.boot, self.at(seconds));
+    }
+
+    /// Starts memledger in a boot that began at this time.
+    pub fn reboot(&mut self, seconds: f64) {
+        self.boot = (format!("boot at {seconds}"), self.at(seconds).unix_seconds());
+        self.restart(seconds);
+    }
+
+    /// Applies an event of the container a, b, ...
+    pub fn event(&mut self, letter: char, happened: f64, what: EventKind) {
+        self.late_event(letter, happened, happened, what);
+    }
+
+    pub fn late_event(&mut self, letter: char, happened: f64, reported: f64, what: EventKind) {
+        let named = ContainerDetails {
+            name: letter.to_string().into(),
+            pod: None,
+            image: "".into(),
+            labels_match: true,
+        };
+        self.named_event(letter, happened, reported, Some(named), what);
+    }
+
+    pub fn named_event(
+        &mut self,
+        letter: char,
+        happened: f64,
+        reported: f64,
+        named: Option<ContainerDetails>,
+        what: EventKind,
+    ) {
+        let at = self.begin.unix_seconds() + happened;
+        let runtime_event = RuntimeEvent { runtime: "docker", id: id(letter), at, named, what };
+        self.reconciler.apply_runtime_events(self.at(reported), &[runtime_event]);
+    }
+
+    pub fn end(&mut self, letter: char, at: f64, exit_code: Option<i64>) {
+        self.event(letter, at, EventKind::Ended { exit_code, oom_flag: None });
+    }
+
+    pub fn log(&mut self, at: f64, lines: Vec<(Line, ProcInfo)>) {
+        self.log_read(at, at, lines);
+    }
+
+    /// Applies lines that were logged at one time and read at another.
+    pub fn log_read(&mut self, logged: f64, at: f64, lines: Vec<(Line, ProcInfo)>) {
+        let usec = self.at(logged).kernel_usec().saturating_add_signed((self.drift * 1e6) as i64);
+        let mut observed = Vec::new();
+        for (line, proc_info) in lines {
+            self.lines += 1;
+            let position = LogPosition { sequence: Some(self.lines), usec: usec + self.lines };
+            let written = self.clock.written(position.usec, self.read_at, self.at(at));
+            let entry = LogEntry { position, line, text: Arc::from("a line") };
+            observed.push(ObservedLine { entry, written, proc_info });
+        }
+        let position = observed.last().map_or(LogPosition::default(), |line| line.entry.position);
+        self.read_at = Some(self.at(at));
+        self.reconciler.apply_log(self.at(at), Some(&observed), position);
+    }
+
+    /// Applies a kill with the data of the kernel log and of /proc.
+    pub fn kill(&mut self, at: f64, pid: u32, context: Option<&str>, hint: ProcInfo) {
+        let mut lines = Vec::new();
+        if let Some(path) = context {
+            let task_cgroups = path.split(" or ").map(str::to_owned).collect();
+            lines.push((
+                Line::Context(OomContext { task_cgroups, ..OomContext::default() }),
+                ProcInfo::default(),
+            ));
+        }
+        lines.push((Line::Killed(killed(pid)), hint));
+        self.log(at, lines);
+    }
+
+    pub fn kill_in(&mut self, letter: char, at: f64, pid: u32) {
+        self.kill(at, pid, Some(&path(letter)), ProcInfo::default());
+    }
+
+    pub fn counters(&mut self, at: f64, counters: &[(char, u64)]) {
+        let reading = |(letter, kills): &(char, u64)| CounterReading {
+            id: id(*letter),
+            path: format!("docker/{letter}"),
+            inode: u64::from(*letter as u32),
+            kills: *kills,
+            fresh: true,
+        };
+        let readings: Vec<_> = counters.iter().map(reading).collect();
+        self.reconciler.apply_cgroup_counters(self.at(at), &readings, false);
+    }
+
+    pub fn cycle(&mut self, at: f64, running: &[(char, Option<f64>)], runtimes: &[(&'static str, bool)]) {
+        self.cycle_as(at, running, runtimes, |letter| letter.to_string());
+    }
+
+    /// Like `cycle`, but with other names; the short id counts as no name.
+    pub fn cycle_as(
+        &mut self,
+        at: f64,
+        running: &[(char, Option<f64>)],
+        runtimes: &[(&'static str, bool)],
+        name: impl Fn(char) -> String,
+    ) {
+        let runtime = runtimes.first().map_or("", |(runtime, _)| runtime);
+        let container = |(letter, started): &(char, Option<f64>)| {
+            Arc::new(Container {
+                id: id(*letter),
+                identity: Identity::named(&name(*letter)),
+                runtime,
+                pod: None,
+                image: "".into(),
+                compose_project: "".into(),
+                compose_service: "".into(),
+                settings: vec![],
+                gpus: Arc::default(),
+                started: started.map(|started| self.begin.unix_seconds() + started),
+                cgroup: None,
+                nested: false,
+            })
+        };
+        let containers: Vec<_> = running.iter().map(container).collect();
+        let inventory = Arc::new(Inventory { containers, runtimes: runtimes.to_vec() });
+        let containers = vec![self.usage.clone(); running.len()];
+        let handed = CycleReport { at: self.at(at), inventory, containers, host_memory: None };
+        self.reconciler.apply_cycle(self.at(at), &handed);
+    }
+
+    pub fn last_kill(&self) -> &Kill {
+        self.store.kills().last().expect("a kill")
+    }
+
+    pub fn owner(&self) -> Option<String> {
+        match &self.last_kill().owner {
+            KillOwner::Container(subject) => Some(subject.name.container_name.to_string()),
+            _ => None,
+        }
+    }
+
+    pub fn exits(&self, letter: char) -> Vec<&Exit> {
+        self.store.exits_of(&id(letter))
+    }
+
+    pub fn reasons(&self, letter: char) -> Vec<Option<ExitReason>> {
+        self.exits(letter).iter().map(|exit| exit.reason).collect()
+    }
+
+    /// Returns the containers that have figures in /metrics.
+    pub fn shown(&self, seconds: f64) -> Vec<String> {
+        let figures = self.reconciler.figures(self.at(seconds)).containers;
+        figures.iter().map(|container| container.name.container_name.to_string()).collect()
+    }
+
+    pub fn counted(&self, name: &str) -> (u64, u64) {
+        let kills = figures(&self.store.totals(), name).kills;
+        let of = |victim: Victim| kills[victim as usize].iter().sum::<u64>();
+        (of(Victim::Main), of(Victim::Child))
+    }
+}
+
+pub fn killed(pid: u32) -> Killed {
+    Killed { pid, process: "python".into(), ..Killed::default() }
+}
+
+pub fn running(pid: u32) -> EventKind {
+    EventKind::Running { pid: Some(pid) }
+}
+
+pub fn stop_request(signal: i32) -> EventKind {
+    EventKind::SignalRequested { signal: Some(signal) }
+}

@@ -1,0 +1,391 @@
+//! The ledger's thread: reads the sources, runs the reconciler, has its results written ([`LedgerWriter`]), and only then
+//! publishes the figures.
+//!
+//! It runs on its own thread so that a kill is noticed when the kernel logs it rather than at the next cycle, and so
+//! that neither a slow disk nor a hanging read in a cycle delays the other. It waits in poll(2) on the waker that the
+//! runtimes' tasks and the kernel log reader use; in addition it reads the kernel's counter once per interval.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::exchange::{LedgerFigures, SharedState};
+use super::kmsg_reader::KmsgReader;
+use super::reconcile::{Reconciler, ReconcilerConfig};
+use super::store::{EventReader, StoreError};
+use super::victim_probe::VictimProbe;
+use super::writer::LedgerWriter;
+use crate::clock::Timestamp;
+use crate::collect::cgroup_oom_events::CgroupCounters;
+use crate::collect::kernel_log::{KernelLog, LogBackend, LogPosition};
+use crate::collect::vmstat_oom::OomCounter;
+use crate::config::{Config, KernelLogChoice};
+use crate::discover::{ConnectionState, ContainerId, EventKind, Hierarchy, RuntimeEvent, RuntimeState};
+use crate::host::HostPaths;
+
+/// Interval between steps while something is pending.
+const PENDING_INTERVAL: Duration = Duration::from_millis(200);
+/// Longest interval between reads of syslog(2) and of the kernel's counter, also with a longer sampling interval.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Delay before a source that failed is opened again.
+const REOPEN_DELAY: Duration = Duration::from_secs(10);
+/// Minimum time between two warnings that the kernel log was overwritten.
+const OVERRUN_WARNING_INTERVAL: Duration = Duration::from_secs(600);
+
+/// The ledger service. [`LedgerService::start`] moves it to its thread.
+#[derive(Debug)]
+pub struct LedgerService {
+    shared_state: Arc<SharedState>,
+    reconciler: Reconciler,
+    writer: LedgerWriter,
+    host_paths: HostPaths,
+    sources: Vec<Arc<RuntimeState>>,
+    use_runtimes: bool,
+    log_choice: KernelLogChoice,
+    log: Option<KmsgReader>,
+    log_failed: Option<Timestamp>,
+    overrun_logged: Option<Timestamp>,
+    counter: Option<OomCounter>,
+    counters: Option<CgroupCounters>,
+    counters_up: bool,
+    hierarchy: Option<Hierarchy>,
+    last_sweep: Option<Timestamp>,
+    last_publish: Option<Timestamp>,
+    interval: Duration,
+}
+
+/// A handle that stops the thread.
+#[derive(Debug)]
+pub struct ServiceHandle {
+    stop: Arc<AtomicBool>,
+    shared_state: Arc<SharedState>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl ServiceHandle {
+    /// Lets the thread finish its step, waiting no longer than `timeout`: a stuck disk must not delay the exit.
+    pub fn stop(self, timeout: Duration) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.shared_state.waker.wake();
+        let began = Timestamp::now();
+        while !self.thread.is_finished() && Timestamp::now().since(began) < timeout {
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+}
+
+impl LedgerService {
+    /// Opens the ledger in the configured directory. If that fails, logs an error and keeps the ledger in memory.
+    ///
+    /// # Errors
+    /// Another memledger writes to the same ledger: two would count everything twice.
+    pub fn open(config: &Config) -> Result<Self, StoreError> {
+        let now = Timestamp::now();
+        let (writer, stored) = LedgerWriter::open(&config.state, now)?;
+        let boot_id = config.host_paths.boot_id().unwrap_or_default();
+        let reconciler_config = ReconcilerConfig {
+            boot_id: boot_id.into(),
+            booted_at: now.unix_seconds_of_kernel(0),
+            keep_ended: config.keep_ended,
+            filter: config.filter.clone(),
+            host_pids: config.host_paths.in_initial_pid_namespace(),
+            without_runtimes: !config.oom.runtime,
+        };
+        let hierarchy = Hierarchy::detect(&config.host_paths).ok();
+        let log_start = newest_log_stamp(config).unwrap_or(now.kernel_usec());
+        let shared_state = Arc::new(SharedState::new(log_start));
+        Ok(Self {
+            reconciler: Reconciler::new(reconciler_config, &stored, now, log_start),
+            shared_state,
+            writer,
+            host_paths: config.host_paths.clone(),
+            sources: vec![],
+            use_runtimes: config.oom.runtime,
+            log_choice: config.oom.kernel_log,
+            log: None,
+            log_failed: None,
+            overrun_logged: None,
+            counter: None,
+            counters: hierarchy.as_ref().map(CgroupCounters::new),
+            counters_up: false,
+            hierarchy,
+            last_sweep: None,
+            last_publish: None,
+            interval: config.sample_interval,
+        })
+    }
+
+    /// Returns the state that is shared with the cycle.
+    pub fn shared_state(&self) -> Arc<SharedState> {
+        Arc::clone(&self.shared_state)
+    }
+
+    /// Returns a reader of the events.
+    pub fn event_reader(&self) -> EventReader {
+        self.writer.event_reader()
+    }
+
+    /// Returns the containers of a runtime that were running when the ledger was last written.
+    pub fn running(&self, runtime: &str) -> HashSet<ContainerId> {
+        self.reconciler.running(runtime).cloned().collect()
+    }
+
+    /// Returns the id of the last event that a follower has processed, also in an earlier run; 0 if there is none.
+    pub fn cursor(&self, follower: &str) -> u64 {
+        self.writer.cursor(follower)
+    }
+
+    /// Returns the Unix time of the ledger's first start.
+    pub fn started_at(&self) -> f64 {
+        self.writer.started_at()
+    }
+
+    /// Returns the Unix time of the last event of a runtime.
+    pub fn since(&self, runtime: &str) -> Option<f64> {
+        self.reconciler.last_event_times().get(runtime).copied()
+    }
+
+    /// Starts the thread. `alive` is dropped when the thread ends, also after a panic.
+    ///
+    /// # Errors
+    /// The thread cannot be created.
+    pub fn start<T: Send + 'static>(
+        mut self,
+        sources: Vec<Arc<RuntimeState>>,
+        alive: T,
+    ) -> std::io::Result<ServiceHandle> {
+        self.sources = sources;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (thread_stop, shared_state) = (Arc::clone(&stop), Arc::clone(&self.shared_state));
+        let thread = std::thread::Builder::new().name("ledger".into()).spawn(move || {
+            let _alive = alive;
+            while !thread_stop.load(Ordering::Relaxed) {
+                self.step(Timestamp::now());
+                self.wait();
+            }
+            let now = Timestamp::now();
+            self.step(now);
+            self.writer.commit(now, &mut self.reconciler, &self.shared_state); // the cursors of the followers
+        })?;
+        Ok(ServiceHandle { stop, shared_state, thread })
+    }
+
+    /// Waits until an event arrives or the next step is due.
+    fn wait(&mut self) {
+        let must_poll = self.log.as_ref().is_none_or(|log| !log.wakes_ledger());
+        let wait = match () {
+            () if self.reconciler.has_pending() => PENDING_INTERVAL.min(self.interval),
+            () if must_poll => POLL_INTERVAL.min(self.interval),
+            () => self.interval,
+        };
+        let timeout =
+            rustix::event::Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
+        let files = [self.shared_state.waker.fd(), self.counters.as_ref().and_then(CgroupCounters::fd)];
+        let mut files: Vec<_> = files
+            .iter()
+            .flatten()
+            .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN | PollFlags::PRI))
+            .collect();
+        if poll(&mut files, Some(&timeout)).is_err() {
+            std::thread::park_timeout(PENDING_INTERVAL); // interrupted; never a busy loop
+        }
+        self.shared_state.waker.reset();
+        if self.counters.as_ref().is_some_and(CgroupCounters::take_notifications) {
+            self.last_sweep = None; // at once: the cgroup may be gone soon
+        }
+    }
+
+    fn step(&mut self, now: Timestamp) {
+        if let Some(report) = self.shared_state.take_cycle() {
+            self.reconciler.apply_cycle(now, &report);
+        }
+        for source in &self.sources {
+            let runtime_events = source.drain_events();
+            let runtime_events = if self.use_runtimes { runtime_events } else { keep_names(runtime_events) };
+            self.reconciler.apply_runtime_events(now, &runtime_events);
+        }
+        self.read_log(now);
+        if self.counter.is_none() {
+            self.counter = OomCounter::open(&self.host_paths).ok();
+        }
+        // a cgroup may have counted a kill since the log was read: read that kill's record before the host's counter,
+        // or the counter's growth would be taken for another kill
+        if self.sweep(now) {
+            self.read_log(now);
+        }
+        let counted = self.counter.as_mut().and_then(|counter| counter.read().ok());
+        self.reconciler.apply_vmstat(now, counted);
+        self.reconciler.add_gpu_errors(self.shared_state.take_gpu_errors());
+        let has_changes = self.writer.write(now, &mut self.reconciler, &self.shared_state);
+        if has_changes || self.last_publish.is_none_or(|at| now.since(at) >= self.interval) {
+            self.last_publish = Some(now);
+            self.publish(now, counted.is_some());
+        }
+    }
+
+    /// Applies new kernel log entries.
+    fn read_log(&mut self, now: Timestamp) {
+        self.open_log(now);
+        match self.log.as_ref().map(KmsgReader::take) {
+            Some(Ok(taken)) => {
+                let is_due =
+                    self.overrun_logged.is_none_or(|logged| now.since(logged) >= OVERRUN_WARNING_INTERVAL);
+                if taken.lost && is_due {
+                    self.overrun_logged = Some(now);
+                    tracing::warn!(
+                        "kernel log overwritten before it was read; OOM kills are counted, but their records are missing"
+                    );
+                }
+                if taken.rewound {
+                    tracing::warn!(
+                        "kernel log ends before the stored position: this machine was restored to an earlier state; the accounting starts anew"
+                    );
+                    self.reconciler.restart_accounting(now.kernel_usec());
+                }
+                if taken.lost {
+                    self.reconciler.records_lost();
+                }
+                self.reconciler.apply_log(now, Some(&taken.lines), taken.position);
+            }
+            Some(Err(error)) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, "kernel log read failed; retrying");
+                self.log = None;
+                self.log_failed = Some(now);
+                self.reconciler.apply_log(now, None, LogPosition::default());
+            }
+            None => self.reconciler.apply_log(now, None, LogPosition::default()),
+        }
+    }
+
+    fn open_log(&mut self, now: Timestamp) {
+        let is_backing_off = self.log_failed.is_some_and(|failed| now.since(failed) < REOPEN_DELAY);
+        if self.log.is_some() || is_backing_off || self.log_choice == KernelLogChoice::Off {
+            return;
+        }
+        let backends = log_backends(self.log_choice);
+        for backend in backends {
+            match KernelLog::open(&self.host_paths, *backend) {
+                Ok(mut log) => {
+                    if let Some(position) = self.reconciler.log_position() {
+                        log.resume_after(position);
+                    }
+                    let probe = VictimProbe::new(&self.host_paths, self.hierarchy.as_ref());
+                    self.log = Some(KmsgReader::start(log, probe, &self.shared_state));
+                    self.log_failed = None;
+                    break;
+                }
+                Err(error) => {
+                    if self.log_failed.is_none() {
+                        let error: &dyn std::error::Error = &error;
+                        tracing::warn!(
+                            ?backend,
+                            error,
+                            "kernel log cannot be opened with this backend; `memledger doctor` shows what to do"
+                        );
+                    }
+                }
+            }
+        }
+        if self.log.is_none() {
+            self.log_failed = Some(now);
+        }
+        if let Some(counters) = &mut self.counters {
+            counters.watch(self.log.is_none());
+        }
+    }
+
+    /// Reads the cgroups' OOM counters if that is due. Returns true if it was.
+    fn sweep(&mut self, now: Timestamp) -> bool {
+        let due = self.last_sweep.is_none_or(|at| now.since(at) >= self.interval);
+        if !due && !self.reconciler.needs_cgroup_sweep() {
+            return false;
+        }
+        let Some(counters) = &mut self.counters else { return false };
+        self.last_sweep = Some(now);
+        let (readings, outcome) = counters.sweep(now);
+        if let (Err(error), true) = (&outcome, self.counters_up) {
+            tracing::warn!(
+                error = error as &dyn std::error::Error,
+                "reading the cgroups' OOM counters failed"
+            );
+        }
+        self.counters_up = outcome.is_ok();
+        let hierarchical = counters.hierarchical();
+        self.reconciler.apply_cgroup_counters(now, &readings, hierarchical);
+        true
+    }
+
+    fn publish(&self, now: Timestamp, counted: bool) {
+        let has_counts = self.writer.has_counts();
+        let mut figures = if has_counts { self.reconciler.figures(now) } else { LedgerFigures::default() };
+        figures.has_counts = has_counts;
+        // sources that are switched off, and runtimes that were never present, are left out: they must not raise an
+        // alert
+        let log = (self.log_choice != KernelLogChoice::Off).then(|| self.log.is_some());
+        let connections = self.sources.iter().map(|source| source.lock().connection);
+        let runtime = self.use_runtimes.then(|| runtimes_up(connections)).flatten();
+        let sources = [
+            ("kmsg", log),
+            ("vmstat", Some(counted)),
+            ("cgroup", Some(self.counters_up)),
+            ("runtime", runtime),
+        ];
+        figures.sources = sources.into_iter().filter_map(|(source, up)| Some((source, up?))).collect();
+        figures.store_up = self.writer.is_up();
+        figures.unreadable_rows = self.writer.unreadable_rows();
+        self.shared_state.publish(figures);
+    }
+}
+
+/// Returns whether any runtime is connected; `None` if none ever was.
+fn runtimes_up(connections: impl IntoIterator<Item = ConnectionState>) -> Option<bool> {
+    let known =
+        connections.into_iter().filter(|it| matches!(it, ConnectionState::Up | ConnectionState::Down));
+    known.map(|it| it == ConnectionState::Up).reduce(|one, other| one || other)
+}
+
+fn log_backends(log_choice: KernelLogChoice) -> &'static [LogBackend] {
+    match log_choice {
+        KernelLogChoice::Auto => &[LogBackend::Device, LogBackend::Syslog],
+        KernelLogChoice::Device => &[LogBackend::Device],
+        KernelLogChoice::Syslog => &[LogBackend::Syslog],
+        KernelLogChoice::Off => &[],
+    }
+}
+
+/// Returns the stamp of the log's newest record, by the log's own clock, which drifts from the other clocks.
+fn newest_log_stamp(config: &Config) -> Option<u64> {
+    log_backends(config.oom.kernel_log).iter().find_map(|backend| {
+        let mut log = KernelLog::open(&config.host_paths, *backend).ok()?;
+        log.read().ok()?;
+        Some(log.position().usec).filter(|usec| *usec > 0)
+    })
+}
+
+/// Keeps the names of containers and drops their starts and ends.
+fn keep_names(runtime_events: Vec<RuntimeEvent>) -> Vec<RuntimeEvent> {
+    let named = runtime_events.into_iter().filter(|runtime_event| runtime_event.named.is_some());
+    named
+        .map(|runtime_event| match runtime_event.what {
+            EventKind::Renamed => runtime_event,
+            _ => RuntimeEvent { what: EventKind::Exists, ..runtime_event },
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runtime_that_was_never_present_is_neither_up_nor_down() {
+        assert_eq!(runtimes_up([]), None);
+        assert_eq!(runtimes_up([ConnectionState::Starting, ConnectionState::NoSocket]), None);
+        assert_eq!(runtimes_up([ConnectionState::NoSocket, ConnectionState::Down]), Some(false));
+        assert_eq!(runtimes_up([ConnectionState::Down, ConnectionState::Up]), Some(true));
+    }
+}

@@ -1,0 +1,160 @@
+//! Damaged files and rows.
+
+use super::*;
+
+#[test]
+fn damaged_file_is_moved_aside_and_replaced() {
+    let page = |path: &Path| {
+        let mut bytes = std::fs::read(path).unwrap();
+        bytes[4096..].fill(0x5a);
+        std::fs::write(path, bytes).unwrap();
+    };
+    let half = |path: &Path| {
+        let bytes = std::fs::read(path).unwrap();
+        std::fs::write(path, &bytes[..5000]).unwrap();
+    };
+    let empty = |path: &Path| std::fs::write(path, "").unwrap();
+    let zeros = |path: &Path| std::fs::write(path, [0; 8192]).unwrap();
+    let damages: [&dyn Fn(&Path); 4] = [&page, &half, &empty, &zeros];
+    for damage in damages {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = open(dir.path()).store;
+        store.commit(&changes((1..100).map(|id| exit(id, id as f64, "train", 'a')))).unwrap();
+        drop(store);
+        let file = dir.path().join(FILE);
+        damage(&file);
+        let damaged = std::fs::read(&file).unwrap();
+        let opened = open(dir.path());
+        let aside = opened.moved_aside.expect("moved aside");
+        assert!(aside.to_str().unwrap().contains("ledger.sqlite3.corrupt-1"), "{aside:?}");
+        assert_eq!(std::fs::read(aside).unwrap(), damaged);
+        assert_eq!(text(&opened.state), text(&LoadedState::default()));
+        drop(opened.store);
+        assert_eq!(open(dir.path()).moved_aside, None, "the new one is intact");
+    }
+}
+
+#[test]
+fn damaged_file_is_replaced_by_new_one_while_it_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join(FILE);
+    let mut store = open(dir.path()).store;
+    store.commit(&changes((1..2000).map(|id| exit(id, id as f64, "train", 'a')))).unwrap();
+    drop(store);
+    let mut store = open(dir.path()).store;
+    store.connection.execute_batch("PRAGMA shrink_memory").unwrap(); // drop the page cache
+    let length = std::fs::metadata(&file).unwrap().len() as usize;
+    let handle = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&handle, &vec![0x5a; length - 8192], 8192).unwrap();
+    assert!(!store.is_damaged());
+    let mut content = changes([exit(5, 0.0, "other", 'b')]);
+    let error = store.commit(&content).unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
+    assert!(store.is_damaged());
+    content.totals.insert(Total::Host, 7);
+    let aside = store.replace(&content, 1999).unwrap();
+    assert!(std::fs::read(aside).unwrap()[8192..].iter().all(|byte| *byte == 0x5a), "it is kept");
+    assert!(!store.is_damaged());
+    store.commit(&changes([exit(2000, 1.0, "other", 'b')])).unwrap();
+    drop(store);
+    let opened = open(dir.path());
+    assert_eq!(
+        (opened.moved_aside, opened.state.totals[&Total::Host], opened.state.last_id),
+        (None, 7, 2000)
+    );
+    assert_eq!(ids(&opened.store.events(&Query::default()).unwrap()), [5, 2000]);
+}
+
+#[test]
+fn ids_are_not_reused_after_replacement() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path()).store;
+    store.commit(&changes([exit(70, 1.0, "train", 'a')])).unwrap();
+    store.replace(&WriteBatch::default(), 70).unwrap();
+    drop(store);
+    assert_eq!(open(dir.path()).state.last_id, 70);
+}
+
+#[test]
+fn unreadable_rows_cost_only_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path()).store;
+    let mut all = changes([
+        kill(1, 1.0, KillOwner::Host),
+        kill(2, 2.0, KillOwner::Open),
+        kill(3, 3.0, KillOwner::Open),
+        exit(4, 4.0, "train", 'a'),
+    ]);
+    all.totals.insert(Total::Host, 3);
+    for name in ["good", "bad"] {
+        let labels = ContainerLabels { container_name: name.into(), ..ContainerLabels::default() };
+        all.container_counters.insert(labels, Some(ContainerCounters::default()));
+        all.containers.insert(ContainerId::new(name), Some(ContainerState::default()));
+    }
+    all.pending_kills.insert(2, Some(PersistedKill::default()));
+    all.pending_kills.insert(3, Some(PersistedKill::default()));
+    all.accounting = Some(AccountingCheckpoint::default());
+    store.commit(&all).unwrap();
+    let damage = "UPDATE events SET body = '{\"type\":\"of_a_newer_version\"}' WHERE id IN (1, 2);
+        UPDATE container_counters SET value = 'x' WHERE key LIKE '%bad';
+        UPDATE containers SET value = '{}' WHERE key = 'bad';
+        UPDATE pending_kills SET value = '[' WHERE key = 2;
+        UPDATE accounting SET value = 'null';
+        INSERT INTO totals VALUES ('of_a_newer_version', 1)";
+    store.connection.execute_batch(damage).unwrap();
+    assert_eq!(ids(&store.events(&Query::default()).unwrap()), [3, 4]);
+    drop(store);
+
+    let OpenedStore { mut store, state, moved_aside } = open(dir.path());
+    assert_eq!(moved_aside, None);
+    assert_eq!(state.unreadable_rows, 6, "event 1 is settled and not loaded");
+    assert_eq!(ids(&state.unsettled), [3]);
+    assert_eq!(state.totals, BTreeMap::from([(Total::Host, 3)]));
+    assert_eq!(
+        (state.container_counters.len(), state.containers.len(), state.pending_kills.len()),
+        (1, 1, 1)
+    );
+    assert!(state.accounting.is_none());
+    // the followers do not wait for an event that never settles
+    let settled = store.settled_after(0, 10).unwrap();
+    assert_eq!(
+        (ids(&settled.events), &settled.unreadable, settled.last_id()),
+        (vec![], &vec![1, 2], Some(2))
+    );
+    store.commit(&changes([kill(3, 3.0, KillOwner::Host)])).unwrap();
+    assert_eq!(ids(&store.settled_after(2, 10).unwrap().events), [3, 4]);
+}
+
+#[test]
+fn dropped_event_is_not_pending_after_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path()).store;
+    store.commit(&changes([kill(1, 1.0, KillOwner::Open), kill(2, 2.0, KillOwner::Open)])).unwrap();
+    // the disk is full: they settle, and the oldest is dropped
+    let mut waiting = changes([kill(1, 1.0, KillOwner::Host), kill(2, 2.0, KillOwner::Host)]);
+    waiting.merge(changes([
+        kill(3, 3.0, KillOwner::Open),
+        exit(4, 4.0, "train", 'a'),
+        exit(5, 5.0, "train", 'a'),
+    ]));
+    waiting.drop_oldest_events(2, 2);
+    assert_eq!(waiting.events.keys().copied().collect::<Vec<_>>(), [3, 5], "pending events are kept");
+    assert_eq!(waiting.removed_events.iter().copied().collect::<Vec<_>>(), [1, 2]);
+    store.commit(&waiting).unwrap();
+    drop(store);
+    let opened = open(dir.path());
+    assert_eq!(ids(&opened.state.unsettled), [3], "1 and 2 would be counted again");
+    assert_eq!(ids(&opened.store.events(&Query::default()).unwrap()), [3, 5]);
+}
+
+#[test]
+fn write_ahead_log_without_database_is_not_applied_to_the_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = start_writer(dir.path(), 5);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    std::fs::remove_file(dir.path().join(FILE)).unwrap();
+    let opened = open(dir.path());
+    assert!(opened.moved_aside.is_some());
+    assert_eq!(text(&opened.state), text(&LoadedState::default()));
+}

@@ -1,0 +1,156 @@
+//! Reads a victim's /proc entry and its cgroup's limit while both still exist, which is for some milliseconds.
+//!
+//! Only `comm` and `cgroup` are read, because they do not delay the release of the victim's memory; other files do,
+//! which can make the kernel kill a second process (docs/decisions/0017).
+
+use std::path::PathBuf;
+
+use super::interval::Interval;
+use super::reconcile::{ObservedLine, ProcInfo};
+use crate::clock::Timestamp;
+use crate::collect::cgroup_namespace::CgroupNamespace;
+use crate::collect::kernel_log::LogEntry;
+use crate::discover::{Hierarchy, Version};
+use crate::host::{Dir, HostPaths};
+use crate::parse::kernel_log::{Killed, Line};
+use crate::parse::process::cgroup_path;
+
+/// A pid belongs to another process by then: pids are reused within minutes. The start time of a process would show
+/// that, but reading it delays the release of a victim's memory.
+const MAX_VICTIM_AGE: f64 = 10.0;
+
+/// Reads the data of victims.
+#[derive(Debug)]
+pub struct VictimProbe {
+    host_paths: HostPaths,
+    /// Root of the memory hierarchy, and whether it is cgroup v1.
+    hierarchy: Option<(PathBuf, bool)>,
+    /// The kernel log's pids are valid in this pid namespace.
+    host_pids: bool,
+    /// The cgroup namespace, to which paths in /proc/PID/cgroup are relative.
+    namespace: CgroupNamespace,
+    /// The cgroup whose limit was hit, from the context line, until the record of its victim is read.
+    limit_cgroup: Option<String>,
+}
+
+impl VictimProbe {
+    /// Creates a probe for this host.
+    pub fn new(host_paths: &HostPaths, hierarchy: Option<&Hierarchy>) -> Self {
+        Self {
+            host_paths: host_paths.clone(),
+            hierarchy: hierarchy.map(|found| (found.root.clone(), found.version == Version::V1)),
+            host_pids: host_paths.in_initial_pid_namespace(),
+            namespace: CgroupNamespace::detect(host_paths, hierarchy).unwrap_or(CgroupNamespace::Unknown),
+            limit_cgroup: None,
+        }
+    }
+
+    /// Adds the data of the victims to lines that were read at this time.
+    pub fn probe(&mut self, read_at: Timestamp, lines: Vec<(LogEntry, Interval)>) -> Vec<ObservedLine> {
+        let with_info = |(entry, written): (LogEntry, Interval)| {
+            let mut proc_info = ProcInfo::default();
+            match &entry.line {
+                Line::Context(context) => self.limit_cgroup = context.oom_cgroup.clone(),
+                Line::Killed(killed) => {
+                    if read_at.unix_seconds() - written.earliest <= MAX_VICTIM_AGE {
+                        proc_info = self.proc_info(killed);
+                    }
+                    proc_info.limit_bytes = self.limit_cgroup.take().and_then(|path| self.limit(&path));
+                }
+                Line::Invoked => self.limit_cgroup = None,
+                Line::Group { .. } | Line::Xid(_) => {}
+            }
+            ObservedLine { entry, written, proc_info }
+        };
+        lines.into_iter().map(with_info).collect()
+    }
+
+    /// Returns the limit of a cgroup by its path from the root; `None` also if it is unlimited.
+    fn limit(&self, path: &str) -> Option<u64> {
+        let (root, v1) = self.hierarchy.as_ref()?;
+        let dir = Dir::open(&root.join(path.trim_start_matches('/'))).ok()?;
+        let name = if *v1 { "memory.limit_in_bytes" } else { "memory.max" };
+        crate::parse::cgroup::limit(dir.file(name).ok()?.read_once(&mut Vec::new()).ok()?).flatten()
+    }
+
+    fn proc_info(&self, victim: &Killed) -> ProcInfo {
+        if !self.host_pids {
+            return ProcInfo::default(); // the log's pids are from another namespace
+        }
+        let mut buffer = Vec::new();
+        let Ok(dir) = Dir::open(&self.host_paths.process(victim.pid)) else { return ProcInfo::default() };
+        let read = |name, buffer: &mut Vec<u8>| dir.file(name)?.read_once(buffer).map(<[u8]>::to_vec);
+        // the pid may have been reused
+        let comm = read("comm", &mut buffer).unwrap_or_default();
+        if crate::parse::printable(comm.strip_suffix(b"\n").unwrap_or(&comm)) != victim.process {
+            return ProcInfo::default();
+        }
+        let v1 = self.hierarchy.as_ref().is_some_and(|(_, v1)| *v1);
+        let cgroup = read("cgroup", &mut buffer).ok().and_then(|text| {
+            let path = String::from_utf8(cgroup_path(&text, v1)?.to_vec()).ok()?;
+            let named = crate::parse::container_id::in_path(&path).next().is_some();
+            match self.namespace.absolute(&path) {
+                Some(path) => (path != "/").then_some(path), // an exiting process is shown in the root
+                None => named.then_some(path), // in an unknown namespace only container ids are reliable
+            }
+        });
+        ProcInfo { cgroup, ..ProcInfo::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collect::kernel_log::LogPosition;
+    use crate::parse::kernel_log::OomContext;
+
+    const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+    /// Returns a probe in a directory in which process 7 runs in a container with a limit of 64 MiB.
+    fn probe(root: &std::path::Path) -> VictimProbe {
+        let (cgroup, process) = (root.join("cgroup/docker").join(ID), root.join("proc/7"));
+        std::fs::create_dir_all(&cgroup).unwrap();
+        std::fs::create_dir_all(&process).unwrap();
+        std::fs::write(cgroup.join("memory.max"), "67108864\n").unwrap();
+        std::fs::write(process.join("comm"), "python\n").unwrap();
+        std::fs::write(process.join("cgroup"), format!("0::/docker/{ID}\n")).unwrap();
+        VictimProbe {
+            host_paths: HostPaths { proc: root.join("proc"), ..HostPaths::default() },
+            hierarchy: Some((root.join("cgroup"), false)),
+            host_pids: true,
+            namespace: CgroupNamespace::Unknown,
+            limit_cgroup: None,
+        }
+    }
+
+    fn entry(line: Line) -> LogEntry {
+        LogEntry { position: LogPosition::default(), line, text: "".into() }
+    }
+
+    fn killed() -> LogEntry {
+        entry(Line::Killed(Killed { pid: 7, process: "python".into(), ..Killed::default() }))
+    }
+
+    #[test]
+    fn old_record_is_not_compared_with_a_running_process() {
+        let (root, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
+        let mut probe = probe(root.path());
+        let mut cgroup = |age: f64| {
+            let written = Interval::at(now.unix_seconds() - age);
+            probe.probe(now, vec![(killed(), written)])[0].proc_info.cgroup.clone()
+        };
+        assert_eq!(cgroup(1.0), Some(format!("/docker/{ID}")));
+        assert_eq!(cgroup(3_600.0), None, "its pid belongs to another process now");
+    }
+
+    #[test]
+    fn limit_is_known_if_context_and_kill_are_read_apart() {
+        let (root, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
+        let mut probe = probe(root.path());
+        let oom_cgroup = Some(format!("/docker/{ID}"));
+        let context = entry(Line::Context(OomContext { oom_cgroup, ..OomContext::default() }));
+        let mut read = |entry| probe.probe(now, vec![(entry, Interval::at(now.unix_seconds()))]);
+        read(context);
+        assert_eq!(read(killed())[0].proc_info.limit_bytes, Some(64 << 20));
+    }
+}

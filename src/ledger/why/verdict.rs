@@ -1,0 +1,461 @@
+//! Determines the cause and the sentence that describes it.
+
+use super::text::{bytes, lasted, name, path, role_one, signal, signal_of, time};
+use super::{CAUSE_WINDOW, Cause, Confidence, RunSummary, Verdict, advice, ended_it, last_sample};
+use crate::ledger::events::{ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, OomScope};
+
+/// From this used share on, a `/dev/shm` counts as full: another batch does not fit.
+const SHM_FULL_ABOVE: f64 = 0.9;
+/// SIGBUS, raised by a write to a full `/dev/shm`.
+const SIGBUS: i64 = 7;
+pub(super) const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+
+/// The limit that was hit, relative to the container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Limit {
+    /// The container's own cgroup.
+    Own,
+    /// A cgroup inside the container.
+    Inside,
+    /// A cgroup above it.
+    Above,
+    /// The kernel's record does not name it.
+    Unnamed,
+}
+
+/// Returns which limit a kill in this container hit.
+pub(super) fn limit_of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Limit {
+    let id = &*run.subject.container_id;
+    let last = last_sample(run.before(Some(kill)));
+    if kill.limit_cgroup.is_empty() {
+        // the container has no limit of its own: it was one above it
+        let only_above =
+            last.is_some_and(|last| last.limit_bytes.is_none() && last.effective_limit_bytes.is_some());
+        return if only_above { Limit::Above } else { Limit::Unnamed };
+    }
+    let mut parts = kill.limit_cgroup.split('/').filter(|part| !part.is_empty()).rev();
+    let is_it = |part: &str| !id.is_empty() && part.contains(id);
+    match parts.next() {
+        Some(part) if is_it(part) => Limit::Own,
+        _ if parts.any(is_it) => Limit::Inside,
+        _ if id.is_empty() => Limit::Unnamed,
+        _ => Limit::Above,
+    }
+}
+
+/// Returns the path of the limit's cgroup as seen inside the container.
+pub(super) fn inside(kill: &Kill, subject: &ContainerRef) -> String {
+    let id = &*subject.container_id;
+    let at = kill.limit_cgroup.rfind(id).filter(|_| !id.is_empty());
+    let below = at.and_then(|at| kill.limit_cgroup[at + id.len()..].find('/').map(|end| at + id.len() + end));
+    path(&kill.limit_cgroup[below.unwrap_or(0)..])
+}
+
+/// Returns the limit that was hit, if known. The ledger stores the lowest limit on the path; for a cgroup above the
+/// container that is the container's own limit if that is lower.
+pub(super) fn limit_bytes<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Option<u64> {
+    let own = last_sample(run.before(Some(kill))).and_then(|last| last.limit_bytes);
+    let foreign = limit_of(kill, run) == Limit::Above && own.is_some() && own == kill.limit_bytes;
+    kill.limit_bytes.filter(|_| !foreign)
+}
+
+/// Returns true if at least half of the unreclaimable memory was shared memory.
+fn mostly_shared<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> bool {
+    last_sample(run.before(Some(kill)))
+        .and_then(|last| Some(last.shmem_bytes? * 2 >= last.unreclaimable_bytes?))
+        .unwrap_or(false)
+}
+
+/// Returns used bytes and size of a `/dev/shm` that was full at the last sample.
+pub(super) fn full_shm(run: &RunSummary<'_>) -> Option<(u64, u64)> {
+    let last = last_sample(run.before(None))?;
+    let (used, size) = (last.shm_used_bytes?, last.shm_size_bytes?);
+    (size > 0 && used as f64 >= SHM_FULL_ABOVE * size as f64).then_some((used, size))
+}
+
+/// Returns the verdict on one run of a container.
+pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
+    let lead = leading(run);
+    let (cause, confidence, what) = match (lead, run.exit) {
+        (Some(kill), _) => kill_cause(kill, run),
+        (None, Some(exit)) => exit_cause(exit, run),
+        (None, None) => (Cause::Unknown, Confidence::Unsure, "Nothing is recorded of this run.".to_owned()),
+    };
+    let mut evidence: Vec<Evidence> = lead.map(|kill| kill.evidence.clone()).unwrap_or_default();
+    evidence.extend(run.exit.into_iter().flat_map(|exit| exit.evidence.iter().cloned()));
+    evidence.extend(flag_line(run, cause));
+    Verdict {
+        subject: Some(run.subject.clone()),
+        cause,
+        confidence,
+        at: lead.map(|kill| kill.at).or(run.exit.map(|exit| exit.at)),
+        asked_at: now,
+        what,
+        also: also(run, lead),
+        evidence,
+        held: run.before(lead).cloned(),
+        advice: advice::of(cause, run, lead),
+    }
+}
+
+/// Returns the verdict on a kill outside containers.
+pub(super) fn outside_containers(kill: &Kill, now: f64) -> Verdict {
+    let (cause, confidence, owner) = match kill.owner {
+        KillOwner::Host => (Cause::OomHostProcess, Confidence::Certain, "It belongs to no container."),
+        KillOwner::Open => (
+            Cause::OomUnattributed,
+            Confidence::Unsure,
+            "Evidence of its owner may still arrive: retry in a few seconds.",
+        ),
+        _ => (
+            Cause::OomUnattributed,
+            Confidence::Unsure,
+            "No evidence shows its container or that it had none.",
+        ),
+    };
+    let why = match kill.scope {
+        OomScope::Host => "the machine ran out of memory".to_owned(),
+        OomScope::Container => reached("a cgroup", kill.limit_bytes),
+    };
+    let what = match kill.kernel_usec {
+        Some(_) => format!(
+            "At {} the kernel's OOM killer killed {}, because {why}. {owner}",
+            time(kill.at),
+            process(kill)
+        ),
+        None => format!(
+            "By {} the kernel had killed one process more than its log shows: the record was lost. {owner}",
+            time(kill.at)
+        ),
+    };
+    let run = RunSummary {
+        subject: &ContainerRef::default(),
+        kills: vec![kill],
+        exit: None,
+        unattributed_kills: vec![],
+    };
+    Verdict {
+        subject: None,
+        cause,
+        confidence,
+        at: Some(kill.at),
+        asked_at: now,
+        what,
+        also: vec![],
+        evidence: kill.evidence.clone(),
+        held: kill.before.clone(),
+        advice: advice::of(cause, &run, Some(kill)),
+    }
+}
+
+/// Returns the kill that the verdict is about, if any.
+fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a Kill> {
+    let Some(exit) = run.exit else { return run.kills.last().copied() };
+    let ended = run.kills.iter().rev().find(|kill| ended_it(kill, run.exit));
+    let linked = || run.kills.iter().rev().find(|kill| exit.at - kill.at <= CAUSE_WINDOW);
+    ended.or_else(linked).copied()
+}
+
+fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, String) {
+    let main = ended_it(kill, run.exit);
+    let failed =
+        run.exit.is_some_and(|exit| !matches!(exit.exit_code, Some(0) | None) && !was_requested(exit));
+    let limit = limit_of(kill, run);
+    let cause = match (kill.kernel_usec, kill.scope) {
+        (None, _) => Cause::OomUnnamed,
+        (_, OomScope::Host) => Cause::OomHost,
+        _ if limit == Limit::Above => Cause::OomParentLimit,
+        _ if mostly_shared(kill, run) => Cause::OomLimitShm,
+        _ if main => Cause::OomLimitMain,
+        _ if failed => Cause::OomLimitWorkerThenExit,
+        _ => Cause::OomLimitWorker,
+    };
+    let is_complete = kill.victim.is_some() && (limit != Limit::Unnamed || kill.scope == OomScope::Host);
+    let confidence = match cause {
+        Cause::OomUnnamed => Confidence::Likely,
+        _ if is_one_of_a_set(kill) => Confidence::Likely,
+        Cause::OomParentLimit if kill.limit_cgroup.is_empty() => Confidence::Likely,
+        _ if is_complete => Confidence::Certain,
+        _ => Confidence::Likely,
+    };
+    (cause, confidence, sentence(kill, run, main, limit))
+}
+
+/// Returns true if several containers lost processes at that time, and which was whose is not known.
+fn is_one_of_a_set(kill: &Kill) -> bool {
+    &*kill.method == "set"
+}
+
+fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: Limit) -> String {
+    let after = after(kill, run, main);
+    if kill.kernel_usec.is_none() {
+        let source =
+            if &*kill.method == "runtime" { "the runtime reported it" } else { "its counters show it" };
+        return format!(
+            "By {} the kernel's OOM killer had killed a process of this container: {source}, but the \
+             kernel's record was lost, so its name and size are not known; {after}",
+            time(kill.at)
+        );
+    }
+    let bytes = limit_bytes(kill, run);
+    let why = match (kill.scope, limit) {
+        (OomScope::Host, _) => "the whole machine ran out of memory".to_owned(),
+        (_, Limit::Own) => reached("the container", bytes),
+        (_, Limit::Inside) => reached(&format!("the cgroup {} inside it", inside(kill, run.subject)), bytes),
+        (_, Limit::Above) if kill.limit_cgroup.is_empty() => reached("a cgroup above the container", bytes),
+        (_, Limit::Above) => reached(&format!("the cgroup {} above it", path(&kill.limit_cgroup)), bytes),
+        (_, Limit::Unnamed) => reached("a cgroup (most likely the container's own)", bytes),
+    };
+    let or_another = if is_one_of_a_set(kill) {
+        " (or another process at that time: other containers lost some too, and only their number is known)"
+    } else {
+        ""
+    };
+    format!(
+        "At {} the kernel's OOM killer killed {}{or_another}, because {why}; {after}",
+        time(kill.at),
+        process(kill)
+    )
+}
+
+/// Returns `X reached its memory limit of Y`, without the figure if it is unknown.
+fn reached(who: &str, limit: Option<u64>) -> String {
+    let limit = limit.map_or_else(String::new, |limit| format!(" of {}", bytes(limit)));
+    format!("{who} reached its memory limit{limit}")
+}
+
+/// Describes the victim: name, pid, role and size, as far as known.
+fn process(kill: &Kill) -> String {
+    let called = if kill.process.is_empty() { "a process".to_owned() } else { name(&kill.process) };
+    let mut details: Vec<String> = kill.pid.map(|pid| format!("pid {pid}")).into_iter().collect();
+    if !kill.role.is_empty() && &*kill.role != "other" {
+        details.push(format!("a {}", role_one(&kill.role)));
+    }
+    details.extend(kill.anon_bytes.map(|anon| format!("{} of anonymous memory", bytes(anon))));
+    if details.is_empty() { called } else { format!("{called} ({})", details.join(", ")) }
+}
+
+/// Describes the container after the kill.
+fn after(kill: &Kill, run: &RunSummary<'_>, main: bool) -> String {
+    let Some(exit) = run.exit else {
+        return match (main, kill.victim) {
+            (true, _) => "that ended the container.".to_owned(),
+            (false, Some(_)) => "the container kept running.".to_owned(),
+            (false, None) => "no end of the container is recorded.".to_owned(),
+        };
+    };
+    if main {
+        return format!("that ended the container{}.", with_code(exit));
+    }
+    let later = match exit.at - kill.at {
+        seconds if seconds < 1.0 => "right after".to_owned(),
+        seconds => format!("{} later", lasted(seconds)),
+    };
+    let code = with_code(exit);
+    if was_requested(exit) {
+        format!("the container kept running until it was stopped {later}{code}.")
+    } else {
+        format!("the container kept running and ended {later}{code}.")
+    }
+}
+
+fn with_code(exit: &Exit) -> String {
+    exit.exit_code.map_or_else(String::new, |code| format!(" with exit code {code}"))
+}
+
+fn was_requested(exit: &Exit) -> bool {
+    exit.reason == Some(ExitReason::Stopped)
+}
+
+fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) {
+    let at = format!("At {} the container ended{}", time(exit.at), with_code(exit));
+    let after = exit.duration_seconds.map_or_else(String::new, |it| format!(" after {}", lasted(it)));
+    let at = format!("{at}{after}");
+    match exit.reason {
+        Some(ExitReason::OomContainer) => lost_kill(Cause::OomLimitMain, &at, "a memory limit was reached"),
+        Some(ExitReason::OomHost) => lost_kill(Cause::OomHost, &at, "the machine ran out of memory"),
+        Some(ExitReason::Completed) => {
+            (Cause::Completed, Confidence::Certain, format!("{at}: it finished by itself, without an error."))
+        }
+        Some(ExitReason::Stopped) => stopped(exit, &at),
+        Some(ExitReason::Killed) => killed(run, &at),
+        Some(ExitReason::Signal) => by_signal(exit, run, &at),
+        Some(ExitReason::Error) => by_error(run, &at),
+        Some(ExitReason::HostRestart) => {
+            let what = format!(
+                "By {} the container had ended, because the host was restarted or lost power: its run began before that.",
+                time(exit.at)
+            );
+            (Cause::HostRestart, Confidence::Certain, what)
+        }
+        Some(ExitReason::Unknown) if !run.unattributed_kills.is_empty() => killed(run, &at),
+        Some(ExitReason::Unknown) => (
+            Cause::Unknown,
+            Confidence::Unsure,
+            format!(
+                "{at} for a reason that is not recorded: no runtime was connected, or memledger did not run."
+            ),
+        ),
+        None => (
+            Cause::Unknown,
+            Confidence::Unsure,
+            format!("{at}; evidence of the reason may still arrive: retry in a few seconds."),
+        ),
+    }
+}
+
+fn lost_kill(cause: Cause, at: &str, why: &str) -> (Cause, Confidence, String) {
+    let what =
+        format!("{at} by an OOM kill, because {why}; the kill's own record is not in the ledger (any more).");
+    (cause, Confidence::Likely, what)
+}
+
+fn stopped(exit: &Exit, at: &str) -> (Cause, Confidence, String) {
+    match exit.asked_signal() {
+        // the first step of `docker stop`
+        Some(SIGKILL) if exit.stop_signals.contains(&Some(SIGTERM)) => {
+            let what = format!(
+                "{at} on a stop request: it did not exit on SIGTERM, and the runtime killed it after the stop timeout."
+            );
+            (Cause::Stopped, Confidence::Certain, what)
+        }
+        Some(SIGKILL) => {
+            let what = format!(
+                "{at} on a kill request to the runtime (SIGKILL): docker kill, docker rm -f, or docker stop after its \
+                 timeout."
+            );
+            (Cause::KilledByRequest, Confidence::Certain, what)
+        }
+        Some(number) => {
+            let name = signal(number.into());
+            let killed = match exit.exit_code {
+                Some(137) => ", and was killed because it did not exit",
+                _ => "",
+            };
+            let what = format!("{at} on a stop request to the runtime ({name}){killed}.");
+            (Cause::Stopped, Confidence::Certain, what)
+        }
+        None => {
+            let what = format!("{at} on a stop request to the runtime; the signal is not known.");
+            (Cause::Stopped, Confidence::Likely, what)
+        }
+    }
+}
+
+fn killed(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
+    if let Some(kill) = run.unattributed_kills.first() {
+        let what = format!(
+            "{at}, the status after SIGKILL. At that time the kernel's OOM killer killed {} of an unknown container: it may \
+             have been this one.",
+            process(kill)
+        );
+        return (Cause::Unknown, Confidence::Unsure, what);
+    }
+    if run.exit.is_some_and(|exit| !exit.kernel_log_read) {
+        let what = format!(
+            "{at}, the status after SIGKILL, and there was no stop request to the runtime. The kernel log could not be read \
+             then, so an OOM kill is unlikely but possible: no counter that could be read showed one."
+        );
+        return (Cause::KilledOutside, Confidence::Likely, what);
+    }
+    let flagged = run.exit.is_some_and(|exit| exit.runtime_oom_flag == Some(true));
+    let confidence = if flagged { Confidence::Likely } else { Confidence::Certain };
+    let what = format!(
+        "{at}, the status after SIGKILL. It was NOT an OOM kill: the kernel recorded none for it. And there was no stop \
+         request to the runtime."
+    );
+    (Cause::KilledOutside, confidence, what)
+}
+
+fn by_signal(exit: &Exit, run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
+    let Some(number) = signal_of(exit.exit_code) else {
+        let what = format!("{at}, by a signal whose name is not recorded.");
+        return (Cause::EndedBySignal, Confidence::Likely, what);
+    };
+    let name = signal(number);
+    if number == SIGBUS
+        && let Some((used, size)) = full_shm(run)
+    {
+        let what = format!(
+            "{at}, by SIGBUS, while {} of the {} of its /dev/shm were in use: a write to a full /dev/shm raises SIGBUS.",
+            bytes(used),
+            bytes(size)
+        );
+        return (Cause::ShmFull, Confidence::Likely, what);
+    }
+    match number {
+        4..=8 | 11 | 31 => {
+            (Cause::CrashedSignal, Confidence::Certain, format!("{at}, by {name}: it crashed."))
+        }
+        _ => {
+            let what = format!("{at}, by {name}, without a stop request to the runtime.");
+            (Cause::EndedBySignal, Confidence::Certain, what)
+        }
+    }
+}
+
+fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
+    if let Some((used, size)) = full_shm(run) {
+        let what = format!(
+            "{at}, while {} of the {} of its /dev/shm were in use: a full one kills DataLoader workers (SIGBUS), \
+             and the trainer then ends with an error. memledger does not read its log, which would prove it.",
+            bytes(used),
+            bytes(size)
+        );
+        return (Cause::ShmFull, Confidence::Likely, what);
+    }
+    let none = if run.kills.is_empty() { " No OOM kill of this run is recorded." } else { "" };
+    let what = format!("{at}: its own error.{none}");
+    (Cause::ErrorExit, Confidence::Certain, what)
+}
+
+/// Returns a note on the runtime's OOMKilled flag if it contradicts the verdict.
+fn flag_line(run: &RunSummary<'_>, cause: Cause) -> Option<Evidence> {
+    let exit = run.exit?;
+    let flag = exit.runtime_oom_flag?;
+    if exit.evidence.iter().any(|line| line.text.contains("OOMKilled")) {
+        return None; // mentioned already
+    }
+    let oom = !run.kills.is_empty() || matches!(cause, Cause::OomLimitMain | Cause::OomHost);
+    (flag != oom).then(|| {
+        let text = format!(
+            "OOMKilled={flag}, ignored: runtimes lose OOM events, and also set the flag without a kill"
+        );
+        Evidence::new("runtime", text)
+    })
+}
+
+/// Describes the other kills of the run in one line, and mentions counted kills that are not listed.
+fn also(run: &RunSummary<'_>, lead: Option<&Kill>) -> Vec<String> {
+    let others: Vec<_> = run.kills.iter().filter(|kill| lead.is_none_or(|lead| lead.id != kill.id)).collect();
+    let mut lines = Vec::new();
+    if let (Some(first), Some(last)) = (others.first(), others.last()) {
+        let more = if lead.is_some() { " more" } else { "" };
+        let workers = others.iter().all(|kill| &*kill.role == "dataloader_worker");
+        let noun = match (workers, others.len()) {
+            (true, 1) => "DataLoader worker",
+            (true, _) => "DataLoader workers",
+            (false, 1) => "process",
+            (false, _) => "processes",
+        };
+        lines.push(if others.len() == 1 {
+            format!("1{more} {noun} of this run was OOM-killed, at {}.", time(first.at))
+        } else {
+            format!(
+                "{}{more} {noun} of this run were OOM-killed, first at {}, last at {}.",
+                others.len(),
+                time(first.at),
+                time(last.at)
+            )
+        });
+    }
+    let listed = run.kills.len() as u64;
+    if let Some(exit) = run.exit.filter(|exit| exit.oom_kills > listed) {
+        lines.push(format!(
+            "The ledger counted {} OOM kills in this run; {listed} of them are still listed.",
+            exit.oom_kills
+        ));
+    }
+    lines
+}

@@ -1,0 +1,179 @@
+//! Sends export requests over gRPC or HTTP. A client is one connection and lives for one export.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::client::conn::http1;
+use prost::bytes::{Buf, BufMut};
+use tonic::Status;
+use tonic::client::Grpc;
+use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::{PathAndQuery, Uri};
+use tonic::codegen::http::{HeaderMap, HeaderValue, Request, header};
+use tonic::metadata::MetadataMap;
+use tonic::transport::{Channel, Endpoint};
+
+use super::chain;
+use super::connect::Connector;
+use super::response::{ExportResult, accepted, from_http, from_status, too_long};
+use crate::clock::Timestamp;
+use crate::collect::otlp_stats::OtlpSignal;
+use crate::config::otlp::OtlpTarget;
+
+/// Largest response that is read, in bytes.
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
+const USER_AGENT: &str = concat!("OTel-OTLP-Exporter-memledger/", env!("CARGO_PKG_VERSION"));
+
+/// An open connection to an endpoint.
+#[derive(Debug)]
+pub struct OtlpClient {
+    target: Arc<OtlpTarget>,
+    signal: OtlpSignal,
+    transport: Transport,
+}
+
+#[derive(Debug)]
+enum Transport {
+    Grpc(Box<Grpc<Channel>>),
+    Http(http1::SendRequest<Full<Bytes>>),
+}
+
+impl OtlpClient {
+    /// Connects to the endpoint.
+    ///
+    /// # Errors
+    /// A message for people.
+    pub async fn open(target: &Arc<OtlpTarget>, signal: OtlpSignal) -> Result<Self, String> {
+        let connector = Connector::new(target, signal);
+        let transport = if target.grpc {
+            Transport::Grpc(Box::new(connect_grpc(target, connector).await?))
+        } else {
+            let connection = connector.connect().await.map_err(|error| chain(&error))?;
+            let (sender, driver) = http1::handshake(connection).await.map_err(|error| chain(&error))?;
+            tokio::spawn(driver); // ends with the sender
+            Transport::Http(sender)
+        };
+        Ok(Self { target: Arc::clone(target), signal, transport })
+    }
+
+    /// Sends one request. After [`ExportResult::Retry`] the connection may be dead.
+    ///
+    /// # Errors
+    /// The connection is dead; a message for people.
+    pub async fn send(&mut self, body: Bytes) -> Result<ExportResult, String> {
+        match &mut self.transport {
+            Transport::Grpc(grpc) => {
+                let path = PathAndQuery::from_static(match self.signal {
+                    OtlpSignal::Metrics => "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+                    OtlpSignal::Logs => "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+                });
+                let headers: HeaderMap = self.target.headers.iter().cloned().collect();
+                let mut request = tonic::Request::from_parts(
+                    MetadataMap::from_headers(headers),
+                    tonic::Extensions::default(),
+                    body,
+                );
+                request.set_timeout(self.target.timeout);
+                grpc.ready().await.map_err(|error| chain(&error))?;
+                Ok(match grpc.unary(request, path, Raw).await {
+                    Ok(response) => accepted(response.get_ref()),
+                    Err(status) => from_status(&status),
+                })
+            }
+            Transport::Http(sender) => send_http(sender, &self.target, body).await,
+        }
+    }
+}
+
+async fn connect_grpc(target: &OtlpTarget, connector: Connector) -> Result<Grpc<Channel>, String> {
+    let authority = target.endpoint.authority();
+    let uri =
+        |scheme: &str| format!("{scheme}://{authority}").parse::<Uri>().map_err(|error| error.to_string());
+    let origin = uri(if target.endpoint.tls { "https" } else { "http" })?;
+    // the connector does TLS, as for HTTP, so tonic's endpoint is http; the requests name the real scheme by the origin
+    let endpoint = Endpoint::from(uri("http")?).user_agent(USER_AGENT).map_err(|error| chain(&error))?;
+    let channel = endpoint.connect_with_connector(connector).await.map_err(|error| chain(&error))?;
+    let grpc = Grpc::with_origin(channel, origin).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    Ok(match target.gzip {
+        true => grpc.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip),
+        false => grpc,
+    })
+}
+
+async fn send_http(
+    sender: &mut http1::SendRequest<Full<Bytes>>,
+    target: &OtlpTarget,
+    body: Bytes,
+) -> Result<ExportResult, String> {
+    let body = if target.gzip { compress(&body).map_err(|error| chain(&error))? } else { body };
+    let mut request = Request::post(&target.endpoint.path)
+        .header(header::HOST, target.endpoint.authority())
+        .header(header::CONTENT_TYPE, "application/x-protobuf")
+        .header(header::CONTENT_LENGTH, body.len())
+        .header(header::USER_AGENT, USER_AGENT)
+        .body(Full::new(body))
+        .map_err(|error| chain(&error))?;
+    if target.gzip {
+        request.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    for (name, value) in &target.headers {
+        request.headers_mut().insert(name, value.clone());
+    }
+    sender.ready().await.map_err(|error| chain(&error))?;
+    let response = sender.send_request(request).await.map_err(|error| chain(&error))?;
+    let (parts, body) = response.into_parts();
+    let body = match Limited::new(body, MAX_RESPONSE_BYTES).collect().await {
+        Ok(body) => body,
+        Err(error) if parts.status.is_success() && error.is::<LengthLimitError>() => return Ok(too_long()),
+        Err(error) => return Err(chain(&*error)),
+    };
+    Ok(from_http(parts.status, &parts.headers, &body.to_bytes(), Timestamp::now().unix_seconds()))
+}
+
+fn compress(body: &[u8]) -> std::io::Result<Bytes> {
+    let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 8), Compression::fast());
+    encoder.write_all(body)?;
+    encoder.finish().map(Bytes::from)
+}
+
+/// A codec without encoding: requests are encoded, and responses decoded, elsewhere.
+#[derive(Clone, Copy, Debug)]
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Raw;
+    type Decoder = Raw;
+
+    fn encoder(&mut self) -> Raw {
+        Raw
+    }
+
+    fn decoder(&mut self) -> Raw {
+        Raw
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, message: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put(message);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
+}

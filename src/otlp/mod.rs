@@ -1,0 +1,257 @@
+//! Exports metrics and events over OTLP, if an endpoint is configured.
+//!
+//! One thread with its own tokio runtime: neither a cycle nor a scrape ever waits for an endpoint, and without one there is no
+//! thread. Metrics and events are independent tasks, so neither waits for the other.
+//!
+//! The messages are those of `opentelemetry-proto`, filled from the catalog and not by the SDK's instruments, for the reasons in
+//! docs/decisions/0019. The export of a large host is split into several requests, made one after the other: only one is in
+//! memory at a time.
+
+mod response;
+mod client;
+mod connect;
+mod encoding;
+#[cfg(any(test, fuzzing))]
+pub mod event_invariants;
+mod event_records;
+mod retry;
+pub mod resource_detection;
+#[cfg(any(test, fuzzing))]
+pub mod invariants;
+mod event_consumer;
+mod metric_batches;
+mod metric_export;
+mod resource;
+mod temporality;
+
+use std::error::Error;
+use std::fmt::Write;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use futures_util::FutureExt;
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use tokio::sync::{Semaphore, watch};
+
+use client::OtlpClient;
+pub use metric_batches::{MetricBatch, MetricBatches};
+pub use resource::{ResourceInfo, resource};
+use response::ExportResult;
+use retry::{RetryingExporter, Stop};
+pub use temporality::{CounterStates, Origins, PendingPoint};
+
+use crate::clock::Timestamp;
+pub use crate::collect::otlp_stats::{OtlpSignal, OtlpStats};
+use crate::config::OtlpSettings;
+use crate::config::otlp::OtlpTarget;
+
+use crate::http::SnapshotCache;
+use crate::ledger::exchange::SharedState;
+use crate::ledger::store::EventReader;
+
+/// Delay before a signal restarts after a panic, which is a bug.
+const RESTART_DELAY: Duration = Duration::from_secs(30);
+
+/// What the exporter needs from other modules.
+#[derive(Debug)]
+pub struct OtlpContext {
+    /// Source of snapshots.
+    pub snapshot_cache: Arc<SnapshotCache>,
+    /// Age from which on a snapshot is no longer exported.
+    pub stale_after: Duration,
+    /// Receives acknowledged events.
+    pub shared_state: Arc<SharedState>,
+    /// Reads events of the ledger; `None` without a ledger.
+    pub event_reader: Option<EventReader>,
+    /// Name of the cursor of the endpoint of log records; see [`cursor_name`].
+    pub cursor_name: String,
+    /// The last event that this endpoint has acknowledged. Kept here to survive a panic of the task.
+    pub acknowledged: AtomicU64,
+    /// The resource of all exports.
+    pub resource: Resource,
+    /// Start times of counters.
+    pub origins: Origins,
+    /// Counts exported and lost items.
+    pub otlp_stats: Arc<OtlpStats>,
+}
+
+/// Returns the name of the cursor of the endpoint of log records in the ledger: its address, and a checksum (FNV-1a) of the path, which may be
+/// a secret and must not be stored.
+pub fn cursor_name(settings: &OtlpSettings) -> String {
+    let Some(target) = &settings.logs else { return String::new() };
+    let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    let sum = target.endpoint.path.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step);
+    format!("otlp {} {sum:016x}", target.endpoint)
+}
+
+/// The running exporter.
+#[derive(Debug)]
+pub struct OtlpExporter {
+    stop: watch::Sender<Option<Timestamp>>,
+    thread: std::thread::JoinHandle<()>,
+    timeout: Duration,
+    otlp_stats: Arc<OtlpStats>,
+}
+
+impl OtlpExporter {
+    /// Starts the exporter's thread.
+    ///
+    /// # Errors
+    /// The thread cannot be created.
+    pub fn start(settings: OtlpSettings, context: OtlpContext) -> std::io::Result<Self> {
+        let (stop, stopped) = watch::channel(None);
+        let (timeout, otlp_stats) = (settings.shutdown_timeout, Arc::clone(&context.otlp_stats));
+        let thread = std::thread::Builder::new().name("otlp".into()).spawn(move || {
+            while let Err(error) = run(&settings, &context, &stopped) {
+                tracing::error!(%error, "OTLP: starting the async runtime failed; retrying");
+                if stopped.borrow().is_some() {
+                    return;
+                }
+                std::thread::park_timeout(RESTART_DELAY);
+            }
+        })?;
+        Ok(Self { stop, thread, timeout, otlp_stats })
+    }
+
+    /// Returns what the exporter counts.
+    pub fn stats(&self) -> Arc<OtlpStats> {
+        Arc::clone(&self.otlp_stats)
+    }
+
+    /// Exports pending data once more, within the shutdown timeout.
+    pub fn stop(self) {
+        let started = Timestamp::now();
+        let _ = self.stop.send(Some(started.plus(self.timeout)));
+        self.thread.thread().unpark();
+        while !self.thread.is_finished() && Timestamp::now().since(started) < self.timeout {
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        if !self.thread.is_finished() {
+            tracing::warn!(timeout = ?self.timeout, "OTLP: shutdown timed out before everything was exported");
+        }
+    }
+}
+
+fn run(settings: &OtlpSettings, context: &OtlpContext, stop: &Stop) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let exporter = |signal, target: &OtlpTarget| {
+        RetryingExporter::new(signal, Arc::new(target.clone()), Arc::clone(&context.otlp_stats), stop.clone())
+    };
+    let metrics = guarded(OtlpSignal::Metrics, stop, RESTART_DELAY, async || {
+        if let Some(target) = &settings.metrics {
+            let exporter = exporter(OtlpSignal::Metrics, target);
+            metric_export::run(context, exporter, settings.interval, CounterStates::default()).await;
+        }
+    });
+    let logs = guarded(OtlpSignal::Logs, stop, RESTART_DELAY, async || {
+        if let (Some(target), Some(event_reader)) = (&settings.logs, &context.event_reader) {
+            event_consumer::run(context, exporter(OtlpSignal::Logs, target), event_reader).await;
+        }
+    });
+    runtime.block_on(futures_util::future::join(metrics, logs));
+    runtime.shutdown_background(); // a DNS lookup may hang
+    Ok(())
+}
+
+/// Runs one signal to its end. After a panic, which is a bug, it restarts with a delay; the other signal goes on.
+async fn guarded(signal: OtlpSignal, stop: &Stop, delay: Duration, run: impl AsyncFn()) {
+    let mut stop = stop.clone();
+    while AssertUnwindSafe(run()).catch_unwind().await.is_err() {
+        tracing::error!(signal = signal.label(), "OTLP export panicked, which is a bug; restarting");
+        if tokio::time::timeout(delay, stop.wait_for(Option::is_some)).await.is_ok() {
+            return;
+        }
+    }
+}
+
+/// Permits for work that can block: the ledger's, and the files of each signal. A file system that hangs thus blocks one thread
+/// each and no more.
+static LEDGER_PERMIT: Semaphore = Semaphore::const_new(1);
+static FILE_PERMITS: [Semaphore; 2] = [const { Semaphore::const_new(1) }; 2];
+
+/// Runs work that can block outside of the executor, which metrics and events share.
+async fn run_blocking<T: Send + 'static>(
+    permits: &'static Semaphore,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let permit = permits.acquire().await;
+    let work = move || {
+        let _permit = permit;
+        work()
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()), // the runtime cancels none while this one waits
+    }
+}
+
+/// Sends an empty request to an endpoint.
+///
+/// # Errors
+/// The export failed; a message for people.
+pub async fn probe(target: &OtlpTarget, signal: OtlpSignal, timeout: Duration) -> Result<(), String> {
+    let target = Arc::new(target.clone());
+    let export = async { OtlpClient::open(&target, signal).await?.send(Bytes::new()).await };
+    match tokio::time::timeout(timeout, export).await {
+        Ok(Ok(ExportResult::Accepted { .. })) => Ok(()),
+        Ok(Ok(ExportResult::Rejected { reason, .. } | ExportResult::Retry { reason, .. }))
+        | Ok(Err(reason)) => Err(reason),
+        Err(_) => Err(format!("timed out after {timeout:?}")),
+    }
+}
+
+/// Formats an error with its causes, each once.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            let _ = write!(text, ": {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::config::{Config, arguments};
+
+    #[test]
+    fn panic_restarts_only_its_own_signal() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (_sender, stop) = watch::channel(None);
+        let (first, second) = (Cell::new(0), Cell::new(0));
+        runtime.block_on(async {
+            let panics = guarded(OtlpSignal::Metrics, &stop, Duration::from_millis(1), async || {
+                first.set(first.get() + 1);
+                assert!(first.get() > 2, "a bug");
+            });
+            let succeeds = guarded(OtlpSignal::Logs, &stop, Duration::from_millis(1), async || {
+                second.set(second.get() + 1);
+                tokio::task::yield_now().await;
+            });
+            futures_util::future::join(panics, succeeds).await;
+        });
+        assert_eq!((first.get(), second.get()), (3, 1));
+    }
+
+    #[test]
+    fn cursor_name_depends_on_the_path_and_does_not_reveal_it() {
+        let of = |path: &str| {
+            let flags = [format!("--otlp.endpoint=https://c/{path}")];
+            let command = arguments(clap::Command::new("memledger").no_binary_name(true));
+            cursor_name(&Config::load(&command.get_matches_from(flags)).unwrap().otlp.unwrap())
+        };
+        assert_eq!(of("s3cr3t"), of("s3cr3t"));
+        assert_ne!(of("s3cr3t"), of("other"));
+        assert!(of("s3cr3t").starts_with("otlp https://c:443 ") && !of("s3cr3t").contains("s3cr3t"));
+    }
+}

@@ -1,0 +1,310 @@
+//! Delivers the requests of one signal: retries with exponential back-off, honours delays that the endpoint requests, and logs
+//! the first failure and the recovery.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use tokio::sync::watch;
+
+use super::client::OtlpClient;
+use super::response::{ExportResult, RejectKind};
+use crate::clock::Timestamp;
+use crate::collect::otlp_stats::{LossReason, OtlpSignal, OtlpStats};
+use crate::config::otlp::OtlpTarget;
+
+/// Back-off after the first failure; it doubles with each further one.
+const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// Least time between two warnings.
+const MIN_WARNING_INTERVAL: Duration = Duration::from_secs(600);
+/// Consecutive failed attempts that are not yet reported.
+const TOLERATED_FAILURES: u32 = 2;
+
+/// The stop request: the time until which the last export may take.
+pub type Stop = watch::Receiver<Option<Timestamp>>;
+
+/// The outcome of a delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeliveryOutcome {
+    /// The endpoint accepted the request, except for this many items.
+    Accepted(u64),
+    /// The endpoint rejected the request.
+    Rejected(RejectKind),
+    /// No attempt succeeded in time.
+    TimedOut,
+}
+
+/// Delivers requests to one endpoint.
+#[derive(Debug)]
+pub struct RetryingExporter {
+    signal: OtlpSignal,
+    target: Arc<OtlpTarget>,
+    otlp_stats: Arc<OtlpStats>,
+    stop: Stop,
+    client: Option<OtlpClient>,
+    backoff: Duration,
+    failures: u32,
+    not_before: Option<Timestamp>,
+    /// Reason of the newest failed attempt.
+    reason: String,
+    warned_at: Option<Timestamp>,
+    /// A failure was logged, and no recovery since.
+    is_warned: bool,
+}
+
+impl RetryingExporter {
+    /// Creates an exporter that is not connected yet.
+    pub fn new(signal: OtlpSignal, target: Arc<OtlpTarget>, otlp_stats: Arc<OtlpStats>, stop: Stop) -> Self {
+        otlp_stats.enable(signal);
+        Self {
+            signal,
+            target,
+            otlp_stats,
+            stop,
+            client: None,
+            backoff: INITIAL_BACKOFF,
+            failures: 0,
+            not_before: None,
+            reason: String::new(),
+            warned_at: None,
+            is_warned: false,
+        }
+    }
+
+    /// Returns whether a stop was requested.
+    pub fn is_stopping(&self) -> bool {
+        self.stop.borrow().is_some()
+    }
+
+    /// Sleeps, or returns at once when a stop is requested.
+    pub async fn sleep(&mut self, span: Duration) {
+        let _ = tokio::time::timeout(span, self.stop.wait_for(Option::is_some)).await;
+    }
+
+    /// Returns how long the back-off still lasts.
+    pub fn remaining_backoff(&self) -> Duration {
+        self.not_before.map_or(Duration::ZERO, |until| until.since(Timestamp::now()))
+    }
+
+    /// Sends a request and retries until `until`, or until the deadline of a stop request. `until` does not limit the first
+    /// attempt: an endpoint that succeeds may take longer than the export interval.
+    pub async fn deliver(&mut self, body: &Bytes, until: Timestamp) -> DeliveryOutcome {
+        loop {
+            let stopping = *self.stop.borrow();
+            let until = stopping.unwrap_or(until);
+            let now = Timestamp::now();
+            let backoff = self.remaining_backoff();
+            let is_limited = stopping.is_some() || self.failures > 0;
+            if is_limited && now.plus(backoff) >= until {
+                return DeliveryOutcome::TimedOut;
+            }
+            if !backoff.is_zero() {
+                match stopping {
+                    Some(_) => tokio::time::sleep(backoff).await,
+                    None => self.sleep(backoff).await,
+                }
+                continue; // a stop may have been requested
+            }
+            let timeout = match stopping {
+                Some(until) => self.target.timeout.min(until.since(now)),
+                None => self.target.timeout,
+            };
+            let result = match tokio::time::timeout(timeout, self.attempt(body.clone())).await {
+                Ok(result) => result,
+                Err(_) => ExportResult::Retry { after: None, reason: format!("timed out after {timeout:?}") },
+            };
+            match result {
+                ExportResult::Accepted { rejected, message } => {
+                    (self.backoff, self.failures) = (INITIAL_BACKOFF, 0);
+                    if rejected > 0 {
+                        self.mark_failing(&format!("{rejected} items were rejected: {message}"));
+                    }
+                    return DeliveryOutcome::Accepted(rejected);
+                }
+                ExportResult::Rejected { kind, reason } => {
+                    self.mark_failing(&reason);
+                    return DeliveryOutcome::Rejected(kind);
+                }
+                ExportResult::Retry { after, reason } => self.schedule_retry(after, &reason),
+            }
+        }
+    }
+
+    async fn attempt(&mut self, body: Bytes) -> ExportResult {
+        if let Some(client) = &mut self.client {
+            match client.send(body.clone()).await {
+                Ok(result) => return result,
+                // the endpoint may close connections after each response: retry at once, over a new one
+                Err(_) => self.client = None,
+            }
+        }
+        match OtlpClient::open(&self.target, self.signal).await {
+            Ok(client) => match self.client.insert(client).send(body).await {
+                Ok(result) => result,
+                Err(reason) => ExportResult::Retry { after: None, reason },
+            },
+            Err(reason) => ExportResult::Retry { after: None, reason },
+        }
+    }
+
+    /// Schedules a retry after the back-off.
+    fn schedule_retry(&mut self, after: Option<Duration>, reason: &str) {
+        self.client = None;
+        self.failures += 1;
+        let delay = retry_delay(after, with_jitter(self.backoff));
+        self.backoff = (self.backoff * 2).min(MAX_BACKOFF);
+        self.not_before = Some(Timestamp::now().plus(delay));
+        tracing::debug!(signal = self.signal.label(), endpoint = %self.target.endpoint, reason, ?delay, "OTLP attempt failed; retrying");
+        reason.clone_into(&mut self.reason);
+        if self.failures > TOLERATED_FAILURES {
+            self.report_failure();
+        }
+    }
+
+    /// Reports the newest failed attempt.
+    pub fn report_failure(&mut self) {
+        let reason = std::mem::take(&mut self.reason);
+        self.mark_failing(&reason);
+        self.reason = reason;
+    }
+
+    /// Reports that the ledger is unreadable, so that there is nothing to export.
+    pub fn report_unreadable_ledger(&mut self, error: &dyn std::error::Error) {
+        self.mark_failing(&format!("the ledger is unreadable: {}", super::chain(error)));
+    }
+
+    /// Sends nothing for this long.
+    pub fn back_off(&mut self, span: Duration) {
+        self.not_before = Some(Timestamp::now().plus(span));
+    }
+
+    /// Closes the connection until the next export.
+    pub fn close(&mut self) {
+        self.client = None;
+    }
+
+    /// Records a failed export. Logs it once, until the next success.
+    pub fn mark_failing(&mut self, reason: &str) {
+        self.otlp_stats.set_up(self.signal, false);
+        let now = Timestamp::now();
+        if self.is_warned
+            || self.warned_at.is_some_and(|warned_at| now.since(warned_at) < MIN_WARNING_INTERVAL)
+        {
+            return;
+        }
+        (self.is_warned, self.warned_at) = (true, Some(now));
+        tracing::warn!(
+            signal = self.signal.label(),
+            endpoint = %self.target.endpoint,
+            reason,
+            "OTLP export failing; retrying. Lost items are counted in memledger_otlp_lost_total"
+        );
+    }
+
+    /// Records a complete export.
+    pub fn mark_healthy(&mut self) {
+        self.otlp_stats.set_up(self.signal, true);
+        if std::mem::take(&mut self.is_warned) {
+            tracing::info!(signal = self.signal.label(), endpoint = %self.target.endpoint, "OTLP export recovered");
+        }
+    }
+
+    /// Counts sent and lost items.
+    pub fn count(&self, sent: u64, lost: u64, reason: LossReason) {
+        if sent > 0 {
+            self.otlp_stats.count_sent(self.signal, sent);
+        }
+        if lost > 0 {
+            self.otlp_stats.count_lost(self.signal, reason, lost);
+        }
+    }
+}
+
+/// Returns the delay before a retry: as long as the endpoint requests, and at least our own back-off. A `Retry-After` of zero,
+/// or in the past, would otherwise cause retries without a pause.
+fn retry_delay(requested: Option<Duration>, backoff: Duration) -> Duration {
+    requested.map_or(backoff, |requested| requested.max(backoff))
+}
+
+/// Returns 75 % to 125 % of a delay, so that many hosts do not retry at the same time.
+fn with_jitter(delay: Duration) -> Duration {
+    let random = RandomState::new().build_hasher().finish() % 1000;
+    delay * 3 / 4 + delay.mul_f64(random as f64 / 2000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::otlp::OtlpEndpoint;
+
+    fn exporter(port: u16) -> (RetryingExporter, watch::Sender<Option<Timestamp>>) {
+        let endpoint = OtlpEndpoint { tls: false, host: "127.0.0.1".into(), port, path: "/v1/logs".into() };
+        let target = OtlpTarget {
+            endpoint,
+            grpc: false,
+            headers: vec![],
+            gzip: false,
+            timeout: Duration::from_secs(1),
+            certificate: None,
+            client: None,
+        };
+        let (sender, stop) = watch::channel(None);
+        (RetryingExporter::new(OtlpSignal::Metrics, Arc::new(target), Arc::default(), stop), sender)
+    }
+
+    #[test]
+    fn backs_off_even_if_the_endpoint_requests_no_delay() {
+        let (mut exporter, _stop) = exporter(1);
+        let mut min_backoff = INITIAL_BACKOFF.mul_f64(0.7);
+        for after in [Some(Duration::ZERO), Some(Duration::from_millis(1)), None] {
+            exporter.schedule_retry(after, "busy");
+            assert!(
+                exporter.remaining_backoff() > min_backoff,
+                "{after:?}: {:?}",
+                exporter.remaining_backoff()
+            );
+            min_backoff *= 2;
+        }
+        exporter.schedule_retry(Some(Duration::from_secs(600)), "busy");
+        assert!(
+            exporter.remaining_backoff() > Duration::from_secs(590),
+            "the endpoint's delay exceeds our own"
+        );
+    }
+
+    /// Responds to one request per connection and closes it.
+    fn serve_and_close(listener: std::net::TcpListener, answers: usize) {
+        use std::io::{Read, Write};
+        for connection in listener.incoming().take(answers) {
+            let mut connection = connection.unwrap();
+            let mut seen = vec![];
+            while !seen.ends_with(b"\r\n\r\nbody") {
+                let mut some = [0; 1024];
+                let count = connection.read(&mut some).unwrap();
+                seen.extend_from_slice(&some[..count]);
+            }
+            connection.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
+        }
+    }
+
+    #[test]
+    fn reconnects_without_back_off_when_the_endpoint_closes_connections() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut exporter, _stop) = exporter(listener.local_addr().unwrap().port());
+        let endpoint = std::thread::spawn(move || serve_and_close(listener, 3));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            for _ in 0..3 {
+                let until = Timestamp::now().plus(Duration::from_secs(10));
+                assert_eq!(
+                    exporter.deliver(&Bytes::from_static(b"body"), until).await,
+                    DeliveryOutcome::Accepted(0)
+                );
+                assert_eq!((exporter.not_before, &*exporter.reason), (None, ""), "no attempt failed");
+            }
+        });
+        endpoint.join().unwrap();
+    }
+}

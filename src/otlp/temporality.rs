@@ -1,0 +1,163 @@
+//! Start time of each counter, and its value at the last export. Sums are cumulative.
+//!
+//! An OTLP sum has a start time. It is known for nearly every counter here: the ledger's first start, the machine's boot, the
+//! container's start or memledger's. Counters over the life of a device have no known start. A counter that decreases all
+//! the same (a driver was reloaded) was reset after the last export.
+//!
+//! Deltas are not offered: for a counter that outlives a restart of memledger, and for a container that is seen late, the right
+//! first delta is unknown here. The OpenTelemetry Collector converts sums (`cumulativetodelta`).
+//!
+//! Points become part of the state only after the endpoint has accepted them.
+
+use std::collections::HashMap;
+
+use crate::catalog::FamilyId;
+
+/// Most counters that are remembered; the ones that were absent longest are removed first.
+const MAX_COUNTERS: usize = 100_000;
+
+/// Start times, in Unix nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Origins {
+    /// memledger's start.
+    pub memledger: u64,
+    /// The machine's boot.
+    pub boot: u64,
+    /// The ledger's first start.
+    pub ledger: u64,
+}
+
+/// The event that set a counter to zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CounterOrigin {
+    /// memledger's start.
+    Memledger,
+    /// The machine's boot; counters of drivers start after it.
+    Boot,
+    /// The start of its container.
+    Container,
+    /// The ledger's first start: restarts do not reset it.
+    Ledger,
+    /// The device was made: boots do not reset it, and the time is unknown.
+    Device,
+}
+
+/// Returns what set the counters of a family to zero.
+pub fn counter_origin(family: FamilyId) -> CounterOrigin {
+    match family {
+        FamilyId::HOST_OOM_KILLS
+        | FamilyId::HOST_PROCESS_OOM_KILLS
+        | FamilyId::OOM_UNATTRIBUTED
+        | FamilyId::OOM_KILLS_WITHOUT_RECORD
+        | FamilyId::OOM_DUPLICATE_LINES
+        | FamilyId::CONTAINER_OOM_KILLS
+        | FamilyId::CONTAINER_EXITS
+        | FamilyId::CONTAINER_RESTARTS => CounterOrigin::Ledger,
+        FamilyId::GPU_ECC_ERRORS => CounterOrigin::Device,
+        FamilyId::HOST_PRESSURE_WAITING
+        | FamilyId::HOST_PRESSURE_STALLED
+        | FamilyId::GPU_ENERGY
+        | FamilyId::GPU_PCIE_REPLAYS
+        | FamilyId::GPU_NVLINK_ERRORS => CounterOrigin::Boot,
+        FamilyId::CONTAINER_PRESSURE_WAITING
+        | FamilyId::CONTAINER_PRESSURE_STALLED
+        | FamilyId::CONTAINER_TORCH_OOMS
+        | FamilyId::CONTAINER_TORCH_RETRIES
+        | FamilyId::CONTAINER_STEPS
+        | FamilyId::CONTAINER_SAMPLES => CounterOrigin::Container,
+        _ => CounterOrigin::Memledger,
+    }
+}
+
+/// The last accepted point of a counter.
+#[derive(Clone, Copy, Debug)]
+struct LastPoint {
+    start: u64,
+    at: u64,
+    value: f64,
+}
+
+/// A point of an export. To be passed to [`CounterStates::commit`] once the endpoint has accepted it.
+#[derive(Clone, Copy, Debug)]
+pub struct PendingPoint {
+    key: u64,
+    point: LastPoint,
+}
+
+/// The last accepted point of each counter.
+#[derive(Debug, Default)]
+pub struct CounterStates(HashMap<u64, LastPoint>);
+
+impl CounterStates {
+    /// Returns the start of a point, and its pending state. `origin` is the start time of the counter, 0 if unknown.
+    pub fn start(&self, key: u64, value: f64, at: u64, origin: u64) -> (u64, PendingPoint) {
+        let start = match self.0.get(&key) {
+            // the counter of a restarted container may be as high as the one before
+            Some(last) if origin > last.at => origin,
+            Some(last) if value >= last.value => last.start,
+            Some(last) => last.at,
+            None => origin,
+        };
+        (start, PendingPoint { key, point: LastPoint { start, at, value } })
+    }
+
+    /// Records points that the endpoint accepted.
+    pub fn commit(&mut self, pending: &[PendingPoint]) {
+        self.0.extend(pending.iter().map(|pending| (pending.key, pending.point)));
+    }
+
+    /// Removes the counters that were absent longest, if there are too many.
+    pub fn trim(&mut self) {
+        if self.0.len() > MAX_COUNTERS {
+            let mut times: Vec<_> = self.0.values().map(|point| point.at).collect();
+            let surplus = times.len() - MAX_COUNTERS;
+            let (_, oldest, _) = times.select_nth_unstable(surplus);
+            let oldest = *oldest;
+            self.0.retain(|_, point| point.at >= oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sum_keeps_its_start_until_it_decreases() {
+        let mut counters = CounterStates::default();
+        for (value, at, start) in [(5.0, 100, 10), (7.0, 200, 10), (2.0, 300, 200)] {
+            let (found, pending) = counters.start(1, value, at, 10);
+            assert_eq!(found, start, "reset after the last export");
+            counters.commit(&[pending]);
+        }
+    }
+
+    #[test]
+    fn restart_is_detected_without_a_decrease() {
+        let mut counters = CounterStates::default();
+        counters.commit(&[counters.start(1, 5.0, 100, 10).1]);
+        let (start, pending) = counters.start(1, 7.0, 200, 150);
+        assert_eq!(start, 150, "restarted, with a higher value");
+        counters.commit(&[pending]);
+        assert_eq!(counters.start(1, 8.0, 300, 150).0, 150);
+    }
+
+    #[test]
+    fn device_counters_have_no_start() {
+        assert_eq!(counter_origin(FamilyId::GPU_ECC_ERRORS), CounterOrigin::Device);
+        assert_eq!(CounterStates::default().start(1, 5.0, 100, 0).0, 0, "0 means unknown");
+    }
+
+    #[test]
+    fn absent_counters_are_removed() {
+        let mut counters = CounterStates::default();
+        for export in 0..4 {
+            let keys = export * MAX_COUNTERS as u64 / 2..(export + 1) * MAX_COUNTERS as u64 / 2;
+            let pending: Vec<_> = keys.map(|key| counters.start(key, 1.0, 100 + export, 10).1).collect();
+            counters.commit(&pending);
+            counters.trim();
+            assert!(counters.0.len() <= MAX_COUNTERS, "{}", counters.0.len());
+        }
+        assert!(counters.0.values().all(|point| point.at >= 102), "the ones that were absent longest");
+    }
+}

@@ -1,0 +1,75 @@
+//! Properties of messages that hold for any bytes; the fuzzer calls the same function.
+
+use super::message::{MAX_PACKET_BYTES, Message, TorchMemory};
+
+/// Checks a packet.
+pub fn message(packet: &[u8]) {
+    let packet = &packet[..packet.len().min(MAX_PACKET_BYTES)];
+    let Ok(message) = Message::parse(packet) else { return };
+    assert_eq!(Message::parse(packet).ok().as_ref(), Some(&message));
+    let is_plain = |name: &str| {
+        (1..=64).contains(&name.len())
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte))
+    };
+    match message {
+        Message::Hello(hello) => {
+            assert!(hello.local_rank < 64 && hello.devices.len() <= 64);
+            assert!(
+                hello.devices.iter().flat_map(|(_, uuid)| uuid).all(|uuid| uuid.is_empty() || is_plain(uuid))
+            );
+        }
+        Message::Sample(sample) => devices(&sample.devices),
+        Message::Scope(scope) => {
+            assert!(is_plain(&scope.component) && is_plain(&scope.operation));
+            devices(&scope.devices);
+        }
+        Message::Step(step) => assert!(step.steps.max(step.samples.unwrap_or(0)) <= 1 << 50),
+        Message::Ignored => {}
+    }
+}
+
+fn devices(devices: &[TorchMemory]) {
+    assert!(devices.len() <= 64);
+    // so many processes can be added up without an overflow
+    assert!(devices.iter().filter_map(|device| device.alloc.max(device.res)).all(|bytes| bytes <= 1 << 50));
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    fn packet() -> impl Strategy<Value = String> {
+        let kind = prop::sample::select(vec!["hello", "sample", "scope", "step", "oom"]);
+        let field = prop::sample::select(vec![
+            "\"v\":1",
+            "\"v\":2",
+            "\"n\":7",
+            "\"rss\":-1",
+            "\"component\":\"model\"",
+            "\"operation\":\"a b\"",
+            "\"operation\":\"forward\"",
+            "\"dev\":[{\"i\":0,\"alloc\":1}]",
+            "\"dev\":[{\"i\":0},{\"i\":0}]",
+            "\"dev\":7",
+            "\"devices\":[{\"i\":1,\"uuid\":\"GPU-A\"}]",
+            "\"local_rank\":63",
+            "\"local_rank\":64",
+            "\"lost\":18446744073709551615",
+        ]);
+        (kind, prop::collection::vec(field, 0..6)).prop_map(|(kind, fields)| {
+            format!("{{\"t\":\"{kind}\",{}}}", fields.join(",")).replace(",}", "}")
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn messages_are_bounded_for_any_packet(text in packet(), bytes in prop::collection::vec(any::<u8>(), 0..300), at in 0_usize..300) {
+            super::message(text.as_bytes());
+            super::message(&bytes);
+            let mut damaged = text.into_bytes();
+            let at = at.min(damaged.len());
+            damaged.splice(at..at, bytes.into_iter().take(3));
+            super::message(&damaged);
+        }
+    }
+}

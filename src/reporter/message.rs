@@ -1,0 +1,292 @@
+//! Messages of reporting processes: one JSON object per packet.
+//!
+//! All of it is untrusted. Unknown types and unknown fields are ignored, so that an older memledger accepts a newer
+//! client; everything else that is not as described in docs/inside-view.md is an error, and the packet is dropped.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::stats::ReportRejection;
+
+/// Maximum size of a packet in bytes.
+pub const MAX_PACKET_BYTES: usize = 16 * 1024;
+/// The protocol's version.
+const VERSION: u64 = 1;
+/// Maximum number of devices in a message and of a process; their numbers are below it.
+pub const MAX_DEVICES: usize = 64;
+/// Maximum local rank; it is a label value.
+const MAX_RANK: u64 = 63;
+/// Maximum length of a component and of an operation.
+const MAX_NAME: usize = 64;
+/// Maximum amount of memory, 1 PiB, and of every count: larger numbers have no exact place in a double.
+const MAX_NUMBER: u64 = 1 << 50;
+
+/// A valid message.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    /// The first message of a connection.
+    Hello(Hello),
+    /// Memory of torch on each device.
+    Sample(Sample),
+    /// Memory within one operation of one component.
+    Scope(Scope),
+    /// Progress of the training.
+    Step(Step),
+    /// Of an unknown type, or of one that is not used yet.
+    Ignored,
+}
+
+/// Who reports. Its identity is not in here: that is the kernel's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Rank among the processes of this host; 0 without a launcher.
+    pub local_rank: u8,
+    /// Device number of torch and UUID of each device; no UUID before torch 2.5.
+    pub devices: Vec<(u32, Option<Arc<str>>)>,
+}
+
+/// Memory of torch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Messages that the client could not send since it started.
+    pub lost: u64,
+    /// Memory on each device.
+    pub devices: Vec<TorchMemory>,
+}
+
+/// Memory of torch's allocator on one device, in bytes. A field that the allocator does not report is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct TorchMemory {
+    /// Device number of torch in that process.
+    pub i: u32,
+    /// In tensors.
+    pub alloc: Option<u64>,
+    /// Highest `alloc`.
+    pub alloc_peak: Option<u64>,
+    /// Held by the allocator: tensors and its cache.
+    pub res: Option<u64>,
+    /// Highest `res`.
+    pub res_peak: Option<u64>,
+    /// Free parts of split blocks, which cannot be given back.
+    pub split: Option<u64>,
+    /// Out-of-memory errors so far.
+    pub ooms: Option<u64>,
+    /// Allocations that succeeded only after the cache was emptied, so far.
+    pub retries: Option<u64>,
+}
+
+/// Memory at one point of the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// Part of the program, such as `model`.
+    pub component: Arc<str>,
+    /// What it did, such as `before_generate`.
+    pub operation: Arc<str>,
+    /// Resident memory of the process in bytes.
+    pub rss: Option<u64>,
+    /// Memory on each device.
+    pub devices: Vec<TorchMemory>,
+}
+
+/// Progress since the process started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Training steps.
+    pub steps: u64,
+    /// Training samples; `None` if the program does not count them.
+    pub samples: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct RawType<'a> {
+    #[serde(borrow)]
+    t: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct RawHello {
+    v: u64,
+    local_rank: Option<u64>,
+    #[serde(default)]
+    devices: Vec<RawDevice>,
+}
+
+#[derive(Deserialize)]
+struct RawDevice {
+    i: u32,
+    uuid: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct RawSample {
+    #[serde(default)]
+    lost: u64,
+    #[serde(default)]
+    dev: Vec<TorchMemory>,
+}
+
+#[derive(Deserialize)]
+struct RawScope {
+    component: String,
+    operation: String,
+    rss: Option<u64>,
+    #[serde(default)]
+    dev: Vec<TorchMemory>,
+}
+
+#[derive(Deserialize)]
+struct RawStep {
+    n: u64,
+    samples: Option<u64>,
+}
+
+impl Message {
+    /// Parses a packet.
+    ///
+    /// # Errors
+    /// The reason for which the packet is rejected.
+    pub fn parse(packet: &[u8]) -> Result<Self, ReportRejection> {
+        let kind: RawType<'_> = parse(packet)?;
+        match &*kind.t {
+            "hello" => hello(parse(packet)?).map(Message::Hello),
+            "sample" => {
+                let RawSample { lost, dev } = parse(packet)?;
+                Ok(Message::Sample(Sample { lost: bounded(lost)?, devices: devices(dev)? }))
+            }
+            "scope" => {
+                let RawScope { component, operation, rss, dev } = parse(packet)?;
+                let (component, operation) = (name(&component)?, name(&operation)?);
+                let rss = rss.map(bounded).transpose()?;
+                Ok(Message::Scope(Scope { component, operation, rss, devices: devices(dev)? }))
+            }
+            "step" => {
+                let RawStep { n, samples } = parse(packet)?;
+                Ok(Message::Step(Step { steps: bounded(n)?, samples: samples.map(bounded).transpose()? }))
+            }
+            _ => Ok(Message::Ignored),
+        }
+    }
+}
+
+fn parse<'a, T: Deserialize<'a>>(packet: &'a [u8]) -> Result<T, ReportRejection> {
+    serde_json::from_slice(packet).map_err(|_| ReportRejection::Malformed)
+}
+
+fn hello(raw: RawHello) -> Result<Hello, ReportRejection> {
+    if raw.v != VERSION {
+        return Err(ReportRejection::Version);
+    }
+    let local_rank = raw.local_rank.unwrap_or(0); // a program without a launcher has one rank
+    let local_rank = u8::try_from(local_rank).ok().filter(|rank| u64::from(*rank) <= MAX_RANK);
+    let local_rank = local_rank.ok_or(ReportRejection::Rank)?;
+    if raw.devices.len() > MAX_DEVICES || !raw.devices.iter().all(|device| is_device(device.i)) {
+        return Err(ReportRejection::Malformed);
+    }
+    let uuid = |device: RawDevice| match device.uuid {
+        Some(uuid) if uuid.len() > MAX_NAME || !uuid.bytes().all(is_name_byte) => {
+            Err(ReportRejection::Malformed)
+        }
+        uuid => Ok((device.i, uuid.map(|uuid| normalized_uuid(&uuid)))),
+    };
+    let devices = raw.devices.into_iter().map(uuid).collect::<Result<_, _>>()?;
+    Ok(Hello { local_rank, devices })
+}
+
+/// Returns a UUID without the prefix that NVML has and torch does not, in lowercase.
+pub fn normalized_uuid(uuid: &str) -> Arc<str> {
+    let bare = uuid.strip_prefix("GPU-").or_else(|| uuid.strip_prefix("MIG-")).unwrap_or(uuid);
+    bare.to_ascii_lowercase().into()
+}
+
+fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte)
+}
+
+/// Returns a name that is safe as a label value.
+fn name(text: &str) -> Result<Arc<str>, ReportRejection> {
+    let is_valid = (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(is_name_byte);
+    if is_valid { Ok(text.into()) } else { Err(ReportRejection::Name) }
+}
+
+fn is_device(number: u32) -> bool {
+    usize::try_from(number).is_ok_and(|number| number < MAX_DEVICES)
+}
+
+fn bounded(number: u64) -> Result<u64, ReportRejection> {
+    if number <= MAX_NUMBER { Ok(number) } else { Err(ReportRejection::Malformed) }
+}
+
+/// Returns the devices if each is listed once and no number is too large.
+fn devices(devices: Vec<TorchMemory>) -> Result<Vec<TorchMemory>, ReportRejection> {
+    let is_listed_once =
+        |(at, device): (usize, &TorchMemory)| devices[..at].iter().all(|other| other.i != device.i);
+    let numbers =
+        |of: &TorchMemory| [of.alloc, of.alloc_peak, of.res, of.res_peak, of.split, of.ooms, of.retries];
+    let mut numbers = devices.iter().flat_map(numbers).flatten();
+    let is_valid = devices.len() <= MAX_DEVICES
+        && numbers.all(|number| number <= MAX_NUMBER)
+        && devices.iter().all(|device| is_device(device.i))
+        && devices.iter().enumerate().all(is_listed_once);
+    if is_valid { Ok(devices) } else { Err(ReportRejection::Malformed) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Message, ReportRejection> {
+        Message::parse(text.as_bytes())
+    }
+
+    #[test]
+    fn parses_each_message_of_the_protocol() {
+        let hello = r#"{"v":1,"t":"hello","client":"0.1","torch":"2.9.1","backend":"native","rank":5,"local_rank":1,
+            "devices":[{"i":0,"uuid":"GPU-AB-1"},{"i":1}]}"#;
+        let devices = vec![(0, Some("ab-1".into())), (1, None)];
+        assert_eq!(parse(hello), Ok(Message::Hello(Hello { local_rank: 1, devices })));
+        let memory = TorchMemory { i: 0, alloc: Some(7), res: Some(9), ..TorchMemory::default() };
+        let sample = r#"{"t":"sample","seq":7,"lost":2,"dev":[{"i":0,"alloc":7,"res":9,"later":"field"}]}"#;
+        assert_eq!(parse(sample), Ok(Message::Sample(Sample { lost: 2, devices: vec![memory] })));
+        let step = r#"{"t":"step","n":3,"samples":96,"batch_size":32}"#;
+        assert_eq!(parse(step), Ok(Message::Step(Step { steps: 3, samples: Some(96) })));
+        for ignored in
+            [r#"{"t":"oom","i":0}"#, r#"{"t":"settings","kv":{}}"#, r#"{"t":"cleaned"}"#, r#"{"t":""}"#]
+        {
+            assert_eq!(parse(ignored), Ok(Message::Ignored));
+        }
+    }
+
+    #[test]
+    fn rejects_each_kind_of_invalid_message_by_its_reason() {
+        use ReportRejection::{Malformed, Name, Rank, Version};
+        let deep = format!("{}1{}", "[".repeat(5_000), "]".repeat(5_000));
+        let twice = r#"{"t":"sample","dev":[{"i":0,"alloc":1},{"i":0,"alloc":2}]}"#;
+        let many = format!(r#"{{"t":"sample","dev":[{}]}}"#, vec![r#"{"i":0}"#; 65].join(","));
+        for (text, reason) in [
+            ("", Malformed),
+            ("7", Malformed),
+            ("{}", Malformed),
+            (&deep, Malformed),
+            (twice, Malformed),
+            (&many, Malformed),
+            (r#"{"t":"sample","dev":[{"i":-1}]}"#, Malformed),
+            (r#"{"t":"sample","dev":[{"i":64}]}"#, Malformed),
+            (r#"{"t":"hello","v":1,"devices":[{"i":64}]}"#, Malformed),
+            (r#"{"t":"sample","dev":[{"i":0,"alloc":-5}]}"#, Malformed),
+            (r#"{"t":"sample","dev":[{"i":0,"alloc":1.5}]}"#, Malformed),
+            (r#"{"t":"sample","dev":[{"i":0,"alloc":18446744073709551615}]}"#, Malformed),
+            (r#"{"t":"hello","v":2}"#, Version),
+            (r#"{"t":"hello","v":1,"local_rank":64}"#, Rank),
+            (r#"{"t":"hello","v":1,"devices":[{"i":0,"uuid":"a\"b"}]}"#, Malformed),
+            (r#"{"t":"scope","component":"","operation":"a"}"#, Name),
+            (r#"{"t":"scope","component":"a b","operation":"a"}"#, Name),
+            (r#"{"t":"scope","component":"a","operation":"x\"} 1\nother"}"#, Name),
+            (r#"{"t":"scope","component":"a","operation":"ä"}"#, Name),
+            (&format!(r#"{{"t":"scope","component":"a","operation":"{}"}}"#, "a".repeat(65)), Name),
+        ] {
+            assert_eq!(parse(text), Err(reason), "{text:.60}");
+        }
+    }
+}

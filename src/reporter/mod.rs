@@ -1,0 +1,82 @@
+//! The view from inside: processes of containers report the memory of torch, and how far their training is.
+//!
+//! A process connects to a Unix socket (SOCK_SEQPACKET) in `--reporter.directory`, which containers mount, and sends one JSON
+//! object per packet; `python/memledger` is the client. Its identity is what the kernel says about the connection
+//! ([`peer`]); what it sends is untrusted ([`message`]) and bounded ([`crate::host::bounds`]). One thread serves all
+//! connections ([`server`]); the cycle reads the newest [`reports`].
+//!
+//! Not here: what the figures mean together with the driver's (`attribute::inside`).
+
+mod directory;
+#[cfg(any(test, fuzzing))]
+pub mod invariants;
+pub mod message;
+mod peer;
+mod rate_limit;
+pub mod reports;
+mod server;
+pub mod stats;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use reports::Reports;
+use stats::ReporterStats;
+
+use crate::discover::ContainerId;
+use crate::host::HostPaths;
+
+pub use directory::ReporterError;
+
+/// What the reporter's thread shares with the cycle.
+#[derive(Debug, Default)]
+pub struct ReporterState {
+    reports: Mutex<Reports>,
+    stats: ReporterStats,
+}
+
+impl ReporterState {
+    /// Returns the reports, locked. Hold it only for a moment: messages wait meanwhile.
+    pub fn lock(&self) -> MutexGuard<'_, Reports> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a copy of the reports, without containers that ended.
+    pub fn take(&self, is_running: impl Fn(&ContainerId) -> bool) -> Reports {
+        let mut reports = self.lock();
+        reports.retain(is_running);
+        reports.clone()
+    }
+
+    /// Returns the counters.
+    pub fn stats(&self) -> &ReporterStats {
+        &self.stats
+    }
+}
+
+/// Returns true if a memledger receives reports in the directory.
+pub fn is_served(directory: &Path) -> bool {
+    directory::is_served(directory)
+}
+
+/// Prepares the directory, writes the Python client into it, and starts the thread that serves the socket.
+///
+/// # Errors
+/// The directory cannot be used, or another memledger uses it.
+pub fn start(
+    directory: &Path,
+    host_paths: &HostPaths,
+    cgroup_v1: bool,
+) -> Result<Arc<ReporterState>, ReporterError> {
+    if !host_paths.in_initial_pid_namespace() {
+        return Err(ReporterError::PidNamespace);
+    }
+    let listener = directory::listen(directory)?;
+    let state = Arc::new(ReporterState::default());
+    let server = server::Server::new(listener, Arc::clone(&state), host_paths.clone(), cgroup_v1);
+    std::thread::Builder::new()
+        .name("reporter".into())
+        .spawn(move || server.run())
+        .map_err(|source| ReporterError::Thread { source })?;
+    Ok(state)
+}

@@ -1,0 +1,73 @@
+//! Who connected: process, start time and container, as the kernel knows them. Nothing that the client says counts.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::reports::ProcessKey;
+use super::stats::ReportRejection;
+use crate::discover::ContainerId;
+use crate::host::{Dir, HostPaths, ReadError, unix_peer};
+use crate::parse::container_id;
+use crate::parse::process::{Stat, cgroup_path};
+
+/// A connected process.
+#[derive(Debug)]
+pub struct ReportingPeer {
+    /// Pid and start time.
+    pub key: ProcessKey,
+    /// Readable once the process has ended.
+    pub pidfd: OwnedFd,
+    /// Its container.
+    pub container: ContainerId,
+}
+
+impl ReportingPeer {
+    /// Identifies the process that connected.
+    ///
+    /// The pidfd is taken first and is still alive at the end, so the files of `/proc` in between are of this process and
+    /// not of a later one with the same pid. Before Linux 6.5 the pidfd is opened by the pid, which a process that ended
+    /// before it was accepted can have lost to another; the pid in the credentials of each message excludes that then.
+    ///
+    /// # Errors
+    /// The process is not visible or has ended, or is in no container.
+    pub fn identify(
+        socket: impl AsFd,
+        host_paths: &HostPaths,
+        cgroup_v1: bool,
+    ) -> Result<Self, ReportRejection> {
+        let pid = unix_peer::connected_pid(&socket).map_err(|_| ReportRejection::Peer)?;
+        let raw = Pid::from_raw(pid.cast_signed()).ok_or(ReportRejection::Peer)?;
+        let pidfd = match unix_peer::connected_pidfd(&socket) {
+            Err(Errno::NOPROTOOPT) => pidfd_open(raw, PidfdFlags::empty()),
+            other => other,
+        };
+        let pidfd = pidfd.map_err(|_| ReportRejection::Peer)?;
+        let (start_ticks, cgroup) = read(host_paths, pid, cgroup_v1).map_err(|_| ReportRejection::Peer)?;
+        if has_ended(&pidfd) {
+            return Err(ReportRejection::Peer);
+        }
+        let container = container_id::in_path(&cgroup).last().ok_or(ReportRejection::NoContainer)?;
+        Ok(Self { key: (pid, start_ticks), pidfd, container: ContainerId::new(container.id) })
+    }
+}
+
+/// Returns start time and cgroup of a process.
+fn read(host_paths: &HostPaths, pid: u32, cgroup_v1: bool) -> Result<(u64, String), ReadError> {
+    let mut buffer = Vec::new();
+    let dir = Dir::open(&host_paths.process(pid))?;
+    let stat = Stat::parse(dir.file("stat")?.read_once(&mut buffer)?);
+    let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
+    let file = dir.file("cgroup")?;
+    let cgroup = cgroup_path(file.read_once(&mut buffer)?, cgroup_v1);
+    let cgroup = cgroup.ok_or_else(|| ReadError::malformed("cgroup"))?;
+    Ok((stat.start_ticks, String::from_utf8_lossy(cgroup).into_owned()))
+}
+
+fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(pidfd, PollFlags::IN)];
+    // an error means that nothing is known about it
+    !matches!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+}

@@ -1,0 +1,333 @@
+//! What processes have reported, by process and by container.
+//!
+//! A process is known by pid and start time, and its container by its cgroup, both from the kernel. The figures of a
+//! process vanish with its connection; those of a container stay until the container ends.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::message::{Hello, MAX_DEVICES, Sample, Scope, Step, TorchMemory};
+use super::stats::ReportRejection;
+use crate::clock::Timestamp;
+use crate::discover::ContainerId;
+use crate::host::bounds::{REPORTED_SCOPES, REPORTER_CONNECTIONS_OF_CONTAINER};
+
+/// Pid and start time in clock ticks since boot.
+pub type ProcessKey = (u32, u64);
+
+/// UUID of a device without prefix; `None` if the process does not know it.
+pub type DeviceUuid = Option<Arc<str>>;
+
+/// The figures of one connected process.
+#[derive(Clone, Debug)]
+pub struct ReportingProcess {
+    /// Its container.
+    pub container: ContainerId,
+    /// Local rank.
+    pub rank: u8,
+    /// When `devices` was received; `None` before the first sample.
+    pub sampled: Option<Timestamp>,
+    /// Memory on each device.
+    pub devices: Vec<ReportedDevice>,
+    uuids: Vec<(u32, DeviceUuid)>,
+}
+
+/// Memory of one process on one device, with the highest values that it reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReportedDevice {
+    /// The device.
+    pub uuid: DeviceUuid,
+    /// Newest memory; the peaks are the highest that were reported.
+    pub memory: TorchMemory,
+}
+
+/// The figures of one container over all its processes.
+#[derive(Clone, Debug, Default)]
+pub struct ContainerReports {
+    /// Steps and samples of each local rank.
+    pub progress: BTreeMap<u8, TrainingProgress>,
+    /// Out-of-memory errors and retries on each device.
+    pub failures: BTreeMap<DeviceUuid, AllocationFailures>,
+    /// Memory of each component and operation, by local rank.
+    pub scopes: BTreeMap<(Arc<str>, Arc<str>), BTreeMap<u8, ScopeMemory>>,
+    /// Last totals of processes that counted; the newest are at the end.
+    counted: Vec<(ProcessKey, ProcessTotals)>,
+}
+
+/// Counts of one local rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TrainingProgress {
+    /// Training steps.
+    pub steps: u64,
+    /// Training samples; `None` if the program does not count them.
+    pub samples: Option<u64>,
+}
+
+/// Counts of torch's allocator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllocationFailures {
+    /// Out-of-memory errors.
+    pub ooms: u64,
+    /// Allocations that succeeded only after the cache was emptied.
+    pub retries: u64,
+}
+
+/// Memory at one point of a program, over all devices of a process. A sum is absent if a part of it is not reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScopeMemory {
+    /// In tensors.
+    pub allocated: Option<u64>,
+    /// Highest in tensors.
+    pub allocated_peak: Option<u64>,
+    /// Held by torch's allocator.
+    pub reserved: Option<u64>,
+    /// Resident memory of the process.
+    pub rss: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct ProcessTotals {
+    progress: TrainingProgress,
+    failures: BTreeMap<u32, AllocationFailures>,
+    lost: u64,
+}
+
+/// All reports.
+#[derive(Clone, Debug, Default)]
+pub struct Reports {
+    /// Connected processes that have sent their first message.
+    pub processes: HashMap<ProcessKey, ReportingProcess>,
+    /// Containers with at least one report.
+    pub containers: HashMap<ContainerId, ContainerReports>,
+}
+
+impl Reports {
+    /// Records the first message of a process, or a later one with further devices.
+    pub fn hello(&mut self, key: ProcessKey, container: &ContainerId, hello: Hello) {
+        let entry = self.containers.entry(container.clone()).or_default();
+        // counters begin at 0 before they count
+        for (_, uuid) in &hello.devices {
+            entry.failures_on(uuid);
+        }
+        let process = self.processes.entry(key).or_insert_with(|| ReportingProcess {
+            container: container.clone(),
+            rank: 0,
+            sampled: None,
+            devices: vec![],
+            uuids: vec![],
+        });
+        (process.rank, process.uuids) = (hello.local_rank, hello.devices);
+    }
+
+    /// Records a sample, and returns how many messages the process lost since the previous one.
+    pub fn sample(&mut self, key: ProcessKey, at: Timestamp, sample: Sample) -> u64 {
+        let Some(process) = self.processes.get_mut(&key) else { return 0 };
+        process.sampled = Some(at);
+        let before = std::mem::take(&mut process.devices);
+        let entry = self.containers.entry(process.container.clone()).or_default();
+        let lost = sample.lost.saturating_sub(std::mem::replace(&mut entry.totals(key).lost, sample.lost));
+        for mut memory in sample.devices {
+            let uuid = process.uuids.iter().find(|(i, _)| *i == memory.i).and_then(|(_, uuid)| uuid.clone());
+            if let Some(before) = before.iter().find(|device| device.memory.i == memory.i) {
+                // a program may reset torch's own peaks
+                memory.alloc_peak = memory.alloc_peak.max(before.memory.alloc_peak);
+                memory.res_peak = memory.res_peak.max(before.memory.res_peak);
+            }
+            entry.count_failures(key, &memory, &uuid);
+            process.devices.push(ReportedDevice { uuid, memory });
+        }
+        lost
+    }
+
+    /// Records the memory at one point of a program.
+    ///
+    /// # Errors
+    /// The container has the maximum number of pairs of component and operation.
+    pub fn scope(&mut self, key: ProcessKey, scope: Scope) -> Result<(), ReportRejection> {
+        let Some(process) = self.processes.get(&key) else { return Ok(()) };
+        let scopes = &mut self.containers.entry(process.container.clone()).or_default().scopes;
+        let pair = (scope.component, scope.operation);
+        if scopes.len() >= REPORTED_SCOPES.max && !scopes.contains_key(&pair) {
+            return Err(ReportRejection::Scopes);
+        }
+        let sum = |of: fn(&TorchMemory) -> Option<u64>| {
+            if scope.devices.is_empty() { None } else { scope.devices.iter().map(of).sum() }
+        };
+        let memory = ScopeMemory {
+            allocated: sum(|device| device.alloc),
+            allocated_peak: sum(|device| device.alloc_peak),
+            reserved: sum(|device| device.res),
+            rss: scope.rss,
+        };
+        scopes.entry(pair).or_default().insert(process.rank, memory);
+        Ok(())
+    }
+
+    /// Records the progress of a training.
+    pub fn step(&mut self, key: ProcessKey, step: Step) {
+        let Some(process) = self.processes.get(&key) else { return };
+        let entry = self.containers.entry(process.container.clone()).or_default();
+        let before = &mut entry.totals(key).progress;
+        let steps = step.steps.saturating_sub(before.steps);
+        let samples = step.samples.map(|all| all.saturating_sub(before.samples.unwrap_or(0))); // none counted before
+        *before = TrainingProgress { steps: step.steps, samples: step.samples };
+        let progress = entry.progress.entry(process.rank).or_default();
+        progress.steps = progress.steps.saturating_add(steps);
+        if let Some(samples) = samples {
+            progress.samples = Some(progress.samples.unwrap_or(0).saturating_add(samples));
+        }
+    }
+
+    /// Removes the figures of a process whose connection ended.
+    pub fn disconnect(&mut self, key: ProcessKey) {
+        self.processes.remove(&key);
+    }
+
+    /// Removes containers that ended.
+    pub fn retain(&mut self, is_running: impl Fn(&ContainerId) -> bool) {
+        let processes = &self.processes;
+        self.containers
+            .retain(|id, _| is_running(id) || processes.values().any(|process| process.container == *id));
+    }
+}
+
+impl ContainerReports {
+    fn totals(&mut self, key: ProcessKey) -> &mut ProcessTotals {
+        let known = self.counted.iter().position(|(known, _)| *known == key);
+        // to the end: the oldest report is dropped first. More are kept than are connected, so that a process that connects
+        // again is not counted twice
+        let entry = known.map_or_else(|| (key, ProcessTotals::default()), |at| self.counted.remove(at));
+        if self.counted.len() >= 2 * REPORTER_CONNECTIONS_OF_CONTAINER.max {
+            self.counted.remove(0);
+        }
+        self.counted.push(entry);
+        let last = self.counted.len() - 1;
+        &mut self.counted[last].1
+    }
+
+    fn count_failures(&mut self, key: ProcessKey, memory: &TorchMemory, uuid: &DeviceUuid) {
+        let before = self.totals(key).failures.entry(memory.i).or_default();
+        let grown = |new: Option<u64>, before: &mut u64| {
+            let Some(new) = new else { return 0 }; // not reported: nothing is known to have grown
+            new.saturating_sub(std::mem::replace(before, new))
+        };
+        let (ooms, retries) =
+            (grown(memory.ooms, &mut before.ooms), grown(memory.retries, &mut before.retries));
+        if let Some(failures) = self.failures_on(uuid) {
+            failures.ooms += ooms;
+            failures.retries += retries;
+        }
+    }
+
+    /// Returns the counts on a device; `None` for further devices than a host can have.
+    fn failures_on(&mut self, uuid: &DeviceUuid) -> Option<&mut AllocationFailures> {
+        if self.failures.len() >= MAX_DEVICES && !self.failures.contains_key(uuid) {
+            return None;
+        }
+        Some(self.failures.entry(uuid.clone()).or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: ProcessKey = (7, 70);
+
+    fn reports(rank: u8) -> Reports {
+        let mut reports = Reports::default();
+        reports.hello(KEY, &ContainerId::new("a"), hello(rank));
+        reports
+    }
+
+    fn hello(local_rank: u8) -> Hello {
+        Hello { local_rank, devices: vec![(0, Some("u".into()))] }
+    }
+
+    fn memory(alloc_peak: u64, ooms: u64) -> TorchMemory {
+        TorchMemory {
+            i: 0,
+            alloc: Some(1),
+            alloc_peak: Some(alloc_peak),
+            ooms: Some(ooms),
+            ..Default::default()
+        }
+    }
+
+    fn sample(lost: u64, device: TorchMemory) -> Sample {
+        Sample { lost, devices: vec![device] }
+    }
+
+    #[test]
+    fn steps_of_a_process_that_outlives_many_others_are_counted_once() {
+        let mut reports = reports(0);
+        let step = |steps| Step { steps, samples: None };
+        for round in 1..=300_u32 {
+            reports.step(KEY, step(u64::from(round)));
+            let other = (1_000 + round, 1);
+            reports.hello(other, &ContainerId::new("a"), hello(1));
+            reports.step(other, step(1));
+            reports.disconnect(other);
+        }
+        assert_eq!(reports.containers[&ContainerId::new("a")].progress[&0].steps, 300);
+    }
+
+    #[test]
+    fn counts_of_a_process_that_connects_again_are_counted_once() {
+        let (mut reports, id, now) = (reports(0), ContainerId::new("a"), Timestamp::now());
+        reports.step(KEY, Step { steps: 10, samples: None });
+        assert_eq!(reports.sample(KEY, now, sample(3, memory(1, 2))), 3);
+        reports.disconnect(KEY);
+        reports.hello(KEY, &id, hello(0));
+        reports.step(KEY, Step { steps: 12, samples: Some(64) });
+        assert_eq!(reports.sample(KEY, now, sample(3, memory(1, 2))), 0);
+        let other = (8, 80); // another process of the same rank after it
+        reports.hello(other, &id, hello(0));
+        reports.step(other, Step { steps: 5, samples: Some(1) });
+        reports.sample(other, now, sample(0, memory(1, 1)));
+        let of = &reports.containers[&id];
+        assert_eq!(of.progress[&0], TrainingProgress { steps: 17, samples: Some(65) });
+        assert_eq!(of.failures[&Some("u".into())].ooms, 3);
+    }
+
+    #[test]
+    fn further_hello_keeps_the_sample_and_devices_are_bounded() {
+        let (mut reports, id, now) = (reports(0), ContainerId::new("a"), Timestamp::now());
+        reports.sample(KEY, now, sample(0, memory(1, 0)));
+        for number in 0..3 * MAX_DEVICES {
+            let devices = vec![(0, Some(number.to_string().into()))];
+            reports.hello(KEY, &id, Hello { local_rank: 1, devices });
+        }
+        let process = &reports.processes[&KEY];
+        assert_eq!((process.rank, process.sampled, process.devices.len()), (1, Some(now), 1));
+        assert_eq!(reports.containers[&id].failures.len(), MAX_DEVICES);
+    }
+
+    #[test]
+    fn peak_stays_when_the_program_resets_it() {
+        let mut reports = reports(0);
+        for peak in [9, 4] {
+            reports.sample(KEY, Timestamp::now(), sample(0, memory(peak, 0)));
+        }
+        assert_eq!(reports.processes[&KEY].devices[0].memory.alloc_peak, Some(9));
+    }
+
+    #[test]
+    fn further_pairs_over_the_maximum_are_rejected_and_known_ones_updated() {
+        let mut reports = reports(3);
+        let scope = |number: usize, rss| Scope {
+            component: "model".into(),
+            operation: number.to_string().into(),
+            rss: Some(rss),
+            devices: vec![],
+        };
+        for number in 0..REPORTED_SCOPES.max {
+            assert_eq!(reports.scope(KEY, scope(number, 1)), Ok(()));
+        }
+        assert_eq!(reports.scope(KEY, scope(1_000, 1)), Err(ReportRejection::Scopes));
+        assert_eq!(reports.scope(KEY, scope(5, 2)), Ok(()));
+        let scopes = &reports.containers[&ContainerId::new("a")].scopes;
+        let changed = &scopes[&("model".into(), "5".into())][&3];
+        assert_eq!((scopes.len(), changed.rss, changed.allocated), (REPORTED_SCOPES.max, Some(2), None));
+    }
+}

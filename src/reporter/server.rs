@@ -1,0 +1,259 @@
+//! The thread that serves all connections of reporting processes.
+//!
+//! It waits in poll(2) for the listener, the connections, and the ends of their processes. A connection over its rate is not
+//! polled until it may send again, so the kernel makes its sender wait; the same holds for the listener. So the work per
+//! second is bounded, whatever clients do.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, SocketFlags, accept_with, send, sockopt};
+
+use super::ReporterState;
+use super::message::{MAX_PACKET_BYTES, Message};
+use super::peer::ReportingPeer;
+use super::rate_limit::RateLimit;
+use super::stats::ReportRejection;
+use crate::clock::Timestamp;
+use crate::host::bounds::{REPORTER_CONNECTIONS, REPORTER_CONNECTIONS_OF_CONTAINER};
+use crate::host::{HostPaths, unix_peer};
+
+/// Time between two samples of a process. Half of the age up to which a sample is used.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+/// Messages of one connection: per second, and at once.
+const MESSAGES: (u32, u32) = (20, 100);
+/// New connections: per second, and at once. Each costs some reads of `/proc`.
+const ACCEPTS: (u32, u32) = (200, 400);
+/// Maximum wait in poll(2).
+const MAX_WAIT: Duration = Duration::from_secs(10);
+/// Pause after an error that would otherwise repeat at once, such as too many open files.
+const ERROR_PAUSE: Duration = Duration::from_millis(200);
+
+/// All connections.
+#[derive(Debug)]
+pub struct Server {
+    listener: OwnedFd,
+    state: Arc<ReporterState>,
+    host_paths: HostPaths,
+    cgroup_v1: bool,
+    accepts: RateLimit,
+    /// New connections are over their rate, which was counted.
+    is_limited: bool,
+    /// Accepting fails, which was logged.
+    is_failing: bool,
+    connections: HashMap<u64, ReporterConnection>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct ReporterConnection {
+    socket: OwnedFd,
+    peer: ReportingPeer,
+    messages: RateLimit,
+    is_greeted: bool,
+    /// It is over its rate, which was counted.
+    is_limited: bool,
+}
+
+/// Which descriptor of a poll belongs to what.
+#[derive(Clone, Copy, Debug)]
+enum PollTarget {
+    Listener,
+    Socket(u64),
+    Process(u64),
+}
+
+impl Server {
+    /// Creates a server without connections.
+    pub fn new(listener: OwnedFd, state: Arc<ReporterState>, host_paths: HostPaths, cgroup_v1: bool) -> Self {
+        let accepts = RateLimit::new(Timestamp::now(), ACCEPTS.0, ACCEPTS.1);
+        Self {
+            listener,
+            state,
+            host_paths,
+            cgroup_v1,
+            accepts,
+            is_limited: false,
+            is_failing: false,
+            connections: HashMap::new(),
+            next: 0,
+        }
+    }
+
+    /// Serves until the process ends.
+    pub fn run(mut self) {
+        let mut buffer = vec![0; MAX_PACKET_BYTES];
+        loop {
+            match self.wait(Timestamp::now()) {
+                Ok(ready) => ready.into_iter().for_each(|source| self.serve(source, &mut buffer)),
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "poll of the reporter's connections failed");
+                    std::thread::park_timeout(ERROR_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Waits until something is ready or may send again.
+    fn wait(&self, now: Timestamp) -> Result<Vec<PollTarget>, Errno> {
+        let mut sources = Vec::with_capacity(1 + 2 * self.connections.len());
+        let mut polled = Vec::with_capacity(sources.capacity());
+        let mut timeout = MAX_WAIT;
+        let mut add = |wait: Duration, source, fd| {
+            if wait.is_zero() {
+                sources.push(source);
+                polled.push(PollFd::new(fd, PollFlags::IN));
+            } else {
+                timeout = timeout.min(wait);
+            }
+        };
+        for (number, connection) in &self.connections {
+            add(Duration::ZERO, PollTarget::Process(*number), &connection.peer.pidfd);
+            add(connection.messages.wait(now), PollTarget::Socket(*number), &connection.socket);
+        }
+        add(self.accepts.wait(now), PollTarget::Listener, &self.listener);
+        // a millisecond more, so that it does not wake too early
+        let timeout = Timespec::try_from(timeout + Duration::from_millis(1)).map_err(|_| Errno::INVAL)?;
+        poll(&mut polled, Some(&timeout))?;
+        let ready = std::iter::zip(sources, &polled).filter(|(_, polled)| !polled.revents().is_empty());
+        Ok(ready.map(|(source, _)| source).collect())
+    }
+
+    fn serve(&mut self, source: PollTarget, buffer: &mut [u8]) {
+        match source {
+            PollTarget::Listener => self.accept(),
+            PollTarget::Process(number) | PollTarget::Socket(number) => {
+                let Some(connection) = self.connections.get_mut(&number) else { return };
+                // also what a process sent just before it ended
+                let is_open = connection.receive(&self.state, buffer);
+                if !is_open || matches!(source, PollTarget::Process(_)) {
+                    self.close(number);
+                }
+            }
+        }
+    }
+
+    /// Accepts connections while some are waiting and the rate allows it.
+    fn accept(&mut self) {
+        while self.accepts.take(Timestamp::now()) {
+            let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => {
+                    self.is_failing = false;
+                    socket
+                }
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {
+                    self.is_limited = false;
+                    return;
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut self.is_failing, true) {
+                        tracing::warn!(%error, "accepting reporting processes failed; retrying");
+                    }
+                    std::thread::park_timeout(ERROR_PAUSE);
+                    return;
+                }
+            };
+            if let Err(reason) = self.add(socket) {
+                self.state.stats().count_rejected(reason);
+            }
+        }
+        if !std::mem::replace(&mut self.is_limited, true) {
+            self.state.stats().count_rejected(ReportRejection::Rate);
+        }
+    }
+
+    fn add(&mut self, socket: OwnedFd) -> Result<(), ReportRejection> {
+        let peer = ReportingPeer::identify(&socket, &self.host_paths, self.cgroup_v1)?;
+        let earlier = self.connections.iter().find(|(_, other)| other.peer.key == peer.key);
+        if let Some(number) = earlier.map(|(number, _)| *number) {
+            self.close(number); // one for each process: it connected again
+        }
+        let of_container = |other: &&ReporterConnection| other.peer.container == peer.container;
+        if self.connections.len() >= REPORTER_CONNECTIONS.max
+            || self.connections.values().filter(of_container).count() >= REPORTER_CONNECTIONS_OF_CONTAINER.max
+        {
+            return Err(ReportRejection::Connections);
+        }
+        sockopt::set_socket_passcred(&socket, true).map_err(|_| ReportRejection::Peer)?;
+        let messages = RateLimit::new(Timestamp::now(), MESSAGES.0, MESSAGES.1);
+        let connection = ReporterConnection { socket, peer, messages, is_greeted: false, is_limited: false };
+        self.connections.insert(self.next, connection);
+        self.next += 1;
+        Ok(())
+    }
+
+    fn close(&mut self, number: u64) {
+        if let Some(connection) = self.connections.remove(&number) {
+            self.state.lock().disconnect(connection.peer.key);
+        }
+    }
+}
+
+impl ReporterConnection {
+    /// Receives the packets that are there. Returns false at the end of the connection.
+    fn receive(&mut self, state: &ReporterState, buffer: &mut [u8]) -> bool {
+        loop {
+            let now = Timestamp::now();
+            if !self.messages.wait(now).is_zero() {
+                if !std::mem::replace(&mut self.is_limited, true) {
+                    state.stats().count_rejected(ReportRejection::Rate);
+                }
+                return true;
+            }
+            let packet = match unix_peer::receive(&self.socket, buffer) {
+                Ok(packet) => packet,
+                Err(Errno::AGAIN | Errno::INTR) => {
+                    self.is_limited = false;
+                    return true;
+                }
+                Err(_) => return false,
+            };
+            let Some(sender) = packet.sender else { return false };
+            self.messages.take(now);
+            let outcome = if sender != self.peer.key.0 {
+                Err(ReportRejection::Sender)
+            } else if packet.is_truncated {
+                Err(ReportRejection::TooLarge)
+            } else {
+                self.record(now, state, &buffer[..packet.len])
+            };
+            if let Err(reason) = outcome {
+                state.stats().count_rejected(reason);
+            }
+        }
+    }
+
+    fn record(
+        &mut self,
+        now: Timestamp,
+        state: &ReporterState,
+        packet: &[u8],
+    ) -> Result<(), ReportRejection> {
+        let message = Message::parse(packet)?;
+        let key = self.peer.key;
+        match message {
+            Message::Hello(hello) => {
+                state.lock().hello(key, &self.peer.container, hello);
+                self.is_greeted = true;
+                let welcome =
+                    format!(r#"{{"v":1,"t":"welcome","interval_ms":{}}}"#, SAMPLE_INTERVAL.as_millis());
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                let _ = send(&self.socket, welcome.as_bytes(), flags); // a client that does not read keeps its default
+            }
+            _ if !self.is_greeted => return Err(ReportRejection::Malformed),
+            Message::Sample(sample) => {
+                let lost = state.lock().sample(key, now, sample);
+                state.stats().add_lost(lost);
+            }
+            Message::Scope(scope) => state.lock().scope(key, scope)?,
+            Message::Step(step) => state.lock().step(key, step),
+            Message::Ignored => {}
+        }
+        Ok(())
+    }
+}

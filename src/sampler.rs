@@ -1,0 +1,273 @@
+//! Runs the cycles: discover, collect, attribute, update the ledger, finish a snapshot.
+//!
+//! A cycle is one synchronous function, because reads of kernel files block. Sampling is independent of scraping.
+
+pub mod stalled;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::attribute::inside::InsideView;
+use crate::attribute::{GpuHolders, attribute};
+use crate::catalog::*;
+use crate::clock::Timestamp;
+use crate::collect::gpu::DriverRelease;
+use crate::collect::http_stats::HttpStats;
+use crate::collect::otlp_stats::OtlpStats;
+use crate::collect::self_metrics::SelfMetrics;
+use crate::collect::{self, CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
+use crate::config::Config;
+use crate::discover::{ConnectionState, Hierarchy, Registry, RuntimeState};
+use crate::host::HostPaths;
+use crate::ledger::Ledger;
+use crate::ledger::exchange::SharedState;
+use crate::reporter::ReporterState;
+use crate::series::{Label, Series};
+use crate::snapshot::{Dropped, Snapshot, finish};
+
+use stalled::IndependentSources;
+
+/// Maximum wait of the first cycle for the runtimes' lists of containers and the ledger's first totals.
+const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The state that is kept from cycle to cycle.
+pub struct Sampler {
+    host_paths: HostPaths,
+    hierarchy: Option<Hierarchy>,
+    registry: Registry,
+    sources: Vec<Arc<RuntimeState>>,
+    collectors: Vec<Box<dyn Collector>>,
+    cycle_data: CycleData,
+    read_errors: ReadErrors,
+    gpu_holders: GpuHolders,
+    ledger: Ledger,
+    dropped: Dropped,
+    /// Numbers of rows and labels of the last cycle, for the capacity of the next.
+    last_len: (usize, usize),
+    skipped: u64,
+    driver_release: Arc<DriverRelease>,
+    http_stats: Arc<HttpStats>,
+    otlp_stats: Option<Arc<OtlpStats>>,
+    reporter: Option<Arc<ReporterState>>,
+    inside: InsideView,
+}
+
+impl Sampler {
+    /// Creates a sampler over these runtimes. It exchanges data with the ledger's thread through `shared_state`, its GPU
+    /// collector obeys `driver_release`, and it exports `http_stats`.
+    pub fn new(
+        config: &Config,
+        sources: Vec<Arc<RuntimeState>>,
+        shared_state: Arc<SharedState>,
+        driver_release: &Arc<DriverRelease>,
+        http_stats: Arc<HttpStats>,
+    ) -> Self {
+        let hierarchy = match Hierarchy::detect(&config.host_paths) {
+            Ok(hierarchy) => Some(hierarchy),
+            Err(error) => {
+                tracing::error!(%error, "no cgroup hierarchy with a memory controller found; container memory is missing");
+                None
+            }
+        };
+        Self {
+            host_paths: config.host_paths.clone(),
+            registry: Registry::new(config.filter.clone(), sources.clone(), hierarchy.as_ref()),
+            hierarchy,
+            sources,
+            collectors: collect::all(config, driver_release),
+            cycle_data: CycleData::default(),
+            read_errors: ReadErrors::default(),
+            gpu_holders: GpuHolders::default(),
+            ledger: Ledger::new(config.keep_ended, config.gpu.expected, shared_state),
+            dropped: Dropped::new(),
+            last_len: (0, 0),
+            skipped: 0,
+            driver_release: Arc::clone(driver_release),
+            http_stats,
+            otlp_stats: None,
+            reporter: None,
+            inside: InsideView::default(),
+        }
+    }
+
+    /// Exports the statistics of the OTLP exporter from now on.
+    pub fn show_otlp_stats(&mut self, otlp_stats: Arc<OtlpStats>) {
+        self.otlp_stats = Some(otlp_stats);
+    }
+
+    /// Returns the sources of metrics that need no cycle.
+    pub fn independent_sources(&self, config: &Config) -> IndependentSources {
+        IndependentSources {
+            shared_state: Arc::clone(self.ledger.shared_state()),
+            driver_release: Arc::clone(&self.driver_release),
+            max_gpu_age: IndependentSources::max_gpu_age(&config.gpu),
+            http_stats: Arc::clone(&self.http_stats),
+            otlp_stats: self.otlp_stats.clone(),
+            own: SelfMetrics::default(),
+        }
+    }
+
+    /// Exports what processes report from inside from now on.
+    pub fn show_reporter(&mut self, reporter: Arc<ReporterState>) {
+        self.reporter = Some(reporter);
+    }
+
+    /// Returns true once every runtime has listed its containers or turned out to be missing, and the ledger has its totals.
+    fn sources_ready(&self) -> bool {
+        self.ledger.has_figures()
+            && self.sources.iter().all(|source| source.lock().connection != ConnectionState::Starting)
+    }
+
+    /// Runs one cycle.
+    pub fn cycle(&mut self, now: Timestamp) -> Snapshot {
+        let mut series = Series::with_capacity(self.last_len.0 + 64, self.last_len.1 + 64);
+        self.read_errors.enter("discover");
+        let (refresh, walked) = self.registry.refresh(now);
+        if let Err(error) = walked {
+            self.read_errors.record(&error);
+        }
+        self.read_errors.init_at_zero("too_large");
+        for source in &self.sources {
+            for _ in 0..std::mem::take(&mut source.lock().oversized_responses) {
+                self.read_errors.count("too_large");
+            }
+        }
+        let inventory = refresh.inventory;
+        let context = Context {
+            now,
+            host_paths: &self.host_paths,
+            hierarchy: self.hierarchy.as_ref(),
+            inventory: &inventory,
+        };
+        self.cycle_data.begin();
+        for collector in &mut self.collectors {
+            self.read_errors.enter(collector.name());
+            let mut output = Output {
+                series: &mut series,
+                cycle_data: &mut self.cycle_data,
+                read_errors: &mut self.read_errors,
+            };
+            run_collector(collector.as_mut(), &context, &mut output);
+        }
+        if let Some(reporter) = &self.reporter {
+            self.cycle_data.reports =
+                Some(reporter.take(|id| inventory.containers.iter().any(|container| container.id == *id)));
+            reporter.stats().write(&mut series);
+        }
+        let attribution = attribute(&context, &self.cycle_data, &mut self.gpu_holders, &mut series);
+        self.inside.write(&context, &self.cycle_data, &attribution.gpus.processes, &mut series);
+        let ended =
+            self.ledger.record_cycle(&context, &refresh.ended, &self.cycle_data, &attribution, &mut series);
+        let mut containers = inventory.containers.clone();
+        let running = containers.len();
+        containers.extend(ended);
+        let devices = self.cycle_data.gpu_devices().map(|(_, device)| device);
+        let gpus = devices.chain(self.cycle_data.silent_gpus().map(|(_, device)| device));
+        let gpus = gpus.map(|device| Arc::clone(&device.identity)).collect();
+        write_runtimes(&inventory, &mut series);
+        self.write_self(now, &mut series);
+        finish(&mut series, &mut self.dropped);
+        self.last_len = series.len();
+        Snapshot {
+            finished: Timestamp::now(),
+            series,
+            containers,
+            running,
+            gpus,
+            processes: attribution.processes,
+        }
+    }
+
+    fn write_self(&self, began: Timestamp, series: &mut Series) {
+        for (collector, reason, count) in self.read_errors.counts() {
+            series.global(COLLECTOR_READ_ERRORS, [collector.into(), reason.into()], count as f64);
+        }
+        for (family, count) in &self.dropped {
+            series.global(SERIES_DROPPED, [family.desc().name.into()], *count as f64);
+        }
+        write_build_info(series);
+        series.global(CYCLES_SKIPPED, [], self.skipped as f64);
+        self.http_stats.write(series);
+        if let Some(otlp_stats) = &self.otlp_stats {
+            otlp_stats.write(series);
+        }
+        self.driver_release.write(began, series);
+        let now = Timestamp::now();
+        series.global(CYCLE_DURATION, [], now.since(began).as_secs_f64());
+        series.global(SNAPSHOT_TIMESTAMP, [], now.unix_seconds());
+    }
+}
+
+fn write_build_info(series: &mut Series) {
+    let labels =
+        [env!("CARGO_PKG_VERSION").into(), env!("MEMLEDGER_REVISION").into(), env!("MEMLEDGER_RUSTC").into()];
+    series.global(BUILD_INFO, labels, 1.0);
+}
+
+/// Runs one collector. A failure, even a panic, removes its samples and leaves those of the other collectors.
+fn run_collector(collector: &mut dyn Collector, context: &Context<'_>, output: &mut Output<'_>) {
+    let began = Timestamp::now();
+    let mark = output.series.mark();
+    let outcome = catch_unwind(AssertUnwindSafe(|| collector.collect(context, output)))
+        .unwrap_or(CollectOutcome::Failed);
+    let name: Label = collector.name().into();
+    if outcome != CollectOutcome::Ok {
+        output.series.rollback(mark);
+    }
+    if outcome != CollectOutcome::NotPresent {
+        let success = f64::from(u8::from(outcome == CollectOutcome::Ok));
+        output.series.global(COLLECTOR_SUCCESS, [name.clone()], success);
+        let duration = collector.background().unwrap_or_else(|| Timestamp::now().since(began));
+        output.series.global(COLLECTOR_DURATION, [name], duration.as_secs_f64());
+    }
+}
+
+fn write_runtimes(inventory: &crate::discover::Inventory, series: &mut Series) {
+    let mut counts = std::collections::BTreeMap::new();
+    for (runtime, up) in &inventory.runtimes {
+        series.global(RUNTIME_UP, [(*runtime).into()], f64::from(u8::from(*up)));
+        counts.insert(*runtime, 0);
+    }
+    for container in &inventory.containers {
+        *counts.entry(container.runtime).or_insert(0) += 1;
+    }
+    for (runtime, count) in counts {
+        series.global(CONTAINERS_SEEN, [runtime.into()], f64::from(count));
+    }
+}
+
+/// Runs one cycle per interval until `stop`, and passes each snapshot to `publish`.
+///
+/// When a cycle takes longer than the interval, the cycles that were due meanwhile are skipped and counted.
+pub fn run_until(
+    mut sampler: Sampler,
+    interval: Duration,
+    stop: &AtomicBool,
+    mut publish: impl FnMut(Snapshot),
+) {
+    let began = Timestamp::now();
+    while !sampler.sources_ready()
+        && Timestamp::now().since(began) < FIRST_LIST_TIMEOUT
+        && !stop.load(Ordering::Relaxed)
+    {
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    let mut due = Timestamp::now();
+    while !stop.load(Ordering::Relaxed) {
+        publish(sampler.cycle(Timestamp::now()));
+        due = due.plus(interval);
+        let late = Timestamp::now().since(due);
+        let missed = (late.as_nanos() / interval.as_nanos()) as u32;
+        sampler.skipped += u64::from(missed);
+        due = due.plus(interval * missed);
+        loop {
+            let remaining = due.since(Timestamp::now());
+            if remaining.is_zero() || stop.load(Ordering::Relaxed) {
+                break;
+            }
+            std::thread::park_timeout(remaining);
+        }
+    }
+}

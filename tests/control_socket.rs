@@ -1,0 +1,173 @@
+//! The control socket: verbs that use it, who is refused, and what happens to its file.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::events::{exit, store_with};
+use crate::support::docker::{Engine, unique};
+use crate::support::{Memledger, eventually, run};
+
+const ALONE: &[&str] =
+    &["--docker.socket=", "--podman.socket=", "--container.include=^none$", "--no-web.enable-api"];
+
+/// A memledger with a control socket in a folder of its own.
+struct Controlled {
+    memledger: Memledger,
+    folder: tempfile::TempDir,
+}
+
+impl Controlled {
+    fn start(wrapper: &[&str], flags: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listen = format!("--local.socket={}/control.sock", folder.path().display());
+        let memledger = Memledger::start_through(wrapper, &[ALONE, &[&listen], flags].concat());
+        let this = Self { memledger, folder };
+        eventually("the control socket", || {
+            UnixStream::connect(this.path()).map_err(|error| error.to_string())
+        });
+        this
+    }
+
+    fn path(&self) -> String {
+        self.folder.path().join("control.sock").display().to_string()
+    }
+
+    /// Runs a verb that knows only the socket.
+    fn verb(&self, words: &[&str]) -> (Option<i32>, String, String) {
+        run(&[words, &["--state.path=", &format!("--local.socket={}", self.path())]].concat())
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = UnixStream::connect(self.path()).unwrap();
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+#[test]
+fn verbs_query_a_ledger_that_they_cannot_read() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(store_with(dir.path(), [exit(1, "train", 1e9), exit(2, "other one", 1e9 + 1.0)]));
+    let state = format!("--state.path={}", dir.path().display());
+    let controlled = Controlled::start(&[], &[&state]);
+    let (code, text, errors) = controlled.verb(&["events", "--json"]);
+    let ids: Vec<_> =
+        text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].clone()).collect();
+    assert_eq!((code, ids), (Some(0), vec![1.into(), 2.into()]), "{errors}");
+    let (_, table, _) = controlled.verb(&["events", "--container=other one", "--since=2001-01-01T00:00:00Z"]);
+    assert!(table.contains("other one") && !table.contains("train"), "{table}");
+    let (_, newest, errors) = controlled.verb(&["events", "--limit=1"]);
+    assert!(
+        newest.contains("other one") && !newest.contains("train") && errors.contains("newest 1"),
+        "{newest}{errors}"
+    );
+    let (code, text, errors) = controlled.verb(&["why", "other one"]);
+    assert!(code == Some(0) && text.starts_with("other one"), "{text}{errors}");
+    assert!(controlled.verb(&["why", "--last", "--json"]).1.starts_with('{'));
+    let (code, _, errors) = controlled.verb(&["why", "nobody"]);
+    assert!(code == Some(1) && errors.contains("known containers: other one, train"), "{errors}");
+    // a path without a ledger of its own
+    let elsewhere = tempfile::tempdir().unwrap();
+    let (path, socket) = (elsewhere.path().display(), controlled.path());
+    let (code, text, errors) =
+        run(&["why", "train", &format!("--state.path={path}"), &format!("--local.socket={socket}")]);
+    assert!(code == Some(0) && text.starts_with("train"), "{text}{errors}");
+    assert!(controlled.get("/api/v1/containers").starts_with("HTTP/1.0 200"));
+    let (code, text, errors) = controlled.verb(&["release-gpu"]);
+    assert!(code == Some(0) && text.contains("\"closed\": true"), "{text}{errors}");
+    let socket = controlled.path();
+    controlled.memledger.signal("TERM");
+    controlled.memledger.wait();
+    assert!(!std::path::Path::new(&socket).exists(), "removed at the end");
+}
+
+#[test]
+fn live_socket_is_kept_and_a_stale_one_is_replaced() {
+    let first = Controlled::start(&[], &[]);
+    let listen = format!("--local.socket={}", first.path());
+    let second = Memledger::start(&[ALONE, &[&listen]].concat());
+    let log = second.log();
+    assert_eq!(log.matches("level=warn").count(), 1, "{log}");
+    assert!(
+        log.contains("another memledger listens on") && log.contains("set another --local.socket"),
+        "{log}"
+    );
+    assert!(first.get("/-/ready").contains("memledger is ready"), "the first one still answers");
+    drop(second);
+    assert!(first.get("/-/ready").contains("memledger is ready"), "also after the end of the other");
+    first.memledger.signal("KILL");
+    first.memledger.wait();
+    assert!(UnixStream::connect(first.folder.path().join("control.sock")).is_err(), "its file is left");
+    let third = Memledger::start(&[ALONE, &[&listen]].concat());
+    eventually("the new socket", || {
+        UnixStream::connect(first.folder.path().join("control.sock")).map_err(|error| error.to_string())
+    });
+    assert!(!third.log().contains("level=warn"), "{}", third.log());
+}
+
+#[test]
+fn path_that_cannot_be_created_is_one_warning() {
+    let memledger = Memledger::start(&[ALONE, &["--local.socket=/proc/nothing/control.sock"]].concat());
+    let log = memledger.log();
+    assert!(log.matches("level=warn").count() == 1 && log.contains("/proc/nothing/control.sock"), "{log}");
+}
+
+/// What a process prints that queries the socket at its first argument.
+const QUERY: &str = "import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+s.sendall(b'POST /-/release-gpu HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n')
+print(s.makefile('rb').read().decode())";
+
+#[test]
+fn refuses_processes_of_nested_pid_namespaces() {
+    let controlled = Controlled::start(&[], &[]);
+    let answer_to = |wrapper: &[&str]| {
+        let path = controlled.path();
+        let mut words = [wrapper, &["python3", "-c", QUERY, &path]].concat();
+        let output = Command::new(words.remove(0)).args(words).output().expect("python3 runs");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    let answer = answer_to(&["env"]);
+    assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
+    let answer = answer_to(&["unshare", "--pid", "--fork"]);
+    assert!(answer.starts_with("HTTP/1.0 403") && answer.contains("belongs to a container"), "{answer}");
+    eventually("the log", || match controlled.memledger.log() {
+        log if log.contains("refused a client of the control socket") => Ok(()),
+        log => Err(log),
+    });
+}
+
+#[test]
+fn refuses_processes_that_it_cannot_see() {
+    let wrapper = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    let controlled = Controlled::start(&wrapper, &[]);
+    let answer = controlled.get("/api/v1/containers");
+    assert!(answer.starts_with("HTTP/1.0 403") && answer.contains("pid: host"), "{answer}");
+    let (code, _, errors) = controlled.verb(&["why", "train"]);
+    assert!(code == Some(1) && errors.contains("hostPID: true"), "{errors}");
+}
+
+#[test]
+fn refuses_root_of_a_container_that_mounts_the_socket() {
+    let Some(engine) = Engine::shared() else { return };
+    let controlled = Controlled::start(&[], &[]);
+    let mount = format!("--volume={}:/control", controlled.folder.path().display());
+    // root with the host's namespaces and more capabilities is still a process of a container
+    for flags in [vec![], vec!["--pid=host", "--cap-add=SYS_PTRACE", "--cgroupns=host"]] {
+        let flags = [vec![mount.as_str()], flags].concat();
+        let program = QUERY.replace("sys.argv[1]", "'/control/control.sock'") + "\nprint('ready')";
+        let container = engine.run_python(&unique("control"), &flags, &program);
+        let answer = container.docker(&["logs"]);
+        assert!(
+            answer.contains("403 Forbidden") && answer.contains("belongs to a container"),
+            "{flags:?}: {answer}"
+        );
+    }
+    assert!(controlled.get("/-/ready").contains("memledger is ready"), "this host is served");
+}

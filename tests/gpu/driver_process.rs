@@ -1,0 +1,378 @@
+//! The NVML process: what it may do, and that its crash, hang, growth or noise harms nothing else.
+
+use std::process::Command;
+
+use fake_nvml::{Fault, Process, State};
+
+use super::drivers::called_symbols;
+use super::faults::{assert_no_gpu, await_success, success};
+use super::{
+    Driver, GIB, MEMORY_INFO, MIB, OF_CONTAINER, RESTARTS, UNKILLABLE, USED, assert_stops_at_once,
+    await_value, children, gpus, nvml_processes, process_in,
+};
+use crate::support::cgroups::TestCgroup;
+use crate::support::{Memledger, Metrics, binary, eventually, eventually_true, run, skip};
+
+/// The shortest deadline: a process has 1.2 s for its first reading.
+const SHORT: [&str; 2] = ["--gpu.interval=50ms", "--gpu.deadline=100ms"];
+
+/// Returns the only NVML process.
+fn nvml_process(memledger: &Memledger) -> u32 {
+    eventually("one NVML process", || match nvml_processes(memledger)[..] {
+        [pid] => Ok(pid),
+        ref found => Err(format!("{found:?}")),
+    })
+}
+
+fn kill(pid: u32) {
+    // an error means that it has ended
+    let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).output();
+}
+
+fn restarts(memledger: &Memledger, reason: &str) -> f64 {
+    memledger.metrics().get(RESTARTS, &[("reason", reason)]).unwrap_or(0.0)
+}
+
+fn await_restarts(memledger: &Memledger, what: &str, reason: &str, at_least: f64) {
+    memledger.eventually(
+        &format!("{what}: {at_least} restarts because of {reason}"),
+        |metrics| match metrics.ask(RESTARTS, &[("reason", reason)])? {
+            found if found >= at_least => Ok(()),
+            found => Err(format!("{found}; {}", memledger.log())),
+        },
+    );
+}
+
+/// Returns the number in a line of `/proc/PID/status`.
+fn status(pid: u32, line: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let value = text.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(':')).expect(line);
+    value.split_whitespace().next().and_then(|number| number.parse().ok()).expect(line)
+}
+
+fn is_mapped(pid: u32, driver: &Driver) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    maps.contains(driver.fake.path().to_str().unwrap())
+}
+
+/// Fails unless the GPU families are absent, and the memory of the host and of containers is there.
+fn assert_only_gpus_are_missing(metrics: &Metrics, what: &str) {
+    assert_eq!(success(metrics), Some(0.0), "{what}");
+    assert_no_gpu(metrics);
+    assert!(metrics.value("memledger_host_memory_total_bytes", &[]) > 0.0, "{what}");
+    assert!(metrics.value("memledger_container_memory_usage_bytes", &[]) > 0.0, "{what}");
+    let vmstat = [("source", "vmstat")];
+    assert_eq!(metrics.value("memledger_oom_source_up", &vmstat), 1.0, "the ledger continues: {what}");
+}
+
+#[test]
+fn only_the_process_loads_the_library_and_it_is_restricted() {
+    let driver = Driver::new(&gpus(&[GIB; 8]));
+    let memledger = driver.memledger(&[]);
+    await_value(&memledger, USED, &[("gpu", "7")], GIB);
+    let pid = nvml_process(&memledger);
+    assert!(is_mapped(pid, &driver));
+    assert!(!is_mapped(memledger.pid(), &driver));
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let set = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("a set");
+        u64::from_str_radix(line.trim(), 16).unwrap()
+    };
+    for name in ["CapEff:", "CapPrm:"] {
+        assert_eq!(set(name) & !(1 << 1), 0, "{name} at most DAC_OVERRIDE");
+    }
+    assert_eq!(set("CapInh:") | set("CapAmb:"), 0);
+    assert_eq!(status(pid, "NoNewPrivs"), 1);
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let limit = |name: &str| limits.lines().find(|line| line.starts_with(name)).expect("a limit").to_owned();
+    assert!(limit("Max data size").contains(&(96 * MIB).to_string()), "{limits}");
+    assert!(limit("Max core file size").contains(" 0 "), "{limits}");
+    // without the pages of the program, which it shares with memledger
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let private = smaps.lines().filter(|line| line.starts_with("Private_"));
+    let private: u64 = private.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum();
+    assert!((1..=8 * 1024).contains(&private), "{private} KiB");
+    // those of the test's own start may be there too
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let targets = links.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    let targets: Vec<_> = targets.map(|target| target.to_string_lossy().into_owned()).collect();
+    let sockets: std::collections::BTreeSet<_> =
+        targets.iter().filter(|target| target.starts_with("socket:")).collect();
+    let of_memledger = ["/proc", "/sys", "anon_inode:", "/dev/kmsg"];
+    let leaked = targets.iter().find(|target| of_memledger.iter().any(|prefix| target.starts_with(prefix)));
+    assert_eq!((sockets.len(), leaked), (1, None), "{targets:?}");
+    // these signals are memledger's, and may reach both
+    for signal in ["TERM", "INT", "HUP", "USR1"] {
+        assert!(
+            Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status().unwrap().success()
+        );
+    }
+    memledger.fresh_metrics();
+    assert_eq!(nvml_process(&memledger), pid, "it ignores them");
+    assert_stops_at_once(memledger);
+}
+
+/// Damages each call, each in a memledger of its own: a process that is new, so that calls at its start are reached too.
+fn damage_each_call(reason: &str, damage: impl Fn(&mut State, &str) + Sync) {
+    let at_start =
+        ["nvmlInit_v2", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount_v2", "nvmlDeviceGetUUID"];
+    let symbols: Vec<_> = at_start.into_iter().map(str::to_owned).chain(called_symbols()).collect();
+    assert!(symbols.len() > 24, "{symbols:?}");
+    std::thread::scope(|scope| {
+        for part in symbols.chunks(symbols.len().div_ceil(4)) {
+            let damage = &damage;
+            scope.spawn(move || part.iter().for_each(|symbol| damage_call(symbol, reason, damage)));
+        }
+    });
+}
+
+fn damage_call(symbol: &str, reason: &str, damage: impl Fn(&mut State, &str)) {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[GIB]);
+    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(GIB))];
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger_with(&[&container], &SHORT);
+    await_value(&memledger, OF_CONTAINER, &[], GIB);
+    let good = state.clone();
+    damage(&mut state, symbol);
+    driver.set(&state);
+    let before = restarts(&memledger, reason);
+    nvml_processes(&memledger).into_iter().for_each(kill);
+    await_restarts(&memledger, symbol, reason, before + 2.0); // one may be that of the kill
+    assert_only_gpus_are_missing(&memledger.fresh_metrics(), symbol);
+    driver.set(&good);
+    await_value(&memledger, OF_CONTAINER, &[], GIB);
+    assert_stops_at_once(memledger);
+}
+
+#[test]
+fn segmentation_fault_in_any_call_removes_only_gpu_families() {
+    damage_each_call("ended", |state, symbol| {
+        state.faults.insert(symbol.into(), Fault::Segfault);
+    });
+}
+
+#[test]
+fn abort_in_any_call_removes_only_gpu_families() {
+    damage_each_call("ended", |state, symbol| {
+        state.faults.insert(symbol.into(), Fault::Abort);
+    });
+}
+
+#[test]
+fn hang_in_any_call_removes_only_gpu_families() {
+    damage_each_call("timeout", |state, symbol| {
+        state.hang.insert(symbol.into());
+    });
+}
+
+#[test]
+fn growth_and_noise_end_only_the_process() {
+    let container = TestCgroup::container();
+    let _python = process_in(&container);
+    let good = gpus(&[GIB]);
+    let driver = Driver::new(&good);
+    let memledger = driver.memledger(&[&container]);
+    await_value(&memledger, USED, &[], GIB);
+    let resident = memledger.resident_bytes();
+    for (fault, reason) in [(Fault::Grow, "ended"), (Fault::Garbage, "invalid_message")] {
+        let mut state = good.clone();
+        state.faults.insert(MEMORY_INFO.into(), fault);
+        driver.set(&state);
+        await_restarts(&memledger, &format!("{fault:?}"), reason, 2.0);
+        for pid in nvml_processes(&memledger) {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next());
+            let peak: u64 = peak.and_then(|kib| kib.parse().ok()).unwrap_or(0);
+            assert!(peak <= 128 * 1024, "{peak} KiB");
+        }
+        assert_only_gpus_are_missing(&memledger.fresh_metrics(), &format!("{fault:?}"));
+        driver.set(&good);
+        await_value(&memledger, USED, &[], GIB);
+    }
+    let grown = memledger.resident_bytes().saturating_sub(resident);
+    assert!(grown < 8 * MIB, "memledger itself grew by {grown} bytes");
+}
+
+#[test]
+fn process_ends_with_a_killed_memledger_also_while_it_hangs() {
+    for hangs in [false, true] {
+        let mut state = gpus(&[GIB]);
+        let driver = Driver::new(&state);
+        let memledger = driver.memledger(&[]);
+        await_value(&memledger, USED, &[], GIB);
+        let pid = nvml_process(&memledger);
+        if hangs {
+            state.hang.insert(MEMORY_INFO.into());
+            state.count_calls = true;
+            driver.set(&state);
+            eventually_true("a call that hangs", || {
+                driver.fake.calls().is_ok_and(|calls| calls.contains_key(MEMORY_INFO))
+            });
+        }
+        memledger.signal("KILL");
+        let _ = memledger.wait();
+        eventually_true("the end of the NVML process", || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.is_empty() || stat.contains(") Z ") // reaped by init
+        });
+    }
+}
+
+#[test]
+fn starts_again_after_its_binary_was_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("memledger");
+    std::fs::copy(binary(), &program).unwrap();
+    let driver = Driver::new(&gpus(&[GIB]));
+    let library = format!("--gpu.nvml-library={}", driver.fake.path().display());
+    let script = format!("shift; exec {} \"$@\"", program.display());
+    let flags = ["--docker.socket=", "--podman.socket=", "--gpu.interval=50ms", &library];
+    let memledger = Memledger::start_through(&["/bin/sh", "-c", &script, "sh"], &flags);
+    await_value(&memledger, USED, &[], GIB);
+    std::fs::write(dir.path().join("new"), "not a program").unwrap();
+    std::fs::rename(dir.path().join("new"), &program).unwrap();
+    let before = nvml_process(&memledger);
+    kill(before);
+    eventually_true("another process", || nvml_processes(&memledger).iter().any(|pid| *pid != before));
+    await_value(&memledger, USED, &[], GIB);
+}
+
+/// Returns the number of open descriptors and of threads.
+fn resources(memledger: &Memledger) -> (usize, usize) {
+    let count = |what: &str| std::fs::read_dir(format!("/proc/{}/{what}", memledger.pid())).unwrap().count();
+    (count("fd"), count("task"))
+}
+
+/// Returns the age of a process in clock ticks of 10 ms.
+fn age_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let started = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19)?.parse::<u64>().ok());
+    let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+    let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+    started.map_or(0, |started| ((uptime * 100.0) as u64).saturating_sub(started))
+}
+
+/// `make soak` sets a higher number.
+#[test]
+fn many_restarts_leak_nothing() {
+    let wanted = std::env::var("MEMLEDGER_TEST_RESTARTS").map_or(50, |text| text.parse().expect("a number"));
+    let driver = Driver::new(&gpus(&[GIB]));
+    let memledger = driver.memledger(&[]);
+    await_value(&memledger, USED, &[], GIB);
+    let mut before = None;
+    for round in 1..=wanted {
+        let pid = nvml_process(&memledger);
+        kill(pid);
+        eventually_true("another process that reads", || {
+            let other = nvml_processes(&memledger).into_iter().find(|other| *other != pid);
+            other.is_some_and(|other| {
+                let maps = std::fs::read_to_string(format!("/proc/{other}/maps")).unwrap_or_default();
+                // one that worked for long enough is replaced without a longer pause
+                maps.contains("libnvidia-ml") && age_ticks(other) >= 30
+            })
+        });
+        if round == wanted.min(10) {
+            await_value(&memledger, USED, &[], GIB);
+            before = Some((resources(&memledger), memledger.resident_bytes()));
+        }
+    }
+    await_value(&memledger, USED, &[], GIB);
+    let (resources_before, resident_before) = before.unwrap();
+    let (fds, threads) = resources(&memledger);
+    assert!(fds <= resources_before.0 + 2 && threads <= resources_before.1 + 2, "{fds} {threads}");
+    let grown = memledger.resident_bytes().saturating_sub(resident_before);
+    assert!(grown < 4 * MIB, "{grown} bytes more after {wanted} restarts");
+    assert_eq!(nvml_processes(&memledger).len(), 1, "no zombie");
+    assert!(restarts(&memledger, "ended") >= wanted as f64);
+}
+
+/// A cgroup whose processes do not even end when they are killed, like those that wait in the kernel for a device.
+struct Freezer(std::path::PathBuf);
+
+impl Freezer {
+    fn new() -> Option<Self> {
+        let path = std::path::PathBuf::from("/sys/fs/cgroup/freezer")
+            .join(format!("memledger-test-{}", std::process::id()));
+        std::fs::create_dir(&path).ok().map(|()| Self(path))
+    }
+
+    fn freeze(&self, pid: u32) {
+        std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+        std::fs::write(self.0.join("freezer.state"), "FROZEN").unwrap();
+        eventually_true("a frozen process", || {
+            std::fs::read_to_string(self.0.join("freezer.state")).unwrap().trim() == "FROZEN"
+        });
+    }
+
+    fn thaw(&self) {
+        let _ = std::fs::write(self.0.join("freezer.state"), "THAWED");
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        self.thaw();
+        crate::support::holds_in_time(|| std::fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+#[test]
+fn process_that_cannot_be_killed_is_left_and_counted() {
+    let Some(freezer) = Freezer::new() else { return skip("no freezer of cgroup v1") };
+    let driver = Driver::new(&gpus(&[GIB]));
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("control.sock").display().to_string();
+    let listen = format!("--local.socket={socket}");
+    let flags = ["--gpu.interval=50ms", "--gpu.deadline=300ms", "--gpu.release-for=1s", &listen];
+    let memledger = driver.memledger_with(&[], &flags);
+    await_value(&memledger, USED, &[], GIB);
+    for unkillable in 1..=2_u64 {
+        let frozen = children(memledger.pid()).into_iter().max().expect("a process");
+        freezer.freeze(frozen);
+        await_value(&memledger, UNKILLABLE, &[], unkillable);
+        if unkillable == 1 {
+            await_value(&memledger, USED, &[], GIB); // one more is started beside it
+        }
+    }
+    let metrics = await_success(&memledger, Some(0.0));
+    assert_eq!(metrics.value(UNKILLABLE, &[]), 2.0);
+    for _ in 0..5 {
+        memledger.fresh_metrics();
+        assert_eq!(nvml_processes(&memledger).len(), 2, "no third one is started");
+    }
+    let (code, body) = super::driver_release::release(&socket);
+    assert_eq!(
+        (code, body["closed"].as_bool()),
+        (Some(1), Some(false)),
+        "the driver is not released: {body}"
+    );
+    freezer.thaw();
+    await_value(&memledger, UNKILLABLE, &[], 0);
+    await_value(&memledger, USED, &[], GIB);
+    assert_eq!(nvml_processes(&memledger).len(), 1);
+}
+
+#[test]
+fn doctor_reports_a_crash_and_a_hang_and_leaves_no_process() {
+    let mut state = gpus(&[GIB]);
+    let driver = Driver::new(&state);
+    let library = format!("--gpu.nvml-library={}", driver.fake.path().display());
+    let doctor = || run(&["doctor", "--docker.socket=", "--podman.socket=", "--state.path=", &library]).1;
+    state.faults.insert(MEMORY_INFO.into(), Fault::Segfault);
+    driver.set(&state);
+    let output = doctor();
+    assert!(output.contains("MISSING  NVML") && output.contains("NVML process failed"), "{output}");
+    state.faults.clear();
+    state.hang.insert(MEMORY_INFO.into());
+    driver.set(&state);
+    let output = doctor();
+    assert!(output.contains("MISSING  NVML") && output.contains("does not respond within"), "{output}");
+    let maps = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let library = driver.fake.path().display().to_string();
+    let left: Vec<_> = pids.filter(|pid| maps(pid).contains(&library)).collect();
+    assert_eq!(left, Vec::<u32>::new());
+}

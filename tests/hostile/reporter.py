@@ -1,0 +1,112 @@
+"""Attacks the socket of programs that report from inside. Arguments: the socket, and the attack."""
+import array
+import json
+import os
+import random
+import socket
+import sys
+import time
+
+PATH, ATTACK = sys.argv[1:]
+HELLO = {"v": 1, "t": "hello", "pid": 1, "container": "another", "local_rank": 0, "devices": []}
+STEP = {"t": "step", "n": 1 << 40, "samples": 1 << 40}
+
+
+def connected():
+    """A connection; the queue of connections may be full for a moment."""
+    while True:
+        new = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            new.connect(PATH)
+            return new
+        except OSError:
+            new.close()
+            time.sleep(0.001)
+
+
+def send(connection, message):
+    """Sends without waiting; whether it was sent does not matter to an attack."""
+    packet = message if isinstance(message, bytes) else json.dumps(message).encode()
+    try:
+        connection.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        return True
+    except OSError:
+        return False
+
+
+def scope(component, operation):
+    return {"t": "scope", "component": component, "operation": operation, "rss": 7}
+
+
+def garbage():
+    """Packets that are no messages, and names that try to become labels."""
+    random.seed(7)
+    packets = [b"", b"\0" * 16384, b"x" * 16385, b"[" * 16000, b'{"t":' * 3000, b"\xff\xfe", b"null", b'{"t":"sample"}']
+    packets += [{"t": "hello", "v": 2}, {**HELLO, "local_rank": 64}, {**HELLO, "local_rank": -1}]
+    packets += [scope('a",container_name="another', "x"), scope("a\n# HELP", "x"), scope("\u202e", "x"), scope("a" * 65, "x")]
+    packets += [{"t": "sample", "dev": [{"i": 0, "alloc": value}]} for value in (-1, 1.5, 1 << 63, 1 << 64, "1", None)]
+    packets += [scope("a", f"operation{number}") for number in range(70)]
+    while True:
+        connection = connected()
+        send(connection, b"before the hello")
+        send(connection, HELLO)
+        for number in range(16):
+            send(connection, {**HELLO, "devices": [{"i": each, "uuid": random.randbytes(30).hex()} for each in range(64)]})
+            send(connection, {"t": "sample", "dev": [{"i": random.randrange(1 << 32), "alloc": 1, "ooms": 1}]})
+        for packet in packets:
+            send(connection, packet)
+            send(connection, random.randbytes(random.randrange(300)))
+            yield
+        yield
+
+
+def flood():
+    """Valid messages as fast as one connection takes them."""
+    connection = connected()
+    send(connection, HELLO)
+    while True:
+        for _ in range(1000):
+            send(connection, {"t": "sample", "dev": [{"i": number, "alloc": 1} for number in range(60)]})
+        yield
+
+
+def crowd():
+    """A hundred processes hold a connection each, and one makes ten thousand, one after the other."""
+    for _ in range(100):
+        if os.fork() == 0:
+            connection = connected()
+            send(connection, HELLO)
+            while True:
+                time.sleep(1000)
+    held = []
+    for number in range(10_000):
+        held.append(connected())
+        if len(held) > 50:
+            held.pop(0).close()
+        if number % 100 == 0:
+            yield
+    while True:
+        yield
+
+
+def inherited():
+    """A child writes to its parent's connection, and sends descriptors with it."""
+    connection = connected()
+    send(connection, HELLO)
+    send(connection, {"t": "step", "n": 3})
+    if os.fork() == 0:
+        while True:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+            try:
+                connection.sendmsg([json.dumps(STEP).encode()], rights, socket.MSG_DONTWAIT)
+            except OSError:
+                time.sleep(0.01)
+    while True:
+        yield
+
+
+attack = {"garbage": garbage, "flood": flood, "crowd": crowd, "inherited": inherited}[ATTACK]()
+next(attack)
+print("ready", flush=True)
+for _ in attack:
+    time.sleep(0.002)

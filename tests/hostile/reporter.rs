@@ -1,0 +1,99 @@
+//! Clients of the socket for reports from inside that lie, flood, crowd it, or use the connection of another process.
+//! Unprivileged. A program that reports honestly runs beside them, with the client that memledger ships.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::{Attacker, Siege, has_memory};
+use crate::support::Metrics;
+
+/// Counts a hundred steps, and a hundred more with each line.
+const HONEST: &str = "
+import sys
+sys.path.insert(0, sys.argv[1])
+import memledger
+while True:
+    for _ in range(100):
+        memledger.step()
+    print('counted', flush=True)
+    input()
+";
+
+/// Runs an attack and returns the metrics after it. `seen` is what the attack must lead to.
+fn attack(name: &str, seen: impl Fn(&Metrics, &str) -> Result<(), String>) -> (Siege, Attacker, Metrics) {
+    let folder = tempfile::Builder::new().prefix("mlt-reporter-").tempdir().expect("a folder");
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("a mode");
+    let directory = folder.path().join("reporter");
+    let (mut attacker, mut honest) = (Attacker::limited(256), Attacker::limited(64));
+    let flag = format!("--reporter.directory={}", directory.display());
+    let mut siege = Siege::of(&[attacker.name(), honest.name()], &[&flag]);
+    let client = directory.join("python");
+    // the client finds the socket beside itself
+    assert_eq!(honest.run(HONEST, &[client.to_str().expect("text")]), "counted");
+    let honest_name = honest.name().to_owned();
+    let steps = |metrics: &Metrics, wanted| {
+        let labels = [(super::LABEL, honest_name.as_str()), ("rank", "0")];
+        let steps = metrics.ask("memledger_container_training_steps_total", &labels)?;
+        (steps == wanted).then_some(()).ok_or_else(|| format!("{steps} steps of {wanted}"))
+    };
+    siege.memledger.eventually("the honest program's steps", |metrics| steps(metrics, 100.0));
+    let socket = directory.join("reporter.sock");
+    let arguments = [socket.to_str().expect("text"), name];
+    assert_eq!(attacker.run(include_str!("reporter.py"), &arguments), "ready");
+    let own = attacker.name().to_owned();
+    siege.endure(|metrics| {
+        has_memory(metrics, &own)?;
+        steps(metrics, 100.0)?;
+        seen(metrics, &own)
+    });
+    honest.step();
+    siege.memledger.eventually("the honest program's further steps", |metrics| steps(metrics, 200.0));
+    let metrics = siege.memledger.metrics();
+    (siege, attacker, metrics)
+}
+
+fn is_rejected(metrics: &Metrics, reason: &str) -> Result<(), String> {
+    let count = metrics.ask("memledger_reporter_rejected_total", &[("reason", reason)])?;
+    if count > 0.0 { Ok(()) } else { Err(format!("nothing was rejected as {reason}")) }
+}
+
+#[test]
+fn garbage_is_counted_by_its_reason_and_becomes_no_label() {
+    let reasons = ["malformed", "too_large", "version", "rank", "name", "rate"];
+    let (_siege, attacker, metrics) =
+        attack("garbage", |metrics, _| reasons.iter().try_for_each(|reason| is_rejected(metrics, reason)));
+    for (name, labels, _) in &metrics.series {
+        let is_plain =
+            |value: &String| value.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        if name.starts_with("memledger_container_scope_") {
+            assert_eq!(labels[super::LABEL], attacker.name(), "{name}");
+            assert!(is_plain(&labels["component"]) && is_plain(&labels["operation"]), "{labels:?}");
+        }
+    }
+    let scopes = metrics.all("memledger_container_scope_rss_bytes", &[]).len();
+    assert!(scopes <= 64, "{scopes} pairs");
+}
+
+#[test]
+fn flood_of_one_connection_waits() {
+    let (siege, _attacker, _) = attack("flood", |metrics, _| is_rejected(metrics, "rate"));
+    let worked = crate::support::processor_nanos(siege.memledger.pid(), Some("reporter")) / 1e9;
+    eprintln!("{worked:.2} s of processor time in the thread of the reporter");
+}
+
+#[test]
+fn crowd_of_connections_is_bounded() {
+    let (siege, _attacker, metrics) = attack("crowd", |metrics, _| is_rejected(metrics, "connections"));
+    let connections = metrics.value("memledger_reporter_connections", &[]);
+    assert!(connections <= 66.0, "{connections}");
+    drop(siege);
+}
+
+#[test]
+fn inherited_connection_is_not_believed_and_brings_no_descriptors() {
+    let (siege, attacker, metrics) = attack("inherited", |metrics, _| is_rejected(metrics, "sender"));
+    let labels = [(super::LABEL, attacker.name()), ("rank", "0")];
+    assert_eq!(metrics.get("memledger_container_training_steps_total", &labels), Some(3.0));
+    let open = |metrics: &Metrics| metrics.value("process_open_fds", &[]);
+    let later = siege.memledger.fresh_metrics();
+    assert!(open(&later) < open(&metrics) + 20.0, "{} and {}", open(&metrics), open(&later));
+}

@@ -1,0 +1,76 @@
+//! One word, one meaning: a type's name says what it is without its module, so no two modules define the same one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Names that may stand in several modules, with the reason.
+const ALLOWED: [(&str, &str); 1] = [(
+    "Container",
+    "catalog: the marker type of `MetricScope::Container`, spelled like the variant for the table's macro; \
+     discover: a running container",
+)];
+
+/// Rust files of the program. Not tests, whose helpers are private, and not the messages of CRI, whose names are the protocol's.
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).expect("a readable folder").map(Result::unwrap) {
+        let path = entry.path();
+        let name = entry.file_name().into_string().expect("a name in UTF-8");
+        if path.is_dir() && name != "tests" {
+            sources(&path, found);
+        } else if name.ends_with(".rs") && !["tests.rs", "messages.rs"].contains(&name.as_str()) {
+            found.push(path);
+        }
+    }
+}
+
+/// Returns the name that a line defines a type by. Items that are indented belong to a test, a function or a trait.
+fn defined_type(line: &str) -> Option<&str> {
+    let line = line.strip_prefix("pub(crate) ").or_else(|| line.strip_prefix("pub(super) ")).unwrap_or(line);
+    let line = line.strip_prefix("pub ").unwrap_or(line);
+    let rest =
+        ["struct ", "enum ", "trait ", "type ", "union "].iter().find_map(|word| line.strip_prefix(word))?;
+    rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()
+}
+
+/// Returns the names that more than one of these files defines, with the files.
+fn shared<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> BTreeMap<String, BTreeSet<String>> {
+    let mut places: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (path, text) in files {
+        for name in text.lines().filter_map(defined_type) {
+            places.entry(name.to_owned()).or_default().insert(path.to_owned());
+        }
+    }
+    places.retain(|_, files| files.len() > 1);
+    places
+}
+
+#[test]
+fn type_names_are_unique() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut paths = Vec::new();
+    sources(&src, &mut paths);
+    let text = |path: &PathBuf| {
+        let name = path.strip_prefix(&src).expect("below src").display().to_string();
+        (name, std::fs::read_to_string(path).expect("a readable file"))
+    };
+    let texts: Vec<_> = paths.iter().map(text).collect();
+    let types = texts.iter().flat_map(|(_, text)| text.lines()).filter_map(defined_type).count();
+    assert!(types > 300, "only {types} types were found: the check looks at nothing");
+    let mut shared = shared(texts.iter().map(|(path, text)| (path.as_str(), text.as_str())));
+    for (name, reason) in ALLOWED {
+        assert!(shared.remove(name).is_some(), "{name} is allowed though it is unique by now: {reason}");
+    }
+    assert!(shared.is_empty(), "rename, so that each name says what it is without its module: {shared:#?}");
+}
+
+#[test]
+fn shared_names_are_found() {
+    let files = [
+        ("a.rs", "pub struct Found;\nenum Held {\n    struct Inner;\n"),
+        ("b.rs", "type Found = u8;\npub(crate) trait Other<T> {\n    type Item;\n"),
+        ("c.rs", "pub enum Other<T> {}\npub struct Item;\n"),
+    ];
+    let shared = shared(files);
+    assert_eq!(shared.keys().collect::<Vec<_>>(), ["Found", "Other"]);
+    assert_eq!(shared["Other"], ["b.rs", "c.rs"].map(str::to_owned).into());
+}

@@ -1,0 +1,121 @@
+//! `memledger config`, and the real binary with settings from flags, variables and a file.
+
+use std::process::{Command, Output, Stdio};
+
+use crate::support::{binary, run};
+
+fn with_environment(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    Command::new(binary()).args(arguments).envs(variables.iter().copied()).output().expect("memledger runs")
+}
+
+#[test]
+fn config_check_prints_every_error_and_no_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("memledger.yaml");
+    let path = file.to_str().unwrap();
+    std::fs::write(
+        &file,
+        "sample.interval: soon\notlp:\n  headers: hunter2\n  endpont: x\nlog.level: loud\n",
+    )
+    .unwrap();
+    // neither flags nor variables count: the file is checked
+    let output = with_environment(&["config", "check", path], &[("MEMLEDGER_SAMPLE_INTERVAL", "1s")]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for line in [1, 3, 4, 5] {
+        assert_eq!(
+            text.lines().filter(|error| error.starts_with(&format!("{path}:{line}: "))).count(),
+            1,
+            "{text}"
+        );
+    }
+    assert!(text.ends_with(": 4 errors\n") && !text.contains("hunter2"), "{text}");
+
+    let web = dir.path().join("web.yml");
+    std::fs::write(&web, "basic_auth_users: {ann: hunter2}\n").unwrap();
+    std::fs::write(&file, format!("web.config.file: {}\n", web.display())).unwrap();
+    let (code, _, text) = run(&["config", "check", path]);
+    assert_eq!(code, Some(1));
+    assert!(text.contains("web.yml:1: the password hash of \"ann\"") && !text.contains("hunter2"), "{text}");
+
+    std::fs::write(&file, "sample.interval: 2s\n").unwrap();
+    let (code, out, text) = run(&["config", "check", path]);
+    assert_eq!((code, out), (Some(0), format!("{path}: no errors\n")), "{text}");
+    let (code, _, text) = run(&["config", "check", "/nonexistent.yaml"]);
+    assert_eq!(code, Some(1));
+    assert!(text.contains("cannot read the settings file /nonexistent.yaml: No such file"), "{text}");
+}
+
+#[test]
+fn config_show_names_the_origin_of_each_value_and_hides_secrets() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("memledger.yaml");
+    std::fs::write(&file, "log.level: warn\notlp.headers: [authorization=hunter2]\n").unwrap();
+    let flag = format!("--config.file={}", file.display());
+    let variables = [
+        ("MEMLEDGER_SAMPLE_INTERVAL", "2s"),
+        ("MEMLEDGER_CRI_ENDPOINT", ""),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://hunter2.example:4318"),
+        ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "1500"),
+    ];
+    let output = with_environment(&["config", "show", &flag, "--gpu.interval=3s", "--json"], &variables);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let all: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let of = |key: &str| {
+        all.iter().filter(|value| value["key"] == key).map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let file = file.display();
+    assert_eq!(of("gpu.interval"), [r#"{"key":"gpu.interval","origin":"--gpu.interval","values":["3s"]}"#]);
+    assert_eq!(
+        of("sample.interval"),
+        [r#"{"key":"sample.interval","origin":"MEMLEDGER_SAMPLE_INTERVAL","values":["2s"]}"#]
+    );
+    assert_eq!(
+        of("cri.endpoint"),
+        [r#"{"key":"cri.endpoint","origin":"MEMLEDGER_CRI_ENDPOINT","values":[]}"#]
+    );
+    assert_eq!(of("log.level"), [format!(r#"{{"key":"log.level","origin":"{file}:1","values":["warn"]}}"#)]);
+    assert_eq!(of("log.format"), [r#"{"key":"log.format","origin":"default","values":["logfmt"]}"#]);
+    assert_eq!(
+        of("otlp.headers"),
+        [format!(r#"{{"key":"otlp.headers","origin":"{file}:2","values":null}}"#)]
+    );
+    let timeouts = of("otlp.timeout");
+    assert!(timeouts.len() == 2 && timeouts[1].contains("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT"), "{timeouts:?}");
+    assert!(timeouts[1].contains(r#""signal":"logs","values":["1500ms"]"#), "{timeouts:?}");
+    assert_eq!(of("otlp.endpoint").len(), 3, "{text}");
+    assert!(!text.contains("hunter2"), "{text}");
+    let (code, table, _) = run(&["config", "show", "--gpu.interval=3s"]);
+    let row = table.lines().find(|line| line.starts_with("gpu.interval ")).unwrap();
+    assert_eq!(
+        (code, row.split_whitespace().collect::<Vec<_>>()),
+        (Some(0), vec!["gpu.interval", "3s", "--gpu.interval"])
+    );
+    assert_eq!(run(&["config", "show", "--gpu.interval=soon"]).0, Some(2));
+}
+
+#[test]
+fn closed_standard_output_is_not_a_panic() {
+    for verb in
+        [&["doctor", "--state.path="][..], &["config", "show"], &["healthcheck", "--web.listen-address="]]
+    {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output =
+            Command::new(binary()).args(verb).stdout(Stdio::from(writer)).output().expect("memledger runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(0 | 1)) && !text.contains("panic"), "{verb:?}: {text}");
+    }
+}
+
+#[test]
+fn variable_that_is_not_utf8_is_rejected() {
+    use std::os::unix::ffi::OsStrExt;
+    let value = std::ffi::OsStr::from_bytes(b"1\xffs");
+    let output =
+        Command::new(binary()).arg("serve").env("MEMLEDGER_SAMPLE_INTERVAL", value).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("MEMLEDGER_SAMPLE_INTERVAL: "), "{text}");
+}

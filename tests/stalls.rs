@@ -1,0 +1,133 @@
+//! What is served while a disk or a kernel file hangs, by a FUSE file system that stops answering.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::PathBuf;
+
+use fake_nvml::{FakeNvml, State};
+
+use crate::support::{Memledger, eventually};
+use crate::web::exchange;
+
+const ALONE: &[&str] =
+    &["--docker.socket=", "--podman.socket=", "--container.include=^none$", "--oom.kernel-log=off"];
+
+/// A folder, and where memledger sees it through FUSE.
+struct Passthrough {
+    root: tempfile::TempDir,
+}
+
+impl Passthrough {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("folder")).unwrap();
+        std::fs::create_dir(root.path().join("mount")).unwrap();
+        Self { root }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.root.path().join(name).display().to_string()
+    }
+
+    fn start(&self, flags: &[&str]) -> Memledger {
+        let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/support/passthrough.py");
+        let words =
+            [script.display().to_string(), self.path("folder"), self.path("mount"), self.path("hang")];
+        let wrapper: Vec<&str> = ["python3"].into_iter().chain(words.iter().map(String::as_str)).collect();
+        Memledger::start_through(&wrapper, &[ALONE, flags].concat())
+    }
+
+    /// From now on files whose path contains this are never answered for.
+    fn hang(&self, pattern: &str) {
+        std::fs::write(self.path("new"), pattern).unwrap();
+        std::fs::rename(self.path("new"), self.path("hang")).unwrap();
+    }
+}
+
+fn request(memledger: &Memledger, path: &str) -> Result<u16, String> {
+    let stream = TcpStream::connect(&memledger.address).map_err(|error| error.to_string())?;
+    exchange(stream, &format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")).map(|(status, _)| status)
+}
+
+#[test]
+fn metrics_and_health_answer_while_the_state_disk_hangs() {
+    let passthrough = Passthrough::new();
+    let state = format!("--state.path={}/state", passthrough.path("mount"));
+    let memledger = passthrough.start(&[&state]);
+    memledger.eventually("the ledger", |metrics| match metrics.ask("memledger_store_up", &[])? {
+        1.0 => Ok(()),
+        other => Err(other.to_string()),
+    });
+    assert_eq!(request(&memledger, "/api/v1/events"), Ok(200));
+    passthrough.hang("state");
+    // as many as one client gets, and more; they wait for the disk
+    let mut waiting = Vec::new();
+    for _ in 0..40 {
+        let mut stream = TcpStream::connect(&memledger.address).unwrap();
+        write!(stream, "GET /api/v1/events HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+        waiting.push(stream);
+    }
+    eventually("the API has no permit left", || match request(&memledger, "/api/v1/events")? {
+        503 => Ok(()),
+        status => Err(status.to_string()),
+    });
+    for _ in 0..20 {
+        for path in ["/metrics", "/", "/-/healthy", "/-/ready"] {
+            assert_eq!(request(&memledger, path), Ok(200), "{path}");
+        }
+    }
+    memledger.fresh_metrics(); // sampling goes on
+    let answers: Vec<_> =
+        waiting.into_iter().map(|stream| exchange(stream, "").map(|(status, _)| status)).collect();
+    assert!(answers.iter().all(|answer| *answer == Ok(503)), "each is answered in time: {answers:?}");
+    assert_eq!(request(&memledger, "/metrics"), Ok(200));
+}
+
+#[test]
+fn stalled_cycle_leaves_ledger_gpu_and_self_metrics() {
+    let passthrough = Passthrough::new();
+    for name in ["meminfo", "vmstat", "stat", "uptime"] {
+        std::fs::copy(format!("/proc/{name}"), passthrough.root.path().join("folder").join(name)).unwrap();
+    }
+    let driver = tempfile::tempdir().unwrap();
+    let fake = FakeNvml::install(driver.path(), &State::with_gpus(1)).expect("the fake library is installed");
+    let library = format!("--gpu.nvml-library={}", fake.path().display());
+    let proc = format!("--path.procfs={}", passthrough.path("mount"));
+    let memledger = passthrough.start(&[&library, &proc]);
+    let stamp = "memledger_snapshot_timestamp_seconds";
+    memledger.eventually("all of them", |metrics| {
+        metrics.ask("memledger_gpu_memory_total_bytes", &[])?;
+        metrics.ask("memledger_host_memory_total_bytes", &[])
+    });
+    let before = memledger.metrics();
+    passthrough.hang("meminfo");
+    let stalled = memledger.eventually("the stalled cycle", |metrics| {
+        match metrics.get("memledger_host_memory_total_bytes", &[]) {
+            None => Ok(metrics.value(stamp, &[])),
+            Some(_) => Err("stale families are still there".to_owned()),
+        }
+    });
+    let metrics = memledger.metrics();
+    assert_eq!(metrics.value(stamp, &[]), stalled, "it stands still");
+    assert!(stalled >= before.value(stamp, &[]));
+    assert_eq!(metrics.get("memledger_collector_success", &[("collector", "host")]), None);
+    assert!(metrics.value("memledger_gpu_memory_total_bytes", &[]) > 0.0);
+    assert!(metrics.value("process_resident_memory_bytes", &[]) > 0.0);
+    assert_eq!(request(&memledger, "/-/ready"), Ok(503), "sampling hangs");
+    assert_eq!(request(&memledger, "/-/healthy"), Ok(200));
+    // the ledger goes on counting
+    let kills = metrics.value("memledger_host_oom_kills_total", &[]);
+    let vmstat = passthrough.root.path().join("folder/vmstat");
+    let text = std::fs::read_to_string(&vmstat).unwrap();
+    let count = |line: &str| line.strip_prefix("oom_kill ").map(|count| count.parse::<u64>().unwrap());
+    let lines = text.lines().map(|line| match count(line) {
+        Some(count) => format!("oom_kill {}\n", count + 1),
+        None => format!("{line}\n"),
+    });
+    std::fs::write(&vmstat, lines.collect::<String>()).unwrap();
+    memledger.eventually("the kill", |metrics| match metrics.value("memledger_host_oom_kills_total", &[]) {
+        now if now == kills + 1.0 => Ok(()),
+        now => Err(format!("{now}, before {kills}")),
+    });
+    assert_eq!(memledger.metrics().value(stamp, &[]), stalled);
+}
