@@ -26,6 +26,7 @@ from processes import Folder, Trouble, one_at_a_time, others, remove
 from timelapse import Unknown
 
 TICK = 0.5
+PATIENCE = 180  # seconds for which an act waits for its alerts on a slow machine
 STAYS = 3  # seconds for which an act continues after all its alerts fired
 
 
@@ -161,13 +162,14 @@ class OnStage:
         return (act.is_last and bool(self.missing)) or (act.queue != "" and act.queue == self.act.queue)
 
     def is_over(self, now, watch):
-        """Whether it has reached its maximum duration, or all of its alerts have fired."""
+        """Whether all of its alerts have fired; without alerts or Prometheus, whether it has reached its maximum duration."""
         if watch and self.act.alerts and self.shown is None:
             self.missing = [labels for labels in self.missing if not watch.fires(labels)]
             self.shown = None if self.missing else now
         lasted = now - self.began
         has_shown = self.shown is not None and now >= self.shown + STAYS
-        return lasted >= self.act.most or (has_shown and lasted >= self.act.least)
+        most = max(self.act.most, PATIENCE) if watch and self.act.alerts else self.act.most
+        return lasted >= most or (has_shown and lasted >= self.act.least)
 
 
 class Reporter:

@@ -1,7 +1,7 @@
 """The scenario: the trainings, and the acts, each with the alerts that it makes fire. Data only.
 
 Times are seconds after the start of a round. An act ends when all its alerts fire, so that a slow machine gets the time that it
-needs; without Prometheus, and in any case, after `most` seconds.
+needs; without Prometheus after `most` seconds.
 
 The trainings allocate memory by the steps of tests/hog. Sizes and limits are small; only their ratio matters.
 """

@@ -158,7 +158,7 @@ fn every_alert_fires_and_resolves_and_every_panel_has_data() {
     let Some(engine) = Engine::shared() else { return };
     let Some(demo) = Demo::start(&["--rounds", "1"]) else { return };
     let mark = text(&demo.playing()["mark"]).to_owned();
-    script("alerts.py", &[&demo.status_file().display().to_string(), "--wait", "230"]);
+    script("alerts.py", &[&demo.status_file().display().to_string(), "--wait", "600"]);
     assert_alerts_check_finds_mutations(&demo);
     let status = demo.status().expect("the status");
     let url = text(&status["prometheus"]);

@@ -175,7 +175,7 @@ fn growth_and_noise_end_only_the_process() {
     let driver = Driver::new(&good);
     let memledger = driver.memledger(&[&container]);
     await_value(&memledger, USED, &[], GIB);
-    let resident = memledger.resident_bytes();
+    let resident = memledger.anonymous_bytes();
     for (fault, reason) in [(Fault::Grow, "ended"), (Fault::Garbage, "invalid_message")] {
         let mut state = good.clone();
         state.faults.insert(MEMORY_INFO.into(), fault);
@@ -191,7 +191,7 @@ fn growth_and_noise_end_only_the_process() {
         driver.set(&good);
         await_value(&memledger, USED, &[], GIB);
     }
-    let grown = memledger.resident_bytes().saturating_sub(resident);
+    let grown = memledger.anonymous_bytes().saturating_sub(resident);
     assert!(grown < 8 * MIB, "memledger itself grew by {grown} bytes");
 }
 
@@ -245,13 +245,16 @@ fn resources(memledger: &Memledger) -> (usize, usize) {
     (count("fd"), count("task"))
 }
 
-/// Returns the age of a process in clock ticks of 10 ms.
-fn age_ticks(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let started = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19)?.parse::<u64>().ok());
+/// Returns the time since boot in clock ticks of 10 ms.
+fn now_ticks() -> u64 {
     let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
-    let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
-    started.map_or(0, |started| ((uptime * 100.0) as u64).saturating_sub(started))
+    (uptime.split(' ').next().unwrap().parse::<f64>().unwrap() * 100.0) as u64
+}
+
+/// Returns when a process was started, if it runs.
+fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
 /// `make soak` sets a higher number.
@@ -264,25 +267,28 @@ fn many_restarts_leak_nothing() {
     let mut before = None;
     for round in 1..=wanted {
         let pid = nvml_process(&memledger);
+        let killed = now_ticks();
         kill(pid);
-        eventually_true("another process that reads", || {
+        let other = eventually("another process that reads", || {
             let other = nvml_processes(&memledger).into_iter().find(|other| *other != pid);
-            other.is_some_and(|other| {
-                let maps = std::fs::read_to_string(format!("/proc/{other}/maps")).unwrap_or_default();
-                // one that worked for long enough is replaced without a longer pause
-                maps.contains("libnvidia-ml") && age_ticks(other) >= 30
-            })
+            let other = other.ok_or_else(|| "none".to_owned())?;
+            let maps = std::fs::read_to_string(format!("/proc/{other}/maps")).unwrap_or_default();
+            if maps.contains("libnvidia-ml") { Ok(other) } else { Err("no library".to_owned()) }
         });
+        // one that worked for four times the last pause is replaced without a longer pause
+        let pause = start_ticks(other).expect("it runs").saturating_sub(killed);
+        let enough = now_ticks() + 4 * pause + 20;
+        eventually_true("it has worked for long enough", || now_ticks() >= enough);
         if round == wanted.min(10) {
             await_value(&memledger, USED, &[], GIB);
-            before = Some((resources(&memledger), memledger.resident_bytes()));
+            before = Some((resources(&memledger), memledger.anonymous_bytes()));
         }
     }
     await_value(&memledger, USED, &[], GIB);
     let (resources_before, resident_before) = before.unwrap();
     let (fds, threads) = resources(&memledger);
     assert!(fds <= resources_before.0 + 2 && threads <= resources_before.1 + 2, "{fds} {threads}");
-    let grown = memledger.resident_bytes().saturating_sub(resident_before);
+    let grown = memledger.anonymous_bytes().saturating_sub(resident_before);
     assert!(grown < 4 * MIB, "{grown} bytes more after {wanted} restarts");
     assert_eq!(nvml_processes(&memledger).len(), 1, "no zombie");
     assert!(restarts(&memledger, "ended") >= wanted as f64);

@@ -195,9 +195,19 @@ impl Memledger {
 
     /// Returns its resident memory.
     pub fn resident_bytes(&self) -> u64 {
-        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.pid())).expect("it runs");
-        let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("statm");
-        pages * rustix::param::page_size() as u64
+        self.status_bytes("VmRSS:")
+    }
+
+    /// Returns the memory that it holds: without the pages of its program and libraries, which come when code first runs.
+    pub fn anonymous_bytes(&self) -> u64 {
+        self.status_bytes("RssAnon:")
+    }
+
+    fn status_bytes(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a line");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+        kib << 10
     }
 
     /// Returns its log so far.

@@ -30,7 +30,7 @@ fn ten_thousand_idle_connections_keep_no_other_client_out() {
     let listen = format!("--web.listen-address={address}:0");
     let memledger = Memledger::start(&[ALONE, PATIENT, &[&listen]].concat());
     let other = other_address(&memledger);
-    let before = memledger.resident_bytes();
+    let before = memledger.anonymous_bytes();
     // from this host, then from another address: each has its own share of the 256 connections
     for (crowd, rest) in
         [(memledger.address.parse().unwrap(), other), (other, memledger.address.parse().unwrap())]
@@ -60,7 +60,7 @@ fn ten_thousand_idle_connections_keep_no_other_client_out() {
             exchange(connect_to(crowd), &get("/-/ready", "")).map(drop)
         });
     }
-    let grown = memledger.resident_bytes().saturating_sub(before);
+    let grown = memledger.anonymous_bytes().saturating_sub(before);
     assert!(grown < 8 << 20, "{grown} bytes more");
     memledger.eventually("rejections are counted", |metrics| {
         match metrics.value("memledger_web_refused_total", &[("reason", "connections")]) {

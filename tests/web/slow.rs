@@ -58,9 +58,9 @@ fn ten_thousand_large_responses_do_not_grow_memory_or_skip_cycles() {
     let (stamp, skipped) = ("memledger_snapshot_timestamp_seconds", "memledger_cycles_skipped_total");
     let whole = exchange(connect(&memledger), &get("/metrics", "")).unwrap().1.len();
     ask(&memledger, 1_000, 10);
-    let (before, began, left_out) = (memledger.resident_bytes(), read(stamp), read(skipped));
+    let (before, began, left_out) = (memledger.anonymous_bytes(), read(stamp), read(skipped));
     ask(&memledger, 10_000, 10);
-    let grown = memledger.resident_bytes().saturating_sub(before);
+    let grown = memledger.anonymous_bytes().saturating_sub(before);
     let (passed, left_out) = (read(stamp) - began, read(skipped) - left_out);
     eprintln!("{grown} bytes more, answers of {whole}; {left_out} cycles left out in {passed} s");
     // a snapshot and its rendered texts are replaced each second
@@ -75,7 +75,7 @@ fn slow_readers_are_limited_in_time_and_memory() {
     let (_host, memledger) = crowded(SLOW_READERS);
     let whole = exchange(connect(&memledger), &get("/metrics", "")).unwrap().1.len();
     (0..3).for_each(|_| assert_eq!(status(&memledger, "/metrics"), Ok(200)));
-    let (before, sockets) = (memledger.resident_bytes(), open_sockets(&memledger));
+    let (before, sockets) = (memledger.anonymous_bytes(), open_sockets(&memledger));
     let stop = AtomicBool::new(false); // ends the readers at once if the test fails
     let read = std::thread::scope(|scope| {
         let slow = |count: usize| {
@@ -100,7 +100,7 @@ fn slow_readers_are_limited_in_time_and_memory() {
             let other = TcpStream::connect(other_address(&memledger)).unwrap();
             assert_eq!(exchange(other, &get("/metrics", "")).unwrap().0, 200, "another client has its own");
         }
-        let held = memledger.resident_bytes().saturating_sub(before);
+        let held = memledger.anonymous_bytes().saturating_sub(before);
         let answers = held as f64 / whole as f64;
         eprintln!("{SLOW_READERS} slow readers hold {answers:.1} answers of {whole} bytes");
         // they share the text of a snapshot or two; the allocator retains as much again

@@ -431,7 +431,13 @@ class Check:
             self.note(f"left behind: {left}")
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 def stop(*_):
+    # timeout(1) passes a signal on twice, to its child and to the group: the second must not end the cleanup
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     raise SystemExit("stopped by a signal")
 
 
@@ -455,7 +461,7 @@ def main():
         give_up(64, f"--only knows {' '.join(known)}, not {' '.join(unknown)}")
     if not shutil.which(options.nvidia_smi):
         give_up(2, f"no {options.nvidia_smi}: this check needs an NVIDIA driver with its tools")
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, stop)
     check = Check(options)
     try:

@@ -111,12 +111,12 @@ class Cgroups:
             return None
         id = secrets.token_hex(32)
         path = os.path.join(self.root, "docker", id)
+        self.made.append(path)  # before it exists: a signal may come between
         try:
             os.mkdir(path)
         except OSError as error:
             self.why_not = f"{error.strerror}: {error.filename}"
             return None
-        self.made.append(path)
         with open(self.record, "a") as file:
             file.write(path + "\n")
         return id
