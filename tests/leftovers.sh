@@ -16,10 +16,12 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 engine() { if has docker; then docker "$@" 2>/dev/null || true; fi; }
 
-# The cgroups that tests, the demo and their runtimes create; everything else is the machine's own.
+# The cgroups that tests, the demo and their runtimes create; everything else is the machine's own. The engines' parents of
+# all containers are not listed: whoever runs the first container makes them.
 cgroups() {
   find /sys/fs/cgroup -mindepth 1 -type d 2>/dev/null |
-    grep -E '/(memledger[^/]*|mlt[^/]*|docker|libpod[^/]*|kubepods[^/]*|k8s\.io|machine\.slice)(/|$)' || true
+    grep -E '/(memledger[^/]*|mlt[^/]*|docker|libpod[^/]*|kubepods[^/]*|k8s\.io|machine\.slice)(/|$)' |
+    grep -vE '/(docker|libpod_parent(/conmon)?)$' || true
 }
 
 # The mounts that systemd makes for log-ins and services, and those of an engine for its running containers.

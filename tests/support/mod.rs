@@ -102,13 +102,22 @@ pub fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
 
 /// Returns the CPU time of a process's threads in nanoseconds: of the threads with this name, or of all.
 pub fn processor_nanos(pid: u32, name: Option<&str>) -> f64 {
+    schedstat(pid, name, 0)
+}
+
+/// Returns the nanoseconds for which the threads of a process waited for a processor that others had.
+pub fn waited_nanos(pid: u32) -> f64 {
+    schedstat(pid, None, 1)
+}
+
+fn schedstat(pid: u32, name: Option<&str>, field: usize) -> f64 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads").flatten();
     let text = |task: &std::fs::DirEntry, file: &str| {
         std::fs::read_to_string(task.path().join(file)).unwrap_or_default()
     };
     tasks
         .filter(|task| name.is_none_or(|name| text(task, "comm").trim() == name))
-        .filter_map(|task| text(&task, "schedstat").split(' ').next()?.parse::<f64>().ok())
+        .filter_map(|task| text(&task, "schedstat").trim().split(' ').nth(field)?.parse::<f64>().ok())
         .sum()
 }
 
