@@ -61,10 +61,10 @@ found() {
   find "$1/tmp" -mindepth 1 -maxdepth 1 ! -name 'pymp-*' ! -name 'containerd.*.stacks.log' -printf 'file %p\n'
 }
 
-# What has just ended may need a moment to vanish.
+# What has just ended needs a moment to vanish; how long depends on the machine, and what does not vanish is found anyway.
 after() {
   nothing() { [[ -z $(found "$@") ]]; }
-  if ! wait_until 15 nothing "$@"; then
+  if ! wait_until 60 nothing "$@"; then
     found "$@"
     return 1
   fi

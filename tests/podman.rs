@@ -79,6 +79,7 @@ fn finds_containers_through_podman_socket() {
     let labels = [("container_name", name.as_str())];
     memledger.eventually("the container", |metrics| {
         metrics.ask("memledger_container_memory_usage_bytes", &labels)?;
+        metrics.ask("memledger_container_run_info", &labels)?;
         metrics.ask("memledger_container_processes", &[labels[0], ("role", "other")])
     });
     let metrics = memledger.metrics();
@@ -89,12 +90,13 @@ fn finds_containers_through_podman_socket() {
     assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &labels), f64::from(128 << 20));
     let running = metrics.value("memledger_containers", &[("runtime", "podman")]);
     assert_eq!(running, 1.0, "the monitor process is not a container");
-    // a short-lived container, through events
+    // another one, through events; it ends when it was seen
     let short = format!("pod-short-{}", std::process::id());
-    podman.run(&short, &["--rm"], "1");
+    podman.run(&short, &["--rm"], "300");
     memledger.eventually("the short-lived container", |m| {
         m.ask("memledger_container_info", &[("container_name", &short)])
     });
+    podman.ok(&["kill", &short]);
     memledger.eventually("its end", |metrics| {
         match metrics.get("memledger_containers", &[("runtime", "podman")]) {
             Some(1.0) => Ok(()),

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support::docker::{Engine, unique};
-use crate::support::{Memledger, binary, skip};
+use crate::support::{Memledger, Metrics, binary, skip};
 
 /// The user `nobody`.
 const NOBODY: u32 = 65_534;
@@ -43,9 +43,24 @@ fn status(memledger: &Memledger, name: &str) -> String {
 }
 
 fn line_of(path: &str, name: &str) -> String {
-    let text = std::fs::read_to_string(path).unwrap();
+    line_in(&std::fs::read_to_string(path).unwrap(), name)
+}
+
+fn line_in(text: &str, name: &str) -> String {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).expect("the line");
     line.trim().to_owned()
+}
+
+/// Checks that these sources of the ledger are up, which the first snapshots may precede.
+fn all_up(metrics: &Metrics, sources: &[&str]) -> Result<(), String> {
+    sources.iter().try_for_each(|source| is_up(metrics, "memledger_oom_source_up", &[("source", source)]))
+}
+
+fn is_up(metrics: &Metrics, family: &str, labels: &[(&str, &str)]) -> Result<(), String> {
+    match metrics.ask(family, labels)? {
+        1.0 => Ok(()),
+        up => Err(format!("{family} {labels:?} is {up}")),
+    }
 }
 
 /// Returns true if setpriv works here and nobody can run the binary.
@@ -90,10 +105,9 @@ fn nobody_with_two_capabilities_reads_everything() {
     let metrics = memledger.eventually("the families that need capabilities", |metrics| {
         metrics.ask("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])?;
         metrics.ask("memledger_container_shm_size_bytes", &me)?;
-        match metrics.value("memledger_oom_source_up", &[("source", "kmsg")]) {
-            1.0 => Ok(metrics.clone()),
-            up => Err(format!("kmsg {up}")),
-        }
+        is_up(metrics, "memledger_store_up", &[])?;
+        all_up(metrics, &["kmsg", "vmstat", "cgroup", "runtime"])?;
+        Ok(metrics.clone())
     });
     for collector in ["own", "host", "cgroup", "process", "shm", "pss"] {
         assert_eq!(
@@ -102,11 +116,7 @@ fn nobody_with_two_capabilities_reads_everything() {
             "{collector}"
         );
     }
-    for source in ["vmstat", "cgroup", "runtime"] {
-        assert_eq!(metrics.value("memledger_oom_source_up", &[("source", source)]), 1.0, "{source}");
-    }
     assert_eq!(metrics.value("memledger_runtime_up", &[("runtime", "docker")]), 1.0);
-    assert_eq!(metrics.value("memledger_store_up", &[]), 1.0);
     assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &me), 67_108_864.0);
     for (_, labels, count) in metrics.all("memledger_collector_read_errors_total", &[]) {
         assert_eq!(*count, 0.0, "{labels:?}");
@@ -129,11 +139,11 @@ fn nobody_without_capabilities_still_attributes_memory() {
     let metrics = memledger.eventually("the container", |metrics| {
         metrics.ask("memledger_container_memory_usage_bytes", &me)?;
         metrics.ask("memledger_container_processes", &[me[0], ("role", "other")])?;
+        all_up(metrics, &["vmstat"])?;
         Ok(metrics.clone())
     });
     assert_eq!(metrics.get("memledger_container_process_pss_bytes", &[me[0], ("role", "other")]), None);
     assert_eq!(metrics.value("memledger_collector_success", &[("collector", "cgroup")]), 1.0);
-    assert_eq!(metrics.value("memledger_oom_source_up", &[("source", "vmstat")]), 1.0);
     // doctor reports what is missing
     let words = setpriv_nobody(&[], group);
     let doctor =
@@ -182,10 +192,12 @@ const USED: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 19 | 1 << 23 | 1 << 34;
 /// Returns a capability set that is the same in all threads, and the number of threads.
 fn capabilities_of_threads(memledger: &Memledger, set: &str) -> (u64, usize) {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", memledger.pid())).unwrap();
-    let sets: Vec<_> = tasks
-        .map(|task| line_of(&format!("{}/status", task.unwrap().path().display()), set))
-        .map(|text| u64::from_str_radix(&text, 16).unwrap())
-        .collect();
+    // a thread may end meanwhile
+    let status = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.ok()?.path().join("status")).ok()
+    };
+    let sets: Vec<_> =
+        tasks.filter_map(status).map(|text| u64::from_str_radix(&line_in(&text, set), 16).unwrap()).collect();
     assert!(sets.iter().all(|one| *one == sets[0]), "{set}: {sets:x?}");
     (sets[0], sets.len())
 }
@@ -209,10 +221,8 @@ fn root_drops_unused_capabilities_in_every_thread() {
     memledger.eventually("the families that need capabilities", |metrics| {
         metrics.ask("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])?;
         metrics.ask("memledger_container_shm_size_bytes", &me)?;
-        match metrics.value("memledger_oom_source_up", &[("source", "kmsg")]) {
-            1.0 => Ok(()),
-            up => Err(format!("kmsg {up}")),
-        }
+        is_up(metrics, "memledger_store_up", &[])?;
+        all_up(metrics, &["kmsg"])
     });
     for (set, wanted) in [("CapEff", USED), ("CapPrm", USED), ("CapBnd", USED), ("CapInh", 0), ("CapAmb", 0)]
     {
@@ -221,7 +231,6 @@ fn root_drops_unused_capabilities_in_every_thread() {
         assert!(threads > 4, "it has more than one thread: {threads}");
     }
     assert_eq!(capabilities_of_threads(&memledger, "NoNewPrivs").0, 1);
-    assert_eq!(memledger.metrics().value("memledger_store_up", &[]), 1.0);
     let log = memledger.log();
     assert!(log.contains("kept=chown,dac_override,dac_read_search,sys_ptrace,sys_nice,syslog"), "{log}");
     assert!(!log.contains("failed to drop capabilities"), "{log}");
@@ -249,7 +258,7 @@ fn root_leaves_no_root_owned_files_in_another_users_state() {
     let path = format!("--state.path={}", state.path().display());
     let serve = || Memledger::start(&["--docker.socket=", "--podman.socket=", &path]);
     let first = serve();
-    assert_eq!(first.metrics().value("memledger_store_up", &[]), 1.0);
+    first.eventually("the store", |metrics| is_up(metrics, "memledger_store_up", &[]));
     first.signal("TERM");
     let _ = first.wait(); // this merges the database into one file
     // chown root's files to the other user, as if that user had written them
@@ -258,7 +267,7 @@ fn root_leaves_no_root_owned_files_in_another_users_state() {
     }
     chown(state.path(), Some(1234), Some(1234)).unwrap();
     let memledger = serve();
-    assert_eq!(memledger.metrics().value("memledger_store_up", &[]), 1.0);
+    memledger.eventually("the store", |metrics| is_up(metrics, "memledger_store_up", &[]));
     memledger.signal("KILL");
     let _ = memledger.wait();
     let companions: Vec<_> =

@@ -185,30 +185,28 @@ impl RetryingExporter {
         self.client = None;
     }
 
-    /// Records a failed export. Logs it once, until the next success.
+    /// Records a failed export. Logs it once, until the next success; first, so that the metric never precedes the log.
     pub fn mark_failing(&mut self, reason: &str) {
-        self.otlp_stats.set_up(self.signal, false);
         let now = Timestamp::now();
-        if self.is_warned
-            || self.warned_at.is_some_and(|warned_at| now.since(warned_at) < MIN_WARNING_INTERVAL)
-        {
-            return;
+        let is_recent = |warned_at| now.since(warned_at) < MIN_WARNING_INTERVAL;
+        if !self.is_warned && !self.warned_at.is_some_and(is_recent) {
+            (self.is_warned, self.warned_at) = (true, Some(now));
+            tracing::warn!(
+                signal = self.signal.label(),
+                endpoint = %self.target.endpoint,
+                reason,
+                "OTLP export failing; retrying. Lost items are counted in memledger_otlp_lost_total"
+            );
         }
-        (self.is_warned, self.warned_at) = (true, Some(now));
-        tracing::warn!(
-            signal = self.signal.label(),
-            endpoint = %self.target.endpoint,
-            reason,
-            "OTLP export failing; retrying. Lost items are counted in memledger_otlp_lost_total"
-        );
+        self.otlp_stats.set_up(self.signal, false);
     }
 
     /// Records a complete export.
     pub fn mark_healthy(&mut self) {
-        self.otlp_stats.set_up(self.signal, true);
         if std::mem::take(&mut self.is_warned) {
             tracing::info!(signal = self.signal.label(), endpoint = %self.target.endpoint, "OTLP export recovered");
         }
+        self.otlp_stats.set_up(self.signal, true);
     }
 
     /// Counts sent and lost items.
@@ -246,7 +244,7 @@ mod tests {
             grpc: false,
             headers: vec![],
             gzip: false,
-            timeout: Duration::from_secs(1),
+            timeout: Duration::from_secs(60),
             certificate: None,
             client: None,
         };
@@ -259,12 +257,10 @@ mod tests {
         let (mut exporter, _stop) = exporter(1);
         let mut min_backoff = INITIAL_BACKOFF.mul_f64(0.7);
         for after in [Some(Duration::ZERO), Some(Duration::from_millis(1)), None] {
+            let before = Timestamp::now();
             exporter.schedule_retry(after, "busy");
-            assert!(
-                exporter.remaining_backoff() > min_backoff,
-                "{after:?}: {:?}",
-                exporter.remaining_backoff()
-            );
+            let backoff = exporter.not_before.unwrap().since(before);
+            assert!(backoff > min_backoff, "{after:?}: {backoff:?}");
             min_backoff *= 2;
         }
         exporter.schedule_retry(Some(Duration::from_secs(600)), "busy");

@@ -8,10 +8,11 @@ use serde_json::Value;
 use crate::support::oom::{Ledger, Scene};
 use crate::support::{eventually, eventually_true};
 
-/// Returns the events in the file; each line must be whole.
+/// Returns the events in the file; each line must be whole, but for the last one if it is in the making.
 fn lines(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+    let written = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+    written.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
 }
 
 fn ids(events: &[Value]) -> Vec<u64> {

@@ -3,7 +3,6 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use fake_nvml::{FakeNvml, State};
 use serde_json::json;
@@ -35,10 +34,7 @@ fn log_count(memledger: &Memledger, what: &str) -> usize {
 fn keeps_sampling(memledger: &Memledger) {
     let stamp = || memledger.metrics().value("memledger_snapshot_timestamp_seconds", &[]);
     let before = stamp();
-    #[allow(clippy::disallowed_methods)]
-    let began = std::time::Instant::now();
     eventually("ten cycles", || if stamp() > before + 1.0 { Ok(()) } else { Err("too few".to_owned()) });
-    assert!(began.elapsed() < Duration::from_secs(10), "a second of cycles took {:?}", began.elapsed());
 }
 
 /// Checks that the export fails, counts losses as `reason`, logs the failure once, and recovers.
@@ -93,23 +89,26 @@ fn overloaded_endpoint() {
     fails_and_recovers(false, json!({"as": "http", "status": 503}), "unreachable");
 }
 
-/// Checks that there is no attempt before the delay that the endpoint requested.
+/// Checks that there is no attempt before the delay that the endpoint requested: by its own clock, since a busy host may
+/// delay the test for longer.
 fn waits_for_requested_delay(grpc: bool, behave: serde_json::Value) {
     let Some(receiver) = Receiver::start() else { return };
     receiver.behave(behave);
     let memledger = memledger(EMPTY, &receiver.flags(grpc), &["--no-otlp.logs"]);
     await_up(&memledger, 0.0);
     receiver.behave(json!({"as": "ok"}));
-    assert_eq!(receiver.take()["attempts"], 1);
-    let before = eventually("the first export is given up", || {
-        let lost = lost(&memledger, "unreachable");
-        if lost > 0.0 { Ok(lost) } else { Err("not yet".to_owned()) }
-    });
-    eventually("two more exports are given up", || {
-        if lost(&memledger, "unreachable") > before * 3.0 { Ok(()) } else { Err("not yet".to_owned()) }
-    });
-    assert_eq!(receiver.take()["attempts"], 0, "the endpoint requested four seconds");
     await_up(&memledger, 1.0);
+    assert!(lost(&memledger, "unreachable") > 0.0, "exports are given up meanwhile");
+    let taken = receiver.take();
+    let rejected: Vec<_> =
+        list(&taken, "rejected").iter().map(|time| time.as_f64().expect("seconds")).collect();
+    let accepted = taken["requests"][0]["at"].as_f64().expect("seconds");
+    assert!(!rejected.is_empty(), "{taken}");
+    let attempts = [&rejected[..], &[accepted]].concat();
+    assert!(
+        attempts.windows(2).all(|pair| pair[1] - pair[0] >= 4.0),
+        "the endpoint requested four seconds: {attempts:?}"
+    );
 }
 
 #[test]
@@ -191,15 +190,17 @@ fn unresolvable_or_unreachable_endpoint() {
 }
 
 #[test]
-fn dead_endpoint_grows_no_memory_and_delays_no_shutdown() {
+fn dead_endpoint_grows_no_memory() {
     let Some(receiver) = Receiver::start() else { return };
     receiver.behave(json!({"as": "hang"}));
     // many GPUs make large exports: memory would grow visibly if unsent ones were retained
     let folder = tempfile::tempdir().unwrap();
     let library = FakeNvml::install(folder.path(), &State::with_gpus(32)).expect("the fake library");
     let nvml = format!("--gpu.nvml-library={}", library.path().display());
-    let flags = ["--otlp.timeout=200ms", "--otlp.shutdown-timeout=1s", &nvml];
-    let memledger = memledger(EMPTY, &receiver.flags(true), &flags);
+    let mut to_receiver = receiver.flags(true);
+    to_receiver.retain(|flag| !flag.starts_with("--otlp.interval"));
+    let flags = ["--otlp.interval=100ms", "--otlp.timeout=1s", "--otlp.shutdown-timeout=1s", &nvml];
+    let memledger = memledger(EMPTY, &to_receiver, &flags);
     let given_up = |points: f64| {
         eventually("exports are given up", || {
             let lost = lost(&memledger, "unreachable");
@@ -208,18 +209,38 @@ fn dead_endpoint_grows_no_memory_and_delays_no_shutdown() {
     };
     let first = given_up(3000.0);
     let before = memledger.anonymous_bytes();
-    given_up(first + 16_000.0);
+    // in steps: the deadline is for one of them, however busy the host is
+    for step in 1..=8 {
+        given_up(first + 4_000.0 * f64::from(step));
+    }
     let grown = memledger.anonymous_bytes().saturating_sub(before);
     assert!(
         grown < 1 << 20,
-        "{grown} bytes more after 16,000 points of at least 100 bytes that were not accepted"
+        "{grown} bytes more after 32,000 points of at least 100 bytes that were not accepted"
     );
-    let attempts = receiver.take()["attempts"].as_u64().expect("a number");
-    assert!(attempts >= 3, "only {attempts} attempts");
+    eventually("three attempts", || {
+        let attempts = receiver.command(&json!({"do": "peek"}))["attempts"].as_u64().expect("a number");
+        if attempts >= 3 { Ok(()) } else { Err(attempts.to_string()) }
+    });
     memledger.signal("TERM");
-    let (code, took) = memledger.wait();
-    assert_eq!(code, Some(0));
-    assert!(took < Duration::from_secs(6), "shutdown took {took:?}");
+    assert_eq!(memledger.wait().0, Some(0));
+}
+
+#[test]
+fn hanging_endpoint_delays_no_shutdown() {
+    for grpc in [true, false] {
+        let Some(receiver) = Receiver::start() else { return };
+        receiver.behave(json!({"as": "hang"}));
+        // an hour: who waits for the request does not end within the deadline of the test
+        let flags = ["--otlp.timeout=1h", "--otlp.shutdown-timeout=1s"];
+        let memledger = memledger(EMPTY, &receiver.flags(grpc), &flags);
+        eventually("a request that hangs", || {
+            let attempts = receiver.command(&json!({"do": "peek"}))["attempts"].as_u64().expect("a number");
+            if attempts >= 1 { Ok(()) } else { Err("none".to_owned()) }
+        });
+        memledger.signal("TERM");
+        assert_eq!(memledger.wait().0, Some(0));
+    }
 }
 
 #[test]
@@ -227,9 +248,10 @@ fn flushes_at_shutdown() {
     let Some(receiver) = Receiver::start() else { return };
     let flags = receiver.flags(true);
     let flags: Vec<_> = flags.into_iter().filter(|flag| !flag.contains("interval")).collect();
-    let memledger = memledger(EMPTY, &flags, &["--otlp.interval=1h"]);
+    let memledger = memledger(EMPTY, &flags, &["--otlp.interval=1h", "--otlp.shutdown-timeout=1m"]);
     await_up(&memledger, 1.0);
     receiver.take();
+    memledger.fresh_metrics(); // the same snapshot is not exported twice
     memledger.signal("TERM");
     assert_eq!(memledger.wait().0, Some(0));
     assert!(!list(&receiver.take(), "points").is_empty(), "the last export arrived");
@@ -293,11 +315,11 @@ fn certificate_that_cannot_be_read_delays_only_its_own_signal() {
         format!("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=http://localhost:{}/v1/metrics", receiver.http),
         format!("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=https://localhost:{}/v1/logs", receiver.http),
         format!("OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE={}", pipe.display()),
+        "OTEL_EXPORTER_OTLP_LOGS_TIMEOUT=500".to_owned(),
     ];
     let wrapper: Vec<_> = wrapper.iter().map(String::as_str).collect();
     let state = format!("--state.path={}", folder.path().display());
-    let flags =
-        [EMPTY, &[&state, "--otlp.interval=300ms", "--otlp.timeout=500ms", "--otlp.shutdown-timeout=1s"]];
+    let flags = [EMPTY, &[&state, "--otlp.interval=300ms", "--otlp.shutdown-timeout=1s"]];
     let memledger = Memledger::start_through(&wrapper, &flags.concat());
     eventually("the logs fail", || match memledger.log().contains("OTLP export failing") {
         true => Ok(()),
@@ -311,8 +333,7 @@ fn certificate_that_cannot_be_read_delays_only_its_own_signal() {
         }
     });
     memledger.signal("TERM");
-    let (code, took) = memledger.wait();
-    assert!(code == Some(0) && took < Duration::from_secs(5), "{code:?} after {took:?}");
+    assert_eq!(memledger.wait().0, Some(0), "the file never ends");
 }
 
 #[test]

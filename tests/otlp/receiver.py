@@ -5,17 +5,19 @@ demand. It reads commands from standard input and writes responses to standard o
 
   {"do": "behave", "as": NAME, ...}   ok | count, which records only the number of points per timestamp |
                                        grpc CODE [retry] | http STATUS [retry_after] | hang | partial N | refuse_when TEXT
-  {"do": "take"}, {"do": "peek"}      what was received since the last take: requests, points, records
-  {"do": "stop"}, {"do": "start"}     closes the ports, reopens the same ones
+  {"do": "take"}, {"do": "peek"}      what was received since the last take: requests, points, records, and when it rejected
+  {"do": "stop"}, {"do": "start"}     closes the ports, reopens the same ones, which nobody else gets meanwhile
 
 usage: receiver.py [CERTIFICATE KEY [CLIENT_CA]]
 """
 
 import gzip
 import json
+import socket
 import ssl
 import sys
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -110,7 +112,7 @@ class State:
         self.new()
 
     def new(self):
-        self.taken = {"requests": [], "points": [], "records": [], "times": {}, "attempts": 0}
+        self.taken = {"requests": [], "points": [], "records": [], "times": {}, "rejected": [], "attempts": 0}
 
     def behave(self, how):
         with self.lock:
@@ -136,6 +138,8 @@ class State:
             raise Page(how["type"], how["body"])
         if how["as"] in ("grpc", "http"):
             code = how.get("code", how.get("status"))
+            with self.lock:
+                self.taken["rejected"].append(time.monotonic())
             raise Reject(code, "on demand", how.get("retry"))
         if how["as"] == "count" and signal == "metrics":
             return self.count(message, wire, size, headers)
@@ -144,7 +148,14 @@ class State:
             raise Reject(how.get("code", "INVALID_ARGUMENT"), "not this one")
         with self.lock:
             self.taken["requests"].append(
-                {"signal": signal, "wire": wire, "size": size, "items": len(found), "headers": headers}
+                {
+                    "signal": signal,
+                    "wire": wire,
+                    "size": size,
+                    "items": len(found),
+                    "headers": headers,
+                    "at": time.monotonic(),
+                }
             )
             self.taken["points" if signal == "metrics" else "records"].extend(found)
         if how["as"] == "long_answer" and len(found) > how.get("over", 0):
@@ -163,8 +174,8 @@ class State:
             items = sum(times.values())
             request = {"signal": "metrics", "wire": wire, "size": size, "items": items, "headers": headers}
             self.taken["requests"].append(request)
-            for time, count in times.items():
-                self.taken["times"][str(time)] = self.taken["times"].get(str(time), 0) + count
+            for at, count in times.items():
+                self.taken["times"][str(at)] = self.taken["times"].get(str(at), 0) + count
         return 0
 
 
@@ -251,7 +262,12 @@ class Handler(BaseHTTPRequestHandler):
 class Ports:
     def __init__(self, tls):
         self.tls = tls
-        self.grpc_port = self.http_port = 0
+        # Bound and never listening: keeps the ports while the servers are stopped, and lets only them listen.
+        self.held = [socket.socket(), socket.socket()]
+        for held in self.held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+        self.grpc_port, self.http_port = (held.getsockname()[1] for held in self.held)
 
     def start(self):
         # with the default limit of 4 MiB, above which gRPC itself rejects requests

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::json;
 
 use super::{EMPTY, Receiver, list};
-use crate::support::{Memledger, binary, eventually, run};
+use crate::support::{Memledger, binary, eventually, eventually_true, run};
 
 /// Starts memledger with these variables, through env(1).
 fn with(variables: &[String], flags: &[&str]) -> Memledger {
@@ -62,12 +62,12 @@ fn standard_variables_suffice() {
 
 #[test]
 fn host_name_is_absent_in_a_container_without_the_pid_namespace_of_the_host() {
-    let Some(receiver) = Receiver::start() else { return };
     let line = |path: &str| std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
     let is_initial = std::fs::read_link("/proc/self/ns/uts").unwrap().as_os_str() == "uts:[4026531838]";
     let own = if is_initial { "/proc/sys/kernel/hostname" } else { "/proc/1/root/etc/hostname" };
-    let resource = |wrapper: &[&str]| {
-        receiver.take();
+    // a receiver each: an export of the one before may still arrive
+    let resource = |wrapper: &[&str]| -> Option<(serde_json::Value, String)> {
+        let receiver = Receiver::start()?;
         let flags: Vec<_> = receiver.flags(false);
         let flags: Vec<_> = EMPTY.iter().copied().chain(flags.iter().map(String::as_str)).collect();
         let memledger = Memledger::start_through(wrapper, &flags);
@@ -78,9 +78,9 @@ fn host_name_is_absent_in_a_container_without_the_pid_namespace_of_the_host() {
                 .map(|point| point["resource"].clone())
                 .ok_or_else(|| "none".to_owned())
         });
-        (resource, memledger.log())
+        Some((resource, memledger.log()))
     };
-    let (ours, log) = resource(&[]);
+    let Some((ours, log)) = resource(&[]) else { return };
     assert_eq!(ours.get("host.name").and_then(|name| name.as_str()), line(own).as_deref(), "{log}");
     let container = [
         "unshare",
@@ -94,12 +94,12 @@ fn host_name_is_absent_in_a_container_without_the_pid_namespace_of_the_host() {
         "hostname c7 && exec \"$@\"",
         "sh",
     ];
-    let (theirs, log) = resource(&container);
+    let (theirs, log) = resource(&container).expect("a receiver");
     assert_eq!(theirs.get("host.name"), None, "the name of the container is not that of the host: {theirs}");
     assert!(theirs["service.instance.id"].as_str().is_some_and(|id| id.starts_with("c7:")), "{theirs}");
     assert!(log.contains("OTEL_RESOURCE_ATTRIBUTES=host.name="), "{log}");
     let named = [&["env", "OTEL_RESOURCE_ATTRIBUTES=host.name=gpu7"][..], &container].concat();
-    let (named, log) = resource(&named);
+    let (named, log) = resource(&named).expect("a receiver");
     assert_eq!(named["host.name"], "gpu7");
     assert!(!log.contains("OTEL_RESOURCE_ATTRIBUTES=host.name="), "{log}");
 }
@@ -107,7 +107,11 @@ fn host_name_is_absent_in_a_container_without_the_pid_namespace_of_the_host() {
 #[test]
 fn no_thread_and_no_metrics_without_an_endpoint_or_when_disabled() {
     let enabled = ["OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:1".to_owned()];
-    assert!(threads(&with(&enabled, &[])).contains(&"otlp".to_owned()), "otherwise this test checks nothing");
+    let exporting = with(&enabled, &[]);
+    // a thread names itself
+    eventually_true("otherwise this test checks nothing", || {
+        threads(&exporting).contains(&"otlp".to_owned())
+    });
     let disabled = [enabled[0].clone(), "OTEL_SDK_DISABLED=true".to_owned()];
     for variables in [&[][..], &disabled[..]] {
         let memledger = with(variables, &[]);

@@ -14,10 +14,11 @@ pub mod oom;
 pub mod python;
 pub mod recorded;
 
-use std::io::{BufRead, BufReader, Read};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 pub use metrics::Metrics;
@@ -125,7 +126,8 @@ fn schedstat(pid: u32, name: Option<&str>, field: usize) -> f64 {
 pub struct Memledger {
     child: Child,
     pub address: String,
-    log: Arc<Mutex<String>>,
+    /// Its standard error. A file, and not a pipe with a reader: what was logged is there at once.
+    log: File,
 }
 
 impl Memledger {
@@ -174,18 +176,9 @@ impl Memledger {
         if !flags.iter().any(|flag| flag.starts_with("--reporter.directory")) {
             command.arg("--reporter.directory="); // one directory has one memledger
         }
-        command.args(flags).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("memledger starts");
-        let stderr = child.stderr.take().expect("piped");
-        let log = Arc::new(Mutex::new(String::new()));
-        let theirs = Arc::clone(&log);
-        std::thread::spawn(move || {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let mut log = theirs.lock().expect("no holder panics");
-                log.push_str(&line);
-                log.push('\n');
-            }
-        });
+        let log = tempfile::tempfile().expect("a log");
+        command.args(flags).stdout(Stdio::null()).stderr(log.try_clone().expect("a log"));
+        let child = command.spawn().expect("memledger starts");
         let mut this = Self { child, address: String::new(), log };
         this.address = eventually("listening", || {
             let log = this.log();
@@ -221,7 +214,11 @@ impl Memledger {
 
     /// Returns its log so far.
     pub fn log(&self) -> String {
-        self.log.lock().expect("no holder panics").clone()
+        let length = self.log.metadata().expect("a log").len();
+        let mut text = vec![0; usize::try_from(length).expect("it fits")];
+        self.log.read_exact_at(&mut text, 0).expect("a log"); // the offset is the writer's
+        text.truncate(text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1)); // whole lines
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     /// Sends a GET and returns status, headers and body.

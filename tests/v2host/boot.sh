@@ -16,7 +16,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=../setup/lib.sh
 . "$here/../setup/lib.sh"
 
-readonly BOOT_DEADLINE=120
+readonly BOOT_DEADLINE=300
 
 # The keeper: the parent of the guest, so that the guest's pid stays its own until the keeper has seen it end.
 keep() {
