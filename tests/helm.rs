@@ -14,6 +14,7 @@ use crate::prometheus::provided;
 use crate::support::cgroups::root;
 use crate::support::cri::{Containerd, Spec, Wanted};
 use crate::support::docker::{Container, Engine, unique};
+use crate::support::processes::ProcessRef;
 use crate::support::{Metrics, eventually, eventually_true};
 
 /// Runs a script of `tests/helm`, which must succeed; returns its output.
@@ -70,10 +71,9 @@ impl MonitoredContainer {
         let command = ["/hog", "wait=/kill", "seq=1:eat", "hold"];
         let main = Spec { name: "main", command: &command, limit: 64 << 20, ..Spec::default() };
         let id = containerd.run(&pod, &main);
-        let pids = root().join(&pod.cgroup).join(&id).join("cgroup.procs");
-        let pids = std::fs::read_to_string(pids).expect("its processes");
-        let pid = pids.lines().next().and_then(|line| line.parse().ok()).expect("its first process");
-        Self { namespace, id, pid }
+        let cgroup = root().join(&pod.cgroup).join(&id);
+        let first = ProcessRef::first_of_container(&cgroup).expect("its first process");
+        Self { namespace, id, pid: first.pid }
     }
 
     fn kill_child(&self) {
