@@ -3,6 +3,7 @@
 //! No kubelet runs: the tests create sandboxes and containers as it does, under the cgroups that it would create.
 
 use fake_nvml::{FakeNvml, MigDevice, State};
+use jiff::Timestamp;
 use memledger::config::CriSettings;
 use memledger::discover::ConnectionState;
 use memledger::discover::cri::{SocketSearch, find, messages};
@@ -13,12 +14,14 @@ use crate::support::docker::{Engine, assert_no_series_twice, signal, unique};
 use crate::support::grpc::{Response, Server};
 use crate::support::metrics::Labels;
 use crate::support::oom::{EXITS, KILLS, RESTARTS};
+use crate::support::processes::ProcessRef;
 use crate::support::python::Python;
 use crate::support::{Memledger, Metrics, binary, eventually_true};
 
 const INFO: &str = "memledger_container_info";
 const ALLOCATED: &str = "memledger_container_gpu_allocated";
 const POD_INFO: &str = "memledger_container_pod_info";
+const RUN_INFO: &str = "memledger_container_run_info";
 const REQUEST: &str = "memledger_container_memory_request_bytes";
 const USAGE: &str = "memledger_container_memory_usage_bytes";
 const UP: &str = "memledger_runtime_up";
@@ -49,6 +52,17 @@ fn eventually_is(memledger: &Memledger, me: &[(&str, &str)], id: &str) -> Metric
         metrics.ask(USAGE, me)?;
         let info = labels(metrics, INFO, me)?;
         if info["container_id"] == id { Ok(metrics.clone()) } else { Err(format!("{info:?}")) }
+    })
+}
+
+/// Like [`eventually_is`], once the runtime has also reported the container's status, which has this setting: on a busy machine a
+/// container is shown before, with the data of the list only.
+fn eventually_is_complete(memledger: &Memledger, me: &[(&str, &str)], id: &str, setting: &str) -> Metrics {
+    memledger.eventually("its status", |metrics| {
+        metrics.ask(USAGE, me)?;
+        let (info, run) = (labels(metrics, INFO, me)?, labels(metrics, RUN_INFO, me)?);
+        let is_complete = info["container_id"] == id && run.contains_key(setting);
+        if is_complete { Ok(metrics.clone()) } else { Err(format!("{info:?} {run:?}")) }
     })
 }
 
@@ -85,7 +99,7 @@ fn shows_pods_without_their_pause_processes() {
     let flags = ["--cri.pod-labels=app.kubernetes.io/name,absent", "--cri.pod-annotations=team/owner"];
     let memledger = watch(&containerd, &team, &flags);
     let me = of(&team, "train-0", "main");
-    let metrics = eventually_is(&memledger, &me, &id);
+    let metrics = eventually_is_complete(&memledger, &me, &id, "batch_size");
     eventually_is(&memledger, &of(&team, "train-0", "log"), &sidecar);
     assert_eq!(metrics.value(UP, CRI), 1.0);
     let info = labels(&metrics, INFO, &me).unwrap();
@@ -97,7 +111,7 @@ fn shows_pods_without_their_pause_processes() {
     let found = labels(&metrics, POD_INFO, &me).unwrap();
     let found: std::collections::BTreeMap<_, _> = found.iter().map(|(k, v)| (&**k, &**v)).collect();
     assert_eq!(found, wanted, "all of its labels");
-    assert_eq!(labels(&metrics, "memledger_container_run_info", &me).unwrap()["batch_size"], "32");
+    assert_eq!(labels(&metrics, RUN_INFO, &me).unwrap()["batch_size"], "32");
     assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &me), f64::from(64 << 20));
     assert_eq!(metrics.get(REQUEST, &me), None, "the request of a burstable pod is unknown on the node");
 
@@ -109,7 +123,7 @@ fn shows_pods_without_their_pause_processes() {
     });
     let id = containerd.run(&pod, &Spec { name: "etcd", ..main });
     let me = of(&team, "etcd-node1", "etcd");
-    let metrics = eventually_is(&memledger, &me, &id);
+    let metrics = eventually_is_complete(&memledger, &me, &id, "batch_size");
     let info = labels(&metrics, POD_INFO, &me).unwrap();
     assert_eq!((&*info["qos_class"], &*info["pod_source"]), ("guaranteed", "file"), "a static pod");
     assert_eq!(metrics.value(REQUEST, &me), f64::from(64 << 20));
@@ -204,10 +218,10 @@ fn keeps_names_while_containerd_is_down_and_reports_ends_after() {
         0.0 => Ok(()),
         up => Err(format!("{up}")),
     });
-    let pids = std::fs::read_to_string(root().join(&pod.cgroup).join(&ends).join("cgroup.procs")).unwrap();
-    let first: u32 = pids.lines().next().expect("a process").parse().expect("a pid");
-    signal("TERM", first);
-    eventually_true("its end", || !std::path::Path::new(&format!("/proc/{first}")).exists());
+    let cgroup = root().join(&pod.cgroup).join(&ends);
+    let first = ProcessRef::first_of_container(&cgroup).expect("its first process");
+    signal("TERM", first.pid);
+    eventually_true("its end", || first.has_ended());
     let metrics = memledger.fresh_metrics();
     assert_eq!(labels(&metrics, INFO, &stay).unwrap()["container_id"], stays, "names are kept");
     containerd.launch();
@@ -217,7 +231,9 @@ fn keeps_names_while_containerd_is_down_and_reports_ends_after() {
     });
     eventually_counts(&memledger, EXITS, &end, ("reason", "error"), 1.0);
     let metrics = memledger.fresh_metrics();
-    assert_eq!(metrics.value("memledger_container_last_exit_code", &end), 7.0);
+    // 7, or 255 if containerd on a busy machine comes too late to ask the container's shim
+    let exit_code = f64::from(containerd.exit_code(&ends));
+    assert_eq!(metrics.value("memledger_container_last_exit_code", &end), exit_code);
     assert_eq!(metrics.sum(EXITS, &stay), 0.0);
     assert_eq!(metrics.sum(RESTARTS, &stay), 0.0, "the same run");
 }
@@ -322,17 +338,19 @@ fn reads_responses_of_cri_o_and_lists_on_events() {
     ];
     let memledger = Memledger::start(&flags);
     let list = method("ListContainers");
-    eventually_true("the first pause is over", || crio.server.call_count(&list) >= 2);
+    eventually_true("the first pause is over, and events are sent", || {
+        crio.server.call_count(&list) >= 2 && crio.server.call_count(&method("GetContainerEvents")) >= 1
+    });
     crio.add_running(&cgroup.id, &pause.id, "main");
     crio.set_lists(&[sandbox]);
-    let lists = crio.server.call_count(&list);
+    let (lists, began) = (crio.server.call_count(&list), Timestamp::now());
     crio.server.send_event();
     let me = of(&team, "train-0", "main");
-    let metrics = eventually_is(&memledger, &me, &cgroup.id);
+    let metrics = eventually_is_complete(&memledger, &me, &cgroup.id, "num_workers");
     assert_eq!(labels(&metrics, INFO, &me).unwrap()["image"], "registry.example/train:1");
     let info = labels(&metrics, POD_INFO, &me).unwrap();
     assert_eq!((&*info["attempt"], &*info["qos_class"]), ("3", "besteffort"));
-    assert_eq!(labels(&metrics, "memledger_container_run_info", &me).unwrap()["num_workers"], "4");
+    assert_eq!(labels(&metrics, RUN_INFO, &me).unwrap()["num_workers"], "4");
     assert_eq!(metrics.value(REQUEST, &me), 1048576.0, "memory.min");
     assert_eq!(metrics.value("memledger_container_start_time_seconds", &me), 1_700_000_001.0);
     assert!(
@@ -340,10 +358,12 @@ fn reads_responses_of_cri_o_and_lists_on_events() {
         "a sandbox is not a container"
     );
     for _ in 0..25 {
-        memledger.fresh_metrics(); // five seconds in all: a list every second would exceed the count
+        memledger.fresh_metrics(); // five seconds in all, more on a busy machine
     }
+    // of the event, of the start of the stream, and every ten seconds: a list every second would exceed it
+    let took = Timestamp::now().duration_since(began).as_secs_f64();
     let more = crio.server.call_count(&list) - lists;
-    assert!(more <= 2, "{more} lists");
+    assert!((more as f64) <= 2.0 + took / 10.0, "{more} lists in {took} s");
 }
 
 #[test]
@@ -455,11 +475,14 @@ fn shows_pods_and_docker_containers_once_each() {
     let ids = [&id, &container.id, &pod.sandbox].map(|id| id[..12].to_owned());
     let include = format!("--container.include=^({team}|{})$", ids.join("|"));
     let memledger = Memledger::start(&[&containerd.flag(), &engine.flag(), "--podman.socket=", &include]);
-    let metrics = eventually_is(&memledger, &of(&team, "train-0", &team), &id);
-    let all: Vec<_> =
-        metrics.all(INFO, &[]).iter().map(|(_, labels, _)| labels["container_id"].clone()).collect();
+    // one runtime may list its containers before the other
+    let (metrics, all) = memledger.eventually("both", |metrics| {
+        let all = metrics.all(INFO, &[]).into_iter().map(|(_, labels, _)| labels["container_id"].clone());
+        let all: Vec<_> = all.collect();
+        let both = all.contains(&id) && all.contains(&container.id);
+        if both { Ok((metrics.clone(), all)) } else { Err(format!("{all:?}")) }
+    });
     assert_eq!(all.len(), 2, "{all:?}");
-    assert!(all.contains(&id) && all.contains(&container.id), "{all:?}");
     assert_eq!(
         metrics.all(USAGE, &[("container_name", &team)]).len(),
         2,

@@ -202,7 +202,8 @@ fn socket_without_listener_does_not_delay_the_start() {
     let began = Timestamp::now();
     let memledger = Memledger::start(&[&socket.flag(), "--podman.socket=", "--container.include=^none$"]);
     let took = Timestamp::now().duration_since(began);
-    assert!(took < jiff::SignedDuration::from_secs(2), "{took:?}"); // memledger waits a second for the first list at most
+    // far less than the ten seconds of a response that does not come; a busy machine takes some for the start itself
+    assert!(took < jiff::SignedDuration::from_secs(10), "{took:?}");
     assert_eq!(memledger.eventually("its state", |metrics| metrics.ask(UP, DOCKER)), 0.0);
 }
 
@@ -224,8 +225,9 @@ fn proxy_that_rejects_events_is_retried_with_back_off_and_logged_once() {
     let memledger = Memledger::start(&[&socket.flag(), "--podman.socket=", "--container.include=^none$"]);
     eventually_true("the fourth list", || lists.lock().unwrap().len() >= 4);
     let lists = lists.lock().unwrap().clone();
-    let pauses = [lists[3].duration_since(lists[2]), lists[1].duration_since(lists[0])];
-    assert!(pauses[0] > pauses[1] * 2, "{pauses:?}");
+    // 250 ms, doubled twice: on a busy machine every pause is longer, and none is shorter
+    let pause = lists[3].duration_since(lists[2]);
+    assert!(pause >= jiff::SignedDuration::from_secs(1), "{pause:?} among {lists:?}");
     let log = memledger.log();
     for line in ["message=connected", "connection lost"] {
         assert_eq!(log.matches(line).count(), 1, "{line}: {log}");

@@ -128,7 +128,11 @@ fn assert_no_shell(engine: &Engine, container: &Container) {
 
 #[test]
 fn health_check_fails_with_a_message_when_memledger_is_down() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
+    // the end of a connection has a port where nothing listens, and which nothing else can take meanwhile
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().expect("its address");
+    let connection = std::net::TcpStream::connect(address).expect("a connection");
+    let port = connection.local_addr().expect("its other end");
     let (code, _, complaint) = crate::support::run(&["healthcheck", &format!("--web.listen-address={port}")]);
     assert_eq!(code, Some(1));
     assert!(complaint.contains("/-/ready does not respond"), "{complaint}");

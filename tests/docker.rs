@@ -294,8 +294,9 @@ fn run_label(container: &Container) -> String {
     format!("{}-{}", container.short_id(), container.started().strftime("%Y%m%dT%H%M%SZ"))
 }
 
+/// In cycles and not in seconds: a busy machine makes cycles, the engine and this test slower alike.
 #[test]
-fn started_container_has_its_name_within_two_seconds() {
+fn started_container_has_its_name_within_two_cycles() {
     let Some(engine) = Engine::shared() else { return };
     let container = engine.create(&unique("quick"), &[], &["sleep", "1000"]);
     let include = format!("^({}|{})$", container.name, container.short_id());
@@ -304,16 +305,21 @@ fn started_container_has_its_name_within_two_seconds() {
         1.0 => Ok(()),
         other => Err(format!("{other}")),
     });
+    // snapshots without its name; the first one may be from before the start
+    let mut nameless = BTreeSet::new();
     std::thread::scope(|scope| {
-        scope.spawn(|| container.docker(&["start"]));
+        let start = scope.spawn(|| container.docker(&["start"]));
         memledger.eventually("its name", |metrics| {
             assert!(metrics.all(USAGE, &of(container.short_id())).is_empty(), "a series under the short id");
             assert!(metrics.all(INFO, &of(container.short_id())).is_empty(), "a series under the short id");
-            metrics.ask(USAGE, &of(&container.name))
+            let named = metrics.ask(USAGE, &of(&container.name));
+            if named.is_err() && start.is_finished() {
+                nameless.insert(metrics.value("memledger_snapshot_timestamp_seconds", &[]).to_bits());
+            }
+            named
         });
-        let took = Timestamp::now().duration_since(container.started());
-        assert!(took.as_secs_f64() <= 2.0, "{took:?}");
     });
+    assert!(nameless.len() <= 1 + 2, "{} snapshots", nameless.len());
 }
 
 #[test]
@@ -521,7 +527,10 @@ fn selects_containers_by_name_and_label() {
     ] {
         let memledger =
             Memledger::start(&[vec![&engine.flag(), "--podman.socket=", &include], flags.clone()].concat());
-        memledger.eventually("the engine is connected", |metrics| metrics.ask(UP, DOCKER));
+        memledger.eventually("the engine is connected", |metrics| match metrics.ask(UP, DOCKER)? {
+            1.0 => Ok(()),
+            other => Err(format!("{other}")),
+        });
         let metrics = memledger.fresh_metrics();
         let shown = |family| -> Vec<String> {
             let names = metrics.all(family, &[]).into_iter().map(|(_, labels, _)| &labels["container_name"]);
@@ -544,7 +553,7 @@ fn shows_only_the_selected_settings() {
     let flags = ["-e", "BATCH_SIZE=32", "-e", "MODEL_SIZE=xl"];
     let container = engine.run(&unique("settings"), &flags, &["sleep", "1000"]);
     let memledger = watch(&engine, &format!("^{}$", container.name), &["--container.settings=MODEL_SIZE"]);
-    let labels = info(&memledger.metrics(), RUN_INFO, &container.name).unwrap();
+    let labels = memledger.eventually("its run", |metrics| info(metrics, RUN_INFO, &container.name));
     let keys: Vec<_> = labels.keys().map(String::as_str).collect();
     assert_eq!(keys, ["container_name", "model_size", "run"]);
     assert_eq!(labels["model_size"], "xl");
@@ -559,7 +568,8 @@ fn escapes_control_characters_in_settings_and_labels() {
         (format!("BATCH_SIZE={hostile}"), format!("--label=com.docker.compose.project={hostile}"));
     let container = engine.run(&unique("hostile"), &["-e", &variable, &label], &["sleep", "1000"]);
     let memledger = watch(&engine, &format!("^{}$", container.name), &[]);
-    let metrics = memledger.metrics();
+    let metrics = memledger
+        .eventually("its run", |metrics| info(metrics, RUN_INFO, &container.name).map(|_| metrics.clone()));
     assert_eq!(info(&metrics, RUN_INFO, &container.name).unwrap()["batch_size"], shown);
     let label = info(&metrics, INFO, &container.name).unwrap()["compose_project"].clone();
     assert_eq!(label, shown);

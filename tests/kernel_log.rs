@@ -104,7 +104,10 @@ fn kill_of_process_with_odd_name_is_read_once_by_both_backends() {
     let container = engine.run(&unique("odd"), &["--memory=64m"], &["sh", "-c", &program]);
     let pid: u32 = container.inspect("{{.State.Pid}}").parse().expect("a pid");
     engine.docker(&["exec", &container.id, "touch", "/go"]);
-    eventually_true("its end", || container.inspect("{{.State.Running}}") == "false");
+    eventually_true("its end", || {
+        readers.iter_mut().for_each(Reader::read); // at once: kills of other tests overwrite the log
+        container.inspect("{{.State.Running}}") == "false"
+    });
 
     let printable = format!("a\\x0a),\\xff\\={number}");
     for reader in &mut readers {

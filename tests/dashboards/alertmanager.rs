@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::json;
 
 use crate::prometheus::provided;
-use crate::support::eventually;
+use crate::support::{eventually, free_port};
 
 /// Debian's program reads its templates from /usr/share, but its package is only unpacked: this mounts them over /usr/share for
 /// this process only. `$0` is its path.
@@ -22,20 +22,19 @@ pub struct Alertmanager {
 impl Alertmanager {
     pub fn start(binary: &str, config: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        // it does not report its port, so a free one is chosen here; if another process takes it, the test fails
-        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
+        let address = format!("127.0.0.1:{}", free_port());
         let log = std::fs::File::create(folder.path().join("log")).expect("a log");
         let child = Command::new("unshare")
             .current_dir(folder.path())
             .args(["-m", "--propagation", "private", "/bin/sh", "-c", WITH_TEMPLATES, binary])
             .args(["--storage.path=data", "--cluster.listen-address="])
             .arg(format!("--config.file={config}"))
-            .arg(format!("--web.listen-address={port}"))
+            .arg(format!("--web.listen-address={address}"))
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .expect("Alertmanager starts");
-        let mut this = Self { child, address: port.to_string(), folder };
+        let mut this = Self { child, address, folder };
         eventually("Alertmanager is ready", || {
             let ended = this.child.try_wait().expect("wait");
             let log = std::fs::read_to_string(this.folder.path().join("log")).unwrap_or_default();

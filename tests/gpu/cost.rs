@@ -99,8 +99,9 @@ fn later_readings_call_only_fields_that_change() {
         assert_eq!(calls[symbol], GPUS, "{symbol}");
     }
     for symbol in PER_READING {
+        // the counts are taken in the middle of a reading: a call before or after that of the memory may be one ahead or behind
         let found = calls[symbol].div_ceil(GPUS);
-        assert!((readings - 1..=readings).contains(&found), "{symbol}: {found} in {readings} readings");
+        assert!((readings - 1..=readings + 1).contains(&found), "{symbol}: {found} in {readings} readings");
     }
     for (symbol, fields) in SLOW_FIELDS {
         assert!(calls[symbol] <= fields * GPUS * readings.div_ceil(10), "{symbol}: {}", calls[symbol]);

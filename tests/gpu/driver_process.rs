@@ -8,21 +8,13 @@ use super::drivers::called_symbols;
 use super::faults::{assert_no_gpu, await_success, success};
 use super::{
     Driver, GIB, MEMORY_INFO, MIB, OF_CONTAINER, RESTARTS, UNKILLABLE, USED, assert_stops_at_once,
-    await_value, children, gpus, nvml_processes, process_in,
+    await_value, children, gpus, nvml_process, nvml_processes, process_in,
 };
 use crate::support::cgroups::TestCgroup;
 use crate::support::{Memledger, Metrics, binary, eventually, eventually_true, run, skip};
 
 /// The shortest deadline: a process has 1.2 s for its first reading.
 const SHORT: [&str; 2] = ["--gpu.interval=50ms", "--gpu.deadline=100ms"];
-
-/// Returns the only NVML process.
-fn nvml_process(memledger: &Memledger) -> u32 {
-    eventually("one NVML process", || match nvml_processes(memledger)[..] {
-        [pid] => Ok(pid),
-        ref found => Err(format!("{found:?}")),
-    })
-}
 
 fn kill(pid: u32) {
     // an error means that it has ended
@@ -286,11 +278,15 @@ fn many_restarts_leak_nothing() {
     }
     await_value(&memledger, USED, &[], GIB);
     let (resources_before, resident_before) = before.unwrap();
-    let (fds, threads) = resources(&memledger);
-    assert!(fds <= resources_before.0 + 2 && threads <= resources_before.1 + 2, "{fds} {threads}");
+    // a response that ends, or a thread that is idle, is no leak
+    eventually("as many descriptors and threads as before", || {
+        let (fds, threads) = resources(&memledger);
+        let is_like_before = fds <= resources_before.0 + 2 && threads <= resources_before.1 + 2;
+        if is_like_before { Ok(()) } else { Err(format!("{fds} {threads}, before {resources_before:?}")) }
+    });
     let grown = memledger.anonymous_bytes().saturating_sub(resident_before);
     assert!(grown < 4 * MIB, "{grown} bytes more after {wanted} restarts");
-    assert_eq!(nvml_processes(&memledger).len(), 1, "no zombie");
+    nvml_process(&memledger); // and no zombie
     assert!(restarts(&memledger, "ended") >= wanted as f64);
 }
 
@@ -304,11 +300,20 @@ impl Freezer {
         std::fs::create_dir(&path).ok().map(|()| Self(path))
     }
 
-    fn freeze(&self, pid: u32) {
-        std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
-        std::fs::write(self.0.join("freezer.state"), "FROZEN").unwrap();
-        eventually_true("a frozen process", || {
-            std::fs::read_to_string(self.0.join("freezer.state")).unwrap().trim() == "FROZEN"
+    /// Freezes the child of memledger that is not frozen yet.
+    fn freeze_child(&self, memledger: &Memledger) {
+        let read = |file: &str| std::fs::read_to_string(self.0.join(file)).unwrap();
+        let frozen = || read("cgroup.procs").lines().map(|line| line.parse().unwrap()).collect::<Vec<u32>>();
+        let before = frozen();
+        eventually("another frozen process", || {
+            let child = children(memledger.pid()).into_iter().find(|pid| !before.contains(pid));
+            let child = child.ok_or("no other process")?;
+            // on a busy machine one that misses its deadline is being replaced
+            let text = |error: std::io::Error| format!("{child}: {error}");
+            std::fs::write(self.0.join("cgroup.procs"), child.to_string()).map_err(text)?;
+            std::fs::write(self.0.join("freezer.state"), "FROZEN").unwrap();
+            let is_frozen = read("freezer.state").trim() == "FROZEN" && frozen().contains(&child);
+            if is_frozen { Ok(()) } else { Err(format!("{child} of {:?}", frozen())) }
         });
     }
 
@@ -335,8 +340,7 @@ fn process_that_cannot_be_killed_is_left_and_counted() {
     let memledger = driver.memledger_with(&[], &flags);
     await_value(&memledger, USED, &[], GIB);
     for unkillable in 1..=2_u64 {
-        let frozen = children(memledger.pid()).into_iter().max().expect("a process");
-        freezer.freeze(frozen);
+        freezer.freeze_child(&memledger);
         await_value(&memledger, UNKILLABLE, &[], unkillable);
         if unkillable == 1 {
             await_value(&memledger, USED, &[], GIB); // one more is started beside it
@@ -357,7 +361,7 @@ fn process_that_cannot_be_killed_is_left_and_counted() {
     freezer.thaw();
     await_value(&memledger, UNKILLABLE, &[], 0);
     await_value(&memledger, USED, &[], GIB);
-    assert_eq!(nvml_processes(&memledger).len(), 1);
+    nvml_process(&memledger);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Driver, GIB, MIB, OF_CONTAINER, OF_PROCESS, UNUSED_PID, USED, await_value, process_in};
 use crate::support::cgroups::TestCgroup;
-use crate::support::{Metrics, eventually, skip};
+use crate::support::{Metrics, eventually, free_port, skip};
 
 /// Returns the interpreter with these programs, or why they cannot run here.
 fn python() -> Result<PathBuf, String> {
@@ -51,8 +51,7 @@ struct Nvitop {
 
 impl Nvitop {
     fn start(exporter: &Path, library: &Path) -> Self {
-        let port =
-            std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap().port();
+        let port = free_port();
         let child = Command::new(exporter)
             .args(["--bind-address", "127.0.0.1", "--interval", "0.25", "--port", &port.to_string()])
             .env("LD_LIBRARY_PATH", library.parent().unwrap())

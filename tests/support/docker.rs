@@ -309,7 +309,15 @@ impl Socket {
 /// A socket proxy that forwards only three read requests to an engine, as people deploy in front of Docker.
 pub struct ReadOnlyProxy {
     pub socket: Socket,
-    requests: Arc<Mutex<Vec<(bool, String)>>>,
+    record: Arc<ProxyRecord>,
+}
+
+#[derive(Default)]
+struct ProxyRecord {
+    /// Whether it was forwarded, and the request.
+    requests: Mutex<Vec<(bool, String)>>,
+    /// When clients gave up requests that get no response.
+    given_up: Mutex<Vec<jiff::Timestamp>>,
 }
 
 impl ReadOnlyProxy {
@@ -320,17 +328,22 @@ impl ReadOnlyProxy {
     /// Never responds to requests whose path contains this text, as Docker does for a stuck container.
     pub fn stalling(engine: &Engine, text: &str) -> Self {
         let stuck = text.to_owned();
-        let requests = Arc::new(Mutex::new(Vec::new()));
-        let (seen, upstream) = (Arc::clone(&requests), engine.socket.clone());
+        let record = Arc::new(ProxyRecord::default());
+        let (theirs, upstream) = (Arc::clone(&record), engine.socket.clone());
         let socket = Socket::serving(move |stream| {
-            let _ = relay(stream, &upstream, &stuck, &seen);
+            let _ = relay(stream, &upstream, &stuck, &theirs);
         });
-        Self { socket, requests }
+        Self { socket, record }
+    }
+
+    /// Returns when clients gave up requests that get no response.
+    pub fn given_up(&self) -> Vec<jiff::Timestamp> {
+        self.record.given_up.lock().expect("no holder panics").clone()
     }
 
     /// Returns the forwarded and the rejected requests so far, as method and path without the query.
     pub fn requests(&self) -> (Vec<String>, Vec<String>) {
-        let requests = self.requests.lock().expect("no holder panics").clone();
+        let requests = self.record.requests.lock().expect("no holder panics").clone();
         let of = |wanted| {
             requests.iter().filter(move |(forwarded, _)| *forwarded == wanted).map(|(_, r)| r.clone())
         };
@@ -354,12 +367,7 @@ pub fn only_reads(request: &str) -> bool {
 }
 
 /// Relays one request per connection: reads and checks the headers, then copies bytes until the engine closes.
-fn relay(
-    client: UnixStream,
-    upstream: &Path,
-    stuck: &str,
-    seen: &Mutex<Vec<(bool, String)>>,
-) -> std::io::Result<()> {
+fn relay(client: UnixStream, upstream: &Path, stuck: &str, record: &ProxyRecord) -> std::io::Result<()> {
     let mut reader = BufReader::new(client.try_clone()?);
     let mut client = client;
     let mut first = String::new();
@@ -382,10 +390,12 @@ fn relay(
         return Ok(()); // the client disconnected without a request
     }
     if request.contains(stuck) {
-        return reader.read_to_end(&mut Vec::new()).map(drop); // until the client gives up
+        let ended = reader.read_to_end(&mut Vec::new()).map(drop); // until the client gives up
+        record.given_up.lock().expect("no holder panics").push(jiff::Timestamp::now());
+        return ended;
     }
     let forwarded = only_reads(&request);
-    seen.lock().expect("no holder panics").push((forwarded, request));
+    record.requests.lock().expect("no holder panics").push((forwarded, request));
     if !forwarded {
         let rejection = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
         return client.write_all(rejection);

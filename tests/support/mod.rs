@@ -11,6 +11,7 @@ pub mod grpc;
 pub mod load;
 pub mod metrics;
 pub mod oom;
+pub mod processes;
 pub mod python;
 pub mod recorded;
 
@@ -91,6 +92,14 @@ pub fn binary() -> PathBuf {
 /// Returns true inside the cgroup v2 guest.
 pub fn in_v2_guest() -> bool {
     std::env::var_os("MEMLEDGER_V2HOST").is_some()
+}
+
+/// Returns a port for a program that does not report its own. It is below the ports that the kernel gives to those that ask for
+/// any, so none of them takes it meanwhile; and pids tell the tests apart that run at the same time.
+pub fn free_port() -> u16 {
+    let first = 10_000 + (std::process::id() % 20_000) as u16;
+    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    (first..32_000).find(is_free).expect("a free port")
 }
 
 /// Runs `memledger` with arguments to its end and returns exit code, standard output and standard error.
