@@ -209,13 +209,17 @@ fn socket_without_listener_does_not_delay_the_start() {
 
 #[test]
 fn proxy_that_rejects_events_is_retried_with_back_off_and_logged_once() {
-    let lists = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&lists);
+    // when the stream of events was requested, once for each connection: the checks of the start ask for no stream
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&requests);
     let socket = Socket::serving(move |mut stream| {
         let mut request = [0; 4096];
         let read = stream.read(&mut request).unwrap_or(0);
-        let answer: &[u8] = if String::from_utf8_lossy(&request[..read]).contains("/containers/json") {
+        let request = String::from_utf8_lossy(&request[..read]);
+        if request.contains("/events?") && !request.contains("until=") {
             seen.lock().unwrap().push(Timestamp::now());
+        }
+        let answer: &[u8] = if request.contains("/containers/json") {
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n[]"
         } else {
             b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -223,11 +227,11 @@ fn proxy_that_rejects_events_is_retried_with_back_off_and_logged_once() {
         let _ = stream.write_all(answer);
     });
     let memledger = Memledger::start(&[&socket.flag(), "--podman.socket=", "--container.include=^none$"]);
-    eventually_true("the fourth list", || lists.lock().unwrap().len() >= 4);
-    let lists = lists.lock().unwrap().clone();
+    eventually_true("the fourth connection", || requests.lock().unwrap().len() >= 4);
+    let requests = requests.lock().unwrap().clone();
     // 250 ms, doubled twice: on a busy machine every pause is longer, and none is shorter
-    let pause = lists[3].duration_since(lists[2]);
-    assert!(pause >= jiff::SignedDuration::from_secs(1), "{pause:?} among {lists:?}");
+    let pause = requests[3].duration_since(requests[2]);
+    assert!(pause >= jiff::SignedDuration::from_secs(1), "{pause:?} among {requests:?}");
     let log = memledger.log();
     for line in ["message=connected", "connection lost"] {
         assert_eq!(log.matches(line).count(), 1, "{line}: {log}");
