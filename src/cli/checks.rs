@@ -10,7 +10,6 @@ mod otlp;
 mod pods;
 mod reporter;
 
-use std::error::Error;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -23,6 +22,7 @@ use crate::config::{Config, RuntimeEndpoint};
 use crate::discover::cgroup_tree::CgroupTree;
 use crate::discover::{Hierarchy, Version, docker};
 use crate::host::KernelFile;
+use crate::text::error_chain;
 
 /// Timeout of drivers and daemons.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -324,9 +324,8 @@ fn web(config: &Config) -> Check {
     match crate::http::describe(file) {
         Ok(found) => Check::good(name, format!("{found}, by {}", file.display())).detail(),
         Err(error) => {
-            let cause = error.source().map_or_else(String::new, |cause| format!(": {cause}"));
             let lost = "serve does not start; a running one keeps the last valid configuration";
-            Check::bad(name, format!("{error}{cause}"), lost, "correct it: see docs/serving.md").required()
+            Check::bad(name, error_chain(&error), lost, "correct it: see docs/serving.md").required()
         }
     }
 }

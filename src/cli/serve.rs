@@ -1,6 +1,5 @@
 //! `memledger serve`: samples this host and serves its metrics.
 
-use std::error::Error;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -28,6 +27,7 @@ use crate::otlp::{Origins, resource};
 use crate::reporter::{self, ReporterState};
 use crate::sampler::stalled::IndependentSources;
 use crate::sampler::{Sampler, run_until};
+use crate::text::error_chain;
 
 /// Time for requests in progress to finish after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
@@ -71,8 +71,7 @@ fn drop_capabilities(config: &Config) {
     match capabilities::drop_capabilities(config.listen.iter().any(is_low)) {
         Ok(kept) => tracing::info!(kept, "dropped capabilities that are not needed"),
         Err(error) => {
-            let reason = error.source().map(ToString::to_string).unwrap_or_default();
-            tracing::warn!(%error, reason, "failed to drop capabilities that are not needed");
+            tracing::warn!(error = error_chain(&error), "failed to drop capabilities that are not needed");
         }
     }
 }
@@ -314,8 +313,7 @@ fn start_reporter(config: &Config) -> Option<Arc<ReporterState>> {
             Some(state)
         }
         Err(error) => {
-            let reason = error.source().map(ToString::to_string).unwrap_or_default();
-            tracing::warn!(%error, reason, "no view from inside: processes cannot report");
+            tracing::warn!(error = error_chain(&error), "no view from inside: processes cannot report");
             None
         }
     }

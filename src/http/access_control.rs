@@ -5,7 +5,7 @@
 //! last user: a file that is being written is empty for a moment, and that must not open anything. To remove protection,
 //! restart memledger.
 //!
-//! Each change to who is admitted starts a new generation of the configuration; connections of older generations are closed.
+//! A change to who is admitted closes the open connections, after the response in progress.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -25,11 +25,10 @@ use crate::clock::Timestamp;
 use crate::collect::http_stats::{HttpStats, RejectReason};
 use crate::config::web::{ClientAuth, TlsVersion};
 use crate::config::{Config, ConfigError, HttpLimits};
+use crate::text::error_chain;
 
 /// How often the configuration files are read.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
-/// No route reads a body; a request that announces a larger one is rejected.
-const MAX_BODY_BYTES: u64 = 16 << 10;
 
 /// The client of a request.
 #[derive(Clone, Copy, Debug)]
@@ -61,8 +60,6 @@ pub struct SecurityConfig {
     /// TLS settings; `None` for plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
     headers: HeaderMap,
-    /// Increases with each change to who is admitted.
-    pub generation: u64,
 }
 
 impl SecurityConfig {
@@ -72,7 +69,7 @@ impl SecurityConfig {
             let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
             Some((name, HeaderValue::from_str(value).ok()?))
         });
-        Ok(Self { headers: headers.collect(), tls, files, generation: 0 })
+        Ok(Self { headers: headers.collect(), tls, files })
     }
 
     /// Returns a summary for people.
@@ -223,12 +220,7 @@ impl AccessControl {
         security: &SecurityConfig,
         peer: Peer,
         request: &Parts,
-        body_bytes: u64,
     ) -> Result<Peer, Response> {
-        if body_bytes > MAX_BODY_BYTES {
-            let text = "request body too large; no route reads one\n";
-            return Err((StatusCode::PAYLOAD_TOO_LARGE, text).into_response());
-        }
         // health routes are open to all and not rate-limited: probes have no password, and a flood must not fail them
         if is_health(request.uri.path()) || peer.on_control_socket {
             return Ok(peer);
@@ -306,21 +298,17 @@ impl AccessControl {
 
     /// Reads the files and applies a change. Returns whether there was one.
     fn reload_if_changed(&self, file: &Path) -> Result<bool, String> {
-        let chain = |error: ConfigError| match std::error::Error::source(&error) {
-            Some(cause) => format!("{error}: {cause}"),
-            None => error.to_string(),
-        };
+        let chain = |error: ConfigError| error_chain(&error);
         let files = ConfigFiles::read(file).map_err(chain)?;
         let old = self.security();
         if old.files == files {
             return Ok(false);
         }
-        let mut newer = SecurityConfig::from_files(files, file).map_err(chain)?;
+        let newer = SecurityConfig::from_files(files, file).map_err(chain)?;
         if let Some(reason) = old.weakened_by(&newer) {
             return Err(format!("{reason}; restart memledger to apply it"));
         }
         let is_access_changed = !old.files.admits_same_clients(&newer.files);
-        newer.generation = old.generation + u64::from(is_access_changed);
         *self.security.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(newer);
         if is_access_changed {
             self.close_connections();

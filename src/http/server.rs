@@ -2,7 +2,7 @@
 //!
 //! Plain HTTP, TLS and the control socket share one way of serving, so the same limits apply to all. When the rules of who is
 //! admitted change, connections that were admitted by the old rules are closed, after the response in progress if there is
-//! one. A request that arrives on one all the same is rejected.
+//! one.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, HttpBody};
+use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -82,8 +82,6 @@ pub(super) struct ConnectionHandle {
     pub(super) clock: Arc<ConnectionClock>,
     pub(super) router: Router,
     pub(super) access_control: Arc<AccessControl>,
-    /// Generation of the rules that admitted it.
-    pub(super) generation: u64,
 }
 
 /// Serves until `stop` resolves; requests in progress may finish.
@@ -134,10 +132,10 @@ async fn connection(
     let closing = access_control.closing(); // before reading the rules, to notice a change in between
     let security = access_control.security();
     let _ = stream.set_nodelay(true);
-    let (clock, generation) = (ConnectionClock::new(), security.generation);
+    let clock = ConnectionClock::new();
     let stream = TimedStream::new(stream, &clock);
     let peer = Peer::remote(address.ip());
-    let mut handle = ConnectionHandle { peer, clock, router, access_control, generation };
+    let mut handle = ConnectionHandle { peer, clock, router, access_control };
     match &security.tls {
         None => serve_http(stream, handle, closing).await,
         Some(tls) => {
@@ -236,13 +234,7 @@ async fn respond(request: Request<Incoming>, handle: ConnectionHandle) -> Result
     handle.clock.enter(Phase::Handling);
     let security = handle.access_control.security();
     let (mut parts, body) = request.into_parts();
-    let authorized = if security.generation == handle.generation || handle.peer.on_control_socket {
-        handle.access_control.authorize(&security, handle.peer, &parts, body.size_hint().lower()).await
-    } else {
-        let text = "access rules have changed since this connection was opened; reconnect\n";
-        Err((StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], text).into_response())
-    };
-    let mut response = match authorized {
+    let mut response = match handle.access_control.authorize(&security, handle.peer, &parts).await {
         Ok(peer) => {
             parts.extensions.insert(peer);
             let request = Request::from_parts(parts, Body::new(body));

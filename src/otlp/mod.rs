@@ -24,8 +24,6 @@ mod metric_export;
 mod resource;
 mod temporality;
 
-use std::error::Error;
-use std::fmt::Write;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -201,20 +199,6 @@ pub async fn probe(target: &OtlpTarget, signal: OtlpSignal, timeout: Duration) -
         | Ok(Err(reason)) => Err(reason),
         Err(_) => Err(format!("timed out after {timeout:?}")),
     }
-}
-
-/// Formats an error with its causes, each once.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            let _ = write!(text, ": {more}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::collect::vmstat_oom::OomCounter;
 use crate::config::{Config, KernelLogChoice};
 use crate::discover::Hierarchy;
 use crate::ledger::store::{FILE, StoreConnection, StoreError};
+use crate::text::error_chain;
 
 /// The lock file of the ledger's only writer.
 const LOCK: &str = "ledger.lock";
@@ -35,12 +36,6 @@ pub fn run_checks(config: &Config, look: Verbosity) -> [Check; 5] {
         cgroup_namespace(config),
         state(config, look),
     ]
-}
-
-/// Formats an error and its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 fn kernel_log(config: &Config) -> Check {
@@ -69,7 +64,7 @@ fn kernel_log(config: &Config) -> Check {
                     "docker run --device /dev/kmsg:/dev/kmsg:r; Compose: devices: [/dev/kmsg:/dev/kmsg:r]",
                 );
             }
-            (Err(error), _) => refused.push(chain(&error)),
+            (Err(error), _) => refused.push(error_chain(&error)),
         }
     }
     let mut found = refused.join("; ");
@@ -94,7 +89,7 @@ fn kernel_counter(config: &Config) -> Check {
         }
         Err(error) => Check::bad(
             name,
-            chain(&error),
+            error_chain(&error),
             "a kill whose kernel log record is lost is not counted",
             "Linux 4.13 or later; the host's /proc readable at --path.procfs",
         ),
@@ -113,7 +108,7 @@ fn cgroup_counters(config: &Config) -> Check {
         Ok(()) => Check::good(name, format!("oom_kill of {} cgroups of containers", readings.len())).detail(),
         Err(error) => Check::bad(
             name,
-            chain(&error),
+            error_chain(&error),
             LOST,
             "mount the host's /sys/fs/cgroup read-only, set --path.cgroupfs to it, and make it readable for memledger",
         ),
@@ -162,7 +157,7 @@ fn state(config: &Config, look: Verbosity) -> Check {
     if look == Verbosity::Full {
         match events(directory) {
             Ok(text) => found = format!("{found}: {text}{}", written_by(config, directory)),
-            Err(error) => return Check::bad(name, chain(&error), LOST, FIX),
+            Err(error) => return Check::bad(name, error_chain(&error), LOST, FIX),
         }
     }
     match kept_by_nobody(directory) {

@@ -14,10 +14,11 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::nvml::{Session, describe, library};
+use super::nvml::{Session, library};
 use super::protocol::{Channel, ChannelError, DriverVersions, Request, Response};
 use crate::clock::Timestamp;
 use crate::host::Waker;
+use crate::text::error_chain;
 
 /// The hidden verb of the NVML process.
 pub const VERB: &str = "nvml-process";
@@ -158,7 +159,7 @@ pub fn serve_requests(stream: UnixStream) -> Result<(), ChannelError> {
     };
     let nvml = match library::open(library.as_deref()) {
         Ok(nvml) => nvml,
-        Err(error) => return channel.send(&Response::OpenFailed(describe(&error))),
+        Err(error) => return channel.send(&Response::OpenFailed(error_chain(&error))),
     };
     let mut session = Session::new(&nvml);
     channel.send(&Response::Opened(session.versions()))?;
@@ -178,12 +179,12 @@ pub fn serve_requests(stream: UnixStream) -> Result<(), ChannelError> {
                 Response::Sample(super::protocol::DriverSample { xids, ..sample })
             }
             Ok(other) => other,
-            Err(error) => Response::Failed { error: describe(&error), xids },
+            Err(error) => Response::Failed { error: error_chain(&error), xids },
         })?;
     }
     drop(session);
     if let Err(error) = nvml.shutdown() {
-        tracing::debug!(error = %describe(&error), "shutting the GPU driver down failed");
+        tracing::debug!(error = %error_chain(&error), "shutting the GPU driver down failed");
     }
     channel.send(&Response::Closed)
 }
