@@ -3,6 +3,8 @@
 //! A check has a finding and, if the source is unusable, what is missing without it and the exact fix. A source that this
 //! host does not have is not a failure.
 
+mod control_socket;
+mod directory;
 mod drm;
 mod gpu;
 mod ledger;
@@ -129,6 +131,7 @@ pub async fn run_checks(
     checks.extend(ledger::run_checks(config, verbosity));
     if verbosity == Verbosity::Full {
         checks.extend(otlp::run_checks(config).await); // `serve` finds out by exporting
+        checks.push(control_socket::run_check(config)); // and by creating it
     }
     checks.extend([reporter::run_check(config), open_files(), web(config)]);
     if pods::in_pod() {

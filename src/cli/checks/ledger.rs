@@ -4,10 +4,9 @@
 //! its writer is found in the kernel's list of locks, not by taking the lock.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rustix::fs::Access;
-
+use super::directory::{existing, writable};
 use super::{CAP_SYSLOG, Check, Verbosity, has_capability};
 use crate::clock::Timestamp;
 use crate::collect::cgroup_namespace::CgroupNamespace;
@@ -151,7 +150,7 @@ fn state(config: &Config, look: Verbosity) -> Check {
         return Check::none(name, found, LOST, "--state.path=/var/lib/memledger, on a volume");
     };
     let mut found = directory.display().to_string();
-    if let Err(why) = writable(directory) {
+    if let Err(why) = writable(directory, &[FILE, LOCK]) {
         return Check::bad(name, format!("{found}: {why}"), LOST, FIX);
     }
     if look == Verbosity::Full {
@@ -164,30 +163,6 @@ fn state(config: &Config, look: Verbosity) -> Check {
         Some(kind) => Check::good(name, format!("{found}; {kind}")).weaker(LOST, FIX),
         None => Check::good(name, found),
     }
-}
-
-/// Returns the directory, or its closest existing ancestor.
-fn existing(directory: &Path) -> PathBuf {
-    let found = directory.ancestors().find(|path| path.as_os_str().is_empty() || path.exists());
-    found.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
-}
-
-fn writable(directory: &Path) -> Result<(), String> {
-    let place = existing(directory);
-    if !place.is_dir() {
-        return Err(format!("{} is not a directory", place.display()));
-    }
-    let refused = |what: &Path, errno| Err(format!("{} is not writable: {errno}", what.display()));
-    if let Err(errno) = rustix::fs::access(&place, Access::WRITE_OK | Access::EXEC_OK) {
-        return refused(&place, errno);
-    }
-    for file in [FILE, LOCK].map(|file| directory.join(file)) {
-        match rustix::fs::access(&file, Access::WRITE_OK) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-            Err(errno) => return refused(&file, errno),
-        }
-    }
-    Ok(())
 }
 
 /// Describes the file system of the directory if it does not survive a restart.
@@ -251,17 +226,5 @@ mod tests {
         let locks = "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2099 0 EOF\n2: -> FLOCK ADVISORY WRITE 8 fe:00:7 0 EOF\n\
                      3: POSIX  ADVISORY  READ 9 fe:00:7 128 128\n4: FLOCK  ADVISORY  WRITE 12 00:2f:7 0 EOF\n";
         assert_eq!([2099, 7, 99].map(|inode| holder(locks, inode)), [Some(4711), Some(12), None]);
-    }
-
-    #[test]
-    fn checks_the_closest_existing_ancestor() {
-        let dir = tempfile::tempdir().expect("a folder");
-        assert_eq!(existing(&dir.path().join("a/b")), dir.path());
-        assert_eq!(existing(Path::new("no-such-folder/b")), Path::new("."));
-        assert!(writable(&dir.path().join("a/b")).is_ok());
-        std::fs::write(dir.path().join("file"), "").expect("written");
-        assert!(
-            writable(&dir.path().join("file/b")).is_err_and(|why| why.ends_with("file is not a directory"))
-        );
     }
 }
