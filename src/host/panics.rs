@@ -44,6 +44,7 @@ pub async fn essential<T>(name: &str, task: impl Future<Output = T>) -> T {
     AssertUnwindSafe(task).catch_unwind().await.unwrap_or_else(|_| end(name))
 }
 
+#[allow(clippy::disallowed_methods, reason = "main may wait for the very part that panicked")]
 fn end(name: &str) -> ! {
     tracing::error!(
         part = name,
