@@ -5,7 +5,7 @@
 //! last user: a file that is being written is empty for a moment, and that must not open anything. To remove protection,
 //! restart memledger.
 //!
-//! A change to who is admitted closes the open connections, after the response in progress.
+//! Each change to who is admitted starts a new generation of the configuration; connections of older generations are closed.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -60,6 +60,8 @@ pub struct SecurityConfig {
     /// TLS settings; `None` for plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
     headers: HeaderMap,
+    /// Increases with each change to who is admitted.
+    pub generation: u64,
 }
 
 impl SecurityConfig {
@@ -69,7 +71,7 @@ impl SecurityConfig {
             let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
             Some((name, HeaderValue::from_str(value).ok()?))
         });
-        Ok(Self { headers: headers.collect(), tls, files })
+        Ok(Self { headers: headers.collect(), tls, files, generation: 0 })
     }
 
     /// Returns a summary for people.
@@ -304,11 +306,12 @@ impl AccessControl {
         if old.files == files {
             return Ok(false);
         }
-        let newer = SecurityConfig::from_files(files, file).map_err(chain)?;
+        let mut newer = SecurityConfig::from_files(files, file).map_err(chain)?;
         if let Some(reason) = old.weakened_by(&newer) {
             return Err(format!("{reason}; restart memledger to apply it"));
         }
         let is_access_changed = !old.files.admits_same_clients(&newer.files);
+        newer.generation = old.generation + u64::from(is_access_changed);
         *self.security.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(newer);
         if is_access_changed {
             self.close_connections();

@@ -149,6 +149,7 @@ pub async fn serve_control_socket(
             clock: Arc::clone(&clock),
             router,
             access_control: Arc::clone(&access_control),
+            generation: 0,
         };
         connections.spawn(async move {
             serve_http(TimedStream::new(stream, &clock), handle, closing).await;

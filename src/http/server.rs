@@ -2,7 +2,7 @@
 //!
 //! Plain HTTP, TLS and the control socket share one way of serving, so the same limits apply to all. When the rules of who is
 //! admitted change, connections that were admitted by the old rules are closed, after the response in progress if there is
-//! one.
+//! one. A request that arrives on one all the same is rejected.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use hyper::body::Incoming;
@@ -84,6 +84,8 @@ pub(super) struct ConnectionHandle {
     pub(super) clock: Arc<ConnectionClock>,
     pub(super) router: Router,
     pub(super) access_control: Arc<AccessControl>,
+    /// Generation of the rules that admitted it.
+    pub(super) generation: u64,
 }
 
 /// Serves until `stop` resolves; requests in progress may finish.
@@ -134,10 +136,10 @@ async fn connection(
     let closing = access_control.closing(); // before reading the rules, to notice a change in between
     let security = access_control.security();
     let _ = stream.set_nodelay(true);
-    let clock = ConnectionClock::new();
+    let (clock, generation) = (ConnectionClock::new(), security.generation);
     let stream = TimedStream::new(stream, &clock);
     let peer = Peer::remote(address.ip());
-    let mut handle = ConnectionHandle { peer, clock, router, access_control };
+    let mut handle = ConnectionHandle { peer, clock, router, access_control, generation };
     match &security.tls {
         None => serve_http(stream, handle, closing).await,
         Some(tls) => {
@@ -236,7 +238,14 @@ async fn respond(request: Request<Incoming>, handle: ConnectionHandle) -> Result
     handle.clock.enter(Phase::Handling);
     let security = handle.access_control.security();
     let (mut parts, body) = request.into_parts();
-    let mut response = match handle.access_control.authorize(&security, handle.peer, &parts).await {
+    let authorized = if security.generation == handle.generation || handle.peer.on_control_socket {
+        handle.access_control.authorize(&security, handle.peer, &parts).await
+    } else {
+        // its head was half read when the rules changed
+        let text = "access rules have changed since this connection was opened; reconnect\n";
+        Err((StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], text).into_response())
+    };
+    let mut response = match authorized {
         Ok(peer) => {
             parts.extensions.insert(peer);
             let request = Request::from_parts(parts, Body::new(body));

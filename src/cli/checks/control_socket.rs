@@ -14,6 +14,9 @@ const LOST: &str =
     "no release-gpu on this host; why and events only where they can read the ledger in --state.path";
 const START: &str = "start `memledger serve`; if it runs, its log has the reason";
 
+/// Nobody listens, or there is no such file.
+const ABSENT: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::ConnectionRefused];
+
 /// Checks whether a memledger answers on the control socket, or could create it.
 pub fn run_check(config: &Config) -> Check {
     match &config.local.socket {
@@ -53,12 +56,10 @@ fn check(path: &Path) -> Check {
                 "sudo, or start memledger with --local.group=GROUP, a group of this user",
             )
         }
-        Err(error) if [ErrorKind::NotFound, ErrorKind::ConnectionRefused].contains(&error.kind()) => {
-            match writable(path.parent().unwrap_or(path), &[]) {
-                Ok(()) => Check::none(NAME, format!("no memledger listens on {place}"), LOST, START),
-                Err(why) => Check::bad(NAME, why, LOST, DIRECTORY),
-            }
-        }
+        Err(error) if ABSENT.contains(&error.kind()) => match writable(path.parent().unwrap_or(path), &[]) {
+            Ok(()) => Check::none(NAME, format!("no memledger listens on {place}"), LOST, START),
+            Err(why) => Check::bad(NAME, why, LOST, DIRECTORY),
+        },
         Err(error) => Check::bad(NAME, format!("{place}: {error}"), LOST, "restart `memledger serve`"),
     }
 }

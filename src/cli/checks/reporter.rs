@@ -73,7 +73,7 @@ mod tests {
         }
         assert!(missing.state == CheckState::None && missing.found.ends_with("creates it"), "{missing:?}");
         let idle = check(folder.path());
-        assert!(idle.state == CheckState::None && idle.found.contains("mode 0700"), "{idle:?}");
+        assert!(idle.state == CheckState::None && idle.found.contains("(owner "), "{idle:?}");
         let taken = check(file.path());
         assert!(taken.state == CheckState::Bad && taken.found.ends_with("is not a directory"), "{taken:?}");
     }
