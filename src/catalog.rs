@@ -173,6 +173,9 @@ catalog! {
         "Duration of the newest cycle, from its start to the finished snapshot.";
     CYCLES_SKIPPED = Counter Global "memledger_cycles_skipped_total" [] max 1,
         "Cycles skipped because the previous one was still running.";
+    PANICS = Counter Global "memledger_panics_total" [] max 1,
+        "Panics that memledger survived, each of which is a bug and cost one collector, read, request or export.",
+        "The log has the place. A panic in a part that memledger cannot do without ends it with exit status 70 instead.";
     WEB_CONFIG_SUCCESS = Gauge Global "memledger_web_config_success" [] max 1,
         "1 if the current --web.config.file and all files it names are in use, 0 if they are unusable; absent without the setting.",
         "While it is 0, the last valid configuration stays in use.";

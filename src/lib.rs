@@ -6,7 +6,7 @@
 //!             kernel files    Docker, Podman, CRI        NVML
 //!                  |                  |                    |
 //!                  v                  v                    v
-//!  foundations: clock  catalog  parse  series  host  config
+//!  foundations: clock  text  catalog  parse  series  host  config
 //!                                |
 //!            discover   lists the containers and finds their cgroups
 //!                                |
@@ -38,6 +38,7 @@
 #![warn(missing_docs)]
 
 pub mod clock;
+pub mod text;
 pub mod catalog;
 pub mod parse;
 pub mod series;

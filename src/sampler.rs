@@ -20,7 +20,7 @@ use crate::collect::self_metrics::SelfMetrics;
 use crate::collect::{self, CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::config::Config;
 use crate::discover::{ConnectionState, Hierarchy, Registry, RuntimeState};
-use crate::host::HostPaths;
+use crate::host::{HostPaths, panics};
 use crate::ledger::Ledger;
 use crate::ledger::exchange::SharedState;
 use crate::reporter::ReporterState;
@@ -189,6 +189,7 @@ impl Sampler {
         }
         write_build_info(series);
         series.global(CYCLES_SKIPPED, [], self.skipped as f64);
+        series.global(PANICS, [], panics::count() as f64);
         self.http_stats.write(series);
         if let Some(otlp_stats) = &self.otlp_stats {
             otlp_stats.write(series);

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use crate::catalog::{Container, ContainerGpu, Family, FamilyId, Global, Gpu};
+use crate::text::first_chars;
 
 /// *No container* or *no GPU* in a [`Row`].
 pub const NONE: u32 = u32::MAX;
@@ -185,10 +186,8 @@ const MAX_LABEL_CHARS: usize = 256;
 
 /// Returns text from outside as a printable label value of bounded length: control characters become `\xNN`.
 pub fn bounded(text: &str) -> Arc<str> {
-    let cut = |text: &str| text.char_indices().nth(MAX_LABEL_CHARS).map_or(text.len(), |(end, _)| end);
-    let text = &text[..cut(text)];
-    let printable = crate::parse::printable(text.as_bytes());
-    printable[..cut(&printable)].into()
+    let printable = crate::parse::printable(first_chars(text, MAX_LABEL_CHARS).as_bytes());
+    first_chars(&printable, MAX_LABEL_CHARS).into()
 }
 
 /// Formats bytes in powers of 1024, as `docker stats` does.

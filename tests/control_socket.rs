@@ -80,10 +80,17 @@ fn verbs_query_a_ledger_that_they_cannot_read() {
     assert!(controlled.get("/api/v1/containers").starts_with("HTTP/1.0 200"));
     let (code, text, errors) = controlled.verb(&["release-gpu"]);
     assert!(code == Some(0) && text.contains("\"closed\": true"), "{text}{errors}");
+    let (_, text, _) = controlled.verb(&["doctor"]);
+    assert!(
+        text.contains(&format!("{} answers (owner ", controlled.path())) && text.contains("mode 0660)"),
+        "{text}"
+    );
     let socket = controlled.path();
     controlled.memledger.signal("TERM");
     controlled.memledger.wait();
     assert!(!std::path::Path::new(&socket).exists(), "removed at the end");
+    let (_, text, _) = run(&["doctor", "--state.path=", &format!("--local.socket={socket}")]);
+    assert!(text.contains(&format!("no memledger listens on {socket}")), "{text}");
 }
 
 /// Returns the warnings about its control socket: a kill that another test causes is a warning too.

@@ -98,9 +98,17 @@ fn image_runs_with_the_options_of_compose_and_is_healthy() {
         other => Err(other.to_owned()),
     });
     let report = exec(&["doctor"]).expect("the main job can run");
-    for source in
-        ["cgroups", "/proc", "docker", "pid namespace", "CAP_SYS_PTRACE", "kernel log", "state path", "NVML"]
-    {
+    for source in [
+        "cgroups",
+        "/proc",
+        "docker",
+        "pid namespace",
+        "CAP_SYS_PTRACE",
+        "kernel log",
+        "state path",
+        "NVML",
+        "control socket",
+    ] {
         let line = report.lines().find(|line| {
             line.trim_start().strip_prefix("ok").is_some_and(|rest| rest.trim_start().starts_with(source))
         });

@@ -3,6 +3,8 @@
 //! A check has a finding and, if the source is unusable, what is missing without it and the exact fix. A source that this
 //! host does not have is not a failure.
 
+mod control_socket;
+mod directory;
 mod drm;
 mod gpu;
 mod ledger;
@@ -10,7 +12,6 @@ mod otlp;
 mod pods;
 mod reporter;
 
-use std::error::Error;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use crate::config::{Config, RuntimeEndpoint};
 use crate::discover::cgroup_tree::CgroupTree;
 use crate::discover::{Hierarchy, Version, docker};
 use crate::host::KernelFile;
+use crate::text::error_chain;
 
 /// Timeout of drivers and daemons.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -129,6 +131,7 @@ pub async fn run_checks(
     checks.extend(ledger::run_checks(config, verbosity));
     if verbosity == Verbosity::Full {
         checks.extend(otlp::run_checks(config).await); // `serve` finds out by exporting
+        checks.push(control_socket::run_check(config)); // and by creating it
     }
     checks.extend([reporter::run_check(config), open_files(), web(config)]);
     if pods::in_pod() {
@@ -324,9 +327,8 @@ fn web(config: &Config) -> Check {
     match crate::http::describe(file) {
         Ok(found) => Check::good(name, format!("{found}, by {}", file.display())).detail(),
         Err(error) => {
-            let cause = error.source().map_or_else(String::new, |cause| format!(": {cause}"));
             let lost = "serve does not start; a running one keeps the last valid configuration";
-            Check::bad(name, format!("{error}{cause}"), lost, "correct it: see docs/serving.md").required()
+            Check::bad(name, error_chain(&error), lost, "correct it: see docs/serving.md").required()
         }
     }
 }

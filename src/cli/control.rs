@@ -17,12 +17,8 @@ pub fn request(config: &Config, method: &str, target: &str, accept: &str) -> any
     let Some(path) = &config.local.socket else {
         bail!("--local.socket is empty, so there is no control socket to query");
     };
-    let response = exchange(path, method, target, accept)
-        .with_context(|| format!("no memledger serve answers on the control socket {}", path.display()))?;
-    let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    let Some(status) = status else { bail!("{} does not answer as HTTP", path.display()) };
-    Ok((status, body.to_owned()))
+    exchange(path, method, target, accept, TIMEOUT)
+        .with_context(|| format!("no memledger serve answers on the control socket {}", path.display()))
 }
 
 /// Returns whether a memledger listens on the control socket.
@@ -43,15 +39,25 @@ pub fn query(config: &Config, target: &str, accept: &str) -> anyhow::Result<Stri
     }
 }
 
-fn exchange(path: &Path, method: &str, target: &str, accept: &str) -> std::io::Result<String> {
+/// Sends a request to a control socket and returns status and body. `timeout` is that of each read and write.
+pub fn exchange(
+    path: &Path,
+    method: &str,
+    target: &str,
+    accept: &str,
+    timeout: Duration,
+) -> std::io::Result<(u16, String)> {
     let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
     // HTTP/1.0: the end of the connection is the end of the body
     write!(stream, "{method} {target} HTTP/1.0\r\nHost: memledger\r\nAccept: {accept}\r\n\r\n")?;
     let mut response = Vec::new();
     stream.read_to_end(&mut response)?;
-    Ok(String::from_utf8_lossy(&response).into_owned())
+    let response = String::from_utf8_lossy(&response);
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Ok((status.ok_or_else(|| std::io::Error::other("its response is not HTTP"))?, body.to_owned()))
 }
 
 /// Encodes text as one component of a path, or as a value of a query.

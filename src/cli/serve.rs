@@ -1,6 +1,5 @@
 //! `memledger serve`: samples this host and serves its metrics.
 
-use std::error::Error;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use super::checks;
@@ -19,6 +18,7 @@ use crate::collect::gpu::DriverRelease;
 use crate::config::{Config, ConfigError};
 use crate::discover::{Hierarchy, RuntimeState, Version, cri, docker};
 use crate::host::capabilities;
+use crate::host::panics::{essential, log_panics, run_essential};
 use crate::http::{self, AccessControl, ControlSocket, SnapshotCache, router, stale_after};
 use crate::ledger::exchange::SharedState;
 use crate::ledger::service::{LedgerService, ServiceHandle};
@@ -28,6 +28,7 @@ use crate::otlp::{Origins, resource};
 use crate::reporter::{self, ReporterState};
 use crate::sampler::stalled::IndependentSources;
 use crate::sampler::{Sampler, run_until};
+use crate::text::error_chain;
 
 /// Time for requests in progress to finish after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
@@ -45,6 +46,7 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     check_outlets(&config)?;
     drop_capabilities(&config); // before any other thread exists
     crate::host::raise_open_file_limit();
+    log_panics();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(run_on_runtime(config));
     // a blocking task may still run: do not wait for it
@@ -71,8 +73,7 @@ fn drop_capabilities(config: &Config) {
     match capabilities::drop_capabilities(config.listen.iter().any(is_low)) {
         Ok(kept) => tracing::info!(kept, "dropped capabilities that are not needed"),
         Err(error) => {
-            let reason = error.source().map(ToString::to_string).unwrap_or_default();
-            tracing::warn!(%error, reason, "failed to drop capabilities that are not needed");
+            tracing::warn!(error = error_chain(&error), "failed to drop capabilities that are not needed");
         }
     }
 }
@@ -112,9 +113,8 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let (shared_state, event_reader) = (ledger_service.shared_state(), Some(ledger_service.event_reader()));
     let runtimes = start_runtimes(&config, &ledger_service);
     let snapshot_cache = Arc::new(SnapshotCache::default());
-    let (alive, ledger_ended) = oneshot::channel::<()>();
     let resume = export_position(&config, &ledger_service);
-    let ledger = ledger_service.start(runtimes.clone(), alive)?;
+    let ledger = ledger_service.start(runtimes.clone())?;
     let driver_release = Arc::new(DriverRelease::default());
     let mut sampler = Sampler::new(&config, runtimes, Arc::clone(&shared_state), &driver_release, http_stats);
     if let Some(reporter) = start_reporter(&config) {
@@ -125,9 +125,10 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
         sampler.show_otlp_stats(exporter.stats());
     }
     let sources = sampler.independent_sources(&config);
-    tokio::spawn(serve_through_stalls(sources, Arc::clone(&snapshot_cache), stale_after(&config)));
+    let stalls = serve_through_stalls(sources, Arc::clone(&snapshot_cache), stale_after(&config));
+    tokio::spawn(essential("stalls", stalls));
     let first_snapshot = Arc::new(Notify::new());
-    let (sampler, sampler_ended) = start_sampler(
+    let sampler = start_sampler(
         sampler,
         config.sample_interval,
         Arc::clone(&snapshot_cache),
@@ -144,10 +145,10 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     let router = router(&config, snapshot_cache, event_reader, Arc::clone(&driver_release), &access_control);
     let control_socket = bind_control_socket(&config);
     let (stop_servers, mut servers) = start_servers(listeners, control_socket, &router, &access_control);
-    tokio::spawn(access_control.follow());
+    tokio::spawn(essential("web configuration", access_control.follow()));
     let release = release_driver_on_signal(user_signal, Arc::clone(&driver_release), config.gpu.release_for);
-    tokio::spawn(release);
-    let signal = stop_request(&mut stop_signals, ledger_ended, sampler_ended, &mut servers).await?;
+    tokio::spawn(essential("SIGUSR1", release));
+    let signal = stop_request(&mut stop_signals, &mut servers).await?;
     tracing::info!(signal, "stopping");
     sampler.stop();
     driver_release.stop();
@@ -173,17 +174,13 @@ async fn open_ledger(
 /// Waits for a signal to stop, and returns its name.
 ///
 /// # Errors
-/// A part ended that runs as long as memledger.
+/// A server ended, which runs as long as memledger.
 async fn stop_request(
     stop_signals: &mut StopSignals,
-    ledger_ended: oneshot::Receiver<()>,
-    sampler_ended: oneshot::Receiver<()>,
     servers: &mut JoinSet<()>,
 ) -> anyhow::Result<&'static str> {
     tokio::select! {
         signal = stop_signals.next() => Ok(signal),
-        _ = ledger_ended => bail!("the ledger thread ended unexpectedly, which is a bug; see the last lines of the log"),
-        _ = sampler_ended => bail!("the sampler thread ended unexpectedly, which is a bug; see the last lines of the log"),
         // disabled without a listener: there is no server then
         Some(ended) = servers.join_next() => bail!("the HTTP server ended unexpectedly: {ended:?}"),
     }
@@ -314,8 +311,7 @@ fn start_reporter(config: &Config) -> Option<Arc<ReporterState>> {
             Some(state)
         }
         Err(error) => {
-            let reason = error.source().map(ToString::to_string).unwrap_or_default();
-            tracing::warn!(%error, reason, "no view from inside: processes cannot report");
+            tracing::warn!(error = error_chain(&error), "no view from inside: processes cannot report");
             None
         }
     }
@@ -331,9 +327,10 @@ fn start_runtimes(config: &Config, ledger_service: &LedgerService) -> Vec<Arc<Ru
             ledger_service.since(cri::RUNTIME),
             ledger_service.running(cri::RUNTIME),
         );
-        tokio::spawn(cri::follow(config.cri.clone(), config.filter.clone(), Arc::clone(&source), memory));
+        let follow = cri::follow(config.cri.clone(), config.filter.clone(), Arc::clone(&source), memory);
+        tokio::spawn(essential(cri::RUNTIME, follow));
         if let Some(socket) = config.cri.pod_resources.clone() {
-            tokio::spawn(cri::pod_resources::follow(socket, Arc::clone(&source)));
+            tokio::spawn(essential("pod resources", cri::pod_resources::follow(socket, Arc::clone(&source))));
         }
         sources.push(source);
     }
@@ -343,7 +340,8 @@ fn start_runtimes(config: &Config, ledger_service: &LedgerService) -> Vec<Arc<Ru
             ledger_service.since(endpoint.runtime),
             ledger_service.running(endpoint.runtime),
         );
-        tokio::spawn(docker::follow(endpoint.clone(), config.filter.clone(), Arc::clone(&source), memory));
+        let follow = docker::follow(endpoint.clone(), config.filter.clone(), Arc::clone(&source), memory);
+        tokio::spawn(essential(endpoint.runtime, follow));
         sources.push(source);
     }
     sources
@@ -419,18 +417,16 @@ fn start_sampler(
     interval: Duration,
     snapshot_cache: Arc<SnapshotCache>,
     first: Arc<Notify>,
-) -> anyhow::Result<(SamplerThread, oneshot::Receiver<()>)> {
-    let (alive, ended) = oneshot::channel::<()>();
+) -> std::io::Result<SamplerThread> {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
-    let handle = std::thread::Builder::new().name("cycle".into()).spawn(move || {
-        let _alive = alive; // dropped when the thread ends, also by a panic
-        run_until(sampler, interval, &stopped, |snapshot| {
-            snapshot_cache.publish(snapshot);
-            first.notify_one();
-        });
-    })?;
-    Ok((SamplerThread { stop, thread: handle.thread().clone() }, ended))
+    let publish = move |snapshot| {
+        snapshot_cache.publish(snapshot);
+        first.notify_one();
+    };
+    let body = move || run_essential("cycle", || run_until(sampler, interval, &stopped, publish));
+    let handle = std::thread::Builder::new().name("cycle".into()).spawn(body)?;
+    Ok(SamplerThread { stop, thread: handle.thread().clone() })
 }
 
 /// Prints a summary after the first snapshot: what was found, what is missing, the URL of the metrics.

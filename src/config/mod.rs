@@ -9,6 +9,7 @@ mod filter;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
 pub mod otlp;
+pub mod pem;
 pub mod percent;
 mod settings;
 pub mod since;

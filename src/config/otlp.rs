@@ -12,8 +12,7 @@ use axum::http::Uri;
 use axum::http::header::{HeaderName, HeaderValue};
 
 use super::declare::{
-    Setting, SettingGroup, Source, choice, duration, parse_duration, path, secret, setting, settings, switch,
-    text,
+    Setting, SettingGroup, Source, choice, duration, parse_duration, path, secret, settings, switch, text,
 };
 use super::percent::decoded;
 use super::sources::{Layer, RawValue, Values, invalid};
@@ -39,8 +38,6 @@ settings! {
         interval: Duration = duration("otlp.interval", &["60s"], 100 * MS, 24 * HOUR);
         /// Timeout of one request, 1ms to 1h.
         timeout: Duration = duration("otlp.timeout", &["10s"], MS, HOUR);
-        /// Counters are exported as totals; lowmemory is the same here. For increases, see docs/otlp.md.
-        temporality: String = setting("otlp.temporality", ("WORD", "one of cumulative, lowmemory"), &["cumulative"], temporality);
         /// PEM file of the trusted certificate authorities. Default: those of the host.
         certificate: Option<PathBuf> = path("otlp.certificate", &[]);
         /// PEM file of memledger's own certificate.
@@ -170,7 +167,6 @@ const STANDARD: &[(&str, &str, Convert)] = &[
     ("otlp.compression", "COMPRESSION", as_is),
     ("otlp.timeout", "TIMEOUT", milliseconds),
     ("otlp.interval", "OTEL_METRIC_EXPORT_INTERVAL", milliseconds),
-    ("otlp.temporality", "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", lower_case),
 ];
 
 /// The settings of the export.
@@ -219,6 +215,7 @@ impl<'v> Resolver<'v> {
         let logs = self.target(LOGS)?;
         let flags = OtlpFlags::read(&self.values_of(METRICS))?;
         let resource = self.resource();
+        self.check_temporality();
         if metrics.is_none() && logs.is_none() {
             return Ok(None);
         }
@@ -232,6 +229,16 @@ impl<'v> Resolver<'v> {
         }
         let OtlpFlags { interval, shutdown_timeout, .. } = flags;
         Ok(Some(OtlpSettings { metrics, logs, interval, shutdown_timeout, resource }))
+    }
+
+    /// Counters are exported as totals: one that outlives a restart of memledger, or of a container that is seen late, has no
+    /// right first delta. A collector sees both ends of an increase.
+    fn check_temporality(&mut self) {
+        let name = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE";
+        if self.standard(name).is_some_and(|text| text.eq_ignore_ascii_case("delta")) {
+            let what = "cumulative. For a backend that takes only deltas, use the collector's processor cumulativetodelta";
+            self.ignore(name, what);
+        }
     }
 
     /// Returns the value of a standard variable; an empty one is unset.
@@ -370,10 +377,6 @@ fn as_is(text: &str) -> Result<Vec<String>, String> {
     Ok(vec![text.to_owned()])
 }
 
-fn lower_case(text: &str) -> Result<Vec<String>, String> {
-    Ok(vec![text.to_ascii_lowercase()])
-}
-
 /// By the specification, only true is true.
 fn only_true(text: &str) -> Result<Vec<String>, String> {
     Ok(vec![text.eq_ignore_ascii_case("true").to_string()])
@@ -387,22 +390,6 @@ fn milliseconds(text: &str) -> Result<Vec<String>, String> {
     let duration = text.parse::<u64>().ok().map(|number| format!("{number}ms"));
     let duration = duration.filter(|text| parse_duration(text).is_some_and(|span| !span.is_zero()));
     duration.map(|text| vec![text]).ok_or_else(|| "milliseconds, a whole number above 0".to_owned())
-}
-
-/// Parses the temporality. `lowmemory` is cumulative for all of memledger's counters.
-///
-/// Deltas are not offered: a counter that outlives a restart of memledger, or a container that is seen late, has no right
-/// first delta. A collector sees both ends of an increase.
-fn temporality(text: &str) -> Result<String, String> {
-    match text {
-        "cumulative" | "lowmemory" => Ok(text.to_owned()),
-        "delta" => Err(
-            "cumulative: for a backend that takes only deltas, use the processor cumulativetodelta of the \
-                        OpenTelemetry Collector"
-                .to_owned(),
-        ),
-        _ => Err("one of cumulative, lowmemory".to_owned()),
-    }
 }
 
 fn endpoint(text: &str, grpc: bool, insecure: bool) -> Result<OtlpEndpoint, String> {

@@ -230,9 +230,3 @@ fn check_of_a_file_returns_all_errors() {
     std::fs::write(&path, "sample.interval: 2s\n").unwrap();
     assert_eq!(Config::check_file(&path).unwrap().sample_interval, Duration::from_secs(2));
 }
-
-#[test]
-fn delta_temporality_is_rejected_with_the_collectors_processor() {
-    let error = load(&["--otlp.endpoint=http://c:4318", "--otlp.temporality=delta"]).unwrap_err();
-    assert!(error.contains("cumulativetodelta"), "{error}");
-}

@@ -25,24 +25,16 @@ pub use password::PasswordHash;
 pub use tls::{At, CipherSuite, ClientAuth, Group, Pem, TlsSettings, TlsVersion};
 
 /// The validated file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WebConfig {
     /// TLS; `None`: plain HTTP.
     pub tls: Option<TlsSettings>,
-    /// Offer HTTP/2, if there is TLS.
-    pub http2: bool,
     /// Headers of every response.
     pub headers: Vec<(&'static str, String)>,
     /// Users and their password hashes; empty: no authentication.
     pub users: BTreeMap<String, PasswordHash>,
     /// The rate limit; `None`: no limit.
     pub rate: Option<Rate>,
-}
-
-impl Default for WebConfig {
-    fn default() -> Self {
-        Self { tls: None, http2: true, headers: vec![], users: BTreeMap::new(), rate: None }
-    }
 }
 
 /// A token bucket.
@@ -76,7 +68,9 @@ struct WebFile {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HttpFile {
-    http2: Option<Switch>,
+    /// Checked and not used: the server has HTTP/1.1 only.
+    #[serde(rename = "http2")]
+    _http2: Option<Switch>,
     headers: Option<Entries<Option<String>>>,
 }
 
@@ -108,11 +102,9 @@ impl WebConfig {
     /// The first error, with its line and what is allowed there.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let file: WebFile = super::yaml::parse(path, text)?.unwrap_or_default();
-        let http = file.http_server_config;
-        let (http2, headers) = http.map_or((None, None), |http| (http.http2, http.headers));
+        let headers = file.http_server_config.and_then(|http| http.headers);
         Ok(Self {
             tls: file.tls_server_config.map(|section| tls::read(path, section)).transpose()?.flatten(),
-            http2: http2.is_none_or(|http2| http2.0),
             headers: headers.map(|headers| self::headers(path, headers)).transpose()?.unwrap_or_default(),
             users: file
                 .basic_auth_users

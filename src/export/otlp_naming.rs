@@ -17,7 +17,7 @@ const UNITS: [(&str, &str); 5] =
     [("_bytes", "By"), ("_seconds", "s"), ("_watts", "W"), ("_celsius", "Cel"), ("_joules", "J")];
 
 /// Units of counts, by the last word of the name without `_total`.
-const COUNT_UNITS: [(&str, &str); 30] = [
+const COUNT_UNITS: [(&str, &str); 31] = [
     ("ratio", "1"), // stays in the name: receivers add no suffix for a unit of 1
     ("kills", "{kill}"),
     ("unattributed", "{kill}"),
@@ -30,6 +30,7 @@ const COUNT_UNITS: [(&str, &str); 30] = [
     ("replays", "{replay}"),
     ("dropped", "{series}"),
     ("skipped", "{cycle}"),
+    ("panics", "{panic}"),
     ("sent", "{item}"),
     ("lost", "{item}"),
     ("fds", "{file_descriptor}"),

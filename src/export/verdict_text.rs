@@ -8,6 +8,7 @@ use std::fmt::Write;
 use crate::ledger::events::{Evidence, PriorUsage, UsageSample};
 use crate::ledger::why::{Confidence, Verdict, lasted, printable, roles, short_ids};
 use crate::series::human_bytes;
+use crate::text::first_chars;
 
 /// Maximum columns of a line.
 const WIDTH: usize = 100;
@@ -177,7 +178,7 @@ fn spread(samples: &[UsageSample]) -> impl Iterator<Item = &UsageSample> {
 /// Cuts a text to at most `max` characters, and marks that with dots.
 fn cut(text: &str, max: usize) -> String {
     match text.char_indices().nth(max) {
-        Some(_) => text.chars().take(max.saturating_sub(3)).chain("...".chars()).collect(),
+        Some(_) => format!("{}...", first_chars(text, max.saturating_sub(3))),
         None => text.to_owned(),
     }
 }

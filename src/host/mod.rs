@@ -8,6 +8,7 @@ mod waker;
 pub mod bounds;
 mod kernel_fs;
 pub mod capabilities;
+pub mod panics;
 pub mod read_pool;
 pub mod signals;
 pub mod syslog;

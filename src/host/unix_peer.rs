@@ -8,7 +8,9 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Linux 6.5; the number is the same on x86-64 and ARM64. libc has it for some targets only.
 const SO_PEERPIDFD: libc::c_int = 77;
@@ -26,27 +28,31 @@ pub struct Packet {
     pub sender: Option<u32>,
 }
 
-/// Returns the pid of the process that connected, 0 if it is not visible in our pid namespace.
+/// Returns the process that connected, with a pidfd; `None` if it is not visible in our pid namespace.
+///
+/// Before Linux 6.5 the pidfd is opened by the pid, which a process that ended before it was accepted can have lost to another.
 ///
 /// # Errors
-/// The descriptor is not a connected Unix socket.
-pub fn connected_pid(socket: impl AsFd) -> Result<u32, Errno> {
+/// The process has ended, or the descriptor is not a connected Unix socket.
+pub fn connected_process(socket: impl AsFd) -> Result<Option<(Pid, OwnedFd)>, Errno> {
     let mut credentials = MaybeUninit::<libc::ucred>::zeroed();
-    option(socket, libc::SO_PEERCRED, &mut credentials)?;
+    option(&socket, libc::SO_PEERCRED, &mut credentials)?;
     // SAFETY: the kernel filled it in, and every bit pattern is valid for its three integers.
-    let pid = unsafe { credentials.assume_init() }.pid;
-    Ok(pid.cast_unsigned())
+    let Some(pid) = Pid::from_raw(unsafe { credentials.assume_init() }.pid) else { return Ok(None) };
+    let mut pidfd = MaybeUninit::<RawFd>::zeroed();
+    let pidfd = match option(&socket, SO_PEERPIDFD, &mut pidfd) {
+        // SAFETY: the kernel returned a new descriptor, and nothing else owns it.
+        Ok(()) => unsafe { OwnedFd::from_raw_fd(pidfd.assume_init()) },
+        Err(Errno::NOPROTOOPT) => pidfd_open(pid, PidfdFlags::empty())?,
+        Err(error) => return Err(error),
+    };
+    Ok(Some((pid, pidfd)))
 }
 
-/// Returns a pidfd of the process that connected, which no other process with the same pid can take over.
-///
-/// # Errors
-/// `NOPROTOOPT` before Linux 6.5. Another error: the process has ended.
-pub fn connected_pidfd(socket: impl AsFd) -> Result<OwnedFd, Errno> {
-    let mut pidfd = MaybeUninit::<RawFd>::zeroed();
-    option(socket, SO_PEERPIDFD, &mut pidfd)?;
-    // SAFETY: the kernel returned a new descriptor, and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(pidfd.assume_init()) })
+/// Returns whether the process of a pidfd has ended. While it has not, the files in `/proc` of its pid are its own.
+pub fn has_ended(pidfd: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default())) != Ok(0) // an error means that nothing is known about it
 }
 
 /// Receives one packet without waiting, with the pid of its sender. The socket must have SO_PASSCRED.
@@ -107,7 +113,9 @@ mod tests {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         sockopt::set_socket_passcred(&ours, true).unwrap();
-        assert_eq!(connected_pid(&ours), Ok(std::process::id()));
+        let (pid, pidfd) = connected_process(&ours).unwrap().unwrap();
+        assert_eq!(pid, rustix::process::getpid());
+        assert!(!has_ended(pidfd));
         let mut buffer = [0; 4];
         assert_eq!(receive(&ours, &mut buffer), Err(Errno::AGAIN));
         for (sent, len) in [(&b"abc"[..], 3), (b"", 0), (b"abcdef", 4)] {

@@ -25,11 +25,10 @@ use crate::clock::Timestamp;
 use crate::collect::http_stats::{HttpStats, RejectReason};
 use crate::config::web::{ClientAuth, TlsVersion};
 use crate::config::{Config, ConfigError, HttpLimits};
+use crate::text::error_chain;
 
 /// How often the configuration files are read.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
-/// No route reads a body; a request that announces a larger one is rejected.
-const MAX_BODY_BYTES: u64 = 16 << 10;
 
 /// The client of a request.
 #[derive(Clone, Copy, Debug)]
@@ -223,12 +222,7 @@ impl AccessControl {
         security: &SecurityConfig,
         peer: Peer,
         request: &Parts,
-        body_bytes: u64,
     ) -> Result<Peer, Response> {
-        if body_bytes > MAX_BODY_BYTES {
-            let text = "request body too large; no route reads one\n";
-            return Err((StatusCode::PAYLOAD_TOO_LARGE, text).into_response());
-        }
         // health routes are open to all and not rate-limited: probes have no password, and a flood must not fail them
         if is_health(request.uri.path()) || peer.on_control_socket {
             return Ok(peer);
@@ -306,10 +300,7 @@ impl AccessControl {
 
     /// Reads the files and applies a change. Returns whether there was one.
     fn reload_if_changed(&self, file: &Path) -> Result<bool, String> {
-        let chain = |error: ConfigError| match std::error::Error::source(&error) {
-            Some(cause) => format!("{error}: {cause}"),
-            None => error.to_string(),
-        };
+        let chain = |error: ConfigError| error_chain(&error);
         let files = ConfigFiles::read(file).map_err(chain)?;
         let old = self.security();
         if old.files == files {

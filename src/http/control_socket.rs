@@ -13,10 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::http::StatusCode;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -25,6 +23,7 @@ use super::access_control::{AccessControl, Peer};
 use super::server::{ConnectionHandle, serve_http};
 use super::timeouts::{ConnectionClock, TimedStream};
 use crate::config::LocalSettings;
+use crate::host::unix_peer;
 use crate::parse::container_id;
 use crate::parse::lines;
 
@@ -166,20 +165,17 @@ pub async fn serve_control_socket(
 /// after the check.
 fn check_peer(stream: &UnixStream) -> Result<(), &'static str> {
     const ENDED: &str = "the process that connected has ended";
-    let pid = stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or(0);
-    let Some(pid) = Pid::from_raw(pid) else {
+    let Some((pid, pidfd)) = unix_peer::connected_process(stream).map_err(|_| ENDED)? else {
         return Err(
             "the process is not visible to memledger; give memledger the host's pid namespace (--pid=host, \
                     pid: host, hostPID: true), or run the verb in memledger's own container",
         );
     };
-    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|_| ENDED)?;
     let read =
         |name: &str| std::fs::read(format!("/proc/{}/{name}", pid.as_raw_nonzero())).map_err(|_| ENDED);
     let (cgroups, status) = (read("cgroup")?, read("status")?);
     let own = std::fs::read("/proc/self/cgroup").map_err(|_| "memledger's own cgroup is unreadable")?;
-    let mut ended = [PollFd::new(&process, PollFlags::IN)];
-    if poll(&mut ended, Some(&Timespec::default())) != Ok(0) {
+    if unix_peer::has_ended(&pidfd) {
         return Err(ENDED);
     }
     if is_foreign_container(&own, &cgroups) || is_in_nested_pid_namespace(&status) {

@@ -8,15 +8,17 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::io::ErrorKind;
 use std::net::{Ipv6Addr, SocketAddr};
+use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, HttpBody};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -237,8 +239,9 @@ async fn respond(request: Request<Incoming>, handle: ConnectionHandle) -> Result
     let security = handle.access_control.security();
     let (mut parts, body) = request.into_parts();
     let authorized = if security.generation == handle.generation || handle.peer.on_control_socket {
-        handle.access_control.authorize(&security, handle.peer, &parts, body.size_hint().lower()).await
+        handle.access_control.authorize(&security, handle.peer, &parts).await
     } else {
+        // its head was half read when the rules changed
         let text = "access rules have changed since this connection was opened; reconnect\n";
         Err((StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], text).into_response())
     };
@@ -247,8 +250,12 @@ async fn respond(request: Request<Incoming>, handle: ConnectionHandle) -> Result
             parts.extensions.insert(peer);
             let request = Request::from_parts(parts, Body::new(body));
             let routed = TowerToHyperService::new(handle.router).call(request);
-            match tokio::time::timeout(RESPONSE_TIMEOUT, routed).await {
-                Ok(response) => response?,
+            match tokio::time::timeout(RESPONSE_TIMEOUT, AssertUnwindSafe(routed).catch_unwind()).await {
+                Ok(Ok(response)) => response?,
+                Ok(Err(_)) => {
+                    let text = "the request failed, which is a bug in memledger; see its log\n";
+                    (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+                }
                 Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the response timed out\n").into_response(),
             }
         }
@@ -264,6 +271,26 @@ mod tests {
     use rustix::net::sockopt;
 
     use super::*;
+
+    #[test]
+    fn panic_costs_one_request() {
+        let route = axum::routing::get(|uri: axum::http::Uri| async move {
+            assert_eq!(uri.query(), None, "a bug");
+        });
+        let command = crate::config::arguments(clap::Command::new("memledger").no_binary_name(true));
+        let config = crate::config::Config::load(&command.get_matches_from([""; 0])).unwrap();
+        let access_control = Arc::new(AccessControl::new(&config, Arc::default()).unwrap());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().route("/", route);
+        runtime.spawn(serve(listener, router, access_control, std::future::pending()));
+        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+        let status =
+            |path: &str| agent.get(format!("http://{address}/{path}")).call().unwrap().status().as_u16();
+        assert_eq!([status(""), status("?panic"), status("")], [200, 500, 200]);
+    }
 
     #[test]
     fn connection_inherits_socket_limits_of_listener() {

@@ -1,13 +1,12 @@
 //! The newest snapshot and its rendered text, which is made on the first request and shared by all.
 
-use std::io::Write;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::body::Bytes;
 
 use crate::clock::Timestamp;
-use crate::export::prometheus;
+use crate::export::{self, prometheus};
 use crate::snapshot::Snapshot;
 
 /// A snapshot with its rendered forms.
@@ -44,19 +43,12 @@ impl RenderedSnapshot {
         if !gzip {
             return plain.clone();
         }
-        let compressed = self.gzip.get_or_init(|| plain.clone().and_then(|text| compress(&text)));
+        let compressed = self.gzip.get_or_init(|| {
+            let text = plain.clone()?;
+            export::gzip(&text).map(Bytes::from).map_err(|error| error.to_string())
+        });
         compressed.clone()
     }
-}
-
-fn compress(text: &[u8]) -> Result<Bytes, String> {
-    let mut encoder =
-        flate2::write::GzEncoder::new(Vec::with_capacity(text.len() / 10), flate2::Compression::fast());
-    encoder
-        .write_all(text)
-        .and_then(|()| encoder.finish())
-        .map(Bytes::from)
-        .map_err(|error| error.to_string())
 }
 
 /// Why there is no snapshot to serve.

@@ -6,11 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, SupportedCipherSuite, version};
 
 use crate::config::ConfigError;
+use crate::config::pem::{certificates, private_key};
 use crate::config::web::{At, Pem, TlsSettings, TlsVersion, WebConfig};
 
 /// The contents of the configuration file and of the files that it names. Equal contents need no new TLS configuration.
@@ -62,10 +61,7 @@ impl ConfigFiles {
         let provider = provider(settings);
         let chain = certificates(&self.certificate)
             .map_err(|what| wrong(settings.certificate.line, format!("certificate: {what}")))?;
-        let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| {
-            let what = format!("key: {error}; must be an unencrypted private key in PEM format");
-            wrong(settings.key.line, what)
-        })?;
+        let key = private_key(&self.key).map_err(|what| wrong(settings.key.line, format!("key: {what}")))?;
         let clients = clients::verifier(settings, &self.client_ca, &provider).map_err(|what| {
             wrong(settings.client_ca.as_ref().map_or(0, |ca| ca.line), format!("client certificates: {what}"))
         })?;
@@ -99,13 +95,6 @@ fn read(file: &Path, pem: &At<Pem>) -> Result<Vec<u8>, ConfigError> {
             what: format!("cannot read {}: {error}", path.display()),
         }),
     }
-}
-
-/// Parses the certificates of a PEM text, at least one.
-fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
-    let found = found.map_err(|error| format!("invalid PEM: {error}"))?;
-    if found.is_empty() { Err("no certificate found; must be PEM".to_owned()) } else { Ok(found) }
 }
 
 /// Returns the ring provider, limited to the configured cipher suites and groups, in their order.

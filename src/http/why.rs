@@ -7,7 +7,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::HttpState;
+use super::{HttpState, accepts};
 use crate::clock::Timestamp;
 use crate::export::verdict_text::render;
 use crate::ledger::events::{ContainerLabels, ContainerRef};
@@ -31,7 +31,8 @@ async fn respond(shared: Arc<HttpState>, name: Option<String>, headers: HeaderMa
     let Some(event_reader) = shared.event_reader.clone() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "memledger runs without a ledger\n").into_response();
     };
-    let plain = accepts_plain(&headers);
+    // browsers and curl, which accept anything, get JSON as from the other routes
+    let plain = accepts(&headers, header::ACCEPT, "text/plain");
     let now = Timestamp::now().unix_seconds();
     let reading = Arc::clone(&shared);
     let answer = reading.read_ledger(move || {
@@ -61,15 +62,6 @@ fn body(verdict: &Verdict, plain: bool) -> Result<String, String> {
     Ok(json + "\n")
 }
 
-/// Returns whether `text/plain` is listed. Browsers and curl, which accept anything, get JSON as from the other routes.
-fn accepts_plain(headers: &HeaderMap) -> bool {
-    let values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).any(|range| {
-        let name = range.split(';').next().unwrap_or("").trim();
-        name.eq_ignore_ascii_case("text/plain")
-    })
-}
-
 /// Finds a running container by its name, id or the beginning of its id, in a pod also by `POD/NAME`.
 fn running(shared: &HttpState, wanted: &str) -> Option<ContainerRef> {
     let newest = shared.newest().ok()?;
@@ -92,15 +84,6 @@ fn running(shared: &HttpState, wanted: &str) -> Option<ContainerRef> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn plain_text_must_be_listed() {
-        for (value, plain) in [("text/plain", true), ("text/html, TEXT/plain;q=0.5", true), ("*/*", false)] {
-            let headers = HeaderMap::from_iter([(header::ACCEPT, value.parse().unwrap())]);
-            assert_eq!(accepts_plain(&headers), plain, "{value}");
-        }
-        assert!(!accepts_plain(&HeaderMap::new()));
-    }
 
     #[test]
     fn serves_the_verdict_as_json_and_text() {

@@ -17,6 +17,7 @@ use super::victim_probe::VictimProbe;
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::{KernelLog, LogPosition};
 use crate::host::ReadError;
+use crate::host::panics::run_essential;
 
 /// Maximum number of buffered entries; further ones stay in the kernel's own buffer.
 const MAX_WAITING: usize = 20_000;
@@ -69,7 +70,8 @@ impl KmsgReader {
         }));
         let weak = Arc::downgrade(&shared);
         let thread = std::thread::Builder::new().name("kernel-log".into()).stack_size(256 * 1024);
-        let wakes_ledger = device.is_some_and(|device| thread.spawn(move || watch(&device, &weak)).is_ok());
+        let body = move |device| run_essential("kernel-log", || watch(&device, &weak));
+        let wakes_ledger = device.is_some_and(|device| thread.spawn(move || body(device)).is_ok());
         Self { shared, wakes_ledger }
     }
 

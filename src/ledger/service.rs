@@ -25,6 +25,7 @@ use crate::collect::vmstat_oom::OomCounter;
 use crate::config::{Config, KernelLogChoice};
 use crate::discover::{ConnectionState, ContainerId, EventKind, Hierarchy, RuntimeEvent, RuntimeState};
 use crate::host::HostPaths;
+use crate::host::panics::run_essential;
 
 /// Interval between steps while something is pending.
 const PENDING_INTERVAL: Duration = Duration::from_millis(200);
@@ -148,20 +149,15 @@ impl LedgerService {
         self.reconciler.last_event_times().get(runtime).copied()
     }
 
-    /// Starts the thread. `alive` is dropped when the thread ends, also after a panic.
+    /// Starts the thread.
     ///
     /// # Errors
     /// The thread cannot be created.
-    pub fn start<T: Send + 'static>(
-        mut self,
-        sources: Vec<Arc<RuntimeState>>,
-        alive: T,
-    ) -> std::io::Result<ServiceHandle> {
+    pub fn start(mut self, sources: Vec<Arc<RuntimeState>>) -> std::io::Result<ServiceHandle> {
         self.sources = sources;
         let stop = Arc::new(AtomicBool::new(false));
         let (thread_stop, shared_state) = (Arc::clone(&stop), Arc::clone(&self.shared_state));
-        let thread = std::thread::Builder::new().name("ledger".into()).spawn(move || {
-            let _alive = alive;
+        let body = move || {
             while !thread_stop.load(Ordering::Relaxed) {
                 self.step(Timestamp::now());
                 self.wait();
@@ -169,7 +165,9 @@ impl LedgerService {
             let now = Timestamp::now();
             self.step(now);
             self.writer.commit(now, &mut self.reconciler, &self.shared_state); // the cursors of the followers
-        })?;
+        };
+        let thread = std::thread::Builder::new().name("ledger".into());
+        let thread = thread.spawn(move || run_essential("ledger", body))?;
         Ok(ServiceHandle { stop, shared_state, thread })
     }
 

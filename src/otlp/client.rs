@@ -1,11 +1,8 @@
 //! Sends export requests over gRPC or HTTP. A client is one connection and lives for one export.
 
-use std::io::Write;
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::client::conn::http1;
 use prost::bytes::{Buf, BufMut};
@@ -17,12 +14,13 @@ use tonic::codegen::http::{HeaderMap, HeaderValue, Request, header};
 use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Endpoint};
 
-use super::chain;
 use super::connect::Connector;
 use super::response::{ExportResult, accepted, from_http, from_status, too_long};
 use crate::clock::Timestamp;
 use crate::collect::otlp_stats::OtlpSignal;
 use crate::config::otlp::OtlpTarget;
+use crate::export::gzip;
+use crate::text::error_chain;
 
 /// Largest response that is read, in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
@@ -52,8 +50,8 @@ impl OtlpClient {
         let transport = if target.grpc {
             Transport::Grpc(Box::new(connect_grpc(target, connector).await?))
         } else {
-            let connection = connector.connect().await.map_err(|error| chain(&error))?;
-            let (sender, driver) = http1::handshake(connection).await.map_err(|error| chain(&error))?;
+            let connection = connector.connect().await.map_err(|error| error_chain(&error))?;
+            let (sender, driver) = http1::handshake(connection).await.map_err(|error| error_chain(&error))?;
             tokio::spawn(driver); // ends with the sender
             Transport::Http(sender)
         };
@@ -78,7 +76,7 @@ impl OtlpClient {
                     body,
                 );
                 request.set_timeout(self.target.timeout);
-                grpc.ready().await.map_err(|error| chain(&error))?;
+                grpc.ready().await.map_err(|error| error_chain(&error))?;
                 Ok(match grpc.unary(request, path, Raw).await {
                     Ok(response) => accepted(response.get_ref()),
                     Err(status) => from_status(&status),
@@ -95,8 +93,9 @@ async fn connect_grpc(target: &OtlpTarget, connector: Connector) -> Result<Grpc<
         |scheme: &str| format!("{scheme}://{authority}").parse::<Uri>().map_err(|error| error.to_string());
     let origin = uri(if target.endpoint.tls { "https" } else { "http" })?;
     // the connector does TLS, as for HTTP, so tonic's endpoint is http; the requests name the real scheme by the origin
-    let endpoint = Endpoint::from(uri("http")?).user_agent(USER_AGENT).map_err(|error| chain(&error))?;
-    let channel = endpoint.connect_with_connector(connector).await.map_err(|error| chain(&error))?;
+    let endpoint =
+        Endpoint::from(uri("http")?).user_agent(USER_AGENT).map_err(|error| error_chain(&error))?;
+    let channel = endpoint.connect_with_connector(connector).await.map_err(|error| error_chain(&error))?;
     let grpc = Grpc::with_origin(channel, origin).max_decoding_message_size(MAX_RESPONSE_BYTES);
     Ok(match target.gzip {
         true => grpc.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip),
@@ -109,35 +108,29 @@ async fn send_http(
     target: &OtlpTarget,
     body: Bytes,
 ) -> Result<ExportResult, String> {
-    let body = if target.gzip { compress(&body).map_err(|error| chain(&error))? } else { body };
+    let body = if target.gzip { gzip(&body).map_err(|error| error_chain(&error))?.into() } else { body };
     let mut request = Request::post(&target.endpoint.path)
         .header(header::HOST, target.endpoint.authority())
         .header(header::CONTENT_TYPE, "application/x-protobuf")
         .header(header::CONTENT_LENGTH, body.len())
         .header(header::USER_AGENT, USER_AGENT)
         .body(Full::new(body))
-        .map_err(|error| chain(&error))?;
+        .map_err(|error| error_chain(&error))?;
     if target.gzip {
         request.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
     for (name, value) in &target.headers {
         request.headers_mut().insert(name, value.clone());
     }
-    sender.ready().await.map_err(|error| chain(&error))?;
-    let response = sender.send_request(request).await.map_err(|error| chain(&error))?;
+    sender.ready().await.map_err(|error| error_chain(&error))?;
+    let response = sender.send_request(request).await.map_err(|error| error_chain(&error))?;
     let (parts, body) = response.into_parts();
     let body = match Limited::new(body, MAX_RESPONSE_BYTES).collect().await {
         Ok(body) => body,
         Err(error) if parts.status.is_success() && error.is::<LengthLimitError>() => return Ok(too_long()),
-        Err(error) => return Err(chain(&*error)),
+        Err(error) => return Err(error_chain(&*error)),
     };
     Ok(from_http(parts.status, &parts.headers, &body.to_bytes(), Timestamp::now().unix_seconds()))
-}
-
-fn compress(body: &[u8]) -> std::io::Result<Bytes> {
-    let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 8), Compression::fast());
-    encoder.write_all(body)?;
-    encoder.finish().map(Bytes::from)
 }
 
 /// A codec without encoding: requests are encoded, and responses decoded, elsewhere.

@@ -15,8 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
@@ -24,6 +23,7 @@ use tonic::codegen::http::Uri;
 use super::{FILE_PERMITS, run_blocking};
 use crate::collect::otlp_stats::OtlpSignal;
 use crate::config::otlp::OtlpTarget;
+use crate::config::pem::{certificates, private_key};
 
 /// Why connecting failed.
 #[derive(Debug, thiserror::Error)]
@@ -47,12 +47,12 @@ pub enum ConnectError {
         source: io::Error,
     },
     /// A PEM file is unreadable or invalid.
-    #[error("cannot read {path}; it must be a PEM file with a certificate or key")]
+    #[error("cannot read {path}: {reason}")]
     Pem {
         /// The file.
         path: PathBuf,
-        /// The cause.
-        source: pem::Error,
+        /// The cause, and what is expected.
+        reason: String,
     },
     /// rustls rejected the certificates.
     #[error("invalid TLS settings")]
@@ -136,7 +136,7 @@ fn tls_config(target: &OtlpTarget) -> Result<ClientConfig, ConnectError> {
     let mut roots = RootCertStore::empty();
     match &target.certificate {
         Some(path) => {
-            for certificate in read_certificates(path)? {
+            for certificate in read_pem(path, certificates)? {
                 roots.add(certificate)?;
             }
         }
@@ -151,20 +151,16 @@ fn tls_config(target: &OtlpTarget) -> Result<ClientConfig, ConnectError> {
         .with_root_certificates(roots);
     let mut config = match &target.client {
         None => builder.with_no_client_auth(),
-        Some((certificate, key)) => {
-            let key_file = key.clone();
-            let key = PrivateKeyDer::from_pem_file(key)
-                .map_err(|source| ConnectError::Pem { path: key_file, source })?;
-            builder.with_client_auth_cert(read_certificates(certificate)?, key)?
-        }
+        Some((certificate, key)) => builder
+            .with_client_auth_cert(read_pem(certificate, certificates)?, read_pem(key, private_key)?)?,
     };
     config.alpn_protocols = vec![if target.grpc { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
     Ok(config)
 }
 
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectError> {
-    let wrap = |source| ConnectError::Pem { path: path.to_path_buf(), source };
-    let found =
-        CertificateDer::pem_file_iter(path).map_err(wrap)?.collect::<Result<Vec<_>, _>>().map_err(wrap)?;
-    if found.is_empty() { Err(wrap(pem::Error::NoItemsFound)) } else { Ok(found) }
+/// Reads a PEM file.
+fn read_pem<T>(path: &Path, parse: impl FnOnce(&[u8]) -> Result<T, String>) -> Result<T, ConnectError> {
+    let wrap = |reason| ConnectError::Pem { path: path.to_path_buf(), reason };
+    let text = std::fs::read(path).map_err(|error| wrap(error.to_string()))?;
+    parse(&text).map_err(wrap)
 }

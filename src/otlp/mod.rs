@@ -24,8 +24,6 @@ mod metric_export;
 mod resource;
 mod temporality;
 
-use std::error::Error;
-use std::fmt::Write;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -48,6 +46,7 @@ pub use crate::collect::otlp_stats::{OtlpSignal, OtlpStats};
 use crate::config::OtlpSettings;
 use crate::config::otlp::OtlpTarget;
 
+use crate::host::panics::run_essential;
 use crate::http::SnapshotCache;
 use crate::ledger::exchange::SharedState;
 use crate::ledger::store::EventReader;
@@ -104,7 +103,7 @@ impl OtlpExporter {
     pub fn start(settings: OtlpSettings, context: OtlpContext) -> std::io::Result<Self> {
         let (stop, stopped) = watch::channel(None);
         let (timeout, otlp_stats) = (settings.shutdown_timeout, Arc::clone(&context.otlp_stats));
-        let thread = std::thread::Builder::new().name("otlp".into()).spawn(move || {
+        let body = move || {
             while let Err(error) = run(&settings, &context, &stopped) {
                 tracing::error!(%error, "OTLP: starting the async runtime failed; retrying");
                 if stopped.borrow().is_some() {
@@ -112,7 +111,9 @@ impl OtlpExporter {
                 }
                 std::thread::park_timeout(RESTART_DELAY);
             }
-        })?;
+        };
+        let thread = std::thread::Builder::new().name("otlp".into());
+        let thread = thread.spawn(move || run_essential("otlp", body))?;
         Ok(Self { stop, thread, timeout, otlp_stats })
     }
 
@@ -201,20 +202,6 @@ pub async fn probe(target: &OtlpTarget, signal: OtlpSignal, timeout: Duration) -
         | Ok(Err(reason)) => Err(reason),
         Err(_) => Err(format!("timed out after {timeout:?}")),
     }
-}
-
-/// Formats an error with its causes, each once.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            let _ = write!(text, ": {more}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use tonic::codegen::http::{HeaderMap, StatusCode, header};
 use tonic::{Code, Status};
 
 use crate::export::events::sanitize_for_terminal;
+use crate::text::{error_chain, first_chars};
 
 /// Longest text of an endpoint that is logged, in characters.
 const MAX_REASON_CHARS: usize = 300;
@@ -121,7 +122,7 @@ pub fn from_status(status: &Status) -> ExportResult {
     });
     let cause = std::error::Error::source(status);
     let reason = match cause {
-        Some(cause) => super::chain(cause),
+        Some(cause) => error_chain(cause),
         None => format!("{:?}: {}", status.code(), sanitize(status.message())),
     };
     let reject = |kind| ExportResult::Rejected { kind, reason: reason.clone() };
@@ -182,7 +183,7 @@ fn retry_after(value: &str, now: f64) -> Option<Duration> {
 }
 
 fn sanitize(text: &str) -> String {
-    sanitize_for_terminal(&text.chars().take(MAX_REASON_CHARS).collect::<String>())
+    sanitize_for_terminal(first_chars(text, MAX_REASON_CHARS))
 }
 
 #[cfg(test)]

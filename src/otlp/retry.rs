@@ -13,6 +13,7 @@ use super::response::{ExportResult, RejectKind};
 use crate::clock::Timestamp;
 use crate::collect::otlp_stats::{LossReason, OtlpSignal, OtlpStats};
 use crate::config::otlp::OtlpTarget;
+use crate::text::error_chain;
 
 /// Back-off after the first failure; it doubles with each further one.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
@@ -172,7 +173,7 @@ impl RetryingExporter {
 
     /// Reports that the ledger is unreadable, so that there is nothing to export.
     pub fn report_unreadable_ledger(&mut self, error: &dyn std::error::Error) {
-        self.mark_failing(&format!("the ledger is unreadable: {}", super::chain(error)));
+        self.mark_failing(&format!("the ledger is unreadable: {}", error_chain(error)));
     }
 
     /// Sends nothing for this long.

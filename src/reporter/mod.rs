@@ -25,6 +25,7 @@ use stats::ReporterStats;
 
 use crate::discover::ContainerId;
 use crate::host::HostPaths;
+use crate::host::panics::run_essential;
 
 pub use directory::ReporterError;
 
@@ -76,7 +77,7 @@ pub fn start(
     let server = server::Server::new(listener, Arc::clone(&state), host_paths.clone(), cgroup_v1);
     std::thread::Builder::new()
         .name("reporter".into())
-        .spawn(move || server.run())
+        .spawn(move || run_essential("reporter", || server.run()))
         .map_err(|source| ReporterError::Thread { source })?;
     Ok(state)
 }

@@ -2,10 +2,6 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-
 use super::reports::ProcessKey;
 use super::stats::ReportRejection;
 use crate::discover::ContainerId;
@@ -28,8 +24,8 @@ impl ReportingPeer {
     /// Identifies the process that connected.
     ///
     /// The pidfd is taken first and is still alive at the end, so the files of `/proc` in between are of this process and
-    /// not of a later one with the same pid. Before Linux 6.5 the pidfd is opened by the pid, which a process that ended
-    /// before it was accepted can have lost to another; the pid in the credentials of each message excludes that then.
+    /// not of a later one with the same pid. Before Linux 6.5, where the pidfd can be that of such a later process, the pid in
+    /// the credentials of each message excludes that.
     ///
     /// # Errors
     /// The process is not visible or has ended, or is in no container.
@@ -38,15 +34,11 @@ impl ReportingPeer {
         host_paths: &HostPaths,
         cgroup_v1: bool,
     ) -> Result<Self, ReportRejection> {
-        let pid = unix_peer::connected_pid(&socket).map_err(|_| ReportRejection::Peer)?;
-        let raw = Pid::from_raw(pid.cast_signed()).ok_or(ReportRejection::Peer)?;
-        let pidfd = match unix_peer::connected_pidfd(&socket) {
-            Err(Errno::NOPROTOOPT) => pidfd_open(raw, PidfdFlags::empty()),
-            other => other,
-        };
-        let pidfd = pidfd.map_err(|_| ReportRejection::Peer)?;
+        let connected = unix_peer::connected_process(&socket).map_err(|_| ReportRejection::Peer)?;
+        let (pid, pidfd) = connected.ok_or(ReportRejection::Peer)?;
+        let pid = pid.as_raw_nonzero().get().cast_unsigned();
         let (start_ticks, cgroup) = read(host_paths, pid, cgroup_v1).map_err(|_| ReportRejection::Peer)?;
-        if has_ended(&pidfd) {
+        if unix_peer::has_ended(&pidfd) {
             return Err(ReportRejection::Peer);
         }
         let container = container_id::in_path(&cgroup).last().ok_or(ReportRejection::NoContainer)?;
@@ -64,10 +56,4 @@ fn read(host_paths: &HostPaths, pid: u32, cgroup_v1: bool) -> Result<(u64, Strin
     let cgroup = cgroup_path(file.read_once(&mut buffer)?, cgroup_v1);
     let cgroup = cgroup.ok_or_else(|| ReadError::malformed("cgroup"))?;
     Ok((stat.start_ticks, String::from_utf8_lossy(cgroup).into_owned()))
-}
-
-fn has_ended(pidfd: &OwnedFd) -> bool {
-    let mut polled = [PollFd::new(pidfd, PollFlags::IN)];
-    // an error means that nothing is known about it
-    !matches!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
 }

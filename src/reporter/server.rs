@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -89,7 +90,7 @@ impl Server {
         let mut buffer = vec![0; MAX_PACKET_BYTES];
         loop {
             match self.wait(Timestamp::now()) {
-                Ok(ready) => ready.into_iter().for_each(|source| self.serve(source, &mut buffer)),
+                Ok(ready) => ready.into_iter().for_each(|source| self.serve_or_close(source, &mut buffer)),
                 Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::warn!(%error, "poll of the reporter's connections failed");
@@ -122,6 +123,15 @@ impl Server {
         poll(&mut polled, Some(&timeout))?;
         let ready = std::iter::zip(sources, &polled).filter(|(_, polled)| !polled.revents().is_empty());
         Ok(ready.map(|(source, _)| source).collect())
+    }
+
+    /// A panic, which is a bug, costs only the connection whose message caused it.
+    fn serve_or_close(&mut self, source: PollTarget, buffer: &mut [u8]) {
+        if catch_unwind(AssertUnwindSafe(|| self.serve(source, buffer))).is_err()
+            && let PollTarget::Process(number) | PollTarget::Socket(number) = source
+        {
+            self.close(number);
+        }
     }
 
     fn serve(&mut self, source: PollTarget, buffer: &mut [u8]) {

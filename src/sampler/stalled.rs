@@ -14,6 +14,7 @@ use crate::collect::http_stats::HttpStats;
 use crate::collect::otlp_stats::OtlpStats;
 use crate::collect::self_metrics::SelfMetrics;
 use crate::config::GpuSettings;
+use crate::host::panics;
 use crate::ledger::exchange::SharedState;
 use crate::ledger::write_figures;
 use crate::series::Series;
@@ -54,6 +55,7 @@ impl IndependentSources {
             otlp_stats.write(&mut series);
         }
         super::write_build_info(&mut series);
+        series.global(PANICS, [], panics::count() as f64);
         for row in last.family(SNAPSHOT_TIMESTAMP.id) {
             series.global(SNAPSHOT_TIMESTAMP, [], row.value);
         }

@@ -21,6 +21,7 @@ NOT_SHOWN = {
     "memledger_container_pod_info": "used for joins by pod uid, QoS class and the labels that a cluster selects",
     "memledger_container_memory_request_bytes": "requests matter to scheduling, not to memory use, and most pods have none that a node knows",
     "memledger_web_config_success": "covered by an alert; the log has the reason",
+    "memledger_panics_total": "a bug that cost one reading; the log has the place",
     "memledger_web_refused_total": "used to find out why scrapes fail, and then no dashboard has its data either",
     "memledger_otlp_up": "where metrics are pushed, the receiver notices that they are missing; see docs/otlp.md",
     "memledger_otlp_sent_total": "as memledger_otlp_up",

@@ -140,7 +140,6 @@ fn invalid_variables_are_logged_and_invalid_flags_rejected() {
         ("--otlp.headers=hunter2", "KEY=VALUE"),
         ("--otlp.protocol=http/json", "one of grpc, http/protobuf"),
         ("--otlp.interval=1ms", "from 100ms"),
-        ("--otlp.temporality=delta", "cumulativetodelta"),
     ] {
         let endpoint = "--otlp.endpoint=http://localhost:1";
         // a repeated flag is an error of its own

@@ -4,10 +4,9 @@
 //! its writer is found in the kernel's list of locks, not by taking the lock.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rustix::fs::Access;
-
+use super::directory::{existing, writable};
 use super::{CAP_SYSLOG, Check, Verbosity, has_capability};
 use crate::clock::Timestamp;
 use crate::collect::cgroup_namespace::CgroupNamespace;
@@ -17,6 +16,7 @@ use crate::collect::vmstat_oom::OomCounter;
 use crate::config::{Config, KernelLogChoice};
 use crate::discover::Hierarchy;
 use crate::ledger::store::{FILE, StoreConnection, StoreError};
+use crate::text::error_chain;
 
 /// The lock file of the ledger's only writer.
 const LOCK: &str = "ledger.lock";
@@ -35,12 +35,6 @@ pub fn run_checks(config: &Config, look: Verbosity) -> [Check; 5] {
         cgroup_namespace(config),
         state(config, look),
     ]
-}
-
-/// Formats an error and its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 fn kernel_log(config: &Config) -> Check {
@@ -69,7 +63,7 @@ fn kernel_log(config: &Config) -> Check {
                     "docker run --device /dev/kmsg:/dev/kmsg:r; Compose: devices: [/dev/kmsg:/dev/kmsg:r]",
                 );
             }
-            (Err(error), _) => refused.push(chain(&error)),
+            (Err(error), _) => refused.push(error_chain(&error)),
         }
     }
     let mut found = refused.join("; ");
@@ -94,7 +88,7 @@ fn kernel_counter(config: &Config) -> Check {
         }
         Err(error) => Check::bad(
             name,
-            chain(&error),
+            error_chain(&error),
             "a kill whose kernel log record is lost is not counted",
             "Linux 4.13 or later; the host's /proc readable at --path.procfs",
         ),
@@ -113,7 +107,7 @@ fn cgroup_counters(config: &Config) -> Check {
         Ok(()) => Check::good(name, format!("oom_kill of {} cgroups of containers", readings.len())).detail(),
         Err(error) => Check::bad(
             name,
-            chain(&error),
+            error_chain(&error),
             LOST,
             "mount the host's /sys/fs/cgroup read-only, set --path.cgroupfs to it, and make it readable for memledger",
         ),
@@ -156,43 +150,19 @@ fn state(config: &Config, look: Verbosity) -> Check {
         return Check::none(name, found, LOST, "--state.path=/var/lib/memledger, on a volume");
     };
     let mut found = directory.display().to_string();
-    if let Err(why) = writable(directory) {
+    if let Err(why) = writable(directory, &[FILE, LOCK]) {
         return Check::bad(name, format!("{found}: {why}"), LOST, FIX);
     }
     if look == Verbosity::Full {
         match events(directory) {
             Ok(text) => found = format!("{found}: {text}{}", written_by(config, directory)),
-            Err(error) => return Check::bad(name, chain(&error), LOST, FIX),
+            Err(error) => return Check::bad(name, error_chain(&error), LOST, FIX),
         }
     }
     match kept_by_nobody(directory) {
         Some(kind) => Check::good(name, format!("{found}; {kind}")).weaker(LOST, FIX),
         None => Check::good(name, found),
     }
-}
-
-/// Returns the directory, or its closest existing ancestor.
-fn existing(directory: &Path) -> PathBuf {
-    let found = directory.ancestors().find(|path| path.as_os_str().is_empty() || path.exists());
-    found.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
-}
-
-fn writable(directory: &Path) -> Result<(), String> {
-    let place = existing(directory);
-    if !place.is_dir() {
-        return Err(format!("{} is not a directory", place.display()));
-    }
-    let refused = |what: &Path, errno| Err(format!("{} is not writable: {errno}", what.display()));
-    if let Err(errno) = rustix::fs::access(&place, Access::WRITE_OK | Access::EXEC_OK) {
-        return refused(&place, errno);
-    }
-    for file in [FILE, LOCK].map(|file| directory.join(file)) {
-        match rustix::fs::access(&file, Access::WRITE_OK) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-            Err(errno) => return refused(&file, errno),
-        }
-    }
-    Ok(())
 }
 
 /// Describes the file system of the directory if it does not survive a restart.
@@ -256,17 +226,5 @@ mod tests {
         let locks = "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2099 0 EOF\n2: -> FLOCK ADVISORY WRITE 8 fe:00:7 0 EOF\n\
                      3: POSIX  ADVISORY  READ 9 fe:00:7 128 128\n4: FLOCK  ADVISORY  WRITE 12 00:2f:7 0 EOF\n";
         assert_eq!([2099, 7, 99].map(|inode| holder(locks, inode)), [Some(4711), Some(12), None]);
-    }
-
-    #[test]
-    fn checks_the_closest_existing_ancestor() {
-        let dir = tempfile::tempdir().expect("a folder");
-        assert_eq!(existing(&dir.path().join("a/b")), dir.path());
-        assert_eq!(existing(Path::new("no-such-folder/b")), Path::new("."));
-        assert!(writable(&dir.path().join("a/b")).is_ok());
-        std::fs::write(dir.path().join("file"), "").expect("written");
-        assert!(
-            writable(&dir.path().join("file/b")).is_err_and(|why| why.ends_with("file is not a directory"))
-        );
     }
 }

@@ -14,10 +14,11 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::nvml::{Session, describe, library};
+use super::nvml::{Session, library};
 use super::protocol::{Channel, ChannelError, DriverVersions, Request, Response};
 use crate::clock::Timestamp;
 use crate::host::Waker;
+use crate::text::error_chain;
 
 /// The hidden verb of the NVML process.
 pub const VERB: &str = "nvml-process";
@@ -43,11 +44,20 @@ impl From<ChannelError> for QueryError {
     }
 }
 
-/// A running NVML process.
+/// A running NVML process. It is killed when this is dropped, as by a panic.
 #[derive(Debug)]
 pub struct DriverProcess {
-    child: Child,
+    /// `None` after [`DriverProcess::kill`].
+    child: Option<Child>,
     channel: Channel,
+}
+
+impl Drop for DriverProcess {
+    fn drop(&mut self) {
+        if let Err(child) = self.end() {
+            tracing::error!(pid = child.id(), "the NVML process cannot be killed; leaving it");
+        }
+    }
 }
 
 impl DriverProcess {
@@ -61,7 +71,7 @@ impl DriverProcess {
         // the running program, also after its file was replaced
         let mut command = Command::new("/proc/self/exe");
         command.arg0("memledger").arg(VERB).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
-        Ok(Self { child: command.spawn()?, channel: Channel::new(ours) })
+        Ok(Self { child: Some(command.spawn()?), channel: Channel::new(ours) })
     }
 
     /// Loads and initialises the library.
@@ -118,10 +128,14 @@ impl DriverProcess {
     ///
     /// # Errors
     /// It does not end: returns it, to be waited for later.
-    pub fn kill(mut self) -> Result<ExitStatus, Child> {
-        drop(self.channel);
-        let _ = self.child.kill(); // an error means that it has ended
-        wait_until_ended(&mut self.child, KILL_TIMEOUT).ok_or(self.child)
+    pub fn kill(mut self) -> Result<Option<ExitStatus>, Child> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<Option<ExitStatus>, Child> {
+        let Some(mut child) = self.child.take() else { return Ok(None) };
+        let _ = child.kill(); // an error means that it has ended
+        wait_until_ended(&mut child, KILL_TIMEOUT).map(Some).ok_or(child)
     }
 }
 
@@ -158,7 +172,7 @@ pub fn serve_requests(stream: UnixStream) -> Result<(), ChannelError> {
     };
     let nvml = match library::open(library.as_deref()) {
         Ok(nvml) => nvml,
-        Err(error) => return channel.send(&Response::OpenFailed(describe(&error))),
+        Err(error) => return channel.send(&Response::OpenFailed(error_chain(&error))),
     };
     let mut session = Session::new(&nvml);
     channel.send(&Response::Opened(session.versions()))?;
@@ -178,12 +192,33 @@ pub fn serve_requests(stream: UnixStream) -> Result<(), ChannelError> {
                 Response::Sample(super::protocol::DriverSample { xids, ..sample })
             }
             Ok(other) => other,
-            Err(error) => Response::Failed { error: describe(&error), xids },
+            Err(error) => Response::Failed { error: error_chain(&error), xids },
         })?;
     }
     drop(session);
     if let Err(error) = nvml.shutdown() {
-        tracing::debug!(error = %describe(&error), "shutting the GPU driver down failed");
+        tracing::debug!(error = %error_chain(&error), "shutting the GPU driver down failed");
     }
     channel.send(&Response::Closed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+
+    use super::*;
+
+    #[test]
+    fn dropped_process_is_killed_and_reaped() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        let state = || waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+        let process = DriverProcess { child: Some(child), channel: Channel::new(ours) };
+        assert!(state().unwrap().is_none(), "it runs");
+        drop(process);
+        assert_eq!(state().err(), Some(rustix::io::Errno::CHILD), "reaped");
+    }
 }

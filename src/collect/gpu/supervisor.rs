@@ -20,6 +20,7 @@ use super::types::{GpuReading, GpuSample};
 use crate::clock::Timestamp;
 use crate::config::GpuSettings;
 use crate::host::HostPaths;
+use crate::host::panics::run_essential;
 
 /// The first and the longest pause before another process is started; it doubles after each failure. A shorter reading
 /// interval shortens the first one.
@@ -95,11 +96,13 @@ impl Supervisor {
                         "reading the GPU driver failed unexpectedly (a bug in memledger); retrying"
                     );
                     task.discard_readings(true);
+                    task.count_processes(false);
                     task.wait(BACK_OFF.1);
                 }
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("nvml".into()).spawn(run) {
+        let thread = std::thread::Builder::new().name("nvml".into());
+        if let Err(error) = thread.spawn(move || run_essential("nvml", run)) {
             tracing::warn!(%error, "starting the thread that supervises the GPU driver failed");
         }
         Self { shared }
@@ -218,7 +221,7 @@ impl Task {
             process.close(Timestamp::now().plus(CLOSE_TIMEOUT));
         }
         let status = match process.kill() {
-            Ok(status) => Some(status),
+            Ok(status) => status,
             Err(child) => {
                 tracing::error!(pid = child.id(), "the NVML process cannot be killed; leaving it");
                 self.unkillable.push(child);

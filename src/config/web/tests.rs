@@ -24,7 +24,6 @@ fn parses_all_settings() {
     assert_eq!((tls.client_auth, tls.client_names.len()), (ClientAuth::RequireAndVerify, 2));
     assert_eq!((tls.lowest, tls.highest), (TlsVersion::Tls13, TlsVersion::Tls13));
     assert_eq!((tls.cipher_suites, tls.groups, tls.servers_order), (vec![0xc02f], vec![24, 29], false));
-    assert!(!config.http2);
     assert_eq!(config.headers.len(), 2);
     assert_eq!(config.users["ann"].cost(), 10);
     assert_eq!(config.rate, Some(Rate { interval: Duration::from_millis(100), burst: 7 }));

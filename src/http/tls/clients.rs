@@ -12,7 +12,7 @@ use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
 };
 
-use super::certificates;
+use crate::config::pem::certificates;
 use crate::config::web::{ClientAuth, TlsSettings};
 
 /// Returns the verifier of the settings; `None` if clients are not asked for a certificate.

@@ -17,8 +17,9 @@ use nvml_wrapper::{EventSet, Nvml};
 
 use super::device::NvmlGpu;
 use super::ffi;
-use super::library::{describe, is_library_error, is_transient};
+use super::library::{is_library_error, is_transient};
 use crate::clock::Timestamp;
+use crate::text::error_chain;
 
 /// Maximum number of events that one poll takes.
 const MAX_EVENTS: usize = 64;
@@ -87,7 +88,7 @@ impl<'nvml> Events<'nvml> {
                 true
             }
             Err(error) => {
-                tracing::debug!(gpu = %uuid, error = %describe(&error), "registering a GPU for Xid events failed");
+                tracing::debug!(gpu = %uuid, error = %error_chain(&error), "registering a GPU for Xid events failed");
                 self.discard_set();
                 self.retry_at.insert(Arc::clone(uuid), now.plus(RETRY_INTERVAL));
                 false

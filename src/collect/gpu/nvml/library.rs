@@ -31,20 +31,6 @@ pub fn open(configured: Option<&Path>) -> Result<Nvml, NvmlError> {
     Nvml::builder().lib_path(path.as_os_str()).init()
 }
 
-/// Returns the text of an error with all its sources: libloading's own text only says that loading failed.
-pub fn describe(error: &NvmlError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
-}
-
 /// Returns the value of a field; `None` if this device does not have it.
 ///
 /// # Errors

@@ -26,12 +26,11 @@ use std::sync::Arc;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-pub use library::describe;
-
 use super::protocol::{DriverReading, DriverSample, DriverVersions, EndedProcess, SampledDevice};
 use super::types::GpuDevice;
 use crate::clock::Timestamp;
 use crate::series::bounded;
+use crate::text::error_chain;
 use api_versions::ApiVersions;
 use device::NvmlGpu;
 use events::Events;
@@ -87,7 +86,7 @@ impl<'nvml> Session<'nvml> {
                     if let Some(lost) = self.gpus.remove(&index) {
                         self.events.forget(&lost.identity.uuid);
                     }
-                    tracing::debug!(gpu = index, error = %describe(&error), "reading a GPU failed");
+                    tracing::debug!(gpu = index, error = %error_chain(&error), "reading a GPU failed");
                     read_errors.push(library::error_label(&error));
                 }
             }

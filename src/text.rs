@@ -1,0 +1,37 @@
+//! Text of errors with their causes, and text of bounded length.
+
+use std::error::Error;
+
+/// Formats an error with its causes on one line, each once: some errors repeat the text of their cause.
+pub fn error_chain(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.map(ToString::to_string).fold(error.to_string(), |text, cause| {
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    })
+}
+
+/// Returns the beginning of a text, at most `max` characters.
+pub fn first_chars(text: &str, max: usize) -> &str {
+    text.char_indices().nth(max).map_or(text, |(end, _)| &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Link(&'static str, #[source] Option<Box<Link>>);
+
+    #[test]
+    fn each_cause_is_shown_once() {
+        let link = |text, cause| Some(Box::new(Link(text, cause)));
+        let error = Link("cannot send", link("no route: EIO", link("EIO", link("a cable", None))));
+        assert_eq!(error_chain(&error), "cannot send: no route: EIO: a cable");
+    }
+
+    #[test]
+    fn cuts_between_characters() {
+        assert_eq!((first_chars("äöü", 2), first_chars("äöü", 3), first_chars("", 3)), ("äö", "äöü", ""));
+    }
+}
