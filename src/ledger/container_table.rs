@@ -60,7 +60,7 @@ pub struct ContainerState {
     pub image: Arc<str>,
     /// Runtime; empty if unknown.
     pub runtime: Arc<str>,
-    /// Unix time of the runtime's last OOM event, which may arrive before the start event.
+    /// Unix time of the runtime's last OOM event that is of no run: its start may not be reported yet.
     #[serde(default)]
     pub oom_told: Option<f64>,
     /// Cgroup path, relative to the root of the hierarchy, from the inventory.
@@ -363,9 +363,9 @@ impl ContainerTable {
                 apply_exit(known, runtime_event, *exit_code, *oom_flag).into_iter().collect()
             }
             EventKind::Oom => {
-                known.oom_told = Some(runtime_event.at);
-                if let Some(run) = known.run_at_mut(runtime_event.at) {
-                    run.oom_told = true;
+                match known.run_at_mut(runtime_event.at) {
+                    Some(run) => run.oom_told = true,
+                    None => known.oom_told = Some(runtime_event.at),
                 }
                 vec![]
             }
@@ -410,7 +410,9 @@ impl ContainerTable {
                 known.ended_runs.pop_front();
             }
         }
-        known.run = Some(Run { number, started, pid, ..Run::default() });
+        let is_its = |told: &mut f64| started.is_some_and(|started| *told >= started - CLOCK_TOLERANCE);
+        let oom_told = known.oom_told.take_if(is_its).is_some();
+        known.run = Some(Run { number, started, pid, oom_told, ..Run::default() });
         known.missing_since = None;
         transitions.push(RunTransition::Began(id.clone()));
         transitions

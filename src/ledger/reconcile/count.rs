@@ -74,11 +74,15 @@ struct Block {
     headers: VecDeque<u64>,
     /// The begin of this block was logged.
     has_header: bool,
+    /// Records were lost: up to this stamp the begin of a block may be missing.
+    #[serde(default)]
+    lost_until: u64,
 }
 
 impl Block {
     fn begin(&mut self) {
-        *self = Self { headers: std::mem::take(&mut self.headers), ..Self::default() };
+        let headers = std::mem::take(&mut self.headers);
+        *self = Self { headers, lost_until: self.lost_until, ..Self::default() };
     }
 
     fn add_header(&mut self, usec: u64) {
@@ -91,7 +95,7 @@ impl Block {
     /// Returns true if the begin of a block at this stamp may be missing.
     fn may_be_rate_limited(&self, usec: u64) -> bool {
         let recent = |header: &&u64| usec.saturating_sub(**header) < BLOCK_HEADER_WINDOW_USEC;
-        self.headers.iter().filter(recent).count() >= MAX_BLOCK_HEADERS
+        usec < self.lost_until || self.headers.iter().filter(recent).count() >= MAX_BLOCK_HEADERS
     }
 }
 
@@ -142,6 +146,7 @@ pub struct OomAccounting {
     lost_between: (Option<f64>, f64),
     /// The counter is ahead of the records: since when, and its value then.
     missing_since: Option<(Timestamp, i64)>,
+    is_counter_unreadable: bool,
 }
 
 impl OomAccounting {
@@ -176,10 +181,17 @@ impl OomAccounting {
         self.missing_since.is_some()
     }
 
+    /// Returns true if the record of a kill that was counted at this Unix time may still arrive. Without the kernel's
+    /// counter only time can tell.
+    pub fn may_miss_record_of(&self, counted: f64, now: Timestamp) -> bool {
+        let is_recent = now.unix_seconds() - counted < RECORD_TIMEOUT.as_secs_f64();
+        self.has_missing_records() || self.is_counter_unreadable && is_recent
+    }
+
     /// Stops waiting for records that the counter was ahead of: whether they are still missing cannot be known, and exits
     /// wait for them.
     pub fn counter_unreadable(&mut self) {
-        self.missing_since = None;
+        (self.missing_since, self.is_counter_unreadable) = (None, true);
     }
 
     /// Returns the Unix times between which the kills happened that the last comparison found to be lost. The first is
@@ -261,12 +273,11 @@ impl OomAccounting {
         LogFinding::Kill { killed: killed.clone(), context, group }
     }
 
-    /// Notes that records were lost: the begin of a block may be among them.
-    pub fn records_lost(&mut self) {
+    /// Notes that records up to this position were lost: begins of blocks may be among them, wherever they were.
+    pub fn records_lost(&mut self, up_to: LogPosition) {
         let block = &mut self.checkpoint.block;
         block.begin();
-        let newest = self.checkpoint.position.usec;
-        block.headers = std::iter::repeat_n(newest, MAX_BLOCK_HEADERS).collect();
+        block.lost_until = up_to.usec + BLOCK_HEADER_WINDOW_USEC;
         self.context = None;
     }
 
@@ -282,6 +293,7 @@ impl OomAccounting {
 
     /// Compares the records with the counter, which was read after the log was drained. `log_up`: the log can be read.
     pub fn compare(&mut self, now: Timestamp, counter: u64, log_up: bool) -> Reconciliation {
+        self.is_counter_unreadable = false;
         let accounted = (self.checkpoint.records + self.checkpoint.duplicates + self.checkpoint.gaps) as i64;
         let opened_at = *self.checkpoint.opened_at.get_or_insert(counter as i64 - accounted);
         let missing = counter as i64 - opened_at - accounted;

@@ -150,11 +150,12 @@ impl Reconciler {
     /// Attributes kills without an owner by the cgroups' counters, and if these do not suffice, by the runtimes' OOM
     /// events too.
     pub(super) fn match_counters(&mut self, now: Timestamp) {
-        let ownerless = self.ownerless();
-        if ownerless.is_empty() || self.accounting.has_missing_records() {
+        let (ownerless, counted) = (self.ownerless(), self.counted());
+        let newest = counted.iter().map(|candidate| candidate.happened.latest).fold(f64::MIN, f64::max);
+        if ownerless.is_empty() || self.accounting.may_miss_record_of(newest, now) {
             return; // a record or a gap is still missing: the numbers cannot match yet
         }
-        self.assign_all(&ownerless, &self.counted(), false);
+        self.assign_all(&ownerless, &counted, false);
         let ready = |after: Duration| {
             let is_old = |at: &usize| now.since(self.pending[*at].noticed) >= after;
             let ownerless = self.ownerless();

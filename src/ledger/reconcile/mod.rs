@@ -290,9 +290,9 @@ impl Reconciler {
         }
     }
 
-    /// Notes that records of the log were overwritten before they were read.
-    pub fn records_lost(&mut self) {
-        self.accounting.records_lost();
+    /// Notes that records of the log were overwritten before they were read, up to this position.
+    pub fn records_lost(&mut self, up_to: LogPosition) {
+        self.accounting.records_lost(up_to);
     }
 
     /// Adds GPU errors, which are final at once.
