@@ -275,10 +275,7 @@ impl OomAccounting {
 
     /// Notes that records up to this position were lost: begins of blocks may be among them, wherever they were.
     pub fn records_lost(&mut self, up_to: LogPosition) {
-        let block = &mut self.checkpoint.block;
-        block.begin();
-        block.lost_until = up_to.usec + BLOCK_HEADER_WINDOW_USEC;
-        self.context = None;
+        self.checkpoint.block.lost_until = up_to.usec + BLOCK_HEADER_WINDOW_USEC;
     }
 
     /// Adds a kill that only a cgroup's counter shows.

@@ -288,11 +288,18 @@ impl World {
         }
     }
 
-    /// Gives victims the pid of a first process that ended a while before.
+    /// Gives victims the pid of a first process that ended a while before, each once: the kernel assigns a pid again
+    /// when all others were assigned, and processes that live at the same time have different ones.
     fn reuse_pids(&mut self) {
+        let mut reused = Vec::new();
         for kill in self.kills.iter_mut().filter(|kill| kill.trace.reuses_pid && !kill.main) {
-            let gone = |run: &&TrueRun| run.end.is_some_and(|end| end + 6_000 < kill.at);
-            kill.pid = self.runs.iter().flatten().find(gone).map_or(kill.pid, |run| run.pid);
+            let is_free = |run: &&TrueRun| {
+                run.end.is_some_and(|end| end + 6_000 < kill.at) && !reused.contains(&run.pid)
+            };
+            if let Some(run) = self.runs.iter().flatten().find(is_free) {
+                kill.pid = run.pid;
+                reused.push(run.pid);
+            }
         }
     }
 
