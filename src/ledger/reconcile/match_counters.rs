@@ -13,9 +13,10 @@ use super::path_owner::PathOwner;
 use super::victim::EXIT_WINDOW;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
-use crate::ledger::container_table::{ContainerState, Run};
+use crate::ledger::container_table::ContainerState;
 use crate::ledger::events::Evidence;
 use crate::ledger::interval::Interval;
+use crate::ledger::run::Run;
 
 /// After this, shortly before a kill becomes unattributed, the cgroups' counts are used for kills without a record even
 /// if there are fewer counts than kills.
