@@ -13,38 +13,31 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::events::{ContainerLabels, ContainerRef, MemoryHolder, OomScope, PriorUsage};
-use super::exchange::{ContainerUsage, CycleReport, ProcessUsage};
+use super::events::{ContainerLabels, ContainerRef, MemoryHolder, PriorUsage};
+use super::exchange::CycleReport;
 use super::interval::{CLOCK_TOLERANCE, Interval};
-use super::usage_history::{History, by_role};
+use super::run::{Run, START_TOLERANCE};
+use super::usage_history::by_role;
 use crate::clock::Timestamp;
 use crate::config::Filter;
 use crate::discover::{ContainerId, EventKind, Identity, Inventory, RuntimeEvent};
 
-/// Largest difference between two reports of the same start, in seconds.
-const START_TOLERANCE: f64 = 1.0;
 /// A container that is listed this many seconds after its assumed exit has not exited.
 const REOPEN_AFTER: f64 = 10.0;
 /// A process of a container can be killed this many seconds before the runtime's start event.
 const START_DELAY: f64 = 5.0;
-/// A killed process may be listed for this many seconds, until its memory is released.
-const LISTED_AFTER_KILL: f64 = 2.0;
 /// How long to wait for the runtime's exit event of a container that has no processes any more.
 const EXIT_EVENT_TIMEOUT: Duration = Duration::from_secs(15);
 /// The same while the runtime is disconnected: it may reconnect and report the exit.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(600);
 /// The same for containers without a runtime.
 const NO_RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
-/// How many seconds before an exit a stop request still explains it.
-pub const STOP_REQUEST_WINDOW: f64 = 600.0;
 /// The runtime reports the end of a stop within this many seconds after the exit.
 const STOP_REPORT_DELAY: f64 = 2.0;
 /// Maximum number of stop requests that are kept per run.
 const MAX_STOP_REQUESTS: usize = 8;
 /// Maximum number of ended runs that are kept per container, for late kills.
 const MAX_ENDED_RUNS: usize = 4;
-/// Exit status of a process that was ended by SIGKILL.
-pub const SIGKILL_STATUS: i64 = 137;
 /// Maximum number of ended containers that are kept.
 const MAX_ENDED: usize = 5_000;
 
@@ -60,7 +53,7 @@ pub struct ContainerState {
     pub image: Arc<str>,
     /// Runtime; empty if unknown.
     pub runtime: Arc<str>,
-    /// Unix time of the runtime's last OOM event, which may arrive before the start event.
+    /// Unix time of the runtime's last OOM event that is of no run: its start may not be reported yet.
     #[serde(default)]
     pub oom_told: Option<f64>,
     /// Cgroup path, relative to the root of the hierarchy, from the inventory.
@@ -81,56 +74,6 @@ pub struct ContainerState {
     ended_runs: VecDeque<Run>,
     #[serde(skip)]
     settings: Vec<(Arc<str>, Arc<str>)>,
-}
-
-/// One run of a container, from start to exit.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Run {
-    /// Number among the runs of this container.
-    #[serde(default)]
-    pub number: u32,
-    /// Unix time of the start.
-    pub started: Option<f64>,
-    /// Host pid of the first process.
-    pub pid: Option<u32>,
-    /// Unix time of the exit.
-    pub ended: Option<f64>,
-    /// Exit code.
-    pub exit_code: Option<i64>,
-    /// The runtime's OOMKilled flag.
-    pub oom_flag: Option<bool>,
-    /// The runtime reported an OOM during this run.
-    #[serde(default)]
-    pub oom_told: bool,
-    /// Stop requests: Unix time and signal; the last ones, oldest first.
-    #[serde(default)]
-    pub asked: Vec<(f64, Option<i32>)>,
-    /// OOM kills of its processes.
-    #[serde(default)]
-    pub kills: u64,
-    /// Which memory was exhausted when the first process was OOM-killed.
-    #[serde(default)]
-    pub ended_by: Option<OomScope>,
-    /// Unix time at which the host was restarted: the run began before that, and no exit before that is reported.
-    #[serde(default)]
-    pub host_restart: Option<f64>,
-    /// No source reported the exit: the container was only not listed any more.
-    #[serde(default)]
-    is_exit_assumed: bool,
-    /// The runtime reported the end of a stop just after the exit.
-    #[serde(default)]
-    pub is_stop_confirmed: bool,
-    /// Its exit is an event already.
-    #[serde(default)]
-    is_exit_recorded: bool,
-    /// Unix time of the last kill that was stored with the prior usage.
-    #[serde(skip)]
-    pub before_stored: Option<f64>,
-    #[serde(skip)]
-    history: History,
-    /// Processes and peaks of the newest cycles, newest last, with their Unix times.
-    #[serde(skip)]
-    usage: VecDeque<(f64, Arc<ContainerUsage>)>,
 }
 
 /// A start or an end of a run.
@@ -363,9 +306,9 @@ impl ContainerTable {
                 apply_exit(known, runtime_event, *exit_code, *oom_flag).into_iter().collect()
             }
             EventKind::Oom => {
-                known.oom_told = Some(runtime_event.at);
-                if let Some(run) = known.run_at_mut(runtime_event.at) {
-                    run.oom_told = true;
+                match known.run_at_mut(runtime_event.at) {
+                    Some(run) => run.oom_told = true,
+                    None => known.oom_told = Some(runtime_event.at),
                 }
                 vec![]
             }
@@ -410,7 +353,9 @@ impl ContainerTable {
                 known.ended_runs.pop_front();
             }
         }
-        known.run = Some(Run { number, started, pid, ..Run::default() });
+        let is_its = |told: &mut f64| started.is_some_and(|started| *told >= started - CLOCK_TOLERANCE);
+        let oom_told = known.oom_told.take_if(is_its).is_some();
+        known.run = Some(Run { number, started, pid, oom_told, ..Run::default() });
         known.missing_since = None;
         transitions.push(RunTransition::Began(id.clone()));
         transitions
@@ -625,64 +570,4 @@ fn apply_exit(
     run.oom_flag = oom_flag;
     run.is_exit_recorded = false; // one that was only assumed, before the container was listed again, has no reason
     known.end_transition(&runtime_event.id)
-}
-
-impl Run {
-    /// Returns true if it exited by SIGKILL, and neither a stop request nor a known kill explains that.
-    pub fn is_sigkill_unexplained(&self) -> bool {
-        let asked = |ended: f64| self.stop_signals_before(ended).next().is_some();
-        self.exit_code == Some(SIGKILL_STATUS)
-            && self.ended_by.is_none()
-            && self.ended.is_some_and(|ended| !asked(ended))
-    }
-
-    fn had_first_pid(&self, pid: u32, happened: &Interval) -> bool {
-        let start = self.started.map_or(f64::NEG_INFINITY, |started| started - START_TOLERANCE);
-        // a replayed record of this pid may be of another process, before or after this run
-        let end = self.ended.map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
-        self.pid == Some(pid) && Interval::new(start, end).overlaps(happened)
-    }
-
-    /// Returns true if a cycle saw this process, and it can have been killed at that time: not long before it was seen,
-    /// nor after a cycle that did not see it any more.
-    fn had_process(&self, pid: u32, comm: &str, happened: &Interval) -> bool {
-        let mut gone = self.ended.map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
-        for (at, usage) in self.usage.iter().rev() {
-            if usage.processes.iter().any(|process| process.pid == pid && *process.comm == *comm) {
-                return Interval::new(at - LISTED_AFTER_KILL, gone.max(*at)).overlaps(happened);
-            }
-            gone = *at;
-        }
-        false
-    }
-
-    /// Returns processes and peaks from the newest cycle that saw any.
-    pub fn last_usage(&self) -> Option<&ContainerUsage> {
-        self.usage.back().map(|(_, usage)| &**usage)
-    }
-
-    /// Returns the process with this pid from the newest cycles.
-    pub fn process(&self, pid: u32) -> Option<&ProcessUsage> {
-        let usages = self.usage.iter().rev();
-        usages.flat_map(|(_, usage)| &usage.processes).find(|process| process.pid == pid)
-    }
-
-    fn record_usage(&mut self, at: Timestamp, usage: &ContainerUsage) {
-        if let Some(sample) = usage.sample {
-            self.history.record(at, sample);
-        }
-        if usage.sample.is_some() || !usage.processes.is_empty() {
-            // a victim is missing in the first cycle after its kill, whose record may be read later
-            self.usage.drain(..self.usage.len().saturating_sub(1));
-            self.usage.push_back((at.unix_seconds(), Arc::new(usage.clone())));
-        }
-    }
-
-    /// Returns the signals of stop requests shortly before this exit, oldest first.
-    pub fn stop_signals_before(&self, at: f64) -> impl Iterator<Item = Option<i32>> {
-        self.asked
-            .iter()
-            .filter(move |(requested, _)| at - requested < STOP_REQUEST_WINDOW)
-            .map(|(_, signal)| *signal)
-    }
 }

@@ -27,6 +27,7 @@ pub mod service;
 mod kmsg_reader;
 mod reconcile;
 mod container_table;
+mod run;
 mod event_log;
 mod followers;
 pub mod store;

@@ -244,7 +244,7 @@ impl LedgerService {
                     self.reconciler.restart_accounting(now.kernel_usec());
                 }
                 if taken.lost {
-                    self.reconciler.records_lost();
+                    self.reconciler.records_lost(taken.position);
                 }
                 self.reconciler.apply_log(now, Some(&taken.lines), taken.position);
             }

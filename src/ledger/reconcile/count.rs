@@ -4,8 +4,9 @@
 //! equals **records + duplicate lines + gaps**. If the log is drained and the counter has been ahead for one second, the
 //! difference becomes gaps: kills that only the counter shows.
 //!
-//! With `memory.oom.group` the kernel logs and counts the first victim twice: within such a group a repeated pid is a
-//! duplicate line. Elsewhere the same pid is a new process, because pids are reused within minutes.
+//! With `memory.oom.group` the kernel logs and counts the victim that it chose a second time, among the processes of its
+//! cgroup: the first repetition of its pid is a duplicate line. Each other process of a group is logged once, so any
+//! other repeated pid is a new process: pids are reused within minutes.
 //!
 //! The lines of one OOM form a block: `invoked oom-killer` and the context line, which the kernel logs for ten OOMs in
 //! 5 s; the victim; with `memory.oom.group` the group line and its further victims. Because the begin of the next block
@@ -64,18 +65,24 @@ pub struct AccountingCheckpoint {
 struct Block {
     /// The cgroup that is killed as a group.
     group: Option<String>,
-    /// Victims so far.
-    pids: Vec<u32>,
+    /// The newest victim.
+    newest: Option<u32>,
+    /// The victim before the group line, until its second record is read.
+    repeats: Option<u32>,
     last_usec: u64,
     /// Stamps of the last blocks whose begin was logged.
     headers: VecDeque<u64>,
     /// The begin of this block was logged.
     has_header: bool,
+    /// Records were lost: up to this stamp the begin of a block may be missing.
+    #[serde(default)]
+    lost_until: u64,
 }
 
 impl Block {
     fn begin(&mut self) {
-        *self = Self { headers: std::mem::take(&mut self.headers), ..Self::default() };
+        let headers = std::mem::take(&mut self.headers);
+        *self = Self { headers, lost_until: self.lost_until, ..Self::default() };
     }
 
     fn add_header(&mut self, usec: u64) {
@@ -88,7 +95,7 @@ impl Block {
     /// Returns true if the begin of a block at this stamp may be missing.
     fn may_be_rate_limited(&self, usec: u64) -> bool {
         let recent = |header: &&u64| usec.saturating_sub(**header) < BLOCK_HEADER_WINDOW_USEC;
-        self.headers.iter().filter(recent).count() >= MAX_BLOCK_HEADERS
+        usec < self.lost_until || self.headers.iter().filter(recent).count() >= MAX_BLOCK_HEADERS
     }
 }
 
@@ -139,6 +146,7 @@ pub struct OomAccounting {
     lost_between: (Option<f64>, f64),
     /// The counter is ahead of the records: since when, and its value then.
     missing_since: Option<(Timestamp, i64)>,
+    is_counter_unreadable: bool,
 }
 
 impl OomAccounting {
@@ -173,10 +181,17 @@ impl OomAccounting {
         self.missing_since.is_some()
     }
 
+    /// Returns true if the record of a kill that was counted at this Unix time may still arrive. Without the kernel's
+    /// counter only time can tell.
+    pub fn may_miss_record_of(&self, counted: f64, now: Timestamp) -> bool {
+        let is_recent = now.unix_seconds() - counted < RECORD_TIMEOUT.as_secs_f64();
+        self.has_missing_records() || self.is_counter_unreadable && is_recent
+    }
+
     /// Stops waiting for records that the counter was ahead of: whether they are still missing cannot be known, and exits
     /// wait for them.
     pub fn counter_unreadable(&mut self) {
-        self.missing_since = None;
+        (self.missing_since, self.is_counter_unreadable) = (None, true);
     }
 
     /// Returns the Unix times between which the kills happened that the last comparison found to be lost. The first is
@@ -208,7 +223,7 @@ impl OomAccounting {
             }
             Line::Context(context) => {
                 // it follows `invoked`, unless that was lost
-                if !block.has_header || !block.pids.is_empty() {
+                if !block.has_header || block.newest.is_some() {
                     block.begin();
                 }
                 block.add_header(usec);
@@ -216,8 +231,8 @@ impl OomAccounting {
             }
             _ if usec <= self.checkpoint.since_usec => {} // older than the ledger
             Line::Group { path } => {
-                let pid = *block.pids.last()?;
-                (block.group, block.pids) = (Some(path.clone()), vec![pid]);
+                let pid = block.newest?;
+                (block.group, block.repeats) = (Some(path.clone()), Some(pid));
                 return Some(LogFinding::Group { pid, path: path.clone() });
             }
             Line::Killed(killed) => {
@@ -242,15 +257,13 @@ impl OomAccounting {
         let in_group = block.group.is_some() && usec.saturating_sub(block.last_usec) < GROUP_WINDOW_USEC;
         if !in_group {
             // its own block, whose begin may be missing
-            block.group = None;
-            block.pids.clear();
+            (block.group, block.repeats) = (None, None);
         }
-        block.last_usec = usec;
-        if block.pids.contains(&killed.pid) {
+        (block.newest, block.last_usec) = (Some(killed.pid), usec);
+        if block.repeats.take_if(|pid| *pid == killed.pid).is_some() {
             self.checkpoint.duplicates += 1;
             return LogFinding::Duplicate { pid: killed.pid };
         }
-        block.pids.push(killed.pid);
         self.checkpoint.records += 1;
         let is_certain = !block.may_be_rate_limited(usec);
         // another pid than the context's is another thread of its victim, or the victim of another block
@@ -260,13 +273,9 @@ impl OomAccounting {
         LogFinding::Kill { killed: killed.clone(), context, group }
     }
 
-    /// Notes that records were lost: the begin of a block may be among them.
-    pub fn records_lost(&mut self) {
-        let block = &mut self.checkpoint.block;
-        block.begin();
-        let newest = self.checkpoint.position.usec;
-        block.headers = std::iter::repeat_n(newest, MAX_BLOCK_HEADERS).collect();
-        self.context = None;
+    /// Notes that records up to this position were lost: begins of blocks may be among them, wherever they were.
+    pub fn records_lost(&mut self, up_to: LogPosition) {
+        self.checkpoint.block.lost_until = up_to.usec + BLOCK_HEADER_WINDOW_USEC;
     }
 
     /// Adds a kill that only a cgroup's counter shows.
@@ -281,6 +290,7 @@ impl OomAccounting {
 
     /// Compares the records with the counter, which was read after the log was drained. `log_up`: the log can be read.
     pub fn compare(&mut self, now: Timestamp, counter: u64, log_up: bool) -> Reconciliation {
+        self.is_counter_unreadable = false;
         let accounted = (self.checkpoint.records + self.checkpoint.duplicates + self.checkpoint.gaps) as i64;
         let opened_at = *self.checkpoint.opened_at.get_or_insert(counter as i64 - accounted);
         let missing = counter as i64 - opened_at - accounted;
@@ -348,6 +358,22 @@ mod tests {
         assert_eq!(found[3], Some(LogFinding::Duplicate { pid: 2957 }));
         assert_eq!(accounting.compare(Timestamp::now(), 8, true), Reconciliation::default());
         assert!(!accounting.has_missing_records());
+    }
+
+    #[test]
+    fn only_the_chosen_victim_of_a_group_is_logged_twice_and_only_once_more() {
+        let mut accounting = opened(5);
+        accounting.read(&killed(1, 70));
+        accounting.read(&entry(2, Line::Group { path: "/a".into() }));
+        let mut is_kill =
+            |usec, pid| matches!(accounting.read(&killed(usec, pid)), Some(LogFinding::Kill { .. }));
+        assert!(!is_kill(3, 70), "its second record");
+        assert!(
+            is_kill(4, 80) && is_kill(5, 80),
+            "the pid was reused: the kernel kills each member of a group once"
+        );
+        assert!(is_kill(6, 70), "a third record of a pid is of another process");
+        assert_eq!((accounting.checkpoint().records, accounting.checkpoint().duplicates), (4, 1));
     }
 
     #[test]

@@ -10,9 +10,10 @@ use super::Reconciler;
 use super::victim::EXIT_WINDOW;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
-use crate::ledger::container_table::{End, Run, SIGKILL_STATUS, STOP_REQUEST_WINDOW};
+use crate::ledger::container_table::End;
 use crate::ledger::events::{Evidence, Exit, ExitReason, KillOwner, LedgerEvent, OomScope, Victim};
 use crate::ledger::interval::Interval;
+use crate::ledger::run::{Run, SIGKILL_STATUS, STOP_REQUEST_WINDOW};
 
 /// How long to wait for an OOM kill. The kernel's record precedes the runtime's event; without the log, the counters
 /// need a moment.

@@ -13,9 +13,10 @@ use super::path_owner::PathOwner;
 use super::victim::EXIT_WINDOW;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
-use crate::ledger::container_table::{ContainerState, Run};
+use crate::ledger::container_table::ContainerState;
 use crate::ledger::events::Evidence;
 use crate::ledger::interval::Interval;
+use crate::ledger::run::Run;
 
 /// After this, shortly before a kill becomes unattributed, the cgroups' counts are used for kills without a record even
 /// if there are fewer counts than kills.
@@ -150,11 +151,12 @@ impl Reconciler {
     /// Attributes kills without an owner by the cgroups' counters, and if these do not suffice, by the runtimes' OOM
     /// events too.
     pub(super) fn match_counters(&mut self, now: Timestamp) {
-        let ownerless = self.ownerless();
-        if ownerless.is_empty() || self.accounting.has_missing_records() {
+        let (ownerless, counted) = (self.ownerless(), self.counted());
+        let newest = counted.iter().map(|candidate| candidate.happened.latest).fold(f64::MIN, f64::max);
+        if ownerless.is_empty() || self.accounting.may_miss_record_of(newest, now) {
             return; // a record or a gap is still missing: the numbers cannot match yet
         }
-        self.assign_all(&ownerless, &self.counted(), false);
+        self.assign_all(&ownerless, &counted, false);
         let ready = |after: Duration| {
             let is_old = |at: &usize| now.since(self.pending[*at].noticed) >= after;
             let ownerless = self.ownerless();

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::Reconciler;
 use super::owner::{ATTRIBUTION_TIMEOUT, PendingKill, RUNTIME_EVENT_TIMEOUT};
 use crate::clock::Timestamp;
-use crate::ledger::container_table::{Run, SIGKILL_STATUS};
 use crate::ledger::events::{Evidence, KillOwner, Victim};
 use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
+use crate::ledger::run::{Run, SIGKILL_STATUS};
 use crate::ledger::totals::Total;
 
 /// A container whose first process exits with SIGKILL's status within this many seconds after a child's kill was ended

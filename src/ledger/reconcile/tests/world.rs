@@ -67,10 +67,20 @@ pub struct TrueKill {
     pub main: bool,
     pub scope: OomScope,
     pub trace: Trace,
-    /// The kernel logs it twice: `memory.oom.group`.
-    pub twice: bool,
+    pub group: Group,
     /// When it is logged.
     pub logged: u64,
+    /// When it is logged and counted again: the chosen victim of a group.
+    pub repeated: Option<u64>,
+}
+
+/// What `memory.oom.group` makes of a kill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    None,
+    /// The victim that the kernel chose, with which the others of its cgroup are killed.
+    Chosen,
+    Member,
 }
 
 /// An actual run.
@@ -118,7 +128,10 @@ pub struct World {
 /// Names of processes.
 const NAMES: [&str; 3] = ["python", "pt_data_worker", "sh"];
 
-type RunPlan = (u64, Vec<(u64, Trace)>, u64, Ending, Trace, bool);
+type RunPlan = (u64, Vec<(u64, Trace)>, u64, Ending, Trace, Option<GroupPlan>);
+
+/// The children that are killed with the first process, and whether that is the chosen victim.
+type GroupPlan = (Vec<Trace>, bool);
 
 fn trace(complete: bool) -> impl Strategy<Value = Trace> {
     let identity = (prop::bool::weighted(0.2), 0_usize..NAMES.len());
@@ -150,8 +163,8 @@ fn ending() -> impl Strategy<Value = Ending> {
 
 fn run(complete: bool) -> impl Strategy<Value = RunPlan> {
     let children = vec((prop_oneof![0_u64..20, 50_u64..3_000], trace(complete)), 0..3);
-    let twice = prop::bool::weighted(0.2);
-    (100_u64..4_000, children, prop_oneof![60_u64..500, 500_u64..8_000], ending(), trace(complete), twice)
+    let group = prop::option::weighted(0.3, (vec(trace(complete), 0..4), any::<bool>()));
+    (100_u64..4_000, children, prop_oneof![60_u64..500, 500_u64..8_000], ending(), trace(complete), group)
 }
 
 /// Returns a world; if it is `complete`, every source is available and complete.
@@ -172,18 +185,23 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
     let hosts = vec((0_u64..15_000, trace(complete)), 0..4);
     let step = (1_u64..900, prop::bool::weighted(0.08), any::<bool>());
     let skipped = vec(0_u64..15_000, 0..4);
-    let plans = (containers, hosts, sources, skipped, vec(step, 60..100));
-    plans.prop_map(move |(containers, hosts, sources, skipped, steps)| {
+    let at_once = prop::option::weighted(0.3, (1_000_u64..8_000, any::<bool>()));
+    let plans = (containers, hosts, sources, (skipped, at_once), vec(step, 60..100));
+    plans.prop_map(move |(mut containers, hosts, sources, (mut skipped, at_once), steps)| {
         let mut sources: Sources = sources;
         if complete && steps.iter().any(|(_, restarts, _)| *restarts) {
             sources.drift = 0; // a drift is known again only after some reads: until then the run is a guess
+        }
+        if let Some((rest, is_rate_limited)) = at_once {
+            kill_two_groups_at_once(&mut containers, rest);
+            skipped.extend(is_rate_limited.then_some(rest)); // shortly before
         }
         let mut world = World { runs: vec![], kills: vec![], sources, skipped, steps };
         for plans in containers {
             world.add_container(plans);
         }
         for (at, trace) in hosts {
-            world.add_kill(at, None, false, OomScope::Host, trace, false);
+            world.add_kill(at, None, false, OomScope::Host, trace, Group::None);
         }
         world.kills.sort_by_key(|kill| kill.at);
         for number in 1..world.kills.len() {
@@ -198,24 +216,62 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
         if complete {
             world.log_before_exits();
         }
+        world.repeat_chosen_victims();
+        world.separate_skipped();
         world.apply_rate_limit(complete);
         world.reuse_pids();
         world
     })
 }
 
+/// Makes two containers lose all processes in the same millisecond.
+fn kill_two_groups_at_once(containers: &mut [Vec<RunPlan>], after: u64) {
+    for plans in &mut containers[..2] {
+        let (pause, children, rest, ending, _, group) = &mut plans[0];
+        (*pause, *rest, *ending) = (100, after, Ending::Oom(OomScope::Container));
+        children.clear();
+        group.get_or_insert((vec![], true));
+    }
+}
+
 impl World {
-    /// Removes the context of kills beyond ten in five seconds. In a complete world /proc shows their cgroup.
+    /// Removes the context of kills beyond ten in five seconds, and of the members of a group, which have none. In a
+    /// complete world /proc shows the cgroup of those that no line names for certain.
     fn apply_rate_limit(&mut self, complete: bool) {
         let mut headers: Vec<u64> = self.skipped.iter().flat_map(|at| [*at; 10]).collect();
-        for kill in self.kills.iter_mut().filter(|kill| !kill.trace.lost) {
-            let before = kill.logged.saturating_sub(5_000)..=kill.logged;
-            if headers.iter().filter(|at| before.contains(at)).count() < 10 {
-                headers.push(kill.logged);
-            } else {
-                kill.trace.context = false;
-                kill.trace.hint |= complete;
+        for kill in &mut self.kills {
+            let recent = |seconds: u64| {
+                let window = kill.logged.saturating_sub(seconds)..=kill.logged;
+                headers.iter().filter(|at| window.contains(at)).count()
+            };
+            kill.trace.context = kill.group != Group::Member && recent(5_000) < 10;
+            kill.trace.hint |= complete && !kill.trace.context && recent(5_200) >= 10;
+            headers.extend(kill.trace.context.then_some(kill.logged));
+        }
+    }
+
+    /// Moves the blocks without a kill out of those of groups: the kernel holds a lock until a block ends.
+    fn separate_skipped(&mut self) {
+        for skipped in &mut self.skipped {
+            for kill in self.kills.iter().rev() {
+                let last = kill.repeated.unwrap_or(kill.logged);
+                if kill.group != Group::None && (kill.logged.saturating_sub(1)..=last).contains(skipped) {
+                    *skipped = kill.logged.saturating_sub(1);
+                }
             }
+        }
+    }
+
+    /// Logs the chosen victim of each group again after its last member. Without the log, or if a record is lost, a
+    /// second one cannot be distinguished from a kill.
+    fn repeat_chosen_victims(&mut self) {
+        for chosen in 0..self.kills.len() {
+            let rest = self.kills[chosen + 1..].iter().take_while(|kill| kill.group == Group::Member);
+            let group: Vec<&TrueKill> = std::iter::once(&self.kills[chosen]).chain(rest).collect();
+            let is_known = self.sources.log && group.iter().all(|kill| !kill.trace.lost);
+            let last = group[group.len() - 1].logged;
+            let is_chosen = self.kills[chosen].group == Group::Chosen;
+            self.kills[chosen].repeated = (is_chosen && is_known).then_some(last);
         }
     }
 
@@ -232,30 +288,38 @@ impl World {
         }
     }
 
-    /// Gives victims the pid of a first process that ended a while before.
+    /// Gives victims the pid of a first process that ended a while before, each once: the kernel assigns a pid again
+    /// when all others were assigned, and processes that live at the same time have different ones.
     fn reuse_pids(&mut self) {
+        let mut reused = Vec::new();
         for kill in self.kills.iter_mut().filter(|kill| kill.trace.reuses_pid && !kill.main) {
-            let gone = |run: &&TrueRun| run.end.is_some_and(|end| end + 6_000 < kill.at);
-            kill.pid = self.runs.iter().flatten().find(gone).map_or(kill.pid, |run| run.pid);
+            let is_free = |run: &&TrueRun| {
+                run.end.is_some_and(|end| end + 6_000 < kill.at) && !reused.contains(&run.pid)
+            };
+            if let Some(run) = self.runs.iter().flatten().find(is_free) {
+                kill.pid = run.pid;
+                reused.push(run.pid);
+            }
         }
     }
 
     fn add_container(&mut self, plans: Vec<RunPlan>) {
         let (container, mut at) = (self.runs.len(), 0);
         let mut runs = Vec::new();
-        for (number, (pause, children, rest, ending, trace, twice)) in plans.into_iter().enumerate() {
+        for (number, (pause, children, rest, ending, trace, group)) in plans.into_iter().enumerate() {
             at += pause;
             let start = at;
             at += 50;
             for (after, trace) in &children {
                 at += after;
-                self.add_kill(at, Some((container, number)), false, OomScope::Container, *trace, false);
+                let owner = Some((container, number));
+                self.add_kill(at, owner, false, OomScope::Container, *trace, Group::None);
             }
             // within five seconds SIGKILL's status would be taken for the child's, as documented
             at += if ending == Ending::KilledFromOutside { rest + 6_000 } else { rest };
             let pid = (1_000 + container * 100 + number) as u32;
             if let Ending::Oom(scope) = ending {
-                self.add_kill(at, Some((container, number)), true, scope, trace, twice);
+                self.add_last_kills(at, (container, number), scope, trace, group);
                 at += 60;
             }
             let end = (ending != Ending::Lives).then_some(at);
@@ -267,6 +331,27 @@ impl World {
         self.runs.push(runs);
     }
 
+    /// Kills the first process of a run, alone or with a group.
+    fn add_last_kills(
+        &mut self,
+        at: u64,
+        owner: (usize, usize),
+        scope: OomScope,
+        trace: Trace,
+        group: Option<GroupPlan>,
+    ) {
+        let Some((others, is_first_chosen)) = group else {
+            return self.add_kill(at, Some(owner), true, scope, trace, Group::None);
+        };
+        let mut members: Vec<(bool, Trace)> = others.into_iter().map(|trace| (false, trace)).collect();
+        let first = if is_first_chosen { 0 } else { members.len() };
+        members.insert(first, (true, trace));
+        for (number, (is_main, trace)) in members.into_iter().enumerate() {
+            let role = if number == 0 { Group::Chosen } else { Group::Member };
+            self.add_kill(at, Some(owner), is_main, scope, trace, role);
+        }
+    }
+
     fn add_kill(
         &mut self,
         at: u64,
@@ -274,13 +359,11 @@ impl World {
         main: bool,
         scope: OomScope,
         trace: Trace,
-        twice: bool,
+        group: Group,
     ) {
         let main_pid = owner.filter(|_| main).map(|(container, run)| (1_000 + container * 100 + run) as u32);
         let pid = main_pid.unwrap_or(5_000 + self.kills.len() as u32);
-        // a lost second line cannot be distinguished from a kill
-        let twice = twice && !trace.lost && self.sources.log;
-        self.kills.push(TrueKill { at, pid, owner, main, scope, trace, twice, logged: at });
+        self.kills.push(TrueKill { at, pid, owner, main, scope, trace, group, logged: at, repeated: None });
     }
 
     /// Returns the number of kills until then.
@@ -297,8 +380,9 @@ impl World {
 
     /// Returns the counter of /proc/vmstat, which includes second lines.
     pub fn vmstat(&self, at: u64) -> Option<u64> {
-        let seconds = self.kills.iter().filter(|kill| kill.at <= at && kill.twice).count() as u64;
-        self.sources.vmstat.then(|| 40 + self.killed(at) + seconds)
+        let is_repeated = |kill: &&TrueKill| kill.repeated.is_some_and(|repeated| repeated <= at);
+        let repeated = self.kills.iter().filter(is_repeated).count() as u64;
+        self.sources.vmstat.then(|| 40 + self.killed(at) + repeated)
     }
 
     pub fn id(container: usize) -> ContainerId {
@@ -309,6 +393,12 @@ impl World {
         format!("job{container}")
     }
 
+    /// Returns true if a record that was logged until then, after a position, was overwritten.
+    pub fn has_lost_records(&self, begin: Timestamp, after: u64, at: u64) -> bool {
+        let lost = |kill: &&TrueKill| kill.trace.lost && kill.logged <= at;
+        self.kills.iter().filter(lost).any(|kill| self.stamp(begin, kill.logged) > after)
+    }
+
     /// Returns the kernel log until then, after a position. `None`: it cannot be read.
     pub fn log(&self, begin: Timestamp, after: u64, at: u64) -> Option<Vec<(LogEntry, ProcInfo)>> {
         if !self.sources.log {
@@ -316,7 +406,7 @@ impl World {
         }
         let mut entries = Vec::new();
         for kill in self.kills.iter().filter(|kill| !kill.trace.lost && kill.logged <= at) {
-            entries.extend(self.lines(begin, kill));
+            entries.extend(self.lines(begin, kill, at));
         }
         for logged in self.skipped.iter().filter(|logged| **logged <= at) {
             let usec = self.stamp(begin, *logged) + 100;
@@ -341,17 +431,17 @@ impl World {
         (begin.kernel_usec() + logged * 1_000).saturating_add_signed(tolerated * self.sources.drift / 100)
     }
 
-    fn lines(&self, begin: Timestamp, kill: &TrueKill) -> Vec<(LogEntry, ProcInfo)> {
+    fn lines(&self, begin: Timestamp, kill: &TrueKill, at: u64) -> Vec<(LogEntry, ProcInfo)> {
         let path = match kill.owner {
             Some((container, _)) => format!("/docker/{}", Self::id(container).as_str()),
             None => "/system.slice/cron.service".to_owned(),
         };
-        let usec = self.stamp(begin, kill.logged);
-        let entry = |number: u64, line: Line| LogEntry {
-            position: LogPosition { sequence: Some(usec + number), usec: usec + number },
-            line,
-            text: Arc::from("a line"),
+        let entry_at = |logged: u64, number: u64, line: Line| {
+            let usec = self.stamp(begin, logged) + number;
+            let position = LogPosition { sequence: Some(usec), usec };
+            LogEntry { position, line, text: Arc::from("a line") }
         };
+        let entry = |number: u64, line: Line| entry_at(kill.logged, number, line);
         let mut lines = Vec::new();
         if kill.trace.context {
             lines.push((entry(0, Line::Invoked), ProcInfo::default()));
@@ -373,9 +463,11 @@ impl World {
         };
         let hint = ProcInfo { cgroup: kill.trace.hint.then(|| path.clone()), ..ProcInfo::default() };
         lines.push((entry(2, killed()), hint));
-        if kill.twice {
+        if kill.group == Group::Chosen {
             lines.push((entry(3, Line::Group { path }), ProcInfo::default()));
-            lines.push((entry(4, killed()), ProcInfo::default()));
+        }
+        if let Some(repeated) = kill.repeated.filter(|repeated| *repeated <= at) {
+            lines.push((entry_at(repeated, 4, killed()), ProcInfo::default()));
         }
         lines
     }
@@ -387,7 +479,9 @@ impl World {
             for (number, run) in runs.iter().enumerate() {
                 if run.start <= at && run.end.is_none_or(|end| at < end) {
                     let own = |kill: &&TrueKill| kill.owner == Some((container, number)) && kill.at <= at;
-                    let kills = self.kills.iter().filter(own).map(|kill| 1 + u64::from(kill.twice)).sum();
+                    let is_repeated = |kill: &TrueKill| kill.repeated.is_some_and(|repeated| repeated <= at);
+                    let count = |kill| 1 + u64::from(is_repeated(kill));
+                    let kills = self.kills.iter().filter(own).map(count).sum();
                     readings.push(CounterReading {
                         id: Self::id(container),
                         path: format!("docker/{container}"),

@@ -1,0 +1,163 @@
+//! Gaps: kills that a counter shows and the log does not. A record that arrives late fills its gap instead of counting
+//! again. Pure.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Reconciler;
+use super::cgroup_counters::Count;
+use super::owner::{Hints, PendingKill};
+use super::path_owner::PathOwner;
+use crate::clock::Timestamp;
+use crate::ledger::events::{Evidence, Kill, LedgerEvent};
+use crate::ledger::interval::Interval;
+use crate::ledger::totals::Total;
+
+/// How long a late record can still fill a gap.
+const LATE_RECORD_TIMEOUT: Duration = Duration::from_secs(600);
+/// Maximum number of settled gaps that a late record can fill; beyond that the oldest are dropped.
+const MAX_GAPS: usize = 4_096;
+
+/// Where a gap is kept.
+#[derive(Clone, Copy, Debug)]
+enum GapPlace {
+    Settled(usize),
+    Pending(usize),
+}
+
+impl Reconciler {
+    /// Applies the kernel's counter, read after the log was drained. `None`: it cannot be read.
+    pub fn apply_vmstat(&mut self, now: Timestamp, counter: Option<u64>) {
+        let Some(counter) = counter else {
+            self.accounting.counter_unreadable();
+            return if self.log_up { self.fill_gaps_by_time() } else { self.add_cgroup_kills(now) };
+        };
+        let difference = self.accounting.compare(now, counter, self.log_up);
+        let (after, before) = self.accounting.lost_between();
+        let happened = Interval::new(after.unwrap_or(self.config.booted_at), before);
+        for _ in 0..difference.lost {
+            let text = "the kernel counted a kill whose log record is missing";
+            self.add_gap(now, happened, Evidence::new("vmstat", text));
+        }
+        for _ in 0..difference.late {
+            // the late records are the oldest of this step
+            let is_late =
+                |at: &usize| self.pending[*at].is_new_record() && self.gap_of(&self.pending[*at]).is_some();
+            let mut new = (0..self.pending.len()).filter(|at| self.pending[*at].is_new_record());
+            let late = (0..self.pending.len()).find(is_late).or_else(|| new.next());
+            if let Some(at) = late {
+                self.fill_gap(at);
+            }
+        }
+    }
+
+    /// Fills gaps while the log can be read but the kernel's counter cannot: a record that is older than a gap from a
+    /// cgroup's counter is the record of that gap.
+    fn fill_gaps_by_time(&mut self) {
+        let mut at = 0;
+        while at < self.pending.len() {
+            let record = &self.pending[at];
+            if record.is_new_record() && self.gap_of(record).is_some_and(|(_, is_likely)| is_likely) {
+                self.accounting.remove_gap();
+                self.fill_gap(at);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn add_gap(&mut self, now: Timestamp, happened: Interval, evidence: Evidence) {
+        let kill = Kill {
+            id: self.new_id(),
+            at: happened.latest,
+            earliest: Some(happened.earliest),
+            boot_id: Arc::clone(&self.config.boot_id),
+            evidence: vec![evidence],
+            ..Kill::unknown()
+        };
+        self.totals.add(Total::Host, 1);
+        self.pending.push(PendingKill::new(kill, happened, Hints::default(), now));
+    }
+
+    /// Returns the gap whose record this can be, and whether it is likely by the record's stamp: one of the same
+    /// container first, then a likely one, then the oldest.
+    fn gap_of(&self, record: &PendingKill) -> Option<(GapPlace, bool)> {
+        let owner = match self.find_owner(record) {
+            Some((PathOwner::Container(id), _)) => Some(id),
+            _ => None,
+        };
+        let settled = self.settled_gaps.iter().map(|(_, gap)| gap).enumerate();
+        let settled = settled.map(|(at, gap)| (GapPlace::Settled(at), gap));
+        let pending = self.pending.iter().enumerate().map(|(at, gap)| (GapPlace::Pending(at), gap));
+        let fits = |gap: &PendingKill| {
+            gap.kill.kernel_usec.is_none()
+                && gap.happened.overlaps(&record.happened)
+                && (gap.container.is_none() || owner.is_none() || gap.container == owner)
+        };
+        let is_likely =
+            |gap: &PendingKill| gap.happened.overlaps(&Interval::new(record.kill.at, record.kill.at));
+        let gaps = settled.chain(pending).filter(|(_, gap)| fits(gap));
+        let best = gaps.min_by_key(|(_, gap)| (owner.is_none() || gap.container != owner, !is_likely(gap)));
+        best.map(|(place, gap)| (place, is_likely(gap)))
+    }
+
+    /// Moves a record that was added as a new kill into its gap. If none fits, the oldest gap gets it: the kernel's
+    /// counter shows that it is counted already.
+    fn fill_gap(&mut self, at: usize) {
+        let place = self.gap_of(&self.pending[at]).map(|(place, _)| place);
+        let record = self.pending.remove(at);
+        self.totals.add(Total::Host, -1);
+        let after_removal = |gap: usize| if gap > at { gap - 1 } else { gap };
+        let oldest = || self.pending.iter().position(|gap| gap.kill.kernel_usec.is_none());
+        let pending = match place {
+            Some(GapPlace::Settled(_)) => None,
+            Some(GapPlace::Pending(gap)) => Some(after_removal(gap)),
+            None => oldest(),
+        };
+        if let Some(gap) = pending {
+            let pending = &mut self.pending[gap];
+            pending.kill.filled_by(record.kill);
+            (pending.hints, pending.happened) = (record.hints, record.happened);
+            self.changes.events.insert(pending.kill.id, LedgerEvent::OomKill(pending.kill.clone()));
+            return;
+        }
+        let settled = if let Some(GapPlace::Settled(settled)) = place { settled } else { 0 };
+        if let Some((_, mut gap)) = self.settled_gaps.remove(settled) {
+            gap.kill.filled_by(record.kill);
+            self.changes.events.insert(gap.kill.id, LedgerEvent::OomKill(gap.kill));
+        }
+    }
+
+    /// Adds kills from the containers' own counters: neither the log nor the kernel's counter can be read.
+    fn add_cgroup_kills(&mut self, now: Timestamp) {
+        if !self.ownerless().is_empty() {
+            return; // they are from before the sources failed, and may be the same kills
+        }
+        for Count { id, kills, counted } in self.counters.counts() {
+            for _ in 0..kills {
+                self.accounting.add_cgroup_gap();
+                let text = "only the container's own counter shows this kill";
+                self.add_gap(now, counted, Evidence::new("cgroup", text));
+                self.assign_owner(self.pending.len() - 1, PathOwner::Container(id.clone()), "cgroup");
+            }
+        }
+    }
+
+    /// Drops the settled gaps that no record will fill any more.
+    pub(super) fn forget_settled_gaps(&mut self, now: Timestamp) {
+        self.settled_gaps.retain(|(at, _)| now.since(*at) < LATE_RECORD_TIMEOUT);
+        self.settled_gaps.drain(..self.settled_gaps.len().saturating_sub(MAX_GAPS));
+    }
+}
+
+impl Kill {
+    /// Fills a gap with the data of its record.
+    fn filled_by(&mut self, record: Kill) {
+        let mut evidence = record.evidence;
+        evidence.append(&mut self.evidence);
+        let (id, owner, victim) = (self.id, self.owner.clone(), self.victim);
+        let (role, method, before) = (Arc::clone(&self.role), Arc::clone(&self.method), self.before.take());
+        let scope = if victim.is_some() { self.scope } else { record.scope };
+        *self = Self { id, owner, victim, scope, role, method, before, evidence, ..record };
+    }
+}

@@ -1,0 +1,133 @@
+//! One run of a container, from its start to its exit. Pure.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::events::OomScope;
+use super::exchange::{ContainerUsage, ProcessUsage};
+use super::interval::Interval;
+use super::usage_history::History;
+use crate::clock::Timestamp;
+
+/// Largest difference between two reports of the same start, in seconds.
+pub const START_TOLERANCE: f64 = 1.0;
+/// A killed process may be listed for this many seconds, until its memory is released.
+const LISTED_AFTER_KILL: f64 = 2.0;
+/// How many seconds before an exit a stop request still explains it.
+pub const STOP_REQUEST_WINDOW: f64 = 600.0;
+/// Exit status of a process that was ended by SIGKILL.
+pub const SIGKILL_STATUS: i64 = 137;
+
+/// One run of a container, from start to exit.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Run {
+    /// Number among the runs of this container.
+    #[serde(default)]
+    pub number: u32,
+    /// Unix time of the start.
+    pub started: Option<f64>,
+    /// Host pid of the first process.
+    pub pid: Option<u32>,
+    /// Unix time of the exit.
+    pub ended: Option<f64>,
+    /// Exit code.
+    pub exit_code: Option<i64>,
+    /// The runtime's OOMKilled flag.
+    pub oom_flag: Option<bool>,
+    /// The runtime reported an OOM during this run.
+    #[serde(default)]
+    pub oom_told: bool,
+    /// Stop requests: Unix time and signal; the last ones, oldest first.
+    #[serde(default)]
+    pub asked: Vec<(f64, Option<i32>)>,
+    /// OOM kills of its processes.
+    #[serde(default)]
+    pub kills: u64,
+    /// Which memory was exhausted when the first process was OOM-killed.
+    #[serde(default)]
+    pub ended_by: Option<OomScope>,
+    /// Unix time at which the host was restarted: the run began before that, and no exit before that is reported.
+    #[serde(default)]
+    pub host_restart: Option<f64>,
+    /// No source reported the exit: the container was only not listed any more.
+    #[serde(default)]
+    pub(super) is_exit_assumed: bool,
+    /// The runtime reported the end of a stop just after the exit.
+    #[serde(default)]
+    pub is_stop_confirmed: bool,
+    /// Its exit is an event already.
+    #[serde(default)]
+    pub(super) is_exit_recorded: bool,
+    /// Unix time of the last kill that was stored with the prior usage.
+    #[serde(skip)]
+    pub before_stored: Option<f64>,
+    #[serde(skip)]
+    pub(super) history: History,
+    /// Processes and peaks of the newest cycles, newest last, with their Unix times.
+    #[serde(skip)]
+    pub(super) usage: VecDeque<(f64, Arc<ContainerUsage>)>,
+}
+
+impl Run {
+    /// Returns true if it exited by SIGKILL, and neither a stop request nor a known kill explains that.
+    pub fn is_sigkill_unexplained(&self) -> bool {
+        let asked = |ended: f64| self.stop_signals_before(ended).next().is_some();
+        self.exit_code == Some(SIGKILL_STATUS)
+            && self.ended_by.is_none()
+            && self.ended.is_some_and(|ended| !asked(ended))
+    }
+
+    /// Returns true if this was its first process, by the runtime, and it can have been killed at that time.
+    pub fn had_first_pid(&self, pid: u32, happened: &Interval) -> bool {
+        let start = self.started.map_or(f64::NEG_INFINITY, |started| started - START_TOLERANCE);
+        // a replayed record of this pid may be of another process, before or after this run
+        let end = self.ended.map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
+        self.pid == Some(pid) && Interval::new(start, end).overlaps(happened)
+    }
+
+    /// Returns true if a cycle saw this process, and it can have been killed at that time: not long before it was seen,
+    /// nor after a cycle that did not see it any more.
+    pub fn had_process(&self, pid: u32, comm: &str, happened: &Interval) -> bool {
+        let mut gone = self.ended.map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
+        for (at, usage) in self.usage.iter().rev() {
+            if usage.processes.iter().any(|process| process.pid == pid && *process.comm == *comm) {
+                return Interval::new(at - LISTED_AFTER_KILL, gone.max(*at)).overlaps(happened);
+            }
+            gone = *at;
+        }
+        false
+    }
+
+    /// Returns processes and peaks from the newest cycle that saw any.
+    pub fn last_usage(&self) -> Option<&ContainerUsage> {
+        self.usage.back().map(|(_, usage)| &**usage)
+    }
+
+    /// Returns the process with this pid from the newest cycles.
+    pub fn process(&self, pid: u32) -> Option<&ProcessUsage> {
+        let usages = self.usage.iter().rev();
+        usages.flat_map(|(_, usage)| &usage.processes).find(|process| process.pid == pid)
+    }
+
+    /// Records the sample and the processes of a cycle.
+    pub fn record_usage(&mut self, at: Timestamp, usage: &ContainerUsage) {
+        if let Some(sample) = usage.sample {
+            self.history.record(at, sample);
+        }
+        if usage.sample.is_some() || !usage.processes.is_empty() {
+            // a victim is missing in the first cycle after its kill, whose record may be read later
+            self.usage.drain(..self.usage.len().saturating_sub(1));
+            self.usage.push_back((at.unix_seconds(), Arc::new(usage.clone())));
+        }
+    }
+
+    /// Returns the signals of stop requests shortly before this exit, oldest first.
+    pub fn stop_signals_before(&self, at: f64) -> impl Iterator<Item = Option<i32>> {
+        self.asked
+            .iter()
+            .filter(move |(requested, _)| at - requested < STOP_REQUEST_WINDOW)
+            .map(|(_, signal)| *signal)
+    }
+}
