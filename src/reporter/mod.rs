@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use reports::Reports;
 use stats::ReporterStats;
 
-use crate::discover::ContainerId;
+use crate::discover::Inventory;
 use crate::host::HostPaths;
 
 pub use directory::ReporterError;
@@ -32,6 +32,8 @@ pub use directory::ReporterError;
 #[derive(Debug, Default)]
 pub struct ReporterState {
     reports: Mutex<Reports>,
+    /// That of the last cycle.
+    inventory: Mutex<Arc<Inventory>>,
     stats: ReporterStats,
 }
 
@@ -41,11 +43,17 @@ impl ReporterState {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a copy of the reports, without containers that ended.
-    pub fn take(&self, is_running: impl Fn(&ContainerId) -> bool) -> Reports {
+    /// Returns a copy of the reports of a cycle, without containers that ended. From now on processes that connect are those of
+    /// this inventory's containers.
+    pub fn take(&self, inventory: &Arc<Inventory>) -> Reports {
+        *self.inventory.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(inventory);
         let mut reports = self.lock();
-        reports.retain(is_running);
+        reports.retain(|id| inventory.containers.iter().any(|container| container.id == *id));
         reports.clone()
+    }
+
+    fn inventory(&self) -> Arc<Inventory> {
+        Arc::clone(&self.inventory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns the counters.

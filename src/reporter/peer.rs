@@ -8,9 +8,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::reports::ProcessKey;
 use super::stats::ReportRejection;
-use crate::discover::ContainerId;
+use crate::discover::{ContainerId, Inventory};
 use crate::host::{Dir, HostPaths, ReadError, unix_peer};
-use crate::parse::container_id;
 use crate::parse::process::{Stat, cgroup_path};
 
 /// A connected process.
@@ -20,6 +19,8 @@ pub struct ReportingPeer {
     pub key: ProcessKey,
     /// Readable once the process has ended.
     pub pidfd: OwnedFd,
+    /// Its path in `/proc/PID/cgroup` when it connected.
+    cgroup: String,
     /// Its container.
     pub container: ContainerId,
 }
@@ -37,6 +38,7 @@ impl ReportingPeer {
         socket: impl AsFd,
         host_paths: &HostPaths,
         cgroup_v1: bool,
+        inventory: &Inventory,
     ) -> Result<Self, ReportRejection> {
         let pid = unix_peer::connected_pid(&socket).map_err(|_| ReportRejection::Peer)?;
         let raw = Pid::from_raw(pid.cast_signed()).ok_or(ReportRejection::Peer)?;
@@ -49,8 +51,14 @@ impl ReportingPeer {
         if has_ended(&pidfd) {
             return Err(ReportRejection::Peer);
         }
-        let container = container_id::in_path(&cgroup).last().ok_or(ReportRejection::NoContainer)?;
-        Ok(Self { key: (pid, start_ticks), pidfd, container: ContainerId::new(container.id) })
+        let container = inventory.owner_of_path(&cgroup).ok_or(ReportRejection::NoContainer)?;
+        Ok(Self { key: (pid, start_ticks), pidfd, cgroup, container })
+    }
+
+    /// Returns true if the process is of the same container by this inventory, which may know more containers than the one by
+    /// which it was identified.
+    pub fn is_owned_alike(&self, inventory: &Inventory) -> bool {
+        inventory.owner_of_path(&self.cgroup).as_ref() == Some(&self.container)
     }
 }
 

@@ -19,6 +19,7 @@ use super::peer::ReportingPeer;
 use super::rate_limit::RateLimit;
 use super::stats::ReportRejection;
 use crate::clock::Timestamp;
+use crate::discover::Inventory;
 use crate::host::bounds::{REPORTER_CONNECTIONS, REPORTER_CONNECTIONS_OF_CONTAINER};
 use crate::host::{HostPaths, unix_peer};
 
@@ -40,6 +41,8 @@ pub struct Server {
     state: Arc<ReporterState>,
     host_paths: HostPaths,
     cgroup_v1: bool,
+    /// That by which the connected processes have their containers.
+    inventory: Arc<Inventory>,
     accepts: RateLimit,
     /// New connections are over their rate, which was counted.
     is_limited: bool,
@@ -76,6 +79,7 @@ impl Server {
             state,
             host_paths,
             cgroup_v1,
+            inventory: Arc::default(),
             accepts,
             is_limited: false,
             is_failing: false,
@@ -89,7 +93,10 @@ impl Server {
         let mut buffer = vec![0; MAX_PACKET_BYTES];
         loop {
             match self.wait(Timestamp::now()) {
-                Ok(ready) => ready.into_iter().for_each(|source| self.serve(source, &mut buffer)),
+                Ok(ready) => {
+                    self.refresh_owners();
+                    ready.into_iter().for_each(|source| self.serve(source, &mut buffer));
+                }
                 Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::warn!(%error, "poll of the reporter's connections failed");
@@ -122,6 +129,20 @@ impl Server {
         poll(&mut polled, Some(&timeout))?;
         let ready = std::iter::zip(sources, &polled).filter(|(_, polled)| !polled.revents().is_empty());
         Ok(ready.map(|(source, _)| source).collect())
+    }
+
+    /// Closes the connections of processes that belong to another container by a new inventory: a container in a container
+    /// became known. They connect again.
+    fn refresh_owners(&mut self) {
+        let inventory = self.state.inventory();
+        if Arc::ptr_eq(&inventory, &self.inventory) {
+            return;
+        }
+        let moved =
+            self.connections.iter().filter(|(_, connection)| !connection.peer.is_owned_alike(&inventory));
+        let moved: Vec<u64> = moved.map(|(number, _)| *number).collect();
+        moved.into_iter().for_each(|number| self.close(number));
+        self.inventory = inventory;
     }
 
     fn serve(&mut self, source: PollTarget, buffer: &mut [u8]) {
@@ -168,7 +189,7 @@ impl Server {
     }
 
     fn add(&mut self, socket: OwnedFd) -> Result<(), ReportRejection> {
-        let peer = ReportingPeer::identify(&socket, &self.host_paths, self.cgroup_v1)?;
+        let peer = ReportingPeer::identify(&socket, &self.host_paths, self.cgroup_v1, &self.inventory)?;
         let earlier = self.connections.iter().find(|(_, other)| other.peer.key == peer.key);
         if let Some(number) = earlier.map(|(number, _)| *number) {
             self.close(number); // one for each process: it connected again

@@ -3,7 +3,7 @@
 //! | file | question |
 //! | --- | --- |
 //! | `count.rs` | how many kills were there? |
-//! | `owner.rs`, `path_owner.rs` | to which container and run did the victim belong? |
+//! | `owner.rs` | to which container and run did the victim belong? |
 //! | `match_counters.rs`, `cgroup_counters.rs` | the same, by evidence that has numbers but no pids |
 //! | `victim.rs` | did the kill end the container? |
 //! | `exit_reason.rs` | why did the container exit? |
@@ -19,7 +19,6 @@ mod count;
 mod exit_reason;
 mod match_counters;
 mod owner;
-mod path_owner;
 mod victim;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -30,7 +29,7 @@ use crate::clock::Timestamp;
 use crate::collect::cgroup_oom_events::CounterReading;
 use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::config::Filter;
-use crate::discover::{ContainerId, EventKind, RuntimeEvent};
+use crate::discover::{ContainerId, EventKind, PathOwner, RuntimeEvent};
 use crate::ledger::container_table::{ContainerTable, RunTransition};
 use crate::ledger::events::{ContainerLabels, Evidence, GpuError, Kill, KillOwner, LedgerEvent, OomScope};
 use crate::ledger::exchange::{ContainerFigures, CycleReport, LedgerFigures};
@@ -44,7 +43,6 @@ use count::{LogFinding, OomAccounting};
 use exit_reason::PendingExit;
 pub use owner::PersistedKill;
 use owner::{Hints, PendingKill};
-use path_owner::PathOwner;
 
 /// How long a late record can still fill a gap.
 const LATE_RECORD_TIMEOUT: Duration = Duration::from_secs(600);
