@@ -26,7 +26,7 @@ use stats::ReporterStats;
 use crate::discover::Inventory;
 use crate::host::HostPaths;
 
-pub use directory::ReporterError;
+pub use directory::{ReporterError, is_served};
 
 /// What the reporter's thread shares with the cycle.
 #[derive(Debug, Default)]
@@ -60,11 +60,6 @@ impl ReporterState {
     pub fn stats(&self) -> &ReporterStats {
         &self.stats
     }
-}
-
-/// Returns true if a memledger receives reports in the directory.
-pub fn is_served(directory: &Path) -> bool {
-    directory::is_served(directory)
 }
 
 /// Prepares the directory, writes the Python client into it, and starts the thread that serves the socket.

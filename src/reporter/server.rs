@@ -23,8 +23,8 @@ use crate::discover::Inventory;
 use crate::host::bounds::{REPORTER_CONNECTIONS, REPORTER_CONNECTIONS_OF_CONTAINER};
 use crate::host::{HostPaths, unix_peer};
 
-/// Time between two samples of a process. Half of the age up to which a sample is used.
-const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+/// Time between two samples of a process.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Messages of one connection: per second, and at once.
 const MESSAGES: (u32, u32) = (20, 100);
 /// New connections: per second, and at once. Each costs some reads of `/proc`.
