@@ -278,3 +278,47 @@ impl ReporterConnection {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discover::Container;
+    use crate::reporter::directory;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
+
+    #[test]
+    fn process_of_a_container_that_becomes_known_connects_again() {
+        let (outer, inner) = ("a".repeat(64), "b".repeat(64));
+        let path = format!("docker/{outer}/docker/{inner}");
+        let folder = tempfile::tempdir().unwrap();
+        let (proc, reporter) = (folder.path().join("proc"), folder.path().join("reporter"));
+        let own = proc.join(std::process::id().to_string());
+        std::fs::create_dir_all(&own).unwrap();
+        std::fs::copy("/proc/self/stat", own.join("stat")).unwrap();
+        std::fs::write(own.join("cgroup"), format!("0::/{path}\n")).unwrap();
+        let state = Arc::new(ReporterState::default());
+        let listener = directory::listen(&reporter).unwrap();
+        let host_paths = HostPaths { proc, ..HostPaths::default() };
+        let mut server = Server::new(listener, Arc::clone(&state), host_paths, false);
+        let connected = |server: &mut Server| {
+            let client = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            connect(&client, &SocketAddrUnix::new(reporter.join("reporter.sock")).unwrap()).unwrap();
+            server.accept();
+            client
+        };
+        let owners = |server: &Server| -> Vec<String> {
+            server.connections.values().map(|open| open.peer.container.as_str().to_owned()).collect()
+        };
+        let mut inventory = Inventory::default();
+        let _first = connected(&mut server);
+        for (id, own, wanted) in [(&outer, &path[..71], vec![outer.clone()]), (&inner, &path[..], vec![])] {
+            inventory.containers.push(Container::in_cgroup(id, own));
+            let containers = inventory.containers.clone();
+            state.take(&Arc::new(Inventory { containers, runtimes: vec![] }));
+            server.refresh_owners();
+            assert_eq!(owners(&server), wanted);
+        }
+        let _again = connected(&mut server);
+        assert_eq!(owners(&server), [inner]);
+    }
+}
