@@ -262,7 +262,7 @@ catalog! {
         "Messages that reporting processes could not send, as they say themselves.";
     REPORTER_HOLDERS_WITHHELD = Counter Global "memledger_reporter_holders_withheld_total" ["reason"] max 4,
         "Partitions of a container's GPU memory that were left out of a cycle, by reason.",
-        "`stale`: a sample and the driver's reading were more than 1 s apart; `negative`: the process held less by the driver's reading than torch reported; `unknown_gpu`: torch did not say which GPU it is, and the driver's reading does not either; `unreported`: the driver does not report the memory of a process.";
+        "`stale`: a sample and the driver's reading were more than 1.5 s apart; `negative`: the process held less by the driver's reading than torch reported; `unknown_gpu`: torch did not say which GPU it is, and the driver's reading does not either; `unreported`: the driver does not report the memory of a process.";
 
     CONTAINER_INFO = Info Container "memledger_container_info"
         ["container_id", "image", "runtime", "compose_project", "compose_service", "cgroup_version"] max CONTAINERS,

@@ -152,8 +152,7 @@ impl Sampler {
             run_collector(collector.as_mut(), &context, &mut output);
         }
         if let Some(reporter) = &self.reporter {
-            self.cycle_data.reports =
-                Some(reporter.take(|id| inventory.containers.iter().any(|container| container.id == *id)));
+            self.cycle_data.reports = Some(reporter.take(&inventory));
             reporter.stats().write(&mut series);
         }
         let attribution = attribute(&context, &self.cycle_data, &mut self.gpu_holders, &mut series);

@@ -1,6 +1,6 @@
 """The reporter of this process: counters that the program raises, and a thread that sends them.
 
-The program's own threads only count and note; the reporter's thread does everything that touches the socket, twice a second or as
+The program's own threads only count and note; the reporter's thread does everything that touches the socket, once a second or as
 often as memledger wants. A forked child reports nothing until it starts a reporter of its own: its parent's connection is the
 parent's.
 """
@@ -20,11 +20,11 @@ from memledger._records import Record, Records
 from memledger._version import __version__
 
 #: Seconds between two samples until memledger asks for another interval, and the limits of what it may ask for.
-INTERVAL_SECONDS = 0.5
+INTERVAL_SECONDS = 1.0
 MIN_INTERVAL_SECONDS = 0.1
 MAX_INTERVAL_SECONDS = 60.0
 #: Scopes that are sent with one sample: memledger accepts twenty messages per second.
-SCOPES_PER_SAMPLE = 6
+SCOPES_PER_SAMPLE = 12
 #: Scopes that wait to be sent: the newest of each pair of component and operation.
 MAX_PENDING_SCOPES = 64
 #: Longest wait for the reporter's thread when the program ends.
@@ -110,7 +110,7 @@ class Reporter:
                 self._batch_size = batch_size
 
     def note(self, component: str, operation: str, peak: Optional[int], devices: List[_torch.Device]) -> None:
-        """Records the memory of an operation now, and lets the thread send it."""
+        """Records the memory of an operation now, and lets the thread send it. ``peak`` is in bytes, of all devices."""
         rss = _host.rss_bytes()
         allocated, reserved = _torch.total(devices, "alloc"), _torch.total(devices, "res")
         self.records.add(Record(component, operation, time.time(), rss, allocated, peak, reserved))

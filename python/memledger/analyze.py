@@ -10,8 +10,8 @@ from typing import Any, Callable, Dict, List, Optional
 
 from memledger import _model_memory, _torch
 from memledger._model_memory import Sample
+from memledger._records import MIB
 
-MIB = 1 << 20
 GIB = 1 << 30
 #: Share of the GPU's memory that a training should use at most; the rest is for the CUDA context, fragmentation and peaks.
 SAFETY_MARGIN = 0.7
@@ -177,10 +177,13 @@ def auto_select_batch_size(model: Any, device: Any, start_batch: int = 1, sample
 
     Measured by running them: on a GPU until one runs out of memory or would use more than 70 % of it. On the CPU, where the
     host would be driven out of memory instead, the activations are measured against the available memory. The model
-    keeps no gradients of the search. 0: not even ``start_batch`` fits.
+    keeps no gradients of the search. 0: not even ``start_batch`` fits. Raises ValueError without ``sample``, and for a
+    ``start_batch`` below 1.
     """
     if sample is None:
         raise ValueError("auto_select_batch_size needs sample=, a function that makes the model's inputs for a batch size")
+    if start_batch < 1:
+        raise ValueError(f"start_batch is {start_batch}, and must be at least 1")
     model = model.to(device)
     fits = _fits_gpu if str(device).startswith("cuda") else _host_check(model, sample)
     best, size = 0, start_batch

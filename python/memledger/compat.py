@@ -17,6 +17,7 @@ from memledger._api import cleanup, save_report, start
 from memledger._guard import never_raises
 from memledger._reporter import reporter
 from memledger.analyze import (
+    GIB,
     auto_select_batch_size,
     get_gpu_info,
     monitor_gpu_memory,
@@ -39,8 +40,6 @@ __all__ = [
     "print_memory_analysis",
     "recommend_batch_size",
 ]
-
-GIB = 1 << 30
 
 
 class MemoryTracker:

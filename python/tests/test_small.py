@@ -54,6 +54,15 @@ def test_batch_size_without_sample_names_it():
             raise AssertionError("no error")
 
 
+def test_search_for_a_batch_size_begins_at_one_or_more():
+    try:
+        analyze.auto_select_batch_size(None, "cpu", 0, sample=lambda size: None)
+    except ValueError as error:
+        assert "start_batch is 0" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
 class FakeTensor:
     requires_grad = True
 

@@ -13,8 +13,7 @@ use crate::clock::Timestamp;
 use crate::collect::gpu::{DeviceSample, GpuDevice, GpuProcess, GpuSample, PidTrust, ProcessOwner};
 use crate::collect::process::Process;
 use crate::collect::{Context, CycleData};
-use crate::discover::ContainerId;
-use crate::parse::container_id;
+use crate::discover::{ContainerId, Inventory};
 use crate::series::{Label, NONE, Series};
 
 /// Location of a GPU process.
@@ -28,15 +27,14 @@ enum ProcessLocation {
 
 struct ContainerIndex<'a> {
     by_pid: HashMap<u32, (u64, u32)>,
-    by_id: HashMap<&'a str, u32>,
+    inventory: &'a Inventory,
 }
 
 impl<'a> ContainerIndex<'a> {
     fn of(context: &Context<'a>, cycle_data: &CycleData) -> Self {
         let by_pid =
             cycle_data.processes.iter().map(|(number, p)| (p.pid, (p.meta.start_ticks, number))).collect();
-        let containers = context.inventory.containers.iter().enumerate();
-        Self { by_pid, by_id: containers.map(|(number, c)| (c.id.as_str(), number as u32)).collect() }
+        Self { by_pid, inventory: context.inventory }
     }
 
     fn locate(&self, process: &GpuProcess) -> ProcessLocation {
@@ -50,8 +48,9 @@ impl<'a> ContainerIndex<'a> {
         match self.by_pid.get(&pid) {
             Some((start_ticks, number)) if *start_ticks == owner.start_ticks => Some(*number),
             _ => {
-                let ids = container_id::in_path(&owner.cgroup);
-                ids.filter_map(|found| self.by_id.get(found.id)).last().copied()
+                let id = self.inventory.owner_of_path(&owner.cgroup)?;
+                let at = self.inventory.containers.iter().position(|container| container.id == id)?;
+                Some(at as u32)
             }
         }
     }
@@ -171,7 +170,7 @@ fn device_usage(sample: &GpuSample, context: &Context<'_>, index: &ContainerInde
     let container = |pid: u32, owner: &ProcessOwner| match index.container(pid, owner) {
         Some(number) => Some(context.inventory.containers[number as usize].id.clone()),
         // the container may have ended, or may not be in the inventory yet
-        None => container_id::in_path(&owner.cgroup).next().map(|found| ContainerId::new(found.id)),
+        None => context.inventory.owner_of_path(&owner.cgroup),
     };
     let of_device = |sampled: &DeviceSample| {
         let mut containers = HashMap::new();
@@ -314,6 +313,7 @@ mod tests {
     use super::*;
     use crate::clock::Timestamp;
     use crate::collect::gpu::{DeviceMemory, GpuIdentity, GpuReading, MigInstance};
+    use crate::discover::Container;
     use proptest::prelude::*;
 
     const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
@@ -363,10 +363,15 @@ mod tests {
         GpuDevice { memory, processes, ..GpuDevice::new(Arc::new(identity)) }
     }
 
+    fn inventory() -> Inventory {
+        let of = |id: &str, above: &str| Container::in_cgroup(id, &format!("{above}/{id}"));
+        Inventory { containers: vec![of(A, "docker"), of(B, "kubepods/pod")], runtimes: vec![] }
+    }
+
     fn written(device: &GpuDevice) -> Vec<(FamilyId, u64)> {
         // the process lists contain only pid 1, in container B
-        let index =
-            ContainerIndex { by_pid: HashMap::from([(1, (1, 1))]), by_id: HashMap::from([(A, 0), (B, 1)]) };
+        let inventory = inventory();
+        let index = ContainerIndex { by_pid: HashMap::from([(1, (1, 1))]), inventory: &inventory };
         let mut series = Series::default();
         let devices = std::slice::from_ref(device);
         write_device_memory(0, devices, Some(0), &index, &mut series, &mut GpuAttribution::default());
@@ -443,7 +448,8 @@ mod tests {
             let mut whole = device(0, None);
             whole.memory = DeviceMemory { used, ..DeviceMemory::default() };
             devices.insert(0, whole);
-            let index = ContainerIndex { by_pid: HashMap::new(), by_id: HashMap::from([(A, 0), (B, 1)]) };
+            let inventory = inventory();
+            let index = ContainerIndex { by_pid: HashMap::new(), inventory: &inventory };
             let mut series = Series::default();
             write_device_memory(0, &devices, Some(0), &index, &mut series, &mut GpuAttribution::default());
             for (gpu, device) in (0_u32..).zip(&devices) {
@@ -465,10 +471,13 @@ mod tests {
     #[test]
     fn process_list_outweighs_cgroup_unless_pid_was_reused() {
         let mut process = process(1, Some(5), 0);
-        let index =
-            ContainerIndex { by_pid: HashMap::from([(1, (1, 1))]), by_id: HashMap::from([(A, 0), (B, 1)]) };
+        let inventory = inventory();
+        let index = ContainerIndex { by_pid: HashMap::from([(1, (1, 1))]), inventory: &inventory };
         assert_eq!(index.locate(&process), ProcessLocation::Container(1));
         process.owner.as_mut().unwrap().start_ticks = 99;
+        assert_eq!(index.locate(&process), ProcessLocation::Container(0));
+        // a cgroup that container A named after B
+        process.owner.as_mut().unwrap().cgroup = format!("/docker/{A}/docker/{B}").into();
         assert_eq!(index.locate(&process), ProcessLocation::Container(0));
         process.owner = None;
         assert_eq!(index.locate(&process), ProcessLocation::Unknown);

@@ -16,8 +16,9 @@ use crate::reporter::message::{TorchMemory, normalized_uuid};
 use crate::reporter::reports::{ContainerReports, DeviceUuid, ReportingProcess, Reports, ScopeMemory};
 use crate::series::{Label, NONE, Series};
 
-/// Maximum time between a sample of a process and the driver's reading with which it is combined.
-const MAX_SKEW: Duration = Duration::from_secs(1);
+/// Maximum time between a sample of a process and the driver's reading with which it is combined. Both are taken once a second,
+/// so the newest of one is up to a second older than the newest of the other, and later than that on a busy host.
+const MAX_SKEW: Duration = Duration::from_millis(1_500);
 /// Maximum age of exported figures of a process, which may be stopped or busy.
 const MAX_AGE: Duration = Duration::from_secs(5);
 
@@ -392,7 +393,7 @@ mod tests {
             processes in prop::collection::vec((
                 0_u32..2,
                 proptest::option::weighted(0.9, 0_u64..1 << 36),
-                proptest::option::of((0_u64..1 << 36, 0_u64..1 << 36, 0_u64..1_500)),
+                proptest::option::of((0_u64..1 << 36, 0_u64..1 << 36, 0_u64..2_000)),
                 proptest::bool::weighted(0.9),
             ), 1..8),
         ) {

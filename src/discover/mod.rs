@@ -6,10 +6,11 @@
 pub mod cgroup_tree;
 pub mod cri;
 pub mod docker;
+mod path_owner;
 pub mod registry;
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::config::Filter;
@@ -17,6 +18,7 @@ use crate::host::Waker;
 use crate::parse::kubernetes::{Qos, qos};
 
 pub use cgroup_tree::{Hierarchy, Version};
+pub use path_owner::{PathOwner, owner_of_paths};
 pub use registry::{InventoryUpdate, Registry};
 
 /// The supported runtimes, in order of precedence.
@@ -188,6 +190,27 @@ impl Container {
     }
 }
 
+#[cfg(test)]
+impl Container {
+    /// Returns a container of which only the id and the cgroup are known.
+    pub fn in_cgroup(id: &str, path: &str) -> Arc<Self> {
+        Arc::new(Self {
+            id: ContainerId::new(id),
+            identity: Identity::named(id),
+            runtime: "unknown",
+            pod: None,
+            image: "".into(),
+            compose_project: "".into(),
+            compose_service: "".into(),
+            settings: vec![],
+            gpus: Arc::default(),
+            started: None,
+            cgroup: Some(Arc::new(Cgroup { path: path.into(), inode: None, below: vec![], is_cut: false })),
+            nested: false,
+        })
+    }
+}
+
 /// Paths of a container's cgroup, relative to the root of the hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
@@ -208,6 +231,27 @@ pub struct Inventory {
     pub containers: Vec<Arc<Container>>,
     /// Runtimes that have, or had, a socket: name and whether memledger is connected.
     pub runtimes: Vec<(&'static str, bool)>,
+}
+
+impl Inventory {
+    /// Returns the container of a process by its path in `/proc/PID/cgroup`; `None` if it is in none. The container may not be
+    /// in the inventory.
+    ///
+    /// The path begins at the root of memledger's cgroup namespace, so it is compared from its end. It contains every
+    /// container around the process, so a cgroup that is only named after a container is not taken for it.
+    pub fn owner_of_path(&self, path: &str) -> Option<ContainerId> {
+        let is_own_path = |id: &ContainerId, path: &str| {
+            let container = self.containers.iter().find(|container| container.id == *id);
+            let Some(own) = container.and_then(|container| container.cgroup.as_ref()) else { return false };
+            let names = Path::new(path).components().filter(|part| matches!(part, Component::Normal(_)));
+            let path: PathBuf = names.collect();
+            path.ancestors().any(|above| above.file_name().is_some() && own.path.ends_with(above))
+        };
+        match owner_of_paths([path], is_own_path) {
+            PathOwner::Container(id) => Some(id),
+            PathOwner::Host | PathOwner::Unknown => None,
+        }
+    }
 }
 
 /// An event of a container, for the ledger.
@@ -443,6 +487,34 @@ fn push_ended(ended: &mut Vec<ContainerRecord>, record: ContainerRecord) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn process_belongs_to_the_container_whose_own_cgroup_is_on_its_path() {
+        let (a, b, c) = ("a".repeat(64), "b".repeat(64), "c".repeat(64));
+        let inner = format!("pods/docker-{a}.scope/kubelet/cri-containerd-{c}.scope");
+        let known =
+            [(&a, format!("pods/docker-{a}.scope")), (&b, format!("docker/{b}")), (&c, inner.clone())];
+        let containers = known.iter().map(|(id, path)| Container::in_cgroup(id, path)).collect();
+        let inventory = Inventory { containers, runtimes: vec![] };
+        for (path, owner) in [
+            (format!("/docker/{b}"), Some(&b)),
+            (format!("/docker/{b}/x/{a}"), Some(&b)),
+            (format!("/pods/docker-{a}.scope/docker/{b}"), Some(&a)),
+            (format!("/{inner}/x"), Some(&c)),
+            // in a cgroup namespace of memledger's own
+            (format!("/../../docker/{b}/docker/{c}"), Some(&b)),
+            (format!("/../docker-{a}.scope/kubelet/cri-containerd-{c}.scope"), Some(&c)),
+            (format!("/../docker-{a}.scope/docker/{b}"), Some(&a)),
+            ("/../system.slice/ssh.service".to_owned(), None),
+            ("/".to_owned(), None),
+        ] {
+            assert_eq!(
+                inventory.owner_of_path(&path).as_ref().map(ContainerId::as_str),
+                owner.map(String::as_str),
+                "{path}"
+            );
+        }
+    }
 
     #[test]
     fn full_queue_drops_and_counts_oldest_events() {

@@ -23,16 +23,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use reports::Reports;
 use stats::ReporterStats;
 
-use crate::discover::ContainerId;
+use crate::discover::Inventory;
 use crate::host::HostPaths;
 use crate::host::panics::run_essential;
 
-pub use directory::ReporterError;
+pub use directory::{ReporterError, is_served};
 
 /// What the reporter's thread shares with the cycle.
 #[derive(Debug, Default)]
 pub struct ReporterState {
     reports: Mutex<Reports>,
+    /// That of the last cycle.
+    inventory: Mutex<Arc<Inventory>>,
     stats: ReporterStats,
 }
 
@@ -42,22 +44,23 @@ impl ReporterState {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a copy of the reports, without containers that ended.
-    pub fn take(&self, is_running: impl Fn(&ContainerId) -> bool) -> Reports {
+    /// Returns a copy of the reports of a cycle, without containers that ended. From now on processes that connect are those of
+    /// this inventory's containers.
+    pub fn take(&self, inventory: &Arc<Inventory>) -> Reports {
+        *self.inventory.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(inventory);
         let mut reports = self.lock();
-        reports.retain(is_running);
+        reports.retain(|id| inventory.containers.iter().any(|container| container.id == *id));
         reports.clone()
+    }
+
+    fn inventory(&self) -> Arc<Inventory> {
+        Arc::clone(&self.inventory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns the counters.
     pub fn stats(&self) -> &ReporterStats {
         &self.stats
     }
-}
-
-/// Returns true if a memledger receives reports in the directory.
-pub fn is_served(directory: &Path) -> bool {
-    directory::is_served(directory)
 }
 
 /// Prepares the directory, writes the Python client into it, and starts the thread that serves the socket.

@@ -4,9 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::reports::ProcessKey;
 use super::stats::ReportRejection;
-use crate::discover::ContainerId;
+use crate::discover::{ContainerId, Inventory};
 use crate::host::{Dir, HostPaths, ReadError, unix_peer};
-use crate::parse::container_id;
 use crate::parse::process::{Stat, cgroup_path};
 
 /// A connected process.
@@ -16,6 +15,8 @@ pub struct ReportingPeer {
     pub key: ProcessKey,
     /// Readable once the process has ended.
     pub pidfd: OwnedFd,
+    /// Its path in `/proc/PID/cgroup` when it connected.
+    cgroup: String,
     /// Its container.
     pub container: ContainerId,
 }
@@ -33,6 +34,7 @@ impl ReportingPeer {
         socket: impl AsFd,
         host_paths: &HostPaths,
         cgroup_v1: bool,
+        inventory: &Inventory,
     ) -> Result<Self, ReportRejection> {
         let connected = unix_peer::connected_process(&socket).map_err(|_| ReportRejection::Peer)?;
         let (pid, pidfd) = connected.ok_or(ReportRejection::Peer)?;
@@ -41,8 +43,14 @@ impl ReportingPeer {
         if unix_peer::has_ended(&pidfd) {
             return Err(ReportRejection::Peer);
         }
-        let container = container_id::in_path(&cgroup).last().ok_or(ReportRejection::NoContainer)?;
-        Ok(Self { key: (pid, start_ticks), pidfd, container: ContainerId::new(container.id) })
+        let container = inventory.owner_of_path(&cgroup).ok_or(ReportRejection::NoContainer)?;
+        Ok(Self { key: (pid, start_ticks), pidfd, cgroup, container })
+    }
+
+    /// Returns true if the process is of the same container by this inventory, which may know more containers than the one by
+    /// which it was identified.
+    pub fn is_owned_alike(&self, inventory: &Inventory) -> bool {
+        inventory.owner_of_path(&self.cgroup).as_ref() == Some(&self.container)
     }
 }
 

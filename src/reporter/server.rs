@@ -20,11 +20,12 @@ use super::peer::ReportingPeer;
 use super::rate_limit::RateLimit;
 use super::stats::ReportRejection;
 use crate::clock::Timestamp;
+use crate::discover::Inventory;
 use crate::host::bounds::{REPORTER_CONNECTIONS, REPORTER_CONNECTIONS_OF_CONTAINER};
 use crate::host::{HostPaths, unix_peer};
 
-/// Time between two samples of a process. Half of the age up to which a sample is used.
-const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+/// Time between two samples of a process.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Messages of one connection: per second, and at once.
 const MESSAGES: (u32, u32) = (20, 100);
 /// New connections: per second, and at once. Each costs some reads of `/proc`.
@@ -41,6 +42,8 @@ pub struct Server {
     state: Arc<ReporterState>,
     host_paths: HostPaths,
     cgroup_v1: bool,
+    /// That by which the connected processes have their containers.
+    inventory: Arc<Inventory>,
     accepts: RateLimit,
     /// New connections are over their rate, which was counted.
     is_limited: bool,
@@ -77,6 +80,7 @@ impl Server {
             state,
             host_paths,
             cgroup_v1,
+            inventory: Arc::default(),
             accepts,
             is_limited: false,
             is_failing: false,
@@ -90,7 +94,10 @@ impl Server {
         let mut buffer = vec![0; MAX_PACKET_BYTES];
         loop {
             match self.wait(Timestamp::now()) {
-                Ok(ready) => ready.into_iter().for_each(|source| self.serve_or_close(source, &mut buffer)),
+                Ok(ready) => {
+                    self.refresh_owners();
+                    ready.into_iter().for_each(|source| self.serve_or_close(source, &mut buffer));
+                }
                 Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::warn!(%error, "poll of the reporter's connections failed");
@@ -132,6 +139,20 @@ impl Server {
         {
             self.close(number);
         }
+    }
+
+    /// Closes the connections of processes that belong to another container by a new inventory: a container in a container
+    /// became known. They connect again.
+    fn refresh_owners(&mut self) {
+        let inventory = self.state.inventory();
+        if Arc::ptr_eq(&inventory, &self.inventory) {
+            return;
+        }
+        let moved =
+            self.connections.iter().filter(|(_, connection)| !connection.peer.is_owned_alike(&inventory));
+        let moved: Vec<u64> = moved.map(|(number, _)| *number).collect();
+        moved.into_iter().for_each(|number| self.close(number));
+        self.inventory = inventory;
     }
 
     fn serve(&mut self, source: PollTarget, buffer: &mut [u8]) {
@@ -178,7 +199,7 @@ impl Server {
     }
 
     fn add(&mut self, socket: OwnedFd) -> Result<(), ReportRejection> {
-        let peer = ReportingPeer::identify(&socket, &self.host_paths, self.cgroup_v1)?;
+        let peer = ReportingPeer::identify(&socket, &self.host_paths, self.cgroup_v1, &self.inventory)?;
         let earlier = self.connections.iter().find(|(_, other)| other.peer.key == peer.key);
         if let Some(number) = earlier.map(|(number, _)| *number) {
             self.close(number); // one for each process: it connected again
@@ -265,5 +286,49 @@ impl ReporterConnection {
             Message::Ignored => {}
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discover::Container;
+    use crate::reporter::directory;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
+
+    #[test]
+    fn process_of_a_container_that_becomes_known_connects_again() {
+        let (outer, inner) = ("a".repeat(64), "b".repeat(64));
+        let path = format!("docker/{outer}/docker/{inner}");
+        let folder = tempfile::tempdir().unwrap();
+        let (proc, reporter) = (folder.path().join("proc"), folder.path().join("reporter"));
+        let own = proc.join(std::process::id().to_string());
+        std::fs::create_dir_all(&own).unwrap();
+        std::fs::copy("/proc/self/stat", own.join("stat")).unwrap();
+        std::fs::write(own.join("cgroup"), format!("0::/{path}\n")).unwrap();
+        let state = Arc::new(ReporterState::default());
+        let listener = directory::listen(&reporter).unwrap();
+        let host_paths = HostPaths { proc, ..HostPaths::default() };
+        let mut server = Server::new(listener, Arc::clone(&state), host_paths, false);
+        let connected = |server: &mut Server| {
+            let client = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            connect(&client, &SocketAddrUnix::new(reporter.join("reporter.sock")).unwrap()).unwrap();
+            server.accept();
+            client
+        };
+        let owners = |server: &Server| -> Vec<String> {
+            server.connections.values().map(|open| open.peer.container.as_str().to_owned()).collect()
+        };
+        let mut inventory = Inventory::default();
+        let _first = connected(&mut server);
+        for (id, own, wanted) in [(&outer, &path[..71], vec![outer.clone()]), (&inner, &path[..], vec![])] {
+            inventory.containers.push(Container::in_cgroup(id, own));
+            let containers = inventory.containers.clone();
+            state.take(&Arc::new(Inventory { containers, runtimes: vec![] }));
+            server.refresh_owners();
+            assert_eq!(owners(&server), wanted);
+        }
+        let _again = connected(&mut server);
+        assert_eq!(owners(&server), [inner]);
     }
 }

@@ -86,7 +86,8 @@ fn the_dry_run_passes_if_all_values_agree() {
     let report = dry.report();
     assert!(report.contains("every comparison held") && report.contains("A dry run"), "{report}");
     assert!(!report.contains("| FAILED |"), "{report}");
-    for part in ["known", "devices", "two", "spike", "leak", "compute", "exhaust", "ends", "always"] {
+    for part in ["known", "devices", "two", "inside", "spike", "leak", "compute", "exhaust", "ends", "always"]
+    {
         assert!(report.contains(&format!("| ok | {part} |")), "nothing was compared in {part}: {report}");
     }
     let trees = std::fs::read_to_string(dry.out().join("trees.jsonl")).unwrap();
@@ -172,6 +173,11 @@ fn check_fails_if_growth_differs_from_torch() {
 #[test]
 fn check_fails_if_the_total_differs_from_cuda() {
     assert_reported("torch-total", "devices", "total: as CUDA");
+}
+
+#[test]
+fn check_fails_if_the_view_from_inside_differs_from_torch() {
+    assert_reported("torch-statistics", "inside", "tensors: as torch's");
 }
 
 #[test]

@@ -105,7 +105,17 @@ def inherited():
         yield
 
 
-attack = {"garbage": garbage, "flood": flood, "crowd": crowd, "inherited": inherited}[ATTACK]()
+def neighbour():
+    """Reports from a cgroup that has the id of another container for its name."""
+    connection = connected()
+    send(connection, HELLO)
+    send(connection, {"t": "step", "n": 3})
+    while True:
+        yield
+
+
+ATTACKS = {"garbage": garbage, "flood": flood, "crowd": crowd, "inherited": inherited, "neighbour": neighbour}
+attack = ATTACKS[ATTACK]()
 next(attack)
 print("ready", flush=True)
 for _ in attack:

@@ -1,10 +1,12 @@
-//! Clients of the socket for reports from inside that lie, flood, crowd it, or use the connection of another process.
+//! Clients of the socket for reports from inside that lie, flood, crowd it, use the connection of another process, or take the
+//! id of another container for the name of a cgroup of their own.
 //! Unprivileged. A program that reports honestly runs beside them, with the client that memledger ships.
 
 use std::os::unix::fs::PermissionsExt;
 
 use super::{Attacker, Siege, has_memory};
 use crate::support::Metrics;
+use crate::support::cgroups::{TestCgroup, new_id};
 
 /// Counts a hundred steps, and a hundred more with each line.
 const HONEST: &str = "
@@ -20,10 +22,18 @@ while True:
 
 /// Runs an attack and returns the metrics after it. `seen` is what the attack must lead to.
 fn attack(name: &str, seen: impl Fn(&Metrics, &str) -> Result<(), String>) -> (Siege, Attacker, Metrics) {
+    attack_by(Attacker::limited(256), Attacker::limited(64), name, seen)
+}
+
+fn attack_by(
+    mut attacker: Attacker,
+    mut honest: Attacker,
+    name: &str,
+    seen: impl Fn(&Metrics, &str) -> Result<(), String>,
+) -> (Siege, Attacker, Metrics) {
     let folder = tempfile::Builder::new().prefix("mlt-reporter-").tempdir().expect("a folder");
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("a mode");
     let directory = folder.path().join("reporter");
-    let (mut attacker, mut honest) = (Attacker::limited(256), Attacker::limited(64));
     let flag = format!("--reporter.directory={}", directory.display());
     let mut siege = Siege::of(&[attacker.name(), honest.name()], &[&flag]);
     let client = directory.join("python");
@@ -96,4 +106,17 @@ fn inherited_connection_is_not_believed_and_brings_no_descriptors() {
     let open = |metrics: &Metrics| metrics.value("process_open_fds", &[]);
     let later = siege.memledger.fresh_metrics();
     assert!(open(&later) < open(&metrics) + 20.0, "{} and {}", open(&metrics), open(&later));
+}
+
+#[test]
+fn process_in_a_cgroup_named_after_another_container_reports_for_its_own() {
+    let honest = Attacker::limited(64);
+    let own = new_id();
+    let path = format!("memledger-tests/{own}/docker/{}", honest.cgroup.id);
+    let attacker = Attacker { cgroup: TestCgroup::at(&path, &own), process: None };
+    attack_by(attacker, honest, "neighbour", |metrics, own| {
+        let labels = [(super::LABEL, own), ("rank", "0")];
+        let steps = metrics.ask("memledger_container_training_steps_total", &labels)?;
+        (steps == 3.0).then_some(()).ok_or_else(|| format!("{steps} steps of the container itself"))
+    });
 }

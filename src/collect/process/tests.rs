@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::pid_lists::pids_of;
 use super::*;
 use crate::collect::{CycleData, ReadErrors};
-use crate::discover::{Cgroup, Hierarchy, Identity, Inventory};
+use crate::discover::{Cgroup, Hierarchy, Inventory};
 use crate::host::HostPaths;
 use crate::series::Series;
 
@@ -143,25 +143,10 @@ impl Host {
 }
 
 fn container(path: &str, below: &[PathBuf]) -> Arc<Container> {
-    Arc::new(Container {
-        id: ContainerId::new(path),
-        identity: Identity::named(path),
-        runtime: "unknown",
-        pod: None,
-        image: "".into(),
-        compose_project: "".into(),
-        compose_service: "".into(),
-        settings: vec![],
-        gpus: Arc::default(),
-        started: None,
-        cgroup: Some(Arc::new(Cgroup {
-            path: path.into(),
-            inode: None,
-            below: below.to_vec(),
-            is_cut: false,
-        })),
-        nested: false,
-    })
+    let mut container = Arc::unwrap_or_clone(Container::in_cgroup(path, path));
+    let cgroup = Cgroup { path: path.into(), inode: None, below: below.to_vec(), is_cut: false };
+    container.cgroup = Some(Arc::new(cgroup));
+    Arc::new(container)
 }
 
 fn skip(reason: &str) {

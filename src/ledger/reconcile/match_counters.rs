@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use super::Reconciler;
 use super::cgroup_counters::Count;
-use super::path_owner::PathOwner;
 use super::victim::EXIT_WINDOW;
 use crate::clock::Timestamp;
-use crate::discover::ContainerId;
+use crate::discover::{ContainerId, PathOwner};
 use crate::ledger::container_table::ContainerState;
 use crate::ledger::events::Evidence;
 use crate::ledger::interval::Interval;

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `count.rs` | how many kills were there? |
 //! | `gaps.rs` | which of them have no record, and which record is late? |
-//! | `owner.rs`, `path_owner.rs` | to which container and run did the victim belong? |
+//! | `owner.rs` | to which container and run did the victim belong? |
 //! | `match_counters.rs`, `cgroup_counters.rs` | the same, by evidence that has numbers but no pids |
 //! | `victim.rs` | did the kill end the container? |
 //! | `exit_reason.rs` | why did the container exit? |
@@ -21,7 +21,6 @@ mod exit_reason;
 mod gaps;
 mod match_counters;
 mod owner;
-mod path_owner;
 mod victim;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};

@@ -13,10 +13,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::path_owner::{PathOwner, owner_of_paths};
 use super::{ProcInfo, Reconciler};
 use crate::clock::Timestamp;
-use crate::discover::ContainerId;
+use crate::discover::{ContainerId, PathOwner, owner_of_paths};
 use crate::ledger::container_table::ContainerState;
 use crate::ledger::events::{ContainerRef, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
 use crate::ledger::interval::Interval;

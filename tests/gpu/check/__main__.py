@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -30,10 +31,11 @@ DEVICE_TOLERANCE = 16 * MIB
 TOTAL_TOLERANCE = 512 * MIB
 # what a CUDA context may take beside torch's own memory
 OVERHEAD = (16 * MIB, 3072 * MIB)
-PARTS = ["known", "devices", "two", "spike", "leak", "compute", "exhaust", "ends", "trees"]
+PARTS = ["known", "devices", "two", "inside", "spike", "leak", "compute", "exhaust", "ends", "trees"]
 
 PROCESS = "memledger_process_gpu_memory_used_bytes"
 CONTAINER = "memledger_container_gpu_memory_used_bytes"
+HOLDER = "memledger_container_gpu_memory_holder_bytes"
 HOST = "memledger_gpu_host_processes_memory_bytes"
 REST = "memledger_gpu_memory_unattributed_bytes"
 
@@ -97,6 +99,8 @@ class Check:
             self.env["PYTHONPATH"] = options.stand_in
             self.env["STANDIN_STATE"] = options.nvml_library + ".json"
             os.environ["STANDIN_STATE"] = self.env["STANDIN_STATE"]
+        # the path of a socket has at most 107 bytes, and that of the report may have more
+        self.reporter = tempfile.mkdtemp(prefix="memledger-check-reporter-")
         record = os.path.join(self.out, "cgroups.txt")
         open(record, "w").close()
         self.cgroups, self.smi = Cgroups(record), Smi(options.nvidia_smi)
@@ -152,7 +156,7 @@ class Check:
         # PyTorch may count GPUs in another order
         self.env["CUDA_VISIBLE_DEVICES"] = self.uuid
         self.baseline = self.smi.mib(gpu["memory.used"])
-        flags = list(self.cgroups.flags)
+        flags = [*self.cgroups.flags, f"--reporter.directory={self.reporter}"]
         library = self.options.nvml_library or nvml_elsewhere()
         if library:
             flags.append(f"--gpu.nvml-library={library}")
@@ -174,8 +178,11 @@ class Check:
         """Four PyTorch processes at once: two in one container, one in another, one in none."""
         a, b = self.cgroups.container(), self.cgroups.container()
         places = {"first": a, "second": a, "other": b, "host": None}
+        # as in a container that mounts the directory: nothing else makes them report
+        paths = [os.path.join(self.reporter, "python"), self.env.get("PYTHONPATH")]
+        env = {**self.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         for name, place in places.items():
-            self.workers[name] = Worker(self.python, self.cgroups, place, self.env)
+            self.workers[name] = Worker(self.python, self.cgroups, place, env)
         for worker in self.workers.values():
             worker.start()
         told = self.workers["first"].first
@@ -287,6 +294,41 @@ class Check:
         ours = sum(value for labels, value in metrics.all(PROCESS, gpu_uuid=self.uuid) if not labels.get("container_name"))
         self.compare("processes of the host: their sum", metrics.get(HOST, gpu_uuid=self.uuid, gpu_instance_id=""), ours, 0)
         self.between("processes of the host: ours among them", ours, own["host"], 1 << 50)
+
+    def inside(self):
+        """What the two processes of a container report of themselves: torch's own figures, and with the rest the driver's."""
+        if not self.needs_processes() or not self.needs_containers("all of it"):
+            return
+        workers = [self.workers[name] for name in ("first", "second")]
+        for worker, mib in zip(workers, (512, 384)):
+            worker.do("alloc", name="tensors", mib=mib)
+        workers[0].do("alloc", name="cache", mib=256)
+        workers[0].do("drop", name="cache")
+        told = [worker.do("tell") for worker in workers]
+        tensors = sum(one["allocated"] for one in told)
+        wanted = {"tensors": tensors, "torch_cache": sum(one["reserved"] for one in told) - tensors, "not_reporting": 0}
+        labels = {"gpu_uuid": self.uuid, "container_name": workers[0].container[:12]}
+
+        def look():
+            self.settle(workers[0])
+            metrics = self.settle(workers[1])[0]
+            holders = {own["holder"]: value for own, value in metrics.all(HOLDER, **labels)}
+            look.last = (metrics, holders)
+            return all(holders.get(holder) == value for holder, value in wanted.items())
+        wait_for(look, 10)
+        metrics, holders = look.last
+        for holder, value in wanted.items():
+            self.compare(f"{holder}: as torch's", holders.get(holder), value, 0)
+        self.between("outside of torch: two contexts", holders.get("outside_torch"), *(2 * bytes for bytes in OVERHEAD))
+        smi = self.smi.processes(self.uuid)
+        together = sum(smi.get(worker.pid) or 0 for worker in workers)
+        self.compare("tensors, cache and outside together: as nvidia-smi's sum",
+                     sum(holders.values()) if holders else None, together, 2 * PROCESS_TOLERANCE)
+        rejected = {own["reason"]: count for own, count in metrics.all("memledger_reporter_rejected_total") if count}
+        rejected.pop("no_container", None)  # the process of the host
+        self.compare_text("every message of torch's processes was accepted", str(rejected or "yes"), "yes")
+        for worker in workers:
+            worker.do("free", name="tensors")
 
     def spike(self):
         """300 ms at 3 GiB more, which a scrape would miss and the peak must not."""
@@ -426,6 +468,7 @@ class Check:
         Process.end_all()
         if self.memledger:
             self.memledger.end()
+        shutil.rmtree(self.reporter, ignore_errors=True)
         left = self.cgroups.remove()
         if left:
             self.note(f"left behind: {left}")

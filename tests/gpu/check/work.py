@@ -84,6 +84,8 @@ def main():
         elif do == "free":
             held.pop(order["name"], None)
             torch.cuda.empty_cache()
+        elif do == "drop":  # stays in torch's cache
+            held.pop(order["name"], None)
         elif do == "end":
             break
         elif do != "tell":

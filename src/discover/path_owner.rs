@@ -1,6 +1,6 @@
 //! Finds the owner of a cgroup path. Pure.
 
-use crate::discover::ContainerId;
+use super::ContainerId;
 use crate::parse::container_id;
 
 /// The owner of a path.
@@ -14,7 +14,7 @@ pub enum PathOwner {
     Unknown,
 }
 
-/// Returns the owner of the victim, considering all ways in which the kernel's line can be read.
+/// Returns the owner of a cgroup path, considering all ways in which the kernel's line with it can be read.
 ///
 /// An ambiguous line identifies a container only if every reading leads to that container or to none: whoever can
 /// choose a cgroup name must not be able to blame another container. Of several ids in a path, the innermost counts
