@@ -30,8 +30,8 @@ const MAX_RESIDENT_BYTES: f64 = 60.0 * MIB;
 const CYCLES: usize = 30;
 /// Seconds of processor time that memledger may take for a cycle, with all its threads.
 const MAX_WORK_PER_CYCLE: f64 = 0.1;
-/// Half of all cycles take no longer than this many seconds, without the time in which memledger's threads wait for a
-/// processor: attackers of processors and other tests share the machine's two cores.
+/// Half of all cycles take no longer than this many seconds, without the time in which the thread of the cycles waits
+/// for a processor: attackers of processors and other tests share the machine's two cores.
 const MAX_MEDIAN_CYCLE: f64 = 0.3;
 /// Seconds between the beginnings of two cycles.
 const INTERVAL: f64 = 0.2;
@@ -42,6 +42,8 @@ const MAX_DELAY: Duration = Duration::from_secs(5);
 /// Lines in the log after which an attack counts as a flood of it.
 const MAX_LOG_LINES: usize = 40;
 const LABEL: &str = "container_name";
+/// The thread of the cycles.
+const CYCLE: &str = "cycle";
 const STAMP: &str = "memledger_snapshot_timestamp_seconds";
 
 /// An attacking program: a cgroup of its own, and Python as a user that owns nothing, without capabilities.
@@ -146,7 +148,7 @@ impl Siege {
     fn endure(&mut self, mut seen: impl FnMut(&Metrics) -> Result<(), String>) -> Metrics {
         let first = self.memledger.metrics();
         let pid = self.memledger.pid();
-        let (worked, delayed) = (processor_nanos(pid, None), waited_nanos(pid) / 1e9);
+        let (worked, delayed) = (processor_nanos(pid, None), waited_nanos(pid, CYCLE) / 1e9);
         let mut cycles = BTreeMap::new();
         let mut delays = vec![];
         let began = Instant::now();
@@ -163,7 +165,7 @@ impl Siege {
             }
             let waited = began.elapsed();
             assert!(
-                waited.as_secs_f64() < MAX_ATTACK + waited_nanos(pid) / 1e9 - delayed,
+                waited.as_secs_f64() < MAX_ATTACK + waited_nanos(pid, CYCLE) / 1e9 - delayed,
                 "{} cycles in {waited:?}, {answer:?}; log: {}",
                 cycles.len(),
                 self.memledger.log()
@@ -172,7 +174,7 @@ impl Siege {
         };
         self.is_right(&last).unwrap_or_else(|error| panic!("the harmless container: {error}"));
         let worked = (processor_nanos(pid, None) - worked) / 1e9;
-        let delayed = (waited_nanos(pid) / 1e9 - delayed).max(0.0);
+        let delayed = waited_nanos(pid, CYCLE) / 1e9 - delayed;
         eprintln!(
             "growth shown after {delays:.1?}; {worked:.1} s of processor time in {:.1} s, {delayed:.1} s without a processor",
             began.elapsed().as_secs_f64()

@@ -159,7 +159,7 @@ class OnStage:
         self.act, self.began, self.missing, self.shown = act, began, missing, None
 
     def is_in_the_way_of(self, act):
-        return (act.is_last and bool(self.missing)) or (act.queue != "" and act.queue == self.act.queue)
+        return (act.is_last and bool(self.act.alerts)) or (act.queue != "" and act.queue == self.act.queue)
 
     def is_over(self, now, watch):
         """Whether all of its alerts have fired; without alerts or Prometheus, whether it has reached its maximum duration."""

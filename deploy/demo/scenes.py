@@ -52,7 +52,7 @@ class Act:
     least: float = 0
     needs_names: bool = False  # needs a Docker engine: names, exits, runtime_up
     queue: str = ""  # starts when no other act of this queue runs: they would hide each other
-    is_last: bool = False  # starts when no act waits for an alert any more
+    is_last: bool = False  # starts when every act with alerts is over: the end of one would undo it
 
 
 def run_of(batch_size, workers):

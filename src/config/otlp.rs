@@ -215,7 +215,9 @@ impl<'v> Resolver<'v> {
         let logs = self.target(LOGS)?;
         let flags = OtlpFlags::read(&self.values_of(METRICS))?;
         let resource = self.resource();
-        self.check_temporality();
+        if metrics.is_some() {
+            self.check_temporality();
+        }
         if metrics.is_none() && logs.is_none() {
             return Ok(None);
         }

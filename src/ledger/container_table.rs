@@ -168,7 +168,10 @@ impl ContainerState {
 
     fn run_at_mut(&mut self, at: f64) -> Option<&mut Run> {
         let runs = self.ended_runs.iter_mut().chain(&mut self.run);
-        runs.into_iter().find(|run| run.ended.is_none_or(|ended| ended + CLOCK_TOLERANCE >= at))
+        runs.into_iter().find(|run| {
+            run.started.is_none_or(|started| started <= at + CLOCK_TOLERANCE)
+                && run.ended.is_none_or(|ended| ended + CLOCK_TOLERANCE >= at)
+        })
     }
 
     /// Returns true if the kernel's path is the container's own cgroup or below it.

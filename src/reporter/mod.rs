@@ -33,8 +33,8 @@ pub use directory::{ReporterError, is_served};
 #[derive(Debug, Default)]
 pub struct ReporterState {
     reports: Mutex<Reports>,
-    /// That of the last cycle.
-    inventory: Mutex<Arc<Inventory>>,
+    /// The inventory of the last cycle; `None` before the first one.
+    inventory: Mutex<Option<Arc<Inventory>>>,
     stats: ReporterStats,
 }
 
@@ -47,14 +47,14 @@ impl ReporterState {
     /// Returns a copy of the reports of a cycle, without containers that ended. From now on processes that connect are those of
     /// this inventory's containers.
     pub fn take(&self, inventory: &Arc<Inventory>) -> Reports {
-        *self.inventory.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(inventory);
+        *self.inventory.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(inventory));
         let mut reports = self.lock();
         reports.retain(|id| inventory.containers.iter().any(|container| container.id == *id));
         reports.clone()
     }
 
-    fn inventory(&self) -> Arc<Inventory> {
-        Arc::clone(&self.inventory.lock().unwrap_or_else(PoisonError::into_inner))
+    fn inventory(&self) -> Option<Arc<Inventory>> {
+        self.inventory.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the counters.

@@ -49,7 +49,7 @@ impl ReportingPeer {
 
     /// Returns true if the process is of the same container by this inventory, which may know more containers than the one by
     /// which it was identified.
-    pub fn is_owned_alike(&self, inventory: &Inventory) -> bool {
+    pub fn has_same_owner(&self, inventory: &Inventory) -> bool {
         inventory.owner_of_path(&self.cgroup).as_ref() == Some(&self.container)
     }
 }

@@ -34,6 +34,8 @@ const ACCEPTS: (u32, u32) = (200, 400);
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Pause after an error that would otherwise repeat at once, such as too many open files.
 const ERROR_PAUSE: Duration = Duration::from_millis(200);
+/// Maximum wait in poll(2) until a cycle has listed the containers.
+const FIRST_CYCLE_WAIT: Duration = Duration::from_millis(100);
 
 /// All connections.
 #[derive(Debug)]
@@ -42,8 +44,10 @@ pub struct Server {
     state: Arc<ReporterState>,
     host_paths: HostPaths,
     cgroup_v1: bool,
-    /// That by which the connected processes have their containers.
+    /// The inventory that says which container each connected process belongs to.
     inventory: Arc<Inventory>,
+    /// A cycle has listed the containers. Before, nobody is accepted: a container in a container would be taken for the outer one.
+    has_inventory: bool,
     accepts: RateLimit,
     /// New connections are over their rate, which was counted.
     is_limited: bool,
@@ -81,6 +85,7 @@ impl Server {
             host_paths,
             cgroup_v1,
             inventory: Arc::default(),
+            has_inventory: false,
             accepts,
             is_limited: false,
             is_failing: false,
@@ -111,7 +116,7 @@ impl Server {
     fn wait(&self, now: Timestamp) -> Result<Vec<PollTarget>, Errno> {
         let mut sources = Vec::with_capacity(1 + 2 * self.connections.len());
         let mut polled = Vec::with_capacity(sources.capacity());
-        let mut timeout = MAX_WAIT;
+        let mut timeout = if self.has_inventory { MAX_WAIT } else { FIRST_CYCLE_WAIT };
         let mut add = |wait: Duration, source, fd| {
             if wait.is_zero() {
                 sources.push(source);
@@ -124,7 +129,9 @@ impl Server {
             add(Duration::ZERO, PollTarget::Process(*number), &connection.peer.pidfd);
             add(connection.messages.wait(now), PollTarget::Socket(*number), &connection.socket);
         }
-        add(self.accepts.wait(now), PollTarget::Listener, &self.listener);
+        if self.has_inventory {
+            add(self.accepts.wait(now), PollTarget::Listener, &self.listener);
+        }
         // a millisecond more, so that it does not wake too early
         let timeout = Timespec::try_from(timeout + Duration::from_millis(1)).map_err(|_| Errno::INVAL)?;
         poll(&mut polled, Some(&timeout))?;
@@ -144,12 +151,13 @@ impl Server {
     /// Closes the connections of processes that belong to another container by a new inventory: a container in a container
     /// became known. They connect again.
     fn refresh_owners(&mut self) {
-        let inventory = self.state.inventory();
+        let Some(inventory) = self.state.inventory() else { return };
         if Arc::ptr_eq(&inventory, &self.inventory) {
             return;
         }
+        self.has_inventory = true;
         let moved =
-            self.connections.iter().filter(|(_, connection)| !connection.peer.is_owned_alike(&inventory));
+            self.connections.iter().filter(|(_, connection)| !connection.peer.has_same_owner(&inventory));
         let moved: Vec<u64> = moved.map(|(number, _)| *number).collect();
         moved.into_iter().for_each(|number| self.close(number));
         self.inventory = inventory;

@@ -115,9 +115,9 @@ pub fn processor_nanos(pid: u32, name: Option<&str>) -> f64 {
     schedstat(pid, name, 0)
 }
 
-/// Returns the nanoseconds for which the threads of a process waited for a processor that others had.
-pub fn waited_nanos(pid: u32) -> f64 {
-    schedstat(pid, None, 1)
+/// Returns the nanoseconds for which the threads with this name waited for a processor that others had.
+pub fn waited_nanos(pid: u32, name: &str) -> f64 {
+    schedstat(pid, Some(name), 1)
 }
 
 fn schedstat(pid: u32, name: Option<&str>, field: usize) -> f64 {

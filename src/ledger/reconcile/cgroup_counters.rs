@@ -74,22 +74,29 @@ pub struct Counters {
     first_start: bool,
     /// cgroup v2: a counter includes the cgroups below it.
     hierarchical: bool,
-    /// Time of the last read.
-    swept: Option<Timestamp>,
+    /// Unix time of the last read.
+    swept: Option<f64>,
     changed: Vec<u64>,
 }
 
 impl Counters {
-    /// Continues with the stored values by inode. `first_start`: nothing was ever stored.
-    pub fn new(stored: HashMap<u64, u64>, first_start: bool) -> Self {
-        Self { stored, first_start, ..Self::default() }
+    /// Continues with the stored values by inode, which explain all that was counted before `explained_at`. `first_start`:
+    /// nothing was ever stored.
+    pub fn new(stored: HashMap<u64, u64>, explained_at: Option<f64>, first_start: bool) -> Self {
+        Self { stored, first_start, swept: explained_at, ..Self::default() }
+    }
+
+    /// Returns the Unix time before which every kill that was counted is attributed or given up.
+    pub fn explained_at(&self) -> Option<f64> {
+        let growth = self.by_inode.values().flat_map(|counter| &counter.growth);
+        let begun = growth.map(|(counted, _)| counted.earliest);
+        self.swept.map(|swept| begun.fold(swept, f64::min))
     }
 
     /// Applies a read of all counters. Counters that are gone are removed.
     pub fn update(&mut self, now: Timestamp, readings: &[CounterReading], hierarchical: bool) {
         self.hierarchical = hierarchical;
-        let last_sweep = self.swept.replace(now);
-        let last_sweep = last_sweep.map_or(0.0, |at| at.unix_seconds()); // finite, because it is stored as JSON
+        let last_sweep = self.swept.replace(now.unix_seconds()).unwrap_or(0.0); // finite, because it is stored as JSON
         for reading in readings {
             let counter = self.by_inode.entry(reading.inode).or_insert_with(|| {
                 let before = match self.stored.remove(&reading.inode) {
@@ -203,7 +210,7 @@ mod tests {
 
     #[test]
     fn ignores_values_from_before_first_start_but_not_of_new_cgroups() {
-        let mut counters = Counters::new(HashMap::new(), true);
+        let mut counters = Counters::new(HashMap::new(), None, true);
         let now = Timestamp::now();
         counters.update(now, &[reading("a", "a", 1, 3, false), reading("b", "b", 2, 1, true)], false);
         assert_eq!(counts(&counters), [(ContainerId::new("b"), 1)]);
@@ -214,7 +221,7 @@ mod tests {
 
     #[test]
     fn kill_attributed_before_its_counter_is_read_stays_attributed() {
-        let mut counters = Counters::new(HashMap::new(), false);
+        let mut counters = Counters::new(HashMap::new(), None, false);
         let now = Timestamp::now();
         counters.update(now, &[reading("a", "a", 1, 0, true)], false);
         counters.attribute(&ContainerId::new("a"), 1, &Interval::at(now.unix_seconds()));
@@ -224,15 +231,34 @@ mod tests {
 
     #[test]
     fn growth_while_memledger_was_stopped_is_compared_with_stored_value() {
-        let mut counters = Counters::new(HashMap::from([(1, 2)]), false);
+        let mut counters = Counters::new(HashMap::from([(1, 2)]), None, false);
         let readings = [reading("a", "a", 1, 5, false), reading("b", "b", 2, 1, false)];
         counters.update(Timestamp::now(), &readings, false);
         assert_eq!(counts(&counters), [(ContainerId::new("a"), 3), (ContainerId::new("b"), 1)]);
     }
 
     #[test]
+    fn growth_over_a_restart_is_no_older_than_what_was_explained_before() {
+        let mut counters = Counters::new(HashMap::new(), None, false);
+        let start = Timestamp::now();
+        let after = |seconds| start.plus(Duration::from_secs(seconds));
+        counters.update(start, &[reading("a", "a", 1, 0, true)], false);
+        counters.update(after(10), &[reading("a", "a", 1, 1, false)], false);
+        assert_eq!(counters.explained_at(), Some(start.unix_seconds()), "one is not attributed yet");
+        counters.attribute(&ContainerId::new("a"), 1, &Interval::at(after(5).unix_seconds()));
+        let explained_at = counters.explained_at();
+        assert_eq!(explained_at, Some(after(10).unix_seconds()));
+
+        let mut continued = Counters::new(HashMap::from([(1, 1)]), explained_at, false);
+        continued.update(after(20), &[reading("a", "a", 1, 2, false)], false);
+        let found = continued.counts();
+        let counted = Interval::new(after(10).unix_seconds(), after(20).unix_seconds());
+        assert_eq!(found, [Count { id: ContainerId::new("a"), kills: 1, counted }]);
+    }
+
+    #[test]
     fn stored_value_of_removed_cgroup_is_deleted_and_not_reused() {
-        let mut counters = Counters::new(HashMap::from([(1, 2), (9, 4)]), false);
+        let mut counters = Counters::new(HashMap::from([(1, 2), (9, 4)]), None, false);
         counters.update(Timestamp::now(), &[reading("a", "a", 1, 2, false)], false);
         assert!(counters.take_changed().contains(&(9, None)));
         counters.update(Timestamp::now(), &[reading("b", "b", 9, 1, true)], false);
@@ -241,7 +267,7 @@ mod tests {
 
     #[test]
     fn writes_off_unattributed_kills_after_timeout() {
-        let mut counters = Counters::new(HashMap::new(), false);
+        let mut counters = Counters::new(HashMap::new(), None, false);
         let (now, after) = (Timestamp::now(), Duration::from_secs(10));
         counters.update(now, &[reading("a", "a", 1, 1, true)], false);
         counters.write_off(now.plus(Duration::from_secs(9)), after);
@@ -252,7 +278,7 @@ mod tests {
 
     #[test]
     fn nested_container_explains_the_outer_ones_count_on_v2() {
-        let mut counters = Counters::new(HashMap::new(), false);
+        let mut counters = Counters::new(HashMap::new(), None, false);
         let readings = [reading("a", "a", 1, 1, true), reading("b", "a/x/b", 2, 1, true)];
         let now = Timestamp::now();
         counters.update(now, &readings, true);

@@ -55,6 +55,9 @@ pub struct AccountingCheckpoint {
     /// Unix time at which the counter was last equal to the records: a kill without a record happened after that.
     #[serde(default)]
     pub balanced_at: Option<f64>,
+    /// Unix time before which every kill that a cgroup counted is attributed or given up.
+    #[serde(default)]
+    pub cgroups_explained_at: Option<f64>,
     /// The current block: the next memledger process may read its last lines.
     #[serde(default)]
     block: Block,
@@ -273,9 +276,12 @@ impl OomAccounting {
         LogFinding::Kill { killed: killed.clone(), context, group }
     }
 
-    /// Notes that records up to this position were lost: begins of blocks may be among them, wherever they were.
+    /// Notes that records up to this position were lost: begins of blocks may be among them, wherever they were, and the victim
+    /// of a group line that follows.
     pub fn records_lost(&mut self, up_to: LogPosition) {
-        self.checkpoint.block.lost_until = up_to.usec + BLOCK_HEADER_WINDOW_USEC;
+        let block = &mut self.checkpoint.block;
+        block.lost_until = up_to.usec + BLOCK_HEADER_WINDOW_USEC;
+        (block.newest, block.has_header) = (None, false);
     }
 
     /// Adds a kill that only a cgroup's counter shows.

@@ -129,7 +129,9 @@ impl Reconciler {
     /// Continues from the stored state. `now_usec` is the kernel's clock.
     pub fn new(config: ReconcilerConfig, contents: &LoadedState, now: Timestamp, now_usec: u64) -> Self {
         let account = contents.accounting.clone();
-        let same_boot = account.as_ref().is_some_and(|account| account.boot_id == *config.boot_id);
+        let of_this_boot = account.as_ref().filter(|account| account.boot_id == *config.boot_id);
+        let same_boot = of_this_boot.is_some();
+        let explained_at = of_this_boot.and_then(|account| account.cgroups_explained_at);
         let stored = contents.containers.clone().into_iter();
         let mut changes = WriteBatch::default();
         let mut counters = HashMap::new();
@@ -142,7 +144,7 @@ impl Reconciler {
         }
         let mut reconciler = Self {
             containers: ContainerTable::new(config.filter.clone(), config.without_runtimes, stored),
-            counters: Counters::new(counters, account.is_none()),
+            counters: Counters::new(counters, explained_at, account.is_none()),
             accounting: OomAccounting::new(account, &config.boot_id, now_usec),
             totals: Totals::new(contents),
             pending: vec![],
@@ -439,7 +441,8 @@ impl Reconciler {
     /// Stores how far the sources were read: together with events, else only occasionally, because reading old lines
     /// without kills again changes nothing.
     fn write_checkpoints(&mut self) {
-        let account = self.accounting.checkpoint();
+        let mut account = self.accounting.checkpoint().clone();
+        account.cgroups_explained_at = self.counters.explained_at();
         let counts = |account: &AccountingCheckpoint| {
             let written = account.balanced_at.map(|at| (at / CHECKPOINT_INTERVAL) as u64);
             (account.records, account.duplicates, account.gaps, account.opened_at, written)
@@ -447,10 +450,10 @@ impl Reconciler {
         let moved = self
             .stored_checkpoint
             .as_ref()
-            .is_none_or(|stored| counts(stored) != counts(account) || stored.boot_id != account.boot_id);
+            .is_none_or(|stored| counts(stored) != counts(&account) || stored.boot_id != account.boot_id);
         if moved || !self.changes.is_empty() {
             self.changes.accounting = Some(account.clone());
-            self.stored_checkpoint = Some(account.clone());
+            self.stored_checkpoint = Some(account);
             for (runtime, since) in &self.last_event_times {
                 self.changes.runtime_cursors.insert((*runtime).to_owned(), *since);
             }
