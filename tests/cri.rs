@@ -231,9 +231,9 @@ fn keeps_names_while_containerd_is_down_and_reports_ends_after() {
     });
     eventually_counts(&memledger, EXITS, &end, ("reason", "error"), 1.0);
     let metrics = memledger.fresh_metrics();
-    // 7, or 255 if containerd on a busy machine comes too late to ask the container's shim
-    let exit_code = f64::from(containerd.exit_code(&ends));
-    assert_eq!(metrics.value("memledger_container_last_exit_code", &end), exit_code);
+    // 255 is what containerd says until it has asked the container's shim, and for ever if it comes too late for that
+    let exit_code = metrics.value("memledger_container_last_exit_code", &end);
+    assert!([7.0, 255.0].contains(&exit_code), "{exit_code}");
     assert_eq!(metrics.sum(EXITS, &stay), 0.0);
     assert_eq!(metrics.sum(RESTARTS, &stay), 0.0, "the same run");
 }

@@ -385,8 +385,8 @@ fn exit_while_daemon_or_memledger_is_down_is_reported_once_with_exit_code() {
     assert_eq!(name(end), ends.name);
     assert!(end.at > away - 1.0 && end.at < now(), "{} {end:?}", away);
     let EventKind::Ended { exit_code, .. } = end.what else { panic!("{end:?}") };
-    // 7, or 255 if the engine on a busy machine comes too late to ask the container's shim
-    assert_eq!(exit_code.map(|code| code.to_string()), Some(ends.inspect("{{.State.ExitCode}}")));
+    // 255 is what the engine says until it has asked the container's shim, and for ever if it comes too late for that
+    assert!(matches!(exit_code, Some(7 | 255)), "{exit_code:?}");
 
     // the other container is reported as running again, and its exit by its event
     stays.docker(&["kill"]);

@@ -385,16 +385,6 @@ state = "{folder}/state"
         let _: Empty = self.call("RemoveContainer", Id { id: id.to_owned() });
     }
 
-    /// Returns the exit code that containerd has for a container.
-    pub fn exit_code(&self, id: &str) -> i32 {
-        let timeout = super::DEADLINE;
-        let status = self.tokio.block_on(async {
-            let client = memledger::discover::cri::CriClient::connect(&self.socket()).await?;
-            client.status(id, false, timeout).await
-        });
-        status.expect("a response").status.expect("a status").exit_code
-    }
-
     /// Stops and removes a pod with its containers.
     pub fn remove(&self, sandbox: &str) {
         let _: Empty = self.call("StopPodSandbox", Id { id: sandbox.to_owned() });
