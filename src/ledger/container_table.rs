@@ -356,8 +356,9 @@ impl ContainerTable {
                 known.ended_runs.pop_front();
             }
         }
-        let is_its = |told: &mut f64| started.is_some_and(|started| *told >= started - CLOCK_TOLERANCE);
-        let oom_told = known.oom_told.take_if(is_its).is_some();
+        let is_of_run =
+            |reported: &mut f64| started.is_some_and(|started| *reported >= started - CLOCK_TOLERANCE);
+        let oom_told = known.oom_told.take_if(is_of_run).is_some();
         known.run = Some(Run { number, started, pid, oom_told, ..Run::default() });
         known.missing_since = None;
         transitions.push(RunTransition::Began(id.clone()));
