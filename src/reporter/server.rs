@@ -305,6 +305,23 @@ mod tests {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 
     #[test]
+    fn nobody_is_accepted_before_a_cycle_has_listed_the_containers() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = Arc::new(ReporterState::default());
+        let listener = directory::listen(folder.path()).unwrap();
+        let mut server = Server::new(listener, Arc::clone(&state), HostPaths::default(), false);
+        let client = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        connect(&client, &SocketAddrUnix::new(folder.path().join("reporter.sock")).unwrap()).unwrap();
+        let ready = |server: &mut Server| {
+            server.refresh_owners();
+            server.wait(Timestamp::now()).unwrap().len()
+        };
+        assert_eq!(ready(&mut server), 0);
+        state.take(&Arc::default());
+        assert_eq!(ready(&mut server), 1, "it has waited");
+    }
+
+    #[test]
     fn process_of_a_container_that_becomes_known_connects_again() {
         let (outer, inner) = ("a".repeat(64), "b".repeat(64));
         let path = format!("docker/{outer}/docker/{inner}");

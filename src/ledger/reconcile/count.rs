@@ -367,6 +367,20 @@ mod tests {
     }
 
     #[test]
+    fn group_line_after_lost_records_is_not_the_earlier_victims() {
+        let group = || entry(3, Line::Group { path: "/b".into() });
+        for (is_lost, pid) in [(false, Some(70)), (true, None)] {
+            let mut accounting = opened(0);
+            accounting.read(&killed(1, 70));
+            if is_lost {
+                accounting.records_lost(LogPosition { sequence: None, usec: 2 });
+            }
+            let found = pid.map(|pid| LogFinding::Group { pid, path: "/b".into() });
+            assert_eq!(accounting.read(&group()), found, "lost: {is_lost}");
+        }
+    }
+
+    #[test]
     fn only_the_chosen_victim_of_a_group_is_logged_twice_and_only_once_more() {
         let mut accounting = opened(5);
         accounting.read(&killed(1, 70));
