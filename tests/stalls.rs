@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::ops::Deref;
 use std::path::PathBuf;
 
 use fake_nvml::{FakeNvml, State};
@@ -29,18 +30,43 @@ impl Passthrough {
         self.root.path().join(name).display().to_string()
     }
 
-    fn start(&self, flags: &[&str]) -> Memledger {
+    fn start(&self, flags: &[&str]) -> BehindPassthrough {
         let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/support/passthrough.py");
-        let words =
-            [script.display().to_string(), self.path("folder"), self.path("mount"), self.path("hang")];
-        let wrapper: Vec<&str> = ["python3"].into_iter().chain(words.iter().map(String::as_str)).collect();
-        Memledger::start_through(&wrapper, &[ALONE, flags].concat())
+        let wrapper = ["python3", script.to_str().unwrap(), self.root.path().to_str().unwrap()];
+        BehindPassthrough {
+            _server: ServerEnd(self.root.path().join("end")),
+            memledger: Memledger::start_through(&wrapper, &[ALONE, flags].concat()),
+        }
     }
 
     /// From now on files whose path contains this are never answered for.
     fn hang(&self, pattern: &str) {
         std::fs::write(self.path("new"), pattern).unwrap();
         std::fs::rename(self.path("new"), self.path("hang")).unwrap();
+    }
+}
+
+/// A memledger that sees the folder through FUSE. Dropped in this order: a process that is killed still waits for the file
+/// system.
+struct BehindPassthrough {
+    _server: ServerEnd,
+    memledger: Memledger,
+}
+
+impl Deref for BehindPassthrough {
+    type Target = Memledger;
+
+    fn deref(&self) -> &Memledger {
+        &self.memledger
+    }
+}
+
+/// Ends the file system when dropped.
+struct ServerEnd(PathBuf);
+
+impl Drop for ServerEnd {
+    fn drop(&mut self) {
+        let _ = std::fs::write(&self.0, "");
     }
 }
 

@@ -1,11 +1,14 @@
-"""Runs a program that sees a folder through FUSE: `passthrough.py FOLDER MOUNT HANG PROGRAM ARGUMENT...`.
+"""Runs a program that sees a folder through FUSE: `passthrough.py ROOT PROGRAM ARGUMENT...`.
 
-The mount is in a mount namespace of its own. Once the file HANG exists, requests for files whose path contains its text are
-never answered, as on a disk or in a kernel file that hangs. The server ends with the program.
+The folder is ROOT/folder, and the program sees it as ROOT/mount, in a mount namespace of its own. Once the file ROOT/hang exists,
+requests for files whose path contains its text are never answered, as on a disk or in a kernel file that hangs. The server
+ends when the file ROOT/end exists, and when the program has ended. But a program that is killed first closes its files and
+waits for an answer, so whoever lets files hang writes ROOT/end before it ends the program.
 """
 import ctypes
 import errno
 import os
+import select
 import signal
 import stat
 import struct
@@ -21,8 +24,9 @@ def check(result, what):
 
 
 class Server:
-    def __init__(self, device, folder, hang):
-        self.device, self.folder, self.hang = device, folder, hang
+    def __init__(self, device, root):
+        self.device, self.folder = device, os.path.join(root, "folder")
+        self.hang, self.end = os.path.join(root, "hang"), os.path.join(root, "end")
         self.paths, self.ids = {1: ""}, {"": 1}
 
     def real(self, path):
@@ -52,7 +56,9 @@ class Server:
         return any(pattern in path for path in paths)
 
     def serve(self):
-        while True:
+        while not os.path.exists(self.end):
+            if not select.select([self.device], [], [], 0.05)[0]:
+                continue
             try:
                 request = os.read(self.device, 1 << 17)
             except OSError as error:
@@ -138,17 +144,17 @@ class Server:
         raise OSError(errno.ENOSYS, "not implemented")
 
 
-folder, mount, hang, *program = sys.argv[1:]
+root, *program = sys.argv[1:]
 check(libc.unshare(CLONE_NEWNS), "unshare")
 check(libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None), "private mounts")
 device = os.open("/dev/fuse", os.O_RDWR)
 options = b"fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % device
-check(libc.mount(b"passthrough", mount.encode(), b"fuse", MS_NOSUID_NODEV, options), "mount FUSE")
+check(libc.mount(b"passthrough", os.path.join(root, "mount").encode(), b"fuse", MS_NOSUID_NODEV, options), "mount FUSE")
 if os.fork() == 0:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for stream in (0, 1, 2):
         os.dup2(os.open("/dev/null", os.O_RDWR), stream)
-    Server(device, folder, hang).serve()
+    Server(device, root).serve()
     os._exit(0)
 os.close(device)
 os.execv(program[0], program)
