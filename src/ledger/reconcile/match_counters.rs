@@ -14,7 +14,7 @@ use crate::clock::Timestamp;
 use crate::discover::{ContainerId, PathOwner};
 use crate::ledger::container_table::ContainerState;
 use crate::ledger::events::Evidence;
-use crate::ledger::interval::Interval;
+use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
 use crate::ledger::run::Run;
 
 /// After this, shortly before a kill becomes unattributed, the cgroups' counts are used for kills without a record even
@@ -124,10 +124,14 @@ fn assign_connected(kills: &[&OwnerlessKill], candidates: &[&Candidate], is_fina
     }
     let is_gap = |kill: &&OwnerlessKill| kill.is_gap;
     if kills.iter().all(is_gap) && (sum == counted || is_final && sum < counted) {
-        // a kill without a record is only a number
+        // a kill without a record is only a number: any of that time will do
         let is_certain = |candidate: &&&Candidate| sum == counted || candidate.source == "cgroup";
-        let owners = repeated(candidates.iter().filter(is_certain));
-        return std::iter::zip(kills, owners).map(|(kill, owner)| to(kill, owner, owner.source)).collect();
+        let mut left = kills.to_vec();
+        let assignment = |owner: &Candidate| {
+            let at = left.iter().position(|kill| owner.happened.overlaps(&kill.happened))?;
+            Some(to(&left.remove(at), owner, owner.source))
+        };
+        return repeated(candidates.iter().filter(is_certain)).filter_map(assignment).collect();
     }
     let pairs: Vec<_> = std::iter::zip(kills, repeated(candidates.iter())).collect();
     let is_possible = pairs.iter().all(|(kill, owner)| owner.happened.overlaps(&kill.happened));
@@ -219,7 +223,8 @@ impl Reconciler {
             let runs = known.all_runs().filter(|run| run.kills == 0 && !is_attributed(run));
             for run in runs.filter(|run| run.is_sigkill_unexplained() && reports_oom(known, run)) {
                 let Some(ended) = run.ended.filter(|ended| *ended >= begun) else { continue };
-                let happened = Interval::new(ended - EXIT_WINDOW, ended);
+                let begun = run.started.map_or(f64::MIN, |started| started - CLOCK_TOLERANCE);
+                let happened = Interval::new((ended - EXIT_WINDOW).max(begun), ended);
                 found.push(Candidate { id: id.clone(), kills: 1, happened, source: "runtime" });
             }
         }
@@ -298,5 +303,13 @@ mod tests {
         let fewer = [candidate("a", 1, 0.5, 2.0), candidate("b", 1, 0.5, 2.0)];
         assert_eq!(owners(&kills, &fewer, false), []);
         assert_eq!(owners(&kills, &fewer, true).len(), 2, "and one stays unattributed");
+    }
+
+    #[test]
+    fn kill_without_record_is_of_the_time_of_its_number() {
+        let kills = [kill(0, 1.0, true), kill(1, 1.0, true), kill(2, 3.0, true)];
+        let candidates = [candidate("a", 1, 0.5, 2.995), candidate("b", 1, 2.5, 3.5)];
+        let expected = [(0, "a cgroup".to_owned()), (2, "b cgroup".to_owned())];
+        assert_eq!(owners(&kills, &candidates, true), expected);
     }
 }

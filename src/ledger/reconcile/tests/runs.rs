@@ -274,3 +274,22 @@ fn late_record_fills_the_oldest_gap_of_its_owner() {
         assert_eq!(*subject.container_id, *id(owner).as_str());
     }
 }
+
+#[test]
+fn exit_of_the_next_run_is_no_evidence_of_a_kill_before_its_start() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    // two kills, of which one ended the first run; the second run ended soon after
+    story.kill(2.00, 1, None, ProcInfo::default());
+    story.kill(2.01, 2, None, ProcInfo::default());
+    for (started, at) in [(0.1, 2.05), (3.0, 3.2)] {
+        story.event('a', started, EventKind::Started);
+        story.event('a', at, EventKind::Oom);
+        story.event('a', at, ended(KILLED));
+    }
+    for at in [3.5, 6.0, 13.0] {
+        story.settle(at);
+    }
+    let owners: Vec<_> = story.store.kills().map(|kill| kill.owner.clone()).collect();
+    assert_eq!(owners, [KillOwner::Unattributed, KillOwner::Unattributed], "one of them is another's");
+}
