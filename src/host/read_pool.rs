@@ -24,7 +24,7 @@ use super::ReadError;
 use super::bounds::STUCK_READS;
 use crate::clock::Timestamp;
 
-/// A read that waits longer than this, not counting CPU time, is slow.
+/// A read that waits longer than this, but not for a CPU, is slow.
 const SLOW_READ: Duration = Duration::from_millis(10);
 /// After a slow read its owner is paused for this many times the duration of the read, at most [`MAX_PAUSE`].
 const PAUSE_FACTOR: u32 = 9;
@@ -219,12 +219,14 @@ where
         let (mut pending_rest, mut since) = (Duration::ZERO, Timestamp::now());
         while let Some(key) = self.next(id) {
             pending_rest = pending_rest.saturating_sub(Timestamp::now().since(since));
-            let cpu = cpu_time();
+            let (cpu, delay) = (cpu_time(), run_delay());
             let read = catch_unwind(AssertUnwindSafe(|| (self.read)(&key, &mut buffer)));
             let cpu = cpu_time().saturating_sub(cpu);
+            let delay = run_delay().saturating_sub(delay);
             buffer.clear();
             buffer.shrink_to(super::bounds::MAX_RETAINED_BYTES);
-            self.finish(id, cpu, read.unwrap_or_else(|_| Err(ReadError::malformed("a read panicked"))));
+            let read = read.unwrap_or_else(|_| Err(ReadError::malformed("a read panicked")));
+            self.finish(id, cpu + delay, read);
             pending_rest += cpu * self.config.rest_factor;
             since = Timestamp::now();
             if pending_rest >= MIN_REST {
@@ -261,6 +263,7 @@ where
         }
     }
 
+    /// Notes the end of a read. `cpu`: for how long it ran, or could have.
     fn finish(&self, id: u64, cpu: Duration, read: Result<T, ReadError>) {
         let mut state = self.lock();
         let now = Timestamp::now();
@@ -381,6 +384,13 @@ fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or(Duration::ZERO)
 }
 
+/// Returns for how long this thread was ready while other threads had the CPUs; zero on a kernel that does not count that.
+fn run_delay() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanos = text.split(' ').nth(1).and_then(|nanos| nanos.parse().ok());
+    Duration::from_nanos(nanos.unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -395,6 +405,18 @@ mod tests {
         Number(u32),
         /// Hangs until the test releases it.
         Hang,
+        /// Uses so much CPU time, on the first CPU.
+        Compute(Duration),
+    }
+
+    /// Keeps the first CPU busy from this thread.
+    fn compute(mut is_done: impl FnMut() -> bool) {
+        let mut first = rustix::thread::CpuSet::new();
+        first.set(0);
+        rustix::thread::sched_setaffinity(None, &first).unwrap();
+        while !is_done() {
+            std::hint::spin_loop();
+        }
     }
 
     type Pool = ReadPool<&'static str, Task, u32>;
@@ -410,6 +432,10 @@ mod tests {
             Task::Number(number) => Ok(*number),
             Task::Hang => {
                 let _ = released.lock().unwrap().recv();
+                Ok(0)
+            }
+            Task::Compute(time) => {
+                compute(|| cpu_time() >= *time);
                 Ok(0)
             }
         };
@@ -506,6 +532,22 @@ mod tests {
         assert_eq!(outcomes(&pool).0, [2]);
         until("its pause is over", || outcomes(&pool).0 == [1]);
         assert!(Timestamp::now().since(began) >= SLOW_READ * PAUSE_FACTOR);
+    }
+
+    #[test]
+    fn waiting_for_a_cpu_is_not_slow() {
+        let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let seen = Arc::clone(&is_over);
+        let busy = std::thread::spawn(move || compute(|| seen.load(std::sync::atomic::Ordering::Relaxed)));
+        let (pool, _release) = pool(LONG);
+        let began = Timestamp::now();
+        pool.submit([("a", Task::Compute(10 * SLOW_READ))]);
+        until("it returns", || !outcomes(&pool).0.is_empty());
+        let took = Timestamp::now().since(began);
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        busy.join().unwrap();
+        assert!(took > 12 * SLOW_READ, "it had to wait for the CPU: {took:?}");
+        assert!(pool.shared.lock().paused.is_empty(), "{took:?}");
     }
 
     #[test]
