@@ -113,8 +113,7 @@ fn docker_size(text: &str) -> f64 {
 #[test]
 fn training_container_matches_kernel_and_docker() {
     let Some(engine) = Engine::shared() else { return };
-    let name = "piper1-gpl-train-1"; // no other test may use this name
-    let _ = engine.try_docker(&["rm", "-f", name]);
+    let name = &*unique("piper1-gpl-train");
     let mut flags = vec!["--memory=512m", "--shm-size=128m"];
     for variable in [
         "BATCH_SIZE=32",

@@ -15,9 +15,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 need_cargo
 
 # The tests of the ledger that the kernel or systemd can make different in the guest: a container takes seconds to start
-# there.
+# there, and its exit may be reported too late to know that it was the victim's.
 readonly V2_TESTS="truth:: roles:: vanishing:: oom::limits oom::host oom::names::case_18 oom::names::case_20
-  oom::names::case_21 oom::away::case_15 oom::bursts::case_23 oom::pods oom::sources::in_a --skip roles::trees"
+  oom::names::case_21 oom::away::case_15 oom::bursts::case_23 oom::pods oom::sources::in_a --skip roles::trees
+  --skip oom::limits::case_01_process_below"
 
 tests/setup/setup.sh
 set -a
@@ -88,7 +89,7 @@ if (($# == 0)); then
   guest=$!
   set +m
   # The tests of the Python client need neither root nor the binary.
-  tests/python.sh >"$work/python.log" 2>&1 &
+  timeout --kill-after=10 900 tests/python.sh >"$work/python.log" 2>&1 &
   python=$!
   set -- -E "not ($loaded)"
 fi

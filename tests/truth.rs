@@ -20,7 +20,7 @@ const TOLERANCE: f64 = 2.0 * MIB;
 /// Prelude of every program. `done()` reports the end of a step and waits for the next one; `pin()` keeps a file's pages in
 /// the cache.
 const PRELUDE: &str = "
-import mmap, os, sys, tempfile
+import mmap, os, select, sys, tempfile
 MIB = 1 << 20
 CHUNK = b'x' * MIB
 BUFFER = bytearray(CHUNK)
@@ -235,13 +235,18 @@ fn dentries_are_kernel_memory_and_reclaimable_on_v2_only() {
     let mut lab = Lab::new(
         "
 folder = tempfile.mkdtemp(dir='/var/tmp')
+def look():
+    for number in range(60_000):
+        try:
+            os.stat(f'{folder}/{number}')
+        except FileNotFoundError:
+            pass
 done('ready')
-for number in range(60_000):
-    try:
-        os.stat(f'{folder}/{number}')
-    except FileNotFoundError:
-        pass
-done()
+look()
+print('done', flush=True)
+while not select.select([sys.stdin], [], [], 0.1)[0]:
+    look()  # the kernel may drop unused ones at any time
+sys.stdin.readline()
 os.rmdir(folder)
 done()
 ",

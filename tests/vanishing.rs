@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::cgroups::{TestCgroup, is_v2, new_id};
 use crate::support::python::Python;
-use crate::support::{Memledger, Metrics, eventually, in_v2_guest};
+use crate::support::{Memledger, Metrics, eventually, in_v2_guest, reaches};
 
 const MIB: f64 = 1_048_576.0;
 
@@ -77,8 +77,12 @@ fn short_lived_containers_cause_no_errors_and_keep_others_correct() {
     python.line();
     let memledger = ids.memledger();
     let labels = [("container_name", steady.name())];
-    let (mut cycles, mut max_shown, mut rounds) = (BTreeSet::new(), 0.0_f64, 0);
-    eventually("twenty cycles while containers come and go", || {
+    memledger.eventually("the steady one's process", |metrics| {
+        let count = metrics.sum("memledger_container_processes", &labels);
+        if count == 1.0 { Ok(()) } else { Err(format!("{count}")) }
+    });
+    let (mut cycles, mut max_shown) = (BTreeSet::new(), 0.0_f64);
+    reaches("twenty cycles while containers come and go", 20, || {
         // three at once, two with a process that exits by itself or is killed with its cgroup
         let short_lived: Vec<_> = (0..3).map(|_| container(&ids.id())).collect();
         let mut short = Command::new("/bin/sh")
@@ -91,13 +95,12 @@ fn short_lived_containers_cause_no_errors_and_keep_others_correct() {
         short.wait().expect("wait");
         let metrics = memledger.metrics();
         assert_no_errors(&metrics);
-        let rss = metrics.ask("memledger_container_memory_rss_bytes", &labels)?;
+        let rss = metrics.value("memledger_container_memory_rss_bytes", &labels);
         assert!((31.0 * MIB..64.0 * MIB).contains(&rss), "{rss}");
         assert_eq!(metrics.sum("memledger_container_processes", &labels), 1.0);
         max_shown = max_shown.max(shown(&metrics));
         cycles.insert(metrics.value("memledger_snapshot_timestamp_seconds", &[]).to_bits());
-        rounds += 1;
-        if cycles.len() >= 20 { Ok(()) } else { Err(format!("{} cycles, {rounds} rounds", cycles.len())) }
+        cycles.len().min(20)
     });
     assert!(max_shown > 1.0, "the short-lived containers were seen too: {max_shown}");
     memledger.eventually("the steady one alone", |metrics| {
@@ -133,11 +136,12 @@ sys.stdin.readline()
     let memledger = ids.memledger();
     let labels = [("container_name", cgroup.name())];
     let mut cycles = BTreeSet::new();
-    memledger.eventually("twenty cycles", |metrics| {
-        assert_no_errors(metrics);
+    reaches("twenty cycles", 20, || {
+        let metrics = memledger.metrics();
+        assert_no_errors(&metrics);
         assert!(metrics.sum("memledger_container_processes", &labels) <= 21.0);
         cycles.insert(metrics.value("memledger_snapshot_timestamp_seconds", &[]).to_bits());
-        if cycles.len() >= 20 { Ok(()) } else { Err(format!("{}", cycles.len())) }
+        cycles.len().min(20)
     });
     let forked: u64 = python.step().parse().expect("a count");
     assert!(forked >= 40, "{forked} forks");
@@ -318,9 +322,11 @@ sys.stdin.readline()
             found.iter().map(|process| process["name"].as_str().expect("text").to_owned()).collect();
         if names == expected && found.len() == 9 { Ok(()) } else { Err(format!("{names:?}")) }
     });
-    // parsed strictly by the parser of the tests
-    let metrics = memledger.fresh_metrics();
-    assert_eq!(metrics.sum("memledger_container_processes", &[("container_name", cgroup.name())]), 9.0);
+    // parsed strictly by the parser of the tests; the roles come when the command lines were read
+    let metrics = memledger.eventually("the processes by role", |metrics| {
+        let count = metrics.sum("memledger_container_processes", &[("container_name", cgroup.name())]);
+        if count == 9.0 { Ok(metrics.clone()) } else { Err(format!("{count}")) }
+    });
     assert_no_errors(&metrics);
 }
 
@@ -332,10 +338,7 @@ fn shows_and_forgets_thousands_of_containers() {
     let cgroups: Vec<_> = (0..many).map(|_| container(&ids.id())).collect();
     let memledger = ids.memledger();
     let of = |family: &str, metrics: &Metrics| metrics.all(family, &[]).len();
-    memledger.eventually("all of them", |metrics| {
-        let shown = shown(metrics);
-        if shown == f64::from(many) { Ok(()) } else { Err(format!("{shown}")) }
-    });
+    reaches("all of them", f64::from(many), || shown(&memledger.metrics()));
     let metrics = memledger.fresh_metrics();
     let each = [("info", 1), ("memory_usage_bytes", 1), ("memory_component_bytes", 5), ("processes", 3)];
     for (family, series) in each {
@@ -345,11 +348,11 @@ fn shows_and_forgets_thousands_of_containers() {
     assert_no_errors(&metrics);
     let open = metrics.value("process_open_fds", &[]);
     drop(cgroups);
-    memledger.eventually("none of them", |metrics| {
-        let (left, fds) = (shown(metrics), metrics.value("process_open_fds", &[]));
-        let forgotten =
-            left == 0.0 && fds < 100.0 && of("memledger_container_memory_usage_bytes", metrics) == 0;
-        forgotten.then_some(()).ok_or_else(|| format!("{left} left, {fds} files of {open} open"))
+    reaches("none of them", 0.0, || shown(&memledger.metrics()));
+    memledger.eventually("nothing of them", |metrics| {
+        let fds = metrics.value("process_open_fds", &[]);
+        let forgotten = fds < 100.0 && of("memledger_container_memory_usage_bytes", metrics) == 0;
+        forgotten.then_some(()).ok_or_else(|| format!("{fds} files of {open} open"))
     });
     assert_no_errors(&memledger.fresh_metrics());
 }

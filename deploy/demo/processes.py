@@ -57,15 +57,19 @@ def attempt(*words):
     subprocess.run([*map(str, words)], capture_output=True, start_new_session=True)
 
 
-def free_port(wanted=0):
-    """Returns the wanted port of the loopback address, or another one if it is in use."""
+# below the ports that the kernel gives to whoever asks for any, so that none is taken before its program has it
+PORTS = iter(range(10_000 + os.getpid() % 20_000, 32_000))
+
+
+def free_port(wanted):
+    """Returns the wanted port of the loopback address, or another one if it is in use; none of those twice."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", wanted))
         except OSError:
-            return free_port()
-        return probe.getsockname()[1]
+            return free_port(next(PORTS))
+        return wanted
 
 
 def get(url):

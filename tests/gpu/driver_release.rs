@@ -78,11 +78,11 @@ fn releases_the_driver_on_request_and_reopens_it() {
     let socket = folder.path().join("control.sock").display().to_string();
     let listen = format!("--local.socket={socket}");
     let memledger =
-        driver.memledger_with(&[&container], &["--gpu.interval=50ms", "--gpu.release-for=5s", &listen]);
+        driver.memledger_with(&[&container], &["--gpu.interval=50ms", "--gpu.release-for=10s", &listen]);
     await_value(&memledger, OF_CONTAINER, &[], GIB);
     let (code, body) = release(&socket);
     assert_eq!((code, body["closed"].as_bool()), (Some(0), Some(true)), "{body}");
-    assert_eq!(body["released_for_seconds"].as_f64(), Some(5.0));
+    assert_eq!(body["released_for_seconds"].as_f64(), Some(10.0));
     assert_eq!(nvml_processes(&memledger), Vec::<u32>::new(), "ended and reaped");
     assert_eq!(driver.fake.calls().unwrap()["nvmlShutdown"], 1);
     let metrics = memledger.fresh_metrics();
@@ -90,7 +90,7 @@ fn releases_the_driver_on_request_and_reopens_it() {
     assert_eq!(success(&metrics), None, "a requested release is no failure");
     let trainers = metrics.value("memledger_container_processes", &[("role", "trainer")]);
     assert_eq!(trainers, 1.0, "the role of a process lasts, though only its GPU memory showed it");
-    assert!(metrics.value("memledger_gpu_release_remaining_seconds", &[]) <= 5.0);
+    assert!(metrics.value("memledger_gpu_release_remaining_seconds", &[]) <= 10.0);
     memledger.eventually("the reopened driver", |metrics| {
         assert_ne!(success(metrics), Some(0.0), "reopening is no failure either");
         metrics.ask(OF_CONTAINER, &[])
@@ -108,10 +108,10 @@ fn releases_the_driver_on_request_and_reopens_it() {
 #[test]
 fn reopening_the_driver_is_never_a_failure() {
     let driver = Driver::new(&gpus(&[GIB]));
-    let flags = ["--gpu.interval=50ms", "--sample.interval=100ms", "--gpu.release-for=1s"];
+    let flags = ["--gpu.interval=50ms", "--sample.interval=100ms", "--gpu.release-for=3s"];
     let memledger = driver.memledger_with(&[], &flags);
     await_value(&memledger, USED, &[], GIB);
-    for _ in 0..4 {
+    for _ in 0..3 {
         memledger.signal("USR1");
         for is_released in [true, false] {
             memledger.eventually("the driver is released and reopened", |metrics| {
@@ -172,7 +172,7 @@ fn release_ends_a_library_that_does_not_close() {
         state.hang.insert(hang.into());
         state.hang_at_exit = hang_at_exit;
         let driver = Driver::new(&state);
-        let memledger = driver.memledger_with(&[], &["--gpu.interval=50ms", "--gpu.release-for=1s"]);
+        let memledger = driver.memledger_with(&[], &["--gpu.interval=50ms", "--gpu.release-for=3s"]);
         await_value(&memledger, USED, &[], GIB);
         let before = nvml_process(&memledger);
         memledger.signal("USR1");

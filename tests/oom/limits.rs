@@ -11,7 +11,7 @@ use crate::support::{eventually, eventually_true, in_v2_guest};
 fn case_01_single_process_is_one_main_kill() {
     let Some(scene) = Scene::new("single") else { return };
     let ledger = scene.watch(&[]);
-    let container = scene.run("it", &[], &["eat"]);
+    let container = scene.run_known(&ledger, "it", &[], &["eat"]);
     let pids = scene.wait_for_kills(1);
     ledger.settles_in("container", &container.name, 1, 0);
     ledger.ends(&container.name, "oom_container", 1);
@@ -79,7 +79,7 @@ fn case_06_thirty_simultaneous_children_are_thirty_kills() {
 fn case_07_process_with_four_threads_is_one_kill() {
     let Some(scene) = Scene::new("threads") else { return };
     let ledger = scene.watch(&[]);
-    let container = scene.run("it", &[], &["threads=4"]);
+    let container = scene.run_known(&ledger, "it", &[], &["threads=4"]);
     scene.wait_for_kills(1);
     ledger.settles(&container.name, 1, 0);
     ledger.matches_kernel_count();
@@ -89,7 +89,7 @@ fn case_07_process_with_four_threads_is_one_kill() {
 fn shared_memory_that_no_process_maps_also_kills() {
     let Some(scene) = Scene::new("shm") else { return };
     let ledger = scene.watch(&[]);
-    let container = scene.run("it", &["--shm-size=64m"], &["shm"]);
+    let container = scene.run_known(&ledger, "it", &["--shm-size=64m"], &["shm"]);
     scene.wait_for_kills(1);
     ledger.settles(&container.name, 1, 0);
     ledger.ends(&container.name, "oom_container", 1);

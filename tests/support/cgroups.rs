@@ -94,7 +94,8 @@ impl TestCgroup {
 
 impl Drop for TestCgroup {
     fn drop(&mut self) {
-        for _ in 0..500 {
+        // EBUSY: the kernel is still ending the processes
+        super::holds_in_time(|| {
             let pids = self.pids();
             if !pids.is_empty() {
                 let _ = std::process::Command::new("kill")
@@ -103,12 +104,8 @@ impl Drop for TestCgroup {
                     .stderr(std::process::Stdio::null())
                     .status();
             }
-            match std::fs::remove_dir(&self.path) {
-                Err(error) if error.raw_os_error() == Some(16) => {} // EBUSY: the kernel is still reaping
-                _ => break,
-            }
-            std::thread::park_timeout(std::time::Duration::from_millis(10)); // poll, with a bound
-        }
+            std::fs::remove_dir(&self.path).map_err(|error| error.raw_os_error()) != Err(Some(16))
+        });
         // of several cgroups below one level, whichever is dropped last removes it: rmdir fails while another one is in it
         let shared = self.path.ancestors().skip(1).take_while(|level| !level.ends_with("memledger-tests"));
         let is_test_folder = self.path.components().any(|part| part.as_os_str() == "memledger-tests");

@@ -46,6 +46,17 @@ pub fn eventually_true(what: &str, mut check: impl FnMut() -> bool) {
     eventually(what, || check().then_some(()).ok_or_else(|| "not yet".to_owned()));
 }
 
+/// Polls a count until it is `target`. The deadline is for each change of it: how long all of them take is the machine's.
+pub fn reaches<T: PartialEq + std::fmt::Debug>(what: &str, target: T, mut count: impl FnMut() -> T) {
+    let mut last = count();
+    while last != target {
+        last = eventually(what, || {
+            let now = count();
+            if now == last { Err(format!("{last:?} instead of {target:?}")) } else { Ok(now) }
+        });
+    }
+}
+
 /// Polls a condition until the deadline and returns whether it holds. Never panics: for `drop`, also while a test fails.
 pub fn holds_in_time(mut condition: impl FnMut() -> bool) -> bool {
     #[allow(clippy::disallowed_methods)]

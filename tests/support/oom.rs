@@ -209,6 +209,15 @@ impl Scene {
         self.engine.run(&self.container_name(what), &flags, &steps(command))
     }
 
+    /// Like [`Scene::run`], but its steps begin when the ledger has the container.
+    pub fn run_known(&self, ledger: &Ledger, what: &str, flags: &[&str], command: &[&str]) -> Container {
+        let wait = format!("wait=/control/{what}");
+        let container = self.run(what, flags, &[&[wait.as_str()], command].concat());
+        ledger.settles(&container.name, 0, 0);
+        self.release(what);
+        container
+    }
+
     /// Runs a container with `--rm` until it exits, and returns its exit code.
     pub fn run_to_exit(&self, what: &str, command: &[&str]) -> i32 {
         self.end_of(what, command).0

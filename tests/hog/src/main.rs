@@ -13,7 +13,8 @@
 //! shm            like eat, into a file in /dev/shm: memory that no process maps
 //! shm=N          writes N MiB into a file in /dev/shm
 //! threads=N      N threads eat at the same time
-//! seq=N:STEPS    N children one after another, each doing STEPS, which commas separate; waits for each
+//! seq=N:STEPS    N children one after another, each doing STEPS, which commas separate; waits for each, and for its
+//!                memory
 //! par=N:STEPS    N children at the same time; waits for all
 //! spawn=N:STEPS  like par, without waiting
 //! reap           waits for all children of spawn
@@ -118,6 +119,23 @@ fn children(argument: &str, mut each: impl FnMut(Child)) {
     }
 }
 
+/// Waits up to a second until a killed child has given its memory back: whoever reads its figures can delay that, and the
+/// kernel would kill this process for the next one.
+fn wait_for_memory() {
+    let number = |file: &str| -> Option<u64> {
+        std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok()
+    };
+    let either = |v1: &str, v2: &str| number(v1).or_else(|| number(v2));
+    for _ in 0..1000 {
+        let used = either("memory/memory.usage_in_bytes", "memory.current");
+        let limit = either("memory/memory.limit_in_bytes", "memory.max");
+        if used.zip(limit).is_none_or(|(used, limit)| used < limit / 2) {
+            return;
+        }
+        pause(1);
+    }
+}
+
 fn reap(mut child: Child) {
     let status = child.wait().expect("it ends");
     let code = status.code().or(status.signal().map(|signal| -signal)).expect("an end");
@@ -158,7 +176,10 @@ fn main() -> ExitCode {
             "shm" if argument.is_empty() => eat_shared(usize::MAX),
             "shm" => eat_shared(number(argument)),
             "threads" => eat_in_threads(number(argument)),
-            "seq" => children(argument, reap),
+            "seq" => children(argument, |child| {
+                reap(child);
+                wait_for_memory();
+            }),
             "par" => {
                 let mut started = Vec::new();
                 children(argument, |child| started.push(child));
