@@ -39,6 +39,13 @@ impl Timestamp {
         Self { monotonic: self.monotonic + by, wall: self.wall + by }
     }
 
+    /// Returns this timestamp as it is read after the wall clock was set by so many milliseconds.
+    #[cfg(test)]
+    pub fn with_wall_moved(&self, millis: i64) -> Self {
+        let by = Duration::from_millis(millis.unsigned_abs());
+        Self { wall: if millis < 0 { self.wall - by } else { self.wall + by }, ..*self }
+    }
+
     /// Returns the seconds since the Unix epoch.
     pub fn unix_seconds(&self) -> f64 {
         self.wall.as_secs_f64()

@@ -1,5 +1,6 @@
 //! Property tests of the reconciler in simulated worlds ([`world`]): whatever the sources delay, repeat or omit, and
-//! whenever memledger is killed, the counts are right if one source was complete, and never too high.
+//! whenever memledger is killed or the clock is set, the counts are right if one source was complete, and never too
+//! high.
 //!
 //! Faults that were found by argument, each with the tests that failed before it was mended:
 //!
@@ -35,6 +36,7 @@ use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use super::*;
 use crate::ledger::events::{ContainerLabels, Exit, ExitReason, Victim};
 use crate::ledger::interval::LogClock;
+use crate::ledger::store::Store;
 use world::World;
 
 /// Returns the number of worlds: `MEMLEDGER_TEST_CASES`, 500. They take about a minute.
@@ -118,6 +120,7 @@ struct Simulation<'a> {
     read_at: Option<Timestamp>,
     first_sweep: Option<u64>,
     swept: Option<u64>,
+    disk: Option<(tempfile::TempDir, Option<Store>)>,
 }
 
 impl<'a> Simulation<'a> {
@@ -135,6 +138,11 @@ impl<'a> Simulation<'a> {
             read_at: None,
             first_sweep: None,
             swept: None,
+            disk: world.is_on_disk.then(|| {
+                let folder = tempfile::tempdir().expect("a folder");
+                let opened = Store::open(folder.path(), Duration::ZERO).expect("a store");
+                (folder, Some(opened.store))
+            }),
         }
     }
 
@@ -150,20 +158,27 @@ impl<'a> Simulation<'a> {
     }
 
     fn restart(&mut self, at: u64) {
-        let now = self.begin.plus(Duration::from_millis(at));
-        self.reconciler = Self::start(&self.store, self.world, now);
+        let (world, begin) = (self.world, self.begin);
+        let now = world.clocks(begin, at);
+        if let Some((folder, store)) = &mut self.disk {
+            *store = None; // closed
+            let opened = Store::open(folder.path(), Duration::ZERO).expect("the store");
+            (self.store.contents, *store) = (opened.state, Some(opened.store));
+        }
+        self.reconciler = Self::start(&self.store, world, now);
         self.read_to =
             self.reconciler.log_position().map_or(self.world.stamp(self.begin, 0), |position| position.usec);
         let since = self.reconciler.last_event_times().get("docker").copied();
         // the runtime's events are requested from one second before the last event
-        let since = since.map_or(0.0, |since| (since - self.begin.unix_seconds()) * 1_000.0 - 1_000.0);
-        self.events_to = since.max(0.0) as u64;
+        let is_requested =
+            |when: &u64| since.is_none_or(|since| world.clocks(begin, *when).unix_seconds() >= since - 1.0);
+        self.events_to = (0..at).find(is_requested).unwrap_or(at);
         (self.first_sweep, self.swept, self.read_at) = (None, None, None);
         self.clock = LogClock::default();
     }
 
     fn step(&mut self, at: u64, is_lost: bool) {
-        let (world, now) = (self.world, self.begin.plus(Duration::from_millis(at)));
+        let (world, now) = (self.world, self.world.clocks(self.begin, at));
         let reported = at.saturating_sub(world.sources.runtime_lag).max(self.events_to);
         self.reconciler
             .apply_runtime_events(now, &world.runtime_events(self.begin, self.events_to, reported));
@@ -200,6 +215,9 @@ impl<'a> Simulation<'a> {
         self.reconciler.apply_vmstat(now, counter);
         let (changes, _) = self.reconciler.settle(now);
         if !is_lost {
+            if let Some((_, Some(store))) = &mut self.disk {
+                store.commit(&changes).expect("the store is written");
+            }
             self.store.commit(changes);
         }
     }
@@ -259,7 +277,7 @@ fn figures_are_true(
     shown: &mut BTreeMap<Arc<str>, u64>,
 ) -> Result<(), TestCaseError> {
     let world = simulation.world;
-    let figures = simulation.reconciler.figures(simulation.begin.plus(Duration::from_millis(at)));
+    let figures = simulation.reconciler.figures(world.clocks(simulation.begin, at));
     prop_assert!(figures.host_kills <= world.killed(at));
     let now: BTreeMap<Arc<str>, u64> = figures
         .containers

@@ -2,6 +2,7 @@
 //! source reports about that. Times are milliseconds since the start of the world.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -120,6 +121,10 @@ pub struct World {
     pub sources: Sources,
     /// When ten OOMs found a victim that was exiting already: ten contexts without a kill.
     pub skipped: Vec<u64>,
+    /// When the wall clock is set, and by how many milliseconds.
+    pub clock_step: Option<(u64, i64)>,
+    /// The ledger is kept in a real store.
+    pub is_on_disk: bool,
     /// Pauses between steps in milliseconds, whether memledger restarts after the step, and whether the changes of the
     /// step were lost in the restart.
     pub steps: Vec<(u64, bool, bool)>,
@@ -186,8 +191,12 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
     let step = (1_u64..900, prop::bool::weighted(0.08), any::<bool>());
     let skipped = vec(0_u64..15_000, 0..4);
     let at_once = prop::option::weighted(0.3, (1_000_u64..8_000, any::<bool>()));
-    let plans = (containers, hosts, sources, (skipped, at_once), vec(step, 60..100));
-    plans.prop_map(move |(mut containers, hosts, sources, (mut skipped, at_once), steps)| {
+    let clock_step = prop::option::weighted(0.2, (1_000_u64..15_000, -1_800_000_i64..1_800_000));
+    let settings = (skipped, at_once, clock_step, prop::bool::weighted(0.1));
+    let plans = (containers, hosts, sources, settings, vec(step, 60..100));
+    plans.prop_map(move |(mut containers, hosts, sources, settings, steps)| {
+        let (mut skipped, at_once, clock_step, is_on_disk) = settings;
+        let clock_step = clock_step.filter(|_| !complete);
         let mut sources: Sources = sources;
         if complete && steps.iter().any(|(_, restarts, _)| *restarts) {
             sources.drift = 0; // a drift is known again only after some reads: until then the run is a guess
@@ -196,7 +205,8 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
             kill_two_groups_at_once(&mut containers, rest);
             skipped.extend(is_rate_limited.then_some(rest)); // shortly before
         }
-        let mut world = World { runs: vec![], kills: vec![], sources, skipped, steps };
+        let mut world =
+            World { runs: vec![], kills: vec![], sources, skipped, clock_step, is_on_disk, steps };
         for plans in containers {
             world.add_container(plans);
         }
@@ -366,6 +376,12 @@ impl World {
         self.kills.push(TrueKill { at, pid, owner, main, scope, trace, group, logged: at, repeated: None });
     }
 
+    /// Returns what the clocks show then.
+    pub fn clocks(&self, begin: Timestamp, at: u64) -> Timestamp {
+        let step = self.clock_step.filter(|(when, _)| at >= *when).map_or(0, |(_, by)| by);
+        begin.plus(Duration::from_millis(at)).with_wall_moved(step)
+    }
+
     /// Returns the number of kills until then.
     pub fn killed(&self, at: u64) -> u64 {
         self.kills.iter().filter(|kill| kill.at <= at).count() as u64
@@ -500,7 +516,7 @@ impl World {
         let mut runtime_events: Vec<(u64, RuntimeEvent)> = Vec::new();
         for (container, runs) in self.runs.iter().enumerate().filter(|_| self.sources.runtime) {
             let mut add = |when: u64, what| {
-                runtime_events.push((when, Self::runtime_event(begin, container, when, what)))
+                runtime_events.push((when, self.runtime_event(begin, container, when, what)))
             };
             for (number, run) in runs.iter().enumerate() {
                 add(run.start, EventKind::Started);
@@ -528,12 +544,18 @@ impl World {
     }
 
     /// Returns one event; `Running` has the time of the start.
-    pub fn runtime_event(begin: Timestamp, container: usize, when: u64, what: EventKind) -> RuntimeEvent {
+    pub fn runtime_event(
+        &self,
+        begin: Timestamp,
+        container: usize,
+        when: u64,
+        what: EventKind,
+    ) -> RuntimeEvent {
         let when = if matches!(what, EventKind::Running { .. }) { when - 100 } else { when };
         RuntimeEvent {
             runtime: "docker",
             id: Self::id(container),
-            at: begin.unix_seconds() + when as f64 / 1_000.0,
+            at: self.clocks(begin, when).unix_seconds(),
             named: Some(ContainerDetails {
                 name: Self::name(container).into(),
                 pod: None,
