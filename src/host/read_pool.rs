@@ -543,11 +543,14 @@ mod tests {
         let began = Timestamp::now();
         pool.submit([("a", Task::Compute(10 * SLOW_READ))]);
         until("it returns", || !outcomes(&pool).0.is_empty());
-        let took = Timestamp::now().since(began);
+        let now = Timestamp::now();
+        let pause = pool.shared.lock().paused.get("a").map_or(Duration::ZERO, |until| until.since(now));
         is_over.store(true, std::sync::atomic::Ordering::Relaxed);
         busy.join().unwrap();
+        let took = now.since(began);
         assert!(took > 12 * SLOW_READ, "it had to wait for the CPU: {took:?}");
-        assert!(pool.shared.lock().paused.is_empty(), "{took:?}");
+        // interrupts and a hypervisor take some of the time, of which nothing knows
+        assert!(pause < took, "{pause:?} after {took:?}");
     }
 
     #[test]

@@ -223,8 +223,8 @@ impl Reconciler {
             let runs = known.all_runs().filter(|run| run.kills == 0 && !is_attributed(run));
             for run in runs.filter(|run| run.is_sigkill_unexplained() && reports_oom(known, run)) {
                 let Some(ended) = run.ended.filter(|ended| *ended >= begun) else { continue };
-                let begun = run.started.map_or(f64::MIN, |started| started - CLOCK_TOLERANCE);
-                let happened = Interval::new((ended - EXIT_WINDOW).max(begun), ended);
+                let earliest = run.started.map_or(f64::MIN, |started| started - CLOCK_TOLERANCE);
+                let happened = Interval::new((ended - EXIT_WINDOW).max(earliest), ended);
                 found.push(Candidate { id: id.clone(), kills: 1, happened, source: "runtime" });
             }
         }
