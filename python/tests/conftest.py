@@ -70,11 +70,11 @@ class Receiver:
                 connection, _ = listener.accept()
             except OSError:
                 return
+            pid = int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
             self.connections.append(connection)
-            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._read, args=(connection, pid), daemon=True).start()
 
-    def _read(self, connection):
-        pid = int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+    def _read(self, connection, pid):
         try:
             connection.send(self.welcome)
         except OSError:
