@@ -28,8 +28,8 @@ test: cargo ## install what the tests need, and run all of them, also in the cgr
 
 soak: cargo ## counts too high for make test: 10,000 simulated worlds of the ledger, 2,000 real kills, 10,000 restarts of the NVML process (2 h)
 	MEMLEDGER_TEST_CASES=10000 $(CARGO) test --locked --release --lib -- ledger::reconcile::tests::counts ledger::reconcile::tests::kills
-	MEMLEDGER_TEST_KILLS=2000 tests/run.sh --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill)'
-	MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh -E 'test(/many_restarts_leak_nothing/)'
+	NEXTEST_PROFILE=soak MEMLEDGER_TEST_KILLS=2000 tests/run.sh --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill)'
+	NEXTEST_PROFILE=soak MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh -E 'test(/many_restarts_leak_nothing/)'
 
 test-fresh: cargo ## README's two commands on a fresh Debian 12, in a folder of this machine (ARGS="--help")
 	@tests/fresh/fresh.sh $(ARGS)

@@ -111,11 +111,13 @@ fn nvml_process(memledger: &Memledger) -> u32 {
     })
 }
 
-/// Fails unless memledger and its NVML processes end after SIGTERM.
-fn assert_stops_at_once(memledger: Memledger) {
+/// Fails unless memledger and its NVML processes end after SIGTERM, before `docker stop` would send SIGKILL.
+fn assert_stops_in_time(memledger: Memledger) {
     let children: Vec<_> = nvml_processes(&memledger).into_iter().filter_map(ProcessRef::of).collect();
     memledger.signal("TERM");
-    assert_eq!(memledger.wait().0, Some(0));
+    let (code, took) = memledger.wait();
+    assert_eq!(code, Some(0));
+    assert!(took < std::time::Duration::from_secs(10), "{took:?}");
     for process in children {
         eventually_true(&format!("the end of the NVML process {process:?}"), || process.has_ended());
     }

@@ -7,7 +7,7 @@ use fake_nvml::{Fault, Process, State};
 use super::drivers::called_symbols;
 use super::faults::{assert_no_gpu, await_success, success};
 use super::{
-    Driver, GIB, MEMORY_INFO, MIB, OF_CONTAINER, RESTARTS, UNKILLABLE, USED, assert_stops_at_once,
+    Driver, GIB, MEMORY_INFO, MIB, OF_CONTAINER, RESTARTS, UNKILLABLE, USED, assert_stops_in_time,
     await_value, children, gpus, nvml_process, nvml_processes, process_in,
 };
 use crate::support::cgroups::TestCgroup;
@@ -101,7 +101,7 @@ fn only_the_process_loads_the_library_and_it_is_restricted() {
     }
     memledger.fresh_metrics();
     assert_eq!(nvml_process(&memledger), pid, "it ignores them");
-    assert_stops_at_once(memledger);
+    assert_stops_in_time(memledger);
 }
 
 /// Damages each call, each in a memledger of its own: a process that is new, so that calls at its start are reached too.
@@ -135,7 +135,7 @@ fn damage_call(symbol: &str, reason: &str, damage: impl Fn(&mut State, &str)) {
     assert_only_gpus_are_missing(&memledger.fresh_metrics(), symbol);
     driver.set(&good);
     await_value(&memledger, OF_CONTAINER, &[], GIB);
-    assert_stops_at_once(memledger);
+    assert_stops_in_time(memledger);
 }
 
 #[test]

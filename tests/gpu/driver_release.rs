@@ -4,7 +4,7 @@ use fake_nvml::{FakeNvml, Process};
 
 use super::faults::{assert_no_gpu, await_success, success};
 use super::{
-    Driver, GIB, MEMORY_INFO, OF_CONTAINER, USED, assert_stops_at_once, await_value, gpus, nvml_process,
+    Driver, GIB, MEMORY_INFO, OF_CONTAINER, USED, assert_stops_in_time, await_value, gpus, nvml_process,
     nvml_processes, process_in,
 };
 use crate::support::cgroups::TestCgroup;
@@ -47,7 +47,7 @@ fn opens_a_replaced_library_after_a_hang() {
         assert_eq!(success(&metrics), Some(1.0));
         nvml_process(&memledger); // the one that hung was killed
     }
-    assert_stops_at_once(memledger);
+    assert_stops_in_time(memledger);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn releases_the_driver_on_a_signal_and_stops_meanwhile() {
     let metrics = memledger.fresh_metrics();
     assert_no_gpu_now(&metrics);
     assert!(metrics.value("memledger_gpu_release_remaining_seconds", &[]) > 200.0, "five minutes by default");
-    assert_stops_at_once(memledger);
+    assert_stops_in_time(memledger);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn release_ends_a_library_that_does_not_close() {
         state.hang.insert(hang.into());
         state.hang_at_exit = hang_at_exit;
         let driver = Driver::new(&state);
-        let memledger = driver.memledger_with(&[], &["--gpu.interval=50ms", "--gpu.release-for=3s"]);
+        let memledger = driver.memledger_with(&[], &["--gpu.interval=50ms", "--gpu.release-for=1s"]);
         await_value(&memledger, USED, &[], GIB);
         let before = nvml_process(&memledger);
         memledger.signal("USR1");

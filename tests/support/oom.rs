@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::cgroups::{self, TestCgroup};
 use super::docker::{Container, Engine, PrivateEngine, of, unique};
 use super::python::Python;
-use super::{Memledger, Metrics, OwnedChild, eventually, in_v2_guest, skip};
+use super::{Memledger, Metrics, OwnedChild, eventually, in_v2_guest, reaches, skip};
 
 pub const HOST_KILLS: &str = "memledger_host_oom_kills_total";
 pub const DUPLICATES: &str = "memledger_oom_duplicate_lines_total";
@@ -338,15 +338,8 @@ impl Scene {
     /// Waits until the kernel has killed so many processes of the scene, and returns their pids. The deadline is for the next
     /// one of them: how long a hundred take is the host's.
     pub fn wait_for_kills(&self, count: usize) -> Vec<u32> {
-        let mut pids = self.truth.pids();
-        while pids.len() != count {
-            let before = pids.len();
-            pids = eventually("the kernel's kills", || {
-                let pids = self.truth.pids();
-                if pids.len() != before { Ok(pids) } else { Err(format!("{before} of {count}")) }
-            });
-        }
-        pids
+        reaches("the kernel's kills", count, || self.truth.pids().len());
+        self.truth.pids()
     }
 
     /// Returns the pids of the kernel's records so far; one that is logged twice appears twice.
