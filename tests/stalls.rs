@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use fake_nvml::{FakeNvml, State};
 
-use crate::support::{Memledger, eventually};
+use crate::support::{DEADLINE, Memledger, eventually};
 use crate::web::exchange;
 
 const ALONE: &[&str] =
@@ -72,6 +72,7 @@ impl Drop for ServerEnd {
 
 fn request(memledger: &Memledger, path: &str) -> Result<u16, String> {
     let stream = TcpStream::connect(&memledger.address).map_err(|error| error.to_string())?;
+    stream.set_read_timeout(Some(DEADLINE)).map_err(|error| error.to_string())?;
     exchange(stream, &format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")).map(|(status, _)| status)
 }
 
@@ -90,6 +91,7 @@ fn metrics_and_health_answer_while_the_state_disk_hangs() {
     let mut waiting = Vec::new();
     for _ in 0..40 {
         let mut stream = TcpStream::connect(&memledger.address).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
         write!(stream, "GET /api/v1/events HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
         waiting.push(stream);
     }

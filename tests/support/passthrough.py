@@ -110,7 +110,8 @@ class Server:
             return b""
         if operation == 14:  # OPEN
             # files of a folder are mapped into memory; those at the top are read anew each time, as kernel files are
-            return struct.pack("=QII", os.open(self.real(path), os.O_RDWR), 0 if "/" in path else 1, 0)
+            # (1, DIRECT_IO); an open must not drop the pages that are mapped, as none does on a disk (2, KEEP_CACHE)
+            return struct.pack("=QII", os.open(self.real(path), os.O_RDWR), 2 if "/" in path else 1, 0)
         if operation == 35:  # CREATE
             file = os.open(self.real(child), os.O_RDWR | os.O_CREAT, 0o644)
             return self.entry(child) + struct.pack("=QII", file, 0, 0)
