@@ -9,6 +9,7 @@
 mod document;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write as _};
@@ -127,16 +128,16 @@ impl Floor {
             &[
                 "memory.current",
                 "memory.stat",
-                "memory.max",
+                "memory.events",
                 "memory.peak",
                 "memory.swap.current",
+                "cpu.stat",
                 "cgroup.procs",
             ]
         } else {
             &[
                 "memory.usage_in_bytes",
                 "memory.stat",
-                "memory.limit_in_bytes",
                 "memory.max_usage_in_bytes",
                 "memory.kmem.usage_in_bytes",
             ]
@@ -212,6 +213,8 @@ struct Row {
     bytes: usize,
     resident_mib: f64,
     cpu_percent: f64,
+    /// Milliseconds of CPU per second, by thread.
+    threads: BTreeMap<String, f64>,
 }
 
 fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
@@ -238,7 +241,7 @@ fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
     let renders: Vec<f64> =
         (0..20).map(|_| timed(|| bytes = prometheus::render(&snapshot).expect("text").len())).collect();
     drop((floor, sampler, snapshot));
-    let (resident_mib, cpu_percent) = resident()?;
+    let (resident_mib, threads) = resident()?;
     Ok(Row {
         containers: count,
         processes,
@@ -250,12 +253,24 @@ fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
         render_ms: median(&renders),
         bytes,
         resident_mib,
-        cpu_percent,
+        cpu_percent: threads.values().sum::<f64>() / 10.0,
+        threads,
     })
 }
 
-/// Measures resident memory and CPU share of the real binary, all collectors on, scraped once a second for ten seconds.
-fn resident() -> std::io::Result<(f64, f64)> {
+/// Returns the CPU time of each thread of a process in milliseconds, by name; those of one name together.
+fn threads(pid: u32) -> BTreeMap<String, f64> {
+    let mut times = BTreeMap::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let nanos = read("schedstat").split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok());
+        *times.entry(read("comm").trim().to_owned()).or_insert(0.0) += nanos.unwrap_or(0.0) / 1e6;
+    }
+    times
+}
+
+/// Measures resident memory and CPU time by thread of the real binary, all collectors on, scraped once a second for ten seconds.
+fn resident() -> std::io::Result<(f64, BTreeMap<String, f64>)> {
     let include = format!("--container.include=^{ID_PREFIX}");
     let mut child = Command::new(env!("CARGO_BIN_EXE_memledger"))
         .args([
@@ -270,14 +285,8 @@ fn resident() -> std::io::Result<(f64, f64)> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()?;
-    let ticks = |pid: u32| -> f64 {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let fields: Vec<f64> =
-            stat.rsplit(')').next().unwrap_or("").split(' ').filter_map(|f| f.parse().ok()).collect();
-        fields.get(10).unwrap_or(&0.0) + fields.get(11).unwrap_or(&0.0)
-    };
     std::thread::sleep(Duration::from_secs(5));
-    let before = ticks(child.id());
+    let before = threads(child.id());
     for _ in 0..10 {
         if let Ok(mut stream) = std::net::TcpStream::connect("127.0.0.1:10899") {
             let _ = stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n");
@@ -285,7 +294,10 @@ fn resident() -> std::io::Result<(f64, f64)> {
         }
         std::thread::sleep(Duration::from_secs(1));
     }
-    let cpu = (ticks(child.id()) - before) / 10.0; // ticks of 10 ms in 10 s: percent of one core
+    let mut cpu = threads(child.id());
+    for (thread, time) in &mut cpu {
+        *time = (*time - before.get(thread).unwrap_or(&0.0)) / 10.0;
+    }
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("0");
     let kib: f64 = line.trim().trim_end_matches(" kB").parse().unwrap_or(0.0);
@@ -357,6 +369,16 @@ fn part(rows: &[Row], docker: Option<f64>) -> String {
             row.resident_mib,
             row.cpu_percent,
         );
+    }
+    let _ = writeln!(
+        text,
+        "\nCPU by thread, in milliseconds per second:\n\n| containers | threads |\n| --- | --- |"
+    );
+    for row in rows {
+        let mut threads: Vec<_> = row.threads.iter().filter(|(_, time)| **time >= 0.05).collect();
+        threads.sort_by(|one, other| other.1.total_cmp(one.1));
+        let threads: Vec<_> = threads.iter().map(|(name, time)| format!("{name} {time:.1}")).collect();
+        let _ = writeln!(text, "| {} | {} |", row.containers, threads.join(", "));
     }
     if let Some(ms) = docker {
         let _ =

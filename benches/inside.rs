@@ -1,7 +1,7 @@
 //! What 64 reporting processes cost memledger, and how soon a new container shows its partition.
 //!
 //! `make bench` starts 64 real processes in a cgroup that looks like a container, each with a connection and samples of
-//! twelve values at the interval that memledger asks for, as the client sends them, and compares the reporter's thread and the resident memory with none. It writes
+//! eleven values at the interval that memledger asks for, as the client sends them, and compares the reporter's thread and the resident memory with none. It writes
 //! its part of docs/performance.md. Needs root, for the cgroup.
 //!
 //! The partition is that of unmodified programs, with the client that the real binary wrote and its default settings. The driver is
@@ -243,7 +243,7 @@ fn part() -> Outcome<String> {
     let is_met = |is_met| if is_met { "met" } else { "NOT met" };
     Ok(format!(
         "{}\n\n\
-         {PROCESSES} processes in one container, each with a connection and samples of twelve values as often as memledger asks \
+         {PROCESSES} processes in one container, each with a connection and samples of eleven values as often as memledger asks \
          for them by default, for {SECONDS} s.\n\n\
          | samples per second | CPU % of one core | us of CPU per sample | resident memory more, KiB |\n\
          | --- | --- | --- | --- |\n\

@@ -294,7 +294,9 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
             oom_score_adj: None,
             limit_cgroup: "".into(),
             limit_bytes: None,
+            before_start: false,
             method: "kmsg".into(),
+            report: None,
             evidence: vec![],
             before: None,
         };

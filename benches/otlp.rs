@@ -19,6 +19,7 @@ use memledger::export::prometheus;
 use memledger::otlp::{CounterStates, MetricBatches, Origins, ResourceInfo, resource};
 use memledger::series::Series;
 use memledger::snapshot::{Dropped, Snapshot, finish};
+use tracing_subscriber::layer::SubscriberExt;
 
 /// Counts the allocated bytes, now and at the peak.
 struct CountingAllocator;
@@ -171,6 +172,44 @@ fn row(text: &mut String, points: usize) {
     );
 }
 
+/// Spans of one cycle: itself, and its parts.
+const SPANS: usize = 13;
+const CYCLES: usize = 100;
+
+fn cycles() {
+    for _ in 0..CYCLES {
+        let _cycle = tracing::info_span!(target: "memledger::bench", "cycle").entered();
+        for part in 1..SPANS {
+            tracing::info_span!(target: "memledger::bench", "collect", collector = "host", part)
+                .in_scope(|| {});
+        }
+    }
+}
+
+/// Measures the spans of a cycle without traces, and with a share of them recorded; and a queue that is full.
+fn traces(text: &mut String) {
+    let per_cycle = |(ms, _): (f64, usize)| ms * 1e3 / CYCLES as f64;
+    let recorded = |ratio| {
+        let before = NOW.load(Ordering::Relaxed);
+        let (layer, queue) = memledger::otlp::traces::layer(ratio);
+        let subscriber = tracing_subscriber::registry().with(layer);
+        let time = tracing::subscriber::with_default(subscriber, || per_cycle(measure(cycles)));
+        let held = NOW.load(Ordering::Relaxed).saturating_sub(before);
+        drop(queue);
+        (time, held)
+    };
+    let off = per_cycle(measure(cycles));
+    let (none, all) = (recorded(0.0), recorded(1.0));
+    let _ = writeln!(
+        text,
+        "\nThe {SPANS} spans of a cycle: {off:.2} us without `--otlp.traces`, {:.1} us with a cycle that is not recorded, {:.1} us with one \
+         that is. The queue, full, and the recorder hold {} KiB; without `--otlp.traces` there is neither.",
+        none.0,
+        all.0,
+        all.1 / 1024,
+    );
+}
+
 fn main() -> std::io::Result<()> {
     if document::is_only_asked() {
         return Ok(());
@@ -184,5 +223,6 @@ fn main() -> std::io::Result<()> {
         document::HEADINGS[6]
     );
     SIZES.iter().for_each(|points| row(&mut text, *points));
+    traces(&mut text);
     document::write(&text)
 }

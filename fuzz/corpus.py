@@ -36,6 +36,14 @@ def recorded():
             yield record["path"].encode()
 
 
+def kernel_logs():
+    """Yields the recorded kernel logs, without the large one."""
+    for log in sorted((ROOT / "tests/kernel-logs").iterdir()):
+        text = log.read_bytes()
+        if len(text) < 20_000:
+            yield text
+
+
 def message(*fields):
     """Returns a protobuf message of texts and messages, each shorter than 128 bytes."""
     return b"".join(bytes([number << 3 | 2, len(value)]) + value for number, value in fields)
@@ -82,7 +90,7 @@ def main():
     parsers = list(literals("src/parse"))
     seeds = {
         "kernel_files": [*recorded(), *parsers],
-        "kernel_log": parsers + [b"6,1,1001,-;" + text for text in parsers] + [b"<3>[    1.001001] " + text + b"\n" for text in parsers],
+        "kernel_log": [*kernel_logs()] + parsers + [b"6,1,1001,-;" + text for text in parsers] + [b"<3>[    1.001001] " + text + b"\n" for text in parsers],
         "runtimes": list(answers()),
         "settings": list(literals("src/config", "tests/web", "tests/otlp")),
         "ledger": list(rows()),

@@ -19,6 +19,21 @@ pub enum MetricKind {
     Info,
 }
 
+/// The event that set a counter to zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CounterOrigin {
+    /// memledger's start.
+    Memledger,
+    /// The machine's boot; counters of drivers start after it.
+    Boot,
+    /// The start of its container.
+    Container,
+    /// The ledger's first start: restarts do not reset it.
+    Ledger,
+    /// The device was made: boots do not reset it, and the time is unknown.
+    Device,
+}
+
 /// The subject of a family's series, which determines the labels that all of them carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricScope {
@@ -97,6 +112,8 @@ pub struct MetricDesc {
     pub labels: &'static [&'static str],
     /// The maximum number of series; excess ones are dropped and counted.
     pub max_series: usize,
+    /// The event that set its counters to zero.
+    pub origin: CounterOrigin,
     /// The HELP text: one sentence of at most [`MAX_HELP`] characters with meaning, source and absence.
     pub help: &'static str,
     /// Further facts for `docs/metrics.md`, as Markdown sentences; may be empty.
@@ -127,7 +144,7 @@ const TORCH: usize = 4_096;
 const SCOPES: usize = 8_192;
 
 macro_rules! catalog {
-    ($($id:ident = $kind:ident $scope:ident $name:literal [$($label:literal),*] max $max:expr, $help:literal $(, $details:literal)?;)*) => {
+    ($($id:ident = $kind:ident $scope:ident $name:literal [$($label:literal),*] max $max:expr, $(since $origin:ident,)? $help:literal $(, $details:literal)?;)*) => {
         /// A family, as its row number in [`CATALOG`].
         #[allow(non_camel_case_types, clippy::upper_case_acronyms, missing_docs)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,7 +158,7 @@ macro_rules! catalog {
 
         const ROWS: [MetricDesc; [$($name),*].len()] = [$(MetricDesc {
             name: $name, kind: MetricKind::$kind, scope: MetricScope::$scope, labels: &[$($label),*], max_series: $max,
-            help: $help, details: concat!($($details)?),
+            origin: [$(CounterOrigin::$origin,)? CounterOrigin::Memledger][0], help: $help, details: concat!($($details)?),
         }),*];
 
         $(
@@ -168,7 +185,7 @@ catalog! {
         "Series left out of snapshots because their family was over its cap; absent until the first.",
         "Counted once per cycle and series.";
     SNAPSHOT_TIMESTAMP = Gauge Global "memledger_snapshot_timestamp_seconds" [] max 1,
-        "Unix time at which the newest cycle finished; it stops advancing when sampling hangs.";
+        "Unix time at which the newest cycle finished, or of the start while the first one hangs; it stops advancing when sampling hangs.";
     CYCLE_DURATION = Gauge Global "memledger_cycle_duration_seconds" [] max 1,
         "Duration of the newest cycle, from its start to the finished snapshot.";
     CYCLES_SKIPPED = Counter Global "memledger_cycles_skipped_total" [] max 1,
@@ -215,24 +232,24 @@ catalog! {
         "Used bytes of the host's /dev/shm, from statfs; absent if it is not a tmpfs or not visible to memledger.";
     HOST_SHM_SIZE = Gauge Global "memledger_host_shm_size_bytes" [] max 1,
         "Size of the host's /dev/shm, from statfs; absent if it is not a tmpfs or not visible to memledger.";
-    HOST_PRESSURE_WAITING = Counter Global "memledger_host_memory_pressure_waiting_seconds_total" [] max 1,
+    HOST_PRESSURE_WAITING = Counter Global "memledger_host_memory_pressure_waiting_seconds_total" [] max 1, since Boot,
         "Time in which at least one task of the host waited for memory (PSI some), from /proc/pressure/memory; absent without PSI.";
-    HOST_PRESSURE_STALLED = Counter Global "memledger_host_memory_pressure_stalled_seconds_total" [] max 1,
+    HOST_PRESSURE_STALLED = Counter Global "memledger_host_memory_pressure_stalled_seconds_total" [] max 1, since Boot,
         "Time in which all tasks of the host waited for memory at once (PSI full), from /proc/pressure/memory; absent without PSI.",
         "A part of `memledger_host_memory_pressure_waiting_seconds_total`: do not add the two.";
 
-    HOST_OOM_KILLS = Counter Global "memledger_host_oom_kills_total" [] max 1,
+    HOST_OOM_KILLS = Counter Global "memledger_host_oom_kills_total" [] max 1, since Ledger,
         "Processes that the kernel's OOM killer killed on this host since the first start of the ledger; never disappears.",
         "The sum of the kills counted for containers (including those excluded by a filter), for host processes, and as unattributed, once each kill is settled, at most 15 s after it.";
-    HOST_PROCESS_OOM_KILLS = Counter Global "memledger_host_process_oom_kills_total" [] max 1,
+    HOST_PROCESS_OOM_KILLS = Counter Global "memledger_host_process_oom_kills_total" [] max 1, since Ledger,
         "Part of memledger_host_oom_kills_total: kills of processes outside containers.";
-    OOM_UNATTRIBUTED = Counter Global "memledger_oom_kills_unattributed_total" [] max 1,
+    OOM_UNATTRIBUTED = Counter Global "memledger_oom_kills_unattributed_total" [] max 1, since Ledger,
         "Part of memledger_host_oom_kills_total: kills that no evidence ties to a container or a host process.",
         "Counted 10 s after the kill.";
-    OOM_KILLS_WITHOUT_RECORD = Counter Global "memledger_oom_kills_without_record_total" [] max 1,
+    OOM_KILLS_WITHOUT_RECORD = Counter Global "memledger_oom_kills_without_record_total" [] max 1, since Ledger,
         "Part of memledger_host_oom_kills_total: kills known only from a kernel counter, because their kernel log record is missing.",
         "The record was lost, or the kernel log is unreadable. Counted when the kill is settled.";
-    OOM_DUPLICATE_LINES = Counter Global "memledger_oom_duplicate_lines_total" [] max 1,
+    OOM_DUPLICATE_LINES = Counter Global "memledger_oom_duplicate_lines_total" [] max 1, since Ledger,
         "Second kernel log records of one kill, which the kernel writes and counts with memory.oom.group; they are not kills.";
     OOM_SOURCE_UP = Gauge Global "memledger_oom_source_up" ["source"] max 4,
         "1 if the source of OOM evidence is readable now, 0 if not; absent for sources that are switched off.",
@@ -243,23 +260,23 @@ catalog! {
     STORE_UNREADABLE_ROWS = Gauge Global "memledger_store_unreadable_rows" [] max 1,
         "Rows of the ledger that could not be parsed when it was opened, as after a return to an older version; each is logged and skipped.";
 
-    OTLP_UP = Gauge Global "memledger_otlp_up" ["signal"] max 2,
+    OTLP_UP = Gauge Global "memledger_otlp_up" ["signal"] max 3,
         "1 if the endpoint accepted the newest OTLP export completely, 0 if not; absent without an endpoint and before the first export.",
-        "`signal`: `metrics` or `logs`.";
-    OTLP_SENT = Counter Global "memledger_otlp_sent_total" ["signal"] max 2,
-        "Data points (metrics) and log records (logs) that the OTLP endpoint accepted since memledger's start; absent without an endpoint.";
-    OTLP_LOST = Counter Global "memledger_otlp_lost_total" ["signal", "reason"] max 8,
-        "Data points and log records that were not delivered over OTLP since memledger's start, by reason; absent without an endpoint.",
-        "`unreachable`: no response, or a request to retry later, until newer data points replaced them (log records wait instead); `refused`: rejected by the endpoint; `too_large`: one alone exceeds the maximum size of a request; `unreadable`: an event that is damaged in the ledger.";
+        "`signal`: `metrics`, `logs` or `traces`.";
+    OTLP_SENT = Counter Global "memledger_otlp_sent_total" ["signal"] max 3,
+        "Data points (metrics), log records (logs) and spans (traces) that the OTLP endpoint accepted since memledger's start; absent without an endpoint.";
+    OTLP_LOST = Counter Global "memledger_otlp_lost_total" ["signal", "reason"] max 12,
+        "Data points, log records and spans that were not delivered over OTLP since memledger's start, by reason; absent without an endpoint.",
+        "`unreachable`: no response, or a request to retry later, until newer data points replaced them (log records wait instead; of spans, those that too many others waited before); `refused`: rejected by the endpoint; `too_large`: one alone exceeds the maximum size of a request; `unreadable`: an event that is damaged in the ledger.";
 
     REPORTER_CONNECTIONS = Gauge Global "memledger_reporter_connections" [] max 1,
         "Processes that report from inside now; absent where memledger does not receive reports.",
         "Those that have sent their first message. Absent with an empty `--reporter.directory`, and where that directory cannot be used.";
     REPORTER_REJECTED = Counter Global "memledger_reporter_rejected_total" ["reason"] max 16,
-        "Connections and messages of processes inside containers that were rejected, by reason.",
+        "Connections and messages of reporting processes that were rejected, by reason.",
         "`peer`: the process ended; `no_container`: it is in no container; `connections`: too many; `rate`: a sender was made to wait; `too_large`, `malformed`, `version`: no valid message; `sender`: sent by another process than the one that connected, such as a forked child; `name`: characters that are not allowed; `rank`: a local rank over 63; `scopes`: more than 64 pairs of component and operation in a container.";
     REPORTER_LOST = Counter Global "memledger_reporter_lost_total" [] max 1,
-        "Messages that reporting processes could not send, as they say themselves.";
+        "Messages that reporting processes could not send, and errors in their client, as they say themselves.";
     REPORTER_HOLDERS_WITHHELD = Counter Global "memledger_reporter_holders_withheld_total" ["reason"] max 4,
         "Partitions of a container's GPU memory that were left out of a cycle, by reason.",
         "`stale`: a sample and the driver's reading were more than 1.5 s apart; `negative`: the process held less by the driver's reading than torch reported; `unknown_gpu`: torch did not say which GPU it is, and the driver's reading does not either; `unreported`: the driver does not report the memory of a process.";
@@ -301,20 +318,39 @@ catalog! {
         "Lowest memory limit on the container's path to the root of the cgroup tree; absent when unlimited.";
     CONTAINER_MEMORY_HEADROOM = Gauge Container "memledger_container_memory_headroom_bytes" [] max CONTAINERS,
         "Lowest (limit - unreclaimable) of the limited cgroups on the container's path to the root; absent when unlimited.",
-        "The container with the lowest headroom is the next to run out of memory.";
+        "Bytes until a kill: memory.high, which throttles and does not kill, is not a limit here. See `memledger_container_memory_limit_utilization_ratio`.";
+    CONTAINER_MEMORY_LIMIT_UTILIZATION = Gauge Container "memledger_container_memory_limit_utilization_ratio" [] max CONTAINERS,
+        "Highest unreclaimable / lowest of limit and memory.high of the cgroups on the container's path to the root; absent when unlimited.",
+        "The container with the highest ratio is the next to run out of memory, or to be throttled at memory.high. Rank and alert on this: it takes memory and limit of the same level, however large another level is.";
+    CONTAINER_MEMORY_HIGH = Gauge Container "memledger_container_memory_high_bytes" [] max CONTAINERS,
+        "Usage above which the kernel throttles and reclaims the container: memory.high; absent when unlimited and on cgroup v1.";
+    CONTAINER_MEMORY_EVENTS = Counter Container "memledger_container_memory_events_total" ["event"] max CONTAINERS * 2, since Container,
+        "Times that the container's usage was above memory.high (high) or about to exceed memory.max (max), from memory.events; cgroup v2.",
+        "`high`: a process was throttled and had to reclaim; `max`: an allocation at the limit, which reclaim may have served: no kill. Cgroups below count too.";
+    CONTAINER_MAJOR_FAULTS = Counter Container "memledger_container_major_page_faults_total" [] max CONTAINERS, since Container,
+        "Page faults of the container that needed a read from disk: pgmajfault (cgroup v2) or total_pgmajfault (v1) of memory.stat.";
+    CONTAINER_REFAULTS = Counter Container "memledger_container_refaults_total" ["kind"] max CONTAINERS * 2, since Container,
+        "Pages read again after they were evicted, by kind (anon, file), from workingset_refault of memory.stat; cgroup v2, Linux 5.9.",
+        "Growing quickly, the container needs more memory than it may use: it thrashes.";
+    CONTAINER_CPU = Counter Container "memledger_container_cpu_seconds_total" ["mode"] max CONTAINERS * 2, since Container,
+        "CPU time of the container by mode (user, system): cpu.stat (cgroup v2) or cpuacct.stat (v1).";
+    CONTAINER_CPU_THROTTLED = Counter Container "memledger_container_cpu_throttled_seconds_total" [] max CONTAINERS, since Container,
+        "Time for which the container's CPU limit kept it from running, over all CPUs, from cpu.stat; absent without a CPU controller.";
     CONTAINER_MEMORY_PEAK = Gauge Container "memledger_container_memory_peak_bytes" [] max CONTAINERS,
         "Highest usage since the container's start, including page cache: memory.peak (cgroup v2) or memory.max_usage_in_bytes (v1).",
         "memory.peak exists since Linux 5.19; on older kernels it is the highest sample of memledger. Kept as long as `memledger_container_info`.";
     CONTAINER_MEMORY_SWAP = Gauge Container "memledger_container_memory_swap_bytes" [] max CONTAINERS,
         "Swap used by the container: memory.swap.current (cgroup v2) or total_swap of memory.stat (v1); absent without swap accounting.";
-    CONTAINER_PRESSURE_WAITING = Counter Container "memledger_container_memory_pressure_waiting_seconds_total" [] max CONTAINERS,
+    CONTAINER_MEMORY_SWAP_LIMIT = Gauge Container "memledger_container_memory_swap_limit_bytes" [] max CONTAINERS,
+        "Swap that the container may use: memory.swap.max; absent when unlimited, and on cgroup v1.";
+    CONTAINER_PRESSURE_WAITING = Counter Container "memledger_container_memory_pressure_waiting_seconds_total" [] max CONTAINERS, since Container,
         "Time in which at least one task of the container waited for memory (PSI some), from memory.pressure; cgroup v2 with PSI only.";
-    CONTAINER_PRESSURE_STALLED = Counter Container "memledger_container_memory_pressure_stalled_seconds_total" [] max CONTAINERS,
+    CONTAINER_PRESSURE_STALLED = Counter Container "memledger_container_memory_pressure_stalled_seconds_total" [] max CONTAINERS, since Container,
         "Time in which all tasks of the container waited for memory at once (PSI full), from memory.pressure; cgroup v2 with PSI only.",
         "A part of `memledger_container_memory_pressure_waiting_seconds_total`: do not add the two.";
     CONTAINER_SHM_USED = Gauge Container "memledger_container_shm_used_bytes" [] max CONTAINERS,
         "Used bytes of the container's own /dev/shm, from statfs; absent if it is not a tmpfs or is the host's, and without CAP_SYS_PTRACE.",
-        "Read at most every 5 s.";
+        "Containers that share one, as those of a pod do, have it once: the first by name. Read at most every 5 s.";
     CONTAINER_SHM_SIZE = Gauge Container "memledger_container_shm_size_bytes" [] max CONTAINERS,
         "Size of the container's own /dev/shm, from statfs; needs CAP_SYS_PTRACE and Linux 5.12.",
         "Docker's default of 64 MiB is what kills DataLoaders. Read at most every 5 s.";
@@ -326,17 +362,17 @@ catalog! {
         "It can be summed. Read at most every `--pss.interval` and cached until the next read, which is postponed by up to ten minutes while the container or the host is about to run out of memory; absent for a role that has a process younger than the last read.";
     CONTAINER_PROCESSES = Gauge Container "memledger_container_processes" ["role"] max PER_ROLE,
         "Processes of the container by role: trainer, dataloader_worker, other.";
-    CONTAINER_OOM_KILLS = Counter Container "memledger_container_oom_kills_total" ["victim", "scope"] max CONTAINERS * 4,
+    CONTAINER_OOM_KILLS = Counter Container "memledger_container_oom_kills_total" ["victim", "scope"] max CONTAINERS * 4, since Ledger,
         "Processes of the container that the kernel's OOM killer killed, from the ledger; begins at 0 with the container.",
         "`victim`: `main` if the kill ended the container (its first process, or a child whose death made it exit with that status within 5 s), else `child`. `scope`: `container` if the limit of a cgroup was hit, `host` if the host ran out of memory. Continues over restarts of the container and of memledger. The kill of a child is counted once the container is known to survive, up to 5 s later.";
     CONTAINER_LAST_OOM_KILL = Gauge Container "memledger_container_last_oom_kill_timestamp_seconds" [] max CONTAINERS,
         "Unix time of the last OOM kill of a process of the container; absent until the first.";
-    CONTAINER_EXITS = Counter Container "memledger_container_exits_total" ["reason"] max CONTAINERS * 9,
+    CONTAINER_EXITS = Counter Container "memledger_container_exits_total" ["reason"] max CONTAINERS * 9, since Ledger,
         "Exits of the container by reason, from the ledger.",
         "`completed`: exit 0; `oom_container`; `oom_host`; `stopped`: a stop request to the runtime; `killed`: SIGKILL from outside, no OOM; `signal`; `error`: another exit code; `host_restart`: the run began in another boot of the host; `unknown`: no source has the reason. Never called an OOM by exit code 137 or the runtime's flag, only by the ledger's own evidence.";
     CONTAINER_LAST_EXIT_CODE = Gauge Container "memledger_container_last_exit_code" [] max CONTAINERS,
         "Exit code of the container's last exit, from the runtime; absent until the first.";
-    CONTAINER_RESTARTS = Counter Container "memledger_container_restarts_total" [] max CONTAINERS,
+    CONTAINER_RESTARTS = Counter Container "memledger_container_restarts_total" [] max CONTAINERS, since Ledger,
         "Starts of a container of this name after the first one in the ledger.",
         "Unlike the runtime's count it continues when the container is re-created.";
 
@@ -394,14 +430,25 @@ catalog! {
         "It does not say how full the memory is.";
     GPU_POWER = Gauge Gpu "memledger_gpu_power_watts" [] max GPUS,
         "Power drawn by the board, from NVML.";
-    GPU_ENERGY = Counter Gpu "memledger_gpu_energy_joules_total" [] max GPUS,
+    GPU_ENERGY = Counter Gpu "memledger_gpu_energy_joules_total" [] max GPUS, since Boot,
         "Energy used since the driver was loaded, from NVML.";
     GPU_TEMPERATURE = Gauge Gpu "memledger_gpu_temperature_celsius" [] max GPUS,
         "Temperature of the die, from NVML.";
+    GPU_MEMORY_TEMPERATURE = Gauge Gpu "memledger_gpu_memory_temperature_celsius" [] max GPUS,
+        "Temperature of the device memory, from NVML; absent on GPUs without such a sensor.";
+    GPU_POWER_LIMIT = Gauge Gpu "memledger_gpu_power_limit_watts" [] max GPUS,
+        "Power limit that the driver enforces, from NVML.";
+    GPU_CLOCK = Gauge Gpu "memledger_gpu_clock_hertz" ["clock"] max GPUS * 2,
+        "Current clock of a GPU domain, from NVML.",
+        "`clock`: `sm`, the multiprocessors; `memory`.";
+    GPU_PCIE_BYTES = Counter Gpu "memledger_gpu_pcie_bytes_total" ["direction"] max GPUS * 2, since Boot,
+        "Bytes over the PCIe link by direction (transmitted, received), from NVML's 64-bit counters; absent on older drivers.";
+    GPU_VOLATILE_ECC_ERRORS = Counter Gpu "memledger_gpu_volatile_ecc_errors_total" ["kind"] max GPUS * 2, since Boot,
+        "ECC errors since the driver was loaded, corrected and uncorrected, from NVML's volatile counters; absent without ECC.";
     GPU_THROTTLE = Counter Gpu "memledger_gpu_throttle_seconds_total" ["reason"] max GPUS * 6,
         "Time since memledger's start under a reason that lowers clocks, from samples of NVML.",
         "`sw_power_cap`, `hw_slowdown`, `sync_boost`, `sw_thermal`, `hw_thermal`, `hw_power_brake`. A reason that is active in a reading counts for the time since the previous reading, and for at most `--gpu.interval` plus `--gpu.deadline`.";
-    GPU_ECC_ERRORS = Counter Gpu "memledger_gpu_ecc_errors_total" ["kind"] max GPUS * 2,
+    GPU_ECC_ERRORS = Counter Gpu "memledger_gpu_ecc_errors_total" ["kind"] max GPUS * 2, since Device,
         "ECC errors over the device's life, corrected and uncorrected, from NVML's aggregate counters; absent without ECC.";
     GPU_REMAPPED_ROWS = Gauge Gpu "memledger_gpu_remapped_rows" ["kind"] max GPUS * 2,
         "Memory rows remapped after correctable or uncorrectable errors, from NVML; Ampere and later.";
@@ -413,9 +460,9 @@ catalog! {
         "Memory pages retired after single_bit or double_bit errors, from NVML; before Ampere.";
     GPU_RETIRED_PAGES_PENDING = Gauge Gpu "memledger_gpu_retired_pages_pending" [] max GPUS,
         "1 if a memory page is to be retired at the next reboot, else 0, from NVML; before Ampere.";
-    GPU_PCIE_REPLAYS = Counter Gpu "memledger_gpu_pcie_replays_total" [] max GPUS,
+    GPU_PCIE_REPLAYS = Counter Gpu "memledger_gpu_pcie_replays_total" [] max GPUS, since Boot,
         "Replays on the PCIe link since the driver was loaded, from NVML.";
-    GPU_NVLINK_ERRORS = Counter Gpu "memledger_gpu_nvlink_errors_total" ["kind"] max GPUS * 5,
+    GPU_NVLINK_ERRORS = Counter Gpu "memledger_gpu_nvlink_errors_total" ["kind"] max GPUS * 5, since Boot,
         "Errors over all NVLinks of the GPU by kind, from NVML; absent without NVLink and for kinds that the driver does not report.",
         "`crc_flit`, `crc_data`, `replay`, `recovery`, `ecc_data`.";
     GPU_XID_ERRORS = Counter Gpu "memledger_gpu_xid_errors_total" ["xid"] max GPUS * 32,
@@ -455,9 +502,9 @@ catalog! {
         "A program that resets torch's peaks does not reset this one.";
     CONTAINER_TORCH_RESERVED_PEAK = Gauge ContainerGpu "memledger_container_torch_reserved_peak_bytes" ["rank"] max TORCH,
         "Highest memory that torch's allocator held since the process connected; absent if two processes share a rank.";
-    CONTAINER_TORCH_OOMS = Counter ContainerGpu "memledger_container_torch_ooms_total" [] max 4_096,
+    CONTAINER_TORCH_OOMS = Counter ContainerGpu "memledger_container_torch_ooms_total" [] max 4_096, since Container,
         "Out-of-memory errors that torch's allocator raised in processes of the container, also those that the program survived.";
-    CONTAINER_TORCH_RETRIES = Counter ContainerGpu "memledger_container_torch_alloc_retries_total" [] max 4_096,
+    CONTAINER_TORCH_RETRIES = Counter ContainerGpu "memledger_container_torch_alloc_retries_total" [] max 4_096, since Container,
         "Allocations of torch that succeeded only after it emptied its cache, in processes of the container.";
     CONTAINER_SCOPE_ALLOCATED = Gauge Container "memledger_container_scope_torch_allocated_bytes" ["component", "operation"] max SCOPES,
         "Memory of tensors when an operation of a component was last reported, over all GPUs of the process.",
@@ -469,10 +516,10 @@ catalog! {
         "Memory that torch's allocator held when an operation of a component was last reported.";
     CONTAINER_SCOPE_RSS = Gauge Container "memledger_container_scope_rss_bytes" ["component", "operation"] max SCOPES,
         "Resident memory of the process when an operation of a component was last reported.";
-    CONTAINER_STEPS = Counter Container "memledger_container_training_steps_total" ["rank"] max TORCH,
+    CONTAINER_STEPS = Counter Container "memledger_container_training_steps_total" ["rank"] max TORCH, since Container,
         "Training steps that processes of the container reported, by local rank.",
         "Each rank of a distributed training counts the same steps: take the maximum over `rank`, never the sum.";
-    CONTAINER_SAMPLES = Counter Container "memledger_container_training_samples_total" ["rank"] max TORCH,
+    CONTAINER_SAMPLES = Counter Container "memledger_container_training_samples_total" ["rank"] max TORCH, since Container,
         "Training samples that processes of the container reported, by local rank; absent if the program does not count them.",
         "Each rank has samples of its own: sum them.";
     PROCESS_GPU_MEMORY = Gauge ContainerGpu "memledger_process_gpu_memory_used_bytes" ["pid", "process", "role"] max 256,
@@ -500,31 +547,71 @@ impl FamilyId {
     }
 }
 
-/// Allowed endings of names: a base unit, a counted thing, or a state.
-const ENDINGS: [&str; 22] = [
-    "_bytes",
-    "_seconds",
-    "_ratio",
-    "_watts",
-    "_celsius",
-    "_joules",
-    "_total",
-    "_info",
-    "_success",
-    "_up",
-    "_fds",
-    "_processes",
-    "_allocated",
-    "_containers",
-    "_connections",
-    "_expected",
-    "_exit_code",
-    "_rows",
-    "_pages",
-    "_pending",
-    "_failure",
-    "_visible",
+/// The switches of the collectors, and what each reads.
+pub static COLLECTORS: &[(&str, &str)] = &[
+    ("collector.own", "memledger's own process: the process_* families."),
+    ("collector.host", "Memory of the host."),
+    ("collector.cgroup", "Memory of containers."),
+    ("collector.process", "Processes of containers and their resident memory by role."),
+    ("collector.shm", "/dev/shm of containers. Needs the process collector."),
+    ("collector.pss", "Proportional set size by role. Needs the process collector."),
+    ("collector.gpu", "GPUs, through NVML."),
+    (
+        "collector.drm",
+        "GPUs whose driver has the kernel's DRM statistics (amdgpu, i915, xe, nouveau and others). Reads nothing on hosts without such a GPU.",
+    ),
 ];
+
+/// Suffixes of names that are units, and their UCUM names.
+pub const UNITS: [(&str, &str); 6] = [
+    ("_bytes", "By"),
+    ("_seconds", "s"),
+    ("_watts", "W"),
+    ("_celsius", "Cel"),
+    ("_joules", "J"),
+    ("_hertz", "Hz"),
+];
+
+/// Units of counts, by the last word of the name without `_total`.
+pub const COUNT_UNITS: [(&str, &str); 34] = [
+    ("ratio", "1"), // stays in the name: receivers add no suffix for a unit of 1
+    ("kills", "{kill}"),
+    ("unattributed", "{kill}"),
+    ("record", "{kill}"),
+    ("lines", "{line}"),
+    ("exits", "{exit}"),
+    ("restarts", "{restart}"),
+    ("errors", "{error}"),
+    ("conflicts", "{reading}"),
+    ("replays", "{replay}"),
+    ("dropped", "{series}"),
+    ("skipped", "{cycle}"),
+    ("panics", "{panic}"),
+    ("sent", "{item}"),
+    ("lost", "{item}"),
+    ("fds", "{file_descriptor}"),
+    ("processes", "{process}"),
+    ("containers", "{container}"),
+    ("rows", "{row}"),
+    ("pages", "{page}"),
+    ("expected", "{gpu}"),
+    ("visible", "{gpu}"),
+    ("allocated", "{gpu}"),
+    ("refused", "{refusal}"),
+    ("rejected", "{message}"),
+    ("withheld", "{partition}"),
+    ("connections", "{connection}"),
+    ("ooms", "{error}"),
+    ("retries", "{retry}"),
+    ("steps", "{step}"),
+    ("samples", "{sample}"),
+    ("events", "{event}"),
+    ("faults", "{fault}"),
+    ("refaults", "{page}"),
+];
+
+/// Last words of names without a unit.
+const STATES: [&str; 6] = ["success", "up", "exit_code", "pending", "failure", "info"];
 
 const fn ends_with(text: &str, end: &str) -> bool {
     let (text, end) = (text.as_bytes(), end.as_bytes());
@@ -550,9 +637,20 @@ const fn check_row(row: &MetricDesc) {
         ends_with(row.name, "_info") == matches!(row.kind, MetricKind::Info),
         "info families, and only they, end in _info"
     );
-    let (mut known, mut i) = (false, 0);
-    while i < ENDINGS.len() {
-        known = known || ends_with(row.name, ENDINGS[i]);
+    let mut known = ends_with(row.name, "_total");
+    let mut i = 0;
+    while i < UNITS.len() {
+        known = known || ends_with(row.name, UNITS[i].0);
+        i += 1;
+    }
+    i = 0;
+    while i < COUNT_UNITS.len() {
+        known = known || ends_with(row.name, COUNT_UNITS[i].0);
+        i += 1;
+    }
+    i = 0;
+    while i < STATES.len() {
+        known = known || ends_with(row.name, STATES[i]);
         i += 1;
     }
     assert!(known, "the name ends in a base unit or a known count");

@@ -39,6 +39,14 @@ impl Timestamp {
         Self { monotonic: self.monotonic + by, wall: self.wall + by }
     }
 
+    /// Returns this timestamp moved on both clocks to a Unix time. The monotonic clock does not go below 0: times before the
+    /// boot are all at its begin.
+    pub fn moved_to(&self, unix_seconds: f64) -> Self {
+        let wall = Duration::try_from_secs_f64(unix_seconds).unwrap_or(Duration::ZERO);
+        let monotonic = (self.monotonic + wall).saturating_sub(self.wall);
+        Self { monotonic, wall }
+    }
+
     /// Returns this timestamp as it is read after the wall clock was set by so many milliseconds.
     #[cfg(test)]
     pub fn with_wall_moved(&self, millis: i64) -> Self {
@@ -95,6 +103,17 @@ mod tests {
         assert_eq!(later.since(now), Duration::from_secs(3));
         assert_eq!(now.since(later), Duration::ZERO);
         assert!((later.unix_seconds() - now.unix_seconds() - 3.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn moved_timestamp_keeps_the_distance_of_both_clocks() {
+        let now = Timestamp { monotonic: Duration::from_secs(100), wall: Duration::from_secs(1_000_000) };
+        let earlier = now.moved_to(999_990.5);
+        assert_eq!(now.since(earlier), Duration::from_millis(9_500));
+        assert_eq!(earlier.unix_seconds_of_kernel(90_000_000), 999_990.0);
+        let before_boot = now.moved_to(5.0);
+        assert_eq!((before_boot.unix_seconds(), before_boot.kernel_usec()), (5.0, 0));
+        assert_eq!(now.moved_to(f64::NAN).unix_seconds(), 0.0);
     }
 
     #[test]

@@ -100,6 +100,7 @@ impl Sampler {
     /// Returns the sources of metrics that need no cycle.
     pub fn independent_sources(&self, config: &Config) -> IndependentSources {
         IndependentSources {
+            started: Timestamp::now(),
             shared_state: Arc::clone(self.ledger.shared_state()),
             driver_release: Arc::clone(&self.driver_release),
             max_gpu_age: IndependentSources::max_gpu_age(&config.gpu),
@@ -122,9 +123,10 @@ impl Sampler {
 
     /// Runs one cycle.
     pub fn cycle(&mut self, now: Timestamp) -> Snapshot {
+        let _span = tracing::info_span!("cycle").entered();
         let mut series = Series::with_capacity(self.last_len.0 + 64, self.last_len.1 + 64);
         self.read_errors.enter("discover");
-        let (refresh, walked) = self.registry.refresh(now);
+        let (refresh, walked) = tracing::info_span!("discover").in_scope(|| self.registry.refresh(now));
         if let Err(error) = walked {
             self.read_errors.record(&error);
         }
@@ -155,8 +157,10 @@ impl Sampler {
             self.cycle_data.reports = Some(reporter.take(&inventory));
             reporter.stats().write(&mut series);
         }
+        let attributing = tracing::info_span!("attribute").entered();
         let attribution = attribute(&context, &self.cycle_data, &mut self.gpu_holders, &mut series);
         self.inside.write(&context, &self.cycle_data, &attribution.gpus.processes, &mut series);
+        drop(attributing);
         let ended =
             self.ledger.record_cycle(&context, &refresh.ended, &self.cycle_data, &attribution, &mut series);
         let mut containers = inventory.containers.clone();
@@ -208,6 +212,7 @@ fn write_build_info(series: &mut Series) {
 
 /// Runs one collector. A failure, even a panic, removes its samples and leaves those of the other collectors.
 fn run_collector(collector: &mut dyn Collector, context: &Context<'_>, output: &mut Output<'_>) {
+    let _span = tracing::info_span!("collect", collector = collector.name()).entered();
     let began = Timestamp::now();
     let mark = output.series.mark();
     let outcome = catch_unwind(AssertUnwindSafe(|| collector.collect(context, output)))

@@ -360,10 +360,11 @@ fn reads_responses_of_cri_o_and_lists_on_events() {
     for _ in 0..25 {
         memledger.fresh_metrics(); // five seconds in all, more on a busy machine
     }
-    // of the event, of the start of the stream, and every ten seconds: a list every second would exceed it
+    // of the event, of the start of the stream, and every ten seconds, which may have passed just then: a list every second would
+    // exceed it
     let took = Timestamp::now().duration_since(began).as_secs_f64();
     let more = crio.server.call_count(&list) - lists;
-    assert!((more as f64) <= 2.0 + took / 10.0, "{more} lists in {took} s");
+    assert!((more as f64) <= 3.0 + took / 10.0, "{more} lists in {took} s");
 }
 
 #[test]

@@ -117,8 +117,7 @@ fn image_runs_with_the_options_of_compose_and_is_healthy() {
     // the control socket answers verbs in its own container, in the host's pid namespace
     let report = exec(&["release-gpu"]).expect("the control socket");
     assert!(report.contains("\"closed\": true"), "{report}");
-    let missing = exec(&["why", "nobody", "--state.path="]).unwrap_err();
-    assert!(missing.contains("nothing is recorded about nobody"), "{missing}");
+    assert!(exec(&["why", "nobody", "--state.path="]).is_err(), "exit status 1: nothing is known");
     let log = container.docker(&["logs"]);
     assert!(!log.contains("no control socket"), "{log}");
     let tls = exec(&["doctor", "--otlp.endpoint=https://127.0.0.1:1"]).expect("the main job can run");
@@ -126,7 +125,24 @@ fn image_runs_with_the_options_of_compose_and_is_healthy() {
         tls.contains("cannot connect to 127.0.0.1:1"),
         "TLS has certificate authorities in the image: {tls}"
     );
+    assert_access_as_documented(&exec, container.inspect("{{.State.Pid}}").trim());
     assert_no_shell(&engine, &container);
+}
+
+/// Runs the commands that README and docs/serving.md name for a container without settings.
+fn assert_access_as_documented(exec: &impl Fn(&[&str]) -> Result<String, String>, pid: &str) {
+    assert!(exec(&["events", "--since=24h"]).is_ok());
+    assert!(exec(&["why", "nobody"]).is_err(), "exit status 1: nothing is known");
+    // over TCP, as through a published port
+    let request = |method: &str, path: &str| {
+        let url = format!("http://127.0.0.1:10853{path}");
+        let words = ["-t", pid, "--net", "curl", "-sS", "-X", method, "-w", "\n%{http_code}", &url];
+        output_of(Command::new("nsenter").args(words))
+    };
+    assert!(request("GET", "/metrics").ends_with("\n200"));
+    let answer = request("GET", "/api/v1/containers");
+    assert!(answer.ends_with("\n403") && answer.contains("--web.enable-api"), "{answer}");
+    assert!(request("POST", "/-/release-gpu").ends_with("\n404"), "not without --web.enable-admin");
 }
 
 fn assert_no_shell(engine: &Engine, container: &Container) {

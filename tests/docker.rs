@@ -504,6 +504,59 @@ fn docker_init_is_not_the_trainer() {
     });
 }
 
+/// Returns the CPU seconds of a container, by its own cgroup.
+fn cpu_seconds(container: &Container) -> f64 {
+    let text = |path: &std::path::Path| std::fs::read_to_string(path).expect("CPU time");
+    if is_v2() {
+        let stat = text(&container.cgroup().join("cpu.stat"));
+        let line = stat.lines().find_map(|line| line.strip_prefix("usage_usec "));
+        return line.expect("a line").parse::<f64>().expect("a number") / 1e6;
+    }
+    let path = format!("/sys/fs/cgroup/cpuacct/docker/{}/cpuacct.usage", container.id);
+    text(path.as_ref()).trim().parse::<f64>().expect("a number") / 1e9
+}
+
+#[test]
+fn cpu_time_and_throttling_are_those_of_the_kernel() {
+    let Some(engine) = Engine::shared() else { return };
+    let flags = ["--cpus=0.2"];
+    let container = engine.run(&unique("busy"), &flags, &["sh", "-c", "while :; do :; done"]);
+    let memledger = watch(&engine, &format!("^{}$", container.name), &[]);
+    let me = of(&container.name);
+    let before = cpu_seconds(&container);
+    memledger.eventually("CPU time and throttling", |metrics| {
+        let time = metrics.sum("memledger_container_cpu_seconds_total", &me);
+        let throttled = metrics.ask("memledger_container_cpu_throttled_seconds_total", &me)?;
+        let is_there = time > before + 0.1 && throttled > 0.1;
+        is_there.then_some(()).ok_or_else(|| format!("{time} s after {before}, {throttled} s throttled"))
+    });
+    let user = [me[0], ("mode", "user")];
+    let metrics = memledger.fresh_metrics();
+    assert!(metrics.value("memledger_container_cpu_seconds_total", &user) > 0.0);
+    let time = metrics.sum("memledger_container_cpu_seconds_total", &me);
+    // v1 counts user and system time by ticks of the timer
+    let kernel = cpu_seconds(&container);
+    assert!(time <= kernel * 1.3 + 0.1, "{time} of {kernel} s");
+}
+
+#[test]
+fn shared_dev_shm_is_shown_once() {
+    let Some(engine) = Engine::shared() else { return };
+    let prefix = unique("pod");
+    let first = engine.run(&format!("{prefix}-a"), &["--ipc=shareable"], &["sleep", "1000"]);
+    let ipc = format!("--ipc=container:{}", first.id);
+    let _second = engine.run(&format!("{prefix}-b"), &[&ipc], &["sleep", "1000"]);
+    let _own = engine.run(&format!("{prefix}-c"), &[], &["sleep", "1000"]);
+    let memledger = watch(&engine, &format!("^{prefix}-"), &[]);
+    let size = "memledger_container_shm_size_bytes";
+    memledger.eventually("sizes of all", |metrics| {
+        metrics.ask(size, &of(&first.name))?;
+        metrics.ask(size, &of(&format!("{prefix}-c")))
+    });
+    // all are read together: the second one's is known too
+    assert_eq!(memledger.fresh_metrics().get(size, &of(&format!("{prefix}-b"))), None);
+}
+
 #[test]
 fn selects_containers_by_name_and_label() {
     let Some(engine) = Engine::shared() else { return };

@@ -15,6 +15,7 @@ mod helm;
 mod hostile;
 mod inside;
 mod kernel_log;
+mod kernel_log_file;
 mod layers;
 mod names;
 mod oom;

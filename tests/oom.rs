@@ -13,5 +13,7 @@ mod host;
 mod limits;
 mod names;
 mod pods;
+mod report;
 mod sources;
+mod unrecorded;
 mod why;

@@ -6,6 +6,7 @@ mod faults;
 mod many;
 mod parity;
 mod settings;
+mod traces;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -20,7 +21,7 @@ use crate::support::Memledger;
 const EMPTY: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
 
 /// The receiver. Killed when dropped.
-struct Receiver {
+pub(crate) struct Receiver {
     child: Child,
     pipes: Mutex<(ChildStdin, BufReader<ChildStdout>)>,
     grpc: u64,
@@ -29,7 +30,7 @@ struct Receiver {
 
 impl Receiver {
     /// Starts one without TLS; prints the reason and returns `None` without Python.
-    fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
         Self::with_tls(&[])
     }
 
@@ -82,7 +83,7 @@ impl Receiver {
     }
 
     /// Returns flags that export to it.
-    fn flags(&self, grpc: bool) -> Vec<String> {
+    pub(crate) fn flags(&self, grpc: bool) -> Vec<String> {
         let (protocol, port) = if grpc { ("grpc", self.grpc) } else { ("http/protobuf", self.http) };
         vec![
             format!("--otlp.endpoint=http://localhost:{port}"),

@@ -246,7 +246,7 @@ fn files(folder: &Path) -> Vec<std::path::PathBuf> {
 
 /// Returns true for the files that SQLite keeps beside an open database.
 fn is_sqlite_companion(file: &Path) -> bool {
-    file.extension().is_some_and(|end| end == "sqlite3-wal" || end == "sqlite3-shm")
+    file.extension().is_some_and(|end| end == "sqlite3-journal")
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn root_leaves_no_root_owned_files_in_another_users_state() {
     let first = serve();
     first.eventually("the store", |metrics| is_up(metrics, "memledger_store_up", &[]));
     first.signal("TERM");
-    let _ = first.wait(); // this merges the database into one file
+    let _ = first.wait();
     // chown root's files to the other user, as if that user had written them
     for file in files(state.path()).iter().filter(|file| !is_sqlite_companion(file)) {
         chown(file, Some(1234), Some(1234)).unwrap();

@@ -108,15 +108,20 @@ impl Tree {
             let roles: Roles = found.iter().map(|(pid, (_, role))| (*pid, role.clone())).collect();
             (roles == *expected).then_some(()).ok_or_else(|| format!("{found:?} instead of {expected:?}"))
         });
-        let metrics = self.memledger.metrics();
-        for role in ["trainer", "dataloader_worker", "other"] {
-            let labels = [("container_name", container.cgroup.name()), ("role", role)];
-            let count = metrics.value("memledger_container_processes", &labels);
-            let count_expected = expected.values().filter(|of| *of == role).count();
-            assert_eq!(count, count_expected as f64, "{role}");
-            let rss = metrics.value("memledger_container_process_rss_bytes", &labels);
-            assert_eq!(rss > 0.0, count_expected > 0, "{role}: {rss} bytes");
-        }
+        // a cycle that could not read a process in time has no figures of roles
+        crate::support::eventually("the figures of the roles", || {
+            let metrics = self.memledger.metrics();
+            for role in ["trainer", "dataloader_worker", "other"] {
+                let labels = [("container_name", container.cgroup.name()), ("role", role)];
+                let count = metrics.ask("memledger_container_processes", &labels)?;
+                let count_expected = expected.values().filter(|of| *of == role).count();
+                let rss = metrics.ask("memledger_container_process_rss_bytes", &labels)?;
+                if count != count_expected as f64 || (rss > 0.0) != (count_expected > 0) {
+                    return Err(format!("{role}: {count} processes with {rss} bytes"));
+                }
+            }
+            Ok(())
+        });
     }
 
     /// Returns name and role of each process from the API.

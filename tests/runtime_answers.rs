@@ -136,8 +136,12 @@ fn endless_inspect_and_event_take_bounded_memory() {
         assert!(image.len() <= 256 && !image.chars().any(char::is_control), "{image:?}");
     }
     let labels = [("collector", "discover"), ("reason", "too_large")];
-    let counted = metrics.value("memledger_collector_read_errors_total", &labels);
-    assert!(counted >= 2.0, "{counted}");
+    memledger.eventually("both are counted", |metrics| {
+        match metrics.value("memledger_collector_read_errors_total", &labels) {
+            counted if counted >= 2.0 => Ok(()),
+            counted => Err(format!("{counted}")),
+        }
+    });
     let log = memledger.log();
     for about in [format!("about={}", a.id), "about=\"an event\"".to_owned()] {
         assert_eq!(log.lines().filter(|line| line.contains(&about)).count(), 1, "{about}: {log}");

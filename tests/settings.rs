@@ -84,7 +84,7 @@ fn config_show_names_the_origin_of_each_value_and_hides_secrets() {
     let timeouts = of("otlp.timeout");
     assert!(timeouts.len() == 2 && timeouts[1].contains("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT"), "{timeouts:?}");
     assert!(timeouts[1].contains(r#""signal":"logs","values":["1500ms"]"#), "{timeouts:?}");
-    assert_eq!(of("otlp.endpoint").len(), 3, "{text}");
+    assert_eq!(of("otlp.endpoint").len(), 4, "its own, and that of each signal: {text}");
     assert!(!text.contains("hunter2"), "{text}");
     let (code, table, _) = run(&["config", "show", "--gpu.interval=3s"]);
     let row = table.lines().find(|line| line.starts_with("gpu.interval ")).unwrap();

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use fake_nvml::{FakeNvml, State};
 
-use crate::support::{DEADLINE, Memledger, eventually};
+use crate::otlp::Receiver;
+use crate::support::{DEADLINE, Memledger, Metrics, eventually};
 use crate::web::exchange;
 
 const ALONE: &[&str] =
@@ -31,11 +32,16 @@ impl Passthrough {
     }
 
     fn start(&self, flags: &[&str]) -> BehindPassthrough {
+        self.start_with(Memledger::start_through, flags)
+    }
+
+    /// Starts memledger with one of its functions that take a wrapper.
+    fn start_with(&self, start: fn(&[&str], &[&str]) -> Memledger, flags: &[&str]) -> BehindPassthrough {
         let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/support/passthrough.py");
         let wrapper = ["python3", script.to_str().unwrap(), self.root.path().to_str().unwrap()];
         BehindPassthrough {
             _server: ServerEnd(self.root.path().join("end")),
-            memledger: Memledger::start_through(&wrapper, &[ALONE, flags].concat()),
+            memledger: start(&wrapper, &[ALONE, flags].concat()),
         }
     }
 
@@ -78,14 +84,20 @@ fn request(memledger: &Memledger, path: &str) -> Result<u16, String> {
 
 #[test]
 fn metrics_and_health_answer_while_the_state_disk_hangs() {
+    let Some(receiver) = Receiver::start() else { return };
     let passthrough = Passthrough::new();
     let state = format!("--state.path={}/state", passthrough.path("mount"));
-    let memledger = passthrough.start(&[&state]);
+    let otlp = receiver.flags(false);
+    let flags: Vec<_> = otlp.iter().chain([&state]).map(String::as_str).collect();
+    let memledger = passthrough.start(&flags);
     memledger.eventually("the ledger", |metrics| match metrics.ask("memledger_store_up", &[])? {
         1.0 => Ok(()),
         other => Err(other.to_string()),
     });
     assert_eq!(request(&memledger, "/api/v1/events"), Ok(200));
+    // a page fault on a file of a disk that hangs may hold the lock of the whole address space: all threads would wait for it
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", memledger.pid())).unwrap();
+    assert!(!maps.contains("/state/"), "a file of the state directory is mapped: {maps}");
     passthrough.hang("state");
     // as many as one client gets, and more; they wait for the disk
     let mut waiting = Vec::new();
@@ -105,18 +117,51 @@ fn metrics_and_health_answer_while_the_state_disk_hangs() {
         }
     }
     memledger.fresh_metrics(); // sampling goes on
+    let sent = |metrics: &Metrics| metrics.ask("memledger_otlp_sent_total", &[("signal", "metrics")]);
+    let before = sent(&memledger.metrics()).unwrap();
+    memledger.eventually("exports go on", |metrics| match sent(metrics)? {
+        now if now > before => Ok(()),
+        now => Err(now.to_string()),
+    });
     let answers: Vec<_> =
         waiting.into_iter().map(|stream| exchange(stream, "").map(|(status, _)| status)).collect();
     assert!(answers.iter().all(|answer| *answer == Ok(503)), "each is answered in time: {answers:?}");
     assert_eq!(request(&memledger, "/metrics"), Ok(200));
 }
 
-#[test]
-fn stalled_cycle_leaves_ledger_gpu_and_self_metrics() {
+/// Returns a folder with the files of /proc that every cycle reads.
+fn proc_behind_passthrough() -> Passthrough {
     let passthrough = Passthrough::new();
     for name in ["meminfo", "vmstat", "stat", "uptime"] {
         std::fs::copy(format!("/proc/{name}"), passthrough.root.path().join("folder").join(name)).unwrap();
     }
+    passthrough
+}
+
+#[test]
+fn stalled_first_cycle_leaves_ledger_and_self_metrics() {
+    let passthrough = proc_behind_passthrough();
+    passthrough.hang("meminfo");
+    let proc = format!("--path.procfs={}", passthrough.path("mount"));
+    let memledger = passthrough.start_with(Memledger::start_unready_through, &[&proc]);
+    assert_eq!(request(&memledger, "/metrics"), Ok(503), "the first cycle is not late yet");
+    eventually("the stalled cycle", || match request(&memledger, "/metrics")? {
+        200 => Ok(()),
+        status => Err(status.to_string()),
+    });
+    let metrics = memledger.metrics();
+    assert!(metrics.get("memledger_host_oom_kills_total", &[]).is_some());
+    assert!(metrics.value("process_resident_memory_bytes", &[]) > 0.0);
+    let stamp = metrics.value("memledger_snapshot_timestamp_seconds", &[]);
+    assert!(metrics.value("process_start_time_seconds", &[]) - 1.0 < stamp, "that of the start");
+    assert_eq!(metrics.get("memledger_host_memory_total_bytes", &[]), None);
+    assert_eq!(request(&memledger, "/-/ready"), Ok(503), "sampling hangs");
+    assert_eq!(memledger.metrics().value("memledger_snapshot_timestamp_seconds", &[]), stamp);
+}
+
+#[test]
+fn stalled_cycle_leaves_ledger_gpu_and_self_metrics() {
+    let passthrough = proc_behind_passthrough();
     let driver = tempfile::tempdir().unwrap();
     let fake = FakeNvml::install(driver.path(), &State::with_gpus(1)).expect("the fake library is installed");
     let library = format!("--gpu.nvml-library={}", fake.path().display());

@@ -62,16 +62,17 @@ struct GpuIndex<'a> {
 }
 
 impl GpuIndex<'_> {
-    /// Returns the GPU of a device that a process reports. Without a UUID it is known only if the process reports one
-    /// device and the driver lists the process on one GPU.
+    /// Returns the GPU of a device that a process reports. Without a UUID, or with one that the driver does not know (ROCm has
+    /// others), it is known only if the process reports one device and the driver lists the process on one GPU.
     fn of_device(&self, who: (u32, u64), process: &ReportingProcess, uuid: &DeviceUuid) -> Option<u32> {
-        match uuid {
-            Some(uuid) => self.by_uuid.get(uuid).copied(),
-            None if process.devices.len() == 1 => {
-                only(self.processes.iter().filter(|on| on.who == who).map(|on| on.gpu))
-            }
-            None => None,
-        }
+        self.by_uuid(uuid).or_else(|| match process.devices.len() {
+            1 => only(self.processes.iter().filter(|on| on.who == who).map(|on| on.gpu)),
+            _ => None,
+        })
+    }
+
+    fn by_uuid(&self, uuid: &DeviceUuid) -> Option<u32> {
+        self.by_uuid.get(uuid.as_ref()?).copied()
     }
 }
 
@@ -247,13 +248,11 @@ fn sum_of(first: &TorchMemory, second: &TorchMemory) -> TorchMemory {
 fn write_counts(container: u32, reports: &ContainerReports, gpus: &GpuIndex<'_>, series: &mut Series) {
     let mut failures: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for (uuid, counts) in &reports.failures {
-        let gpu = match uuid {
-            Some(uuid) => gpus.by_uuid.get(uuid).copied(),
-            None => only(gpus.processes.iter().filter(|on| on.container == container).map(|on| on.gpu)),
-        };
+        let of_container = gpus.processes.iter().filter(|on| on.container == container);
+        let gpu = gpus.by_uuid(uuid).or_else(|| only(of_container.map(|on| on.gpu)));
         if let Some(gpu) = gpu {
             let sum = failures.entry(gpu).or_default();
-            *sum = (sum.0 + counts.ooms, sum.1 + counts.retries);
+            *sum = (sum.0.saturating_add(counts.ooms), sum.1.saturating_add(counts.retries));
         }
     }
     for (gpu, (ooms, retries)) in failures {
@@ -365,6 +364,7 @@ mod tests {
             (Some(1), Some("GPU-A"), (Some(1), Some(2)), now, 1, 1),
             (Some(10), Some("GPU-A"), (Some(3), Some(2)), now, 1, 1),
             (Some(10), None, (Some(1), Some(2)), now, 2, 2),
+            (Some(10), Some("GPU-Z"), (Some(1), Some(2)), now, 2, 2),
             (None, Some("GPU-A"), (Some(1), Some(2)), now, 1, 3),
             (Some(10), Some("GPU-A"), (None, None), now, 1, 3),
         ] {
@@ -377,14 +377,16 @@ mod tests {
     }
 
     #[test]
-    fn process_without_uuid_is_on_the_only_gpu_where_the_driver_lists_it() {
-        let (now, mut reports) = (Timestamp::now(), Reports::default());
-        report(&mut reports, 7, now, None, (Some(1), Some(3)));
-        let (rows, withheld) = partitions(&cycle_data(now, reports), &[on_gpu(7, 1, Some(10))]);
-        let row = |holder: &str, bytes| (1, holder.to_owned(), bytes);
-        let wanted =
-            [row("tensors", 1), row("torch_cache", 2), row("outside_torch", 7), row("not_reporting", 0)];
-        assert_eq!((rows, withheld), (wanted.to_vec(), [0; 4]));
+    fn process_without_known_uuid_is_on_the_only_gpu_where_the_driver_lists_it() {
+        for uuid in [None, Some("another form of UUID")] {
+            let (now, mut reports) = (Timestamp::now(), Reports::default());
+            report(&mut reports, 7, now, uuid, (Some(1), Some(3)));
+            let (rows, withheld) = partitions(&cycle_data(now, reports), &[on_gpu(7, 1, Some(10))]);
+            let row = |holder: &str, bytes| (1, holder.to_owned(), bytes);
+            let wanted =
+                [row("tensors", 1), row("torch_cache", 2), row("outside_torch", 7), row("not_reporting", 0)];
+            assert_eq!((rows, withheld), (wanted.to_vec(), [0; 4]));
+        }
     }
 
     proptest! {

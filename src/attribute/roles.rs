@@ -77,6 +77,11 @@ impl GpuHolders {
 /// The process name that PyTorch sets for its workers.
 const WORKER_NAME: &str = "pt_data_worker";
 
+/// Returns the role that the name of a process alone shows; the name of a trainer shows nothing.
+pub fn role_by_name(comm: &str) -> Option<Role> {
+    (comm == WORKER_NAME).then_some(Role::DataloaderWorker)
+}
+
 /// Returns the role of each process of one container. `holds_gpu` returns true for a process that holds GPU memory.
 pub fn classify(processes: &[Process], holds_gpu: impl Fn(&Process) -> bool) -> Vec<Role> {
     let tree = ProcessTree::of(processes, holds_gpu);

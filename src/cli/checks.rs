@@ -121,7 +121,7 @@ pub async fn run_checks(
     let mut checks = vec![cgroups(config), proc_root(config)];
     checks.extend(pods::run_checks(config, verbosity).await);
     for endpoint in &config.endpoints {
-        checks.push(runtime(endpoint, config.oom.runtime).await);
+        checks.extend(runtimes(endpoint, config.oom.runtime).await);
     }
     checks.extend([pid_namespace(config), ptrace()]);
     if verbosity == Verbosity::Full || driver_release.is_some() {
@@ -215,6 +215,18 @@ fn proc_root(config: &Config) -> Check {
     }
 }
 
+/// Checks each socket of a runtime that matches.
+async fn runtimes(endpoint: &RuntimeEndpoint, is_evidence: bool) -> Vec<Check> {
+    let sockets = docker::matches(&endpoint.socket);
+    if sockets.is_empty() {
+        let found = format!("no socket matches {}", endpoint.socket.display());
+        return vec![Check::good(endpoint.runtime, found).detail()];
+    }
+    let endpoints = sockets.into_iter().map(|socket| RuntimeEndpoint { socket, ..endpoint.clone() });
+    futures_util::future::join_all(endpoints.map(async |endpoint| runtime(&endpoint, is_evidence).await))
+        .await
+}
+
 async fn runtime(endpoint: &RuntimeEndpoint, is_evidence: bool) -> Check {
     const LOST: &str = "containers have only their short id: no names, images, labels, run settings; and their exits have \
                         neither exit code nor reason";
@@ -303,7 +315,7 @@ fn pressure(config: &Config) -> Check {
     }
 }
 
-/// Checks the limit of open files: memledger keeps about eight open per container and one per process.
+/// Checks the limit of open files: memledger keeps about a dozen open per container and one per process.
 fn open_files() -> Check {
     const MIN_OPEN_FILES: u64 = 8_192;
     let limit = crate::host::raise_open_file_limit();

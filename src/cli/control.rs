@@ -6,11 +6,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
+use serde_json::value::RawValue;
 
 use crate::config::Config;
+use crate::http::MAX_EVENTS;
+use crate::ledger::store::Query;
 
 /// Longer than any response takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// Longer than a memledger that is not stuck takes to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends a request to the control socket and returns status and body.
 pub fn request(config: &Config, method: &str, target: &str, accept: &str) -> anyhow::Result<(u16, String)> {
@@ -23,7 +29,19 @@ pub fn request(config: &Config, method: &str, target: &str, accept: &str) -> any
 
 /// Returns whether a memledger listens on the control socket.
 pub fn is_available(config: &Config) -> bool {
-    config.local.socket.as_ref().is_some_and(|path| UnixStream::connect(path).is_ok())
+    config.local.socket.as_ref().is_some_and(|path| connect(path, CONNECT_TIMEOUT).is_ok())
+}
+
+/// Connects to a Unix socket. The standard library would wait for ever while the socket's queue of connections is full.
+fn connect(path: &Path, timeout: Duration) -> std::io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Err(rustix::io::Errno::AGAIN) => {
+            Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "it does not accept connections"))
+        }
+        connected => Ok(connected.map(|()| UnixStream::from(socket))?),
+    }
 }
 
 /// Queries what `memledger serve` knows about the events of its ledger. Returns the body of a successful response.
@@ -39,7 +57,29 @@ pub fn query(config: &Config, target: &str, accept: &str) -> anyhow::Result<Stri
     }
 }
 
-/// Sends a request to a control socket and returns status and body. `timeout` is that of each read and write.
+/// Queries the newest events of the ledger of `memledger serve`, oldest first, at most [`MAX_EVENTS`].
+pub fn events(config: &Config, query: &Query) -> anyhow::Result<Vec<Box<RawValue>>> {
+    /// The response of `/api/v1/events`.
+    #[derive(serde::Deserialize)]
+    struct EventList {
+        events: Vec<Box<RawValue>>,
+    }
+    let body = self::query(config, &events_target(query), "application/json")?;
+    let EventList { events } = serde_json::from_str(&body)?;
+    Ok(events)
+}
+
+/// Returns the path and query of the request for these events.
+fn events_target(query: &Query) -> String {
+    let limit = if query.limit == 0 { MAX_EVENTS } else { query.limit.min(MAX_EVENTS) };
+    // in seconds: a date cannot express every number, and events of all times would come without the parameter
+    let since = query.since.map(|since| format!("&since={since}"));
+    let container = query.container.as_deref().map(percent_encoded);
+    let container = container.map(|container| format!("&container={container}"));
+    format!("/api/v1/events?limit={limit}{}{}", since.unwrap_or_default(), container.unwrap_or_default())
+}
+
+/// Sends a request to a control socket and returns status and body. `timeout` is that of connecting, and of each read and write.
 pub fn exchange(
     path: &Path,
     method: &str,
@@ -47,7 +87,7 @@ pub fn exchange(
     accept: &str,
     timeout: Duration,
 ) -> std::io::Result<(u16, String)> {
-    let mut stream = UnixStream::connect(path)?;
+    let mut stream = connect(path, timeout.min(CONNECT_TIMEOUT))?;
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
     // HTTP/1.0: the end of the connection is the end of the body
@@ -74,6 +114,40 @@ pub fn percent_encoded(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_time_is_sent_as_a_filter() {
+        for (since, sent) in [
+            (Some(86_400.5), "&since=86400.5"),
+            (Some(-1.0), "&since=-1"),
+            (Some(1e12), "&since=1000000000000"),
+            (None, ""),
+        ] {
+            let query = Query { since, limit: 7, ..Query::default() };
+            assert_eq!(events_target(&query), format!("/api/v1/events?limit=7{sent}"));
+        }
+    }
+
+    #[test]
+    fn connecting_to_a_socket_that_accepts_nothing_times_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let mut waiting = vec![];
+        let error = loop {
+            match connect(&path, Duration::from_millis(50)) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 10, "the queue has no end");
+        };
+        assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
+        let target = exchange(&path, "GET", "/", "*/*", Duration::from_millis(50));
+        assert_eq!(target.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
+    }
 
     #[test]
     fn encoded_text_decodes_to_itself() {

@@ -1,23 +1,29 @@
-//! `memledger events`: prints the events of the ledger, whether or not `memledger serve` is running. Where the ledger is
-//! unreadable or in memory, it queries the control socket of `memledger serve`.
+//! `memledger events`: prints the events of the ledger, whether or not `memledger serve` is running, and those of this host that no
+//! ledger has. Where the ledger is unreadable or in memory, it queries the control socket of `memledger serve`.
 
+use std::collections::HashSet;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use jiff::tz::TimeZone;
 
-use super::control;
+use super::event_source::LedgerSource;
 use crate::clock::Timestamp;
 use crate::config::{Config, since};
 use crate::export::events::EventTable;
 use crate::http::MAX_EVENTS;
+use crate::ledger::host_history::{Hint, HostHistory, replaced_gaps};
 use crate::ledger::store::Query;
 
 /// Returns the verb with its own flags; the flags of the settings are added elsewhere.
 pub fn command() -> Command {
     Command::new("events")
-        .about("Show OOM kills and exits of containers from the ledger, oldest first.")
+        .about("Show OOM kills and exits of containers, oldest first.")
+        .long_about(
+            "Show OOM kills and exits of containers, oldest first: those of the ledger of memledger serve, and those that only the \
+             kernel log and the container runtimes of this host have.",
+        )
         .arg(
             Arg::new("since")
                 .long("since")
@@ -55,109 +61,155 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         limit,
         ..Query::default()
     };
+    let (ledger, missing) = LedgerSource::open(&config);
+    let (host, _) = ledger.host(&config, Timestamp::now(), query.container.as_deref())?;
+    let known = ledger.same_events(&host, &query)?;
+    let replaced = replaced_gaps(&known, host.missing_in(&known, &query));
+    let of_host: Vec<(f64, String)> = host
+        .missing_in(&known, &query)
+        .map(|event| Ok((event.at(), serde_json::to_string(event)?)))
+        .collect::<anyhow::Result<_>>()?;
+    let listed = EventList::new(&ledger, &query, of_host, replaced)?;
     let is_json = matches.get_flag("json");
-    let (printed, is_empty, has_older, origin) = match super::open_ledger(&config)? {
-        Some((reader, directory)) => {
-            let first = reader.page(&query, None)?;
-            let pages = || reader.pages(&query).map(|page| Ok(page?.raw_json));
-            let origin = directory.display().to_string();
-            (print(pages, is_json), first.raw_json.is_empty(), first.has_older, origin)
-        }
-        None => {
-            let (events, has_older) = from_control_socket(&config, &query)?;
-            let pages = || std::iter::once(Ok(events.clone()));
-            (print(pages, is_json), events.is_empty(), has_older, "the ledger of memledger serve".to_owned())
-        }
-    };
-    match printed {
+    match if is_json { print_json(&listed) } else { print_table(&listed) } {
         // `memledger events | head` closes the pipe
         Err(error) if is_broken_pipe(&error) => return Ok(ExitCode::SUCCESS),
         printed => printed?,
     }
-    if is_empty {
-        eprintln!("no matching events in {origin}");
-    } else if has_older && limit > 0 {
+    if listed.shown == 0 {
+        eprintln!("no matching events");
+    } else if listed.has_older && limit > 0 {
         eprintln!("only the newest {limit} events are shown; --limit=0 shows all");
-    } else if has_older {
+    } else if listed.has_older {
         eprintln!("only the newest {MAX_EVENTS} events are shown, the most that the control socket returns");
     }
+    let is_partial =
+        host.coverage.is_incomplete() && (!listed.is_from_ledger || !super::control::is_available(&config));
+    if missing.is_some() || listed.shown == 0 || is_partial {
+        print_coverage(&host, missing);
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints how far the events reach, to standard error.
+fn print_coverage(host: &HostHistory, missing: Option<String>) {
+    let hints = host.coverage.hints("sudo memledger events");
+    for Hint { text, command } in hints {
+        eprintln!("{text}{}", command.map_or_else(String::new, |command| format!(" {command}")));
+    }
+    missing.iter().for_each(|missing| eprintln!("{missing}"));
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
-/// Prints the events of all pages, each as stored JSON. `pages` begins anew with each call.
-fn print<I>(pages: impl Fn() -> I, is_json: bool) -> anyhow::Result<()>
-where
-    I: Iterator<Item = anyhow::Result<Vec<String>>>,
-{
-    if is_json { print_json(pages()) } else { print_table(pages) }
+/// The events of a query: those of the ledger, page by page, with those of the host at their times. All of them may not fit into
+/// memory.
+struct EventList<'a> {
+    ledger: &'a LedgerSource<'a>,
+    query: &'a Query,
+    of_host: Vec<(f64, String)>,
+    /// Ids of events of the ledger that are left out, because the host has more about them.
+    replaced: HashSet<u64>,
+    /// How many of the oldest are left out, for the limit.
+    skipped: usize,
+    shown: usize,
+    has_older: bool,
+    is_from_ledger: bool,
 }
 
-fn print_json(pages: impl Iterator<Item = anyhow::Result<Vec<String>>>) -> anyhow::Result<()> {
-    let mut output = BufWriter::new(std::io::stdout().lock());
-    for page in pages {
-        for event in page? {
-            writeln!(output, "{event}")?;
+/// Id and time of an event.
+#[derive(Default, serde::Deserialize)]
+struct EventKey {
+    id: u64,
+    at: f64,
+}
+
+impl<'a> EventList<'a> {
+    fn new(
+        ledger: &'a LedgerSource<'a>,
+        query: &'a Query,
+        of_host: Vec<(f64, String)>,
+        replaced: HashSet<u64>,
+    ) -> anyhow::Result<Self> {
+        let (skipped, shown, has_older, is_from_ledger) = (0, 0, false, false);
+        let mut listed = Self { ledger, query, of_host, replaced, skipped, shown, has_older, is_from_ledger };
+        let mut of_ledger = 0;
+        for page in listed.ledger.pages(query)? {
+            let page = page?;
+            of_ledger += page.raw_json.iter().filter(|event| !listed.is_replaced(event)).count();
+            listed.has_older |= page.has_older;
         }
+        let all = of_ledger + listed.of_host.len();
+        listed.skipped = if query.limit == 0 { 0 } else { all.saturating_sub(query.limit) };
+        listed.has_older |= listed.skipped > 0;
+        listed.shown = all - listed.skipped;
+        listed.is_from_ledger = of_ledger > 0;
+        Ok(listed)
     }
+
+    /// Returns whether the host has more about an event of the ledger.
+    fn is_replaced(&self, event: &str) -> bool {
+        !self.replaced.is_empty()
+            && serde_json::from_str(event).is_ok_and(|EventKey { id, .. }| self.replaced.contains(&id))
+    }
+
+    /// Calls a function with each event as JSON, oldest first.
+    fn for_each(&self, mut each: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let mut number = 0;
+        let mut show = |event: &str| {
+            number += 1;
+            if number > self.skipped { each(event) } else { Ok(()) }
+        };
+        let mut of_host = self.of_host.iter().peekable();
+        for page in self.ledger.pages(self.query)? {
+            for event in page?.raw_json {
+                // of an unreadable one only the place is known: it is left where it is
+                let EventKey { id, at } = serde_json::from_str(&event).unwrap_or_default();
+                while let Some((_, earlier)) = of_host.next_if(|(earlier, _)| *earlier < at) {
+                    show(earlier)?;
+                }
+                if !self.replaced.contains(&id) {
+                    show(&event)?;
+                }
+            }
+        }
+        of_host.try_for_each(|(_, event)| show(event))
+    }
+}
+
+fn print_json(listed: &EventList<'_>) -> anyhow::Result<()> {
+    let mut output = BufWriter::new(std::io::stdout().lock());
+    listed.for_each(|event| Ok(writeln!(output, "{event}")?))?;
     Ok(output.flush()?)
 }
 
-/// Prints the table. The events are read twice, first for the widths of the columns: all of them may not fit into memory.
-fn print_table<I>(pages: impl Fn() -> I) -> anyhow::Result<()>
-where
-    I: Iterator<Item = anyhow::Result<Vec<String>>>,
-{
+/// Prints the table. The events are read twice, first for the widths of the columns.
+fn print_table(listed: &EventList<'_>) -> anyhow::Result<()> {
     let mut table = EventTable::new(TimeZone::system());
     let (mut readable, mut unreadable) = (0, 0);
-    for page in pages() {
-        for event in page? {
-            match serde_json::from_str(&event) {
-                Ok(event) => {
-                    table.fit(&event);
-                    readable += 1;
-                }
-                Err(_) => unreadable += 1,
+    listed.for_each(|event| {
+        match serde_json::from_str(event) {
+            Ok(event) => {
+                table.fit(&event);
+                readable += 1;
             }
+            Err(_) => unreadable += 1,
         }
-    }
+        Ok(())
+    })?;
     let mut output = BufWriter::new(std::io::stdout().lock());
     if readable > 0 {
         output.write_all(table.header().as_bytes())?;
     }
-    for page in pages() {
-        for event in page?.iter().filter_map(|event| serde_json::from_str(event).ok()) {
-            output.write_all(table.render(&event).as_bytes())?;
-        }
-    }
+    listed.for_each(|event| match serde_json::from_str(event) {
+        Ok(event) => Ok(output.write_all(table.render(&event).as_bytes())?),
+        Err(_) => Ok(()),
+    })?;
     output.flush()?;
     if unreadable > 0 {
         eprintln!("{unreadable} events are omitted: this version cannot read them; --json shows them");
     }
     Ok(())
-}
-
-/// Returns the events of a query from the control socket, oldest first, and whether there are older ones.
-fn from_control_socket(config: &Config, query: &Query) -> anyhow::Result<(Vec<String>, bool)> {
-    /// The response of `/api/v1/events`.
-    #[derive(serde::Deserialize)]
-    struct EventList {
-        events: Vec<Box<serde_json::value::RawValue>>,
-    }
-    // one more than wanted shows whether there are more
-    let most = if query.limit == 0 { MAX_EVENTS } else { query.limit.saturating_add(1).min(MAX_EVENTS) };
-    let since = query.since.and_then(|since| jiff::Timestamp::from_microsecond((since * 1e6) as i64).ok());
-    let since = since.map(|since| format!("&since={}", control::percent_encoded(&since.to_string())));
-    let container = query.container.as_deref().map(control::percent_encoded);
-    let container = container.map(|container| format!("&container={container}"));
-    let target =
-        format!("/api/v1/events?limit={most}{}{}", since.unwrap_or_default(), container.unwrap_or_default());
-    let EventList { events } = serde_json::from_str(&control::query(config, &target, "application/json")?)?;
-    let has_older = events.len() == most;
-    let wanted = if query.limit == 0 { MAX_EVENTS } else { query.limit };
-    let skipped = events.len().saturating_sub(wanted);
-    Ok((events[skipped..].iter().map(|event| event.get().to_owned()).collect(), has_older))
 }

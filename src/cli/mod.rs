@@ -4,26 +4,29 @@ mod checks;
 mod config;
 mod control;
 mod doctor;
+mod event_source;
 mod events;
 mod healthcheck;
+mod kernel_log_file;
 mod nvml_process;
+mod package_files;
 mod release_gpu;
 mod serve;
 mod why;
 
 use std::io::{ErrorKind, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
-use tracing::Level;
-use tracing_subscriber::filter::Targets;
+use tracing::{Level, Metadata};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{FilterExt, LevelFilter, Targets, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::collect::gpu::driver_process;
-use crate::config::{Config, ConfigError, arguments};
-use crate::ledger::store::{StoreConnection, StoreError};
+use crate::config::{Config, ConfigError, OtlpSettings, arguments};
+use crate::otlp::traces::{self, SpanQueue};
 
 /// Exit status of an invalid command line or setting, the same as clap's.
 const USAGE: u8 = 2;
@@ -56,22 +59,9 @@ fn command() -> Command {
         .subcommand(config::command())
         .subcommand(arguments(events::command()))
         .subcommand(arguments(healthcheck))
+        .subcommand(package_files::command())
         .subcommand(arguments(release_gpu::command()))
         .subcommand(arguments(why::command()))
-}
-
-/// Opens the ledger of `memledger serve` and returns it with its directory; `None` if it is in memory or unreadable, and the
-/// control socket has to be queried.
-fn open_ledger(config: &Config) -> anyhow::Result<Option<(StoreConnection, &Path)>> {
-    let Some(directory) = config.state.path.as_deref() else { return Ok(None) };
-    match StoreConnection::open(directory) {
-        Err(StoreError::NoLedger { .. } | StoreError::NotReadable { .. })
-            if control::is_available(config) =>
-        {
-            Ok(None)
-        }
-        opened => Ok(Some((opened?, directory))),
-    }
 }
 
 /// Runs the verb of this process's command line and returns its exit status.
@@ -87,11 +77,12 @@ pub fn run() -> ExitCode {
         }
     };
     let outcome = match matches.subcommand() {
-        Some(("serve", matches)) => with_config(matches, serve::run),
+        Some(("serve", matches)) => serve(matches),
         Some(("config", matches)) => config::run(matches),
         Some(("doctor", matches)) => with_config(matches, doctor::run),
         Some(("events", matches)) => with_config(matches, |config| events::run(config, matches)),
         Some(("healthcheck", matches)) => with_config(matches, |config| healthcheck::run(&config)),
+        Some(("package-files", matches)) => package_files::run(command(), matches),
         Some(("release-gpu", matches)) => with_config(matches, |config| release_gpu::run(&config)),
         Some(("why", matches)) => with_config(matches, |config| why::run(config, matches)),
         _ => Ok(ExitCode::from(USAGE)),
@@ -108,11 +99,17 @@ fn with_config(
 ) -> anyhow::Result<ExitCode> {
     match Config::load(matches) {
         Ok(config) => {
-            init_log(&config);
+            init_log(&config, None);
             verb(config)
         }
         Err(error) => Err(error.into()),
     }
+}
+
+fn serve(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let config = Config::load(matches)?;
+    let spans = init_log(&config, config.otlp.as_ref().filter(|otlp| otlp.traces.is_some()));
+    serve::run(config, spans)
 }
 
 /// Prints a text. A closed pipe, as in `memledger doctor | head`, is not an error.
@@ -124,16 +121,24 @@ fn print(text: &str) -> std::io::Result<()> {
     }
 }
 
-/// Starts the log: memledger's own lines at the configured level, warnings of libraries.
-fn init_log(config: &Config) {
-    let filter = Targets::new().with_target("memledger", config.log_level).with_default(Level::WARN);
-    let registry = tracing_subscriber::registry().with(filter);
+/// Starts the log: memledger's own lines at the configured level, warnings of libraries. And the recording of spans, if traces are
+/// exported.
+fn init_log(config: &Config, traced: Option<&OtlpSettings>) -> Option<SpanQueue> {
+    let lines = Targets::new().with_target("memledger", config.log_level).with_default(Level::WARN);
+    // spans are not for the log
+    let is_line = |metadata: &Metadata<'_>| metadata.is_event();
+    let lines = lines.and(filter_fn(is_line).with_max_level_hint(LevelFilter::TRACE));
+    let (layer, spans) = traced.map(|settings| traces::layer(settings.traces_ratio)).unzip();
+    let registry = tracing_subscriber::registry().with(layer);
     let started = if config.log_json {
-        registry.with(tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr)).try_init()
+        let json = tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr);
+        registry.with(json.with_filter(lines)).try_init()
     } else {
-        registry.with(tracing_logfmt::builder().layer().with_writer(std::io::stderr)).try_init()
+        let logfmt = tracing_logfmt::builder().layer().with_writer(std::io::stderr);
+        registry.with(logfmt.with_filter(lines)).try_init()
     };
     if let Err(error) = started {
         eprintln!("memledger: the log failed to start: {error}");
     }
+    spans
 }

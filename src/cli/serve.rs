@@ -1,5 +1,6 @@
 //! `memledger serve`: samples this host and serves its metrics.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -23,6 +25,7 @@ use crate::http::{self, AccessControl, ControlSocket, SnapshotCache, router, sta
 use crate::ledger::exchange::SharedState;
 use crate::ledger::service::{LedgerService, ServiceHandle};
 use crate::ledger::store::EventReader;
+use crate::otlp::traces::SpanQueue;
 use crate::otlp::{self, OtlpExporter};
 use crate::otlp::{Origins, resource};
 use crate::reporter::{self, ReporterState};
@@ -36,19 +39,22 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time for the ledger's last step to reach the disk.
 const LEDGER_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Time after which a warning explains why nothing is served yet.
+const SLOW_LEDGER: Duration = Duration::from_secs(5);
+
 /// How often a stalled cycle is looked for.
 const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Lower ports need CAP_NET_BIND_SERVICE.
 const FIRST_FREE_PORT: u16 = 1024;
 
-pub fn run(config: Config) -> anyhow::Result<ExitCode> {
+pub fn run(config: Config, spans: Option<SpanQueue>) -> anyhow::Result<ExitCode> {
     check_outlets(&config)?;
     drop_capabilities(&config); // before any other thread exists
     crate::host::raise_open_file_limit();
     log_panics();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let outcome = runtime.block_on(run_on_runtime(config));
+    let outcome = runtime.block_on(run_on_runtime(config, spans));
     // a blocking task may still run: do not wait for it
     runtime.shutdown_background();
     outcome
@@ -98,7 +104,7 @@ impl StopSignals {
     }
 }
 
-async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
+async fn run_on_runtime(config: Config, spans: Option<SpanQueue>) -> anyhow::Result<ExitCode> {
     let mut stop_signals = StopSignals::new()?;
     let user_signal = signal(SignalKind::user_defined1())?;
     let http_stats = Arc::default();
@@ -120,7 +126,8 @@ async fn run_on_runtime(config: Config) -> anyhow::Result<ExitCode> {
     if let Some(reporter) = start_reporter(&config) {
         sampler.show_reporter(reporter);
     }
-    let exporter = start_exporter(&config, resume, &snapshot_cache, shared_state, event_reader.clone())?;
+    let exporter =
+        start_exporter(&config, resume, &snapshot_cache, shared_state, event_reader.clone(), spans)?;
     if let Some(exporter) = &exporter {
         sampler.show_otlp_stats(exporter.stats());
     }
@@ -163,11 +170,19 @@ async fn open_ledger(
     config: &Config,
     stop_signals: &mut StopSignals,
 ) -> anyhow::Result<Option<LedgerService>> {
+    let path = config.state.path.clone().unwrap_or_default();
     let config = config.clone();
     let opening = tokio::task::spawn_blocking(move || LedgerService::open(&config));
+    let warning = async {
+        tokio::time::sleep(SLOW_LEDGER).await;
+        let advice = "metrics and health wait for it; its disk hangs, or another memledger still runs on it";
+        tracing::warn!(path = %path.display(), advice, "opening the ledger takes long");
+        std::future::pending::<Infallible>().await
+    };
     tokio::select! {
         opened = opening => Ok(Some(opened.context("the ledger failed to open")??)),
         _ = stop_signals.next() => Ok(None),
+        never = warning => match never {},
     }
 }
 
@@ -208,9 +223,11 @@ fn log_settings(config: &Config, addresses: &[SocketAddr]) {
         tracing::info!(%address, "listening");
     }
     if addresses.is_empty() {
-        tracing::info!(
-            "no HTTP listener: --web.listen-address is empty, metrics and events are exported over OTLP only"
-        );
+        let outlet = match &config.otlp {
+            Some(_) => "metrics and events are exported over OTLP only",
+            None => "events are written to --events.file, and metrics are not exported",
+        };
+        tracing::info!("no HTTP listener: --web.listen-address is empty, {outlet}");
     }
     for ignored in &config.otlp_ignored {
         tracing::warn!("{ignored}");
@@ -269,6 +286,7 @@ fn start_exporter(
     snapshot_cache: &Arc<SnapshotCache>,
     shared_state: Arc<SharedState>,
     event_reader: Option<EventReader>,
+    spans: Option<SpanQueue>,
 ) -> anyhow::Result<Option<OtlpExporter>> {
     let Some(settings) = &config.otlp else { return Ok(None) };
     let host =
@@ -291,8 +309,10 @@ fn start_exporter(
         resource: resource(&host, &settings.resource),
         origins: Origins { memledger: now, boot: boot * 1_000_000_000, ledger: (started_at * 1e9) as u64 },
         otlp_stats: Arc::default(),
+        spans,
     };
-    for (signal, target) in [("metrics", &settings.metrics), ("logs", &settings.logs)] {
+    let targets = [("metrics", &settings.metrics), ("logs", &settings.logs), ("traces", &settings.traces)];
+    for (signal, target) in targets {
         if let Some(target) = target {
             let protocol = if target.grpc { "grpc" } else { "http/protobuf" };
             tracing::info!(signal, endpoint = %target.endpoint, protocol, "exporting over OTLP");
@@ -334,14 +354,13 @@ fn start_runtimes(config: &Config, ledger_service: &LedgerService) -> Vec<Arc<Ru
         }
         sources.push(source);
     }
-    for endpoint in &config.endpoints {
-        let source = RuntimeState::new(endpoint.runtime, Arc::clone(&shared_state.waker));
-        let memory = docker::DockerResumeState::new(
-            ledger_service.since(endpoint.runtime),
-            ledger_service.running(endpoint.runtime),
-        );
-        let follow = docker::follow(endpoint.clone(), config.filter.clone(), Arc::clone(&source), memory);
-        tokio::spawn(essential(endpoint.runtime, follow));
+    for endpoints in config.endpoints.chunk_by(|one, other| one.runtime == other.runtime) {
+        let Some(runtime) = endpoints.first().map(|endpoint| endpoint.runtime) else { continue };
+        let source = RuntimeState::new(runtime, Arc::clone(&shared_state.waker));
+        let (since, open) = (ledger_service.since(runtime), ledger_service.running(runtime));
+        let (filter, shared) = (config.filter.clone(), Arc::clone(&source));
+        let follow = docker::follow_all(endpoints.to_vec(), filter, shared, since, open);
+        tokio::spawn(essential(runtime, follow));
         sources.push(source);
     }
     sources
@@ -438,14 +457,19 @@ async fn print_startup_summary(
     access_control: Arc<AccessControl>,
 ) {
     first.notified().await;
-    let checks = checks::run_checks(&config, checks::Verbosity::Short, driver.as_deref()).await;
+    // the checks read files, which may hang
+    let (runtime, telemetry_path) = (Handle::current(), config.telemetry_path.clone());
+    let checks = tokio::task::spawn_blocking(move || {
+        runtime.block_on(checks::run_checks(&config, checks::Verbosity::Short, driver.as_deref()))
+    });
+    let Ok(checks) = checks.await else { return };
     let mut text = checks::render(&checks, checks::Verbosity::Short);
     for address in addresses {
         let host =
             if address.ip().is_unspecified() { "localhost".to_owned() } else { address.ip().to_string() };
         let host = if host.contains(':') { format!("[{host}]") } else { host };
-        let (scheme, port, path) = (access_control.scheme(), address.port(), &config.telemetry_path);
-        text.push_str(&format!("\nMetrics: {scheme}://{host}:{port}{path}\n"));
+        let (scheme, port) = (access_control.scheme(), address.port());
+        text.push_str(&format!("\nMetrics: {scheme}://{host}:{port}{telemetry_path}\n"));
     }
     let _ = super::print(&format!("{text}\n")); // standard output may be closed
 }

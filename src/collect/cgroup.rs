@@ -1,6 +1,6 @@
 //! Memory of containers, from their cgroups.
 //!
-//! v2 provides `memory.current`, `memory.stat` and `memory.max`; v1 provides `memory.usage_in_bytes`, `memory.stat` and
+//! v2 provides `memory.current`, `memory.stat`, `memory.events` and the limits; v1 provides `memory.usage_in_bytes`, `memory.stat` and
 //! `memory.limit_in_bytes`. The files stay open between cycles. If a container was restarted under the same path, reads
 //! of the old files fail with *gone*, and the new files are opened.
 //!
@@ -13,10 +13,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::cgroup_limits::{LimitFiles, LimitWatch};
+use super::container_cpu::CpuFiles;
 use super::{CollectOutcome, Collector, Context, Output, ReadErrors};
 use crate::catalog::*;
 use crate::discover::{Cgroup, Container, ContainerId, Hierarchy, Version};
-use crate::host::{Dir, KernelFile, ReadError};
+use crate::host::{Dir, HostPaths, KernelFile, ReadError, classify};
 use crate::parse::kubernetes::Qos;
 use crate::parse::{cgroup as parse, number, psi};
 use crate::series::Series;
@@ -44,6 +46,18 @@ pub struct ContainerMemory {
     pub effective_limit: Option<u64>,
     /// Minimum of limit - unreclaimable over the path. Negative while the kernel exceeds the limit.
     pub headroom: Option<i64>,
+    /// Usage above which the kernel throttles and reclaims; `None` when unlimited.
+    pub high: Option<u64>,
+    /// Maximum over the path of unreclaimable / the lower of limit and high.
+    pub limit_utilization: Option<f64>,
+    /// Limit of swap; `None` when unlimited.
+    pub swap_limit: Option<u64>,
+    /// How often usage was over `memory.high`, and at the limit.
+    pub events: [Option<u64>; 2],
+    /// Page faults that needed a read from disk.
+    pub major_faults: Option<u64>,
+    /// Evicted pages that were read again: anonymous ones, and file cache.
+    pub refaults: [Option<u64>; 2],
     /// Highest usage as recorded by the kernel.
     pub peak: Option<u64>,
     /// Swap usage.
@@ -78,6 +92,13 @@ impl ContainerMemory {
         gauge(CONTAINER_MEMORY_LIMIT, self.limit);
         gauge(CONTAINER_MEMORY_EFFECTIVE_LIMIT, self.effective_limit);
         gauge(CONTAINER_MEMORY_SWAP, self.swap);
+        gauge(CONTAINER_MEMORY_SWAP_LIMIT, self.swap_limit);
+        gauge(CONTAINER_MEMORY_HIGH, self.high);
+        gauge(CONTAINER_MAJOR_FAULTS, self.major_faults);
+        self.write_events(container, series);
+        if let Some(ratio) = self.limit_utilization {
+            series.container(CONTAINER_MEMORY_LIMIT_UTILIZATION, container, [], ratio);
+        }
         if let Some(headroom) = self.headroom {
             series.container(CONTAINER_MEMORY_HEADROOM, container, [], headroom as f64);
         }
@@ -95,6 +116,20 @@ impl ContainerMemory {
             series.container(CONTAINER_PRESSURE_STALLED, container, [], pressure.full_usec as f64 / 1e6);
         }
     }
+
+    fn write_events(&self, container: u32, series: &mut Series) {
+        let rows = [
+            (CONTAINER_MEMORY_EVENTS, "high", self.events[0]),
+            (CONTAINER_MEMORY_EVENTS, "max", self.events[1]),
+            (CONTAINER_REFAULTS, "anon", self.refaults[0]),
+            (CONTAINER_REFAULTS, "file", self.refaults[1]),
+        ];
+        for (family, label, count) in rows {
+            if let Some(count) = count {
+                series.container(family, container, [label.into()], count as f64);
+            }
+        }
+    }
 }
 
 /// The collector. Keeps the files of every container and of every level above one open.
@@ -102,6 +137,7 @@ impl ContainerMemory {
 pub struct Cgroups {
     containers: HashMap<ContainerId, OpenContainer>,
     levels: HashMap<PathBuf, Level>,
+    watch: LimitWatch,
     buffer: Vec<u8>,
     cycle: u64,
 }
@@ -110,6 +146,7 @@ pub struct Cgroups {
 struct OpenContainer {
     cgroup: Arc<Cgroup>,
     files: CgroupFiles,
+    cpu: CpuFiles,
     /// The levels above, nearest first, without the root, which has no limit.
     above: Vec<PathBuf>,
     cycle: u64,
@@ -119,9 +156,12 @@ struct OpenContainer {
 #[derive(Debug)]
 struct Level {
     files: CgroupFiles,
+    /// Of its directory: another one under the same path has its own limits.
+    inode: u64,
     cycle: u64,
     limit: Option<u64>,
     headroom: Option<i64>,
+    utilization: Option<f64>,
 }
 
 /// The open files of one cgroup.
@@ -130,7 +170,8 @@ struct CgroupFiles {
     version: Version,
     usage: KernelFile,
     stat: KernelFile,
-    limit: Option<KernelFile>,
+    limits: LimitFiles,
+    events: Option<KernelFile>,
     peak: Option<KernelFile>,
     swap: Option<KernelFile>,
     pressure: Option<KernelFile>,
@@ -139,7 +180,7 @@ struct CgroupFiles {
 }
 
 impl CgroupFiles {
-    fn open(hierarchy: &Hierarchy, path: &Path) -> Result<Self, ReadError> {
+    fn open(hierarchy: &Hierarchy, path: &Path, watch: &mut LimitWatch) -> Result<Self, ReadError> {
         let dir = Dir::open(&hierarchy.root.join(path))?;
         let version = hierarchy.version;
         let stat = dir.file("memory.stat")?;
@@ -148,7 +189,8 @@ impl CgroupFiles {
                 version,
                 usage: dir.file("memory.current")?,
                 stat,
-                limit: dir.optional_file("memory.max")?,
+                limits: watch.open(&dir, ["memory.max", "memory.high", "memory.swap.max"])?,
+                events: dir.optional_file("memory.events")?,
                 peak: dir.optional_file("memory.peak")?,
                 swap: dir.optional_file("memory.swap.current")?,
                 pressure: dir.optional_file("memory.pressure")?,
@@ -158,7 +200,8 @@ impl CgroupFiles {
                 version,
                 usage: dir.file("memory.usage_in_bytes")?,
                 stat,
-                limit: dir.optional_file("memory.limit_in_bytes")?,
+                limits: watch.open(&dir, ["memory.limit_in_bytes"])?,
+                events: None,
                 peak: dir.optional_file("memory.max_usage_in_bytes")?,
                 swap: None,
                 pressure: None,
@@ -189,12 +232,6 @@ impl CgroupFiles {
         }
     }
 
-    fn limit(&self, buffer: &mut Vec<u8>) -> Result<Option<u64>, ReadError> {
-        let Some(file) = &self.limit else { return Ok(None) };
-        parse::limit(file.read_once(buffer)?)
-            .ok_or_else(|| ReadError::malformed("the limit file of a cgroup"))
-    }
-
     /// Reads usage and its components close together.
     fn parts(
         &self,
@@ -217,7 +254,12 @@ impl CgroupFiles {
         Ok(memory)
     }
 
-    fn read(&self, buffer: &mut Vec<u8>, read_errors: &mut ReadErrors) -> Result<ContainerMemory, ReadError> {
+    fn read(
+        &mut self,
+        watch: &LimitWatch,
+        buffer: &mut Vec<u8>,
+        read_errors: &mut ReadErrors,
+    ) -> Result<ContainerMemory, ReadError> {
         let mut memory = self.parts(buffer, read_errors)?;
         if memory.rest() < 0 {
             memory = self.parts(buffer, read_errors)?;
@@ -226,7 +268,12 @@ impl CgroupFiles {
                 read_errors.count("balance");
             }
         }
-        memory.limit = self.limit(buffer)?;
+        let limits = self.limits.read(watch, buffer)?;
+        (memory.limit, memory.high, memory.swap_limit) = (limits.max, limits.high, limits.swap);
+        memory.limit_utilization = limits.utilization(memory.unreclaimable);
+        if let Some(file) = &self.events {
+            memory.events = parse::values(file.read_once(buffer)?, [b"high", b"max"]);
+        }
         memory.peak = Self::optional(self.peak.as_ref(), buffer, read_errors)?;
         if self.version == Version::V2 {
             memory.swap = Self::optional(self.swap.as_ref(), buffer, read_errors)?;
@@ -253,6 +300,8 @@ fn apply_v2(memory: &mut ContainerMemory, stat: parse::StatV2) {
         _ => sum(&[stat.slab_unreclaimable, stat.kernel_stack]).map(|sum| sum + recent),
     };
     memory.inactive_file = stat.inactive_file;
+    memory.major_faults = stat.pgmajfault;
+    memory.refaults = [stat.workingset_refault_anon, stat.workingset_refault_file];
     memory.anon = stat.anon;
     memory.shmem = stat.shmem;
     memory.file = stat.file.zip(stat.shmem).map(|(file, shmem)| file.saturating_sub(shmem));
@@ -262,6 +311,7 @@ fn apply_v2(memory: &mut ContainerMemory, stat: parse::StatV2) {
 
 fn apply_v1(memory: &mut ContainerMemory, stat: parse::StatV1, kernel: Option<u64>) {
     memory.inactive_file = stat.total_inactive_file;
+    memory.major_faults = stat.total_pgmajfault;
     memory.anon = stat.total_rss;
     memory.shmem = stat.total_shmem;
     memory.file = stat.total_cache.zip(stat.total_shmem).map(|(cache, shmem)| cache.saturating_sub(shmem));
@@ -277,13 +327,14 @@ impl Cgroups {
     fn container(
         &mut self,
         hierarchy: &Hierarchy,
+        host_paths: &HostPaths,
         id: &ContainerId,
         cgroup: &Arc<Cgroup>,
         read_errors: &mut ReadErrors,
     ) -> Result<ContainerMemory, ReadError> {
         let cycle = self.cycle;
         if let Some(open) = self.containers.get_mut(id).filter(|open| open.cgroup.path == cgroup.path) {
-            match open.files.read(&mut self.buffer, read_errors) {
+            match open.files.read(&self.watch, &mut self.buffer, read_errors) {
                 Ok(memory) => {
                     open.cycle = cycle;
                     return Ok(memory);
@@ -295,11 +346,13 @@ impl Cgroups {
                 }
             }
         }
-        let files = CgroupFiles::open(hierarchy, &cgroup.path)?;
-        let memory = files.read(&mut self.buffer, read_errors)?;
+        let mut files = CgroupFiles::open(hierarchy, &cgroup.path, &mut self.watch)?;
+        let memory = files.read(&self.watch, &mut self.buffer, read_errors)?;
         let above = cgroup.path.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty());
         let above = above.map(Path::to_path_buf).collect();
-        self.containers.insert(id.clone(), OpenContainer { cgroup: Arc::clone(cgroup), files, above, cycle });
+        let cpu = CpuFiles::open(hierarchy, host_paths, &cgroup.path);
+        let open = OpenContainer { cgroup: Arc::clone(cgroup), files, cpu, above, cycle };
+        self.containers.insert(id.clone(), open);
         Ok(memory)
     }
 
@@ -312,19 +365,26 @@ impl Cgroups {
     ) -> Result<&Level, ReadError> {
         let cycle = self.cycle;
         if self.levels.get(path).is_none_or(|level| level.cycle != cycle) {
-            let files = match self.levels.remove(path) {
-                Some(level) => level.files,
-                None => CgroupFiles::open(hierarchy, path)?,
+            let full = hierarchy.root.join(path);
+            let inode = match rustix::fs::stat(&full) {
+                Ok(stat) => stat.st_ino,
+                Err(errno) => return Err(classify(errno, full.display().to_string())),
             };
-            let limit = files.limit(&mut self.buffer)?;
-            let headroom = match limit {
-                Some(limit) => {
-                    let pinned = files.parts(&mut self.buffer, read_errors)?.unreclaimable;
-                    pinned.map(|pinned| limit as i64 - pinned as i64)
-                }
-                None => None, // not read: memory.stat of an unlimited level is not needed
+            let mut files = match self.levels.remove(path) {
+                Some(level) if level.inode == inode => level.files,
+                _ => CgroupFiles::open(hierarchy, path, &mut self.watch)?,
             };
-            self.levels.insert(path.to_path_buf(), Level { files, cycle, limit, headroom });
+            let limits = files.limits.read(&self.watch, &mut self.buffer)?;
+            // memory.stat of an unlimited level is not needed
+            let pinned = match limits.lowest() {
+                Some(_) => files.parts(&mut self.buffer, read_errors)?.unreclaimable,
+                None => None,
+            };
+            let limit = limits.max;
+            let headroom = limit.zip(pinned).map(|(limit, pinned)| limit as i64 - pinned as i64);
+            let utilization = limits.utilization(pinned);
+            self.levels
+                .insert(path.to_path_buf(), Level { files, inode, cycle, limit, headroom, utilization });
         }
         self.levels.get(path).ok_or_else(|| ReadError::Gone(path.display().to_string()))
     }
@@ -349,11 +409,13 @@ impl Cgroups {
                 Ok(level) => {
                     memory.effective_limit = min_present(memory.effective_limit, level.limit);
                     memory.headroom = min_present(memory.headroom, level.headroom);
+                    let ratios = memory.limit_utilization.into_iter().chain(level.utilization);
+                    memory.limit_utilization = ratios.reduce(f64::max);
                 }
                 Err(error) => {
                     read_errors.record(&error);
                     // the limit of this level is unknown, and so is the minimum
-                    (memory.effective_limit, memory.headroom) = (None, None);
+                    (memory.effective_limit, memory.headroom, memory.limit_utilization) = (None, None, None);
                     break;
                 }
             }
@@ -383,16 +445,21 @@ impl Collector for Cgroups {
         let Some(hierarchy) = context.hierarchy else { return CollectOutcome::Failed };
         output.read_errors.init_at_zero("balance");
         self.cycle += 1;
+        self.watch.begin_cycle(context.now);
         output.cycle_data.memory.clear();
-        let (mut read, mut failed) = (0, 0);
+        let (mut read, mut failed, mut uncontrolled) = (0, 0, false);
         for (number, container) in context.inventory.containers.iter().enumerate() {
             let reading = container.cgroup.as_ref().and_then(|cgroup| {
-                match self.container(hierarchy, &container.id, cgroup, output.read_errors) {
+                match self.container(hierarchy, context.host_paths, &container.id, cgroup, output.read_errors)
+                {
                     Ok(mut memory) => {
                         self.apply_levels(hierarchy, &container.id, &mut memory, output.read_errors);
                         Some(memory)
                     }
                     Err(error) => {
+                        // a cgroup without the memory controller, as of a rootless container, has memory too
+                        let is_there = || Dir::open(&hierarchy.root.join(&cgroup.path)).is_ok();
+                        uncontrolled |= error.is_gone() && is_there();
                         failed += usize::from(error.reason_label().is_some());
                         output.read_errors.record(&error);
                         None
@@ -401,6 +468,11 @@ impl Collector for Cgroups {
             });
             if let Some(memory) = &reading {
                 memory.write(number as u32, output.series);
+                if let Some(open) = self.containers.get(&container.id)
+                    && let Some(times) = output.read_errors.value(open.cpu.read(&mut self.buffer))
+                {
+                    times.write(number as u32, output.series);
+                }
                 if let Some(bytes) = request(container, memory) {
                     output.series.container(CONTAINER_MEMORY_REQUEST, number as u32, [], bytes as f64);
                 }
@@ -411,44 +483,10 @@ impl Collector for Cgroups {
         let cycle = self.cycle;
         self.containers.retain(|_, open| open.cycle == cycle);
         self.levels.retain(|_, level| level.cycle == cycle);
-        output.cycle_data.memory_complete = failed == 0;
+        output.cycle_data.memory_complete = failed == 0 && !uncontrolled;
         if read == 0 && failed > 0 { CollectOutcome::Failed } else { CollectOutcome::Ok }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn subtracts_shmem_from_file_on_both_versions() {
-        let mut v2 = ContainerMemory { usage: 100, ..ContainerMemory::default() };
-        let stat =
-            b"anon 40\nfile 30\nkernel 20\nsock 1\nshmem 10\nslab_reclaimable 5\nslab_unreclaimable 1\n";
-        apply_v2(&mut v2, parse::StatV2::parse(stat));
-        assert_eq!((v2.anon, v2.file, v2.shmem, v2.kernel), (Some(40), Some(20), Some(10), Some(20)));
-        assert_eq!(v2.unreclaimable, Some(40 + 10 + (20 - 5) + 1));
-        assert_eq!(v2.rest(), 10);
-        let mut v1 = ContainerMemory { usage: 100, ..ContainerMemory::default() };
-        apply_v1(&mut v1, parse::StatV1::parse(b"total_cache 30\ntotal_rss 40\ntotal_shmem 10\n"), Some(20));
-        assert_eq!((v1.anon, v1.file, v1.shmem, v1.kernel), (Some(40), Some(20), Some(10), Some(20)));
-        assert_eq!((v1.unreclaimable, v1.rest()), (Some(70), 10));
-    }
-
-    #[test]
-    fn sums_kernel_memory_from_parts_before_linux_5_18() {
-        let mut memory = ContainerMemory { usage: 100, ..ContainerMemory::default() };
-        let stat = b"anon 40\nfile 10\nkernel_stack 3\npagetables 4\npercpu 2\nsock 0\nshmem 0\nslab_reclaimable 7\nslab_unreclaimable 8\nslab 15\n";
-        apply_v2(&mut memory, parse::StatV2::parse(stat));
-        assert_eq!(memory.kernel, Some(15 + 3 + 4 + 2));
-        assert_eq!(memory.unreclaimable, Some(40 + 8 + 3 + 4 + 2));
-    }
-
-    #[test]
-    fn unreclaimable_is_absent_without_shmem() {
-        let mut memory = ContainerMemory { usage: 100, ..ContainerMemory::default() };
-        apply_v1(&mut memory, parse::StatV1::parse(b"total_cache 30\ntotal_rss 40\n"), None);
-        assert_eq!((memory.unreclaimable, memory.file, memory.shmem), (None, None, None));
-        assert_eq!(memory.rest(), 60, "memory that cannot be split is in the rest");
-    }
-}
+mod tests;

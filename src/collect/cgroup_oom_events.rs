@@ -12,15 +12,13 @@
 //! of services too: neither identifies a container (docs/decisions/0023).
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-
-use rustix::fs::inotify;
 
 use crate::clock::Timestamp;
 use crate::discover::cgroup_tree::CgroupTree;
 use crate::discover::{ContainerId, Hierarchy, Version};
-use crate::host::{Dir, KernelFile, ReadError, take_notifications};
+use crate::host::{Dir, FileWatch, KernelFile, ReadError, WatchQueue};
 use crate::parse::{lines, number};
 
 /// One value of one counter.
@@ -46,7 +44,9 @@ pub struct CgroupCounters {
     open: HashMap<PathBuf, OpenCounter>,
     has_swept: bool,
     /// The inotify queue for `memory.events`, if watching is on.
-    watch: Option<OwnedFd>,
+    watch: Option<WatchQueue>,
+    /// The watches in it, of open counters.
+    watches: HashMap<PathBuf, FileWatch>,
     buffer: Vec<u8>,
 }
 
@@ -69,6 +69,7 @@ impl CgroupCounters {
             open: HashMap::new(),
             has_swept: false,
             watch: None,
+            watches: HashMap::new(),
             buffer: vec![],
         }
     }
@@ -82,18 +83,21 @@ impl CgroupCounters {
     pub fn watch(&mut self, enabled: bool) {
         if !enabled || !self.hierarchical() {
             self.watch = None;
+            self.watches.clear();
         } else if self.watch.is_none() {
-            self.watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).ok();
+            self.watch = WatchQueue::new().ok();
             let paths: Vec<_> = self.open.keys().cloned().collect();
             paths.iter().for_each(|path| self.add_watch(path));
         }
     }
 
-    fn add_watch(&self, path: &Path) {
+    fn add_watch(&mut self, path: &Path) {
         if let Some(watch) = &self.watch {
             let file = self.hierarchy.root.join(path).join("memory.events");
             // without a watch, the sweeps still read the counter
-            let _ = inotify::add_watch(watch, &file, inotify::WatchFlags::MODIFY);
+            if let Ok(watch) = watch.add(&file) {
+                self.watches.insert(path.to_path_buf(), watch);
+            }
         }
     }
 
@@ -104,7 +108,7 @@ impl CgroupCounters {
 
     /// Drains the notifications. Returns true if there were any.
     pub fn take_notifications(&self) -> bool {
-        self.watch.as_ref().is_some_and(take_notifications)
+        self.watch.as_ref().is_some_and(WatchQueue::take_notifications)
     }
 
     /// Reads the counters of all existing containers. If a counter exists but cannot be read, its
@@ -151,11 +155,12 @@ impl CgroupCounters {
             readings.extend(reading(&path, &open));
             self.open.insert(path, open);
         }
+        self.watches.retain(|path, _| self.open.contains_key(path));
         self.has_swept = true;
         (readings, failed)
     }
 
-    fn open(&self, id: ContainerId, path: &Path) -> Result<OpenCounter, ReadError> {
+    fn open(&mut self, id: ContainerId, path: &Path) -> Result<OpenCounter, ReadError> {
         let dir = Dir::open(&self.hierarchy.root.join(path))?;
         let name = if self.hierarchical() { "memory.events" } else { "memory.oom_control" };
         let open = OpenCounter {
@@ -208,6 +213,30 @@ mod tests {
             seen.extend(readings.iter().map(|reading| (reading.kills, reading.fresh, read.is_ok())));
         }
         assert_eq!(seen, [(3, false, true), (3, false, false), (4, false, true)]);
+    }
+
+    /// Moves the cgroups away, which keeps the watches of their files as the kernel does for removed ones.
+    #[test]
+    fn watches_end_with_their_cgroups() {
+        let folder = tempfile::tempdir().unwrap();
+        let hierarchy = Hierarchy { version: Version::V2, root: folder.path().join("cgroup") };
+        let gone = folder.path().join("gone");
+        std::fs::create_dir(&gone).unwrap();
+        let mut counters = CgroupCounters::new(&hierarchy);
+        counters.watch(true);
+        let mut now = Timestamp::now();
+        for number in 0..20 {
+            let id = format!("{number:064x}");
+            let container = hierarchy.root.join("docker").join(&id);
+            std::fs::create_dir_all(&container).unwrap();
+            std::fs::write(container.join("memory.events"), "oom_kill 0\n").unwrap();
+            now = now.plus(std::time::Duration::from_secs(60));
+            assert_eq!(counters.sweep(now).0.len(), 1);
+            assert_eq!(counters.watch.as_ref().unwrap().watches(), 1);
+            std::fs::rename(container, gone.join(id)).unwrap();
+        }
+        assert!(counters.sweep(now.plus(std::time::Duration::from_secs(60))).0.is_empty());
+        assert_eq!(counters.watch.as_ref().unwrap().watches(), 0);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use super::cgroup::ContainerMemory;
 use super::memory_headroom::HostMemory;
+use super::shm::HostShm;
 use super::{CollectOutcome, Collector, Context, Output};
 use crate::catalog::*;
 use crate::host::{KernelFile, ReadError};
@@ -18,6 +19,7 @@ use crate::series::Series;
 pub struct HostCollector {
     meminfo: Option<KernelFile>,
     pressure: Option<KernelFile>,
+    shm: HostShm,
     buffer: Vec<u8>,
 }
 
@@ -159,7 +161,7 @@ impl Collector for HostCollector {
             }
             Err(error) => output.read_errors.record(&error), // gone or absent on a kernel without PSI
         }
-        if let Some((used, size)) = super::shm::host_shm(context.host_paths) {
+        if let Some((used, size)) = self.shm.sizes(context.host_paths) {
             series.global(HOST_SHM_USED, [], used as f64);
             series.global(HOST_SHM_SIZE, [], size as f64);
         }

@@ -5,6 +5,8 @@
 //! cycle, the failure is exported as a series, and the others continue.
 
 pub mod cgroup;
+mod cgroup_limits;
+mod container_cpu;
 pub mod drm;
 pub mod http_stats;
 pub mod gpu;
@@ -50,6 +52,9 @@ pub struct Context<'a> {
 pub struct CycleData {
     /// Memory of each container, by its number; `None` if its cgroup is gone or does not exist yet.
     pub memory: Vec<Option<cgroup::ContainerMemory>>,
+    /// Used and total bytes of each container's `/dev/shm`, by its number, also of one that containers share; `None` if it has
+    /// none of its own.
+    pub shm: Vec<Option<(u64, u64)>>,
     /// True if the memory of every existing container was read, so that their sum is exact.
     pub memory_complete: bool,
     /// Memory of the host.
@@ -70,6 +75,7 @@ impl CycleData {
     /// Clears the data of the previous cycle, so that a failing collector leaves nothing stale.
     pub fn begin(&mut self) {
         self.memory.clear();
+        self.shm.clear();
         self.memory_complete = false;
         self.host = None;
         self.processes.clear();
@@ -135,7 +141,7 @@ pub trait Collector: Send {
 /// Returns all enabled collectors, in the order in which they depend on each other. `driver_release` is passed to the
 /// GPU collector.
 pub fn all(config: &Config, driver_release: &Arc<gpu::DriverRelease>) -> Vec<Box<dyn Collector>> {
-    let every: [Box<dyn Collector>; 8] = [
+    let every: Vec<Box<dyn Collector>> = vec![
         Box::new(self_metrics::SelfMetrics::default()),
         Box::new(cgroup::Cgroups::default()),
         Box::new(host::HostCollector::default()),

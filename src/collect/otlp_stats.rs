@@ -14,6 +14,8 @@ pub enum OtlpSignal {
     Metrics,
     /// Log records, one per event of the ledger.
     Logs,
+    /// Spans of memledger's own work.
+    Traces,
 }
 
 /// Why items were lost.
@@ -30,14 +32,15 @@ pub enum LossReason {
 }
 
 impl OtlpSignal {
-    /// Both, in the order of the documentation.
-    pub const ALL: [OtlpSignal; 2] = [OtlpSignal::Metrics, OtlpSignal::Logs];
+    /// All, in the order of the documentation.
+    pub const ALL: [OtlpSignal; 3] = [OtlpSignal::Metrics, OtlpSignal::Logs, OtlpSignal::Traces];
 
     /// Returns the label value.
     pub fn label(self) -> &'static str {
         match self {
             OtlpSignal::Metrics => "metrics",
             OtlpSignal::Logs => "logs",
+            OtlpSignal::Traces => "traces",
         }
     }
 }
@@ -52,9 +55,9 @@ struct SignalStats {
     lost: [u64; REASONS.len()],
 }
 
-/// Counters of both signals.
+/// Counters of all signals.
 #[derive(Debug, Default)]
-pub struct OtlpStats([Mutex<SignalStats>; 2]);
+pub struct OtlpStats([Mutex<SignalStats>; OtlpSignal::ALL.len()]);
 
 impl OtlpStats {
     fn change(&self, signal: OtlpSignal, change: impl FnOnce(&mut SignalStats)) {

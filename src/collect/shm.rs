@@ -8,6 +8,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{
@@ -19,7 +21,7 @@ use super::target::Target;
 use super::{CollectOutcome, Collector, Context, Output};
 use crate::catalog::*;
 use crate::clock::Timestamp;
-use crate::discover::ContainerId;
+use crate::discover::{Container, ContainerId};
 use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool};
 use crate::host::{HostPaths, KernelFile, ReadError, classify};
 use crate::parse::mount;
@@ -41,15 +43,19 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// Used and total bytes.
 type Size = (u64, u64);
 
+/// Size, and the device of the file system, which containers may share.
+type DeviceSize = (u64, Size);
+
 /// The collector.
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     last: Option<Timestamp>,
-    pool: Option<ReadPool<ContainerId, ShmRead, Option<Size>>>,
+    pool: Option<ReadPool<ContainerId, ShmRead, Option<DeviceSize>>>,
     /// Containers with a pending read.
     pending: HashSet<ContainerId>,
     /// Containers that were read; `None` if a container has no `/dev/shm` of its own, or it could not be read.
-    sizes: HashMap<ContainerId, Option<Size>>,
+    sizes: HashMap<ContainerId, Option<DeviceSize>>,
+    host: HostShm,
     denied: bool,
     /// This kernel lacks the flag that makes the lookup safe.
     absent: bool,
@@ -62,31 +68,59 @@ struct ShmRead {
     host: Option<u64>,
 }
 
-/// Returns used and total bytes of the host's own `/dev/shm`, or `None` if it is not a tmpfs or not visible.
-pub fn host_shm(host_paths: &HostPaths) -> Option<Size> {
-    sizes(&open_host_shm(host_paths)?).ok()?
+/// The host's own `/dev/shm`. Keeps no descriptor of it, which would keep the mount busy.
+#[derive(Debug, Default)]
+pub struct HostShm {
+    /// The mount table of process 1.
+    mountinfo: Option<KernelFile>,
+    /// Whether that table has a mount with this id.
+    known: Option<(u64, bool)>,
 }
 
-/// Opens the host's own `/dev/shm`. In a container, memledger's own may be the container's: it is the host's if process
-/// 1 of the host has the same mount. Otherwise the one of process 1 is opened; if that fails, memledger's own is used
-/// only if `/dev` was configured.
-fn open_host_shm(host_paths: &HostPaths) -> Option<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let ours = open(host_paths.dev.join("shm"), flags, Mode::empty()).ok();
-    if host_paths.in_initial_pid_namespace() {
-        let first = host_paths.process(1);
-        if let Some(Ok((id, _))) = ours.as_ref().map(mount_and_device)
-            && let Ok(mountinfo) = KernelFile::open(&first.join("mountinfo"))
-            && let Ok(Some(())) =
-                mountinfo.find_line(&mut Vec::new(), |lines| mount::find(lines, id).map(drop))
-        {
-            return ours;
-        }
-        if let Ok(root) = open(first.join("root"), flags, Mode::empty()) {
-            return openat2(&root, "dev/shm", flags, Mode::empty(), ResolveFlags::IN_ROOT).ok();
-        }
+impl HostShm {
+    /// Returns its used and total bytes, or `None` if it is not a tmpfs or not visible.
+    pub fn sizes(&mut self, host_paths: &HostPaths) -> Option<Size> {
+        sizes(&self.open(host_paths)?).ok()?
     }
-    ours.filter(|_| host_paths.dev != HostPaths::default().dev)
+
+    /// Opens it. In a container, memledger's own may be the container's: it is the host's if process 1 of the host has the
+    /// same mount. Otherwise the one of process 1 is opened; if that fails, memledger's own is used only if `/dev` was
+    /// configured.
+    fn open(&mut self, host_paths: &HostPaths) -> Option<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let ours = open(host_paths.dev.join("shm"), flags, Mode::empty()).ok();
+        if host_paths.in_initial_pid_namespace() {
+            let first = host_paths.process(1);
+            if let Some(Ok((id, _))) = ours.as_ref().map(mount_and_device)
+                && self.is_mount_of_host(&first, id)
+            {
+                return ours;
+            }
+            if let Ok(root) = open(first.join("root"), flags, Mode::empty()) {
+                return openat2(&root, "dev/shm", flags, Mode::empty(), ResolveFlags::IN_ROOT).ok();
+            }
+        }
+        ours.filter(|_| host_paths.dev != HostPaths::default().dev)
+    }
+
+    /// Returns whether process 1 has this mount. Its table, which is long on a host with many containers, is read only after a
+    /// change.
+    fn is_mount_of_host(&mut self, first: &Path, id: u64) -> bool {
+        if let (Some(file), Some((known, is_there))) = (&self.mountinfo, self.known)
+            && known == id
+            && !file.has_changed()
+        {
+            return is_there;
+        }
+        self.mountinfo = KernelFile::open(&first.join("mountinfo")).ok();
+        let found = self
+            .mountinfo
+            .as_ref()
+            .map(|file| file.find_line(&mut Vec::new(), |lines| mount::find(lines, id).map(drop)));
+        let is_there = matches!(found, Some(Ok(Some(()))));
+        self.known = Some((id, is_there));
+        is_there
+    }
 }
 
 fn sizes(fd: &impl AsFd) -> Result<Option<Size>, Errno> {
@@ -110,7 +144,7 @@ fn container_shm(
     host_paths: &HostPaths,
     ShmRead { process, host }: ShmRead,
     buffer: &mut Vec<u8>,
-) -> Result<Option<Size>, ReadError> {
+) -> Result<Option<DeviceSize>, ReadError> {
     let dir = process.open(&host_paths.proc, buffer)?;
     let what = || format!("/dev/shm of process {}", process.pid);
     let root = openat(&dir, "root", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -139,13 +173,14 @@ fn container_shm(
     if is_tmpfs != Some(true) {
         return Ok(None);
     }
-    sizes(&shm).map_err(|errno| classify(errno, what()))
+    let size = sizes(&shm).map_err(|errno| classify(errno, what()))?;
+    Ok(size.map(|size| (device, size)))
 }
 
 impl SharedMemory {
     /// Queues reads of the sizes of all containers, and waits a little for the outcomes.
     fn submit(&mut self, context: &Context<'_>, output: &Output<'_>) {
-        let host = open_host_shm(context.host_paths).and_then(|fd| Some(mount_and_device(&fd).ok()?.1));
+        let host = self.host.open(context.host_paths).and_then(|fd| Some(mount_and_device(&fd).ok()?.1));
         let mut reads = Vec::new();
         for (number, container) in context.inventory.containers.iter().enumerate() {
             // the oldest process has the container's own view; later ones may have changed theirs
@@ -199,6 +234,26 @@ impl SharedMemory {
     }
 }
 
+impl SharedMemory {
+    /// Writes the sizes of each container for the ledger, and as series, where the one that the containers of a pod share is
+    /// written once.
+    fn write(&self, containers: &[Arc<Container>], output: &mut Output<'_>) {
+        let mut shown = HashSet::new();
+        for (number, container) in containers.iter().enumerate() {
+            let found = self.sizes.get(&container.id).copied().flatten();
+            output.cycle_data.shm.push(found.map(|(_, size)| size));
+            // without a name, the first one can be the sandbox of a pod, which nobody looks for
+            let is_named = *container.identity.name != *container.id.short();
+            if let Some((device, (used, size))) = found
+                && (!is_named || shown.insert(device))
+            {
+                output.series.container(CONTAINER_SHM_USED, number as u32, [], used as f64);
+                output.series.container(CONTAINER_SHM_SIZE, number as u32, [], size as f64);
+            }
+        }
+    }
+}
+
 impl Collector for SharedMemory {
     fn name(&self) -> &'static str {
         "shm"
@@ -220,17 +275,39 @@ impl Collector for SharedMemory {
             self.last = Some(context.now);
         }
         self.take(output);
-        for (number, container) in context.inventory.containers.iter().enumerate() {
-            if let Some(Some((used, size))) = self.sizes.get(&container.id) {
-                output.series.container(CONTAINER_SHM_USED, number as u32, [], *used as f64);
-                output.series.container(CONTAINER_SHM_SIZE, number as u32, [], *size as f64);
-            }
-        }
+        self.write(&context.inventory.containers, output);
         let nothing = self.sizes.values().all(Option::is_none);
         match () {
             () if self.absent && nothing => CollectOutcome::NotPresent,
             () if (self.denied && nothing) || !output.cycle_data.processes.readable => CollectOutcome::Failed,
             () => CollectOutcome::Ok,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discover::Identity;
+
+    #[test]
+    fn size_of_shared_one_is_known_for_each_container_and_exported_once() {
+        let ids = ["own", "sidecar", "trainer"];
+        let (pod, own) = (Some((7, (60, 64))), Some((8, (1, 64))));
+        let sizes = ids.map(ContainerId::new).into_iter().zip([own, pod, pod]).collect();
+        let shm = SharedMemory { sizes, ..SharedMemory::default() };
+        let (mut series, mut cycle_data, mut read_errors) = Default::default();
+        let mut output =
+            Output { series: &mut series, cycle_data: &mut cycle_data, read_errors: &mut read_errors };
+        let plain = |id: &str| Container::in_cgroup(id, id);
+        let named = |id: &str| {
+            let identity = Identity::named(&format!("{id}-1"));
+            Arc::new(Container { identity, ..Container::clone(&plain(id)) })
+        };
+        let containers = [plain("none"), plain("own"), named("sidecar"), named("trainer")];
+        shm.write(&containers, &mut output);
+        assert_eq!(cycle_data.shm, [None, Some((1, 64)), Some((60, 64)), Some((60, 64))]);
+        let used = series.rows().iter().filter(|row| row.family == FamilyId::CONTAINER_SHM_USED);
+        assert_eq!(used.map(|row| (row.container, row.value)).collect::<Vec<_>>(), [(1, 1.0), (2, 60.0)]);
     }
 }

@@ -22,7 +22,7 @@ pub struct Setting {
     pub takes: String,
     /// The default values; none means *off* or *detected*.
     pub default: &'static [&'static str],
-    /// May have several values: a repeated flag, a list in the file, commas in the environment.
+    /// May have several values: a repeated flag, a list in the file, commas in one text.
     pub repeats: bool,
     /// May be empty, which means *off*, *none* or *detected*.
     pub may_be_empty: bool,
@@ -40,6 +40,11 @@ impl Setting {
     /// Returns the environment variable of this setting.
     pub fn variable(&self) -> String {
         format!("MEMLEDGER_{}", self.key.replace(['.', '-'], "_").to_ascii_uppercase())
+    }
+
+    /// Splits one text into values, where the setting takes several.
+    pub fn split<'t>(&self, text: &'t str) -> Vec<&'t str> {
+        if self.repeats { text.split(',').collect() } else { vec![text] }
     }
 }
 

@@ -78,9 +78,9 @@ impl FileReader<'_> {
         if self.found.iter().any(|found| found.key == setting.key) {
             return self.reject(key, format!("{:?} is set twice", setting.key));
         }
-        let values = match &value.value {
-            Node::List(list) if setting.repeats => list.as_slice(),
-            _ => std::slice::from_ref(value),
+        let (values, is_list) = match &value.value {
+            Node::List(list) if setting.repeats => (list.as_slice(), true),
+            _ => (std::slice::from_ref(value), false),
         };
         if values.is_empty() {
             // an empty list is a value, and the same as the empty text: not the default
@@ -89,7 +89,11 @@ impl FileReader<'_> {
         for value in values {
             match plain_text(self.text, value) {
                 Some(text) => {
-                    self.found.push(FileValue { key: setting.key, value: text, line: line_of(value) });
+                    // a single text means the same as in a flag; in a list a comma is part of the value
+                    let texts = if is_list { vec![text.as_str()] } else { setting.split(&text) };
+                    let (key, line) = (setting.key, line_of(value));
+                    let found = texts.into_iter().map(|text| FileValue { key, value: text.to_owned(), line });
+                    self.found.extend(found);
                 }
                 None if matches!(value.value, Node::Null) => {
                     let what = format!(
@@ -137,6 +141,23 @@ mod tests {
         assert_eq!(flat, nested);
         assert_eq!(read("").unwrap(), []);
         assert_eq!(read("# nothing\n").unwrap(), []);
+    }
+
+    #[test]
+    fn commas_separate_values_of_a_single_text_only() {
+        for (text, values) in [
+            ("otlp.headers: \"a=b,c=d\"\n", &["a=b", "c=d"][..]),
+            ("otlp.headers: [\"a=b,c=d\", e=f]\n", &["a=b,c=d", "e=f"]),
+            ("otlp: {headers: a=b}\n", &["a=b"]),
+            ("container.label: team=ml,gpu\n", &["team=ml", "gpu"]),
+            ("docker.socket: /run/a.sock,/run/b.sock\n", &["/run/a.sock", "/run/b.sock"]),
+            ("docker.socket: [/run/a.sock, /run/b.sock]\n", &["/run/a.sock", "/run/b.sock"]),
+            ("docker.socket: \"\"\n", &[""]),
+            ("container.include: a{1,2}\n", &["a{1,2}"]),
+        ] {
+            let found: Vec<_> = read(text).unwrap().into_iter().map(|(_, value)| value).collect();
+            assert_eq!(found, values, "{text}");
+        }
     }
 
     #[test]

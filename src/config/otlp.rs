@@ -12,7 +12,8 @@ use axum::http::Uri;
 use axum::http::header::{HeaderName, HeaderValue};
 
 use super::declare::{
-    Setting, SettingGroup, Source, choice, duration, parse_duration, path, secret, settings, switch, text,
+    Setting, SettingGroup, Source, choice, duration, parse_duration, path, secret, setting, settings, switch,
+    text,
 };
 use super::percent::decoded;
 use super::sources::{Layer, RawValue, Values, invalid};
@@ -24,7 +25,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 settings! {
     /// The export as it is set by flags, variables and the file, for one signal or for all.
     struct OtlpFlags {
-        /// URL to export metrics and events to over OTLP, such as http://collector:4318. Without it, or one of OpenTelemetry's
+        /// URL to export metrics, events and traces to over OTLP, such as http://collector:4318. Without it, or one of OpenTelemetry's
         /// own variables, nothing is exported: see docs/otlp.md.
         endpoint: Option<String> = secret(text("otlp.endpoint", &[], |text| endpoint(text, true, false).map(|_| text.to_owned())));
         /// Protocol of OTLP. Collectors usually listen for gRPC on port 4317 and for HTTP on port 4318.
@@ -50,6 +51,11 @@ settings! {
         metrics: bool = switch("otlp.metrics", &["true"]);
         /// Export the ledger's events as log records if an endpoint is set.
         logs: bool = switch("otlp.logs", &["true"]);
+        /// Export traces of memledger's own work if an endpoint is set: cycles, collectors, calls of runtimes, transactions of the
+        /// ledger, readings of NVML, HTTP requests. See docs/otlp.md.
+        traces: bool = switch("otlp.traces", &["false"]);
+        /// Share of the traces that are recorded, 0 to 1.
+        traces_ratio: f64 = setting("otlp.traces-ratio", ("RATIO", RATIO), &["0.1"], ratio);
         /// Timeout of the last export when memledger stops, 0s to 1h.
         shutdown_timeout: Duration = duration("otlp.shutdown-timeout", &["5s"], Duration::ZERO, HOUR);
     }
@@ -62,6 +68,10 @@ pub struct OtlpSettings {
     pub metrics: Option<OtlpTarget>,
     /// The target of events, as log records; `None`: off.
     pub logs: Option<OtlpTarget>,
+    /// The target of traces; `None`: off.
+    pub traces: Option<OtlpTarget>,
+    /// Share of the traces that are recorded.
+    pub traces_ratio: f64,
     /// Time between two exports of metrics.
     pub interval: Duration,
     /// Timeout of the last export when memledger stops.
@@ -149,9 +159,10 @@ impl Signal {
 }
 
 /// All signals.
-pub const SIGNALS: [Signal; 2] = [METRICS, LOGS];
+pub const SIGNALS: [Signal; 3] = [METRICS, LOGS, TRACES];
 const METRICS: Signal = Signal { word: "METRICS", path: "/v1/metrics", key: "otlp.metrics" };
 const LOGS: Signal = Signal { word: "LOGS", path: "/v1/logs", key: "otlp.logs" };
+const TRACES: Signal = Signal { word: "TRACES", path: "/v1/traces", key: "otlp.traces" };
 
 /// Converts a standard variable to values of a setting.
 type Convert = fn(&str) -> Result<Vec<String>, String>;
@@ -167,6 +178,7 @@ const STANDARD: &[(&str, &str, Convert)] = &[
     ("otlp.compression", "COMPRESSION", as_is),
     ("otlp.timeout", "TIMEOUT", milliseconds),
     ("otlp.interval", "OTEL_METRIC_EXPORT_INTERVAL", milliseconds),
+    ("otlp.traces-ratio", "OTEL_TRACES_SAMPLER_ARG", as_is),
 ];
 
 /// The settings of the export.
@@ -213,12 +225,10 @@ impl<'v> Resolver<'v> {
     fn settings(&mut self) -> Result<Option<OtlpSettings>, ConfigError> {
         let metrics = self.target(METRICS)?;
         let logs = self.target(LOGS)?;
+        let traces = self.target(TRACES)?;
         let flags = OtlpFlags::read(&self.values_of(METRICS))?;
         let resource = self.resource();
-        if metrics.is_some() {
-            self.check_temporality();
-        }
-        if metrics.is_none() && logs.is_none() {
+        if metrics.is_none() && logs.is_none() && traces.is_none() {
             return Ok(None);
         }
         if self.standard("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true")) {
@@ -229,18 +239,23 @@ impl<'v> Resolver<'v> {
             let what = "OTEL_SDK_DISABLED=true is ignored: --otlp.endpoint or its own variable is set";
             self.ignored.push(what.to_owned());
         }
-        let OtlpFlags { interval, shutdown_timeout, .. } = flags;
-        Ok(Some(OtlpSettings { metrics, logs, interval, shutdown_timeout, resource }))
+        if metrics.is_some() {
+            self.check_temporality()?;
+        }
+        let OtlpFlags { interval, shutdown_timeout, traces_ratio, .. } = flags;
+        Ok(Some(OtlpSettings { metrics, logs, traces, traces_ratio, interval, shutdown_timeout, resource }))
     }
 
     /// Counters are exported as totals: one that outlives a restart of memledger, or of a container that is seen late, has no
     /// right first delta. A collector sees both ends of an increase.
-    fn check_temporality(&mut self) {
+    fn check_temporality(&self) -> Result<(), ConfigError> {
         let name = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE";
-        if self.standard(name).is_some_and(|text| text.eq_ignore_ascii_case("delta")) {
-            let what = "cumulative. For a backend that takes only deltas, use the collector's processor cumulativetodelta";
-            self.ignore(name, what);
+        if !self.standard(name).is_some_and(|text| text.eq_ignore_ascii_case("delta")) {
+            return Ok(());
         }
+        let what = "delta is not supported: unset it, and for a backend that takes only deltas use the collector's processor \
+                    cumulativetodelta (docs/otlp.md)";
+        Err(ConfigError::Value { origin: name.to_owned(), what: what.to_owned() })
     }
 
     /// Returns the value of a standard variable; an empty one is unset.
@@ -392,6 +407,12 @@ fn milliseconds(text: &str) -> Result<Vec<String>, String> {
     let duration = text.parse::<u64>().ok().map(|number| format!("{number}ms"));
     let duration = duration.filter(|text| parse_duration(text).is_some_and(|span| !span.is_zero()));
     duration.map(|text| vec![text]).ok_or_else(|| "milliseconds, a whole number above 0".to_owned())
+}
+
+const RATIO: &str = "a number from 0 to 1";
+
+fn ratio(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio)).ok_or_else(|| RATIO.to_owned())
 }
 
 fn endpoint(text: &str, grpc: bool, insecure: bool) -> Result<OtlpEndpoint, String> {
@@ -560,7 +581,6 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_COMPRESSION", "brotli"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "A=b%2Cc, d = e"),
             ("OTEL_RESOURCE_ATTRIBUTES", "a=b,broken"),
-            ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "Delta"),
             ("OTEL_EXPORTER_OTLP_INSECURE", "no"),
             ("OTEL_METRIC_EXPORT_INTERVAL", "5000"),
         ];
@@ -572,8 +592,7 @@ mod tests {
         assert!(!metrics.gzip && settings.resource.is_empty());
         let headers: Vec<_> = logs.headers.iter().map(|(k, v)| (k.as_str(), v.to_str().unwrap())).collect();
         assert_eq!(headers, [("a", "b,c"), ("d", "e")]);
-        assert!(ignored.iter().any(|text| text.contains("cumulativetodelta")), "{ignored:?}");
-        for name in ["LOGS_TIMEOUT", "COMPRESSION", "RESOURCE_ATTRIBUTES", "TEMPORALITY"] {
+        for name in ["LOGS_TIMEOUT", "COMPRESSION", "RESOURCE_ATTRIBUTES"] {
             assert_eq!(ignored.iter().filter(|text| text.contains(name)).count(), 1, "{name}: {ignored:?}");
         }
         let flags = ["--otlp.timeout=3s", "--otlp.compression=gzip", "--otlp.headers=x=1,y=2"];
@@ -581,11 +600,48 @@ mod tests {
         assert_eq!((logs.timeout, logs.gzip, logs.headers.len()), (ms(3000), true, 2), "a flag overrides");
     }
 
+    fn error(flags: &[&str], variables: &[(&str, &str)]) -> Option<String> {
+        let command = arguments(clap::Command::new("memledger").no_binary_name(true));
+        let environment =
+            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        let loaded = Config::load_with(&command.get_matches_from(flags), &environment);
+        loaded.err().map(|error| error.to_string())
+    }
+
     #[test]
     fn rejects_a_key_without_its_certificate() {
-        let flags = ["--otlp.endpoint=https://c", "--otlp.client-key=/k"];
-        let command = arguments(clap::Command::new("memledger").no_binary_name(true));
-        let error = Config::load(&command.get_matches_from(flags)).unwrap_err().to_string();
+        let error = error(&["--otlp.endpoint=https://c", "--otlp.client-key=/k"], &[]).unwrap();
         assert!(error.contains("set both or neither"), "{error}");
+    }
+
+    #[test]
+    fn rejects_deltas_where_metrics_are_exported() {
+        let delta = |text| [("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", text)];
+        let endpoint = "--otlp.endpoint=http://c";
+        let text = error(&[endpoint], &delta("Delta")).unwrap();
+        assert!(text.contains("TEMPORALITY_PREFERENCE") && text.contains("cumulativetodelta"), "{text}");
+        assert_eq!(error(&[endpoint, "--no-otlp.metrics"], &delta("delta")), None);
+        assert_eq!(error(&[], &delta("delta")), None, "nothing is exported");
+        for other in ["cumulative", "lowmemory", ""] {
+            assert_eq!(error(&[endpoint], &delta(other)), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn traces_are_off_unless_switched_on() {
+        let endpoint = "--otlp.endpoint=http://c:4318";
+        assert!(load(&[endpoint], &[]).0.unwrap().traces.is_none());
+        assert!(load(&["--otlp.traces"], &[]).0.is_none(), "no endpoint");
+        let settings = load(&[endpoint, "--otlp.traces"], &[("OTEL_TRACES_SAMPLER_ARG", "0.5")]).0.unwrap();
+        assert_eq!(
+            (settings.traces.unwrap().endpoint.path.as_str(), settings.traces_ratio),
+            ("/v1/traces", 0.5)
+        );
+        let alone = load(&[endpoint, "--otlp.traces", "--no-otlp.metrics", "--no-otlp.logs"], &[]).0.unwrap();
+        assert!(alone.metrics.is_none() && alone.logs.is_none() && alone.traces.is_some());
+        for wrong in ["1.1", "-0.1", "NaN", "all"] {
+            let text = error(&[endpoint, &format!("--otlp.traces-ratio={wrong}")], &[]).unwrap();
+            assert!(text.contains("a number from 0 to 1"), "{text}");
+        }
     }
 }

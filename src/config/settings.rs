@@ -18,6 +18,7 @@ use super::declare::{
 use super::otlp::OtlpSettings;
 use super::sources::Values;
 use super::value_parsers::{address, label, pod_key, regex, size, unix_socket, url_path, variable_name};
+use crate::catalog::COLLECTORS;
 use crate::host::HostPaths;
 
 const MS: Duration = Duration::from_millis(1);
@@ -72,16 +73,7 @@ settings! {
         /// Standard variables of OpenTelemetry that are ignored, and why.
         otlp_ignored: Vec<String> = super::otlp::Ignored;
         /// Enabled collectors.
-        collectors: BTreeSet<&'static str> = Switches(&[
-            ("collector.own", "memledger's own process: the process_* families."),
-            ("collector.host", "Memory of the host."),
-            ("collector.cgroup", "Memory of containers."),
-            ("collector.process", "Processes of containers and their resident memory by role."),
-            ("collector.shm", "/dev/shm of containers. Needs the process collector."),
-            ("collector.pss", "Proportional set size by role. Needs the process collector."),
-            ("collector.gpu", "GPUs, through NVML."),
-            ("collector.drm", "GPUs whose driver has the kernel's DRM statistics (amdgpu, i915, xe, nouveau and others). Reads nothing on hosts without such a GPU."),
-        ]);
+        collectors: BTreeSet<&'static str> = Switches(COLLECTORS);
         /// Mount points of the host's file systems.
         host_paths: HostPaths = group::<PathSettings>();
         /// Minimum severity of log lines.
@@ -135,16 +127,18 @@ settings! {
         /// Annotations of pods that become labels of memledger_container_pod_info: KEY as annotation_KEY. No others are
         /// exported.
         annotations: Vec<(String, Arc<str>)> = text("cri.pod-annotations", &[], |text| pod_key("annotation", text));
-        /// The kubelet's socket that lists the GPUs allocated to containers of pods. Empty: off.
+        /// The kubelet's socket that lists the GPUs allocated to containers of pods. Not read while `--cri.endpoint` is empty.
+        /// Empty: off.
         pod_resources: Option<PathBuf> = path("kubelet.pod-resources", &["/var/lib/kubelet/pod-resources/kubelet.sock"]);
     }
 
     /// The sockets of Docker and Podman.
     struct RuntimeSockets {
-        /// Docker's socket. Empty: off.
-        docker: Option<PathBuf> = path("docker.socket", &["/var/run/docker.sock"]);
-        /// Podman's socket. Empty: off.
-        podman: Option<PathBuf> = path("podman.socket", &["/run/podman/podman.sock"]);
+        /// Docker's socket; several for several engines. `*` stands for any part of a name, as in /run/user/*/docker.sock for
+        /// the engines of users, which are then trusted: see SECURITY.md. Empty: off.
+        docker: Vec<PathBuf> = path("docker.socket", &["/var/run/docker.sock"]);
+        /// Podman's socket; several and `*` as for Docker, such as /run/user/*/podman/podman.sock. Empty: off.
+        podman: Vec<PathBuf> = path("podman.socket", &["/run/podman/podman.sock"]);
     }
 
     /// Selection of containers, and of settings in their environment.
@@ -221,7 +215,7 @@ settings! {
 pub struct RuntimeEndpoint {
     /// `docker` or `podman`.
     pub runtime: &'static str,
-    /// The Unix socket.
+    /// The Unix socket, or a pattern with `*`.
     pub socket: PathBuf,
 }
 
@@ -241,9 +235,10 @@ pub enum KernelLogChoice {
 impl From<RuntimeSockets> for Vec<RuntimeEndpoint> {
     fn from(sockets: RuntimeSockets) -> Self {
         let all = [("docker", sockets.docker), ("podman", sockets.podman)];
-        all.into_iter()
-            .filter_map(|(runtime, socket)| Some(RuntimeEndpoint { runtime, socket: socket? }))
-            .collect()
+        let endpoints = all.into_iter().flat_map(|(runtime, sockets)| {
+            sockets.into_iter().map(move |socket| RuntimeEndpoint { runtime, socket })
+        });
+        endpoints.collect()
     }
 }
 

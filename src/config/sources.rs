@@ -175,11 +175,6 @@ fn raw_values<S: AsRef<str>>(texts: &[S], origin: &str, layer: Layer) -> Vec<Raw
     texts.iter().map(raw).collect()
 }
 
-/// Splits a value of a flag or variable, where the setting takes several.
-fn split<'t>(setting: &Setting, text: &'t str) -> Vec<&'t str> {
-    if setting.repeats { text.split(',').collect() } else { vec![text] }
-}
-
 fn from_flag(setting: &Setting, flags: &ArgMatches) -> Result<Option<Vec<RawValue>>, ConfigError> {
     let is_set = flags.value_source(setting.key) == Some(ValueSource::CommandLine);
     let off = format!("no-{}", setting.key);
@@ -191,14 +186,14 @@ fn from_flag(setting: &Setting, flags: &ArgMatches) -> Result<Option<Vec<RawValu
         return Ok(Some(raw_values(&["false"], &format!("--{off}"), Layer::Flag)));
     }
     let texts = flags.get_many::<String>(setting.key).into_iter().flatten();
-    let texts: Vec<_> = texts.flat_map(|text| split(setting, text)).collect();
+    let texts: Vec<_> = texts.flat_map(|text| setting.split(text)).collect();
     Ok(is_set.then(|| raw_values(&texts, &format!("--{}", setting.key), Layer::Flag)))
 }
 
 fn from_variable(setting: &Setting, environment: Environment<'_>) -> Option<Vec<RawValue>> {
     let name = setting.variable();
     let text = environment(&name)?;
-    Some(raw_values(&split(setting, &text), &name, Layer::Variable))
+    Some(raw_values(&setting.split(&text), &name, Layer::Variable))
 }
 
 fn from_file(setting: &Setting, file: &[FileValue], path: &Path) -> Option<Vec<RawValue>> {

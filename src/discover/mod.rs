@@ -6,10 +6,13 @@
 pub mod cgroup_tree;
 pub mod cri;
 pub mod docker;
+pub mod history;
 mod path_owner;
+mod reconcile;
 pub mod registry;
+mod status_queries;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -344,8 +347,10 @@ pub struct RuntimeState {
 /// The part of [`RuntimeState`] that changes.
 #[derive(Debug)]
 pub struct RuntimeData {
-    /// State of the connection.
+    /// State of the connection; of several sockets, the first of starting, up and down that one of them has.
     pub connection: ConnectionState,
+    /// State of the connection to each socket.
+    sockets: BTreeMap<PathBuf, ConnectionState>,
     /// Incremented with every change.
     pub generation: u64,
     /// Running containers by id.
@@ -371,6 +376,7 @@ impl RuntimeState {
     pub fn new(runtime: &'static str, waker: Arc<Waker>) -> Arc<Self> {
         let state = RuntimeData {
             connection: ConnectionState::Starting,
+            sockets: BTreeMap::new(),
             generation: 0,
             running: HashMap::new(),
             sandboxes: HashSet::new(),
@@ -389,13 +395,39 @@ impl RuntimeState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the state of the connection.
+    /// Sets the state of the connection, for a runtime with one socket.
     pub fn set_connection(&self, connection: ConnectionState) {
+        self.set_connection_of(Path::new(""), connection);
+    }
+
+    /// Sets the state of the connection to one of the sockets.
+    pub fn set_connection_of(&self, socket: &Path, connection: ConnectionState) {
         let mut state = self.lock();
-        if state.connection != connection {
-            state.connection = connection;
-            state.generation += 1;
+        state.sockets.insert(socket.to_path_buf(), connection);
+        state.merge_connections();
+    }
+
+    /// Returns the state of the connection to one of the sockets.
+    pub fn connection_of(&self, socket: &Path) -> ConnectionState {
+        self.lock().sockets.get(socket).copied().unwrap_or(ConnectionState::Starting)
+    }
+
+    /// Removes a socket that no longer exists, and the containers behind it.
+    pub fn remove_socket<'a>(&self, socket: &Path, own: impl IntoIterator<Item = &'a ContainerId>) {
+        self.remove_running(own);
+        let mut state = self.lock();
+        state.sockets.remove(socket);
+        state.merge_connections();
+    }
+
+    /// Removes containers that do not run.
+    pub fn remove_running<'a>(&self, ids: impl IntoIterator<Item = &'a ContainerId>) {
+        let mut state = self.lock();
+        let before = state.running.len();
+        for id in ids {
+            state.running.remove(id);
         }
+        state.generation += u64::from(state.running.len() != before);
     }
 
     /// Counts a response about `what` that was rejected as too large, and logs the first for each, up to [`MAX_LOGGED`].
@@ -474,6 +506,29 @@ impl RuntimeState {
     /// Takes the events since the last call, in order.
     pub fn drain_events(&self) -> Vec<RuntimeEvent> {
         Vec::from(std::mem::take(&mut self.lock().events))
+    }
+}
+
+impl RuntimeData {
+    fn merge_connections(&mut self) {
+        use ConnectionState::{Down, Idle, NoSocket, Starting, Up};
+        let has = |state: &ConnectionState| self.sockets.values().any(|socket| socket == state);
+        let connection = [Starting, Up, Down, Idle].into_iter().find(has).unwrap_or(NoSocket);
+        if self.connection != connection {
+            self.connection = connection;
+            self.generation += 1;
+        }
+    }
+
+    /// Returns whether every socket is connected; `None` if none ever was.
+    pub fn is_up(&self) -> Option<bool> {
+        match self.connection {
+            ConnectionState::Up => {
+                Some(!self.sockets.values().any(|socket| *socket == ConnectionState::Down))
+            }
+            ConnectionState::Down => Some(false),
+            ConnectionState::Starting | ConnectionState::Idle | ConnectionState::NoSocket => None,
+        }
     }
 }
 

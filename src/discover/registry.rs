@@ -78,7 +78,7 @@ impl Registry {
             changed |= self.generations[rank] != state.generation;
             self.generations[rank] = state.generation;
             short_lived.append(&mut state.ended);
-            connections.push((source.runtime, state.connection));
+            connections.push((source.runtime, state.connection, state.is_up()));
         }
         if !changed && !self.waiting {
             return (InventoryUpdate { inventory: Arc::clone(&self.inventory), ended: vec![] }, walked);
@@ -109,7 +109,7 @@ impl Registry {
         now: Timestamp,
         records: &HashMap<ContainerId, (usize, ContainerRecord)>,
         sandboxes: &HashSet<ContainerId>,
-        connections: &[(&'static str, ConnectionState)],
+        connections: &[(&'static str, ConnectionState, Option<bool>)],
     ) -> Inventory {
         let candidates = self.tree.as_ref().map_or(&[][..], CgroupTree::candidates);
         let selected = select_top_level(candidates, |id| records.contains_key(id));
@@ -120,7 +120,7 @@ impl Registry {
         let mut found: Vec<(usize, Container)> = Vec::new();
         let mut with_cgroup = HashSet::new();
         let mut nameless = HashMap::new();
-        self.waiting = connections.iter().any(|(_, connection)| *connection == ConnectionState::Starting);
+        self.waiting = connections.iter().any(|(_, connection, _)| *connection == ConnectionState::Starting);
         for (candidate, _) in std::iter::zip(candidates, &selected).filter(|(_, selected)| **selected) {
             with_cgroup.insert(candidate.id.clone());
             let cgroup = Some(Arc::new(own_cgroup(candidate, &inner)));
@@ -130,7 +130,8 @@ impl Registry {
                 None => {
                     let seen = *self.nameless.get(&candidate.id).unwrap_or(&now);
                     nameless.insert(candidate.id.clone(), seen);
-                    if connections.iter().any(|(_, connection)| may_get_name(*connection, now.since(seen))) {
+                    if connections.iter().any(|(_, connection, _)| may_get_name(*connection, now.since(seen)))
+                    {
                         self.waiting = true;
                     } else {
                         found.push((usize::MAX, container_of_cgroup(candidate, cgroup)));
@@ -142,7 +143,7 @@ impl Registry {
         for (id, (rank, record)) in records {
             // known to a connected runtime, without a cgroup: it is starting, or its cgroup is elsewhere
             if !with_cgroup.contains(id)
-                && connections.get(*rank).is_some_and(|(_, connection)| *connection == ConnectionState::Up)
+                && connections.get(*rank).is_some_and(|(_, connection, _)| *connection == ConnectionState::Up)
             {
                 found.push((*rank, container_of_record(record, None)));
             }
@@ -155,11 +156,8 @@ impl Registry {
         let mut containers = with_unique_names(found);
         containers.retain(|container| container.identity.is_included(&self.filter));
         mark_nested(&mut containers);
-        let runtimes = connections
-            .iter()
-            .filter(|(_, connection)| matches!(connection, ConnectionState::Up | ConnectionState::Down))
-            .map(|(runtime, connection)| (*runtime, *connection == ConnectionState::Up))
-            .collect();
+        let runtimes =
+            connections.iter().filter_map(|(runtime, _, is_up)| Some((*runtime, (*is_up)?))).collect();
         Inventory { containers: containers.into_iter().map(Arc::new).collect(), runtimes }
     }
 }

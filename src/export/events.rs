@@ -133,6 +133,7 @@ fn kill_details(kill: &Kill) -> String {
     let mut parts = vec![who];
     match kill.victim {
         Some(Victim::Main) => parts.push("main: it ended the container".to_owned()),
+        Some(Victim::Unknown) => parts.push("whether its container ended is not known".to_owned()),
         Some(Victim::Child) => parts.push("child: the container kept running".to_owned()),
         None => {}
     }

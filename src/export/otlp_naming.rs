@@ -6,50 +6,11 @@
 
 use std::sync::LazyLock;
 
-use crate::catalog::{CATALOG, FamilyId, MetricDesc, MetricKind};
+use crate::catalog::{CATALOG, COUNT_UNITS, FamilyId, MetricDesc, MetricKind, UNITS};
 
 /// Words that are followed by a dot instead of an underscore.
 const NAMESPACES: [&str; 9] =
     ["memledger", "process", "collector", "host", "container", "gpu", "memory", "oom", "otlp"];
-
-/// Suffixes that are units, and their UCUM names. The OTLP name omits them.
-const UNITS: [(&str, &str); 5] =
-    [("_bytes", "By"), ("_seconds", "s"), ("_watts", "W"), ("_celsius", "Cel"), ("_joules", "J")];
-
-/// Units of counts, by the last word of the name without `_total`.
-const COUNT_UNITS: [(&str, &str); 31] = [
-    ("ratio", "1"), // stays in the name: receivers add no suffix for a unit of 1
-    ("kills", "{kill}"),
-    ("unattributed", "{kill}"),
-    ("record", "{kill}"),
-    ("lines", "{line}"),
-    ("exits", "{exit}"),
-    ("restarts", "{restart}"),
-    ("errors", "{error}"),
-    ("conflicts", "{reading}"),
-    ("replays", "{replay}"),
-    ("dropped", "{series}"),
-    ("skipped", "{cycle}"),
-    ("panics", "{panic}"),
-    ("sent", "{item}"),
-    ("lost", "{item}"),
-    ("fds", "{file_descriptor}"),
-    ("processes", "{process}"),
-    ("containers", "{container}"),
-    ("rows", "{row}"),
-    ("pages", "{page}"),
-    ("expected", "{gpu}"),
-    ("visible", "{gpu}"),
-    ("allocated", "{gpu}"),
-    ("refused", "{refusal}"),
-    ("rejected", "{message}"),
-    ("withheld", "{partition}"),
-    ("connections", "{connection}"),
-    ("ooms", "{error}"),
-    ("retries", "{retry}"),
-    ("steps", "{step}"),
-    ("samples", "{sample}"),
-];
 
 /// Name and unit of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]

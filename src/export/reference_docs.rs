@@ -71,7 +71,8 @@ pub fn settings() -> String {
          (`--config.file` or `MEMLEDGER_CONFIG_FILE`) whose keys are the flags' names, with dots or nested; a flag overrides \
          the environment, the environment overrides the file. Unknown keys and invalid values are rejected at start, \
          with file and line. A switch is turned off by `--no-NAME` or `--NAME=false`. Settings marked \
-         *repeats* take a list in the file, commas in the environment, and can be repeated as a flag.\n\n\
+         *repeats* take a list in the file, or commas in one text, and can be repeated as a flag; in a list a comma is \
+         part of the value.\n\n\
          ```yaml\nweb:\n  listen-address: [\"127.0.0.1:10853\"]\ncontainer.include: \"^piper\"\n```\n\n\
          | flag | variable | default | takes | meaning |\n| --- | --- | --- | --- | --- |\n",
     );

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use crate::ledger::events::{Evidence, PriorUsage, UsageSample};
+use crate::ledger::events::{Evidence, OomReport, PriorUsage, RoleRange, UsageSample};
 use crate::ledger::why::{Confidence, Verdict, lasted, printable, roles, short_ids};
 use crate::series::human_bytes;
 use crate::text::first_chars;
@@ -20,6 +20,8 @@ const MAX_RECORD_CHARS: usize = 178;
 const RECORD: &str = "Killed process ";
 /// Maximum number of samples: the first, the last, and some between them.
 const MAX_SAMPLES: usize = 3;
+/// Maximum processes of the kernel's report.
+const MAX_PROCESSES: usize = 4;
 /// Maximum pieces of advice.
 const MAX_ADVICE: usize = 6;
 
@@ -30,6 +32,9 @@ pub fn render(verdict: &Verdict) -> String {
     wrap(&mut text, "", &verdict.what);
     for line in &verdict.also {
         wrap(&mut text, "", line);
+    }
+    if let Some(report) = &verdict.report {
+        at_the_kill(&mut text, verdict, report);
     }
     if !verdict.evidence.is_empty() {
         text.push_str("\nEvidence\n");
@@ -49,6 +54,11 @@ pub fn render(verdict: &Verdict) -> String {
     text
 }
 
+/// Appends a text in lines of [`WIDTH`] columns, behind `first` on its first line. Not cut: a command in it can be copied.
+pub fn wrapped(text: &mut String, first: &str, words: &str) {
+    wrap(text, first, &printable(words));
+}
+
 fn heading(text: &mut String, verdict: &Verdict) {
     if let Some(subject) = &verdict.subject {
         let mut who = String::new();
@@ -61,7 +71,7 @@ fn heading(text: &mut String, verdict: &Verdict) {
         let id = subject.container_id.get(..12).unwrap_or(&subject.container_id);
         let details: Vec<String> = [&*subject.runtime, id, &*subject.image]
             .into_iter()
-            .filter(|it| !it.is_empty())
+            .filter(|it| !it.is_empty() && *it != &*subject.name.container_name)
             .map(printable)
             .collect();
         if !details.is_empty() {
@@ -101,6 +111,86 @@ fn piece(line: &Evidence) -> String {
     let mut text = String::new();
     wrap(&mut text, &format!("  {source:<9}"), &cut(&printable(&short_ids(&line.text)), max));
     text
+}
+
+/// Writes what the kernel logged at the kill: memory by kind, then the largest processes.
+fn at_the_kill(text: &mut String, verdict: &Verdict, report: &OomReport) {
+    let size = |bytes: u64| human_bytes(bytes as f64);
+    let amount = |name: &str, bytes: Option<u64>| bytes.map(|bytes| format!("{name} {}", size(bytes)));
+    let mut head = vec![match (report.usage_bytes, report.limit_bytes) {
+        (Some(usage), Some(limit)) => format!("{} of {} in use", size(usage), size(limit)),
+        (Some(usage), None) => format!("{} in use", size(usage)),
+        (None, _) => "memory in use not logged".to_owned(),
+    }];
+    head.extend(amount("free", report.free_bytes));
+    head.extend(match (report.swap_bytes, report.swap_limit_bytes) {
+        (_, Some(0)) => Some("no swap".to_owned()),
+        (Some(used), Some(limit)) => Some(format!("swap {} of {}", size(used), size(limit))),
+        (Some(used), None) => Some(format!("swap {}", size(used))),
+        (None, _) => None,
+    });
+    if report.incomplete {
+        head.push("part of the kernel's report is missing".to_owned());
+    }
+    text.push('\n');
+    wrap(text, "At the kill  ", &head.join("; "));
+    let kinds = [
+        amount("anonymous", report.anon_bytes),
+        amount("page cache", report.file_bytes),
+        amount("shared", report.shmem_bytes),
+        amount("kernel", report.kernel_bytes),
+        amount("huge pages", report.hugetlb_bytes),
+    ];
+    let kinds: Vec<String> = kinds.into_iter().flatten().collect();
+    if !kinds.is_empty() {
+        wrap(text, "  ", &kinds.join(", "));
+    }
+    let holders = verdict.held.as_ref().filter(|_| report.host).map(|held| held.holders.as_slice());
+    let holders: Vec<String> = holders
+        .unwrap_or_default()
+        .iter()
+        .map(|holder| format!("{} {}", cut(&printable(&holder.name), 40), size(holder.unreclaimable_bytes)))
+        .collect();
+    if !holders.is_empty() {
+        wrap(text, "  ", &format!("largest holders at the last sample: {}", holders.join(", ")));
+    }
+    processes(text, verdict, report);
+}
+
+/// Writes the largest processes of the kernel's table, and the range of each role. Sizes of processes are not added up:
+/// forked processes share pages.
+fn processes(text: &mut String, verdict: &Verdict, report: &OomReport) {
+    let Some(count) = report.process_count else { return };
+    let size = |bytes: u64| human_bytes(bytes as f64);
+    let has_kinds = report.processes.iter().any(|row| row.anon_bytes.is_some());
+    let kinds = if has_kinds { format!("{:>13}{:>13}", "anonymous", "shared") } else { String::new() };
+    let _ = writeln!(text, "  {:>11}{kinds}  process (of {count})", "resident");
+    for row in report.processes.iter().take(MAX_PROCESSES) {
+        let cell = |bytes: Option<u64>| format!("{:>13}", bytes.map_or_else(|| "-".to_owned(), size));
+        let kinds = if has_kinds { cell(row.anon_bytes) + &cell(row.shmem_bytes) } else { String::new() };
+        let mut who = vec![format!("pid {}", row.pid)];
+        if !row.role.is_empty() && row.role != "other" {
+            who.push(row.role.replace('_', " "));
+        }
+        if !row.container.is_empty() {
+            who.push(format!("in {}", cut(&printable(&row.container), 24)));
+        }
+        let is_victim = |pid: u32| row.pid == pid || row.tgid == Some(pid);
+        let killed = if verdict.pid.is_some_and(is_victim) { ", killed" } else { "" };
+        let name = printable(&row.process);
+        let _ = writeln!(text, "  {:>11}{kinds}  {name} ({}){killed}", size(row.rss_bytes), who.join(", "));
+    }
+    let ranges: Vec<String> =
+        report.roles.iter().filter(|range| range.processes > 1).map(role_range).collect();
+    if !ranges.is_empty() {
+        wrap(text, "  ", &format!("{} (shared pages are in each)", ranges.join("; ")));
+    }
+}
+
+fn role_range(range: &RoleRange) -> String {
+    let who = roles(&range.role, range.processes);
+    let (min, max) = (human_bytes(range.min_rss_bytes as f64), human_bytes(range.max_rss_bytes as f64));
+    if min == max { format!("{who} {min} each") } else { format!("{who} {min} to {max} each") }
 }
 
 /// A column: its heading and its value.

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 
@@ -270,7 +271,20 @@ pub struct KernelFile {
     bound: &'static Bound,
 }
 
+impl AsFd for KernelFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
 impl KernelFile {
+    /// Returns whether the kernel reports that a mount table has changed since it was opened, or since the last call.
+    pub fn has_changed(&self) -> bool {
+        let mut files = [PollFd::new(self, PollFlags::PRI | PollFlags::ERR)];
+        poll(&mut files, Some(&Timespec::default())).is_ok_and(|changed| changed > 0)
+            && files[0].revents().intersects(PollFlags::PRI | PollFlags::ERR)
+    }
+
     /// Opens a file by path.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 //! process.
 
 mod waker;
+mod watch_queue;
 pub mod bounds;
 mod kernel_fs;
 pub mod capabilities;
@@ -20,6 +21,7 @@ pub use kernel_fs::{
     Dir, KernelFile, READ_ERROR_REASONS, ReadError, classify, for_each_notification, take_notifications,
 };
 pub use waker::Waker;
+pub use watch_queue::{FileWatch, WatchQueue};
 
 /// Inode of the initial pid namespace, which is constant (PROC_PID_INIT_INO).
 const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";

@@ -30,6 +30,10 @@ use crate::text::error_chain;
 /// How often the configuration files are read.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
+/// A query that makes authorization panic, in unit tests only.
+#[cfg(test)]
+pub const PANIC_OF_TEST: &str = "panic-in-authorization";
+
 /// The client of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
@@ -223,6 +227,8 @@ impl AccessControl {
         peer: Peer,
         request: &Parts,
     ) -> Result<Peer, Response> {
+        #[cfg(test)]
+        assert_ne!(request.uri.query(), Some(PANIC_OF_TEST));
         // health routes are open to all and not rate-limited: probes have no password, and a flood must not fail them
         if is_health(request.uri.path()) || peer.on_control_socket {
             return Ok(peer);
@@ -254,6 +260,7 @@ impl AccessControl {
                 let text = "authentication required: user name and password\n";
                 Err((StatusCode::UNAUTHORIZED, challenge, text).into_response())
             }
+            AuthOutcome::Failed => Err(super::server::internal_error()),
             AuthOutcome::Busy => {
                 self.count_rejected(RejectReason::PasswordQueue);
                 let text = "too many password checks are waiting; retry\n";

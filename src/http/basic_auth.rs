@@ -39,6 +39,8 @@ pub enum AuthOutcome {
     Invalid,
     /// The queue is full.
     Busy,
+    /// The check panicked, which is a bug.
+    Failed,
 }
 
 /// User name and password of a request.
@@ -90,8 +92,42 @@ impl CachedCredentials {
     }
 }
 
-/// The queue has no place for this client.
-struct QueueFull;
+/// Compares a password with a hash.
+type Verify = fn(&[u8], &str) -> bool;
+
+fn verify(password: &[u8], hash: &str) -> bool {
+    bcrypt::verify(password, hash).unwrap_or(false)
+}
+
+/// The checks that requests wait for.
+type ChecksInFlight = Mutex<HashMap<Digest, Arc<OnceCell<bool>>>>;
+
+/// A request that waits for a check. The last one removes the check when it is dropped, which happens before the outcome is
+/// known if its client disconnects or its response times out.
+struct CheckWaiter<'a> {
+    in_flight: &'a ChecksInFlight,
+    digest: Digest,
+    check: Arc<OnceCell<bool>>,
+}
+
+impl<'a> CheckWaiter<'a> {
+    fn new(in_flight: &'a ChecksInFlight, digest: Digest) -> Self {
+        let mut checks = in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        let check = Arc::clone(checks.entry(digest).or_default());
+        Self { in_flight, digest, check }
+    }
+}
+
+impl Drop for CheckWaiter<'_> {
+    fn drop(&mut self) {
+        let mut checks = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        // released under the lock: of two waiters that end at once, the second one is alone
+        drop(std::mem::take(&mut self.check));
+        if checks.get(&self.digest).is_some_and(|check| Arc::strong_count(check) == 1) {
+            checks.remove(&self.digest);
+        }
+    }
+}
 
 /// Checks passwords and caches the outcomes.
 #[derive(Debug)]
@@ -100,8 +136,8 @@ pub struct BasicAuth {
     cache: Arc<Mutex<CachedCredentials>>,
     slot: Arc<Semaphore>,
     queue: ClientLimit,
-    /// Checks that are waiting or running.
-    in_flight: Mutex<HashMap<Digest, Arc<OnceCell<bool>>>>,
+    in_flight: ChecksInFlight,
+    verify: Verify,
     /// bcrypt rounds run so far, for the tests.
     rounds: Arc<AtomicU64>,
 }
@@ -118,6 +154,7 @@ impl BasicAuth {
             slot: Arc::new(Semaphore::new(1)),
             queue: ClientLimit::with_share(MAX_QUEUED, MAX_QUEUED_PER_CLIENT),
             in_flight: Mutex::default(),
+            verify,
             rounds: Arc::default(),
         })
     }
@@ -134,18 +171,16 @@ impl BasicAuth {
         if let Some(outcome) = self.cached_outcome(&digest) {
             return outcome;
         }
-        let in_flight = || self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
-        let cell = Arc::clone(in_flight().entry(digest).or_default());
-        let outcome =
-            cell.get_or_try_init(|| self.run_check(users, hash, digest, credentials, from)).await.copied();
-        in_flight().remove(&digest);
-        match outcome {
+        let waiter = CheckWaiter::new(&self.in_flight, digest);
+        let check = || self.run_check(users, hash, digest, credentials, from);
+        match waiter.check.get_or_try_init(check).await {
             Ok(true) => AuthOutcome::Valid,
             Ok(false) => AuthOutcome::Invalid,
-            Err(QueueFull) => AuthOutcome::Busy,
+            Err(failed) => failed,
         }
     }
 
+    /// Runs a check; the error is [`AuthOutcome::Busy`] or [`AuthOutcome::Failed`].
     async fn run_check(
         &self,
         users: &BTreeMap<String, PasswordHash>,
@@ -153,18 +188,19 @@ impl BasicAuth {
         digest: Digest,
         credentials: &Credentials,
         from: IpAddr,
-    ) -> Result<bool, QueueFull> {
-        let _queued = self.queue.acquire(from).ok_or(QueueFull)?;
-        let slot = Arc::clone(&self.slot).acquire_owned().await.map_err(|_| QueueFull)?;
+    ) -> Result<bool, AuthOutcome> {
+        let _queued = self.queue.acquire(from).ok_or(AuthOutcome::Busy)?;
+        let slot = Arc::clone(&self.slot).acquire_owned().await.map_err(|_| AuthOutcome::Busy)?;
         let cost =
             hash.as_ref().map_or_else(|| self.decoy_cost(users, &credentials.name), PasswordHash::cost);
         let (password, cache, rounds) =
             (credentials.password.clone(), Arc::clone(&self.cache), Arc::clone(&self.rounds));
+        let verify = self.verify;
         // runs to its end even if the client disconnects: its next attempt finds the outcome in the cache
         let checked = tokio::task::spawn_blocking(move || {
             let _slot = slot;
             let is_valid = match hash {
-                Some(hash) => bcrypt::verify(&password, hash.as_str()).unwrap_or(false),
+                Some(hash) => verify(&password, hash.as_str()),
                 None => {
                     // only for the time that it takes
                     let _ = std::hint::black_box(bcrypt::hash_with_salt(&password, cost, [0; 16]));
@@ -175,7 +211,7 @@ impl BasicAuth {
             cache.lock().unwrap_or_else(PoisonError::into_inner).insert(digest, is_valid);
             is_valid
         });
-        Ok(checked.await.unwrap_or(false))
+        checked.await.map_err(|_| AuthOutcome::Failed)
     }
 
     fn cached_outcome(&self, digest: &Digest) -> Option<AuthOutcome> {
@@ -339,6 +375,46 @@ mod tests {
             }
             let later = guesses(&basic_auth, &users, |_| 1, (1, 0)).await.join_all().await;
             assert_eq!(later, [AuthOutcome::Invalid], "the address may queue again");
+        });
+    }
+
+    #[test]
+    fn dropped_requests_leave_no_check_behind() {
+        use futures_util::FutureExt;
+        let (basic_auth, users) = (BasicAuth::new().unwrap(), users(&[("ann", 4)]));
+        let in_flight = || basic_auth.in_flight.lock().unwrap().len();
+        runtime().block_on(async {
+            let slot = Arc::clone(&basic_auth.slot).acquire_owned().await.unwrap();
+            let (one, other) = (credentials("ann", "one"), credentials("ann", "other"));
+            let mut waiting: Vec<_> = (0..40)
+                .map(|number| {
+                    let guess = if number % 2 == 0 { &one } else { &other };
+                    Box::pin(basic_auth.check(&users, guess, address(number)))
+                })
+                .collect();
+            for check in &mut waiting {
+                assert_eq!(check.as_mut().now_or_never(), None, "it waits");
+            }
+            assert_eq!(in_flight(), 2, "equal ones share a check");
+            waiting.truncate(1);
+            assert_eq!(in_flight(), 1, "that of the waiter that is left");
+            drop(waiting);
+            assert_eq!(in_flight(), 0);
+            drop(slot);
+            assert_eq!(basic_auth.check(&users, &one, address(1)).await, AuthOutcome::Invalid);
+            assert_eq!(in_flight(), 0);
+        });
+    }
+
+    #[test]
+    fn panic_in_a_check_is_no_wrong_password() {
+        let mut basic_auth = BasicAuth::new().unwrap();
+        basic_auth.verify = |_, _| panic!("a bug");
+        let (users, right) = (users(&[("ann", 4)]), credentials("ann", "secret"));
+        runtime().block_on(async {
+            assert_eq!(basic_auth.check(&users, &right, address(1)).await, AuthOutcome::Failed);
+            basic_auth.verify = verify;
+            assert_eq!(basic_auth.check(&users, &right, address(1)).await, AuthOutcome::Valid, "not cached");
         });
     }
 

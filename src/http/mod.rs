@@ -43,7 +43,7 @@ use crate::clock::Timestamp;
 use crate::collect::gpu::DriverRelease;
 use crate::collect::http_stats::RejectReason;
 use crate::config::Config;
-use crate::export::{json, prometheus};
+use crate::export::prometheus;
 use crate::ledger::store::EventReader;
 
 /// A snapshot older than this and than ten intervals is not served: sampling hangs.
@@ -70,7 +70,8 @@ struct HttpState {
     stale_after: Duration,
     /// Permits to read the ledger.
     ledger_reads: Arc<Semaphore>,
-    /// Held while the metrics are rendered.
+    /// Held while the metrics or the containers are rendered. Concurrent requests wait here rather than on blocking threads:
+    /// the allocator retains memory for each thread.
     rendering: tokio::sync::Mutex<()>,
     /// Makes the GPU collector close the driver's library, and for how long.
     gpu: (Arc<DriverRelease>, Duration),
@@ -215,7 +216,6 @@ async fn metrics(
         Err(reason) => return reason.into_response(),
     };
     let gzip = accepts(&headers, header::ACCEPT_ENCODING, "gzip");
-    // concurrent requests wait here rather than on blocking threads: the allocator retains memory for each thread
     let turn = shared.rendering.lock().await;
     let cached = newest.cached(gzip);
     let text: Bytes = match cached {
@@ -297,7 +297,13 @@ async fn containers(
         Ok(newest) => newest,
         Err(reason) => return reason.into_response(),
     };
-    match run_blocking(permit, move || Ok(format!("{:#}\n", json::containers(newest.snapshot())))).await {
+    let turn = shared.rendering.lock().await;
+    let text = match newest.cached_containers() {
+        Some(text) => Ok(text),
+        None => run_blocking(permit, move || Ok(newest.containers())).await,
+    };
+    drop(turn);
+    match text {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
         Err(response) => response,
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use hyper::body::Incoming;
@@ -31,11 +31,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tracing::Instrument;
 
 use super::RequestPermit;
-use super::access_control::{AccessControl, Peer};
+use super::access_control::{AccessControl, Peer, SecurityConfig};
 use super::timeouts::{ConnectionClock, Phase, RESPONSE_TIMEOUT, TimedStream};
 use crate::collect::http_stats::RejectReason;
+use crate::text::first_chars;
 
 /// Largest request head in bytes, its URL included, and the most headers.
 const MAX_HEAD_BYTES: usize = 16 << 10;
@@ -50,6 +52,9 @@ const BACKLOG: u32 = 1_024;
 pub(super) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// How long a client that is still sending may take to read the last response.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Largest path in the span of a request, in characters.
+const MAX_SPAN_PATH: usize = 100;
 
 /// The response to plain HTTP on a TLS port, the same as Go's servers send.
 const HTTPS_REQUIRED: &[u8] =
@@ -234,36 +239,77 @@ async fn drain(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let _ = tokio::time::timeout(DRAIN_TIMEOUT, read).await;
 }
 
+/// Responds to a request. A panic is answered with 500, a response that is not made in time with 503.
 async fn respond(request: Request<Incoming>, handle: ConnectionHandle) -> Result<Response, Infallible> {
     handle.clock.enter(Phase::Handling);
     let security = handle.access_control.security();
+    let span = request_span(&request);
+    let made = async {
+        let made = tokio::time::timeout(RESPONSE_TIMEOUT, make_response(request, &handle, &security)).await;
+        let timed_out = || (StatusCode::SERVICE_UNAVAILABLE, "the response timed out\n").into_response();
+        let mut response = made.unwrap_or_else(|_| timed_out());
+        handle.access_control.add_headers(&security, &mut response);
+        response
+    };
+    let made = AssertUnwindSafe(made).catch_unwind().instrument(span.clone());
+    let mut response = made.await.unwrap_or_else(|_| internal_error());
+    span.record("http.response.status_code", i64::from(response.status().as_u16())); // unsigned would become text
+    let permit = response.extensions_mut().remove::<RequestPermit>();
+    Ok(response.map(|body| handle.clock.send(body, permit)))
+}
+
+/// Returns the span of a request, until its response is made. A client chooses the path, so its length is limited.
+fn request_span(request: &Request<Incoming>) -> tracing::Span {
+    tracing::info_span!(
+        "http request",
+        otel.kind = "server",
+        http.request.method = known_method(request.method()),
+        url.path = first_chars(request.uri().path(), MAX_SPAN_PATH),
+        http.response.status_code = tracing::field::Empty,
+    )
+}
+
+/// Returns the method for a span; a client can choose any other one, of any length.
+fn known_method(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        _ => "_OTHER",
+    }
+}
+
+/// The response to a request that panicked.
+pub(super) fn internal_error() -> Response {
+    let text = "the request failed, which is a bug in memledger; see its log\n";
+    (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+}
+
+/// Authorizes the request and runs its route.
+async fn make_response(
+    request: Request<Incoming>,
+    handle: &ConnectionHandle,
+    security: &SecurityConfig,
+) -> Response {
     let (mut parts, body) = request.into_parts();
     let authorized = if security.generation == handle.generation || handle.peer.on_control_socket {
-        handle.access_control.authorize(&security, handle.peer, &parts).await
+        handle.access_control.authorize(security, handle.peer, &parts).await
     } else {
         // its head was half read when the rules changed
         let text = "access rules have changed since this connection was opened; reconnect\n";
         Err((StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], text).into_response())
     };
-    let mut response = match authorized {
+    match authorized {
         Ok(peer) => {
             parts.extensions.insert(peer);
             let request = Request::from_parts(parts, Body::new(body));
-            let routed = TowerToHyperService::new(handle.router).call(request);
-            match tokio::time::timeout(RESPONSE_TIMEOUT, AssertUnwindSafe(routed).catch_unwind()).await {
-                Ok(Ok(response)) => response?,
-                Ok(Err(_)) => {
-                    let text = "the request failed, which is a bug in memledger; see its log\n";
-                    (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
-                }
-                Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the response timed out\n").into_response(),
+            match TowerToHyperService::new(handle.router.clone()).call(request).await {
+                Ok(response) => response,
+                Err(never) => match never {},
             }
         }
         Err(rejection) => rejection,
-    };
-    handle.access_control.add_headers(&security, &mut response);
-    let permit = response.extensions_mut().remove::<RequestPermit>();
-    Ok(response.map(|body| handle.clock.send(body, permit)))
+    }
 }
 
 #[cfg(test)]
@@ -289,7 +335,9 @@ mod tests {
         let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
         let status =
             |path: &str| agent.get(format!("http://{address}/{path}")).call().unwrap().status().as_u16();
-        assert_eq!([status(""), status("?panic"), status("")], [200, 500, 200]);
+        let in_authorize = format!("?{}", crate::http::access_control::PANIC_OF_TEST);
+        let statuses = ["", "?panic", "", &in_authorize, ""].map(status);
+        assert_eq!(statuses, [200, 500, 200, 500, 200]);
     }
 
     #[test]

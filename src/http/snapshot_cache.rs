@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 
 use crate::clock::Timestamp;
-use crate::export::{self, prometheus};
+use crate::export::{self, json, prometheus};
 use crate::snapshot::Snapshot;
 
 /// A snapshot with its rendered forms.
@@ -15,11 +15,12 @@ pub struct RenderedSnapshot {
     snapshot: Snapshot,
     text: OnceLock<Result<Bytes, String>>,
     gzip: OnceLock<Result<Bytes, String>>,
+    json: OnceLock<Bytes>,
 }
 
 impl RenderedSnapshot {
     fn of(snapshot: Snapshot) -> Arc<Self> {
-        Arc::new(Self { snapshot, text: OnceLock::new(), gzip: OnceLock::new() })
+        Arc::new(Self { snapshot, text: OnceLock::new(), gzip: OnceLock::new(), json: OnceLock::new() })
     }
 
     /// Returns the snapshot.
@@ -49,6 +50,16 @@ impl RenderedSnapshot {
         });
         compressed.clone()
     }
+
+    /// Returns the containers as JSON, if they are rendered already.
+    pub fn cached_containers(&self) -> Option<Bytes> {
+        self.json.get().cloned()
+    }
+
+    /// Returns the containers as JSON. The first caller renders them; concurrent callers block until then.
+    pub fn containers(&self) -> Bytes {
+        self.json.get_or_init(|| format!("{:#}\n", json::containers(&self.snapshot)).into()).clone()
+    }
 }
 
 /// Why there is no snapshot to serve.
@@ -65,11 +76,19 @@ pub enum NoSnapshot {
 }
 
 /// Passes snapshots from the sampler to the routes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct SnapshotCache {
+    /// When the first snapshot began to be due.
+    created: Timestamp,
     newest: RwLock<Option<Arc<RenderedSnapshot>>>,
     /// What is still known while a cycle hangs.
     partial: RwLock<Option<Arc<RenderedSnapshot>>>,
+}
+
+impl Default for SnapshotCache {
+    fn default() -> Self {
+        Self { created: Timestamp::now(), newest: RwLock::default(), partial: RwLock::default() }
+    }
 }
 
 impl SnapshotCache {
@@ -78,12 +97,14 @@ impl SnapshotCache {
         *self.newest.write().unwrap_or_else(PoisonError::into_inner) = Some(RenderedSnapshot::of(snapshot));
     }
 
-    /// While the newest snapshot is older than `max_age`, replaces the partial one by `build`, which gets the newest one.
-    /// Removes it otherwise.
-    pub fn refresh_partial(&self, max_age: Duration, build: impl FnOnce(&Snapshot) -> Snapshot) {
+    /// While the newest snapshot is older than `max_age`, or there has been none for as long, replaces the partial one by
+    /// `build`, which gets the newest one. Removes it otherwise.
+    pub fn refresh_partial(&self, max_age: Duration, build: impl FnOnce(Option<&Snapshot>) -> Snapshot) {
         let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let stale = newest.filter(|newest| Timestamp::now().since(newest.snapshot.finished) > max_age);
-        let partial = stale.map(|stale| RenderedSnapshot::of(build(&stale.snapshot)));
+        let newest = newest.as_ref().map(|newest| &newest.snapshot);
+        let since = newest.map_or(self.created, |newest| newest.finished);
+        let is_stale = Timestamp::now().since(since) > max_age;
+        let partial = is_stale.then(|| RenderedSnapshot::of(build(newest)));
         *self.partial.write().unwrap_or_else(PoisonError::into_inner) = partial;
     }
 
@@ -106,7 +127,11 @@ impl SnapshotCache {
     ///
     /// # Errors
     /// There is none yet, or it is older than `stale_after`, because sampling hangs.
-    pub fn newest(&self, now: Timestamp, stale_after: Duration) -> Result<Arc<RenderedSnapshot>, NoSnapshot> {
+    pub(super) fn newest(
+        &self,
+        now: Timestamp,
+        stale_after: Duration,
+    ) -> Result<Arc<RenderedSnapshot>, NoSnapshot> {
         let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner).clone();
         let newest = newest.ok_or(NoSnapshot::NotYet)?;
         let age = now.since(newest.snapshot.finished);
@@ -119,20 +144,42 @@ mod tests {
     use super::*;
     use crate::series::Series;
 
+    fn empty_snapshot(finished: Timestamp) -> Snapshot {
+        Snapshot {
+            finished,
+            series: Series::default(),
+            containers: vec![],
+            running: 0,
+            gpus: vec![],
+            processes: vec![],
+        }
+    }
+
+    #[test]
+    fn partial_snapshot_needs_no_finished_cycle() {
+        let snapshot_cache = SnapshotCache::default();
+        let (now, max_age) = (snapshot_cache.created, Duration::from_secs(30));
+        let partial = || snapshot_cache.newest_or_partial(now, max_age).map(|found| found.snapshot.finished);
+        snapshot_cache.refresh_partial(Duration::from_secs(3600), |_| panic!("the first cycle is not late"));
+        assert_eq!(partial(), Err(NoSnapshot::NotYet));
+        while Timestamp::now().since(now).is_zero() {}
+        snapshot_cache.refresh_partial(Duration::ZERO, |last| {
+            assert!(last.is_none());
+            empty_snapshot(now)
+        });
+        assert_eq!(partial(), Ok(now));
+        assert_eq!(snapshot_cache.newest(now, max_age).err(), Some(NoSnapshot::NotYet), "not ready");
+        snapshot_cache.publish(empty_snapshot(now.plus(Duration::from_secs(1))));
+        assert_eq!(partial(), Ok(now.plus(Duration::from_secs(1))), "the first cycle has finished");
+    }
+
     #[test]
     fn rejects_stale_snapshots() {
         let snapshot_cache = SnapshotCache::default();
         let now = Timestamp::now();
         let max_age = Duration::from_secs(30);
         assert_eq!(snapshot_cache.newest(now, max_age).err(), Some(NoSnapshot::NotYet));
-        snapshot_cache.publish(Snapshot {
-            finished: now,
-            series: Series::default(),
-            containers: vec![],
-            running: 0,
-            gpus: vec![],
-            processes: vec![],
-        });
+        snapshot_cache.publish(empty_snapshot(now));
         assert!(snapshot_cache.newest(now.plus(max_age), max_age).is_ok());
         let late = now.plus(max_age + Duration::from_secs(1));
         assert_eq!(snapshot_cache.newest(late, max_age).err(), Some(NoSnapshot::Stale(31)));
@@ -146,20 +193,16 @@ mod tests {
         series.global(crate::catalog::HOST_MEMORY_TOTAL, [], 1024.0);
         let snapshot_cache = SnapshotCache::default();
         let now = Timestamp::now();
-        let snapshot = Snapshot {
-            finished: now,
-            series,
-            containers: vec![],
-            running: 0,
-            gpus: vec![],
-            processes: vec![],
-        };
-        snapshot_cache.publish(snapshot);
+        snapshot_cache.publish(Snapshot { series, ..empty_snapshot(now) });
         let newest = snapshot_cache.newest(now, Duration::MAX).unwrap();
         let (first, again) = (newest.text(false).unwrap(), newest.text(false).unwrap());
         assert_eq!(first.as_ptr(), again.as_ptr(), "rendered once");
         let mut plain = String::new();
         flate2::read::GzDecoder::new(&newest.text(true).unwrap()[..]).read_to_string(&mut plain).unwrap();
         assert_eq!(plain.as_bytes(), &first[..]);
+        assert_eq!(newest.cached_containers(), None);
+        let (first, again) = (newest.containers(), newest.containers());
+        assert_eq!(first.as_ptr(), again.as_ptr(), "rendered once");
+        assert_eq!(newest.cached_containers().as_ref(), Some(&first));
     }
 }

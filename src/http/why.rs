@@ -38,10 +38,10 @@ async fn respond(shared: Arc<HttpState>, name: Option<String>, headers: HeaderMa
     let answer = reading.read_ledger(move || {
         let name = name.as_deref();
         let found = ask(name, now, |query| event_reader.events(query)).map_err(|error| error.to_string())?;
-        let found = found.or_else(|| Some(nothing(running(&shared, name?)?, now)));
+        let found = found.or_else(|| Some(nothing(running(&shared, name?)?, true, None, now)));
         match found {
             Some(verdict) => body(&verdict, plain).map(Ok),
-            None => not_found(name, |query| event_reader.events(query))
+            None => not_found(name, std::iter::empty(), |query| event_reader.events(query))
                 .map(Err)
                 .map_err(|error| error.to_string()),
         }
@@ -123,7 +123,7 @@ mod tests {
         let (status, text) = get("containers/my%20train/why", "Accept", "text/plain");
         assert!(status == 200 && text.starts_with("my train (abc)\nENDED WITH AN ERROR"), "{text}");
         let (status, text) = get("containers/other/why", "Accept", "text/plain");
-        assert_eq!((status, &*text), (404, "nothing is recorded about other; known containers: my train\n"));
+        assert_eq!((status, &*text), (404, "Nothing is known about other; known containers: my train\n"));
         let (status, text) = get("why", "Accept", "text/plain");
         assert!(status == 200 && text.starts_with("my train (abc)"), "{text}");
     }

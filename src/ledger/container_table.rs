@@ -546,7 +546,8 @@ fn apply_exit(
     exit_code: Option<i64>,
     oom_flag: Option<bool>,
 ) -> Option<RunTransition> {
-    let run = known.run.as_mut()?;
+    // its start may be forgotten
+    let run = known.run.get_or_insert_default();
     if run.started.is_some_and(|started| runtime_event.at < started) {
         let same = |run: &&mut Run| {
             run.ended.is_some_and(|ended| (ended - runtime_event.at).abs() < START_TOLERANCE)

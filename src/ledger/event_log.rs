@@ -113,6 +113,7 @@ fn victim(victim: Victim) -> &'static str {
     match victim {
         Victim::Main => "main",
         Victim::Child => "child",
+        Victim::Unknown => "unknown",
     }
 }
 

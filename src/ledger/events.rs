@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::host_history::FIRST_ID;
 use crate::discover::Identity;
+pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
 
 /// The labels of a container, which the ledger keeps after its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -19,6 +21,18 @@ pub struct ContainerLabels {
     pub k8s_pod_name: Arc<str>,
     /// Name of the container; its short id if no runtime reported a name.
     pub container_name: Arc<str>,
+}
+
+impl ContainerLabels {
+    /// Returns whether `wanted` names it: `NAME`, in a pod also `POD/NAME` and `NAMESPACE/POD/NAME`.
+    pub fn matches(&self, wanted: &str) -> bool {
+        let identity = Identity {
+            k8s_namespace: Arc::clone(&self.k8s_namespace_name),
+            k8s_pod: Arc::clone(&self.k8s_pod_name),
+            name: Arc::clone(&self.container_name),
+        };
+        identity.matches_name(wanted)
+    }
 }
 
 impl From<&Identity> for ContainerLabels {
@@ -73,6 +87,8 @@ pub enum Victim {
     Main,
     /// It killed another process, for example a DataLoader worker, and the container continued.
     Child,
+    /// Nothing is left that shows it: only of kills from before a ledger, or without one.
+    Unknown,
 }
 
 /// Which memory was exhausted.
@@ -156,6 +172,14 @@ pub struct Kill {
     /// processes, as many as counted, and which was whose is not known; empty if not attributed.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub method: Arc<str>,
+    /// What the kernel logged about memory and processes at the kill; `None` if it logged none, or it cannot be shown to be
+    /// of this kill. Victims of one group kill share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<Arc<OomReport>>,
+    /// It happened before the first start of memledger, and was read from the kernel log then: no metric counts it, and no follower
+    /// gets it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub before_start: bool,
     /// Evidence in the order in which it arrived.
     pub evidence: Vec<Evidence>,
     /// Usage of the container before the kill; for a host-wide OOM also the largest memory holders.
@@ -262,6 +286,11 @@ pub struct Exit {
 }
 
 impl Exit {
+    /// Returns whether it is from no ledger, but from what the host still knows: then requests to the runtime may be forgotten.
+    pub fn is_unrecorded(&self) -> bool {
+        self.id >= FIRST_ID
+    }
+
     /// Returns the signal of the last stop request.
     pub fn asked_signal(&self) -> Option<i32> {
         self.stop_signals.last().copied().flatten()

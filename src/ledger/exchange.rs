@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::events::{ContainerLabels, ExitReason, GpuError, UsageSample};
+use super::events::{ContainerLabels, ExitReason, GpuError, Kill, UsageSample};
 use crate::attribute::Role;
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::LogEntry;
@@ -115,6 +115,8 @@ pub struct SharedState {
     xids: Mutex<KernelXids>,
     /// GPU errors, deduplicated and attributed, that become events.
     gpu_errors: Mutex<Vec<GpuError>>,
+    /// Kills from before the first start, that become events.
+    past_kills: Mutex<Vec<Kill>>,
     figures: Mutex<Option<Arc<LedgerFigures>>>,
     /// Number of commits that wrote events.
     writes: AtomicU64,
@@ -181,6 +183,22 @@ impl SharedState {
         std::mem::take(&mut *self.gpu_errors.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Returns the stamp of the kernel log's newest record at the start.
+    pub fn log_start_usec(&self) -> u64 {
+        self.log_start_usec
+    }
+
+    /// Adds kills from before the first start, and wakes the ledger.
+    pub fn add_past_kills(&self, kills: Vec<Kill>) {
+        self.past_kills.lock().unwrap_or_else(PoisonError::into_inner).extend(kills);
+        self.waker.wake();
+    }
+
+    /// Takes the added kills.
+    pub fn take_past_kills(&self) -> Vec<Kill> {
+        std::mem::take(&mut *self.past_kills.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Notes that events were written to the store.
     pub fn mark_written(&self) {
         self.writes.fetch_add(1, Ordering::Relaxed);
@@ -224,7 +242,7 @@ mod tests {
         let entry = |usec: u64| {
             let text = "NVRM: Xid (PCI:0000:66:00): 31, pid=7, name=python";
             let line = Line::of(text.as_bytes()).expect("known line");
-            LogEntry { position: LogPosition { sequence: None, usec }, line, text: text.into() }
+            LogEntry { position: LogPosition { sequence: None, usec }, line, text: text.into(), report: None }
         };
         let (now, shared_state) = (Timestamp::now(), SharedState::new(70));
         assert_eq!(shared_state.store_xids(now, vec![entry(69), entry(70), entry(71)]), []);

@@ -14,7 +14,7 @@ pub const CLOCK_TOLERANCE: f64 = 0.02;
 /// The kernel kills and counts a process at most this many seconds before it logs that.
 pub const LOG_DELAY: f64 = 0.2;
 /// Largest drift of the kernel log's clock, as a share of the elapsed time.
-const MAX_DRIFT: f64 = 1e-4;
+pub const MAX_DRIFT: f64 = 1e-4;
 
 /// A span of Unix time, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -13,6 +13,7 @@
 //! | `reconcile/` | pure: how many kills there were, whose they were, whether they ended the container, and why it exited |
 //! | `totals.rs` | the counters, which never decrease |
 //! | `writer.rs`, `store`, `followers.rs` | commits the results; after that, the log and `--events.file` |
+//! | `host_history` | the same for the past that no ledger has: from the kernel log and the runtimes, as far as they reach |
 //! | `why` | the verdict that `memledger why` shows |
 
 mod run_peaks;
@@ -26,10 +27,12 @@ mod usage_history;
 pub mod service;
 mod kmsg_reader;
 mod reconcile;
+pub use reconcile::{LoggedKill, LoggedKills};
 mod container_table;
 mod run;
 mod event_log;
 mod followers;
+pub mod host_history;
 pub mod store;
 mod totals;
 pub mod why;
@@ -170,17 +173,9 @@ impl Ledger {
         }
         let mut host_memory = (None, None);
         for row in series.rows() {
-            let sample = || containers.get(row.container as usize)?.sample;
             match row.family {
                 FamilyId::HOST_MEMORY_TOTAL => host_memory.0 = Some(row.value as u64),
                 FamilyId::HOST_MEMORY_AVAILABLE => host_memory.1 = Some(row.value as u64),
-                FamilyId::CONTAINER_SHM_USED | FamilyId::CONTAINER_SHM_SIZE => {
-                    let Some(mut sample) = sample() else { continue };
-                    let used = row.family == FamilyId::CONTAINER_SHM_USED;
-                    let field = if used { &mut sample.shm_used_bytes } else { &mut sample.shm_size_bytes };
-                    *field = Some(row.value as u64);
-                    containers[row.container as usize].sample = Some(sample);
-                }
                 _ => {}
             }
         }
@@ -195,6 +190,7 @@ impl Ledger {
 
 fn sample(now: Timestamp, cycle_data: &CycleData, number: usize) -> Option<UsageSample> {
     let memory = cycle_data.memory.get(number)?.as_ref()?;
+    let (shm_used_bytes, shm_size_bytes) = cycle_data.shm.get(number).copied().flatten().unzip();
     Some(UsageSample {
         at: now.unix_seconds(),
         usage_bytes: memory.usage,
@@ -204,8 +200,8 @@ fn sample(now: Timestamp, cycle_data: &CycleData, number: usize) -> Option<Usage
         file_bytes: memory.file,
         limit_bytes: memory.limit,
         effective_limit_bytes: memory.effective_limit,
-        shm_used_bytes: None,
-        shm_size_bytes: None,
+        shm_used_bytes,
+        shm_size_bytes,
     })
 }
 
@@ -301,5 +297,21 @@ fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series)
     }
     if let Some(code) = figures.last_exit_code {
         series.container(CONTAINER_LAST_EXIT_CODE, number, [], code as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sample_has_the_shared_memory_of_its_container() {
+        let memory = vec![Some(crate::collect::cgroup::ContainerMemory::default()); 2];
+        let cycle_data = CycleData { memory, shm: vec![None, Some((60, 64))], ..CycleData::default() };
+        let shm = |number| {
+            let sample = sample(Timestamp::now(), &cycle_data, number).unwrap();
+            (sample.shm_used_bytes, sample.shm_size_bytes)
+        };
+        assert_eq!([shm(0), shm(1)], [(None, None), (Some(60), Some(64))]);
     }
 }

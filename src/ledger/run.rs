@@ -48,6 +48,9 @@ pub struct Run {
     /// Which memory was exhausted when the first process was OOM-killed.
     #[serde(default)]
     pub ended_by: Option<OomScope>,
+    /// Unix time and scope of the last kill of a child that may have ended the run: no exit was reported in time.
+    #[serde(default)]
+    pub possible_end: Option<(f64, OomScope)>,
     /// Unix time at which the host was restarted: the run began before that, and no exit before that is reported.
     #[serde(default)]
     pub host_restart: Option<f64>,

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
+use super::events::{Kill, KillOwner, LedgerEvent};
 use super::exchange::{LedgerFigures, SharedState};
+use super::host_history;
 use super::kmsg_reader::KmsgReader;
 use super::reconcile::{Reconciler, ReconcilerConfig};
 use super::store::{EventReader, StoreError};
@@ -31,6 +33,8 @@ use crate::host::panics::run_essential;
 const PENDING_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest interval between reads of syslog(2) and of the kernel's counter, also with a longer sampling interval.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Shortest interval between reads of the cgroups' counters because of notifications.
+const SWEEP_DELAY: Duration = Duration::from_millis(50);
 /// Delay before a source that failed is opened again.
 const REOPEN_DELAY: Duration = Duration::from_secs(10);
 /// Minimum time between two warnings that the kernel log was overwritten.
@@ -56,6 +60,8 @@ pub struct LedgerService {
     last_sweep: Option<Timestamp>,
     last_publish: Option<Timestamp>,
     interval: Duration,
+    /// For a new ledger: the configuration with which the time before it is read.
+    past: Option<Box<Config>>,
 }
 
 /// A handle that stops the thread.
@@ -86,6 +92,7 @@ impl LedgerService {
     pub fn open(config: &Config) -> Result<Self, StoreError> {
         let now = Timestamp::now();
         let (writer, stored) = LedgerWriter::open(&config.state, now)?;
+        let is_new = stored.accounting.is_none() && writer.has_counts();
         let boot_id = config.host_paths.boot_id().unwrap_or_default();
         let reconciler_config = ReconcilerConfig {
             boot_id: boot_id.into(),
@@ -116,6 +123,7 @@ impl LedgerService {
             last_sweep: None,
             last_publish: None,
             interval: config.sample_interval,
+            past: is_new.then(|| Box::new(config.clone())),
         })
     }
 
@@ -155,6 +163,9 @@ impl LedgerService {
     /// The thread cannot be created.
     pub fn start(mut self, sources: Vec<Arc<RuntimeState>>) -> std::io::Result<ServiceHandle> {
         self.sources = sources;
+        if let Some(config) = self.past.take() {
+            read_past(config, Arc::clone(&self.shared_state))?;
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let (thread_stop, shared_state) = (Arc::clone(&stop), Arc::clone(&self.shared_state));
         let body = move || {
@@ -192,7 +203,10 @@ impl LedgerService {
         }
         self.shared_state.waker.reset();
         if self.counters.as_ref().is_some_and(CgroupCounters::take_notifications) {
-            self.last_sweep = None; // at once: the cgroup may be gone soon
+            // at once, because the cgroup may be gone soon; but a container at its limit sends hundreds in a second
+            let since_last = self.last_sweep.map_or(SWEEP_DELAY, |at| Timestamp::now().since(at));
+            std::thread::park_timeout(SWEEP_DELAY.saturating_sub(since_last));
+            self.last_sweep = None;
         }
     }
 
@@ -215,8 +229,9 @@ impl LedgerService {
             self.read_log(now);
         }
         let counted = self.counter.as_mut().and_then(|counter| counter.read().ok());
-        self.reconciler.apply_vmstat(now, counted);
+        self.reconciler.apply_vmstat(Timestamp::now(), counted);
         self.reconciler.add_gpu_errors(self.shared_state.take_gpu_errors());
+        self.reconciler.add_past_kills(self.shared_state.take_past_kills());
         let has_changes = self.writer.write(now, &mut self.reconciler, &self.shared_state);
         if has_changes || self.last_publish.is_none_or(|at| now.since(at) >= self.interval) {
             self.last_publish = Some(now);
@@ -291,9 +306,6 @@ impl LedgerService {
         if self.log.is_none() {
             self.log_failed = Some(now);
         }
-        if let Some(counters) = &mut self.counters {
-            counters.watch(self.log.is_none());
-        }
     }
 
     /// Reads the cgroups' OOM counters if that is due. Returns true if it was.
@@ -303,6 +315,7 @@ impl LedgerService {
             return false;
         }
         let Some(counters) = &mut self.counters else { return false };
+        counters.watch(self.log.is_none());
         self.last_sweep = Some(now);
         let (readings, outcome) = counters.sweep(now);
         if let (Err(error), true) = (&outcome, self.counters_up) {
@@ -313,7 +326,7 @@ impl LedgerService {
         }
         self.counters_up = outcome.is_ok();
         let hierarchical = counters.hierarchical();
-        self.reconciler.apply_cgroup_counters(now, &readings, hierarchical);
+        self.reconciler.apply_cgroup_counters(now, Timestamp::now(), &readings, hierarchical);
         true
     }
 
@@ -339,6 +352,49 @@ impl LedgerService {
     }
 }
 
+/// Reads the OOM kills that happened in this boot before the ledger began, on a thread of its own: the runtimes may take two
+/// seconds, and the ledger must not miss a kill meanwhile. A kill just before the begin is added later, when its evidence is
+/// complete.
+fn read_past(config: Box<Config>, shared_state: Arc<SharedState>) -> std::io::Result<()> {
+    let body = move || {
+        let start_usec = shared_state.log_start_usec();
+        let first = host_history::read(&config, Timestamp::now(), None, &[]).events;
+        let (settled, open) = past_kills(&first, start_usec);
+        let added: HashSet<u64> = settled.iter().map(|kill| kill.id).collect();
+        shared_state.add_past_kills(settled);
+        if open.is_empty() {
+            return;
+        }
+        let began = Timestamp::now();
+        let wait = Duration::from_secs_f64(host_history::SETTLED_AFTER);
+        while Timestamp::now().since(began) < wait {
+            std::thread::park_timeout(wait.saturating_sub(Timestamp::now().since(began)));
+        }
+        // with the names of the first read: a container may be gone by now
+        let second = host_history::read(&config, Timestamp::now(), None, &first).events;
+        let (mut settled, _) = past_kills(&second, start_usec);
+        settled.retain(|kill| !added.contains(&kill.id));
+        shared_state.add_past_kills(settled);
+    };
+    std::thread::Builder::new().name("past-kills".into()).spawn(body).map(drop)
+}
+
+/// Returns the kills whose records are not newer than this stamp: the settled ones, and those whose evidence may still arrive.
+/// Later ones are read by the ledger itself.
+fn past_kills(events: &[LedgerEvent], start_usec: u64) -> (Vec<Kill>, Vec<Kill>) {
+    let kills = events.iter().filter_map(|event| match event {
+        LedgerEvent::OomKill(kill) => {
+            kill.kernel_usec.is_some_and(|usec| usec <= start_usec).then(|| kill.clone())
+        }
+        LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) => None,
+    });
+    kills.partition(|kill| match kill.owner {
+        KillOwner::Open => false,
+        KillOwner::Container(_) => kill.victim.is_some(),
+        KillOwner::Host | KillOwner::Unattributed => true,
+    })
+}
+
 /// Returns whether any runtime is connected; `None` if none ever was.
 fn runtimes_up(connections: impl IntoIterator<Item = ConnectionState>) -> Option<bool> {
     let known =
@@ -346,7 +402,8 @@ fn runtimes_up(connections: impl IntoIterator<Item = ConnectionState>) -> Option
     known.map(|it| it == ConnectionState::Up).reduce(|one, other| one || other)
 }
 
-fn log_backends(log_choice: KernelLogChoice) -> &'static [LogBackend] {
+/// Returns the backends to try, in order.
+pub(super) fn log_backends(log_choice: KernelLogChoice) -> &'static [LogBackend] {
     match log_choice {
         KernelLogChoice::Auto => &[LogBackend::Device, LogBackend::Syslog],
         KernelLogChoice::Device => &[LogBackend::Device],
@@ -378,6 +435,18 @@ fn keep_names(runtime_events: Vec<RuntimeEvent>) -> Vec<RuntimeEvent> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn past_kill_waits_until_it_is_settled() {
+        let kill = |usec: u64, owner: KillOwner| {
+            LedgerEvent::OomKill(Kill { id: usec, kernel_usec: Some(usec), owner, ..Kill::unknown() })
+        };
+        let owners = [KillOwner::Host, KillOwner::Open, KillOwner::Unattributed, KillOwner::Host];
+        let events: Vec<_> = std::iter::zip(1.., owners).map(|(usec, owner)| kill(usec, owner)).collect();
+        let ids = |kills: Vec<Kill>| kills.iter().map(|kill| kill.id).collect::<Vec<_>>();
+        let (settled, open) = past_kills(&events, 3);
+        assert_eq!((ids(settled), ids(open)), (vec![1, 3], vec![2]));
+    }
 
     #[test]
     fn runtime_that_was_never_present_is_neither_up_nor_down() {

@@ -1,8 +1,10 @@
-//! Reads a victim's /proc entry and its cgroup's limit while both still exist, which is for some milliseconds.
+//! Reads a victim's /proc entry and its cgroup's limit while both still exist, which is for some milliseconds; and after a kill
+//! on the host, in which containers the largest processes are that still run.
 //!
-//! Only `comm` and `cgroup` are read, because they do not delay the release of the victim's memory; other files do,
-//! which can make the kernel kill a second process (docs/decisions/0017).
+//! Of a victim, only `comm` and `cgroup` are read, because they do not delay the release of its memory; other files do, which
+//! can make the kernel kill a second process (docs/decisions/0017).
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::interval::Interval;
@@ -12,8 +14,9 @@ use crate::collect::cgroup_namespace::CgroupNamespace;
 use crate::collect::kernel_log::LogEntry;
 use crate::discover::{Hierarchy, Version};
 use crate::host::{Dir, HostPaths};
+use crate::parse::kernel_log::report::OomReport;
 use crate::parse::kernel_log::{Killed, Line};
-use crate::parse::process::cgroup_path;
+use crate::parse::process::{Stat, cgroup_path};
 
 /// A pid belongs to another process by then: pids are reused within minutes. The start time of a process would show
 /// that, but reading it delays the release of a victim's memory.
@@ -56,6 +59,11 @@ impl VictimProbe {
                         proc_info = self.proc_info(killed);
                     }
                     proc_info.limit_bytes = self.limit_cgroup.take().and_then(|path| self.limit(&path));
+                    if let Some(report) =
+                        entry.report.as_deref().filter(|report| report.host && self.host_pids)
+                    {
+                        proc_info.report_cgroups = self.report_cgroups(report, killed.pid, &written);
+                    }
                 }
                 Line::Invoked => self.limit_cgroup = None,
                 Line::Group { .. } | Line::Xid(_) => {}
@@ -79,22 +87,41 @@ impl VictimProbe {
         }
         let mut buffer = Vec::new();
         let Ok(dir) = Dir::open(&self.host_paths.process(victim.pid)) else { return ProcInfo::default() };
-        let read = |name, buffer: &mut Vec<u8>| dir.file(name)?.read_once(buffer).map(<[u8]>::to_vec);
         // the pid may have been reused
-        let comm = read("comm", &mut buffer).unwrap_or_default();
+        let comm =
+            dir.file("comm").and_then(|file| Ok(file.read_once(&mut buffer)?.to_vec())).unwrap_or_default();
         if crate::parse::printable(comm.strip_suffix(b"\n").unwrap_or(&comm)) != victim.process {
             return ProcInfo::default();
         }
-        let v1 = self.hierarchy.as_ref().is_some_and(|(_, v1)| *v1);
-        let cgroup = read("cgroup", &mut buffer).ok().and_then(|text| {
-            let path = String::from_utf8(cgroup_path(&text, v1)?.to_vec()).ok()?;
-            let named = crate::parse::container_id::in_path(&path).next().is_some();
-            match self.namespace.absolute(&path) {
-                Some(path) => (path != "/").then_some(path), // an exiting process is shown in the root
-                None => named.then_some(path), // in an unknown namespace only container ids are reliable
-            }
+        ProcInfo { cgroup: self.cgroup(&dir), ..ProcInfo::default() }
+    }
+
+    /// Returns the cgroup paths of the largest processes of a report that still run, without the victim.
+    fn report_cgroups(&self, report: &OomReport, victim: u32, written: &Interval) -> BTreeMap<u32, String> {
+        let Ok(booted_at) = self.host_paths.boot_time() else { return BTreeMap::new() };
+        let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
+        let pids = report.processes.iter().take(OomReport::MAX_PROCESSES).filter_map(|row| {
+            let pid = row.tgid.unwrap_or(row.pid);
+            let dir = Dir::open(&self.host_paths.process(pid)).ok().filter(|_| pid != victim)?;
+            let stat = Stat::parse(dir.file("stat").ok()?.read_once(&mut Vec::new()).ok()?)?;
+            let started = booted_at as f64 + stat.start_ticks as f64 / ticks_per_second;
+            let is_same = crate::parse::printable(&stat.comm) == row.process && started <= written.latest;
+            Some((pid, self.cgroup(&dir).filter(|_| is_same)?))
         });
-        ProcInfo { cgroup, ..ProcInfo::default() }
+        pids.collect()
+    }
+
+    /// Returns the cgroup path of a process.
+    fn cgroup(&self, dir: &Dir) -> Option<String> {
+        let v1 = self.hierarchy.as_ref().is_some_and(|(_, v1)| *v1);
+        let mut buffer = Vec::new();
+        let text = dir.file("cgroup").ok()?.read_once(&mut buffer).ok()?;
+        let path = String::from_utf8(cgroup_path(text, v1)?.to_vec()).ok()?;
+        let named = crate::parse::container_id::in_path(&path).next().is_some();
+        match self.namespace.absolute(&path) {
+            Some(path) => (path != "/").then_some(path), // an exiting process is shown in the root
+            None => named.then_some(path), // in an unknown namespace only container ids are reliable
+        }
     }
 }
 
@@ -103,6 +130,7 @@ mod tests {
     use super::*;
     use crate::collect::kernel_log::LogPosition;
     use crate::parse::kernel_log::OomContext;
+    use crate::parse::kernel_log::report::ReportProcess;
 
     const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
@@ -124,7 +152,7 @@ mod tests {
     }
 
     fn entry(line: Line) -> LogEntry {
-        LogEntry { position: LogPosition::default(), line, text: "".into() }
+        LogEntry { position: LogPosition::default(), line, text: "".into(), report: None }
     }
 
     fn killed() -> LogEntry {
@@ -141,6 +169,40 @@ mod tests {
         };
         assert_eq!(cgroup(1.0), Some(format!("/docker/{ID}")));
         assert_eq!(cgroup(3_600.0), None, "its pid belongs to another process now");
+    }
+
+    #[test]
+    fn processes_of_a_report_on_the_host_have_their_cgroups_while_they_run() {
+        let (root, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
+        let mut probe = probe(root.path());
+        let process = |pid: u32, comm: &str, uptime: u64| {
+            let folder = root.path().join(format!("proc/{pid}"));
+            std::fs::create_dir_all(&folder).unwrap();
+            let ticks = uptime * rustix::param::clock_ticks_per_second();
+            let stat = format!("{pid} ({comm}) S 1 {}{ticks} 0\n", "0 ".repeat(17));
+            std::fs::write(folder.join("stat"), stat).unwrap();
+            std::fs::write(folder.join("cgroup"), format!("0::/docker/{ID}\n")).unwrap();
+        };
+        let booted_at = now.unix_whole_seconds() - 1_000;
+        std::fs::write(root.path().join("proc/stat"), format!("btime {booted_at}\n")).unwrap();
+        let killed_at = Interval::at(booted_at as f64 + 900.0);
+        process(7, "python", 100);
+        process(8, "python", 899);
+        process(9, "python", 901);
+        process(10, "another", 100);
+        let rows = [7, 8, 9, 10, 11].map(|pid| ReportProcess {
+            pid,
+            process: "python".into(),
+            ..ReportProcess::default()
+        });
+        let mut cgroups = |host| {
+            let report = OomReport { host, processes: rows.to_vec(), ..OomReport::default() };
+            let entry = LogEntry { report: Some(report.into()), ..killed() };
+            let info = &probe.probe(now, vec![(entry, killed_at)])[0].proc_info;
+            info.report_cgroups.clone().into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(cgroups(true), [(8, format!("/docker/{ID}"))], "not the victim, nor those of reused pids");
+        assert_eq!(cgroups(false), []);
     }
 
     #[test]

@@ -201,7 +201,8 @@ impl LedgerWriter {
     fn try_commit(&mut self, now: Timestamp, reconciler: &mut Reconciler) -> Result<(), StoreError> {
         let store = Arc::clone(&self.store);
         let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = store.commit(&self.pending);
+        let span = tracing::info_span!("ledger transaction", events = self.pending.events.len() as i64);
+        let outcome = span.in_scope(|| store.commit(&self.pending));
         if !store.is_damaged() {
             return outcome;
         }

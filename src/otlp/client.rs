@@ -68,6 +68,7 @@ impl OtlpClient {
                 let path = PathAndQuery::from_static(match self.signal {
                     OtlpSignal::Metrics => "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
                     OtlpSignal::Logs => "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+                    OtlpSignal::Traces => "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
                 });
                 let headers: HeaderMap = self.target.headers.iter().cloned().collect();
                 let mut request = tonic::Request::from_parts(
@@ -126,11 +127,13 @@ async fn send_http(
     let response = sender.send_request(request).await.map_err(|error| error_chain(&error))?;
     let (parts, body) = response.into_parts();
     let body = match Limited::new(body, MAX_RESPONSE_BYTES).collect().await {
-        Ok(body) => body,
-        Err(error) if parts.status.is_success() && error.is::<LengthLimitError>() => return Ok(too_long()),
-        Err(error) => return Err(error_chain(&*error)),
+        Ok(body) => body.to_bytes(),
+        Err(error) if !error.is::<LengthLimitError>() => return Err(error_chain(&*error)),
+        Err(_) if parts.status.is_success() => return Ok(too_long()),
+        // an error needs no body: its status decides
+        Err(_) => Bytes::new(),
     };
-    Ok(from_http(parts.status, &parts.headers, &body.to_bytes(), Timestamp::now().unix_seconds()))
+    Ok(from_http(parts.status, &parts.headers, &body, Timestamp::now().unix_seconds()))
 }
 
 /// A codec without encoding: requests are encoded, and responses decoded, elsewhere.
@@ -168,5 +171,58 @@ impl Decoder for Raw {
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
         Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::config::otlp::OtlpEndpoint;
+    use crate::otlp::response::RejectKind;
+
+    /// Returns the result of a request whose response has this status, and a body of this length.
+    async fn result(status: &str, length: usize) -> Result<ExportResult, String> {
+        let (client, mut server) = tokio::io::duplex(1 << 20);
+        let (mut sender, driver) = http1::handshake(hyper_util::rt::TokioIo::new(client))
+            .await
+            .map_err(|error| error.to_string())?;
+        tokio::spawn(driver);
+        let head = format!("HTTP/1.1 {status}\r\nRetry-After: 7\r\nContent-Length: {length}\r\n\r\n");
+        tokio::spawn(async move {
+            let mut seen = vec![];
+            while !seen.ends_with(b"\r\n\r\nbody") {
+                assert!(server.read_buf(&mut seen).await.unwrap() > 0);
+            }
+            server.write_all(head.as_bytes()).await.unwrap();
+            server.write_all(&vec![b'x'; length]).await.unwrap();
+        });
+        let target = OtlpTarget {
+            endpoint: OtlpEndpoint { tls: false, host: "a".into(), port: 1, path: "/v1/metrics".into() },
+            grpc: false,
+            headers: vec![],
+            gzip: false,
+            timeout: std::time::Duration::from_secs(60),
+            certificate: None,
+            client: None,
+        };
+        send_http(&mut sender, &target, Bytes::from_static(b"body")).await
+    }
+
+    #[tokio::test]
+    async fn status_decides_about_errors_with_long_bodies() {
+        let long = 2 * MAX_RESPONSE_BYTES;
+        for (status, wanted) in [("400", RejectKind::Content), ("404", RejectKind::Other)] {
+            let found = result(status, long).await;
+            assert!(
+                matches!(&found, Ok(ExportResult::Rejected { kind, .. }) if *kind == wanted),
+                "{status}: {found:?}"
+            );
+        }
+        let busy = result("503", long).await;
+        let after = Some(std::time::Duration::from_secs(7));
+        assert!(matches!(&busy, Ok(ExportResult::Retry { after: found, .. }) if *found == after), "{busy:?}");
+        assert_eq!(result("200", long).await, Ok(too_long()));
     }
 }

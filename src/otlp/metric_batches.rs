@@ -15,8 +15,8 @@ use prost::Message;
 
 use super::encoding::{MAX_BYTES, text};
 use super::resource::scope;
-use super::temporality::{CounterOrigin, CounterStates, Origins, PendingPoint, counter_origin};
-use crate::catalog::{FamilyId, MetricKind};
+use super::temporality::{CounterStates, Origins, PendingPoint};
+use crate::catalog::{CounterOrigin, FamilyId, MetricKind};
 use crate::export::otlp_naming;
 use crate::export::prometheus::each_label;
 use crate::series::{NONE, Row};
@@ -109,7 +109,7 @@ impl<'a> MetricBatches<'a> {
         if row.family.desc().kind != MetricKind::Counter {
             return (point, None);
         }
-        let origin = match counter_origin(row.family) {
+        let origin = match row.family.desc().origin {
             CounterOrigin::Memledger => self.origins.memledger,
             CounterOrigin::Boot => self.origins.boot,
             CounterOrigin::Ledger => self.origins.ledger,

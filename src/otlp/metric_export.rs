@@ -1,4 +1,4 @@
-//! Exports the newest snapshot once per interval, in as many requests as needed.
+//! Exports the newest snapshot once per interval, in as many requests as needed; while a cycle hangs, the partial one.
 //!
 //! Points that were not accepted when the next export is due are dropped and counted; newer values follow. A dead endpoint thus
 //! costs the memory of one batch. Counters lose nothing by that.
@@ -31,8 +31,8 @@ pub async fn run(
         let started = Timestamp::now();
         let due = started.plus(interval);
         let is_stopping = exporter.is_stopping();
-        let newest = context.snapshot_cache.newest(started, context.stale_after).ok();
-        // the same snapshot again would add nothing: sampling is slower than the exports, or hangs
+        let newest = context.snapshot_cache.newest_or_partial(started, context.stale_after).ok();
+        // the same snapshot again would add nothing: sampling is slower than the exports
         let newer = newest.filter(|newest| last != Some(newest.snapshot().finished));
         if let Some(newest) = &newer {
             last = Some(newest.snapshot().finished);
@@ -91,5 +91,69 @@ async fn export(
     counters.trim();
     if is_accepted {
         exporter.mark_healthy();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::collect::otlp_stats::{OtlpSignal, OtlpStats};
+    use crate::config::otlp::{OtlpEndpoint, OtlpTarget};
+    use crate::http::SnapshotCache;
+    use crate::series::Series;
+    use crate::snapshot::Snapshot;
+
+    #[test]
+    fn exports_the_partial_snapshot_while_a_cycle_hangs() {
+        let snapshot_cache = Arc::new(SnapshotCache::default());
+        let now = Timestamp::now();
+        while Timestamp::now().since(now).is_zero() {}
+        snapshot_cache.refresh_partial(Duration::ZERO, |_| {
+            let mut series = Series::default();
+            series.global(crate::catalog::HOST_OOM_KILLS, [], 3.0);
+            Snapshot {
+                finished: now,
+                series,
+                containers: vec![],
+                running: 0,
+                gpus: vec![],
+                processes: vec![],
+            }
+        });
+        let otlp_stats = Arc::new(OtlpStats::default());
+        let context = OtlpContext {
+            snapshot_cache,
+            stale_after: Duration::from_secs(30),
+            shared_state: Arc::default(),
+            event_reader: None,
+            cursor_name: String::new(),
+            acknowledged: 0.into(),
+            resource: super::super::Resource::default(),
+            origins: super::super::Origins::default(),
+            otlp_stats: Arc::clone(&otlp_stats),
+            spans: None,
+        };
+        let endpoint = OtlpEndpoint { tls: false, host: "127.0.0.1".into(), port: 1, path: "/".into() };
+        let target = OtlpTarget {
+            endpoint,
+            grpc: false,
+            headers: vec![],
+            gzip: false,
+            timeout: Duration::from_secs(1),
+            certificate: None,
+            client: None,
+        };
+        // the time for the last export is over, so its points count as lost without an attempt
+        let (_sender, stop) = watch::channel(Some(now));
+        let exporter =
+            RetryingExporter::new(OtlpSignal::Metrics, Arc::new(target), Arc::clone(&otlp_stats), stop);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(run(&context, exporter, Duration::from_secs(60), CounterStates::default()));
+        let mut series = Series::default();
+        otlp_stats.write(&mut series);
+        let lost = series.rows().iter().filter(|row| row.family == crate::catalog::OTLP_LOST.id);
+        assert_eq!(lost.map(|row| row.value).sum::<f64>(), 1.0);
     }
 }

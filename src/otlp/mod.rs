@@ -1,7 +1,7 @@
-//! Exports metrics and events over OTLP, if an endpoint is configured.
+//! Exports metrics, events and traces of memledger's own work over OTLP, if an endpoint is configured.
 //!
 //! One thread with its own tokio runtime: neither a cycle nor a scrape ever waits for an endpoint, and without one there is no
-//! thread. Metrics and events are independent tasks, so neither waits for the other.
+//! thread. The signals are independent tasks, so none waits for another.
 //!
 //! The messages are those of `opentelemetry-proto`, filled from the catalog and not by the SDK's instruments, for the reasons in
 //! docs/decisions/0019. The export of a large host is split into several requests, made one after the other: only one is in
@@ -23,6 +23,7 @@ mod metric_batches;
 mod metric_export;
 mod resource;
 mod temporality;
+pub mod traces;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -40,6 +41,7 @@ pub use resource::{ResourceInfo, resource};
 use response::ExportResult;
 use retry::{RetryingExporter, Stop};
 pub use temporality::{CounterStates, Origins, PendingPoint};
+use traces::SpanQueue;
 
 use crate::clock::Timestamp;
 pub use crate::collect::otlp_stats::{OtlpSignal, OtlpStats};
@@ -75,6 +77,8 @@ pub struct OtlpContext {
     pub origins: Origins,
     /// Counts exported and lost items.
     pub otlp_stats: Arc<OtlpStats>,
+    /// Spans to export; `None` without traces.
+    pub spans: Option<SpanQueue>,
 }
 
 /// Returns the name of the cursor of the endpoint of log records in the ledger: its address, and a checksum (FNV-1a) of the path, which may be
@@ -152,7 +156,12 @@ fn run(settings: &OtlpSettings, context: &OtlpContext, stop: &Stop) -> std::io::
             event_consumer::run(context, exporter(OtlpSignal::Logs, target), event_reader).await;
         }
     });
-    runtime.block_on(futures_util::future::join(metrics, logs));
+    let traces = guarded(OtlpSignal::Traces, stop, RESTART_DELAY, async || {
+        if let (Some(target), Some(spans)) = (&settings.traces, &context.spans) {
+            traces::run(context, exporter(OtlpSignal::Traces, target), spans).await;
+        }
+    });
+    runtime.block_on(futures_util::future::join3(metrics, logs, traces));
     runtime.shutdown_background(); // a DNS lookup may hang
     Ok(())
 }
@@ -171,7 +180,8 @@ async fn guarded(signal: OtlpSignal, stop: &Stop, delay: Duration, run: impl Asy
 /// Permits for work that can block: the ledger's, and the files of each signal. A file system that hangs thus blocks one thread
 /// each and no more.
 static LEDGER_PERMIT: Semaphore = Semaphore::const_new(1);
-static FILE_PERMITS: [Semaphore; 2] = [const { Semaphore::const_new(1) }; 2];
+static FILE_PERMITS: [Semaphore; OtlpSignal::ALL.len()] =
+    [const { Semaphore::const_new(1) }; OtlpSignal::ALL.len()];
 
 /// Runs work that can block outside of the executor, which metrics and events share.
 async fn run_blocking<T: Send + 'static>(

@@ -11,8 +11,6 @@
 
 use std::collections::HashMap;
 
-use crate::catalog::FamilyId;
-
 /// Most counters that are remembered; the ones that were absent longest are removed first.
 const MAX_COUNTERS: usize = 100_000;
 
@@ -25,48 +23,6 @@ pub struct Origins {
     pub boot: u64,
     /// The ledger's first start.
     pub ledger: u64,
-}
-
-/// The event that set a counter to zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CounterOrigin {
-    /// memledger's start.
-    Memledger,
-    /// The machine's boot; counters of drivers start after it.
-    Boot,
-    /// The start of its container.
-    Container,
-    /// The ledger's first start: restarts do not reset it.
-    Ledger,
-    /// The device was made: boots do not reset it, and the time is unknown.
-    Device,
-}
-
-/// Returns what set the counters of a family to zero.
-pub fn counter_origin(family: FamilyId) -> CounterOrigin {
-    match family {
-        FamilyId::HOST_OOM_KILLS
-        | FamilyId::HOST_PROCESS_OOM_KILLS
-        | FamilyId::OOM_UNATTRIBUTED
-        | FamilyId::OOM_KILLS_WITHOUT_RECORD
-        | FamilyId::OOM_DUPLICATE_LINES
-        | FamilyId::CONTAINER_OOM_KILLS
-        | FamilyId::CONTAINER_EXITS
-        | FamilyId::CONTAINER_RESTARTS => CounterOrigin::Ledger,
-        FamilyId::GPU_ECC_ERRORS => CounterOrigin::Device,
-        FamilyId::HOST_PRESSURE_WAITING
-        | FamilyId::HOST_PRESSURE_STALLED
-        | FamilyId::GPU_ENERGY
-        | FamilyId::GPU_PCIE_REPLAYS
-        | FamilyId::GPU_NVLINK_ERRORS => CounterOrigin::Boot,
-        FamilyId::CONTAINER_PRESSURE_WAITING
-        | FamilyId::CONTAINER_PRESSURE_STALLED
-        | FamilyId::CONTAINER_TORCH_OOMS
-        | FamilyId::CONTAINER_TORCH_RETRIES
-        | FamilyId::CONTAINER_STEPS
-        | FamilyId::CONTAINER_SAMPLES => CounterOrigin::Container,
-        _ => CounterOrigin::Memledger,
-    }
 }
 
 /// The last accepted point of a counter.
@@ -121,6 +77,7 @@ impl CounterStates {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalog::{CounterOrigin, FamilyId};
 
     #[test]
     fn sum_keeps_its_start_until_it_decreases() {
@@ -144,7 +101,7 @@ mod tests {
 
     #[test]
     fn device_counters_have_no_start() {
-        assert_eq!(counter_origin(FamilyId::GPU_ECC_ERRORS), CounterOrigin::Device);
+        assert_eq!(FamilyId::GPU_ECC_ERRORS.desc().origin, CounterOrigin::Device);
         assert_eq!(CounterStates::default().start(1, 5.0, 100, 0).0, 0, "0 means unknown");
     }
 

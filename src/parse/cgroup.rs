@@ -21,6 +21,12 @@ pub struct StatV2 {
     pub slab_reclaimable: Option<u64>,
     pub slab_unreclaimable: Option<u64>,
     pub inactive_file: Option<u64>,
+    /// A count.
+    pub pgmajfault: Option<u64>,
+    /// Pages, since 5.9.
+    pub workingset_refault_anon: Option<u64>,
+    /// Pages, since 5.9.
+    pub workingset_refault_file: Option<u64>,
 }
 
 impl StatV2 {
@@ -41,6 +47,9 @@ impl StatV2 {
                 b"slab_reclaimable" => &mut stat.slab_reclaimable,
                 b"slab_unreclaimable" => &mut stat.slab_unreclaimable,
                 b"inactive_file" => &mut stat.inactive_file,
+                b"pgmajfault" => &mut stat.pgmajfault,
+                b"workingset_refault_anon" => &mut stat.workingset_refault_anon,
+                b"workingset_refault_file" => &mut stat.workingset_refault_file,
                 _ => continue,
             };
             *field = Some(value);
@@ -59,6 +68,8 @@ pub struct StatV1 {
     pub total_inactive_file: Option<u64>,
     /// Only with swap accounting.
     pub total_swap: Option<u64>,
+    /// A count.
+    pub total_pgmajfault: Option<u64>,
 }
 
 impl StatV1 {
@@ -72,12 +83,24 @@ impl StatV1 {
                 b"total_shmem" => &mut stat.total_shmem,
                 b"total_inactive_file" => &mut stat.total_inactive_file,
                 b"total_swap" => &mut stat.total_swap,
+                b"total_pgmajfault" => &mut stat.total_pgmajfault,
                 _ => continue,
             };
             *field = Some(value);
         }
         stat
     }
+}
+
+/// Returns the values of these keys of a keyed file, such as `cpu.stat` or `memory.events`; `None` for a missing one.
+pub fn values<const N: usize>(text: &[u8], keys: [&[u8]; N]) -> [Option<u64>; N] {
+    let mut values = [None; N];
+    for (key, value) in keyed(text) {
+        if let Some(at) = keys.iter().position(|wanted| *wanted == key) {
+            values[at] = Some(value);
+        }
+    }
+    values
 }
 
 /// Parses a limit: the inner `None` means unlimited, the outer one invalid text.
@@ -98,22 +121,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reads_every_line_among_others(values: [Option<u64>; 12], other in "[a-z_]{1,12}[0-9]") {
+        fn reads_every_line_among_others(values: [Option<u64>; 15], other in "[a-z_]{1,12}[0-9]") {
             let keys = ["anon", "file", "shmem", "kernel", "kernel_stack", "pagetables", "percpu", "sock", "slab",
-                "slab_reclaimable", "slab_unreclaimable", "inactive_file"];
+                "slab_reclaimable", "slab_unreclaimable", "inactive_file", "pgmajfault", "workingset_refault_anon",
+                "workingset_refault_file"];
             let lines = std::iter::zip(keys, values).filter_map(|(key, value)| Some(format!("{key} {}\n{other} 5\n", value?)));
             let stat = StatV2::parse(lines.collect::<String>().as_bytes());
             let read = [stat.anon, stat.file, stat.shmem, stat.kernel, stat.kernel_stack, stat.pagetables, stat.percpu,
-                stat.sock, stat.slab, stat.slab_reclaimable, stat.slab_unreclaimable, stat.inactive_file];
+                stat.sock, stat.slab, stat.slab_reclaimable, stat.slab_unreclaimable, stat.inactive_file, stat.pgmajfault,
+                stat.workingset_refault_anon, stat.workingset_refault_file];
             prop_assert_eq!(read, values);
         }
 
         #[test]
-        fn reads_every_hierarchical_line_of_v1(values: [Option<u64>; 5]) {
-            let keys = ["cache", "rss", "shmem", "inactive_file", "swap"];
+        fn reads_every_hierarchical_line_of_v1(values: [Option<u64>; 6]) {
+            let keys = ["cache", "rss", "shmem", "inactive_file", "swap", "pgmajfault"];
             let lines = std::iter::zip(keys, values).filter_map(|(key, value)| Some(format!("{key} 5\ntotal_{key} {}\n", value?)));
             let stat = StatV1::parse(lines.collect::<String>().as_bytes());
-            let read = [stat.total_cache, stat.total_rss, stat.total_shmem, stat.total_inactive_file, stat.total_swap];
+            let read = [stat.total_cache, stat.total_rss, stat.total_shmem, stat.total_inactive_file, stat.total_swap,
+                stat.total_pgmajfault];
             prop_assert_eq!(read, values);
         }
     }
@@ -126,6 +152,12 @@ mod tests {
         assert_eq!(limit(b"67108864\n"), Some(Some(64 << 20)));
         assert_eq!(limit(b"0\n"), Some(Some(0)));
         assert_eq!(limit(b"maximum"), None);
+    }
+
+    #[test]
+    fn reads_wanted_keys_only() {
+        let text = b"usage_usec 9\nuser_usec 5\nuser_usec_more 7\nnonsense\n";
+        assert_eq!(values(text, [b"user_usec", b"system_usec"]), [Some(5), None]);
     }
 
     #[test]

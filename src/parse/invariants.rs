@@ -5,8 +5,9 @@
 
 use super::cgroup::{StatV1, StatV2, limit};
 use super::drm::DrmClient;
-use super::kernel_log::Line;
 use super::kernel_log::records::{KmsgRecord, OomLine, RecordAssembler, SyslogText};
+use super::kernel_log::text_log::{TextLine, TextLog};
+use super::kernel_log::{Line, OomReport};
 use super::kubernetes::qos;
 use super::meminfo::Meminfo;
 use super::process::{Command, Launch, Stat, arguments, cgroup_path, resident_pages};
@@ -154,13 +155,44 @@ pub fn kernel_log(text: &[u8]) {
     syslog.found.iter().for_each(check_line);
     let settled = SyslogText::of(&text[..syslog.settled]);
     assert_eq!(settled.found, syslog.found, "an incomplete line yields nothing");
+    text_log(text);
     if let Some(line) = Line::of(text) {
-        check_line(&OomLine { sequence: None, usec: 0, line, text: text.to_vec() });
+        check_line(&OomLine { sequence: None, usec: 0, line, text: text.to_vec(), report: None });
     }
+}
+
+/// Checks a saved kernel log: complete lines that follow change nothing that was found before.
+fn text_log(text: &[u8]) {
+    let read = |text: &[u8]| {
+        let (mut log, mut found) = (TextLog::default(), vec![]);
+        lines(text).for_each(|line| log.push(line, &mut found));
+        found
+    };
+    let whole = read(text);
+    for TextLine { found, stamp } in &whole {
+        check_line(found);
+        assert_eq!(printable(stamp.as_bytes()), *stamp);
+    }
+    assert!(whole.starts_with(&read(cut(text))));
+}
+
+/// Asserts that a report is bounded, and that its strings are printable.
+fn check_report(report: &OomReport) {
+    assert!(report.processes.len() <= 8_192);
+    assert!(report.processes.is_sorted_by(|one, other| one.rss_bytes >= other.rss_bytes), "{report:?}");
+    let names = report.processes.iter().map(|row| &row.process).chain([&report.requested_by]);
+    names.for_each(|name| assert_eq!(printable(name.as_bytes()), *name));
+    let page =
+        report.processes.iter().map(|row| row.rss_bytes).all(|bytes| bytes % 4_096 == 0 || bytes == u64::MAX);
+    assert!(page, "whole pages: {report:?}");
 }
 
 /// Asserts that a line equals the parse of its text, and that its strings are printable.
 fn check_line(found: &OomLine) {
+    if let Some(report) = &found.report {
+        assert!(matches!(found.line, Line::Killed(_)));
+        check_report(report);
+    }
     assert_eq!(Line::of(&found.text).as_ref(), Some(&found.line));
     let shown: Vec<&String> = match &found.line {
         Line::Killed(killed) => vec![&killed.process],
@@ -181,7 +213,7 @@ mod tests {
     use proptest::sample::Index;
 
     /// Files in the format of the kernel, which [`damaged`] modifies.
-    const FILES: [&str; 10] = [
+    const FILES: [&str; 11] = [
         "MemTotal: 1000 kB\nMemFree: 400 kB\nBuffers: 10 kB\nCached: 200 kB\nSwapTotal: 9 kB\nSwapFree: 8 kB\nShmem: 5 kB\nHugePages_Total: 2\nHugepagesize: 25 kB\nPercpu: 10 kB\n",
         "anon 4096\nfile 8192\nkernel 0\nkernel_stack 16384\nshmem 18446744073709551615\ninactive_file 12\n",
         "cache 1\ntotal_cache 10\ntotal_rss 20\ntotal_shmem 30\ntotal_inactive_file 40\ntotal_swap 50\n",
@@ -192,6 +224,7 @@ mod tests {
         "drm-driver:\txe\ndrm-pdev:\t0000:03:00.0\ndrm-total-vram:\t16 KiB\ndrm-cycles-rcs:\t9\ndrm-resident-vram:\t8 MiB\n",
         "6,1,1001,-;oom-kill:constraint=CONSTRAINT_NONE,cpuset=x,global_oom,task_memcg=/a/b,task=x,pid=5,uid=0\n3,2,1002,-;Out of memory: Killed process 5 (x) total-vm:1kB, anon-rss:1kB, file-rss:1kB, shmem-rss:1kB\n",
         "<6>[    1.001001] oom-kill:constraint=CONSTRAINT_MEMCG,cpuset=x,mems_allowed=0,oom_memcg=/a,task_memcg=/a/b,task=x,pid=5,uid=0\n<3>[    1.001002] Killed process 5 (x) total-vm:1kB, anon-rss:1kB, file-rss:1kB\n",
+        "[    1.000001] x invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0\n[    1.000002] memory: usage 64kB, limit 64kB, failcnt 5\n[    1.000003] Memory cgroup stats for /a:\n[    1.000004] anon 4096\n[    1.000005] [  pid  ]   uid  tgid total_vm      rss pgtables_bytes swapents oom_score_adj name\n[    1.000006] [      5]     0     5        2        1     4096        0             0 x\n[    1.000007] Memory cgroup out of memory: Killed process 5 (x) total-vm:8kB, anon-rss:4kB, file-rss:0kB\n",
     ];
 
     /// A file with parts removed or repeated, and bytes changed.

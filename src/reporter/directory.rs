@@ -3,8 +3,8 @@
 //! The directory stays while memledger restarts, because a container's mount of a removed directory stays empty for ever.
 //! Only the socket in it is replaced.
 
-use std::fs::Permissions;
-use std::io;
+use std::fs::{File, Permissions};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -116,19 +116,35 @@ fn create_directory(path: &Path) -> Result<(), ReporterError> {
 
 /// Writes the files of the client that differ, each at once, because containers may be importing them.
 fn write_client(root: &Path) -> Result<(), ReporterError> {
+    reject_link(root)?;
     for (name, text) in PYTHON_FILES {
         let path = root.join(name);
         if let Some(parent) = path.parent() {
+            reject_link(parent)?;
             create_directory(parent)?;
         }
         if std::fs::read(&path).is_ok_and(|present| present == text.as_bytes()) {
             continue;
         }
         let new = path.with_extension("new");
-        std::fs::write(&new, text)
-            .and_then(|()| std::fs::set_permissions(&new, Permissions::from_mode(0o644)))
-            .and_then(|()| std::fs::rename(&new, &path))
-            .map_err(|source| ReporterError::Write { path, source })?;
+        let _ = std::fs::remove_file(&new); // of a memledger that was killed
+        // O_EXCL: a container with write access cannot have its file or link opened
+        let file = File::options().write(true).create_new(true).open(&new);
+        file.and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.set_permissions(Permissions::from_mode(0o644))
+        })
+        .and_then(|()| std::fs::rename(&new, &path))
+        .map_err(|source| ReporterError::Write { path, source })?;
+    }
+    Ok(())
+}
+
+/// Fails for a link: a container with write access could lead memledger to another directory of the host with it.
+fn reject_link(path: &Path) -> Result<(), ReporterError> {
+    if path.is_symlink() {
+        let source = io::Error::from(Errno::LOOP);
+        return Err(ReporterError::Write { path: path.to_owned(), source });
     }
     Ok(())
 }
@@ -151,6 +167,23 @@ mod tests {
         listen(&directory).unwrap();
         let text = std::fs::read_to_string(directory.join("python/memledger/__init__.py")).unwrap();
         assert_ne!(text, "damaged");
+    }
+
+    #[test]
+    fn links_that_a_container_made_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (directory, host_file) = (folder.path().join("reporter"), folder.path().join("host"));
+        std::fs::create_dir_all(directory.join("python/memledger")).unwrap();
+        std::fs::write(&host_file, "of the host").unwrap();
+        std::os::unix::fs::symlink(&host_file, directory.join("python/memledger/__init__.new")).unwrap();
+        drop(listen(&directory).unwrap());
+        assert_eq!(std::fs::read_to_string(&host_file).unwrap(), "of the host");
+        let host_directory = folder.path().join("elsewhere");
+        std::fs::rename(directory.join("python"), &host_directory).unwrap();
+        std::fs::remove_file(host_directory.join("memledger/__init__.py")).unwrap();
+        std::os::unix::fs::symlink(&host_directory, directory.join("python")).unwrap();
+        assert!(matches!(listen(&directory), Err(ReporterError::Write { .. })));
+        assert!(!host_directory.join("memledger/__init__.py").exists());
     }
 
     #[test]

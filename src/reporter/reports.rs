@@ -12,6 +12,9 @@ use crate::clock::Timestamp;
 use crate::discover::ContainerId;
 use crate::host::bounds::{REPORTED_SCOPES, REPORTER_CONNECTIONS_OF_CONTAINER};
 
+/// Maximum number of lost messages that one sample adds to the count of all processes, which one client must not dominate.
+const MAX_LOST: u64 = 10_000;
+
 /// Pid and start time in clock ticks since boot.
 pub type ProcessKey = (u32, u64);
 
@@ -119,7 +122,7 @@ impl Reports {
         (process.rank, process.uuids) = (hello.local_rank, hello.devices);
     }
 
-    /// Records a sample, and returns how many messages the process lost since the previous one.
+    /// Records a sample, and returns how many messages the process lost since the previous one, at most `MAX_LOST`.
     pub fn sample(&mut self, key: ProcessKey, at: Timestamp, sample: Sample) -> u64 {
         let Some(process) = self.processes.get_mut(&key) else { return 0 };
         process.sampled = Some(at);
@@ -136,7 +139,7 @@ impl Reports {
             entry.count_failures(key, &memory, &uuid);
             process.devices.push(ReportedDevice { uuid, memory });
         }
-        lost
+        lost.min(MAX_LOST)
     }
 
     /// Records the memory at one point of a program.
@@ -214,8 +217,8 @@ impl ContainerReports {
         let (ooms, retries) =
             (grown(memory.ooms, &mut before.ooms), grown(memory.retries, &mut before.retries));
         if let Some(failures) = self.failures_on(uuid) {
-            failures.ooms += ooms;
-            failures.retries += retries;
+            failures.ooms = failures.ooms.saturating_add(ooms);
+            failures.retries = failures.retries.saturating_add(retries);
         }
     }
 
@@ -288,6 +291,17 @@ mod tests {
         let of = &reports.containers[&id];
         assert_eq!(of.progress[&0], TrainingProgress { steps: 17, samples: Some(65) });
         assert_eq!(of.failures[&Some("u".into())].ooms, 3);
+    }
+
+    #[test]
+    fn highest_numbers_of_many_processes_overflow_nothing_and_losses_are_capped() {
+        let (mut reports, id, now) = (reports(0), ContainerId::new("a"), Timestamp::now());
+        for pid in 1..=1 << 14 {
+            reports.hello((pid, 1), &id, hello(0));
+            assert_eq!(reports.sample((pid, 1), now, sample(1 << 50, memory(1, 1 << 50))), MAX_LOST);
+            reports.disconnect((pid, 1));
+        }
+        assert_eq!(reports.containers[&id].failures[&Some("u".into())].ooms, u64::MAX);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketFlags, accept_with, send, sockopt};
 
 use super::ReporterState;
-use super::message::{MAX_PACKET_BYTES, Message};
+use super::message::{MAX_PACKET_BYTES, Message, Sample};
 use super::peer::ReportingPeer;
 use super::rate_limit::RateLimit;
 use super::stats::ReportRejection;
@@ -63,6 +63,8 @@ struct ReporterConnection {
     peer: ReportingPeer,
     messages: RateLimit,
     is_greeted: bool,
+    /// The last sample that was received, not published yet.
+    sample: Option<Sample>,
     /// It is over its rate, which was counted.
     is_limited: bool,
 }
@@ -220,7 +222,8 @@ impl Server {
         }
         sockopt::set_socket_passcred(&socket, true).map_err(|_| ReportRejection::Peer)?;
         let messages = RateLimit::new(Timestamp::now(), MESSAGES.0, MESSAGES.1);
-        let connection = ReporterConnection { socket, peer, messages, is_greeted: false, is_limited: false };
+        let connection =
+            ReporterConnection { socket, peer, messages, is_greeted: false, sample: None, is_limited: false };
         self.connections.insert(self.next, connection);
         self.next += 1;
         Ok(())
@@ -235,6 +238,9 @@ impl Server {
 
 impl ReporterConnection {
     /// Receives the packets that are there. Returns false at the end of the connection.
+    ///
+    /// Only the last sample is published, once no other waits behind it: while memledger was stopped, or the process over its rate,
+    /// the earlier ones became old.
     fn receive(&mut self, state: &ReporterState, buffer: &mut [u8]) -> bool {
         loop {
             let now = Timestamp::now();
@@ -248,18 +254,24 @@ impl ReporterConnection {
                 Ok(packet) => packet,
                 Err(Errno::AGAIN | Errno::INTR) => {
                     self.is_limited = false;
+                    self.publish_sample(now, state);
                     return true;
                 }
+                // once, if the process ended without reading the welcome: what it sent is still there
+                Err(Errno::CONNRESET) => continue,
                 Err(_) => return false,
             };
-            let Some(sender) = packet.sender else { return false };
+            let Some(sender) = packet.sender else {
+                self.publish_sample(now, state); // its counters stay
+                return false;
+            };
             self.messages.take(now);
             let outcome = if sender != self.peer.key.0 {
                 Err(ReportRejection::Sender)
             } else if packet.is_truncated {
                 Err(ReportRejection::TooLarge)
             } else {
-                self.record(now, state, &buffer[..packet.len])
+                self.record(state, &buffer[..packet.len])
             };
             if let Err(reason) = outcome {
                 state.stats().count_rejected(reason);
@@ -267,28 +279,29 @@ impl ReporterConnection {
         }
     }
 
-    fn record(
-        &mut self,
-        now: Timestamp,
-        state: &ReporterState,
-        packet: &[u8],
-    ) -> Result<(), ReportRejection> {
+    fn publish_sample(&mut self, now: Timestamp, state: &ReporterState) {
+        if let Some(sample) = self.sample.take() {
+            let lost = state.lock().sample(self.peer.key, now, sample);
+            state.stats().add_lost(lost);
+        }
+    }
+
+    fn record(&mut self, state: &ReporterState, packet: &[u8]) -> Result<(), ReportRejection> {
         let message = Message::parse(packet)?;
         let key = self.peer.key;
         match message {
             Message::Hello(hello) => {
                 state.lock().hello(key, &self.peer.container, hello);
-                self.is_greeted = true;
+                if std::mem::replace(&mut self.is_greeted, true) {
+                    return Ok(()); // further devices
+                }
                 let welcome =
                     format!(r#"{{"v":1,"t":"welcome","interval_ms":{}}}"#, SAMPLE_INTERVAL.as_millis());
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 let _ = send(&self.socket, welcome.as_bytes(), flags); // a client that does not read keeps its default
             }
             _ if !self.is_greeted => return Err(ReportRejection::Malformed),
-            Message::Sample(sample) => {
-                let lost = state.lock().sample(key, now, sample);
-                state.stats().add_lost(lost);
-            }
+            Message::Sample(sample) => self.sample = Some(sample),
             Message::Scope(scope) => state.lock().scope(key, scope)?,
             Message::Step(step) => state.lock().step(key, step),
             Message::Ignored => {}
@@ -300,6 +313,8 @@ impl ReporterConnection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+
     use crate::discover::Container;
     use crate::reporter::directory;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
@@ -319,6 +334,94 @@ mod tests {
         assert_eq!(ready(&mut server), 0);
         state.take(&Arc::default());
         assert_eq!(ready(&mut server), 1, "it has waited");
+    }
+
+    /// A server that takes this process for one of container `a`, and the socket's path.
+    fn server_of_container_a(folder: &Path) -> (Server, SocketAddrUnix) {
+        let id = "a".repeat(64);
+        let path = format!("docker/{id}");
+        let (proc, reporter) = (folder.join("proc"), folder.join("reporter"));
+        let own = proc.join(std::process::id().to_string());
+        std::fs::create_dir_all(&own).unwrap();
+        std::fs::copy("/proc/self/stat", own.join("stat")).unwrap();
+        std::fs::write(own.join("cgroup"), format!("0::/{path}\n")).unwrap();
+        let state = Arc::new(ReporterState::default());
+        let listener = directory::listen(&reporter).unwrap();
+        let host_paths = HostPaths { proc, ..HostPaths::default() };
+        let mut server = Server::new(listener, Arc::clone(&state), host_paths, false);
+        state.take(&Arc::new(Inventory {
+            containers: vec![Container::in_cgroup(&id, &path)],
+            runtimes: vec![],
+        }));
+        server.refresh_owners();
+        (server, SocketAddrUnix::new(reporter.join("reporter.sock")).unwrap())
+    }
+
+    fn connected_client(address: &SocketAddrUnix) -> OwnedFd {
+        let client = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        connect(&client, address).unwrap();
+        client
+    }
+
+    fn send_all(client: &OwnedFd, messages: &[&str]) {
+        for message in messages {
+            send(client, message.as_bytes(), SendFlags::NOSIGNAL).unwrap();
+        }
+    }
+
+    const HELLO: &str = r#"{"t":"hello","v":1}"#;
+
+    #[test]
+    fn reports_of_a_process_that_ends_without_reading_the_welcome_are_recorded() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut server, address) = server_of_container_a(folder.path());
+        let client = connected_client(&address);
+        server.accept();
+        send_all(&client, &[HELLO]);
+        let mut buffer = vec![0; MAX_PACKET_BYTES];
+        server.serve(PollTarget::Socket(0), &mut buffer);
+        send_all(&client, &[r#"{"t":"sample","lost":5}"#, r#"{"t":"step","n":7}"#]);
+        drop(client); // with the welcome in it
+        server.serve(PollTarget::Socket(0), &mut buffer);
+        assert!(server.connections.is_empty());
+        let reports = server.state.lock();
+        let steps: Vec<u64> =
+            reports.containers.values().flat_map(|of| of.progress.values()).map(|of| of.steps).collect();
+        assert_eq!(steps, [7]);
+    }
+
+    #[test]
+    fn only_the_first_hello_is_answered() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut server, address) = server_of_container_a(folder.path());
+        let client = connected_client(&address);
+        server.accept();
+        send_all(&client, &[HELLO, HELLO, HELLO]);
+        let mut buffer = vec![0; MAX_PACKET_BYTES];
+        server.serve(PollTarget::Socket(0), &mut buffer);
+        let flags = rustix::net::RecvFlags::DONTWAIT;
+        assert!(rustix::net::recv(&client, &mut buffer[..], flags).is_ok());
+        assert_eq!(rustix::net::recv(&client, &mut buffer[..], flags).err(), Some(Errno::AGAIN));
+    }
+
+    #[test]
+    fn sample_with_others_waiting_behind_it_is_not_published() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut server, address) = server_of_container_a(folder.path());
+        let client = connected_client(&address);
+        server.accept();
+        send_all(&client, &[HELLO]);
+        let count = MESSAGES.1 as usize + 5; // over the rate: some stay in the socket
+        send_all(&client, &vec![r#"{"t":"sample","dev":[{"i":0,"alloc":1}]}"#; count]);
+        let mut buffer = vec![0; MAX_PACKET_BYTES];
+        server.serve(PollTarget::Socket(0), &mut buffer);
+        let sampled = |server: &Server| -> Vec<bool> {
+            server.state.lock().processes.values().map(|process| process.sampled.is_some()).collect()
+        };
+        assert_eq!(sampled(&server), [false]);
+        server.connections.get_mut(&0).unwrap().messages = RateLimit::new(Timestamp::now(), 20, 100);
+        server.serve(PollTarget::Socket(0), &mut buffer);
+        assert_eq!(sampled(&server), [true]);
     }
 
     #[test]

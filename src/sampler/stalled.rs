@@ -2,7 +2,7 @@
 //!
 //! The ledger's thread goes on counting OOM kills, the GPU driver's thread goes on reading devices, and memledger knows itself.
 //! Everything else is absent rather than old. `memledger_snapshot_timestamp_seconds` keeps the time of the last cycle, so
-//! that an alert sees it.
+//! that an alert sees it; while the first cycle hangs, that of the start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +23,7 @@ use crate::snapshot::{Dropped, Snapshot, finish};
 /// The sources that go on while a cycle hangs.
 #[derive(Debug)]
 pub struct IndependentSources {
+    pub(super) started: Timestamp,
     pub(super) shared_state: Arc<SharedState>,
     pub(super) driver_release: Arc<DriverRelease>,
     /// Maximum age of a reading of the GPU driver.
@@ -38,8 +39,8 @@ impl IndependentSources {
         settings.interval + settings.deadline
     }
 
-    /// Returns a snapshot of these sources. `last` is that of the last cycle.
-    pub fn snapshot(&mut self, last: &Snapshot, now: Timestamp) -> Snapshot {
+    /// Returns a snapshot of these sources. `last` is that of the last cycle; `None` while the first one hangs.
+    pub fn snapshot(&mut self, last: Option<&Snapshot>, now: Timestamp) -> Snapshot {
         let mut series = Series::default();
         let figures = self.shared_state.figures();
         let containers = figures.map(|figures| write_figures(&figures, &mut series)).unwrap_or_default();
@@ -56,9 +57,9 @@ impl IndependentSources {
         }
         super::write_build_info(&mut series);
         series.global(PANICS, [], panics::count() as f64);
-        for row in last.family(SNAPSHOT_TIMESTAMP.id) {
-            series.global(SNAPSHOT_TIMESTAMP, [], row.value);
-        }
+        let last_stamp = last.and_then(|last| last.family(SNAPSHOT_TIMESTAMP.id).first());
+        let stamp = last_stamp.map_or(self.started.unix_seconds(), |row| row.value);
+        series.global(SNAPSHOT_TIMESTAMP, [], stamp);
         finish(&mut series, &mut Dropped::new());
         Snapshot {
             finished: now,

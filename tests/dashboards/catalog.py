@@ -41,6 +41,7 @@ def unit_of(name):
         ("_watts", "watt"),
         ("_celsius", "celsius"),
         ("_joules", "joule"),
+        ("_hertz", "hertz"),
     ]:
         if base.endswith(ending):
             return unit

@@ -38,6 +38,7 @@ GRAFANA_UNITS = {
     "watt": {"watt"},
     "joule": {"joule"},
     "celsius": {"celsius"},
+    "hertz": {"hertz"},
     "count": {"none", "short"},
 }
 PANEL_TYPES = {"timeseries", "stat", "bargauge", "table", "state-timeline", "text"}

@@ -54,7 +54,7 @@ def put(target, **values):
 # name of the mutation, how it is made, and a part of the error that it must cause
 MUTATIONS = [
     ("a typo in a metric of a dashboard", text("dashboards/container.json", "memledger_container_memory_usage_bytes{", "memledger_container_memory_usge_bytes{"), "memledger_container_memory_usge_bytes: no such series"),
-    ("a typo in a recorded series", text("dashboards/overview.json", "container:memledger_memory_used_per_limit:ratio{", "container:memledger_memory_used_per_limits:ratio{"), "no such series"),
+    ("a typo in a recorded series", text("dashboards/container.json", "container:memledger_memory_unreclaimable_bytes:deriv1h{", "container:memledger_memory_unreclaimable_bytes:deriv2h{"), "no such series"),
     ("a wrong label in a matcher", text("dashboards/container.json", 'container_name=~\\"$container\\"', 'container=~\\"$container\\"'), "it has no such label"),
     ("a wrong label in by", board("overview.json", lambda d: put(series(d)["targets"][0], expr='sum by (host) (memledger_host_swap_used_bytes{job=~"$job", instance=~"$instance"})')), "by (host): the series have no such label"),
     ("a wrong label in on", text(RULES + "recording.yml", "* on (job, instance, k8s_namespace_name, k8s_pod_name, container_name)", "* on (job, instance, k8s_namespace_name, k8s_pod_name, container)"), "on (container): a side has no such label"),

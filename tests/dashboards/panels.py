@@ -22,7 +22,7 @@ from pathlib import Path
 import boards
 import catalog
 
-NO_PSI = "for containers it exists only on cgroup v2; the demo's trainings may run on v1, and its paper host has it"
+ONLY_V2 = "for containers it exists only on cgroup v2; the demo's trainings may run on v1, and its paper host has it"
 NO_XID = "user space cannot write a driver's line into the kernel log"
 NOT_DROPPED = "has data only where a limit was reached"
 NOT_STUCK = "has data only while a process cannot be killed"
@@ -33,8 +33,12 @@ NEVER = {NO_XID, NOT_ALLOCATED, NOT_REPORTING}
 # (mode, dashboard, part of the panel or annotation) to the reason for which it may be empty
 MAY_BE_EMPTY = {
     ("*", "why.json", "'Xids by container'"): NO_XID,
-    ("first", "container.json", "'Memory pressure'"): NO_PSI,
-    ("first", "why.json", "'Stalled on memory' A"): NO_PSI,
+    ("first", "container.json", "'Memory pressure'"): ONLY_V2,
+    ("first", "why.json", "'Stalled on memory' A"): ONLY_V2,
+    ("first", "container.json", "'RAM and limit' E"): ONLY_V2,
+    ("first", "container.json", "'Swap' B"): ONLY_V2,
+    ("first", "container.json", "'At the limits' A"): ONLY_V2,
+    ("first", "container.json", "'Faults and refaults' B"): ONLY_V2,
     ("*", "overview.json", "'GPUs by container: allocated and used' A"): NOT_ALLOCATED,
     ("*", "overview.json", "'Read errors and dropped data' B"): NOT_DROPPED,
     ("*", "overview.json", "'Read errors and dropped data' F"): NOT_STUCK,

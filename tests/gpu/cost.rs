@@ -21,6 +21,8 @@ const FIXED: [&str; 10] = [
     "nvmlDeviceRegisterEvents",
     "nvmlDeviceGetAccountingMode", // once a minute
 ];
+/// Called twice per device and reading: for the multiprocessors and for the memory.
+const CLOCK: &str = "nvmlDeviceGetClockInfo";
 /// Called once per device and reading.
 const PER_READING: [&str; 11] = [
     "nvmlDeviceGetMigMode",
@@ -36,8 +38,9 @@ const PER_READING: [&str; 11] = [
     "nvmlDeviceGetCurrentClocksThrottleReasons",
 ];
 /// Called once per device in every tenth reading: the symbol, and the number of fields that use it.
-const SLOW_FIELDS: [(&str, u64); 4] = [
-    ("nvmlDeviceGetTotalEccErrors", 2),
+const SLOW_FIELDS: [(&str, u64); 5] = [
+    ("nvmlDeviceGetTotalEccErrors", 4),
+    ("nvmlDeviceGetEnforcedPowerLimit", 1),
     ("nvmlDeviceGetRemappedRows", 1),
     ("nvmlDeviceGetPcieReplayCounter", 1),
     ("nvmlDeviceGetFieldValues", 1),
@@ -81,7 +84,7 @@ fn one_reading_calls_each_field_of_each_device_once() {
     let mut calls = calls(&flags, |_| true);
     let once = FIXED.iter().chain(&PER_READING).map(|symbol| (*symbol, GPUS));
     let slow = SLOW_FIELDS.iter().chain(&UNSUPPORTED).map(|(symbol, fields)| (*symbol, fields * GPUS));
-    for (symbol, wanted) in once.chain(slow).chain(COMMON) {
+    for (symbol, wanted) in once.chain(slow).chain(COMMON).chain([(CLOCK, 2 * GPUS)]) {
         assert_eq!(calls.remove(symbol), Some(wanted), "{symbol}");
     }
     assert_eq!(calls, BTreeMap::new(), "nothing else is called");

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use fake_nvml::{Ecc, Event, Process, RemappedRows, RetiredPages, Utilization, UtilizationSample};
+use fake_nvml::{
+    Clocks, Ecc, Event, Field, FieldKind, Process, RemappedRows, RetiredPages, TypedField, Utilization,
+    UtilizationSample,
+};
 
 use super::faults::await_success;
 use super::{Driver, GIB, OF_CONTAINER, USED, await_value, gpus, process_in};
@@ -19,13 +22,23 @@ fn exports_gpu_metrics_in_base_units() {
     gpu.power_mw = Some(512_345);
     gpu.energy_mj = Some(7_250_500);
     gpu.temperature_c = Some(71);
-    gpu.ecc = Some(Ecc { corrected: 5_000_000_000, uncorrected: 2, ..Ecc::default() });
+    gpu.ecc = Some(Ecc {
+        corrected: 5_000_000_000,
+        uncorrected: 2,
+        volatile_corrected: 4,
+        volatile_uncorrected: 1,
+    });
     gpu.remapped_rows =
         Some(RemappedRows { correctable: 3, uncorrectable: 1, pending: true, failure: false });
     gpu.pcie.replays = Some(12);
+    gpu.power_limit_mw = Some(650_000);
+    gpu.clocks = Some(Clocks { sm_mhz: 1_755, memory_mhz: 2_619, ..Clocks::default() });
     // 162 is of one link only; a 64-bit counter continues beyond 2^32
     gpu.fields =
         BTreeMap::from([(38, 7.into()), (45, 0.into()), (52, 9_000_000_000_u64.into()), (162, 4.into())]);
+    gpu.fields.extend([(82, 88.into()), (197, 8_000_000_000_u64.into())]);
+    let narrow = FieldKind::U32; // it would overflow many times between two readings
+    gpu.fields.insert(198, Field::Typed(TypedField { value: 5.into(), kind: narrow }));
     state.gpus[1].remapped_rows = None;
     state.gpus[1].retired_pages =
         Some(RetiredPages { single_bit: vec![1, 2], double_bit: vec![3], pending: true });
@@ -40,6 +53,14 @@ fn exports_gpu_metrics_in_base_units() {
     assert_eq!(value("power_watts", &[]), Some(512.345));
     assert_eq!(value("energy_joules_total", &[]), Some(7250.5));
     assert_eq!(value("temperature_celsius", &[]), Some(71.0));
+    assert_eq!(value("memory_temperature_celsius", &[]), Some(88.0));
+    assert_eq!(value("power_limit_watts", &[]), Some(650.0));
+    assert_eq!(value("clock_hertz", &[("clock", "sm")]), Some(1.755e9));
+    assert_eq!(value("clock_hertz", &[("clock", "memory")]), Some(2.619e9));
+    assert_eq!(value("volatile_ecc_errors_total", &[("kind", "corrected")]), Some(4.0));
+    assert_eq!(value("volatile_ecc_errors_total", &[("kind", "uncorrected")]), Some(1.0));
+    assert_eq!(value("pcie_bytes_total", &[("direction", "transmitted")]), Some(8e9));
+    assert_eq!(value("pcie_bytes_total", &[("direction", "received")]), None);
     assert_eq!(value("ecc_errors_total", &[("kind", "corrected")]), Some(5e9));
     assert_eq!(value("ecc_errors_total", &[("kind", "uncorrected")]), Some(2.0));
     for (kind, count) in [("correctable", 3.0), ("uncorrectable", 1.0)] {
@@ -71,10 +92,22 @@ fn unsupported_fields_are_absent_without_errors() {
     let gpu = &mut state.gpus[0];
     (gpu.utilization, gpu.power_mw, gpu.temperature_c, gpu.energy_mj) = (None, None, None, None);
     (gpu.throttle_reasons, gpu.ecc, gpu.remapped_rows, gpu.pcie.replays) = (None, None, None, None);
+    (gpu.clocks, gpu.power_limit_mw) = (None, None);
     let driver = Driver::new(&state);
     let metrics = await_value(&driver.memledger(&[]), USED, &FIRST, GIB);
-    let own =
-        ["_ratio", "_watts", "_celsius", "_joules_total", "_rows", "_pages", "throttle", "ecc", "replays"];
+    let own = [
+        "_ratio",
+        "_watts",
+        "_celsius",
+        "_joules_total",
+        "_rows",
+        "_pages",
+        "throttle",
+        "ecc",
+        "replays",
+        "_hertz",
+        "pcie_bytes",
+    ];
     let found = metrics.series.iter().find(|(family, _, _)| {
         family.starts_with("memledger_gpu_") && own.iter().any(|part| family.contains(part))
     });
@@ -89,13 +122,32 @@ fn exports_no_sentinels_of_sensors() {
     let gpu = &mut state.gpus[0];
     gpu.utilization = Some(Utilization { gpu: u32::MAX, memory: 101, ..Utilization::default() });
     (gpu.power_mw, gpu.temperature_c, gpu.energy_mj) = (Some(u32::MAX), Some(u32::MAX), Some(u64::MAX));
-    gpu.ecc = Some(Ecc { corrected: u64::MAX, uncorrected: 9_200_000_000_000_000_000, ..Ecc::default() });
+    gpu.ecc = Some(Ecc {
+        corrected: u64::MAX,
+        uncorrected: 9_200_000_000_000_000_000,
+        volatile_corrected: u64::MAX,
+        volatile_uncorrected: u64::MAX,
+    });
     gpu.pcie.replays = Some(u32::MAX);
     gpu.fields = BTreeMap::from([(38, u64::MAX.into()), (45, u64::from(u32::MAX).into())]);
+    gpu.fields.extend([(82, u64::from(u32::MAX).into()), (197, u64::MAX.into())]);
+    gpu.power_limit_mw = Some(u32::MAX);
+    gpu.clocks = Some(Clocks { sm_mhz: u32::MAX, memory_mhz: u32::MAX, ..Clocks::default() });
     let driver = Driver::new(&state);
     let metrics = await_value(&driver.memledger(&[]), USED, &FIRST, GIB);
     super::assert_plausible(&metrics, 80 * GIB);
-    for part in ["utilization_ratio", "power", "temperature", "energy", "ecc", "pcie", "nvlink"] {
+    for part in [
+        "utilization_ratio",
+        "power",
+        "temperature",
+        "memory_temperature",
+        "energy",
+        "ecc",
+        "volatile",
+        "pcie",
+        "nvlink",
+        "clock",
+    ] {
         let found =
             metrics.series.iter().find(|(family, _, _)| family.starts_with(&format!("memledger_gpu_{part}")));
         assert_eq!(found, None);

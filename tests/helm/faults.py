@@ -90,6 +90,8 @@ MUTATIONS = [
     ("a dashboard that is templated", text(T + "dashboards.yaml", "$.Files.Get $path |", 'tpl ($.Files.Get $path | replace "{{" "<" | replace "}}" ">") $ |'), monitoring.dashboards, None, "is not the file"),
     ("dashboards that Grafana does not find", default("label: grafana_dashboard", "label: dashboard"), monitoring.dashboards, None, "sidecar does not find it"),
     ("a rule that is lost", text(T + "prometheusrule.yaml", "{{- $rules = append $rules $rule -}}", ""), monitoring.changed, None, "is not the file with"),
+    ("a threshold that is not changed", text(T + "prometheusrule.yaml", '"expr" $expr', '"expr" $rule.expr'), monitoring.changed, None, "is not the file with"),
+    ("two releases on one node", text(HELM + "ci/mixed-cpu-values.yaml", "{key: nvidia.com/gpu.present,", "{key: nvidia.com/gpu.count,"), monitoring.mixed, None, "runs on GPU nodes too"),
     ("a changed expression", text(T + "prometheusrule.yaml", "toYaml $groups", 'toYaml $groups | replace "> 0.75" "> 0.7"'), monitoring.as_they_are, None, "alerts.yml is not the file's"),
     ("rules that promtool does not take", text(T + "prometheusrule.yaml", "toYaml $groups", 'toYaml $groups | replace "increase(" "increse("'), monitoring.checked, None, "promtool check rules"),
     ("alerts that do not fire", text(T + "prometheusrule.yaml", "toYaml $groups", 'toYaml $groups | replace "> 0.85" "> 0.99"'), monitoring.checked, None, "promtool test rules"),

@@ -91,6 +91,36 @@ def checked(root):
         yield from shipped.Check(folder).all()
 
 
+def change_alert(rule, change):
+    """Applies one of `prometheusRule.alerts`."""
+    if "for" in change:
+        rule["for"] = change["for"]
+    if "threshold" in change:
+        head, old = re.fullmatch(r"(?s)(.*[<>]=?\s*)([0-9.]+)\s*", rule["expr"]).groups()
+        rule["expr"] = f"{head}{change['threshold']}"
+        percent = [f"{number * 100:g} %" for number in (float(old), change["threshold"])]
+        rule["annotations"]["summary"] = rule["annotations"]["summary"].replace(*percent)
+
+
+def mixed(root):
+    """The two releases of a mixed cluster run on each node once, and only that of GPU nodes needs the RuntimeClass."""
+    specs = {}
+    for name in ("mixed-gpu", "mixed-cpu"):
+        (daemonset,) = chart.of_kind(case(root, name), "DaemonSet")
+        specs[name] = daemonset["spec"]["template"]["spec"]
+    gpu, cpu = specs["mixed-gpu"], specs["mixed-cpu"]
+    if gpu.get("runtimeClassName") != "nvidia" or "runtimeClassName" in cpu:
+        yield "the RuntimeClass is not that of the GPU nodes alone"
+    if gpu["nodeSelector"].get("nvidia.com/gpu.present") != "true":
+        yield "the release of GPU nodes does not select them"
+    (term,) = cpu["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    if {"key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"]} not in term["matchExpressions"]:
+        yield "the release of other nodes runs on GPU nodes too"
+    names = [{(each["kind"], each["metadata"]["name"]) for each in case(root, name)} for name in specs]
+    if both := names[0] & names[1]:
+        yield f"both releases have {sorted(both)}"
+
+
 def changed(root):
     """The values of the case `rules` change what they should, and nothing else."""
     values = yaml.load((root / "helm/memledger/ci/rules-values.yaml").read_text(), chart.LOADER)["prometheusRule"]
@@ -108,6 +138,8 @@ def changed(root):
                     continue
                 for name in names:
                     rule["labels"]["severity"] = values["severities"].get(name, rule["labels"]["severity"])
+                for name in names:
+                    change_alert(rule, values["alerts"].get(name, {}))
                 rule["labels"] |= values["alertLabels"]
                 rule["annotations"]["runbook_url"] = f"https://books.example/memledger/{rule['alert']}.md"
                 kept.append(rule)
@@ -202,7 +234,7 @@ def documented(root):
             yield f"{what} has {labels}, expected {wanted}"
 
 
-CHECKS = [dashboards, as_they_are, checked, changed, scraped, documented]
+CHECKS = [dashboards, as_they_are, checked, changed, mixed, scraped, documented]
 
 
 def errors(root, checks=None):

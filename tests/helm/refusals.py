@@ -45,7 +45,11 @@ REJECTIONS = [
     ('updateStrategy.maxUnavailable="0%"', "at '/updateStrategy/maxUnavailable'"),
     ('extraArgs=["serve"]', "at '/extraArgs/0': 'serve' does not match pattern"),
     ('prometheusRule.severities={"MemledgerGpuXid":"urgent"}', "value must be one of 'critical', 'warning', 'info', 'none'"),
+    ('prometheusRule.alerts={"MemledgerGpuXid":{"for":"soon"}}', "does not match pattern"),
+    ('prometheusRule.alerts={"MemledgerGpuXid":{"severity":"info"}}', "additional properties 'severity' not allowed"),
     # invalid combinations
+    ('prometheusRule.enabled=true,prometheusRule.alerts={"MemledgerGpuIdle":{"for":"1h"}}', "unknown alert MemledgerGpuIdle"),
+    ('prometheusRule.enabled=true,prometheusRule.alerts={"MemledgerGpuLost":{"threshold":1}}', "is not one comparison with a threshold"),
     ("serviceMonitor.enabled=true,podMonitor.enabled=true", "every node would be scraped twice; set one of them"),
     ("serviceMonitor.enabled=true,service.enabled=false", "serviceMonitor.enabled needs service.enabled"),
     ("networkPolicy.enabled=true,hostNetwork=true", "networkPolicy.enabled does nothing with hostNetwork"),

@@ -1,6 +1,7 @@
 //! Kills while memledger or dockerd is not running, and of memledger itself.
 
 use crate::support::cgroups::TestCgroup;
+use crate::support::docker::of;
 use crate::support::oom::{DUPLICATES, HOST_KILLS, KILLS, Ledger, Scene, Tally, oom_kills};
 use crate::support::{eventually, eventually_true, in_v2_guest};
 
@@ -58,16 +59,40 @@ fn ledger_killed_right_after_first_start_requests_events_since_then() {
 }
 
 #[test]
-fn kills_before_first_start_are_not_counted() {
+fn kills_before_first_start_are_events_that_no_metric_counts_and_no_follower_gets() {
     let Some(scene) = Scene::new("before") else { return };
     let container = scene.run("it", &[], &["seq=2:eat", "hold"]);
     scene.wait_for_kills(2);
-    let ledger = scene.watch(&[&scene.state()]);
+    let file = scene.path("events.jsonl");
+    let ledger = scene.watch(&[&scene.state(), &format!("--events.file={}", file.display())]);
+    let marked = eventually("both kills as events", || match ledger.past_kills_of(&scene) {
+        kills if kills.len() == 2 => Ok(kills),
+        kills => Err(format!("{kills:?}")),
+    });
+    assert!(marked.iter().all(|kill| kill["limit_bytes"] == 16 << 20), "{marked:?}");
+    let metrics = ledger.memledger.fresh_metrics();
+    let dated = metrics.get("memledger_container_last_oom_kill_timestamp_seconds", &of(&container.name));
+    assert_eq!(dated, None, "no metric dates them");
     let later = scene.run("later", &[], &["eat"]);
     ledger.settles(&later.name, 1, 0);
     ledger.settles(&container.name, 0, 0);
     assert_eq!(ledger.tally(&scene).sum(), 1);
     ledger.matches_kernel_count();
+    let sent = eventually("the later kill in the file", || {
+        let text = std::fs::read_to_string(&file).map_err(|error| error.to_string())?;
+        if text.contains(&later.name) { Ok(text) } else { Err(text) }
+    });
+    assert!(!sent.contains("before_start"), "{sent}");
+    drop(ledger);
+    // only a start that finds no ledger reads them
+    scene.run("while-down", &[], &["eat"]);
+    scene.wait_for_kills(4);
+    let ledger = scene.watch(&[&scene.state()]);
+    eventually("the kill while it was down", || match ledger.kills_of(&scene).len() {
+        2 => Ok(()),
+        kills => Err(format!("{kills}")),
+    });
+    assert_eq!(ledger.past_kills_of(&scene).len(), 2);
 }
 
 #[test]
@@ -82,8 +107,15 @@ fn case_17_counts_continue_after_reboot() {
     ledger.matches_kernel_count();
     let before = ledger.memledger.metrics().value(HOST_KILLS, &[]);
     drop(ledger);
-    // Only the boot id changes, so everything that this kernel has counted is new in the new boot: it must all be added
-    // to the previous counts, once.
+    // The boot id changes, and the log's numbers are below those of the boot before. Everything that this kernel has counted
+    // is new in the new boot: it must all be added to the previous counts, once.
+    let numbers = rusqlite::Connection::open(scene.state_folder().join("ledger.sqlite3"))
+        .expect("the ledger")
+        .execute(
+            "UPDATE accounting SET value = json_set(value, '$.position.sequence', value ->> '$.position.sequence' + 1000000)",
+            [],
+        );
+    assert_eq!(numbers.expect("JSON"), 1);
     let reboot = scene.reboot_wrapper();
     let reboot: Vec<&str> = reboot.iter().map(String::as_str).collect();
     for _ in 0..2 {

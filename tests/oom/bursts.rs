@@ -210,7 +210,7 @@ fn memledger_killed_repeatedly_during_burst_counts_each_kill_once() {
 #[test]
 fn docker_restart_during_burst_loses_no_kill() {
     let Some((mut private, scene)) = Scene::with_private_docker("daemon") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.watch(&["--sample.interval=1s"]);
     let lives: Vec<_> = (0..4)
         .map(|n| {
             scene.run(

@@ -1,7 +1,10 @@
 //! The host runs out of memory. Only in the guest: the memory of this machine must not be exhausted.
 
-use crate::support::in_v2_guest;
+use serde_json::Value;
+
+use super::unrecorded::{NO_LEDGER, verb};
 use crate::support::oom::Scene;
+use crate::support::{eventually_true, in_v2_guest};
 
 const HOST_PROCESS_KILLS: &str = "memledger_host_process_oom_kills_total";
 
@@ -12,8 +15,9 @@ fn case_14a_container_without_limit_is_killed_by_host_oom() {
     }
     let Some(scene) = Scene::new("host") else { return };
     let ledger = scene.watch(&[]);
-    let bystander = scene.run("bystander", &[], &["eat=4", "hold"]);
+    let bystander = scene.run("bystander", &["--memory=256m"], &["eat=32", "spawn=300:hold", "hold"]);
     ledger.settles(&bystander.name, 0, 0);
+    eventually_true("its children", || bystander.pids().len() > 300);
     let victim = scene.run("victim", &["--memory=0"], &["score=1000", "eat"]);
     victim.docker(&["wait"]); // the guest is slow to fill its memory
     scene.wait_for_kills(1);
@@ -21,7 +25,22 @@ fn case_14a_container_without_limit_is_killed_by_host_oom() {
     ledger.ends(&victim.name, "oom_host", 1);
     ledger.settles(&bystander.name, 0, 0);
     assert_eq!(ledger.memledger.metrics().value(HOST_PROCESS_KILLS, &[]), 0.0);
+    let kill = &ledger.kills_of(&scene)[0];
+    let report = &kill["report"];
+    assert_eq!((&report["host"], report.get("incomplete")), (&true.into(), None), "{report}");
+    assert!(report["process_count"].as_u64().is_some_and(|count| count > 300), "{report}");
+    assert_eq!(report["processes"][0]["pid"], kill["pid"], "{report}");
+    let container_of = |report: &Value| {
+        let rows = report["processes"].as_array().expect("rows");
+        let row = rows.iter().find(|row| row["pid"] == bystander.pid());
+        row.and_then(|row| row["container"].as_str()).unwrap_or_default().to_owned()
+    };
+    assert_eq!(container_of(report), bystander.name, "{report}");
     ledger.matches_kernel_count();
+    // without a ledger by its cgroup, because it still runs
+    let (_, answer) = verb(&scene, &["why", &victim.name, "--json", NO_LEDGER]);
+    let verdict: Value = serde_json::from_str(&answer).expect("JSON");
+    assert_eq!(container_of(&verdict["report"]), bystander.name, "{answer}");
 }
 
 #[test]

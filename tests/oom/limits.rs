@@ -186,36 +186,77 @@ fn case_11_restarting_container_is_counted_over_its_runs() {
 }
 
 #[test]
-fn case_12_group_kill_counts_each_process_once() {
+fn case_12_group_kills_beyond_the_rate_limit_count_each_process_once() {
+    if !in_v2_guest() {
+        return; // memory.oom.group exists only on v2
+    }
+    let Some(scene) = Scene::new("groups") else { return };
+    let ledger = scene.watch(&["--sample.interval=1s"]);
+    let noise = scene.run("noise", &[], &["wait=/control/noise", "seq=10:eat", "hold"]);
+    let groups = ["a", "b"]
+        .map(|what| scene.run(what, &[], &["spawn=2:eat=1,hold", &format!("wait=/control/{what}"), "eat"]));
+    for container in [&noise, &groups[0], &groups[1]] {
+        ledger.settles(&container.name, 0, 0);
+    }
+    let before = ledger.memledger.metrics().value(DUPLICATES, &[]);
+    let members = groups.each_ref().map(|container| {
+        std::fs::write(cgroup_of(container.pid()).join("memory.oom.group"), "1").expect("it is a group");
+        container.pids()
+    });
+    // ten kills use up what the kernel logs of cgroups in five seconds
+    scene.release("noise");
+    scene.wait_for_kills(10);
+    for (what, container) in ["a", "b"].iter().zip(&groups) {
+        scene.release(what);
+        container.docker(&["wait"]);
+    }
+    // The kernel logs the first victim twice; processes that end with their pid namespace are not logged at all. So the
+    // truth is its lines, once for each pid.
+    ledger.eventually("every process once, in its own group", |metrics| {
+        let lines = scene.killed_pids();
+        let pids: std::collections::BTreeSet<_> = lines.iter().collect();
+        let wanted =
+            members.each_ref().map(|members| members.iter().filter(|pid| pids.contains(pid)).count() as f64);
+        let found = groups.each_ref().map(|group| metrics.sum(KILLS, &[("container_name", &group.name)]));
+        let duplicates = metrics.value(DUPLICATES, &[]) - before;
+        let right = wanted.iter().all(|count| *count >= 2.0)
+            && found == wanted
+            && duplicates == (lines.len() - pids.len()) as f64;
+        right.then_some(()).ok_or_else(|| format!("{found:?} of {wanted:?}, {duplicates} duplicates"))
+    });
+    ledger.settles(&noise.name, 0, 10);
+    let tally = ledger.tally(&scene);
+    assert_eq!((tally.unattributed, tally.host), (0, 0), "{tally:?}");
+    eprintln!("{} kills, those of two groups among them", tally.sum());
+    ledger.matches_kernel_count();
+}
+
+#[test]
+fn case_12_victims_of_one_group_kill_share_its_report() {
     if !in_v2_guest() {
         return; // memory.oom.group exists only on v2
     }
     let Some(scene) = Scene::new("group") else { return };
     let ledger = scene.watch(&[]);
-    let before = ledger.memledger.metrics().value(DUPLICATES, &[]);
-    let steps = ["spawn=2:eat=1,hold", "wait=/control/go", "eat"];
-    let container = scene.run("it", &[], &steps);
-    let cgroup = cgroup_of(container.pid());
-    std::fs::write(cgroup.join("memory.oom.group"), "1").expect("it is a group");
+    let container = scene.run("it", &[], &["spawn=2:eat=1,hold", "wait=/control/go", "eat"]);
+    ledger.settles(&container.name, 0, 0);
+    std::fs::write(cgroup_of(container.pid()).join("memory.oom.group"), "1").expect("it is a group");
+    let members = container.pids();
     scene.release("go");
-    container.docker(&["wait"]);
-    // The kernel logs the first victim twice; processes that end with their pid namespace are not logged at all. So the
-    // truth is its lines, once for each pid.
-    ledger.eventually("every process once", |metrics| {
-        let lines = scene.killed_pids();
-        let pids: std::collections::BTreeSet<_> = lines.iter().collect();
-        let found = metrics.sum(KILLS, &[("container_name", &container.name)]);
-        let duplicates = metrics.value(DUPLICATES, &[]) - before;
-        let right =
-            pids.len() >= 2 && found == pids.len() as f64 && duplicates == (lines.len() - pids.len()) as f64;
-        right.then_some(()).ok_or_else(|| format!("{found} kills, {duplicates} duplicates of {lines:?}"))
+    let kills = eventually("the kills of the group", || match ledger.kills_of(&scene) {
+        kills if kills.len() >= 2 => Ok(kills),
+        kills => Err(format!("{kills:?}")),
     });
-    ledger.matches_kernel_count();
+    let report = &kills[0]["report"];
+    assert_eq!(report["process_count"].as_u64(), Some(members.len() as u64), "{report}");
+    assert_eq!(report["limit_bytes"], 16 << 20, "{report}");
+    for kill in &kills {
+        assert_eq!(kill["report"], *report);
+    }
 }
 
-#[test]
-fn case_13_nested_cgroup_belongs_to_the_container() {
-    let Some(scene) = Scene::new("nested") else { return };
+/// Kills a process in a cgroup below a container's.
+fn kill_below(scene: &Scene, inner: &str) {
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["seq=1:wait=/control/go,eat", "hold"]);
     let child = eventually("its child", || match container.pids()[..] {
@@ -227,7 +268,7 @@ fn case_13_nested_cgroup_belongs_to_the_container() {
         std::fs::create_dir_all(outer.join(name)).expect("a cgroup");
         std::fs::write(outer.join(name).join("cgroup.procs"), pid.to_string()).expect("moved");
     };
-    enter("inner", child);
+    enter(inner, child);
     if is_v2() {
         // no process may remain beside the inner cgroups before their memory is counted separately
         enter("rest", container.pid());
@@ -236,6 +277,20 @@ fn case_13_nested_cgroup_belongs_to_the_container() {
     scene.release("go");
     scene.wait_for_kills(1);
     ledger.settles(&container.name, 0, 1);
+    let kill = &ledger.kills_of(scene)[0];
+    assert_eq!(kill["container_id"], container.id.as_str(), "{kill}");
+}
+
+#[test]
+fn case_13_nested_cgroup_belongs_to_the_container() {
+    let Some(scene) = Scene::new("nested") else { return };
+    kill_below(&scene, "inner");
+}
+
+#[test]
+fn case_13_container_of_a_nested_engine_belongs_to_the_outer_container() {
+    let Some(scene) = Scene::new("engine") else { return };
+    kill_below(&scene, &format!("docker/{}", "0123456789abcdef".repeat(4)));
 }
 
 #[test]

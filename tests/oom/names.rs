@@ -141,6 +141,27 @@ fn newest_number() -> u32 {
     own.file_name().and_then(|name| name.to_str()?.parse().ok()).expect("a number")
 }
 
+/// The highest pid of the machine, lowered until this is dropped.
+struct FewerPids {
+    before: String,
+}
+
+impl FewerPids {
+    const FILE: &str = "/proc/sys/kernel/pid_max";
+
+    fn new(most: u32) -> Self {
+        let before = std::fs::read_to_string(Self::FILE).expect("it");
+        std::fs::write(Self::FILE, most.max(400).to_string()).expect("small");
+        Self { before }
+    }
+}
+
+impl Drop for FewerPids {
+    fn drop(&mut self) {
+        let _ = std::fs::write(Self::FILE, &self.before);
+    }
+}
+
 #[test]
 fn case_21_pid_killed_in_two_containers_is_two_kills() {
     if !in_v2_guest() {
@@ -149,8 +170,7 @@ fn case_21_pid_killed_in_two_containers_is_two_kills() {
     let Some(scene) = Scene::new("pids") else { return };
     let ledger = scene.watch_all(&[]);
     let [first, second] = [TestCgroup::container(), TestCgroup::container()];
-    let most = std::fs::read_to_string("/proc/sys/kernel/pid_max").expect("it");
-    std::fs::write("/proc/sys/kernel/pid_max", (newest_number() + 100).max(400).to_string()).expect("small");
+    let fewer = FewerPids::new(newest_number() + 100);
     let hog = stands_ready(&scene, &first);
     let pid = hog.pid();
     eats(&scene, &first, hog);
@@ -163,7 +183,7 @@ fn case_21_pid_killed_in_two_containers_is_two_kills() {
         if hog.pid() == pid { Ok(hog) } else { Err(format!("{} of {pid}", hog.pid())) }
     });
     eats(&scene, &second, hog);
-    std::fs::write("/proc/sys/kernel/pid_max", most).expect("restored");
+    drop(fewer);
     assert_eq!(scene.wait_for_kills(2), [pid, pid]);
     let tally = ledger.settled_tally(&scene, 2);
     let wanted = [(first.name().to_owned(), 1), (second.name().to_owned(), 1)];

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use crate::support::cgroups::is_v2;
 use crate::support::docker::{Container, signal};
 use crate::support::oom::{CgroupParent, Ledger, Scene, has_printed, limit, oom_kills};
-use crate::support::{eventually, eventually_true, run};
+use crate::support::{eventually, eventually_true, run_on_ledger as run};
 
 /// An action on a container, and the verdict that it must get.
 struct Case {

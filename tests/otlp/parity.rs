@@ -21,6 +21,7 @@ fn prometheus_name(point: &Value) -> String {
         "W" => "watts",
         "J" => "joules",
         "Cel" => "celsius",
+        "Hz" => "hertz",
         "" | "1" => "",
         // text in braces is an annotation, not a unit
         other if other.starts_with('{') && other.ends_with('}') => "",

@@ -5,7 +5,7 @@ demand. It reads commands from standard input and writes responses to standard o
 
   {"do": "behave", "as": NAME, ...}   ok | count, which records only the number of points per timestamp |
                                        grpc CODE [retry] | http STATUS [retry_after] | hang | partial N | refuse_when TEXT
-  {"do": "take"}, {"do": "peek"}      what was received since the last take: requests, points, records, and when it rejected
+  {"do": "take"}, {"do": "peek"}      what was received since the last take: requests, points, records, spans, and when it rejected
   {"do": "stop"}, {"do": "start"}     closes the ports, reopens the same ones, which nobody else gets meanwhile
 
 usage: receiver.py [CERTIFICATE KEY [CLIENT_CA]]
@@ -28,6 +28,8 @@ from opentelemetry.proto.collector.logs.v1 import logs_service_pb2 as logs
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2_grpc as logs_grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as traces_grpc
 
 CODES = {code.name: code for code in grpc.StatusCode}
 
@@ -90,6 +92,30 @@ def records_of(request):
                 }
 
 
+def spans_of(request):
+    for resource in request.resource_spans:
+        who = pairs(resource.resource.attributes)
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                yield {
+                    "resource": who,
+                    "scope": [scope.scope.name, scope.scope.version],
+                    "name": span.name,
+                    "kind": span.kind,
+                    "trace": span.trace_id.hex(),
+                    "id": span.span_id.hex(),
+                    "parent": span.parent_span_id.hex(),
+                    "start": span.start_time_unix_nano,
+                    "end": span.end_time_unix_nano,
+                    "attributes": pairs(span.attributes),
+                    "events": len(span.events),
+                }
+
+
+# the list of what was received of each signal, and how its items are read
+ITEMS = {"metrics": ("points", points_of), "logs": ("records", records_of), "traces": ("spans", spans_of)}
+
+
 class Reject(Exception):
     def __init__(self, code, message, retry=None):
         self.code, self.message, self.retry = code, message, retry
@@ -112,7 +138,7 @@ class State:
         self.new()
 
     def new(self):
-        self.taken = {"requests": [], "points": [], "records": [], "times": {}, "rejected": [], "attempts": 0}
+        self.taken = {"requests": [], "points": [], "records": [], "spans": [], "times": {}, "rejected": [], "attempts": 0}
 
     def behave(self, how):
         with self.lock:
@@ -143,7 +169,8 @@ class State:
             raise Reject(code, "on demand", how.get("retry"))
         if how["as"] == "count" and signal == "metrics":
             return self.count(message, wire, size, headers)
-        found = list(points_of(message) if signal == "metrics" else records_of(message))
+        name, items_of = ITEMS[signal]
+        found = list(items_of(message))
         if how["as"] == "refuse_when" and any(how["text"] in json.dumps(one) for one in found):
             raise Reject(how.get("code", "INVALID_ARGUMENT"), "not this one")
         with self.lock:
@@ -157,7 +184,7 @@ class State:
                     "at": time.monotonic(),
                 }
             )
-            self.taken["points" if signal == "metrics" else "records"].extend(found)
+            self.taken[name].extend(found)
         if how["as"] == "long_answer" and len(found) > how.get("over", 0):
             return -1
         return how["rejected"] if how["as"] == "partial" else 0
@@ -186,6 +213,7 @@ def answer(signal, rejected):
     kinds = {
         "metrics": (metrics.ExportMetricsServiceResponse, "rejected_data_points"),
         "logs": (logs.ExportLogsServiceResponse, "rejected_log_records"),
+        "traces": (traces.ExportTraceServiceResponse, "rejected_spans"),
     }
     kind, field = kinds[signal]
     response = kind()
@@ -226,6 +254,7 @@ class Handler(BaseHTTPRequestHandler):
     KINDS = {
         "/v1/metrics": ("metrics", metrics.ExportMetricsServiceRequest),
         "/v1/logs": ("logs", logs.ExportLogsServiceRequest),
+        "/v1/traces": ("traces", traces.ExportTraceServiceRequest),
     }
 
     def do_POST(self):
@@ -274,6 +303,7 @@ class Ports:
         self.grpc = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         metrics_grpc.add_MetricsServiceServicer_to_server(Service("metrics"), self.grpc)
         logs_grpc.add_LogsServiceServicer_to_server(Service("logs"), self.grpc)
+        traces_grpc.add_TraceServiceServicer_to_server(Service("traces"), self.grpc)
         address = f"localhost:{self.grpc_port}"
         if self.tls:
             read = lambda path: open(path, "rb").read()

@@ -113,6 +113,15 @@ pub fn free_port() -> u16 {
     (first..32_000).find(is_free).expect("a free port")
 }
 
+/// Flags with which a verb reads the ledger alone: the kernel log and the containers of this host change with every test.
+pub const LEDGER_ONLY: [&str; 4] =
+    ["--oom.kernel-log=off", "--docker.socket=", "--podman.socket=", "--cri.endpoint="];
+
+/// Runs a verb on the ledger alone and returns exit code, standard output and standard error.
+pub fn run_on_ledger(arguments: &[&str]) -> (Option<i32>, String, String) {
+    run(&[arguments, &LEDGER_ONLY].concat())
+}
+
 /// Runs `memledger` with arguments to its end and returns exit code, standard output and standard error.
 pub fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
     let output =
@@ -169,7 +178,12 @@ impl Memledger {
 
     /// Starts it with these flags and waits only until it is listening.
     pub fn start_unready(flags: &[&str]) -> Self {
-        Self::launch(&[], flags)
+        Self::start_unready_through(&[], flags)
+    }
+
+    /// Like [`Memledger::start_unready`], through a wrapper.
+    pub fn start_unready_through(wrapper: &[&str], flags: &[&str]) -> Self {
+        Self::launch(wrapper, flags)
     }
 
     fn launch(wrapper: &[&str], flags: &[&str]) -> Self {

@@ -72,11 +72,12 @@ main() {
   # the linker that Rust needs is a C compiler's
   cc -O2 -shared -fPIC -o "$run/xstate.so" "$here/xstate.c"
   # panic=1 and no reboot: a guest that panics ends.
+  # A larger log than its 16 KiB: a kill's report has a line for each process.
   # systemd's own cgroup choice is v2 unless told otherwise; said here so that it fails loudly if that changes.
   setsid "${BASH_SOURCE[0]}" --keep "$run" "$lifetime" "$parent" \
     env LD_PRELOAD="$run/xstate.so" linux.uml mem="$mem" ubd0="$disk" root=/dev/ubda rw hostfs="$run/share" uml_dir="$run/uml/" umid=guest \
     con=null con0=null,fd:1 con1=null ssl=null panic=1 noreboot systemd.unified_cgroup_hierarchy=1 \
-    systemd.show_status=0 quiet >"$run/keeper.log" 2>&1 </dev/null 3>&- 9>&- &
+    log_buf_len=1M systemd.show_status=0 quiet >"$run/keeper.log" 2>&1 </dev/null 3>&- 9>&- &
   echo $! >"$run/pid"
   disown
   if ! wait_until "$BOOT_DEADLINE" ready_or_ended || [[ -e $run/ended ]]; then

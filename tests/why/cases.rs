@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use memledger::ledger::events::Kill;
-use memledger::ledger::events::{Exit, ExitReason, LedgerEvent, PriorUsage, UsageSample, Victim};
+use memledger::ledger::events::{Exit, ExitReason, LedgerEvent, OomReport, PriorUsage, UsageSample, Victim};
+use memledger::ledger::host_history::FIRST_ID;
 use memledger::ledger::why::{Cause, Confidence};
 
 use super::events::*;
@@ -24,9 +25,11 @@ pub struct Case {
 
 /// Returns the whole table.
 pub fn all() -> Vec<Case> {
-    let parts: [fn() -> Vec<Case>; 9] = [
+    let parts: [fn() -> Vec<Case>; 11] = [
         at_its_own_limit,
         at_its_limit_with_less_known,
+        with_what_filled_the_limit,
+        with_processes_of_the_report,
         at_the_limit_of_another_cgroup,
         in_pods_and_nested_and_on_the_host,
         with_records_lost_or_none,
@@ -129,6 +132,144 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
             not: &["A larger --shm-size (Compose"],
             computed: &[],
         },
+    ]
+}
+
+/// A kill with the kernel's report.
+fn reported(
+    name: &'static str,
+    kill: Kill,
+    cause: Cause,
+    says: &'static [&'static str],
+    not: &'static [&'static str],
+) -> Case {
+    let computed = &["4.2", "7", "3", "2", "4", "8"];
+    Case { name, events: vec![killed(kill)], cause, confidence: Confidence::Certain, says, not, computed }
+}
+
+fn with_what_filled_the_limit() -> Vec<Case> {
+    let with = |change: fn(&mut OomReport)| with_report(Kill { before: None, ..kill(Victim::Child) }, change);
+    vec![
+        reported(
+            "anonymous memory filled the limit",
+            with(|_| {}),
+            Cause::OomLimitWorker,
+            &["Anonymous memory of programs filled the limit: 42.0 GiB of 44.0 GiB", "now 44.0 GiB"],
+            &["grew", "age cache", "Swap", "swap", "contiguous"],
+        ),
+        reported(
+            "page cache filled the limit",
+            with(|report| {
+                (report.anon_bytes, report.file_bytes, report.dirty_bytes) =
+                    (Some(GIB), Some(42 * GIB), Some(40 * GIB))
+            }),
+            Cause::OomLimitWorker,
+            &["Page cache filled the limit: 42.0 GiB of 44.0 GiB", "40.0 GiB of it waited to be written"],
+            &["Page cache (", "Anonymous memory of programs"],
+        ),
+        reported(
+            "shared memory filled the limit, and no sample shows where",
+            with(|report| (report.anon_bytes, report.shmem_bytes) = (Some(GIB), Some(42 * GIB))),
+            Cause::OomLimitShm,
+            &["Shared memory filled the limit: 42.0 GiB", "tmpfs, in a memfd or in other shared memory"],
+            &["/dev/shm"],
+        ),
+        reported(
+            "shared memory filled the limit, in /dev/shm",
+            with_report(shared(), |report| {
+                (report.anon_bytes, report.shmem_bytes) = (Some(GIB), Some(42 * GIB));
+            }),
+            Cause::OomLimitShm,
+            &[
+                "Shared memory filled the limit: 42.0 GiB",
+                "At the last sample 29.0 GiB of it were in /dev/shm",
+            ],
+            &["memfd", "30.0 GiB of the 43.0 GiB"],
+        ),
+        reported(
+            "memory of the kernel filled the limit",
+            with(|report| (report.anon_bytes, report.kernel_bytes) = (Some(GIB), Some(42 * GIB))),
+            Cause::OomLimitWorker,
+            &["Memory of the kernel filled the limit: 42.0 GiB of 44.0 GiB", "sockets"],
+            &["Anonymous memory of programs"],
+        ),
+        reported(
+            "swap was exhausted",
+            with(|report| (report.swap_bytes, report.swap_limit_bytes) = (Some(2 * GIB), Some(2 * GIB))),
+            Cause::OomLimitWorker,
+            &["Swap was exhausted: 2.0 GiB of 2.0 GiB used"],
+            &["may use no swap"],
+        ),
+        reported(
+            "no swap, and a part of the report is missing",
+            with(|report| (report.swap_limit_bytes, report.incomplete) = (Some(0), true)),
+            Cause::OomLimitWorker,
+            &["may use no swap", "Part of the kernel's report is missing"],
+            &["Swap was exhausted"],
+        ),
+    ]
+}
+
+fn with_processes_of_the_report() -> Vec<Case> {
+    let with = |change: fn(&mut OomReport)| with_report(Kill { before: None, ..kill(Victim::Child) }, change);
+    let of_host = |change: fn(&mut OomReport)| {
+        let kill = Kill { oom_score_adj: Some(0), ..of_host() };
+        with_report(kill, |report| {
+            (report.host, report.free_bytes) = (true, Some(300 * MIB));
+            change(report);
+        })
+    };
+    vec![
+        reported(
+            "one process held most",
+            with(|report| report.processes = vec![row(22_212, "python3", 40), row(2, "sh", 1)]),
+            Cause::OomLimitWorker,
+            &["One process held most of it: python3 (pid 22212), the victim, with 40.0 GiB resident"],
+            &["alike", "not the largest"],
+        ),
+        reported(
+            "many are alike",
+            with(|report| {
+                report.processes = (0..8).map(|at| row(22_212 - at, "pt_data_worker", 6)).collect()
+            }),
+            Cause::OomLimitWorker,
+            &["8 DataLoader workers were alike, with 6.0 GiB resident each", "fewer NUM_WORKERS"],
+            &["48", "One process"],
+        ),
+        reported(
+            "the victim was not the largest",
+            with(|report| {
+                report.processes = vec![row(1, "python3", 20), row(22_212, "pt_data_worker", 5)];
+                report.processes[0].oom_score_adj = Some(-900);
+            }),
+            Cause::OomLimitWorker,
+            &[
+                "The victim was not the largest: python3 (pid 1) held 20.0 GiB, the victim 5.0 GiB",
+                "is -900, the victim's is 0",
+            ],
+            &["One process"],
+        ),
+        reported(
+            "free memory in pieces",
+            of_host(|report| report.order = Some(3)),
+            Cause::OomHost,
+            &["for 8 contiguous pages (order 3)", "300.0 MiB that were free"],
+            &["Largest holders of the machine"],
+        ),
+        reported(
+            "requested by sysrq",
+            of_host(|report| report.order = Some(-1)),
+            Cause::OomSysrq,
+            &["that was requested by sysrq", "memory need not have run out"],
+            &["ran out of memory;", "contiguous", "Set a memory limit"],
+        ),
+        reported(
+            "not known whether it ended the container",
+            with_report(Kill { victim: None, before: None, ..kill(Victim::Child) }, |_| {}),
+            Cause::OomLimit,
+            &["no end of the container is recorded"],
+            &["kept running", "that ended the container"],
+        ),
     ]
 }
 
@@ -293,15 +434,26 @@ fn with_records_lost_or_none() -> Vec<Case> {
 }
 
 fn beside_unattributed_kill() -> Vec<Case> {
-    vec![Case {
-        name: "137 beside an unattributed kill",
-        events: vec![killed(unattributed()), ended(exit(ExitReason::Killed, 137, 0.0))],
-        cause: Cause::Unknown,
-        confidence: Confidence::Unsure,
-        says: &["of an unknown container", "it may have been"],
-        not: &["NOT an OOM"],
-        computed: &["3", "12", "5"],
-    }]
+    vec![
+        Case {
+            name: "137 beside an unattributed kill",
+            events: vec![killed(unattributed()), ended(exit(ExitReason::Killed, 137, 0.0))],
+            cause: Cause::Unknown,
+            confidence: Confidence::Unsure,
+            says: &["of an unknown container", "it may have been"],
+            not: &["NOT an OOM"],
+            computed: &["3", "12", "5"],
+        },
+        Case {
+            name: "an error beside an unattributed kill",
+            events: vec![killed(unattributed()), ended(exit(ExitReason::Error, 1, 0.0))],
+            cause: Cause::ErrorExit,
+            confidence: Confidence::Unsure,
+            says: &["of an unknown container", "if it was a child of this one"],
+            not: &["No OOM kill"],
+            computed: &["3", "12", "5"],
+        },
+    ]
 }
 
 /// An exit without a kill.
@@ -425,6 +577,41 @@ fn normal_or_unknown() -> Vec<Case> {
             Cause::Unknown,
             Confidence::Unsure,
             &["for a reason that is not recorded"],
+        ),
+        case(
+            "only the runtime's flag is left",
+            Exit {
+                id: FIRST_ID,
+                reason: Some(ExitReason::Unknown),
+                runtime_oom_flag: Some(true),
+                ..exit(ExitReason::Unknown, 137, 0.0)
+            },
+            Cause::OomFlagOnly,
+            Confidence::Likely,
+            &[
+                "OOMKilled is set, and nothing else is left",
+                "the limit are not known",
+                "docker logs --tail 50",
+            ],
+        ),
+        case(
+            "SIGKILL before the oldest record",
+            Exit {
+                id: FIRST_ID,
+                reason: Some(ExitReason::Unknown),
+                runtime_oom_flag: Some(false),
+                ..exit(ExitReason::Unknown, 137, 0.0)
+            },
+            Cause::Unknown,
+            Confidence::Unsure,
+            &["No record of an OOM kill at that time could be read", "may have been one or not"],
+        ),
+        case(
+            "SIGKILL that no ledger has recorded",
+            Exit { id: FIRST_ID, ..exit(ExitReason::Killed, 137, 0.0) },
+            Cause::KilledOutside,
+            Confidence::Likely,
+            &["NOT an OOM kill", "no stop request is known any more"],
         ),
         case(
             "evidence may still arrive",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memledger::ledger::events::{
     ContainerLabels, ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, MemoryHolder,
-    OomScope, PriorUsage, RoleUsage, UsageSample, Victim,
+    OomReport, OomScope, PriorUsage, ReportProcess, RoleUsage, UsageSample, Victim,
 };
 
 pub const GIB: u64 = 1 << 30;
@@ -75,7 +75,9 @@ pub fn kill(victim: Victim) -> Kill {
         oom_score_adj: Some(0),
         limit_cgroup: format!("/docker/{ID}").into(),
         limit_bytes: Some(44 * GIB),
+        before_start: false,
         method: "kmsg".into(),
+        report: None,
         evidence: vec![
             Evidence::new(
                 "kmsg",
@@ -94,6 +96,31 @@ pub fn kill(victim: Victim) -> Kill {
             ..before(30 * GIB, 43 * GIB + 512 * MIB, Some(44 * GIB))
         })),
     }
+}
+
+/// Returns a kill with the kernel's report, in which the limit is full of anonymous memory.
+pub fn with_report(kill: Kill, change: impl FnOnce(&mut OomReport)) -> Kill {
+    let mut report = OomReport {
+        requested_by: "python3".into(),
+        order: Some(0),
+        usage_bytes: Some(44 * GIB),
+        limit_bytes: Some(44 * GIB),
+        anon_bytes: Some(42 * GIB),
+        file_bytes: Some(GIB),
+        shmem_bytes: Some(100 * MIB),
+        kernel_bytes: Some(GIB),
+        process_count: Some(9),
+        ..OomReport::default()
+    };
+    change(&mut report);
+    Kill { report: Some(Arc::new(report)), ..kill }
+}
+
+/// Returns a row of the kernel's table.
+pub fn row(pid: u32, process: &str, gib: u64) -> ReportProcess {
+    let role = if process == "pt_data_worker" { "dataloader_worker" } else { "" };
+    let (process, role, rss_bytes) = (process.into(), role.into(), gib * GIB);
+    ReportProcess { pid, process, role, rss_bytes, oom_score_adj: Some(0), ..ReportProcess::default() }
 }
 
 pub fn trainer(victim: Victim) -> Kill {

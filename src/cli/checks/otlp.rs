@@ -24,6 +24,7 @@ pub async fn run_checks(config: &Config) -> Vec<Check> {
     for (name, signal, target, lost) in [
         ("OTLP metrics", OtlpSignal::Metrics, &settings.metrics, "no metrics at the endpoint"),
         ("OTLP logs", OtlpSignal::Logs, &settings.logs, "events wait in the ledger"),
+        ("OTLP traces", OtlpSignal::Traces, &settings.traces, "no traces of memledger's own work"),
     ] {
         let Some(target) = target else { continue };
         let place = format!("{} ({})", target.endpoint, if target.grpc { "grpc" } else { "http/protobuf" });

@@ -86,10 +86,11 @@ pub fn advise(check: &mut Check) {
     }
 }
 
-/// Checks the kubelet's runtime and the kubelet's socket. A host with neither has one line.
+/// Checks the kubelet's runtime and the kubelet's socket, which is not read without a runtime. A host with neither has one line.
 pub async fn run_checks(config: &Config, verbosity: Verbosity) -> Vec<Check> {
     let mut checks = vec![runtime(config).await];
     if let Some(socket) = &config.cri.pod_resources
+        && !config.cri.sockets.is_empty()
         && (exists(socket) || (verbosity == Verbosity::Full && in_pod()))
     {
         checks.push(resources(socket).await);
@@ -157,9 +158,13 @@ fn missing_socket(config: &Config, fix: &str) -> Option<Check> {
 
 async fn runtime(config: &Config) -> Check {
     if config.cri.sockets.is_empty() {
+        let without = match config.cri.pod_resources {
+            Some(_) => ", and with it --kubelet.pod-resources",
+            None => "",
+        };
         return Check::none(
             NAME,
-            "off (--cri.endpoint is empty)",
+            format!("off (--cri.endpoint is empty){without}"),
             LOST,
             "--cri.endpoint=/run/containerd/containerd.sock",
         );
@@ -257,6 +262,17 @@ mod tests {
         let checks = checks_with_chart_fixes(&config(&absent)).await;
         assert!(checks[0].fix.contains("runtime.socket: the socket"), "{checks:?}");
         assert_eq!(checks[0].state, CheckState::Bad, "it was configured");
+    }
+
+    #[tokio::test]
+    async fn kubelets_socket_is_off_without_a_runtime() {
+        let socket = tempfile::NamedTempFile::new().unwrap();
+        let flags = ["--cri.endpoint=", &format!("--kubelet.pod-resources={}", socket.path().display())];
+        let command = crate::config::arguments(clap::Command::new("memledger").no_binary_name(true));
+        let config = Config::load(&command.try_get_matches_from(flags).unwrap()).unwrap();
+        let checks = run_checks(&config, Verbosity::Full).await;
+        assert_eq!(checks.len(), 1, "{checks:?}");
+        assert!(checks[0].found.contains("--kubelet.pod-resources"), "{checks:?}");
     }
 
     #[test]

@@ -26,6 +26,12 @@ pub const THROTTLE_REASONS: [(u64, &str); 6] = [
     (0x80, "hw_power_brake"),
 ];
 
+/// Domains with a clock, in the order of [`DeviceHealth::clocks_hertz`].
+pub const CLOCKS: [&str; 2] = ["sm", "memory"];
+
+/// Directions of the PCIe link, in the order of [`DeviceHealth::pcie_bytes`].
+pub const DIRECTIONS: [&str; 2] = ["transmitted", "received"];
+
 /// Kinds of errors on NVLinks, in the order of [`DeviceHealth::nvlink_errors`].
 pub const NVLINK_ERRORS: [&str; 5] = ["crc_flit", "crc_data", "replay", "recovery", "ecc_data"];
 
@@ -86,10 +92,16 @@ pub struct DeviceHealth {
     pub memory_utilization: Option<f64>,
     /// Power of the board in watts.
     pub power_watts: Option<f64>,
+    /// The power limit that the driver enforces, in watts.
+    pub power_limit_watts: Option<f64>,
+    /// Clocks by [`CLOCKS`], in hertz.
+    pub clocks_hertz: [Option<f64>; CLOCKS.len()],
     /// Energy in joules since the driver was loaded.
     pub energy_joules: Option<f64>,
     /// Temperature of the die.
     pub temperature_celsius: Option<f64>,
+    /// Temperature of the device memory.
+    pub memory_temperature_celsius: Option<f64>,
     /// The throttle reasons that are active now, as bits of [`THROTTLE_REASONS`].
     pub throttle_mask: Option<u64>,
     /// Observed seconds of each of [`THROTTLE_REASONS`] since memledger's start. Never in a message.
@@ -99,12 +111,16 @@ pub struct DeviceHealth {
     pub ecc_corrected: Option<u64>,
     /// Uncorrected ECC errors over the life of the device.
     pub ecc_uncorrected: Option<u64>,
+    /// Corrected and uncorrected ECC errors since the driver was loaded.
+    pub ecc_volatile: [Option<u64>; 2],
     /// Rows remapped after correctable and after uncorrectable errors; 1 if one is pending; 1 if a remapping failed.
     pub remapped_rows: Option<[u32; 4]>,
     /// Pages retired after single-bit and after double-bit errors; 1 if one is pending.
     pub retired_pages: [Option<u64>; 3],
     /// Replays on the PCIe link.
     pub pcie_replays: Option<u64>,
+    /// Bytes over the PCIe link, by [`DIRECTIONS`].
+    pub pcie_bytes: [Option<u64>; DIRECTIONS.len()],
     /// Errors of all NVLinks, by [`NVLINK_ERRORS`].
     pub nvlink_errors: [Option<u64>; NVLINK_ERRORS.len()],
     /// Xids by number; empty while the GPU is not registered for events. Never in a message.
@@ -119,13 +135,20 @@ impl DeviceHealth {
             (GPU_UTILIZATION, self.utilization),
             (GPU_MEMORY_UTILIZATION, self.memory_utilization),
             (GPU_POWER, self.power_watts),
+            (GPU_POWER_LIMIT, self.power_limit_watts),
             (GPU_TEMPERATURE, self.temperature_celsius),
+            (GPU_MEMORY_TEMPERATURE, self.memory_temperature_celsius),
             (GPU_ENERGY, self.energy_joules),
             (GPU_PCIE_REPLAYS, self.pcie_replays.map(|count| count as f64)),
         ];
         for (family, value) in gauges {
             if let Some(value) = value {
                 series.gpu(family, gpu, [], value);
+            }
+        }
+        for (clock, hertz) in CLOCKS.iter().zip(self.clocks_hertz) {
+            if let Some(hertz) = hertz {
+                series.gpu(GPU_CLOCK, gpu, [Label::Fixed(clock)], hertz);
             }
         }
         for ((_, reason), seconds) in THROTTLE_REASONS.iter().zip(self.throttle_seconds.iter().flatten()) {
@@ -140,6 +163,8 @@ impl DeviceHealth {
         };
         let ecc = [self.ecc_corrected, self.ecc_uncorrected];
         by_kind(GPU_ECC_ERRORS, &["corrected", "uncorrected"], &mut ecc.into_iter());
+        by_kind(GPU_VOLATILE_ECC_ERRORS, &["corrected", "uncorrected"], &mut self.ecc_volatile.into_iter());
+        by_kind(GPU_PCIE_BYTES, &DIRECTIONS, &mut self.pcie_bytes.into_iter());
         let [correctable, uncorrectable, row_pending, failure] =
             self.remapped_rows.map_or([None; 4], |rows| rows.map(|count| Some(u64::from(count))));
         let [single_bit, double_bit, page_pending] = self.retired_pages;
@@ -148,21 +173,25 @@ impl DeviceHealth {
         let pages = [single_bit, double_bit];
         by_kind(GPU_RETIRED_PAGES, &["single_bit", "double_bit"], &mut pages.into_iter());
         by_kind(GPU_NVLINK_ERRORS, &NVLINK_ERRORS, &mut self.nvlink_errors.into_iter());
-        let states = [
-            (GPU_REMAPPED_ROWS_PENDING, row_pending),
-            (GPU_REMAPPED_ROWS_FAILURE, failure),
-            (GPU_RETIRED_PAGES_PENDING, page_pending),
-        ];
-        for (family, state) in states {
-            if let Some(state) = state {
-                series.gpu(family, gpu, [], f64::from(u8::from(state != 0)));
-            }
-        }
+        write_states(gpu, [row_pending, failure, page_pending], series);
         for (xid, counter) in &self.xids {
             series.gpu(GPU_XID_ERRORS, gpu, [Label::Number(*xid)], counter.count as f64);
             if let Some(last) = counter.last {
                 series.gpu(GPU_LAST_XID, gpu, [Label::Number(*xid)], last);
             }
+        }
+    }
+}
+
+fn write_states(gpu: u32, [row_pending, failure, page_pending]: [Option<u64>; 3], series: &mut Series) {
+    let states = [
+        (GPU_REMAPPED_ROWS_PENDING, row_pending),
+        (GPU_REMAPPED_ROWS_FAILURE, failure),
+        (GPU_RETIRED_PAGES_PENDING, page_pending),
+    ];
+    for (family, state) in states {
+        if let Some(state) = state {
+            series.gpu(family, gpu, [], f64::from(u8::from(state != 0)));
         }
     }
 }

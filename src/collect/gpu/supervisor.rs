@@ -287,6 +287,7 @@ impl Task {
         deadline: Timestamp,
     ) -> Result<(), SessionEnd> {
         let began = RequestStart::now(&self.host_paths);
+        let _span = is_full.then(|| tracing::info_span!("nvml reading").entered()); // samples are five times as many
         let request = if is_full { Request::Read } else { Request::Sample };
         process.send(&request).map_err(QueryError::from)?;
         let response = self.retry_when_woken(deadline, |deadline, release| {

@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::{LogBatch, LogPosition};
+use super::{LogBatch, LogEntry, LogPosition};
 use crate::host::{ReadError, classify};
 use crate::parse::kernel_log::records::{KmsgRecord, RecordAssembler};
 
@@ -39,6 +39,7 @@ impl KmsgDevice {
             return Err(ReadError::Absent(format!("{path} (not the kernel log device)")));
         }
         let mut this = Self { fd, path, buffer: vec![0; RECORD_BYTES], reader: KmsgCursor::default() };
+        this.reader.assembler.set_page_bytes(rustix::param::page_size() as u64);
         // the device cgroup and CAP_SYSLOG may be checked only at the first read
         this.read_one()?;
         match rustix::fs::seek(&this.fd, SeekFrom::Start(0)) {
@@ -108,6 +109,8 @@ fn read_error(errno: Errno, path: &str) -> ReadError {
 #[derive(Debug, Default)]
 pub(super) struct KmsgCursor {
     last: Option<LogPosition>,
+    /// The oldest record that was read.
+    oldest: Option<LogPosition>,
     /// The position before the first fragment of an incomplete line.
     before_fragments: Option<LogPosition>,
     assembler: RecordAssembler,
@@ -115,19 +118,21 @@ pub(super) struct KmsgCursor {
     resume: Option<Resume>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Resume {
     after: LogPosition,
     assembler: RecordAssembler,
     before: LogBatch,
     is_reached: bool,
     is_rewound: bool,
+    is_handed_over: bool,
 }
 
 impl KmsgCursor {
     pub(super) fn resume_after(&mut self, after: LogPosition) {
-        let (assembler, before) = (RecordAssembler::default(), LogBatch::default());
-        self.resume = Some(Resume { after, assembler, before, is_reached: false, is_rewound: false });
+        let mut resume = Resume { after, ..Resume::default() };
+        resume.assembler.continue_report_of(&mut self.assembler); // with the page size
+        self.resume = Some(resume);
     }
 
     pub(super) fn position(&self) -> LogPosition {
@@ -136,12 +141,18 @@ impl KmsgCursor {
         held.or(self.last).or(resume).unwrap_or_default()
     }
 
+    pub(super) fn oldest(&self) -> Option<LogPosition> {
+        self.oldest
+    }
+
     fn push(&mut self, record: KmsgRecord<'_>, batch: &mut LogBatch) {
         let here = LogPosition { sequence: Some(record.sequence), usec: record.usec };
+        self.oldest.get_or_insert(here);
         let expected = self.last.and_then(|last| last.sequence).map(|last| last + 1);
         let has_gap = expected.is_some_and(|expected| record.sequence != expected);
         if has_gap {
             self.assembler.reset();
+            self.resume.iter_mut().for_each(|resume| resume.assembler.reset());
         }
         let old = match &mut self.resume {
             Some(resume) => {
@@ -161,6 +172,9 @@ impl KmsgCursor {
                 resume.before.entries.extend(found.into_iter().map(Into::into));
             }
             _ => {
+                if let Some(resume) = &mut self.resume {
+                    resume.hand_over(&mut self.assembler, batch);
+                }
                 self.assembler.push(record, &mut found);
                 batch.entries.extend(found.into_iter().map(Into::into));
                 if self.assembler.held_sequence() == here.sequence {
@@ -185,6 +199,7 @@ impl KmsgCursor {
             return; // the log is empty: nothing to compare yet
         }
         let Some(mut resume) = self.resume.take() else { return };
+        resume.hand_over(&mut self.assembler, batch);
         if resume.is_rewound || !resume.is_reached {
             let mut found = Vec::new();
             resume.assembler.drained(&mut found);
@@ -198,6 +213,19 @@ impl KmsgCursor {
 }
 
 impl Resume {
+    /// Lets the first new record continue a block that began among the old ones: the last run may have ended within it. Its
+    /// begin is returned again, which changes nothing.
+    fn hand_over(&mut self, assembler: &mut RecordAssembler, batch: &mut LogBatch) {
+        if std::mem::replace(&mut self.is_handed_over, true) {
+            return;
+        }
+        let mut found = Vec::new();
+        self.assembler.drained(&mut found);
+        self.before.entries.extend(found.into_iter().map(Into::into));
+        assembler.continue_report_of(&mut self.assembler);
+        batch.entries.extend_from_slice(LogEntry::open_block(&self.before.entries));
+    }
+
     /// Returns whether a record was read by the last run, and whether records between that run and this one are
     /// missing.
     fn compare(&mut self, here: LogPosition, is_oldest: bool) -> (bool, bool) {

@@ -16,8 +16,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use crate::host::{HostPaths, ReadError};
-use crate::parse::kernel_log::Line;
 use crate::parse::kernel_log::records::OomLine;
+use crate::parse::kernel_log::{Line, OomReport};
 use crate::parse::printable;
 
 /// Maximum length of the text of a [`LogEntry`].
@@ -50,6 +50,19 @@ pub struct LogEntry {
     pub line: Line,
     /// Its text, made printable, as evidence: at most some 500 bytes.
     pub text: Arc<str>,
+    /// Of a kill: the report that the kernel printed before it, which can be of another kill.
+    pub report: Option<Arc<OomReport>>,
+}
+
+impl LogEntry {
+    /// Returns the begin of a block at the end of these entries, whose kill has not been read yet.
+    fn open_block(entries: &[LogEntry]) -> &[LogEntry] {
+        let is_kill = |entry: &LogEntry| matches!(entry.line, Line::Killed(_));
+        let kills = entries.iter().rposition(is_kill).map_or(0, |at| at + 1);
+        let begins = |entry: &LogEntry| matches!(entry.line, Line::Invoked);
+        let begin = entries[kills..].iter().rposition(begins).unwrap_or(entries.len() - kills);
+        &entries[kills + begin..]
+    }
 }
 
 impl From<OomLine> for LogEntry {
@@ -61,7 +74,7 @@ impl From<OomLine> for LogEntry {
             text.push_str("...");
         }
         let position = LogPosition { sequence: found.sequence, usec: found.usec };
-        Self { position, line: found.line, text: text.into() }
+        Self { position, line: found.line, text: text.into(), report: found.report }
     }
 }
 
@@ -85,7 +98,7 @@ pub struct KernelLog {
 
 #[derive(Debug)]
 enum OpenLog {
-    Device(kmsg::KmsgDevice),
+    Device(Box<kmsg::KmsgDevice>),
     Syslog(syslog::Syslog),
 }
 
@@ -96,7 +109,9 @@ impl KernelLog {
     /// The log is unreadable through this interface: the device is missing, or access is denied.
     pub fn open(host_paths: &HostPaths, backend: LogBackend) -> Result<Self, ReadError> {
         let source = match backend {
-            LogBackend::Device => OpenLog::Device(kmsg::KmsgDevice::open(&host_paths.dev.join("kmsg"))?),
+            LogBackend::Device => {
+                OpenLog::Device(kmsg::KmsgDevice::open(&host_paths.dev.join("kmsg"))?.into())
+            }
             LogBackend::Syslog => OpenLog::Syslog(syslog::Syslog::open()?),
         };
         Ok(Self { source })
@@ -128,6 +143,14 @@ impl KernelLog {
         }
     }
 
+    /// Returns the position of the oldest record that was read since the log was opened; `None` before the first.
+    pub fn oldest(&self) -> Option<LogPosition> {
+        match &self.source {
+            OpenLog::Device(device) => device.reader.oldest(),
+            OpenLog::Syslog(syslog) => syslog.reader.oldest(),
+        }
+    }
+
     /// Reads all available records.
     ///
     /// # Errors
@@ -154,8 +177,13 @@ mod tests {
 
     #[test]
     fn evidence_is_short_and_printable() {
-        let found =
-            |text: &[u8]| OomLine { sequence: None, usec: 1, line: Line::Invoked, text: text.to_vec() };
+        let found = |text: &[u8]| OomLine {
+            sequence: None,
+            usec: 1,
+            line: Line::Invoked,
+            text: text.to_vec(),
+            report: None,
+        };
         assert_eq!(&*LogEntry::from(found(b"a\nb")).text, "a\\x0ab");
         for long in [vec![b'a'; 600], vec![0xff; 200], "é".repeat(400).into_bytes(), vec![b'a'; 500]] {
             let text = LogEntry::from(found(&long)).text;

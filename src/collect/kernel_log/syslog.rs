@@ -1,8 +1,9 @@
 //! syslog(2): returns the whole buffer each time.
 
-use super::{LogBatch, LogPosition};
+use super::{LogBatch, LogEntry, LogPosition};
 use crate::host::{ReadError, syslog};
 use crate::parse::kernel_log::records::SyslogText;
+use crate::parse::kernel_log::report::ReportAssembler;
 
 /// The kernel log through syslog(2).
 #[derive(Debug)]
@@ -16,6 +17,7 @@ impl Syslog {
     pub(super) fn open() -> Result<Self, ReadError> {
         let mut this =
             Self { capacity: syslog::buffer_size()?, buffer: vec![], reader: SyslogCursor::default() };
+        this.reader.reports.page_bytes = Some(rustix::param::page_size() as u64);
         this.refill()?;
         Ok(this)
     }
@@ -52,7 +54,10 @@ pub(super) struct SyslogCursor {
     /// The end of the text that was read, from the start of a line.
     tail: Vec<u8>,
     position: LogPosition,
+    oldest: Option<LogPosition>,
     resume: Option<LogPosition>,
+    /// Blocks can begin in one text and end in the next.
+    reports: ReportAssembler,
 }
 
 impl SyslogCursor {
@@ -68,25 +73,36 @@ impl SyslogCursor {
         self.position
     }
 
+    pub(super) fn oldest(&self) -> Option<LogPosition> {
+        self.oldest
+    }
+
     fn read_new(&mut self, text: &[u8]) -> LogBatch {
         let whole = (text.len(), hash(text));
         if self.whole.replace(whole) == Some(whole) {
             return LogBatch::default();
         }
         let (start, lost) = self.new_from(text);
-        let new = SyslogText::of(&text[start..]);
+        if lost {
+            self.reports.records_lost();
+        }
+        let new = SyslogText::read(&text[start..], &mut self.reports);
         let mut batch = LogBatch { lost, ..LogBatch::default() };
-        let mut found = new.found;
+        let mut found: Vec<LogEntry> = new.found.into_iter().map(Into::into).collect();
         if let (Some((oldest, newest)), Some(resume)) = (new.stamps, self.resume) {
             self.resume = None;
             batch.rewound = newest < resume.usec;
             batch.lost = oldest > resume.usec;
             if !batch.rewound {
-                found.retain(|found| found.usec > resume.usec);
+                let is_old = |found: &LogEntry| found.position.usec <= resume.usec;
+                let (old, new): (Vec<_>, Vec<_>) = found.into_iter().partition(is_old);
+                // the last run may have ended within a block: its begin is returned again, which changes nothing
+                found = [LogEntry::open_block(&old), &new].concat();
             }
         }
-        batch.entries = found.into_iter().map(Into::into).collect();
-        if let Some((_, newest)) = new.stamps {
+        batch.entries = found;
+        if let Some((oldest, newest)) = new.stamps {
+            self.oldest.get_or_insert(LogPosition { sequence: None, usec: oldest });
             self.position = LogPosition { sequence: None, usec: newest };
         }
         self.remember(&text[..start + new.settled]);

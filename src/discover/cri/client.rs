@@ -9,6 +9,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
+use tracing::Instrument;
 
 use super::messages::*;
 
@@ -94,6 +95,12 @@ impl CriClient {
         let channel =
             channel.map_err(|_| CriError::Timeout("the socket", CALL_TIMEOUT))?.map_err(CriError::Connect)?;
         Ok(Self { grpc: Grpc::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES) })
+    }
+
+    /// Creates a client that connects with its first call.
+    #[cfg(test)]
+    pub fn unconnected() -> Self {
+        Self { grpc: Grpc::new(Endpoint::from_static("unix:///nonexistent").connect_lazy()) }
     }
 
     /// Queries the name and version of the runtime.
@@ -183,7 +190,8 @@ impl CriClient {
                 .map_err(|status| CriError::Status(short(method), Box::new(status)))
         };
         let timed_out = CriError::Timeout(short(method), timeout);
-        tokio::time::timeout(timeout, response).await.unwrap_or(Err(timed_out))
+        let span = tracing::info_span!("runtime call", runtime = super::RUNTIME, call = short(method));
+        tokio::time::timeout(timeout, response).instrument(span).await.unwrap_or(Err(timed_out))
     }
 }
 

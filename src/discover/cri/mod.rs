@@ -14,9 +14,9 @@
 //! A default socket is the kubelet's runtime if it has pods: Docker's own containerd listens on the same path, and may have no
 //! pods, or no CRI at all. Such a socket does not count as an unavailable runtime. A socket that was configured does.
 
-mod status_queries;
 mod client;
 mod convert;
+mod history;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
 pub mod messages;
@@ -29,8 +29,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use client::{CriClient, CriError};
-use reconcile::CriReconciler;
+pub use history::history;
+use reconcile::{CriConnection, CriReconciler};
 
+use super::reconcile::RuntimeFollower;
 use super::{ConnectionState, ContainerId, RuntimeState};
 use crate::clock::Timestamp;
 use crate::config::{CriSettings, Filter};
@@ -80,8 +82,8 @@ pub async fn follow(
         match find(&settings).await {
             SocketSearch::Runtime(socket, client) => {
                 last_logged.clear();
-                let error =
-                    CriReconciler::new(&settings, &filter, &source, &mut resume).run(&client, &socket).await;
+                let reconciler = CriReconciler::new(&settings, &filter, &source, &mut resume);
+                let error = follow_once(reconciler, &client, &socket).await;
                 if source.lock().connection == ConnectionState::Up {
                     tracing::warn!(runtime = RUNTIME, %error, "connection lost, retrying; container names are kept");
                     source.set_connection(ConnectionState::Down);
@@ -112,6 +114,18 @@ pub async fn follow(
             }
         }
         tokio::time::sleep(pause).await;
+    }
+}
+
+/// Follows one connection until a call fails; returns the error.
+async fn follow_once(reconciler: CriReconciler<'_>, client: &CriClient, socket: &Path) -> CriError {
+    let reconciler = async { RuntimeFollower::start(CriConnection::new(reconciler, client).await?).await };
+    match reconciler.await {
+        Ok(reconciler) => {
+            tracing::info!(runtime = RUNTIME, socket = %socket.display(), "connected");
+            reconciler.run().await
+        }
+        Err(error) => error,
     }
 }
 

@@ -5,21 +5,23 @@
 //! already show an end; the end is reported when the next list shows it too.
 //!
 //! The list decides which containers exist and run, and needs no status responses. For a container whose status query gets no
-//! response ([`super::status_queries`]), only its start, its settings and its exit code are missing.
+//! response ([`crate::discover::status_queries`]), only its start, its settings and its exit code are missing.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
+use std::pin::Pin;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use tonic::Streaming;
 
 use super::client::{CriClient, CriError};
 use super::convert::{Sandbox, complete, record};
-use super::messages::{Container, ContainerState, ContainerStatusResponse};
-use super::status_queries::{StatusQueue, StatusResult};
+use super::messages::{Container, ContainerEventResponse, ContainerState, ContainerStatusResponse};
 use super::{CriResumeState, EVENT_DEBOUNCE, LIST_INTERVAL, RUNTIME, unix_seconds};
 use crate::clock::Timestamp;
 use crate::config::{CriSettings, Filter};
+use crate::discover::reconcile::{FollowRequest, Responses, Runtime};
+use crate::discover::status_queries;
 use crate::discover::{
     ConnectionState, ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent, RuntimeState,
 };
@@ -29,6 +31,9 @@ const LISTS_PER_SANDBOX_LIST: u32 = 2;
 
 /// An end without a status response is reported after this time, in which the query was retried several times.
 const UNANSWERED_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The status of one container; `None` if it is gone.
+type CriStatus = status_queries::StatusResult<ContainerStatusResponse, CriError>;
 
 /// What was reported of a container.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,7 +95,8 @@ pub struct CriReconciler<'a> {
     source: &'a RuntimeState,
     resume: &'a mut CriResumeState,
     pods: HashMap<String, Sandbox>,
-    status_queue: StatusQueue,
+    /// Responses for the next list.
+    late: HashMap<String, CriStatus>,
     lists: u32,
 }
 
@@ -101,98 +107,7 @@ impl<'a> CriReconciler<'a> {
         source: &'a RuntimeState,
         resume: &'a mut CriResumeState,
     ) -> Self {
-        Self {
-            settings,
-            filter,
-            source,
-            resume,
-            pods: HashMap::new(),
-            status_queue: StatusQueue::default(),
-            lists: 0,
-        }
-    }
-
-    /// Lists containers until a call fails; returns the error.
-    pub async fn run(mut self, client: &CriClient, socket: &Path) -> CriError {
-        let version = match client.version().await {
-            Ok(version) => version,
-            Err(error) => return error,
-        };
-        // subscribed before the first list, so that no event after the list is missed
-        let mut subscription = std::pin::pin!(client.events());
-        let mut events = None;
-        let mut has_no_events = !events_reach_all(&version.runtime_name, &version.runtime_version);
-        loop {
-            if let Err(error) = self.list_and_apply(client).await {
-                return error;
-            }
-            if self.lists == 1 {
-                let (name, version) = (version.runtime_name.as_str(), version.runtime_version.as_str());
-                tracing::info!(runtime = RUNTIME, socket = %socket.display(), name, version, "connected");
-            }
-            let mut is_soon = events.is_none();
-            let pause = if is_soon { LIST_INTERVAL.0 } else { self.longest_pause(Timestamp::now()) };
-            let mut pause = std::pin::pin!(tokio::time::sleep(pause));
-            loop {
-                tokio::select! {
-                    response = &mut subscription, if events.is_none() && !has_no_events => match response {
-                        Ok(stream) => events = Some(stream),
-                        Err(error) => {
-                            tracing::debug!(runtime = RUNTIME, %error, "events unavailable: listing containers every second");
-                            has_no_events = true;
-                        }
-                    },
-                    event = next(&mut events), if events.is_some() => {
-                        if event {
-                            tokio::time::sleep(EVENT_DEBOUNCE).await;
-                            while try_next(&mut events) {}
-                        } else {
-                            (events, has_no_events) = (None, true); // the next list shows whether the runtime is gone
-                        }
-                        break;
-                    }
-                    // the next list uses the response
-                    () = self.status_queue.next_response(), if self.status_queue.has_pending() => {
-                        if !std::mem::replace(&mut is_soon, true) {
-                            pause.set(tokio::time::sleep(LIST_INTERVAL.0));
-                        }
-                    }
-                    () = &mut pause => break,
-                }
-            }
-        }
-    }
-
-    /// Returns the time to the next list while events arrive: until the next retry of a status query at most.
-    fn longest_pause(&self, now: Timestamp) -> Duration {
-        let rest = self.status_queue.time_to_retry(now).unwrap_or(LIST_INTERVAL.1);
-        rest.clamp(LIST_INTERVAL.0, LIST_INTERVAL.1)
-    }
-
-    /// Lists containers once and reports the changes.
-    async fn list_and_apply(&mut self, client: &CriClient) -> Result<(), CriError> {
-        let containers = client.containers().await?;
-        let unknown = containers.iter().any(|container| !self.pods.contains_key(&container.pod_sandbox_id));
-        if unknown || self.lists.is_multiple_of(LISTS_PER_SANDBOX_LIST) {
-            let sandboxes = client.sandboxes().await?;
-            let read = |sandbox: super::messages::PodSandbox| {
-                Some((sandbox.id.clone(), Sandbox::read(sandbox, self.settings)?))
-            };
-            self.pods = sandboxes.into_iter().filter_map(read).collect();
-        }
-        let mut wanted = HashSet::new();
-        for container in &containers {
-            let Some(verbose) = self.needs_status(container) else { continue };
-            let (client, id) = (client.clone(), container.id.clone());
-            let request = |within| async move { client.status(&id, verbose, within).await };
-            self.status_queue.submit(&container.id, verbose, Timestamp::now(), request);
-            wanted.insert(container.id.clone());
-        }
-        self.status_queue.wait_for_first_queries().await;
-        let responses = self.status_queue.take_responses(&wanted);
-        self.lists = self.lists.saturating_add(1);
-        self.apply(&containers, &responses, Timestamp::now());
-        Ok(())
+        Self { settings, filter, source, resume, pods: HashMap::new(), late: HashMap::new(), lists: 0 }
     }
 
     /// Returns whether a container needs a status query, and whether a verbose one.
@@ -212,7 +127,7 @@ impl<'a> CriReconciler<'a> {
     }
 
     /// Applies a list and the status responses for it.
-    fn apply(&mut self, containers: &[Container], responses: &HashMap<String, StatusResult>, now: Timestamp) {
+    fn apply(&mut self, containers: &[Container], responses: &HashMap<String, CriStatus>, now: Timestamp) {
         self.apply_sandboxes(now);
         let mut runtime_events = Vec::new();
         let (mut there, mut running) = (HashSet::new(), HashSet::new());
@@ -442,18 +357,131 @@ fn has_ended(response: &ContainerStatusResponse) -> bool {
     response.status.as_ref().is_some_and(|status| status.state() == ContainerState::Exited)
 }
 
-/// Waits for an event; returns false at the end of the stream.
-async fn next<T>(events: &mut Option<tonic::Streaming<T>>) -> bool {
-    match events {
-        Some(events) => matches!(events.next().await, Some(Ok(_))),
-        None => false,
+/// The runtime's events, if they reach every client.
+enum CriEventStream {
+    /// Subscribed, without a response so far.
+    Subscribing(Pin<Box<dyn Future<Output = Result<Streaming<ContainerEventResponse>, CriError>> + Send>>),
+    /// Events arrive.
+    Stream(Box<Streaming<ContainerEventResponse>>),
+    /// There are none: containers are listed every second.
+    Unavailable,
+}
+
+/// A connection to the kubelet's runtime.
+pub struct CriConnection<'a> {
+    reconciler: CriReconciler<'a>,
+    client: CriClient,
+    events: CriEventStream,
+    requests: Vec<FollowRequest>,
+}
+
+impl<'a> CriConnection<'a> {
+    /// Subscribes to events before the first list, so that none after it is missed.
+    ///
+    /// # Errors
+    /// The runtime does not report its version.
+    pub async fn new(reconciler: CriReconciler<'a>, client: &CriClient) -> Result<Self, CriError> {
+        let version = client.version().await?;
+        let (name, version) = (version.runtime_name.as_str(), version.runtime_version.as_str());
+        tracing::debug!(runtime = RUNTIME, name, version, "version");
+        let subscriber = client.clone();
+        let events = match events_reach_all(name, version) {
+            true => CriEventStream::Subscribing(Box::pin(async move { subscriber.events().await })),
+            false => CriEventStream::Unavailable,
+        };
+        Ok(Self { reconciler, client: client.clone(), events, requests: vec![] })
     }
 }
 
-/// Takes an event that has already arrived; returns false if there is none.
-fn try_next<T>(events: &mut Option<tonic::Streaming<T>>) -> bool {
-    let Some(events) = events else { return false };
-    matches!(futures_util::FutureExt::now_or_never(events.next()), Some(Some(Ok(_))))
+impl Runtime for CriConnection<'_> {
+    type Item = Container;
+    type Status = ContainerStatusResponse;
+    type Error = CriError;
+
+    fn name(&self) -> &'static str {
+        RUNTIME
+    }
+
+    async fn list(&mut self) -> Result<Vec<Container>, CriError> {
+        let containers = self.client.containers().await?;
+        let pods = &mut self.reconciler.pods;
+        let unknown = containers.iter().any(|container| !pods.contains_key(&container.pod_sandbox_id));
+        if unknown || self.reconciler.lists.is_multiple_of(LISTS_PER_SANDBOX_LIST) {
+            let settings = self.reconciler.settings;
+            let read = |sandbox: super::messages::PodSandbox| {
+                Some((sandbox.id.clone(), Sandbox::read(sandbox, settings)?))
+            };
+            *pods = self.client.sandboxes().await?.into_iter().filter_map(read).collect();
+        }
+        Ok(containers)
+    }
+
+    fn wanted(&self, list: &[Container]) -> Vec<(String, bool)> {
+        let new = list.iter().filter(|container| !self.reconciler.late.contains_key(&container.id));
+        new.filter_map(|container| Some((container.id.clone(), self.reconciler.needs_status(container)?)))
+            .collect()
+    }
+
+    fn query(
+        &self,
+        id: &str,
+        verbose: bool,
+        timeout: Duration,
+    ) -> impl Future<Output = CriStatus> + Send + 'static {
+        let (client, id) = (self.client.clone(), id.to_owned());
+        async move {
+            match client.status(&id, verbose, timeout).await {
+                Ok(response) => Ok(Some(response)),
+                Err(error) if error.is_gone() => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+    }
+
+    fn apply_list(&mut self, list: Vec<Container>, responses: Responses<Self>, now: Timestamp) {
+        self.reconciler.lists = self.reconciler.lists.saturating_add(1);
+        let mut all = std::mem::take(&mut self.reconciler.late);
+        all.extend(responses);
+        self.reconciler.apply(&list, &all, now);
+    }
+
+    async fn next_event(&mut self) -> Result<(), CriError> {
+        let has_ended = match &mut self.events {
+            CriEventStream::Subscribing(response) => match response.await {
+                Ok(stream) => {
+                    self.events = CriEventStream::Stream(Box::new(stream));
+                    return Ok(());
+                }
+                Err(error) => {
+                    tracing::debug!(runtime = RUNTIME, %error, "events unavailable: listing containers every second");
+                    true
+                }
+            },
+            CriEventStream::Stream(stream) => !matches!(stream.next().await, Some(Ok(_))),
+            CriEventStream::Unavailable => std::future::pending().await,
+        };
+        if has_ended {
+            self.events = CriEventStream::Unavailable; // the next list shows whether the runtime is gone
+        }
+        self.requests.push(FollowRequest::List(EVENT_DEBOUNCE));
+        Ok(())
+    }
+
+    fn apply_response(&mut self, id: String, response: CriStatus) {
+        // without a response it stays wanted, so that a later list repeats the query, with more time for it
+        if response.is_ok() {
+            self.reconciler.late.insert(id, response);
+            self.requests.push(FollowRequest::List(LIST_INTERVAL.0));
+        }
+    }
+
+    fn take_requests(&mut self) -> Vec<FollowRequest> {
+        std::mem::take(&mut self.requests)
+    }
+
+    fn list_interval(&self) -> Duration {
+        if matches!(self.events, CriEventStream::Stream(_)) { LIST_INTERVAL.1 } else { LIST_INTERVAL.0 }
+    }
 }
 
 fn runtime_event(record: &ContainerRecord, at: f64, what: EventKind) -> RuntimeEvent {

@@ -124,6 +124,14 @@ pub fn may_run(listed: &ContainerSummary) -> bool {
     !matches!(listed.state, Some(State::CREATED | State::EXITED | State::REMOVING | State::DEAD))
 }
 
+/// Returns whether a listed container started less than two minutes ago, by the text for people in the list.
+pub fn is_recent(listed: &ContainerSummary) -> bool {
+    listed
+        .status
+        .as_deref()
+        .is_some_and(|status| status.contains("second") || status.contains("About a minute"))
+}
+
 /// Creates the event that a container runs; `None` if the pid or the start time is unknown.
 pub fn running(record: &ContainerRecord, pid: Option<u32>) -> Option<RuntimeEvent> {
     Some(RuntimeEvent { at: record.started?, ..event_of(record, EventKind::Running { pid: Some(pid?) }) })
@@ -140,7 +148,7 @@ fn event_of(record: &ContainerRecord, what: EventKind) -> RuntimeEvent {
 }
 
 /// Converts an API time stamp to Unix time; Docker writes UTC, Podman local time with its offset.
-fn unix_seconds(text: &str) -> Option<f64> {
+pub fn unix_seconds(text: &str) -> Option<f64> {
     let time: jiff::Timestamp = text.parse().ok()?;
     let seconds = time.as_nanosecond() as f64 / 1e9;
     (seconds > 0.0).then_some(seconds) // year 1: the container never ran

@@ -175,7 +175,7 @@ fn signal(text: &str) -> Option<i32> {
 }
 
 /// Detects duplicate events, by the whole event and not by its time, because clocks may be set back.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct EventDedup {
     order: VecDeque<u64>,
     known: HashSet<u64>,

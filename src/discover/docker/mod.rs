@@ -7,19 +7,22 @@
 //! A connection begins with the list, stopped containers included, for their names. Then follows one event stream that starts at
 //! the last event received before, so that it includes events from while memledger was not connected ([`reconcile`]). The stream
 //! overlaps the list by at least a second: adding a container twice changes nothing, and duplicate events are dropped
-//! ([`events::EventDedup`]).
+//! ([`events::EventDedup`]). The list is read again once a minute, because a daemon or a proxy may lose events.
 //!
 //! The daemon may be absent, stop and come back. Names are kept while it is unavailable, and containers are listed again after
 //! each reconnect.
 
+mod connection;
 mod events;
 mod convert;
+mod history;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
 mod transport;
 mod reconcile;
+mod sockets;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,13 +31,16 @@ use bollard::Docker;
 use bollard::errors::Error;
 use bollard::models::ContainerSummary;
 use bollard::query_parameters::ListContainersOptions;
-use futures_util::StreamExt;
+use tracing::Instrument;
 
+use super::reconcile::RuntimeFollower;
 use super::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeState};
 use crate::clock::Timestamp;
 use crate::config::{Filter, RuntimeEndpoint};
-use convert::{InspectResult, exists, may_run, running};
-use reconcile::{DockerReconciler, Listed};
+use connection::DockerConnection;
+pub use history::history;
+use reconcile::DockerReconciler;
+pub use sockets::{follow_all, matches};
 pub use transport::client;
 use transport::{Allowance, is_too_large};
 
@@ -44,25 +50,54 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
 /// A connection that lasted this long was stable.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
-/// Limit of concurrent inspect calls.
-const MAX_INSPECTS: usize = 8;
+/// Interval of lists.
+const LIST_INTERVAL: Duration = Duration::from_secs(60);
 /// Events are requested from this many seconds before the list at most.
 const MAX_EVENT_AGE_SECONDS: f64 = 86_400.0;
 
-/// State of a runtime across connections; initialized from the ledger's state.
-#[derive(Debug, Default)]
+/// State of a socket across connections; initialized from the ledger's state.
+#[derive(Clone, Debug)]
 pub struct DockerResumeState {
     /// Unix time of the last event.
     since: Option<f64>,
     /// Containers whose run has begun, without an end so far.
     open: HashSet<ContainerId>,
     seen: events::EventDedup,
+    /// Containers that run, by this socket.
+    own: HashSet<ContainerId>,
+    /// Unix times of ends that a list showed, whose events may still follow.
+    healed: HashMap<ContainerId, f64>,
+    /// Other sockets of the same runtime are followed too, and the containers of the ledger may be theirs.
+    has_siblings: bool,
+    /// The socket was found by a pattern: it is not waited for once it is gone.
+    ends_with_socket: bool,
+    list_interval: Duration,
+}
+
+impl Default for DockerResumeState {
+    fn default() -> Self {
+        Self::new(None, HashSet::new())
+    }
 }
 
 impl DockerResumeState {
     /// Creates the state. `since`: Unix time of the last event in the ledger. `open`: containers that ran then.
     pub fn new(since: Option<f64>, open: HashSet<ContainerId>) -> Self {
-        Self { since, open, seen: events::EventDedup::default() }
+        Self {
+            since,
+            open,
+            seen: events::EventDedup::default(),
+            own: HashSet::new(),
+            healed: HashMap::new(),
+            has_siblings: false,
+            ends_with_socket: false,
+            list_interval: LIST_INTERVAL,
+        }
+    }
+
+    /// Sets the interval of lists, which is a minute unless set.
+    pub fn with_list_interval(self, list_interval: Duration) -> Self {
+        Self { list_interval, ..self }
     }
 
     fn track(&mut self, runtime_event: &RuntimeEvent) {
@@ -70,7 +105,10 @@ impl DockerResumeState {
             EventKind::Started | EventKind::Running { .. } => {
                 self.open.insert(runtime_event.id.clone());
             }
-            EventKind::Ended { .. } => drop(self.open.remove(&runtime_event.id)),
+            EventKind::Ended { .. } => {
+                self.open.remove(&runtime_event.id);
+                self.own.remove(&runtime_event.id);
+            }
             EventKind::Exists | EventKind::Oom | EventKind::SignalRequested { .. } | EventKind::Renamed => {}
         }
     }
@@ -84,21 +122,27 @@ impl DockerResumeState {
     }
 }
 
-/// Follows one runtime for ever, and writes its containers and events to `source`.
+/// Follows one socket, and writes its containers and events to `source`. Returns only for a socket that was found by a pattern,
+/// when it is gone: the state with which to resume when it is back.
 pub async fn follow(
     endpoint: RuntimeEndpoint,
     filter: Filter,
     source: Arc<RuntimeState>,
     mut resume: DockerResumeState,
-) {
+) -> DockerResumeState {
     let mut pause = RETRY_DELAY.0;
     let mut flaps = false;
     let watcher = Watcher { endpoint: &endpoint, filter: &filter, source: &source };
     loop {
+        if !endpoint.socket.exists() && resume.ends_with_socket {
+            source.remove_socket(&endpoint.socket, &resume.own);
+            return resume;
+        }
         if !endpoint.socket.exists() {
             // a socket that existed and is gone means that the daemon is down
-            let was_there = matches!(source.lock().connection, ConnectionState::Up | ConnectionState::Down);
-            source.set_connection(if was_there { ConnectionState::Down } else { ConnectionState::NoSocket });
+            let connection = source.connection_of(&endpoint.socket);
+            let was_there = matches!(connection, ConnectionState::Up | ConnectionState::Down);
+            watcher.set_connection(if was_there { ConnectionState::Down } else { ConnectionState::NoSocket });
         } else {
             let lasted = watcher.follow_once(&mut resume, flaps).await;
             flaps = lasted.is_some_and(|lasted| lasted < STABLE_AFTER) || (flaps && lasted.is_none());
@@ -112,6 +156,10 @@ pub async fn follow(
             pause = pause.min(Duration::from_secs(1)); // checking for a file is cheap: connect soon after it appears
         }
     }
+}
+
+fn runtime_call(runtime: &str, call: &str) -> tracing::Span {
+    tracing::info_span!("runtime call", runtime, call)
 }
 
 /// Returns what an operator can do about an error.
@@ -151,89 +199,63 @@ impl Watcher<'_> {
     /// the next connection is logged only after [`STABLE_AFTER`].
     async fn follow_once(&self, resume: &mut DockerResumeState, flaps: bool) -> Option<Duration> {
         let (runtime, socket) = (self.endpoint.runtime, &self.endpoint.socket);
-        let (docker, allowance, listed) = match self.connect_and_list(resume).await {
-            Ok(connected) => connected,
+        let ends_with_socket = resume.ends_with_socket;
+        let connected = async {
+            let (docker, allowance) = client(socket)?;
+            let reconciler = DockerReconciler::new(self, resume);
+            RuntimeFollower::start(DockerConnection::new(reconciler, docker, allowance)).await
+        };
+        let reconciler = match connected.await {
+            Ok(reconciler) => reconciler,
             Err(error) => {
-                if is_too_large(&error) {
-                    self.source.record_oversized("the list of containers");
-                }
-                if self.source.lock().connection != ConnectionState::Down {
-                    let reason = explain(&error, socket);
-                    tracing::warn!(runtime, %error, "listing containers failed, retrying: {reason}");
-                }
-                self.source.set_connection(ConnectionState::Down);
+                self.record_failure(&error, ends_with_socket);
                 return None;
             }
         };
         let began = Timestamp::now();
-        let mut reconciler =
-            std::pin::pin!(DockerReconciler::new(self, resume, listed).run(&docker, &allowance));
-        if flaps && let Ok(error) = tokio::time::timeout(STABLE_AFTER, &mut reconciler).await {
+        let mut connection = std::pin::pin!(reconciler.run());
+        if flaps && let Ok(error) = tokio::time::timeout(STABLE_AFTER, &mut connection).await {
             tracing::debug!(runtime, %error, "connection lost again");
         } else {
             tracing::info!(runtime, socket = %socket.display(), "connected");
-            let error = reconciler.await;
+            let error = connection.await;
             tracing::warn!(runtime, %error, "connection lost, retrying; container names are kept");
         }
-        self.source.set_connection(ConnectionState::Down);
+        self.set_connection(ConnectionState::Down);
         Some(Timestamp::now().since(began))
     }
 
-    async fn connect_and_list(
-        &self,
-        resume: &mut DockerResumeState,
-    ) -> Result<(Docker, Arc<Allowance>, Listed), Error> {
-        let (docker, allowance) = client(&self.endpoint.socket)?;
-        let at = Timestamp::now();
-        let list = self.list(&docker).await?;
-        let records = list.iter().filter_map(|listed| self.record_from_list(listed));
-        let mut state: Vec<_> = records.map(|record| exists(&record, at.unix_seconds())).collect();
-        let listed = list.into_iter().filter(may_run).filter_map(|listed| Some((listed.id.clone()?, listed)));
-        let client = &docker;
-        let mut responses = futures_util::stream::iter(listed)
-            .map(|(id, listed)| async move {
-                let response = self.inspect(client, &id).await;
-                (ContainerId::new(&id), listed, response)
-            })
-            .buffer_unordered(MAX_INSPECTS);
-        let mut present = HashSet::new();
-        while let Some((id, listed, response)) = responses.next().await {
-            match response {
-                // added at once: a container whose inspect hangs must not delay the names of others
-                Ok(InspectResult::Running(record, pid)) => {
-                    state.extend(running(&record, pid));
-                    self.source.add_running(record);
-                }
-                Ok(InspectResult::Stopped { .. } | InspectResult::Gone) => continue,
-                // it runs, by the list: keep a known record, otherwise use the list's data
-                Err(_) => {
-                    let known = self.source.lock().running.contains_key(&id);
-                    if let Some(record) = self.record_from_list(&listed).filter(|_| !known) {
-                        self.source.add_running(record);
-                    }
-                    resume.open.insert(id.clone());
-                }
-            }
-            present.insert(id);
+    /// Records that there was no list. A socket that a pattern found is a runtime only once it has responded.
+    fn record_failure(&self, error: &Error, is_guess: bool) {
+        if is_too_large(error) {
+            self.source.record_oversized("the list of containers");
         }
-        drop(responses);
-        let lost = resume.open.difference(&present).cloned().collect();
-        let mut shared = self.source.lock();
-        // ended while disconnected: the registry finds them by comparing its inventories
-        shared.running.retain(|id, _| present.contains(id));
-        shared.connection = ConnectionState::Up;
-        shared.generation += 1;
-        drop(shared);
-        Ok((docker, allowance, Listed { at, state, lost }))
+        let (runtime, socket) = (self.endpoint.runtime, &self.endpoint.socket);
+        let before = self.source.connection_of(socket);
+        let reason = explain(error, socket);
+        if is_guess && before == ConnectionState::Starting {
+            tracing::debug!(runtime, %error, "listing containers failed, retrying: {reason}");
+            return;
+        }
+        if before != ConnectionState::Down {
+            tracing::warn!(runtime, %error, "listing containers failed, retrying: {reason}");
+        }
+        self.set_connection(ConnectionState::Down);
     }
 
     /// Lists all containers. If a stopped one cannot be parsed, or the response is too large, lists only the running ones.
-    async fn list(&self, docker: &Docker) -> Result<Vec<ContainerSummary>, Error> {
+    /// Calls `on_oversized` if it was too large.
+    async fn list(
+        &self,
+        docker: &Docker,
+        on_oversized: impl FnOnce() + Send,
+    ) -> Result<Vec<ContainerSummary>, Error> {
         let all = ListContainersOptions { all: true, ..Default::default() };
-        match with_timeout(docker.list_containers(Some(all))).await {
+        let call = runtime_call(self.endpoint.runtime, "list");
+        match with_timeout(docker.list_containers(Some(all))).instrument(call).await {
             Err(error) if is_unparsable(&error) || is_too_large(&error) => {
                 if is_too_large(&error) {
-                    self.source.record_oversized("the list of containers, of stopped ones too");
+                    on_oversized();
                 }
                 tracing::debug!(runtime = self.endpoint.runtime, %error, "listing stopped containers failed");
                 with_timeout(docker.list_containers(None::<ListContainersOptions>)).await
@@ -242,20 +264,8 @@ impl Watcher<'_> {
         }
     }
 
-    /// Inspects a container.
-    async fn inspect(&self, docker: &Docker, id: &str) -> Result<InspectResult, Error> {
-        match with_timeout(docker.inspect_container(id, None)).await {
-            Ok(response) => Ok(self.parse_inspect(response)),
-            Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(InspectResult::Gone),
-            Err(error) if is_too_large(&error) => {
-                self.source.record_oversized(id);
-                Err(error)
-            }
-            Err(error) => {
-                tracing::warn!(runtime = self.endpoint.runtime, id, %error, "inspecting a container failed");
-                Err(error)
-            }
-        }
+    fn set_connection(&self, connection: ConnectionState) {
+        self.source.set_connection_of(&self.endpoint.socket, connection);
     }
 }
 

@@ -1,138 +1,74 @@
-//! One connection's event stream: events go to the ledger, the set of running containers to the registry.
+//! One connection: events go to the ledger, the set of running containers to the registry.
 //!
-//! The stream never waits for an inspect. A few inspects run concurrently, and a response counts only if the container had no
-//! event since the request: a response that arrives after the end is ignored.
+//! The stream never waits for an inspect, and a response counts only if the container had no event since the request: a response
+//! that arrives after the end is ignored.
 //!
-//! The stream begins with events from before the list. They go to the ledger and change nothing else, because the list is newer.
-//! The results of the list are published after them, so that the ledger receives them in order. A container that ran before,
-//! does not run now and has no end event is inspected last: only then is it certain that no event will follow.
+//! The containers are listed when the connection begins, and again every [`DockerResumeState::list_interval`], which heals what a
+//! lost event leaves behind. Events from before a list go to the ledger and change nothing else, because the list is newer. The
+//! results of the list are published after them, so that the ledger receives them in order. The end of a container that ran
+//! before, does not run now and has no end event is published last: only then is it certain that no event will follow.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::time::Duration;
+use std::collections::{HashMap, HashSet};
 
-use bollard::Docker;
 use bollard::errors::Error;
-use bollard::query_parameters::EventsOptions;
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
+use bollard::models::{ContainerInspectResponse, ContainerSummary};
 
-use super::convert::{InspectResult, running};
-use super::events::{Action, DockerEvent, EVENT_TYPES};
-use super::{Allowance, DockerResumeState, MAX_INSPECTS, Watcher, is_too_large, is_unparsable};
+use super::connection::DockerConnection;
+use super::convert::{InspectResult, exists, is_recent, may_run, running};
+use super::events::{Action, DockerEvent, named};
+use super::{DockerResumeState, Watcher, is_too_large};
 use crate::clock::Timestamp;
-use crate::discover::{ContainerId, ContainerRecord, EventKind, RuntimeEvent};
+use crate::discover::reconcile::{FollowRequest, Responses};
+use crate::discover::status_queries::StatusResult;
+use crate::discover::{ConnectionState, ContainerId, ContainerRecord, EventKind, RuntimeEvent};
 
-/// Idle time after which the stream has delivered all events from before the list.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Number of attempts of an inspect, and the delay between them.
-const INSPECT_RETRY: (u8, Duration) = (3, Duration::from_secs(4));
+/// An event may be later than what it reports.
+const EVENT_DELAY_SECONDS: f64 = 5.0;
 
-/// Results of the list.
-pub struct Listed {
+/// Results of the newest list.
+pub struct ListResult {
     /// Time of the request.
     pub at: Timestamp,
     /// Events for the containers that exist and run.
     pub state: Vec<RuntimeEvent>,
-    /// Containers that ran before the connection, and do not run now.
+    /// Containers that ran before the list, and do not run now.
     pub lost: HashSet<ContainerId>,
-}
-
-/// A scheduled inspect.
-struct InspectJob {
-    id: ContainerId,
-    /// The job is outdated if the container has a newer one.
-    generation: u64,
-    attempts_left: u8,
-    pause: Duration,
-}
-
-/// A container with a pending inspect.
-struct PendingInspect {
-    generation: u64,
-    /// The run that began, from its event; `None` after a rename, or for a lost container.
-    began: Option<ContainerRecord>,
+    /// Of these, the ones that were inspected.
+    pub ends: Vec<(ContainerId, InspectResult)>,
 }
 
 /// The state of one connection.
 pub struct DockerReconciler<'a> {
-    watcher: &'a Watcher<'a>,
-    resume: &'a mut DockerResumeState,
-    listed: Listed,
-    settled: bool,
-    last_generation: u64,
-    pending: HashMap<ContainerId, PendingInspect>,
-    waiting: VecDeque<InspectJob>,
+    pub(super) watcher: &'a Watcher<'a>,
+    pub(super) resume: &'a mut DockerResumeState,
+    pub(super) listed: ListResult,
+    pub(super) settled: bool,
+    /// Runs that began, by their events, and were not inspected yet.
+    began: HashMap<ContainerId, ContainerRecord>,
+    /// Containers that were reported to exist.
+    known: HashSet<ContainerId>,
+    /// Containers whose inspect is too large to be repeated.
+    oversized: HashSet<ContainerId>,
+    pub(super) requests: Vec<FollowRequest>,
 }
 
 impl<'a> DockerReconciler<'a> {
-    pub fn new(watcher: &'a Watcher<'a>, resume: &'a mut DockerResumeState, listed: Listed) -> Self {
-        let (pending, waiting) = (HashMap::new(), VecDeque::new());
-        Self { watcher, resume, listed, settled: false, last_generation: 0, pending, waiting }
-    }
-
-    /// Returns the whole second before the list: events from then on count as new.
-    fn present_from(&self) -> u64 {
-        self.listed.at.unix_whole_seconds().saturating_sub(1)
-    }
-
-    /// Applies events until the stream breaks; returns the reason.
-    pub async fn run(mut self, docker: &Docker, allowance: &Allowance) -> String {
-        let only = |values: &[&str]| values.iter().map(|value| value.to_string()).collect::<Vec<_>>();
-        let filters = HashMap::from([
-            ("type".to_owned(), only(&["container"])),
-            ("event".to_owned(), only(&EVENT_TYPES)),
-        ]);
-        let since = Some(self.resume.events_since(self.present_from()).to_string());
-        let options = EventsOptions { since, until: None, filters: Some(filters) };
-        let mut events = std::pin::pin!(docker.events(Some(options)));
-        let mut idle = std::pin::pin!(tokio::time::sleep(SETTLE_TIMEOUT));
-        let mut in_flight = FuturesUnordered::new();
-        let watcher = self.watcher;
-        loop {
-            while in_flight.len() < MAX_INSPECTS
-                && let Some(job) = self.next_job()
-            {
-                in_flight.push(async move {
-                    tokio::time::sleep(job.pause).await;
-                    let response = watcher.inspect(docker, job.id.as_str()).await;
-                    (job, response)
-                });
-            }
-            tokio::select! {
-                biased; // events first, so that they invalidate older responses
-                event = events.next() => match event {
-                    Some(Ok(message)) => {
-                        allowance.renew();
-                        if let Some(event) = DockerEvent::read(message, Timestamp::now()) {
-                            self.apply(event);
-                        }
-                        if !self.settled {
-                            idle.set(tokio::time::sleep(SETTLE_TIMEOUT));
-                        }
-                    }
-                    Some(Err(error)) => {
-                        if allowance.is_exceeded() {
-                            self.watcher.source.record_oversized("an event");
-                        }
-                        if is_unparsable(&error) || allowance.is_exceeded() {
-                            self.resume.since = None; // otherwise every connection would begin with the same event
-                        }
-                        return error.to_string();
-                    }
-                    None => return "the daemon closed the event stream".to_owned(),
-                },
-                Some((job, response)) = in_flight.next(), if !in_flight.is_empty() => self.apply_inspect(job, response),
-                () = &mut idle, if !self.settled => self.settle(),
-            }
+    pub fn new(watcher: &'a Watcher<'a>, resume: &'a mut DockerResumeState) -> Self {
+        Self {
+            watcher,
+            resume,
+            listed: ListResult { at: Timestamp::now(), state: vec![], lost: HashSet::new(), ends: vec![] },
+            settled: true,
+            began: HashMap::new(),
+            known: HashSet::new(),
+            oversized: HashSet::new(),
+            requests: vec![],
         }
     }
 
-    fn next_job(&mut self) -> Option<InspectJob> {
-        let pending = &self.pending;
-        let current = |job: &InspectJob| {
-            pending.get(&job.id).is_some_and(|pending| pending.generation == job.generation)
-        };
-        std::iter::from_fn(|| self.waiting.pop_front()).find(current)
+    /// Returns the whole second before the list: events from then on count as new.
+    pub fn present_from(&self) -> u64 {
+        self.listed.at.unix_whole_seconds().saturating_sub(1)
     }
 
     fn publish(&mut self, runtime_event: RuntimeEvent) {
@@ -141,31 +77,138 @@ impl<'a> DockerReconciler<'a> {
     }
 
     /// Schedules an inspect, which replaces an earlier one of the container.
-    fn schedule_inspect(&mut self, id: &ContainerId, began: Option<ContainerRecord>) {
-        self.last_generation += 1;
-        self.pending.insert(id.clone(), PendingInspect { generation: self.last_generation, began });
-        let job = InspectJob {
-            id: id.clone(),
-            generation: self.last_generation,
-            attempts_left: INSPECT_RETRY.0 - 1,
-            pause: Duration::ZERO,
+    fn schedule_inspect(&mut self, id: &ContainerId) {
+        let id = || id.as_str().to_owned();
+        self.requests.extend([FollowRequest::Cancel(id()), FollowRequest::Query(id())]);
+    }
+
+    /// Returns the containers to inspect with a list.
+    pub fn wanted(&self, list: &[ContainerSummary]) -> Vec<(String, bool)> {
+        let running: HashSet<_> =
+            list.iter().filter(|listed| may_run(listed)).filter_map(|listed| listed.id.as_deref()).collect();
+        let started =
+            list.iter().filter(|listed| self.needs_inspect(listed)).filter_map(|listed| listed.id.clone());
+        let ended = self.resume.open.iter().filter(|id| !running.contains(id.as_str()));
+        let ended = ended.filter(|id| !self.oversized.contains(id)).map(|id| id.as_str().to_owned());
+        started.chain(ended).map(|id| (id, true)).collect()
+    }
+
+    /// Returns whether a listed container is to be inspected: it runs, and its start is not known or may be another one.
+    fn needs_inspect(&self, listed: &ContainerSummary) -> bool {
+        let Some(id) = listed.id.as_deref().map(ContainerId::new).filter(|_| may_run(listed)) else {
+            return false;
         };
-        self.waiting.push_back(job);
+        let state = self.watcher.source.lock();
+        let is_known = state.running.get(&id).is_some_and(|record| record.started.is_some());
+        let is_current = is_known && self.known.contains(&id) && !is_recent(listed);
+        !is_current && !self.oversized.contains(&id)
+    }
+
+    /// Applies a list, and the responses of the containers that were inspected with it.
+    pub fn apply_list(&mut self, list: &[ContainerSummary], mut responses: Responses<DockerConnection<'_>>) {
+        if !self.settled {
+            self.settle(); // an earlier list
+        }
+        self.settled = false;
+        let at = self.listed.at.unix_seconds();
+        let (mut present, mut there, mut ended) = (HashSet::new(), HashSet::new(), Vec::new());
+        for listed in list {
+            let Some(id) = listed.id.as_deref().map(ContainerId::new) else { continue };
+            let record = self.watcher.record_from_list(listed);
+            if !self.known.contains(&id)
+                && let Some(record) = &record
+            {
+                self.listed.state.push(exists(record, at));
+            }
+            there.insert(id.clone());
+            if !may_run(listed) {
+                continue;
+            }
+            match responses.remove(id.as_str()).map(|response| self.read_inspect(&id, response)) {
+                Some(Ok(found @ (InspectResult::Stopped { .. } | InspectResult::Gone))) => {
+                    ended.push((id, found));
+                    continue;
+                }
+                Some(Ok(InspectResult::Running(record, pid))) => {
+                    self.listed.state.extend(running(&record, pid));
+                    self.began.remove(&id);
+                    self.watcher.source.add_running(record);
+                }
+                // it runs, by the list: keep a known record, otherwise use the list's data
+                Some(Err(_)) | None => self.add_unless_known(record),
+            }
+            self.resume.open.insert(id.clone());
+            present.insert(id);
+        }
+        self.resume.healed.retain(|id, _| there.contains(id));
+        self.known = there;
+        self.listed.lost = self.resume.open.difference(&present).cloned().collect();
+        for (id, found) in ended {
+            self.apply_result(&id, Ok(found));
+        }
+        for (id, response) in responses {
+            self.apply_inspect(&ContainerId::new(&id), response);
+        }
+        self.end_oversized(list);
+        // ended meanwhile: the registry finds them by comparing its inventories
+        self.watcher.source.remove_running(self.resume.own.difference(&present));
+        self.resume.own.extend(present);
+        self.watcher.set_connection(ConnectionState::Up);
+    }
+
+    /// Ends the lost containers whose inspect is too large: their end is only known from the list.
+    fn end_oversized(&mut self, list: &[ContainerSummary]) {
+        for id in self.listed.lost.intersection(&self.oversized) {
+            let listed = list.iter().find(|listed| listed.id.as_deref() == Some(id.as_str()));
+            let record = listed.and_then(|listed| self.watcher.record_from_list(listed));
+            let found = record.map_or(InspectResult::Gone, |record| InspectResult::Stopped {
+                named: named(&record.name, &record.image, record.labels_match),
+                exit_code: None,
+                oom_flag: None,
+                finished: None,
+            });
+            self.listed.ends.push((id.clone(), found));
+        }
+    }
+
+    fn add_unless_known(&self, record: Option<ContainerRecord>) {
+        let known = |record: &ContainerRecord| self.watcher.source.lock().running.contains_key(&record.id);
+        if let Some(record) = record.filter(|record| !known(record)) {
+            self.watcher.source.add_running(ContainerRecord { started: None, ..record });
+        }
+    }
+
+    /// Converts the response of an inspect. A container whose response is too large is not inspected again.
+    fn read_inspect(
+        &mut self,
+        id: &ContainerId,
+        response: StatusResult<ContainerInspectResponse, Error>,
+    ) -> Result<InspectResult, Error> {
+        match response {
+            Ok(Some(response)) => Ok(self.watcher.parse_inspect(response)),
+            Ok(None) => Ok(InspectResult::Gone),
+            Err(error) => {
+                if is_too_large(&error) {
+                    self.watcher.source.record_oversized(id.as_str());
+                    self.oversized.insert(id.clone());
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Publishes the results of the list after the events from before it, and inspects the lost containers.
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         self.settled = true;
         for runtime_event in std::mem::take(&mut self.listed.state) {
             self.publish(runtime_event);
         }
-        self.listed.lost.retain(|id| self.resume.open.contains(id));
-        for id in self.listed.lost.clone() {
-            self.schedule_inspect(&id, None);
+        for (id, found) in std::mem::take(&mut self.listed.ends) {
+            self.publish_end(id, found);
         }
     }
 
-    fn apply(&mut self, event: DockerEvent) {
+    pub fn apply(&mut self, event: DockerEvent) {
         if !self.resume.seen.is_new(&event) {
             return;
         }
@@ -175,7 +218,9 @@ impl<'a> DockerReconciler<'a> {
         self.resume.since = Some(event.at);
         let (runtime, filter) = (self.watcher.endpoint.runtime, self.watcher.filter);
         let open = self.resume.open.contains(&event.id);
-        if let Some(runtime_event) = event.runtime_event(runtime, filter, open) {
+        let healed = self.resume.healed.get(&event.id).filter(|_| event.action == Action::Die && !open);
+        let is_known = healed.is_some_and(|at| event.at <= at + EVENT_DELAY_SECONDS);
+        if !is_known && let Some(runtime_event) = event.runtime_event(runtime, filter, open) {
             self.publish(runtime_event);
         }
         if matches!(event.action, Action::Start | Action::Die | Action::Remove) {
@@ -187,64 +232,76 @@ impl<'a> DockerReconciler<'a> {
         match event.action {
             Action::Start => {
                 self.listed.state.retain(|runtime_event| runtime_event.id != event.id); // published after the inspect
-                self.schedule_inspect(&event.id, event.record(runtime, filter));
+                self.known.insert(event.id.clone());
+                self.resume.own.insert(event.id.clone());
+                if let Some(record) = event.record(runtime, filter) {
+                    self.began.insert(event.id.clone(), record);
+                }
+                self.schedule_inspect(&event.id);
             }
-            Action::Rename => {
-                // of a starting container, the new inspect has the new name
-                let began = self.pending.remove(&event.id).and_then(|pending| pending.began);
-                self.schedule_inspect(&event.id, began);
-            }
+            Action::Rename => self.schedule_inspect(&event.id), // of a starting container, it has the new name
             Action::Die | Action::Remove => {
                 self.listed
                     .state
                     .retain(|runtime_event| runtime_event.id != event.id || event.at < runtime_event.at);
-                let began = self.pending.remove(&event.id).and_then(|pending| pending.began);
+                self.requests.push(FollowRequest::Cancel(event.id.as_str().to_owned()));
+                let began = self.began.remove(&event.id);
                 self.watcher.source.end_run(&event.id, event.at, began);
             }
             Action::Create | Action::Oom | Action::Kill | Action::Stop => {}
         }
     }
 
-    fn apply_inspect(&mut self, job: InspectJob, response: Result<InspectResult, Error>) {
-        let Some(pending) = self.pending.remove(&job.id) else { return }; // it has ended since the request
-        if pending.generation != job.generation {
-            self.pending.insert(job.id, pending); // a newer inspect is pending
-            return;
-        }
-        let lost = self.listed.lost.contains(&job.id);
+    /// Applies the response of an inspect.
+    pub fn apply_inspect(
+        &mut self,
+        id: &ContainerId,
+        response: StatusResult<ContainerInspectResponse, Error>,
+    ) {
+        let response = self.read_inspect(id, response);
+        self.apply_result(id, response);
+    }
+
+    fn apply_result(&mut self, id: &ContainerId, response: Result<InspectResult, Error>) {
+        let began = self.began.remove(id);
         match response {
             Ok(InspectResult::Running(record, pid)) => {
                 let runtime_event = running(&record, pid);
+                self.listed.lost.remove(id);
+                self.resume.own.insert(id.clone());
                 self.watcher.source.add_running(record);
-                if let Some(runtime_event) = runtime_event {
-                    self.publish(runtime_event);
+                match runtime_event {
+                    Some(runtime_event) if self.settled => self.publish(runtime_event),
+                    later => self.listed.state.extend(later),
                 }
             }
-            Ok(found) if lost => self.publish_end(job.id, found),
+            Ok(found) if self.listed.lost.contains(id) => match self.settled {
+                true => self.publish_end(id.clone(), found),
+                false => self.listed.ends.push((id.clone(), found)),
+            },
             // already ended; with --rm there is nothing left to inspect, and the event has name, image and start
             Ok(InspectResult::Stopped { .. } | InspectResult::Gone) => {
-                if pending.began.is_some() {
-                    self.watcher.source.end_run(&job.id, Timestamp::now().unix_seconds(), pending.began);
+                if began.is_some() {
+                    self.watcher.source.end_run(id, Timestamp::now().unix_seconds(), began);
                 }
             }
-            Err(error) => {
+            Err(_) => {
                 // use the event's data until an inspect succeeds; it has no exact start time
-                let known = self.watcher.source.lock().running.contains_key(&job.id);
-                if let Some(record) = pending.began.clone().filter(|_| !known) {
-                    self.watcher.source.add_running(ContainerRecord { started: None, ..record });
-                }
-                if job.attempts_left > 0 && !is_too_large(&error) {
-                    self.pending.insert(job.id.clone(), pending);
-                    let attempts_left = job.attempts_left - 1;
-                    self.waiting.push_back(InspectJob { attempts_left, pause: INSPECT_RETRY.1, ..job });
-                }
+                self.add_unless_known(began.clone());
+                self.began.extend(began.map(|record| (id.clone(), record)));
             }
         }
     }
 
-    /// Publishes the end of a container that ended while disconnected, from its inspect.
+    /// Publishes the end of a container that ended unnoticed, from its inspect.
     fn publish_end(&mut self, id: ContainerId, found: InspectResult) {
-        self.listed.lost.remove(&id);
+        if !self.listed.lost.remove(&id) {
+            return; // an event reported it
+        }
+        if found == InspectResult::Gone && self.resume.has_siblings && !self.resume.own.contains(&id) {
+            self.resume.open.remove(&id); // of another engine
+            return;
+        }
         let (named, finished, what) = match found {
             InspectResult::Stopped { named, exit_code, oom_flag, finished } => {
                 (Some(named), finished, EventKind::Ended { exit_code, oom_flag })
@@ -252,178 +309,10 @@ impl<'a> DockerReconciler<'a> {
             _ => (None, None, EventKind::Ended { exit_code: None, oom_flag: None }),
         };
         let at = finished.unwrap_or_else(|| Timestamp::now().unix_seconds());
+        self.resume.healed.insert(id.clone(), at);
         self.publish(RuntimeEvent { runtime: self.watcher.endpoint.runtime, id, at, named, what });
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::discover::docker::events;
-    use crate::discover::docker::tests::{counts, started_at, watcher_on};
-    use crate::discover::{ContainerDetails, RuntimeState};
-    use std::sync::Arc;
-
-    /// A connection with a new list, where these containers ran before.
-    fn reconciler_on(lost: &[&str], test: impl FnOnce(&mut DockerReconciler<'_>, &RuntimeState)) {
-        let source = RuntimeState::new("docker", Arc::default());
-        watcher_on(&source, |watcher| {
-            let open: HashSet<_> = lost.iter().map(|id| ContainerId::new(id)).collect();
-            let mut resume = DockerResumeState::new(None, open.clone());
-            let listed = Listed { at: Timestamp::now(), state: vec![], lost: open };
-            test(&mut DockerReconciler::new(&watcher, &mut resume, listed), &source);
-        });
-    }
-
-    /// An event of container `a`, this many seconds after now.
-    fn event(action: &str, after: i64) -> DockerEvent {
-        let nanos = (Timestamp::now().unix_whole_seconds() as i64 + after) * 1_000_000_000;
-        events::tests::event("a", action, nanos, &[("name", "train"), ("image", "i"), ("exitCode", "7")])
-    }
-
-    fn reported(source: &RuntimeState) -> Vec<EventKind> {
-        source.drain_events().into_iter().map(|runtime_event| runtime_event.what).collect()
-    }
-
-    fn runs() -> Result<InspectResult, Error> {
-        Ok(InspectResult::Running(started_at(10.0), Some(42)))
-    }
-
-    const ENDED: EventKind = EventKind::Ended { exit_code: Some(7), oom_flag: None };
-
-    #[test]
-    fn reports_start_at_once_and_pid_after_inspect() {
-        reconciler_on(&[], |reconciler, source| {
-            reconciler.apply(event("start", 5));
-            let started = source.drain_events();
-            assert_eq!(started[0].what, EventKind::Started);
-            assert_eq!(&*started[0].named.as_ref().unwrap().name, "train");
-            let job = reconciler.next_job().unwrap();
-            reconciler.apply_inspect(job, runs());
-            assert_eq!(source.drain_events()[0].at, 10.0, "the exact start time");
-            assert_eq!(counts(source), (1, 0));
-        });
-    }
-
-    #[test]
-    fn response_after_end_is_ignored() {
-        reconciler_on(&[], |reconciler, source| {
-            reconciler.apply(event("start", 5));
-            let late = reconciler.next_job().unwrap();
-            reconciler.apply(event("die", 6));
-            reconciler.apply_inspect(late, runs());
-            assert_eq!(counts(source), (0, 1), "it started and ended");
-            assert_eq!(reported(source), [EventKind::Started, ENDED]);
-        });
-    }
-
-    #[test]
-    fn response_for_earlier_run_is_ignored() {
-        reconciler_on(&[], |reconciler, source| {
-            reconciler.apply(event("start", 5));
-            let late = reconciler.next_job().unwrap();
-            reconciler.apply(event("die", 6));
-            reconciler.apply(event("start", 7));
-            reconciler.apply_inspect(late, runs());
-            assert_eq!(counts(source), (0, 1));
-            let job = reconciler.next_job().unwrap();
-            reconciler.apply_inspect(job, runs());
-            assert_eq!(counts(source), (1, 1));
-        });
-    }
-
-    #[test]
-    fn run_that_ends_before_the_response_is_recorded() {
-        reconciler_on(&[], |reconciler, source| {
-            reconciler.apply(event("start", 5));
-            let job = reconciler.next_job().unwrap();
-            reconciler.apply_inspect(job, Ok(InspectResult::Gone));
-            reconciler.apply(event("die", 6));
-            assert_eq!(counts(source), (0, 1));
-        });
-    }
-
-    #[test]
-    fn failed_inspect_is_retried_and_event_used_meanwhile() {
-        reconciler_on(&[], |reconciler, source| {
-            reconciler.apply(event("start", 5));
-            let job = reconciler.next_job().unwrap();
-            reconciler.apply_inspect(job, Err(Error::RequestTimeoutError));
-            assert_eq!(source.lock().running[&ContainerId::new("a")].started, None);
-            let again = reconciler.next_job().unwrap();
-            assert_eq!(again.pause, INSPECT_RETRY.1);
-            reconciler.apply_inspect(again, runs());
-            assert_eq!(counts(source), (1, 0), "the same run");
-            reconciler.apply(event("die", 6));
-            assert_eq!(counts(source), (0, 1));
-        });
-    }
-
-    #[test]
-    fn rename_during_start_inspects_again() {
-        reconciler_on(&[], |reconciler, source| {
-            reconciler.apply(event("start", 5));
-            reconciler.apply(event("rename", 6));
-            let job = reconciler.next_job().unwrap();
-            assert!(reconciler.next_job().is_none(), "the first job is outdated");
-            reconciler.apply_inspect(job, Ok(InspectResult::Gone));
-            assert_eq!(counts(source), (0, 1));
-        });
-    }
-
-    #[test]
-    fn events_before_the_list_are_reported_once() {
-        reconciler_on(&["a"], |reconciler, source| {
-            reconciler
-                .listed
-                .state
-                .extend(running(&ContainerRecord { id: ContainerId::new("b"), ..started_at(3.0) }, Some(1)));
-            source.lock().running.insert(ContainerId::new("a"), started_at(10.0));
-            for _ in 0..2 {
-                reconciler.apply(event("die", -100));
-                reconciler.apply(event("start", -90));
-            }
-            assert_eq!(reported(source), [ENDED, EventKind::Started]);
-            assert_eq!(counts(source), (1, 0));
-            reconciler.apply(event("oom", 5));
-            let now = [EventKind::Running { pid: Some(1) }, EventKind::Oom];
-            assert_eq!(reported(source), now, "results of the list come before newer events");
-        });
-    }
-
-    #[test]
-    fn lost_container_ends_by_event_or_inspect() {
-        let named =
-            ContainerDetails { name: "train".into(), pod: None, image: "i".into(), labels_match: true };
-        let stopped = || InspectResult::Stopped {
-            named: named.clone(),
-            exit_code: Some(137),
-            oom_flag: Some(true),
-            finished: Some(20.0),
-        };
-        reconciler_on(&["a", "b", "c"], |reconciler, source| {
-            reconciler.apply(event("die", -100));
-            assert_eq!(reported(source), [ENDED]);
-            reconciler.settle();
-            let (first, second) = (reconciler.next_job().unwrap(), reconciler.next_job().unwrap());
-            assert!(reconciler.next_job().is_none(), "the event reported the end of a");
-            reconciler.apply_inspect(first, Ok(stopped()));
-            let runtime_event = source.drain_events().remove(0);
-            let ended = |exit_code, oom_flag| EventKind::Ended { exit_code, oom_flag };
-            assert_eq!(
-                (runtime_event.at, runtime_event.named, runtime_event.what),
-                (20.0, Some(named.clone()), ended(Some(137), Some(true)))
-            );
-            reconciler.apply_inspect(second, Ok(InspectResult::Gone));
-            assert_eq!(reported(source), [ended(None, None)]);
-            assert!(reconciler.resume.open.is_empty());
-        });
-        reconciler_on(&["a"], |reconciler, source| {
-            reconciler.settle();
-            let late = reconciler.next_job().unwrap();
-            reconciler.apply(event("die", 5));
-            reconciler.apply_inspect(late, Ok(stopped()));
-            assert_eq!(reported(source), [ENDED], "reported once");
-        });
-    }
-}
+mod tests;

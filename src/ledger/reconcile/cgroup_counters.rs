@@ -29,12 +29,13 @@ impl Counter {
         self.kills_read + self.expected - self.growth.iter().map(|(_, kills)| kills).sum::<u64>()
     }
 
-    fn grow(&mut self, kills: u64, since: f64, now: Timestamp) {
+    /// Applies a read that began after `now` and ended at `read_at`; the one before began at `since`, a Unix time.
+    fn grow(&mut self, kills: u64, since: f64, now: Timestamp, read_at: Timestamp) {
         let grown = kills.saturating_sub(self.kills_read);
         let explained = grown.min(self.expected);
         self.expected = 0; // the kernel counts before it logs: this read includes them
         if grown > explained {
-            self.growth.push((Interval::new(since, now.unix_seconds()), grown - explained));
+            self.growth.push((Interval::new(since, read_at.unix_seconds()), grown - explained));
         }
         self.kills_read = self.kills_read.max(kills);
         self.read = now;
@@ -94,7 +95,13 @@ impl Counters {
     }
 
     /// Applies a read of all counters. Counters that are gone are removed.
-    pub fn update(&mut self, now: Timestamp, readings: &[CounterReading], hierarchical: bool) {
+    pub fn update(
+        &mut self,
+        now: Timestamp,
+        read_at: Timestamp,
+        readings: &[CounterReading],
+        hierarchical: bool,
+    ) {
         self.hierarchical = hierarchical;
         let last_sweep = self.swept.replace(now.unix_seconds()).unwrap_or(0.0); // finite, because it is stored as JSON
         for reading in readings {
@@ -110,7 +117,7 @@ impl Counters {
                 let (id, path) = (reading.id.clone(), reading.path.clone());
                 Counter { id, path, kills_read: before, growth: vec![], expected: 0, read: now }
             });
-            counter.grow(reading.kills, last_sweep, now);
+            counter.grow(reading.kills, last_sweep, now, read_at);
         }
         self.first_start = false;
         // cgroups that were removed while memledger was stopped; their inodes will be reused
@@ -212,7 +219,7 @@ mod tests {
     fn ignores_values_from_before_first_start_but_not_of_new_cgroups() {
         let mut counters = Counters::new(HashMap::new(), None, true);
         let now = Timestamp::now();
-        counters.update(now, &[reading("a", "a", 1, 3, false), reading("b", "b", 2, 1, true)], false);
+        counters.update(now, now, &[reading("a", "a", 1, 3, false), reading("b", "b", 2, 1, true)], false);
         assert_eq!(counts(&counters), [(ContainerId::new("b"), 1)]);
         counters.attribute(&ContainerId::new("b"), 1, &Interval::at(now.unix_seconds()));
         assert!(counts(&counters).is_empty());
@@ -223,9 +230,9 @@ mod tests {
     fn kill_attributed_before_its_counter_is_read_stays_attributed() {
         let mut counters = Counters::new(HashMap::new(), None, false);
         let now = Timestamp::now();
-        counters.update(now, &[reading("a", "a", 1, 0, true)], false);
+        counters.update(now, now, &[reading("a", "a", 1, 0, true)], false);
         counters.attribute(&ContainerId::new("a"), 1, &Interval::at(now.unix_seconds()));
-        counters.update(now, &[reading("a", "a", 1, 1, false)], false);
+        counters.update(now, now, &[reading("a", "a", 1, 1, false)], false);
         assert!(counts(&counters).is_empty());
     }
 
@@ -233,7 +240,7 @@ mod tests {
     fn growth_while_memledger_was_stopped_is_compared_with_stored_value() {
         let mut counters = Counters::new(HashMap::from([(1, 2)]), None, false);
         let readings = [reading("a", "a", 1, 5, false), reading("b", "b", 2, 1, false)];
-        counters.update(Timestamp::now(), &readings, false);
+        counters.update(Timestamp::now(), Timestamp::now(), &readings, false);
         assert_eq!(counts(&counters), [(ContainerId::new("a"), 3), (ContainerId::new("b"), 1)]);
     }
 
@@ -242,15 +249,15 @@ mod tests {
         let mut counters = Counters::new(HashMap::new(), None, false);
         let start = Timestamp::now();
         let after = |seconds| start.plus(Duration::from_secs(seconds));
-        counters.update(start, &[reading("a", "a", 1, 0, true)], false);
-        counters.update(after(10), &[reading("a", "a", 1, 1, false)], false);
+        counters.update(start, start, &[reading("a", "a", 1, 0, true)], false);
+        counters.update(after(10), after(10), &[reading("a", "a", 1, 1, false)], false);
         assert_eq!(counters.explained_at(), Some(start.unix_seconds()), "one is not attributed yet");
         counters.attribute(&ContainerId::new("a"), 1, &Interval::at(after(5).unix_seconds()));
         let explained_at = counters.explained_at();
         assert_eq!(explained_at, Some(after(10).unix_seconds()));
 
         let mut continued = Counters::new(HashMap::from([(1, 1)]), explained_at, false);
-        continued.update(after(20), &[reading("a", "a", 1, 2, false)], false);
+        continued.update(after(20), after(20), &[reading("a", "a", 1, 2, false)], false);
         let found = continued.counts();
         let counted = Interval::new(after(10).unix_seconds(), after(20).unix_seconds());
         assert_eq!(found, [Count { id: ContainerId::new("a"), kills: 1, counted }]);
@@ -259,9 +266,9 @@ mod tests {
     #[test]
     fn stored_value_of_removed_cgroup_is_deleted_and_not_reused() {
         let mut counters = Counters::new(HashMap::from([(1, 2), (9, 4)]), None, false);
-        counters.update(Timestamp::now(), &[reading("a", "a", 1, 2, false)], false);
+        counters.update(Timestamp::now(), Timestamp::now(), &[reading("a", "a", 1, 2, false)], false);
         assert!(counters.take_changed().contains(&(9, None)));
-        counters.update(Timestamp::now(), &[reading("b", "b", 9, 1, true)], false);
+        counters.update(Timestamp::now(), Timestamp::now(), &[reading("b", "b", 9, 1, true)], false);
         assert_eq!(counts(&counters), [(ContainerId::new("b"), 1)]);
     }
 
@@ -269,7 +276,7 @@ mod tests {
     fn writes_off_unattributed_kills_after_timeout() {
         let mut counters = Counters::new(HashMap::new(), None, false);
         let (now, after) = (Timestamp::now(), Duration::from_secs(10));
-        counters.update(now, &[reading("a", "a", 1, 1, true)], false);
+        counters.update(now, now, &[reading("a", "a", 1, 1, true)], false);
         counters.write_off(now.plus(Duration::from_secs(9)), after);
         assert_eq!(counts(&counters).len(), 1);
         counters.write_off(now.plus(after), after);
@@ -281,7 +288,7 @@ mod tests {
         let mut counters = Counters::new(HashMap::new(), None, false);
         let readings = [reading("a", "a", 1, 1, true), reading("b", "a/x/b", 2, 1, true)];
         let now = Timestamp::now();
-        counters.update(now, &readings, true);
+        counters.update(now, now, &readings, true);
         assert_eq!(counts(&counters), [(ContainerId::new("b"), 1)]);
         counters.attribute(&ContainerId::new("b"), 1, &Interval::at(now.unix_seconds()));
         assert!(counts(&counters).is_empty(), "it also explains the outer one's count");

@@ -16,13 +16,15 @@
 //! The owners of the victims are decided in [`owner`](super::owner).
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::{LogEntry, LogPosition};
-use crate::parse::kernel_log::{Killed, Line, OomContext};
+use crate::ledger::interval::{Interval, LOG_DELAY};
+use crate::parse::kernel_log::{Killed, Line, OomContext, OomReport, ReportProcess};
 
 /// How long a record may be missing before it counts as lost. The kernel increments the counter before it logs.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(1);
@@ -89,7 +91,8 @@ impl Block {
     }
 
     fn add_header(&mut self, usec: u64) {
-        if !std::mem::replace(&mut self.has_header, true) {
+        // the begin of a block is read again if memledger was restarted within it
+        if !std::mem::replace(&mut self.has_header, true) && self.headers.back() != Some(&usec) {
             self.headers.push_back(usec);
             self.headers.drain(..self.headers.len().saturating_sub(MAX_BLOCK_HEADERS));
         }
@@ -113,6 +116,8 @@ pub enum LogFinding {
         context: Option<OomContext>,
         /// The cgroup that was killed as a group, if any.
         group: Option<String>,
+        /// The kernel's report on this kill, if there is evidence that it is of this one.
+        report: Option<Arc<OomReport>>,
     },
     /// The victim of the last kill was killed as part of this group.
     Group {
@@ -143,13 +148,25 @@ pub struct OomAccounting {
     checkpoint: AccountingCheckpoint,
     /// The rate-limited line that belongs to the next record.
     context: Option<OomContext>,
+    /// The report of the current block: all victims of a group have it.
+    report: Option<Arc<OomReport>>,
     /// Positions and pids of recent records: syslog(2) can return a line twice.
     seen: VecDeque<(LogPosition, u32)>,
     /// Unix times between which the kills happened that the last comparison found to be lost.
     lost_between: (Option<f64>, f64),
-    /// The counter is ahead of the records: since when, and its value then.
-    missing_since: Option<(Timestamp, i64)>,
+    /// The counter is ahead of the records.
+    missing: Option<MissingRecords>,
     is_counter_unreadable: bool,
+}
+
+/// Records that did not arrive yet.
+#[derive(Clone, Copy, Debug)]
+struct MissingRecords {
+    since: Timestamp,
+    /// The kernel's counter at that time.
+    counter: i64,
+    /// Records that arrived since and are of later kills.
+    later: i64,
 }
 
 impl OomAccounting {
@@ -181,7 +198,7 @@ impl OomAccounting {
 
     /// Returns true if the counter is ahead of the records: they may still arrive.
     pub fn has_missing_records(&self) -> bool {
-        self.missing_since.is_some()
+        self.missing.is_some()
     }
 
     /// Returns true if the record of a kill that was counted at this Unix time may still arrive. Without the kernel's
@@ -194,13 +211,23 @@ impl OomAccounting {
     /// Stops waiting for records that the counter was ahead of: whether they are still missing cannot be known, and exits
     /// wait for them.
     pub fn counter_unreadable(&mut self) {
-        (self.missing_since, self.is_counter_unreadable) = (None, true);
+        (self.missing, self.is_counter_unreadable) = (None, true);
     }
 
     /// Returns the Unix times between which the kills happened that the last comparison found to be lost. The first is
     /// `None` if the counter was never equal to the records in this boot.
     pub fn lost_between(&self) -> (Option<f64>, f64) {
         self.lost_between
+    }
+
+    /// Notes when a record was written that [`OomAccounting::read`] counted. One that was written after the counter was read
+    /// is not one of the kills that were missing then.
+    pub fn counted_record_of(&mut self, written: &Interval) {
+        if let Some(missing) = &mut self.missing
+            && written.earliest > missing.since.unix_seconds() + LOG_DELAY
+        {
+            missing.later += 1;
+        }
     }
 
     /// Sets the position up to which the log was read.
@@ -248,14 +275,14 @@ impl OomAccounting {
                 if self.seen.len() > MAX_SEEN_RECORDS {
                     self.seen.pop_front();
                 }
-                return Some(self.count_kill(killed, usec));
+                return Some(self.count_kill(killed, usec, entry.report.as_ref()));
             }
             Line::Xid(_) => {} // not a kill
         }
         None
     }
 
-    fn count_kill(&mut self, killed: &Killed, usec: u64) -> LogFinding {
+    fn count_kill(&mut self, killed: &Killed, usec: u64, report: Option<&Arc<OomReport>>) -> LogFinding {
         let block = &mut self.checkpoint.block;
         let in_group = block.group.is_some() && usec.saturating_sub(block.last_usec) < GROUP_WINDOW_USEC;
         if !in_group {
@@ -273,7 +300,11 @@ impl OomAccounting {
         let is_own = |context: &OomContext| is_certain || context.pid.is_none_or(|pid| pid == killed.pid);
         let context = self.context.take().filter(is_own);
         let group = block.group.clone().filter(|_| is_certain && in_group);
-        LogFinding::Kill { killed: killed.clone(), context, group }
+        if group.is_none() {
+            let is_reported = |report: &&Arc<OomReport>| is_report_of(report, killed.pid, context.is_some());
+            self.report = report.filter(is_reported).cloned();
+        }
+        LogFinding::Kill { killed: killed.clone(), context, group, report: self.report.clone() }
     }
 
     /// Notes that records up to this position were lost: begins of blocks may be among them, wherever they were, and the victim
@@ -303,7 +334,7 @@ impl OomAccounting {
         self.lost_between = (self.checkpoint.balanced_at, now.unix_seconds());
         if missing <= 0 {
             self.checkpoint.balanced_at = Some(now.unix_seconds());
-            self.missing_since = None;
+            self.missing = None;
             let surplus = missing.unsigned_abs();
             let late = surplus.min(self.checkpoint.gaps);
             self.checkpoint.gaps -= late;
@@ -313,215 +344,39 @@ impl OomAccounting {
         }
         // records arrive in the order of the kills: if those that were missing have arrived, newer ones are missing now
         let recorded = opened_at + accounted;
-        let since = self.missing_since.filter(|(_, counted)| log_up && *counted > recorded);
-        let (since, counted) = since.unwrap_or((now, counter as i64));
-        if log_up && now.since(since) < RECORD_TIMEOUT {
-            self.missing_since = Some((since, counted));
+        let new = MissingRecords { since: now, counter: counter as i64, later: 0 };
+        let waiting = self.missing.filter(|waiting| log_up && waiting.counter > recorded - waiting.later);
+        let waiting = waiting.unwrap_or(new);
+        if log_up && now.since(waiting.since) < RECORD_TIMEOUT {
+            self.missing = Some(waiting);
             return Reconciliation::default();
         }
-        let (missing, least) = (missing as u64, (counted - recorded) as u64);
+        let (missing, least) = (missing as u64, (waiting.counter + waiting.later - recorded) as u64);
         // kills that were missing for the whole time are lost; newer ones may still get their record
-        self.lost_between.1 = since.unix_seconds();
-        self.missing_since = (missing > least).then_some((now, counter as i64));
+        self.lost_between.1 = waiting.since.unix_seconds();
+        self.missing = (missing > least).then_some(new);
         self.checkpoint.gaps += least;
-        if missing == least {
-            self.checkpoint.balanced_at = Some(now.unix_seconds());
-        }
+        // what is still missing happened after that reading, whose kills are all counted now
+        let balanced = if missing == least { now } else { waiting.since };
+        self.checkpoint.balanced_at = Some(balanced.unix_seconds());
         Reconciliation { lost: least, late: 0 }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::sync::Arc;
-
-    fn entry(usec: u64, line: Line) -> LogEntry {
-        LogEntry { position: LogPosition { sequence: Some(usec), usec }, line, text: Arc::from("") }
-    }
-
-    fn killed(usec: u64, pid: u32) -> LogEntry {
-        entry(usec, Line::Killed(Killed { pid, ..Killed::default() }))
-    }
-
-    fn opened(counter: u64) -> OomAccounting {
-        let mut accounting = OomAccounting::new(None, "boot", 0);
-        assert_eq!(accounting.compare(Timestamp::now(), counter, true), Reconciliation::default());
-        accounting
-    }
-
-    #[test]
-    fn victim_logged_twice_in_group_kill_is_one_kill() {
-        let mut accounting = opened(5);
-        let group = entry(2, Line::Group { path: "/a".into() });
-        let found: Vec<_> = [killed(1, 2957), group, killed(3, 2733), killed(4, 2957)]
-            .iter()
-            .map(|e| accounting.read(e))
-            .collect();
-        assert!(matches!(found[0], Some(LogFinding::Kill { .. })));
-        assert!(matches!(&found[2], Some(LogFinding::Kill { group: Some(path), .. }) if path == "/a"));
-        assert_eq!(found[3], Some(LogFinding::Duplicate { pid: 2957 }));
-        assert_eq!(accounting.compare(Timestamp::now(), 8, true), Reconciliation::default());
-        assert!(!accounting.has_missing_records());
-    }
-
-    #[test]
-    fn group_line_after_lost_records_is_not_the_earlier_victims() {
-        let group = || entry(3, Line::Group { path: "/b".into() });
-        for (is_lost, pid) in [(false, Some(70)), (true, None)] {
-            let mut accounting = opened(0);
-            accounting.read(&killed(1, 70));
-            if is_lost {
-                accounting.records_lost(LogPosition { sequence: None, usec: 2 });
-            }
-            let found = pid.map(|pid| LogFinding::Group { pid, path: "/b".into() });
-            assert_eq!(accounting.read(&group()), found, "lost: {is_lost}");
+/// Returns whether there is evidence that a report is of the kill that follows it: the block's context line names the victim,
+/// by its pid or by the pid of its thread group; or the line belongs to this kill (`has_context`) and names a thread of the victim
+/// that the table does not list; or, in a block without such a line, the table lists the victim.
+fn is_report_of(report: &OomReport, pid: u32, has_context: bool) -> bool {
+    let row = report.process(pid);
+    match report.context_pid {
+        Some(named) => {
+            let group = |row: &ReportProcess| row.tgid.unwrap_or(row.pid);
+            let is_same = row.is_some_and(|row| report.process(named).map(group) == Some(group(row)));
+            named == pid || is_same || (has_context && row.is_none())
         }
-    }
-
-    #[test]
-    fn only_the_chosen_victim_of_a_group_is_logged_twice_and_only_once_more() {
-        let mut accounting = opened(5);
-        accounting.read(&killed(1, 70));
-        accounting.read(&entry(2, Line::Group { path: "/a".into() }));
-        let mut is_kill =
-            |usec, pid| matches!(accounting.read(&killed(usec, pid)), Some(LogFinding::Kill { .. }));
-        assert!(!is_kill(3, 70), "its second record");
-        assert!(
-            is_kill(4, 80) && is_kill(5, 80),
-            "the pid was reused: the kernel kills each member of a group once"
-        );
-        assert!(is_kill(6, 70), "a third record of a pid is of another process");
-        assert_eq!((accounting.checkpoint().records, accounting.checkpoint().duplicates), (4, 1));
-    }
-
-    #[test]
-    fn repeated_pid_outside_group_is_another_process() {
-        let mut accounting = opened(0);
-        assert!(matches!(accounting.read(&killed(1, 7)), Some(LogFinding::Kill { .. })));
-        assert!(matches!(accounting.read(&killed(2, 7)), Some(LogFinding::Kill { .. })));
-        let group = entry(3, Line::Group { path: "/a".into() });
-        accounting.read(&group);
-        let later = killed(3 + GROUP_WINDOW_USEC, 7);
-        assert!(
-            matches!(accounting.read(&later), Some(LogFinding::Kill { group: None, .. })),
-            "long after the group"
-        );
-    }
-
-    #[test]
-    fn unreadable_counter_ends_the_wait_for_records_and_loses_none() {
-        let mut accounting = opened(10);
-        let now = Timestamp::now();
-        accounting.compare(now, 11, true);
-        assert!(accounting.has_missing_records());
-        accounting.counter_unreadable();
-        assert!(!accounting.has_missing_records());
-        assert_eq!(accounting.compare(now.plus(RECORD_TIMEOUT), 11, true), Reconciliation::default());
-        let found = accounting.compare(now.plus(2 * RECORD_TIMEOUT), 11, true);
-        assert_eq!(found, Reconciliation { lost: 1, late: 0 });
-    }
-
-    #[test]
-    fn record_missing_for_a_second_becomes_gap_during_further_kills() {
-        let mut accounting = opened(10);
-        let now = Timestamp::now();
-        assert_eq!(accounting.compare(now, 12, true), Reconciliation::default());
-        assert!(accounting.has_missing_records());
-        let moved = now.plus(Duration::from_millis(900));
-        assert_eq!(accounting.compare(moved, 13, true), Reconciliation::default());
-        let second = now.plus(RECORD_TIMEOUT);
-        assert_eq!(
-            accounting.compare(second, 13, true),
-            Reconciliation { lost: 2, late: 0 },
-            "one record may still arrive"
-        );
-        assert_eq!(
-            accounting.compare(second.plus(RECORD_TIMEOUT), 13, true),
-            Reconciliation { lost: 1, late: 0 }
-        );
-        accounting.read(&killed(1, 7));
-        let late = Reconciliation { lost: 0, late: 1 };
-        assert_eq!(
-            accounting.compare(moved.plus(RECORD_TIMEOUT), 13, true),
-            late,
-            "a late record is not a new kill"
-        );
-    }
-
-    #[test]
-    fn records_that_are_late_one_after_another_are_not_lost() {
-        let mut accounting = opened(10);
-        let now = Timestamp::now();
-        let later = |millis| now.plus(Duration::from_millis(millis));
-        assert_eq!(accounting.compare(now, 12, true), Reconciliation::default());
-        accounting.read(&killed(1, 7));
-        accounting.read(&killed(2, 8));
-        assert_eq!(accounting.compare(later(700), 13, true), Reconciliation::default());
-        accounting.read(&killed(3, 9));
-        assert_eq!(accounting.compare(later(1_400), 14, true), Reconciliation::default());
-        assert_eq!(accounting.compare(later(2_400), 14, true), Reconciliation { lost: 1, late: 0 });
-    }
-
-    #[test]
-    fn without_log_missing_kills_become_gaps_at_once() {
-        let mut accounting = opened(10);
-        assert_eq!(accounting.compare(Timestamp::now(), 12, false), Reconciliation { lost: 2, late: 0 });
-    }
-
-    #[test]
-    fn accounting_starts_at_0_after_reboot_and_continues_after_restart() {
-        let mut accounting = opened(10);
-        accounting.read(&killed(1, 7));
-        accounting.compare(Timestamp::now(), 11, true);
-        let stored = accounting.checkpoint().clone();
-        let mut again = OomAccounting::new(Some(stored.clone()), "boot", 99);
-        assert_eq!(again.compare(Timestamp::now(), 13, false), Reconciliation { lost: 2, late: 0 });
-        let mut rebooted = OomAccounting::new(Some(stored), "another", 99);
-        assert!(rebooted.read(&killed(50, 7)).is_some(), "killed before memledger was started");
-        assert_eq!(rebooted.compare(Timestamp::now(), 2, false), Reconciliation { lost: 1, late: 0 });
-    }
-
-    #[test]
-    fn ignores_records_from_before_first_start() {
-        let mut accounting = OomAccounting::new(None, "boot", 1000);
-        assert_eq!(accounting.read(&killed(1000, 7)), None);
-        assert_eq!(accounting.compare(Timestamp::now(), 5, true), Reconciliation::default());
-        assert!(accounting.read(&killed(1001, 7)).is_some());
-        assert_eq!(accounting.compare(Timestamp::now(), 6, true), Reconciliation::default());
-    }
-
-    proptest! {
-        /// Whatever records the log loses or delays, the count equals the counter once the counter has stopped, and
-        /// never exceeds it.
-        #[test]
-        fn count_equals_counter_whatever_the_log_loses(
-            kills in proptest::collection::vec((any::<bool>(), 0_u8..3), 0..60),
-            log_up: bool,
-        ) {
-            let mut accounting = opened(100);
-            let (mut now, mut counter, mut total, mut late) = (Timestamp::now(), 100, 0_i64, vec![]);
-            for (number, (lost, pause)) in kills.iter().enumerate() {
-                counter += 1;
-                let record = killed(number as u64 + 1, number as u32);
-                if *lost { late.push(record) } else { total += i64::from(accounting.read(&record).is_some()) }
-                now = now.plus(Duration::from_millis(600) * u32::from(*pause));
-                let difference = accounting.compare(now, counter, log_up);
-                total += difference.lost as i64 - difference.late as i64;
-                prop_assert!(total <= counter as i64 - 100);
-            }
-            for seconds in 0..3 {
-                let difference = accounting.compare(now.plus(RECORD_TIMEOUT * seconds), counter, log_up);
-                total += difference.lost as i64 - difference.late as i64;
-            }
-            prop_assert_eq!(total, kills.len() as i64);
-            for record in &late {
-                total += i64::from(accounting.read(record).is_some());
-                let difference = accounting.compare(now, counter, log_up);
-                total += difference.lost as i64 - difference.late as i64;
-            }
-            prop_assert_eq!(total, kills.len() as i64, "late records replace their gaps");
-        }
+        None => has_context || row.is_some(),
     }
 }
+
+#[cfg(test)]
+mod tests;

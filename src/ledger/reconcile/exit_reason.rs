@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Reconciler;
+use super::owner::ATTRIBUTION_TIMEOUT;
 use super::victim::EXIT_WINDOW;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
 use crate::ledger::container_table::End;
 use crate::ledger::events::{Evidence, Exit, ExitReason, KillOwner, LedgerEvent, OomScope, Victim};
-use crate::ledger::interval::Interval;
+use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
 use crate::ledger::run::{Run, SIGKILL_STATUS, STOP_REQUEST_WINDOW};
 
 /// How long to wait for an OOM kill. The kernel's record precedes the runtime's event; without the log, the counters
@@ -22,7 +23,7 @@ const EVIDENCE_TIMEOUT: Duration = Duration::from_secs(3);
 /// as long.
 const STOP_TIMEOUT: f64 = 10.0;
 /// Signals that request an exit.
-const STOP_SIGNALS: [i32; 4] = [2, 3, 9, 15];
+const STOP_SIGNALS: [i32; 3] = [2, 3, 15];
 
 /// An exit whose reason is not known yet.
 #[derive(Clone, Debug)]
@@ -122,10 +123,7 @@ impl Reconciler {
     fn decide_reason(&mut self, pending: &PendingExit, now: Timestamp) -> Option<ExitReason> {
         let exit = &pending.exit;
         if let Some(scope) = self.main_kill_scope(pending) {
-            return Some(match scope {
-                OomScope::Container => ExitReason::OomContainer,
-                OomScope::Host => ExitReason::OomHost,
-            });
+            return Some(oom_reason(scope));
         }
         let run = self.containers.get(&pending.id).and_then(|known| known.run_ended_at(exit.at));
         if run.is_some_and(|run| run.host_restart.is_some()) {
@@ -149,8 +147,16 @@ impl Reconciler {
             let may_be_its = kill.container.is_none() || kill.container.as_ref() == Some(&pending.id);
             may_be_its && kill.kill.owner != KillOwner::Host && kill.happened.overlaps(&window)
         });
-        if is_undecided || is_early && !is_stopped || self.accounting.has_missing_records() {
+        let is_record_missing =
+            self.accounting.has_missing_records() && now.since(pending.noticed) < ATTRIBUTION_TIMEOUT;
+        if is_undecided || is_early && !is_stopped || is_record_missing {
             return None;
+        }
+        if exit.exit_code.is_some()
+            && !is_stopped
+            && let Some(scope) = run.and_then(|run| run.scope_of_kill_before(exit.at))
+        {
+            return Some(oom_reason(scope));
         }
         let may_be_oom = || self.unattributed.iter().any(|(_, happened)| happened.overlaps(&window));
         Some(match exit.exit_code {
@@ -188,7 +194,8 @@ fn stop_request(run: &Run, ended: f64, code: Option<i64>) -> StopRequest {
             Some(9) => code.is_none_or(|code| code == SIGKILL_STATUS),
             Some(signal) if STOP_SIGNALS.contains(signal) => ended - at <= STOP_TIMEOUT,
             Some(_) => continue,
-            None => true,
+            // the signal may have been any; Podman reports a stop at its end
+            None => code.is_none_or(|code| code == SIGKILL_STATUS) || ended - at <= STOP_TIMEOUT,
         };
         if explains || run.is_stop_confirmed {
             return StopRequest::Explains;
@@ -198,7 +205,21 @@ fn stop_request(run: &Run, ended: f64, code: Option<i64>) -> StopRequest {
     outcome
 }
 
+fn oom_reason(scope: OomScope) -> ExitReason {
+    match scope {
+        OomScope::Container => ExitReason::OomContainer,
+        OomScope::Host => ExitReason::OomHost,
+    }
+}
+
 impl Run {
+    /// Returns the scope of the kill that ended the run, if its exit was reported so late that the kill was settled as a
+    /// child's.
+    fn scope_of_kill_before(&self, ended: f64) -> Option<OomScope> {
+        let (at, scope) = self.possible_end?;
+        (-CLOCK_TOLERANCE..EXIT_WINDOW).contains(&(ended - at)).then_some(scope)
+    }
+
     /// Records a kill, which may have ended this run.
     pub fn record_kill(&mut self, victim: Victim, scope: OomScope) {
         self.kills += 1;

@@ -82,8 +82,10 @@ impl Reconciler {
     /// Returns the gap whose record this can be, and whether it is likely by the record's stamp: one of the same
     /// container first, then a likely one, then the oldest.
     fn gap_of(&self, record: &PendingKill) -> Option<(GapPlace, bool)> {
-        let owner = match self.find_owner(record) {
-            Some((PathOwner::Container(id), _)) => Some(id),
+        let owner = self.find_owner(record).map(|(owner, _)| owner);
+        let is_host = owner == Some(PathOwner::Host);
+        let owner = match owner {
+            Some(PathOwner::Container(id)) => Some(id),
             _ => None,
         };
         let settled = self.settled_gaps.iter().map(|(_, gap)| gap).enumerate();
@@ -92,7 +94,7 @@ impl Reconciler {
         let fits = |gap: &PendingKill| {
             gap.kill.kernel_usec.is_none()
                 && gap.happened.overlaps(&record.happened)
-                && (gap.container.is_none() || owner.is_none() || gap.container == owner)
+                && (gap.container.is_none() || owner.is_none() && !is_host || gap.container == owner)
         };
         let is_likely =
             |gap: &PendingKill| gap.happened.overlaps(&Interval::new(record.kill.at, record.kill.at));

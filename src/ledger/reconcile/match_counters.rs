@@ -89,12 +89,14 @@ fn connected(
 ) -> (Vec<usize>, Vec<usize>) {
     is_taken[first] = true;
     let (mut together, mut numbers, mut next) = (vec![first], Vec::new(), 0);
+    let mut is_found = vec![false; candidates.len()];
     while let Some(kill) = together.get(next).copied() {
         next += 1;
         for (number, candidate) in candidates.iter().enumerate() {
-            if numbers.contains(&number) || !candidate.happened.overlaps(&kills[kill].happened) {
+            if is_found[number] || !candidate.happened.overlaps(&kills[kill].happened) {
                 continue;
             }
+            is_found[number] = true;
             numbers.push(number);
             for other in 0..kills.len() {
                 if !is_taken[other] && candidate.happened.overlaps(&kills[other].happened) {

@@ -6,21 +6,23 @@
 //! | `gaps.rs` | which of them have no record, and which record is late? |
 //! | `owner.rs` | to which container and run did the victim belong? |
 //! | `match_counters.rs`, `cgroup_counters.rs` | the same, by evidence that has numbers but no pids |
+//! | `reports.rs` | whose are the processes in the kernel's report? |
 //! | `victim.rs` | did the kill end the container? |
 //! | `exit_reason.rs` | why did the container exit? |
 //!
 //! A step applies the cycle, the runtime events, the kernel log, the cgroups' counters and the kernel's counter, in
 //! this order; then [`Reconciler::settle`] draws the conclusions. A kill is pending until its owner is known and
-//! whether it ended the container. The host's total includes it at once.
-//!
-//! * Published counts never decrease. Therefore a container's count waits until its labels are known.
+//! whether it ended the container. The host's total includes it at once. Published counts never decrease, so a container's
+//! count waits until its labels are known.
 
 mod cgroup_counters;
 mod count;
 mod exit_reason;
 mod gaps;
+mod logged;
 mod match_counters;
 mod owner;
+mod reports;
 mod victim;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -33,18 +35,22 @@ use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::config::Filter;
 use crate::discover::{ContainerId, EventKind, RuntimeEvent};
 use crate::ledger::container_table::{ContainerTable, RunTransition};
-use crate::ledger::events::{ContainerLabels, Evidence, GpuError, Kill, KillOwner, LedgerEvent, OomScope};
+use crate::ledger::events::{
+    ContainerLabels, Evidence, GpuError, Kill, KillOwner, LedgerEvent, OomReport, OomScope,
+};
 use crate::ledger::exchange::{ContainerFigures, CycleReport, LedgerFigures};
 use crate::ledger::interval::{Interval, LOG_DELAY};
 use crate::ledger::store::{LoadedState, WriteBatch};
 use crate::ledger::totals::{Total, Totals};
-use crate::parse::kernel_log::Killed;
+use crate::parse::kernel_log::{Killed, OomContext};
 use cgroup_counters::Counters;
 pub use count::AccountingCheckpoint;
 use count::{LogFinding, OomAccounting};
 use exit_reason::PendingExit;
+pub use logged::{LoggedKill, LoggedKills};
 pub use owner::PersistedKill;
 use owner::{Hints, PendingKill};
+use reports::ReportLabels;
 
 /// Interval between removals of ended containers.
 const FORGET_INTERVAL: Duration = Duration::from_secs(60);
@@ -97,6 +103,8 @@ pub struct ProcInfo {
     pub cgroup: Option<String>,
     /// Limit of the cgroup whose limit was hit. The cgroup also exists for only some milliseconds.
     pub limit_bytes: Option<u64>,
+    /// Of a kill on the host: cgroup paths of the largest processes that still ran, by pid.
+    pub report_cgroups: BTreeMap<u32, String>,
 }
 
 /// The state machine.
@@ -112,6 +120,7 @@ pub struct Reconciler {
     pub(super) changes: WriteBatch,
     /// Kills that were noticed in this step.
     pub(super) notices: Vec<Kill>,
+    reports: ReportLabels,
     /// Settled gaps that a late record can still fill.
     settled_gaps: VecDeque<(Timestamp, PendingKill)>,
     /// When the kills happened that stayed unattributed.
@@ -151,6 +160,7 @@ impl Reconciler {
             pending_exits: vec![],
             changes,
             notices: vec![],
+            reports: ReportLabels::default(),
             settled_gaps: VecDeque::new(),
             unattributed: VecDeque::new(),
             settled_victims: VecDeque::new(),
@@ -209,6 +219,11 @@ impl Reconciler {
         (account.position != LogPosition::default()).then_some(account.position)
     }
 
+    /// Marks the runs that had not ended before this boot.
+    pub(in crate::ledger) fn apply_host_restart(&mut self) {
+        self.containers.apply_host_restart(self.config.booted_at);
+    }
+
     /// Applies the data of a cycle.
     pub fn apply_cycle(&mut self, now: Timestamp, report: &CycleReport) {
         for transition in self.containers.apply_cycle(now, report) {
@@ -261,10 +276,16 @@ impl Reconciler {
     pub fn apply_log(&mut self, now: Timestamp, lines: Option<&[ObservedLine]>, position: LogPosition) {
         self.log_up = lines.is_some();
         for line in lines.unwrap_or_default() {
-            match self.accounting.read(&line.entry) {
-                Some(LogFinding::Kill { killed, context, group }) => {
+            let found = self.accounting.read(&line.entry);
+            if matches!(found, Some(LogFinding::Kill { .. } | LogFinding::Duplicate { .. })) {
+                self.accounting.counted_record_of(&line.written);
+            }
+            match found {
+                Some(LogFinding::Kill { killed, context, group, report }) => {
                     let hints = Hints::new(context, group, line.proc_info.clone());
-                    self.add_kill(now, line, &killed, hints);
+                    let containers = self.config.host_pids.then_some(&self.containers);
+                    let report = report.map(|report| self.reports.label(&report, line, containers));
+                    self.add_kill(now, line, &killed, hints, report);
                 }
                 Some(LogFinding::Group { pid, path }) => {
                     let mut newest = self.pending.iter_mut().rev();
@@ -294,34 +315,34 @@ impl Reconciler {
         }
     }
 
+    /// Adds kills from before the start of this ledger, which are final. They are events only: no total counts them, and no
+    /// metric has their time.
+    pub fn add_past_kills(&mut self, kills: Vec<Kill>) {
+        for mut kill in kills {
+            (kill.id, kill.before_start) = (self.new_id(), true);
+            self.changes.events.insert(kill.id, LedgerEvent::OomKill(kill));
+        }
+    }
+
     /// Starts the accounting anew: the machine was restored to an earlier state without a reboot.
     pub fn restart_accounting(&mut self, now_usec: u64) {
         self.accounting.restart(now_usec);
     }
 
-    fn add_kill(&mut self, now: Timestamp, line: &ObservedLine, killed: &Killed, hints: Hints) {
+    fn add_kill(
+        &mut self,
+        now: Timestamp,
+        line: &ObservedLine,
+        killed: &Killed,
+        hints: Hints,
+        report: Option<Arc<OomReport>>,
+    ) {
         let ObservedLine { entry, written, .. } = line;
-        let global = killed.global.or(hints.context.as_ref().map(|context| context.global)).unwrap_or(false);
-        let mut evidence = vec![Evidence::new("kmsg", entry.text.to_string())];
-        if let Some(context) = &hints.context {
-            evidence.insert(0, Evidence::new("kmsg", context_text(context)));
-        }
-        let limit_cgroup = hints.context.as_ref().and_then(|context| context.oom_cgroup.as_deref());
         let kill = Kill {
             id: self.new_id(),
             at: written.nearest(now.unix_seconds_of_kernel(entry.position.usec)),
             boot_id: Arc::clone(&self.config.boot_id),
-            kernel_usec: Some(entry.position.usec),
-            pid: Some(killed.pid),
-            process: killed.process.as_str().into(),
-            scope: if global { OomScope::Host } else { OomScope::Container },
-            anon_bytes: killed.anon_bytes,
-            file_bytes: killed.file_bytes,
-            shmem_bytes: killed.shmem_bytes,
-            oom_score_adj: killed.oom_score_adj,
-            limit_cgroup: limit_cgroup.unwrap_or_default().into(),
-            evidence,
-            ..Kill::unknown()
+            ..Kill::of_record(entry, killed, hints.context.as_ref(), report)
         };
         self.totals.add(Total::Host, 1);
         let happened = Interval::new(written.earliest - LOG_DELAY, written.latest);
@@ -342,9 +363,16 @@ impl Reconciler {
         }
     }
 
-    /// Applies a read of the cgroups' counters. Must come before [`Reconciler::apply_vmstat`].
-    pub fn apply_cgroup_counters(&mut self, now: Timestamp, readings: &[CounterReading], hierarchical: bool) {
-        self.counters.update(now, readings, hierarchical);
+    /// Applies a read of the cgroups' counters, which began after `now` and ended at `read_at`. Must come before
+    /// [`Reconciler::apply_vmstat`].
+    pub fn apply_cgroup_counters(
+        &mut self,
+        now: Timestamp,
+        read_at: Timestamp,
+        readings: &[CounterReading],
+        hierarchical: bool,
+    ) {
+        self.counters.update(now, read_at, readings, hierarchical);
     }
 
     /// Returns true if the cgroups' counters could attribute a pending kill.
@@ -396,9 +424,11 @@ impl Reconciler {
     }
 
     fn write(&mut self, now: Timestamp) {
-        for pending in &self.pending {
-            if self.changes.events.contains_key(&pending.kill.id) {
-                self.changes.pending_kills.insert(pending.kill.id, Some(pending.noted()));
+        for pending in &mut self.pending {
+            let persisted = pending.persisted();
+            if pending.stored.as_ref() != Some(&persisted) {
+                self.changes.pending_kills.insert(pending.kill.id, Some(persisted.clone()));
+                pending.stored = Some(persisted);
             }
         }
         let containers = &self.containers;
@@ -428,6 +458,7 @@ impl Reconciler {
         self.totals.mark_all_changed();
         self.counters.mark_all_changed();
         self.stored_checkpoint = None;
+        self.pending.iter_mut().for_each(|pending| pending.stored = None);
         let kills = self.pending.iter().map(|pending| LedgerEvent::OomKill(pending.kill.clone()));
         let exits = self.pending_exits.iter().map(|pending| LedgerEvent::Exit(pending.exit.clone()));
         self.changes.events.extend(kills.chain(exits).map(|event| (event.id(), event)));
@@ -491,7 +522,7 @@ impl Reconciler {
     }
 }
 
-fn context_text(context: &crate::parse::kernel_log::OomContext) -> String {
+fn context_text(context: &OomContext) -> String {
     let victim = context.task_cgroups.join(" or ");
     match (&context.oom_cgroup, context.global) {
         (Some(limit), _) => format!("the limit of {limit} was hit; the victim was in {victim}"),
@@ -501,6 +532,40 @@ fn context_text(context: &crate::parse::kernel_log::OomContext) -> String {
 }
 
 impl Kill {
+    /// Returns what the kernel log shows of a kill.
+    fn of_record(
+        entry: &LogEntry,
+        killed: &Killed,
+        context: Option<&OomContext>,
+        report: Option<Arc<OomReport>>,
+    ) -> Self {
+        // before 5.1 the record does not show whose memory was exhausted
+        let by_report =
+            || report.as_ref().filter(|report| report.usage_bytes.is_some()).map(|report| report.host);
+        let global =
+            killed.global.or(context.map(|context| context.global)).or_else(by_report).unwrap_or(false);
+        let mut evidence = vec![Evidence::new("kmsg", entry.text.to_string())];
+        if let Some(context) = context {
+            evidence.insert(0, Evidence::new("kmsg", context_text(context)));
+        }
+        let limit_cgroup = context.and_then(|context| context.oom_cgroup.as_deref());
+        Self {
+            kernel_usec: Some(entry.position.usec),
+            pid: Some(killed.pid),
+            process: killed.process.as_str().into(),
+            scope: if global { OomScope::Host } else { OomScope::Container },
+            anon_bytes: killed.anon_bytes,
+            file_bytes: killed.file_bytes,
+            shmem_bytes: killed.shmem_bytes,
+            oom_score_adj: killed.oom_score_adj,
+            limit_cgroup: limit_cgroup.unwrap_or_default().into(),
+            limit_bytes: report.as_ref().filter(|report| !report.host).and_then(|report| report.limit_bytes),
+            report,
+            evidence,
+            ..Self::unknown()
+        }
+    }
+
     /// Returns a kill of which nothing is known.
     pub(super) fn unknown() -> Self {
         Self {
@@ -522,6 +587,8 @@ impl Kill {
             limit_cgroup: "".into(),
             limit_bytes: None,
             method: "".into(),
+            report: None,
+            before_start: false,
             evidence: vec![],
             before: None,
         }

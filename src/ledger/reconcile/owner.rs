@@ -42,7 +42,10 @@ pub struct Hints {
 
 impl Hints {
     /// Combines the evidence of the log and of /proc.
-    pub fn new(context: Option<OomContext>, group: Option<String>, proc_info: ProcInfo) -> Self {
+    pub fn new(context: Option<OomContext>, group: Option<String>, mut proc_info: ProcInfo) -> Self {
+        if context.is_none() {
+            proc_info.limit_bytes = None; // of the block before, which ended without a kill
+        }
         Self { context, group, proc_info }
     }
 }
@@ -65,6 +68,8 @@ pub struct PendingKill {
     /// The kill was logged.
     pub is_logged: bool,
     pub noticed: Timestamp,
+    /// What the store has of it beside its event.
+    pub stored: Option<PersistedKill>,
 }
 
 /// The part of a pending kill that is stored beside its event: an unnamed owner, and the limit.
@@ -91,6 +96,7 @@ impl PendingKill {
             duplicates: 0,
             is_logged: false,
             noticed: now,
+            stored: None,
         }
     }
 
@@ -101,7 +107,7 @@ impl PendingKill {
             _ => noted.container.as_deref().map(ContainerId::new),
         };
         let PersistedKill { run, happened, limit_bytes, duplicates, .. } = noted;
-        let hints = Hints { proc_info: ProcInfo { cgroup: None, limit_bytes }, ..Hints::default() };
+        let hints = Hints { proc_info: ProcInfo { limit_bytes, ..ProcInfo::default() }, ..Hints::default() };
         let happened = happened.unwrap_or(Interval::new(kill.earliest.unwrap_or(kill.at), kill.at));
         Self { container, run, duplicates, is_logged: true, ..Self::new(kill, happened, hints, now) }
     }
@@ -112,7 +118,7 @@ impl PendingKill {
     }
 
     /// Returns the state to store for a restart.
-    pub fn noted(&self) -> PersistedKill {
+    pub fn persisted(&self) -> PersistedKill {
         let limit_bytes = self.hints.proc_info.limit_bytes;
         let container = self.container.as_ref().map(|id| id.as_str().to_owned());
         let Self { run, duplicates, happened, .. } = *self;
@@ -137,8 +143,16 @@ impl Reconciler {
         self.match_counters(now);
         for at in 0..self.pending.len() {
             self.correct_run(at);
-            self.label_kill(at, now);
+            self.label_kill(at, now, RUNTIME_EVENT_TIMEOUT);
             self.choose_run(at);
+        }
+    }
+
+    /// Labels each pending kill whose container is known, with its short id if nothing has named it: nothing more will be
+    /// reported.
+    pub fn label_pending(&mut self, now: Timestamp) {
+        for at in 0..self.pending.len() {
+            self.label_kill(at, now, Duration::ZERO);
         }
     }
 
@@ -225,7 +239,8 @@ impl Reconciler {
     }
 
     /// Chooses the run of a kill whose container is known, and sets its labels, limit and prior usage from that run.
-    fn label_kill(&mut self, at: usize, now: Timestamp) {
+    /// `timeout`: how long it waits until a runtime has reported both.
+    fn label_kill(&mut self, at: usize, now: Timestamp, timeout: Duration) {
         let pending = &self.pending[at];
         let Some(id) = pending.container.clone().filter(|_| pending.kill.owner == KillOwner::Open) else {
             return;
@@ -236,7 +251,7 @@ impl Reconciler {
         let number = run.map(|(run, _)| run.number);
         let is_reported =
             run.is_some_and(|(_, is_certain)| is_certain) && known.is_some_and(|known| known.named);
-        if !is_reported && now.since(pending.noticed) < RUNTIME_EVENT_TIMEOUT {
+        if !is_reported && now.since(pending.noticed) < timeout {
             return;
         }
         let known = self.containers.modify(&id);
@@ -270,7 +285,8 @@ impl Reconciler {
             let is_own = pending.kill.limit_cgroup.contains(&*subject.container_id);
             let last_sample = before.as_ref().and_then(|before| before.samples.last());
             let sampled = || last_sample.filter(|_| is_own)?.limit_bytes;
-            pending.kill.limit_bytes = pending.hints.proc_info.limit_bytes.or_else(sampled);
+            let kill = &mut pending.kill;
+            kill.limit_bytes = kill.limit_bytes.or(pending.hints.proc_info.limit_bytes).or_else(sampled);
         } else if let Some(before) = &mut before {
             let (holders, host) = self.containers.memory_holders(pending.kill.at);
             before.holders = holders;

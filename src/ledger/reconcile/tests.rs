@@ -208,6 +208,7 @@ impl<'a> Simulation<'a> {
             self.swept = Some(at);
             self.reconciler.apply_cgroup_counters(
                 now,
+                now,
                 &world.readings(at, first),
                 world.sources.hierarchical,
             );

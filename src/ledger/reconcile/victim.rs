@@ -49,6 +49,9 @@ impl Reconciler {
                     && let Some(run) = self.containers.modify(id).run_mut(number)
                 {
                     run.record_kill(victim, scope);
+                    if victim == Victim::Child && !is_child_of_other_process(run, pending) {
+                        run.possible_end = Some((when, scope));
+                    }
                 }
                 self.pending[at].kill.victim = Some(victim);
                 true

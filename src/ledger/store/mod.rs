@@ -1,7 +1,8 @@
-//! The ledger on disk: SQLite in WAL mode, one file, one writer.
+//! The ledger on disk: SQLite with a rollback journal, one file, one writer.
 //!
-//! WAL lets `memledger events` read while `memledger serve` writes. Every commit is synced to disk before it returns
-//! (`synchronous=FULL`): an event is exported only once it cannot be lost, and commits are rare. An event is one row
+//! `memledger events` may read while `memledger serve` runs: a reader waits for a commit, and a commit for the page that is being
+//! read. No file is mapped into memory, so a disk that hangs stops only the threads that use it. Every commit is synced to disk
+//! before it returns (`synchronous=FULL`): an event is exported only once it cannot be lost, and commits are rare. An event is one row
 //! with its JSON as it is served; the searchable fields are columns of their own. All other state has one table per kind
 //! ([`state`]).
 //!
@@ -105,7 +106,7 @@ impl Store {
                 Err(error) => return Err(error),
             },
             FileKind::Damaged => true,
-            // without its database a write-ahead log is worthless, but SQLite would apply it to the new one
+            // without its database a journal is worthless, but SQLite would apply it to the new one
             FileKind::Nothing => schema::has_remains(&path),
         };
         schema::create_unfinished(&path, |_| Ok(()))?;

@@ -162,9 +162,10 @@ pub(super) fn newest(connection: &Connection, query: &Query) -> rusqlite::Result
 }
 
 pub(super) fn settled_after(connection: &Connection, id: u64, max: usize) -> rusqlite::Result<SettledEvents> {
+    // kills from before the first start are no news; in a text of the event the quotes would be escaped
     let sql = "SELECT id, body FROM events WHERE id > ?1 AND id < \
                coalesce((SELECT min(id) FROM events WHERE settled = 0 AND id > ?1), 9223372036854775807) \
-               ORDER BY id LIMIT ?2";
+               AND instr(body, '\"before_start\":true') = 0 ORDER BY id LIMIT ?2";
     Ok(parse(raw(connection, sql, params![signed(id), limit(max)])?))
 }
 

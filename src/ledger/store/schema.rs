@@ -143,20 +143,25 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Returns true if there is a write-ahead log or its index.
+/// Suffixes of the files that SQLite keeps beside the database: its journal, and those of a write-ahead log, which earlier
+/// versions used.
+const COMPANIONS: [&str; 3] = ["-journal", "-wal", "-shm"];
+
+/// Returns true if there is a journal or a write-ahead log with content.
 pub fn has_remains(path: &Path) -> bool {
-    ["-wal", "-shm"].iter().any(|suffix| beside(path, suffix).exists())
+    let has_content = |suffix| fs::metadata(beside(path, suffix)).is_ok_and(|file| file.len() > 0);
+    ["-journal", "-wal"].into_iter().any(has_content)
 }
 
-/// Renames the file, its write-ahead log and its index. Returns the new path.
+/// Renames the file and those beside it. Returns the new path.
 pub fn move_aside(path: &Path, unix_seconds: u64) -> Result<PathBuf, StoreError> {
     let mut number = unix_seconds;
     let mut target = beside(path, &format!(".corrupt-{number}"));
-    while ["", "-wal", "-shm"].iter().any(|suffix| beside(&target, suffix).exists()) {
+    while COMPANIONS.iter().chain(&[""]).any(|suffix| beside(&target, suffix).exists()) {
         number += 1;
         target = beside(path, &format!(".corrupt-{number}"));
     }
-    for suffix in ["-wal", "-shm", ""] {
+    for suffix in COMPANIONS.into_iter().chain([""]) {
         match fs::rename(beside(path, suffix), beside(&target, suffix)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 return Err(StoreError::writing(path, error));
@@ -173,7 +178,7 @@ pub fn create_unfinished(
     fill: impl FnOnce(&mut Connection) -> rusqlite::Result<()>,
 ) -> Result<(), StoreError> {
     let unfinished = beside(path, UNFINISHED);
-    for suffix in ["", "-wal", "-shm", "-journal"] {
+    for suffix in COMPANIONS.into_iter().chain([""]) {
         match fs::remove_file(beside(&unfinished, suffix)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 return Err(StoreError::writing(path, error));
@@ -197,6 +202,7 @@ pub fn create_unfinished(
 
 /// Gives the store of [`create_unfinished`] its final name.
 pub fn finish(path: &Path) -> Result<(), StoreError> {
+    let _ = fs::remove_file(beside(path, &format!("{UNFINISHED}-journal"))); // it is empty
     let renamed = fs::rename(beside(path, UNFINISHED), path);
     let synced = renamed.and_then(|()| File::open(directory_of(path))?.sync_all());
     synced.map_err(|error| StoreError::writing(path, error))
@@ -214,13 +220,13 @@ pub fn initialize(connection: &Connection) -> rusqlite::Result<()> {
     ))
 }
 
-/// Configures a connection that writes. The write-ahead log is copied into the file when it has 256 KiB, and is no
-/// larger afterwards: a small state directory must not fill up with it.
+/// Configures a connection that writes. A commit ends when its journal is truncated on disk. Not a write-ahead log, because its
+/// index is a mapped file: see docs/decisions/0028.
 pub fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.busy_timeout(BUSY)?;
     connection.execute_batch(
-        "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA journal_size_limit = 262144; \
-         PRAGMA wal_autocheckpoint = 256; PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;",
+        "PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; \
+         PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;",
     )
 }
 
@@ -245,7 +251,7 @@ pub fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
 /// Opens a file for writing that [`inspect_header`] recognized as a ledger.
 pub fn connect_to_write(path: &Path) -> Result<Connection, StoreError> {
     if has_remains(path) {
-        // a newer schema may exist only in the write-ahead log, and a writer would copy that into the file
+        // a newer schema may exist only in a write-ahead log, and a writer would copy that into the file
         drop(connect_to_read(path)?);
     }
     let wrap = |error| StoreError::from_sqlite(path, error);
@@ -263,7 +269,8 @@ pub fn connect_to_write(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Opens a file for reading, after checking that it is a ledger with a supported schema.
+/// Opens a file for reading, after checking that it is a ledger with a supported schema. Rolls a transaction back that a crash has
+/// interrupted, as any reader of SQLite must.
 pub fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
     let refused = |error: rusqlite::Error| match StoreError::from_sqlite(path, error) {
         StoreError::NotWritable { source, .. } => {
@@ -281,17 +288,14 @@ pub fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
         Ok(_) => {}
     }
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let open = |name: &Path, flags| {
-        let connection = Connection::open_with_flags(name, flags)?;
+    let open = |path: &Path, flags| {
+        let connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(BUSY)?;
         let (id, schema) = (pragma(&connection, "application_id")?, pragma(&connection, "user_version")?);
-        Ok((connection, id, schema))
+        Ok::<_, rusqlite::Error>((connection, id, schema))
     };
     let opened = match open(path, flags) {
-        // a read-only or full file system permits no index; without a write-ahead log none is needed
-        Err(error) if cannot_be_shared(&error) && !has_log(path) => {
-            open(&unchanging(path), flags | OpenFlags::SQLITE_OPEN_URI)
-        }
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::ReadOnly) => open(path, write_flags()),
         opened => opened,
     };
     let (connection, id, schema) = match opened {
@@ -309,28 +313,4 @@ pub fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
     }
     check_version(path, schema)?;
     Ok(connection)
-}
-
-/// Returns true if there is a write-ahead log with content.
-fn has_log(path: &Path) -> bool {
-    fs::metadata(beside(path, "-wal")).is_ok_and(|metadata| metadata.len() > 0)
-}
-
-fn cannot_be_shared(error: &rusqlite::Error) -> bool {
-    use ErrorCode::{CannotOpen, DiskFull, ReadOnly, SystemIoFailure};
-    matches!(error.sqlite_error_code(), Some(ReadOnly | CannotOpen | DiskFull | SystemIoFailure))
-}
-
-/// Returns the URI with which SQLite reads a file that is not written, without locks and index.
-fn unchanging(path: &Path) -> PathBuf {
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-    let mut name = b"file:".to_vec();
-    for byte in path.as_os_str().as_bytes() {
-        match byte {
-            b'%' | b'?' | b'#' => name.extend(format!("%{byte:02x}").bytes()),
-            _ => name.push(*byte),
-        }
-    }
-    name.extend(b"?immutable=1");
-    PathBuf::from(std::ffi::OsString::from_vec(name))
 }

@@ -81,7 +81,14 @@ fn kill(id: u64, at: f64, owner: KillOwner) -> LedgerEvent {
         oom_score_adj: Some(-5),
         limit_cgroup: "/docker/abc".into(),
         limit_bytes: Some(4 << 30),
+        before_start: false,
         method: "kmsg".into(),
+        report: Some(Arc::new(OomReport {
+            requested_by: "python3".into(),
+            limit_bytes: Some(4 << 30),
+            processes: vec![ReportProcess { pid: 4711, rss_bytes: 1 << 30, ..ReportProcess::default() }],
+            ..OomReport::default()
+        })),
         evidence: vec![Evidence::new("kmsg", "Killed process 4711")],
         before: Some(before(2)),
     })

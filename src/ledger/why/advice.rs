@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::text::{bytes, lasted, name, path, role_one, roles, signal_of, time};
 use super::verdict::{Limit, SIGKILL, full_shm, inside, limit_bytes, limit_of};
-use super::{Cause, RunSummary};
-use crate::ledger::events::{Kill, MemoryHolder, PriorUsage, RoleUsage, UsageSample};
+use super::{Cause, RunSummary, report};
+use crate::ledger::events::{ContainerRef, Kill, MemoryHolder, OomScope, PriorUsage, RoleUsage, UsageSample};
 
 /// Share of a limit that is left free when a number of workers is computed: they grow, and the kernel needs some.
 const FREE_SHARE: f64 = 0.1;
@@ -23,15 +23,40 @@ const MIN_GROWTH: f64 = 0.05;
 pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>) -> Vec<String> {
     let before = run.before(lead).map(Arc::as_ref);
     let mut advice = Vec::new();
+    // a service at its own limit is outside containers, too
+    let is_own_limit =
+        cause == Cause::OomHostProcess && lead.is_some_and(|kill| kill.scope == OomScope::Container);
+    let is_host = matches!(cause, Cause::OomHost | Cause::OomHostProcess) && !is_own_limit;
+    let proven = lead.map(|kill| report::of(kill, run)).unwrap_or_default();
+    let (before_all, after_hosts) = if is_host { (vec![], proven) } else { (proven, vec![]) };
+    advice.extend(before_all);
     match (cause, lead) {
+        (Cause::OomSysrq, _) => {}
+        (Cause::OomHostProcess, Some(kill)) if is_own_limit => {
+            let which = match &*kill.limit_cgroup {
+                "" => "its cgroup".into(),
+                limit_cgroup => path(limit_cgroup),
+            };
+            advice.push(format!(
+                "Raise the memory limit of {which} (MemoryMax= of a systemd unit), or run less in it."
+            ));
+        }
         (Cause::OomHost | Cause::OomHostProcess, _) => host(run, lead, before, &mut advice),
         (Cause::OomParentLimit, Some(kill)) => parent(kill, run, before, &mut advice),
-        (Cause::OomLimitShm, Some(kill)) => shared(kill, before, &mut advice),
-        (Cause::OomLimitMain | Cause::OomLimitWorker | Cause::OomLimitWorkerThenExit, Some(kill)) => {
+        (Cause::OomLimitShm, Some(kill)) => shared(kill, run, before, &mut advice),
+        (
+            Cause::OomLimitMain | Cause::OomLimitWorker | Cause::OomLimitWorkerThenExit | Cause::OomLimit,
+            Some(kill),
+        ) => {
             limit(kill, run, before, &mut advice);
         }
-        (Cause::OomUnnamed, Some(_)) => unnamed(before, &mut advice),
-        (Cause::OomLimitMain, None) => advice.push(RAISE_UNKNOWN.to_owned()),
+        (Cause::OomUnnamed, Some(kill)) => unnamed(kill, run, before, &mut advice),
+        (Cause::OomLimitMain, None) => advice.push(raise_unknown(None, run)),
+        (Cause::OomUnattributed, _) if run.log_time.is_some() => {}
+        (Cause::OomFlagOnly, _) => {
+            advice.push(raise_unknown(None, run));
+            advice.push(format!("Read its last log lines: {}", logs(run)));
+        }
         (Cause::OomUnattributed, _) => {
             advice.push(
                 "Search the kernel log around that time: dmesg -T | grep -i -B40 'killed process'".to_owned(),
@@ -43,31 +68,66 @@ pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>)
         }
         (Cause::KilledOutside, _) => killed_outside(run, &mut advice),
         (Cause::CrashedSignal | Cause::EndedBySignal, _) => signal(run, &mut advice),
-        (Cause::ErrorExit, _) => {
-            advice.push(format!("Read its last log lines: {}", logs(run)));
-            advice.push(
-                "A CUDA out-of-memory error also ends a program like this: GPU memory is not part of the container's \
-                 memory limit, and the error is only in the container's log."
-                    .to_owned(),
-            );
-        }
+        (Cause::ErrorExit, _) => error_exit(run, &mut advice),
         (Cause::Unknown, _) => {
             advice.push(format!("Read its last log lines, if it still exists: {}", logs(run)))
         }
         _ => {}
     }
+    advice.extend(after_hosts);
     if let Some(kill) = lead {
         score(kill, run, &mut advice);
     }
     advice
 }
 
+fn error_exit(run: &RunSummary<'_>, advice: &mut Vec<String>) {
+    advice.push(format!("Read its last log lines: {}", logs(run)));
+    advice.push(
+        "A CUDA out-of-memory error also ends a program like this: GPU memory is not part of the container's memory limit, \
+         and the error is only in the container's log."
+            .to_owned(),
+    );
+}
+
 const RAISE_STOP_TIMEOUT: &str = "If it has to save its state first: raise the stop timeout (docker stop -t, Compose stop_grace_period), and \
      handle SIGTERM, which the first process of a container ignores unless it has a handler (docker run --init helps \
      programs without one).";
 
-const RAISE_UNKNOWN: &str =
-    "Raise its memory limit (docker run --memory, Compose mem_limit), or reduce its memory use.";
+/// Who sets the limits of a cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LimitSetter {
+    Kubernetes,
+    Systemd,
+    Engine,
+}
+
+impl LimitSetter {
+    /// Returns who sets the limit of this container, whose limit `cgroup` is if it is known.
+    pub(super) fn of(subject: &ContainerRef, cgroup: &str) -> Self {
+        if !subject.name.k8s_pod_name.is_empty() || cgroup.contains("kubepods") {
+            Self::Kubernetes
+        } else if cgroup.ends_with(".service") || cgroup.ends_with(".slice") {
+            Self::Systemd
+        } else {
+            Self::Engine
+        }
+    }
+
+    /// Returns the names of the setting.
+    pub(super) fn limit(self) -> &'static str {
+        match self {
+            Self::Kubernetes => "resources.limits.memory",
+            Self::Systemd => "MemoryMax=",
+            Self::Engine => "--memory, mem_limit",
+        }
+    }
+}
+
+fn raise_unknown(kill: Option<&Kill>, run: &RunSummary<'_>) -> String {
+    let setter = LimitSetter::of(run.subject, kill.map_or("", |kill| &kill.limit_cgroup));
+    format!("Raise its memory limit ({}), or reduce its memory use.", setter.limit())
+}
 
 fn unreclaimable(before: Option<&PriorUsage>) -> Option<u64> {
     before?.samples.last()?.unreclaimable_bytes
@@ -97,7 +157,7 @@ fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, 
     raise(kill, run, advice);
     growth(before, advice);
     sudden(kill, before, advice);
-    page_cache(before, advice);
+    page_cache(kill, before, advice);
 }
 
 /// Advises fewer workers, and how many would fit if that can be computed.
@@ -193,7 +253,8 @@ fn raise<'a>(kill: &'a Kill, run: &RunSummary<'a>, advice: &mut Vec<String>) {
             now("; ")
         ),
         _ => format!(
-            "{verb} the memory limit (--memory, mem_limit{}). A kill does not show by how much.",
+            "{verb} the memory limit ({}{}). A kill does not show by how much.",
+            LimitSetter::of(run.subject, &kill.limit_cgroup).limit(),
             now("; ")
         ),
     });
@@ -230,7 +291,10 @@ fn sudden(kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     }
 }
 
-fn page_cache(before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+fn page_cache(kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    if kill.report.is_some() {
+        return; // it has the page cache at the kill
+    }
     let Some(last) = before.and_then(|before| before.samples.last()) else { return };
     // a small cache needs no mention
     if let Some(file) =
@@ -243,10 +307,10 @@ fn page_cache(before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     }
 }
 
-fn shared(kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+fn shared(kill: &Kill, run: &RunSummary<'_>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let last = before.and_then(|before| before.samples.last());
     let held = last.and_then(|last| Some((last.shmem_bytes?, last.unreclaimable_bytes?)));
-    if let Some((shmem, total)) = held {
+    if let (Some((shmem, total)), None) = (held, &kill.report) {
         advice.push(format!(
             "Less shared memory: {} of the {} that the kernel could not drop were shared memory or files on a tmpfs, \
              which count against the memory limit and stay until they are removed.",
@@ -264,8 +328,9 @@ fn shared(kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
         ));
     }
     let now = kill.limit_bytes.map_or_else(String::new, |limit| format!(" (now {})", bytes(limit)));
-    advice.push(format!("Or raise the memory limit{now}: docker run --memory, Compose mem_limit."));
-    page_cache(before, advice);
+    let setter = LimitSetter::of(run.subject, &kill.limit_cgroup);
+    advice.push(format!("Or raise the memory limit{now}: {}.", setter.limit()));
+    page_cache(kill, before, advice);
 }
 
 fn parent<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
@@ -299,23 +364,28 @@ fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, 
     let own = &*run.subject.name.container_name;
     let holders = before.map(|before| before.holders.as_slice()).unwrap_or_default();
     let Some(most) = holders.first() else {
-        advice.push(
+        if lead.is_none_or(|kill| kill.report.is_none()) {
+            advice.push(
             "The holders of the memory are not recorded. To see them while it happens, rank containers by \
              memledger_container_memory_unreclaimable_bytes of `memledger serve`."
                 .to_owned(),
         );
+        }
         advice.push("Give every container a memory limit whose sum leaves room for the system.".to_owned());
         return;
     };
     let total = before.and_then(|before| before.host_total_bytes);
     let list: Vec<_> = holders.iter().map(|holder| held(holder, own)).collect();
     let list = list.join(", ");
-    advice.push(match total {
+    let list = match total {
         Some(total) => {
             format!("Largest holders of the machine's {} at the last sample: {list}.", bytes(total))
         }
         None => format!("Largest holders at the last sample: {list}."),
-    });
+    };
+    if lead.is_none_or(|kill| kill.report.is_none()) {
+        advice.push(list); // else they are shown with the report
+    }
     let first_container = holders.iter().find(|holder| &*holder.name != OUTSIDE_CONTAINERS);
     if &*most.name == OUTSIDE_CONTAINERS {
         advice.push(
@@ -350,7 +420,7 @@ fn held(holder: &MemoryHolder, own: &str) -> String {
     format!("{}{mark} {}", name(&holder.name), bytes(holder.unreclaimable_bytes))
 }
 
-fn unnamed(before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+fn unnamed(kill: &Kill, run: &RunSummary<'_>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     if let Some(UsageSample { unreclaimable_bytes: Some(held), limit_bytes: Some(limit), .. }) =
         before.and_then(|before| before.samples.last())
     {
@@ -360,7 +430,7 @@ fn unnamed(before: Option<&PriorUsage>, advice: &mut Vec<String>) {
             bytes(*limit)
         ));
     }
-    advice.push(RAISE_UNKNOWN.to_owned());
+    advice.push(raise_unknown(Some(kill), run));
     advice.push(
         "So that records are not lost: let memledger read /dev/kmsg (CAP_SYSLOG; see `memledger doctor`), and \
          boot with a larger kernel log (log_buf_len=1M)."

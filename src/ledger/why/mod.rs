@@ -9,6 +9,7 @@
 //! The caller provides the events; `export::verdict_text` renders the screen.
 
 mod advice;
+mod report;
 mod verdict;
 mod text;
 
@@ -17,10 +18,12 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::events::{
-    ContainerLabels, ContainerRef, Evidence, Exit, Kill, KillOwner, LedgerEvent, PriorUsage, UsageSample,
-    Victim,
+    ContainerLabels, ContainerRef, Evidence, Exit, Kill, KillOwner, LedgerEvent, OomReport, PriorUsage,
+    UsageSample, Victim,
 };
+use super::host_history::CurrentUsage;
 use super::store::Query;
+use crate::discover::history::ExistingContainer;
 pub use text::{lasted, printable, roles, short_ids, time};
 
 /// A kill at most this many seconds before the exit of its container counts as its cause.
@@ -45,14 +48,20 @@ pub enum Cause {
     OomLimitWorker,
     /// Own limit: a child was killed, and soon after the container ended with an error.
     OomLimitWorkerThenExit,
+    /// Own limit: a process was killed, and whether that ended the container is not known.
+    OomLimit,
     /// Own limit, and most of the used memory was shared memory.
     OomLimitShm,
     /// The limit of a cgroup above the container: of a pod or a slice.
     OomParentLimit,
     /// The host ran out of memory.
     OomHost,
+    /// An operator or a program requested the kill by sysrq.
+    OomSysrq,
     /// An OOM kill known only from counters: the kernel's record is missing.
     OomUnnamed,
+    /// Only the runtime's OOMKilled flag is left of an OOM kill.
+    OomFlagOnly,
     /// An OOM kill of a process outside containers.
     OomHostProcess,
     /// An OOM kill without a known owner.
@@ -83,14 +92,17 @@ pub enum Cause {
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Cause; 20] = [
+    pub const ALL: [Cause; 23] = [
         Cause::OomLimitMain,
         Cause::OomLimitWorker,
         Cause::OomLimitWorkerThenExit,
+        Cause::OomLimit,
         Cause::OomLimitShm,
         Cause::OomParentLimit,
         Cause::OomHost,
+        Cause::OomSysrq,
         Cause::OomUnnamed,
+        Cause::OomFlagOnly,
         Cause::OomHostProcess,
         Cause::OomUnattributed,
         Cause::ShmFull,
@@ -114,10 +126,13 @@ impl Cause {
             Cause::OomLimitWorkerThenExit => {
                 "OUT OF MEMORY at its own limit: a child was killed, then it ended"
             }
+            Cause::OomLimit => "OUT OF MEMORY at its own limit: a process was killed",
             Cause::OomLimitShm => "OUT OF MEMORY at its own limit, mostly by shared memory",
             Cause::OomParentLimit => "OUT OF MEMORY at the limit of a cgroup above it",
             Cause::OomHost => "OUT OF MEMORY of the whole machine",
+            Cause::OomSysrq => "KILLED by the kernel's OOM killer on request (sysrq)",
             Cause::OomUnnamed => "OUT OF MEMORY, known from the kernel's counters only",
+            Cause::OomFlagOnly => "OUT OF MEMORY, by the runtime's flag only",
             Cause::OomHostProcess => "OUT OF MEMORY: a process outside containers was killed",
             Cause::OomUnattributed => "OUT OF MEMORY: a process was killed, owner unknown",
             Cause::ShmFull => "SHARED MEMORY FULL",
@@ -130,7 +145,7 @@ impl Cause {
             Cause::HostRestart => "ENDED BY A RESTART OF THE HOST",
             Cause::Completed => "COMPLETED",
             Cause::Unknown => "UNKNOWN",
-            Cause::Nothing => "NOTHING HAPPENED",
+            Cause::Nothing => "NO KILL OR EXIT KNOWN",
         }
     }
 }
@@ -157,9 +172,12 @@ pub struct Verdict {
     pub cause: Cause,
     /// How certain the verdict is.
     pub confidence: Confidence,
-    /// Unix time of the event; `None` if there is none.
+    /// Unix time of the event; `None` if there is none, or if it is not known: in a kernel log from elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<f64>,
+    /// Time of a kill in a kernel log from elsewhere, as the log has it: often seconds since boot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_time: Option<String>,
     /// Unix time of the query.
     pub asked_at: f64,
     /// One sentence: what ended the container or killed a process of it, and when.
@@ -168,6 +186,12 @@ pub struct Verdict {
     pub also: Vec<String>,
     /// Evidence in the order in which it arrived.
     pub evidence: Vec<Evidence>,
+    /// Host pid of the victim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// What the kernel logged at the kill.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<Arc<OomReport>>,
     /// Usage before the event: samples oldest first, and processes by role.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held: Option<Arc<PriorUsage>>,
@@ -184,6 +208,8 @@ struct RunSummary<'a> {
     exit: Option<&'a Exit>,
     /// Kills near the end of the run that could not be attributed to any container.
     unattributed_kills: Vec<&'a Kill>,
+    /// The time of the kill as a kernel log from elsewhere has it; empty without one. `None`: the events are of this host.
+    log_time: Option<&'a str>,
 }
 
 impl<'a> RunSummary<'a> {
@@ -200,11 +226,28 @@ impl<'a> RunSummary<'a> {
     }
 }
 
+/// Returns the verdict on a kill in a kernel log from elsewhere, where nothing else is known. `log_time`: its time as the log
+/// has it.
+pub fn explain_logged(kill: &Kill, log_time: &str, now: f64) -> Verdict {
+    let log_time = Some(log_time);
+    let none = ContainerRef::default();
+    let subject = match &kill.owner {
+        KillOwner::Container(subject) => subject,
+        _ => &none,
+    };
+    let run = RunSummary { subject, kills: vec![kill], exit: None, unattributed_kills: vec![], log_time };
+    match kill.owner {
+        KillOwner::Container(_) => verdict::verdict(&run, now),
+        _ => verdict::outside_containers(&run, kill, now),
+    }
+}
+
 /// Returns true if the kill ended the container, by its record or by its time.
 fn ended_it(kill: &Kill, exit: Option<&Exit>) -> bool {
     match kill.victim {
-        Some(victim) => victim == Victim::Main,
-        None => {
+        Some(Victim::Main) => true,
+        Some(Victim::Child) => false,
+        Some(Victim::Unknown) | None => {
             exit.is_some_and(|exit| exit.exit_code != Some(0) && (exit.at - kill.at).abs() <= EXIT_WINDOW)
         }
     }
@@ -237,7 +280,16 @@ pub fn explain_last(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
     let newest = events.iter().rev().find(|event| is_notable(event))?;
     match (newest, newest.subject()) {
         (_, Some(subject)) => Some(verdict::verdict(&run_of(events, newest, subject), now)),
-        (LedgerEvent::OomKill(kill), None) => Some(verdict::outside_containers(kill, now)),
+        (LedgerEvent::OomKill(kill), None) => {
+            let run = RunSummary {
+                subject: &ContainerRef::default(),
+                kills: vec![kill],
+                exit: None,
+                unattributed_kills: vec![],
+                log_time: None,
+            };
+            Some(verdict::outside_containers(&run, kill, now))
+        }
         (LedgerEvent::Exit(_) | LedgerEvent::GpuError(_), None) => None,
     }
 }
@@ -282,21 +334,26 @@ pub fn ask<E>(
     Ok(explain(&found, now))
 }
 
-/// Returns the message for a container without events: the known containers, similar names first.
+/// Returns the message for a container without events: the known containers, similar names first. `existing`: names of
+/// containers that exist.
 ///
 /// # Errors
 /// Errors of `events`.
-pub fn not_found<E>(
+pub fn not_found<'n, E>(
     container: Option<&str>,
+    existing: impl Iterator<Item = &'n str>,
     events: impl Fn(&Query) -> Result<Vec<LedgerEvent>, E>,
 ) -> Result<String, E> {
     let Some(container) = container else {
-        return Ok("no OOM kill and no abnormal end of a container is recorded".to_owned());
+        return Ok("No OOM kill and no abnormal end of a container is known.".to_owned());
     };
     let recorded = events(&Query { limit: MAX_EVENTS, max_bytes: MAX_BYTES, ..Query::default() })?;
-    let mut known: Vec<&str> = Vec::new();
-    for subject in recorded.iter().rev().filter_map(LedgerEvent::subject) {
-        let name = &*subject.name.container_name;
+    // a short id in place of a name helps nobody
+    let is_named = |subject: &&ContainerRef| !subject.container_id.starts_with(&*subject.name.container_name);
+    let recorded = recorded.iter().rev().filter_map(LedgerEvent::subject).filter(is_named);
+    let mut known: Vec<String> = Vec::new();
+    let recorded = recorded.map(|subject| subject.name.container_name.to_string());
+    for name in recorded.chain(existing.map(str::to_owned)) {
         if !known.contains(&name) {
             known.push(name);
         }
@@ -304,10 +361,10 @@ pub fn not_found<E>(
     known.sort_by_key(|name| !similar(name, container)); // stable sort: the newest first among equals
     let list: Vec<String> = known.iter().take(MAX_LISTED_NAMES).map(|known| text::name(known)).collect();
     let list = match (list.is_empty(), known.len() > MAX_LISTED_NAMES) {
-        (true, _) => "no container is known yet".to_owned(),
+        (true, _) => "no container is known".to_owned(),
         (false, more) => format!("known containers: {}{}", list.join(", "), if more { ", ..." } else { "" }),
     };
-    Ok(format!("nothing is recorded about {}; {list}", text::name(container)))
+    Ok(format!("Nothing is known about {}; {list}", text::name(container)))
 }
 
 /// Returns true if one name contains the other or both have the same beginning, ignoring case.
@@ -317,25 +374,54 @@ fn similar(a: &str, b: &str) -> bool {
     a.contains(&b) || b.contains(&a) || alike >= 3
 }
 
-/// Returns the verdict on a container without events.
-pub fn nothing(subject: ContainerRef, now: f64) -> Verdict {
+/// Returns the verdict on a container without events. `is_running`: it runs now, and uses so much of its memory.
+pub fn nothing(subject: ContainerRef, is_running: bool, usage: Option<&CurrentUsage>, now: f64) -> Verdict {
+    let name = text::name(&subject.name.container_name);
     let since = subject.started.map_or_else(String::new, |at| format!(" since its start at {}", time(at)));
-    let what = format!(
-        "{} is running, and neither an OOM kill nor an exit is recorded{since}.",
-        text::name(&subject.name.container_name)
-    );
+    let what = match is_running {
+        true => format!("{name} is running, and neither an OOM kill nor an exit is known{since}."),
+        false => format!("{name} is not running, and neither an OOM kill nor an exit is known{since}."),
+    };
+    let usage = usage.map(|usage| {
+        let limit = match usage.limit_bytes {
+            Some(limit) => format!("of its limit of {}", text::bytes(limit)),
+            None => "and has no limit of its own".to_owned(),
+        };
+        format!("It uses {} {limit}, page cache included.", text::bytes(usage.usage_bytes))
+    });
     Verdict {
         subject: Some(subject),
         cause: Cause::Nothing,
-        confidence: Confidence::Certain,
+        confidence: Confidence::Unsure,
         at: None,
         asked_at: now,
         what,
-        also: vec![],
+        also: usage.into_iter().collect(),
         evidence: vec![],
+        log_time: None,
+        pid: None,
+        report: None,
         held: None,
         advice: vec![],
     }
+}
+
+/// Adds to a verdict what the runtime says about the container now.
+pub fn add_container(verdict: &mut Verdict, container: &ExistingContainer) {
+    let restarted = verdict.at.zip(container.started).filter(|(at, started)| at < started);
+    let times = container.restarts.filter(|restarts| *restarts > 0);
+    let times = times.map(|restarts| match restarts {
+        1 => "Its restart policy has restarted it once.".to_owned(),
+        more => format!("Its restart policy has restarted it {more} times."),
+    });
+    let running = restarted.filter(|_| container.is_running);
+    let running = running.map(|(_, started)| format!("It is running again since {}.", time(started)));
+    verdict.also.extend(running.into_iter().chain(times));
+}
+
+/// Describes a kill in one line: time, process, size, limit.
+pub fn kill_line(kill: &Kill) -> String {
+    verdict::kill_line(kill)
 }
 
 fn is_notable(event: &LedgerEvent) -> bool {
@@ -372,7 +458,7 @@ fn run_of<'a>(
         LedgerEvent::GpuError(_) => None,
     };
     // without a start time: everything since the previous exit
-    let ends_before = exits().filter(|other| exit.is_none_or(|exit| other.id < exit.id));
+    let ends_before = exits().filter(|other| exit.is_none_or(|exit| other.at < exit.at));
     let end_before = ends_before.map(|other| other.at).fold(f64::NEG_INFINITY, f64::max);
     let until = exit.map_or(f64::INFINITY, |exit| exit.at + EXIT_WINDOW);
     let started = exit.and_then(|exit| exit.subject.started).or(subject.started);
@@ -393,6 +479,7 @@ fn run_of<'a>(
         kills: kills_of(events, subject).filter(belongs).collect(),
         exit,
         unattributed_kills: unattributed_kills.collect(),
+        log_time: None,
     }
 }
 

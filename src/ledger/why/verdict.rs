@@ -1,8 +1,8 @@
 //! Determines the cause and the sentence that describes it.
 
 use super::text::{bytes, lasted, name, path, role_one, signal, signal_of, time};
-use super::{CAUSE_WINDOW, Cause, Confidence, RunSummary, Verdict, advice, ended_it, last_sample};
-use crate::ledger::events::{ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, OomScope};
+use super::{CAUSE_WINDOW, Cause, Confidence, RunSummary, Verdict, advice, ended_it, last_sample, report};
+use crate::ledger::events::{ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
 
 /// From this used share on, a `/dev/shm` counts as full: another batch does not fit.
 const SHM_FULL_ABOVE: f64 = 0.9;
@@ -10,6 +10,8 @@ const SHM_FULL_ABOVE: f64 = 0.9;
 const SIGBUS: i64 = 7;
 pub(super) const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
+/// Exit code after SIGKILL.
+const SIGKILL_STATUS: i64 = 137;
 
 /// The limit that was hit, relative to the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +57,11 @@ pub(super) fn inside(kill: &Kill, subject: &ContainerRef) -> String {
 /// Returns the limit that was hit, if known. The ledger stores the lowest limit on the path; for a cgroup above the
 /// container that is the container's own limit if that is lower.
 pub(super) fn limit_bytes<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Option<u64> {
+    if let Some(limit) =
+        kill.report.as_ref().filter(|report| !report.host).and_then(|report| report.limit_bytes)
+    {
+        return Some(limit); // the kernel's own figure
+    }
     let own = last_sample(run.before(Some(kill))).and_then(|last| last.limit_bytes);
     let foreign = limit_of(kill, run) == Limit::Above && own.is_some() && own == kill.limit_bytes;
     kill.limit_bytes.filter(|_| !foreign)
@@ -62,6 +69,9 @@ pub(super) fn limit_bytes<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Option<u6
 
 /// Returns true if at least half of the unreclaimable memory was shared memory.
 fn mostly_shared<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> bool {
+    if let Some(is_shared) = kill.report.as_deref().and_then(report::is_mostly_shared) {
+        return is_shared;
+    }
     last_sample(run.before(Some(kill)))
         .and_then(|last| Some(last.shmem_bytes? * 2 >= last.unreclaimable_bytes?))
         .unwrap_or(false)
@@ -89,19 +99,25 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
         subject: Some(run.subject.clone()),
         cause,
         confidence,
-        at: lead.map(|kill| kill.at).or(run.exit.map(|exit| exit.at)),
+        at: lead.map(|kill| kill.at).or(run.exit.map(|exit| exit.at)).filter(|_| run.log_time.is_none()),
+        log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         asked_at: now,
         what,
         also: also(run, lead),
         evidence,
+        pid: lead.and_then(|kill| kill.pid),
+        report: lead.and_then(|kill| kill.report.clone()),
         held: run.before(lead).cloned(),
         advice: advice::of(cause, run, lead),
     }
 }
 
 /// Returns the verdict on a kill outside containers.
-pub(super) fn outside_containers(kill: &Kill, now: f64) -> Verdict {
+pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: f64) -> Verdict {
     let (cause, confidence, owner) = match kill.owner {
+        KillOwner::Host if is_requested(kill) => {
+            (Cause::OomSysrq, Confidence::Certain, "It belongs to no container.")
+        }
         KillOwner::Host => (Cause::OomHostProcess, Confidence::Certain, "It belongs to no container."),
         KillOwner::Open => (
             Cause::OomUnattributed,
@@ -115,13 +131,14 @@ pub(super) fn outside_containers(kill: &Kill, now: f64) -> Verdict {
         ),
     };
     let why = match kill.scope {
+        _ if is_requested(kill) => "that was requested by sysrq".to_owned(),
         OomScope::Host => "the machine ran out of memory".to_owned(),
         OomScope::Container => reached("a cgroup", kill.limit_bytes),
     };
     let what = match kill.kernel_usec {
         Some(_) => format!(
-            "At {} the kernel's OOM killer killed {}, because {why}. {owner}",
-            time(kill.at),
+            "{} the kernel's OOM killer killed {}, because {why}. {owner}",
+            when(kill, run),
             process(kill)
         ),
         None => format!(
@@ -129,23 +146,32 @@ pub(super) fn outside_containers(kill: &Kill, now: f64) -> Verdict {
             time(kill.at)
         ),
     };
-    let run = RunSummary {
-        subject: &ContainerRef::default(),
-        kills: vec![kill],
-        exit: None,
-        unattributed_kills: vec![],
-    };
     Verdict {
         subject: None,
         cause,
         confidence,
-        at: Some(kill.at),
+        at: Some(kill.at).filter(|_| run.log_time.is_none()),
+        log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         asked_at: now,
         what,
         also: vec![],
         evidence: kill.evidence.clone(),
+        pid: kill.pid,
+        report: kill.report.clone(),
         held: kill.before.clone(),
-        advice: advice::of(cause, &run, Some(kill)),
+        advice: advice::of(cause, run, Some(kill)),
+    }
+}
+
+/// Returns `At TIME`, with the time as a log from elsewhere has it.
+fn when(kill: &Kill, run: &RunSummary<'_>) -> String {
+    match run.log_time {
+        None => format!("At {}", time(kill.at)),
+        Some("") => "At an unknown time".to_owned(),
+        Some(stamp) if stamp.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') => {
+            format!("{stamp} s after the host's start")
+        }
+        Some(stamp) => format!("At {}", name(stamp)),
     }
 }
 
@@ -164,22 +190,32 @@ fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, S
     let limit = limit_of(kill, run);
     let cause = match (kill.kernel_usec, kill.scope) {
         (None, _) => Cause::OomUnnamed,
+        _ if is_requested(kill) => Cause::OomSysrq,
         (_, OomScope::Host) => Cause::OomHost,
         _ if limit == Limit::Above => Cause::OomParentLimit,
         _ if mostly_shared(kill, run) => Cause::OomLimitShm,
         _ if main => Cause::OomLimitMain,
         _ if failed => Cause::OomLimitWorkerThenExit,
+        _ if !is_decided(kill) && run.exit.is_none() => Cause::OomLimit,
         _ => Cause::OomLimitWorker,
     };
-    let is_complete = kill.victim.is_some() && (limit != Limit::Unnamed || kill.scope == OomScope::Host);
+    let is_complete = is_decided(kill) && (limit != Limit::Unnamed || kill.scope == OomScope::Host);
     let confidence = match cause {
         Cause::OomUnnamed => Confidence::Likely,
         _ if is_one_of_a_set(kill) => Confidence::Likely,
         Cause::OomParentLimit if kill.limit_cgroup.is_empty() => Confidence::Likely,
         _ if is_complete => Confidence::Certain,
+        // the cause is certain; what it did to the container is not claimed
+        Cause::OomLimit | Cause::OomLimitShm if limit != Limit::Unnamed => Confidence::Certain,
+        Cause::OomHost if run.log_time.is_some() => Confidence::Certain,
         _ => Confidence::Likely,
     };
     (cause, confidence, sentence(kill, run, main, limit))
+}
+
+/// Returns true if the kill was requested by sysrq.
+fn is_requested(kill: &Kill) -> bool {
+    kill.report.as_ref().is_some_and(|report| report.order == Some(-1))
 }
 
 /// Returns true if several containers lost processes at that time, and which was whose is not known.
@@ -200,6 +236,7 @@ fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: Limit) 
     }
     let bytes = limit_bytes(kill, run);
     let why = match (kill.scope, limit) {
+        _ if is_requested(kill) => "that was requested by sysrq".to_owned(),
         (OomScope::Host, _) => "the whole machine ran out of memory".to_owned(),
         (_, Limit::Own) => reached("the container", bytes),
         (_, Limit::Inside) => reached(&format!("the cgroup {} inside it", inside(kill, run.subject)), bytes),
@@ -213,8 +250,8 @@ fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: Limit) 
         ""
     };
     format!(
-        "At {} the kernel's OOM killer killed {}{or_another}, because {why}; {after}",
-        time(kill.at),
+        "{} the kernel's OOM killer killed {}{or_another}, because {why}; {after}",
+        when(kill, run),
         process(kill)
     )
 }
@@ -236,13 +273,31 @@ fn process(kill: &Kill) -> String {
     if details.is_empty() { called } else { format!("{called} ({})", details.join(", ")) }
 }
 
+/// Describes a kill in one line.
+pub(super) fn kill_line(kill: &Kill) -> String {
+    let container = match &kill.owner {
+        KillOwner::Container(subject) => format!("container {}", name(&subject.name.container_name)),
+        _ => "container unknown".to_owned(),
+    };
+    let limit = kill.limit_bytes.map_or_else(String::new, |limit| format!(", limit {}", bytes(limit)));
+    format!("{}: {}, {container}{limit}", time(kill.at), process(kill))
+}
+
+/// Returns whether it is known what the kill did to its container.
+fn is_decided(kill: &Kill) -> bool {
+    !matches!(kill.victim, None | Some(Victim::Unknown))
+}
+
 /// Describes the container after the kill.
 fn after(kill: &Kill, run: &RunSummary<'_>, main: bool) -> String {
     let Some(exit) = run.exit else {
         return match (main, kill.victim) {
             (true, _) => "that ended the container.".to_owned(),
-            (false, Some(_)) => "the container kept running.".to_owned(),
-            (false, None) => "no end of the container is recorded.".to_owned(),
+            (false, Some(Victim::Main | Victim::Child)) => "the container kept running.".to_owned(),
+            (false, _) if run.log_time.is_some() => {
+                "whether that ended the container is not in the log.".to_owned()
+            }
+            (false, _) => "no end of the container is recorded.".to_owned(),
         };
     };
     if main {
@@ -290,6 +345,21 @@ fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) 
             (Cause::HostRestart, Confidence::Certain, what)
         }
         Some(ExitReason::Unknown) if !run.unattributed_kills.is_empty() => killed(run, &at),
+        Some(ExitReason::Unknown) if exit.runtime_oom_flag == Some(true) => {
+            let what = format!(
+                "{at}. The runtime's flag OOMKilled is set, and nothing else is left of an OOM kill: no record of it \
+                 could be read, so the process, its size and the limit are not known."
+            );
+            (Cause::OomFlagOnly, Confidence::Likely, what)
+        }
+        Some(ExitReason::Unknown) if exit.is_unrecorded() => (
+            Cause::Unknown,
+            Confidence::Unsure,
+            format!(
+                "{at}, the status after SIGKILL. No record of an OOM kill at that time could be read, so it may have been one or \
+                 not."
+            ),
+        ),
         Some(ExitReason::Unknown) => (
             Cause::Unknown,
             Confidence::Unsure,
@@ -360,10 +430,15 @@ fn killed(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
         return (Cause::KilledOutside, Confidence::Likely, what);
     }
     let flagged = run.exit.is_some_and(|exit| exit.runtime_oom_flag == Some(true));
-    let confidence = if flagged { Confidence::Likely } else { Confidence::Certain };
+    let is_unrecorded = run.exit.is_some_and(Exit::is_unrecorded);
+    let confidence = if flagged || is_unrecorded { Confidence::Likely } else { Confidence::Certain };
+    let no_request = if is_unrecorded {
+        "no stop request is known any more"
+    } else {
+        "there was no stop request to the runtime"
+    };
     let what = format!(
-        "{at}, the status after SIGKILL. It was NOT an OOM kill: the kernel recorded none for it. And there was no stop \
-         request to the runtime."
+        "{at}, the status after SIGKILL. It was NOT an OOM kill: the kernel recorded none for it. And {no_request}."
     );
     (Cause::KilledOutside, confidence, what)
 }
@@ -388,6 +463,10 @@ fn by_signal(exit: &Exit, run: &RunSummary<'_>, at: &str) -> (Cause, Confidence,
         4..=8 | 11 | 31 => {
             (Cause::CrashedSignal, Confidence::Certain, format!("{at}, by {name}: it crashed."))
         }
+        _ if exit.is_unrecorded() => {
+            let what = format!("{at}, by {name}; a stop request is not known any more.");
+            (Cause::EndedBySignal, Confidence::Certain, what)
+        }
         _ => {
             let what = format!("{at}, by {name}, without a stop request to the runtime.");
             (Cause::EndedBySignal, Confidence::Certain, what)
@@ -404,6 +483,14 @@ fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
             bytes(size)
         );
         return (Cause::ShmFull, Confidence::Likely, what);
+    }
+    if let Some(kill) = run.unattributed_kills.first() {
+        let what = format!(
+            "{at}. At that time the kernel's OOM killer killed {} of an unknown container: if it was a child of this one, that \
+             is the cause; else it was its own error.",
+            process(kill)
+        );
+        return (Cause::ErrorExit, Confidence::Unsure, what);
     }
     let none = if run.kills.is_empty() { " No OOM kill of this run is recorded." } else { "" };
     let what = format!("{at}: its own error.{none}");
@@ -449,6 +536,15 @@ fn also(run: &RunSummary<'_>, lead: Option<&Kill>) -> Vec<String> {
                 time(last.at)
             )
         });
+    }
+    if let Some(exit) = run.exit
+        && (lead.is_none() && exit.exit_code != Some(SIGKILL_STATUS))
+        && (exit.is_unrecorded() && !exit.kernel_log_read && exit.runtime_oom_flag == Some(true))
+    {
+        lines.push(
+            "The runtime's flag OOMKilled is set: a process of it may have been OOM-killed; no record of that could be read."
+                .to_owned(),
+        );
     }
     let listed = run.kills.len() as u64;
     if let Some(exit) = run.exit.filter(|exit| exit.oom_kills > listed) {

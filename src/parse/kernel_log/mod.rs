@@ -2,18 +2,21 @@
 //!
 //! Processes choose their own names (any 15 bytes). So the parsers match the kernel's words before and after a name, and never
 //! split at a character that may be part of it. A name is too short to contain the beginning of a relevant line. [`records`]
-//! finds the lines in the log, [`context`] reads the paths.
+//! finds the lines in the log, [`context`] reads the paths, [`report`] folds the records around a kill.
 //!
 //! Not here: the container of a victim, and duplicate kills (`ledger`).
 
 mod context;
 pub mod records;
+pub mod report;
+pub mod text_log;
 mod xid;
 
 #[cfg(test)]
 mod tests;
 
 use super::{find, number, printable};
+pub use report::{OomReport, ReportProcess, RoleRange};
 pub use xid::{PciAddress, Xid};
 
 /// A relevant line of the kernel log: a message of the OOM killer, or a GPU error.
@@ -58,6 +61,8 @@ pub struct Killed {
     pub process: String,
     /// `Some(true)`: the host ran out of memory. `Some(false)`: a cgroup's limit. `None`: unknown (before 5.1).
     pub global: Option<bool>,
+    /// Size of its address space in bytes.
+    pub total_vm_bytes: Option<u64>,
     /// Anonymous memory in bytes.
     pub anon_bytes: Option<u64>,
     /// Mapped file pages in bytes.
@@ -134,6 +139,7 @@ impl Killed {
             let (key, value) = (&field[..colon], &field[colon + 1..]);
             let bytes = || value.strip_suffix(b"kB").and_then(digits).and_then(|kib| kib.checked_mul(1024));
             match key {
+                b"total-vm" => self.total_vm_bytes = bytes(),
                 b"anon-rss" => self.anon_bytes = Some(bytes()?),
                 b"file-rss" => self.file_bytes = Some(bytes()?),
                 b"shmem-rss" => self.shmem_bytes = Some(bytes()?),
@@ -168,6 +174,12 @@ fn strip_number<'a>(text: &'a [u8], key: &[u8]) -> Option<(&'a [u8], u64)> {
 /// Parses a number without white space around it.
 fn digits(text: &[u8]) -> Option<u64> {
     if text.iter().all(u8::is_ascii_digit) { number(text) } else { None }
+}
+
+/// Parses a number at the beginning of a text that ends at a mark; returns it with the text after the mark.
+fn digits_before<'a>(text: &'a [u8], mark: &[u8]) -> Option<(u64, &'a [u8])> {
+    let end = text.iter().position(|byte| !byte.is_ascii_digit()).filter(|end| *end > 0)?;
+    Some((digits(&text[..end])?, text[end..].strip_prefix(mark)?))
 }
 
 fn rfind(text: &[u8], part: &[u8]) -> Option<usize> {

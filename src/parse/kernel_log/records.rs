@@ -11,6 +11,9 @@
 //!
 //! In both, messages from user space have another facility than the kernel's, 0, and are skipped.
 
+use std::sync::Arc;
+
+use super::report::{OomReport, ReportAssembler};
 use super::{Line, digits};
 use crate::parse::find;
 
@@ -83,12 +86,15 @@ pub struct OomLine {
     pub line: Line,
     /// Its whole text.
     pub text: Vec<u8>,
+    /// Of a kill: the report that the kernel printed before it, which can be of another kill.
+    pub report: Option<Arc<OomReport>>,
 }
 
-/// Joins the fragments of long records.
+/// Joins the fragments of long records, and folds those around a kill into its report.
 #[derive(Debug, Default)]
 pub struct RecordAssembler {
     pending: Option<PendingLine>,
+    reports: ReportAssembler,
 }
 
 #[derive(Debug)]
@@ -121,11 +127,11 @@ impl RecordAssembler {
         }
         self.finish(out);
         let KmsgRecord { sequence, usec, text, .. } = record;
-        if comes_in_fragments(&text) {
+        if comes_in_fragments(&text) || text.starts_with(b"Memory cgroup stats for ") {
             self.pending =
                 Some(PendingLine { sequence, usec, caller: record.caller.map(<[u8]>::to_vec), text });
-        } else if let Some(line) = Line::of(&text) {
-            out.push(OomLine { sequence: Some(sequence), usec, line, text });
+        } else {
+            self.complete(sequence, usec, text, out);
         }
     }
 
@@ -141,16 +147,37 @@ impl RecordAssembler {
         self.pending.as_ref().map(|pending| pending.sequence)
     }
 
-    /// Drops the pending line: its rest was overwritten.
+    /// Drops the pending line and the open report: their rest was overwritten.
     pub fn reset(&mut self) {
         self.pending = None;
+        self.reports.records_lost();
+    }
+
+    /// Returns true if the begin of a block around a kill was read, and not its end.
+    pub fn is_in_block(&self) -> bool {
+        self.reports.is_in_block()
+    }
+
+    /// Sets the page size of the kernel that writes the log.
+    pub fn set_page_bytes(&mut self, page_bytes: u64) {
+        self.reports.page_bytes = Some(page_bytes);
+    }
+
+    /// Continues the report that another assembler began: it read the records before.
+    pub fn continue_report_of(&mut self, other: &mut Self) {
+        self.reports = std::mem::take(&mut other.reports);
     }
 
     fn finish(&mut self, out: &mut Vec<OomLine>) {
-        let Some(PendingLine { sequence, usec, text, .. }) = self.pending.take() else { return };
-        if let Some(line) = Line::of(&text) {
-            out.push(OomLine { sequence: Some(sequence), usec, line, text });
+        if let Some(PendingLine { sequence, usec, text, .. }) = self.pending.take() {
+            self.complete(sequence, usec, text, out);
         }
+    }
+
+    fn complete(&mut self, sequence: u64, usec: u64, text: Vec<u8>, out: &mut Vec<OomLine>) {
+        let line = Line::of(&text);
+        let report = self.reports.push(usec, &text, line.as_ref()).map(Arc::new);
+        out.extend(line.map(|line| OomLine { sequence: Some(sequence), usec, line, text, report }));
     }
 }
 
@@ -204,6 +231,14 @@ pub struct SyslogText {
 impl SyslogText {
     /// Parses the text, which must begin with a record, as the kernel's buffer does.
     pub fn of(text: &[u8]) -> Self {
+        Self::read(text, &mut ReportAssembler::default())
+    }
+
+    /// Parses the text, and folds its lines into reports. A block may begin in an earlier text.
+    ///
+    /// Unlike the lines that are found, what is in a report is not protected from text of users that the kernel prints after a
+    /// line feed: a report explains a kill and counts none.
+    pub fn read(text: &[u8], reports: &mut ReportAssembler) -> Self {
         let mut at = 0;
         let mut lines = Vec::new();
         for line in text.split_inclusive(|&byte| byte == b'\n') {
@@ -215,7 +250,7 @@ impl SyslogText {
         let mut from = 0;
         while from < lines.len() {
             let same = lines[from..].iter().take_while(|line| line.prefix == lines[from].prefix).count();
-            this.read_block(&lines, from, from + same);
+            this.read_block(&lines, from, from + same, reports);
             from += same;
         }
         if let Some(first) = lines.first() {
@@ -226,30 +261,54 @@ impl SyslogText {
     }
 
     /// Reads the lines of one level and stamp: one record, or several.
-    fn read_block(&mut self, lines: &[SyslogLine<'_>], from: usize, to: usize) {
+    fn read_block(
+        &mut self,
+        lines: &[SyslogLine<'_>],
+        from: usize,
+        to: usize,
+        reports: &mut ReportAssembler,
+    ) {
         if lines[from].priority >> 3 != 0 {
             return;
         }
         let mut next = from;
         while next < to {
-            if let Some((found, after)) = joined(&lines[next..to]) {
+            if let Some((mut found, after)) = joined(&lines[next..to]) {
+                found.report = reports.push(found.usec, &found.text, Some(&found.line)).map(Arc::new);
                 self.found.push(found);
                 next += after;
             } else if comes_in_fragments(lines[next].text) {
                 match with_fragments(&lines[next..]) {
-                    Some(found) => self.found.push(found),
+                    Some(found) => {
+                        reports.push(found.usec, &found.text, Some(&found.line));
+                        self.found.push(found);
+                    }
                     None if to == lines.len() => self.settled = lines[next].start,
                     None => {}
                 }
                 return;
             } else {
                 match task_row(&lines[next..to]) {
-                    Some(rows) => next += rows,
-                    None => return, // from here on the beginning of a record is unknown
+                    Some(rows) => {
+                        fold_row(&lines[next..next + rows], reports);
+                        next += rows;
+                    }
+                    None => {
+                        // from here on the beginning of a record is unknown
+                        let rest = &lines[next..to];
+                        rest.iter().for_each(|line| drop(reports.push(line.usec, line.text, None)));
+                        return;
+                    }
                 }
             }
         }
     }
+}
+
+/// Folds a row of the table of processes, whose name may contain line feeds.
+fn fold_row(lines: &[SyslogLine<'_>], reports: &mut ReportAssembler) {
+    let text: Vec<&[u8]> = lines.iter().map(|line| line.text).collect();
+    reports.push(lines[0].usec, &text.join(&b'\n'), None);
 }
 
 /// Returns the relevant line at the beginning of these lines of one level and stamp, and the number of lines in it: a name may
@@ -266,7 +325,8 @@ fn joined(lines: &[SyslogLine<'_>]) -> Option<(OomLine, usize)> {
         text.extend_from_slice(part.text);
         if let Some(line) = Line::of(&text).filter(|line| line.has_level(first.priority)) {
             let may_go_on = matches!(line, Line::Context(_));
-            best = Some((OomLine { sequence: None, usec: first.usec, line, text: text.clone() }, index + 1));
+            let found = OomLine { sequence: None, usec: first.usec, line, text: text.clone(), report: None };
+            best = Some((found, index + 1));
             if !may_go_on {
                 break;
             }
@@ -285,7 +345,7 @@ fn with_fragments(lines: &[SyslogLine<'_>]) -> Option<OomLine> {
     for part in lines.iter().skip(1).take(MAX_FRAGMENTS).take_while(|part| part.priority == LEVEL) {
         text.extend_from_slice(part.text);
         if let Some(line) = Line::of(&text).filter(|line| line.has_level(first.priority)) {
-            return Some(OomLine { sequence: None, usec: first.usec, line, text });
+            return Some(OomLine { sequence: None, usec: first.usec, line, text, report: None });
         }
     }
     None

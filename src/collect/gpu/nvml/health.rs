@@ -4,7 +4,7 @@
 //! tried again only once a minute.
 
 use nvml_wrapper::Device as NvmlDevice;
-use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
@@ -28,6 +28,8 @@ const MAX_OF_64: u64 = 1 << 62;
 const MAX_MILLIWATTS: u32 = 100_000_000;
 /// The temperature of a die is below this.
 const MAX_CELSIUS: u32 = 200;
+/// Clocks are below this; sentinels are above.
+const MAX_MEGAHERTZ: u64 = 100_000;
 /// 1,000 W for 300 years; sentinels are above.
 const MAX_MILLIJOULES: u64 = 10_u64.pow(16);
 
@@ -40,6 +42,9 @@ const NVLINK_FIELDS: [u32; 5] = [
     NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
     NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL,
 ];
+
+/// Bytes over the PCIe link, in the order of [`DIRECTIONS`](crate::collect::gpu::device_metrics::DIRECTIONS).
+const PCIE_FIELDS: [u32; 2] = [NVML_FI_DEV_PCIE_COUNT_TX_BYTES, NVML_FI_DEV_PCIE_COUNT_RX_BYTES];
 
 /// The fields, each a bit of [`HealthState::unsupported`].
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +61,12 @@ enum Field {
     PagesDouble,
     PagesPending,
     PcieReplays,
-    NvLink,
+    OtherValues,
+    ClockSm,
+    ClockMemory,
+    PowerLimit,
+    EccVolatileCorrected,
+    EccVolatileUncorrected,
 }
 
 /// The unsupported fields of a GPU, and its newest metrics.
@@ -131,7 +141,7 @@ impl HealthState {
         let reasons = queries.query(Field::Throttle, || device.current_throttle_reasons())?;
         if reads_slow_fields {
             read_error_counters(device, &mut queries, &mut self.health)?;
-            read_nvlinks(device, &mut queries, &mut self.health)?;
+            read_field_values(device, &mut queries, &mut self.health)?;
         }
         Ok(DeviceHealth { throttle_mask: reasons.map(|reasons| reasons.bits()), ..self.health.clone() })
     }
@@ -153,6 +163,9 @@ fn read_fast_fields(
     let temperature = fields
         .number(Field::Temperature, MAX_CELSIUS.into(), || device.temperature(TemperatureSensor::Gpu))?;
     health.temperature_celsius = temperature.map(|celsius| celsius as f64);
+    let mut clock = |field, domain| fields.number(field, MAX_MEGAHERTZ, || device.clock_info(domain));
+    let clocks = [clock(Field::ClockSm, Clock::SM)?, clock(Field::ClockMemory, Clock::Memory)?];
+    health.clocks_hertz = clocks.map(|clock| clock.map(|megahertz| megahertz as f64 * 1e6));
     Ok(())
 }
 
@@ -161,6 +174,13 @@ fn read_error_counters(
     fields: &mut FieldQueries<'_>,
     health: &mut DeviceHealth,
 ) -> Result<(), NvmlError> {
+    let limit = fields.number(Field::PowerLimit, MAX_MILLIWATTS.into(), || device.enforced_power_limit())?;
+    health.power_limit_watts = limit.map(|milliwatts| milliwatts as f64 / 1e3);
+    let volatile = |error| move || device.total_ecc_errors(error, EccCounter::Volatile);
+    health.ecc_volatile = [
+        fields.number(Field::EccVolatileCorrected, MAX_OF_64, volatile(MemoryError::Corrected))?,
+        fields.number(Field::EccVolatileUncorrected, MAX_OF_64, volatile(MemoryError::Uncorrected))?,
+    ];
     let ecc = |error| move || device.total_ecc_errors(error, EccCounter::Aggregate);
     health.ecc_corrected = fields.number(Field::EccCorrected, MAX_OF_64, ecc(MemoryError::Corrected))?;
     health.ecc_uncorrected =
@@ -176,19 +196,27 @@ fn read_error_counters(
     Ok(())
 }
 
-/// Reads all NVLink fields with one call. A device without NVLinks has none of them.
-fn read_nvlinks(
+/// Reads all values that only fields have, with one call.
+fn read_field_values(
     device: &NvmlDevice<'_>,
     fields: &mut FieldQueries<'_>,
     health: &mut DeviceHealth,
 ) -> Result<(), NvmlError> {
-    let values = fields.query(Field::NvLink, || {
-        let samples = device.field_values_for(&NVLINK_FIELDS.map(FieldId))?;
-        let values: Vec<_> = samples.into_iter().map(|sample| integer(sample.ok()?.value.ok()?)).collect();
+    let values = fields.query(Field::OtherValues, || {
+        let ids = [&NVLINK_FIELDS[..], &PCIE_FIELDS, &[NVML_FI_DEV_MEMORY_TEMP]].concat();
+        let ids: Vec<_> = ids.into_iter().map(FieldId).collect();
+        let samples = device.field_values_for(&ids)?.into_iter();
+        let values: Vec<_> = samples.map(|sample| sample.ok()?.value.ok()).collect();
         if values.iter().all(Option::is_none) { Err(NvmlError::NotSupported) } else { Ok(values) }
     })?;
     let mut values = values.into_iter().flatten();
-    health.nvlink_errors = NVLINK_FIELDS.map(|_| values.next().flatten());
+    health.nvlink_errors = NVLINK_FIELDS.map(|_| values.next().flatten().and_then(integer));
+    // a 32-bit counter of bytes overflows many times between two readings
+    let is_wide = |value: &SampleValue| matches!(value, SampleValue::U64(_));
+    health.pcie_bytes = PCIE_FIELDS.map(|_| values.next().flatten().filter(is_wide).and_then(integer));
+    let celsius = values.next().flatten().and_then(integer);
+    health.memory_temperature_celsius =
+        celsius.filter(|celsius| *celsius < MAX_CELSIUS.into()).map(|celsius| celsius as f64);
     Ok(())
 }
 

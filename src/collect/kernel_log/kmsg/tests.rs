@@ -165,3 +165,47 @@ proptest! {
         prop_assert_eq!(all, (0..count as u32).collect::<Vec<_>>());
     }
 }
+
+#[test]
+fn restart_within_a_block_loses_nothing_of_its_report() {
+    let log: &[u8] = include_bytes!("../../../../tests/kernel-logs/v1-6.18-container.kmsg");
+    let records: Vec<Vec<u8>> = log.split_inclusive(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
+    let kills = |batch: &LogBatch| -> Vec<LogEntry> {
+        let is_kill = |entry: &&LogEntry| matches!(entry.line, Line::Killed(_));
+        batch.entries.iter().filter(is_kill).cloned().collect()
+    };
+    let whole = kills(&read(&mut KmsgCursor::default(), records.clone()));
+    assert!(whole[0].report.as_ref().is_some_and(|report| !report.incomplete));
+    for end in 1..records.len() {
+        let mut first = KmsgCursor::default();
+        let before = read(&mut first, records[..end].to_vec());
+        assert_eq!(kills(&before), []);
+        let mut second = resumed(first.position());
+        let after = read(&mut second, records.clone());
+        assert_eq!((kills(&after), after.lost, after.rewound), (whole.clone(), false, false), "after {end}");
+        let has_context = |entry: &LogEntry| matches!(entry.line, Line::Context(_));
+        assert!(after.entries.iter().any(has_context), "the context line is read again, after {end}");
+        // without a restart
+        assert_eq!(kills(&read(&mut first, records[end..].to_vec())), whole);
+        // the log is read to its end at once, and the rest is written later
+        let mut third = resumed(first.position());
+        read(&mut third, records.clone());
+        assert_eq!(third.position(), first.position());
+    }
+}
+
+#[test]
+fn records_lost_within_a_block_are_not_hidden() {
+    let log: &[u8] = include_bytes!("../../../../tests/kernel-logs/v1-6.18-container.kmsg");
+    let records: Vec<Vec<u8>> = log.split_inclusive(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
+    for lost in 2..records.len() - 1 {
+        let mut reader = KmsgCursor::default();
+        read(&mut reader, records[..lost].to_vec());
+        let batch = read(&mut reader, records[lost + 1..].to_vec());
+        let report = batch.entries.last().and_then(|entry| entry.report.as_ref());
+        assert!(
+            batch.lost && report.is_none_or(|report| report.incomplete),
+            "without record {lost}: {report:?}"
+        );
+    }
+}

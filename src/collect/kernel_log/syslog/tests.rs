@@ -112,3 +112,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn block_that_is_read_in_parts_or_over_a_restart_has_one_report() {
+    use crate::parse::kernel_log::records::KmsgRecord;
+    let log: &[u8] = include_bytes!("../../../../tests/kernel-logs/v1-6.18-container.kmsg");
+    let lines: Vec<String> = log
+        .split(|&byte| byte == b'\n')
+        .filter_map(KmsgRecord::of)
+        .map(|record| {
+            let (seconds, micros) = (record.usec / 1_000_000, record.usec % 1_000_000);
+            let text = String::from_utf8(record.text).unwrap();
+            format!("<{}>[{seconds:5}.{micros:06}] {text}\n", record.priority)
+        })
+        .collect();
+    let text = lines.concat();
+    let report = |batch: &LogBatch| batch.entries.last().and_then(|entry| entry.report.clone());
+    let whole = report(&SyslogCursor::default().read_new(text.as_bytes())).expect("a report");
+    assert!(!whole.incomplete);
+    for end in 1..lines.len() {
+        let mut reader = SyslogCursor::default();
+        assert_eq!(report(&reader.read_new(lines[..end].concat().as_bytes())), None);
+        let mut resumed = SyslogCursor::default();
+        resumed.resume_after(reader.position());
+        assert_eq!(report(&reader.read_new(text.as_bytes())).as_ref(), Some(&whole), "in parts, at {end}");
+        assert_eq!(report(&resumed.read_new(text.as_bytes())).as_ref(), Some(&whole), "restarted at {end}");
+    }
+}

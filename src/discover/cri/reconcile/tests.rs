@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::discover::cri::messages::{ContainerMetadata, ContainerStatus};
+use crate::discover::reconcile::RuntimeFollower;
 use std::sync::Arc;
 
 const SECOND: i64 = 1_000_000_000;
@@ -11,7 +12,7 @@ fn container(id: &str, state: ContainerState) -> Container {
     Container { id: id.into(), metadata, state: state.into(), created_at: SECOND, ..Container::default() }
 }
 
-fn response(started: i64, finished: i64) -> StatusResult {
+fn response(started: i64, finished: i64) -> CriStatus {
     let state = if finished > 0 || started == 0 { Exited } else { Running };
     let status = ContainerStatus {
         state: state.into(),
@@ -244,4 +245,79 @@ fn container_with_failed_query_has_a_name_and_is_retried() {
     reconciler.apply(&containers, &responses, Timestamp::now());
     assert_eq!(source.lock().running[&ContainerId::new("a")].started, None);
     assert_eq!(reconciler.needs_status(&containers[0]), Some(true));
+}
+
+/// A connection to a runtime where the status of each container takes this long.
+struct SlowConnection<'a>(CriConnection<'a>, Duration);
+
+impl Runtime for SlowConnection<'_> {
+    type Item = Container;
+    type Status = ContainerStatusResponse;
+    type Error = CriError;
+
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    async fn list(&mut self) -> Result<Vec<Container>, CriError> {
+        Ok(vec![container("a", Running)])
+    }
+
+    fn wanted(&self, list: &[Container]) -> Vec<(String, bool)> {
+        self.0.wanted(list)
+    }
+
+    fn query(&self, _: &str, _: bool, timeout: Duration) -> impl Future<Output = CriStatus> + Send + 'static {
+        let takes = self.1;
+        async move {
+            tokio::time::sleep(takes.min(timeout)).await;
+            if takes > timeout {
+                Err(CriError::Timeout("ContainerStatus", timeout))
+            } else {
+                response(200, 0)
+            }
+        }
+    }
+
+    fn apply_list(&mut self, list: Vec<Container>, responses: Responses<Self>, now: Timestamp) {
+        self.0.apply_list(list, responses, now);
+    }
+
+    async fn next_event(&mut self) -> Result<(), CriError> {
+        self.0.next_event().await
+    }
+
+    fn apply_response(&mut self, id: String, response: CriStatus) {
+        self.0.apply_response(id, response);
+    }
+
+    fn take_requests(&mut self) -> Vec<FollowRequest> {
+        self.0.take_requests()
+    }
+
+    fn list_interval(&self) -> Duration {
+        self.0.list_interval()
+    }
+}
+
+#[tokio::test]
+async fn status_that_takes_longer_than_the_first_timeout_arrives() {
+    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let (settings, filter, mut resume) = (CriSettings::default(), Filter::default(), resume(&[]));
+    let reconciler = CriReconciler::new(&settings, &filter, &source, &mut resume);
+    let (client, events) = (CriClient::unconnected(), CriEventStream::Unavailable);
+    let connection = CriConnection { reconciler, client, events, requests: vec![] };
+    let follower = RuntimeFollower::start(SlowConnection(connection, Duration::from_secs(3)));
+    let started = || source.lock().running.values().any(|record| record.started == Some(200.0));
+    let follow = async { follower.await.unwrap().run().await };
+    let arrived = async {
+        while !started() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let arrived = async { tokio::time::timeout(Duration::from_secs(30), arrived).await };
+    tokio::select! {
+        error = follow => panic!("{error}"),
+        arrived = arrived => assert!(arrived.is_ok(), "no response was used"),
+    }
 }

@@ -295,6 +295,57 @@ fn code_137_with_late_attributed_kill_is_oom() {
 }
 
 #[test]
+fn exit_reported_late_is_of_the_kill_before_it() {
+    let mut story = Story::new();
+    for letter in ['a', 'b'] {
+        story.event(letter, 0.1, EventKind::Started);
+        story.kill_in(letter, 1.0, 71); // below a shell, which returns its child's status
+    }
+    for at in [1.0, 7.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.counted("a"), (0, 1), "no exit was reported in time");
+    story.late_event('a', 1.1, 8.0, EventKind::Ended { exit_code: KILLED, oom_flag: None });
+    story.late_event('b', 7.9, 8.0, EventKind::Ended { exit_code: KILLED, oom_flag: None });
+    for at in [8.0, 12.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer)]);
+    assert_eq!(story.reasons('b'), [Some(ExitReason::Killed)], "seven seconds after the kill");
+}
+
+#[test]
+fn exit_does_not_wait_for_ever_for_records_that_keep_missing() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.log(0.5, vec![]);
+    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.end('a', 1.0, KILLED);
+    for step in 0..40_u64 {
+        let at = 1.0 + step as f64 * 0.4;
+        story.log(at, vec![]);
+        story.reconciler.apply_vmstat(story.at(at), Some(8 + step));
+        story.settle(at);
+    }
+    assert!(story.reasons('a')[0].is_some(), "its end is known");
+}
+
+#[test]
+fn request_without_a_signal_explains_only_an_exit_soon_after_it() {
+    let mut story = Story::new();
+    for (letter, ended) in [('a', 5.0), ('b', 300.0)] {
+        story.event(letter, 0.1, EventKind::Started);
+        story.event(letter, 1.0, EventKind::SignalRequested { signal: None });
+        story.end(letter, ended, Some(139));
+    }
+    for at in [300.0, 304.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Stopped)]);
+    assert_eq!(story.reasons('b'), [Some(ExitReason::Signal)]);
+}
+
+#[test]
 fn error_one_minute_after_killed_child_is_error() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
@@ -518,6 +569,43 @@ fn late_record_fills_the_gap_of_its_container() {
         let KillOwner::Container(subject) = owner else { panic!("{owner:?}") };
         assert_eq!(subject.name.container_name.as_ref(), if pid == Some(1) { "a" } else { "b" });
     }
+}
+
+#[test]
+fn record_of_a_host_process_fills_no_gap_of_a_container() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.reconciler.apply_log(story.at(0.5), None, LogPosition::default());
+    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.counters(1.0, &[('a', 1)]);
+    story.reconciler.apply_vmstat(story.at(1.0), Some(9));
+    story.settle(1.0);
+    story.settle(10.0);
+    story.kill(1.1, 1, Some("/system.slice/cron.service"), ProcInfo::default());
+    story.kill_in('a', 1.1, 2);
+    story.reconciler.apply_vmstat(story.at(10.2), Some(9));
+    for at in [10.2, 21.0] {
+        story.settle(at);
+    }
+    let owner_of = |pid: u32| story.store.kills().find(|kill| kill.pid == Some(pid)).map(|kill| &kill.owner);
+    assert!(!matches!(owner_of(1), Some(KillOwner::Container(_))), "{:?}", owner_of(1));
+    assert_eq!((story.store.total(Total::Host), story.counted("a")), (2, (0, 1)));
+}
+
+#[test]
+fn owner_from_a_counter_is_kept_over_a_restart() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill(1.0, 70, None, ProcInfo::default());
+    story.settle(1.0); // the event is stored without an owner
+    story.counters(1.5, &[('a', 1)]);
+    story.settle(1.5);
+    story.restart(1.6);
+    story.counters(2.0, &[('a', 1)]);
+    for at in [2.0, 20.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.owner().as_deref(), Some("a"));
 }
 
 #[test]

@@ -135,7 +135,7 @@ impl Story {
             self.lines += 1;
             let position = LogPosition { sequence: Some(self.lines), usec: usec + self.lines };
             let written = self.clock.written(position.usec, self.read_at, self.at(at));
-            let entry = LogEntry { position, line, text: Arc::from("a line") };
+            let entry = LogEntry { position, line, text: Arc::from("a line"), report: None };
             observed.push(ObservedLine { entry, written, proc_info });
         }
         let position = observed.last().map_or(LogPosition::default(), |line| line.entry.position);
@@ -170,7 +170,7 @@ impl Story {
             fresh: true,
         };
         let readings: Vec<_> = counters.iter().map(reading).collect();
-        self.reconciler.apply_cgroup_counters(self.at(at), &readings, false);
+        self.reconciler.apply_cgroup_counters(self.at(at), self.at(at), &readings, false);
     }
 
     pub fn cycle(&mut self, at: f64, running: &[(char, Option<f64>)], runtimes: &[(&'static str, bool)]) {

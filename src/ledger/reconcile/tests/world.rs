@@ -432,7 +432,10 @@ impl World {
                 for (place, line) in [Line::Invoked, Line::Context(context)].into_iter().enumerate() {
                     let usec = usec + 2 * number + place as u64;
                     let position = LogPosition { sequence: Some(usec), usec };
-                    entries.push((LogEntry { position, line, text: "a line".into() }, ProcInfo::default()));
+                    entries.push((
+                        LogEntry { position, line, text: "a line".into(), report: None },
+                        ProcInfo::default(),
+                    ));
                 }
             }
         }
@@ -455,7 +458,7 @@ impl World {
         let entry_at = |logged: u64, number: u64, line: Line| {
             let usec = self.stamp(begin, logged) + number;
             let position = LogPosition { sequence: Some(usec), usec };
-            LogEntry { position, line, text: Arc::from("a line") }
+            LogEntry { position, line, text: Arc::from("a line"), report: None }
         };
         let entry = |number: u64, line: Line| entry_at(kill.logged, number, line);
         let mut lines = Vec::new();

@@ -147,12 +147,38 @@ fn dropped_event_is_not_pending_after_restart() {
     assert_eq!(ids(&opened.store.events(&Query::default()).unwrap()), [3, 5]);
 }
 
+/// Returns a copy of a store with one event, as it is after a crash within a transaction.
+fn interrupted() -> tempfile::TempDir {
+    let (dir, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut store = open(dir.path()).store;
+    store.commit(&changes([exit(1, 1.0, "train", 'a')])).unwrap();
+    // more than the page cache holds, so that some of it is in the file already
+    let sql = "PRAGMA cache_size = 1; BEGIN; DELETE FROM events; \
+               WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 500) \
+               INSERT INTO notes_of_test SELECT hex(randomblob(400)) FROM numbers";
+    store.connection.execute_batch("CREATE TABLE notes_of_test (note TEXT)").unwrap();
+    store.connection.execute_batch(sql).unwrap();
+    for name in [FILE.to_owned(), format!("{FILE}-journal")] {
+        std::fs::copy(dir.path().join(&name), copy.path().join(&name)).unwrap();
+    }
+    assert!(std::fs::metadata(copy.path().join(format!("{FILE}-journal"))).unwrap().len() > 1024);
+    copy
+}
+
 #[test]
-fn write_ahead_log_without_database_is_not_applied_to_the_new_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut child = start_writer(dir.path(), 5);
-    child.kill().unwrap();
-    child.wait().unwrap();
+fn reader_and_writer_roll_an_interrupted_transaction_back() {
+    let dir = interrupted();
+    let reader = StoreConnection::open(dir.path()).unwrap();
+    assert_eq!(ids(&reader.events(&Query::default()).unwrap()), [1]);
+    let dir = interrupted();
+    let opened = open(dir.path());
+    assert_eq!((opened.moved_aside, opened.state.last_id), (None, 1));
+    assert_eq!(ids(&opened.store.events(&Query::default()).unwrap()), [1]);
+}
+
+#[test]
+fn journal_without_database_is_not_applied_to_the_new_one() {
+    let dir = interrupted();
     std::fs::remove_file(dir.path().join(FILE)).unwrap();
     let opened = open(dir.path());
     assert!(opened.moved_aside.is_some());

@@ -40,12 +40,12 @@ fn file_of_newer_version_is_never_changed() {
 }
 
 #[test]
-fn newer_schema_in_write_ahead_log_is_not_applied() {
+fn newer_schema_in_write_ahead_log_of_earlier_version_is_not_applied() {
     let dir = tempfile::tempdir().unwrap();
     drop(open(dir.path()));
     let file = dir.path().join(FILE);
     let newer = Connection::open(&file).unwrap();
-    newer.execute_batch("PRAGMA user_version = 99").unwrap();
+    newer.execute_batch("PRAGMA journal_mode = WAL; PRAGMA user_version = 99").unwrap();
     let copy = tempfile::tempdir().unwrap(); // as after a crash
     for name in [FILE.to_owned(), format!("{FILE}-wal")] {
         std::fs::copy(dir.path().join(&name), copy.path().join(&name)).unwrap();
@@ -55,6 +55,25 @@ fn newer_schema_in_write_ahead_log_is_not_applied() {
     assert!(matches!(error, StoreError::Newer { schema: 99, .. }), "{error:?}");
     let after = bytes(copy.path());
     assert!(before.iter().all(|(path, bytes)| after[path] == *bytes), "only an index was added");
+}
+
+#[test]
+fn write_ahead_log_of_earlier_version_becomes_a_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path()).store.commit(&changes([exit(1, 1.0, "train", 'a')])).unwrap();
+    let earlier = Connection::open(dir.path().join(FILE)).unwrap();
+    let sql = "PRAGMA journal_mode = WAL; INSERT INTO totals VALUES ('host_oom_kills', 9)";
+    earlier.execute_batch(sql).unwrap();
+    let copy = tempfile::tempdir().unwrap(); // as after a crash
+    for name in [FILE.to_owned(), format!("{FILE}-wal")] {
+        std::fs::copy(dir.path().join(&name), copy.path().join(&name)).unwrap();
+    }
+    let OpenedStore { mut store, state, moved_aside } = open(copy.path());
+    assert_eq!((moved_aside, state.last_id, state.totals[&Total::Host]), (None, 1, 9));
+    store.commit(&changes([exit(2, 2.0, "train", 'a')])).unwrap();
+    let names: Vec<_> =
+        bytes(copy.path()).into_keys().map(|path| path.file_name().unwrap().to_owned()).collect();
+    assert_eq!(names, [FILE.to_owned(), format!("{FILE}-journal")].map(std::ffi::OsString::from));
 }
 
 /// Creates a store as the first version of the schema had it.

@@ -1,11 +1,11 @@
 //! Status queries for single containers: back-off, concurrency limits and timeouts.
 //!
 //! A runtime responds within milliseconds. But one container whose shim hangs can block its own status for ever, and must not
-//! delay the names of all others: a list waits at most [`LIST_TIMEOUT`] for the responses to its first queries, and later
-//! responses go to a later list. A query without a response is retried with an exponential back-off, under a separate
-//! concurrency limit.
+//! delay the names of all others: a list waits at most [`LIST_TIMEOUT`] for the responses to its first queries. A query
+//! without a response is retried by a later list, with an exponential back-off, under a separate concurrency limit.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,27 +15,35 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Semaphore;
 
-use super::client::CriError;
-use super::messages::ContainerStatusResponse;
-use super::{LIST_INTERVAL, RUNTIME};
 use crate::clock::Timestamp;
 
-/// Longest time that a list waits for status responses. Together with the list interval it is below the time for which a new
-/// container is held back until it has a name (`registry::NAME_GRACE`).
+/// Longest time that a list waits for status responses. Together with a list interval of one second it is below the time for
+/// which a new container is held back until it has a name (`registry::NAME_GRACE`).
 const LIST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Concurrency limits: of first queries, and of retries.
 const MAX_QUERIES: (usize, usize) = (16, 4);
 /// Timeouts: of a first query, because others wait for its permit; and of a retry. On a node with memory or disk pressure
 /// every response takes some seconds.
 const QUERY_TIMEOUT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
-/// Limit of the back-off, which begins with the list interval and doubles.
-const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// The back-off: the first one, which doubles, and its limit.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// The status of one container; `None` if it is gone.
-pub type StatusResult = Result<Option<ContainerStatusResponse>, CriError>;
+pub type StatusResult<S, E> = Result<Option<S>, E>;
 
-/// A pending query.
-type PendingQuery = Pin<Box<dyn Future<Output = (String, bool, StatusResult)> + Send>>;
+/// A response with the generation of its query, and whether that was verbose.
+type Finished<S, E> = (String, u64, bool, StatusResult<S, E>);
+
+/// A query in flight.
+type StatusQuery<S, E> = Pin<Box<dyn Future<Output = Finished<S, E>> + Send>>;
+
+/// A pending query of the newest generation of its container.
+#[derive(Debug)]
+struct Pending {
+    generation: u64,
+    /// The current list waits for it.
+    is_waited_for: bool,
+}
 
 /// Back-off of a query without a response.
 #[derive(Debug)]
@@ -47,94 +55,99 @@ struct Backoff {
 }
 
 /// The status queries of one connection.
-#[derive(Debug)]
-pub struct StatusQueue {
-    queries: FuturesUnordered<PendingQuery>,
-    /// Ids of pending queries, and whether the current list waits for them.
-    pending: HashMap<String, bool>,
+pub struct StatusQueue<S, E> {
+    runtime: &'static str,
+    queries: FuturesUnordered<StatusQuery<S, E>>,
+    last_generation: u64,
+    pending: HashMap<String, Pending>,
     backoffs: HashMap<String, Backoff>,
-    responses: HashMap<String, StatusResult>,
     permits: (Arc<Semaphore>, Arc<Semaphore>),
 }
 
-impl Default for StatusQueue {
-    fn default() -> Self {
+impl<S, E> StatusQueue<S, E>
+where
+    S: Send + 'static,
+    E: Display + Send + 'static,
+{
+    /// Creates an empty queue.
+    pub fn new(runtime: &'static str) -> Self {
         Self {
+            runtime,
             queries: FuturesUnordered::new(),
+            last_generation: 0,
             pending: HashMap::new(),
             backoffs: HashMap::new(),
-            responses: HashMap::new(),
             permits: (Arc::new(Semaphore::new(MAX_QUERIES.0)), Arc::new(Semaphore::new(MAX_QUERIES.1))),
         }
     }
-}
 
-impl StatusQueue {
     /// Queries a container unless it is pending or backing off. `verbose`: with its OCI configuration. `query` is called with its
     /// timeout, after which it must fail.
     pub fn submit<Q>(&mut self, id: &str, verbose: bool, now: Timestamp, query: impl FnOnce(Duration) -> Q)
     where
-        Q: Future<Output = Result<ContainerStatusResponse, CriError>> + Send + 'static,
+        Q: Future<Output = StatusResult<S, E>> + Send + 'static,
     {
         let backoff = self.backoffs.get(id).filter(|backoff| backoff.verbose == verbose);
-        let is_backing_off = backoff.is_some_and(|backoff| backoff.until > now);
-        if is_backing_off || self.pending.contains_key(id) || self.responses.contains_key(id) {
+        if backoff.is_some_and(|backoff| backoff.until > now) || self.pending.contains_key(id) {
             return;
         }
         let is_first = backoff.is_none();
         let (permits, timeout) =
             if is_first { (&self.permits.0, QUERY_TIMEOUT.0) } else { (&self.permits.1, QUERY_TIMEOUT.1) };
         let (permits, query) = (Arc::clone(permits), query(timeout));
-        let id = id.to_owned();
-        self.pending.insert(id.clone(), is_first);
+        self.last_generation += 1;
+        let (id, generation) = (id.to_owned(), self.last_generation);
+        self.pending.insert(id.clone(), Pending { generation, is_waited_for: is_first });
         self.queries.push(Box::pin(async move {
             let _permit = permits.acquire().await;
-            let response = match query.await {
-                Ok(response) => Ok(Some(response)),
-                Err(error) if error.is_gone() => Ok(None),
-                Err(error) => Err(error),
-            };
-            (id, verbose, response)
+            let response = query.await;
+            (id, generation, verbose, response)
         }));
     }
 
-    /// Waits for first queries, up to [`LIST_TIMEOUT`].
-    pub async fn wait_for_first_queries(&mut self) {
+    /// Drops the pending query of a container, whose response would be outdated, and its back-off.
+    pub fn cancel(&mut self, id: &str) {
+        self.pending.remove(id);
+        self.backoffs.remove(id);
+    }
+
+    /// Returns the responses to first queries that arrive within [`LIST_TIMEOUT`].
+    pub async fn first_responses(&mut self) -> HashMap<String, StatusResult<S, E>> {
+        let mut responses = HashMap::new();
         let mut timeout = std::pin::pin!(tokio::time::sleep(LIST_TIMEOUT));
-        while self.pending.values().any(|is_waited_for| *is_waited_for) {
+        while self.pending.values().any(|pending| pending.is_waited_for) {
             tokio::select! {
-                () = self.next_response() => {}
+                response = self.next_response() => responses.extend(response),
                 () = &mut timeout => {
-                    self.pending.values_mut().for_each(|is_waited_for| *is_waited_for = false);
+                    self.pending.values_mut().for_each(|pending| pending.is_waited_for = false);
                 }
             }
         }
+        responses
     }
 
-    /// Waits for one more response; returns at once if no query is pending.
-    pub async fn next_response(&mut self) {
-        let Some((id, verbose, response)) = self.queries.next().await else { return };
+    /// Waits for one more response; `None` if no query is pending, or the response is outdated.
+    pub async fn next_response(&mut self) -> Option<(String, StatusResult<S, E>)> {
+        let (id, generation, verbose, response) = self.queries.next().await?;
+        self.pending.get(&id).filter(|pending| pending.generation == generation)?;
         self.pending.remove(&id);
         match &response {
-            Ok(_) => {
-                self.backoffs.remove(&id);
-            }
+            Ok(_) => drop(self.backoffs.remove(&id)),
             Err(error) => {
-                tracing::debug!(runtime = RUNTIME, id, %error, "container status query failed, retrying");
+                tracing::debug!(runtime = self.runtime, id, %error, "container status query failed, retrying");
                 let before = self.backoffs.get(&id).filter(|backoff| backoff.verbose == verbose);
                 let attempts = before.map_or(0, |backoff| backoff.attempts.saturating_add(1));
-                let pause = LIST_INTERVAL.0.saturating_mul(1 << attempts.min(16)).min(MAX_BACKOFF);
+                let pause = BACKOFF.0.saturating_mul(1 << attempts.min(16)).min(BACKOFF.1);
                 self.backoffs
                     .insert(id.clone(), Backoff { verbose, attempts, until: Timestamp::now().plus(pause) });
             }
         }
-        self.responses.insert(id, response);
+        Some((id, response))
     }
 
-    /// Takes the responses so far, and drops the back-off of containers that are not `wanted`.
-    pub fn take_responses(&mut self, wanted: &HashSet<String>) -> HashMap<String, StatusResult> {
+    /// Drops the back-off of containers that are not `wanted`.
+    pub fn retain(&mut self, wanted: &HashSet<String>) {
         self.backoffs.retain(|id, _| wanted.contains(id));
-        std::mem::take(&mut self.responses)
     }
 
     /// Returns whether a query is pending.
@@ -153,46 +166,63 @@ impl StatusQueue {
 mod tests {
     use super::*;
 
-    fn responses(taken: &HashMap<String, StatusResult>) -> Vec<(&str, bool)> {
-        let mut responses: Vec<_> = taken.iter().map(|(id, response)| (&**id, response.is_ok())).collect();
+    type Queue = StatusQueue<(), &'static str>;
+
+    fn queue() -> Queue {
+        StatusQueue::new("cri")
+    }
+
+    fn answered(taken: HashMap<String, StatusResult<(), &'static str>>) -> Vec<(String, bool)> {
+        let mut responses: Vec<_> = taken.into_iter().map(|(id, response)| (id, response.is_ok())).collect();
         responses.sort_unstable();
         responses
     }
 
-    async fn responded() -> Result<ContainerStatusResponse, CriError> {
-        Ok(ContainerStatusResponse::default())
+    fn responses(all: &[(&str, bool)]) -> Vec<(String, bool)> {
+        all.iter().map(|(id, is_ok)| (id.to_string(), *is_ok)).collect()
+    }
+
+    async fn responded() -> StatusResult<(), &'static str> {
+        Ok(Some(()))
     }
 
     /// A query that times out.
-    async fn timed_out() -> Result<ContainerStatusResponse, CriError> {
-        Err(CriError::Timeout("ContainerStatus", Duration::ZERO))
-    }
-
-    fn wanted(ids: &[&str]) -> HashSet<String> {
-        ids.iter().map(|id| id.to_string()).collect()
+    async fn timed_out() -> StatusResult<(), &'static str> {
+        Err("timed out")
     }
 
     #[tokio::test]
     async fn list_does_not_wait_for_hanging_query() {
-        let (mut queue, now) = (StatusQueue::default(), Timestamp::now());
+        let (mut queue, now) = (queue(), Timestamp::now());
         queue.submit("a", true, now, |_| responded());
         queue.submit("b", true, now, |_| std::future::pending());
-        queue.wait_for_first_queries().await;
-        assert_eq!(responses(&queue.take_responses(&wanted(&["a", "b"]))), [("a", true)]);
+        assert_eq!(answered(queue.first_responses().await), responses(&[("a", true)]));
         assert!(queue.has_pending(), "it may still respond");
         queue.submit("b", true, now, |_| responded());
-        queue.wait_for_first_queries().await;
-        assert!(queue.take_responses(&wanted(&["b"])).is_empty(), "neither queried nor waited for twice");
+        assert!(queue.first_responses().await.is_empty(), "neither queried nor waited for twice");
+    }
+
+    #[tokio::test]
+    async fn outdated_response_is_dropped() {
+        let (mut queue, now) = (queue(), Timestamp::now());
+        queue.submit("a", true, now, |_| timed_out());
+        queue.cancel("a");
+        queue.submit("a", true, now, |_| responded());
+        let mut all = vec![];
+        while queue.has_pending() {
+            all.extend(queue.next_response().await);
+        }
+        assert_eq!(all, [("a".to_owned(), Ok(Some(())))]);
+        assert!(queue.time_to_retry(now).is_none());
     }
 
     #[tokio::test]
     async fn retries_with_back_off_and_sends_other_query_at_once() {
-        let (mut queue, mut now) = (StatusQueue::default(), Timestamp::now());
+        let (mut queue, mut now) = (queue(), Timestamp::now());
         let mut pauses = vec![];
         for _ in 0..8 {
             queue.submit("b", true, now, |_| timed_out());
-            queue.next_response().await;
-            assert_eq!(responses(&queue.take_responses(&wanted(&["b"]))), [("b", false)]);
+            assert_eq!(queue.next_response().await, Some(("b".to_owned(), Err("timed out"))));
             let until = queue.backoffs["b"].until;
             pauses.push(until.since(Timestamp::now()).as_secs_f64().round());
             queue.submit("b", true, Timestamp::now(), |_| responded());
@@ -201,36 +231,37 @@ mod tests {
         }
         assert_eq!(pauses, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]);
         queue.submit("b", false, Timestamp::now(), |_| responded());
-        queue.wait_for_first_queries().await;
-        assert_eq!(responses(&queue.take_responses(&wanted(&["b"]))), [("b", true)], "another kind of query");
+        assert_eq!(
+            answered(queue.first_responses().await),
+            responses(&[("b", true)]),
+            "another kind of query"
+        );
         assert!(queue.time_to_retry(now).is_none());
         queue.submit("c", true, Timestamp::now(), |_| timed_out());
         queue.next_response().await;
-        queue.take_responses(&wanted(&[]));
+        queue.retain(&HashSet::new());
         assert!(queue.time_to_retry(now).is_none(), "it no longer exists");
     }
 
     #[tokio::test]
     async fn retries_do_not_use_permits_of_first_queries() {
-        let (mut queue, now) = (StatusQueue::default(), Timestamp::now());
+        let (mut queue, now) = (queue(), Timestamp::now());
         let hanging: Vec<_> = (0..MAX_QUERIES.0).map(|number| format!("s{number}")).collect();
         for id in &hanging {
             queue.submit(id, true, now, |_| timed_out());
         }
-        queue.wait_for_first_queries().await;
-        assert_eq!(queue.take_responses(&hanging.iter().cloned().collect()).len(), MAX_QUERIES.0);
+        assert_eq!(queue.first_responses().await.len(), MAX_QUERIES.0);
         let later = now.plus(Duration::from_secs(60));
         for id in &hanging {
             queue.submit(id, true, later, |_| std::future::pending());
         }
         queue.submit("a", true, later, |_| responded());
-        queue.wait_for_first_queries().await;
-        assert_eq!(responses(&queue.take_responses(&wanted(&["a"]))), [("a", true)]);
+        assert_eq!(answered(queue.first_responses().await), responses(&[("a", true)]));
     }
 
     #[tokio::test]
     async fn retries_have_a_longer_timeout() {
-        let (mut queue, now) = (StatusQueue::default(), Timestamp::now());
+        let (mut queue, now) = (queue(), Timestamp::now());
         let mut timeouts = vec![];
         for _ in 0..3 {
             let until = queue.backoffs.get("b").map_or(now, |backoff| backoff.until);
@@ -239,7 +270,6 @@ mod tests {
                 timed_out()
             });
             queue.next_response().await;
-            queue.take_responses(&wanted(&["b"]));
         }
         queue.submit("b", false, now, |timeout| {
             timeouts.push(timeout.as_secs());
@@ -250,19 +280,15 @@ mod tests {
 
     #[tokio::test]
     async fn time_to_retry_excludes_pending_queries() {
-        let (mut queue, now) = (StatusQueue::default(), Timestamp::now());
+        let (mut queue, now) = (queue(), Timestamp::now());
         assert_eq!(queue.time_to_retry(now), None);
         for _ in 0..6 {
             let until = queue.backoffs.get("b").map_or(now, |backoff| backoff.until);
             queue.submit("b", true, until, |_| timed_out());
             queue.next_response().await;
-            queue.take_responses(&wanted(&["b"]));
         }
-        assert!(
-            queue.time_to_retry(Timestamp::now()).is_some_and(|rest| rest > LIST_INTERVAL.1),
-            "{:?}",
-            queue.time_to_retry(now)
-        );
+        let rest = queue.time_to_retry(Timestamp::now());
+        assert!(rest.is_some_and(|rest| rest > Duration::from_secs(10)), "{rest:?}");
         let until = queue.backoffs["b"].until;
         queue.submit("b", true, until, |_| std::future::pending());
         assert_eq!((queue.time_to_retry(until), queue.has_pending()), (None, true));

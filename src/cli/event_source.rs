@@ -1,0 +1,147 @@
+//! The events that `memledger why` and `events` show: those of the ledger, from its file or through the control socket, and those
+//! of this host that no ledger has.
+
+use std::path::Path;
+
+use super::control;
+use crate::clock::Timestamp;
+use crate::config::Config;
+use crate::http::MAX_EVENTS;
+use crate::ledger::events::LedgerEvent;
+use crate::ledger::host_history::{self, HostHistory};
+use crate::ledger::store::{Page, Query, StoreConnection, StoreError};
+
+/// Events of the ledger that name containers that are gone.
+const MAX_NAMING: usize = 5_000;
+
+/// Pages of events, each of which can fail.
+type Pages<'s> = Box<dyn Iterator<Item = anyhow::Result<Page>> + 's>;
+
+/// The ledger of this host.
+pub enum LedgerSource<'a> {
+    /// Its file.
+    File(StoreConnection),
+    /// The memledger that runs.
+    ControlSocket(&'a Config),
+    /// There is none.
+    Missing,
+}
+
+impl<'a> LedgerSource<'a> {
+    /// Opens the ledger. Returns also why there is none, for people.
+    pub fn open(config: &'a Config) -> (Self, Option<String>) {
+        let Some(directory) = config.state.path.as_deref() else {
+            return match control::is_available(config) {
+                true => Self::of_socket(config),
+                false => (Self::Missing, Some(no_server(config))),
+            };
+        };
+        match StoreConnection::open(directory) {
+            Ok(ledger) => (Self::File(ledger), None),
+            Err(StoreError::NoLedger { .. } | StoreError::NotReadable { .. })
+                if control::is_available(config) =>
+            {
+                Self::of_socket(config)
+            }
+            Err(StoreError::NoLedger { .. }) => (Self::Missing, Some(no_ledger(directory))),
+            Err(error) => {
+                let why = format!("The ledger cannot be read: {}.", crate::text::error_chain(&error));
+                (Self::Missing, Some(why))
+            }
+        }
+    }
+
+    /// Uses the control socket if it serves this process.
+    fn of_socket(config: &'a Config) -> (Self, Option<String>) {
+        match control::events(config, &Query { limit: 1, ..Query::default() }) {
+            Ok(_) => (Self::ControlSocket(config), None),
+            Err(error) => (Self::Missing, Some(format!("The ledger cannot be read: {error:#}."))),
+        }
+    }
+
+    /// Returns the newest selected events, oldest first.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn events(&self, query: &Query) -> anyhow::Result<Vec<LedgerEvent>> {
+        match self {
+            Self::File(ledger) => Ok(ledger.events(query)?),
+            Self::ControlSocket(config) => {
+                let events = control::events(config, query)?;
+                Ok(events.iter().filter_map(|event| serde_json::from_str(event.get()).ok()).collect())
+            }
+            Self::Missing => Ok(vec![]),
+        }
+    }
+
+    /// Returns all pages of the selected events.
+    ///
+    /// # Errors
+    /// The control socket does not respond. Each page can fail, too.
+    pub fn pages<'s>(&'s self, query: &'s Query) -> anyhow::Result<Pages<'s>> {
+        match self {
+            Self::File(ledger) => {
+                let pages = ledger.pages(query).map(|page| Ok(page?));
+                Ok(Box::new(pages))
+            }
+            Self::ControlSocket(config) => {
+                // one more than wanted shows whether there are more
+                let wanted = if query.limit == 0 { MAX_EVENTS } else { query.limit };
+                let events =
+                    control::events(config, &Query { limit: wanted.saturating_add(1), ..query.clone() })?;
+                let has_older = events.len() > wanted || events.len() == MAX_EVENTS;
+                let skipped = events.len().saturating_sub(wanted);
+                let raw_json = events[skipped..].iter().map(|event| event.get().to_owned()).collect();
+                Ok(Box::new(std::iter::once(Ok(Page { raw_json, has_older, next: None }))))
+            }
+            Self::Missing => Ok(Box::new(std::iter::empty())),
+        }
+    }
+
+    /// Returns the selected events of the ledger that the host may have, too. The ledger may have far more.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn same_events(&self, host: &HostHistory, query: &Query) -> anyhow::Result<Vec<LedgerEvent>> {
+        let Some(since) = host.since() else { return Ok(vec![]) };
+        let compared = Query { since: Some(since), container: query.container.clone(), ..Query::default() };
+        let mut same = Vec::new();
+        for page in self.pages(&compared)? {
+            let events = page?.raw_json;
+            let events = events.iter().filter_map(|event| serde_json::from_str(event).ok());
+            same.extend(events.filter(|event| host.may_have(event)));
+        }
+        Ok(same)
+    }
+
+    /// Reads what this host knows beside the ledger.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn host(
+        &self,
+        config: &Config,
+        now: Timestamp,
+        container: Option<&str>,
+    ) -> anyhow::Result<(HostHistory, Vec<LedgerEvent>)> {
+        let known = self.events(&Query { limit: MAX_NAMING.min(MAX_EVENTS), ..Query::default() })?;
+        Ok((host_history::read(config, now, container, &known), known))
+    }
+}
+
+fn no_ledger(directory: &Path) -> String {
+    format!(
+        "There is no ledger in {}: memledger serve has not run on this host, or has another --state.path.",
+        directory.display()
+    )
+}
+
+fn no_server(config: &Config) -> String {
+    match &config.local.socket {
+        Some(socket) => format!(
+            "--state.path is empty, and no memledger serve answers on the control socket {}.",
+            socket.display()
+        ),
+        None => "--state.path and --local.socket are empty.".to_owned(),
+    }
+}

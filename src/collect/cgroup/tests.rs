@@ -1,0 +1,136 @@
+//! Memory of containers, from folders in the place of cgroups.
+
+use super::*;
+use crate::clock::Timestamp;
+use crate::collect::CycleData;
+use crate::discover::Inventory;
+
+/// Creates a cgroup in a folder that has the place of cgroup v2.
+fn cgroup(root: &Path, path: &str, files: &[(&str, &str)]) {
+    std::fs::create_dir_all(root.join(path)).unwrap();
+    for (name, text) in files {
+        std::fs::write(root.join(path).join(name), text).unwrap();
+    }
+}
+
+fn collect(root: &Path, containers: &[(&str, &str)]) -> CycleData {
+    collect_again(&mut Cgroups::default(), root, containers)
+}
+
+fn collect_again(cgroups: &mut Cgroups, root: &Path, containers: &[(&str, &str)]) -> CycleData {
+    let hierarchy = Hierarchy { version: Version::V2, root: root.to_path_buf() };
+    let containers = containers.iter().map(|(id, path)| Container::in_cgroup(id, path)).collect();
+    let inventory = Arc::new(Inventory { containers, runtimes: vec![] });
+    let context = Context {
+        now: Timestamp::now(),
+        host_paths: &HostPaths::default(),
+        hierarchy: Some(&hierarchy),
+        inventory: &inventory,
+    };
+    let (mut series, mut cycle_data, mut read_errors) = Default::default();
+    let mut output =
+        Output { series: &mut series, cycle_data: &mut cycle_data, read_errors: &mut read_errors };
+    assert_eq!(cgroups.collect(&context, &mut output), CollectOutcome::Ok);
+    cycle_data
+}
+
+#[test]
+fn utilization_is_that_of_the_tightest_level() {
+    let folder = tempfile::tempdir().unwrap();
+    let level = |path: &str, mib: u64, max: &str, high: &str| {
+        let stat = format!("anon {}\nfile 0\nshmem 0\nkernel 0\nslab_reclaimable 0\nsock 0\n", mib << 20);
+        let usage = format!("{}\n", mib << 20);
+        let files =
+            [("memory.current", &*usage), ("memory.stat", &stat), ("memory.max", max), ("memory.high", high)];
+        cgroup(folder.path(), path, &files);
+    };
+    level("pods", 60, "104857600\n", "max\n");
+    level("pods/idle", 4, "50331648\n", "max\n");
+    level("pods/throttled", 9, "104857600\n", "10485760\n");
+    let memory = collect(folder.path(), &[("idle", "pods/idle"), ("throttled", "pods/throttled")]).memory;
+    let of = |number: usize| memory[number].unwrap();
+    assert_eq!((of(0).limit_utilization, of(0).headroom), (Some(0.6), Some(40 << 20)));
+    assert_eq!(
+        (of(1).limit_utilization, of(1).high),
+        (Some(0.9), Some(10 << 20)),
+        "memory.high is the lower one"
+    );
+}
+
+/// Creates a cgroup with this limit.
+fn limited(root: &Path, path: &str, max: &str) {
+    let stat = "anon 1\nfile 0\nshmem 0\nkernel 0\nslab_reclaimable 0\nsock 0\n";
+    cgroup(root, path, &[("memory.current", "1\n"), ("memory.stat", stat), ("memory.max", max)]);
+}
+
+#[test]
+fn limit_of_level_that_was_created_again_is_read_at_once() {
+    let (folder, gone) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut cgroups = Cgroups::default();
+    let mut limit = || collect_again(&mut cgroups, folder.path(), &[("a", "a.slice/a")]).memory[0].unwrap();
+    limited(folder.path(), "a.slice", "max\n");
+    limited(folder.path(), "a.slice/a", "max\n");
+    assert_eq!(limit().effective_limit, None);
+    // moved, not removed: a folder of a real file system may get the inode of a removed one
+    std::fs::rename(folder.path().join("a.slice"), gone.path().join("a.slice")).unwrap();
+    limited(folder.path(), "a.slice", "4096\n");
+    limited(folder.path(), "a.slice/a", "max\n");
+    assert_eq!(limit().effective_limit, Some(4096));
+}
+
+/// Moves the cgroups away, which keeps the watches of their files as the kernel does for removed ones.
+#[test]
+fn watches_end_with_their_cgroups() {
+    let (folder, gone) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut cgroups = Cgroups::default();
+    for number in 0..20 {
+        let (slice, path) = (format!("{number}.slice"), format!("{number}.slice/a"));
+        limited(folder.path(), &slice, "max\n");
+        limited(folder.path(), &path, "4096\n");
+        collect_again(&mut cgroups, folder.path(), &[(&slice, &path)]);
+        assert_eq!(cgroups.watch.watches(), 2);
+        std::fs::rename(folder.path().join(&slice), gone.path().join(&slice)).unwrap();
+    }
+    collect_again(&mut cgroups, folder.path(), &[]);
+    assert_eq!(cgroups.watch.watches(), 0);
+}
+
+#[test]
+fn sum_is_incomplete_with_a_cgroup_without_memory_controller() {
+    let folder = tempfile::tempdir().unwrap();
+    cgroup(folder.path(), "user.slice/rootless", &[("cgroup.procs", "7\n")]);
+    let cycle_data = collect(folder.path(), &[("rootless", "user.slice/rootless")]);
+    assert!(!cycle_data.memory_complete);
+    assert!(collect(folder.path(), &[("ended", "user.slice/ended")]).memory_complete);
+}
+
+#[test]
+fn subtracts_shmem_from_file_on_both_versions() {
+    let mut v2 = ContainerMemory { usage: 100, ..ContainerMemory::default() };
+    let stat = b"anon 40\nfile 30\nkernel 20\nsock 1\nshmem 10\nslab_reclaimable 5\nslab_unreclaimable 1\n";
+    apply_v2(&mut v2, parse::StatV2::parse(stat));
+    assert_eq!((v2.anon, v2.file, v2.shmem, v2.kernel), (Some(40), Some(20), Some(10), Some(20)));
+    assert_eq!(v2.unreclaimable, Some(40 + 10 + (20 - 5) + 1));
+    assert_eq!(v2.rest(), 10);
+    let mut v1 = ContainerMemory { usage: 100, ..ContainerMemory::default() };
+    apply_v1(&mut v1, parse::StatV1::parse(b"total_cache 30\ntotal_rss 40\ntotal_shmem 10\n"), Some(20));
+    assert_eq!((v1.anon, v1.file, v1.shmem, v1.kernel), (Some(40), Some(20), Some(10), Some(20)));
+    assert_eq!((v1.unreclaimable, v1.rest()), (Some(70), 10));
+}
+
+#[test]
+fn sums_kernel_memory_from_parts_before_linux_5_18() {
+    let mut memory = ContainerMemory { usage: 100, ..ContainerMemory::default() };
+    let stat = b"anon 40\nfile 10\nkernel_stack 3\npagetables 4\npercpu 2\nsock 0\nshmem 0\nslab_reclaimable 7\nslab_unreclaimable 8\nslab 15\n";
+    apply_v2(&mut memory, parse::StatV2::parse(stat));
+    assert_eq!(memory.kernel, Some(15 + 3 + 4 + 2));
+    assert_eq!(memory.unreclaimable, Some(40 + 8 + 3 + 4 + 2));
+}
+
+#[test]
+fn unreclaimable_is_absent_without_shmem() {
+    let mut memory = ContainerMemory { usage: 100, ..ContainerMemory::default() };
+    apply_v1(&mut memory, parse::StatV1::parse(b"total_cache 30\ntotal_rss 40\n"), None);
+    assert_eq!((memory.unreclaimable, memory.file, memory.shmem), (None, None, None));
+    assert_eq!(memory.rest(), 60, "memory that cannot be split is in the rest");
+}

@@ -1,0 +1,129 @@
+//! The past of containers of pods: the runtime keeps the last ended container of each name until the pod is removed.
+
+use std::collections::HashMap;
+
+use futures_util::StreamExt;
+use tokio::time::timeout_at;
+
+use super::convert::{Sandbox, complete, record};
+use super::messages::{Container, ContainerState, ContainerStatusResponse};
+use super::{CriClient, CriError, RUNTIME, SocketSearch, find, unix_seconds};
+use crate::config::{CriSettings, Filter};
+use crate::discover::history::{ExistingContainer, HistoryQuery, MAX_QUERIES, RuntimeHistory, TIMEOUT};
+use crate::discover::{ConnectionState, ContainerDetails, ContainerRecord, EventKind, RuntimeEvent};
+
+/// Reads what the kubelet's runtime knows of the past; `None` if there is none.
+pub async fn history(
+    settings: &CriSettings,
+    filter: &Filter,
+    query: HistoryQuery<'_>,
+) -> Option<RuntimeHistory> {
+    let mut history = RuntimeHistory { runtime: RUNTIME, ..RuntimeHistory::default() };
+    let client = match timeout_at(query.deadline, find(settings)).await {
+        Ok(SocketSearch::Runtime(_, client)) => client,
+        // a default socket without pods, or that may not be opened, is not known to be a runtime of pods
+        Ok(SocketSearch::Nothing { connection, .. }) if connection != ConnectionState::Down => return None,
+        Ok(SocketSearch::Nothing { why, .. }) => {
+            history.error = Some(why);
+            return Some(history);
+        }
+        Err(_) if !settings.is_asked_for => return None,
+        Err(_) => {
+            history.error = Some("it does not respond: restart the container runtime".to_owned());
+            return Some(history);
+        }
+    };
+    if let Err(error) = read(&client, settings, filter, query, &mut history).await {
+        history.error = Some(error.to_string());
+    }
+    Some(history)
+}
+
+async fn read(
+    client: &CriClient,
+    settings: &CriSettings,
+    filter: &Filter,
+    query: HistoryQuery<'_>,
+    history: &mut RuntimeHistory,
+) -> Result<(), CriError> {
+    let lists = async { tokio::try_join!(client.sandboxes(), client.containers()) };
+    let timed_out = CriError::Timeout("ListContainers", TIMEOUT);
+    let (sandboxes, containers) = timeout_at(query.deadline, lists).await.unwrap_or(Err(timed_out))?;
+    let sandboxes: HashMap<String, Sandbox> = sandboxes
+        .into_iter()
+        .filter_map(|sandbox| Some((sandbox.id.clone(), Sandbox::read(sandbox, settings)?)))
+        .collect();
+    let mut wanted: Vec<(Container, ContainerRecord)> = containers
+        .into_iter()
+        .filter_map(|container| {
+            let record = record(&container, sandboxes.get(&container.pod_sandbox_id), filter)?;
+            Some((container, record))
+        })
+        .collect();
+    let rank = |record: &ContainerRecord| {
+        query.rank(record.id.as_str(), |wanted| wanted.rsplit('/').next() == Some(&*record.name))
+    };
+    wanted.sort_by_cached_key(|(container, record)| (rank(record), std::cmp::Reverse(container.created_at)));
+    let mut left = wanted.len();
+    for (_, record) in &wanted {
+        history.events.push(event_of(record, query.since, EventKind::Exists));
+    }
+    let mut responses = futures_util::stream::iter(wanted)
+        .map(|(container, record)| async move {
+            let status = client.status(&container.id, true, std::time::Duration::from_secs(1)).await;
+            (container, record, status)
+        })
+        .buffer_unordered(MAX_QUERIES);
+    while let Ok(Some((container, record, status))) = timeout_at(query.deadline, responses.next()).await {
+        match status {
+            Ok(response) => read_status(&container, record, &response, filter, history),
+            Err(error) if error.is_gone() => {}
+            Err(_) => continue,
+        }
+        left -= 1;
+    }
+    history.unread = left;
+    Ok(())
+}
+
+fn read_status(
+    container: &Container,
+    mut record: ContainerRecord,
+    response: &ContainerStatusResponse,
+    filter: &Filter,
+    history: &mut RuntimeHistory,
+) {
+    let started = complete(&mut record, response, filter);
+    let status = response.status.as_ref();
+    let is_running = container.state == ContainerState::Running as i32;
+    if let Some(at) = record.started {
+        history.events.push(event_of(&record, at, EventKind::Running { pid: started.pid }));
+        let finished = status.and_then(|status| Some((unix_seconds(status.finished_at)?, status)));
+        history.events.extend(finished.map(|(at, status)| {
+            let oom_flag = Some(status.reason == "OOMKilled");
+            event_of(&record, at, EventKind::Ended { exit_code: Some(status.exit_code.into()), oom_flag })
+        }));
+    }
+    history.containers.push(ExistingContainer {
+        id: record.id.clone(),
+        runtime: RUNTIME,
+        named: details(&record),
+        is_running,
+        started: record.started,
+        limit_bytes: None,
+        restarts: record.pod.as_ref().map(|pod| pod.attempt.into()),
+    });
+}
+
+fn event_of(record: &ContainerRecord, at: f64, what: EventKind) -> RuntimeEvent {
+    RuntimeEvent { runtime: RUNTIME, id: record.id.clone(), at, named: Some(details(record)), what }
+}
+
+fn details(record: &ContainerRecord) -> ContainerDetails {
+    ContainerDetails {
+        name: record.name.as_str().into(),
+        pod: record.pod.clone(),
+        image: std::sync::Arc::clone(&record.image),
+        labels_match: record.labels_match,
+    }
+}

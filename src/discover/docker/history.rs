@@ -1,0 +1,276 @@
+//! The past of containers, as Docker and Podman still know it: all containers with the end of their last run, and the last
+//! events (Docker keeps 256 of them until the daemon is restarted), which name containers that are gone.
+
+use std::collections::HashMap;
+
+use bollard::Docker;
+use bollard::errors::Error;
+use bollard::models::{ContainerInspectResponse, ContainerState, ContainerSummary};
+use bollard::query_parameters::EventsOptions;
+use futures_util::StreamExt;
+use tokio::time::timeout_at;
+
+use super::convert::{exists, unix_seconds};
+use super::events::{DockerEvent, EVENT_TYPES, named};
+use super::transport::{Allowance, client};
+use super::{Watcher, explain};
+use crate::config::{Filter, RuntimeEndpoint};
+use crate::discover::history::{ExistingContainer, HistoryQuery, MAX_QUERIES, RuntimeHistory};
+use crate::discover::{ContainerDetails, ContainerId, EventKind, RuntimeEvent, RuntimeState};
+
+/// Reads what an engine knows of the past.
+pub async fn history(endpoint: &RuntimeEndpoint, filter: &Filter, query: HistoryQuery<'_>) -> RuntimeHistory {
+    let mut history = RuntimeHistory { runtime: endpoint.runtime, ..RuntimeHistory::default() };
+    let (docker, allowance) = match client(&endpoint.socket) {
+        Ok(client) => client,
+        Err(error) => {
+            history.error = Some(explain(&error, &endpoint.socket));
+            return history;
+        }
+    };
+    let source = RuntimeState::new(endpoint.runtime, Default::default());
+    let watcher = Watcher { endpoint, filter, source: &source };
+    let (events, runs) = tokio::join!(past_events(&docker, &allowance, &watcher, query), async {
+        // the watcher of the endpoint, which runs at the same time, logs a list that is too large
+        match timeout_at(query.deadline, watcher.list(&docker, || {})).await {
+            Ok(Ok(listed)) => inspect_all(&docker, &watcher, listed, query, &mut history).await,
+            Ok(Err(error)) => {
+                history.error = Some(explain(&error, &endpoint.socket));
+                vec![]
+            }
+            Err(_) => {
+                history.error = Some(explain(&Error::RequestTimeoutError, &endpoint.socket));
+                vec![]
+            }
+        }
+    });
+    for mut run in runs {
+        move_to_events(&mut run, &events);
+        run.retain(|recorded| !is_reported(recorded, &events));
+        // before the events of the same time, which say less about an end
+        history.events.extend(run);
+    }
+    history.events.extend(events);
+    history.has_lost_events = allowance.is_exceeded();
+    history
+}
+
+/// Reads the last events; as many as arrive in time.
+async fn past_events(
+    docker: &Docker,
+    allowance: &Allowance,
+    watcher: &Watcher<'_>,
+    query: HistoryQuery<'_>,
+) -> Vec<RuntimeEvent> {
+    let only = |values: &[&str]| values.iter().map(|value| value.to_string()).collect::<Vec<_>>();
+    let filters =
+        HashMap::from([("type".to_owned(), only(&["container"])), ("event".to_owned(), only(&EVENT_TYPES))]);
+    let until = query.now.unix_nanos();
+    // a time that has passed: the response then ends with the last event
+    let until = format!("{}.{:09}", until / 1_000_000_000, until % 1_000_000_000);
+    let since = Some((query.since.max(0.0) as u64).to_string());
+    let options = EventsOptions { since, until: Some(until), filters: Some(filters) };
+    let mut messages = std::pin::pin!(docker.events(Some(options)));
+    let mut found = Vec::new();
+    while let Ok(Some(Ok(message))) = timeout_at(query.deadline, messages.next()).await {
+        allowance.renew();
+        let event = DockerEvent::read(message, query.now);
+        let runtime = watcher.endpoint.runtime;
+        found.extend(event.and_then(|event| event.runtime_event(runtime, watcher.filter, true)));
+    }
+    found
+}
+
+/// Inspects the listed containers: the wanted one first, then the newest. Returns the last run of each.
+async fn inspect_all(
+    docker: &Docker,
+    watcher: &Watcher<'_>,
+    mut listed: Vec<ContainerSummary>,
+    query: HistoryQuery<'_>,
+    history: &mut RuntimeHistory,
+) -> Vec<Vec<RuntimeEvent>> {
+    for record in listed.iter().filter_map(|listed| watcher.record_from_list(listed)) {
+        history.events.push(exists(&record, query.since));
+    }
+    let rank = |listed: &ContainerSummary| {
+        let name = watcher.record_from_list(listed).map(|record| record.name).unwrap_or_default();
+        query.rank(listed.id.as_deref().unwrap_or(""), |wanted| name == wanted)
+    };
+    listed.sort_by_cached_key(|listed| (rank(listed), std::cmp::Reverse(listed.created)));
+    let mut left = listed.len();
+    let mut ids = listed.into_iter().filter_map(|listed| listed.id);
+    let mut runs = Vec::new();
+    let mut responses = futures_util::stream::iter(&mut ids)
+        .map(|id| async move { docker.inspect_container(&id, None).await })
+        .buffer_unordered(MAX_QUERIES);
+    while let Ok(response) = timeout_at(query.deadline, responses.next()).await {
+        match response {
+            Some(Ok(response)) => runs.extend(read_inspect(watcher, response, history)),
+            Some(Err(Error::DockerResponseServerError { status_code: 404, .. })) => {}
+            Some(Err(_)) => history.unread += 1,
+            None => break,
+        }
+        left = left.saturating_sub(1);
+    }
+    history.unread += left;
+    runs
+}
+
+fn read_inspect(
+    watcher: &Watcher<'_>,
+    response: ContainerInspectResponse,
+    history: &mut RuntimeHistory,
+) -> Option<Vec<RuntimeEvent>> {
+    let (id, name, state) = (response.id?, response.name?, response.state?);
+    let config = response.config.unwrap_or_default();
+    let labels_match = watcher.filter.labels_match(&config.labels.unwrap_or_default());
+    let named = named(&name, &config.image.unwrap_or_default(), labels_match);
+    let (id, runtime) = (ContainerId::new(&id), watcher.endpoint.runtime);
+    let last_run = last_run(runtime, &id, &named, &state);
+    let limit_bytes = response.host_config.and_then(|host| u64::try_from(host.memory?).ok());
+    history.containers.push(ExistingContainer {
+        id,
+        runtime,
+        named,
+        is_running: state.running == Some(true) && state.restarting != Some(true),
+        started: state.started_at.as_deref().and_then(unix_seconds),
+        limit_bytes: limit_bytes.filter(|limit| *limit > 0),
+        restarts: response.restart_count.and_then(|restarts| u64::try_from(restarts).ok()),
+    });
+    Some(last_run)
+}
+
+/// Returns the start and the end of a container's last run, and if it runs, the end of the run before. While it waits for a
+/// restart, the last run is the one before.
+fn last_run(
+    runtime: &'static str,
+    id: &ContainerId,
+    named: &ContainerDetails,
+    state: &ContainerState,
+) -> Vec<RuntimeEvent> {
+    let event = |at, what| RuntimeEvent { runtime, id: id.clone(), at, named: Some(named.clone()), what };
+    let Some(started) = state.started_at.as_deref().and_then(unix_seconds) else { return vec![] };
+    let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+    let began = event(started, EventKind::Running { pid });
+    let is_running = state.running == Some(true) && state.restarting != Some(true);
+    match state.finished_at.as_deref().and_then(unix_seconds) {
+        Some(at) if at >= started || !is_running => {
+            let ended = EventKind::Ended { exit_code: state.exit_code, oom_flag: state.oom_killed };
+            // a start is recorded when the program runs, and it may have ended by then
+            vec![began, event(at.max(started), ended)]
+        }
+        // of the run before, how it ended is not kept
+        Some(at) => vec![event(at, EventKind::Ended { exit_code: None, oom_flag: None }), began],
+        None => vec![began],
+    }
+}
+
+/// Moves the start and the end of a container's last run to the times of its events, if there are any: the engine reports them
+/// later than it records them, a start even after the end of a run of a millisecond.
+fn move_to_events(last_run: &mut [RuntimeEvent], events: &[RuntimeEvent]) {
+    let is_start = |what: &EventKind| matches!(what, EventKind::Started | EventKind::Running { .. });
+    let is_end = |what: &EventKind| matches!(what, EventKind::Ended { .. });
+    let mut end = f64::INFINITY;
+    for recorded in last_run.iter_mut().rev() {
+        let is_same = |event: &&RuntimeEvent| {
+            event.id == recorded.id
+                && (recorded.at..=end).contains(&event.at)
+                && (is_start(&event.what), is_end(&event.what))
+                    == (is_start(&recorded.what), is_end(&recorded.what))
+        };
+        // no run is later than the last one
+        let reported = events.iter().filter(is_same).map(|event| event.at).reduce(f64::max);
+        recorded.at = reported.unwrap_or(recorded.at);
+        end = recorded.at;
+    }
+}
+
+/// Returns whether this end without an exit code is among the events, which have one.
+fn is_reported(recorded: &RuntimeEvent, events: &[RuntimeEvent]) -> bool {
+    matches!(recorded.what, EventKind::Ended { exit_code: None, .. })
+        && events.iter().any(|event| {
+            event.id == recorded.id
+                && event.at == recorded.at
+                && matches!(event.what, EventKind::Ended { .. })
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_of(state: ContainerState) -> Vec<(f64, EventKind)> {
+        let events = last_run("docker", &ContainerId::new("a"), &named("train", "i", true), &state);
+        events.into_iter().map(|event| (event.at, event.what)).collect()
+    }
+
+    #[test]
+    fn stopped_container_has_start_and_end_of_its_last_run() {
+        let state = ContainerState {
+            running: Some(false),
+            oom_killed: Some(true),
+            exit_code: Some(137),
+            started_at: Some("1970-01-01T00:01:40Z".into()),
+            finished_at: Some("1970-01-01T00:03:20Z".into()),
+            ..ContainerState::default()
+        };
+        let ended = EventKind::Ended { exit_code: Some(137), oom_flag: Some(true) };
+        assert_eq!(run_of(state), [(100.0, EventKind::Running { pid: None }), (200.0, ended)]);
+    }
+
+    #[test]
+    fn program_can_end_before_its_start_is_recorded() {
+        let state = ContainerState {
+            running: Some(false),
+            exit_code: Some(137),
+            started_at: Some("1970-01-01T00:01:40.001Z".into()),
+            finished_at: Some("1970-01-01T00:01:40Z".into()),
+            ..ContainerState::default()
+        };
+        let ended = EventKind::Ended { exit_code: Some(137), oom_flag: None };
+        assert_eq!(run_of(state), [(100.001, EventKind::Running { pid: None }), (100.001, ended)]);
+    }
+
+    #[test]
+    fn running_container_has_the_end_of_the_run_before() {
+        let state = ContainerState {
+            running: Some(true),
+            pid: Some(7),
+            started_at: Some("1970-01-01T00:03:20Z".into()),
+            finished_at: Some("1970-01-01T00:01:40Z".into()),
+            ..ContainerState::default()
+        };
+        let before = EventKind::Ended { exit_code: None, oom_flag: None };
+        assert_eq!(run_of(state), [(100.0, before), (200.0, EventKind::Running { pid: Some(7) })]);
+        let never_ran =
+            ContainerState { started_at: Some("0001-01-01T00:00:00Z".into()), ..Default::default() };
+        assert_eq!(run_of(never_ran), []);
+    }
+
+    #[test]
+    fn run_of_a_millisecond_is_the_run_of_its_events() {
+        let record = |at, what| {
+            let named = Some(named("train", "i", true));
+            RuntimeEvent { runtime: "docker", id: ContainerId::new("a"), at, named, what }
+        };
+        let ended = |oom_flag| EventKind::Ended { exit_code: Some(137), oom_flag };
+        let events = [
+            record(50.0, EventKind::Started),
+            record(60.0, ended(None)),
+            record(100.4, EventKind::Started),
+            record(102.5, ended(None)),
+        ];
+        let mut last_run =
+            [record(100.0, EventKind::Running { pid: None }), record(100.1, ended(Some(true)))];
+        move_to_events(&mut last_run, &events);
+        assert_eq!(last_run.map(|event| event.at), [100.4, 102.5]);
+        let before = EventKind::Ended { exit_code: None, oom_flag: None };
+        let mut running = [record(59.5, before), record(99.0, EventKind::Running { pid: Some(7) })];
+        move_to_events(&mut running, &events);
+        assert_eq!(running.each_ref().map(|event| event.at), [60.0, 100.4]);
+        assert_eq!(running.map(|event| is_reported(&event, &events)), [true, false]);
+        let mut older = [record(200.0, EventKind::Running { pid: None }), record(201.0, ended(None))];
+        move_to_events(&mut older, &events);
+        assert_eq!(older.map(|event| event.at), [200.0, 201.0], "the engine has lost its events");
+    }
+}

@@ -1,0 +1,126 @@
+//! What the container runtimes still know of the past: stopped containers, and the last events of Docker and Podman.
+//!
+//! For one answer, unlike the connections that follow a runtime ([`super::docker`], [`super::cri`]): all runtimes are queried at
+//! the same time, and what they have not returned after [`TIMEOUT`] is missing. Nothing is kept open.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{ContainerDetails, ContainerId, Identity, RuntimeEvent, cri, docker};
+use crate::clock::Timestamp;
+use crate::config::{Config, RuntimeEndpoint};
+
+/// Time for all responses of all runtimes.
+pub const TIMEOUT: Duration = Duration::from_millis(1_300);
+/// Concurrent queries for the details of a container, per runtime.
+pub const MAX_QUERIES: usize = 8;
+
+/// The past of the containers of one runtime.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RuntimeHistory {
+    /// One of [`super::RUNTIMES`].
+    pub runtime: &'static str,
+    /// Starts, exits and requests, in no order; some twice.
+    pub events: Vec<RuntimeEvent>,
+    /// The containers that exist, running or not.
+    pub containers: Vec<ExistingContainer>,
+    /// Containers of which only the name is known, because the runtime did not return the rest in time.
+    pub unread: usize,
+    /// One of its events was too large, so the later ones are missing.
+    pub has_lost_events: bool,
+    /// What failed, and what to do about it.
+    pub error: Option<String>,
+}
+
+/// A container that exists.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExistingContainer {
+    /// Full id.
+    pub id: ContainerId,
+    /// Its runtime.
+    pub runtime: &'static str,
+    /// Its name and image.
+    pub named: ContainerDetails,
+    /// It runs now.
+    pub is_running: bool,
+    /// Unix time of its last start.
+    pub started: Option<f64>,
+    /// Its memory limit in bytes; `None` if it has none, or if it is unknown.
+    pub limit_bytes: Option<u64>,
+    /// How often its restart policy has restarted it.
+    pub restarts: Option<u64>,
+}
+
+impl ExistingContainer {
+    /// Returns whether it is meant by this name, in a pod also `POD/NAME` or `NAMESPACE/POD/NAME`.
+    pub fn has_name(&self, wanted: &str) -> bool {
+        Identity::canonical(&self.named.name, self.named.pod.as_deref()).matches_name(wanted)
+    }
+}
+
+/// What is wanted from a runtime.
+#[derive(Clone, Copy, Debug)]
+pub struct HistoryQuery<'a> {
+    /// Time of the query.
+    pub now: Timestamp,
+    /// Unix time from which on events are wanted.
+    pub since: f64,
+    /// A container whose details are wanted first: its name, or the beginning of its id.
+    pub container: Option<&'a str>,
+    pub(super) deadline: Instant,
+}
+
+impl HistoryQuery<'_> {
+    /// Returns the order of a container among those whose details are queried: lower is earlier.
+    pub(super) fn rank(&self, id: &str, has_name: impl FnOnce(&str) -> bool) -> u8 {
+        let is_wanted = self
+            .container
+            .is_some_and(|wanted| !wanted.is_empty() && (id.starts_with(wanted) || has_name(wanted)));
+        u8::from(!is_wanted)
+    }
+}
+
+/// Returns false if there is no such file. In a folder that this process may not enter there may be one.
+fn may_exist(path: &Path) -> bool {
+    path.try_exists().unwrap_or(true)
+}
+
+/// Reads what all configured runtimes know of the time since `since`, a Unix time, within two seconds. A runtime that has never
+/// been on this host is not in the result.
+///
+/// `container`: the container whose details are read first, by its name or the beginning of its id.
+///
+/// # Errors
+/// No thread or socket can be created.
+pub fn read(
+    config: &Config,
+    now: Timestamp,
+    since: f64,
+    container: Option<&str>,
+) -> std::io::Result<Vec<RuntimeHistory>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let query = HistoryQuery { now, since, container, deadline: Instant::now() + TIMEOUT };
+        let sockets = |endpoint: &RuntimeEndpoint| {
+            let runtime = endpoint.runtime;
+            docker::matches(&endpoint.socket)
+                .into_iter()
+                .map(move |socket| RuntimeEndpoint { runtime, socket })
+        };
+        let endpoints: Vec<_> = config
+            .endpoints
+            .iter()
+            .flat_map(sockets)
+            .filter(|endpoint| may_exist(&endpoint.socket))
+            .collect();
+        let engines = endpoints.iter().map(|endpoint| docker::history(endpoint, &config.filter, query));
+        let (mut found, pods) = tokio::join!(
+            futures_util::future::join_all(engines),
+            cri::history(&config.cri, &config.filter, query)
+        );
+        found.extend(pods);
+        Ok(found)
+    })
+}

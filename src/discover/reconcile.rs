@@ -1,0 +1,156 @@
+//! The loop that follows a container runtime over one connection, the same for every runtime.
+//!
+//! The list decides which containers exist and run. It is read when the connection begins, at an interval, and as soon as an event
+//! or a late response calls for it, so a lost event costs at most one interval. What the list lacks is queried for each container
+//! ([`StatusQueue`]); a query that fails is repeated by a later list.
+//!
+//! A new runtime implements [`Runtime`].
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::status_queries::{StatusQueue, StatusResult};
+use crate::clock::Timestamp;
+
+/// Shortest time between two lists that only a retry calls for.
+const MIN_LIST_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Status responses by container id.
+pub type Responses<R> = HashMap<String, StatusResult<<R as Runtime>::Status, <R as Runtime>::Error>>;
+
+/// What a runtime needs from the loop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FollowRequest {
+    /// The verbose status of a container.
+    Query(String),
+    /// A pending query of a container is outdated.
+    Cancel(String),
+    /// A list, within this time.
+    List(Duration),
+}
+
+/// A runtime over one connection.
+pub trait Runtime {
+    /// An entry of the list.
+    type Item: Send;
+    /// The status of one container.
+    type Status: Send + 'static;
+    /// A failed call.
+    type Error: Display + Send + 'static;
+
+    /// Returns its name among the runtimes.
+    fn name(&self) -> &'static str;
+    /// Lists all containers.
+    fn list(&mut self) -> impl Future<Output = Result<Vec<Self::Item>, Self::Error>> + Send;
+    /// Returns the ids of listed containers whose status is needed, and whether a verbose one.
+    fn wanted(&self, list: &[Self::Item]) -> Vec<(String, bool)>;
+    /// Queries a container; `None` if it is gone. Fails after the timeout.
+    fn query(
+        &self,
+        id: &str,
+        verbose: bool,
+        timeout: Duration,
+    ) -> impl Future<Output = StatusResult<Self::Status, Self::Error>> + Send + 'static;
+    /// Applies a list and the responses that arrived in time.
+    fn apply_list(&mut self, list: Vec<Self::Item>, responses: Responses<Self>, now: Timestamp)
+    where
+        Self: Sized;
+    /// Waits for the next event and applies it. May be dropped at any await point.
+    fn next_event(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
+    /// Applies a response that did not arrive in time for the list.
+    fn apply_response(&mut self, id: String, response: StatusResult<Self::Status, Self::Error>);
+    /// Takes the requests since the last call, in order.
+    fn take_requests(&mut self) -> Vec<FollowRequest>;
+    /// Returns the longest time between two lists.
+    fn list_interval(&self) -> Duration;
+}
+
+/// A connection with a first list.
+pub struct RuntimeFollower<R: Runtime> {
+    runtime: R,
+    queue: StatusQueue<R::Status, R::Error>,
+}
+
+impl<R: Runtime> RuntimeFollower<R> {
+    /// Lists the containers for the first time.
+    ///
+    /// # Errors
+    /// The list failed.
+    pub async fn start(runtime: R) -> Result<Self, R::Error> {
+        let mut reconciler = Self { queue: StatusQueue::new(runtime.name()), runtime };
+        reconciler.list().await?;
+        Ok(reconciler)
+    }
+
+    /// Follows the runtime until a call fails; returns the error.
+    pub async fn run(mut self) -> R::Error {
+        loop {
+            let mut next_list = Instant::now() + self.time_to_list();
+            loop {
+                tokio::select! {
+                    biased; // events first, so that they invalidate older responses
+                    event = self.runtime.next_event() => {
+                        if let Err(error) = event {
+                            return error;
+                        }
+                    }
+                    response = self.queue.next_response(), if self.queue.has_pending() => {
+                        if let Some((id, response)) = response {
+                            self.runtime.apply_response(id, response);
+                        }
+                        next_list = next_list.min(Instant::now() + self.time_to_list()); // it may have failed
+                    }
+                    () = tokio::time::sleep_until(next_list) => break,
+                }
+                let within = self.serve_requests();
+                next_list = within.map_or(next_list, |within| next_list.min(Instant::now() + within));
+            }
+            if let Err(error) = self.list().await {
+                return error;
+            }
+        }
+    }
+
+    /// Returns the time to the next list: the interval, or less if a query is to be retried.
+    fn time_to_list(&self) -> Duration {
+        let interval = self.runtime.list_interval();
+        let retry = self.queue.time_to_retry(Timestamp::now()).unwrap_or(interval);
+        interval.min(retry.max(MIN_LIST_INTERVAL))
+    }
+
+    async fn list(&mut self) -> Result<(), R::Error> {
+        let list = self.runtime.list().await?;
+        let wanted = self.runtime.wanted(&list);
+        for (id, verbose) in &wanted {
+            self.submit(id, *verbose);
+        }
+        self.queue.retain(&wanted.into_iter().map(|(id, _)| id).collect());
+        let responses = self.queue.first_responses().await;
+        self.runtime.apply_list(list, responses, Timestamp::now());
+        self.serve_requests();
+        Ok(())
+    }
+
+    fn submit(&mut self, id: &str, verbose: bool) {
+        let runtime = &self.runtime;
+        self.queue.submit(id, verbose, Timestamp::now(), |timeout| runtime.query(id, verbose, timeout));
+    }
+
+    /// Serves what the runtime requested; returns the time within which it needs a list.
+    fn serve_requests(&mut self) -> Option<Duration> {
+        let mut within = None;
+        for request in self.runtime.take_requests() {
+            match request {
+                FollowRequest::Query(id) => self.submit(&id, true),
+                FollowRequest::Cancel(id) => self.queue.cancel(&id),
+                FollowRequest::List(time) => {
+                    within = Some(within.map_or(time, |within: Duration| within.min(time)))
+                }
+            }
+        }
+        within
+    }
+}

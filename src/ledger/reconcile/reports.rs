@@ -1,0 +1,92 @@
+//! Completes the kernel's report: roles of processes, and for a kill on the host their containers. Pure.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::ObservedLine;
+use crate::attribute::roles::role_by_name;
+use crate::discover::{ContainerId, PathOwner, owner_of_paths};
+use crate::ledger::container_table::ContainerTable;
+use crate::ledger::events::{OomReport, ReportProcess, RoleRange};
+
+/// The completed reports: the victims of one group kill share theirs.
+#[derive(Debug, Default)]
+pub(super) struct ReportLabels {
+    /// The newest report as the kernel logged it, and completed.
+    newest: Option<(Arc<OomReport>, Arc<OomReport>)>,
+}
+
+impl ReportLabels {
+    /// Returns the completed report: with the roles of all processes in ranges, and the largest processes in rows.
+    /// `containers`: `None` if the pids of the log are of another pid namespace.
+    pub(super) fn label(
+        &mut self,
+        report: &Arc<OomReport>,
+        line: &ObservedLine,
+        containers: Option<&ContainerTable>,
+    ) -> Arc<OomReport> {
+        if let Some((_, completed)) = self.newest.as_ref().filter(|(logged, _)| Arc::ptr_eq(logged, report)) {
+            return Arc::clone(completed);
+        }
+        let completed = Arc::new(complete(report, |row| {
+            if let Some(containers) = containers {
+                label_process(row, report.host, line, containers);
+            }
+        }));
+        self.newest = Some((Arc::clone(report), Arc::clone(&completed)));
+        completed
+    }
+}
+
+/// Returns the report with the roles of all processes in ranges, and the largest processes in rows. `label` sets what is known
+/// of a process.
+pub(super) fn complete(report: &OomReport, label: impl Fn(&mut ReportProcess)) -> OomReport {
+    let mut completed = report.clone();
+    for row in &mut completed.processes {
+        label(row);
+        if let (true, Some(role)) = (row.role.is_empty(), role_by_name(&row.process)) {
+            row.role = role.label().to_owned();
+        }
+    }
+    completed.roles = role_ranges(&completed.processes);
+    completed.processes.truncate(OomReport::MAX_PROCESSES);
+    completed
+}
+
+/// Sets what the last cycles show of a process; its container also by its cgroup, if it still runs.
+fn label_process(row: &mut ReportProcess, is_host: bool, line: &ObservedLine, containers: &ContainerTable) {
+    let pid = row.tgid.unwrap_or(row.pid);
+    let sampled = containers.find_by_pid(pid, &row.process, &line.written);
+    let known = sampled.as_ref().and_then(|id| containers.get(id));
+    let usage = known.and_then(|known| known.all_runs().find_map(|run| run.process(pid)));
+    row.role = usage.map(|usage| usage.role.label()).unwrap_or_default().to_owned();
+    if !is_host {
+        return;
+    }
+    let is_own_path =
+        |id: &ContainerId, path: &str| containers.get(id).is_some_and(|known| known.contains_path(path));
+    let by_cgroup = || match owner_of_paths([line.proc_info.report_cgroups.get(&pid)?.as_str()], is_own_path)
+    {
+        PathOwner::Container(id) => Some(id),
+        _ => None,
+    };
+    if let Some(id) = sampled.or_else(by_cgroup) {
+        let named = containers.get(&id).map(|known| known.name.container_name.to_string());
+        row.container = named.unwrap_or_else(|| id.short().to_owned());
+    }
+}
+
+/// Returns the ranges of the roles that are known, by the resident memory of their largest process.
+fn role_ranges(rows: &[ReportProcess]) -> Vec<RoleRange> {
+    let mut ranges: BTreeMap<&str, RoleRange> = BTreeMap::new();
+    for row in rows.iter().filter(|row| !row.role.is_empty()) {
+        let new = || RoleRange { role: row.role.clone(), min_rss_bytes: u64::MAX, ..RoleRange::default() };
+        let range = ranges.entry(&row.role).or_insert_with(new);
+        range.processes += 1;
+        range.min_rss_bytes = range.min_rss_bytes.min(row.rss_bytes);
+        range.max_rss_bytes = range.max_rss_bytes.max(row.rss_bytes);
+    }
+    let mut ranges: Vec<RoleRange> = ranges.into_values().collect();
+    ranges.sort_by_key(|range| std::cmp::Reverse(range.max_rss_bytes));
+    ranges
+}

@@ -1,0 +1,194 @@
+//! Traces of memledger's own work: which part of a slow cycle was slow.
+//!
+//! Code marks its work with the spans of `tracing`. With `--otlp.traces`, OpenTelemetry's SDK samples whole traces and gives their
+//! spans to a bounded queue, which the exporter's thread empties. Without it there is neither a layer nor a queue, and a span costs
+//! one comparison. The SDK's own exporter is not used: the thread, the connections and the responses of metrics and log records
+//! serve traces too.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use opentelemetry::Context;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans};
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider, Span, SpanData, SpanProcessor};
+use prost::Message;
+use tokio::sync::{Mutex, mpsc};
+use tracing::Metadata;
+use tracing_subscriber::filter::{LevelFilter, filter_fn};
+use tracing_subscriber::{Layer, Registry};
+
+use super::OtlpContext;
+use super::resource::scope;
+use super::retry::{DeliveryOutcome, RetryingExporter};
+use crate::clock::Timestamp;
+use crate::collect::otlp_stats::LossReason;
+
+/// Maximum number of spans that wait; further ones are dropped and counted.
+const MAX_QUEUED: usize = 2_048;
+/// Maximum number of spans in one request, which has about 200 KB then.
+const MAX_BATCH: usize = 512;
+/// Time between two exports.
+const EXPORT_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Spans that wait for the exporter.
+#[derive(Debug)]
+pub struct SpanQueue {
+    spans: Mutex<mpsc::Receiver<SpanData>>,
+    dropped: Arc<AtomicU64>,
+}
+
+/// The end of the queue at the SDK.
+#[derive(Debug)]
+struct SpanSender {
+    sender: mpsc::Sender<SpanData>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl SpanProcessor for SpanSender {
+    fn on_start(&self, _: &mut Span, _: &Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        if self.sender.try_send(span).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+}
+
+/// Returns the layer that records spans of memledger, a share `ratio` of the traces, and the queue that gets them.
+pub fn layer(ratio: f64) -> (impl Layer<Registry> + Send + Sync, SpanQueue) {
+    let (sender, spans) = mpsc::channel(MAX_QUEUED);
+    let dropped = Arc::new(AtomicU64::new(0));
+    let processor = SpanSender { sender, dropped: Arc::clone(&dropped) };
+    let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio)));
+    let provider = SdkTracerProvider::builder().with_span_processor(processor).with_sampler(sampler).build();
+    let layer = tracing_opentelemetry::layer()
+        .with_location(false)
+        .with_threads(false)
+        .with_tracked_inactivity(false)
+        .with_context_activation(false)
+        .with_tracer(provider.tracer("memledger"));
+    let is_own = |metadata: &Metadata<'_>| metadata.is_span() && metadata.target().starts_with("memledger");
+    let filter = filter_fn(is_own).with_max_level_hint(LevelFilter::INFO);
+    (layer.with_filter(filter), SpanQueue { spans: Mutex::new(spans), dropped })
+}
+
+/// Exports the queue until the stop request, and once more then.
+pub(super) async fn run(context: &OtlpContext, mut exporter: RetryingExporter, queue: &SpanQueue) {
+    let mut spans = queue.spans.lock().await;
+    loop {
+        exporter.sleep(EXPORT_INTERVAL).await;
+        let is_stopping = exporter.is_stopping();
+        let due = Timestamp::now().plus(EXPORT_INTERVAL);
+        let mut batch = vec![];
+        while let Ok(span) = spans.try_recv() {
+            batch.push(span);
+            if batch.len() == MAX_BATCH {
+                export(context, &mut exporter, std::mem::take(&mut batch), due).await;
+            }
+        }
+        if !batch.is_empty() {
+            export(context, &mut exporter, batch, due).await;
+        }
+        exporter.count(0, queue.dropped.swap(0, Ordering::Relaxed), LossReason::Unreachable);
+        exporter.close();
+        if is_stopping {
+            return;
+        }
+    }
+}
+
+/// Exports spans in one request; those that are not accepted in time are lost and counted.
+async fn export(
+    context: &OtlpContext,
+    exporter: &mut RetryingExporter,
+    batch: Vec<SpanData>,
+    due: Timestamp,
+) {
+    let count = batch.len() as u64;
+    let spans = batch.into_iter().map(Into::into).collect();
+    let scope_spans = vec![ScopeSpans { scope: Some(scope()), spans, schema_url: String::new() }];
+    let resource = Some(context.resource.clone());
+    let resource_spans = vec![ResourceSpans { resource, scope_spans, schema_url: String::new() }];
+    let body = Bytes::from(ExportTraceServiceRequest { resource_spans }.encode_to_vec());
+    match exporter.deliver(&body, due).await {
+        DeliveryOutcome::Accepted(rejected) => {
+            let rejected = rejected.min(count);
+            exporter.count(count - rejected, rejected, LossReason::Refused);
+            if rejected == 0 {
+                exporter.mark_healthy();
+            }
+        }
+        DeliveryOutcome::Rejected(_) => exporter.count(0, count, LossReason::Refused),
+        DeliveryOutcome::TimedOut => {
+            exporter.report_failure();
+            exporter.count(0, count, LossReason::Unreachable);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+
+    fn record(ratio: f64, work: impl FnOnce()) -> SpanQueue {
+        let (layer, queue) = layer(ratio);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), work);
+        queue
+    }
+
+    fn received(queue: SpanQueue) -> Vec<SpanData> {
+        let mut spans = queue.spans.into_inner();
+        std::iter::from_fn(|| spans.try_recv().ok()).collect()
+    }
+
+    #[test]
+    fn spans_of_one_cycle_are_one_trace() {
+        let queue = record(1.0, || {
+            let _cycle = tracing::info_span!("cycle").entered();
+            tracing::info_span!("collect", collector = "host")
+                .in_scope(|| tracing::warn!("a line of the log"));
+            tracing::debug_span!("detail").in_scope(|| {});
+            tracing::info_span!(target: "hyper", "connection").in_scope(|| {});
+        });
+        let spans = received(queue);
+        let names: Vec<_> = spans.iter().map(|span| &*span.name).collect();
+        assert_eq!(names, ["collect", "cycle"]);
+        assert_eq!(spans[0].parent_span_id, spans[1].span_context.span_id());
+        assert_eq!(spans[0].span_context.trace_id(), spans[1].span_context.trace_id());
+        assert!(spans[0].events.is_empty(), "log lines are not repeated");
+        let attributes: Vec<_> =
+            spans[0].attributes.iter().map(|pair| format!("{}={}", pair.key, pair.value)).collect();
+        assert!(attributes.contains(&"collector=host".to_owned()), "{attributes:?}");
+    }
+
+    #[test]
+    fn queue_is_bounded_and_whole_traces_are_sampled() {
+        let nested = || {
+            let _cycle = tracing::info_span!("cycle").entered();
+            tracing::info_span!("collect").in_scope(|| {});
+        };
+        let queue = record(1.0, || (0..2 * MAX_QUEUED).for_each(|_| nested()));
+        assert_eq!(queue.dropped.load(Ordering::Relaxed), 3 * MAX_QUEUED as u64);
+        assert_eq!(received(queue).len(), MAX_QUEUED);
+        assert_eq!(received(record(0.0, nested)).len(), 0);
+        let some = received(record(0.3, || (0..400).for_each(|_| nested())));
+        let names = |name| some.iter().filter(|span| span.name == name).count();
+        assert_eq!(names("cycle"), names("collect"));
+        assert!((1..400).contains(&names("cycle")), "{}", some.len());
+    }
+}

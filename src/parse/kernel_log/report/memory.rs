@@ -1,0 +1,326 @@
+//! The memory in the kernel's report: of a cgroup at its limit, or of the host.
+
+use std::collections::BTreeMap;
+
+use super::{OomReport, leading};
+use crate::parse::{find, number};
+
+/// Larger numbers are the kernel's way to print that there is no limit.
+const MAX_LIMIT_BYTES: u64 = 1 << 62;
+
+/// Counters of a cgroup that are used. On cgroup v1 `total_` begins the names of those that include the cgroups below.
+const COUNTERS: [&str; 24] = [
+    "anon",
+    "file",
+    "kernel",
+    "kernel_stack",
+    "pagetables",
+    "sec_pagetables",
+    "percpu",
+    "sock",
+    "vmalloc",
+    "shmem",
+    "slab",
+    "file_dirty",
+    "file_writeback",
+    "cache",
+    "rss",
+    "swap",
+    "dirty",
+    "writeback",
+    "total_cache",
+    "total_rss",
+    "total_shmem",
+    "total_swap",
+    "total_dirty",
+    "total_writeback",
+];
+
+fn counter(name: &[u8]) -> Option<&'static str> {
+    COUNTERS.into_iter().find(|counter| counter.as_bytes() == name)
+}
+
+/// `usage 65536kB, limit 65536kB, failcnt 59`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Account {
+    usage: u64,
+    limit: Option<u64>,
+}
+
+impl Account {
+    fn of(text: &[u8]) -> Option<Self> {
+        let rest = text.strip_prefix(b"usage ")?;
+        let usage = leading(rest, b"kB, limit ")?.checked_mul(1024)?;
+        let at = find(rest, b"kB, limit ")? + b"kB, limit ".len();
+        // a number that is too large for 64 bits is no limit either
+        let limit = leading(&rest[at..], b"kB")?.checked_mul(1024);
+        Some(Self { usage, limit: limit.filter(|limit| *limit < MAX_LIMIT_BYTES) })
+    }
+}
+
+/// Memory of a cgroup at its limit.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReportedCgroupMemory {
+    memory: Option<Account>,
+    /// cgroup v1: memory and swap together.
+    memory_and_swap: Option<Account>,
+    /// cgroup v1: memory of the kernel.
+    kernel: Option<Account>,
+    /// cgroup v2.
+    swap: Option<Account>,
+    counters: BTreeMap<&'static str, u64>,
+    is_in_stats: bool,
+}
+
+impl ReportedCgroupMemory {
+    pub(super) fn is_known(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    pub(super) fn end_of_stats(&mut self) {
+        self.is_in_stats = false;
+    }
+
+    /// Reads a line. Returns whether it was of a known form.
+    pub(super) fn read(&mut self, line: &[u8]) -> bool {
+        const STATS: &[u8] = b"Memory cgroup stats for ";
+        let accounts: [(&[u8], &mut Option<Account>); 4] = [
+            (b"memory: ", &mut self.memory),
+            (b"memory+swap: ", &mut self.memory_and_swap),
+            (b"kmem: ", &mut self.kernel),
+            (b"swap: ", &mut self.swap),
+        ];
+        for (key, account) in accounts {
+            if let Some(found) = line.strip_prefix(key).and_then(Account::of) {
+                *account = Some(found);
+                return true;
+            }
+        }
+        if let Some(rest) = line.strip_prefix(STATS) {
+            self.is_in_stats = true;
+            self.read_old_stats(rest);
+            return true;
+        }
+        // `anon 4096`
+        let line = line.trim_ascii();
+        let pair = || {
+            let space = line.iter().position(|&byte| byte == b' ')?;
+            Some((counter(&line[..space])?, number(&line[space + 1..])?))
+        };
+        match pair().filter(|_| self.is_in_stats) {
+            Some((name, bytes)) => {
+                self.counters.insert(name, bytes);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// `PATH: cache:0KB rss:65024KB ...`, before 5.3: one such line for the cgroup, and one for each below it.
+    fn read_old_stats(&mut self, text: &[u8]) {
+        for pair in text.split(|&byte| byte == b' ') {
+            let Some(colon) = find(pair, b":") else { continue };
+            let kib = pair[colon + 1..].strip_suffix(b"KB").and_then(number);
+            if let (Some(name), Some(bytes)) =
+                (counter(&pair[..colon]), kib.and_then(|kib| kib.checked_mul(1024)))
+            {
+                let sum = self.counters.entry(name).or_default();
+                *sum = sum.saturating_add(bytes);
+            }
+        }
+    }
+
+    pub(super) fn write(&self, report: &mut OomReport) {
+        let Some(memory) = self.memory else { return };
+        (report.usage_bytes, report.limit_bytes) = (Some(memory.usage), memory.limit);
+        let get = |name: &str| self.counters.get(name).copied();
+        let v1 = |name: &str| get(&format!("total_{name}")).or_else(|| get(name));
+        let shmem = v1("shmem");
+        let (anon, cache) = match get("anon") {
+            Some(anon) => (Some(anon), get("file")),
+            None => (v1("rss"), v1("cache")),
+        };
+        (report.anon_bytes, report.shmem_bytes) = (anon, shmem);
+        // shared memory is part of the page cache, and before 4.0 it was not counted apart
+        report.file_bytes = cache.zip(shmem).map(|(cache, shmem)| cache.saturating_sub(shmem));
+        report.kernel_bytes = self.kernel.map(|kernel| kernel.usage).or_else(|| self.kernel_v2());
+        let dirty = get("file_dirty").or_else(|| v1("dirty"));
+        let writeback = get("file_writeback").or_else(|| v1("writeback"));
+        report.dirty_bytes = dirty.zip(writeback).map(|(dirty, writeback)| dirty.saturating_add(writeback));
+        report.swap_bytes = self.swap.map(|swap| swap.usage).or_else(|| v1("swap"));
+        report.swap_limit_bytes = match (self.swap, self.memory_and_swap) {
+            (Some(swap), _) => swap.limit,
+            (None, Some(both)) => {
+                both.limit.zip(memory.limit).map(|(both, memory)| both.saturating_sub(memory))
+            }
+            (None, None) => None,
+        };
+        report.incomplete |= self.counters.is_empty();
+    }
+
+    /// Returns the memory of the kernel on cgroup v2: one counter since 5.18, its parts before.
+    fn kernel_v2(&self) -> Option<u64> {
+        let get = |name: &str| self.counters.get(name).copied();
+        let sockets = get("sock").unwrap_or(0);
+        if let Some(kernel) = get("kernel") {
+            return kernel.checked_add(sockets);
+        }
+        let parts = [get("pagetables"), get("sec_pagetables"), get("percpu"), get("vmalloc")];
+        let required = get("slab")?.checked_add(get("kernel_stack")?)?.checked_add(sockets)?;
+        parts.into_iter().flatten().try_fold(required, u64::checked_add)
+    }
+}
+
+/// Memory of the host, in pages where not noted otherwise.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReportedHostMemory {
+    is_begun: bool,
+    counters: BTreeMap<&'static str, u64>,
+    kernel_stack_kib: Option<u64>,
+    hugetlb_kib: Option<u64>,
+    free_swap_kib: Option<u64>,
+    total_swap_kib: Option<u64>,
+    total: Option<u64>,
+    reserved: Option<u64>,
+    page_kib: Option<u64>,
+}
+
+/// Counters of the host that are used.
+const HOST_COUNTERS: [&str; 17] = [
+    "active_anon",
+    "inactive_anon",
+    "isolated_anon",
+    "active_file",
+    "inactive_file",
+    "isolated_file",
+    "slab_reclaimable",
+    "slab_unreclaimable",
+    "shmem",
+    "pagetables",
+    "sec_pagetables",
+    "kernel_misc_reclaimable",
+    "free",
+    "free_pcp",
+    "dirty",
+    "writeback",
+    "unevictable",
+];
+
+impl ReportedHostMemory {
+    pub(super) fn is_known(&self) -> bool {
+        self.counters.contains_key("free")
+    }
+
+    /// Returns the page size: that of the first column of the buddy allocator's lines.
+    pub(super) fn page_bytes(&self) -> Option<u64> {
+        self.page_kib?.checked_mul(1024)
+    }
+
+    /// Reads a line. Returns whether it was of a known form.
+    pub(super) fn read(&mut self, line: &[u8]) -> bool {
+        if line.starts_with(b"Mem-Info:") {
+            *self = Self { is_begun: true, ..Self::default() };
+            return true;
+        }
+        if !self.is_begun {
+            return false;
+        }
+        let line = line.trim_ascii();
+        self.read_totals(line) || self.read_zone(line) || self.read_counters(line)
+    }
+
+    /// `Free swap  = 0kB`, `563224 pages RAM`.
+    fn read_totals(&mut self, line: &[u8]) -> bool {
+        let kib = |key: &[u8]| leading(line.strip_prefix(key)?, b"kB");
+        if let Some(kib) = kib(b"Free swap  = ") {
+            self.free_swap_kib = Some(kib);
+        } else if let Some(kib) = kib(b"Total swap = ") {
+            self.total_swap_kib = Some(kib);
+        } else if let Some(pages) = leading(line, b" pages RAM") {
+            self.total = Some(pages);
+        } else if let Some(pages) = leading(line, b" pages reserved") {
+            self.reserved = Some(pages);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Lines of nodes and zones: `Node 0 active_anon:176kB ... kernel_stack:1440kB`, `Node 0 hugepages_total=4 ...
+    /// hugepages_size=2048kB`, `Normal: 142*4kB (UE) ...`.
+    fn read_zone(&mut self, line: &[u8]) -> bool {
+        let words = || line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
+        let value = |key: &[u8], unit: &[u8]| words().find_map(|word| leading(word.strip_prefix(key)?, unit));
+        // of a node, or before 5.11 of its zones
+        if let Some(kib) = value(b"kernel_stack:", b"kB") {
+            let sum = self.kernel_stack_kib.get_or_insert(0);
+            *sum = sum.saturating_add(kib);
+            return true;
+        }
+        if let (Some(pages), Some(kib)) = (value(b"hugepages_total=", b""), value(b"hugepages_size=", b"kB"))
+        {
+            let sum = self.hugetlb_kib.get_or_insert(0);
+            *sum = sum.saturating_add(pages.saturating_mul(kib));
+            return true;
+        }
+        let mut after_zone = words().skip_while(|word| !word.ends_with(b":"));
+        let Some(first) = after_zone.nth(1) else { return false };
+        let kib = find(first, b"*").and_then(|at| leading(&first[at + 1..], b"kB"));
+        match kib.filter(|kib| kib.is_power_of_two() && (4..=1024).contains(kib)) {
+            Some(kib) => {
+                self.page_kib.get_or_insert(kib);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// `active_anon:44 inactive_anon:501493 isolated_anon:0`, without units.
+    fn read_counters(&mut self, line: &[u8]) -> bool {
+        let pairs = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
+        let pairs = pairs.map(|pair| {
+            let colon = find(pair, b":")?;
+            Some((&pair[..colon], number(&pair[colon + 1..])?))
+        });
+        let Some(pairs) = pairs.collect::<Option<Vec<_>>>() else { return false };
+        for (name, pages) in &pairs {
+            if let Some(name) = HOST_COUNTERS.into_iter().find(|counter| counter.as_bytes() == *name) {
+                self.counters.insert(name, *pages);
+            }
+        }
+        !pairs.is_empty()
+    }
+
+    pub(super) fn write(&self, page: u64, report: &mut OomReport) {
+        let get = |name: &str| self.counters.get(name).copied();
+        let bytes = |pages: u64| pages.saturating_mul(page);
+        let kib = |kib: u64| kib.saturating_mul(1024);
+        let sum = |names: &[&str]| names.iter().try_fold(0_u64, |sum, name| sum.checked_add(get(name)?));
+        report.host = true;
+        report.free_bytes = get("free").map(bytes);
+        report.limit_bytes =
+            self.total.zip(self.reserved).map(|(all, reserved)| bytes(all.saturating_sub(reserved)));
+        report.usage_bytes =
+            report.limit_bytes.zip(report.free_bytes).map(|(all, free)| all.saturating_sub(free));
+        let shmem = get("shmem");
+        report.shmem_bytes = shmem.map(bytes);
+        // shared memory is on the lists of anonymous memory
+        report.anon_bytes = sum(&["active_anon", "inactive_anon", "isolated_anon"])
+            .zip(shmem)
+            .map(|(anon, shmem)| bytes(anon.saturating_sub(shmem)));
+        report.file_bytes = sum(&["active_file", "inactive_file", "isolated_file"]).map(bytes);
+        report.dirty_bytes = sum(&["dirty", "writeback"]).map(bytes);
+        let optional = ["sec_pagetables", "kernel_misc_reclaimable"]
+            .into_iter()
+            .filter_map(get)
+            .fold(0, u64::saturating_add);
+        report.kernel_bytes = sum(&["slab_reclaimable", "slab_unreclaimable", "pagetables"])
+            .zip(self.kernel_stack_kib)
+            .map(|(pages, stack)| bytes(pages.saturating_add(optional)).saturating_add(kib(stack)));
+        report.hugetlb_bytes = self.hugetlb_kib.map(kib).filter(|bytes| *bytes > 0);
+        report.swap_limit_bytes = self.total_swap_kib.map(kib);
+        report.swap_bytes =
+            self.total_swap_kib.zip(self.free_swap_kib).map(|(all, free)| kib(all.saturating_sub(free)));
+        report.incomplete |= self.total.is_none() || report.anon_bytes.is_none();
+    }
+}

@@ -1,0 +1,206 @@
+//! `memledger why --kernel-log`: recorded kernel logs, read by the real binary. The whole output is compared with
+//! `tests/golden/kernel-logs`.
+//!
+//! The logs of 6.1 and 6.18 with an id of their own are recorded; the other variants are written after the kernel's source and
+//! public logs, because no such kernel runs here. Their names: cgroup version or `host`, kernel, case, format.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use linux_oom_parser::{CgroupResource, OomMessage};
+use serde_json::Value;
+
+use crate::support::{binary, golden, run};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernel-logs")
+}
+
+fn logs() -> Vec<String> {
+    let files = std::fs::read_dir(folder()).expect("the recorded logs");
+    let mut names: Vec<_> =
+        files.map(|file| file.expect("a file").file_name().into_string().expect("a name")).collect();
+    names.sort();
+    names
+}
+
+/// Returns the verdicts on a recorded log.
+fn verdicts(name: &str, more: &[&str]) -> Vec<Value> {
+    let path = folder().join(name);
+    let path = path.to_str().expect("a path");
+    let (code, json, error) = run(&[&["why", "--kernel-log", path, "--json"], more].concat());
+    assert_eq!(code, Some(0), "{name}: {error}");
+    serde_json::from_str(&json).unwrap_or_else(|error| panic!("{name}: {error}: {json}"))
+}
+
+/// Runs the command with this standard input; returns exit code, output and errors.
+fn piped(arguments: &[&str], input: &[u8]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(binary());
+    command.args(["why", "--kernel-log", "-"]).args(arguments);
+    let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = pipes.spawn().expect("memledger runs");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || drop(stdin.write_all(input)));
+        child.wait_with_output().expect("memledger ends")
+    });
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn explains_the_newest_kill_of_every_variant() {
+    for name in logs() {
+        let mut verdicts = verdicts(&name, &["--last"]);
+        verdicts.iter_mut().for_each(|verdict| drop(verdict.as_object_mut().unwrap().remove("asked_at")));
+        let json = serde_json::to_string_pretty(&verdicts).unwrap() + "\n";
+        golden(&format!("tests/golden/kernel-logs/{name}.json"), &json);
+        let path = folder().join(&name);
+        let (code, screen, _) = run(&["why", "--kernel-log", path.to_str().unwrap(), "--last"]);
+        assert_eq!(code, Some(0), "{name}");
+        golden(&format!("tests/golden/kernel-logs/{name}.txt"), &screen);
+        assert!(screen.lines().all(|line| line.chars().count() <= 100), "{name} is too wide:\n{screen}");
+    }
+}
+
+#[test]
+fn every_kill_has_an_answer_and_the_newest_is_last() {
+    let burst = verdicts("v1-6.18-burst.kmsg", &[]);
+    assert_eq!(burst.len(), 30);
+    assert_eq!(
+        burst.iter().filter(|verdict| verdict.get("report").is_some()).count(),
+        10,
+        "the kernel's limit"
+    );
+    let times: Vec<f64> =
+        burst.iter().map(|verdict| verdict["log_time"].as_str().unwrap().parse().unwrap()).collect();
+    assert!(times.is_sorted(), "{times:?}");
+    let group = verdicts("v2-6.1-group-without-table.txt", &[]);
+    let pids: Vec<_> = group.iter().map(|verdict| verdict["pid"].as_u64()).collect();
+    assert_eq!(pids, [Some(2957), Some(2733)], "the victim that is logged twice is one kill");
+    assert_eq!(group[0]["report"], group[1]["report"], "they share the report of their block");
+}
+
+#[test]
+fn selects_by_id_cgroup_or_process() {
+    let count = |name: &str, wanted: &str| verdicts(name, &[wanted]).len();
+    assert_eq!(count("v1-6.18-burst.kmsg", "c60321ca422b"), 10, "those with a cgroup");
+    assert_eq!(count("v1-6.18-burst.kmsg", "par-worker"), 30);
+    assert_eq!(count("host-6.12-fragmented.dmesg", "user-1000.slice"), 1);
+    let path = folder().join("v1-6.18-burst.kmsg");
+    let (code, out, error) = run(&["why", "--kernel-log", path.to_str().unwrap(), "train"]);
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(
+        error.contains("none of the 30 OOM kills") && error.contains("no names of containers"),
+        "{error}"
+    );
+}
+
+#[test]
+fn unknown_and_truncated_input_is_reported() {
+    let log = std::fs::read(folder().join("v1-6.18-container.kmsg")).expect("a log");
+    for (input, expected) in [
+        (&b""[..], "standard input is empty"),
+        (b"Dear all,\nthe training died again.\n", "none of its 2 lines has the form of a kernel log"),
+        (b"[    1.000001] eth0: link up\n", "no OOM kill in standard input (1 lines, 1 of the kernel)"),
+        (&log[..log.len() / 2], "it ends within a report of the OOM killer"),
+    ] {
+        let (code, out, error) = piped(&[], input);
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{error}");
+        assert!(error.contains(expected), "{error}");
+    }
+    let twice = [&log[..], &log[..log.len() / 2]].concat();
+    let (code, out, error) = piped(&[], &twice);
+    assert!(code == Some(0) && out.contains("hog (pid 22212"), "{out}");
+    assert!(error.contains("ends within a report"), "{error}");
+    let (code, _, error) = run(&["why", "--kernel-log", "/nonexistent"]);
+    assert!(code != Some(0) && error.contains("/nonexistent cannot be opened"), "{error}");
+}
+
+/// The address space is limited, so that a line or a log that is kept whole fails.
+#[test]
+fn garbage_of_a_gibibyte_needs_little_memory() {
+    let good = folder().join("v2-6.1-container.kmsg");
+    let script = format!(
+        "ulimit -v 524288; {{ head -c 1073741824 /dev/zero; echo; yes 'a line without meaning' | head -c 4194304; echo; \
+         yes '[ 7] 1 1 1 1 1 1 1 x' | head -c 4194304; echo; cat {}; }} | {} why --kernel-log - --json",
+        good.display(),
+        binary().display()
+    );
+    let output = Command::new("sh").args(["-c", &script]).output().expect("sh");
+    let error = String::from_utf8_lossy(&output.stderr);
+    let verdicts: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{error}"));
+    assert_eq!(verdicts.len(), 1, "{error}");
+    assert_eq!(verdicts[0]["report"]["limit_bytes"], 64 << 20);
+}
+
+/// Compares with a parser that shares no code with memledger. (It finds no processes in the log of a user-mode kernel.)
+#[test]
+fn agrees_with_an_independent_parser() {
+    for (name, processes) in
+        [("v1-6.18-container.kmsg", 1), ("v2-6.1-worker.kmsg", 2), ("v1-6.18-burst.kmsg", 24)]
+    {
+        let log = std::fs::read_to_string(folder().join(name)).expect("a log");
+        let events = linux_oom_parser::parse_events(as_dmesg(&log));
+        let records = events.unwrap_or_else(|error| panic!("{name}: {error:?}")).remove(0).records;
+        let verdict = verdicts(name, &[]).remove(0);
+        let report = &verdict["report"];
+        let rows = report["processes"].as_array().expect("processes");
+        let (mut kills, mut tasks) = (0, 0);
+        for record in records {
+            match record.message {
+                OomMessage::Invoked(invoked) => {
+                    assert_eq!(report["requested_by"], invoked.name.as_str(), "{name}");
+                    assert_eq!(report["order"], invoked.order, "{name}");
+                }
+                OomMessage::CgroupBudget(budget) if matches!(budget.resource, CgroupResource::Memory) => {
+                    assert_eq!(report["usage_bytes"], budget.usage.as_u64(), "{name}");
+                    assert_eq!(report["limit_bytes"], budget.limit.as_u64(), "{name}");
+                }
+                OomMessage::Task(task) => {
+                    tasks += 1;
+                    let Some(row) = rows.iter().find(|row| row["pid"] == task.pid) else {
+                        let smallest = rows.last().and_then(|row| row["rss_bytes"].as_u64());
+                        assert!(
+                            rows.len() == 20 && Some(task.rss_pages * 4096) <= smallest,
+                            "{name}: {task:?}"
+                        );
+                        continue;
+                    };
+                    assert_eq!(row["rss_bytes"], task.rss_pages * 4096, "{name}");
+                    assert_eq!(row["swap_bytes"], task.swap_entries * 4096, "{name}");
+                    assert_eq!(row["oom_score_adj"], task.oom_score_adj, "{name}");
+                    assert_eq!(row["process"], task.name.as_str(), "{name}");
+                    let anonymous = task.rss_anon_pages.map(|pages| pages * 4096);
+                    assert_eq!(row["anon_bytes"].as_u64(), anonymous, "{name}");
+                }
+                OomMessage::Killed(killed) => {
+                    kills += 1;
+                    assert_eq!(verdict["pid"], killed.pid, "{name}");
+                }
+                _ => {}
+            }
+        }
+        assert_eq!((kills, tasks), (1, processes), "{name}");
+        assert_eq!(report["process_count"], processes, "{name}");
+    }
+}
+
+/// Returns a log in the only format that the other parser reads.
+fn as_dmesg(log: &str) -> String {
+    let line = |line: &str| match line.split_once(';') {
+        Some((head, text)) if head.split(',').count() >= 4 => {
+            let usec: u64 = head.split(',').nth(2).and_then(|usec| usec.parse().ok()).expect("a stamp");
+            format!("[{:5}.{:06}] {}\n", usec / 1_000_000, usec % 1_000_000, text.replace("\\x0a", "\n"))
+        }
+        _ => format!(
+            "{}\n",
+            line.strip_prefix("<4>")
+                .or(line.strip_prefix("<6>"))
+                .or(line.strip_prefix("<3>"))
+                .unwrap_or(line)
+        ),
+    };
+    log.lines().map(line).collect()
+}

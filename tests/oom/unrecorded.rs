@@ -1,0 +1,269 @@
+//! `memledger why` and `events` where no ledger reaches: on a host where memledger never ran, and for what happened while it
+//! did not run. Everything comes from the kernel log and the engine.
+
+use std::process::Command;
+
+use memledger::ledger::host_history::FIRST_ID;
+use serde_json::Value;
+
+use crate::events::store_with;
+use crate::support::docker::Container;
+use crate::support::oom::Scene;
+use crate::support::{binary, eventually, run};
+
+/// Where memledger never ran.
+pub const NO_LEDGER: &str = "--state.path=/nonexistent/ledger";
+
+/// Runs a verb on this host, with the scene's engine.
+pub fn verb(scene: &Scene, words: &[&str]) -> (Option<i32>, String) {
+    let engine = scene.engine.flag();
+    let (code, out, err) = run(&[words, &[&engine, "--podman.socket=", "--cri.endpoint="]].concat());
+    assert_ne!(code, Some(2), "{err}");
+    (code, out + &err)
+}
+
+/// Returns the words of a screen, whose lines may be wrapped.
+fn words(screen: &str) -> String {
+    screen.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Returns whether the kernel has logged the cgroup of a kill in this container. Beside bursts of other tests it may not: it does
+/// so for ten kills in five seconds.
+fn is_logged_with_its_cgroup(container: &Container) -> bool {
+    let log = Command::new("dmesg").output().expect("dmesg");
+    let log = String::from_utf8_lossy(&log.stdout).into_owned();
+    log.lines().any(|line| line.contains("task_memcg=") && line.contains(&container.id))
+}
+
+/// Runs containers until the kernel has logged a kill with its cgroup; returns that container, which has ended.
+fn killed(scene: &Scene, what: &str) -> Container {
+    for attempt in 0..20 {
+        let container = scene.run(&format!("{what}{attempt}"), &[], &["eat"]);
+        eventually("its end", || match container.inspect("{{.State.Status}}").as_str() {
+            "exited" => Ok(()),
+            other => Err(other.to_owned()),
+        });
+        if is_logged_with_its_cgroup(&container) {
+            return container;
+        }
+    }
+    panic!("the kernel logged the cgroup of none of 20 kills");
+}
+
+#[test]
+fn why_explains_a_kill_on_a_host_where_memledger_never_ran() {
+    let Some(scene) = Scene::new("never") else { return };
+    let container = killed(&scene, "it");
+    for wanted in [container.name.as_str(), &container.id, container.short_id()] {
+        let (code, screen) = verb(&scene, &["why", wanted, NO_LEDGER]);
+        let text = words(&screen);
+        assert_eq!(code, Some(0), "{screen}");
+        for says in [
+            container.name.as_str(),
+            "OUT OF MEMORY at its own limit: the container was ended",
+            "because the container reached its memory limit of 16.0 MiB",
+            "that ended the container with exit code 137",
+            "What to try",
+            "OOM kill",
+            "There is no ledger in /nonexistent/ledger",
+        ] {
+            assert!(text.contains(says), "{wanted}: no {says:?} in {screen}");
+        }
+    }
+    let json = |words: &[&str]| -> Value {
+        let (code, text) = verb(&scene, &[words, &["--json", NO_LEDGER]].concat());
+        assert_eq!(code, Some(0), "{text}");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let verdict = json(&["why", &container.name]);
+    assert_eq!((&verdict["cause"], &verdict["confidence"]), (&"oom_limit_main".into(), &"certain".into()));
+    assert!(verdict["coverage"]["kills_in_log"].as_u64() >= Some(1), "{verdict}");
+    let last = json(&["why", "--last"]);
+    // each reads the clocks anew, which gives other microseconds
+    let [at_last, at] = [&last, &verdict].map(|verdict| verdict["at"].as_f64().expect("a time"));
+    assert!(at_last > at - 0.01, "at least this one: {last} {verdict}");
+    assert!(!std::path::Path::new("/nonexistent").exists(), "nothing is written");
+}
+
+#[test]
+fn events_have_stable_ids_and_exits_on_a_host_where_memledger_never_ran() {
+    let Some(scene) = Scene::new("ids") else { return };
+    let container = killed(&scene, "it");
+    let listed = || {
+        let filter = format!("--container={}", container.name);
+        let (code, text) = verb(&scene, &["events", "--json", &filter, NO_LEDGER]);
+        assert_eq!(code, Some(0), "{text}");
+        let events: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        events
+    };
+    let events = listed();
+    let kinds: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["oom_kill", "exit"], "{events:?}");
+    assert_eq!((&events[1]["reason"], &events[1]["exit_code"]), (&"oom_container".into(), &137.into()));
+    assert!(events.iter().all(|event| event["id"].as_u64() >= Some(FIRST_ID)), "{events:?}");
+    let ids = |events: &[Value]| events.iter().map(|event| event["id"].clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&listed()), ids(&events));
+}
+
+#[test]
+fn kill_in_a_removed_container_is_found_by_name_or_listed_without() {
+    let Some(scene) = Scene::new("removed") else { return };
+    // each of its events has the labels: together they are larger than a single event may be
+    let label = format!("--label=long={}", "x".repeat(120_000));
+    for number in 0..6 {
+        let long = scene.run(&format!("long{number}"), &[&label], &["/bin/sh", "-c", "exit 0"]);
+        long.docker(&["wait"]);
+    }
+    let container = killed(&scene, "it");
+    let (name, id) = (container.name.clone(), container.id.clone());
+    drop(container); // docker rm
+    let (code, screen) = verb(&scene, &["why", &name, NO_LEDGER]);
+    assert!(code == Some(0) && screen.contains(&id[..12]), "an event of the engine names it: {screen}");
+    // Compose creates another one under its name
+    let again = scene.run(&name[scene.name.len() + 1..], &[], &["hold"]);
+    assert_eq!(again.name, name);
+    let (code, screen) = verb(&scene, &["why", &name, NO_LEDGER]);
+    assert!(code == Some(0) && screen.contains(&id[..12]), "the one that was killed: {screen}");
+    // where no runtime knows it
+    let no_runtime = ["--docker.socket=", "--podman.socket=", "--cri.endpoint="];
+    let (code, out, _) = run(&[&["why", name.as_str(), NO_LEDGER], &no_runtime[..]].concat());
+    let text = words(&out);
+    assert_eq!(code, Some(1), "{out}");
+    for says in ["One of them may have been in it", &scene.tag, &id[..12], "The kernel log"] {
+        assert!(text.contains(says), "no {says:?} in {out}");
+    }
+}
+
+#[test]
+fn containers_without_a_kill_are_described_with_what_is_known() {
+    let Some(scene) = Scene::new("alive") else { return };
+    let running = scene.run("running", &[], &["hold"]);
+    let failed = scene.run("failed", &[], &["/bin/sh", "-c", "exit 3"]);
+    let stopped = scene.run("stopped", &[], &["hold"]);
+    stopped.docker(&["stop", "-t", "1"]);
+    let (code, screen) = eventually("a limit", || match verb(&scene, &["why", &running.name, NO_LEDGER]) {
+        (code, screen) if words(&screen).contains("of its limit of 16.0 MiB") => Ok((code, screen)),
+        (_, screen) => Err(screen),
+    });
+    assert!(code == Some(1) && words(&screen).contains("is running, and neither an OOM kill"), "{screen}");
+    let (code, screen) = eventually("its exit", || match verb(&scene, &["why", &failed.name, NO_LEDGER]) {
+        (code, screen) if screen.contains("ENDED WITH AN ERROR") => Ok((code, screen)),
+        (_, screen) => Err(screen),
+    });
+    assert_eq!(code, Some(0), "{screen}");
+    for says in ["with exit code 3", "docker logs --tail 50", "A CUDA out-of-memory error"] {
+        assert!(words(&screen).contains(says), "no {says:?} in {screen}");
+    }
+    let (code, screen) = verb(&scene, &["why", &stopped.name, NO_LEDGER]);
+    assert!(code == Some(0) && screen.contains("STOPPED on request"), "{screen}");
+}
+
+#[test]
+fn only_the_flag_of_the_engine_is_left_without_the_kernel_log() {
+    let Some(scene) = Scene::new("flag") else { return };
+    if crate::support::cgroups::is_v2() {
+        return; // the engine loses its OOM events there
+    }
+    // the engine loses the OOM event of a cgroup that is removed before it has read it
+    let flagged = |attempt: u32| {
+        let container = scene.run(&format!("it{attempt}"), &[], &["eat"]);
+        container.docker(&["wait"]);
+        (container.inspect("{{.State.OOMKilled}}") == "true").then_some(container)
+    };
+    let container = (0..20).find_map(flagged).expect("the engine flags one of 20 kills");
+    // a young exit is pending for some seconds
+    let (code, screen) = eventually("its exit", || {
+        match verb(&scene, &["why", &container.name, NO_LEDGER, "--oom.kernel-log=off"]) {
+            (code, screen) if words(&screen).contains("OUT OF MEMORY, by the runtime's flag only") => {
+                Ok((code, screen))
+            }
+            (_, screen) => Err(screen),
+        }
+    });
+    let text = words(&screen);
+    assert_eq!(code, Some(0), "{screen}");
+    assert!(text.contains("The kernel log was not read (--oom.kernel-log=off)"), "{screen}");
+}
+
+#[test]
+fn kill_while_memledger_is_down_is_found_and_keeps_one_entry_after_its_start() {
+    let Some(scene) = Scene::new("down") else { return };
+    let state = scene.state();
+    let ledger = scene.watch(&[&state]);
+    let known = scene.run_known(&ledger, "known", &[], &["eat"]);
+    ledger.settles(&known.name, 1, 0);
+    drop(ledger);
+    let container = killed(&scene, "it");
+    let (code, screen) = verb(&scene, &["why", &container.name, &state]);
+    assert!(code == Some(0) && screen.contains("OUT OF MEMORY at its own limit"), "{screen}");
+    let (code, screen) = verb(&scene, &["why", &known.name, &state]);
+    assert!(
+        code == Some(0) && screen.contains("OUT OF MEMORY at its own limit"),
+        "the ledger has it: {screen}"
+    );
+    let kills = || {
+        let filter = format!("--container={}", container.name);
+        let (_, text) = verb(&scene, &["events", "--json", "--limit=0", &filter, &state]);
+        let events = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        events.filter(|event| event["type"] == "oom_kill").map(|kill| kill["id"].clone()).collect::<Vec<_>>()
+    };
+    let before = kills();
+    assert!(before.len() == 1 && before[0].as_u64() >= Some(FIRST_ID), "{before:?}");
+    let ledger = scene.watch(&[&state]);
+    ledger.settles(&container.name, 1, 0);
+    let after = kills();
+    assert!(after.len() == 1 && after[0].as_u64() < Some(FIRST_ID), "{after:?}");
+}
+
+#[test]
+fn empty_ledger_and_one_of_another_boot_do_not_hide_a_kill() {
+    let Some(scene) = Scene::new("boot") else { return };
+    let empty = tempfile::tempdir().expect("a folder");
+    drop(store_with(empty.path(), []));
+    let state = scene.state();
+    let reboot = scene.reboot_wrapper();
+    let reboot: Vec<&str> = reboot.iter().map(String::as_str).collect();
+    drop(scene.watch_through(&reboot, &[&state]));
+    let container = killed(&scene, "it");
+    for state in [format!("--state.path={}", empty.path().display()), state] {
+        let (code, screen) = verb(&scene, &["why", &container.name, &state]);
+        assert!(code == Some(0) && screen.contains("OUT OF MEMORY at its own limit"), "{state}: {screen}");
+    }
+}
+
+#[test]
+fn user_without_rights_gets_the_command_that_has_them() {
+    let Some(scene) = Scene::new("rights") else { return };
+    let container = killed(&scene, "it");
+    let mut command = Command::new("setpriv");
+    command.args([
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--bounding-set=-all",
+        "--inh-caps=-all",
+    ]);
+    let engine = scene.engine.flag();
+    command.arg(binary()).args([
+        "why",
+        &container.name,
+        NO_LEDGER,
+        &engine,
+        "--podman.socket=",
+        "--cri.endpoint=",
+    ]);
+    let output = command.output().expect("setpriv runs");
+    let text = words(&String::from_utf8_lossy(&output.stdout));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if errors.contains("Permission denied") {
+        return crate::support::skip("nobody cannot run the binary here");
+    }
+    assert_eq!(output.status.code(), Some(1), "{text}{errors}");
+    for says in [
+        "The containers of docker are unknown: no permission for",
+        &format!("sudo memledger why {}", container.name),
+        "The kernel log",
+    ] {
+        assert!(text.contains(says), "no {says:?} in {text}{errors}");
+    }
+}
