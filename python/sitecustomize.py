@@ -1,6 +1,7 @@
 """Loads memledger's client in every Python program of a container that has this directory in PYTHONPATH.
 
-Python imports only the first ``sitecustomize`` that it finds, so this one runs the next one too: Debian has one, for example.
+Python imports only the first ``sitecustomize`` that it finds, so this one runs the next one too: Debian has one, for example. Another
+copy of this file may be the next one, or the next one may run this one again.
 """
 
 import importlib.machinery
@@ -19,9 +20,20 @@ def _execute(name, entries):
     return module
 
 
-_here = os.path.dirname(os.path.abspath(__file__))
-try:
-    _execute("_startup", [os.path.join(_here, "memledger")]).install()
-except Exception:  # a program must start as it would without memledger
-    pass
-_execute("sitecustomize", [entry for entry in sys.path if os.path.abspath(entry or ".") != _here])
+def _start():
+    here = os.path.realpath(os.path.dirname(os.path.abspath(__file__)))
+    # directories whose copy of this file ran, shared by all copies
+    executed = sys.modules.setdefault("_memledger_sitecustomize", type(sys)("_memledger_sitecustomize")).__dict__
+    directories = executed.setdefault("directories", [])
+    if here in directories:
+        return
+    directories.append(here)
+    if len(directories) == 1:
+        try:
+            _execute("_startup", [os.path.join(here, "memledger")]).install()
+        except Exception:  # a program must start as it would without memledger
+            pass
+    _execute("sitecustomize", [entry for entry in sys.path if os.path.realpath(entry or ".") not in directories])
+
+
+_start()

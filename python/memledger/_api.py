@@ -2,25 +2,34 @@
 
 import gc
 from contextlib import ContextDecorator
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, Optional
 
-from memledger import _host, _torch
-from memledger._guard import never_raises
-from memledger._reporter import reporter
+from memledger import _host, _startup, _torch
+from memledger._guard import never_raises, warn_once
+from memledger._reporter import Pair, reporter, valid_name
 
 
 @never_raises()
-def start() -> None:
-    """Starts to report the memory of this process. Further calls change nothing.
+def start(settings: Optional[Mapping[str, Any]] = None) -> None:
+    """Starts to report the memory of this process. A further call only adds its ``settings``.
 
-    Not needed where PYTHONPATH has memledger's directory: a program then reports once it has initialised CUDA.
+    ``settings`` describe the training, such as ``{"batch_size": 32, "optimizer": "adamw"}``: at most 16 names, with numbers or texts of
+    up to 64 characters. memledger does not use them yet.
+
+    Not needed where PYTHONPATH has memledger's directory: a program then reports once it has initialised CUDA. While
+    multiprocessing prepares a process, for which it runs the main module again, a call has only that effect too.
     """
-    reporter.start()
+    if settings is not None:
+        reporter.add_settings(settings)
+    if _torch.is_being_spawned():
+        _startup.install()
+    else:
+        reporter.start()
 
 
 @never_raises()
 def stop() -> None:
-    """Sends what is left and stops reporting, within half a second. ``start`` begins again."""
+    """Sends what is left and stops reporting, within half a second. Only ``start`` begins again."""
     reporter.stop()
 
 
@@ -31,7 +40,7 @@ def step(n: int = 1, samples: Optional[int] = None, batch_size: Optional[int] = 
     Without ``samples``, each step has ``batch_size`` of them; with neither they are not counted.
     """
     reporter.count_step(n, samples, batch_size)
-    reporter.start()
+    reporter.start_unless_stopped()
 
 
 class track(ContextDecorator):
@@ -40,39 +49,45 @@ class track(ContextDecorator):
         with memledger.track("model", "generate"):
             ...
 
-    Host memory, tensors and torch's cache are those at the end of the operation. The peak is exact if torch's peak rose
-    within the operation, and absent otherwise: torch has one peak for the whole process, which is not reset here because
-    the program may use it. Names have 1 to 64 of the characters A-Z a-z 0-9 _ . : -
+    Host memory, tensors and torch's cache are those at the end of the operation. The peak of a device is exact if torch's peak
+    rose within the operation, and absent otherwise: torch has one peak for the whole process, which is not reset here
+    because the program may use it. Of several devices all have to rise, and the peak is the sum of theirs. Names have 1 to 64
+    of the characters A-Z a-z 0-9 _ . : - and are changed to that, with a warning.
     """
 
-    def __init__(self, component: str, operation: str) -> None:
-        self.component = component
-        self.operation = operation
-        self._peak_before: Optional[int] = None
-
-    def _recreate_cm(self) -> "track":
-        return track(self.component, self.operation)  # a decorated function may call itself
+    _pair: Pair = ("invalid", "invalid")  # where the arguments were wrong
 
     @never_raises()
+    def __init__(self, component: str, operation: str) -> None:
+        self._pair = (valid_name(component), valid_name(operation))
+        self._peaks_before: Dict[int, int] = {}
+
+    def _recreate_cm(self) -> "track":
+        return track(*self._pair)  # a decorated function may call itself
+
     def __enter__(self) -> "track":
-        self._peak_before = _torch.total(_torch.devices(), "alloc_peak")
-        reporter.start()
+        self._enter()
         return self
 
     @never_raises()
+    def _enter(self) -> None:
+        self._peaks_before = {device["i"]: device.get("alloc_peak", 0) for device in _torch.devices() or []}
+        reporter.start_unless_stopped()
+
+    @never_raises()
     def __exit__(self, *exception: Any) -> None:
-        devices = _torch.devices()
-        peak, before = _torch.total(devices, "alloc_peak"), self._peak_before
-        rose = peak is not None and peak > (before or 0)
-        reporter.note(self.component, self.operation, peak if rose else None, devices)
+        devices, before = _torch.devices(), self._peaks_before
+        risen = tuple(each["i"] for each in devices or [] if each.get("alloc_peak", 0) > before.get(each["i"], 0))
+        peak = _torch.total(devices, "alloc_peak") if devices and len(risen) == len(devices) else None
+        reporter.record(self._pair, devices, peak, risen)
 
 
 @never_raises(default=dict)
 def peak() -> Dict[str, int]:
     """Returns the highest memory of this process so far, in bytes.
 
-    ``cpu_ram_bytes`` is resident memory; ``gpu_allocated_bytes`` and ``gpu_reserved_bytes`` are torch's, summed over the
-    devices, and missing without a GPU.
+    ``cpu_ram_bytes`` is resident memory; ``gpu_allocated_bytes`` and ``gpu_reserved_bytes`` are torch's, the sum of each device's own
+    highest, and missing without a GPU.
     """
     peaks = {"cpu_ram_bytes": _host.peak_rss_bytes()}
     devices = _torch.devices()
@@ -85,8 +100,16 @@ def peak() -> Dict[str, int]:
 
 @never_raises(default=bool)
 def save_report(path: str = "memory_usage.json") -> bool:
-    """Writes what ``track`` recorded, with the peaks, as JSON. Returns whether the file was written."""
-    reporter.records.save(path)
+    """Writes what ``track`` recorded, with the peaks of the process, as JSON. Returns whether the file was written."""
+    devices = _torch.devices()
+    reporter.records.add_peaks(
+        _host.peak_rss_bytes(), _torch.total(devices, "alloc_peak"), _torch.total(devices, "res_peak")
+    )
+    try:
+        reporter.records.save(path)
+    except OSError as error:
+        warn_once("save_report", f"{path} was not written: {error}", stacklevel=4)
+        return False
     return True
 
 

@@ -22,9 +22,12 @@ MAX_RETRY_SECONDS = 30.0
 
 
 def directory() -> str:
-    """Returns memledger's directory: from the environment, else the one that this package is in, else the default."""
+    """Returns memledger's directory: from the environment, else the one that this package is in, else the default.
+
+    Empty if the environment has an empty one, which switches reporting off.
+    """
     configured = os.environ.get("MEMLEDGER_REPORTER_DIRECTORY")
-    if configured:
+    if configured is not None:
         return configured
     parent = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.exists(os.path.join(parent, SOCKET_NAME)):
@@ -64,8 +67,11 @@ class Connection:
                 new.close()
             return False
         self._socket = new
-        self._retry_seconds = FIRST_RETRY_SECONDS
         return True
+
+    def mark_accepted(self) -> None:
+        """Ends the back-off: memledger answered. Before, it may close the connection at once, as one too many."""
+        self._retry_seconds = FIRST_RETRY_SECONDS
 
     def send(self, message: Dict[str, Any]) -> bool:
         """Sends one message. Returns False if it was dropped."""

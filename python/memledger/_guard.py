@@ -3,25 +3,42 @@
 import functools
 import os
 import sys
-import traceback
-from typing import Any, Callable, Optional, TypeVar, cast
+import warnings
+from typing import Any, Callable, Optional, Set, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: Errors that were swallowed since the program started.
+#: Errors that were swallowed since the program started; reported with the messages that were lost.
 swallowed = 0
+_warned: Set[str] = set()
 
 
 def record_error() -> None:
     """Counts the exception that is being handled; with MEMLEDGER_DEBUG in the environment it is printed too."""
     global swallowed
     swallowed += 1
-    if os.environ.get("MEMLEDGER_DEBUG"):
-        traceback.print_exc(file=sys.stderr)
+    if os.environ.get("MEMLEDGER_DEBUG") and sys.stderr is not None:
+        try:
+            import traceback
+
+            traceback.print_exc(file=sys.stderr)
+        except Exception:
+            pass  # standard error is closed
+
+
+def warn_once(kind: str, text: str, stacklevel: int = 3) -> None:
+    """Warns of a wrong call, once per kind. Where the program makes errors of warnings, it does nothing."""
+    if kind in _warned:
+        return
+    _warned.add(kind)
+    try:
+        warnings.warn(f"memledger: {text}", RuntimeWarning, stacklevel=stacklevel)
+    except Exception:
+        pass
 
 
 def never_raises(default: Optional[Callable[[], Any]] = None) -> Callable[[Function], Function]:
-    """Makes a function return ``default()``, or None, where it would raise.
+    """Makes a function return ``default()``, or None, where it would raise, and warns once of wrong arguments.
 
     Only ``Exception`` is swallowed: KeyboardInterrupt and SystemExit belong to the program.
     """
@@ -31,8 +48,10 @@ def never_raises(default: Optional[Callable[[], Any]] = None) -> Callable[[Funct
         def guarded(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
-            except Exception:
+            except Exception as error:
                 record_error()
+                if isinstance(error, (TypeError, ValueError)):
+                    warn_once(function.__qualname__, f"{function.__qualname__} ignored: {error}")
                 return None if default is None else default()
 
         return cast(Function, guarded)

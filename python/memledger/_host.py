@@ -1,7 +1,6 @@
 """Host memory of this process."""
 
 import os
-import resource
 
 
 def rss_bytes() -> int:
@@ -12,5 +11,9 @@ def rss_bytes() -> int:
 
 
 def peak_rss_bytes() -> int:
-    """Returns the highest resident memory of this process so far, from getrusage(2), whose unit is KiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Returns the highest resident memory of this program so far, from VmHWM in /proc/self/status.
+
+    getrusage(2) would keep the peak of the program that this one replaced by exec.
+    """
+    with open("/proc/self/status", "rb") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM:"))

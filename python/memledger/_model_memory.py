@@ -1,6 +1,9 @@
 """The memory of a model by part: counted to the byte where that is possible, measured where not, and never guessed silently."""
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+import random
+import sys
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 #: Makes the inputs of a batch: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
 Sample = Callable[[int], Any]
@@ -67,11 +70,47 @@ def call(model: Any, inputs: Any) -> Any:
     return model(inputs)
 
 
+@contextmanager
+def unchanged(model: Any, device: Any = None) -> Iterator[None]:
+    """Lets code run or move a model, without gradients of before, and then restores what that changed.
+
+    Those are its devices, buffers (such as the statistics of BatchNorm) and gradients, and the states of the random number
+    generators of torch, Python and numpy. ``device`` is a further one that the code uses.
+    """
+    import torch
+
+    parameters = [(each, each.device, each.grad) for each in model.parameters()]
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [(each, each.detach().clone()) for _, of_module in buffers for each in of_module.values() if each is not None]
+    devices = {where for _, where, _ in parameters} | ({torch.device(device)} if device is not None else set())
+    gpus = {each.index or 0 for each in devices if each.type == "cuda"}
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    try:
+        for parameter, _, _ in parameters:
+            parameter.grad = None
+        with torch.random.fork_rng(devices=sorted(gpus)), torch.enable_grad():
+            yield
+    finally:
+        random.setstate(states[0])
+        if numpy is not None:
+            numpy.random.set_state(states[1])
+        for module, of_module in buffers:
+            module._buffers.update(of_module)
+        with torch.no_grad():
+            for buffer, value in values:
+                buffer.copy_(value)
+        for parameter, where, gradient in parameters:
+            parameter.grad = None  # on the other device
+            parameter.data = parameter.data.to(where)
+            parameter.grad = gradient
+
+
 def activation_bytes(model: Any, inputs: Any) -> int:
     """Runs the model forward and returns the bytes that autograd keeps for the backward pass.
 
     Each storage counts once; parameters, which exist anyway, and the inputs do not count. What an operation needs for a moment
-    is not in it.
+    is not in it. The model changes as by any step: see ``unchanged``.
     """
     import torch
 
@@ -94,9 +133,16 @@ def activation_bytes(model: Any, inputs: Any) -> int:
     return sum(sizes.values())
 
 
-def measure_activations(model: Any, sample: Sample, batch_sizes: Tuple[int, int]) -> Tuple[int, int]:
-    """Returns the bytes of activations per sample and those that do not grow with the batch, by two measurements."""
+def measure_activations(
+    model: Any, sample: Sample, batch_sizes: Tuple[int, int], mixed_precision: bool = False
+) -> Tuple[int, int]:
+    """Returns the bytes of activations per sample and those that do not grow with the batch, by two measurements.
+
+    With ``mixed_precision`` half of what was measured is the estimate. The model stays as it is.
+    """
     small, large = batch_sizes
-    first, second = (activation_bytes(model, sample(size)) for size in batch_sizes)
+    with unchanged(model):
+        first, second = (activation_bytes(model, sample(size)) for size in batch_sizes)
     each = max(0, -(-(second - first) // (large - small)))
-    return each, max(0, first - each * small)
+    constant = max(0, first - each * small)
+    return (-(-each // 2), -(-constant // 2)) if mixed_precision else (each, constant)

@@ -7,7 +7,7 @@ amounts of GPU memory are.
 import collections
 import json
 import os
-from datetime import datetime, timezone
+import time
 from typing import Any, Deque, Dict, List, NamedTuple, Optional
 
 #: Records in the file; the oldest go first. The peaks are those of all records.
@@ -30,7 +30,7 @@ class Record(NamedTuple):
 
 
 class Records:
-    """The newest records and the peaks of all."""
+    """The newest records and the peaks of all, and of the process."""
 
     def __init__(self) -> None:
         self._newest: Deque[Record] = collections.deque(maxlen=MAX_RECORDS)
@@ -43,11 +43,18 @@ class Records:
             if value is not None:
                 self._peaks[key] = max(value, self._peaks.get(key, value))
 
+    def add_peaks(self, rss: int, allocated: Optional[int], reserved: Optional[int]) -> None:
+        """Adds peaks of the whole process, in bytes: of host memory, tensors and torch's allocator."""
+        for key, peak in (("cpu_ram_used_mb", rss), ("gpu_ram_peak_mb", allocated), ("reserved_gpu_ram_mb", reserved)):
+            if peak is not None:
+                self._peaks[key] = max(peak / MIB, self._peaks.get(key, 0.0))
+
     def as_dict(self) -> Dict[str, Any]:
         """Returns the content of ``memory_usage.json``."""
         log: List[Dict[str, Any]] = []
         for record in list(self._newest):
-            at = datetime.fromtimestamp(record.timestamp, timezone.utc).isoformat()
+            seconds, micros = divmod(round(1e6 * record.timestamp), 1_000_000)
+            at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06}+00:00"
             entry = {"component": record.component, "operation": record.operation, "timestamp": at}
             entry.update(_amounts(record))  # type: ignore[arg-type]
             log.append(entry)

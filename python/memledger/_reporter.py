@@ -1,6 +1,6 @@
 """The reporter of this process: counters that the program raises, and a thread that sends them.
 
-The program's own threads only count and note; the reporter's thread does everything that touches the socket, once a second or as
+The program's own threads only count and record; the reporter's thread does everything that touches the socket, once a second or as
 often as memledger wants. A forked child reports nothing until it starts a reporter of its own: its parent's connection is the
 parent's.
 """
@@ -11,26 +11,67 @@ import operator
 import os
 import threading
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from memledger import _host, _torch
-from memledger._connection import Connection
-from memledger._guard import never_raises, record_error
+from memledger import _guard, _host, _torch
+from memledger._connection import Connection, directory
+from memledger._guard import never_raises, record_error, warn_once
 from memledger._records import Record, Records
 from memledger._version import __version__
 
 #: Seconds between two samples until memledger asks for another interval, and the limits of what it may ask for.
 INTERVAL_SECONDS = 1.0
-MIN_INTERVAL_SECONDS = 0.1
-MAX_INTERVAL_SECONDS = 60.0
+MIN_INTERVAL_MS, MAX_INTERVAL_MS = 100, 60_000
+#: torch counts CUDA as initialised only after it has started the reporter: so many reports follow at this interval until then.
+EARLY_REPORTS, EARLY_INTERVAL_SECONDS = 10, 0.1
 #: Scopes that are sent with one sample: memledger accepts twenty messages per second.
 SCOPES_PER_SAMPLE = 12
 #: Scopes that wait to be sent: the newest of each pair of component and operation.
 MAX_PENDING_SCOPES = 64
 #: Longest wait for the reporter's thread when the program ends.
 EXIT_WAIT_SECONDS = 0.2
+#: Highest steps or samples of one call. memledger accepts totals up to 2**50.
+MAX_COUNT = 1 << 40
+#: Settings of a training, and characters of a name and of a text.
+MAX_SETTINGS = 16
+MAX_NAME = 64
+NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:-")
 
 Pair = Tuple[str, str]
+
+
+def valid_name(value: Any) -> str:
+    """Returns the name of a component, an operation or a setting; what memledger would reject is replaced by ``_``."""
+    text = str(value)  # never the object itself, which may be a model
+    name = "".join(each if each in NAME_CHARACTERS else "_" for each in text[:MAX_NAME]) or "_"
+    if name != text:
+        allowed = "1 to 64 of the characters A-Z a-z 0-9 _ . : -"
+        warn_once("name", f"the name {text[:MAX_NAME]!r} is reported as {name!r}: names have {allowed}", stacklevel=5)
+    return name
+
+
+def _count(value: Any) -> int:
+    number = operator.index(value)  # a number of numpy is one; what JSON cannot carry would stop all reports
+    if not 0 <= number <= MAX_COUNT:
+        raise ValueError(f"{number} is no count")
+    return number
+
+
+def _optional_count(name: str, value: Any) -> Optional[int]:
+    """Returns a count, or None with a warning: a wrong number of samples does not lose the step."""
+    try:
+        return None if value is None else _count(value)
+    except (TypeError, ValueError) as error:
+        warn_once(name, f"step: {name} ignored: {error}", stacklevel=5)
+        return None
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, (bool, str)):
+        return value[:MAX_NAME] if isinstance(value, str) else value
+    if isinstance(value, (int, float)) and abs(value) <= 1 << 50:  # not NaN, which is no JSON
+        return value
+    return str(value)[:MAX_NAME]
 
 
 def _environment_number(name: str) -> Optional[int]:
@@ -38,50 +79,79 @@ def _environment_number(name: str) -> Optional[int]:
     return int(text) if text.isdigit() else None
 
 
+def _block_signals() -> None:
+    """Leaves signals to the program's threads, whose system calls they interrupt. Faults of this thread stay its own."""
+    import signal
+
+    faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()) - faults)
+
+
 class Reporter:
     """Everything that this process reports."""
 
     def __init__(self) -> None:
+        self._is_stopped = False
+        self._clear()
+        self._reset()
+
+    def _clear(self) -> None:
+        """Forgets what the program reported."""
         self.records = Records()
         self._steps = 0
         self._samples: Optional[int] = None
         self._batch_size: Optional[int] = None
-        self._reset()
+        self._settings: Dict[str, Any] = {}
 
     def _reset(self) -> None:
         """Forgets connection and thread, as in a forked child, where both are the parent's."""
-        self._lock = threading.Lock()
-        self._count_lock = threading.Lock()  # held for a few additions only, so a training never waits for a send
+        # reentrant: a signal handler of the program may report while it interrupts a call that holds one
+        self._lock = threading.RLock()
+        self._count_lock = threading.RLock()  # held for a few additions only, so a training never waits for a send
         self._connection = Connection()
         self._stopping = threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._pending: "collections.OrderedDict[Pair, Dict[str, Any]]" = collections.OrderedDict()
-        self._announced: List[int] = []
         self._sequence = 0
         self._interval = INTERVAL_SECONDS
+        self._forget_sent()
+
+    def _forget_sent(self) -> None:
+        """Forgets what was sent on an earlier connection."""
+        self._announced: Optional[List[int]] = None
         self._sent_steps: Tuple[int, Optional[int]] = (0, None)
+        self._sent_settings: Dict[str, Any] = {}
 
     def after_fork(self) -> None:
         """Makes the child silent: its own descriptor is closed, locks are new, counters begin at 0."""
         connection = self._connection
-        self._steps, self._samples = 0, None
-        self.records = Records()
+        self._clear()
         self._reset()
         connection.close()
 
     def start(self) -> None:
         """Starts the thread, once. Not in a DataLoader worker, whose code may call ``track`` too: there are many of them."""
-        if self._thread is not None or _torch.in_dataloader_worker():
+        if self._thread is not None or _torch.in_dataloader_worker() or not directory():
             return
         with self._lock:
             if self._thread is None:
-                self._stopping.clear()
-                thread = threading.Thread(target=self._run, name="memledger", daemon=True)
-                thread.start()
-                self._thread = thread
+                self._is_stopped = False
+                self._stopping = threading.Event()
+                self._thread = threading.Thread(target=self._run, args=(self._stopping,), name="memledger", daemon=True)
+                try:
+                    self._thread.start()
+                except BaseException:
+                    self._thread = None
+                    raise
+
+    def start_unless_stopped(self) -> None:
+        """Starts the thread for a step or a scope. Not after ``stop``, nor in a process that may become a DataLoader worker."""
+        if self._thread is None and not self._is_stopped and not _torch.is_being_spawned():
+            self.start()
 
     def stop(self) -> None:
         """Sends what is left and ends the connection."""
+        self._is_stopped = True
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -91,15 +161,14 @@ class Reporter:
             try:
                 self._report(MAX_PENDING_SCOPES)
                 self._connection.close()
-                self._announced = []
             finally:
                 self._lock.release()
 
     def count_step(self, steps: int, samples: Optional[int], batch_size: Optional[int]) -> None:
         """Counts training steps. ``batch_size`` gives the samples of each step where ``samples`` is not given."""
-        steps = operator.index(steps)  # a number of numpy is one; what JSON cannot carry would stop all reports
-        samples = None if samples is None else operator.index(samples)
-        batch_size = None if batch_size is None else operator.index(batch_size)
+        steps = _count(steps)
+        samples = _optional_count("samples", samples)
+        batch_size = _optional_count("batch_size", batch_size)
         if samples is None and batch_size is not None:
             samples = steps * batch_size
         with self._count_lock:
@@ -109,66 +178,99 @@ class Reporter:
             if batch_size is not None:
                 self._batch_size = batch_size
 
-    def note(self, component: str, operation: str, peak: Optional[int], devices: List[_torch.Device]) -> None:
-        """Records the memory of an operation now, and lets the thread send it. ``peak`` is in bytes, of all devices."""
+    def add_settings(self, settings: Mapping[str, Any]) -> None:
+        """Adds settings of the training, to be sent on each connection."""
+        merged = dict(self._settings)
+        for key, value in settings.items():
+            merged[valid_name(key)] = _setting(value)
+        if len(merged) > MAX_SETTINGS:
+            warn_once("settings", f"{len(merged)} settings: only the first {MAX_SETTINGS} are reported", stacklevel=5)
+        self._settings = dict(list(merged.items())[:MAX_SETTINGS])
+
+    def record(
+        self, pair: Pair, devices: Optional[List[_torch.Device]], peak: Optional[int], risen: Tuple[int, ...] = ()
+    ) -> None:
+        """Records the memory of an operation now, and lets the thread send it.
+
+        ``peak`` is that of all devices for the report file, in bytes; ``risen`` are the devices whose own peak is of this operation.
+        """
         rss = _host.rss_bytes()
         allocated, reserved = _torch.total(devices, "alloc"), _torch.total(devices, "res")
-        self.records.add(Record(component, operation, time.time(), rss, allocated, peak, reserved))
-        short: List[_torch.Device] = [
-            {key: device[key] for key in ("i", "alloc", "res") if key in device} for device in devices
-        ]
-        if short and peak is not None:
-            # only the sum over the devices is known; memledger exports no other
-            short[0]["alloc_peak"] = peak
-            for device in short[1:]:
-                device["alloc_peak"] = 0
-        message = {"t": "scope", "component": component, "operation": operation, "rss": rss, "dev": short}
-        self._pending[(component, operation)] = message
-        while len(self._pending) > MAX_PENDING_SCOPES:
-            self._pending.popitem(last=False)
-            self._connection.lost += 1
+        self.records.add(Record(*pair, time.time(), rss, allocated, peak, reserved))
+        short: List[_torch.Device] = []
+        for device in devices or []:
+            keys = ("i", "alloc", "res", "alloc_peak") if device["i"] in risen else ("i", "alloc", "res")
+            short.append({key: device[key] for key in keys if key in device})
+        message = {"t": "scope", "component": pair[0], "operation": pair[1], "rss": rss, "dev": short}
+        with self._count_lock:
+            self._pending[pair] = message
+            if len(self._pending) > MAX_PENDING_SCOPES:
+                self._pending.popitem(last=False)
+                self._connection.lost += 1
 
-    def _run(self) -> None:
-        while not self._stopping.wait(self._interval if self._sequence else 0):
+    def _run(self, stopping: threading.Event) -> None:
+        try:
+            _block_signals()
+        except Exception:
+            record_error()  # no descriptor is left to import with
+        wait = 0.0
+        while not stopping.wait(wait):
+            is_early = self._sequence < EARLY_REPORTS and _torch.is_loaded_only()
             try:
                 with self._lock:
-                    if not self._stopping.is_set():
-                        self._report(SCOPES_PER_SAMPLE)
+                    if stopping.is_set():
+                        return
+                    if _torch.in_dataloader_worker():
+                        self._connection.close()
+                        return
+                    self._report(1 if is_early else SCOPES_PER_SAMPLE)
             except Exception:
                 record_error()
             self._sequence += 1  # also after a failure: never a busy loop
+            wait = min(EARLY_INTERVAL_SECONDS, self._interval) if is_early else self._interval
 
     def _report(self, max_scopes: int) -> None:
         if self._connection.connect():
-            self._announced = []
-            self._sent_steps = (0, None)
-            self._connection.send(self._hello([]))
+            self._forget_sent()
         if not self._connection.is_open():
             return
         for message in self._connection.receive():
             self._handle(message)
         devices = _torch.devices()
-        indices = [device["i"] for device in devices]
-        if any(index not in self._announced for index in indices):
-            self._announced = indices
-            self._connection.send(self._hello(indices))
-        if devices:
-            sample = {"t": "sample", "seq": self._sequence, "lost": self._connection.lost, "dev": devices}
-            self._connection.send(sample)
+        if not self._announce([device["i"] for device in devices or []]):
+            return
+        if devices is not None:
+            lost = self._connection.lost + _guard.swallowed
+            self._connection.send({"t": "sample", "seq": self._sequence, "lost": lost, "dev": devices})
         self._report_steps()
-        for _ in range(min(max_scopes, len(self._pending))):
-            _, message = self._pending.popitem(last=False)
+        for _ in range(max_scopes):
+            with self._count_lock:
+                if not self._pending:
+                    break
+                _, message = self._pending.popitem(last=False)
             self._connection.send(message)
 
+    def _announce(self, indices: List[int]) -> bool:
+        """Sends the hello, again with further devices, and the settings. Returns False if memledger did not get a first one."""
+        if self._announced is None or any(index not in self._announced for index in indices):
+            if self._connection.send(self._hello(indices)):
+                self._announced = indices
+        if self._announced is not None and self._settings != self._sent_settings:
+            settings = self._settings
+            if self._connection.send({"t": "settings", "kv": settings}):
+                self._sent_settings = settings
+        return self._announced is not None
+
     def _report_steps(self) -> None:
-        progress = (self._steps, self._samples)
+        with self._count_lock:
+            progress, batch_size = (self._steps, self._samples), self._batch_size
         if progress == self._sent_steps:
             return
         message: Dict[str, Any] = {"t": "step", "n": progress[0]}
         if progress[1] is not None:
             message["samples"] = progress[1]
-        if self._batch_size is not None:
-            message["batch_size"] = self._batch_size
+        if batch_size is not None:
+            message["batch_size"] = batch_size
         if self._connection.send(message):
             self._sent_steps = progress
 
@@ -190,9 +292,12 @@ class Reporter:
         return message
 
     def _handle(self, message: Dict[str, Any]) -> None:
-        interval = message.get("interval_ms")
-        if message.get("t") == "welcome" and isinstance(interval, (int, float)):
-            self._interval = min(max(interval / 1000, MIN_INTERVAL_SECONDS), MAX_INTERVAL_SECONDS)
+        if message.get("t") != "welcome":
+            return
+        self._connection.mark_accepted()
+        interval_ms = message.get("interval_ms")
+        if type(interval_ms) is int and interval_ms > 0:  # JSON has true, 1e999 and NaN too
+            self._interval = min(max(interval_ms, MIN_INTERVAL_MS), MAX_INTERVAL_MS) / 1000
 
 
 #: The reporter of this process.

@@ -7,37 +7,60 @@ launchers such as torchrun, and every other Python program of the container stay
 from __future__ import annotations
 
 import sys
-from importlib.machinery import ModuleSpec, PathFinder
+from _thread import get_ident
 
 TYPE_CHECKING = False  # every Python program of the container imports this, so it imports little
 if TYPE_CHECKING:
-    from typing import Any, Optional, Sequence
+    from importlib.machinery import ModuleSpec
+    from typing import Any, Optional, Sequence, Set
 
 
 class _TorchFinder:
-    """Notices the import of torch, which it leaves to Python's own finder."""
+    """Wraps the loader of torch, which the finders after this one find.
+
+    It stays in ``sys.meta_path``: programs look for torch before they import it, or import it again after a failure, and an import in
+    another thread would skip a finder if one were removed meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._searching: Set[int] = set()  # threads in find_spec: a finder may search all of sys.meta_path itself
 
     def find_spec(self, name: str, path: Optional[Sequence[str]], target: Any = None) -> Optional[ModuleSpec]:
-        if name != "torch":
+        if name != "torch" or get_ident() in self._searching:
             return None
-        sys.meta_path.remove(self)
+        self._searching.add(get_ident())
         try:
-            spec = PathFinder.find_spec(name, path)
+            spec = self._search_others(name, path, target)
+        finally:
+            self._searching.discard(get_ident())
+        try:
             if spec is not None and spec.loader is not None:
                 _call_after_import(spec.loader)
-            return spec
         except Exception:
-            return None  # Python goes on with its own finders
+            _record_error()  # a loader that takes no attributes: torch is imported without us
+        return spec
+
+    def _search_others(self, name: str, path: Optional[Sequence[str]], target: Any) -> Optional[ModuleSpec]:
+        finders = list(sys.meta_path)
+        for finder in finders[finders.index(self) + 1 :] if self in finders else finders:
+            find_spec = getattr(finder, "find_spec", None)
+            spec: Optional[ModuleSpec] = None if find_spec is None else find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        return None
 
 
 def _call_after_import(loader: Any) -> None:
     execute = loader.exec_module
+    if hasattr(execute, "is_of_memledger"):
+        return
 
     def exec_module(module: Any) -> None:
-        del loader.exec_module
         execute(module)
-        start_with_cuda(module)
+        if module.__name__ == "torch":  # the loader of a zip file has other modules too
+            start_with_cuda(module)
 
+    exec_module.is_of_memledger = True  # type: ignore[attr-defined]
     loader.exec_module = exec_module
 
 
@@ -56,9 +79,9 @@ def _start() -> None:
     The import can fail: the program may have a module named memledger, or the client's files may be gone.
     """
     try:
-        from memledger import _api
+        from memledger._reporter import reporter
 
-        _api.start()
+        reporter.start()
     except Exception:
         _record_error()
 
@@ -76,5 +99,5 @@ def install() -> None:
     """Waits for the import of torch; if it was imported before, for the initialisation of CUDA."""
     if "torch" in sys.modules:
         start_with_cuda(sys.modules["torch"])
-    else:
+    elif not any(isinstance(finder, _TorchFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _TorchFinder())

@@ -38,10 +38,24 @@ def initialized() -> Optional[Any]:
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
+def is_loaded_only() -> bool:
+    """Returns whether the program has imported torch and not initialised CUDA."""
+    return loaded() is not None and initialized() is None
+
+
 def in_dataloader_worker() -> bool:
     """Returns whether this process is a worker of a DataLoader."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and data.get_worker_info() is not None
+
+
+def is_being_spawned() -> bool:
+    """Returns whether multiprocessing is still preparing this process, and runs the main module again for it.
+
+    It may become a worker of a DataLoader: torch says so only later.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and getattr(process.current_process(), "_inheriting", False)
 
 
 def _pick(statistics: Dict[str, Any], index: int) -> Device:
@@ -55,21 +69,23 @@ def _pick(statistics: Dict[str, Any], index: int) -> Device:
     return device
 
 
-@never_raises(default=list)
-def devices() -> List[Device]:
+@never_raises()
+def devices() -> Optional[List[Device]]:
     """Returns the memory of each device on which torch holds or held memory, in bytes.
 
-    Empty before CUDA is initialised, and with an allocator that has no statistics (a pluggable one).
+    None before CUDA is initialised, and with an allocator that has no statistics (a pluggable one).
     """
     torch = initialized()
     if torch is None:
-        return []
+        return None
     found = []
     for index in range(min(torch.cuda.device_count(), MAX_DEVICES)):
         # the flat memory_stats() takes a hundred times as long
         statistics = torch.cuda.memory.memory_stats_as_nested_dict(device=index)
         device = _pick(statistics, index)
-        if device.get("res_peak", 0) > 0:
+        if "res_peak" not in device:
+            return None
+        if device["res_peak"] > 0:
             found.append(device)
     return found
 
@@ -83,8 +99,8 @@ def uuid(index: int) -> Optional[str]:
     return None if value is None else str(value)
 
 
-def total(found: List[Device], field: str) -> Optional[int]:
-    """Returns the sum of a field over devices; None if a part of it is unknown or there is no device."""
-    values = [device.get(field) for device in found]
+def total(found: Optional[List[Device]], field: str) -> Optional[int]:
+    """Returns the sum of a field over devices; None if a part of it is unknown."""
+    values = [None] if found is None else [device.get(field) for device in found]
     known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    return sum(known) if len(known) == len(values) else None

@@ -22,8 +22,15 @@ SAFE_SHARE = 0.4
 MAX_BATCH_SIZE = 1 << 16
 
 
+#: Why nothing is said about batch sizes.
+NO_ACTIVATIONS = (
+    "the model keeps no activations that grow with the batch: its parameters are frozen, or it checkpoints them. Measure on the GPU with"
+    " auto_select_batch_size"
+)
+
+
 def _cuda() -> Optional[Any]:
-    """Returns torch if it has a GPU. This may initialise CUDA, unlike everything that reports: the user asked for the GPU."""
+    """Returns torch if it has a GPU. The facts of a GPU need CUDA to be initialised, but no context on it."""
     try:
         import torch
     except ImportError:
@@ -31,24 +38,29 @@ def _cuda() -> Optional[Any]:
     return torch if torch.cuda.is_available() else None
 
 
-def get_gpu_info() -> Dict[str, Any]:
+def get_gpu_info(every_gpu: bool = False) -> Dict[str, Any]:
     """Returns ``gpu_count`` and, for each of ``gpus``, its facts.
 
-    ``name``, ``total_memory_gb``, ``used_memory_gb``, ``free_memory_gb``, ``compute_capability`` and ``multiprocessors``.
+    ``name``, ``total_memory_gb``, ``used_memory_gb``, ``free_memory_gb``, ``compute_capability`` and ``multiprocessors``. Used and free
+    memory are None for GPUs that this process does not use: to read them makes a context there, of some hundred megabytes.
+    ``every_gpu`` reads them nevertheless.
     """
     torch = _cuda()
+    in_use = {device["i"] for device in _torch.devices() or []}
     gpus: List[Dict[str, Any]] = []
     for index in range(torch.cuda.device_count() if torch is not None else 0):
         assert torch is not None
         properties = torch.cuda.get_device_properties(index)
-        free, total = torch.cuda.mem_get_info(index)
+        total, free = properties.total_memory, None
+        if every_gpu or index in in_use:
+            free, total = torch.cuda.mem_get_info(index)
         gpus.append(
             {
                 "index": index,
                 "name": properties.name,
                 "total_memory_gb": total / GIB,
-                "used_memory_gb": (total - free) / GIB,
-                "free_memory_gb": free / GIB,
+                "used_memory_gb": None if free is None else (total - free) / GIB,
+                "free_memory_gb": None if free is None else free / GIB,
                 "compute_capability": f"{properties.major}.{properties.minor}",
                 "multiprocessors": properties.multi_processor_count,
             }
@@ -56,15 +68,19 @@ def get_gpu_info() -> Dict[str, Any]:
     return {"gpu_count": len(gpus), "gpus": gpus}
 
 
-def print_gpu_info() -> None:
-    """Prints the facts of each GPU."""
-    info = get_gpu_info()
+def print_gpu_info(every_gpu: bool = False) -> None:
+    """Prints the facts of each GPU; see ``get_gpu_info``."""
+
+    def amount(value: Optional[float]) -> str:
+        return "unknown" if value is None else f"{value:.2f} GB"
+
+    info = get_gpu_info(every_gpu)
     print(f"GPUs: {info['gpu_count']}")
     for gpu in info["gpus"]:
         print(f"  GPU {gpu['index']}: {gpu['name']}")
         print(
             f"    memory (measured): {gpu['total_memory_gb']:.2f} GB total,"
-            f" {gpu['used_memory_gb']:.2f} GB used, {gpu['free_memory_gb']:.2f} GB free"
+            f" {amount(gpu['used_memory_gb'])} used, {amount(gpu['free_memory_gb'])} free"
         )
         print(f"    compute capability {gpu['compute_capability']}, {gpu['multiprocessors']} multiprocessors")
 
@@ -77,7 +93,7 @@ def monitor_gpu_memory(device_id: int = 0, reset: bool = False) -> Dict[str, flo
         return {}
     if reset:
         torch.cuda.reset_peak_memory_stats(device_id)
-    devices = [device for device in _torch.devices() if device["i"] == device_id]
+    devices = [device for device in _torch.devices() or [] if device["i"] == device_id]
     fields = {"allocated_gb": "alloc", "allocated_peak_gb": "alloc_peak", "reserved_gb": "res", "reserved_peak_gb": "res_peak"}
     result = {}
     for key, field in fields.items():
@@ -93,15 +109,19 @@ def _power_of_two(number: float) -> int:
     return 1 << (int(number).bit_length() - 1) if number >= 1 else 0
 
 
-def recommendations(available: float, each: int, mixed_precision: bool) -> Dict[str, int]:
-    """Returns maximum, recommended and safe batch size, powers of two, for this many bytes of activations."""
-    if mixed_precision:
-        each = -(-each // 2)
-    maximum = _power_of_two(min(available / each, MAX_BATCH_SIZE)) if each > 0 else MAX_BATCH_SIZE
+def recommendations(available: float, each: int) -> Dict[str, int]:
+    """Returns maximum, recommended and safe batch size, powers of two; 0 if none fits.
+
+    ``available`` are the bytes for activations, and ``each`` those of a sample. Raises ValueError if that is 0.
+    """
+    if each <= 0:
+        raise ValueError(NO_ACTIVATIONS)
+    maximum = _power_of_two(min(available / each, MAX_BATCH_SIZE))
+    least = min(1, maximum)
     return {
         "maximum": maximum,
-        "recommended": _power_of_two(maximum * RECOMMENDED_SHARE),
-        "safe": _power_of_two(maximum * SAFE_SHARE),
+        "recommended": max(least, _power_of_two(maximum * RECOMMENDED_SHARE)),
+        "safe": max(least, _power_of_two(maximum * SAFE_SHARE)),
     }
 
 
@@ -116,13 +136,14 @@ def recommend_batch_size(
     """Returns the ``maximum``, ``recommended`` (60 % of it) and ``safe`` (40 %) batch size, all powers of two; 0: none fits.
 
     ``safety_margin`` is the share of ``gpu_memory_gb`` (GB) that may be used. With ``mixed_precision`` half of the measured
-    activations is the estimate. Raises ValueError without ``sample``: nothing can be said about activations then.
+    activations is the estimate. Raises ValueError without ``sample``, and for a model that keeps no activations: nothing can
+    be said about them then. The model stays as it is.
     """
     if sample is None:
         raise ValueError("recommend_batch_size needs sample=, a function that makes the model's inputs for a batch size")
-    each, constant = _model_memory.measure_activations(model, sample, (2, 4))
+    each, constant = _model_memory.measure_activations(model, sample, (2, 4), mixed_precision)
     fixed = _model_memory.of_model(model, optimizer).fixed + constant
-    return recommendations(gpu_memory_gb * GIB * safety_margin - fixed, each, mixed_precision)
+    return recommendations(gpu_memory_gb * GIB * safety_margin - fixed, each)
 
 
 def print_memory_analysis(
@@ -142,7 +163,7 @@ def print_memory_analysis(
     print(f"Memory of the model with batch size {batch_size}:")
     line("parameters", memory.parameters, "measured")
     line("buffers", memory.buffers, "measured")
-    line("gradients", memory.gradients, "measured")
+    line("gradients", memory.gradients, "computed: one value per trained parameter, whether it exists yet or not")
     if memory.optimizer is None:
         line("optimizer", memory.optimizer_estimate, "estimated: two values per trained parameter, as in Adam")
     else:
@@ -151,69 +172,76 @@ def print_memory_analysis(
         line("activations", None, "give sample=, which makes the inputs for a batch size")
         print("  The total is unknown without activations.")
         return
-    each, constant = _model_memory.measure_activations(model, sample, (2, 4))
+    each, constant = _model_memory.measure_activations(model, sample, (2, 4), mixed_precision)
     activations = each * batch_size + constant
-    line("activations", activations, f"estimated: {each} bytes per sample, measured with batch sizes 2 and 4")
+    measured = "half of what was measured" if mixed_precision else "measured"
+    line("activations", activations, f"estimated: {each} bytes per sample, {measured} with batch sizes 2 and 4")
     line("total", memory.fixed + activations, "estimated: sum of the above")
     torch = _cuda()
     if torch is None:
         print("No GPU: the recommendations need its memory; see recommend_batch_size(gpu_memory_gb=...).")
         return
+    if each == 0:
+        print(f"Batch sizes: unknown; {NO_ACTIVATIONS}.")
+        return
     total = torch.cuda.get_device_properties(device_id).total_memory
-    found = recommendations(total * SAFETY_MARGIN - memory.fixed - constant, each, mixed_precision)
-    _print_recommendations(found, total, batch_size)
+    _print_recommendations(recommendations(total * SAFETY_MARGIN - memory.fixed - constant, each), total, batch_size)
 
 
-def _print_recommendations(found: Dict[str, int], total: int, current: int) -> None:
+def _print_recommendations(sizes: Dict[str, int], total: int, current: int) -> None:
     print(f"Batch sizes within {SAFETY_MARGIN:.0%} of {total / GIB:.2f} GB (estimated):")
-    for name, size in found.items():
+    for name, size in sizes.items():
         print(f"  {name:<12}{size:>8}" + ("  <- current" if size == current else ""))
-    if current not in found.values():
-        print(f"  {'current':<12}{current:>8}" + ("  over the maximum" if current > found["maximum"] else ""))
+    if current not in sizes.values():
+        print(f"  {'current':<12}{current:>8}" + ("  over the maximum" if current > sizes["maximum"] else ""))
 
 
 def auto_select_batch_size(model: Any, device: Any, start_batch: int = 1, sample: Optional[Sample] = None) -> int:
     """Returns the largest batch size, doubling from ``start_batch``, whose forward and backward pass fits on ``device``.
 
-    Measured by running them: on a GPU until one runs out of memory or would use more than 70 % of it. On the CPU, where the
-    host would be driven out of memory instead, the activations are measured against the available memory. The model
-    keeps no gradients of the search. 0: not even ``start_batch`` fits. Raises ValueError without ``sample``, and for a
-    ``start_batch`` below 1.
+    Measured by running them: on a GPU until one runs out of memory or would use more than 70 % of it, which resets torch's peaks.
+    On the CPU, where the host would be driven out of memory instead, the activations are measured against the available
+    memory. The model is then on its device again, and as it was. 0: not even ``start_batch`` fits. Raises ValueError without
+    ``sample``, for a ``start_batch`` below 1, and on the CPU for a model that keeps no activations.
     """
     if sample is None:
         raise ValueError("auto_select_batch_size needs sample=, a function that makes the model's inputs for a batch size")
     if start_batch < 1:
         raise ValueError(f"start_batch is {start_batch}, and must be at least 1")
-    model = model.to(device)
-    fits = _fits_gpu if str(device).startswith("cuda") else _host_check(model, sample)
-    best, size = 0, start_batch
-    while size <= MAX_BATCH_SIZE and fits(model, device, sample, size):
-        best, size = size, 2 * size
-    return best
+    with _model_memory.unchanged(model, device):
+        model = model.to(device)
+        fits = _fits_gpu if str(device).startswith("cuda") else _host_check(model, sample)
+        best, size = 0, start_batch
+        while size <= MAX_BATCH_SIZE and fits(model, device, sample, size):
+            best, size = size, 2 * size
+        return best
 
 
 def _fits_gpu(model: Any, device: Any, sample: Sample, size: int) -> bool:
     import torch
 
     torch.cuda.reset_peak_memory_stats(device)
-    inputs = None
     try:
-        inputs = _moved(sample(size), device)
-        outputs = _model_memory.call(model, inputs)
-        sum(tensor.float().sum() for tensor in _model_memory.tensors_in(_values(outputs))).backward()
+        _run_step(model, device, sample, size)
         peak = torch.cuda.max_memory_reserved(device)
     except torch.cuda.OutOfMemoryError:
-        return False
-    finally:
-        del inputs
-        model.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-    return bool(peak <= SAFETY_MARGIN * torch.cuda.get_device_properties(device).total_memory)
+        peak = None
+    # not before: the exception holds the tensors of the step
+    model.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+    return peak is not None and bool(peak <= SAFETY_MARGIN * torch.cuda.get_device_properties(device).total_memory)
+
+
+def _run_step(model: Any, device: Any, sample: Sample, size: int) -> None:
+    outputs = _model_memory.call(model, _moved(sample(size), device))
+    sum(tensor.float().sum() for tensor in _model_memory.tensors_in(_values(outputs))).backward()
 
 
 def _host_check(model: Any, sample: Sample) -> Callable[[Any, Any, Sample, int], bool]:
     """Returns a check whether a batch size fits into the host's available memory, from one measurement."""
     each, constant = _model_memory.measure_activations(model, sample, (2, 4))
+    if each == 0:
+        raise ValueError(NO_ACTIVATIONS)
     memory = _model_memory.of_model(model)
     fixed = constant + memory.gradients + memory.optimizer_estimate
     with open("/proc/meminfo", encoding="ascii") as file:
@@ -240,7 +268,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--batch-size", type=int, help="analyse the example model with this batch size")
     parser.add_argument("--auto-batch-size", action="store_true", help="search the largest batch size of the example model")
     options = parser.parse_args(arguments)
-    print_gpu_info()
+    print_gpu_info(every_gpu=True)
     if options.batch_size is None and not options.auto_batch_size:
         return 0
     try:

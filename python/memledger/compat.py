@@ -4,8 +4,11 @@
     from memledger.compat import gpu_manager, cleanup_gpu  # thresholds and cleanup
     from memledger.compat import print_memory_analysis     # estimates for a batch size
 
-GB is 2**30 bytes and MB is 2**20 bytes, as in those programs. CUDA is never initialised here: before the program has done
-so, amounts of GPU memory are unknown and are not in the results.
+GB is 2**30 bytes and MB is 2**20 bytes, as in those programs. No GPU is used here that the program does not use: before it has, amounts of
+GPU memory are unknown. Only facts of a GPU, such as its name and total memory, make torch initialise CUDA, without a
+context on that GPU.
+
+Further arguments of the old functions are accepted and not used.
 """
 
 import gc
@@ -15,7 +18,7 @@ from typing import Any, Dict, Optional
 from memledger import _torch
 from memledger._api import cleanup, save_report, start
 from memledger._guard import never_raises
-from memledger._reporter import reporter
+from memledger._reporter import reporter, valid_name
 from memledger.analyze import (
     GIB,
     auto_select_batch_size,
@@ -54,42 +57,43 @@ class MemoryTracker:
         start()
 
     @never_raises()
-    def log_memory(self, component: str, operation: str) -> None:
-        """Records host memory, tensors, their peak since the program started, and torch's cache."""
+    def log_memory(self, component: str, operation: str, *_args: Any, **_kwargs: Any) -> None:
+        """Records host memory, tensors and torch's cache; the file also has torch's peak, which is that of the program."""
         devices = _torch.devices()
-        reporter.note(component, operation, _torch.total(devices, "alloc_peak"), devices)
+        reporter.record((valid_name(component), valid_name(operation)), devices, _torch.total(devices, "alloc_peak"))
 
-    def clear_memory(self) -> None:
+    def clear_memory(self, *_args: Any, **_kwargs: Any) -> None:
         """Collects garbage and gives torch's cache back to the GPU."""
         cleanup()
 
-    def save_log(self, path: Optional[str] = None) -> bool:
+    def save_log(self, path: Optional[str] = None, *_args: Any, **_kwargs: Any) -> bool:
         """Writes ``memory_usage.json`` into ``output_dir``, or to ``path``. Returns whether it was written."""
         return bool(save_report(path or os.path.join(self.output_dir, "memory_usage.json")))
 
 
-def cleanup_gpu() -> Optional[int]:
+def cleanup_gpu(*_args: Any, **_kwargs: Any) -> Optional[int]:
     """Collects garbage and gives torch's cache back to the GPU. Returns the bytes, None without a GPU."""
     return cleanup()
 
 
 @never_raises()
-def aggressive_cleanup_gpu() -> Optional[int]:
-    """Like ``cleanup_gpu``, after waiting for the GPU, and with the memory that other processes have released by CUDA IPC."""
-    torch = _torch.initialized()
-    if torch is not None:
-        torch.cuda.synchronize()
+def aggressive_cleanup_gpu(*_args: Any, **_kwargs: Any) -> Optional[int]:
+    """Like ``cleanup_gpu``, after waiting for the GPUs in use, and with the memory that other processes have released by CUDA IPC."""
+    torch, devices = _torch.initialized(), _torch.devices()
+    if torch is not None and devices:
+        for device in devices:
+            torch.cuda.synchronize(device["i"])
         gc.collect()
         torch.cuda.ipc_collect()
     return cleanup()
 
 
 @never_raises()
-def monitor_gpu() -> None:
+def monitor_gpu(*_args: Any, **_kwargs: Any) -> None:
     """Prints the memory of the current GPU."""
     memory = gpu_manager.get_gpu_memory_info()
     if not memory:
-        print("GPU memory: unknown (CUDA is not initialised in this process)")
+        print("GPU memory: unknown (this process uses no GPU)")
         return
     print(
         f"GPU memory: {memory['used_memory_gb']:.2f} of {memory['total_memory_gb']:.2f} GB used"
@@ -100,20 +104,22 @@ def monitor_gpu() -> None:
 
 
 class GpuManager:
-    """Memory of the current GPU against thresholds. Use the one instance, ``gpu_manager``."""
+    """Memory of the current GPU, or of the first one in use, against thresholds. Use the one instance, ``gpu_manager``."""
 
     @never_raises(default=dict)
     def get_gpu_memory_info(self) -> Dict[str, float]:
-        """Returns the memory of the whole GPU and of this process, or nothing before CUDA is initialised.
+        """Returns the memory of the whole GPU and of this process, or nothing before the process uses one.
 
         ``total_memory_gb``, ``used_memory_gb``, ``free_memory_gb`` and ``memory_usage_percent`` are those of the GPU with all its
         processes; ``allocated_memory_gb`` and ``cached_memory_gb`` are those of torch in this process.
         """
-        torch = _torch.initialized()
-        if torch is None:
+        torch, in_use = _torch.initialized(), [device["i"] for device in _torch.devices() or []]
+        if torch is None or not in_use:
             return {}
-        free, total = torch.cuda.mem_get_info()
-        allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        current = torch.cuda.current_device()
+        index = current if current in in_use else in_use[0]
+        free, total = torch.cuda.mem_get_info(index)
+        allocated, reserved = torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index)
         return {
             "total_memory_gb": total / GIB,
             "used_memory_gb": (total - free) / GIB,

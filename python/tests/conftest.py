@@ -143,7 +143,10 @@ def run(tmp_path):
     """Starts programs; all of their processes are ended with the test."""
     started = []
 
-    def start(text, **options):
+    def start(text, as_file=None, **options):
+        if as_file is not None:
+            as_file.write_text(text)
+            text, options = str(as_file), dict(options, arguments=())
         started.append(Program(text, tmp_path, **options))
         return started[-1]
 

@@ -32,7 +32,7 @@ tracker.save_log()
     assert [clear[key] for key in amounts[1:]] == [200, 300, 200]
     assert [report["peak_usage"][key] for key in amounts[1:]] == [200, 300, 300]
     scope = receiver.wait("scope", lambda message: message["operation"] == "after_generate")
-    assert (scope["dev"][0]["alloc"], scope["dev"][0]["alloc_peak"]) == (200 * MIB, 300 * MIB)
+    assert scope["dev"] == [{"i": 0, "alloc": 200 * MIB, "res": 300 * MIB}]  # the peak is not that of an operation
 
 
 def test_gpu_manager_knows_nothing_before_cuda_and_does_not_initialise_it(receiver, run):
@@ -46,8 +46,36 @@ monitor_gpu()
 print(torch.cuda.is_initialized())
 """
     )
-    expected = "{} False None None\n32\nGPU memory: unknown (CUDA is not initialised in this process)\nFalse\n"
+    expected = "{} False None None\n32\nGPU memory: unknown (this process uses no GPU)\nFalse\n"
     assert program.end() == (0, expected, "")
+
+
+def test_gpus_that_the_program_does_not_use_get_no_context(receiver, run):
+    program = run(
+        """
+import torch
+from memledger import compat
+def use_all():
+    compat.cleanup_gpu()
+    compat.aggressive_cleanup_gpu(True, wait=1)
+    compat.monitor_gpu()
+    compat.monitor_gpu_memory(1, reset=True)
+    compat.print_gpu_info()
+    return compat.get_gpu_info()["gpus"], compat.gpu_manager.get_gpu_memory_info(), sorted(torch.cuda.standin_contexts)
+print("RESULT", use_all())
+torch.cuda.standin_allocate(1 << 30, 1)
+print("RESULT", use_all())
+""",
+        environment={"STANDIN_GPUS": "a,b,c"},
+    )
+    code, out, err = program.end()
+    assert (code, err) == (0, "")
+    before, after = (eval(line[6:]) for line in out.splitlines() if line.startswith("RESULT"))
+    assert [gpu["used_memory_gb"] for gpu in before[0]] == [None] * 3 and before[1:] == ({}, [])
+    assert [gpu["used_memory_gb"] for gpu in after[0]] == [None, 1, None] and after[2] == [1]
+    assert after[1]["used_memory_gb"] == 1  # that of the GPU in use, not of the current one
+    assert "12.00 GB total, unknown used" in out and "12.00 GB total, 1.00 GB used" in out
+    assert "GPU 1 (measured): allocated 1.00 GB" in out
 
 
 def test_gpu_manager_follows_thresholds(receiver, run):

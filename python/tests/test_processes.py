@@ -77,6 +77,59 @@ if __name__ == "__main__":
     assert program.end() == (0, "", "")
 
 
+UNGUARDED = """
+import multiprocessing, os, memledger
+memledger.start(settings={"lr": 1})  # also in the processes that multiprocessing prepares
+memledger.step()
+
+def load(number):
+    import threading
+    return [each.name for each in threading.enumerate() if each.name == "memledger"]
+
+def train(number):
+    import threading, torch
+    torch.cuda.init()
+    print(os.getpid(), flush=True)
+    threading.Event().wait(60)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(METHOD)
+    with context.Pool(2) as pool:
+        assert pool.map(load, range(20)) == [[]] * 20
+    rank = context.Process(target=train, args=(0,))
+    rank.start()
+    input()
+    rank.kill()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_unguarded_start_reports_in_ranks_and_not_in_workers(receiver, run, tmp_path, method):
+    program = run(UNGUARDED.replace("METHOD", repr(method)), as_file=tmp_path / "train.py")
+    rank = int(program.line())
+    eventually("the rank to report", lambda: receiver.of("sample", rank))
+    assert {pid for pid, _ in receiver.messages} == {program.pid, rank}
+    program.go()
+    assert program.end() == (0, "", "")
+
+
+def test_process_that_becomes_a_dataloader_worker_disconnects(receiver, run):
+    """torch says that a process is a worker only once it runs; ``get_worker_info`` is the stand-in's here."""
+    program = run(
+        """
+import sys, threading, types, memledger
+memledger.start()
+input()
+sys.modules["torch.utils.data"] = types.SimpleNamespace(get_worker_info=lambda: object())
+next(each for each in threading.enumerate() if each.name == "memledger").join()
+print(memledger._reporter.reporter._connection.is_open())
+"""
+    )
+    receiver.wait("hello")
+    program.go()
+    assert program.end() == (0, "False\n", "")
+
+
 def test_ranks_report_their_own_local_rank(receiver, run):
     """As torchrun starts them: one process each, with LOCAL_RANK in its environment."""
     text = "import torch; torch.cuda.init(); torch.cuda.standin_allocate(1 << 20); input()"

@@ -1,5 +1,6 @@
 """What a program reports, with the real client in processes of their own."""
 
+import json
 import os
 
 import pytest
@@ -62,20 +63,23 @@ memledger.step(2, samples=7)
 
 
 def test_peak_of_a_scope_is_exact_or_absent(receiver, run):
-    run(
+    program = run(
         """
-import torch, memledger
+import sys, torch, memledger
 with memledger.track("model", "grows"):
     torch.cuda.standin_allocate(100 << 20)
     torch.cuda.standin_free(60 << 20)
 with memledger.track("model", "below"):
     torch.cuda.standin_allocate(10 << 20)
+sys.stdin.readline()  # a program that ends waits only a moment for its last report
 """
-    ).end()
+    )
     grows = receiver.wait("scope", lambda message: message["operation"] == "grows")["dev"][0]
     assert (grows["alloc"], grows["alloc_peak"]) == (40 * MIB, 100 * MIB)
     below = receiver.wait("scope", lambda message: message["operation"] == "below")["dev"][0]
     assert below["alloc"] == 50 * MIB and "alloc_peak" not in below
+    program.go()
+    assert program.end()[0] == 0
 
 
 def test_connects_again_after_a_restart_and_counts_what_was_lost(receiver, run):
@@ -90,7 +94,7 @@ def test_connects_again_after_a_restart_and_counts_what_was_lost(receiver, run):
     assert program.end() == (0, "ready\n", "")
 
 
-@pytest.mark.parametrize("what", ["absent", "a_file", "a_stream_socket", "never_accepts", "garbage", "no_descriptors"])
+@pytest.mark.parametrize("what", ["absent", "a_file", "a_stream_socket", "never_accepts", "never_reads", "garbage", "no_descriptors"])
 def test_training_ends_well_whatever_is_at_the_socket(tmp_path, run, what):
     import socket
 
@@ -101,10 +105,10 @@ def test_training_ends_well_whatever_is_at_the_socket(tmp_path, run, what):
         held.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         held[0].bind(str(path))
         held[0].listen()
-    elif what == "never_accepts":
+    elif what in ("never_accepts", "never_reads"):
         held.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         held[0].bind(str(path))
-        held[0].listen(0)
+        held[0].listen(0 if what == "never_accepts" else 9)
     elif what == "garbage":
         held.append(Receiver(tmp_path, welcome=b'\xff[[[{"t":7,"interval_ms":"soon"'))
     limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))" if what == "no_descriptors" else ""
@@ -118,6 +122,11 @@ for _ in range(2000):
     with memledger.track("model", "forward"):
         torch.cuda.standin_allocate(1024)
     memledger.step()
+reporter = memledger._reporter.reporter
+while {what == "never_reads"} and not reporter._connection.lost:  # until the socket is full
+    memledger.step()
+    with reporter._lock:
+        reporter._report(1)
 memledger.stop()
 print("trained")
 """,
@@ -160,18 +169,195 @@ def test_calls_never_raise_and_interrupts_pass(receiver, run):
     program = run(
         """
 import memledger, memledger._guard as guard
-memledger.step("no number")
-memledger.step(samples=object())
+for _ in range(2):
+    memledger.step("no number")
+    memledger.step(-1)
+    memledger.step(samples=object())
+    memledger.step(batch_size="32")
+    memledger.step(nonsense=1)
+    memledger.track("only one name").__enter__()
 print(memledger.save_report("/proc/nowhere/memory_usage.json"), guard.swallowed > 0)
 try:
-    with memledger.track("model", "forward"):
+    with memledger.track("a model", None):
         raise KeyboardInterrupt
 except KeyboardInterrupt:
     print("passed on")
+input()
 """,
         environment={"MEMLEDGER_DEBUG": ""},
     )
-    assert program.end() == (0, "False True\npassed on\n", "")
+    # those with a number of steps
+    receiver.wait("step", lambda message: message["n"] == 4)
+    scope = receiver.wait("scope", lambda message: message["component"] == "a_model")
+    assert scope["operation"] == "None"
+    program.go()
+    code, out, err = program.end()
+    assert (code, out) == (0, "False True\npassed on\n")
+    warnings = [line.split("RuntimeWarning: memledger: ")[1] for line in err.splitlines() if "RuntimeWarning" in line]
+    starts = ["step ignored", "step: samples ignored", "step: batch_size ignored", "track.__init__", "/proc/nowhere", "the name 'a mod"]
+    assert all(warning.startswith(start) for warning, start in zip(warnings, starts)), err
+    assert len(warnings) == len(starts), err
+    assert "Traceback" not in err
+    assert run("import memledger; memledger.step('x'); print('trained')",
+               arguments=("-W", "error", "-c"), environment={"MEMLEDGER_DEBUG": ""}).end() == (0, "trained\n", "")  # fmt: skip
+
+
+def test_tracked_objects_are_not_kept(receiver, run):
+    """A model in the place of its name would keep its GPU memory."""
+    text = """
+import gc, memledger, weakref
+class Model: pass
+model = Model()
+reference = weakref.ref(model)
+with memledger.track(model, "forward"): pass
+del model
+gc.collect()
+print(reference())
+"""
+    code, out, _ = run(text).end()
+    assert (code, out) == (0, "None\n")
+
+
+def test_signal_handler_may_report_while_it_interrupts_a_call(receiver, run):
+    program = run(
+        """
+import memledger, signal
+reporter = memledger._reporter.reporter
+def handle(*_):
+    memledger.start()
+    memledger.step()
+    with memledger.track("signal", "handler"):
+        pass
+signal.signal(signal.SIGTERM, handle)
+with reporter._lock, reporter._count_lock:
+    signal.raise_signal(signal.SIGTERM)
+print("handled", flush=True)
+input()
+"""
+    )
+    assert program.line() == "handled"
+    assert receiver.wait("step")["n"] == 1
+    program.go()
+    assert program.end() == (0, "", "")
+
+
+def test_thread_leaves_signals_to_the_program(receiver, run):
+    program = run(
+        """
+import memledger, os, threading
+memledger.start()
+input()
+thread = next(each for each in threading.enumerate() if each.name == "memledger")
+status = open(f"/proc/self/task/{thread.native_id}/status").read()
+blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+print([number for number in (1, 2, 10, 11, 15, 17) if blocked & 1 << (number - 1)])
+"""
+    )
+    receiver.wait("hello")
+    program.go()
+    assert program.end() == (0, "[1, 2, 10, 15, 17]\n", "")
+
+
+def test_errors_are_swallowed_when_standard_error_is_closed(receiver, run):
+    for close in ("sys.stderr.close()", "sys.stderr = None"):
+        text = f"import memledger, sys; {close}; memledger.step('no number'); print('trained')"
+        assert run(text).end() == (0, "trained\n", "")
+
+
+def test_steps_after_stop_are_counted_and_do_not_report(receiver, run):
+    program = run(
+        """
+import memledger, threading
+memledger.step()
+input()
+memledger.stop()
+memledger.step()
+with memledger.track("model", "forward"): pass
+print(memledger._reporter.reporter._thread, flush=True)
+input()
+memledger.start()
+input()
+"""
+    )
+    assert receiver.wait("step")["n"] == 1
+    program.go()
+    assert program.line() == "None"
+    assert {message["n"] for message in receiver.of("step")} == {1}
+    program.go()
+    receiver.wait("step", lambda message: message["n"] == 2)
+
+
+def test_empty_directory_in_the_environment_switches_reporting_off(receiver, run):
+    text = "import torch, memledger, threading; memledger.start(); torch.cuda.init(); memledger.step(); print(threading.active_count())"
+    assert run(text, environment={"MEMLEDGER_REPORTER_DIRECTORY": ""}).end() == (0, "1\n", "")
+    assert receiver.messages == []
+
+
+def test_settings_are_sent_on_each_connection(receiver, run):
+    run("import memledger; memledger.start(settings={'lr': 3e-4, 'optimizer': 'adamw'}); input()")
+    wanted = {"t": "settings", "kv": {"lr": 3e-4, "optimizer": "adamw"}}
+    assert receiver.wait("settings") == wanted
+    receiver.close()
+    receiver.messages.clear()
+    receiver.open()
+    assert receiver.wait("settings") == wanted
+
+
+def test_memory_is_reported_soon_after_cuda_is_initialised(tmp_path, run):
+    """torch counts CUDA as initialised after it has started the reporter, and the next sample is a minute away."""
+    receiver = Receiver(tmp_path, welcome=b'{"v":1,"t":"welcome","interval_ms":60000}')
+    run("import torch; torch.cuda.init(); input()")
+    assert receiver.wait("sample")["dev"] == []  # nothing is allocated yet
+    receiver.close()
+
+
+def test_peak_of_a_scope_is_compared_for_each_device(receiver, run, tmp_path):
+    run(
+        """
+import torch, memledger
+torch.cuda.standin_allocate(50 << 20, 1)
+torch.cuda.standin_free(40 << 20, 1)
+with memledger.track("model", "one"):
+    torch.cuda.standin_allocate(100 << 20, 0)
+    torch.cuda.standin_allocate(10 << 20, 1)
+with memledger.track("model", "both"):
+    torch.cuda.standin_allocate(1 << 20, 0)
+    torch.cuda.standin_allocate(80 << 20, 1)
+memledger.save_report("report.json")
+input()
+""",
+        environment={"STANDIN_GPUS": "a,b"},
+    )
+    first, second = receiver.wait("scope", lambda message: message["operation"] == "one")["dev"]
+    assert first["alloc_peak"] == 100 * MIB and "alloc_peak" not in second
+    peaks = [each["alloc_peak"] for each in receiver.wait("scope", lambda message: message["operation"] == "both")["dev"]]
+    assert peaks == [101 * MIB, 100 * MIB]
+    log = json.loads((tmp_path / "report.json").read_text())["detailed_log"]
+    assert [record["gpu_ram_peak_mb"] for record in log] == [None, 201]
+
+
+def test_report_has_the_peaks_of_the_process_and_none_from_before_exec(receiver, run, tmp_path):
+    program = run(
+        """
+import os, sys
+if len(sys.argv) == 1:
+    held = bytearray(400 << 20)
+    os.execv(sys.executable, [sys.executable, __file__, "again"])
+import torch, memledger
+torch.cuda.standin_allocate(300 << 20)
+torch.cuda.standin_free(300 << 20)
+with memledger.track("model", "after"):
+    held = bytearray(60 << 20)
+    del held
+memledger.save_report("report.json")
+""",
+        as_file=tmp_path / "program.py",
+    )
+    assert program.end() == (0, "", "")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["peak_usage"]["gpu_ram_peak_mb"], report["peak_usage"]["reserved_gpu_ram_mb"]) == (300, 300)
+    record = report["detailed_log"][0]["cpu_ram_used_mb"]
+    assert record + 40 < report["peak_usage"]["cpu_ram_used_mb"] < 400
 
 
 def test_allocator_without_statistics_reports_steps_and_host_memory(receiver, run):

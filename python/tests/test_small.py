@@ -1,14 +1,16 @@
 """Pure parts of the client."""
 
+import contextlib
 import json
 import pathlib
+import socket
 import sys
 import types
 
 import pytest
 
 import memledger
-from memledger import _model_memory, _records, _startup, _torch, analyze
+from memledger import _connection, _host, _model_memory, _records, _reporter, _startup, _torch, analyze
 
 
 def test_version_is_that_of_memledger():
@@ -25,23 +27,133 @@ def test_records_keep_the_newest_and_all_peaks(tmp_path):
     records.save(str(path))
     report = json.loads(path.read_text())
     assert len(report["detailed_log"]) == _records.MAX_RECORDS
-    assert report["detailed_log"][0]["timestamp"] == "1970-01-01T00:00:00+00:00"
+    assert report["detailed_log"][0]["timestamp"] == "1970-01-01T00:00:00.000000+00:00"
     assert report["peak_usage"] == dict(cpu_ram_used_mb=1024, gpu_ram_used_mb=None, gpu_ram_peak_mb=None, reserved_gpu_ram_mb=None)  # fmt: skip
     assert [entry.name for entry in path.parent.iterdir()] == ["memory_usage.json"]
 
 
 def test_sum_over_devices_is_absent_if_a_part_is():
-    assert _torch.total([], "alloc") is None
+    assert _torch.total(None, "alloc") is None
+    assert _torch.total([], "alloc") == 0  # CUDA is initialised and holds nothing
     assert _torch.total([{"i": 0, "alloc": 1}, {"i": 1, "alloc": 2}], "alloc") == 3
     assert _torch.total([{"i": 0, "alloc": 1}, {"i": 1}], "alloc") is None
 
 
+def test_only_a_whole_positive_number_changes_the_interval():
+    reporter = _reporter.Reporter()
+    for text in ("NaN", "true", "-5", "0", "1e999", "0.001", '"1"', "null", "[]", "{}"):
+        reporter._handle(json.loads('{"t":"welcome","interval_ms":%s}' % text))
+        assert reporter._interval == 1.0, text
+    for number, seconds in ((500, 0.5), (1, 0.1), (10**400, 60)):
+        reporter._handle({"t": "welcome", "interval_ms": number})
+        assert reporter._interval == seconds
+
+
+def test_hello_that_was_dropped_is_sent_again_before_anything_else(monkeypatch):
+    class Full:
+        lost, sent, is_full = 0, [], True
+
+        def connect(self):
+            return False
+
+        def is_open(self):
+            return True
+
+        def receive(self):
+            return []
+
+        def send(self, message):
+            self.sent.append(message["t"])
+            return not self.is_full
+
+    monkeypatch.setattr(_torch, "devices", lambda: [])
+    reporter = _reporter.Reporter()
+    reporter._connection = Full()
+    reporter._report(1)
+    Full.is_full = False
+    reporter._report(1)
+    reporter._report(1)
+    assert Full.sent == ["hello", "hello", "sample", "sample"]
+
+
+def test_connection_that_is_closed_without_an_answer_is_retried_ever_later(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMLEDGER_REPORTER_DIRECTORY", str(tmp_path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "reporter.sock"))
+        listener.listen()
+        connection = _connection.Connection()
+        waits = []
+        for _ in range(8):
+            connection._next_attempt = 0
+            assert connection.connect()
+            listener.accept()[0].close()
+            assert connection.receive() == [] and not connection.is_open()
+            waits.append(connection._retry_seconds)
+        assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+        connection.mark_accepted()
+        connection._next_attempt = 0
+        assert connection.connect() and connection._retry_seconds == 1
+        connection.close()
+
+
+def test_settings_are_bounded_and_json():
+    reporter = _reporter.Reporter()
+    with pytest.warns(RuntimeWarning, match="only the first 16"):
+        reporter.add_settings({f"key{number}": number for number in range(20)})
+    assert len(reporter._settings) == 16
+    reporter.add_settings({"key0": float("nan"), "key1": 10**30, "key2": "x" * 99, "key3": True, "key4": [1], "key5": 3e-4})
+    values = [reporter._settings[f"key{number}"] for number in range(6)]
+    assert values == ["nan", str(10**30), "x" * 64, True, "[1]", 3e-4]
+
+
+def test_peak_of_host_memory_is_at_least_what_is_resident():
+    assert _host.peak_rss_bytes() >= _host.rss_bytes() > 1 << 20
+
+
 def test_recommendations_are_powers_of_two():
-    found = analyze.recommendations(600 * 1000, 1000, mixed_precision=False)
-    assert found == {"maximum": 512, "recommended": 256, "safe": 128}
-    assert analyze.recommendations(600 * 1000, 1000, mixed_precision=True)["maximum"] == 1024
-    assert analyze.recommendations(-5, 1000, mixed_precision=False) == {"maximum": 0, "recommended": 0, "safe": 0}
-    assert analyze.recommendations(1000, 1000, mixed_precision=False) == {"maximum": 1, "recommended": 0, "safe": 0}
+    assert analyze.recommendations(600 * 1000, 1000) == {"maximum": 512, "recommended": 256, "safe": 128}
+    assert analyze.recommendations(1 << 60, 1)["maximum"] == analyze.MAX_BATCH_SIZE
+    assert analyze.recommendations(1000, 1000) == {"maximum": 1, "recommended": 1, "safe": 1}
+
+
+def test_recommendation_is_zero_where_nothing_fits_and_an_error_where_nothing_is_known():
+    for available in (-5, 0, 999):
+        assert analyze.recommendations(available, 1000) == {"maximum": 0, "recommended": 0, "safe": 0}
+        with pytest.raises(ValueError, match="keeps no activations"):
+            analyze.recommendations(available, 0)
+
+
+class FakeModel:
+    def parameters(self):
+        return [FakeTensor()]
+
+    def buffers(self):
+        return []
+
+
+@pytest.mark.parametrize("sizes, mixed, activations", [((100, 180), False, "340"), ((100, 180), True, "170"), ((100, 100), False, "100")])
+def test_analysis_and_recommendation_are_one_computation(monkeypatch, capsys, sizes, mixed, activations):
+    """Only the measurement of the activations is replaced: it needs torch."""
+    monkeypatch.setattr(_model_memory, "unchanged", lambda model: contextlib.nullcontext())
+    monkeypatch.setattr(_model_memory, "activation_bytes", lambda model, inputs: {2: sizes[0], 4: sizes[1]}[inputs])
+    properties = types.SimpleNamespace(total_memory=10_000)
+    cuda = types.SimpleNamespace(get_device_properties=lambda device: properties)
+    monkeypatch.setattr(analyze, "_cuda", lambda: types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(analyze, "MIB", 1)
+    analyze.print_memory_analysis(FakeModel(), 8, mixed_precision=mixed, sample=lambda size: size)
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if "activations" in line)
+    assert line.split()[1] == f"{activations}.00" and ("half of" in line) == mixed
+    assert "gradients" in out and "computed" in next(line for line in out.splitlines() if "gradients" in line)
+    if sizes[0] == sizes[1]:
+        assert "Batch sizes: unknown" in out and "maximum" not in out
+        return
+    found = analyze.recommend_batch_size(FakeModel(), 10_000 / 2**30, mixed_precision=mixed, sample=lambda size: size)
+    printed = {line.split()[0]: int(line.split()[1]) for line in out.splitlines() if line.split()[0] in found}
+    assert printed == found and found["maximum"] == (256 if mixed else 128)
+    assert "current            8" in out
+    analyze.print_memory_analysis(FakeModel(), found["safe"], mixed_precision=mixed, sample=lambda size: size)
+    assert f"safe        {found['safe']:>8}  <- current" in capsys.readouterr().out
 
 
 def test_batch_size_without_sample_names_it():

@@ -103,6 +103,59 @@ def test_activations_of_a_real_module_are_exact():
     assert memory.measure_activations(model, lambda size: torch.zeros(size, 10), (2, 4)) == (80, 0)
 
 
+def test_measuring_leaves_a_training_as_it_is():
+    """BatchNorm, dropout, gradients and an optimizer in the middle of a training, measured under no_grad."""
+    import random
+
+    from memledger import _model_memory as memory
+    from memledger.compat import auto_select_batch_size
+
+    model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.BatchNorm1d(20), torch.nn.Dropout(), torch.nn.Linear(20, 1))
+    model(torch.randn(4, 10)).sum().backward()
+
+    def sample(size):
+        random.random()
+        return torch.randn(size, 10)
+
+    def state():
+        values = [value.clone() for value in model.state_dict().values()]
+        gradients = [parameter.grad for parameter in model.parameters()]
+        return values, gradients, torch.get_rng_state(), random.getstate(), model.training
+
+    before, copies = state(), [parameter.grad.clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        each, _ = memory.measure_activations(model, sample, (2, 4))
+    assert each > 0
+    auto_select_batch_size(model, "cpu", 1, sample)
+    after = state()
+    assert all(torch.equal(*pair) for pair in zip(before[0], after[0]))
+    assert all(first is second for first, second in zip(before[1], after[1]))
+    assert all(torch.equal(parameter.grad, copy) for parameter, copy in zip(model.parameters(), copies))
+    assert torch.equal(before[2], after[2]) and before[3:] == after[3:]
+
+
+def test_model_comes_back_to_its_device_after_an_error():
+    """The device without memory, meta, has the place of a GPU."""
+    from memledger import _model_memory as memory
+
+    model = torch.nn.BatchNorm1d(3)
+    model.running_mean += 7
+    with pytest.raises(ZeroDivisionError):
+        with memory.unchanged(model, "meta"):
+            buffer = model.running_mean
+            model._buffers["running_mean"] = torch.zeros(3, device="meta")
+            raise ZeroDivisionError
+    assert model.running_mean is buffer and buffer.tolist() == [7, 7, 7]
+
+
+def test_frozen_model_has_no_recommendation():
+    from memledger.compat import recommend_batch_size
+
+    model = torch.nn.Linear(10, 10).requires_grad_(False)
+    with pytest.raises(ValueError, match="keeps no activations"):
+        recommend_batch_size(model, 12, sample=lambda size: torch.zeros(size, 10))
+
+
 def test_recommendation_is_computed_from_measured_activations():
     from memledger.compat import auto_select_batch_size, print_memory_analysis, recommend_batch_size
 
@@ -144,9 +197,9 @@ class Model(lightning.LightningModule):
         return self.layer(batch).mean()
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
-trainer = lightning.Trainer(max_steps=3, accelerator="cpu", logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, callbacks=[MemledgerCallback(batch_size=4)])
-trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(24, 2), batch_size=4))
+trainer = lightning.Trainer(max_steps=3, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, callbacks=[MemledgerCallback(batch_size=2)])
+trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(24, 2), batch_size=2))
 """,
     }
     program = run(programs[package], path=(ROOT,))

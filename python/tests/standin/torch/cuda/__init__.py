@@ -11,7 +11,9 @@ TOTAL_BYTES = 12 << 30
 STANDIN_ALLOCATOR_IS_PLUGGABLE = False  # set by tests
 OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
 
+standin_contexts = set()  # devices on which the real one would hold memory for the process. Not in torch
 _initialized_by = None
+_is_initializing = False
 _queued = []
 
 
@@ -28,15 +30,17 @@ def is_initialized():
 
 
 def init():
-    """Initialises CUDA, as the first use of a device does, and then makes the queued calls."""
-    global _initialized_by
-    if is_initialized():
+    """Makes the queued calls and then counts CUDA as initialised, as the first use of a device does."""
+    global _initialized_by, _is_initializing
+    if is_initialized() or _is_initializing:
         return
     if _initialized_by is not None:
         raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.")
-    _initialized_by = os.getpid()
+    _is_initializing = True
     for call in _queued:
         call()
+    _is_initializing = False
+    _initialized_by = os.getpid()
     _queued.clear()
 
 
@@ -69,6 +73,7 @@ def get_device_properties(device):
 def mem_get_info(device=None):
     """Free and total memory. The real one creates a context: a program that only observes must not call it before."""
     init()
+    standin_contexts.add(device or 0)
     held = memory.of(device or 0).reserved
     return TOTAL_BYTES - held, TOTAL_BYTES
 
@@ -84,6 +89,7 @@ def ipc_collect():
 
 def synchronize(device=None):
     init()
+    standin_contexts.add(device or 0)
 
 
 def reset_peak_memory_stats(device=None):
@@ -106,6 +112,7 @@ def memory_reserved(device=None):
 def standin_allocate(count, device=0):
     """Holds this many bytes of tensors; raises OutOfMemoryError where the device is full. Not in torch."""
     init()
+    standin_contexts.add(device)
     if not memory.of(device).allocate(count, TOTAL_BYTES):
         raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {count / (1 << 30):.2f} GiB. (stand-in)")
 
