@@ -4,11 +4,12 @@
 SETUP := tests/setup/setup.sh
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+IMAGE_NAME := ghcr.io/memledger/memledger:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 # empty for root, and where there is no sudo: memledger then says what it cannot read
 SUDO := $(if $(filter 0,$(shell id -u)),,$(shell command -v sudo))
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: cargo ## build memledger and serve this host's metrics, as root where it can (ARGS="..." for flags)
 	$(CARGO) build --release --locked
@@ -29,6 +30,7 @@ test: cargo ## install what the tests need, and run all of them, also in the cgr
 soak: cargo ## counts too high for make test: 10,000 simulated worlds of the ledger, 2,000 real kills, 10,000 restarts of the NVML process (2 h)
 	MEMLEDGER_TEST_CASES=10000 $(CARGO) test --locked --release --lib -- ledger::reconcile::tests::counts ledger::reconcile::tests::kills
 	NEXTEST_PROFILE=soak MEMLEDGER_TEST_KILLS=2000 tests/run.sh --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill)'
+	python3 -B tests/extend.py
 	NEXTEST_PROFILE=soak MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh -E 'test(/many_restarts_leak_nothing/)'
 
 test-fresh: cargo ## README's two commands on a fresh Debian 12, in a folder of this machine (ARGS="--help")
@@ -79,11 +81,19 @@ sbom: ## write what is linked into memledger, as CycloneDX, to target/memledger.
 	@$(SETUP) sbom
 	@python3 -B deploy/supply/sbom.py "$$($(SETUP) cache)/cargo-cyclonedx/cargo-cyclonedx" $(TARGET)/memledger.cdx.json
 
-dist: ## build the program as it is shipped: the same bytes wherever the source lies
-	@deploy/supply/dist.sh
+dist: cargo ## build what is shipped into target/packages: program, wheel, tarball, deb; the same bytes wherever the source lies
+	@$(SETUP) dist
+	@deploy/supply/dist.sh $(TARGET)/packages
+	@deploy/packages/build.sh $(TARGET)/packages
+
+image: dist ## the image around the program of make dist, without a network (IMAGE=NAME:TAG)
+	@deploy/packages/image.sh $(TARGET)/packages/memledger $(or $(IMAGE),$(IMAGE_NAME))
+
+test-packages: dist ## install wheel, deb, tarball, image and Compose files for real, each on a clean root
+	@tests/packages/run.sh $(TARGET)/packages $(ARGS)
 
 # with what to do where there is none, as under sudo
 cargo:
 	@bash -c '. tests/setup/lib.sh; need_cargo'
 
-.PHONY: soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run doctor demo test check golden pictures manifests bench
+.PHONY: image test-packages soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run doctor demo test check golden pictures manifests bench

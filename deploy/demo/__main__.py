@@ -303,11 +303,17 @@ def main():
     if os.geteuid():
         sys.exit("The demo creates cgroups and a mount, and reads the kernel log: it must run as root (sudo make demo).")
 
+    interrupts = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def handle_all(handler):
+        for number in interrupts:
+            signal.signal(number, handler)
+
     def interrupt(*_):
+        handle_all(signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGHUP, interrupt)
+    handle_all(interrupt)
     reporter = Reporter(given.status)
     status, play, folder = 0, None, None
     try:
@@ -324,8 +330,7 @@ def main():
         reporter.write(f"\nthe demo failed: {trouble}")
         status = 1
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        handle_all(signal.SIG_IGN)
         if play:
             play.close()
         elif folder:

@@ -17,6 +17,7 @@ TRAINS, FULL, IDLE, NOBODY, SICK, SPLIT = range(6)
 SW_POWER_CAP, HW_THERMAL = 0x4, 0x40
 # field ids of NVLink's CRC errors, replays and recoveries, summed over the links
 CRC_FLIT, REPLAY, RECOVERY = 38, 45, 52
+MEMORY_TEMPERATURE, PCIE_SENT, PCIE_RECEIVED = 82, 197, 198
 UNKNOWN_ERROR = 999
 EVENT_LASTS = 5  # seconds
 
@@ -81,7 +82,9 @@ class Gpus:
         return {**gpu, "throttle_reasons": SW_POWER_CAP if percent > 90 else 0,
                 "retired_pages": {"single_bit": [4096], "double_bit": []},
                 "pcie": {"replays": int(now // 20)},
-                "fields": {str(CRC_FLIT): int(now // 15), str(REPLAY): int(now // 30), str(RECOVERY): 0}}  # fmt: skip
+                "fields": {str(CRC_FLIT): int(now // 15), str(REPLAY): int(now // 30), str(RECOVERY): 0,
+                           str(MEMORY_TEMPERATURE): 60 + percent // 4,
+                           str(PCIE_SENT): int(now * 2e8), str(PCIE_RECEIVED): int(now * 9e8)}}  # fmt: skip
 
     def full(self, now):
         size = 78 * GIB if "full" in self.on else 40 * GIB

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import socket
-import sqlite3
 import threading
 from pathlib import Path
 
@@ -111,17 +110,7 @@ class PlainHost(Host):
             self.start()
 
     def fill_disk(self):
-        """Fills the disk until the ledger's next write needs space: its write-ahead log keeps the blocks that it once had."""
-        log = self.disk / "ledger.sqlite3-wal"
-        for _ in range(100):  # memledger may write in between
-            self.empty_disk()
-            with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(self.disk / "ledger.sqlite3")) as ledger:
-                ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self.fill()
-            if not log.exists() or log.stat().st_size == 0:
-                break
-
-    def fill(self):
+        """Fills the disk: the journal of each commit needs space."""
         with contextlib.suppress(OSError), (self.disk / "other-data").open("wb") as file:
             while True:
                 file.write(b"x" * 4096)
@@ -211,6 +200,7 @@ class PaperHost(Host):
                  (("procfs", "proc"), ("sysfs", "sys"), ("cgroupfs", "cgroup"), ("devfs", "dev"))]  # fmt: skip
         flags += ["--docker.socket=", "--oom.kernel-log=off", "--state.path=", "--no-collector.gpu"]
         super().__init__("paper-host", binary, folder, PORT + 2, flags)
+        (self.limited / "memory.high").write_text(f"{int((self.limited / 'memory.max').read_text()) * 9 // 10}\n")
         self.on, self.stalled, self.before = set(), 2.0, 0.0
         self.write(0.0)
 

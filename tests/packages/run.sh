@@ -1,0 +1,49 @@
+#!/bin/bash
+# `make test-packages`: installs what `make dist` built by every route, each on a clean root, and checks `doctor`, `/metrics` and
+# `why` there. Fails if a test failed or if anything was left behind; its last line is pytest's.
+#
+# usage: run.sh FOLDER [ARGUMENT...]    FOLDER holds the packages; arguments are for pytest
+# needs: root or sudo, Docker; tests/setup/setup.sh installs the rest
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=../setup/lib.sh
+. tests/setup/lib.sh
+packages=$(realpath "$1")
+shift
+tests/setup/setup.sh packages python prometheus helm engine image hog routes env
+set -a
+# shellcheck disable=SC1090,SC1091 # written by setup.sh
+. "$(tests/setup/setup.sh cache)/env"
+set +a
+export MEMLEDGER_TEST_PACKAGES=$packages MEMLEDGER_TEST_RUN=$$.$RANDOM
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/mlt.XXXXXX")
+chmod 755 "$work"
+# shellcheck disable=SC2329 # called by the trap
+clean() {
+  local status=$?
+  trap '' INT TERM HUP
+  if ((status > 128)) && [[ -e $work/before ]]; then
+    env -u MEMLEDGER_TEST_RUN tests/leftovers.sh remove "$work" "$MEMLEDGER_TEST_RUN" || true
+  fi
+  as_root rm -rf --one-file-system "$work"
+}
+trap clean EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+env -u MEMLEDGER_TEST_RUN tests/leftovers.sh before "$work"
+export TMPDIR=$work/tmp
+
+status=0
+# in the background, so that a signal is acted on at once
+(as_root_with_environment timeout --kill-after=10 1800 "$MEMLEDGER_TEST_PYTHON" -B -m pytest -c tests/packages/pytest.ini \
+  -p no:cacheprovider --basetemp="$work/pytest" tests/packages "$@" 2>&1 | tee "$work/log") &
+wait $! || status=1
+if left=$(env -u MEMLEDGER_TEST_RUN tests/leftovers.sh after "$work" "$MEMLEDGER_TEST_RUN"); then
+  echo "nothing was left behind"
+else
+  status=1
+  printf 'FAILED: left behind by the tests:\n%s\n' "$left"
+fi
+tail -n 1 "$work/log"
+exit "$status"
