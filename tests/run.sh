@@ -65,6 +65,8 @@ for line in sys.stdin:
 memledger=$(executable memledger bin binary)
 real=$(executable real test test)
 
+# the message of a failed test names its place: a backtrace only pushes it off the screen
+export RUST_BACKTRACE=0
 export MEMLEDGER_TEST_RUN=$$.$RANDOM
 env -u MEMLEDGER_TEST_RUN tests/leftovers.sh before "$work"
 export TMPDIR=$work/tmp
