@@ -157,14 +157,17 @@ fn endless_list_takes_bounded_memory() {
     let folder = tempfile::tempdir().unwrap();
     let runtime = Arc::new(Runtime { is_list_endless: true, ..Runtime::default() });
     let memledger = start(&runtime, &folder.path().join("docker.sock"));
+    // a list of all containers, one of the running ones, and those of a new ledger, which reads the past
     eventually("several lists", || match runtime.lists.load(Ordering::Relaxed) {
         0..4 => Err(memledger.log()),
         _ => Ok(()),
     });
-    let metrics = memledger.fresh_metrics();
-    assert_eq!(metrics.value("memledger_runtime_up", &[("runtime", "docker")]), 0.0);
-    let labels = [("collector", "discover"), ("reason", "too_large")];
-    assert!(metrics.value("memledger_collector_read_errors_total", &labels) >= 2.0);
+    memledger.eventually("a runtime that is down, and two counted errors", |metrics| {
+        let up = metrics.ask("memledger_runtime_up", &[("runtime", "docker")])?;
+        let labels = [("collector", "discover"), ("reason", "too_large")];
+        let errors = metrics.ask("memledger_collector_read_errors_total", &labels)?;
+        if up == 0.0 && errors >= 2.0 { Ok(()) } else { Err(format!("up {up}, {errors} errors")) }
+    });
     let log = memledger.log();
     let about = "about=\"the list of containers\"";
     assert_eq!(log.lines().filter(|line| line.contains(about)).count(), 1, "{log}");
