@@ -3,7 +3,7 @@
 use crate::support::cgroups::{TestCgroup, new_id};
 use crate::support::oom::{KILLS, Ledger, Scene, oom_kills, write_kernel_log};
 use crate::support::python::Python;
-use crate::support::{eventually, in_v2_guest};
+use crate::support::{eventually, in_v2_guest, reaches};
 
 #[test]
 fn case_18_forged_kernel_log_lines_are_not_kills() {
@@ -60,10 +60,8 @@ fn case_18_process_name_cannot_hide_a_kill_or_charge_another_container() {
     steps.push("hold");
     // an unprivileged user, as for a training job
     let odd = scene.run("odd", &["--user=1000"], &steps);
-    eventually("the kernel's kills", || match oom_kills() - before {
-        grown if grown >= names.len() as u64 => Ok(()),
-        grown => Err(format!("{grown}")),
-    });
+    // on the host other tests kill, too
+    reaches("the kernel's kills", names.len(), || names.len().min((oom_kills() - before) as usize));
     ledger.settles(&odd.name, 0, names.len());
     ledger.settles(&other.name, 0, 0);
     let ours = ledger.events().into_iter().filter(|event| event["container_name"] == odd.name.as_str());

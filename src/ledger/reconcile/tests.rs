@@ -39,6 +39,9 @@ use crate::ledger::interval::LogClock;
 use crate::ledger::store::Store;
 use world::World;
 
+/// Another test may be starting a program, which holds the lock of a closed store until it has begun.
+const CLOSED_WITHIN: Duration = Duration::from_secs(5);
+
 /// Returns the number of worlds: `MEMLEDGER_TEST_CASES`, 500. They take about a minute.
 fn cases() -> u32 {
     std::env::var("MEMLEDGER_TEST_CASES").map_or(500, |cases| cases.parse().expect("a number"))
@@ -162,7 +165,7 @@ impl<'a> Simulation<'a> {
         let now = world.clocks(begin, at);
         if let Some((folder, store)) = &mut self.disk {
             *store = None; // closed
-            let opened = Store::open(folder.path(), Duration::ZERO).expect("the store");
+            let opened = Store::open(folder.path(), CLOSED_WITHIN).expect("the store");
             (self.store.contents, *store) = (opened.state, Some(opened.store));
         }
         self.reconciler = Self::start(&self.store, world, now);
