@@ -19,6 +19,8 @@
 //!            ledger     keeps what outlives a cycle: peaks, ended containers, OOM kills;
 //!                       kills have a thread and a database of their own
 //!                                |
+//!            diagnose   advice from records of runs: pure functions
+//!                                |
 //!            snapshot   one finished cycle, immutable, shared
 //!                                |
 //!            sampler    runs the steps above once per interval, on its own thread
@@ -49,6 +51,7 @@ pub mod reporter;
 pub mod collect;
 pub mod attribute;
 pub mod ledger;
+pub mod diagnose;
 pub mod snapshot;
 pub mod sampler;
 pub mod export;

@@ -10,8 +10,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use serde_json::value::RawValue;
 
 use crate::config::Config;
-use crate::http::MAX_EVENTS;
-use crate::ledger::store::Query;
+use crate::http::{MAX_EVENTS, MAX_RUNS};
+use crate::ledger::run_record::RunRecord;
+use crate::ledger::store::{Query, RunQuery};
 
 /// Longer than any response takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -67,6 +68,22 @@ pub fn events(config: &Config, query: &Query) -> anyhow::Result<Vec<Box<RawValue
     let body = self::query(config, &events_target(query), "application/json")?;
     let EventList { events } = serde_json::from_str(&body)?;
     Ok(events)
+}
+
+/// Queries the newest records of runs of the ledger of `memledger serve`, oldest first, at most [`MAX_RUNS`].
+pub fn runs(config: &Config, query: &RunQuery) -> anyhow::Result<Vec<RunRecord>> {
+    /// The response of `/api/v1/runs`.
+    #[derive(serde::Deserialize)]
+    struct RunList {
+        runs: Vec<RunRecord>,
+    }
+    let limit = if query.limit == 0 { MAX_RUNS } else { query.limit.min(MAX_RUNS) };
+    let since = query.since.map(|since| format!("&since={since}")).unwrap_or_default();
+    let wanted = query.wanted.as_deref().map(percent_encoded);
+    let wanted = wanted.map(|wanted| format!("&run={wanted}")).unwrap_or_default();
+    let target = format!("/api/v1/runs?limit={limit}{since}{wanted}");
+    let RunList { runs } = serde_json::from_str(&self::query(config, &target, "application/json")?)?;
+    Ok(runs)
 }
 
 /// Returns the path and query of the request for these events.

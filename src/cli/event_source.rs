@@ -1,5 +1,5 @@
-//! The events that `memledger why` and `events` show: those of the ledger, from its file or through the control socket, and those
-//! of this host that no ledger has.
+//! What `memledger why`, `events` and the verbs of runs show: the ledger, from its file or through the control socket, and the
+//! events of this host that no ledger has.
 
 use std::path::Path;
 
@@ -9,7 +9,8 @@ use crate::config::Config;
 use crate::http::MAX_EVENTS;
 use crate::ledger::events::LedgerEvent;
 use crate::ledger::host_history::{self, HostHistory};
-use crate::ledger::store::{Page, Query, StoreConnection, StoreError};
+use crate::ledger::run_record::RunRecord;
+use crate::ledger::store::{Page, Query, RunQuery, StoreConnection, StoreError};
 
 /// Events of the ledger that name containers that are gone.
 const MAX_NAMING: usize = 5_000;
@@ -70,6 +71,18 @@ impl<'a> LedgerSource<'a> {
                 let events = control::events(config, query)?;
                 Ok(events.iter().filter_map(|event| serde_json::from_str(event.get()).ok()).collect())
             }
+            Self::Missing => Ok(vec![]),
+        }
+    }
+
+    /// Returns the newest selected records of runs, oldest first; those in progress are last.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn runs(&self, query: &RunQuery) -> anyhow::Result<Vec<RunRecord>> {
+        match self {
+            Self::File(ledger) => Ok(ledger.runs(query)?),
+            Self::ControlSocket(config) => control::runs(config, query),
             Self::Missing => Ok(vec![]),
         }
     }

@@ -11,6 +11,7 @@ mod kernel_log_file;
 mod nvml_process;
 mod package_files;
 mod release_gpu;
+mod runs;
 mod serve;
 mod why;
 
@@ -61,6 +62,10 @@ fn command() -> Command {
         .subcommand(arguments(healthcheck))
         .subcommand(package_files::command())
         .subcommand(arguments(release_gpu::command()))
+        .subcommand(arguments(runs::advise_command()))
+        .subcommand(arguments(runs::list_command()))
+        .subcommand(arguments(runs::compare_command()))
+        .subcommand(arguments(runs::report_command()))
         .subcommand(arguments(why::command()))
 }
 
@@ -83,6 +88,10 @@ pub fn run() -> ExitCode {
         Some(("events", matches)) => with_config(matches, |config| events::run(config, matches)),
         Some(("healthcheck", matches)) => with_config(matches, |config| healthcheck::run(&config)),
         Some(("package-files", matches)) => package_files::run(command(), matches),
+        Some(("advise", matches)) => with_config(matches, |config| runs::advise(&config, matches)),
+        Some(("runs", matches)) => with_config(matches, |config| runs::list(&config, matches)),
+        Some(("compare", matches)) => with_config(matches, |config| runs::compare(&config, matches)),
+        Some(("report", matches)) => with_config(matches, |config| runs::report(&config, matches)),
         Some(("release-gpu", matches)) => with_config(matches, |config| release_gpu::run(&config)),
         Some(("why", matches)) => with_config(matches, |config| why::run(config, matches)),
         _ => Ok(ExitCode::from(USAGE)),

@@ -6,7 +6,17 @@ use std::sync::Arc;
 use regex::Regex;
 
 use super::settings::Filter;
+use super::value_parsers::variable_name;
 use crate::series::bounded;
+
+/// Labels with this prefix are settings of a run.
+const SETTING_PREFIX: &str = "memledger.run.";
+/// Maximum number of such labels of a container, and bytes of the name of one.
+const MAX_LABEL_SETTINGS: usize = 16;
+const MAX_NAME: usize = 64;
+
+/// Settings of a run: label name and value, by name.
+pub type Settings = Vec<(Arc<str>, Arc<str>)>;
 
 impl Filter {
     /// Returns true if a container with any of these names is exported.
@@ -26,10 +36,7 @@ impl Filter {
     /// Returns the allow-listed variables of an environment of `NAME=value` lines, as label names and values.
     ///
     /// Nothing else of the environment is kept: it may contain secrets.
-    pub fn settings_of<'a>(
-        &self,
-        environment: impl IntoIterator<Item = &'a str>,
-    ) -> Vec<(Arc<str>, Arc<str>)> {
+    pub fn settings_of<'a>(&self, environment: impl IntoIterator<Item = &'a str>) -> Settings {
         let mut found: Vec<_> = environment
             .into_iter()
             .filter_map(|line| line.split_once('='))
@@ -42,9 +49,50 @@ impl Filter {
     }
 }
 
+/// Returns the settings among the labels of a container or a pod: `memledger.run.KEY=VALUE`, as label names and values. Keys that
+/// cannot be label names are ignored.
+pub fn label_settings(labels: &HashMap<String, String>) -> Settings {
+    let setting = |(key, value): (&String, &String)| {
+        let name = variable_name(key.strip_prefix(SETTING_PREFIX)?).ok()?;
+        let is_short = name.len() <= MAX_NAME && !value.is_empty();
+        is_short.then(|| (name.to_ascii_lowercase().into(), bounded(value)))
+    };
+    let mut found: Settings = labels.iter().filter_map(setting).collect();
+    found.sort();
+    found.dedup_by(|later, first| later.0 == first.0);
+    found.truncate(MAX_LABEL_SETTINGS);
+    found
+}
+
+/// Adds settings to those that come before them.
+pub fn merged(mut first: Settings, more: Settings) -> Settings {
+    first.extend(more);
+    first.sort_by(|one, other| one.0.cmp(&other.0));
+    first.dedup_by(|later, first| later.0 == first.0);
+    first
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_of_labels_come_before_those_of_the_environment() {
+        let labels = [
+            ("memledger.run.BATCH_SIZE", "64"),
+            ("memledger.run.group", "vision"),
+            ("memledger.run.run", "reserved"),
+            ("memledger.run.container_name", "reserved"),
+            ("memledger.run.bad-name", "1"),
+            ("memledger.run.empty", ""),
+            ("other", "1"),
+        ];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let filter = Filter { settings: vec!["BATCH_SIZE".into(), "ACCUM".into()], ..Filter::default() };
+        let found = merged(label_settings(&labels.into()), filter.settings_of(["BATCH_SIZE=32", "ACCUM=2"]));
+        let found: Vec<_> = found.iter().map(|(name, value)| (&**name, &**value)).collect();
+        assert_eq!(found, [("accum", "2"), ("batch_size", "64"), ("group", "vision")]);
+    }
 
     #[test]
     fn exclude_overrides_include() {

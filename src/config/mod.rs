@@ -6,6 +6,7 @@
 mod declare;
 mod file;
 mod filter;
+pub use filter::{label_settings, merged};
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
 pub mod otlp;

@@ -93,7 +93,7 @@ fn describe(event: &LedgerEvent) -> (&'static str, String) {
 }
 
 /// Formats local time with its offset, because one hour repeats at the end of daylight saving time.
-fn time(unix: f64, zone: &TimeZone) -> String {
+pub(super) fn time(unix: f64, zone: &TimeZone) -> String {
     match Timestamp::from_millisecond((unix * 1e3) as i64) {
         Ok(time) => time.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S%:z").to_string(),
         Err(_) => format!("{unix}"),
@@ -208,7 +208,7 @@ fn exit_details(exit: &Exit) -> String {
 }
 
 /// Formats seconds in the two largest units.
-fn duration(seconds: f64) -> String {
+pub(super) fn duration(seconds: f64) -> String {
     let whole = seconds as u64;
     let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
     match whole {

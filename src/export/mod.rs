@@ -3,6 +3,7 @@
 pub mod events;
 pub mod json;
 pub mod reference_docs;
+pub mod runs;
 pub mod otlp_naming;
 pub mod prometheus;
 pub mod verdict_text;

@@ -11,6 +11,7 @@ mod index_page;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
 mod limits;
+mod runs;
 mod server;
 mod snapshot_cache;
 mod timeouts;
@@ -33,6 +34,7 @@ pub use access_control::{AccessControl, describe};
 pub use control_socket::{ControlSocket, bind, serve_control_socket};
 pub use events::MAX_EVENTS;
 use limits::{ClientLimit, Permit};
+pub use runs::MAX_RUNS;
 pub use server::{listen, serve};
 use snapshot_cache::NoSnapshot;
 pub use snapshot_cache::{RenderedSnapshot, SnapshotCache};
@@ -125,6 +127,9 @@ pub fn router(
     let api = Router::new()
         .route("/api/v1/containers", get(containers))
         .route("/api/v1/events", get(events::route))
+        .route("/api/v1/runs", get(runs::list))
+        .route("/api/v1/runs/{run}", get(runs::newest))
+        .route("/api/v1/runs/{run}/advice", get(runs::advice))
         .route("/api/v1/containers/{name}/why", get(why::route))
         .route("/api/v1/why", get(why::last))
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard_api));

@@ -17,6 +17,7 @@ use super::events::{ContainerLabels, ContainerRef, MemoryHolder, PriorUsage};
 use super::exchange::CycleReport;
 use super::interval::{CLOCK_TOLERANCE, Interval};
 use super::run::{Run, START_TOLERANCE};
+use super::run_record::RunFigures;
 use super::usage_history::by_role;
 use crate::clock::Timestamp;
 use crate::config::Filter;
@@ -38,6 +39,8 @@ const STOP_REPORT_DELAY: f64 = 2.0;
 const MAX_STOP_REQUESTS: usize = 8;
 /// Maximum number of ended runs that are kept per container, for late kills.
 const MAX_ENDED_RUNS: usize = 4;
+/// Interval between writes of the figures of running containers: a crash of memledger loses at most that.
+const FIGURES_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of ended containers that are kept.
 const MAX_ENDED: usize = 5_000;
 
@@ -190,6 +193,12 @@ impl ContainerState {
         self.all_runs().find(|run| run.ended == Some(at))
     }
 
+    /// Forgets the figures of a run whose record is complete.
+    pub fn forget_figures(&mut self, ended: f64) {
+        let runs = self.ended_runs.iter_mut().chain(&mut self.run);
+        runs.filter(|run| run.ended == Some(ended)).for_each(|run| run.figures = RunFigures::default());
+    }
+
     /// Returns the exit of the current run as a transition, once.
     fn end_transition(&mut self, id: &ContainerId) -> Option<RunTransition> {
         let run = self.run.as_mut()?;
@@ -226,6 +235,8 @@ pub struct ContainerTable {
     /// Each runtime, and whether it is connected.
     connections: Vec<(&'static str, bool)>,
     host_memory: Option<(u64, u64)>,
+    /// When the figures of running containers were last stored.
+    figures_stored: Option<Timestamp>,
     changed: Vec<ContainerId>,
 }
 
@@ -417,7 +428,14 @@ impl ContainerTable {
                 && run.started.is_none_or(|started| started <= report.at.unix_seconds() + START_TOLERANCE)
             {
                 run.record_usage(report.at, held);
+                if run.ended.is_none() {
+                    run.figures.record(report.at.unix_seconds(), container, held);
+                }
             }
+        }
+        if self.figures_stored.is_none_or(|stored| now.since(stored) >= FIGURES_INTERVAL) {
+            self.figures_stored = Some(now);
+            self.changed.extend(report.inventory.containers.iter().map(|container| container.id.clone()));
         }
         transitions.extend(self.end_vanished(now, &report.inventory));
         transitions

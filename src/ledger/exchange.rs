@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::events::{ContainerLabels, ExitReason, GpuError, Kill, UsageSample};
+use super::run_record::sample::RunSample;
 use crate::attribute::Role;
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::LogEntry;
@@ -41,6 +42,10 @@ pub struct ContainerUsage {
     pub peak_usage_bytes: Option<u64>,
     /// Highest sample of unreclaimable memory.
     pub peak_unreclaimable_bytes: Option<u64>,
+    /// Highest GPU memory during the run by UUID, from all samples of the driver.
+    pub gpu_peaks: Vec<(Arc<str>, u64)>,
+    /// What else the record of the run needs.
+    pub run: RunSample,
 }
 
 /// One process of a container.

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `kmsg_reader.rs`, `victim_probe.rs` | reads a kill's record, and the victim's /proc entry while it still exists |
 //! | `container_table.rs` | known containers, and the start and end of each run |
+//! | `run_record/` | pure: what a run was started with, what it needed, how it ended |
 //! | `usage_history.rs` | the memory of a container during the last minutes |
 //! | `reconcile/` | pure: how many kills there were, whose they were, whether they ended the container, and why it exited |
 //! | `totals.rs` | the counters, which never decrease |
@@ -30,6 +31,7 @@ mod reconcile;
 pub use reconcile::{LoggedKill, LoggedKills};
 mod container_table;
 mod run;
+pub mod run_record;
 mod event_log;
 mod followers;
 pub mod host_history;
@@ -47,6 +49,7 @@ use std::time::Duration;
 use events::{ContainerLabels, ExitReason, GpuError, UsageSample};
 use exchange::{ContainerFigures, ContainerUsage, CycleReport, LedgerFigures, ProcessUsage, SharedState};
 pub use run_peaks::EndedContainer;
+use run_record::sample::samples;
 
 use crate::attribute::Attribution;
 use crate::catalog::*;
@@ -158,6 +161,10 @@ impl Ledger {
             held.sample = sample(context.now, cycle_data, number);
             (held.peak_usage_bytes, held.peak_unreclaimable_bytes) =
                 self.containers.peaks(&running[number].id);
+            held.gpu_peaks = self.containers.gpu_peaks(&running[number].id);
+        }
+        for (held, sample) in std::iter::zip(&mut containers, samples(running.len(), cycle_data, series)) {
+            held.run = sample;
         }
         let all = (0..running.len()).flat_map(|number| cycle_data.processes.of(number));
         for (process, attributed) in std::iter::zip(all, &attribution.processes) {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::events::OomScope;
 use super::exchange::{ContainerUsage, ProcessUsage};
 use super::interval::Interval;
+use super::run_record::RunFigures;
 use super::usage_history::History;
 use crate::clock::Timestamp;
 
@@ -63,6 +64,9 @@ pub struct Run {
     /// Its exit is an event already.
     #[serde(default)]
     pub(super) is_exit_recorded: bool,
+    /// What the record of this run will have; empty once the record is complete.
+    #[serde(default)]
+    pub(super) figures: RunFigures,
     /// Unix time of the last kill that was stored with the prior usage.
     #[serde(skip)]
     pub before_stored: Option<f64>,

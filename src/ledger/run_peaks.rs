@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::events::ContainerRef;
 use super::gpu_peaks::Peak;
+use super::run_record::run_id;
 use crate::attribute::gpu::{DeviceProcess, DeviceUsage, GpuAttribution};
 use crate::catalog::*;
 use crate::clock::Timestamp;
@@ -77,7 +78,7 @@ impl RunPeaks {
         Self {
             container: Arc::clone(container),
             started: container.started,
-            run: run(container, container.started),
+            run: run_id(&container.id, container.started),
             peak_unreclaimable: None,
             peak_usage: None,
             gpus: HashMap::new(),
@@ -134,7 +135,7 @@ impl RunPeaks {
     fn set_start(&mut self, started: Option<f64>) {
         if self.started != started {
             self.started = started;
-            self.run = run(&self.container, started);
+            self.run = run_id(&self.container.id, started);
         }
     }
 
@@ -169,14 +170,6 @@ impl RunPeaks {
         if let Some(peak) = self.peak_usage {
             series.container(CONTAINER_MEMORY_PEAK, number, [], peak as f64);
         }
-    }
-}
-
-fn run(container: &Container, started: Option<f64>) -> Arc<str> {
-    let id = container.id.short();
-    match started.and_then(|started| jiff::Timestamp::from_second(started as i64).ok()) {
-        Some(start) => format!("{id}-{}", start.strftime("%Y%m%dT%H%M%SZ")).into(),
-        None => id.into(),
     }
 }
 
@@ -316,6 +309,12 @@ impl RunPeaksTable {
     /// Returns the highest usage and the highest unreclaimable memory of a running container.
     pub fn peaks(&self, id: &ContainerId) -> (Option<u64>, Option<u64>) {
         self.running.get(id).map_or((None, None), |peaks| (peaks.peak_usage, peaks.peak_unreclaimable))
+    }
+
+    /// Returns the highest GPU memory of a running container by UUID.
+    pub fn gpu_peaks(&self, id: &ContainerId) -> Vec<(Arc<str>, u64)> {
+        let gpus = self.running.get(id).into_iter().flat_map(|peaks| &peaks.gpus);
+        gpus.filter_map(|(uuid, peak)| Some((Arc::clone(uuid), peak.highest()?))).collect()
     }
 
     /// Writes the series of running containers, and of ended ones whose name is not in use.

@@ -7,10 +7,12 @@ use serde::Deserialize;
 
 use super::messages::{Container, ContainerStatusResponse, PodSandbox};
 use super::{RUNTIME, unix_seconds};
-use crate::config::{CriSettings, Filter};
+use crate::config::{CriSettings, Filter, label_settings, merged};
 use crate::discover::{ContainerDetails, ContainerId, ContainerRecord, Pod};
 use crate::series::bounded;
 
+/// Label with the Job that created a pod.
+const JOB_NAME: &str = "batch.kubernetes.io/job-name";
 /// Annotation with the source of a pod.
 const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 /// Name of a pod's pause process in the ledger, the same as cAdvisor's.
@@ -90,6 +92,7 @@ pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter)
     };
     let mut labels = container.labels.clone();
     labels.extend(sandbox.iter().flat_map(|sandbox| sandbox.labels.clone()));
+    let job = labels.get(JOB_NAME).map(|job| ("group".into(), bounded(job))).into_iter().collect();
     Some(ContainerRecord {
         id: ContainerId::new(&container.id),
         runtime: RUNTIME,
@@ -98,7 +101,7 @@ pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter)
         image: image(container.image.as_ref().map(|image| (&*image.user_specified_image, &*image.image))),
         compose_project: "".into(),
         compose_service: "".into(),
-        settings: vec![],
+        settings: merged(label_settings(&labels), job),
         gpus: Arc::default(),
         started: None,
         labels_match: filter.labels_match(&labels),
@@ -126,7 +129,9 @@ pub fn complete(
             record.image = image(image_names);
         }
     }
-    record.settings = filter.settings_of(started.environment.iter().map(String::as_str));
+    let of_labels = std::mem::take(&mut record.settings);
+    let of_environment = filter.settings_of(started.environment.iter().map(String::as_str));
+    record.settings = merged(of_labels, of_environment);
     if let (Some(bytes), Some(pod)) = (started.memory_min_bytes, &record.pod) {
         record.pod = Some(Arc::new(Pod { memory_min_bytes: Some(bytes), ..Pod::clone(pod) }));
     }

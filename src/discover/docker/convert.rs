@@ -8,6 +8,7 @@ use bollard::models::{
 
 use super::Watcher;
 use super::events::named;
+use crate::config::{label_settings, merged};
 use crate::discover::{ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent};
 use crate::series::bounded;
 
@@ -58,7 +59,10 @@ impl Watcher<'_> {
             image: bounded(&image),
             compose_project: label("com.docker.compose.project"),
             compose_service: label("com.docker.compose.service"),
-            settings: self.filter.settings_of(config.env.iter().flatten().map(String::as_str)),
+            settings: merged(
+                label_settings(&labels),
+                self.filter.settings_of(config.env.iter().flatten().map(String::as_str)),
+            ),
             gpus: gpus(response.host_config.and_then(|host| host.device_requests).unwrap_or_default()),
             started: state.started_at.as_deref().and_then(unix_seconds),
             labels_match,

@@ -15,6 +15,7 @@ use crate::ledger::container_table::End;
 use crate::ledger::events::{Evidence, Exit, ExitReason, KillOwner, LedgerEvent, OomScope, Victim};
 use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
 use crate::ledger::run::{Run, SIGKILL_STATUS, STOP_REQUEST_WINDOW};
+use crate::ledger::run_record::{RunFigures, RunRecord};
 
 /// How long to wait for an OOM kill. The kernel's record precedes the runtime's event; without the log, the counters
 /// need a moment.
@@ -32,6 +33,8 @@ pub struct PendingExit {
     pub exit: Exit,
     /// Its container.
     pub id: ContainerId,
+    /// What its run needed; `None` if memledger was restarted since, then the stored run has it.
+    figures: Option<RunFigures>,
     noticed: Timestamp,
     stored: bool,
 }
@@ -39,7 +42,8 @@ pub struct PendingExit {
 impl PendingExit {
     /// Creates a new pending exit.
     pub fn new(number: u64, end: End, now: Timestamp) -> Self {
-        let End { id, subject, run, before, peak_usage_bytes, peak_unreclaimable_bytes } = end;
+        let End { id, subject, mut run, before, peak_usage_bytes, peak_unreclaimable_bytes } = end;
+        let figures = Some(std::mem::take(&mut run.figures));
         let at = run.ended.unwrap_or_else(|| now.unix_seconds());
         let exit = Exit {
             id: number,
@@ -57,12 +61,13 @@ impl PendingExit {
             before: before.map(Arc::new),
             subject,
         };
-        Self { exit, id, noticed: now, stored: false }
+        Self { exit, id, figures, noticed: now, stored: false }
     }
 
     /// Restores a pending exit that was stored before a restart.
     pub fn stored(exit: Exit, now: Timestamp) -> Self {
-        Self { id: ContainerId::new(&exit.subject.container_id), exit, noticed: now, stored: true }
+        let id = ContainerId::new(&exit.subject.container_id);
+        Self { id, exit, figures: None, noticed: now, stored: true }
     }
 }
 
@@ -97,15 +102,29 @@ impl Reconciler {
                 if !pending.stored {
                     pending.stored = true;
                     self.changes.events.insert(pending.exit.id, LedgerEvent::Exit(pending.exit.clone()));
+                    self.write_run(&pending);
                 }
                 self.pending_exits.push(pending);
                 continue;
             };
             pending.exit.reason = Some(reason);
             pending.exit.kernel_log_read = self.log_up;
+            self.write_run(&pending);
+            if self.containers.get(&pending.id).is_some() {
+                self.containers.modify(&pending.id).forget_figures(pending.exit.at);
+            }
             let exit = pending.exit;
             self.totals.count_exit(&exit.subject.name, reason, exit.exit_code, exit.at);
             self.changes.events.insert(exit.id, LedgerEvent::Exit(exit));
+        }
+    }
+
+    /// Writes the record of the run that ended so.
+    fn write_run(&mut self, pending: &PendingExit) {
+        let stored = || Some(&self.containers.get(&pending.id)?.run_ended_at(pending.exit.at)?.figures);
+        if let Some(figures) = pending.figures.as_ref().or_else(stored) {
+            let record = RunRecord::of_exit(figures, &pending.exit);
+            self.changes.runs.insert(pending.exit.id, record);
         }
     }
 

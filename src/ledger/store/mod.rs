@@ -15,6 +15,7 @@ mod error;
 mod lock;
 mod reader;
 mod retention;
+mod runs;
 mod schema;
 mod select;
 mod state;
@@ -28,11 +29,13 @@ use std::time::Duration;
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 use super::events::LedgerEvent;
+use super::run_record::RunRecord;
 pub use super::totals::Total;
 use crate::clock::Timestamp;
 pub use error::StoreError;
 use lock::Lock;
 pub use reader::{EventReader, SettledEvents, StoreConnection};
+pub use runs::RunQuery;
 use schema::FileKind;
 pub use select::{Cursor, Page};
 pub use state::{LoadedState, WriteBatch};
@@ -207,6 +210,14 @@ impl Store {
         self.check(reader::settled_after(&self.connection, id, max))
     }
 
+    /// Like [`StoreConnection::runs`].
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn runs(&self, query: &RunQuery) -> Result<Vec<RunRecord>, StoreError> {
+        self.check(runs::select(&self.connection, query))
+    }
+
     /// Returns the Unix time of the oldest event; `None` if there is none.
     ///
     /// # Errors
@@ -215,9 +226,9 @@ impl Store {
         self.check(self.connection.query_row("SELECT min(at) FROM events", [], |row| row.get(0)))
     }
 
-    /// Removes settled events that are older than `keep_seconds`, then the oldest until the rest fits into
+    /// Removes settled events and records of runs that are older than `keep_seconds`, then the oldest until the rest fits into
     /// `max_bytes`, and releases the space to the file system. All other state is kept. Returns the number of removed
-    /// events.
+    /// rows.
     ///
     /// Cheap when there is nothing to remove. Works in small transactions.
     ///
@@ -267,6 +278,7 @@ fn write(
             remove.execute(params![signed(*id)])?;
         }
     }
+    runs::write(&transaction, &batch.runs)?;
     batch.write_state(&transaction)?;
     transaction.commit()
 }

@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rusqlite::{Connection, params};
 
+use super::runs::{self, RunQuery};
 use super::select::{self, Cursor, Page};
 use super::{FILE, LoadedState, Query, Store, StoreError, limit, schema, signed, state, unsigned};
 use crate::ledger::events::LedgerEvent;
+use crate::ledger::run_record::RunRecord;
 
 /// New events for a follower.
 #[derive(Debug, Default)]
@@ -67,6 +69,22 @@ impl StoreConnection {
             next = page.as_ref().ok().and_then(|page| page.next).map(Some);
             Some(page)
         })
+    }
+
+    /// Returns the newest selected records of runs, oldest first; those in progress are last.
+    ///
+    /// # Errors
+    /// The file cannot be read, or an older memledger wrote it and no newer one has opened it for writing.
+    pub fn runs(&self, query: &RunQuery) -> Result<Vec<RunRecord>, StoreError> {
+        self.wrap(runs::select(&self.connection, query))
+    }
+
+    /// Returns the number of runs that ended and have a record.
+    ///
+    /// # Errors
+    /// See [`StoreConnection::runs`].
+    pub fn count_runs(&self) -> Result<usize, StoreError> {
+        Ok(usize::try_from(self.wrap(runs::count(&self.connection))?).unwrap_or(0))
     }
 
     /// Returns the number of events, at most `max`.
@@ -130,6 +148,17 @@ impl EventReader {
                 store.lock().unwrap_or_else(PoisonError::into_inner).page(query, at)
             }
             EventReader::Disk(directory) => StoreConnection::open(directory)?.page(query, at),
+        }
+    }
+
+    /// Like [`StoreConnection::runs`].
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn runs(&self, query: &RunQuery) -> Result<Vec<RunRecord>, StoreError> {
+        match self {
+            EventReader::Memory(store) => store.lock().unwrap_or_else(PoisonError::into_inner).runs(query),
+            EventReader::Disk(directory) => StoreConnection::open(directory)?.runs(query),
         }
     }
 

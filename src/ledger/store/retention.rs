@@ -1,19 +1,22 @@
-//! Retention: removes events above the maximum age, then the oldest above the maximum size.
+//! Retention: removes events and records of runs above the maximum age, then the oldest above the maximum size.
 //!
 //! Events that are not settled are kept whatever their age.
 
 use rusqlite::{Connection, params};
 
+use super::runs;
 use super::schema::pragma;
 
 /// Maximum number of events per transaction, so that readers and commits never wait long.
 const BATCH: i64 = 500;
+/// Maximum number of records of runs; each has about 4 KiB.
+const MAX_RUNS: usize = 5_000;
 /// Maximum number of pages that are released per transaction.
 const PAGES: u32 = 1000;
 
-/// Removes settled events from before `cutoff`, then the oldest while more than `most_bytes` are used.
+/// Removes settled events and runs from before `cutoff`, then the oldest of both while more than `most_bytes` are used.
 pub fn retain(connection: &mut Connection, cutoff: f64, most_bytes: u64) -> rusqlite::Result<usize> {
-    let mut removed = 0;
+    let mut removed = runs::remove(connection, cutoff, MAX_RUNS, 0)?;
     loop {
         let gone = remove(connection, cutoff, BATCH)?;
         removed += gone;
@@ -28,8 +31,12 @@ pub fn retain(connection: &mut Connection, cutoff: f64, most_bytes: u64) -> rusq
             break;
         }
         let events: i64 = connection.query_row("SELECT count(*) FROM events", [], |row| row.get(0))?;
-        let each = (used / events.max(1)).max(1);
-        let gone = remove(connection, f64::INFINITY, ((used - most_bytes) / each).clamp(1, BATCH))?;
+        let records = runs::count(connection)?;
+        // the same share of both
+        let excess = (used - most_bytes) as f64 / used as f64;
+        let share = |rows: i64| ((rows as f64 * excess) as i64).clamp(1, BATCH);
+        let gone = remove(connection, f64::INFINITY, share(events))?
+            + runs::remove(connection, f64::NEG_INFINITY, MAX_RUNS, share(records))?;
         removed += gone;
         if gone == 0 {
             break;

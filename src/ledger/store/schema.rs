@@ -19,7 +19,7 @@ const APPLICATION_ID: u32 = 0x6d6c_6467;
 /// The migrations, one per schema version, starting with the empty file. A released migration is never changed.
 ///
 /// `AUTOINCREMENT` keeps the highest event id even after its row was removed.
-pub(super) const MIGRATIONS: &[&str] = &[FIRST_SCHEMA, TYPED_TABLES];
+pub(super) const MIGRATIONS: &[&str] = &[FIRST_SCHEMA, TYPED_TABLES, RUNS];
 
 const FIRST_SCHEMA: &str = "
     CREATE TABLE events (
@@ -66,6 +66,12 @@ const TYPED_TABLES: &str = "
     UPDATE events SET body = json_remove(json_set(body, '$.stop_signals',
         json(json_extract(body, '$.asked_signals'))), '$.asked_signals')
         WHERE json_valid(body) AND json_extract(body, '$.asked_signals') IS NOT NULL;
+";
+
+/// Records of runs that ended, by the id of the exit.
+const RUNS: &str = "
+    CREATE TABLE runs (id INTEGER PRIMARY KEY, ended REAL NOT NULL, body TEXT NOT NULL) STRICT;
+    CREATE INDEX runs_by_end ON runs (ended, id);
 ";
 
 /// Suffix of the name of a file that is being created.

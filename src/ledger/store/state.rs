@@ -15,6 +15,7 @@ use crate::discover::ContainerId;
 use crate::ledger::container_table::ContainerState;
 use crate::ledger::events::{ContainerLabels, LedgerEvent};
 use crate::ledger::reconcile::{AccountingCheckpoint, PersistedKill};
+use crate::ledger::run_record::RunRecord;
 use crate::ledger::totals::{ContainerCounters, Total};
 
 /// The content of one transaction. All values are absolute, so writing them twice changes nothing; `None` removes a row.
@@ -24,6 +25,8 @@ pub struct WriteBatch {
     pub events: BTreeMap<u64, LedgerEvent>,
     /// Events that are removed.
     pub removed_events: BTreeSet<u64>,
+    /// Records of runs that ended, by the id of the exit.
+    pub runs: BTreeMap<u64, RunRecord>,
     /// Counters of the host.
     pub totals: BTreeMap<Total, u64>,
     /// Counters of each container name.
@@ -76,10 +79,11 @@ pub struct LoadedState {
 impl WriteBatch {
     /// Returns true if there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        let Self { events, removed_events, totals, container_counters, containers, .. } = self;
+        let Self { events, removed_events, runs, totals, container_counters, containers, .. } = self;
         let Self { pending_kills, cgroup_kills, accounting, runtime_cursors, follower_cursors, .. } = self;
         events.is_empty()
             && removed_events.is_empty()
+            && runs.is_empty()
             && totals.is_empty()
             && container_counters.is_empty()
             && containers.is_empty()
@@ -95,6 +99,7 @@ impl WriteBatch {
     pub fn merge(&mut self, later: WriteBatch) {
         self.events.extend(later.events);
         self.removed_events.extend(later.removed_events);
+        self.runs.extend(later.runs);
         self.totals.extend(later.totals);
         self.container_counters.extend(later.container_counters);
         self.containers.extend(later.containers);
@@ -118,9 +123,12 @@ impl WriteBatch {
                 self.removed_events.insert(id);
             }
         }
+        while self.runs.len() > max_events {
+            self.runs.pop_first();
+        }
     }
 
-    /// Writes everything but the events.
+    /// Writes everything but events and runs.
     pub(super) fn write_state(&self, transaction: &Transaction<'_>) -> rusqlite::Result<()> {
         let writer = TableWriter { transaction };
         writer.set("totals", &self.totals)?;

@@ -1,0 +1,195 @@
+//! `memledger runs`, `compare`, `report` and `advise`: the records of runs, from the ledger.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use jiff::tz::TimeZone;
+
+use super::event_source::LedgerSource;
+use super::print;
+use crate::clock::Timestamp;
+use crate::config::{Config, since};
+use crate::diagnose::advice;
+use crate::export::runs::{self, MAX_COMPARED};
+use crate::ledger::run_record::{RunRecord, nearest_names};
+use crate::ledger::store::RunQuery;
+
+/// How a run is named on the command line.
+const RUN_HELP: &str =
+    "A run, by its id from `memledger runs`; or a container or a group, whose newest run is meant.";
+
+/// Returns `runs` with its own flags; the flags of the settings are added elsewhere.
+pub fn list_command() -> Command {
+    Command::new("runs")
+        .about(
+            "List runs of containers: how long they lasted, how they ended, and the most memory they held.",
+        )
+        .arg(Arg::new("run").value_name("RUN").help("Only runs of this container or group, or this run."))
+        .arg(
+            Arg::new("since")
+                .long("since")
+                .value_name("TIME")
+                .value_parser(|text: &str| since::since(text, Timestamp::now().unix_seconds()))
+                .help(format!(
+                    "Only runs that ended since this time, or that still run: {}.",
+                    since::EXPECTED
+                )),
+        )
+        .arg(
+            Arg::new("limit")
+                .long("limit")
+                .value_name("N")
+                .value_parser(value_parser!(usize))
+                .default_value("30")
+                .help("Maximum number of runs, the newest ones. 0: all."),
+        )
+        .arg(json_flag("Print one JSON object per line, with all fields."))
+}
+
+/// Returns `compare` with its own flags.
+pub fn compare_command() -> Command {
+    Command::new("compare")
+        .about("Compare runs: settings, duration, exit, memory and speed beside one another.")
+        .arg(Arg::new("run").value_name("RUN").required(true).num_args(1..).help(format!(
+            "{RUN_HELP} One alone means the newest runs of that container or group, at most {MAX_COMPARED}."
+        )))
+        .arg(json_flag("Print one JSON document, with all fields."))
+}
+
+/// Returns `report` with its own flags.
+pub fn report_command() -> Command {
+    let formats = ["text", "json", "csv", "memory_usage"];
+    Command::new("report")
+        .about("Show all that is known about a run.")
+        .arg(Arg::new("run").value_name("RUN").required(true).help(RUN_HELP))
+        .arg(
+            Arg::new("format")
+                .long("format")
+                .value_name("FORMAT")
+                .value_parser(PossibleValuesParser::new(formats))
+                .default_value("text")
+                .help("text; json: all fields; csv: memory over time; memory_usage: the memory_usage.json of the Python client."),
+        )
+}
+
+/// Returns `advise` with its own flags.
+pub fn advise_command() -> Command {
+    Command::new("advise")
+        .about("Advise settings for the next run of a container or a group, from what its runs needed.")
+        .arg(Arg::new("run").value_name("RUN").required(true).help("A container, a group, or a run of it."))
+        .arg(Arg::new("check").long("check").action(ArgAction::SetTrue).help(
+            "Also check who else holds the GPUs. Exit status 1 if something is to be changed before the next run.",
+        ))
+        .arg(json_flag("Print one JSON document, with all fields."))
+}
+
+fn json_flag(help: &'static str) -> Arg {
+    Arg::new("json").long("json").action(ArgAction::SetTrue).help(help)
+}
+
+/// Prints the list.
+pub fn list(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let query = RunQuery {
+        since: matches.get_one::<f64>("since").copied(),
+        wanted: matches.get_one::<String>("run").cloned(),
+        limit: matches.get_one::<usize>("limit").copied().unwrap_or(0),
+    };
+    let source = Runs::open(config)?;
+    let listed = source.0.runs(&query)?;
+    if let (true, Some(wanted)) = (listed.is_empty(), &query.wanted) {
+        source.select(wanted, 1)?; // reports an unknown name; a known one has no run in this time
+    }
+    if matches.get_flag("json") {
+        let lines = listed.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
+        print(&lines.iter().map(|line| format!("{line}\n")).collect::<String>())?;
+    } else if listed.is_empty() {
+        eprintln!("No run is recorded{}.", if query.since.is_some() { " in this time" } else { " yet" });
+    } else {
+        print(&runs::table(&listed))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a comparison.
+pub fn compare(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let wanted: Vec<&String> = matches.get_many("run").into_iter().flatten().collect();
+    if wanted.len() > MAX_COMPARED && !matches.get_flag("json") {
+        bail!("at most {MAX_COMPARED} runs fit on a screen; --json has any number");
+    }
+    let source = Runs::open(config)?;
+    let mut selected = Vec::new();
+    for name in &wanted {
+        selected.extend(source.select(name, if wanted.len() == 1 { MAX_COMPARED } else { 1 })?);
+    }
+    if selected.len() < 2 {
+        bail!("{} has only one run; name another run, container or group to compare it with", wanted[0]);
+    }
+    if matches.get_flag("json") {
+        print(&(serde_json::to_string_pretty(&serde_json::json!({ "runs": selected }))? + "\n"))?;
+    } else {
+        print(&runs::comparison(&selected))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a report.
+pub fn report(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let wanted = matches.get_one::<String>("run").map_or("", String::as_str);
+    let run = Runs::open(config)?.select(wanted, 1)?.remove(0);
+    let text = match matches.get_one::<String>("format").map_or("text", String::as_str) {
+        "json" => serde_json::to_string_pretty(&run)? + "\n",
+        "csv" => runs::csv(&run),
+        "memory_usage" => serde_json::to_string_pretty(&runs::memory_usage(&run))? + "\n",
+        _ => runs::report(&run, &TimeZone::system()),
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints advice.
+pub fn advise(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let wanted = matches.get_one::<String>("run").map_or("", String::as_str);
+    let (source, is_check) = (Runs::open(config)?, matches.get_flag("check"));
+    let newest = source.select(wanted, 1)?.remove(0);
+    let group = RunQuery { wanted: Some(newest.group.to_string()), ..RunQuery::default() };
+    let runs = source.0.runs(&group)?;
+    let advice = if is_check {
+        let mut running = source.0.runs(&RunQuery { since: Some(f64::MAX), ..RunQuery::default() })?;
+        running.retain(|run| run.ended.is_none());
+        advice::check(&runs, &running)
+    } else {
+        advice::advise(&runs)
+    };
+    let Some(advice) = advice else { bail!("the record of {wanted:?} was removed meanwhile") };
+    if matches.get_flag("json") {
+        print(&(serde_json::to_string_pretty(&advice)? + "\n"))?;
+    } else {
+        print(&runs::advice(&advice))?;
+    }
+    let is_ok = advice.lines.iter().all(|line| line.is_ok);
+    Ok(if is_check && !is_ok { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The ledger, which exists.
+struct Runs<'a>(LedgerSource<'a>);
+
+impl<'a> Runs<'a> {
+    fn open(config: &'a Config) -> anyhow::Result<Self> {
+        match LedgerSource::open(config) {
+            (LedgerSource::Missing, why) => bail!("{}", why.unwrap_or_default().trim_end_matches('.')),
+            (source, _) => Ok(Self(source)),
+        }
+    }
+
+    /// Returns the newest runs that are meant by a name, at least one, oldest first.
+    fn select(&self, wanted: &str, limit: usize) -> anyhow::Result<Vec<RunRecord>> {
+        let found = self.0.runs(&RunQuery { wanted: Some(wanted.to_owned()), limit, since: None })?;
+        if found.is_empty() {
+            let known = self.0.runs(&RunQuery::default())?;
+            bail!("no run, container or group {wanted:?}{}", nearest_names(&known, wanted));
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,130 @@
+//! How much memory other settings would need: a budget of measured parts.
+
+/// What a training needs, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RamModel {
+    /// Beside the ranks: the system, buffers, page cache that is needed.
+    pub fixed: f64,
+    /// Each rank: interpreter, libraries, model.
+    pub per_rank: f64,
+    /// Each worker of each rank.
+    pub per_worker: f64,
+    /// Each sample of the batch of each rank.
+    pub per_sample: f64,
+}
+
+/// Settings of a training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Number of ranks, one per GPU.
+    pub ranks: u64,
+    /// Workers of each rank.
+    pub workers: u64,
+    /// Batch size of each rank.
+    pub batch: u64,
+    /// Steps of which the gradients are accumulated.
+    pub accumulation: u64,
+}
+
+impl Settings {
+    /// Returns the number of samples between two updates of the weights.
+    pub fn effective_batch(&self) -> u64 {
+        self.ranks * self.batch * self.accumulation
+    }
+}
+
+impl RamModel {
+    /// Returns the bytes that these settings need.
+    pub fn needs(&self, settings: &Settings) -> f64 {
+        let ranks = settings.ranks as f64;
+        self.fixed
+            + ranks
+                * (self.per_rank
+                    + self.per_worker * settings.workers as f64
+                    + self.per_sample * settings.batch as f64)
+    }
+
+    /// Returns settings that fit into `available` bytes and keep the effective batch, best first: those given, else with fewer workers
+    /// and the same batch, else with a smaller batch and more accumulation. Empty if none fit.
+    pub fn fitting(&self, wanted: &Settings, available: f64) -> Vec<Settings> {
+        let fits = |settings: &Settings| self.needs(settings) <= available;
+        if fits(wanted) {
+            return vec![*wanted];
+        }
+        let least = wanted.workers.min(1);
+        let fewer = (least..wanted.workers).rev().map(|workers| Settings { workers, ..*wanted }).find(fits);
+        let smaller = |workers: u64| {
+            let samples = wanted.batch * wanted.accumulation;
+            let split = move |accumulation| Settings {
+                workers,
+                accumulation,
+                batch: samples / accumulation,
+                ..*wanted
+            };
+            let whole =
+                (wanted.accumulation + 1..=samples).filter(move |steps| samples.is_multiple_of(*steps));
+            whole.map(split).find(fits)
+        };
+        let accumulated = smaller(wanted.workers).or_else(|| smaller(least));
+        fewer.into_iter().chain(accumulated).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GB: f64 = 1e9;
+
+    fn model(fixed: f64, per_rank: f64, per_worker: f64, per_sample: f64) -> RamModel {
+        let [fixed, per_rank, per_worker, per_sample] =
+            [fixed, per_rank, per_worker, per_sample].map(|gb| gb * GB);
+        RamModel { fixed, per_rank, per_worker, per_sample }
+    }
+
+    fn settings(ranks: u64, workers: u64, batch: u64, accumulation: u64) -> Settings {
+        Settings { ranks, workers, batch, accumulation }
+    }
+
+    /// Each row has its own parts: system and buffers, each rank, each worker, each sample.
+    #[test]
+    fn known_tables() {
+        for (what, model, settings, available, needs) in [
+            ("6 + 10 + 3 + 6 + 4", model(10.0, 10.0, 3.0, 0.25), settings(1, 1, 24, 1), 32.0, 29.0),
+            ("6 + 10 + 7 + 8 + 4", model(10.0, 10.0, 1.75, 0.25), settings(1, 4, 32, 1), 32.0, 35.0),
+            ("8 + 12 + 6 + 16", model(8.0, 3.0, 1.5, 0.25), settings(4, 1, 16, 1), 44.0, 42.0),
+            ("8 + 12 + 16 + 16", model(8.0, 3.0, 1.0, 0.25), settings(4, 4, 16, 1), 44.0, 52.0),
+            ("8 + 12 + 6 + 12", model(8.0, 3.0, 1.5, 0.25), settings(4, 1, 12, 2), 44.0, 38.0),
+        ] {
+            assert_eq!(model.needs(&settings), needs * GB, "{what}");
+            let fits = model.fitting(&settings, available * GB) == [settings];
+            assert_eq!(fits, needs <= available, "{what}");
+        }
+        assert_eq!(settings(4, 1, 12, 2).effective_batch(), 96);
+    }
+
+    #[test]
+    fn fewer_workers_come_before_a_smaller_batch() {
+        let (model, wanted) = (model(8.0, 3.0, 1.0, 0.25), settings(4, 4, 16, 1));
+        assert_eq!(model.fitting(&wanted, 44.0 * GB), [settings(4, 2, 16, 1), settings(4, 4, 8, 2)]);
+        assert_eq!(model.fitting(&wanted, 28.0 * GB), [settings(4, 1, 4, 4)]);
+        assert_eq!(model.fitting(&wanted, 20.0 * GB), []);
+    }
+
+    proptest! {
+        #[test]
+        fn each_proposal_fits_and_keeps_the_effective_batch(
+            parts in (0.0..10.0, 0.0..10.0, 0.0..4.0, 0.0..0.5), ranks in 1..9_u64, workers in 0..17_u64,
+            batch in 1..300_u64, accumulation in 1..9_u64, available in 0.0..200.0,
+        ) {
+            let model = model(parts.0, parts.1, parts.2, parts.3);
+            let wanted = settings(ranks, workers, batch, accumulation);
+            for proposal in model.fitting(&wanted, available * GB) {
+                prop_assert!(model.needs(&proposal) <= available * GB);
+                prop_assert_eq!(proposal.effective_batch(), wanted.effective_batch());
+                prop_assert!(proposal.workers <= workers && proposal.batch <= batch);
+            }
+        }
+    }
+}

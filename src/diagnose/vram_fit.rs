@@ -1,0 +1,220 @@
+//! The largest batch that fits into the memory of a GPU: a line through the peaks of measured runs, with the interval in which the
+//! next run will be.
+
+/// Share of the GPU's memory for the peak at the largest batch: the rest is for fragmentation, libraries and larger samples.
+const MAXIMUM_SHARE: f64 = 0.7;
+/// Shares of that for a recommended and for a safe batch.
+const RECOMMENDED_SHARE: f64 = 0.6;
+const SAFE_SHARE: f64 = 0.4;
+/// Fewer sizes say too little about the next one.
+pub const MIN_SIZES: usize = 4;
+/// No size beyond this many times the largest that was measured is proposed.
+const MAX_EXTRAPOLATION: u64 = 2;
+/// Quantiles of Student's t, one-sided 97.5 %, for 1 to 30 degrees of freedom.
+const T_QUANTILES: [f64; 30] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+];
+/// The same for more.
+const T_QUANTILE_OF_MANY: f64 = 2.04;
+
+/// Batch sizes and peaks of runs that differ in nothing else.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// Batch size and peak of allocated bytes of each run.
+    pub peaks: Vec<(u64, f64)>,
+    /// Batch sizes of runs that died for want of GPU memory. Their peaks are no measurements: they needed more.
+    pub failed: Vec<u64>,
+    /// Memory of the GPU in bytes.
+    pub total: f64,
+}
+
+/// Batch sizes, powers of two; `None` if even 1 does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchSizes {
+    /// Its peak is within 70 % of the GPU's memory.
+    pub maximum: Option<u64>,
+    /// Its peak is within 60 % of that.
+    pub recommended: Option<u64>,
+    /// Its peak is within 40 % of that.
+    pub safe: Option<u64>,
+}
+
+/// The line and its interval.
+#[derive(Clone, Copy, Debug)]
+pub struct VramFit {
+    /// Bytes without a sample.
+    pub base: f64,
+    /// Bytes for each sample.
+    pub per_sample: f64,
+    runs: f64,
+    mean_size: f64,
+    spread: f64,
+    deviation: f64,
+    quantile: f64,
+    limit: u64,
+    total: f64,
+}
+
+impl Measured {
+    /// Returns the measured sizes, ascending.
+    pub fn sizes(&self) -> Vec<u64> {
+        let mut sizes: Vec<u64> = self.peaks.iter().map(|(size, _)| *size).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    /// Returns the sizes to measure next, until there are enough: powers of two below the largest, then above it, below those that
+    /// failed.
+    pub fn next_sizes(&self) -> Vec<u64> {
+        let limit = self.failed.iter().copied().min().unwrap_or(u64::MAX);
+        let mut sizes = self.sizes();
+        let mut next = Vec::new();
+        while sizes.len() < MIN_SIZES {
+            let largest = sizes.iter().copied().max().unwrap_or_else(|| 16.min(limit));
+            let below =
+                (0..32).rev().map(|power| 1 << power).find(|size| *size < largest && !sizes.contains(size));
+            let Some(size) = below.or_else(|| largest.checked_mul(2).filter(|size| *size < limit)) else {
+                break;
+            };
+            sizes.push(size);
+            next.push(size);
+        }
+        next
+    }
+
+    /// Fits the line; `None` with fewer than [`MIN_SIZES`] sizes, or if a larger batch does not need more.
+    pub fn fit(&self) -> Option<VramFit> {
+        let sizes = self.sizes();
+        if sizes.len() < MIN_SIZES {
+            return None;
+        }
+        let runs = self.peaks.len() as f64;
+        let mean_size = self.peaks.iter().map(|(size, _)| *size as f64).sum::<f64>() / runs;
+        let mean_peak = self.peaks.iter().map(|(_, peak)| peak).sum::<f64>() / runs;
+        let deviations =
+            || self.peaks.iter().map(|(size, peak)| (*size as f64 - mean_size, peak - mean_peak));
+        let spread: f64 = deviations().map(|(size, _)| size * size).sum();
+        let per_sample = deviations().map(|(size, peak)| size * peak).sum::<f64>() / spread;
+        if per_sample <= 0.0 {
+            return None;
+        }
+        let base = mean_peak - per_sample * mean_size;
+        let errors = self.peaks.iter().map(|(size, peak)| peak - base - per_sample * *size as f64);
+        let freedom = self.peaks.len() - 2;
+        let deviation = (errors.map(|error| error * error).sum::<f64>() / freedom as f64).sqrt();
+        let largest = sizes.last().copied().unwrap_or(0) * MAX_EXTRAPOLATION;
+        let failed = self.failed.iter().copied().min().map_or(u64::MAX, |failed| failed.saturating_sub(1));
+        Some(VramFit {
+            base,
+            per_sample,
+            runs,
+            mean_size,
+            spread,
+            deviation,
+            quantile: T_QUANTILES.get(freedom - 1).copied().unwrap_or(T_QUANTILE_OF_MANY),
+            limit: largest.min(failed),
+            total: self.total,
+        })
+    }
+}
+
+impl VramFit {
+    /// Returns the bytes below which the peak of a run with this batch size will be, 97.5 times in a hundred.
+    pub fn upper_bound(&self, size: u64) -> f64 {
+        let distance = size as f64 - self.mean_size;
+        let width = (1.0 + 1.0 / self.runs + distance * distance / self.spread).sqrt();
+        self.base + self.per_sample * size as f64 + self.quantile * self.deviation * width
+    }
+
+    /// Returns the batch sizes for this GPU.
+    pub fn batch_sizes(&self) -> BatchSizes {
+        BatchSizes {
+            maximum: self.largest_within(MAXIMUM_SHARE),
+            recommended: self.largest_within(MAXIMUM_SHARE * RECOMMENDED_SHARE),
+            safe: self.largest_within(MAXIMUM_SHARE * SAFE_SHARE),
+        }
+    }
+
+    /// Returns the largest power of two whose peak stays within a share of the GPU's memory.
+    fn largest_within(&self, share: f64) -> Option<u64> {
+        let powers = (0..63).map(|power| 1_u64 << power).take_while(|size| *size <= self.limit);
+        powers.filter(|size| self.upper_bound(*size) <= share * self.total).max()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    /// Numbers that repeat with their seed.
+    struct Random(u64);
+
+    impl Random {
+        /// A number from 0 to 1.
+        fn uniform(&mut self) -> f64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) as f64 / (1_u64 << 31) as f64
+        }
+
+        /// A normally distributed number: the sum of twelve uniform ones.
+        fn normal(&mut self) -> f64 {
+            (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
+        }
+    }
+
+    const GIB: f64 = (1_u64 << 30) as f64;
+
+    #[test]
+    fn size_that_failed_is_never_proposed() {
+        // a card of 12 GB: four sizes were measured, and 256 died
+        let peaks = [(16, 1.1), (32, 1.4), (64, 2.0), (128, 3.2)].map(|(size, gib)| (size, gib * GIB));
+        let mut measured = Measured { peaks: peaks.into(), failed: vec![256], total: 12e9 };
+        let sizes = measured.fit().unwrap().batch_sizes();
+        assert_eq!((sizes.maximum, sizes.recommended), (Some(128), Some(128)));
+        measured.failed.clear();
+        assert_eq!(measured.fit().unwrap().batch_sizes().maximum, Some(256), "not beyond twice the largest");
+    }
+
+    #[test]
+    fn fewer_than_four_sizes_have_no_fit_but_say_what_to_measure() {
+        let mut measured = Measured { peaks: vec![], failed: vec![], total: 12e9 };
+        for (size, next) in
+            [(0, vec![8, 4, 2, 1]), (32, vec![16, 8, 4]), (32, vec![16, 8, 4]), (1, vec![16, 8])]
+        {
+            if size > 0 {
+                measured.peaks.push((size, size as f64 * 1e8));
+            }
+            assert!(measured.fit().is_none());
+            assert_eq!(measured.next_sizes(), next, "{:?}", measured.peaks);
+        }
+        let failed = Measured { peaks: vec![(1, 1e9)], failed: vec![4], total: 12e9 };
+        assert_eq!(failed.next_sizes(), [2]);
+    }
+
+    #[test]
+    fn maximum_keeps_its_budget_and_is_not_needlessly_small() {
+        let mut random = Random(1);
+        let (mut within, draws) = (0, 1_000);
+        for _ in 0..draws {
+            let total = (8.0 + 72.0 * random.uniform()) * GIB;
+            // the largest power of two that fits is among the sizes or one above
+            let per_sample = total * (0.3 + 0.6 * random.uniform()) / 256.0;
+            let base = total * 0.05 * random.uniform();
+            let noise = 0.01 * total;
+            let peak =
+                |size: u64, random: &mut Random| base + per_sample * size as f64 + noise * random.normal();
+            let budget = 0.7 * total;
+            let fits =
+                (0..12).map(|power| 1 << power).filter(|size| base + per_sample * *size as f64 <= budget);
+            let largest_that_fits: u64 = fits.max().unwrap();
+            let sizes = (2..).map(|power| 1 << power).take_while(|size| *size <= largest_that_fits);
+            let peaks: Vec<_> = sizes.map(|size| (size, peak(size, &mut random))).collect();
+            let maximum =
+                Measured { peaks, failed: vec![], total }.fit().unwrap().batch_sizes().maximum.unwrap();
+            assert!(maximum >= largest_that_fits / 2, "{maximum} of {largest_that_fits}");
+            within += u32::from(peak(maximum, &mut random) <= budget);
+        }
+        assert!(within >= 950, "{within} of {draws} within the budget");
+    }
+}

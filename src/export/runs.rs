@@ -1,0 +1,434 @@
+//! Renders records of runs: as tables and text for people, as CSV, and as the `memory_usage.json` of older tools.
+//!
+//! Names come from containers that may be hostile: [`sanitize_for_terminal`] escapes control sequences in them.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use serde_json::{Value, json};
+
+use super::events::{duration, sanitize_for_terminal, time};
+use crate::diagnose::advice::Advice;
+use crate::ledger::run_record::{GpuPeak, RolePeak, RunRecord};
+use crate::series::human_bytes;
+
+/// Maximum number of runs beside one another: more do not fit into a hundred columns.
+pub const MAX_COMPARED: usize = 4;
+/// Maximum characters of a name in the list, and of a value in a comparison.
+const MAX_NAME_CHARS: usize = 18;
+/// Bytes of the unit that `memory_usage` calls MB.
+const MB: f64 = 1_048_576.0;
+
+/// Returns a table with one line per run.
+pub fn table(runs: &[RunRecord]) -> String {
+    let header = ["RUN", "CONTAINER", "LASTED", "EXIT", "RAM PEAK", "VRAM PEAK"].map(str::to_owned);
+    let rows: Vec<_> = std::iter::once(header).chain(runs.iter().map(row)).collect();
+    let mut widths = [0; 6];
+    for row in &rows {
+        for (width, text) in std::iter::zip(&mut widths, row) {
+            *width = (*width).max(text.chars().count());
+        }
+    }
+    rows.iter().fold(String::new(), |mut text, row| {
+        let line = std::iter::zip(row, widths).fold(String::new(), |mut line, (cell, width)| {
+            let _ = write!(line, "{cell:<width$}  ");
+            line
+        });
+        let _ = writeln!(text, "{}", line.trim_end());
+        text
+    })
+}
+
+fn row(run: &RunRecord) -> [String; 6] {
+    [
+        safe(&run.run, 40),
+        safe(&run.subject.name.container_name, MAX_NAME_CHARS),
+        run.duration_seconds.map_or_else(|| "running".to_owned(), duration),
+        exit(run),
+        bytes(run.unreclaimable_peak_bytes),
+        bytes(run.gpu_peak_bytes()),
+    ]
+}
+
+/// Returns everything about a run as text.
+pub fn report(run: &RunRecord, zone: &TimeZone) -> String {
+    let mut text = String::new();
+    let name = &run.subject.name;
+    let in_pod = match &*name.k8s_pod_name {
+        "" => String::new(),
+        pod => format!(" in pod {}/{}", safe(&name.k8s_namespace_name, 48), safe(pod, 48)),
+    };
+    let heading = format!("{}{in_pod}: run {}", safe(&name.container_name, 48), safe(&run.run, 40));
+    super::verdict_text::wrapped(&mut text, "", &heading);
+    let mut line = |what: &str, words: String| {
+        if !words.is_empty() {
+            super::verdict_text::wrapped(&mut text, &format!("  {what:<10} "), &words);
+        }
+    };
+    line("group", safe(&run.group, 64));
+    line("settings", settings(run));
+    line("started", run.subject.started.map_or_else(String::new, |at| time(at, zone)));
+    line("ended", end(run, zone));
+    line("RAM", ram(run));
+    line("/dev/shm", run.shm_peak_bytes.map_or_else(String::new, |bytes| format!("peak {}", human(bytes))));
+    line("CPU", run.cpu_mean_cores.map_or_else(String::new, |cores| format!("mean {cores:.2} cores")));
+    for (role, peak) in &run.roles {
+        line(&safe(role, 20), processes(peak));
+    }
+    for (uuid, gpu) in &run.gpus {
+        line("GPU", format!("{}: {}", safe(uuid, 48), gpu_words(gpu)));
+    }
+    line("steps", speed(run));
+    for scope in &run.scopes {
+        let peak = scope.torch_allocated_peak_bytes.or(scope.torch_allocated_bytes);
+        let vram = peak.map(|peak| format!("tensors {}", human(peak)));
+        let rss = scope.rss_bytes.map(|rss| format!("resident {}", human(rss)));
+        let words: Vec<_> = [vram, rss].into_iter().flatten().collect();
+        line(
+            "scope",
+            format!("{}/{}: {}", safe(&scope.component, 32), safe(&scope.operation, 32), words.join(", ")),
+        );
+    }
+    line("samples", run.samples.to_string());
+    text
+}
+
+fn end(run: &RunRecord, zone: &TimeZone) -> String {
+    let Some(at) = run.ended else { return "running".to_owned() };
+    let mut words = time(at, zone);
+    if let Some(seconds) = run.duration_seconds {
+        let _ = write!(words, " after {}", duration(seconds));
+    }
+    let _ = write!(words, ": {}", exit(run));
+    if let Some(code) = run.exit_code {
+        let _ = write!(words, ", exit code {code}");
+    }
+    match run.oom_kills {
+        0 => {}
+        1 => words.push_str(", 1 OOM kill"),
+        kills => {
+            let _ = write!(words, ", {kills} OOM kills");
+        }
+    }
+    words
+}
+
+fn ram(run: &RunRecord) -> String {
+    let Some(peak) = run.unreclaimable_peak_bytes else {
+        return if run.samples == 0 {
+            "not measured: the run was too short".to_owned()
+        } else {
+            String::new()
+        };
+    };
+    let mut words = format!("peak {}", human(peak));
+    if let Some(limit) = run.limit_bytes {
+        let _ = write!(words, " of {} ({:.0} %)", human(limit), 100.0 * peak as f64 / limit as f64);
+    }
+    if let Some(mean) = run.unreclaimable_mean_bytes {
+        let _ = write!(words, ", mean {}", human(mean));
+    }
+    if let Some(usage) = run.usage_peak_bytes {
+        let _ = write!(words, "; with page cache {}", human(usage));
+    }
+    words
+}
+
+fn processes(peak: &RolePeak) -> String {
+    let mut words = match peak.processes {
+        1 => format!("1 process of at most {} resident", human(peak.process_rss_bytes)),
+        count => format!("{count} processes of at most {} resident each", human(peak.process_rss_bytes)),
+    };
+    if let Some(each) = peak.process_pss_bytes {
+        let _ = write!(words, ", proportional share at most {} each", human(each));
+    }
+    words
+}
+
+fn gpu_words(gpu: &GpuPeak) -> String {
+    let mut words = Vec::new();
+    if let Some(peak) = gpu.peak_bytes {
+        let total = gpu.total_bytes.map_or_else(String::new, |total| {
+            format!(" of {} ({:.0} %)", human(total), 100.0 * peak as f64 / total as f64)
+        });
+        words.push(format!("peak {}{total}", human(peak)));
+    }
+    words.extend(gpu.mean_bytes.map(|mean| format!("mean {}", human(mean))));
+    words.extend(gpu.torch_allocated_peak_bytes.map(|peak| format!("tensors {}", human(peak))));
+    words.extend(gpu.torch_reserved_peak_bytes.map(|peak| format!("reserved by PyTorch {}", human(peak))));
+    words.extend(gpu.utilization_mean.map(|share| format!("busy {:.0} % of the time", 100.0 * share)));
+    words.join(", ")
+}
+
+fn speed(run: &RunRecord) -> String {
+    let Some(steps) = run.steps_per_second else { return String::new() };
+    let samples = run.samples_per_second.map(|samples| format!(", {samples:.1} samples per second"));
+    format!("{steps:.2} per second{}", samples.unwrap_or_default())
+}
+
+/// Returns a table with one column per run, and what changed from the first in percent. At most [`MAX_COMPARED`] runs.
+pub fn comparison(runs: &[RunRecord]) -> String {
+    let mut lines = vec![line("", runs, |run| safe(&run.subject.name.container_name, MAX_NAME_CHARS))];
+    lines.push(line("run", runs, |run| safe(run_time(run), MAX_NAME_CHARS)));
+    let mut names: Vec<&Arc<str>> = runs.iter().flat_map(|run| run.settings.keys()).collect();
+    names.sort();
+    names.dedup();
+    for name in names {
+        let value = |run: &RunRecord| {
+            run.settings.get(name).map_or("-".to_owned(), |value| safe(value, MAX_NAME_CHARS))
+        };
+        lines.push(line(&safe(name, 16), runs, value));
+    }
+    lines.push(line("lasted", runs, |run| {
+        run.duration_seconds.map_or_else(|| "running".to_owned(), duration)
+    }));
+    lines.push(line("exit", runs, exit));
+    let number = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
+    let share = |run: &RunRecord| {
+        let shares: Vec<_> = run.gpus.values().filter_map(|gpu| gpu.utilization_mean).collect();
+        (!shares.is_empty()).then(|| 100.0 * shares.iter().sum::<f64>() / shares.len() as f64)
+    };
+    let worker = |run: &RunRecord| run.roles.get("dataloader_worker").and_then(|role| role.process_pss_bytes);
+    lines.extend(measured("RAM peak", runs, |run| number(run.unreclaimable_peak_bytes), human_bytes));
+    lines.extend(measured("RAM mean", runs, |run| number(run.unreclaimable_mean_bytes), human_bytes));
+    lines.extend(measured("RAM limit", runs, |run| number(run.limit_bytes), human_bytes));
+    lines.extend(measured("worker PSS", runs, |run| number(worker(run)), human_bytes));
+    lines.extend(measured("VRAM peak", runs, |run| number(run.gpu_peak_bytes()), human_bytes));
+    lines.extend(measured("tensors peak", runs, |run| number(run.torch_allocated_peak_bytes()), human_bytes));
+    lines.extend(measured("GPU busy", runs, share, |share| format!("{share:.0} %")));
+    lines.extend(measured("CPU cores", runs, |run| run.cpu_mean_cores, |cores| format!("{cores:.2}")));
+    lines.extend(measured("steps/s", runs, |run| run.steps_per_second, |rate| format!("{rate:.2}")));
+    lines.extend(measured("samples/s", runs, |run| run.samples_per_second, |rate| format!("{rate:.1}")));
+    lines.concat()
+}
+
+/// Returns the part of a run's id after that of its container.
+fn run_time(run: &RunRecord) -> &str {
+    run.run.split_once('-').map_or(&*run.run, |(_, time)| time)
+}
+
+fn line(what: &str, runs: &[RunRecord], value: impl Fn(&RunRecord) -> String) -> String {
+    let cells = runs.iter().fold(format!("{what:<14}"), |mut line, run| {
+        let _ = write!(line, "  {:<19}", value(run));
+        line
+    });
+    format!("{}\n", cells.trim_end())
+}
+
+/// Returns the line of a value, if any run has it.
+fn measured(
+    what: &str,
+    runs: &[RunRecord],
+    value: impl Fn(&RunRecord) -> Option<f64>,
+    render: impl Fn(f64) -> String,
+) -> Option<String> {
+    let first = runs.first().and_then(&value).filter(|first| *first > 0.0);
+    runs.iter().any(|run| value(run).is_some()).then(|| {
+        line(what, runs, |run| match (value(run), first) {
+            (None, _) => "-".to_owned(),
+            (Some(value), Some(first)) if (value / first - 1.0).abs() >= 0.005 => {
+                format!("{} ({:+.0} %)", render(value), 100.0 * (value / first - 1.0))
+            }
+            (Some(value), _) => render(value),
+        })
+    })
+}
+
+/// Returns advice as text.
+pub fn advice(advice: &Advice) -> String {
+    let mut text =
+        format!("{}: advice for the next run, after {}\n", safe(&advice.group, 40), safe(&advice.run, 40));
+    for line in &advice.lines {
+        let mark = if line.is_ok { " " } else { "!" };
+        let words = sanitize_for_terminal(&line.text);
+        super::verdict_text::wrapped(&mut text, &format!("{mark} {:<10} ", line.topic), &words);
+        let others: Vec<_> =
+            line.runs.iter().filter(|run| **run != advice.run).map(|run| safe(run, 40)).collect();
+        if !others.is_empty() {
+            super::verdict_text::wrapped(
+                &mut text,
+                &format!("  {:<10} ", ""),
+                &format!("measured also in {}", others.join(", ")),
+            );
+        }
+    }
+    text
+}
+
+/// Returns the course of a run as CSV, in bytes; a value that was not measured is empty.
+pub fn csv(run: &RunRecord) -> String {
+    let cell = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
+    let header = "timestamp,unreclaimable_bytes,gpu_bytes,torch_reserved_bytes\n".to_owned();
+    run.course.iter().fold(header, |mut text, point| {
+        let cells = [point.unreclaimable_bytes, point.gpu_bytes, point.torch_reserved_bytes].map(cell);
+        let _ = writeln!(text, "{:.3},{}", point.at, cells.join(","));
+        text
+    })
+}
+
+/// Returns a run as the `memory_usage.json` of the Python client and of older tools: MB are 2^20 bytes, `null` is not measured.
+/// One entry for each scope that the program reported, else for each point of the course.
+pub fn memory_usage(run: &RunRecord) -> Value {
+    let mb = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / MB);
+    let entry = |component: &str, operation: &str, at: f64, bytes: [Option<u64>; 4]| {
+        json!({"component": component, "operation": operation, "timestamp": utc(at),
+            "cpu_ram_used_mb": mb(bytes[0]), "gpu_ram_used_mb": mb(bytes[1]),
+            "gpu_ram_peak_mb": mb(bytes[2]), "reserved_gpu_ram_mb": mb(bytes[3])})
+    };
+    let name = &run.subject.name.container_name;
+    let mut log: Vec<Value> = run
+        .scopes
+        .iter()
+        .map(|scope| {
+            let bytes = [
+                scope.rss_bytes,
+                scope.torch_allocated_bytes,
+                scope.torch_allocated_peak_bytes,
+                scope.torch_reserved_bytes,
+            ];
+            entry(&scope.component, &scope.operation, scope.at, bytes)
+        })
+        .collect();
+    if log.is_empty() {
+        let points = run.course.iter();
+        log = points
+            .map(|point| {
+                let bytes = [point.unreclaimable_bytes, point.gpu_bytes, None, point.torch_reserved_bytes];
+                entry(name, "sample", point.at, bytes)
+            })
+            .collect();
+    }
+    let sum =
+        |of: fn(&GpuPeak) -> Option<u64>| run.gpus.values().filter_map(of).reduce(|one, other| one + other);
+    json!({"detailed_log": log, "peak_usage": {
+        "cpu_ram_used_mb": mb(run.unreclaimable_peak_bytes),
+        "gpu_ram_used_mb": mb(sum(|gpu| gpu.peak_bytes)),
+        "gpu_ram_peak_mb": mb(sum(|gpu| gpu.torch_allocated_peak_bytes)),
+        "reserved_gpu_ram_mb": mb(sum(|gpu| gpu.torch_reserved_peak_bytes)),
+    }})
+}
+
+fn utc(at: f64) -> String {
+    let moment = Timestamp::from_microsecond((at * 1e6) as i64).unwrap_or_default();
+    moment.strftime("%Y-%m-%dT%H:%M:%S.%6f+00:00").to_string()
+}
+
+fn settings(run: &RunRecord) -> String {
+    let pairs = run.settings.iter().map(|(name, value)| format!("{}={}", safe(name, 64), safe(value, 64)));
+    pairs.collect::<Vec<_>>().join(" ")
+}
+
+fn exit(run: &RunRecord) -> String {
+    match (run.ended, run.exit_reason) {
+        (None, _) => "-".to_owned(),
+        (Some(_), None) => "unknown".to_owned(),
+        (Some(_), Some(reason)) => reason.label().to_owned(),
+    }
+}
+
+fn bytes(value: Option<u64>) -> String {
+    value.map_or_else(|| "-".to_owned(), human)
+}
+
+fn human(bytes: u64) -> String {
+    human_bytes(bytes as f64)
+}
+
+fn safe(text: &str, max: usize) -> String {
+    sanitize_for_terminal(text).chars().take(max).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::events::{ContainerLabels, ContainerRef, ExitReason};
+    use crate::ledger::run_record::{CoursePoint, ScopePeak};
+
+    fn run(name: &str, batch: &str, peak: u64) -> RunRecord {
+        let gpu = GpuPeak { total_bytes: Some(12 << 30), peak_bytes: Some(peak), ..GpuPeak::default() };
+        RunRecord {
+            run: "3f2a1b4c5d6e-20261123T112233Z".into(),
+            group: "vision".into(),
+            subject: ContainerRef {
+                name: ContainerLabels { container_name: name.into(), ..ContainerLabels::default() },
+                started: Some(1_795_432_953.0),
+                ..ContainerRef::default()
+            },
+            settings: [("batch_size".into(), batch.into())].into(),
+            ended: Some(1_795_436_553.5),
+            duration_seconds: Some(3600.5),
+            exit_reason: Some(ExitReason::OomContainer),
+            exit_code: Some(137),
+            oom_kills: 1,
+            samples: 3600,
+            limit_bytes: Some(6 << 30),
+            unreclaimable_peak_bytes: Some(peak / 2),
+            gpus: [("GPU-a".into(), gpu)].into(),
+            ..RunRecord::default()
+        }
+    }
+
+    #[test]
+    fn no_line_is_longer_than_a_hundred_columns() {
+        let long = "\u{1b}[2J\u{202e}".repeat(80);
+        let mut hostile = run(&long, &long, 900 << 40);
+        (hostile.group, hostile.subject.name.k8s_pod_name) = (long.as_str().into(), long.as_str().into());
+        hostile.settings.extend((0..40).map(|n| (format!("key_{n}").into(), long.as_str().into())));
+        let runs = [hostile, run("b", "64", 9 << 30), run("c", "64", 1), run("d", "7", 0)];
+        for text in [table(&runs), comparison(&runs), report(&runs[0], &TimeZone::UTC)] {
+            for line in text.lines() {
+                assert!(line.chars().count() <= 100, "{} columns: {line}", line.chars().count());
+                assert!(!line.chars().any(char::is_control), "{line:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn comparison_has_what_changed() {
+        let text = comparison(&[run("train", "32", 4 << 30), run("train", "64", 6 << 30)]);
+        assert!(text.contains("batch_size      32                   64\n"), "{text}");
+        assert!(text.contains("VRAM peak       4.0 GiB              6.0 GiB (+50 %)\n"), "{text}");
+        assert!(!text.contains("steps/s"), "nobody measured them: {text}");
+    }
+
+    #[test]
+    fn report_has_limit_exit_and_gpu() {
+        let text = report(&run("train", "32", 4 << 30), &TimeZone::UTC);
+        for part in [
+            "train: run 3f2a1b4c5d6e-20261123T112233Z\n",
+            "settings   batch_size=32",
+            "after 1h 00m: oom_container, exit code 137, 1 OOM kill",
+            "RAM        peak 2.0 GiB of 6.0 GiB (33 %)",
+            "GPU        GPU-a: peak 4.0 GiB of 12.0 GiB (33 %)",
+        ] {
+            assert!(text.contains(part), "{part} is missing:\n{text}");
+        }
+    }
+
+    #[test]
+    fn memory_usage_has_scopes_or_else_the_course() {
+        let mut run = run("train", "32", 4 << 20);
+        run.course =
+            vec![CoursePoint { at: 1.5, unreclaimable_bytes: Some(3 << 20), ..CoursePoint::default() }];
+        let entry = json!({"component": "train", "operation": "sample", "timestamp": "1970-01-01T00:00:01.500000+00:00",
+            "cpu_ram_used_mb": 3.0, "gpu_ram_used_mb": null, "gpu_ram_peak_mb": null, "reserved_gpu_ram_mb": null});
+        assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
+        let peaks = json!({"cpu_ram_used_mb": 2.0, "gpu_ram_used_mb": 4.0, "gpu_ram_peak_mb": null, "reserved_gpu_ram_mb": null});
+        assert_eq!(memory_usage(&run)["peak_usage"], peaks);
+        run.scopes = vec![ScopePeak {
+            component: "model".into(),
+            operation: "load".into(),
+            at: 2.0,
+            torch_allocated_bytes: Some(1 << 20),
+            torch_allocated_peak_bytes: Some(2 << 20),
+            torch_reserved_bytes: Some(3 << 20),
+            rss_bytes: Some(4 << 20),
+        }];
+        let entry = json!({"component": "model", "operation": "load", "timestamp": "1970-01-01T00:00:02.000000+00:00",
+            "cpu_ram_used_mb": 4.0, "gpu_ram_used_mb": 1.0, "gpu_ram_peak_mb": 2.0, "reserved_gpu_ram_mb": 3.0});
+        assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
+        assert_eq!(csv(&run).lines().nth(1), Some("1.500,3145728,,"));
+    }
+}

@@ -1,0 +1,498 @@
+//! The record of a run: what it was started with, what it needed, how it ended. Pure.
+//!
+//! [`RunFigures`] grow with each cycle while the container runs, and are stored with it at least once a minute. With the exit they
+//! become a [`RunRecord`], which is kept. A run in progress is a record without an end.
+
+pub mod sample;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::container_table::ContainerState;
+use super::events::{ContainerRef, Exit, ExitReason};
+use super::exchange::ContainerUsage;
+use super::usage_history::by_role;
+use crate::discover::{Container, ContainerId};
+use sample::{GpuSample, MAX_SCOPES, ScopeSample};
+
+/// Setting that names the group of a run.
+pub const GROUP: &str = "group";
+/// Maximum number of points of a course: then every other one is dropped, and they come half as often.
+const MAX_POINTS: usize = 60;
+/// First interval between points of a course, in seconds.
+const POINT_INTERVAL: f64 = 10.0;
+
+/// The mean of samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Mean {
+    sum: f64,
+    count: u64,
+}
+
+impl Mean {
+    fn record(&mut self, value: Option<f64>) {
+        if let Some(value) = value {
+            self.sum += value;
+            self.count += 1;
+        }
+    }
+
+    fn value(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum / self.count as f64)
+    }
+}
+
+/// The growth of a counter, which may begin again at 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Growth {
+    last: Option<(f64, f64)>,
+    total: f64,
+    seconds: f64,
+}
+
+impl Growth {
+    fn record(&mut self, at: f64, value: Option<f64>) {
+        let Some(value) = value else { return };
+        if let Some((before, last)) = self.last.replace((at, value))
+            && value >= last
+            && at > before
+        {
+            self.total += value - last;
+            self.seconds += at - before;
+        }
+    }
+
+    /// Returns the growth per second.
+    fn rate(&self) -> Option<f64> {
+        (self.seconds > 0.0).then(|| self.total / self.seconds)
+    }
+}
+
+/// What is known of a run so far.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunFigures {
+    group: Arc<str>,
+    settings: Vec<(Arc<str>, Arc<str>)>,
+    samples: u64,
+    limit_bytes: Option<u64>,
+    usage_peak_bytes: Option<u64>,
+    unreclaimable_peak_bytes: Option<u64>,
+    unreclaimable: Mean,
+    shm_peak_bytes: Option<u64>,
+    cpu: Growth,
+    steps: Growth,
+    samples_of_training: Growth,
+    torch_ooms: Option<u64>,
+    roles: BTreeMap<Arc<str>, RolePeak>,
+    gpus: BTreeMap<Arc<str>, GpuFigures>,
+    scopes: Vec<ScopePeak>,
+    course: Vec<CoursePoint>,
+    point_interval: f64,
+}
+
+/// The GPU memory and use of a run on one GPU so far.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct GpuFigures {
+    total_bytes: Option<u64>,
+    peak_bytes: Option<u64>,
+    used: Mean,
+    utilization: Mean,
+    torch_allocated_peak_bytes: Option<u64>,
+    torch_reserved_peak_bytes: Option<u64>,
+}
+
+/// The largest memory of the processes of one role.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RolePeak {
+    /// Highest number of processes at a time.
+    pub processes: u32,
+    /// Largest resident memory of one process. Resident memory of several processes has no sum: they share pages.
+    pub process_rss_bytes: u64,
+    /// Largest sum of proportional set sizes (PSS), if they were measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pss_bytes: Option<u64>,
+    /// Largest mean of PSS for each process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process_pss_bytes: Option<u64>,
+}
+
+/// The largest memory at one place of a program, and when it was last seen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScopePeak {
+    /// Component of the program.
+    pub component: Arc<str>,
+    /// Operation of the component.
+    pub operation: Arc<str>,
+    /// Unix time of the last report.
+    pub at: f64,
+    /// PyTorch's allocated bytes at the last report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch_allocated_bytes: Option<u64>,
+    /// PyTorch's peak of allocated bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch_allocated_peak_bytes: Option<u64>,
+    /// PyTorch's largest reserved bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch_reserved_bytes: Option<u64>,
+    /// Largest resident memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rss_bytes: Option<u64>,
+}
+
+/// One point of the course of a run. Points are evenly spaced and at most sixty, so they may miss a peak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CoursePoint {
+    /// Unix time.
+    pub at: f64,
+    /// Memory that the kernel cannot reclaim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreclaimable_bytes: Option<u64>,
+    /// GPU memory, all GPUs together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_bytes: Option<u64>,
+    /// PyTorch's reserved bytes, all GPUs together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch_reserved_bytes: Option<u64>,
+}
+
+impl RunFigures {
+    /// Returns true if no cycle was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.group.is_empty()
+    }
+
+    /// Records one cycle.
+    pub fn record(&mut self, at: f64, container: &Container, usage: &ContainerUsage) {
+        self.group = group(container);
+        for (name, value) in &container.settings {
+            // the settings of a run cannot change; those of a container are unknown until its runtime answers
+            if !self.settings.iter().any(|(known, _)| known == name) {
+                self.settings.push((Arc::clone(name), Arc::clone(value)));
+            }
+        }
+        let Some(sample) = &usage.sample else { return };
+        self.samples += 1;
+        self.limit_bytes = sample.effective_limit_bytes.or(sample.limit_bytes);
+        self.usage_peak_bytes = self.usage_peak_bytes.max(usage.peak_usage_bytes);
+        self.unreclaimable_peak_bytes = self.unreclaimable_peak_bytes.max(usage.peak_unreclaimable_bytes);
+        self.unreclaimable.record(sample.unreclaimable_bytes.map(|bytes| bytes as f64));
+        self.shm_peak_bytes = self.shm_peak_bytes.max(sample.shm_used_bytes);
+        self.record_roles(usage);
+        let run = &usage.run;
+        self.cpu.record(at, run.cpu_seconds);
+        self.steps.record(at, run.steps);
+        self.samples_of_training.record(at, run.samples);
+        self.torch_ooms = self.torch_ooms.max(run.torch_ooms.map(|count| count as u64));
+        for (uuid, gpu) in &run.gpus {
+            self.gpus.entry(Arc::clone(uuid)).or_default().record(gpu);
+        }
+        for (uuid, bytes) in &usage.gpu_peaks {
+            let gpu = self.gpus.entry(Arc::clone(uuid)).or_default();
+            gpu.peak_bytes = gpu.peak_bytes.max(Some(*bytes));
+        }
+        for ((component, operation), scope) in &run.scopes {
+            self.record_scope(at, component, operation, scope);
+        }
+        let sum = |of: fn(&GpuSample) -> Option<f64>| {
+            run.gpus.values().filter_map(of).reduce(|one, other| one + other).map(|bytes| bytes as u64)
+        };
+        self.record_point(CoursePoint {
+            at,
+            unreclaimable_bytes: sample.unreclaimable_bytes,
+            gpu_bytes: sum(|gpu| gpu.used_bytes),
+            torch_reserved_bytes: sum(|gpu| gpu.torch_reserved_bytes),
+        });
+    }
+
+    fn record_roles(&mut self, usage: &ContainerUsage) {
+        for role in by_role(&usage.processes) {
+            let peak = self.roles.entry(Arc::clone(&role.role)).or_default();
+            peak.processes = peak.processes.max(role.processes);
+            peak.pss_bytes = peak.pss_bytes.max(role.pss_bytes);
+            let each = role.pss_bytes.map(|pss| pss / u64::from(role.processes.max(1)));
+            peak.process_pss_bytes = peak.process_pss_bytes.max(each);
+        }
+        for process in &usage.processes {
+            let peak = self.roles.entry(process.role.label().into()).or_default();
+            peak.process_rss_bytes = peak.process_rss_bytes.max(process.rss_bytes);
+        }
+    }
+
+    fn record_scope(&mut self, at: f64, component: &Arc<str>, operation: &Arc<str>, scope: &ScopeSample) {
+        let same = |known: &&mut ScopePeak| known.component == *component && known.operation == *operation;
+        let bytes = |value: Option<f64>| value.map(|value| value as u64);
+        let sampled = ScopePeak {
+            component: Arc::clone(component),
+            operation: Arc::clone(operation),
+            at,
+            torch_allocated_bytes: bytes(scope.torch_allocated_bytes),
+            torch_allocated_peak_bytes: bytes(scope.torch_allocated_peak_bytes),
+            torch_reserved_bytes: bytes(scope.torch_reserved_bytes),
+            rss_bytes: bytes(scope.rss_bytes),
+        };
+        let has_room = self.scopes.len() < MAX_SCOPES;
+        match self.scopes.iter_mut().find(same) {
+            Some(known) => {
+                known.at = at;
+                known.torch_allocated_bytes = sampled.torch_allocated_bytes;
+                known.torch_allocated_peak_bytes =
+                    known.torch_allocated_peak_bytes.max(sampled.torch_allocated_peak_bytes);
+                known.torch_reserved_bytes = known.torch_reserved_bytes.max(sampled.torch_reserved_bytes);
+                known.rss_bytes = known.rss_bytes.max(sampled.rss_bytes);
+            }
+            None if has_room => self.scopes.push(sampled),
+            None => {}
+        }
+    }
+
+    fn record_point(&mut self, point: CoursePoint) {
+        let interval = self.point_interval.max(POINT_INTERVAL);
+        if self.course.last().is_some_and(|last| point.at - last.at < interval && point.at >= last.at) {
+            return;
+        }
+        self.course.push(point);
+        if self.course.len() > MAX_POINTS {
+            let mut keep = false;
+            self.course.retain(|_| {
+                keep = !keep;
+                keep
+            });
+            self.point_interval = interval * 2.0;
+        }
+    }
+}
+
+impl GpuFigures {
+    fn record(&mut self, sample: &GpuSample) {
+        let bytes = |value: Option<f64>| value.map(|value| value as u64);
+        self.total_bytes = bytes(sample.total_bytes).or(self.total_bytes);
+        self.peak_bytes = self.peak_bytes.max(bytes(sample.used_bytes));
+        self.used.record(sample.used_bytes);
+        self.utilization.record(sample.utilization);
+        for value in [sample.torch_allocated_bytes, sample.torch_allocated_peak_bytes] {
+            self.torch_allocated_peak_bytes = self.torch_allocated_peak_bytes.max(bytes(value));
+        }
+        for value in [sample.torch_reserved_bytes, sample.torch_reserved_peak_bytes] {
+            self.torch_reserved_peak_bytes = self.torch_reserved_peak_bytes.max(bytes(value));
+        }
+    }
+}
+
+/// Returns what makes the runs of a container comparable with others: its setting `group`, which for the pod of a Job is the name of
+/// the Job unless a label says otherwise; its Compose project and service; or its name.
+fn group(container: &Container) -> Arc<str> {
+    let setting = |(name, _): &&(Arc<str>, Arc<str>)| **name == *GROUP;
+    if let Some((_, group)) = container.settings.iter().find(setting) {
+        return Arc::clone(group);
+    }
+    if !container.compose_project.is_empty() && !container.compose_service.is_empty() {
+        return format!("{}/{}", container.compose_project, container.compose_service).into();
+    }
+    Arc::clone(&container.identity.name)
+}
+
+/// One run of a container: what it was started with, what it needed, how it ended. Bytes and seconds; a value that was not measured
+/// is absent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunRecord {
+    /// Id of the run, as the label `run` of `memledger_container_run_info`.
+    pub run: Arc<str>,
+    /// Runs of one group are comparable.
+    pub group: Arc<str>,
+    /// The container.
+    #[serde(flatten)]
+    pub subject: ContainerRef,
+    /// Settings by their names in lower case, such as `batch_size`.
+    pub settings: BTreeMap<Arc<str>, Arc<str>>,
+    /// Unix time of the exit; absent while it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<f64>,
+    /// Seconds from start to exit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duration_seconds: Option<f64>,
+    /// Why it exited; absent while it runs, and while evidence may still arrive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_reason: Option<ExitReason>,
+    /// Exit code, as reported by the runtime.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i64>,
+    /// OOM kills of its processes.
+    pub oom_kills: u64,
+    /// Number of cycles that sampled its memory.
+    pub samples: u64,
+    /// Lowest limit on the path to the root cgroup, at the last sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// Highest usage, page cache included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_peak_bytes: Option<u64>,
+    /// Highest sample of unreclaimable memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreclaimable_peak_bytes: Option<u64>,
+    /// Mean of the samples of unreclaimable memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreclaimable_mean_bytes: Option<u64>,
+    /// Highest sample of its `/dev/shm`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm_peak_bytes: Option<u64>,
+    /// Mean number of CPU cores in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_mean_cores: Option<f64>,
+    /// Training steps per second, as the program reports them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps_per_second: Option<f64>,
+    /// Training samples per second, as the program reports them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub samples_per_second: Option<f64>,
+    /// CUDA out-of-memory errors that PyTorch counted; a program may survive them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch_ooms: Option<u64>,
+    /// By role of the processes.
+    pub roles: BTreeMap<Arc<str>, RolePeak>,
+    /// By UUID of the GPU.
+    pub gpus: BTreeMap<Arc<str>, GpuPeak>,
+    /// Places of the program, as it reports them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub scopes: Vec<ScopePeak>,
+    /// Its memory over time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub course: Vec<CoursePoint>,
+}
+
+/// The GPU memory and use of a run on one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GpuPeak {
+    /// Memory of the GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<u64>,
+    /// Highest memory of the container's processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_bytes: Option<u64>,
+    /// Mean of the samples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean_bytes: Option<u64>,
+    /// Mean share of time in which a kernel ran, 0 to 1: of the container if the driver says so, else of the GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utilization_mean: Option<f64>,
+    /// Highest allocated bytes of PyTorch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch_allocated_peak_bytes: Option<u64>,
+    /// Highest reserved bytes of PyTorch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch_reserved_peak_bytes: Option<u64>,
+}
+
+/// Returns the id of a run: it differs between two runs of a container, also over restarts of memledger.
+pub fn run_id(container: &ContainerId, started: Option<f64>) -> Arc<str> {
+    let id = container.short();
+    match started.and_then(|started| jiff::Timestamp::from_second(started as i64).ok()) {
+        Some(start) => format!("{id}-{}", start.strftime("%Y%m%dT%H%M%SZ")).into(),
+        None => id.into(),
+    }
+}
+
+impl RunRecord {
+    /// Returns the record of the current run of a container; `None` if it does not run, or if no cycle has seen it.
+    pub fn of_running(id: &ContainerId, known: &ContainerState) -> Option<Self> {
+        let run = known.run.as_ref().filter(|run| run.ended.is_none() && run.figures.samples > 0)?;
+        Some(Self { oom_kills: run.kills, ..Self::of_figures(known.subject(id, Some(run)), &run.figures) })
+    }
+
+    /// Returns the record of a run that ended.
+    pub fn of_exit(figures: &RunFigures, exit: &Exit) -> Self {
+        Self {
+            ended: Some(exit.at),
+            duration_seconds: exit.duration_seconds,
+            exit_reason: exit.reason,
+            exit_code: exit.exit_code,
+            oom_kills: exit.oom_kills,
+            usage_peak_bytes: figures.usage_peak_bytes.max(exit.peak_usage_bytes),
+            unreclaimable_peak_bytes: figures.unreclaimable_peak_bytes.max(exit.peak_unreclaimable_bytes),
+            ..Self::of_figures(exit.subject.clone(), figures)
+        }
+    }
+
+    fn of_figures(subject: ContainerRef, figures: &RunFigures) -> Self {
+        let figures = figures.clone();
+        let name = || Arc::clone(&subject.name.container_name);
+        Self {
+            run: run_id(&ContainerId::new(&subject.container_id), subject.started),
+            group: if figures.group.is_empty() { name() } else { figures.group },
+            settings: figures.settings.into_iter().collect(),
+            samples: figures.samples,
+            limit_bytes: figures.limit_bytes,
+            usage_peak_bytes: figures.usage_peak_bytes,
+            unreclaimable_peak_bytes: figures.unreclaimable_peak_bytes,
+            unreclaimable_mean_bytes: figures.unreclaimable.value().map(|mean| mean as u64),
+            shm_peak_bytes: figures.shm_peak_bytes,
+            cpu_mean_cores: figures.cpu.rate(),
+            steps_per_second: figures.steps.rate(),
+            samples_per_second: figures.samples_of_training.rate(),
+            torch_ooms: figures.torch_ooms,
+            roles: figures.roles,
+            gpus: figures.gpus.iter().map(|(uuid, gpu)| (Arc::clone(uuid), gpu.peak())).collect(),
+            scopes: figures.scopes,
+            course: figures.course,
+            subject,
+            ..Self::default()
+        }
+    }
+
+    /// Returns true if this is its run id, its group, or the name or the beginning of the id of its container.
+    pub fn matches(&self, wanted: &str) -> bool {
+        let name = &self.subject.name;
+        let in_pod = || format!("{}/{}", name.k8s_pod_name, name.container_name);
+        let in_namespace = || format!("{}/{}", name.k8s_namespace_name, in_pod());
+        *self.run == *wanted
+            || *self.group == *wanted
+            || *name.container_name == *wanted
+            || (!name.k8s_pod_name.is_empty() && (in_pod() == wanted || in_namespace() == wanted))
+            || (wanted.len() >= 4 && self.subject.container_id.starts_with(wanted))
+    }
+
+    /// Returns the largest peak of GPU memory on one GPU.
+    pub fn gpu_peak_bytes(&self) -> Option<u64> {
+        self.gpus.values().filter_map(|gpu| gpu.peak_bytes).max()
+    }
+
+    /// Returns the largest peak of PyTorch's allocated bytes on one GPU.
+    pub fn torch_allocated_peak_bytes(&self) -> Option<u64> {
+        self.gpus.values().filter_map(|gpu| gpu.torch_allocated_peak_bytes).max()
+    }
+}
+
+/// Returns the end of a message about an unknown name: the known names that are most like it.
+pub fn nearest_names(known: &[RunRecord], wanted: &str) -> String {
+    let names = known.iter().flat_map(|run| [&run.group, &run.subject.name.container_name]);
+    let names: BTreeSet<&str> = names.map(|name| &**name).filter(|name| !name.is_empty()).collect();
+    let mut names: Vec<_> =
+        names.into_iter().map(|name| (strsim::damerau_levenshtein(name, wanted), name)).collect();
+    names.sort();
+    let nearest: Vec<_> = names.iter().take(3).map(|(_, name)| format!("{name:?}")).collect();
+    match nearest.as_slice() {
+        [] => "; no run is recorded yet".to_owned(),
+        nearest => format!("; the nearest known names are {}", nearest.join(", ")),
+    }
+}
+
+impl GpuFigures {
+    fn peak(&self) -> GpuPeak {
+        GpuPeak {
+            total_bytes: self.total_bytes,
+            peak_bytes: self.peak_bytes,
+            mean_bytes: self.used.value().map(|mean| mean as u64),
+            utilization_mean: self.utilization.value(),
+            torch_allocated_peak_bytes: self.torch_allocated_peak_bytes,
+            torch_reserved_peak_bytes: self.torch_reserved_peak_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

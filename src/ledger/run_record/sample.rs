@@ -1,0 +1,160 @@
+//! What one cycle adds to the records of runs, taken from the series of that cycle: a record has the values that the metrics
+//! had.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::catalog::FamilyId;
+use crate::collect::CycleData;
+use crate::series::{Label, Row, Series};
+
+/// Maximum number of scopes of a container.
+pub const MAX_SCOPES: usize = 64;
+
+/// The values of one container in one cycle, beside its memory and processes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunSample {
+    /// CPU seconds since the container began.
+    pub cpu_seconds: Option<f64>,
+    /// Training steps of the rank with the most, as its programs report them.
+    pub steps: Option<f64>,
+    /// Samples of the rank with the most.
+    pub samples: Option<f64>,
+    /// CUDA out-of-memory errors that PyTorch counted.
+    pub torch_ooms: Option<f64>,
+    /// By UUID.
+    pub gpus: BTreeMap<Arc<str>, GpuSample>,
+    /// By component and operation.
+    pub scopes: BTreeMap<(Arc<str>, Arc<str>), ScopeSample>,
+}
+
+/// The values of one container on one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GpuSample {
+    /// Memory of the GPU.
+    pub total_bytes: Option<f64>,
+    /// Memory of the container's processes.
+    pub used_bytes: Option<f64>,
+    /// Share of time in which a kernel ran: of the container if the driver says so, else of the GPU.
+    pub utilization: Option<f64>,
+    /// Of PyTorch, all ranks together.
+    pub torch_allocated_bytes: Option<f64>,
+    /// Of PyTorch, all ranks together.
+    pub torch_reserved_bytes: Option<f64>,
+    /// PyTorch's own peak, of the rank with the most.
+    pub torch_allocated_peak_bytes: Option<f64>,
+    /// PyTorch's own peak, of the rank with the most.
+    pub torch_reserved_peak_bytes: Option<f64>,
+}
+
+/// The memory at one place of a program: of the rank with the most.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ScopeSample {
+    /// PyTorch's allocated bytes.
+    pub torch_allocated_bytes: Option<f64>,
+    /// PyTorch's peak of allocated bytes.
+    pub torch_allocated_peak_bytes: Option<f64>,
+    /// PyTorch's reserved bytes.
+    pub torch_reserved_bytes: Option<f64>,
+    /// Resident memory.
+    pub rss_bytes: Option<f64>,
+}
+
+/// Returns the samples of the first `containers` containers of a cycle.
+pub fn samples(containers: usize, cycle_data: &CycleData, series: &Series) -> Vec<RunSample> {
+    let gpus: Vec<Arc<str>> =
+        cycle_data.gpu_devices().map(|(_, device)| Arc::clone(device.identity.key())).collect();
+    let mut of_gpu = vec![GpuSample::default(); gpus.len()];
+    let mut samples = vec![RunSample::default(); containers];
+    for row in series.rows() {
+        if let Some(gpu) = of_gpu.get_mut(row.gpu as usize)
+            && row.container == crate::series::NONE
+        {
+            add_gpu(gpu, row);
+        } else if let Some(sample) = samples.get_mut(row.container as usize) {
+            match gpus.get(row.gpu as usize) {
+                Some(uuid) => add_container_gpu(sample, uuid, row),
+                None => add_container(sample, row, series.labels(row)),
+            }
+        }
+    }
+    for sample in &mut samples {
+        for (uuid, gpu) in &mut sample.gpus {
+            let Some(whole) = gpus.iter().position(|key| key == uuid).map(|at| of_gpu[at]) else { continue };
+            gpu.total_bytes = whole.total_bytes;
+            gpu.utilization = gpu.utilization.or(whole.utilization);
+        }
+    }
+    samples
+}
+
+fn add_gpu(gpu: &mut GpuSample, row: &Row) {
+    match row.family {
+        FamilyId::GPU_MEMORY_TOTAL => gpu.total_bytes = Some(row.value),
+        FamilyId::GPU_UTILIZATION => gpu.utilization = Some(row.value),
+        _ => {}
+    }
+}
+
+fn add_container_gpu(sample: &mut RunSample, uuid: &Arc<str>, row: &Row) {
+    if row.family == FamilyId::CONTAINER_TORCH_OOMS {
+        add(&mut sample.torch_ooms, row.value);
+    }
+    let families = [
+        FamilyId::CONTAINER_GPU_MEMORY,
+        FamilyId::CONTAINER_GPU_UTILIZATION,
+        FamilyId::CONTAINER_TORCH_ALLOCATED,
+        FamilyId::CONTAINER_TORCH_RESERVED,
+        FamilyId::CONTAINER_TORCH_ALLOCATED_PEAK,
+        FamilyId::CONTAINER_TORCH_RESERVED_PEAK,
+    ];
+    if !families.contains(&row.family) {
+        return;
+    }
+    let gpu = sample.gpus.entry(Arc::clone(uuid)).or_default();
+    match row.family {
+        FamilyId::CONTAINER_GPU_MEMORY => gpu.used_bytes = Some(row.value),
+        FamilyId::CONTAINER_GPU_UTILIZATION => gpu.utilization = Some(row.value),
+        FamilyId::CONTAINER_TORCH_ALLOCATED => add(&mut gpu.torch_allocated_bytes, row.value),
+        FamilyId::CONTAINER_TORCH_RESERVED => add(&mut gpu.torch_reserved_bytes, row.value),
+        FamilyId::CONTAINER_TORCH_ALLOCATED_PEAK => raise(&mut gpu.torch_allocated_peak_bytes, row.value),
+        FamilyId::CONTAINER_TORCH_RESERVED_PEAK => raise(&mut gpu.torch_reserved_peak_bytes, row.value),
+        _ => {}
+    }
+}
+
+fn add_container(sample: &mut RunSample, row: &Row, labels: &[Label]) {
+    match row.family {
+        FamilyId::CONTAINER_CPU => add(&mut sample.cpu_seconds, row.value),
+        FamilyId::CONTAINER_STEPS => raise(&mut sample.steps, row.value),
+        FamilyId::CONTAINER_SAMPLES => raise(&mut sample.samples, row.value),
+        FamilyId::CONTAINER_SCOPE_ALLOCATED
+        | FamilyId::CONTAINER_SCOPE_ALLOCATED_PEAK
+        | FamilyId::CONTAINER_SCOPE_RESERVED
+        | FamilyId::CONTAINER_SCOPE_RSS => {
+            let [Label::Text(component), Label::Text(operation)] = labels else { return };
+            let key = (Arc::clone(component), Arc::clone(operation));
+            if sample.scopes.len() >= MAX_SCOPES && !sample.scopes.contains_key(&key) {
+                return;
+            }
+            let scope = sample.scopes.entry(key).or_default();
+            match row.family {
+                FamilyId::CONTAINER_SCOPE_ALLOCATED => scope.torch_allocated_bytes = Some(row.value),
+                FamilyId::CONTAINER_SCOPE_ALLOCATED_PEAK => {
+                    scope.torch_allocated_peak_bytes = Some(row.value);
+                }
+                FamilyId::CONTAINER_SCOPE_RESERVED => scope.torch_reserved_bytes = Some(row.value),
+                _ => scope.rss_bytes = Some(row.value),
+            }
+        }
+        _ => {}
+    }
+}
+
+fn add(sum: &mut Option<f64>, value: f64) {
+    *sum = Some(sum.unwrap_or(0.0) + value);
+}
+
+fn raise(most: &mut Option<f64>, value: f64) {
+    *most = Some(most.map_or(value, |most| most.max(value)));
+}
