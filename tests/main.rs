@@ -26,6 +26,7 @@ mod privileges;
 mod prometheus;
 mod recorded;
 mod roles;
+mod runs;
 mod runtime_answers;
 mod serving;
 mod stalls;

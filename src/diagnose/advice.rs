@@ -125,13 +125,13 @@ fn ram_lines(newest: &RunRecord, runs: &[RunRecord]) -> Vec<AdviceLine> {
             one,
         )];
     }
-    let what = if is_killed { "it was killed at its limit of" } else { "it came close to its limit of" };
-    let mut lines =
-        vec![line(false, format!("{what} {}: peak {} ({share:.0} %)", human(limit), human(peak)), one)];
-    // what a killed run would have needed is unknown; it was at least the limit
-    let Some((model, settings, from)) =
-        ram_model(newest, runs, if is_killed { peak.max(limit) } else { peak })
-    else {
+    let text = if is_killed {
+        format!("it was killed at its limit of {}; highest sample {}", human(limit), human(peak))
+    } else {
+        format!("it came close to its limit of {}: peak {} ({share:.0} %)", human(limit), human(peak))
+    };
+    let mut lines = vec![line(false, text, one)];
+    let Some((model, settings, from)) = ram_model(newest, runs) else {
         let text = "which setting would help is not measured: run it with another batch size or number of workers, in the same group";
         lines.push(line(false, text.to_owned(), vec![]));
         return lines;
@@ -163,14 +163,11 @@ fn ram_lines(newest: &RunRecord, runs: &[RunRecord]) -> Vec<AdviceLine> {
     lines
 }
 
-/// Returns what settings need, from the runs of a group: the share of a worker as measured, and of a sample if runs differ in the
-/// batch alone. `None` if neither is known.
-fn ram_model(
-    newest: &RunRecord,
-    runs: &[RunRecord],
-    peak: f64,
-) -> Option<(RamModel, Settings, Vec<Arc<str>>)> {
-    let settings = settings(newest);
+/// Returns what settings need, from the runs of a group, and the settings of the newest: the share of a worker as measured, and of a
+/// sample if runs differ in the batch alone; the rest is that of the newest run that was not killed, because what a killed run would
+/// have needed is unknown. `None` if no share is known.
+fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<(RamModel, Settings, Vec<Arc<str>>)> {
+    let wanted = settings(newest);
     let mut from = vec![Arc::clone(&newest.run)];
     let shares = runs.iter().filter_map(|run| {
         let share = run.roles.get("dataloader_worker")?.process_pss_bytes?;
@@ -178,27 +175,27 @@ fn ram_model(
     });
     let worker = shares.max_by_key(|(share, _)| *share);
     from.extend(worker.map(|(_, run)| Arc::clone(run)));
-    let alike: Vec<&RunRecord> = runs
-        .iter()
-        .filter(|run| differ_only_in_batch(run, newest) && run.exit_reason != Some(ExitReason::OomContainer))
-        .collect();
+    let alike: Vec<&RunRecord> =
+        runs.iter().filter(|run| differ_only_in_batch(run, newest) && is_whole(run)).collect();
     let points: Vec<(f64, f64)> = alike
         .iter()
         .filter_map(|run| Some((number(run, BATCH)? as f64, run.unreclaimable_peak_bytes? as f64)))
         .collect();
-    let sample = slope(&points).filter(|slope| *slope > 0.0).map(|slope| slope / settings.ranks as f64);
+    let sample = slope(&points).filter(|slope| *slope > 0.0).map(|slope| slope / wanted.ranks as f64);
     if sample.is_some() {
         from.extend(alike.iter().map(|run| Arc::clone(&run.run)));
     }
-    if sample.is_none() && (worker.is_none() || settings.workers == 0) {
+    if sample.is_none() && (worker.is_none() || wanted.workers == 0) {
         return None;
     }
-    from.sort();
-    from.dedup();
     let per_worker = worker.map_or(0.0, |(share, _)| share as f64);
     let variable = RamModel { per_worker, per_sample: sample.unwrap_or(0.0), ..RamModel::default() };
-    let fixed = (peak - variable.needs(&settings)).max(0.0);
-    Some((RamModel { fixed, ..variable }, settings, from))
+    let reference = alike.last().copied().unwrap_or(newest);
+    from.push(Arc::clone(&reference.run));
+    from.sort();
+    from.dedup();
+    let fixed = (reference.unreclaimable_peak_bytes? as f64 - variable.needs(&settings(reference))).max(0.0);
+    Some((RamModel { fixed, ..variable }, wanted, from))
 }
 
 /// Returns the slope of the line through points with at least two different places.
@@ -232,7 +229,7 @@ fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, Optio
     let measured = Measured {
         peaks: alike
             .iter()
-            .filter(|run| !has_failed(run))
+            .filter(|run| is_whole(run) && !has_failed(run))
             .filter_map(|run| Some((number(run, BATCH)?, peak_of(run)? as f64)))
             .collect(),
         failed: alike.iter().filter(|run| has_failed(run)).filter_map(|run| number(run, BATCH)).collect(),
@@ -290,7 +287,7 @@ fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     if shares.is_empty() || busy >= BUSY_GPU || workers == 0 || cores < BUSY_WORKER {
         return None;
     }
-    let (model, _, from) = ram_model(newest, runs, newest.unreclaimable_peak_bytes? as f64)?;
+    let (model, _, from) = ram_model(newest, runs)?;
     let limit = newest.limit_bytes.map_or(f64::INFINITY, |limit| PLANNED_SHARE * limit as f64);
     let more = Settings { workers: settings.workers + 1, ..settings };
     let waits = format!(
@@ -360,7 +357,7 @@ fn allocator_line(newest: &RunRecord) -> Option<AdviceLine> {
 /// Returns the least memory that a run of this group got along with.
 fn minimum_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     let is_good = |run: &&RunRecord| run.exit_reason == Some(ExitReason::Completed) && run.samples > 0;
-    let run = runs.iter().filter(is_good).filter(|run| run.settings == newest.settings).next_back()?;
+    let run = runs.iter().filter(is_good).rfind(|run| run.settings == newest.settings)?;
     let plan = |bytes: u64| human(bytes as f64 / PLANNED_SHARE);
     let ram = run.unreclaimable_peak_bytes.map(|bytes| format!("{} of RAM", plan(bytes)));
     let vram = run.gpu_peak_bytes().map(|bytes| format!("a GPU of {}", plan(bytes)));
@@ -374,6 +371,12 @@ fn minimum_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
         ),
         runs: vec![Arc::clone(&run.run)],
     })
+}
+
+/// Returns true if the peaks of a run are what its settings need: it ended, and was not killed for its memory.
+fn is_whole(run: &RunRecord) -> bool {
+    let is_killed = matches!(run.exit_reason, Some(ExitReason::OomContainer | ExitReason::OomHost));
+    run.ended.is_some() && !is_killed
 }
 
 /// Returns true if a run died for want of GPU memory, as far as PyTorch reported it.
@@ -455,9 +458,8 @@ mod tests {
         killed.exit_reason = Some(ExitReason::OomContainer);
         let advice = advise(&[small, middle, killed]).unwrap();
         let lines = texts(&advice, "ram");
-        assert_eq!(lines[0], "it was killed at its limit of 1000.0 MiB: peak 990.0 MiB (99 %)");
-        assert_eq!(lines[1], "NUM_WORKERS=2 needs about 900.0 MiB of 1000.0 MiB");
-        assert_eq!(lines[2], "BATCH_SIZE=32 ACCUM=2 needs about 680.0 MiB of 1000.0 MiB");
+        assert_eq!(lines[0], "it was killed at its limit of 1000.0 MiB; highest sample 990.0 MiB");
+        assert_eq!(lines[1..], ["BATCH_SIZE=32 ACCUM=2 needs about 760.0 MiB of 1000.0 MiB"]);
         assert_eq!(advice.lines[1].runs.iter().map(|run| &**run).collect::<Vec<_>>(), ["a", "b", "c"]);
     }
 

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use super::events::{duration, sanitize_for_terminal, time};
 use crate::diagnose::advice::Advice;
-use crate::ledger::run_record::{GpuPeak, RolePeak, RunRecord};
+use crate::ledger::events::ExitReason;
+use crate::ledger::run_record::{GROUP, GpuPeak, RolePeak, RunRecord};
 use crate::series::human_bytes;
 
 /// Maximum number of runs beside one another: more do not fit into a hundred columns.
@@ -64,7 +65,7 @@ pub fn report(run: &RunRecord, zone: &TimeZone) -> String {
     super::verdict_text::wrapped(&mut text, "", &heading);
     let mut line = |what: &str, words: String| {
         if !words.is_empty() {
-            super::verdict_text::wrapped(&mut text, &format!("  {what:<10} "), &words);
+            super::verdict_text::wrapped(&mut text, &format!("  {what:<17} "), &words);
         }
     };
     line("group", safe(&run.group, 64));
@@ -74,7 +75,7 @@ pub fn report(run: &RunRecord, zone: &TimeZone) -> String {
     line("RAM", ram(run));
     line("/dev/shm", run.shm_peak_bytes.map_or_else(String::new, |bytes| format!("peak {}", human(bytes))));
     line("CPU", run.cpu_mean_cores.map_or_else(String::new, |cores| format!("mean {cores:.2} cores")));
-    for (role, peak) in &run.roles {
+    for (role, peak) in run.roles.iter().filter(|(_, peak)| peak.process_rss_bytes > 0) {
         line(&safe(role, 20), processes(peak));
     }
     for (uuid, gpu) in &run.gpus {
@@ -123,10 +124,15 @@ fn ram(run: &RunRecord) -> String {
             String::new()
         };
     };
-    let mut words = format!("peak {}", human(peak));
-    if let Some(limit) = run.limit_bytes {
-        let _ = write!(words, " of {} ({:.0} %)", human(limit), 100.0 * peak as f64 / limit as f64);
-    }
+    let mut words = match run.limit_bytes {
+        Some(limit) if run.exit_reason == Some(ExitReason::OomContainer) => {
+            format!("reached its limit of {}; highest sample {}", human(limit), human(peak))
+        }
+        Some(limit) => {
+            format!("peak {} of {} ({:.0} %)", human(peak), human(limit), 100.0 * peak as f64 / limit as f64)
+        }
+        None => format!("peak {}", human(peak)),
+    };
     if let Some(mean) = run.unreclaimable_mean_bytes {
         let _ = write!(words, ", mean {}", human(mean));
     }
@@ -316,7 +322,8 @@ fn utc(at: f64) -> String {
 }
 
 fn settings(run: &RunRecord) -> String {
-    let pairs = run.settings.iter().map(|(name, value)| format!("{}={}", safe(name, 64), safe(value, 64)));
+    let shown = run.settings.iter().filter(|(name, _)| ***name != *GROUP);
+    let pairs = shown.map(|(name, value)| format!("{}={}", safe(name, 64), safe(value, 64)));
     pairs.collect::<Vec<_>>().join(" ")
 }
 
@@ -337,13 +344,17 @@ fn human(bytes: u64) -> String {
 }
 
 fn safe(text: &str, max: usize) -> String {
-    sanitize_for_terminal(text).chars().take(max).collect()
+    let text = sanitize_for_terminal(text);
+    match text.char_indices().nth(max) {
+        Some(_) => text.chars().take(max - 1).chain(['…']).collect(),
+        None => text,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::events::{ContainerLabels, ContainerRef, ExitReason};
+    use crate::ledger::events::{ContainerLabels, ContainerRef};
     use crate::ledger::run_record::{CoursePoint, ScopePeak};
 
     fn run(name: &str, batch: &str, peak: u64) -> RunRecord {
@@ -398,10 +409,10 @@ mod tests {
         let text = report(&run("train", "32", 4 << 30), &TimeZone::UTC);
         for part in [
             "train: run 3f2a1b4c5d6e-20261123T112233Z\n",
-            "settings   batch_size=32",
+            "settings          batch_size=32",
             "after 1h 00m: oom_container, exit code 137, 1 OOM kill",
-            "RAM        peak 2.0 GiB of 6.0 GiB (33 %)",
-            "GPU        GPU-a: peak 4.0 GiB of 12.0 GiB (33 %)",
+            "RAM               reached its limit of 6.0 GiB; highest sample 2.0 GiB",
+            "GPU               GPU-a: peak 4.0 GiB of 12.0 GiB (33 %)",
         ] {
             assert!(text.contains(part), "{part} is missing:\n{text}");
         }

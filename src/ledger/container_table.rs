@@ -430,6 +430,9 @@ impl ContainerTable {
                 run.record_usage(report.at, held);
                 if run.ended.is_none() {
                     run.figures.record(report.at.unix_seconds(), container, held);
+                    if run.figures.is_first_sample() {
+                        self.changed.push(container.id.clone());
+                    }
                 }
             }
         }

@@ -160,9 +160,9 @@ pub struct CoursePoint {
 }
 
 impl RunFigures {
-    /// Returns true if no cycle was recorded.
-    pub fn is_empty(&self) -> bool {
-        self.group.is_empty()
+    /// Returns true if one cycle has sampled the memory.
+    pub fn is_first_sample(&self) -> bool {
+        self.samples == 1
     }
 
     /// Records one cycle.

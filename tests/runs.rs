@@ -1,0 +1,211 @@
+//! Records of runs of real containers: what the verbs and the API say of them, that they survive memledger, and that a container with
+//! the advised settings stays under its limit.
+
+use serde_json::Value;
+
+use crate::support::docker::Container;
+use crate::support::oom::{Ledger, Scene};
+use crate::support::{eventually, run};
+
+/// A training: takes 40 MiB, 1 MiB for each sample of its batch, and 20 MiB for each worker, until the test ends it.
+const TRAINING: &str = "
+import ctypes, mmap, os, time
+MIB = 1 << 20
+def take(mib):
+    area = mmap.mmap(-1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for at in range(0, len(area), 4096):
+        area[at] = 1
+    return area
+def wait():
+    while not os.path.exists('/control/' + os.environ['NAME']):
+        time.sleep(0.02)
+for _ in range(int(os.environ['NUM_WORKERS'])):
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(15, ctypes.c_char_p(b'pt_data_worker'), 0, 0, 0)
+        kept = take(20)
+        wait()
+        os._exit(0)
+print('ready', flush=True)
+kept = take(40)
+kept = kept, take(int(os.environ['BATCH_SIZE']))
+wait()
+";
+
+/// Memory of the container: the program of 256 samples does not fit.
+const LIMIT: &str = "260m";
+
+/// Starts a training of the scene.
+fn train(scene: &Scene, what: &str, batch: &str, workers: &str) -> Container {
+    let name = scene.container_name(what);
+    let control = format!("{}:/control", scene.path("control").display());
+    let flags = [
+        "-v",
+        &control,
+        "-m",
+        LIMIT,
+        "--memory-swap",
+        LIMIT,
+        "-e",
+        &format!("NAME={what}"),
+        "-e",
+        &format!("BATCH_SIZE={batch}"),
+        "-e",
+        &format!("NUM_WORKERS={workers}"),
+        "--label",
+        &format!("memledger.run.group={}", scene.name),
+    ]
+    .map(str::to_owned);
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    scene.engine.run_python(&name, &flags, TRAINING)
+}
+
+/// Waits until its memory was sampled with all of its processes, and ends it.
+fn finish(scene: &Scene, ledger: &Ledger, container: &Container, what: &str, batch: f64) {
+    let name = [("container_name", container.name.as_str())];
+    let worker = [name[0], ("role", "dataloader_worker")];
+    ledger.eventually("its memory and its workers' share", |metrics| {
+        let peak = metrics.ask("memledger_container_memory_unreclaimable_peak_bytes", &name)?;
+        let share = metrics.ask("memledger_container_process_pss_bytes", &worker)?;
+        let is_whole = peak >= (60.0 + batch) * 1_048_576.0 && share >= 20.0 * 1_048_576.0;
+        if is_whole { Ok(()) } else { Err(format!("{peak} bytes, workers {share}")) }
+    });
+    scene.release(what);
+    ledger.ends(&container.name, "completed", 1);
+}
+
+/// Runs a verb and returns what it prints.
+fn verb(scene: &Scene, words: &[&str]) -> String {
+    let (code, out, err) = run(&[words, &[&scene.state(), "--local.socket="]].concat());
+    assert_eq!(code, Some(0), "{words:?}: {err}");
+    out
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// Returns the records of the scene's runs once there are so many that ended with a reason.
+fn runs(scene: &Scene, ended: usize) -> Vec<Value> {
+    eventually("the records", || {
+        let lines = verb(scene, &["runs", &scene.name, "--json"]);
+        let runs: Vec<Value> = lines.lines().map(json).collect();
+        let settled = runs.iter().filter(|run| run["exit_reason"].is_string()).count();
+        if settled == ended { Ok(runs) } else { Err(lines) }
+    })
+}
+
+#[test]
+fn advised_settings_stay_under_the_limit_that_killed_others() {
+    let Some(scene) = Scene::new("advise") else { return };
+    let ledger =
+        scene.watch(&[&scene.state(), "--local.socket=", "--web.enable-api", "--sample.interval=250ms"]);
+    for (what, batch) in [("small", 32), ("middle", 64)] {
+        let container = train(&scene, what, &batch.to_string(), "1");
+        finish(&scene, &ledger, &container, what, f64::from(batch));
+    }
+    let large = train(&scene, "large", "256", "1");
+    ledger.ends(&large.name, "oom_container", 1);
+    let records = runs(&scene, 3);
+    let batches: Vec<_> = records.iter().map(|run| run["settings"]["batch_size"].as_str().unwrap()).collect();
+    assert_eq!(batches, ["32", "64", "256"]);
+    let (middle, large) = (&records[1], &records[2]);
+    assert_eq!(
+        (&middle["exit_reason"], &large["exit_reason"]),
+        (&"completed".into(), &"oom_container".into())
+    );
+    assert_eq!((&large["limit_bytes"], &large["oom_kills"]), (&(260 << 20).into(), &1.into()));
+    assert_eq!(middle["roles"]["dataloader_worker"]["processes"], 1, "{middle}");
+
+    let screen = verb(&scene, &["advise", &scene.name]);
+    assert!(screen.contains("it was killed at its limit of 260.0 MiB"), "{screen}");
+    let words: Vec<&str> = screen.split_whitespace().collect();
+    let setting = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)).map(str::to_owned);
+    let (batch, accumulation) = (setting("BATCH_SIZE="), setting("ACCUM="));
+    assert_eq!((batch.as_deref(), accumulation.as_deref()), (Some("128"), Some("2")), "{screen}");
+
+    let advised = train(&scene, "advised", "128", "1");
+    finish(&scene, &ledger, &advised, "advised", 128.0);
+    let peak = runs(&scene, 4)[3]["unreclaimable_peak_bytes"].as_u64().expect("its peak");
+    let needs = words[words.iter().position(|word| *word == "about").expect("a number") + 1];
+    let needs = needs.parse::<f64>().expect("MiB") * 1_048_576.0;
+    assert!((peak as f64 - needs).abs() < 0.1 * needs, "{peak} bytes, and {needs} were expected");
+
+    // the same by the API, for one run by each of its names
+    let (code, text) = ledger.memledger.get(&format!("/api/v1/runs?run={}&limit=2", scene.name));
+    assert_eq!((code, json(&text)["runs"].as_array().map(Vec::len)), (200, Some(2)), "{text}");
+    let id = large["run"].as_str().expect("an id");
+    for wanted in [id, large["container_name"].as_str().expect("a name")] {
+        let (code, text) = ledger.memledger.get(&format!("/api/v1/runs/{wanted}"));
+        assert_eq!((code, &json(&text)["run"]), (200, &large["run"]), "{text}");
+    }
+    let (code, text) = ledger.memledger.get(&format!("/api/v1/runs/{}/advice", scene.name));
+    assert_eq!((code, &json(&text)["group"]), (200, &Value::from(scene.name.as_str())), "{text}");
+    let (code, text) = ledger.memledger.get("/api/v1/runs/nobody");
+    assert!(code == 404 && text.contains("the nearest known names are"), "{text}");
+
+    // every screen
+    for screen in [
+        verb(&scene, &["runs", &scene.name]),
+        verb(&scene, &["compare", &scene.name]),
+        verb(&scene, &["report", id]),
+    ] {
+        assert!(screen.lines().all(|line| line.chars().count() <= 100), "{screen}");
+        assert!(screen.contains("oom_container"), "{screen}");
+    }
+    let csv = verb(&scene, &["report", id, "--format=csv"]);
+    assert!(csv.starts_with("timestamp,unreclaimable_bytes,gpu_bytes,torch_reserved_bytes\n"), "{csv}");
+    is_memory_usage(&json(&verb(&scene, &["report", id, "--format=memory_usage"])));
+    let (code, _, err) = run(&["report", "lrage", &scene.state(), "--local.socket="]);
+    assert!(code == Some(1) && err.contains("the nearest known names are"), "{err}");
+}
+
+/// Checks the schema of `memory_usage.json`, which older tools read.
+fn is_memory_usage(report: &Value) {
+    const VALUES: [&str; 4] =
+        ["cpu_ram_used_mb", "gpu_ram_peak_mb", "gpu_ram_used_mb", "reserved_gpu_ram_mb"];
+    let keys = |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<Vec<_>>();
+    let are_numbers = |value: &Value| VALUES.iter().all(|key| value[key].is_number() || value[key].is_null());
+    assert_eq!(keys(report), ["detailed_log", "peak_usage"]);
+    assert_eq!(keys(&report["peak_usage"]), VALUES);
+    assert!(
+        are_numbers(&report["peak_usage"]) && report["peak_usage"]["cpu_ram_used_mb"].is_number(),
+        "{report}"
+    );
+    let log = report["detailed_log"].as_array().expect("a list");
+    assert!(!log.is_empty());
+    for entry in log {
+        let all = ["component", VALUES[0], VALUES[1], VALUES[2], "operation", VALUES[3], "timestamp"];
+        assert_eq!(keys(entry), all);
+        assert!(
+            are_numbers(entry) && entry["component"].is_string() && entry["operation"].is_string(),
+            "{entry}"
+        );
+        let timestamp = entry["timestamp"].as_str().expect("text");
+        assert!(timestamp.parse::<jiff::Timestamp>().is_ok() && timestamp.ends_with("+00:00"), "{timestamp}");
+    }
+}
+
+#[test]
+fn record_survives_a_killed_memledger_and_is_one_after_its_restart() {
+    let Some(scene) = Scene::new("survives") else { return };
+    let flags = [&scene.state(), "--local.socket=", "--sample.interval=250ms"];
+    let mut ledger = scene.watch(&flags);
+    let container = train(&scene, "it", "16", "1");
+    // it is listed while it runs
+    let running = eventually("its record", || {
+        let (code, lines, err) = run(&["runs", &scene.name, "--json", &scene.state(), "--local.socket="]);
+        if code == Some(0) { Ok(json(lines.trim_end())) } else { Err(err) }
+    });
+    assert_eq!(
+        (&running["ended"], &running["settings"]["batch_size"]),
+        (&Value::Null, &"16".into()),
+        "{running}"
+    );
+    ledger.memledger.signal("KILL");
+    drop(ledger);
+    ledger = scene.watch(&flags);
+    finish(&scene, &ledger, &container, "it", 16.0);
+    let records = runs(&scene, 1);
+    assert_eq!((records.len(), &records[0]["run"]), (1, &running["run"]));
+    assert!(records[0]["samples"].as_u64() > running["samples"].as_u64(), "{records:?}");
+}
