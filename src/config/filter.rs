@@ -16,7 +16,7 @@ const MAX_LABEL_SETTINGS: usize = 16;
 const MAX_NAME: usize = 64;
 
 /// Settings of a run: label name and value, by name.
-pub type Settings = Vec<(Arc<str>, Arc<str>)>;
+pub type RunSettings = Vec<(Arc<str>, Arc<str>)>;
 
 impl Filter {
     /// Returns true if a container with any of these names is exported.
@@ -36,7 +36,7 @@ impl Filter {
     /// Returns the allow-listed variables of an environment of `NAME=value` lines, as label names and values.
     ///
     /// Nothing else of the environment is kept: it may contain secrets.
-    pub fn settings_of<'a>(&self, environment: impl IntoIterator<Item = &'a str>) -> Settings {
+    pub fn settings_of<'a>(&self, environment: impl IntoIterator<Item = &'a str>) -> RunSettings {
         let mut found: Vec<_> = environment
             .into_iter()
             .filter_map(|line| line.split_once('='))
@@ -51,13 +51,13 @@ impl Filter {
 
 /// Returns the settings among the labels of a container or a pod: `memledger.run.KEY=VALUE`, as label names and values. Keys that
 /// cannot be label names are ignored.
-pub fn label_settings(labels: &HashMap<String, String>) -> Settings {
+pub fn label_settings(labels: &HashMap<String, String>) -> RunSettings {
     let setting = |(key, value): (&String, &String)| {
         let name = variable_name(key.strip_prefix(SETTING_PREFIX)?).ok()?;
         let is_short = name.len() <= MAX_NAME && !value.is_empty();
         is_short.then(|| (name.to_ascii_lowercase().into(), bounded(value)))
     };
-    let mut found: Settings = labels.iter().filter_map(setting).collect();
+    let mut found: RunSettings = labels.iter().filter_map(setting).collect();
     found.sort();
     found.dedup_by(|later, first| later.0 == first.0);
     found.truncate(MAX_LABEL_SETTINGS);
@@ -65,7 +65,7 @@ pub fn label_settings(labels: &HashMap<String, String>) -> Settings {
 }
 
 /// Adds settings to those that come before them.
-pub fn merged(mut first: Settings, more: Settings) -> Settings {
+pub fn merged(mut first: RunSettings, more: RunSettings) -> RunSettings {
     first.extend(more);
     first.sort_by(|one, other| one.0.cmp(&other.0));
     first.dedup_by(|later, first| later.0 == first.0);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::ram_budget::{RamModel, Settings};
+use super::ram_budget::{RamModel, TrainingSettings};
 use super::vram_fit::{BatchSizes, Measured, VramFit};
 use crate::ledger::events::ExitReason;
 use crate::ledger::run_record::RunRecord;
@@ -16,7 +16,7 @@ const PLANNED_SHARE: f64 = 0.9;
 const BUSY_GPU: f64 = 0.8;
 /// A worker that uses more of a core than this is busy.
 const BUSY_WORKER: f64 = 0.7;
-/// Settings of the batch, and the unknown batch sizes of a program that has none.
+/// TrainingSettings of the batch, and the unknown batch sizes of a program that has none.
 const BATCH: &str = "batch_size";
 const ACCUMULATION: &str = "accum";
 const WORKERS: &str = "num_workers";
@@ -166,7 +166,7 @@ fn ram_lines(newest: &RunRecord, runs: &[RunRecord]) -> Vec<AdviceLine> {
 /// Returns what settings need, from the runs of a group, and the settings of the newest: the share of a worker as measured, and of a
 /// sample if runs differ in the batch alone; the rest is that of the newest run that was not killed, because what a killed run would
 /// have needed is unknown. `None` if no share is known.
-fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<(RamModel, Settings, Vec<Arc<str>>)> {
+fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<(RamModel, TrainingSettings, Vec<Arc<str>>)> {
     let wanted = settings(newest);
     let mut from = vec![Arc::clone(&newest.run)];
     let shares = runs.iter().filter_map(|run| {
@@ -289,7 +289,7 @@ fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     }
     let (model, _, from) = ram_model(newest, runs)?;
     let limit = newest.limit_bytes.map_or(f64::INFINITY, |limit| PLANNED_SHARE * limit as f64);
-    let more = Settings { workers: settings.workers + 1, ..settings };
+    let more = TrainingSettings { workers: settings.workers + 1, ..settings };
     let waits = format!(
         "the GPU was busy {:.0} % of the time and the workers {:.0} %",
         100.0 * busy,
@@ -394,14 +394,14 @@ fn differ_only_in_batch(one: &RunRecord, other: &RunRecord) -> bool {
     rest(one) == rest(other)
 }
 
-fn settings(run: &RunRecord) -> Settings {
+fn settings(run: &RunRecord) -> TrainingSettings {
     let ranks = number(run, DEVICES).filter(|ranks| *ranks > 0).unwrap_or(run.gpus.len().max(1) as u64);
     let workers = number(run, WORKERS).unwrap_or_else(|| {
         let workers = run.roles.get("dataloader_worker").map_or(0, |role| role.processes);
         u64::from(workers) / ranks
     });
     let batch = number(run, BATCH).unwrap_or(1).max(1);
-    Settings { ranks, workers, batch, accumulation: number(run, ACCUMULATION).unwrap_or(1).max(1) }
+    TrainingSettings { ranks, workers, batch, accumulation: number(run, ACCUMULATION).unwrap_or(1).max(1) }
 }
 
 /// Returns a setting that is a number of reasonable size.

@@ -15,7 +15,7 @@ pub struct RamModel {
 
 /// Settings of a training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct TrainingSettings {
     /// Number of ranks, one per GPU.
     pub ranks: u64,
     /// Workers of each rank.
@@ -26,7 +26,7 @@ pub struct Settings {
     pub accumulation: u64,
 }
 
-impl Settings {
+impl TrainingSettings {
     /// Returns the number of samples between two updates of the weights.
     pub fn effective_batch(&self) -> u64 {
         self.ranks * self.batch * self.accumulation
@@ -35,7 +35,7 @@ impl Settings {
 
 impl RamModel {
     /// Returns the bytes that these settings need.
-    pub fn needs(&self, settings: &Settings) -> f64 {
+    pub fn needs(&self, settings: &TrainingSettings) -> f64 {
         let ranks = settings.ranks as f64;
         self.fixed
             + ranks
@@ -46,16 +46,17 @@ impl RamModel {
 
     /// Returns settings that fit into `available` bytes and keep the effective batch, best first: those given, else with fewer workers
     /// and the same batch, else with a smaller batch and more accumulation. Empty if none fit.
-    pub fn fitting(&self, wanted: &Settings, available: f64) -> Vec<Settings> {
-        let fits = |settings: &Settings| self.needs(settings) <= available;
+    pub fn fitting(&self, wanted: &TrainingSettings, available: f64) -> Vec<TrainingSettings> {
+        let fits = |settings: &TrainingSettings| self.needs(settings) <= available;
         if fits(wanted) {
             return vec![*wanted];
         }
         let least = wanted.workers.min(1);
-        let fewer = (least..wanted.workers).rev().map(|workers| Settings { workers, ..*wanted }).find(fits);
+        let fewer =
+            (least..wanted.workers).rev().map(|workers| TrainingSettings { workers, ..*wanted }).find(fits);
         let smaller = |workers: u64| {
             let samples = wanted.batch * wanted.accumulation;
-            let split = move |accumulation| Settings {
+            let split = move |accumulation| TrainingSettings {
                 workers,
                 accumulation,
                 batch: samples / accumulation,
@@ -83,8 +84,8 @@ mod tests {
         RamModel { fixed, per_rank, per_worker, per_sample }
     }
 
-    fn settings(ranks: u64, workers: u64, batch: u64, accumulation: u64) -> Settings {
-        Settings { ranks, workers, batch, accumulation }
+    fn settings(ranks: u64, workers: u64, batch: u64, accumulation: u64) -> TrainingSettings {
+        TrainingSettings { ranks, workers, batch, accumulation }
     }
 
     /// Each row has its own parts: system and buffers, each rank, each worker, each sample.

@@ -143,14 +143,14 @@ fn ram(run: &RunRecord) -> String {
 }
 
 fn processes(peak: &RolePeak) -> String {
-    let mut words = match peak.processes {
-        1 => format!("1 process of at most {} resident", human(peak.process_rss_bytes)),
-        count => format!("{count} processes of at most {} resident each", human(peak.process_rss_bytes)),
-    };
-    if let Some(each) = peak.process_pss_bytes {
-        let _ = write!(words, ", proportional share at most {} each", human(each));
+    let resident = human(peak.process_rss_bytes);
+    let share = peak
+        .process_pss_bytes
+        .map_or_else(String::new, |share| format!(", proportional share {}", human(share)));
+    match peak.processes {
+        1 => format!("1 process, at most {resident} resident{share}"),
+        count => format!("{count} processes, each at most {resident} resident{share}"),
     }
-    words
 }
 
 fn gpu_words(gpu: &GpuPeak) -> String {

@@ -181,10 +181,16 @@ fn events(directory: &Path) -> Result<String, StoreError> {
         Err(StoreError::NoLedger { .. }) => return Ok("no ledger yet, it can be created".to_owned()),
         Err(error) => return Err(error),
     };
-    Ok(match reader.count(MAX_COUNTED)? {
+    let events = match reader.count(MAX_COUNTED)? {
         1 => "1 event".to_owned(),
         MAX_COUNTED => format!("{MAX_COUNTED} events or more"),
         events => format!("{events} events"),
+    };
+    // a file of an earlier version has no runs until memledger serve has opened it
+    Ok(match reader.count_runs() {
+        Err(_) | Ok(0) => events,
+        Ok(1) => format!("{events}, 1 run"),
+        Ok(runs) => format!("{events}, {runs} runs"),
     })
 }
 

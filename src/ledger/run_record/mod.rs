@@ -15,7 +15,7 @@ use super::events::{ContainerRef, Exit, ExitReason};
 use super::exchange::ContainerUsage;
 use super::usage_history::by_role;
 use crate::discover::{Container, ContainerId};
-use sample::{GpuSample, MAX_SCOPES, ScopeSample};
+use sample::{MAX_SCOPES, RunGpuSample, ScopeSample};
 
 /// Setting that names the group of a run.
 pub const GROUP: &str = "group";
@@ -197,7 +197,7 @@ impl RunFigures {
         for ((component, operation), scope) in &run.scopes {
             self.record_scope(at, component, operation, scope);
         }
-        let sum = |of: fn(&GpuSample) -> Option<f64>| {
+        let sum = |of: fn(&RunGpuSample) -> Option<f64>| {
             run.gpus.values().filter_map(of).reduce(|one, other| one + other).map(|bytes| bytes as u64)
         };
         self.record_point(CoursePoint {
@@ -267,7 +267,7 @@ impl RunFigures {
 }
 
 impl GpuFigures {
-    fn record(&mut self, sample: &GpuSample) {
+    fn record(&mut self, sample: &RunGpuSample) {
         let bytes = |value: Option<f64>| value.map(|value| value as u64);
         self.total_bytes = bytes(sample.total_bytes).or(self.total_bytes);
         self.peak_bytes = self.peak_bytes.max(bytes(sample.used_bytes));

@@ -23,14 +23,14 @@ pub struct RunSample {
     /// CUDA out-of-memory errors that PyTorch counted.
     pub torch_ooms: Option<f64>,
     /// By UUID.
-    pub gpus: BTreeMap<Arc<str>, GpuSample>,
+    pub gpus: BTreeMap<Arc<str>, RunGpuSample>,
     /// By component and operation.
     pub scopes: BTreeMap<(Arc<str>, Arc<str>), ScopeSample>,
 }
 
 /// The values of one container on one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct GpuSample {
+pub struct RunGpuSample {
     /// Memory of the GPU.
     pub total_bytes: Option<f64>,
     /// Memory of the container's processes.
@@ -64,7 +64,7 @@ pub struct ScopeSample {
 pub fn samples(containers: usize, cycle_data: &CycleData, series: &Series) -> Vec<RunSample> {
     let gpus: Vec<Arc<str>> =
         cycle_data.gpu_devices().map(|(_, device)| Arc::clone(device.identity.key())).collect();
-    let mut of_gpu = vec![GpuSample::default(); gpus.len()];
+    let mut of_gpu = vec![RunGpuSample::default(); gpus.len()];
     let mut samples = vec![RunSample::default(); containers];
     for row in series.rows() {
         if let Some(gpu) = of_gpu.get_mut(row.gpu as usize)
@@ -88,7 +88,7 @@ pub fn samples(containers: usize, cycle_data: &CycleData, series: &Series) -> Ve
     samples
 }
 
-fn add_gpu(gpu: &mut GpuSample, row: &Row) {
+fn add_gpu(gpu: &mut RunGpuSample, row: &Row) {
     match row.family {
         FamilyId::GPU_MEMORY_TOTAL => gpu.total_bytes = Some(row.value),
         FamilyId::GPU_UTILIZATION => gpu.utilization = Some(row.value),

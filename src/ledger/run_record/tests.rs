@@ -11,7 +11,8 @@ fn container(settings: &[(&str, &str)]) -> Container {
 }
 
 fn usage(at: f64, unreclaimable: u64, gpu: u64) -> ContainerUsage {
-    let gpu = GpuSample { used_bytes: Some(gpu as f64), utilization: Some(0.5), ..GpuSample::default() };
+    let gpu =
+        RunGpuSample { used_bytes: Some(gpu as f64), utilization: Some(0.5), ..RunGpuSample::default() };
     ContainerUsage {
         sample: Some(UsageSample {
             at,
