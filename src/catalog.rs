@@ -287,7 +287,7 @@ catalog! {
         "Kept for `--container.keep-ended` after the container's end; a running container of the same name replaces it.";
     CONTAINER_RUN_INFO = Info Container "memledger_container_run_info" ["run"] max CONTAINERS,
         "One run of a container: short id and start time, and its settings as labels; value 1.",
-        "A label for each variable of `--container.settings` that the container's environment sets (`batch_size`, `num_workers`, ...). Kept as long as `memledger_container_info`.";
+        "A label for each variable of `--container.settings` that the container's environment sets (`batch_size`, `num_workers`, ...), and for each label `memledger.run.KEY` of the container or pod; `group` names the runs that are comparable (docs/runs.md). Kept as long as `memledger_container_info`.";
     CONTAINER_POD_INFO = Info Container "memledger_container_pod_info"
         ["k8s_pod_uid", "attempt", "qos_class", "pod_source"] max CONTAINERS,
         "The pod of a container, from the kubelet's container runtime (CRI); value 1.",

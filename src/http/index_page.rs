@@ -30,7 +30,8 @@ pub fn page(telemetry_path: &str, newest: Result<Arc<RenderedSnapshot>, NoSnapsh
          <ul><li><a href=\"{telemetry_path}\">Metrics</a></li>\
          <li><a href=\"/api/v1/containers\">Containers and their processes as JSON</a> \
          <small>(with a password or a client certificate, unless --web.enable-api is set)</small></li>\
-         <li><a href=\"/api/v1/events\">OOM kills and container exits as JSON</a> \
+         <li><a href=\"/api/v1/events\">OOM kills and container exits as JSON</a>, \
+         <a href=\"/api/v1/runs\">what each run needed</a> \
          <small>(same access)</small>; why a container was killed or exited: \
          <code>memledger why NAME</code>, or <code>/api/v1/containers/NAME/why</code></li>\
          <li><a href=\"/-/ready\">Ready?</a> <a href=\"/-/healthy\">Healthy?</a></li></ul></body></html>\n",
