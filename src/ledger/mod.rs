@@ -166,6 +166,15 @@ impl Ledger {
         for (held, sample) in std::iter::zip(&mut containers, samples(running.len(), cycle_data, series)) {
             held.run = sample;
         }
+        if let Some(reports) = &cycle_data.reports {
+            let numbers: HashMap<_, _> =
+                (0_usize..).zip(running).map(|(number, of)| (&of.id, number)).collect();
+            for process in reports.processes.values().filter(|process| !process.settings.is_empty()) {
+                if let Some(number) = numbers.get(&process.container) {
+                    containers[*number].run.settings.extend(process.settings.clone());
+                }
+            }
+        }
         let all = (0..running.len()).flat_map(|number| cycle_data.processes.of(number));
         for (process, attributed) in std::iter::zip(all, &attribution.processes) {
             containers[attributed.container as usize].processes.push(ProcessUsage {

@@ -24,6 +24,12 @@ pub fn message(packet: &[u8]) {
             devices(&scope.devices);
         }
         Message::Step(step) => assert!(step.steps.max(step.samples.unwrap_or(0)) <= 1 << 50),
+        Message::Settings(settings) => {
+            assert!(settings.len() <= super::message::MAX_SETTINGS);
+            assert!(
+                settings.iter().all(|(name, value)| name.len() <= 64 && !value.contains(char::is_control))
+            );
+        }
         Message::Ignored => {}
     }
 }

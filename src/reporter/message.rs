@@ -4,11 +4,13 @@
 //! client; everything else that is not as described in docs/inside-view.md is an error, and the packet is dropped.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
 
 use super::stats::ReportRejection;
+use crate::series::bounded as printable_label;
 
 /// Maximum size of a packet in bytes.
 pub const MAX_PACKET_BYTES: usize = 16 * 1024;
@@ -20,6 +22,8 @@ pub const MAX_DEVICES: usize = 64;
 const MAX_RANK: u64 = 63;
 /// Maximum length of a component and of an operation.
 const MAX_NAME: usize = 64;
+/// Maximum number of settings of a training.
+pub const MAX_SETTINGS: usize = 16;
 /// Maximum amount of memory, 1 PiB, and of every count: larger numbers have no exact place in a double.
 const MAX_NUMBER: u64 = 1 << 50;
 
@@ -34,6 +38,8 @@ pub enum Message {
     Scope(Scope),
     /// Progress of the training.
     Step(Step),
+    /// Settings of the training by name in lower case, as text.
+    Settings(BTreeMap<Arc<str>, Arc<str>>),
     /// Of an unknown type, or of one that is not used yet.
     Ignored,
 }
@@ -137,6 +143,11 @@ struct RawScope {
 }
 
 #[derive(Deserialize)]
+struct RawSettings {
+    kv: BTreeMap<String, serde_json::Value>,
+}
+
+#[derive(Deserialize)]
 struct RawStep {
     n: u64,
     samples: Option<u64>,
@@ -165,6 +176,7 @@ impl Message {
                 let RawStep { n, samples } = parse(packet)?;
                 Ok(Message::Step(Step { steps: bounded(n)?, samples: samples.map(bounded).transpose()? }))
             }
+            "settings" => settings(parse(packet)?).map(Message::Settings),
             _ => Ok(Message::Ignored),
         }
     }
@@ -192,6 +204,22 @@ fn hello(raw: RawHello) -> Result<Hello, ReportRejection> {
     };
     let devices = raw.devices.into_iter().map(uuid).collect::<Result<_, _>>()?;
     Ok(Hello { local_rank, devices })
+}
+
+fn settings(raw: RawSettings) -> Result<BTreeMap<Arc<str>, Arc<str>>, ReportRejection> {
+    use serde_json::Value;
+    if raw.kv.len() > MAX_SETTINGS {
+        return Err(ReportRejection::Malformed);
+    }
+    let setting = |(key, value): (String, Value)| {
+        let text = match value {
+            Value::String(text) if text.chars().count() <= MAX_NAME => printable_label(&text),
+            Value::Number(_) | Value::Bool(_) => value.to_string().into(),
+            _ => return Err(ReportRejection::Malformed),
+        };
+        Ok((name(&key.to_ascii_lowercase())?, text))
+    };
+    raw.kv.into_iter().map(setting).collect()
 }
 
 /// Returns a UUID without the prefix that NVML has and torch does not, in lowercase.
@@ -251,9 +279,11 @@ mod tests {
         assert_eq!(parse(sample), Ok(Message::Sample(Sample { lost: 2, devices: vec![memory] })));
         let step = r#"{"t":"step","n":3,"samples":96,"batch_size":32}"#;
         assert_eq!(parse(step), Ok(Message::Step(Step { steps: 3, samples: Some(96) })));
-        for ignored in
-            [r#"{"t":"oom","i":0}"#, r#"{"t":"settings","kv":{}}"#, r#"{"t":"cleaned"}"#, r#"{"t":""}"#]
-        {
+        let settings = r#"{"t":"settings","kv":{"LR":0.0003,"amp":true,"optimizer":"adamw"}}"#;
+        let pairs = [("lr", "0.0003"), ("amp", "true"), ("optimizer", "adamw")];
+        let pairs = pairs.map(|(name, value)| (name.into(), value.into()));
+        assert_eq!(parse(settings), Ok(Message::Settings(pairs.into())));
+        for ignored in [r#"{"t":"oom","i":0}"#, r#"{"t":"cleaned"}"#, r#"{"t":""}"#] {
             assert_eq!(parse(ignored), Ok(Message::Ignored));
         }
     }
@@ -271,6 +301,8 @@ mod tests {
             (&deep, Malformed),
             (twice, Malformed),
             (&many, Malformed),
+            (r#"{"t":"settings","kv":{"a":[]}}"#, Malformed),
+            (r#"{"t":"settings","kv":{"a b":1}}"#, Name),
             (r#"{"t":"sample","dev":[{"i":-1}]}"#, Malformed),
             (r#"{"t":"sample","dev":[{"i":64}]}"#, Malformed),
             (r#"{"t":"hello","v":1,"devices":[{"i":64}]}"#, Malformed),

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::message::{Hello, MAX_DEVICES, Sample, Scope, Step, TorchMemory};
+use super::message::{Hello, MAX_DEVICES, MAX_SETTINGS, Sample, Scope, Step, TorchMemory};
 use super::stats::ReportRejection;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
@@ -32,6 +32,8 @@ pub struct ReportingProcess {
     pub sampled: Option<Timestamp>,
     /// Memory on each device.
     pub devices: Vec<ReportedDevice>,
+    /// Settings of the training.
+    pub settings: BTreeMap<Arc<str>, Arc<str>>,
     uuids: Vec<(u32, DeviceUuid)>,
 }
 
@@ -113,6 +115,7 @@ impl Reports {
             entry.failures_on(uuid);
         }
         let process = self.processes.entry(key).or_insert_with(|| ReportingProcess {
+            settings: BTreeMap::new(),
             container: container.clone(),
             rank: 0,
             sampled: None,
@@ -178,6 +181,16 @@ impl Reports {
         progress.steps = progress.steps.saturating_add(steps);
         if let Some(samples) = samples {
             progress.samples = Some(progress.samples.unwrap_or(0).saturating_add(samples));
+        }
+    }
+
+    /// Records settings of the training, the last of each name.
+    pub fn settings(&mut self, key: ProcessKey, settings: BTreeMap<Arc<str>, Arc<str>>) {
+        let Some(process) = self.processes.get_mut(&key) else { return };
+        for (name, value) in settings {
+            if process.settings.len() < MAX_SETTINGS || process.settings.contains_key(&name) {
+                process.settings.insert(name, value);
+            }
         }
     }
 

@@ -304,6 +304,7 @@ impl ReporterConnection {
             Message::Sample(sample) => self.sample = Some(sample),
             Message::Scope(scope) => state.lock().scope(key, scope)?,
             Message::Step(step) => state.lock().step(key, step),
+            Message::Settings(settings) => state.lock().settings(key, settings),
             Message::Ignored => {}
         }
         Ok(())

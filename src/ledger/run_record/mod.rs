@@ -21,6 +21,8 @@ use sample::{MAX_SCOPES, RunGpuSample, ScopeSample};
 pub const GROUP: &str = "group";
 /// Maximum number of points of a course: then every other one is dropped, and they come half as often.
 const MAX_POINTS: usize = 60;
+/// Maximum number of settings: each process of a container may report others.
+const MAX_SETTINGS: usize = 64;
 /// First interval between points of a course, in seconds.
 const POINT_INTERVAL: f64 = 10.0;
 
@@ -75,7 +77,7 @@ impl Growth {
 #[serde(default)]
 pub struct RunFigures {
     group: Arc<str>,
-    settings: Vec<(Arc<str>, Arc<str>)>,
+    settings: BTreeMap<Arc<str>, Arc<str>>,
     samples: u64,
     limit_bytes: Option<u64>,
     usage_peak_bytes: Option<u64>,
@@ -170,8 +172,12 @@ impl RunFigures {
         self.group = group(container);
         for (name, value) in &container.settings {
             // the settings of a run cannot change; those of a container are unknown until its runtime answers
-            if !self.settings.iter().any(|(known, _)| known == name) {
-                self.settings.push((Arc::clone(name), Arc::clone(value)));
+            self.settings.entry(Arc::clone(name)).or_insert_with(|| Arc::clone(value));
+        }
+        // the program knows best what it runs with
+        for (name, value) in &usage.run.settings {
+            if self.settings.len() < MAX_SETTINGS || self.settings.contains_key(name) {
+                self.settings.insert(Arc::clone(name), Arc::clone(value));
             }
         }
         let Some(sample) = &usage.sample else { return };
@@ -424,7 +430,7 @@ impl RunRecord {
         Self {
             run: run_id(&ContainerId::new(&subject.container_id), subject.started),
             group: if figures.group.is_empty() { name() } else { figures.group },
-            settings: figures.settings.into_iter().collect(),
+            settings: figures.settings,
             samples: figures.samples,
             limit_bytes: figures.limit_bytes,
             usage_peak_bytes: figures.usage_peak_bytes,

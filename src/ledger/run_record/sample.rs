@@ -22,6 +22,8 @@ pub struct RunSample {
     pub samples: Option<f64>,
     /// CUDA out-of-memory errors that PyTorch counted.
     pub torch_ooms: Option<f64>,
+    /// Settings that the program reports.
+    pub settings: BTreeMap<Arc<str>, Arc<str>>,
     /// By UUID.
     pub gpus: BTreeMap<Arc<str>, RunGpuSample>,
     /// By component and operation.

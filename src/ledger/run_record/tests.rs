@@ -92,6 +92,11 @@ fn first_value_of_a_setting_stays_and_groups_have_an_order() {
     figures.record(1.0, &container(&[("batch_size", "32")]), &usage(1.0, 1, 1));
     figures.record(2.0, &container(&[("batch_size", "64")]), &usage(2.0, 1, 1));
     assert_eq!(record(&figures).settings, [("batch_size".into(), "32".into())].into());
+    let mut reporting = usage(3.0, 1, 1);
+    reporting.run.settings = [("batch_size".into(), "96".into()), ("lr".into(), "0.1".into())].into();
+    figures.record(3.0, &container(&[("batch_size", "32")]), &reporting);
+    let reported = [("batch_size".into(), "96".into()), ("lr".into(), "0.1".into())];
+    assert_eq!(record(&figures).settings, reported.into(), "the program knows best");
     let mut compose = container(&[]);
     assert_eq!(&*group(&compose), "train");
     (compose.compose_project, compose.compose_service) = ("vision".into(), "trainer".into());
