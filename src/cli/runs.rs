@@ -13,6 +13,7 @@ use crate::clock::Timestamp;
 use crate::config::{Config, since};
 use crate::diagnose::advice;
 use crate::export::runs::{self, MAX_COMPARED};
+use crate::http::MAX_RUNS;
 use crate::ledger::run_record::{RunRecord, nearest_names};
 use crate::ledger::store::RunQuery;
 
@@ -107,7 +108,7 @@ pub fn list(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     } else if listed.is_empty() {
         eprintln!("No run is recorded{}.", if query.since.is_some() { " in this time" } else { " yet" });
     } else {
-        print(&runs::table(&listed))?;
+        print(&runs::table(&listed, Timestamp::now().unix_seconds()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -153,16 +154,19 @@ pub fn advise(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode>
     let wanted = matches.get_one::<String>("run").map_or("", String::as_str);
     let (source, is_check) = (Runs::open(config)?, matches.get_flag("check"));
     let newest = source.select(wanted, 1)?.remove(0);
-    let group = RunQuery { wanted: Some(newest.group.to_string()), ..RunQuery::default() };
-    let runs = source.0.runs(&group)?;
+    let group = RunQuery { wanted: Some(newest.group.to_string()), limit: MAX_RUNS, since: None };
+    let mut runs = source.0.runs(&group)?;
+    runs.retain(|run| run.group == newest.group);
     let advice = if is_check {
         let mut running = source.0.runs(&RunQuery { since: Some(f64::MAX), ..RunQuery::default() })?;
         running.retain(|run| run.ended.is_none());
-        advice::check(&runs, &running)
+        advice::check(&runs, &running, Timestamp::now().unix_seconds())
     } else {
         advice::advise(&runs)
     };
-    let Some(advice) = advice else { bail!("the record of {wanted:?} was removed meanwhile") };
+    let Some(advice) = advice else {
+        bail!("no run of {wanted:?} has ended yet; advice comes from runs that did")
+    };
     if matches.get_flag("json") {
         print(&(serde_json::to_string_pretty(&advice)? + "\n"))?;
     } else {

@@ -23,6 +23,13 @@ const WORKERS: &str = "num_workers";
 const DEVICES: &str = "num_devices";
 const PRECISION: &str = "precision";
 const ALLOCATOR: &str = "pytorch_cuda_alloc_conf";
+/// Role of the workers.
+const WORKER_ROLE: &str = "dataloader_worker";
+/// A larger number in a setting is taken for none: a container may set anything.
+const MAX_NUMBER: u64 = 65_536;
+/// Seconds, and share of the duration, of a run that need not be sampled.
+const MAX_UNOBSERVED: f64 = 5.0;
+const UNOBSERVED_SHARE: f64 = 0.2;
 
 /// One line of advice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -60,13 +67,13 @@ pub struct Advice {
     pub lines: Vec<AdviceLine>,
 }
 
-/// Returns advice from the runs of one group, oldest first; `None` if there are none.
+/// Returns advice from the runs of one group, oldest first, for the next run after the newest that ended; `None` if none did.
 pub fn advise(runs: &[RunRecord]) -> Option<Advice> {
-    let newest = runs.last()?;
+    let newest = runs.iter().rfind(|run| run.ended.is_some())?;
     let (vram, sizes) = vram_lines(newest, runs);
     let mut lines = ram_lines(newest, runs);
     lines.extend(vram);
-    lines.extend(worker_line(newest, runs));
+    lines.extend(worker_line(newest));
     lines.extend(precision_lines(newest, runs));
     lines.extend(allocator_line(newest));
     lines.extend(minimum_line(newest, runs));
@@ -81,26 +88,31 @@ pub fn advise(runs: &[RunRecord]) -> Option<Advice> {
     })
 }
 
-/// Returns the checklist before the next run: the advice, and who else holds the GPUs of the newest run. `running` are the runs in
-/// progress on this host.
-pub fn check(runs: &[RunRecord], running: &[RunRecord]) -> Option<Advice> {
+/// Returns the checklist before the next run: the advice, and who holds the GPUs of the newest run at the Unix time `now`. `running`
+/// are the runs in progress on this host.
+pub fn check(runs: &[RunRecord], running: &[RunRecord], now: f64) -> Option<Advice> {
     let mut advice = advise(runs)?;
-    let newest = runs.last()?;
+    let newest = runs.iter().find(|run| run.run == advice.run)?;
+    let fresh: Vec<&RunRecord> = running.iter().filter(|run| run.is_fresh(now)).collect();
     for (uuid, gpu) in &newest.gpus {
-        let others = running.iter().filter(|run| run.subject.container_id != newest.subject.container_id);
-        let holders: Vec<_> = others
-            .filter_map(|run| Some((run, run.gpus.get(uuid)?.mean_bytes.filter(|bytes| *bytes > 0)?)))
+        let holders: Vec<_> = fresh
+            .iter()
+            .filter_map(|run| Some((run, run.gpus.get(uuid)?.used_bytes.filter(|bytes| *bytes > 0)?)))
             .collect();
         let words: Vec<_> = holders
             .iter()
             .map(|(run, bytes)| {
-                format!("{} with {} on average", run.subject.name.container_name, human(*bytes as f64))
+                let age = now - run.last_sampled.unwrap_or(now);
+                let name = &run.subject.name.container_name;
+                format!("{name} with {}, {age:.0} s ago", human(*bytes as f64))
             })
             .collect();
         let total = gpu.total_bytes.map_or_else(String::new, |total| format!(" of {}", human(total as f64)));
         let text = match words.as_slice() {
-            [] => format!("GPU {uuid}{total}: no other container holds memory"),
-            words => format!("GPU {uuid}{total} is also held by {}", words.join(", ")),
+            // whether anything holds it is known only while memledger sees containers
+            [] if fresh.is_empty() => continue,
+            [] => format!("GPU {uuid}{total}: no container that runs held memory"),
+            words => format!("GPU {uuid}{total} is held by {}", words.join("; ")),
         };
         let from = holders.iter().map(|(run, _)| Arc::clone(&run.run)).collect();
         advice.lines.push(AdviceLine { topic: "gpu", is_ok: words.is_empty(), text, runs: from });
@@ -109,93 +121,118 @@ pub fn check(runs: &[RunRecord], running: &[RunRecord]) -> Option<Advice> {
 }
 
 fn ram_lines(newest: &RunRecord, runs: &[RunRecord]) -> Vec<AdviceLine> {
-    let Some(peak) = newest.unreclaimable_peak_bytes.map(|bytes| bytes as f64) else { return vec![] };
     let one = vec![Arc::clone(&newest.run)];
     let line = |is_ok, text, runs| AdviceLine { topic: "ram", is_ok, text, runs };
-    let Some(limit) = newest.limit_bytes.map(|bytes| bytes as f64) else {
-        return vec![line(true, format!("peak {}; it has no limit", human(peak)), one)];
-    };
-    let share = 100.0 * peak / limit;
-    let is_killed = newest.exit_reason == Some(ExitReason::OomContainer);
-    if !is_killed && peak <= PLANNED_SHARE * limit {
-        let spare = human(limit - peak);
-        return vec![line(
-            true,
-            format!("peak {} of {} ({share:.0} %): {spare} to spare", human(peak), human(limit)),
-            one,
-        )];
+    let peak = newest.unreclaimable_peak_bytes.map(|bytes| bytes as f64);
+    let sample =
+        peak.map_or("no cycle sampled it".to_owned(), |peak| format!("highest sample {}", human(peak)));
+    if newest.exit_reason == Some(ExitReason::OomHost) {
+        return vec![line(false, format!("it was killed because the host ran out of memory; {sample}"), one)];
     }
-    let text = if is_killed {
-        format!("it was killed at its limit of {}; highest sample {}", human(limit), human(peak))
-    } else {
-        format!("it came close to its limit of {}: peak {} ({share:.0} %)", human(limit), human(peak))
+    let is_killed = newest.oom_kills > 0 || newest.exit_reason == Some(ExitReason::OomContainer);
+    let Some(limit) = newest.limit_bytes.map(|bytes| bytes as f64) else {
+        let text = match (is_killed, peak) {
+            (true, _) => format!("its processes were killed for their memory; {sample}"),
+            (false, Some(peak)) => format!("peak {}; it has no limit", human(peak)),
+            (false, None) => return vec![],
+        };
+        return vec![line(!is_killed, text, one)];
     };
-    let mut lines = vec![line(false, text, one)];
-    let Some((model, settings, from)) = ram_model(newest, runs) else {
-        let text = "which setting would help is not measured: run it with another batch size or number of workers, in the same group";
+    let mut lines = match (is_killed, peak) {
+        (true, _) => vec![line(false, format!("killed at its limit of {}; {sample}", human(limit)), one)],
+        (false, None) => return vec![],
+        (false, Some(peak)) => {
+            let share = format!("peak {} of {} ({:.0} %)", human(peak), human(limit), 100.0 * peak / limit);
+            if peak <= PLANNED_SHARE * limit {
+                return vec![line(true, format!("{share}: {} to spare", human(limit - peak)), one)];
+            }
+            vec![line(false, format!("it came close to its limit: {share}"), one)]
+        }
+    };
+    let Some(model) = ram_model(newest, runs) else {
+        let text = "which settings would fit is not measured: let a run with a smaller batch size complete, and another one with \
+                    other workers, in this group";
         lines.push(line(false, text.to_owned(), vec![]));
         return lines;
     };
-    let fitting = model.fitting(&settings, PLANNED_SHARE * limit);
+    let wanted = settings(newest);
+    if is_killed && model.budget.needs(&wanted) <= PLANNED_SHARE * limit {
+        let text = "the runs that completed do not explain the kill: raise the limit, or see `memledger why`";
+        lines.push(line(false, text.to_owned(), model.from));
+        return lines;
+    }
+    // what was killed before is no proposal, whatever the model says
+    let killed: Vec<TrainingSettings> =
+        runs.iter().filter(|run| run.oom_kills > 0 && has_same_rest(run, newest)).map(settings).collect();
+    let fitting = model.budget.fitting(&wanted, PLANNED_SHARE * limit, &killed);
     for fits in &fitting {
         let mut changes = Vec::new();
-        if fits.workers != settings.workers {
+        if fits.workers != wanted.workers {
             changes.push(format!("NUM_WORKERS={}", fits.workers));
         }
-        if fits.batch != settings.batch {
+        if fits.batch != wanted.batch {
             changes.push(format!("BATCH_SIZE={} ACCUM={}", fits.batch, fits.accumulation));
         }
-        let needs = human(model.needs(fits));
-        lines.push(line(
-            false,
-            format!("{} needs about {needs} of {}", changes.join(" "), human(limit)),
-            from.clone(),
-        ));
+        let needs = human(model.budget.needs(fits));
+        let text = format!("{} needs about {needs} of {}", changes.join(" "), human(limit));
+        lines.push(line(false, text, model.from.clone()));
     }
     if fitting.is_empty() {
-        let needs = human(model.needs(&settings) / PLANNED_SHARE);
+        let measured = match (model.budget.per_worker > 0.0, model.budget.per_sample > 0.0) {
+            (true, true) => "no smaller batch or number of workers fits",
+            (true, false) => {
+                "no smaller number of workers fits; what a sample takes is not measured: run another batch size"
+            }
+            _ => "no smaller batch fits; what a worker takes is not measured",
+        };
+        let needs = human(model.budget.needs(&wanted) / PLANNED_SHARE);
         lines.push(line(
             false,
-            format!("no number of workers or batch size fits; a limit of {needs} would"),
-            from,
+            format!("{measured}. These settings need a limit of about {needs}"),
+            model.from,
         ));
     }
     lines
 }
 
-/// Returns what settings need, from the runs of a group, and the settings of the newest: the share of a worker as measured, and of a
-/// sample if runs differ in the batch alone; the rest is that of the newest run that was not killed, because what a killed run would
-/// have needed is unknown. `None` if no share is known.
-fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<(RamModel, TrainingSettings, Vec<Arc<str>>)> {
-    let wanted = settings(newest);
-    let mut from = vec![Arc::clone(&newest.run)];
-    let shares = runs.iter().filter_map(|run| {
-        let share = run.roles.get("dataloader_worker")?.process_pss_bytes?;
-        Some((share, &run.run))
-    });
-    let worker = shares.max_by_key(|(share, _)| *share);
-    from.extend(worker.map(|(_, run)| Arc::clone(run)));
+/// A budget, and the runs that it was measured from.
+struct MeasuredBudget {
+    budget: RamModel,
+    from: Vec<Arc<str>>,
+}
+
+/// Returns what settings need, from the completed runs of a group that differ from `newest` in the batch alone. A sample: the slope of
+/// their peaks. A worker: what its end would free at least, from the newest of them: its proportional share, but no more than what is
+/// left beside the largest process, which may be what they share. The rest: that run, too. `None` if neither is measured.
+fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<MeasuredBudget> {
     let alike: Vec<&RunRecord> =
         runs.iter().filter(|run| differ_only_in_batch(run, newest) && is_whole(run)).collect();
+    let reference = *alike.last()?;
+    let peak = reference.unreclaimable_peak_bytes? as f64;
+    let used = settings(reference);
     let points: Vec<(f64, f64)> = alike
         .iter()
         .filter_map(|run| Some((number(run, BATCH)? as f64, run.unreclaimable_peak_bytes? as f64)))
         .collect();
-    let sample = slope(&points).filter(|slope| *slope > 0.0).map(|slope| slope / wanted.ranks as f64);
-    if sample.is_some() {
-        from.extend(alike.iter().map(|run| Arc::clone(&run.run)));
-    }
-    if sample.is_none() && (worker.is_none() || wanted.workers == 0) {
+    let sample = slope(&points).filter(|slope| *slope > 0.0).map(|slope| slope / used.ranks as f64);
+    let workers = (used.workers * used.ranks) as f64;
+    let share = reference.roles.get(WORKER_ROLE).and_then(|role| role.process_pss_bytes);
+    let largest = reference.roles.values().map(|role| role.process_rss_bytes).max().unwrap_or(0) as f64;
+    let worker = share.filter(|_| workers > 0.0).map(|share| (share as f64).min((peak - largest) / workers));
+    let worker = worker.filter(|bytes| *bytes > 0.0);
+    if sample.is_none() && worker.is_none() {
         return None;
     }
-    let per_worker = worker.map_or(0.0, |(share, _)| share as f64);
-    let variable = RamModel { per_worker, per_sample: sample.unwrap_or(0.0), ..RamModel::default() };
-    let reference = alike.last().copied().unwrap_or(newest);
-    from.push(Arc::clone(&reference.run));
-    from.sort();
-    from.dedup();
-    let fixed = (reference.unreclaimable_peak_bytes? as f64 - variable.needs(&settings(reference))).max(0.0);
-    Some((RamModel { fixed, ..variable }, wanted, from))
+    let variable = RamModel {
+        per_worker: worker.unwrap_or(0.0),
+        per_sample: sample.unwrap_or(0.0),
+        ..RamModel::default()
+    };
+    let fixed = peak - variable.needs(&used);
+    let from = if sample.is_some() { alike } else { vec![reference] };
+    let from = from.iter().map(|run| Arc::clone(&run.run)).collect();
+    // parts that are more than the whole do not add up: nothing is known then
+    (fixed >= 0.0).then_some(MeasuredBudget { budget: RamModel { fixed, ..variable }, from })
 }
 
 /// Returns the slope of the line through points with at least two different places.
@@ -210,17 +247,18 @@ fn slope(points: &[(f64, f64)]) -> Option<f64> {
 }
 
 fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, Option<BatchSizes>) {
-    let Some(peak) = newest.gpu_peak_bytes() else { return (vec![], None) };
-    let Some(total) = gpu_total(newest) else { return (vec![], None) };
+    let Some((peak, total)) = fullest_gpu(newest) else { return (vec![], None) };
     let one = vec![Arc::clone(&newest.run)];
     let line = |is_ok, text, runs| AdviceLine { topic: "vram", is_ok, text, runs };
-    let share = 100.0 * peak as f64 / total;
-    let words = format!("peak {} of {} ({share:.0} %)", human(peak as f64), human(total));
+    let share = 100.0 * peak / total;
+    let words = format!("peak {} of {} ({share:.0} %)", human(peak), human(total));
     let mut lines = vec![line(!has_failed(newest) && share <= 95.0, words, one)];
     let Some(batch) = number(newest, BATCH) else { return (lines, None) };
     let alike: Vec<&RunRecord> = runs
         .iter()
-        .filter(|run| differ_only_in_batch(run, newest) && gpu_total(run) == Some(total))
+        .filter(|run| {
+            differ_only_in_batch(run, newest) && fullest_gpu(run).is_some_and(|(_, other)| other == total)
+        })
         .collect();
     // PyTorch's own peak if all runs have it: the driver's includes its cache
     let has_torch = alike.iter().all(|run| run.torch_allocated_peak_bytes().is_some());
@@ -229,7 +267,7 @@ fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, Optio
     let measured = Measured {
         peaks: alike
             .iter()
-            .filter(|run| is_whole(run) && !has_failed(run))
+            .filter(|run| is_whole(run))
             .filter_map(|run| Some((number(run, BATCH)?, peak_of(run)? as f64)))
             .collect(),
         failed: alike.iter().filter(|run| has_failed(run)).filter_map(|run| number(run, BATCH)).collect(),
@@ -278,29 +316,30 @@ fn fit_words(fit: &VramFit, sizes: BatchSizes) -> String {
     )
 }
 
-fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
+/// Returns a line if the GPU waited while the workers were busy. One more worker needs at most the share of those there are.
+fn worker_line(newest: &RunRecord) -> Option<AdviceLine> {
     let shares: Vec<f64> = newest.gpus.values().filter_map(|gpu| gpu.utilization_mean).collect();
     let busy = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
-    let settings = settings(newest);
-    let workers = settings.workers * settings.ranks;
-    let cores = newest.cpu_mean_cores? / workers.max(1) as f64;
-    if shares.is_empty() || busy >= BUSY_GPU || workers == 0 || cores < BUSY_WORKER {
+    let wanted = settings(newest);
+    let (workers, cores) = (wanted.workers * wanted.ranks, newest.cpu_mean_cores?);
+    // each rank itself may keep one core busy
+    let of_workers = cores - wanted.ranks as f64;
+    if shares.is_empty() || busy >= BUSY_GPU || workers == 0 || of_workers < BUSY_WORKER * workers as f64 {
         return None;
     }
-    let (model, _, from) = ram_model(newest, runs)?;
+    let share = newest.roles.get(WORKER_ROLE)?.process_pss_bytes?;
+    let needs = (newest.unreclaimable_peak_bytes? + share * wanted.ranks) as f64;
     let limit = newest.limit_bytes.map_or(f64::INFINITY, |limit| PLANNED_SHARE * limit as f64);
-    let more = TrainingSettings { workers: settings.workers + 1, ..settings };
     let waits = format!(
-        "the GPU was busy {:.0} % of the time and the workers {:.0} %",
-        100.0 * busy,
-        100.0 * cores.min(1.0)
+        "the GPU was busy {:.0} % of the time, and {workers} workers and their trainer used {cores:.1} cores",
+        100.0 * busy
     );
-    let text = if model.needs(&more) <= limit {
-        format!("{waits}: try NUM_WORKERS={}, which needs about {}", more.workers, human(model.needs(&more)))
+    let text = if needs <= limit {
+        format!("{waits}: try NUM_WORKERS={}, which needs at most {}", wanted.workers + 1, human(needs))
     } else {
-        format!("{waits}: more workers would help, but one more needs about {}", human(model.needs(&more)))
+        format!("{waits}: more workers may help, but one more may need {}", human(needs))
     };
-    Some(AdviceLine { topic: "workers", is_ok: true, text, runs: from })
+    Some(AdviceLine { topic: "workers", is_ok: true, text, runs: vec![Arc::clone(&newest.run)] })
 }
 
 /// Returns what another precision saved, from runs that differ in it alone.
@@ -310,22 +349,23 @@ fn precision_lines(newest: &RunRecord, runs: &[RunRecord]) -> Vec<AdviceLine> {
         settings.remove(PRECISION);
         settings
     };
-    let Some((precision, peak)) = newest.settings.get(PRECISION).zip(newest.gpu_peak_bytes()) else {
+    let measured = |run: &RunRecord| fullest_gpu(run).filter(|(peak, _)| *peak > 0.0 && is_whole(run));
+    let Some((precision, (peak, total))) = newest.settings.get(PRECISION).zip(measured(newest)) else {
         return vec![];
     };
     let mut lines = Vec::new();
     let mut seen = vec![Arc::clone(precision)];
     for run in runs.iter().rev().filter(|run| without(run) == without(newest)) {
-        let Some((other, bytes)) = run.settings.get(PRECISION).zip(run.gpu_peak_bytes()) else { continue };
-        if seen.contains(other) {
+        let Some((other, (bytes, of))) = run.settings.get(PRECISION).zip(measured(run)) else { continue };
+        if of != total || seen.contains(other) {
             continue;
         }
         seen.push(Arc::clone(other));
-        let change = 100.0 * (peak as f64 / bytes as f64 - 1.0);
+        let change = 100.0 * (peak / bytes - 1.0);
         let text = format!(
             "{precision} needed {} of GPU memory where {other} needed {} ({change:+.0} %)",
-            human(peak as f64),
-            human(bytes as f64)
+            human(peak),
+            human(bytes)
         );
         let runs = vec![Arc::clone(&newest.run), Arc::clone(&run.run)];
         lines.push(AdviceLine { topic: "precision", is_ok: true, text, runs });
@@ -354,50 +394,65 @@ fn allocator_line(newest: &RunRecord) -> Option<AdviceLine> {
     })
 }
 
-/// Returns the least memory that a run of this group got along with.
+/// Returns the memory that the newest completed run with these settings got along with.
 fn minimum_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
-    let is_good = |run: &&RunRecord| run.exit_reason == Some(ExitReason::Completed) && run.samples > 0;
-    let run = runs.iter().filter(is_good).rfind(|run| run.settings == newest.settings)?;
-    let plan = |bytes: u64| human(bytes as f64 / PLANNED_SHARE);
-    let ram = run.unreclaimable_peak_bytes.map(|bytes| format!("{} of RAM", plan(bytes)));
-    let vram = run.gpu_peak_bytes().map(|bytes| format!("a GPU of {}", plan(bytes)));
+    let run = runs.iter().rfind(|run| is_whole(run) && run.settings == newest.settings)?;
+    let plan = |bytes: f64| human(bytes / PLANNED_SHARE);
+    let ram = run.unreclaimable_peak_bytes.map(|bytes| format!("{} of RAM", plan(bytes as f64)));
+    let vram = fullest_gpu(run).map(|(peak, _)| format!("a GPU of {}", plan(peak)));
     let words: Vec<_> = [ram, vram].into_iter().flatten().collect();
     (!words.is_empty()).then(|| AdviceLine {
         topic: "minimum",
         is_ok: true,
         text: format!(
-            "these settings need at least {}: the measured peak and a tenth to spare",
+            "these settings fit into {}: the measured peak and a tenth to spare",
             words.join(" and ")
         ),
         runs: vec![Arc::clone(&run.run)],
     })
 }
 
-/// Returns true if the peaks of a run are what its settings need: it ended, and was not killed for its memory.
-fn is_whole(run: &RunRecord) -> bool {
-    let is_killed = matches!(run.exit_reason, Some(ExitReason::OomContainer | ExitReason::OomHost));
-    run.ended.is_some() && !is_killed
-}
-
-/// Returns true if a run died for want of GPU memory, as far as PyTorch reported it.
+/// Returns true if a run died for want of GPU memory, or survived that, as far as PyTorch reported it: its settings need more than its
+/// peak.
 fn has_failed(run: &RunRecord) -> bool {
-    run.torch_ooms.is_some_and(|ooms| ooms > 0) && run.exit_reason == Some(ExitReason::Error)
+    run.torch_ooms.is_some_and(|ooms| ooms > 0)
 }
 
-/// Returns true if two runs have the same settings but for the batch size.
+/// Returns true if the peaks of a run are what its settings need: it completed, nothing was killed for its memory, and it was sampled
+/// for most of its time.
+fn is_whole(run: &RunRecord) -> bool {
+    run.exit_reason == Some(ExitReason::Completed)
+        && run.oom_kills == 0
+        && !has_failed(run)
+        && run.duration_seconds.is_some_and(|lasted| {
+            lasted - run.observed_seconds.unwrap_or(0.0) <= MAX_UNOBSERVED.max(UNOBSERVED_SHARE * lasted)
+        })
+}
+
+/// Returns true if two runs have the same settings but for the batch size and the workers, and as many GPUs.
+fn has_same_rest(one: &RunRecord, other: &RunRecord) -> bool {
+    let varies = |name: &str| [BATCH, ACCUMULATION, WORKERS].contains(&name);
+    has_same_but(one, other, varies)
+}
+
+/// Returns true if two runs have the same settings but for the batch size, and as many GPUs.
 fn differ_only_in_batch(one: &RunRecord, other: &RunRecord) -> bool {
+    has_same_but(one, other, |name| [BATCH, ACCUMULATION].contains(&name))
+}
+
+fn has_same_but(one: &RunRecord, other: &RunRecord, varies: impl Fn(&str) -> bool) -> bool {
     let rest = |run: &RunRecord| {
         let mut settings = run.settings.clone();
-        settings.retain(|name, _| **name != *BATCH && **name != *ACCUMULATION);
+        settings.retain(|name, _| !varies(name));
         settings
     };
-    rest(one) == rest(other)
+    rest(one) == rest(other) && one.gpus.len() == other.gpus.len()
 }
 
 fn settings(run: &RunRecord) -> TrainingSettings {
     let ranks = number(run, DEVICES).filter(|ranks| *ranks > 0).unwrap_or(run.gpus.len().max(1) as u64);
     let workers = number(run, WORKERS).unwrap_or_else(|| {
-        let workers = run.roles.get("dataloader_worker").map_or(0, |role| role.processes);
+        let workers = run.roles.get(WORKER_ROLE).map_or(0, |role| role.processes);
         u64::from(workers) / ranks
     });
     let batch = number(run, BATCH).unwrap_or(1).max(1);
@@ -406,11 +461,13 @@ fn settings(run: &RunRecord) -> TrainingSettings {
 
 /// Returns a setting that is a number of reasonable size.
 fn number(run: &RunRecord, name: &str) -> Option<u64> {
-    run.settings.get(name)?.trim().parse().ok().filter(|number| *number < 1 << 32)
+    run.settings.get(name)?.trim().parse().ok().filter(|number| *number <= MAX_NUMBER)
 }
 
-fn gpu_total(run: &RunRecord) -> Option<f64> {
-    run.gpus.values().filter_map(|gpu| gpu.total_bytes).max().map(|bytes| bytes as f64)
+/// Returns peak and memory of the GPU that was the fullest.
+fn fullest_gpu(run: &RunRecord) -> Option<(f64, f64)> {
+    let gpus = run.gpus.values().filter_map(|gpu| Some((gpu.peak_bytes? as f64, gpu.total_bytes? as f64)));
+    gpus.max_by(|one, other| (one.0 / one.1).total_cmp(&(other.0 / other.1)))
 }
 
 fn human(bytes: f64) -> String {
@@ -437,6 +494,8 @@ mod tests {
             ended: Some(1.0),
             exit_reason: Some(ExitReason::Completed),
             samples: 10,
+            duration_seconds: Some(100.0),
+            observed_seconds: Some(99.0),
             limit_bytes: Some(1000 * MIB),
             unreclaimable_peak_bytes: Some(ram * MIB),
             gpus: gpu.into_iter().map(|gpu| ("GPU-a".into(), gpu)).collect(),
@@ -448,28 +507,116 @@ mod tests {
         advice.lines.iter().filter(|line| line.topic == topic).map(|line| line.text.clone()).collect()
     }
 
+    fn worker(processes: u32, resident: u64, share: u64) -> (Arc<str>, RolePeak) {
+        let peak = RolePeak {
+            processes,
+            process_rss_bytes: resident * MIB,
+            process_pss_bytes: Some(share * MIB),
+            ..RolePeak::default()
+        };
+        (WORKER_ROLE.into(), peak)
+    }
+
+    fn killed(mut run: RunRecord) -> RunRecord {
+        (run.exit_reason, run.oom_kills) = (Some(ExitReason::OomContainer), 1);
+        run
+    }
+
     #[test]
     fn killed_run_gets_settings_that_fit_from_what_was_measured() {
-        let mut small = run("a", &[("batch_size", "16"), ("num_workers", "4")], 600, None);
-        let worker = RolePeak { processes: 4, process_pss_bytes: Some(50 * MIB), ..RolePeak::default() };
-        small.roles.insert("dataloader_worker".into(), worker);
-        let middle = run("b", &[("batch_size", "32"), ("num_workers", "4")], 760, None);
-        let mut killed = run("c", &[("batch_size", "64"), ("num_workers", "4")], 990, None);
-        killed.exit_reason = Some(ExitReason::OomContainer);
-        let advice = advise(&[small, middle, killed]).unwrap();
+        let with = |batch: &str, ram| run(batch, &[("batch_size", batch), ("num_workers", "4")], ram, None);
+        let dead = killed(with("64", 990));
+        let advice = advise(&[with("16", 600), with("32", 760), dead.clone()]).unwrap();
         let lines = texts(&advice, "ram");
-        assert_eq!(lines[0], "it was killed at its limit of 1000.0 MiB; highest sample 990.0 MiB");
+        assert_eq!(lines[0], "killed at its limit of 1000.0 MiB; highest sample 990.0 MiB");
         assert_eq!(lines[1..], ["BATCH_SIZE=32 ACCUM=2 needs about 760.0 MiB of 1000.0 MiB"]);
-        assert_eq!(advice.lines[1].runs.iter().map(|run| &**run).collect::<Vec<_>>(), ["a", "b", "c"]);
+        assert_eq!(advice.lines[1].runs.iter().map(|run| &**run).collect::<Vec<_>>(), ["16", "32"]);
+        // what was killed before is no proposal
+        let lines =
+            texts(&advise(&[with("8", 520), with("16", 600), killed(with("32", 700)), dead]).unwrap(), "ram");
+        assert_eq!(lines[1..], ["BATCH_SIZE=16 ACCUM=4 needs about 600.0 MiB of 1000.0 MiB"]);
+    }
+
+    #[test]
+    fn worker_frees_no_more_than_what_is_not_shared() {
+        let settings = [("batch_size", "8"), ("num_workers", "4")];
+        let mut private = run("a", &settings, 880, None);
+        private
+            .roles
+            .insert("trainer".into(), RolePeak { process_rss_bytes: 400 * MIB, ..RolePeak::default() });
+        private.roles.extend([worker(4, 150, 130)]);
+        let close = run("b", &settings, 950, None);
+        let lines = |runs: &[RunRecord]| texts(&advise(runs).unwrap(), "ram");
+        let all = lines(&[private.clone(), killed(close.clone())]);
+        assert_eq!(
+            all[1],
+            "the runs that completed do not explain the kill: raise the limit, or see `memledger why`"
+        );
+        private.unreclaimable_peak_bytes = Some(960 * MIB);
+        assert_eq!(lines(&[private.clone()])[1], "NUM_WORKERS=3 needs about 830.0 MiB of 1000.0 MiB");
+        // all of it is the trainer's, and the workers share it
+        private
+            .roles
+            .insert("trainer".into(), RolePeak { process_rss_bytes: 960 * MIB, ..RolePeak::default() });
+        assert!(lines(&[private])[1].starts_with("which settings would fit is not measured"));
     }
 
     #[test]
     fn nothing_measured_has_no_number() {
-        let mut killed = run("a", &[("batch_size", "64")], 990, None);
-        killed.exit_reason = Some(ExitReason::OomContainer);
-        let lines = texts(&advise(&[killed]).unwrap(), "ram");
-        assert!(lines[1].starts_with("which setting would help is not measured"), "{lines:?}");
-        assert_eq!(advise(&[]), None);
+        let lines = texts(&advise(&[killed(run("a", &[("batch_size", "64")], 990, None))]).unwrap(), "ram");
+        assert!(lines[1].starts_with("which settings would fit is not measured"), "{lines:?}");
+        let mut unseen = killed(run("a", &[], 0, None));
+        unseen.unreclaimable_peak_bytes = None;
+        assert_eq!(
+            texts(&advise(&[unseen]).unwrap(), "ram")[0],
+            "killed at its limit of 1000.0 MiB; no cycle sampled it"
+        );
+        let mut running = run("a", &[], 100, None);
+        (running.ended, running.exit_reason) = (None, None);
+        assert_eq!((advise(&[]), advise(&[running])), (None, None));
+    }
+
+    #[test]
+    fn killed_child_and_host_are_no_good_runs() {
+        let mut child = run("a", &[], 150, None);
+        (child.exit_reason, child.oom_kills) = (Some(ExitReason::Error), 1);
+        let mut host = run("b", &[], 150, None);
+        (host.exit_reason, host.oom_kills) = (Some(ExitReason::OomHost), 1);
+        for (run, text) in [(child, "killed at its limit"), (host, "it was killed because the host ran out")]
+        {
+            let advice = advise(&[run]).unwrap();
+            assert!(!advice.lines[0].is_ok && advice.lines[0].text.starts_with(text), "{advice:?}");
+            assert!(texts(&advice, "minimum").is_empty());
+        }
+    }
+
+    #[test]
+    fn settings_of_any_size_take_no_time() {
+        let huge = u32::MAX.to_string();
+        for value in [huge.as_str(), "65536", "-1", "1e9", ""] {
+            let settings = [(BATCH, value), (ACCUMULATION, value), (WORKERS, value), (DEVICES, value)];
+            let mut runs = vec![run("a", &settings, 960, None)];
+            runs[0].roles.extend([worker(4, 10, 10)]);
+            assert!(advise(&runs).is_some());
+        }
+    }
+
+    #[test]
+    fn run_that_was_hardly_seen_or_failed_is_no_measurement() {
+        let whole = run("a", &[], 500, None);
+        assert!(is_whole(&whole));
+        let changes: [&dyn Fn(&mut RunRecord); 5] = [
+            &|run| run.exit_reason = Some(ExitReason::Error),
+            &|run| run.torch_ooms = Some(1),
+            &|run| run.oom_kills = 1,
+            &|run| run.observed_seconds = Some(10.0),
+            &|run| (run.ended, run.exit_reason) = (None, None),
+        ];
+        for change in changes {
+            let mut run = whole.clone();
+            change(&mut run);
+            assert!(!is_whole(&run), "{run:?}");
+        }
     }
 
     #[test]
@@ -497,20 +644,18 @@ mod tests {
     fn idle_gpu_and_busy_workers_get_another_worker_if_memory_allows() {
         let mut newest = run("a", &[("num_workers", "2"), ("batch_size", "8")], 500, Some(4000));
         newest.gpus.values_mut().for_each(|gpu| gpu.utilization_mean = Some(0.4));
-        newest.cpu_mean_cores = Some(1.9);
-        let worker = RolePeak { processes: 2, process_pss_bytes: Some(100 * MIB), ..RolePeak::default() };
-        newest.roles.insert("dataloader_worker".into(), worker);
+        newest.cpu_mean_cores = Some(2.9);
+        newest.roles.extend([worker(2, 120, 100)]);
         let lines = |newest: &RunRecord| texts(&advise(std::slice::from_ref(newest)).unwrap(), "workers");
+        let waits = "the GPU was busy 40 % of the time, and 2 workers and their trainer used 2.9 cores";
+        assert_eq!(lines(&newest), [format!("{waits}: try NUM_WORKERS=3, which needs at most 600.0 MiB")]);
+        newest.unreclaimable_peak_bytes = Some(850 * MIB);
         assert_eq!(
             lines(&newest),
-            [
-                "the GPU was busy 40 % of the time and the workers 95 %: try NUM_WORKERS=3, which needs about 600.0 MiB"
-            ]
+            [format!("{waits}: more workers may help, but one more may need 950.0 MiB")]
         );
-        newest.unreclaimable_peak_bytes = Some(850 * MIB);
-        assert!(lines(&newest)[0].contains("but one more needs about 950.0 MiB"), "{:?}", lines(&newest));
-        newest.cpu_mean_cores = Some(0.2);
-        assert_eq!(lines(&newest), <[&str; 0]>::default(), "the workers wait themselves");
+        newest.cpu_mean_cores = Some(1.2);
+        assert_eq!(lines(&newest), <[String; 0]>::default(), "the workers wait themselves");
     }
 
     #[test]
@@ -528,17 +673,19 @@ mod tests {
     }
 
     #[test]
-    fn check_names_who_else_holds_the_gpu() {
+    fn check_names_who_holds_the_gpu_while_that_is_known() {
         let newest = run("a", &[("batch_size", "8")], 500, Some(4000));
         let mut other = run("b", &[], 100, Some(3000));
-        (other.subject.container_id, other.subject.name.container_name) = ("b".into(), "neighbour".into());
-        other.gpus.values_mut().for_each(|gpu| gpu.mean_bytes = Some(1024 * MIB));
-        let lines =
-            |running: &[RunRecord]| texts(&check(std::slice::from_ref(&newest), running).unwrap(), "gpu");
-        assert_eq!(
-            lines(&[other]),
-            ["GPU GPU-a of 11.2 GiB is also held by neighbour with 1.0 GiB on average"]
-        );
-        assert_eq!(lines(&[]), ["GPU GPU-a of 11.2 GiB: no other container holds memory"]);
+        (other.ended, other.last_sampled) = (None, Some(95.0));
+        other.subject.name.container_name = "neighbour".into();
+        other.gpus.values_mut().for_each(|gpu| gpu.used_bytes = Some(1024 * MIB));
+        let lines = |running: &[RunRecord], now: f64| {
+            texts(&check(std::slice::from_ref(&newest), running, now).unwrap(), "gpu")
+        };
+        let held = "GPU GPU-a of 11.2 GiB is held by neighbour with 1.0 GiB, 5 s ago";
+        assert_eq!(lines(std::slice::from_ref(&other), 100.0), [held]);
+        assert!(lines(std::slice::from_ref(&other), 1000.0).is_empty(), "memledger does not run");
+        other.gpus.clear();
+        assert_eq!(lines(&[other], 100.0), ["GPU GPU-a of 11.2 GiB: no container that runs held memory"]);
     }
 }

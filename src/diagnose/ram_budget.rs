@@ -1,5 +1,8 @@
 //! How much memory other settings would need: a budget of measured parts.
 
+/// Maximum number of steps in a proposal of which the gradients are accumulated.
+const MAX_ACCUMULATION: u64 = 4_096;
+
 /// What a training needs, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RamModel {
@@ -46,8 +49,17 @@ impl RamModel {
 
     /// Returns settings that fit into `available` bytes and keep the effective batch, best first: those given, else with fewer workers
     /// and the same batch, else with a smaller batch and more accumulation. Empty if none fit.
-    pub fn fitting(&self, wanted: &TrainingSettings, available: f64) -> Vec<TrainingSettings> {
-        let fits = |settings: &TrainingSettings| self.needs(settings) <= available;
+    /// Settings with as many workers and as large a batch as some that were `killed` do not fit, whatever the model says.
+    pub fn fitting(
+        &self,
+        wanted: &TrainingSettings,
+        available: f64,
+        killed: &[TrainingSettings],
+    ) -> Vec<TrainingSettings> {
+        let was_killed = |settings: &TrainingSettings| {
+            killed.iter().any(|killed| killed.workers <= settings.workers && killed.batch <= settings.batch)
+        };
+        let fits = |settings: &TrainingSettings| self.needs(settings) <= available && !was_killed(settings);
         if fits(wanted) {
             return vec![*wanted];
         }
@@ -62,8 +74,8 @@ impl RamModel {
                 batch: samples / accumulation,
                 ..*wanted
             };
-            let whole =
-                (wanted.accumulation + 1..=samples).filter(move |steps| samples.is_multiple_of(*steps));
+            let steps = wanted.accumulation + 1..=samples.min(MAX_ACCUMULATION);
+            let whole = steps.filter(move |steps| samples.is_multiple_of(*steps));
             whole.map(split).find(fits)
         };
         let accumulated = smaller(wanted.workers).or_else(|| smaller(least));
@@ -99,7 +111,7 @@ mod tests {
             ("8 + 12 + 6 + 12", model(8.0, 3.0, 1.5, 0.25), settings(4, 1, 12, 2), 44.0, 38.0),
         ] {
             assert_eq!(model.needs(&settings), needs * GB, "{what}");
-            let fits = model.fitting(&settings, available * GB) == [settings];
+            let fits = model.fitting(&settings, available * GB, &[]) == [settings];
             assert_eq!(fits, needs <= available, "{what}");
         }
         assert_eq!(settings(4, 1, 12, 2).effective_batch(), 96);
@@ -108,9 +120,9 @@ mod tests {
     #[test]
     fn fewer_workers_come_before_a_smaller_batch() {
         let (model, wanted) = (model(8.0, 3.0, 1.0, 0.25), settings(4, 4, 16, 1));
-        assert_eq!(model.fitting(&wanted, 44.0 * GB), [settings(4, 2, 16, 1), settings(4, 4, 8, 2)]);
-        assert_eq!(model.fitting(&wanted, 28.0 * GB), [settings(4, 1, 4, 4)]);
-        assert_eq!(model.fitting(&wanted, 20.0 * GB), []);
+        assert_eq!(model.fitting(&wanted, 44.0 * GB, &[]), [settings(4, 2, 16, 1), settings(4, 4, 8, 2)]);
+        assert_eq!(model.fitting(&wanted, 28.0 * GB, &[]), [settings(4, 1, 4, 4)]);
+        assert_eq!(model.fitting(&wanted, 20.0 * GB, &[]), []);
     }
 
     proptest! {
@@ -121,7 +133,7 @@ mod tests {
         ) {
             let model = model(parts.0, parts.1, parts.2, parts.3);
             let wanted = settings(ranks, workers, batch, accumulation);
-            for proposal in model.fitting(&wanted, available * GB) {
+            for proposal in model.fitting(&wanted, available * GB, &[]) {
                 prop_assert!(model.needs(&proposal) <= available * GB);
                 prop_assert_eq!(proposal.effective_batch(), wanted.effective_batch());
                 prop_assert!(proposal.workers <= workers && proposal.batch <= batch);

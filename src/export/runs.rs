@@ -22,10 +22,10 @@ const MAX_NAME_CHARS: usize = 18;
 /// Bytes of the unit that `memory_usage` calls MB.
 const MB: f64 = 1_048_576.0;
 
-/// Returns a table with one line per run.
-pub fn table(runs: &[RunRecord]) -> String {
+/// Returns a table with one line per run, at the Unix time `now`.
+pub fn table(runs: &[RunRecord], now: f64) -> String {
     let header = ["RUN", "CONTAINER", "LASTED", "EXIT", "RAM PEAK", "VRAM PEAK"].map(str::to_owned);
-    let rows: Vec<_> = std::iter::once(header).chain(runs.iter().map(row)).collect();
+    let rows: Vec<_> = std::iter::once(header).chain(runs.iter().map(|run| row(run, now))).collect();
     let mut widths = [0; 6];
     for row in &rows {
         for (width, text) in std::iter::zip(&mut widths, row) {
@@ -42,11 +42,18 @@ pub fn table(runs: &[RunRecord]) -> String {
     })
 }
 
-fn row(run: &RunRecord) -> [String; 6] {
+fn row(run: &RunRecord, now: f64) -> [String; 6] {
+    let lasted = match run.duration_seconds {
+        Some(seconds) => duration(seconds),
+        None if run.ended.is_some() => "-".to_owned(),
+        None if run.is_fresh(now) => "running".to_owned(),
+        // memledger does not run, or has not stored anything for minutes
+        None => "not seen".to_owned(),
+    };
     [
         safe(&run.run, 40),
         safe(&run.subject.name.container_name, MAX_NAME_CHARS),
-        run.duration_seconds.map_or_else(|| "running".to_owned(), duration),
+        lasted,
         exit(run),
         bytes(run.unreclaimable_peak_bytes),
         bytes(run.gpu_peak_bytes()),
@@ -97,7 +104,10 @@ pub fn report(run: &RunRecord, zone: &TimeZone) -> String {
 }
 
 fn end(run: &RunRecord, zone: &TimeZone) -> String {
-    let Some(at) = run.ended else { return "running".to_owned() };
+    let Some(at) = run.ended else {
+        let seen = run.last_sampled.map(|at| format!(", last seen at {}", time(at, zone)));
+        return format!("no exit is known{}", seen.unwrap_or_default());
+    };
     let mut words = time(at, zone);
     if let Some(seconds) = run.duration_seconds {
         let _ = write!(words, " after {}", duration(seconds));
@@ -119,7 +129,7 @@ fn end(run: &RunRecord, zone: &TimeZone) -> String {
 fn ram(run: &RunRecord) -> String {
     let Some(peak) = run.unreclaimable_peak_bytes else {
         return if run.samples == 0 {
-            "not measured: the run was too short".to_owned()
+            "not measured: no cycle saw the run".to_owned()
         } else {
             String::new()
         };
@@ -310,7 +320,7 @@ pub fn memory_usage(run: &RunRecord) -> Value {
         |of: fn(&GpuPeak) -> Option<u64>| run.gpus.values().filter_map(of).reduce(|one, other| one + other);
     json!({"detailed_log": log, "peak_usage": {
         "cpu_ram_used_mb": mb(run.unreclaimable_peak_bytes),
-        "gpu_ram_used_mb": mb(sum(|gpu| gpu.peak_bytes)),
+        "gpu_ram_used_mb": mb(sum(|gpu| gpu.torch_allocated_peak_bytes.or(gpu.peak_bytes))),
         "gpu_ram_peak_mb": mb(sum(|gpu| gpu.torch_allocated_peak_bytes)),
         "reserved_gpu_ram_mb": mb(sum(|gpu| gpu.torch_reserved_peak_bytes)),
     }})
@@ -388,7 +398,7 @@ mod tests {
         (hostile.group, hostile.subject.name.k8s_pod_name) = (long.as_str().into(), long.as_str().into());
         hostile.settings.extend((0..40).map(|n| (format!("key_{n}").into(), long.as_str().into())));
         let runs = [hostile, run("b", "64", 9 << 30), run("c", "64", 1), run("d", "7", 0)];
-        for text in [table(&runs), comparison(&runs), report(&runs[0], &TimeZone::UTC)] {
+        for text in [table(&runs, 0.0), comparison(&runs), report(&runs[0], &TimeZone::UTC)] {
             for line in text.lines() {
                 assert!(line.chars().count() <= 100, "{} columns: {line}", line.chars().count());
                 assert!(!line.chars().any(char::is_control), "{line:?}");

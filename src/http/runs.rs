@@ -77,7 +77,11 @@ pub async fn advice(State(shared): State<Arc<HttpState>>, Path(wanted): Path<Str
         let newest = runs(RunQuery { wanted: Some(wanted.clone()), limit: 1, since: None })?;
         let Some(newest) = newest.first() else { return unknown(&wanted, &runs(RECENT)?) };
         let group = RunQuery { wanted: Some(newest.group.to_string()), limit: MAX_RUNS, since: None };
-        let advice = crate::diagnose::advice::advise(&runs(group)?);
+        let mut runs = runs(group)?;
+        runs.retain(|run| run.group == newest.group);
+        let Some(advice) = crate::diagnose::advice::advise(&runs) else {
+            return Ok(Err(format!("no run of {wanted:?} has ended yet\n")));
+        };
         serde_json::to_string_pretty(&advice).map(|text| Ok(text + "\n")).map_err(|error| error.to_string())
     });
     respond(read.await, "application/json")

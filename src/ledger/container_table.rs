@@ -196,7 +196,9 @@ impl ContainerState {
     /// Forgets the figures of a run whose record is complete.
     pub fn forget_figures(&mut self, ended: f64) {
         let runs = self.ended_runs.iter_mut().chain(&mut self.run);
-        runs.filter(|run| run.ended == Some(ended)).for_each(|run| run.figures = RunFigures::default());
+        // one that is listed again goes on
+        let is_final = |run: &&mut Run| run.ended == Some(ended) && !run.is_exit_assumed;
+        runs.filter(is_final).for_each(|run| run.figures = RunFigures::default());
     }
 
     /// Returns the exit of the current run as a transition, once.
@@ -275,6 +277,12 @@ impl ContainerTable {
     /// Makes all containers count as changed.
     pub fn mark_all_changed(&mut self) {
         self.changed.extend(self.known.keys().cloned());
+    }
+
+    /// Makes all running containers count as changed.
+    pub fn mark_running_changed(&mut self) {
+        let running = self.known.iter().filter(|(_, known)| known.is_running());
+        self.changed.extend(running.map(|(id, _)| id.clone()));
     }
 
     /// Takes the ids of the containers that changed since the last call.
@@ -428,7 +436,12 @@ impl ContainerTable {
                 && run.started.is_none_or(|started| started <= report.at.unix_seconds() + START_TOLERANCE)
             {
                 run.record_usage(report.at, held);
-                if run.ended.is_none() {
+                // a cycle that began before the run saw the one before it
+                let is_of_run = |started: f64| {
+                    let same = |listed: f64| (listed - started).abs() < START_TOLERANCE;
+                    started <= report.at.unix_seconds() && container.started.is_none_or(same)
+                };
+                if run.ended.is_none() && run.started.is_none_or(is_of_run) {
                     run.figures.record(report.at.unix_seconds(), container, held);
                     if run.figures.is_first_sample() {
                         self.changed.push(container.id.clone());

@@ -44,6 +44,8 @@ pub struct ContainerUsage {
     pub peak_unreclaimable_bytes: Option<u64>,
     /// Highest GPU memory during the run by UUID, from all samples of the driver.
     pub gpu_peaks: Vec<(Arc<str>, u64)>,
+    /// Id of the run, as in the metrics.
+    pub run_id: Arc<str>,
     /// What else the record of the run needs.
     pub run: RunSample,
 }

@@ -162,6 +162,7 @@ impl Ledger {
             (held.peak_usage_bytes, held.peak_unreclaimable_bytes) =
                 self.containers.peaks(&running[number].id);
             held.gpu_peaks = self.containers.gpu_peaks(&running[number].id);
+            held.run_id = self.containers.run_id(&running[number].id);
         }
         for (held, sample) in std::iter::zip(&mut containers, samples(running.len(), cycle_data, series)) {
             held.run = sample;

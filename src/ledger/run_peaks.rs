@@ -311,6 +311,11 @@ impl RunPeaksTable {
         self.running.get(id).map_or((None, None), |peaks| (peaks.peak_usage, peaks.peak_unreclaimable))
     }
 
+    /// Returns the id of the run of a running container; empty if it is unknown.
+    pub fn run_id(&self, id: &ContainerId) -> Arc<str> {
+        self.running.get(id).map_or_else(Arc::default, |peaks| Arc::clone(&peaks.run))
+    }
+
     /// Returns the highest GPU memory of a running container by UUID.
     pub fn gpu_peaks(&self, id: &ContainerId) -> Vec<(Arc<str>, u64)> {
         let gpus = self.running.get(id).into_iter().flat_map(|peaks| &peaks.gpus);

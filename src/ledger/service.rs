@@ -174,6 +174,7 @@ impl LedgerService {
                 self.wait();
             }
             let now = Timestamp::now();
+            self.reconciler.mark_running_changed(); // the figures of their runs
             self.step(now);
             self.writer.commit(now, &mut self.reconciler, &self.shared_state); // the cursors of the followers
         };

@@ -210,7 +210,7 @@ impl LedgerWriter {
         let moved_to = store.replace(&self.pending, reconciler.last_id())?;
         tracing::error!(
             moved_to = %moved_to.display(),
-            "ledger file is damaged; moved it aside and wrote a new one with all counts; older events are only in the damaged file"
+            "ledger file is damaged; moved it aside and wrote a new one with all counts; older events and runs are only in the damaged file"
         );
         Ok(())
     }
@@ -242,6 +242,9 @@ impl LedgerWriter {
         let mut batch = self.pending.clone();
         for event in store.events(&Query::default()).unwrap_or_default() {
             batch.events.entry(event.id()).or_insert(event);
+        }
+        for (id, run) in store.all_runs().unwrap_or_default() {
+            batch.runs.entry(id).or_insert(run);
         }
         if disk.commit(&batch).is_ok() {
             *store = disk;

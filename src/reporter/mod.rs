@@ -50,6 +50,9 @@ impl ReporterState {
         *self.inventory.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(inventory));
         let mut reports = self.lock();
         reports.retain(|id| inventory.containers.iter().any(|container| container.id == *id));
+        for container in &inventory.containers {
+            reports.forget_earlier_run(&container.id, container.started);
+        }
         reports.clone()
     }
 

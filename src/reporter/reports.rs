@@ -53,6 +53,8 @@ pub struct ContainerReports {
     pub progress: BTreeMap<u8, TrainingProgress>,
     /// Out-of-memory errors and retries on each device.
     pub failures: BTreeMap<DeviceUuid, AllocationFailures>,
+    /// Unix time of the container's start.
+    started: Option<f64>,
     /// Memory of each component and operation, by local rank.
     pub scopes: BTreeMap<(Arc<str>, Arc<str>), BTreeMap<u8, ScopeMemory>>,
     /// Last totals of processes that counted; the newest are at the end.
@@ -182,6 +184,15 @@ impl Reports {
         if let Some(samples) = samples {
             progress.samples = Some(progress.samples.unwrap_or(0).saturating_add(samples));
         }
+    }
+
+    /// Forgets the figures of a container's earlier run; `started` is the Unix time of the start of this one, if it is known.
+    pub fn forget_earlier_run(&mut self, container: &ContainerId, started: Option<f64>) {
+        let (Some(reports), Some(started)) = (self.containers.get_mut(container), started) else { return };
+        if reports.started.is_some_and(|before| started > before) {
+            *reports = ContainerReports::default();
+        }
+        reports.started = Some(started);
     }
 
     /// Records settings of the training, the last of each name.

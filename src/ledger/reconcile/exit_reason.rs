@@ -121,6 +121,9 @@ impl Reconciler {
 
     /// Writes the record of the run that ended so.
     fn write_run(&mut self, pending: &PendingExit) {
+        if self.containers.get(&pending.id).is_some_and(|known| known.hidden) {
+            return;
+        }
         let stored = || Some(&self.containers.get(&pending.id)?.run_ended_at(pending.exit.at)?.figures);
         if let Some(figures) = pending.figures.as_ref().or_else(stored) {
             let record = RunRecord::of_exit(figures, &pending.exit);

@@ -452,6 +452,11 @@ impl Reconciler {
         self.write_checkpoints();
     }
 
+    /// Writes the running containers with the next step.
+    pub fn mark_running_changed(&mut self) {
+        self.containers.mark_running_changed();
+    }
+
     /// Writes the whole state with the next step: the store lost it.
     pub fn mark_all_changed(&mut self) {
         self.containers.mark_all_changed();

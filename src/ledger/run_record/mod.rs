@@ -23,6 +23,10 @@ pub const GROUP: &str = "group";
 const MAX_POINTS: usize = 60;
 /// Maximum number of settings: each process of a container may report others.
 const MAX_SETTINGS: usize = 64;
+/// Longest interval between two samples of which the time counts, in seconds; that of sampling is at most an hour.
+const MAX_GAP: f64 = 7_200.0;
+/// A run in progress whose last stored sample is older than this, in seconds, may have ended unseen.
+const FRESH_FOR: f64 = 180.0;
 /// First interval between points of a course, in seconds.
 const POINT_INTERVAL: f64 = 10.0;
 
@@ -57,9 +61,11 @@ struct Growth {
 impl Growth {
     fn record(&mut self, at: f64, value: Option<f64>) {
         let Some(value) = value else { return };
+        // a wall clock that is set forward is no time that passed
         if let Some((before, last)) = self.last.replace((at, value))
             && value >= last
             && at > before
+            && at - before <= MAX_GAP
         {
             self.total += value - last;
             self.seconds += at - before;
@@ -76,7 +82,10 @@ impl Growth {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunFigures {
+    run: Arc<str>,
     group: Arc<str>,
+    first_sampled: Option<f64>,
+    last_sampled: Option<f64>,
     settings: BTreeMap<Arc<str>, Arc<str>>,
     samples: u64,
     limit_bytes: Option<u64>,
@@ -101,6 +110,7 @@ pub struct RunFigures {
 struct GpuFigures {
     total_bytes: Option<u64>,
     peak_bytes: Option<u64>,
+    last_used: Option<u64>,
     used: Mean,
     utilization: Mean,
     torch_allocated_peak_bytes: Option<u64>,
@@ -129,7 +139,7 @@ pub struct ScopePeak {
     pub component: Arc<str>,
     /// Operation of the component.
     pub operation: Arc<str>,
-    /// Unix time of the last report.
+    /// Unix time at which its values last changed.
     pub at: f64,
     /// PyTorch's allocated bytes at the last report.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -170,6 +180,7 @@ impl RunFigures {
     /// Records one cycle.
     pub fn record(&mut self, at: f64, container: &Container, usage: &ContainerUsage) {
         self.group = group(container);
+        self.run = Arc::clone(&usage.run_id);
         for (name, value) in &container.settings {
             // the settings of a run cannot change; those of a container are unknown until its runtime answers
             self.settings.entry(Arc::clone(name)).or_insert_with(|| Arc::clone(value));
@@ -182,6 +193,8 @@ impl RunFigures {
         }
         let Some(sample) = &usage.sample else { return };
         self.samples += 1;
+        self.first_sampled.get_or_insert(at);
+        self.last_sampled = Some(at);
         self.limit_bytes = sample.effective_limit_bytes.or(sample.limit_bytes);
         self.usage_peak_bytes = self.usage_peak_bytes.max(usage.peak_usage_bytes);
         self.unreclaimable_peak_bytes = self.unreclaimable_peak_bytes.max(usage.peak_unreclaimable_bytes);
@@ -193,6 +206,7 @@ impl RunFigures {
         self.steps.record(at, run.steps);
         self.samples_of_training.record(at, run.samples);
         self.torch_ooms = self.torch_ooms.max(run.torch_ooms.map(|count| count as u64));
+        self.gpus.values_mut().for_each(|gpu| gpu.last_used = None);
         for (uuid, gpu) in &run.gpus {
             self.gpus.entry(Arc::clone(uuid)).or_default().record(gpu);
         }
@@ -243,7 +257,12 @@ impl RunFigures {
         let has_room = self.scopes.len() < MAX_SCOPES;
         match self.scopes.iter_mut().find(same) {
             Some(known) => {
-                known.at = at;
+                // a scope is in each cycle; its values change with a report
+                if known.torch_allocated_bytes != sampled.torch_allocated_bytes
+                    || known.rss_bytes < sampled.rss_bytes
+                {
+                    known.at = at;
+                }
                 known.torch_allocated_bytes = sampled.torch_allocated_bytes;
                 known.torch_allocated_peak_bytes =
                     known.torch_allocated_peak_bytes.max(sampled.torch_allocated_peak_bytes);
@@ -277,6 +296,7 @@ impl GpuFigures {
         let bytes = |value: Option<f64>| value.map(|value| value as u64);
         self.total_bytes = bytes(sample.total_bytes).or(self.total_bytes);
         self.peak_bytes = self.peak_bytes.max(bytes(sample.used_bytes));
+        self.last_used = bytes(sample.used_bytes);
         self.used.record(sample.used_bytes);
         self.utilization.record(sample.utilization);
         for value in [sample.torch_allocated_bytes, sample.torch_allocated_peak_bytes] {
@@ -331,6 +351,12 @@ pub struct RunRecord {
     pub oom_kills: u64,
     /// Number of cycles that sampled its memory.
     pub samples: u64,
+    /// Seconds from the first to the last of these cycles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_seconds: Option<f64>,
+    /// Unix time of the last of these cycles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_sampled: Option<f64>,
     /// Lowest limit on the path to the root cgroup, at the last sample.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
@@ -380,6 +406,9 @@ pub struct GpuPeak {
     /// Highest memory of the container's processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_bytes: Option<u64>,
+    /// Memory at the last sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<u64>,
     /// Mean of the samples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mean_bytes: Option<u64>,
@@ -428,10 +457,18 @@ impl RunRecord {
         let figures = figures.clone();
         let name = || Arc::clone(&subject.name.container_name);
         Self {
-            run: run_id(&ContainerId::new(&subject.container_id), subject.started),
+            run: match &*figures.run {
+                "" => run_id(&ContainerId::new(&subject.container_id), subject.started),
+                _ => figures.run,
+            },
             group: if figures.group.is_empty() { name() } else { figures.group },
             settings: figures.settings,
             samples: figures.samples,
+            observed_seconds: figures
+                .last_sampled
+                .zip(figures.first_sampled)
+                .map(|(last, first)| last - first),
+            last_sampled: figures.last_sampled,
             limit_bytes: figures.limit_bytes,
             usage_peak_bytes: figures.usage_peak_bytes,
             unreclaimable_peak_bytes: figures.unreclaimable_peak_bytes,
@@ -448,6 +485,11 @@ impl RunRecord {
             subject,
             ..Self::default()
         }
+    }
+
+    /// Returns true if it was in progress shortly before this Unix time, as far as was stored.
+    pub fn is_fresh(&self, now: f64) -> bool {
+        self.ended.is_none() && self.last_sampled.is_some_and(|last| now - last <= FRESH_FOR)
     }
 
     /// Returns true if this is its run id, its group, or the name or the beginning of the id of its container.
@@ -492,6 +534,7 @@ impl GpuFigures {
         GpuPeak {
             total_bytes: self.total_bytes,
             peak_bytes: self.peak_bytes,
+            used_bytes: self.last_used,
             mean_bytes: self.used.value().map(|mean| mean as u64),
             utilization_mean: self.utilization.value(),
             torch_allocated_peak_bytes: self.torch_allocated_peak_bytes,

@@ -23,6 +23,7 @@ mod state;
 mod tests;
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -208,6 +209,14 @@ impl Store {
     /// The file cannot be read.
     pub fn settled_after(&self, id: u64, max: usize) -> Result<SettledEvents, StoreError> {
         self.check(reader::settled_after(&self.connection, id, max))
+    }
+
+    /// Returns all records of runs with their ids.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn all_runs(&self) -> Result<BTreeMap<u64, RunRecord>, StoreError> {
+        self.check(runs::all(&self.connection))
     }
 
     /// Like [`StoreConnection::runs`].

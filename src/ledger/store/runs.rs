@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rusqlite::{Connection, Transaction, params};
 
-use super::{limit, signed};
+use super::{limit, signed, unsigned};
 use crate::discover::ContainerId;
 use crate::ledger::container_table::ContainerState;
 use crate::ledger::run_record::RunRecord;
@@ -41,6 +41,7 @@ pub fn select(connection: &Connection, query: &RunQuery) -> rusqlite::Result<Vec
     runs.retain(wanted);
     let started = |run: &RunRecord| run.subject.started.unwrap_or(f64::MIN);
     runs.sort_by(|one, other| started(other).total_cmp(&started(one)));
+    let is_same = |newer: &RunRecord, run: &RunRecord| newer.ended.is_none() && newer.run == run.run;
     let max = if query.limit == 0 { usize::MAX } else { query.limit };
     let mut statement =
         connection.prepare("SELECT id, body FROM runs WHERE ended >= ?1 ORDER BY ended DESC, id DESC")?;
@@ -50,6 +51,8 @@ pub fn select(connection: &Connection, query: &RunQuery) -> rusqlite::Result<Vec
     {
         let (id, body): (i64, String) = (row.get(0)?, row.get(1)?);
         match serde_json::from_str(&body) {
+            // one that was taken for ended, and was listed again
+            Ok(run) if runs.iter().any(|newer| is_same(newer, &run)) => {}
             Ok(run) => runs.extend(Some(run).filter(wanted)),
             Err(error) => tracing::error!(run = id, %error, "record of a run is unreadable; skipped"),
         }
@@ -57,6 +60,15 @@ pub fn select(connection: &Connection, query: &RunQuery) -> rusqlite::Result<Vec
     runs.truncate(max);
     runs.reverse();
     Ok(runs)
+}
+
+/// Returns all records with their ids, for another store.
+pub fn all(connection: &Connection) -> rusqlite::Result<BTreeMap<u64, RunRecord>> {
+    let mut statement = connection.prepare("SELECT id, body FROM runs")?;
+    let rows: Vec<(i64, String)> =
+        statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
+    let parse = |(id, body): (i64, String)| Some((unsigned(id), serde_json::from_str(&body).ok()?));
+    Ok(rows.into_iter().filter_map(parse).collect())
 }
 
 /// Returns the runs in progress.
@@ -85,4 +97,59 @@ pub fn remove(connection: &Connection, cutoff: f64, max: usize, more: i64) -> ru
     let excess = (count(connection)? - limit(max)).max(0) + more;
     let sql = "DELETE FROM runs WHERE id IN (SELECT id FROM runs ORDER BY ended, id LIMIT ?1)";
     Ok(aged + connection.prepare(sql)?.execute([excess])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::store::{Store, WriteBatch};
+
+    /// Writes runs that ended at these Unix times, with these names.
+    fn store(runs: &[(f64, &str)]) -> Store {
+        let mut store = Store::in_memory(0).unwrap();
+        let records = (1..).zip(runs).map(|(id, (ended, name))| {
+            let mut run =
+                RunRecord { run: format!("run-{id}").into(), ended: Some(*ended), ..RunRecord::default() };
+            run.subject.name.container_name = (*name).into();
+            (id, run)
+        });
+        store.commit(&WriteBatch { runs: records.collect(), ..WriteBatch::default() }).unwrap();
+        store
+    }
+
+    fn ended(store: &Store, query: &RunQuery) -> Vec<f64> {
+        store.runs(query).unwrap().iter().filter_map(|run| run.ended).collect()
+    }
+
+    #[test]
+    fn selects_the_newest_by_name_and_time() {
+        let store = store(&[(30.0, "train"), (10.0, "train"), (20.0, "eval"), (40.0, "eval")]);
+        let query =
+            |since, wanted: Option<&str>, limit| RunQuery { since, wanted: wanted.map(str::to_owned), limit };
+        assert_eq!(ended(&store, &query(None, None, 0)), [10.0, 20.0, 30.0, 40.0]);
+        assert_eq!(ended(&store, &query(None, None, 2)), [30.0, 40.0]);
+        assert_eq!(ended(&store, &query(Some(20.0), Some("eval"), 0)), [20.0, 40.0]);
+        assert_eq!(ended(&store, &query(None, Some("run-2"), 0)), [10.0]);
+        assert!(ended(&store, &query(None, Some("other"), 0)).is_empty());
+    }
+
+    #[test]
+    fn record_is_replaced_by_its_id_and_an_unreadable_one_is_skipped() {
+        let mut store = store(&[(10.0, "train"), (20.0, "train")]);
+        let run = RunRecord { ended: Some(15.0), ..RunRecord::default() };
+        store.commit(&WriteBatch { runs: [(1, run)].into(), ..WriteBatch::default() }).unwrap();
+        assert_eq!(ended(&store, &RunQuery::default()), [15.0, 20.0]);
+        store.connection.execute("UPDATE runs SET body = 'nonsense' WHERE id = 2", []).unwrap();
+        assert_eq!(ended(&store, &RunQuery::default()), [15.0]);
+        assert_eq!(store.all_runs().unwrap().into_keys().collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn retention_removes_by_age_and_the_oldest_above_the_maximum() {
+        let store = store(&[(10.0, "a"), (20.0, "b"), (30.0, "c"), (40.0, "d"), (50.0, "e")]);
+        assert_eq!(remove(&store.connection, 15.0, 10, 0).unwrap(), 1);
+        assert_eq!(remove(&store.connection, 15.0, 3, 0).unwrap(), 1);
+        assert_eq!(remove(&store.connection, 15.0, 3, 1).unwrap(), 1);
+        assert_eq!(ended(&store, &RunQuery::default()), [40.0, 50.0]);
+    }
 }

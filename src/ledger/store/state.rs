@@ -18,6 +18,9 @@ use crate::ledger::reconcile::{AccountingCheckpoint, PersistedKill};
 use crate::ledger::run_record::RunRecord;
 use crate::ledger::totals::{ContainerCounters, Total};
 
+/// Maximum number of records of runs that wait for a full disk; beyond that the oldest are dropped.
+const MAX_WAITING_RUNS: usize = 1_000;
+
 /// The content of one transaction. All values are absolute, so writing them twice changes nothing; `None` removes a row.
 #[derive(Clone, Debug, Default)]
 pub struct WriteBatch {
@@ -123,7 +126,7 @@ impl WriteBatch {
                 self.removed_events.insert(id);
             }
         }
-        while self.runs.len() > max_events {
+        while self.runs.len() > MAX_WAITING_RUNS {
             self.runs.pop_first();
         }
     }
