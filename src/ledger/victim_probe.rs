@@ -172,6 +172,15 @@ mod tests {
     }
 
     #[test]
+    fn dead_process_keeps_its_container_after_its_cgroup_was_removed() {
+        let (root, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
+        let mut probe = probe(root.path());
+        std::fs::write(root.path().join("proc/7/cgroup"), format!("0::/docker/{ID} (deleted)\n")).unwrap();
+        let lines = vec![(killed(), Interval::at(now.unix_seconds()))];
+        assert_eq!(probe.probe(now, lines)[0].proc_info.cgroup, Some(format!("/docker/{ID}")));
+    }
+
+    #[test]
     fn processes_of_a_report_on_the_host_have_their_cgroups_while_they_run() {
         let (root, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
         let mut probe = probe(root.path());

@@ -40,7 +40,8 @@ pub fn resident_pages(statm: &[u8]) -> Option<u64> {
 
 /// Returns the path of a process in the hierarchy that has the memory controller, from `/proc/PID/cgroup`.
 ///
-/// `v1` selects the line of the v1 `memory` controller instead of the unified hierarchy, `0::`.
+/// `v1` selects the line of the v1 `memory` controller instead of the unified hierarchy, `0::`. There the kernel adds
+/// ` (deleted)` to the path of a dead process whose cgroup was removed before the process was reaped; it is not part of the path.
 pub fn cgroup_path(text: &[u8], v1: bool) -> Option<&[u8]> {
     lines(text).find_map(|line| {
         let mut parts = line.splitn(3, |&b| b == b':');
@@ -50,6 +51,7 @@ pub fn cgroup_path(text: &[u8], v1: bool) -> Option<&[u8]> {
         } else {
             number == b"0" && controllers.is_empty()
         };
+        let path = if v1 { path } else { path.strip_suffix(b" (deleted)").unwrap_or(path) };
         wanted.then_some(path)
     })
 }
@@ -162,6 +164,12 @@ mod tests {
         assert_eq!(cgroup_path(hybrid, false), Some(&b"/system.slice/x"[..]));
         assert_eq!(cgroup_path(b"3:memory,hugetlb:/with:colon\n", true), Some(&b"/with:colon"[..]));
         assert_eq!(cgroup_path(b"0::/only v2\n", true), None);
+        assert_eq!(cgroup_path(b"0::/docker/x (deleted)\n", false), Some(&b"/docker/x"[..]));
+        assert_eq!(
+            cgroup_path(b"3:memory:/x (deleted)\n", true),
+            Some(&b"/x (deleted)"[..]),
+            "v1 adds nothing"
+        );
     }
 
     #[test]
