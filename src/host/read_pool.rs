@@ -385,7 +385,7 @@ fn cpu_time() -> Duration {
 }
 
 /// Returns for how long this thread was ready while other threads had the CPUs; zero on a kernel that does not count that.
-fn run_delay() -> Duration {
+pub(crate) fn run_delay() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanos = text.split(' ').nth(1).and_then(|nanos| nanos.parse().ok());
     Duration::from_nanos(nanos.unwrap_or(0))

@@ -100,12 +100,15 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn at(seconds: f64) -> Timestamp {
-        Timestamp::now().plus(Duration::from_secs_f64(seconds))
+    /// Returns a function that returns a timestamp this many seconds after now, which stays the same.
+    fn clock() -> impl Fn(f64) -> Timestamp {
+        let now = Timestamp::now();
+        move |seconds| now.plus(Duration::from_secs_f64(seconds))
     }
 
     #[test]
     fn record_was_written_between_two_reads_whatever_its_stamp() {
+        let at = clock();
         let (previous, read_at) = (at(10.0), at(10.5));
         for drift in [-3_000_000_i64, 0, 3_000_000] {
             let usec = at(10.2).kernel_usec().saturating_add_signed(drift);
@@ -117,7 +120,7 @@ mod tests {
 
     #[test]
     fn drift_that_was_measured_narrows_later_records() {
-        let mut clock = LogClock::default();
+        let (at, mut clock) = (clock(), LogClock::default());
         let stamp = |written: Timestamp| written.kernel_usec() - 1_500_000;
         clock.written(stamp(at(1.0)), Some(at(0.999)), at(1.001));
         let written = clock.written(stamp(at(60.0)), Some(at(2.0)), at(70.0));
@@ -128,6 +131,7 @@ mod tests {
 
     #[test]
     fn old_record_is_placed_by_its_stamp() {
+        let at = clock();
         let (usec, read_at) = (at(0.0).kernel_usec(), at(3_600.0));
         let written = LogClock::default().written(usec, None, read_at);
         let tolerance = CLOCK_TOLERANCE + usec as f64 * 1e-6 * MAX_DRIFT;

@@ -8,9 +8,10 @@ use super::*;
 use crate::collect::{CycleData, ReadErrors};
 use crate::discover::{Cgroup, Hierarchy, Inventory};
 use crate::host::HostPaths;
+use crate::host::read_pool::run_delay;
 use crate::series::Series;
 
-/// Longer than any cycle that a blocked read does not delay, also on a busy machine; half of the time-out of such a read.
+/// Longer than any cycle that a blocked read does not delay; half of the time-out of such a read.
 const NOT_DELAYED: Duration = Duration::from_secs(1);
 
 /// Prelude of the Python programs: prctl(2), which moves a process's command line to any mapping.
@@ -95,9 +96,9 @@ impl Host {
         }
     }
 
-    /// Runs one cycle and returns its duration.
+    /// Runs one cycle and returns its duration, without the time for which this thread waited for a CPU.
     fn cycle(&mut self) -> Duration {
-        let began = Timestamp::now();
+        let (began, delayed) = (Timestamp::now(), run_delay());
         let host_paths = HostPaths::default();
         let context = Context {
             now: began,
@@ -114,7 +115,7 @@ impl Host {
             read_errors: &mut self.read_errors,
         };
         assert_eq!(self.table.collect(&context, &mut output), CollectOutcome::Ok);
-        Timestamp::now().since(began)
+        Timestamp::now().since(began).saturating_sub(run_delay() - delayed)
     }
 
     /// Runs cycles until the condition holds.
