@@ -10,6 +10,7 @@ pub mod bounds;
 mod kernel_fs;
 pub mod capabilities;
 pub mod panics;
+pub mod process_cgroup;
 pub mod read_pool;
 pub mod signals;
 pub mod syslog;

@@ -2,6 +2,9 @@
 
 use super::{lines, number};
 
+/// A flag of a process that is exiting, in the kernel's `linux/sched.h`.
+const PF_EXITING: u64 = 0x4;
+
 /// The fields of `/proc/PID/stat` that memledger uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
@@ -11,6 +14,8 @@ pub struct Stat {
     pub state: u8,
     /// Pid of the parent.
     pub ppid: u32,
+    /// It is exiting (`PF_EXITING`).
+    pub is_exiting: bool,
     /// Start in clock ticks since boot; together with the pid it identifies a process.
     pub start_ticks: u64,
 }
@@ -24,10 +29,11 @@ impl Stat {
         let mut fields = text.get(close + 2..)?.split(|&b| b == b' ');
         let state = *fields.next()?.first()?;
         let ppid = u32::try_from(number(fields.next()?)?).ok()?;
-        // proc(5) counts from 1: pid, comm, state, ppid, then 5 to 21, and starttime is 22
-        let start_ticks = number(fields.nth(17)?)?;
+        // proc(5) counts from 1: pid, comm, state, ppid, then 5 to 8; flags is 9, and starttime is 22
+        let is_exiting = number(fields.nth(4)?)? & PF_EXITING != 0;
+        let start_ticks = number(fields.nth(12)?)?;
         fields.next()?; // another field follows, so this one is not truncated
-        Some(Self { comm, state, ppid, start_ticks })
+        Some(Self { comm, state, ppid, is_exiting, start_ticks })
     }
 }
 
@@ -130,7 +136,7 @@ mod tests {
         #[test]
         fn name_cannot_fake_a_field(comm in proptest::collection::vec(any::<u8>(), 0..16)) {
             let stat = Stat::parse(&stat_line(&comm)).expect("a whole line");
-            prop_assert_eq!(stat, Stat { comm, state: b'S', ppid: 7, start_ticks: 987_654 });
+            prop_assert_eq!(stat, Stat { comm, state: b'S', ppid: 7, is_exiting: false, start_ticks: 987_654 });
         }
 
         #[test]

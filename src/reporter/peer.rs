@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::reports::ProcessKey;
 use super::stats::ReportRejection;
 use crate::discover::{ContainerId, Inventory};
-use crate::host::{Dir, HostPaths, ReadError, unix_peer};
-use crate::parse::process::{Stat, cgroup_path};
+use crate::host::{Dir, HostPaths, ReadError, process_cgroup, unix_peer};
+use crate::parse::process::Stat;
 
 /// A connected process.
 #[derive(Debug)]
@@ -60,8 +60,5 @@ fn read(host_paths: &HostPaths, pid: u32, cgroup_v1: bool) -> Result<(u64, Strin
     let dir = Dir::open(&host_paths.process(pid))?;
     let stat = Stat::parse(dir.file("stat")?.read_once(&mut buffer)?);
     let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
-    let file = dir.file("cgroup")?;
-    let cgroup = cgroup_path(file.read_once(&mut buffer)?, cgroup_v1);
-    let cgroup = cgroup.ok_or_else(|| ReadError::malformed("cgroup"))?;
-    Ok((stat.start_ticks, String::from_utf8_lossy(cgroup).into_owned()))
+    Ok((stat.start_ticks, process_cgroup::read(&dir, cgroup_v1, &mut buffer)?))
 }

@@ -15,9 +15,9 @@ use rustix::fs::readlinkat_raw;
 use super::client_memory::{Descriptor, DrmProcessKey};
 use super::fd_scanner::{Deadline, ScanResult};
 use crate::collect::gpu::ProcessOwner;
-use crate::host::{Dir, ReadError, classify};
+use crate::host::{Dir, ReadError, classify, process_cgroup};
 use crate::parse::drm::DrmClient;
-use crate::parse::process::{Stat, cgroup_path};
+use crate::parse::process::Stat;
 
 /// Maximum number of graphics descriptors of one process that are read.
 pub const MAX_CLIENTS: usize = 512;
@@ -126,10 +126,7 @@ impl DrmProcess {
         buffer: &mut Vec<u8>,
     ) -> Result<Self, ReadError> {
         let (start_ticks, comm) = read_stat(&dir, buffer)?;
-        let file = dir.file("cgroup")?;
-        let cgroup = cgroup_path(file.read_once(buffer)?, cgroup_v1);
-        let cgroup = cgroup.ok_or_else(|| ReadError::malformed("cgroup"))?;
-        let cgroup = String::from_utf8_lossy(cgroup).into();
+        let cgroup = process_cgroup::read(&dir, cgroup_v1, buffer)?.into();
         let key = DrmProcessKey { start_ticks, pid };
         let owner = ProcessOwner { start_ticks, comm, cgroup };
         let mut process = Self {

@@ -14,8 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::types::{GpuProcess, PidTrust, ProcessOwner};
-use crate::host::{Dir, HostPaths, KernelFile, ReadError};
-use crate::parse::process::{Stat, cgroup_path};
+use crate::host::{Dir, HostPaths, KernelFile, ReadError, process_cgroup};
+use crate::parse::process::Stat;
 
 /// One clock tick, and the difference between the two clocks.
 const START_SLACK_TICKS: u64 = 3;
@@ -226,10 +226,7 @@ impl PidResolver {
                 known
             }
             None => {
-                let file = dir.file("cgroup")?;
-                let cgroup = cgroup_path(file.read_once(&mut buffer)?, self.cgroup_v1);
-                let cgroup = cgroup.ok_or_else(|| ReadError::malformed("cgroup"))?;
-                let cgroup = String::from_utf8_lossy(cgroup).into();
+                let cgroup = process_cgroup::read(&dir, self.cgroup_v1, &mut buffer)?.into();
                 let owner = ProcessOwner { start_ticks: stat.start_ticks, comm: comm.into(), cgroup };
                 KnownPid { owner, pidfd, held: None }
             }
