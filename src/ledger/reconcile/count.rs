@@ -221,11 +221,12 @@ impl OomAccounting {
     }
 
     /// Notes when a record was written that [`OomAccounting::read`] counted. One that was written after the counter was read
-    /// is not one of the kills that were missing then.
-    pub fn counted_record_of(&mut self, written: &Interval) {
-        if let Some(missing) = &mut self.missing
-            && written.earliest > missing.since.unix_seconds() + LOG_DELAY
-        {
+    /// is not one of the kills that were missing then. `now` is when it was read.
+    pub fn counted_record_of(&mut self, written: &Interval, now: Timestamp) {
+        let Some(missing) = &mut self.missing else { return };
+        // by the clock of the record, which may have been set since the counter was read
+        let since = now.unix_seconds() - now.since(missing.since).as_secs_f64();
+        if written.earliest > since + LOG_DELAY {
             missing.later += 1;
         }
     }

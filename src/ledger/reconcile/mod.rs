@@ -278,7 +278,7 @@ impl Reconciler {
         for line in lines.unwrap_or_default() {
             let found = self.accounting.read(&line.entry);
             if matches!(found, Some(LogFinding::Kill { .. } | LogFinding::Duplicate { .. })) {
-                self.accounting.counted_record_of(&line.written);
+                self.accounting.counted_record_of(&line.written, now);
             }
             match found {
                 Some(LogFinding::Kill { killed, context, group, report }) => {

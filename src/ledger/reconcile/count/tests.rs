@@ -207,11 +207,25 @@ fn lost_record_becomes_a_gap_while_later_kills_go_on() {
     for kill in 1..10_u64 {
         let now = start.plus(Duration::from_millis(900) * kill as u32);
         assert!(accounting.read(&killed(kill, kill as u32)).is_some());
-        accounting.counted_record_of(&Interval::at(now.unix_seconds()));
+        accounting.counted_record_of(&Interval::at(now.unix_seconds()), now);
         lost += accounting.compare(now, 11 + kill, true).lost;
     }
     assert_eq!(lost, 1);
     assert!(!accounting.has_missing_records());
+}
+
+#[test]
+fn clock_that_is_set_while_a_record_is_late_makes_no_kill() {
+    let mut accounting = opened(10);
+    let start = Timestamp::now();
+    // the records of two kills are missing: the first is lost, the second comes late, and the clock is set forward meanwhile
+    assert_eq!(accounting.compare(start, 12, true), Reconciliation::default());
+    let at = |millis| start.plus(Duration::from_millis(millis)).with_wall_moved(1_000);
+    assert!(accounting.read(&killed(1, 1)).is_some());
+    let written = start.with_wall_moved(1_000).unix_seconds() - 0.005;
+    accounting.counted_record_of(&Interval::at(written), at(200));
+    assert_eq!(accounting.compare(at(200), 12, true), Reconciliation::default());
+    assert_eq!(accounting.compare(at(1_100), 12, true), Reconciliation { lost: 1, late: 0 });
 }
 
 #[test]
