@@ -16,7 +16,7 @@ const PLANNED_SHARE: f64 = 0.9;
 const BUSY_GPU: f64 = 0.8;
 /// A worker that uses more of a core than this is busy.
 const BUSY_WORKER: f64 = 0.7;
-/// TrainingSettings of the batch, and the unknown batch sizes of a program that has none.
+/// Names of settings.
 const BATCH: &str = "batch_size";
 const ACCUMULATION: &str = "accum";
 const WORKERS: &str = "num_workers";
@@ -143,10 +143,16 @@ fn ram_lines(newest: &RunRecord, runs: &[RunRecord]) -> Vec<AdviceLine> {
         (false, None) => return vec![],
         (false, Some(peak)) => {
             let share = format!("peak {} of {} ({:.0} %)", human(peak), human(limit), 100.0 * peak / limit);
-            if peak <= PLANNED_SHARE * limit {
+            if peak > PLANNED_SHARE * limit {
+                vec![line(false, format!("it came close to its limit: {share}"), one)]
+            } else if newest.exit_reason.is_none() {
+                return vec![line(false, format!("{share}; why it ended is not decided yet"), one)];
+            } else if is_measurement(newest) {
                 return vec![line(true, format!("{share}: {} to spare", human(limit - peak)), one)];
+            } else {
+                let text = format!("{share} as far as it was sampled: it may need more to complete");
+                return vec![line(true, text, one)];
             }
-            vec![line(false, format!("it came close to its limit: {share}"), one)]
         }
     };
     let Some(model) = ram_model(newest, runs) else {
@@ -156,14 +162,21 @@ fn ram_lines(newest: &RunRecord, runs: &[RunRecord]) -> Vec<AdviceLine> {
         return lines;
     };
     let wanted = settings(newest);
-    if is_killed && model.budget.needs(&wanted) <= PLANNED_SHARE * limit {
-        let text = "the runs that completed do not explain the kill: raise the limit, or see `memledger why`";
-        lines.push(line(false, text.to_owned(), model.from));
+    if model.budget.needs(&wanted) <= PLANNED_SHARE * limit {
+        let what = if is_killed { "the kill" } else { "its peak" };
+        let text =
+            format!("the runs that completed do not explain {what}: raise the limit, or see `memledger why`");
+        lines.push(line(false, text, model.from));
         return lines;
     }
-    // what was killed before is no proposal, whatever the model says
-    let killed: Vec<TrainingSettings> =
-        runs.iter().filter(|run| run.oom_kills > 0 && has_same_rest(run, newest)).map(settings).collect();
+    // what was killed at such a limit before is no proposal, whatever the model says
+    let is_killed_here = |run: &&RunRecord| {
+        run.oom_kills > 0
+            && run.exit_reason != Some(ExitReason::OomHost)
+            && run.limit_bytes.is_some_and(|bytes| bytes as f64 >= limit)
+            && has_same_rest(run, newest)
+    };
+    let killed: Vec<TrainingSettings> = runs.iter().filter(is_killed_here).map(settings).collect();
     let fitting = model.budget.fitting(&wanted, PLANNED_SHARE * limit, &killed);
     for fits in &fitting {
         let mut changes = Vec::new();
@@ -201,15 +214,17 @@ struct MeasuredBudget {
     from: Vec<Arc<str>>,
 }
 
-/// Returns what settings need, from the completed runs of a group that differ from `newest` in the batch alone. A sample: the slope of
+/// Returns what settings need, from the completed runs of a group whose known settings differ from those of `newest` in the batch alone. A sample: the slope of
 /// their peaks. A worker: what its end would free at least, from the newest of them: its proportional share, but no more than what is
 /// left beside the largest process, which may be what they share. The rest: that run, too. `None` if neither is measured.
 fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<MeasuredBudget> {
-    let alike: Vec<&RunRecord> =
-        runs.iter().filter(|run| differ_only_in_batch(run, newest) && is_whole(run)).collect();
+    let mut alike: Vec<&RunRecord> =
+        runs.iter().filter(|run| differ_only_in_batch(run, newest) && is_measurement(run)).collect();
     let reference = *alike.last()?;
     let peak = reference.unreclaimable_peak_bytes? as f64;
     let used = settings(reference);
+    // where it is no setting, the number of workers is what was seen
+    alike.retain(|run| settings(run).workers == used.workers);
     let points: Vec<(f64, f64)> = alike
         .iter()
         .filter_map(|run| Some((number(run, BATCH)? as f64, run.unreclaimable_peak_bytes? as f64)))
@@ -251,8 +266,8 @@ fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, Optio
     let one = vec![Arc::clone(&newest.run)];
     let line = |is_ok, text, runs| AdviceLine { topic: "vram", is_ok, text, runs };
     let share = 100.0 * peak / total;
-    let words = format!("peak {} of {} ({share:.0} %)", human(peak), human(total));
-    let mut lines = vec![line(!has_failed(newest) && share <= 95.0, words, one)];
+    let text = format!("peak {} of {} ({share:.0} %)", human(peak), human(total));
+    let mut lines = vec![line(!has_failed(newest) && share <= 95.0, text, one)];
     let Some(batch) = number(newest, BATCH) else { return (lines, None) };
     let alike: Vec<&RunRecord> = runs
         .iter()
@@ -267,13 +282,14 @@ fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, Optio
     let measured = Measured {
         peaks: alike
             .iter()
-            .filter(|run| is_whole(run))
+            .filter(|run| is_measurement(run))
             .filter_map(|run| Some((number(run, BATCH)?, peak_of(run)? as f64)))
             .collect(),
         failed: alike.iter().filter(|run| has_failed(run)).filter_map(|run| number(run, BATCH)).collect(),
         total,
     };
-    let from: Vec<_> = alike.iter().map(|run| Arc::clone(&run.run)).collect();
+    let is_used = |run: &&&RunRecord| is_measurement(run) || has_failed(run);
+    let from: Vec<_> = alike.iter().filter(is_used).map(|run| Arc::clone(&run.run)).collect();
     let Some(fit) = measured.fit() else {
         let next: Vec<_> = measured.next_sizes().iter().map(u64::to_string).collect();
         if !next.is_empty() {
@@ -289,22 +305,32 @@ fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, Optio
     let sizes = fit.batch_sizes();
     lines.push(line(
         sizes.maximum.is_some_and(|maximum| batch <= maximum),
-        fit_words(&fit, sizes),
+        fit_text(&fit, sizes),
         from.clone(),
     ));
     if let Some(maximum) = sizes.maximum.filter(|maximum| *maximum < batch) {
-        let steps = number(newest, ACCUMULATION).unwrap_or(1);
-        let accumulation = (batch * steps).div_ceil(maximum);
-        let text = format!(
-            "BATCH_SIZE={maximum} ACCUM={accumulation} keeps the effective batch of {}",
-            batch * steps
-        );
+        let effective = batch * number(newest, ACCUMULATION).unwrap_or(1);
+        let is_whole_part = |size: &u64| effective.is_multiple_of(*size);
+        // a batch of less than half would only cost speed
+        let text = match (maximum / 2 + 1..=maximum).rev().find(is_whole_part) {
+            Some(size) => format!(
+                "BATCH_SIZE={size} ACCUM={} keeps the effective batch of {effective}",
+                effective / size
+            ),
+            None => {
+                let steps = effective.div_ceil(maximum);
+                format!(
+                    "BATCH_SIZE={maximum} ACCUM={steps}: an effective batch of {} instead of {effective}",
+                    maximum * steps
+                )
+            }
+        };
         lines.push(line(false, text, from));
     }
     (lines, Some(sizes))
 }
 
-fn fit_words(fit: &VramFit, sizes: BatchSizes) -> String {
+fn fit_text(fit: &VramFit, sizes: BatchSizes) -> String {
     let size = |size: Option<u64>| size.map_or("none".to_owned(), |size| size.to_string());
     format!(
         "batch size: at most {}, recommended {}, safe {}; {} and {} for each sample",
@@ -318,6 +344,9 @@ fn fit_words(fit: &VramFit, sizes: BatchSizes) -> String {
 
 /// Returns a line if the GPU waited while the workers were busy. One more worker needs at most the share of those there are.
 fn worker_line(newest: &RunRecord) -> Option<AdviceLine> {
+    if !is_measurement(newest) {
+        return None;
+    }
     let shares: Vec<f64> = newest.gpus.values().filter_map(|gpu| gpu.utilization_mean).collect();
     let busy = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
     let wanted = settings(newest);
@@ -349,7 +378,7 @@ fn precision_lines(newest: &RunRecord, runs: &[RunRecord]) -> Vec<AdviceLine> {
         settings.remove(PRECISION);
         settings
     };
-    let measured = |run: &RunRecord| fullest_gpu(run).filter(|(peak, _)| *peak > 0.0 && is_whole(run));
+    let measured = |run: &RunRecord| fullest_gpu(run).filter(|(peak, _)| *peak > 0.0 && is_measurement(run));
     let Some((precision, (peak, total))) = newest.settings.get(PRECISION).zip(measured(newest)) else {
         return vec![];
     };
@@ -394,9 +423,13 @@ fn allocator_line(newest: &RunRecord) -> Option<AdviceLine> {
     })
 }
 
-/// Returns the memory that the newest completed run with these settings got along with.
+/// Returns the memory that the newest completed run with these settings needed; `None` if a later one failed for its memory.
 fn minimum_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
-    let run = runs.iter().rfind(|run| is_whole(run) && run.settings == newest.settings)?;
+    let mut alike = runs.iter().rev().filter(|run| run.settings == newest.settings);
+    let run = alike.find(|run| is_measurement(run) || run.oom_kills > 0 || has_failed(run))?;
+    if !is_measurement(run) {
+        return None;
+    }
     let plan = |bytes: f64| human(bytes / PLANNED_SHARE);
     let ram = run.unreclaimable_peak_bytes.map(|bytes| format!("{} of RAM", plan(bytes as f64)));
     let vram = fullest_gpu(run).map(|(peak, _)| format!("a GPU of {}", plan(peak)));
@@ -412,15 +445,15 @@ fn minimum_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     })
 }
 
-/// Returns true if a run died for want of GPU memory, or survived that, as far as PyTorch reported it: its settings need more than its
-/// peak.
+/// Returns true if a run had CUDA out-of-memory errors, also if it survived them, as far as PyTorch reported them: its settings need
+/// more than its peak.
 fn has_failed(run: &RunRecord) -> bool {
     run.torch_ooms.is_some_and(|ooms| ooms > 0)
 }
 
 /// Returns true if the peaks of a run are what its settings need: it completed, nothing was killed for its memory, and it was sampled
 /// for most of its time.
-fn is_whole(run: &RunRecord) -> bool {
+fn is_measurement(run: &RunRecord) -> bool {
     run.exit_reason == Some(ExitReason::Completed)
         && run.oom_kills == 0
         && !has_failed(run)
@@ -435,7 +468,7 @@ fn has_same_rest(one: &RunRecord, other: &RunRecord) -> bool {
     has_same_but(one, other, varies)
 }
 
-/// Returns true if two runs have the same settings but for the batch size, and as many GPUs.
+/// Returns true if two runs have the same known settings but for the batch size, and as many GPUs.
 fn differ_only_in_batch(one: &RunRecord, other: &RunRecord) -> bool {
     has_same_but(one, other, |name| [BATCH, ACCUMULATION].contains(&name))
 }
@@ -591,6 +624,59 @@ mod tests {
     }
 
     #[test]
+    fn peak_of_a_run_that_did_not_complete_is_no_promise() {
+        let sampled = "peak 300.0 MiB of 1000.0 MiB (30 %)";
+        for (reason, is_ok, text) in [
+            (Some(ExitReason::Completed), true, format!("{sampled}: 700.0 MiB to spare")),
+            (
+                Some(ExitReason::Error),
+                true,
+                format!("{sampled} as far as it was sampled: it may need more to complete"),
+            ),
+            (None, false, format!("{sampled}; why it ended is not decided yet")),
+        ] {
+            let newest = RunRecord { exit_reason: reason, ..run("a", &[], 300, None) };
+            let line = advise(&[newest]).unwrap().lines[0].clone();
+            assert_eq!((line.is_ok, line.text), (is_ok, text));
+        }
+    }
+
+    #[test]
+    fn kill_after_a_completed_run_ends_the_promise_of_a_minimum() {
+        let settings = [("batch_size", "8"), ("num_workers", "2")];
+        let completed = run("a", &settings, 880, Some(4000));
+        assert_eq!(texts(&advise(std::slice::from_ref(&completed)).unwrap(), "minimum").len(), 1);
+        let mut newest = killed(run("b", &settings, 600, Some(4000)));
+        newest.gpus.values_mut().for_each(|gpu| gpu.utilization_mean = Some(0.2));
+        newest.cpu_mean_cores = Some(2.9);
+        newest.roles.extend([worker(2, 120, 100)]);
+        let mut failed = run("c", &settings, 600, Some(4000));
+        failed.torch_ooms = Some(1);
+        for newest in [newest, failed] {
+            let advice = advise(&[completed.clone(), newest]).unwrap();
+            assert!(
+                texts(&advice, "minimum").is_empty() && texts(&advice, "workers").is_empty(),
+                "{advice:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn kill_at_a_lower_limit_forbids_nothing_and_an_unexplained_peak_gets_no_proposal() {
+        let with = |batch: &str, ram| run(batch, &[("batch_size", batch)], ram, None);
+        let mut earlier = killed(with("16", 200));
+        earlier.limit_bytes = Some(256 * MIB);
+        let mut runs = vec![earlier, with("16", 600), with("32", 760), killed(with("64", 990))];
+        let proposed = "BATCH_SIZE=32 ACCUM=2 needs about 760.0 MiB of 1000.0 MiB";
+        assert_eq!(texts(&advise(&runs).unwrap(), "ram")[1], proposed);
+        let mut leak = with("32", 950);
+        leak.exit_reason = Some(ExitReason::Stopped);
+        runs.push(leak);
+        let lines = texts(&advise(&runs).unwrap(), "ram");
+        assert!(lines[1].starts_with("the runs that completed do not explain its peak"), "{lines:?}");
+    }
+
+    #[test]
     fn settings_of_any_size_take_no_time() {
         let huge = u32::MAX.to_string();
         for value in [huge.as_str(), "65536", "-1", "1e9", ""] {
@@ -604,7 +690,7 @@ mod tests {
     #[test]
     fn run_that_was_hardly_seen_or_failed_is_no_measurement() {
         let whole = run("a", &[], 500, None);
-        assert!(is_whole(&whole));
+        assert!(is_measurement(&whole));
         let changes: [&dyn Fn(&mut RunRecord); 5] = [
             &|run| run.exit_reason = Some(ExitReason::Error),
             &|run| run.torch_ooms = Some(1),
@@ -615,7 +701,7 @@ mod tests {
         for change in changes {
             let mut run = whole.clone();
             change(&mut run);
-            assert!(!is_whole(&run), "{run:?}");
+            assert!(!is_measurement(&run), "{run:?}");
         }
     }
 
@@ -635,6 +721,13 @@ mod tests {
         assert_eq!((advice.maximum_batch_size, advice.batch_size), (Some(128), Some(256)));
         let lines = texts(&advice, "vram");
         assert_eq!(lines[2], "BATCH_SIZE=128 ACCUM=2 keeps the effective batch of 256");
+        let mut with = |batch: &str| {
+            runs.last_mut().unwrap().settings = [("batch_size".into(), batch.into())].into();
+            texts(&advise(&runs).unwrap(), "vram")[2].clone()
+        };
+        assert_eq!(with("192"), "BATCH_SIZE=96 ACCUM=2 keeps the effective batch of 192");
+        assert_eq!(with("211"), "BATCH_SIZE=128 ACCUM=2: an effective batch of 256 instead of 211");
+        with("256");
         runs.remove(0);
         let lines = texts(&advise(&runs).unwrap(), "vram");
         assert_eq!(lines[1], "the largest batch is not known yet: 3 sizes were measured, run also 16");

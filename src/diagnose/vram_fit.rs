@@ -23,7 +23,7 @@ const T_QUANTILE_OF_MANY: f64 = 2.04;
 pub struct Measured {
     /// Batch size and peak of allocated bytes of each run.
     pub peaks: Vec<(u64, f64)>,
-    /// Batch sizes of runs that died for want of GPU memory. Their peaks are no measurements: they needed more.
+    /// Batch sizes of runs that had CUDA out-of-memory errors. Their peaks are no measurements: they needed more.
     pub failed: Vec<u64>,
     /// Memory of the GPU in bytes.
     pub total: f64,
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn size_that_failed_is_never_proposed() {
-        // a card of 12 GB: four sizes were measured, and 256 died
+        // a card of 12 GB: four sizes were measured, and 256 failed
         let peaks = [(16, 1.1), (32, 1.4), (64, 2.0), (128, 3.2)].map(|(size, gib)| (size, gib * GIB));
         let mut measured = Measured { peaks: peaks.into(), failed: vec![256], total: 12e9 };
         let sizes = measured.fit().unwrap().batch_sizes();

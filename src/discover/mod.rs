@@ -122,6 +122,8 @@ pub struct Pod {
     pub uid: Arc<str>,
     /// Number of earlier containers of this name in the pod.
     pub attempt: u32,
+    /// The Job that it belongs to; empty without.
+    pub job: Arc<str>,
     /// The source of the pod: `api`, or `file` or `http` for a static pod; empty if unknown.
     pub source: Arc<str>,
     /// Its allow-listed labels and annotations: label name and value.

@@ -376,6 +376,7 @@ mod tests {
             name: "train-0".into(),
             uid: uid.into(),
             attempt: 0,
+            job: "".into(),
             source: "".into(),
             labels: vec![],
             memory_min_bytes: None,

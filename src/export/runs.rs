@@ -273,11 +273,11 @@ pub fn advice(advice: &Advice) -> String {
     text
 }
 
-/// Returns the course of a run as CSV, in bytes; a value that was not measured is empty.
+/// Returns the timeline of a run as CSV, in bytes; a value that was not measured is empty.
 pub fn csv(run: &RunRecord) -> String {
     let cell = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
     let header = "timestamp,unreclaimable_bytes,gpu_bytes,torch_reserved_bytes\n".to_owned();
-    run.course.iter().fold(header, |mut text, point| {
+    run.timeline.iter().fold(header, |mut text, point| {
         let cells = [point.unreclaimable_bytes, point.gpu_bytes, point.torch_reserved_bytes].map(cell);
         let _ = writeln!(text, "{:.3},{}", point.at, cells.join(","));
         text
@@ -285,7 +285,7 @@ pub fn csv(run: &RunRecord) -> String {
 }
 
 /// Returns a run as the `memory_usage.json` of the Python client and of older tools: MB are 2^20 bytes, `null` is not measured.
-/// One entry for each scope that the program reported, else for each point of the course.
+/// One entry for each scope that the program reported, else for each point of the timeline.
 pub fn memory_usage(run: &RunRecord) -> Value {
     let mb = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / MB);
     let entry = |component: &str, operation: &str, at: f64, bytes: [Option<u64>; 4]| {
@@ -308,7 +308,7 @@ pub fn memory_usage(run: &RunRecord) -> Value {
         })
         .collect();
     if log.is_empty() {
-        let points = run.course.iter();
+        let points = run.timeline.iter();
         log = points
             .map(|point| {
                 let bytes = [point.unreclaimable_bytes, point.gpu_bytes, None, point.torch_reserved_bytes];
@@ -365,7 +365,7 @@ fn safe(text: &str, max: usize) -> String {
 mod tests {
     use super::*;
     use crate::ledger::events::{ContainerLabels, ContainerRef};
-    use crate::ledger::run_record::{CoursePoint, ScopePeak};
+    use crate::ledger::run_record::{ScopePeak, TimelinePoint};
 
     fn run(name: &str, batch: &str, peak: u64) -> RunRecord {
         let gpu = GpuPeak { total_bytes: Some(12 << 30), peak_bytes: Some(peak), ..GpuPeak::default() };
@@ -429,10 +429,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_usage_has_scopes_or_else_the_course() {
+    fn memory_usage_has_scopes_or_else_the_timeline() {
         let mut run = run("train", "32", 4 << 20);
-        run.course =
-            vec![CoursePoint { at: 1.5, unreclaimable_bytes: Some(3 << 20), ..CoursePoint::default() }];
+        run.timeline =
+            vec![TimelinePoint { at: 1.5, unreclaimable_bytes: Some(3 << 20), ..TimelinePoint::default() }];
         let entry = json!({"component": "train", "operation": "sample", "timestamp": "1970-01-01T00:00:01.500000+00:00",
             "cpu_ram_used_mb": 3.0, "gpu_ram_used_mb": null, "gpu_ram_peak_mb": null, "reserved_gpu_ram_mb": null});
         assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));

@@ -159,6 +159,11 @@ impl ContainerState {
         best.map(|(_, is_certain, run)| (run, is_certain))
     }
 
+    /// Returns when the run before the current one ended.
+    fn previous_end(&self) -> Option<f64> {
+        self.ended_runs.back()?.ended
+    }
+
     /// Returns the run with this number.
     pub fn run(&self, number: u32) -> Option<&Run> {
         self.all_runs().find(|run| run.number == number)
@@ -237,6 +242,8 @@ pub struct ContainerTable {
     /// Each runtime, and whether it is connected.
     connections: Vec<(&'static str, bool)>,
     host_memory: Option<(u64, u64)>,
+    /// When the last cycle began.
+    last_cycle: Option<Timestamp>,
     /// When the figures of running containers were last stored.
     figures_stored: Option<Timestamp>,
     changed: Vec<ContainerId>,
@@ -345,18 +352,24 @@ impl ContainerTable {
     fn begin_run(&mut self, id: &ContainerId, started: Option<f64>, pid: Option<u32>) -> Vec<RunTransition> {
         let known = self.modify(id);
         let mut transitions = Vec::new();
+        let previous_end = known.previous_end();
         if let Some(run) = known.run.as_mut() {
             let is_of_this_boot = run.host_restart.is_none() || run.ended.is_some();
             let same = is_of_this_boot
                 && match (run.started, started, run.ended) {
                     // a late report after the exit; a start after that exit is another run, however soon it came
                     (_, Some(other), Some(ended)) => other <= ended,
-                    (Some(one), Some(other), None) => (one - other).abs() < START_TOLERANCE,
+                    (Some(one), Some(other), None) => is_start(one, other, previous_end),
                     (_, _, ended) => ended.is_none(),
                 };
             if same {
                 run.pid = run.pid.or(pid);
-                run.started = run.started.or(started);
+                let is_earlier = |(one, other): (f64, f64)| {
+                    run.ended.is_none() && other < one && previous_end.is_none_or(|end| other > end)
+                };
+                if run.started.zip(started).is_none_or(is_earlier) {
+                    run.started = started.or(run.started);
+                }
                 return transitions;
             }
             if run.started.zip(started).is_some_and(|(known, reported)| reported < known) {
@@ -386,7 +399,7 @@ impl ContainerTable {
 
     /// Applies the data of a cycle.
     pub fn apply_cycle(&mut self, now: Timestamp, report: &CycleReport) -> Vec<RunTransition> {
-        let mut transitions = Vec::new();
+        let (last_cycle, mut transitions) = (self.last_cycle.replace(report.at), Vec::new());
         if !self.without_runtimes {
             self.connections.clone_from(&report.inventory.runtimes);
         }
@@ -432,20 +445,22 @@ impl ContainerTable {
             if another {
                 transitions.extend(self.begin_run(&container.id, container.started, None));
             }
-            if let Some(run) = &mut self.entry(&container.id).run
+            let known = self.entry(&container.id);
+            let previous_end = known.previous_end();
+            if let Some(run) = &mut known.run
                 && run.started.is_none_or(|started| started <= report.at.unix_seconds() + START_TOLERANCE)
             {
                 run.record_usage(report.at, held);
                 // a cycle that began before the run saw the one before it
                 let is_of_run = |started: f64| {
-                    let same = |listed: f64| (listed - started).abs() < START_TOLERANCE;
+                    let same = |listed: f64| is_start(started, listed, previous_end);
                     started <= report.at.unix_seconds() && container.started.is_none_or(same)
                 };
-                if run.ended.is_none() && run.started.is_none_or(is_of_run) {
-                    run.figures.record(report.at.unix_seconds(), container, held);
-                    if run.figures.is_first_sample() {
-                        self.changed.push(container.id.clone());
-                    }
+                if run.ended.is_none()
+                    && run.started.is_none_or(is_of_run)
+                    && run.figures.record(report.at, last_cycle, container, held)
+                {
+                    self.changed.push(container.id.clone());
                 }
             }
         }
@@ -548,6 +563,15 @@ impl ContainerTable {
         }
         gone
     }
+}
+
+/// Returns true if `reported` is the start of the run that is taken to have begun at `known`. Runtimes take the time of a start before
+/// they create its process, and report its event after that, later by what their hooks take: an earlier start is the same one unless
+/// the run before had not ended.
+fn is_start(known: f64, reported: f64, previous_end: Option<f64>) -> bool {
+    let is_earlier_run =
+        previous_end.is_some_and(|end| reported <= end) && known - reported >= START_TOLERANCE;
+    reported - known < START_TOLERANCE && !is_earlier_run
 }
 
 /// Applies a request to stop the container, or to send it a signal.

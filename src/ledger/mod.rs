@@ -42,7 +42,7 @@ mod victim_probe;
 mod xid_counts;
 mod writer;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -170,7 +170,12 @@ impl Ledger {
         if let Some(reports) = &cycle_data.reports {
             let numbers: HashMap<_, _> =
                 (0_usize..).zip(running).map(|(number, of)| (&of.id, number)).collect();
-            for process in reports.processes.values().filter(|process| !process.settings.is_empty()) {
+            let with_settings = reports.processes.iter().filter(|(_, process)| !process.settings.is_empty());
+            // those of the first process of the first rank count
+            let in_order: BTreeMap<_, _> = with_settings
+                .map(|((pid, start_ticks), process)| ((process.rank, *start_ticks, *pid), process))
+                .collect();
+            for process in in_order.values().rev() {
                 if let Some(number) = numbers.get(&process.container) {
                     containers[*number].run.settings.extend(process.settings.clone());
                 }

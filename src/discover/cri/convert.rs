@@ -50,6 +50,7 @@ impl Sandbox {
             name: bounded(&metadata.name),
             uid: bounded(&metadata.uid),
             attempt: 0,
+            job: sandbox.labels.get(JOB_NAME).map_or("".into(), |job| bounded(job)),
             source: sandbox.annotations.get(SOURCE_ANNOTATION).map_or("".into(), |source| bounded(source)),
             labels,
             memory_min_bytes: None,
@@ -85,6 +86,7 @@ pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter)
             name: label("io.kubernetes.pod.name"),
             uid: label("io.kubernetes.pod.uid"),
             attempt: 0,
+            job: label(JOB_NAME),
             source: "".into(),
             labels: vec![],
             memory_min_bytes: None,
@@ -92,7 +94,6 @@ pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter)
     };
     let mut labels = container.labels.clone();
     labels.extend(sandbox.iter().flat_map(|sandbox| sandbox.labels.clone()));
-    let job = labels.get(JOB_NAME).map(|job| ("group".into(), bounded(job))).into_iter().collect();
     Some(ContainerRecord {
         id: ContainerId::new(&container.id),
         runtime: RUNTIME,
@@ -101,7 +102,7 @@ pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter)
         image: image(container.image.as_ref().map(|image| (&*image.user_specified_image, &*image.image))),
         compose_project: "".into(),
         compose_service: "".into(),
-        settings: merged(label_settings(&labels), job),
+        settings: label_settings(&labels),
         gpus: Arc::default(),
         started: None,
         labels_match: filter.labels_match(&labels),

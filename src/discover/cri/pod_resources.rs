@@ -295,6 +295,7 @@ mod tests {
             name: "train-0".into(),
             uid: "u".into(),
             attempt: 0,
+            job: "".into(),
             source: "".into(),
             labels: vec![],
             memory_min_bytes: None,

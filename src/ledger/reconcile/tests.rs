@@ -36,6 +36,7 @@ use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use super::*;
 use crate::ledger::events::{ContainerLabels, Exit, ExitReason, Victim};
 use crate::ledger::interval::LogClock;
+use crate::ledger::run_record::RunRecord;
 use crate::ledger::store::Store;
 use world::World;
 
@@ -56,6 +57,7 @@ fn seed() -> u8 {
 #[derive(Debug, Default)]
 struct MemoryStore {
     events: BTreeMap<u64, LedgerEvent>,
+    runs: BTreeMap<u64, RunRecord>,
     contents: LoadedState,
 }
 
@@ -77,6 +79,7 @@ impl MemoryStore {
         apply(&mut self.contents.pending_kills, changes.pending_kills);
         apply(&mut self.contents.cgroup_kills, changes.cgroup_kills);
         self.events.extend(changes.events);
+        self.runs.extend(changes.runs);
         self.contents.unsettled = self.events.values().filter(|event| !event.settled()).cloned().collect();
         self.contents.last_id = self.events.keys().next_back().copied().unwrap_or(0);
     }

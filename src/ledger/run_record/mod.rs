@@ -14,12 +14,13 @@ use super::container_table::ContainerState;
 use super::events::{ContainerRef, Exit, ExitReason};
 use super::exchange::ContainerUsage;
 use super::usage_history::by_role;
+use crate::clock::Timestamp;
 use crate::discover::{Container, ContainerId};
 use sample::{MAX_SCOPES, RunGpuSample, ScopeSample};
 
 /// Setting that names the group of a run.
 pub const GROUP: &str = "group";
-/// Maximum number of points of a course: then every other one is dropped, and they come half as often.
+/// Maximum number of points of a timeline: then every other one is dropped, and they come half as often.
 const MAX_POINTS: usize = 60;
 /// Maximum number of settings: each process of a container may report others.
 const MAX_SETTINGS: usize = 64;
@@ -27,7 +28,7 @@ const MAX_SETTINGS: usize = 64;
 const MAX_GAP: f64 = 7_200.0;
 /// A run in progress whose last stored sample is older than this, in seconds, may have ended unseen.
 const FRESH_FOR: f64 = 180.0;
-/// First interval between points of a course, in seconds.
+/// First interval between points of a timeline, in seconds.
 const POINT_INTERVAL: f64 = 10.0;
 
 /// The mean of samples.
@@ -84,9 +85,12 @@ impl Growth {
 pub struct RunFigures {
     run: Arc<str>,
     group: Arc<str>,
-    first_sampled: Option<f64>,
     last_sampled: Option<f64>,
+    /// Seconds between two cycles of one memledger that both sampled it.
+    observed_seconds: f64,
     settings: BTreeMap<Arc<str>, Arc<str>>,
+    /// Settings that the program reported.
+    reported_settings: BTreeMap<Arc<str>, Arc<str>>,
     samples: u64,
     limit_bytes: Option<u64>,
     usage_peak_bytes: Option<u64>,
@@ -100,7 +104,7 @@ pub struct RunFigures {
     roles: BTreeMap<Arc<str>, RolePeak>,
     gpus: BTreeMap<Arc<str>, GpuFigures>,
     scopes: Vec<ScopePeak>,
-    course: Vec<CoursePoint>,
+    timeline: Vec<TimelinePoint>,
     point_interval: f64,
 }
 
@@ -155,9 +159,9 @@ pub struct ScopePeak {
     pub rss_bytes: Option<u64>,
 }
 
-/// One point of the course of a run. Points are evenly spaced and at most sixty, so they may miss a peak.
+/// One point of the timeline of a run. Points are evenly spaced and at most sixty, so they may miss a peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CoursePoint {
+pub struct TimelinePoint {
     /// Unix time.
     pub at: f64,
     /// Memory that the kernel cannot reclaim.
@@ -172,28 +176,38 @@ pub struct CoursePoint {
 }
 
 impl RunFigures {
-    /// Returns true if one cycle has sampled the memory.
-    pub fn is_first_sample(&self) -> bool {
-        self.samples == 1
-    }
-
-    /// Records one cycle.
-    pub fn record(&mut self, at: f64, container: &Container, usage: &ContainerUsage) {
-        self.group = group(container);
-        self.run = Arc::clone(&usage.run_id);
+    /// Records one cycle; `last_cycle` is when the one before it began. Returns true if it is to be stored soon: it is the first sample,
+    /// or settings became known.
+    pub fn record(
+        &mut self,
+        at: Timestamp,
+        last_cycle: Option<Timestamp>,
+        container: &Container,
+        usage: &ContainerUsage,
+    ) -> bool {
+        let known_settings = self.settings.len() + self.reported_settings.len();
+        // without its runtime a container has its id for a name, and no settings
+        if self.run.is_empty() || *container.identity.name != *container.id.short() {
+            self.group = group(container);
+            self.run = Arc::clone(&usage.run_id);
+        }
         for (name, value) in &container.settings {
             // the settings of a run cannot change; those of a container are unknown until its runtime answers
             self.settings.entry(Arc::clone(name)).or_insert_with(|| Arc::clone(value));
         }
-        // the program knows best what it runs with
+        // what the first process says stays: a later one may be another program, as an evaluation
         for (name, value) in &usage.run.settings {
-            if self.settings.len() < MAX_SETTINGS || self.settings.contains_key(name) {
-                self.settings.insert(Arc::clone(name), Arc::clone(value));
+            if self.reported_settings.len() < MAX_SETTINGS && **name != *GROUP {
+                self.reported_settings.entry(Arc::clone(name)).or_insert_with(|| Arc::clone(value));
             }
         }
-        let Some(sample) = &usage.sample else { return };
+        let has_new_settings = self.settings.len() + self.reported_settings.len() > known_settings;
+        let Some(sample) = &usage.sample else { return has_new_settings };
         self.samples += 1;
-        self.first_sampled.get_or_insert(at);
+        if let Some(last) = last_cycle.filter(|last| self.last_sampled == Some(last.unix_seconds())) {
+            self.observed_seconds += at.since(last).as_secs_f64();
+        }
+        let at = at.unix_seconds();
         self.last_sampled = Some(at);
         self.limit_bytes = sample.effective_limit_bytes.or(sample.limit_bytes);
         self.usage_peak_bytes = self.usage_peak_bytes.max(usage.peak_usage_bytes);
@@ -220,12 +234,13 @@ impl RunFigures {
         let sum = |of: fn(&RunGpuSample) -> Option<f64>| {
             run.gpus.values().filter_map(of).reduce(|one, other| one + other).map(|bytes| bytes as u64)
         };
-        self.record_point(CoursePoint {
+        self.record_point(TimelinePoint {
             at,
             unreclaimable_bytes: sample.unreclaimable_bytes,
             gpu_bytes: sum(|gpu| gpu.used_bytes),
             torch_reserved_bytes: sum(|gpu| gpu.torch_reserved_bytes),
         });
+        self.samples == 1 || has_new_settings
     }
 
     fn record_roles(&mut self, usage: &ContainerUsage) {
@@ -274,15 +289,15 @@ impl RunFigures {
         }
     }
 
-    fn record_point(&mut self, point: CoursePoint) {
+    fn record_point(&mut self, point: TimelinePoint) {
         let interval = self.point_interval.max(POINT_INTERVAL);
-        if self.course.last().is_some_and(|last| point.at - last.at < interval && point.at >= last.at) {
+        if self.timeline.last().is_some_and(|last| point.at - last.at < interval && point.at >= last.at) {
             return;
         }
-        self.course.push(point);
-        if self.course.len() > MAX_POINTS {
+        self.timeline.push(point);
+        if self.timeline.len() > MAX_POINTS {
             let mut keep = false;
-            self.course.retain(|_| {
+            self.timeline.retain(|_| {
                 keep = !keep;
                 keep
             });
@@ -308,12 +323,18 @@ impl GpuFigures {
     }
 }
 
-/// Returns what makes the runs of a container comparable with others: its setting `group`, which for the pod of a Job is the name of
-/// the Job unless a label says otherwise; its Compose project and service; or its name.
+/// Returns what makes the runs of a container comparable with others: its setting `group`; in a pod its namespace, Job or else pod, and
+/// name; its Compose project and service; or its name.
 fn group(container: &Container) -> Arc<str> {
     let setting = |(name, _): &&(Arc<str>, Arc<str>)| **name == *GROUP;
     if let Some((_, group)) = container.settings.iter().find(setting) {
         return Arc::clone(group);
+    }
+    let identity = &container.identity;
+    if !identity.k8s_pod.is_empty() {
+        let job = container.pod.as_ref().map(|pod| &pod.job).filter(|job| !job.is_empty());
+        let owner = job.unwrap_or(&identity.k8s_pod);
+        return format!("{}/{owner}/{}", identity.k8s_namespace, identity.name).into();
     }
     if !container.compose_project.is_empty() && !container.compose_service.is_empty() {
         return format!("{}/{}", container.compose_project, container.compose_service).into();
@@ -351,7 +372,7 @@ pub struct RunRecord {
     pub oom_kills: u64,
     /// Number of cycles that sampled its memory.
     pub samples: u64,
-    /// Seconds from the first to the last of these cycles.
+    /// Seconds between such cycles that followed one another: less than the duration if memledger did not run all the time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_seconds: Option<f64>,
     /// Unix time of the last of these cycles.
@@ -393,7 +414,7 @@ pub struct RunRecord {
     pub scopes: Vec<ScopePeak>,
     /// Its memory over time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub course: Vec<CoursePoint>,
+    pub timeline: Vec<TimelinePoint>,
 }
 
 /// The GPU memory and use of a run on one GPU.
@@ -462,12 +483,10 @@ impl RunRecord {
                 _ => figures.run,
             },
             group: if figures.group.is_empty() { name() } else { figures.group },
-            settings: figures.settings,
+            // the program knows best what it runs with
+            settings: figures.settings.into_iter().chain(figures.reported_settings).collect(),
             samples: figures.samples,
-            observed_seconds: figures
-                .last_sampled
-                .zip(figures.first_sampled)
-                .map(|(last, first)| last - first),
+            observed_seconds: (figures.samples > 0).then_some(figures.observed_seconds),
             last_sampled: figures.last_sampled,
             limit_bytes: figures.limit_bytes,
             usage_peak_bytes: figures.usage_peak_bytes,
@@ -481,7 +500,7 @@ impl RunRecord {
             roles: figures.roles,
             gpus: figures.gpus.iter().map(|(uuid, gpu)| (Arc::clone(uuid), gpu.peak())).collect(),
             scopes: figures.scopes,
-            course: figures.course,
+            timeline: figures.timeline,
             subject,
             ..Self::default()
         }

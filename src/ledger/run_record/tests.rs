@@ -1,4 +1,5 @@
 use super::*;
+use crate::discover::{Identity, Pod};
 use crate::ledger::events::UsageSample;
 use crate::ledger::exchange::ProcessUsage;
 use crate::ledger::run_record::sample::RunSample;
@@ -31,6 +32,15 @@ fn usage(at: f64, unreclaimable: u64, gpu: u64) -> ContainerUsage {
     }
 }
 
+/// Returns a timestamp this many seconds after a fixed one, which is a whole second.
+fn at(seconds: f64) -> Timestamp {
+    static BEGIN: std::sync::LazyLock<Timestamp> = std::sync::LazyLock::new(|| {
+        let now = Timestamp::now();
+        now.moved_to(now.unix_whole_seconds() as f64)
+    });
+    BEGIN.plus(std::time::Duration::from_secs_f64(seconds))
+}
+
 fn record(figures: &RunFigures) -> RunRecord {
     let subject = ContainerRef { container_id: "3f2a1b4c5d6e7f".into(), ..ContainerRef::default() };
     RunRecord::of_figures(subject, figures)
@@ -39,8 +49,8 @@ fn record(figures: &RunFigures) -> RunRecord {
 #[test]
 fn peaks_are_the_highest_and_means_those_of_all_samples() {
     let mut figures = RunFigures::default();
-    for (at, bytes) in [(0.0, GIB), (1.0, 3 * GIB), (2.0, 2 * GIB)] {
-        figures.record(at, &container(&[]), &usage(at, bytes, bytes / 2));
+    for (second, bytes) in [(0.0, GIB), (1.0, 3 * GIB), (2.0, 2 * GIB)] {
+        figures.record(at(second), None, &container(&[]), &usage(second, bytes, bytes / 2));
     }
     let run = record(&figures);
     assert_eq!((run.samples, run.limit_bytes), (3, Some(8 * GIB)));
@@ -63,46 +73,99 @@ fn counter_that_begins_again_is_no_negative_speed() {
 #[test]
 fn figures_continue_after_they_were_stored() {
     let (mut whole, mut stored) = (RunFigures::default(), RunFigures::default());
-    for second in 0..100 {
-        let (at, bytes) = (f64::from(second), GIB + second as u64);
-        whole.record(at, &container(&[("batch_size", "32")]), &usage(at, bytes, bytes));
-        stored.record(at, &container(&[("batch_size", "32")]), &usage(at, bytes, bytes));
+    for second in 1..100 {
+        let (second, bytes) = (f64::from(second), GIB + second as u64);
+        let (container, last) = (container(&[("batch_size", "32")]), Some(at(second - 1.0)));
+        whole.record(at(second), last, &container, &usage(second, bytes, bytes));
+        stored.record(at(second), last, &container, &usage(second, bytes, bytes));
         stored = serde_json::from_str(&serde_json::to_string(&stored).unwrap()).unwrap();
     }
     assert_eq!(record(&whole), record(&stored));
 }
 
 #[test]
-fn course_is_bounded_and_evenly_spaced() {
+fn timeline_is_bounded_and_evenly_spaced() {
     let mut figures = RunFigures::default();
     for second in 0..100_000 {
-        figures.record(f64::from(second), &container(&[]), &usage(f64::from(second), 1, 1));
+        figures.record(at(f64::from(second)), None, &container(&[]), &usage(f64::from(second), 1, 1));
     }
-    let course = record(&figures).course;
-    assert!((MAX_POINTS / 2..=MAX_POINTS).contains(&course.len()), "{}", course.len());
-    let gaps: Vec<f64> = course.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
+    let timeline = record(&figures).timeline;
+    assert!((MAX_POINTS / 2..=MAX_POINTS).contains(&timeline.len()), "{}", timeline.len());
+    let gaps: Vec<f64> = timeline.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
     assert!(gaps.iter().all(|gap| *gap == gaps[0]), "{gaps:?}");
-    assert_eq!(course[0].at, 0.0);
+    assert_eq!(timeline[0].at, at(0.0).unix_seconds());
 }
 
 #[test]
-fn first_value_of_a_setting_stays_and_groups_have_an_order() {
+fn first_value_of_a_setting_stays_and_the_programs_precedes() {
     let mut figures = RunFigures::default();
-    figures.record(0.0, &container(&[]), &usage(0.0, 1, 1));
-    figures.record(1.0, &container(&[("batch_size", "32")]), &usage(1.0, 1, 1));
-    figures.record(2.0, &container(&[("batch_size", "64")]), &usage(2.0, 1, 1));
+    figures.record(at(0.0), None, &container(&[]), &usage(0.0, 1, 1));
+    assert!(
+        figures.record(at(1.0), None, &container(&[("batch_size", "32")]), &usage(1.0, 1, 1)),
+        "it is new"
+    );
+    assert!(!figures.record(at(2.0), None, &container(&[("batch_size", "64")]), &usage(2.0, 1, 1)));
     assert_eq!(record(&figures).settings, [("batch_size".into(), "32".into())].into());
-    let mut reporting = usage(3.0, 1, 1);
-    reporting.run.settings = [("batch_size".into(), "96".into()), ("lr".into(), "0.1".into())].into();
-    figures.record(3.0, &container(&[("batch_size", "32")]), &reporting);
+    for (second, batch) in [(3.0, "96"), (4.0, "256")] {
+        let mut reporting = usage(second, 1, 1);
+        let settings = [("batch_size", batch), ("lr", "0.1"), ("group", "mine")];
+        reporting.run.settings = settings.map(|(name, value)| (name.into(), value.into())).into();
+        figures.record(at(second), None, &container(&[("batch_size", "32")]), &reporting);
+    }
     let reported = [("batch_size".into(), "96".into()), ("lr".into(), "0.1".into())];
-    assert_eq!(record(&figures).settings, reported.into(), "the program knows best");
+    assert_eq!(
+        record(&figures).settings,
+        reported.into(),
+        "256 is of an evaluation, and a program sets no group"
+    );
+}
+
+#[test]
+fn groups_have_an_order_and_stay_while_the_runtime_is_away() {
     let mut compose = container(&[]);
     assert_eq!(&*group(&compose), "train");
     (compose.compose_project, compose.compose_service) = ("vision".into(), "trainer".into());
     assert_eq!(&*group(&compose), "vision/trainer");
-    compose.settings = vec![("group".into(), "sweep".into())];
-    assert_eq!(&*group(&compose), "sweep");
+    let mut in_pod = Container { identity: Identity::named("pytorch"), ..container(&[]) };
+    (in_pod.identity.k8s_namespace, in_pod.identity.k8s_pod) = ("team".into(), "train-0".into());
+    assert_eq!(&*group(&in_pod), "team/train-0/pytorch");
+    in_pod.pod = Some(Arc::new(Pod {
+        namespace: "team".into(),
+        name: "train-0".into(),
+        uid: "u".into(),
+        attempt: 0,
+        job: "sweep-7".into(),
+        source: "".into(),
+        labels: vec![],
+        memory_min_bytes: None,
+    }));
+    assert_eq!(&*group(&in_pod), "team/sweep-7/pytorch");
+    for labelled in [&mut compose, &mut in_pod] {
+        labelled.settings = vec![("group".into(), "sweep".into())];
+        assert_eq!(&*group(labelled), "sweep");
+    }
+
+    let mut figures = RunFigures::default();
+    let of = |run: &str| ContainerUsage { run_id: run.into(), ..usage(0.0, 1, 1) };
+    figures.record(at(0.0), None, &compose, &of("train-20261123T120000Z"));
+    let mut unnamed = container(&[]);
+    unnamed.identity = Identity::named(unnamed.id.short());
+    figures.record(at(1.0), None, &unnamed, &of("train"));
+    let run = record(&figures);
+    assert_eq!((&*run.group, &*run.run), ("sweep", "train-20261123T120000Z"));
+}
+
+#[test]
+fn only_time_between_cycles_of_one_memledger_is_observed() {
+    let mut figures = RunFigures::default();
+    // memledger was stopped for an hour
+    for (last, second) in [(None, 0.0), (Some(0.0), 1.0), (None, 3600.0), (Some(3600.0), 3602.0)] {
+        figures.record(at(second), last.map(at), &container(&[]), &usage(second, 1, 1));
+    }
+    // one cycle could not read the memory
+    figures.record(at(3603.0), Some(at(3602.0)), &container(&[]), &ContainerUsage::default());
+    figures.record(at(3604.0), Some(at(3603.0)), &container(&[]), &usage(3604.0, 1, 1));
+    assert_eq!(record(&figures).observed_seconds, Some(3.0));
 }
 
 #[test]
@@ -118,9 +181,10 @@ fn resident_memory_of_processes_has_no_sum() {
     };
     let mut figures = RunFigures::default();
     let processes = vec![process(1, 5, Some(2)), process(2, 7, Some(4))];
-    figures.record(0.0, &container(&[]), &ContainerUsage { processes, ..usage(0.0, 1, 1) });
+    figures.record(at(0.0), None, &container(&[]), &ContainerUsage { processes, ..usage(0.0, 1, 1) });
     figures.record(
-        1.0,
+        at(1.0),
+        None,
         &container(&[]),
         &ContainerUsage { processes: vec![process(1, 6, None)], ..usage(1.0, 1, 1) },
     );

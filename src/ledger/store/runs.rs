@@ -41,7 +41,11 @@ pub fn select(connection: &Connection, query: &RunQuery) -> rusqlite::Result<Vec
     runs.retain(wanted);
     let started = |run: &RunRecord| run.subject.started.unwrap_or(f64::MIN);
     runs.sort_by(|one, other| started(other).total_cmp(&started(one)));
-    let is_same = |newer: &RunRecord, run: &RunRecord| newer.ended.is_none() && newer.run == run.run;
+    // one whose end was only assumed, and that went on
+    let is_same = |newer: &RunRecord, run: &RunRecord| {
+        let (started, other) = (newer.subject.started, run.subject.started);
+        newer.run == run.run && started == other && (newer.ended.is_none() || started.is_some())
+    };
     let max = if query.limit == 0 { usize::MAX } else { query.limit };
     let mut statement =
         connection.prepare("SELECT id, body FROM runs WHERE ended >= ?1 ORDER BY ended DESC, id DESC")?;
@@ -51,7 +55,6 @@ pub fn select(connection: &Connection, query: &RunQuery) -> rusqlite::Result<Vec
     {
         let (id, body): (i64, String) = (row.get(0)?, row.get(1)?);
         match serde_json::from_str(&body) {
-            // one that was taken for ended, and was listed again
             Ok(run) if runs.iter().any(|newer| is_same(newer, &run)) => {}
             Ok(run) => runs.extend(Some(run).filter(wanted)),
             Err(error) => tracing::error!(run = id, %error, "record of a run is unreadable; skipped"),
@@ -102,6 +105,7 @@ pub fn remove(connection: &Connection, cutoff: f64, max: usize, more: i64) -> ru
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::events::ContainerRef;
     use crate::ledger::store::{Store, WriteBatch};
 
     /// Writes runs that ended at these Unix times, with these names.
@@ -142,6 +146,25 @@ mod tests {
         store.connection.execute("UPDATE runs SET body = 'nonsense' WHERE id = 2", []).unwrap();
         assert_eq!(ended(&store, &RunQuery::default()), [15.0]);
         assert_eq!(store.all_runs().unwrap().into_keys().collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn run_that_went_on_after_an_assumed_end_is_listed_once() {
+        let mut store = Store::in_memory(0).unwrap();
+        let record = |run: &str, started: f64, ended: f64| {
+            let subject = ContainerRef { started: Some(started), ..ContainerRef::default() };
+            RunRecord { run: run.into(), subject, ended: Some(ended), ..RunRecord::default() }
+        };
+        // the last two began in the same second
+        let runs = [
+            record("a", 1.0, 10.0),
+            record("a", 1.0, 20.0),
+            record("b", 30.1, 30.2),
+            record("b", 30.4, 30.5),
+        ];
+        let runs = (1..).zip(runs).collect();
+        store.commit(&WriteBatch { runs, ..WriteBatch::default() }).unwrap();
+        assert_eq!(ended(&store, &RunQuery::default()), [20.0, 30.2, 30.5]);
     }
 
     #[test]

@@ -38,6 +38,31 @@ fn kill_read_after_the_next_start_keeps_its_own_run_and_samples() {
 }
 
 #[test]
+fn start_that_is_listed_before_its_event_is_the_same_run() {
+    let mut story = Story::new();
+    let sample = UsageSample { at: 1.0, usage_bytes: 64, ..UsageSample::default() };
+    story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
+    // the runtime's hooks took two seconds, between the time that it reports of the start and the event
+    story.late_event('a', 3.0, 3.0, EventKind::Started);
+    story.cycle(3.1, &[('a', Some(1.0))], &[("docker", true)]);
+    story.late_event('a', 1.0, 3.2, running(70));
+    story.cycle(4.1, &[('a', Some(1.0))], &[("docker", true)]);
+    story.end('a', 5.0, Some(0));
+    story.settle(5.0);
+    let (exit, run) = (story.exits('a')[0].clone(), story.run_record());
+    assert_eq!(exit.duration_seconds.map(f64::round), Some(4.0));
+    assert_eq!((run.samples, run.observed_seconds.map(f64::round)), (2, Some(1.0)));
+    // the next run; what the last one was started with is not its start
+    story.late_event('a', 8.0, 8.0, EventKind::Started);
+    story.cycle(8.1, &[('a', Some(1.0))], &[("docker", true)]);
+    story.late_event('a', 1.0, 8.2, running(70));
+    story.cycle(9.1, &[('a', Some(6.0))], &[("docker", true)]);
+    story.end('a', 10.0, Some(0));
+    story.settle(10.0);
+    assert_eq!((story.exits('a').len(), story.run_record().samples), (2, 1));
+}
+
+#[test]
 fn kill_read_before_the_exit_and_the_next_start_are_reported_moves_to_the_next_run() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);

@@ -15,6 +15,7 @@ use crate::ledger::events::{Exit, ExitReason, Kill, KillOwner, Victim};
 use crate::ledger::exchange::{ContainerUsage, CycleReport};
 use crate::ledger::interval::LogClock;
 use crate::ledger::reconcile::{ObservedLine, ProcInfo, Reconciler, ReconcilerConfig};
+use crate::ledger::run_record::RunRecord;
 use crate::parse::kernel_log::{Killed, Line, OomContext};
 
 pub const KILLED: Option<i64> = Some(137);
@@ -222,6 +223,11 @@ impl Story {
 
     pub fn exits(&self, letter: char) -> Vec<&Exit> {
         self.store.exits_of(&id(letter))
+    }
+
+    /// Returns the record of the last run that ended.
+    pub fn run_record(&self) -> &RunRecord {
+        self.store.runs.values().next_back().expect("a record")
     }
 
     pub fn reasons(&self, letter: char) -> Vec<Option<ExitReason>> {
