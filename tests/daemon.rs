@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -62,10 +63,14 @@ fn hanging_inspect_does_not_delay_other_names() {
     let proxy = ReadOnlyProxy::stalling(&engine, &format!("{}/json", stuck.id));
     let ids: Vec<_> = others.iter().map(Container::short_id).collect();
     let include = format!("--container.include=^({prefix}-.*|{}|{})$", stuck.short_id(), ids.join("|"));
+    let began = memledger::clock::Timestamp::now();
     let memledger = Memledger::start(&[&proxy.socket.flag(), "--podman.socket=", &include]);
     memledger.eventually("the name of the stuck container from the list", |metrics| {
-        for id in &ids {
-            assert!(metrics.all(USAGE, &of(id)).is_empty(), "another container without its name");
+        // a container without a name is shown after three seconds; a busy engine may take longer
+        if memledger::clock::Timestamp::now().since(began) < Duration::from_secs(3) {
+            for id in &ids {
+                assert!(metrics.all(USAGE, &of(id)).is_empty(), "another container without its name");
+            }
         }
         metrics.ask(USAGE, &of(&stuck.name))
     });

@@ -3,6 +3,7 @@
 //! The expected values come from the kernel's own files; `docker stats`, `top` and `inspect` are the tools that users compare with.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -306,11 +307,17 @@ fn started_container_has_its_name_within_two_cycles() {
     });
     // snapshots without its name; the first one may be from before the start
     let mut nameless = BTreeSet::new();
+    let began = memledger::clock::Timestamp::now();
     std::thread::scope(|scope| {
         let start = scope.spawn(|| container.docker(&["start"]));
         memledger.eventually("its name", |metrics| {
-            assert!(metrics.all(USAGE, &of(container.short_id())).is_empty(), "a series under the short id");
-            assert!(metrics.all(INFO, &of(container.short_id())).is_empty(), "a series under the short id");
+            // a container without a name is shown after three seconds; a busy engine may take longer
+            let is_unnamed =
+                [USAGE, INFO].iter().any(|family| !metrics.all(family, &of(container.short_id())).is_empty());
+            assert!(
+                !is_unnamed || memledger::clock::Timestamp::now().since(began) >= Duration::from_secs(3),
+                "a series under the short id"
+            );
             let named = metrics.ask(USAGE, &of(&container.name));
             if named.is_err() && start.is_finished() {
                 nameless.insert(metrics.value("memledger_snapshot_timestamp_seconds", &[]).to_bits());

@@ -1,6 +1,9 @@
 //! Records of runs of real containers: what the verbs and the API say of them, that they survive memledger, and that a container with
 //! the advised settings stays under its limit.
 
+use std::time::Duration;
+
+use memledger::clock::Timestamp;
 use serde_json::Value;
 
 use crate::support::docker::Container;
@@ -35,8 +38,17 @@ wait('end')
 /// Memory of the container: the program of 256 samples does not fit.
 const LIMIT: &str = "260m";
 
+/// A container with a training. Its run counts as measured if memledger sampled it for four fifths of its time.
+struct Training {
+    container: Container,
+    began: Timestamp,
+    /// When its record was there: it is sampled since then.
+    recorded: Timestamp,
+}
+
 /// Starts a training of the scene. It takes the memory of its batch when the ledger has its settings.
-fn train(scene: &Scene, what: &str, batch: &str, workers: &str) -> Container {
+fn train(scene: &Scene, what: &str, batch: &str, workers: &str) -> Training {
+    let began = Timestamp::now();
     let name = scene.container_name(what);
     let control = format!("{}:/control", scene.path("control").display());
     let flags = [
@@ -67,18 +79,25 @@ fn train(scene: &Scene, what: &str, batch: &str, workers: &str) -> Container {
         }
     });
     scene.release(&format!("{what}-seen"));
-    container
+    Training { container, began, recorded: Timestamp::now() }
 }
 
-/// Waits until its memory was sampled with all of its processes, and ends it.
-fn finish(scene: &Scene, ledger: &Ledger, container: &Container, what: &str, batch: f64) {
+/// Waits until its memory was sampled with all of its processes, and for most of its time, and ends it.
+fn finish(scene: &Scene, ledger: &Ledger, training: &Training, what: &str, batch: f64) {
+    let Training { container, began, recorded } = training;
     let name = [("container_name", container.name.as_str())];
     let worker = [name[0], ("role", "dataloader_worker")];
     ledger.eventually("its memory and its workers' share", |metrics| {
         let peak = metrics.ask("memledger_container_memory_unreclaimable_peak_bytes", &name)?;
         let share = metrics.ask("memledger_container_process_pss_bytes", &worker)?;
-        let is_whole = peak >= (60.0 + batch) * 1_048_576.0 && share >= 20.0 * 1_048_576.0;
-        if is_whole { Ok(()) } else { Err(format!("{peak} bytes, workers {share}")) }
+        let is_complete = peak >= (60.0 + batch) * 1_048_576.0 && share >= 20.0 * 1_048_576.0;
+        let (observed, unobserved) = (Timestamp::now().since(*recorded), recorded.since(*began));
+        if is_complete && (unobserved < Duration::from_secs(3) || observed > 6 * unobserved) {
+            return Ok(());
+        }
+        Err(format!(
+            "{peak} bytes, workers {share}, observed for {observed:?}, not before for {unobserved:?}"
+        ))
     });
     scene.release(&format!("{what}-end"));
     ledger.ends(&container.name, "completed", 1);
@@ -115,7 +134,7 @@ fn advised_settings_stay_under_the_limit_that_killed_others() {
         finish(&scene, &ledger, &container, what, f64::from(batch));
     }
     let large = train(&scene, "large", "256", "1");
-    ledger.ends(&large.name, "oom_container", 1);
+    ledger.ends(&large.container.name, "oom_container", 1);
     let records = runs(&scene, 3);
     let batches: Vec<_> = records.iter().map(|run| run["settings"]["batch_size"].as_str().unwrap()).collect();
     assert_eq!(batches, ["32", "64", "256"]);

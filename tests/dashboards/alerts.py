@@ -25,6 +25,9 @@ SUBJECT = ("alertname", "severity", "instance", "container_name", "gpu", "source
 # Kills are counted host-wide: tests that run at the same time may make these fire too, and again.
 OF_THE_KERNEL = {"MemledgerHostOOMKilled", "MemledgerOOMKillUnattributed", "MemledgerContainerOOMKilled"}
 
+# They fire too, and end, if the machine gives a part of the demo no processor for seconds: its time runs sixty times as fast.
+OF_A_BUSY_MACHINE = {"MemledgerSnapshotStale", "MemledgerExporterDown", "MemledgerCollectorFailing"}
+
 
 def rules():
     """(alert, severity) of every alert in the rules file."""
@@ -87,13 +90,15 @@ class Watcher:
                 yield f"{labels} has not resolved"
             elif labels["alertname"] not in OF_THE_KERNEL and any(fired[one].is_firing for one in seen):
                 yield f"{labels} fires again"
-        for one, (_, is_firing) in fired.items():
+        for one, (has_ended, is_firing) in fired.items():
             labels = dict(one)
             if labels["alertname"] in unplayable:
                 yield f"{labels} fired, but the demo lists it as impossible"
             elif labels["alertname"] in always:
                 if not is_firing:
                     yield f"{labels} has stopped firing, but must always fire"
+            elif labels["alertname"] in OF_A_BUSY_MACHINE and has_ended:
+                continue
             elif not self.is_external(labels) and not any(set(each.items()) <= set(one) for each in wanted):
                 yield f"{labels} fired without a cause"
             if labels.get("container_name") in self.status["innocent"]:

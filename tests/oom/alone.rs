@@ -2,10 +2,10 @@
 //!
 //! `.config/nextest.toml` runs them without other tests; the v2 guest runs tests one after the other anyway.
 
-use crate::support::eventually_true;
 use crate::support::oom::{
     DUPLICATES, GAPS, HOST_KILLS, KILLS, Ledger, Scene, UNATTRIBUTED, flood_kernel_log, oom_kills,
 };
+use crate::support::reaches;
 
 /// Kills in one container that keeps running; more than the log holds in the tests that overwrite it.
 const BURST: usize = 60;
@@ -98,7 +98,7 @@ fn report_whose_begin_is_overwritten_is_incomplete() {
     let steps = ["spawn=1800:hold", "wait=/control/go", "eat"];
     let container = scene.run("it", &["--memory=3g", "--memory-swap=3g"], &steps);
     ledger.settles(&container.name, 0, 0);
-    eventually_true("its children", || container.pids().len() > 1800);
+    reaches("its processes", 1801, || container.pids().len());
     drop(ledger);
     scene.release("go");
     scene.wait_for_kills(1);

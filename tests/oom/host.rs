@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::unrecorded::{NO_LEDGER, verb};
 use crate::support::oom::Scene;
-use crate::support::{eventually_true, in_v2_guest};
+use crate::support::{in_v2_guest, reaches};
 
 const HOST_PROCESS_KILLS: &str = "memledger_host_process_oom_kills_total";
 
@@ -17,7 +17,7 @@ fn case_14a_container_without_limit_is_killed_by_host_oom() {
     let ledger = scene.watch(&[]);
     let bystander = scene.run("bystander", &["--memory=256m"], &["eat=32", "spawn=300:hold", "hold"]);
     ledger.settles(&bystander.name, 0, 0);
-    eventually_true("its children", || bystander.pids().len() > 300);
+    reaches("its processes", 301, || bystander.pids().len());
     let victim = scene.run("victim", &["--memory=0"], &["score=1000", "eat"]);
     victim.docker(&["wait"]); // the guest is slow to fill its memory
     scene.wait_for_kills(1);

@@ -5,7 +5,7 @@ use crate::support::docker::signal;
 use crate::support::oom::{
     CgroupParent, DUPLICATES, EXITS, KILLS, Ledger, RESTARTS, Scene, cgroup_of, has_printed, limit,
 };
-use crate::support::{eventually, eventually_true, in_v2_guest};
+use crate::support::{eventually, eventually_true, in_v2_guest, reaches};
 
 #[test]
 fn case_01_single_process_is_one_main_kill() {
@@ -198,6 +198,7 @@ fn case_12_group_kills_beyond_the_rate_limit_count_each_process_once() {
     for container in [&noise, &groups[0], &groups[1]] {
         ledger.settles(&container.name, 0, 0);
     }
+    groups.iter().for_each(|group| reaches("its processes", 3, || group.pids().len()));
     let before = ledger.memledger.metrics().value(DUPLICATES, &[]);
     let members = groups.each_ref().map(|container| {
         std::fs::write(cgroup_of(container.pid()).join("memory.oom.group"), "1").expect("it is a group");
@@ -240,6 +241,7 @@ fn case_12_victims_of_one_group_kill_share_its_report() {
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["spawn=2:eat=1,hold", "wait=/control/go", "eat"]);
     ledger.settles(&container.name, 0, 0);
+    reaches("its processes", 3, || container.pids().len());
     std::fs::write(cgroup_of(container.pid()).join("memory.oom.group"), "1").expect("it is a group");
     let members = container.pids();
     scene.release("go");

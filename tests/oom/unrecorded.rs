@@ -22,6 +22,14 @@ pub fn verb(scene: &Scene, words: &[&str]) -> (Option<i32>, String) {
     (code, out + &err)
 }
 
+/// Runs a verb until it answers: a busy engine may not respond in the second that the verb grants it.
+fn answer(scene: &Scene, words: &[&str]) -> (Option<i32>, String) {
+    eventually("an answer", || match verb(scene, words) {
+        (Some(0), text) => Ok((Some(0), text)),
+        (code, text) => Err(format!("{code:?}: {text}")),
+    })
+}
+
 /// Returns the words of a screen, whose lines may be wrapped.
 fn words(screen: &str) -> String {
     screen.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -55,7 +63,7 @@ fn why_explains_a_kill_on_a_host_where_memledger_never_ran() {
     let Some(scene) = Scene::new("never") else { return };
     let container = killed(&scene, "it");
     for wanted in [container.name.as_str(), &container.id, container.short_id()] {
-        let (code, screen) = verb(&scene, &["why", wanted, NO_LEDGER]);
+        let (code, screen) = answer(&scene, &["why", wanted, NO_LEDGER]);
         let text = words(&screen);
         assert_eq!(code, Some(0), "{screen}");
         for says in [
@@ -91,7 +99,7 @@ fn events_have_stable_ids_and_exits_on_a_host_where_memledger_never_ran() {
     let container = killed(&scene, "it");
     let listed = || {
         let filter = format!("--container={}", container.name);
-        let (code, text) = verb(&scene, &["events", "--json", &filter, NO_LEDGER]);
+        let (code, text) = answer(&scene, &["events", "--json", &filter, NO_LEDGER]);
         assert_eq!(code, Some(0), "{text}");
         let events: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         events
@@ -117,12 +125,12 @@ fn kill_in_a_removed_container_is_found_by_name_or_listed_without() {
     let container = killed(&scene, "it");
     let (name, id) = (container.name.clone(), container.id.clone());
     drop(container); // docker rm
-    let (code, screen) = verb(&scene, &["why", &name, NO_LEDGER]);
+    let (code, screen) = answer(&scene, &["why", &name, NO_LEDGER]);
     assert!(code == Some(0) && screen.contains(&id[..12]), "an event of the engine names it: {screen}");
     // Compose creates another one under its name
     let again = scene.run(&name[scene.name.len() + 1..], &[], &["hold"]);
     assert_eq!(again.name, name);
-    let (code, screen) = verb(&scene, &["why", &name, NO_LEDGER]);
+    let (code, screen) = answer(&scene, &["why", &name, NO_LEDGER]);
     assert!(code == Some(0) && screen.contains(&id[..12]), "the one that was killed: {screen}");
     // where no runtime knows it
     let no_runtime = ["--docker.socket=", "--podman.socket=", "--cri.endpoint="];
@@ -154,7 +162,7 @@ fn containers_without_a_kill_are_described_with_what_is_known() {
     for says in ["with exit code 3", "docker logs --tail 50", "A CUDA out-of-memory error"] {
         assert!(words(&screen).contains(says), "no {says:?} in {screen}");
     }
-    let (code, screen) = verb(&scene, &["why", &stopped.name, NO_LEDGER]);
+    let (code, screen) = answer(&scene, &["why", &stopped.name, NO_LEDGER]);
     assert!(code == Some(0) && screen.contains("STOPPED on request"), "{screen}");
 }
 
@@ -194,7 +202,7 @@ fn kill_while_memledger_is_down_is_found_and_keeps_one_entry_after_its_start() {
     ledger.settles(&known.name, 1, 0);
     drop(ledger);
     let container = killed(&scene, "it");
-    let (code, screen) = verb(&scene, &["why", &container.name, &state]);
+    let (code, screen) = answer(&scene, &["why", &container.name, &state]);
     assert!(code == Some(0) && screen.contains("OUT OF MEMORY at its own limit"), "{screen}");
     let (code, screen) = verb(&scene, &["why", &known.name, &state]);
     assert!(
@@ -226,7 +234,7 @@ fn empty_ledger_and_one_of_another_boot_do_not_hide_a_kill() {
     drop(scene.watch_through(&reboot, &[&state]));
     let container = killed(&scene, "it");
     for state in [format!("--state.path={}", empty.path().display()), state] {
-        let (code, screen) = verb(&scene, &["why", &container.name, &state]);
+        let (code, screen) = answer(&scene, &["why", &container.name, &state]);
         assert!(code == Some(0) && screen.contains("OUT OF MEMORY at its own limit"), "{state}: {screen}");
     }
 }

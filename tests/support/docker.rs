@@ -178,10 +178,19 @@ impl PrivateEngine {
         self.folder.path().join(name)
     }
 
-    /// Starts it and waits until it responds.
+    /// Starts it and waits until it responds: for as long as it goes on to log how far it is.
     pub fn start(&mut self) {
         self.spawn();
-        eventually("dockerd to respond", || self.answers());
+        let logged = || std::fs::metadata(self.path("log")).map_or(0, |log| log.len());
+        let (mut length, mut version) = (logged(), None);
+        while version.is_none() {
+            version = eventually("dockerd to respond", || match self.answers() {
+                Ok(version) => Ok(Some(version)),
+                Err(_) if logged() > length => Ok(None),
+                Err(error) => Err(error),
+            });
+            length = logged();
+        }
     }
 
     fn answers(&self) -> Result<String, String> {
