@@ -98,9 +98,12 @@ pub fn list(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         limit: matches.get_one::<usize>("limit").copied().unwrap_or(0),
     };
     let source = Runs::open(config)?;
-    let listed = source.0.runs(&query)?;
+    let mut listed = source.0.runs(&query)?;
     if let (true, Some(wanted)) = (listed.is_empty(), &query.wanted) {
-        source.select(wanted, 1)?; // reports an unknown name; a known one has no run in this time
+        let known = source.select(wanted, query.limit)?; // reports an unknown name
+        if query.since.is_none() {
+            listed = known; // recorded in this moment; otherwise a known one has no run in this time
+        }
     }
     if matches.get_flag("json") {
         let lines = listed.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;

@@ -79,7 +79,8 @@ pub fn meminfo(text: &[u8]) {
 /// Checks files of processes: `stat`, `statm`, `cgroup`, `cmdline`, `mountinfo`.
 pub fn process_files(text: &[u8]) {
     if let Some(stat) = Stat::parse(text) {
-        let tail = format!(" {} {}{} 0\n", stat.ppid, "0 ".repeat(17), stat.start_ticks);
+        let flags = u8::from(stat.is_exiting) * 4;
+        let tail = format!(" {} 0 0 0 0 {flags} {}{} 0\n", stat.ppid, "0 ".repeat(12), stat.start_ticks);
         let printed = [b"1 (", stat.comm.as_slice(), b") ", &[stat.state], tail.as_bytes()].concat();
         assert_eq!(Stat::parse(&printed), Some(stat));
     }
