@@ -70,6 +70,7 @@ bench: ## measure cost, also of GPUs, pods, OTLP and many requests, and how fast
 	$(CARGO) bench --locked --bench otlp
 	$(CARGO) bench --locked --bench web
 	$(CARGO) bench --locked --bench inside
+	$(CARGO) bench --locked --bench runs
 
 fuzz: ## give each parser of outside bytes SECONDS (60) of fuzzing; needs a nightly toolchain (ARGS="TARGET...")
 	@fuzz/run.sh $(or $(SECONDS),60) $(ARGS)

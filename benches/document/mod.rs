@@ -7,7 +7,7 @@
 use std::path::Path;
 
 /// The parts, in the order in which `make bench` runs the benches.
-pub const HEADINGS: [&str; 9] = [
+pub const HEADINGS: [&str; 10] = [
     "# Performance",
     "## The OOM ledger",
     "## GPUs",
@@ -17,6 +17,7 @@ pub const HEADINGS: [&str; 9] = [
     "## OTLP",
     "## Many requests at once",
     "## Reports from inside",
+    "## Records of runs",
 ];
 
 /// Returns true if nothing is to be measured: test runners list the tests of every target.

@@ -1,0 +1,199 @@
+//! What a thousand records of runs cost: how long the verbs take to answer from them, and what they add to each cycle.
+//!
+//! `make bench` writes a ledger of 1,000 records, each with sixty points over time, settings, roles and a GPU, and one without records;
+//! times the verbs of the real binary in turn with `memledger --version`, which shows what a start of the program takes; and compares
+//! two `memledger serve` that run at the same time, one on each ledger. It writes its part of docs/performance.md.
+
+mod document;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use memledger::clock::Timestamp;
+use memledger::ledger::events::{ContainerLabels, ContainerRef, ExitReason};
+use memledger::ledger::run_record::{GpuPeak, RolePeak, RunRecord, TimelinePoint};
+use memledger::ledger::store::{FILE, Store, WriteBatch};
+use support::{Memledger, processor_nanos};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+const RUNS: u64 = 1_000;
+/// Runs of one group.
+const IN_GROUP: u64 = 20;
+const ROUNDS: usize = 15;
+/// More than a minute: the figures of running containers are written once a minute.
+const WATCHED: Duration = Duration::from_secs(65);
+/// Goal of `memledger runs`.
+const MAX_ANSWER: Duration = Duration::from_millis(100);
+
+fn record(number: u64, now: f64) -> RunRecord {
+    let (group, batch) = (number / IN_GROUP, 8 << (number % 4));
+    let (started, bytes) = (now - 600.0 * (RUNS - number) as f64, (4 + batch) << 28);
+    let point = |at: u64| TimelinePoint {
+        at: started + 9.0 * at as f64,
+        unreclaimable_bytes: Some(bytes - (at << 20)),
+        gpu_bytes: Some(2 * bytes),
+        torch_reserved_bytes: Some(bytes),
+    };
+    let settings =
+        [("batch_size", batch.to_string()), ("num_workers", "4".into()), ("precision", "16-mixed".into())];
+    let role = |processes| RolePeak {
+        processes,
+        process_rss_bytes: bytes / 4,
+        pss_bytes: Some(bytes / 2),
+        process_pss_bytes: Some(bytes / 8),
+    };
+    RunRecord {
+        run: format!("{number:012x}-20261123T120000Z").into(),
+        group: format!("vision/train-{group}").into(),
+        subject: ContainerRef {
+            name: ContainerLabels {
+                container_name: format!("train-{number}").into(),
+                ..ContainerLabels::default()
+            },
+            container_id: format!("{number:064x}").into(),
+            started: Some(started),
+            ..ContainerRef::default()
+        },
+        settings: settings.map(|(name, value)| (name.into(), value.into())).into(),
+        ended: Some(started + 540.0),
+        duration_seconds: Some(540.0),
+        exit_reason: Some(ExitReason::Completed),
+        samples: 540,
+        observed_seconds: Some(539.0),
+        limit_bytes: Some(64 << 30),
+        unreclaimable_peak_bytes: Some(bytes),
+        unreclaimable_mean_bytes: Some(bytes / 2),
+        roles: BTreeMap::from([("trainer".into(), role(1)), ("dataloader_worker".into(), role(4))]),
+        gpus: BTreeMap::from([(
+            "GPU-a".into(),
+            GpuPeak { total_bytes: Some(80 << 30), peak_bytes: Some(2 * bytes), ..GpuPeak::default() },
+        )]),
+        timeline: (0..60).map(point).collect(),
+        ..RunRecord::default()
+    }
+}
+
+fn write_ledger(directory: &Path, runs: u64) -> Outcome<()> {
+    let now = Timestamp::now().unix_seconds();
+    let mut store = Store::open(directory, Duration::ZERO)?.store;
+    let runs = (0..runs).map(|number| (number + 1, record(number, now))).collect();
+    store.commit(&WriteBatch { runs, ..WriteBatch::default() })?;
+    Ok(())
+}
+
+/// Returns how long the program took, in milliseconds.
+#[allow(clippy::disallowed_methods)]
+fn timed(arguments: &[&str]) -> Outcome<f64> {
+    let began = Instant::now();
+    let output = Command::new(env!("CARGO_BIN_EXE_memledger")).args(arguments).output()?;
+    let took = began.elapsed();
+    if !output.status.success() {
+        return Err(format!("{arguments:?}: {}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    Ok(took.as_secs_f64() * 1e3)
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}
+
+/// What one memledger used.
+struct Cost {
+    cycle_us: f64,
+    all_ms_per_second: f64,
+    resident_mib: f64,
+}
+
+/// Returns what two memledgers used in the same time.
+#[allow(clippy::disallowed_methods)]
+fn costs(memledgers: [&Memledger; 2]) -> [Cost; 2] {
+    let used = |memledger: &Memledger| {
+        [Some("cycle"), None].map(|thread| processor_nanos(memledger.pid(), thread) / 1e3)
+    };
+    let (began, before) = (Instant::now(), memledgers.map(used));
+    while let Some(rest) = WATCHED.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero()) {
+        std::thread::park_timeout(rest); // a bench measures time
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let cost = |number: usize| {
+        let after = used(memledgers[number]);
+        let grown = [after[0] - before[number][0], after[1] - before[number][1]];
+        Cost {
+            cycle_us: grown[0] / seconds,
+            all_ms_per_second: grown[1] / 1e3 / seconds,
+            resident_mib: memledgers[number].resident_bytes() as f64 / f64::from(1 << 20),
+        }
+    };
+    [cost(0), cost(1)]
+}
+
+fn main() -> Outcome<()> {
+    if document::is_only_asked() {
+        return Ok(());
+    }
+    let (full, empty) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    write_ledger(full.path(), RUNS)?;
+    write_ledger(empty.path(), 0)?;
+    let [state, no_runs] =
+        [&full, &empty].map(|directory| format!("--state.path={}", directory.path().display()));
+    let verbs: [&[&str]; 6] = [
+        &["--version"],
+        &["runs"],
+        &["runs", "train-500"],
+        &["runs", "--json"],
+        &["compare", "vision/train-25"],
+        &["advise", "vision/train-25"],
+    ];
+    let mut took = vec![Vec::new(); verbs.len()];
+    for _ in 0..ROUNDS {
+        for (verb, took) in std::iter::zip(verbs, &mut took) {
+            let ledger: &[&str] = if verb[0] == "--version" { &[] } else { &[&state, "--local.socket="] };
+            took.push(timed(&[verb, ledger].concat())?);
+        }
+    }
+    let medians: Vec<f64> = took.into_iter().map(median).collect();
+    let rows = std::iter::zip(verbs, &medians).map(|(verb, median)| {
+        let from = if verb[0] == "--version" { "nothing" } else { "the ledger of 1,000" };
+        format!("| `memledger {}` | {from} | {median:.1} |\n", verb.join(" "))
+    });
+    let rows: String = rows.collect();
+
+    let memledgers = [&state, &no_runs].map(|state| {
+        Memledger::start(&[state, "--local.socket=", "--sample.interval=1s", "--no-collector.gpu"])
+    });
+    let [with, without] = costs([&memledgers[0], &memledgers[1]]);
+    let row = |what: &str, digits: usize, of: fn(&Cost) -> f64| {
+        let (with, without) = (of(&with), of(&without));
+        format!("| {what} | {without:.digits$} | {with:.digits$} | {:.2} |\n", with / without)
+    };
+    let verdict = |met: bool| match met {
+        _ if cfg!(debug_assertions) => "not judged in this build",
+        true => "met",
+        false => "**missed**",
+    };
+    let size = std::fs::metadata(full.path().join(FILE)).map_or(0, |file| file.len());
+    document::write(&format!(
+        "{}\n\nA ledger of {RUNS} runs in {} groups, each with sixty points over time, {} KiB. Medians of {ROUNDS}, in turn:\n\n\
+         | verb | reads | ms |\n| --- | --- | ---: |\n{rows}\n\
+         Two `memledger serve` at the same time, for {} s, on this ledger and on one without runs:\n\n\
+         | | without runs | with {RUNS} | ratio |\n| --- | ---: | ---: | ---: |\n{}{}{}\n\
+         Goals: `runs` in less than {} ms ({}); no cycle costs more because of records ({}).\n",
+        document::HEADINGS[9],
+        RUNS / IN_GROUP,
+        size / 1024,
+        WATCHED.as_secs(),
+        row("processor time of a cycle, us", 0, |cost| cost.cycle_us),
+        row("processor time of all threads, ms/s", 2, |cost| cost.all_ms_per_second),
+        row("resident, MiB", 1, |cost| cost.resident_mib),
+        MAX_ANSWER.as_millis(),
+        verdict(medians[1] <= MAX_ANSWER.as_secs_f64() * 1e3),
+        verdict(with.cycle_us <= 1.1 * without.cycle_us),
+    ))?;
+    Ok(())
+}
