@@ -224,7 +224,9 @@ def print_introduction(play, reporter):
         reporter.write("\nWithout a container runtime there are no names: containers are shown by the short ids of their cgroups.")
     reporter.write("\nTry in another terminal:\n")
     reporter.write(f"  curl -s {play.gpu_host.url}/metrics | grep {play.stage.name(scenes.PIPER)}")
-    reporter.write(f"  {play.given.memledger} why --last --state.path={play.folder / 'gpu-host/state'}")
+    state = f"--state.path={play.folder / 'gpu-host/state'}"
+    for verb in ("why --last", "runs", f"compare {play.stage.name(scenes.PIPER)}"):
+        reporter.write(f"  {play.given.memledger} {verb} {state}")
     reporter.write("\nTimetable of a round (minutes:seconds):\n")
     for act in play.acts:
         note = "" if play.stage.has_names or not act.needs_names else "   - skipped: needs a Docker engine"

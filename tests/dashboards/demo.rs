@@ -10,7 +10,7 @@ use super::{in_repository, script};
 use crate::prometheus::provided;
 use crate::support::docker::{Engine, signal};
 use crate::support::oom::hog;
-use crate::support::{Metrics, binary, cgroups, eventually, eventually_true, terminate};
+use crate::support::{Metrics, binary, cgroups, eventually, eventually_true, run, terminate};
 
 /// A demo on its own ports and in its own folder. Killed by SIGKILL when dropped; the next one removes what that leaves.
 struct Demo {
@@ -148,6 +148,23 @@ fn assert_alerts_check_finds_mutations(demo: &Demo) {
     }
 }
 
+/// Runs the verbs that the introduction proposes: `compare` shows both runs of one training.
+fn assert_verbs_of_the_introduction_answer(demo: &Demo) {
+    let log = demo.log();
+    let memledger = binary().display().to_string();
+    let proposed = log.lines().filter_map(|line| line.trim().strip_prefix(&memledger));
+    let proposed: Vec<Vec<&str>> = proposed.map(|line| line.split_whitespace().collect()).collect();
+    assert!(proposed.len() >= 3, "{log}");
+    for words in proposed {
+        let (code, out, err) = run(&words);
+        assert_eq!(code, Some(0), "{words:?}: {err}");
+        if words[0] == "compare" {
+            let sizes = out.lines().find(|line| line.starts_with("batch_size")).unwrap_or_default();
+            assert_eq!(sizes.split_whitespace().collect::<Vec<_>>(), ["batch_size", "8", "16"], "{out}");
+        }
+    }
+}
+
 #[test]
 fn every_alert_fires_and_resolves_and_every_panel_has_data() {
     for needed in ["MEMLEDGER_TEST_PROMETHEUS", "MEMLEDGER_TEST_ALERTMANAGER", "MEMLEDGER_TEST_PYTHON"] {
@@ -167,6 +184,7 @@ fn every_alert_fires_and_resolves_and_every_panel_has_data() {
         eprintln!("{output}");
     }
     super::assert_panels_check_finds_mutations(url, &since);
+    assert_verbs_of_the_introduction_answer(&demo);
     demo.end();
     assert_eq!(traces(Some(&engine), &mark), Vec::<String>::new());
 }
