@@ -159,9 +159,9 @@ impl ContainerState {
         best.map(|(_, is_certain, run)| (run, is_certain))
     }
 
-    /// Returns when the run before the current one ended.
+    /// Returns when the run before the current one ended, or the last time at which it is known not to have ended.
     fn previous_end(&self) -> Option<f64> {
-        self.ended_runs.back()?.ended
+        self.ended_runs.back()?.latest_known()
     }
 
     /// Returns the run with this number.
@@ -200,10 +200,10 @@ impl ContainerState {
 
     /// Forgets the figures of a run whose record is complete.
     pub fn forget_figures(&mut self, ended: f64) {
-        let runs = self.ended_runs.iter_mut().chain(&mut self.run);
         // one that is listed again goes on
-        let is_final = |run: &&mut Run| run.ended == Some(ended) && !run.is_exit_assumed;
-        runs.filter(is_final).for_each(|run| run.figures = RunFigures::default());
+        let last = self.run.iter_mut().filter(|run| !run.is_exit_assumed);
+        let runs = self.ended_runs.iter_mut().chain(last).filter(|run| run.ended == Some(ended));
+        runs.for_each(|run| run.figures = RunFigures::default());
     }
 
     /// Returns the exit of the current run as a transition, once.
@@ -359,16 +359,14 @@ impl ContainerTable {
                 && match (run.started, started, run.ended) {
                     // a late report after the exit; a start after that exit is another run, however soon it came
                     (_, Some(other), Some(ended)) => other <= ended,
-                    (Some(one), Some(other), None) => is_start(one, other, previous_end),
+                    (Some(_), Some(other), None) => run.began_at(other, previous_end),
                     (_, _, ended) => ended.is_none(),
                 };
             if same {
                 run.pid = run.pid.or(pid);
-                let is_earlier = |(one, other): (f64, f64)| {
-                    run.ended.is_none() && other < one && previous_end.is_none_or(|end| other > end)
-                };
-                if run.started.zip(started).is_none_or(is_earlier) {
-                    run.started = started.or(run.started);
+                run.started = run.started.or(started);
+                if run.ended.is_none() {
+                    run.add_start(started, previous_end);
                 }
                 return transitions;
             }
@@ -376,7 +374,8 @@ impl ContainerTable {
                 return transitions; // a late report of an earlier run
             }
             if run.ended.is_none() {
-                run.ended = run.host_restart.or(started); // its exit was not reported, and the next run has begun
+                // its exit was not reported, and the next run has begun
+                (run.ended, run.is_exit_assumed) = (run.host_restart.or(started), true);
                 transitions.extend(known.end_transition(id));
             }
         }
@@ -453,7 +452,7 @@ impl ContainerTable {
                 run.record_usage(report.at, held);
                 // a cycle that began before the run saw the one before it
                 let is_of_run = |started: f64| {
-                    let same = |listed: f64| is_start(started, listed, previous_end);
+                    let same = |listed: f64| run.began_at(listed, previous_end);
                     started <= report.at.unix_seconds() && container.started.is_none_or(same)
                 };
                 if run.ended.is_none()
@@ -563,15 +562,6 @@ impl ContainerTable {
         }
         gone
     }
-}
-
-/// Returns true if `reported` is the start of the run that is taken to have begun at `known`. Runtimes take the time of a start before
-/// they create its process, and report its event after that, later by what their hooks take: an earlier start is the same one unless
-/// the run before had not ended.
-fn is_start(known: f64, reported: f64, previous_end: Option<f64>) -> bool {
-    let is_earlier_run =
-        previous_end.is_some_and(|end| reported <= end) && known - reported >= START_TOLERANCE;
-    reported - known < START_TOLERANCE && !is_earlier_run
 }
 
 /// Applies a request to stop the container, or to send it a signal.

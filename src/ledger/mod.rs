@@ -42,14 +42,14 @@ mod victim_probe;
 mod xid_counts;
 mod writer;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use events::{ContainerLabels, ExitReason, GpuError, UsageSample};
 use exchange::{ContainerFigures, ContainerUsage, CycleReport, LedgerFigures, ProcessUsage, SharedState};
 pub use run_peaks::EndedContainer;
-use run_record::sample::samples;
+use run_record::sample::{ReportingRank, samples};
 
 use crate::attribute::Attribution;
 use crate::catalog::*;
@@ -170,14 +170,12 @@ impl Ledger {
         if let Some(reports) = &cycle_data.reports {
             let numbers: HashMap<_, _> =
                 (0_usize..).zip(running).map(|(number, of)| (&of.id, number)).collect();
-            let with_settings = reports.processes.iter().filter(|(_, process)| !process.settings.is_empty());
-            // those of the first process of the first rank count
-            let in_order: BTreeMap<_, _> = with_settings
-                .map(|((pid, start_ticks), process)| ((process.rank, *start_ticks, *pid), process))
-                .collect();
-            for process in in_order.values().rev() {
-                if let Some(number) = numbers.get(&process.container) {
-                    containers[*number].run.settings.extend(process.settings.clone());
+            for ((pid, start_ticks), process) in &reports.processes {
+                let Some(number) = numbers.get(&process.container) else { continue };
+                let run = &mut containers[*number].run;
+                let reporting = ReportingRank { rank: process.rank, start_ticks: *start_ticks, pid: *pid };
+                if !process.settings.is_empty() && run.settings_of.is_none_or(|other| reporting < other) {
+                    (run.settings, run.settings_of) = (process.settings.clone(), Some(reporting));
                 }
             }
         }

@@ -27,8 +27,12 @@ pub struct Run {
     /// Number among the runs of this container.
     #[serde(default)]
     pub number: u32,
-    /// Unix time of the start.
+    /// Unix time of the start, by its first report: with the container it identifies the run.
     pub started: Option<f64>,
+    /// Unix time of the earliest report of this start. Runtimes take the time of a start before they create its process, and send its
+    /// event after that, later by what the hooks of the container take.
+    #[serde(default)]
+    pub earliest_start: Option<f64>,
     /// Host pid of the first process.
     pub pid: Option<u32>,
     /// Unix time of the exit.
@@ -55,7 +59,7 @@ pub struct Run {
     /// Unix time at which the host was restarted: the run began before that, and no exit before that is reported.
     #[serde(default)]
     pub host_restart: Option<f64>,
-    /// No source reported the exit: the container was only not listed any more.
+    /// No source reported the exit: the container was only not listed any more, or its next run began.
     #[serde(default)]
     pub(super) is_exit_assumed: bool,
     /// The runtime reported the end of a stop just after the exit.
@@ -78,6 +82,31 @@ pub struct Run {
 }
 
 impl Run {
+    /// Returns true if a reported start is that of this run: it is between the known reports, or it is earlier, but later than the end of
+    /// the run before.
+    pub fn began_at(&self, reported: f64, previous_end: Option<f64>) -> bool {
+        let Some(started) = self.started else { return true };
+        let earliest = self.earliest_start.unwrap_or(started);
+        let is_before = reported < started && previous_end.is_none_or(|end| reported > end);
+        reported < started + START_TOLERANCE && (reported > earliest - START_TOLERANCE || is_before)
+    }
+
+    /// Adds a report of its start.
+    pub fn add_start(&mut self, reported: Option<f64>, previous_end: Option<f64>) {
+        let earlier = reported.filter(|reported| previous_end.is_none_or(|end| *reported > end));
+        let known = self.earliest_start.or(self.started);
+        self.earliest_start = known.into_iter().chain(earlier).reduce(f64::min);
+    }
+
+    /// Returns after which Unix time the next run can have begun.
+    pub fn latest_known(&self) -> Option<f64> {
+        if !self.is_exit_assumed {
+            return self.ended;
+        }
+        let started = self.started.map(|started| started + START_TOLERANCE);
+        self.figures.last_sampled().into_iter().chain(started).reduce(f64::max)
+    }
+
     /// Returns true if it exited by SIGKILL, and neither a stop request nor a known kill explains that.
     pub fn is_sigkill_unexplained(&self) -> bool {
         let asked = |ended: f64| self.stop_signals_before(ended).next().is_some();

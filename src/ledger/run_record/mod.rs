@@ -16,7 +16,7 @@ use super::exchange::ContainerUsage;
 use super::usage_history::by_role;
 use crate::clock::Timestamp;
 use crate::discover::{Container, ContainerId};
-use sample::{MAX_SCOPES, RunGpuSample, ScopeSample};
+use sample::{MAX_SCOPES, ReportingRank, RunGpuSample, RunSample, ScopeSample};
 
 /// Setting that names the group of a run.
 pub const GROUP: &str = "group";
@@ -89,8 +89,9 @@ pub struct RunFigures {
     /// Seconds between two cycles of one memledger that both sampled it.
     observed_seconds: f64,
     settings: BTreeMap<Arc<str>, Arc<str>>,
-    /// Settings that the program reported.
+    /// Settings that a process reported, and which one.
     reported_settings: BTreeMap<Arc<str>, Arc<str>>,
+    reported_by: Option<ReportingRank>,
     samples: u64,
     limit_bytes: Option<u64>,
     usage_peak_bytes: Option<u64>,
@@ -176,6 +177,11 @@ pub struct TimelinePoint {
 }
 
 impl RunFigures {
+    /// Returns the Unix time of the last sample.
+    pub fn last_sampled(&self) -> Option<f64> {
+        self.last_sampled
+    }
+
     /// Records one cycle; `last_cycle` is when the one before it began. Returns true if it is to be stored soon: it is the first sample,
     /// or settings became known.
     pub fn record(
@@ -187,7 +193,8 @@ impl RunFigures {
     ) -> bool {
         let known_settings = self.settings.len() + self.reported_settings.len();
         // without its runtime a container has its id for a name, and no settings
-        if self.run.is_empty() || *container.identity.name != *container.id.short() {
+        // and a run id without a start, until its processes are read
+        if !self.run.contains('-') || *container.identity.name != *container.id.short() {
             self.group = group(container);
             self.run = Arc::clone(&usage.run_id);
         }
@@ -195,12 +202,7 @@ impl RunFigures {
             // the settings of a run cannot change; those of a container are unknown until its runtime answers
             self.settings.entry(Arc::clone(name)).or_insert_with(|| Arc::clone(value));
         }
-        // what the first process says stays: a later one may be another program, as an evaluation
-        for (name, value) in &usage.run.settings {
-            if self.reported_settings.len() < MAX_SETTINGS && **name != *GROUP {
-                self.reported_settings.entry(Arc::clone(name)).or_insert_with(|| Arc::clone(value));
-            }
-        }
+        self.record_reported_settings(&usage.run);
         let has_new_settings = self.settings.len() + self.reported_settings.len() > known_settings;
         let Some(sample) = &usage.sample else { return has_new_settings };
         self.samples += 1;
@@ -241,6 +243,22 @@ impl RunFigures {
             torch_reserved_bytes: sum(|gpu| gpu.torch_reserved_bytes),
         });
         self.samples == 1 || has_new_settings
+    }
+
+    /// Records what one process reports: the first one of the lowest rank. A later one may be another program, such as an evaluation.
+    fn record_reported_settings(&mut self, run: &RunSample) {
+        let Some(process) = run.settings_of else { return };
+        if self.reported_by.is_some_and(|known| known != process && known.rank <= process.rank) {
+            return;
+        }
+        if self.reported_by.replace(process) != Some(process) {
+            self.reported_settings.clear();
+        }
+        for (name, value) in run.settings.iter().filter(|(name, _)| ***name != *GROUP) {
+            if self.reported_settings.len() < MAX_SETTINGS || self.reported_settings.contains_key(name) {
+                self.reported_settings.insert(Arc::clone(name), Arc::clone(value));
+            }
+        }
     }
 
     fn record_roles(&mut self, usage: &ContainerUsage) {

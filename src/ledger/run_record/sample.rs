@@ -4,12 +4,25 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::catalog::FamilyId;
 use crate::collect::CycleData;
 use crate::series::{Label, Row, Series};
 
 /// Maximum number of scopes of a container.
 pub const MAX_SCOPES: usize = 64;
+
+/// A process that reports settings, in the order in which those of several processes count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ReportingRank {
+    /// Its rank on this host.
+    pub rank: u8,
+    /// Its start in clock ticks since boot.
+    pub start_ticks: u64,
+    /// Its pid.
+    pub pid: u32,
+}
 
 /// The values of one container in one cycle, beside its memory and processes.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,8 +35,10 @@ pub struct RunSample {
     pub samples: Option<f64>,
     /// CUDA out-of-memory errors that PyTorch counted.
     pub torch_ooms: Option<f64>,
-    /// Settings that the program reports.
+    /// Settings that one process reports.
     pub settings: BTreeMap<Arc<str>, Arc<str>>,
+    /// That process.
+    pub settings_of: Option<ReportingRank>,
     /// By UUID.
     pub gpus: BTreeMap<Arc<str>, RunGpuSample>,
     /// By component and operation.

@@ -2,7 +2,7 @@ use super::*;
 use crate::discover::{Identity, Pod};
 use crate::ledger::events::UsageSample;
 use crate::ledger::exchange::ProcessUsage;
-use crate::ledger::run_record::sample::RunSample;
+use crate::ledger::run_record::sample::{ReportingRank, RunSample};
 
 const GIB: u64 = 1 << 30;
 
@@ -97,7 +97,7 @@ fn timeline_is_bounded_and_evenly_spaced() {
 }
 
 #[test]
-fn first_value_of_a_setting_stays_and_the_programs_precedes() {
+fn first_value_of_a_container_setting_is_kept() {
     let mut figures = RunFigures::default();
     figures.record(at(0.0), None, &container(&[]), &usage(0.0, 1, 1));
     assert!(
@@ -106,18 +106,28 @@ fn first_value_of_a_setting_stays_and_the_programs_precedes() {
     );
     assert!(!figures.record(at(2.0), None, &container(&[("batch_size", "64")]), &usage(2.0, 1, 1)));
     assert_eq!(record(&figures).settings, [("batch_size".into(), "32".into())].into());
-    for (second, batch) in [(3.0, "96"), (4.0, "256")] {
-        let mut reporting = usage(second, 1, 1);
-        let settings = [("batch_size", batch), ("lr", "0.1"), ("group", "mine")];
-        reporting.run.settings = settings.map(|(name, value)| (name.into(), value.into())).into();
-        figures.record(at(second), None, &container(&[("batch_size", "32")]), &reporting);
-    }
-    let reported = [("batch_size".into(), "96".into()), ("lr".into(), "0.1".into())];
-    assert_eq!(
-        record(&figures).settings,
-        reported.into(),
-        "256 is of an evaluation, and a program sets no group"
-    );
+}
+
+#[test]
+fn reported_settings_are_those_of_the_first_process_of_the_lowest_rank() {
+    let mut figures = RunFigures::default();
+    let mut report = |rank, start_ticks, settings: &[(&str, &str)]| {
+        let mut usage = usage(0.0, 1, 1);
+        usage.run.settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        usage.run.settings_of = Some(ReportingRank { rank, start_ticks, pid: 7 });
+        figures.record(at(0.0), None, &container(&[("batch_size", "32"), ("accum", "4")]), &usage);
+        let settings = record(&figures).settings;
+        settings.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+    };
+    let third = [("batch_size", "96"), ("rank", "3")];
+    assert_eq!(report(3, 100, &third), "accum=4 batch_size=96 rank=3", "the program precedes the container");
+    let first = [("batch_size", "96"), ("rank", "0"), ("group", "mine")];
+    assert_eq!(report(0, 105, &first), "accum=4 batch_size=96 rank=0", "a program sets no group");
+    assert_eq!(report(3, 100, &third), "accum=4 batch_size=96 rank=0");
+    let evaluation = [("batch_size", "256"), ("split", "test")];
+    assert_eq!(report(0, 900, &evaluation), "accum=4 batch_size=96 rank=0", "it started later");
+    let more = [("batch_size", "96"), ("lr", "0.1"), ("rank", "0")];
+    assert_eq!(report(0, 105, &more), "accum=4 batch_size=96 lr=0.1 rank=0");
 }
 
 #[test]
@@ -153,6 +163,13 @@ fn groups_have_an_order_and_stay_while_the_runtime_is_away() {
     figures.record(at(1.0), None, &unnamed, &of("train"));
     let run = record(&figures);
     assert_eq!((&*run.group, &*run.run), ("sweep", "train-20261123T120000Z"));
+
+    // without a runtime the start is known when its processes were read
+    let mut figures = RunFigures::default();
+    for run_id in ["train", "train-20261123T120000Z"] {
+        figures.record(at(0.0), None, &unnamed, &of(run_id));
+    }
+    assert_eq!(&*record(&figures).run, "train-20261123T120000Z");
 }
 
 #[test]

@@ -47,11 +47,17 @@ fn start_that_is_listed_before_its_event_is_the_same_run() {
     story.cycle(3.1, &[('a', Some(1.0))], &[("docker", true)]);
     story.late_event('a', 1.0, 3.2, running(70));
     story.cycle(4.1, &[('a', Some(1.0))], &[("docker", true)]);
+    // after a restart of memledger the runtime repeats the event
+    story.settle(4.2);
+    story.restart(4.2);
+    story.late_event('a', 3.0, 4.3, EventKind::Started);
+    story.cycle(4.4, &[('a', Some(1.0))], &[("docker", true)]);
     story.end('a', 5.0, Some(0));
     story.settle(5.0);
+    assert_eq!((story.exits('a').len(), story.counted("a")), (1, (0, 0)));
     let (exit, run) = (story.exits('a')[0].clone(), story.run_record());
     assert_eq!(exit.duration_seconds.map(f64::round), Some(4.0));
-    assert_eq!((run.samples, run.observed_seconds.map(f64::round)), (2, Some(1.0)));
+    assert_eq!((run.samples, run.observed_seconds.map(f64::round)), (3, Some(1.0)));
     // the next run; what the last one was started with is not its start
     story.late_event('a', 8.0, 8.0, EventKind::Started);
     story.cycle(8.1, &[('a', Some(1.0))], &[("docker", true)]);
@@ -60,6 +66,25 @@ fn start_that_is_listed_before_its_event_is_the_same_run() {
     story.end('a', 10.0, Some(0));
     story.settle(10.0);
     assert_eq!((story.exits('a').len(), story.run_record().samples), (2, 1));
+}
+
+#[test]
+fn start_after_an_exit_that_was_not_reported_may_be_listed_before_its_event() {
+    let mut story = Story::new();
+    let sample = UsageSample { at: 1.0, usage_bytes: 64, ..UsageSample::default() };
+    story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
+    story.event('a', 0.1, EventKind::Started);
+    story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+    // the engine was restarted, and the container with it
+    story.late_event('a', 9.0, 9.0, EventKind::Started);
+    story.late_event('a', 7.0, 9.1, running(70));
+    story.cycle(10.0, &[('a', Some(7.0))], &[("docker", true)]);
+    story.end('a', 11.0, Some(0));
+    story.settle(11.0);
+    let durations: Vec<_> =
+        story.exits('a').iter().map(|exit| exit.duration_seconds.map(f64::round)).collect();
+    assert_eq!(durations, [Some(9.0), Some(4.0)]);
+    assert_eq!(story.run_record().samples, 1);
 }
 
 #[test]
