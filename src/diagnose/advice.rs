@@ -139,18 +139,28 @@ fn ram_lines(newest: &RunRecord, runs: &[RunRecord]) -> Vec<AdviceLine> {
         return vec![line(!is_killed, text, one)];
     };
     let mut lines = match (is_killed, peak) {
-        (true, _) => vec![line(false, format!("killed at its limit of {}; {sample}", human(limit)), one)],
+        (true, _) => {
+            let at = match newest.exit_reason {
+                Some(ExitReason::OomContainer) => "killed at its limit of",
+                // its own limit, or the host
+                _ => "a process was killed for its memory; the limit is",
+            };
+            vec![line(false, format!("{at} {}; {sample}", human(limit)), one)]
+        }
         (false, None) => return vec![],
         (false, Some(peak)) => {
             let share = format!("peak {} of {} ({:.0} %)", human(peak), human(limit), 100.0 * peak / limit);
             if peak > PLANNED_SHARE * limit {
                 vec![line(false, format!("it came close to its limit: {share}"), one)]
-            } else if newest.exit_reason.is_none() {
-                return vec![line(false, format!("{share}; why it ended is not decided yet"), one)];
-            } else if is_measurement(newest) {
-                return vec![line(true, format!("{share}: {} to spare", human(limit - peak)), one)];
             } else {
-                let text = format!("{share} as far as it was sampled: it may need more to complete");
+                let text = match newest.exit_reason {
+                    _ if is_ram_measurement(newest) => format!("{share}: {} to spare", human(limit - peak)),
+                    None => format!("{share}; why it ended is not decided yet"),
+                    Some(ExitReason::Completed) => {
+                        format!("{share} while it was sampled, which was not all the time")
+                    }
+                    Some(_) => format!("{share} until it ended: it may need more to complete"),
+                };
                 return vec![line(true, text, one)];
             }
         }
@@ -219,7 +229,7 @@ struct MeasuredBudget {
 /// left beside the largest process, which may be what they share. The rest: that run, too. `None` if neither is measured.
 fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<MeasuredBudget> {
     let mut alike: Vec<&RunRecord> =
-        runs.iter().filter(|run| differ_only_in_batch(run, newest) && is_measurement(run)).collect();
+        runs.iter().filter(|run| differ_only_in_batch(run, newest) && is_ram_measurement(run)).collect();
     let reference = *alike.last()?;
     let peak = reference.unreclaimable_peak_bytes? as f64;
     let used = settings(reference);
@@ -451,14 +461,21 @@ fn has_failed(run: &RunRecord) -> bool {
     run.torch_ooms.is_some_and(|ooms| ooms > 0)
 }
 
-/// Returns true if the peaks of a run are what its settings need: it completed, nothing was killed for its memory, and it was sampled
-/// for most of its time.
+/// Returns true if the peaks of a run are what its settings need, of RAM and of GPU memory.
 fn is_measurement(run: &RunRecord) -> bool {
+    is_ram_measurement(run) && !has_failed(run)
+}
+
+/// Returns true if the peak of a run's RAM is what its settings need: it completed, nothing was killed for its memory, and it was sampled
+/// for most of its time.
+fn is_ram_measurement(run: &RunRecord) -> bool {
     run.exit_reason == Some(ExitReason::Completed)
         && run.oom_kills == 0
-        && !has_failed(run)
+        && run.unreclaimable_peak_bytes.is_some()
         && run.duration_seconds.is_some_and(|lasted| {
-            lasted - run.observed_seconds.unwrap_or(0.0) <= MAX_UNOBSERVED.max(UNOBSERVED_SHARE * lasted)
+            // the begin of a short run, but not all of it
+            let most = MAX_UNOBSERVED.max(UNOBSERVED_SHARE * lasted).min(lasted / 2.0);
+            lasted - run.observed_seconds.unwrap_or(0.0) <= most
         })
 }
 
@@ -615,7 +632,8 @@ mod tests {
         (child.exit_reason, child.oom_kills) = (Some(ExitReason::Error), 1);
         let mut host = run("b", &[], 150, None);
         (host.exit_reason, host.oom_kills) = (Some(ExitReason::OomHost), 1);
-        for (run, text) in [(child, "killed at its limit"), (host, "it was killed because the host ran out")]
+        for (run, text) in
+            [(child, "a process was killed for its memory"), (host, "it was killed because the host ran out")]
         {
             let advice = advise(&[run]).unwrap();
             assert!(!advice.lines[0].is_ok && advice.lines[0].text.starts_with(text), "{advice:?}");
@@ -624,25 +642,25 @@ mod tests {
     }
 
     #[test]
-    fn peak_of_a_run_that_did_not_complete_is_no_promise() {
+    fn memory_to_spare_is_only_that_of_a_completed_run() {
         let sampled = "peak 300.0 MiB of 1000.0 MiB (30 %)";
-        for (reason, is_ok, text) in [
-            (Some(ExitReason::Completed), true, format!("{sampled}: 700.0 MiB to spare")),
-            (
-                Some(ExitReason::Error),
-                true,
-                format!("{sampled} as far as it was sampled: it may need more to complete"),
-            ),
-            (None, false, format!("{sampled}; why it ended is not decided yet")),
+        for (reason, text) in [
+            (Some(ExitReason::Completed), format!("{sampled}: 700.0 MiB to spare")),
+            (Some(ExitReason::Error), format!("{sampled} until it ended: it may need more to complete")),
+            (None, format!("{sampled}; why it ended is not decided yet")),
         ] {
             let newest = RunRecord { exit_reason: reason, ..run("a", &[], 300, None) };
             let line = advise(&[newest]).unwrap().lines[0].clone();
-            assert_eq!((line.is_ok, line.text), (is_ok, text));
+            assert_eq!((line.is_ok, line.text), (true, text));
         }
+        let mut newest = run("a", &[], 300, None);
+        newest.observed_seconds = Some(70.0);
+        let text = advise(&[newest]).unwrap().lines[0].text.clone();
+        assert_eq!(text, format!("{sampled} while it was sampled, which was not all the time"));
     }
 
     #[test]
-    fn kill_after_a_completed_run_ends_the_promise_of_a_minimum() {
+    fn settings_that_were_killed_after_they_completed_have_no_minimum() {
         let settings = [("batch_size", "8"), ("num_workers", "2")];
         let completed = run("a", &settings, 880, Some(4000));
         assert_eq!(texts(&advise(std::slice::from_ref(&completed)).unwrap(), "minimum").len(), 1);
@@ -662,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn kill_at_a_lower_limit_forbids_nothing_and_an_unexplained_peak_gets_no_proposal() {
+    fn kill_at_a_lower_limit_excludes_no_proposal() {
         let with = |batch: &str, ram| run(batch, &[("batch_size", batch)], ram, None);
         let mut earlier = killed(with("16", 200));
         earlier.limit_bytes = Some(256 * MIB);
@@ -691,11 +709,13 @@ mod tests {
     fn run_that_was_hardly_seen_or_failed_is_no_measurement() {
         let whole = run("a", &[], 500, None);
         assert!(is_measurement(&whole));
-        let changes: [&dyn Fn(&mut RunRecord); 5] = [
+        let changes: [&dyn Fn(&mut RunRecord); 7] = [
             &|run| run.exit_reason = Some(ExitReason::Error),
             &|run| run.torch_ooms = Some(1),
             &|run| run.oom_kills = 1,
             &|run| run.observed_seconds = Some(10.0),
+            &|run| (run.duration_seconds, run.observed_seconds) = (Some(4.0), Some(0.0)), // one sample
+            &|run| run.unreclaimable_peak_bytes = None,
             &|run| (run.ended, run.exit_reason) = (None, None),
         ];
         for change in changes {
