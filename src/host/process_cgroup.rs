@@ -6,8 +6,8 @@ use crate::parse::process::{Stat, cgroup_path};
 /// Returns the path of a process in the hierarchy that has the memory controller, from its directory in procfs.
 ///
 /// # Errors
-/// [`ReadError::Gone`] also if it is exiting and cgroup v1 shows it in the root already: nobody can say any more where it was,
-/// while it may still hold devices and sockets.
+/// [`ReadError::Gone`] also if it is exiting and cgroup v1 shows it in the root already: its cgroup is not known any more, while
+/// it may still hold devices and sockets.
 pub fn read(dir: &Dir, cgroup_v1: bool, buffer: &mut Vec<u8>) -> Result<String, ReadError> {
     let cgroup = cgroup_path(dir.file("cgroup")?.read_once(buffer)?, cgroup_v1);
     let cgroup = String::from_utf8_lossy(cgroup.ok_or_else(|| ReadError::malformed("cgroup"))?).into_owned();
