@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use memledger::clock::Timestamp;
+use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::support::docker::Container;
@@ -41,14 +41,12 @@ const LIMIT: &str = "260m";
 /// A container with a training. Its run counts as measured if memledger sampled it for four fifths of its time.
 struct Training {
     container: Container,
-    began: Timestamp,
     /// When its record was there: it is sampled since then.
     recorded: Timestamp,
 }
 
 /// Starts a training of the scene. It takes the memory of its batch when the ledger has its settings.
 fn train(scene: &Scene, what: &str, batch: &str, workers: &str) -> Training {
-    let began = Timestamp::now();
     let name = scene.container_name(what);
     let control = format!("{}:/control", scene.path("control").display());
     let flags = [
@@ -79,20 +77,21 @@ fn train(scene: &Scene, what: &str, batch: &str, workers: &str) -> Training {
         }
     });
     scene.release(&format!("{what}-seen"));
-    Training { container, began, recorded: Timestamp::now() }
+    Training { container, recorded: Timestamp::now() }
 }
 
 /// Waits until its memory was sampled with all of its processes, and for most of its time, and ends it.
 fn finish(scene: &Scene, ledger: &Ledger, training: &Training, what: &str, batch: f64) {
-    let Training { container, began, recorded } = training;
+    let Training { container, recorded } = training;
+    let unobserved = recorded.duration_since(container.started()).unsigned_abs();
     let name = [("container_name", container.name.as_str())];
     let worker = [name[0], ("role", "dataloader_worker")];
     ledger.eventually("its memory and its workers' share", |metrics| {
         let peak = metrics.ask("memledger_container_memory_unreclaimable_peak_bytes", &name)?;
         let share = metrics.ask("memledger_container_process_pss_bytes", &worker)?;
         let is_complete = peak >= (60.0 + batch) * 1_048_576.0 && share >= 20.0 * 1_048_576.0;
-        let (observed, unobserved) = (Timestamp::now().since(*recorded), recorded.since(*began));
-        if is_complete && (unobserved < Duration::from_secs(3) || observed > 6 * unobserved) {
+        let observed = Timestamp::now().duration_since(*recorded).unsigned_abs();
+        if is_complete && observed > Duration::from_secs(1) + (9 * unobserved / 2) {
             return Ok(());
         }
         Err(format!(

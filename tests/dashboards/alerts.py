@@ -39,9 +39,14 @@ def subject(labels):
     return tuple((name, labels[name]) for name in SUBJECT if name in labels)
 
 
+# Longest time, in seconds, that they may fire for that reason.
+MAX_BUSY = 15
+
+
 class Seen(NamedTuple):
     has_ended: bool
     is_firing: bool
+    seconds: float
 
 
 class Watcher:
@@ -68,7 +73,7 @@ class Watcher:
         for row in rows:
             times = [point[0] for point in row["values"]]
             gap = any(later - earlier > 2 for earlier, later in zip(times, times[1:]))
-            found[subject(row["metric"])] = Seen(gap or now - times[-1] > 2, now - times[-1] <= 2)
+            found[subject(row["metric"])] = Seen(gap or now - times[-1] > 2, now - times[-1] <= 2, len(times))
         return found
 
     def rows(self, query):
@@ -90,14 +95,14 @@ class Watcher:
                 yield f"{labels} has not resolved"
             elif labels["alertname"] not in OF_THE_KERNEL and any(fired[one].is_firing for one in seen):
                 yield f"{labels} fires again"
-        for one, (has_ended, is_firing) in fired.items():
+        for one, (has_ended, is_firing, seconds) in fired.items():
             labels = dict(one)
             if labels["alertname"] in unplayable:
                 yield f"{labels} fired, but the demo lists it as impossible"
             elif labels["alertname"] in always:
                 if not is_firing:
                     yield f"{labels} has stopped firing, but must always fire"
-            elif labels["alertname"] in OF_A_BUSY_MACHINE and has_ended:
+            elif labels["alertname"] in OF_A_BUSY_MACHINE and has_ended and seconds <= MAX_BUSY:
                 continue
             elif not self.is_external(labels) and not any(set(each.items()) <= set(one) for each in wanted):
                 yield f"{labels} fired without a cause"
