@@ -230,6 +230,7 @@ struct MeasuredBudget {
 fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<MeasuredBudget> {
     let mut alike: Vec<&RunRecord> =
         runs.iter().filter(|run| differ_only_in_batch(run, newest) && is_ram_measurement(run)).collect();
+    alike.retain(|run| run.unreclaimable_peak_bytes.is_some());
     let reference = *alike.last()?;
     let peak = reference.unreclaimable_peak_bytes? as f64;
     let used = settings(reference);
@@ -471,7 +472,6 @@ fn is_measurement(run: &RunRecord) -> bool {
 fn is_ram_measurement(run: &RunRecord) -> bool {
     run.exit_reason == Some(ExitReason::Completed)
         && run.oom_kills == 0
-        && run.unreclaimable_peak_bytes.is_some()
         && run.duration_seconds.is_some_and(|lasted| {
             // the begin of a short run, but not all of it
             let most = MAX_UNOBSERVED.max(UNOBSERVED_SHARE * lasted).min(lasted / 2.0);
@@ -709,13 +709,12 @@ mod tests {
     fn run_that_was_hardly_seen_or_failed_is_no_measurement() {
         let whole = run("a", &[], 500, None);
         assert!(is_measurement(&whole));
-        let changes: [&dyn Fn(&mut RunRecord); 7] = [
+        let changes: [&dyn Fn(&mut RunRecord); 6] = [
             &|run| run.exit_reason = Some(ExitReason::Error),
             &|run| run.torch_ooms = Some(1),
             &|run| run.oom_kills = 1,
             &|run| run.observed_seconds = Some(10.0),
             &|run| (run.duration_seconds, run.observed_seconds) = (Some(4.0), Some(0.0)), // one sample
-            &|run| run.unreclaimable_peak_bytes = None,
             &|run| (run.ended, run.exit_reason) = (None, None),
         ];
         for change in changes {

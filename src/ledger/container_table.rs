@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::events::{ContainerLabels, ContainerRef, MemoryHolder, PriorUsage};
 use super::exchange::CycleReport;
 use super::interval::{CLOCK_TOLERANCE, Interval};
-use super::run::{Run, START_TOLERANCE};
+use super::run::{MAX_START_EVENT_DELAY, Run, START_TOLERANCE};
 use super::run_record::RunFigures;
 use super::usage_history::by_role;
 use crate::clock::Timestamp;
@@ -25,8 +25,6 @@ use crate::discover::{ContainerId, EventKind, Identity, Inventory, RuntimeEvent}
 
 /// A container that is listed this many seconds after its assumed exit has not exited.
 const REOPEN_AFTER: f64 = 10.0;
-/// A process of a container can be killed this many seconds before the runtime's start event.
-const START_DELAY: f64 = 5.0;
 /// How long to wait for the runtime's exit event of a container that has no processes any more.
 const EXIT_EVENT_TIMEOUT: Duration = Duration::from_secs(15);
 /// The same while the runtime is disconnected: it may reconnect and report the exit.
@@ -139,7 +137,7 @@ impl ContainerState {
         let mut begin = f64::NEG_INFINITY;
         let mut best: Option<(RunRank, bool, &Run)> = None;
         for run in self.all_runs() {
-            let start = run.started.map_or(f64::NEG_INFINITY, |started| started - START_DELAY);
+            let start = run.begin().map_or(f64::NEG_INFINITY, |started| started - MAX_START_EVENT_DELAY);
             let window = Interval::new(begin.max(start), run.ended.unwrap_or(f64::INFINITY));
             begin = run.ended.map_or(begin, |ended| ended + CLOCK_TOLERANCE);
             if !window.overlaps(happened) {
@@ -177,7 +175,7 @@ impl ContainerState {
     fn run_at_mut(&mut self, at: f64) -> Option<&mut Run> {
         let runs = self.ended_runs.iter_mut().chain(&mut self.run);
         runs.into_iter().find(|run| {
-            run.started.is_none_or(|started| started <= at + CLOCK_TOLERANCE)
+            run.begin().is_none_or(|started| started <= at + CLOCK_TOLERANCE)
                 && run.ended.is_none_or(|ended| ended + CLOCK_TOLERANCE >= at)
         })
     }
@@ -329,8 +327,8 @@ impl ContainerTable {
         }
         match &runtime_event.what {
             EventKind::Exists | EventKind::Renamed => vec![],
-            EventKind::Started => self.begin_run(id, Some(runtime_event.at), None),
-            EventKind::Running { pid } => self.begin_run(id, Some(runtime_event.at), *pid),
+            EventKind::Started => self.begin_run(id, Some(runtime_event.at), None, true),
+            EventKind::Running { pid } => self.begin_run(id, Some(runtime_event.at), *pid, false),
             EventKind::Ended { exit_code, oom_flag } => {
                 apply_exit(known, runtime_event, *exit_code, *oom_flag).into_iter().collect()
             }
@@ -349,7 +347,13 @@ impl ContainerTable {
     }
 
     /// Starts a run that began at `started`, unless it is known already.
-    fn begin_run(&mut self, id: &ContainerId, started: Option<f64>, pid: Option<u32>) -> Vec<RunTransition> {
+    fn begin_run(
+        &mut self,
+        id: &ContainerId,
+        started: Option<f64>,
+        pid: Option<u32>,
+        is_event: bool,
+    ) -> Vec<RunTransition> {
         let known = self.modify(id);
         let mut transitions = Vec::new();
         let previous_end = known.previous_end();
@@ -359,7 +363,9 @@ impl ContainerTable {
                 && match (run.started, started, run.ended) {
                     // a late report after the exit; a start after that exit is another run, however soon it came
                     (_, Some(other), Some(ended)) => other <= ended,
-                    (Some(_), Some(other), None) => run.began_at(other, previous_end),
+                    (Some(_), Some(other), None) => {
+                        run.began_at(other, previous_end) || is_event && run.can_have_start_event(other)
+                    }
                     (_, _, ended) => ended.is_none(),
                 };
             if same {
@@ -367,6 +373,7 @@ impl ContainerTable {
                 run.started = run.started.or(started);
                 if run.ended.is_none() {
                     run.add_start(started, previous_end);
+                    run.start_event = run.start_event.or(started.filter(|_| is_event));
                 }
                 return transitions;
             }
@@ -390,7 +397,8 @@ impl ContainerTable {
         let is_of_run =
             |reported: &mut f64| started.is_some_and(|started| *reported >= started - CLOCK_TOLERANCE);
         let oom_told = known.oom_told.take_if(is_of_run).is_some();
-        known.run = Some(Run { number, started, pid, oom_told, ..Run::default() });
+        let start_event = started.filter(|_| is_event);
+        known.run = Some(Run { number, started, start_event, pid, oom_told, ..Run::default() });
         known.missing_since = None;
         transitions.push(RunTransition::Began(id.clone()));
         transitions
@@ -442,12 +450,12 @@ impl ContainerTable {
                 }
             };
             if another {
-                transitions.extend(self.begin_run(&container.id, container.started, None));
+                transitions.extend(self.begin_run(&container.id, container.started, None, false));
             }
             let known = self.entry(&container.id);
             let previous_end = known.previous_end();
             if let Some(run) = &mut known.run
-                && run.started.is_none_or(|started| started <= report.at.unix_seconds() + START_TOLERANCE)
+                && run.begin().is_none_or(|started| started <= report.at.unix_seconds() + START_TOLERANCE)
             {
                 run.record_usage(report.at, held);
                 // a cycle that began before the run saw the one before it
@@ -456,7 +464,7 @@ impl ContainerTable {
                     started <= report.at.unix_seconds() && container.started.is_none_or(same)
                 };
                 if run.ended.is_none()
-                    && run.started.is_none_or(is_of_run)
+                    && run.begin().is_none_or(is_of_run)
                     && run.figures.record(report.at, last_cycle, container, held)
                 {
                     self.changed.push(container.id.clone());
@@ -576,7 +584,7 @@ fn apply_stop_request(known: &mut ContainerState, at: f64, signal: Option<i32>) 
     // repeated after a restart, it may belong to an earlier run
     let is_new_request = |run: &&mut Run| {
         run.ended.is_none()
-            && run.started.is_none_or(|started| started <= at + CLOCK_TOLERANCE)
+            && run.begin().is_none_or(|started| started <= at + CLOCK_TOLERANCE)
             && !run.asked.contains(&(at, signal))
     };
     if let Some(run) = known.run.as_mut().filter(is_new_request) {
@@ -596,7 +604,7 @@ fn apply_exit(
 ) -> Option<RunTransition> {
     // its start may be forgotten
     let run = known.run.get_or_insert_default();
-    if run.started.is_some_and(|started| runtime_event.at < started) {
+    if run.begin().is_some_and(|started| runtime_event.at < started) {
         let same = |run: &&mut Run| {
             run.ended.is_some_and(|ended| (ended - runtime_event.at).abs() < START_TOLERANCE)
         };
@@ -606,7 +614,7 @@ fn apply_exit(
             return None;
         }
     }
-    if run.started.is_some_and(|started| runtime_event.at + START_TOLERANCE < started) {
+    if run.begin().is_some_and(|started| runtime_event.at + START_TOLERANCE < started) {
         return None;
     }
     if run.ended.is_some() {

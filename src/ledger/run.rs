@@ -14,6 +14,9 @@ use crate::clock::Timestamp;
 
 /// Largest difference between two reports of the same start, in seconds.
 pub const START_TOLERANCE: f64 = 1.0;
+/// The runtime's event of a start comes at most this many seconds after the time that it reports of it, and after its first process
+/// began, which can be killed meanwhile.
+pub const MAX_START_EVENT_DELAY: f64 = 5.0;
 /// A killed process may be listed for this many seconds, until its memory is released.
 const LISTED_AFTER_KILL: f64 = 2.0;
 /// How many seconds before an exit a stop request still explains it.
@@ -33,6 +36,9 @@ pub struct Run {
     /// event after that, later by what the hooks of the container take.
     #[serde(default)]
     pub earliest_start: Option<f64>,
+    /// Unix time of that event.
+    #[serde(default)]
+    pub start_event: Option<f64>,
     /// Host pid of the first process.
     pub pid: Option<u32>,
     /// Unix time of the exit.
@@ -82,20 +88,30 @@ pub struct Run {
 }
 
 impl Run {
+    /// Returns when it began, as far as known.
+    pub fn begin(&self) -> Option<f64> {
+        self.earliest_start.or(self.started)
+    }
+
     /// Returns true if a reported start is that of this run: it is between the known reports, or it is earlier, but later than the end of
     /// the run before.
     pub fn began_at(&self, reported: f64, previous_end: Option<f64>) -> bool {
-        let Some(started) = self.started else { return true };
-        let earliest = self.earliest_start.unwrap_or(started);
+        let (Some(started), Some(earliest)) = (self.started, self.begin()) else { return true };
+        let latest = self.start_event.map_or(started, |event| event.max(started));
         let is_before = reported < started && previous_end.is_none_or(|end| reported > end);
-        reported < started + START_TOLERANCE && (reported > earliest - START_TOLERANCE || is_before)
+        reported < latest + START_TOLERANCE && (reported > earliest - START_TOLERANCE || is_before)
+    }
+
+    /// Returns true if the runtime's event at this Unix time can be that of this start, which was only listed so far.
+    pub fn can_have_start_event(&self, at: f64) -> bool {
+        let is_soon = |begin: f64| (0.0..MAX_START_EVENT_DELAY).contains(&(at - begin));
+        self.start_event.is_none() && self.begin().is_some_and(is_soon)
     }
 
     /// Adds a report of its start.
     pub fn add_start(&mut self, reported: Option<f64>, previous_end: Option<f64>) {
         let earlier = reported.filter(|reported| previous_end.is_none_or(|end| *reported > end));
-        let known = self.earliest_start.or(self.started);
-        self.earliest_start = known.into_iter().chain(earlier).reduce(f64::min);
+        self.earliest_start = self.begin().into_iter().chain(earlier).reduce(f64::min);
     }
 
     /// Returns after which Unix time the next run can have begun.
@@ -103,8 +119,8 @@ impl Run {
         if !self.is_exit_assumed {
             return self.ended;
         }
-        let started = self.started.map(|started| started + START_TOLERANCE);
-        self.figures.last_sampled().into_iter().chain(started).reduce(f64::max)
+        // a sample just before an assumed end may be of the next run
+        self.started.map(|started| started + START_TOLERANCE).or(self.figures.last_sampled())
     }
 
     /// Returns true if it exited by SIGKILL, and neither a stop request nor a known kill explains that.

@@ -13,10 +13,12 @@ mod replay;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::events::{ContainerLabels, ContainerRef, Evidence, Kill, KillOwner, LedgerEvent, Victim};
+use super::events::{
+    ContainerLabels, ContainerRef, Evidence, ExitReason, Kill, KillOwner, LedgerEvent, Victim,
+};
 use super::interval::LogClock;
 use super::reconcile::ObservedLine;
-use super::run::START_TOLERANCE;
+use super::run::{MAX_START_EVENT_DELAY, START_TOLERANCE};
 use super::service::log_backends;
 use super::store::Query;
 use super::victim_probe::VictimProbe;
@@ -360,7 +362,12 @@ fn is_same(known: &LedgerEvent, event: &LedgerEvent) -> bool {
         (LedgerEvent::Exit(known), LedgerEvent::Exit(exit)) => {
             let started = known.subject.started.zip(exit.subject.started);
             // a run ends once, but the time of an end by a power loss is only assumed
-            let is_same_run = started.is_some_and(|(one, other)| (one - other).abs() < START_TOLERANCE);
+            // and its start may be listed with the time before the hooks of the container, which the ledger has after them
+            let is_power_loss = [known, exit].iter().all(|exit| exit.reason == Some(ExitReason::HostRestart));
+            let hooks = if is_power_loss { MAX_START_EVENT_DELAY } else { 0.0 };
+            let is_same_run = started.is_some_and(|(one, other)| {
+                (-START_TOLERANCE..hooks + START_TOLERANCE).contains(&(one - other))
+            });
             known.subject.container_id == exit.subject.container_id
                 && (is_same_run || (known.at - exit.at).abs() < SAME_EXIT)
         }

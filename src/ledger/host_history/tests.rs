@@ -1,7 +1,6 @@
 use super::replay::Replay;
 use super::*;
 use crate::collect::kernel_log::LogPosition;
-use crate::ledger::events::ExitReason;
 use crate::ledger::interval::Interval;
 use crate::ledger::reconcile::ProcInfo;
 use crate::parse::kernel_log::Line;
@@ -241,10 +240,13 @@ fn run_that_a_power_loss_ended_has_no_error_of_its_own() {
     let found = past.found(1_000.0);
     assert_eq!(exits(&found), [(Some(ExitReason::HostRestart), Some(255))]);
     let LedgerEvent::Exit(exit) = &found[0] else { panic!("{found:?}") };
-    let stored = crate::ledger::events::Exit { id: 1, at: exit.at + 30.0, ..exit.clone() };
     let host = HostHistory { events: found.clone(), ..HostHistory::default() };
-    let stored = vec![LedgerEvent::Exit(stored)];
-    assert_eq!(host.merge(stored.clone(), &Query::default()), stored, "a run ends once");
+    for hooks in [0.0, 1.5] {
+        let mut stored = crate::ledger::events::Exit { id: 1, at: exit.at + 30.0, ..exit.clone() };
+        stored.subject.started = stored.subject.started.map(|started| started + hooks);
+        let stored = vec![LedgerEvent::Exit(stored)];
+        assert_eq!(host.merge(stored.clone(), &Query::default()), stored, "a run ends once");
+    }
 }
 
 #[test]

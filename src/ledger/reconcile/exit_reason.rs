@@ -53,7 +53,7 @@ impl PendingExit {
             runtime_oom_flag: run.oom_flag,
             stop_signals: run.stop_signals_before(at).collect(),
             kernel_log_read: false,
-            duration_seconds: run.earliest_start.or(run.started).map(|started| (at - started).max(0.0)),
+            duration_seconds: run.begin().map(|started| (at - started).max(0.0)),
             oom_kills: run.kills,
             peak_usage_bytes,
             peak_unreclaimable_bytes,

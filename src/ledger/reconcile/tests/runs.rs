@@ -69,6 +69,40 @@ fn start_that_is_listed_before_its_event_is_the_same_run() {
 }
 
 #[test]
+fn start_that_is_listed_before_its_event_arrives_is_the_same_run() {
+    let mut story = Story::new();
+    let sample = UsageSample { at: 1.0, usage_bytes: 64, ..UsageSample::default() };
+    story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
+    story.cycle(3.1, &[('a', Some(1.0))], &[("docker", true)]);
+    story.late_event('a', 3.0, 3.2, EventKind::Started);
+    story.late_event('a', 1.0, 3.3, running(70));
+    story.settle(3.3);
+    story.restart(3.4);
+    story.late_event('a', 3.0, 3.5, EventKind::Started);
+    story.cycle(4.1, &[('a', Some(1.0))], &[("docker", true)]);
+    story.end('a', 5.0, Some(0));
+    story.settle(5.0);
+    assert_eq!((story.exits('a').len(), story.run_record().samples), (1, 2));
+    // the next start is another run, although it comes soon
+    story.late_event('a', 5.5, 5.5, EventKind::Started);
+    story.end('a', 6.0, Some(0));
+    story.settle(6.0);
+    assert_eq!(story.exits('a').len(), 2);
+}
+
+#[test]
+fn exit_after_the_clock_was_set_back_is_that_of_the_run() {
+    let mut story = Story::new();
+    story.late_event('a', 50.0, 1.0, EventKind::Started);
+    story.late_event('a', 4.0, 4.0, EventKind::Started);
+    story.end('a', 6.0, Some(0));
+    story.settle(6.0);
+    let durations: Vec<_> =
+        story.exits('a').iter().map(|exit| exit.duration_seconds.map(f64::round)).collect();
+    assert_eq!(durations, [Some(2.0)]);
+}
+
+#[test]
 fn start_after_an_exit_that_was_not_reported_may_be_listed_before_its_event() {
     let mut story = Story::new();
     let sample = UsageSample { at: 1.0, usage_bytes: 64, ..UsageSample::default() };
