@@ -1,7 +1,7 @@
 //! Exits of containers: each kind is distinguished, and counters start at 0 and continue.
 
 use crate::support::docker::signal;
-use crate::support::oom::{EXITS, KILLS, Ledger, RESTARTS, Scene, has_printed};
+use crate::support::oom::{EXITS, KILLS, Ledger, RESTARTS, Scene, has_printed, wait_for_cgroups_in_the_log};
 use crate::support::{eventually, eventually_true};
 
 #[test]
@@ -150,6 +150,7 @@ fn counters_continue_over_runs_and_restarts_of_memledger() {
 #[test]
 fn series_remain_after_container_is_removed() {
     let Some(scene) = Scene::new("gone") else { return };
+    wait_for_cgroups_in_the_log();
     let ledger = scene.watch(&[]);
     scene.run_to_exit("it", &["seq=1:eat", "eat"]);
     scene.wait_for_kills(2);

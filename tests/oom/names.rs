@@ -1,7 +1,7 @@
 //! Names: processes that forge kernel messages, long cgroup paths, recreated containers, and reused pids.
 
 use crate::support::cgroups::{TestCgroup, new_id};
-use crate::support::oom::{KILLS, Ledger, Scene, oom_kills, write_kernel_log};
+use crate::support::oom::{KILLS, Ledger, Scene, oom_kills, wait_for_cgroups_in_the_log, write_kernel_log};
 use crate::support::python::Python;
 use crate::support::{eventually, in_v2_guest, reaches};
 
@@ -41,6 +41,7 @@ fn case_18_forged_kernel_log_lines_are_not_kills() {
 #[test]
 fn case_18_process_name_cannot_hide_a_kill_or_charge_another_container() {
     let Some(scene) = Scene::new("odd") else { return };
+    wait_for_cgroups_in_the_log();
     let ledger = scene.watch(&[]);
     let other = scene.run("other", &[], &["hold"]);
     // the longest that the kernel permits; commas are \x2c here because they separate steps

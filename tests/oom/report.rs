@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::oom::{Ledger, Scene, has_printed};
+use crate::support::oom::{Ledger, Scene, has_printed, wait_for_cgroups_in_the_log};
 use crate::support::{eventually, eventually_true};
 
 const MIB: u64 = 1 << 20;
@@ -36,6 +36,7 @@ fn kills(ledger: &Ledger, scene: &Scene, count: usize) -> Vec<Value> {
 #[test]
 fn report_has_what_the_processes_allocated() {
     let Some(scene) = Scene::new("report") else { return };
+    wait_for_cgroups_in_the_log();
     let ledger = scene.watch(&[]);
     let limit = 96 * MIB;
     // 30 MiB in another process, 20 MiB in /dev/shm, and the rest in the victim
@@ -63,6 +64,7 @@ fn report_has_what_the_processes_allocated() {
 #[test]
 fn report_of_64_processes_has_the_largest_and_their_number() {
     let Some(scene) = Scene::new("many") else { return };
+    wait_for_cgroups_in_the_log();
     let ledger = scene.watch(&[]);
     let steps = ["spawn=63:eat=1,hold", "wait=/control/go", "eat"];
     let container = scene.run_known(&ledger, "it", &["--memory=192m"], &steps);

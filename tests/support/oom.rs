@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use memledger::clock::Timestamp;
 use serde_json::Value;
 
 use super::cgroups::{self, TestCgroup};
@@ -48,6 +50,20 @@ pub fn oom_kills() -> u64 {
     let text = std::fs::read_to_string("/proc/vmstat").expect("vmstat");
     let value = text.lines().find_map(|line| line.strip_prefix("oom_kill ")).expect("oom_kill");
     value.trim().parse().expect("a number")
+}
+
+/// Waits until five seconds have passed without a kill: the kernel logs the cgroups of ten in that time, and the test before may have had
+/// more. For tests with nothing beside them, whose kills are attributed by that line alone.
+pub fn wait_for_cgroups_in_the_log() {
+    let mut last = (oom_kills(), Timestamp::now());
+    eventually("five seconds without a kill", || {
+        let (kills, now) = (oom_kills(), Timestamp::now());
+        if kills != last.0 {
+            last = (kills, now);
+        }
+        let quiet = now.since(last.1);
+        if quiet > Duration::from_millis(5_100) { Ok(()) } else { Err(format!("{quiet:?}")) }
+    });
 }
 
 /// Writes a line to the kernel log as any privileged user can. The kernel marks it as from user space.
