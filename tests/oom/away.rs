@@ -85,7 +85,7 @@ fn kills_before_first_start_are_events_that_no_metric_counts_and_no_follower_get
     assert!(!sent.contains("before_start"), "{sent}");
     drop(ledger);
     // only a start that finds no ledger reads them
-    scene.run("while-down", &[], &["eat"]);
+    let _while_down = scene.run("while-down", &[], &["eat"]);
     scene.wait_for_kills(4);
     let ledger = scene.watch(&[&scene.state()]);
     eventually("the kill while it was down", || match ledger.kills_of(&scene).len() {

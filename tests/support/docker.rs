@@ -99,6 +99,7 @@ impl Engine {
 }
 
 /// A container; drop removes it by force.
+#[must_use = "it is removed when it is dropped"]
 pub struct Container {
     engine: Engine,
     pub name: String,
