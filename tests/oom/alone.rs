@@ -17,7 +17,7 @@ fn totals_match_the_kernel_exactly_without_remainder() {
     let ledger = scene.watch(&[]);
     let start = ledger.memledger.metrics();
     let unattributed = start.value(UNATTRIBUTED, &[]);
-    let container = scene.run("it", &[], &["seq=10:eat", "par=10:score=900,eat", "threads=4"]);
+    let container = scene.run("it", &[], &["seq=10:eat", "par=10:eat", "threads=4"]);
     scene.wait_for_kills(21);
     ledger.settles(&container.name, 1, 20);
     assert_eq!(oom_kills() - before, 21, "another's kill: this test was not alone");

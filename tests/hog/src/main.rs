@@ -15,9 +15,11 @@
 //! threads=N      N threads eat at the same time
 //! seq=N:STEPS    N children one after another, each doing STEPS, which commas separate; waits for each, and for its
 //!                memory
-//! par=N:STEPS    N children at the same time; waits for all
+//! par=N:STEPS    N children that begin together, each rather killed than this process; waits for all, and for their
+//!                memory
 //! spawn=N:STEPS  like par, without waiting
 //! reap           waits for all children of spawn
+//! together       waits until the parent lets its children begin: par=N:STEPS begins with it
 //! churn=N        allocates and frees N MiB until a child of spawn has exited, and once more
 //! say=TEXT       prints a line
 //! wait=FILE      waits until the file exists
@@ -38,12 +40,15 @@
 
 #![deny(unsafe_code)]
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitCode};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
 const MIB: usize = 1 << 20;
+
+/// Who is killed first; inherited by children.
+const SCORE: &str = "/proc/self/oom_score_adj";
 
 /// Allocates so many MiB, or all there are; touches every page.
 fn eat(mib: usize) -> Vec<Vec<u8>> {
@@ -110,13 +115,40 @@ fn churn(mib: usize, running: &mut [Child]) {
 }
 
 /// Starts the children of `N:STEPS`.
-fn children(argument: &str, mut each: impl FnMut(Child)) {
+fn children(argument: &str, each: impl FnMut(Child)) {
     let (count, steps) = argument.split_once(':').expect("N:STEPS");
+    (0..number(count)).map(|_| spawned(steps, Stdio::inherit())).for_each(each);
+}
+
+fn spawned(steps: &str, stdin: Stdio) -> Child {
     let exe = std::env::var("HOG_EXE").unwrap_or_else(|_| "/proc/self/exe".to_owned());
-    for _ in 0..number(count) {
-        let child = Command::new(&exe).args(steps.split(',')).spawn();
-        each(child.expect("a child starts"));
-    }
+    Command::new(exe).args(steps.split(',')).stdin(stdin).spawn().expect("a child starts")
+}
+
+/// Starts the children of `N:STEPS` together and waits for all of them.
+///
+/// While one is killed, this process neither starts another one nor prints: that takes memory, and when all children are
+/// exiting, the kernel would kill this process for it.
+fn in_parallel(argument: &str) {
+    let (count, steps) = argument.split_once(':').expect("N:STEPS");
+    let steps = format!("together,{steps}");
+    let score = std::fs::read_to_string(SCORE).expect("the score is read");
+    set_score("900"); // children inherit it
+    let mut started: Vec<Child> = (0..number(count)).map(|_| spawned(&steps, Stdio::piped())).collect();
+    set_score(score.trim());
+    started.iter_mut().for_each(|child| drop(child.stdin.take()));
+    let ended: Vec<_> =
+        started.into_iter().map(|mut child| (child.id(), child.wait().expect("it ends"))).collect();
+    wait_for_memory();
+    ended.into_iter().for_each(|(pid, status)| report(pid, status));
+}
+
+fn wait_for_parent() {
+    let _ = std::io::stdin().read(&mut [0]).expect("the end of the standard input");
+}
+
+fn set_score(score: &str) {
+    std::fs::write(SCORE, score).expect("the score is set");
 }
 
 /// Waits up to a second until a killed child has given its memory back: whoever reads its figures can delay that, and the
@@ -138,8 +170,12 @@ fn wait_for_memory() {
 
 fn reap(mut child: Child) {
     let status = child.wait().expect("it ends");
+    report(child.id(), status);
+}
+
+fn report(pid: u32, status: ExitStatus) {
     let code = status.code().or(status.signal().map(|signal| -signal)).expect("an end");
-    println!("child {} {code}", child.id());
+    println!("child {pid} {code}");
 }
 
 fn number(text: &str) -> usize {
@@ -165,7 +201,7 @@ fn main() -> ExitCode {
         let (verb, argument) = step.split_once('=').unwrap_or((step, ""));
         match verb {
             "name" => call_itself(argument),
-            "score" => std::fs::write("/proc/self/oom_score_adj", argument).expect("the score is set"),
+            "score" => set_score(argument),
             "eat" if argument.is_empty() => kept.push(eat(usize::MAX)),
             "eat" => kept.push(eat(number(argument))),
             "grow" => {
@@ -180,11 +216,8 @@ fn main() -> ExitCode {
                 reap(child);
                 wait_for_memory();
             }),
-            "par" => {
-                let mut started = Vec::new();
-                children(argument, |child| started.push(child));
-                started.into_iter().for_each(reap);
-            }
+            "par" => in_parallel(argument),
+            "together" => wait_for_parent(),
             "spawn" => children(argument, |child| running.push(child)),
             "churn" => churn(number(argument), &mut running),
             "reap" => running.drain(..).for_each(reap),
