@@ -1,5 +1,8 @@
 //! Advice from records of runs. Pure: each line says which runs it comes from, and what was not measured has no number.
 
 pub mod advice;
+mod measurement;
 pub mod ram_budget;
+mod ram_lines;
 pub mod vram_fit;
+mod vram_lines;

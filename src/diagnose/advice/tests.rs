@@ -1,0 +1,264 @@
+use super::*;
+use crate::diagnose::measurement::{ACCUMULATION, DEVICES, WORKERS};
+use crate::ledger::events::ExitReason;
+use crate::ledger::run_record::{GpuPeak, RolePeak};
+
+const MIB: u64 = 1 << 20;
+
+fn run(id: &str, settings: &[(&str, &str)], ram: u64, vram: Option<u64>) -> RunRecord {
+    let gpu = vram.map(|vram| GpuPeak {
+        total_bytes: Some(12_000_000_000),
+        peak_bytes: Some(vram * MIB),
+        ..GpuPeak::default()
+    });
+    RunRecord {
+        run: id.into(),
+        group: "vision".into(),
+        settings: settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
+        ended: Some(1.0),
+        exit_reason: Some(ExitReason::Completed),
+        samples: 10,
+        duration_seconds: Some(100.0),
+        observed_seconds: Some(99.0),
+        limit_bytes: Some(1000 * MIB),
+        unreclaimable_peak_bytes: Some(ram * MIB),
+        gpus: gpu.into_iter().map(|gpu| ("GPU-a".into(), gpu)).collect(),
+        ..RunRecord::default()
+    }
+}
+
+fn texts(advice: &Advice, topic: &str) -> Vec<String> {
+    advice.lines.iter().filter(|line| line.topic == topic).map(|line| line.text.clone()).collect()
+}
+
+fn worker(processes: u32, resident: u64, share: u64) -> (Arc<str>, RolePeak) {
+    let peak = RolePeak {
+        processes,
+        process_rss_bytes: resident * MIB,
+        process_pss_bytes: Some(share * MIB),
+        ..RolePeak::default()
+    };
+    (WORKER_ROLE.into(), peak)
+}
+
+fn killed(mut run: RunRecord) -> RunRecord {
+    (run.exit_reason, run.oom_kills) = (Some(ExitReason::OomContainer), 1);
+    run
+}
+
+#[test]
+fn killed_run_gets_settings_that_fit_from_what_was_measured() {
+    let with = |batch: &str, ram| run(batch, &[("batch_size", batch), ("num_workers", "4")], ram, None);
+    let dead = killed(with("64", 990));
+    let advice = advise(&[with("16", 600), with("32", 760), dead.clone()]).unwrap();
+    let lines = texts(&advice, "ram");
+    assert_eq!(lines[0], "killed at its limit of 1000.0 MiB; highest sample 990.0 MiB");
+    assert_eq!(lines[1..], ["BATCH_SIZE=32 ACCUM=2 needs about 760.0 MiB of 1000.0 MiB"]);
+    assert_eq!(advice.lines[1].runs.iter().map(|run| &**run).collect::<Vec<_>>(), ["16", "32"]);
+    // what was killed before is no proposal
+    let lines =
+        texts(&advise(&[with("8", 520), with("16", 600), killed(with("32", 700)), dead]).unwrap(), "ram");
+    assert_eq!(lines[1..], ["BATCH_SIZE=16 ACCUM=4 needs about 600.0 MiB of 1000.0 MiB"]);
+}
+
+#[test]
+fn worker_frees_no_more_than_what_is_not_shared() {
+    let settings = [("batch_size", "8"), ("num_workers", "4")];
+    let mut private = run("a", &settings, 880, None);
+    private.roles.insert("trainer".into(), RolePeak { process_rss_bytes: 400 * MIB, ..RolePeak::default() });
+    private.roles.extend([worker(4, 150, 130)]);
+    let close = run("b", &settings, 950, None);
+    let lines = |runs: &[RunRecord]| texts(&advise(runs).unwrap(), "ram");
+    let all = lines(&[private.clone(), killed(close.clone())]);
+    assert_eq!(
+        all[1],
+        "the runs that completed do not explain the kill: raise the limit, or see `memledger why`"
+    );
+    private.unreclaimable_peak_bytes = Some(960 * MIB);
+    assert_eq!(lines(&[private.clone()])[1], "NUM_WORKERS=3 needs about 830.0 MiB of 1000.0 MiB");
+    // all of it is the trainer's, and the workers share it
+    private.roles.insert("trainer".into(), RolePeak { process_rss_bytes: 960 * MIB, ..RolePeak::default() });
+    assert!(lines(&[private])[1].starts_with("which settings would fit is not measured"));
+}
+
+#[test]
+fn nothing_measured_has_no_number() {
+    let lines = texts(&advise(&[killed(run("a", &[("batch_size", "64")], 990, None))]).unwrap(), "ram");
+    assert!(lines[1].starts_with("which settings would fit is not measured"), "{lines:?}");
+    let mut unseen = killed(run("a", &[], 0, None));
+    unseen.unreclaimable_peak_bytes = None;
+    assert_eq!(
+        texts(&advise(&[unseen]).unwrap(), "ram")[0],
+        "killed at its limit of 1000.0 MiB; no cycle sampled it"
+    );
+    let mut running = run("a", &[], 100, None);
+    (running.ended, running.exit_reason) = (None, None);
+    assert_eq!((advise(&[]), advise(&[running])), (None, None));
+}
+
+#[test]
+fn killed_child_and_host_are_no_good_runs() {
+    let mut child = run("a", &[], 150, None);
+    (child.exit_reason, child.oom_kills) = (Some(ExitReason::Error), 1);
+    let mut host = run("b", &[], 150, None);
+    (host.exit_reason, host.oom_kills) = (Some(ExitReason::OomHost), 1);
+    for (run, text) in
+        [(child, "a process was killed for its memory"), (host, "it was killed because the host ran out")]
+    {
+        let advice = advise(&[run]).unwrap();
+        assert!(!advice.lines[0].is_ok && advice.lines[0].text.starts_with(text), "{advice:?}");
+        assert!(texts(&advice, "minimum").is_empty());
+    }
+}
+
+#[test]
+fn memory_to_spare_is_only_that_of_a_completed_run() {
+    let sampled = "peak 300.0 MiB of 1000.0 MiB (30 %)";
+    for (reason, text) in [
+        (Some(ExitReason::Completed), format!("{sampled}: 700.0 MiB to spare")),
+        (Some(ExitReason::Error), format!("{sampled} until it ended: it may need more to complete")),
+        (None, format!("{sampled}; why it ended is not decided yet")),
+    ] {
+        let newest = RunRecord { exit_reason: reason, ..run("a", &[], 300, None) };
+        let line = advise(&[newest]).unwrap().lines[0].clone();
+        assert_eq!((line.is_ok, line.text), (true, text));
+    }
+    let mut newest = run("a", &[], 300, None);
+    newest.observed_seconds = Some(70.0);
+    let text = advise(&[newest]).unwrap().lines[0].text.clone();
+    assert_eq!(text, format!("{sampled} while it was sampled, which was not all the time"));
+}
+
+#[test]
+fn settings_that_were_killed_after_they_completed_have_no_minimum() {
+    let settings = [("batch_size", "8"), ("num_workers", "2")];
+    let completed = run("a", &settings, 880, Some(4000));
+    assert_eq!(texts(&advise(std::slice::from_ref(&completed)).unwrap(), "minimum").len(), 1);
+    let mut newest = killed(run("b", &settings, 600, Some(4000)));
+    newest.gpus.values_mut().for_each(|gpu| gpu.utilization_mean = Some(0.2));
+    newest.cpu_mean_cores = Some(2.9);
+    newest.roles.extend([worker(2, 120, 100)]);
+    let mut failed = run("c", &settings, 600, Some(4000));
+    failed.torch_ooms = Some(1);
+    for newest in [newest, failed] {
+        let advice = advise(&[completed.clone(), newest]).unwrap();
+        assert!(texts(&advice, "minimum").is_empty() && texts(&advice, "workers").is_empty(), "{advice:?}");
+    }
+}
+
+#[test]
+fn kill_at_a_lower_limit_excludes_no_proposal() {
+    let with = |batch: &str, ram| run(batch, &[("batch_size", batch)], ram, None);
+    let mut earlier = killed(with("16", 200));
+    earlier.limit_bytes = Some(256 * MIB);
+    let mut runs = vec![earlier, with("16", 600), with("32", 760), killed(with("64", 990))];
+    let proposed = "BATCH_SIZE=32 ACCUM=2 needs about 760.0 MiB of 1000.0 MiB";
+    assert_eq!(texts(&advise(&runs).unwrap(), "ram")[1], proposed);
+    let mut leak = with("32", 950);
+    leak.exit_reason = Some(ExitReason::Stopped);
+    runs.push(leak);
+    let lines = texts(&advise(&runs).unwrap(), "ram");
+    assert!(lines[1].starts_with("the runs that completed do not explain its peak"), "{lines:?}");
+}
+
+#[test]
+fn settings_of_any_size_take_no_time() {
+    let huge = u32::MAX.to_string();
+    for value in [huge.as_str(), "65536", "-1", "1e9", ""] {
+        let settings = [(BATCH, value), (ACCUMULATION, value), (WORKERS, value), (DEVICES, value)];
+        let mut runs = vec![run("a", &settings, 960, None)];
+        runs[0].roles.extend([worker(4, 10, 10)]);
+        assert!(advise(&runs).is_some());
+    }
+}
+
+#[test]
+fn run_that_was_hardly_seen_or_failed_is_no_measurement() {
+    let whole = run("a", &[], 500, None);
+    assert!(is_measurement(&whole));
+    let changes: [&dyn Fn(&mut RunRecord); 6] = [
+        &|run| run.exit_reason = Some(ExitReason::Error),
+        &|run| run.torch_ooms = Some(1),
+        &|run| run.oom_kills = 1,
+        &|run| run.observed_seconds = Some(10.0),
+        &|run| (run.duration_seconds, run.observed_seconds) = (Some(4.0), Some(0.0)), // one sample
+        &|run| (run.ended, run.exit_reason) = (None, None),
+    ];
+    for change in changes {
+        let mut run = whole.clone();
+        change(&mut run);
+        assert!(!is_measurement(&run), "{run:?}");
+    }
+}
+
+#[test]
+fn batch_that_died_is_replaced_by_a_smaller_one_and_accumulation() {
+    let sizes = [(16, 1126), (32, 1434), (64, 2048), (128, 3277)];
+    let mut runs: Vec<_> = sizes
+        .iter()
+        .map(|(batch, vram)| run(&batch.to_string(), &[("batch_size", &batch.to_string())], 500, Some(*vram)))
+        .collect();
+    let mut died = run("256", &[("batch_size", "256")], 500, Some(11_000));
+    (died.exit_reason, died.torch_ooms) = (Some(ExitReason::Error), Some(1));
+    runs.push(died);
+    let advice = advise(&runs).unwrap();
+    assert_eq!((advice.maximum_batch_size, advice.batch_size), (Some(128), Some(256)));
+    let lines = texts(&advice, "vram");
+    assert_eq!(lines[2], "BATCH_SIZE=128 ACCUM=2 keeps the effective batch of 256");
+    let mut with = |batch: &str| {
+        runs.last_mut().unwrap().settings = [("batch_size".into(), batch.into())].into();
+        texts(&advise(&runs).unwrap(), "vram")[2].clone()
+    };
+    assert_eq!(with("192"), "BATCH_SIZE=96 ACCUM=2 keeps the effective batch of 192");
+    assert_eq!(with("211"), "BATCH_SIZE=128 ACCUM=2: an effective batch of 256 instead of 211");
+    with("256");
+    runs.remove(0);
+    let lines = texts(&advise(&runs).unwrap(), "vram");
+    assert_eq!(lines[1], "the largest batch is not known yet: 3 sizes were measured, run also 16");
+}
+
+#[test]
+fn idle_gpu_and_busy_workers_get_another_worker_if_memory_allows() {
+    let mut newest = run("a", &[("num_workers", "2"), ("batch_size", "8")], 500, Some(4000));
+    newest.gpus.values_mut().for_each(|gpu| gpu.utilization_mean = Some(0.4));
+    newest.cpu_mean_cores = Some(2.9);
+    newest.roles.extend([worker(2, 120, 100)]);
+    let lines = |newest: &RunRecord| texts(&advise(std::slice::from_ref(newest)).unwrap(), "workers");
+    let waits = "the GPU was busy 40 % of the time, and 2 workers and their trainer used 2.9 cores";
+    assert_eq!(lines(&newest), [format!("{waits}: try NUM_WORKERS=3, which needs at most 600.0 MiB")]);
+    newest.unreclaimable_peak_bytes = Some(850 * MIB);
+    assert_eq!(lines(&newest), [format!("{waits}: more workers may help, but one more may need 950.0 MiB")]);
+    newest.cpu_mean_cores = Some(1.2);
+    assert_eq!(lines(&newest), <[String; 0]>::default(), "the workers wait themselves");
+}
+
+#[test]
+fn precision_and_minimum_come_from_runs_that_are_alike() {
+    let whole = run("a", &[("batch_size", "8"), ("precision", "32")], 500, Some(8000));
+    let other = run("b", &[("batch_size", "16"), ("precision", "bf16-mixed")], 500, Some(1));
+    let half = run("c", &[("batch_size", "8"), ("precision", "16-mixed")], 450, Some(5000));
+    let advice = advise(&[whole, other, half]).unwrap();
+    assert_eq!(
+        texts(&advice, "precision"),
+        ["16-mixed needed 4.9 GiB of GPU memory where 32 needed 7.8 GiB (-38 %)"]
+    );
+    let minimum = texts(&advice, "minimum");
+    assert!(minimum[0].contains("500.0 MiB of RAM and a GPU of 5.4 GiB"), "{minimum:?}");
+}
+
+#[test]
+fn check_names_who_holds_the_gpu_while_that_is_known() {
+    let newest = run("a", &[("batch_size", "8")], 500, Some(4000));
+    let mut other = run("b", &[], 100, Some(3000));
+    (other.ended, other.last_sampled) = (None, Some(95.0));
+    other.subject.name.container_name = "neighbour".into();
+    other.gpus.values_mut().for_each(|gpu| gpu.used_bytes = Some(1024 * MIB));
+    let lines = |running: &[RunRecord], now: f64| {
+        texts(&check(std::slice::from_ref(&newest), running, now).unwrap(), "gpu")
+    };
+    let held = "GPU GPU-a of 11.2 GiB is held by neighbour with 1.0 GiB, 5 s ago";
+    assert_eq!(lines(std::slice::from_ref(&other), 100.0), [held]);
+    assert!(lines(std::slice::from_ref(&other), 1000.0).is_empty(), "memledger does not run");
+    other.gpus.clear();
+    assert_eq!(lines(&[other], 100.0), ["GPU GPU-a of 11.2 GiB: no container that runs held memory"]);
+}

@@ -1,0 +1,87 @@
+//! What the record of a run tells an adviser: whether its peaks are a measurement, and which settings it ran with.
+
+use super::ram_budget::TrainingSettings;
+use crate::ledger::events::ExitReason;
+use crate::ledger::run_record::RunRecord;
+pub use crate::series::human_bytes as human;
+
+/// Share of a limit that a run may plan to use: samples miss the moments between them.
+pub const PLANNED_SHARE: f64 = 0.9;
+/// Names of settings.
+pub const BATCH: &str = "batch_size";
+pub const ACCUMULATION: &str = "accum";
+pub const WORKERS: &str = "num_workers";
+pub const DEVICES: &str = "num_devices";
+pub const PRECISION: &str = "precision";
+pub const ALLOCATOR: &str = "pytorch_cuda_alloc_conf";
+/// Role of the workers.
+pub const WORKER_ROLE: &str = "dataloader_worker";
+/// A larger number in a setting is taken for none: a container may set anything.
+const MAX_NUMBER: u64 = 65_536;
+/// Seconds, and share of the duration, of a run that need not be sampled.
+const MAX_UNOBSERVED: f64 = 5.0;
+const UNOBSERVED_SHARE: f64 = 0.2;
+
+/// Returns true if a run had CUDA out-of-memory errors, also if it survived them, as far as PyTorch reported them: its settings need
+/// more than its peak.
+pub fn has_failed(run: &RunRecord) -> bool {
+    run.torch_ooms.is_some_and(|ooms| ooms > 0)
+}
+
+/// Returns true if the peaks of a run are what its settings need, of RAM and of GPU memory.
+pub fn is_measurement(run: &RunRecord) -> bool {
+    is_ram_measurement(run) && !has_failed(run)
+}
+
+/// Returns true if the peak of a run's RAM is what its settings need: it completed, nothing was killed for its memory, and it was sampled
+/// for most of its time.
+pub fn is_ram_measurement(run: &RunRecord) -> bool {
+    run.exit_reason == Some(ExitReason::Completed)
+        && run.oom_kills == 0
+        && run.duration_seconds.is_some_and(|lasted| {
+            // the begin of a short run, but not all of it
+            let most = MAX_UNOBSERVED.max(UNOBSERVED_SHARE * lasted).min(lasted / 2.0);
+            lasted - run.observed_seconds.unwrap_or(0.0) <= most
+        })
+}
+
+/// Returns true if two runs have the same settings but for the batch size and the workers, and as many GPUs.
+pub fn has_same_rest(one: &RunRecord, other: &RunRecord) -> bool {
+    let varies = |name: &str| [BATCH, ACCUMULATION, WORKERS].contains(&name);
+    has_same_but(one, other, varies)
+}
+
+/// Returns true if two runs have the same known settings but for the batch size, and as many GPUs.
+pub fn differ_only_in_batch(one: &RunRecord, other: &RunRecord) -> bool {
+    has_same_but(one, other, |name| [BATCH, ACCUMULATION].contains(&name))
+}
+
+fn has_same_but(one: &RunRecord, other: &RunRecord, varies: impl Fn(&str) -> bool) -> bool {
+    let rest = |run: &RunRecord| {
+        let mut settings = run.settings.clone();
+        settings.retain(|name, _| !varies(name));
+        settings
+    };
+    rest(one) == rest(other) && one.gpus.len() == other.gpus.len()
+}
+
+pub fn settings(run: &RunRecord) -> TrainingSettings {
+    let ranks = number(run, DEVICES).filter(|ranks| *ranks > 0).unwrap_or(run.gpus.len().max(1) as u64);
+    let workers = number(run, WORKERS).unwrap_or_else(|| {
+        let workers = run.roles.get(WORKER_ROLE).map_or(0, |role| role.processes);
+        u64::from(workers) / ranks
+    });
+    let batch = number(run, BATCH).unwrap_or(1).max(1);
+    TrainingSettings { ranks, workers, batch, accumulation: number(run, ACCUMULATION).unwrap_or(1).max(1) }
+}
+
+/// Returns a setting that is a number of reasonable size.
+pub fn number(run: &RunRecord, name: &str) -> Option<u64> {
+    run.settings.get(name)?.trim().parse().ok().filter(|number| *number <= MAX_NUMBER)
+}
+
+/// Returns peak and memory of the GPU that was the fullest.
+pub fn fullest_gpu(run: &RunRecord) -> Option<(f64, f64)> {
+    let gpus = run.gpus.values().filter_map(|gpu| Some((gpu.peak_bytes? as f64, gpu.total_bytes? as f64)));
+    gpus.max_by(|one, other| (one.0 / one.1).total_cmp(&(other.0 / other.1)))
+}

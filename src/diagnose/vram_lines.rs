@@ -1,0 +1,99 @@
+//! Advice about GPU memory: how full the fullest GPU was, and which batch sizes fit into it.
+
+use std::sync::Arc;
+
+use super::advice::AdviceLine;
+use super::measurement::{
+    ACCUMULATION, BATCH, differ_only_in_batch, fullest_gpu, has_failed, human, is_measurement, number,
+};
+use super::vram_fit::{BatchSizes, Measured, VramFit};
+use crate::ledger::run_record::RunRecord;
+
+/// A GPU that is fuller than this has nothing to spare.
+const FULL_PERCENT: f64 = 95.0;
+
+fn line(is_ok: bool, text: String, runs: Vec<Arc<str>>) -> AdviceLine {
+    AdviceLine { topic: "vram", is_ok, text, runs }
+}
+
+/// Returns the advice for the next run after `newest`, and the batch sizes if enough was measured.
+pub fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, Option<BatchSizes>) {
+    let Some((peak, total)) = fullest_gpu(newest) else { return (vec![], None) };
+    let share = 100.0 * peak / total;
+    let text = format!("peak {} of {} ({share:.0} %)", human(peak), human(total));
+    let mut lines =
+        vec![line(!has_failed(newest) && share <= FULL_PERCENT, text, vec![Arc::clone(&newest.run)])];
+    let Some(batch) = number(newest, BATCH) else { return (lines, None) };
+    let (measured, from) = measured_sizes(newest, runs, total);
+    let Some(fit) = measured.fit() else {
+        lines.extend(next_text(&measured).map(|text| line(true, text, from)));
+        return (lines, None);
+    };
+    let sizes = fit.batch_sizes();
+    let fits = sizes.maximum.is_some_and(|maximum| batch <= maximum);
+    lines.push(line(fits, fit_text(&fit, sizes), from.clone()));
+    if let Some(maximum) = sizes.maximum.filter(|maximum| *maximum < batch) {
+        let effective = batch * number(newest, ACCUMULATION).unwrap_or(1);
+        lines.push(line(false, smaller_batch_text(effective, maximum), from));
+    }
+    (lines, Some(sizes))
+}
+
+/// Returns what batch sizes needed on a GPU with `total` bytes, with the settings of `newest` otherwise, and the runs that it comes from.
+fn measured_sizes(newest: &RunRecord, runs: &[RunRecord], total: f64) -> (Measured, Vec<Arc<str>>) {
+    let is_alike = |run: &&RunRecord| {
+        differ_only_in_batch(run, newest) && fullest_gpu(run).is_some_and(|(_, other)| other == total)
+    };
+    let alike: Vec<&RunRecord> = runs.iter().filter(is_alike).collect();
+    // PyTorch's own peak if all runs have it: the driver's includes its cache
+    let has_torch = alike.iter().all(|run| run.torch_allocated_peak_bytes().is_some());
+    let peak_of =
+        |run: &RunRecord| if has_torch { run.torch_allocated_peak_bytes() } else { run.gpu_peak_bytes() };
+    let completed = alike.iter().filter(|run| is_measurement(run));
+    let peaks = completed.filter_map(|run| Some((number(run, BATCH)?, peak_of(run)? as f64))).collect();
+    let failed = alike.iter().filter(|run| has_failed(run)).filter_map(|run| number(run, BATCH)).collect();
+    let is_used = |run: &&&RunRecord| is_measurement(run) || has_failed(run);
+    let from = alike.iter().filter(is_used).map(|run| Arc::clone(&run.run)).collect();
+    (Measured { peaks, failed, total }, from)
+}
+
+/// Returns which sizes to run for a fit; `None` if no size would help.
+fn next_text(measured: &Measured) -> Option<String> {
+    let next: Vec<_> = measured.next_sizes().iter().map(u64::to_string).collect();
+    (!next.is_empty()).then(|| {
+        format!(
+            "the largest batch is not known yet: {} sizes were measured, run also {}",
+            measured.sizes().len(),
+            next.join(", ")
+        )
+    })
+}
+
+fn fit_text(fit: &VramFit, sizes: BatchSizes) -> String {
+    let size = |size: Option<u64>| size.map_or("none".to_owned(), |size| size.to_string());
+    format!(
+        "batch size: at most {}, recommended {}, safe {}; {} and {} for each sample",
+        size(sizes.maximum),
+        size(sizes.recommended),
+        size(sizes.safe),
+        human(fit.base.max(0.0)),
+        human(fit.per_sample)
+    )
+}
+
+/// Returns the settings that have the effective batch with at most `maximum` samples at a time, or nearly so.
+fn smaller_batch_text(effective: u64, maximum: u64) -> String {
+    let is_whole_part = |size: &u64| effective.is_multiple_of(*size);
+    // a batch of less than half would only cost speed
+    if let Some(size) = (maximum / 2 + 1..=maximum).rev().find(is_whole_part) {
+        return format!(
+            "BATCH_SIZE={size} ACCUM={} keeps the effective batch of {effective}",
+            effective / size
+        );
+    }
+    let steps = effective.div_ceil(maximum);
+    format!(
+        "BATCH_SIZE={maximum} ACCUM={steps}: an effective batch of {} instead of {effective}",
+        maximum * steps
+    )
+}
