@@ -14,14 +14,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::events::{ContainerLabels, ContainerRef, MemoryHolder, PriorUsage};
-use super::exchange::CycleReport;
+use super::exchange::{ContainerUsage, CycleReport};
 use super::interval::{CLOCK_TOLERANCE, Interval};
 use super::run::{MAX_START_EVENT_DELAY, Run, START_TOLERANCE};
 use super::run_record::RunFigures;
 use super::usage_history::by_role;
 use crate::clock::Timestamp;
 use crate::config::Filter;
-use crate::discover::{ContainerId, EventKind, Identity, Inventory, RuntimeEvent};
+use crate::discover::{Container, ContainerId, EventKind, Identity, Inventory, RuntimeEvent};
 
 /// A container that is listed this many seconds after its assumed exit has not exited.
 const REOPEN_AFTER: f64 = 10.0;
@@ -412,64 +412,11 @@ impl ContainerTable {
         }
         self.host_memory = report.host_memory;
         for (container, held) in std::iter::zip(&report.inventory.containers, &report.containers) {
-            let name = ContainerLabels::from(&container.identity);
-            let cgroup = container.cgroup.as_ref().map(|cgroup| &cgroup.path);
-            let named = *name.container_name != *container.id.short();
-            let new = self.known.get(&container.id).is_none_or(|known| {
-                let renamed = known.name != name && (named || !known.named);
-                let moved = cgroup.is_some() && known.cgroup.as_ref() != cgroup;
-                renamed || moved || known.hidden || known.run.is_none()
-            });
-            let known = if new { self.modify(&container.id) } else { self.entry(&container.id) };
-            if new && (named || !known.named) {
-                known.named = named;
-                known.name = name;
-                known.image = Arc::clone(&container.image);
-                known.runtime = container.runtime.into();
-            }
-            if new {
-                known.hidden = false;
-                known.cgroup = cgroup.cloned().or(known.cgroup.take());
-            }
-            known.missing_since = None;
-            known.settings.clone_from(&container.settings);
-            let another = match &mut known.run {
-                None => true,
-                // the inventory may be slightly older than the exit
-                Some(run)
-                    if run.is_exit_assumed
-                        && run.ended.is_some_and(|ended| now.unix_seconds() - ended > REOPEN_AFTER) =>
-                {
-                    (run.ended, run.is_exit_assumed) = (None, false);
-                    false
-                }
-                Some(run) => {
-                    let is_later = |(one, other): (f64, f64)| other >= one + START_TOLERANCE;
-                    run.started.zip(container.started).is_some_and(is_later)
-                        || run.ended.is_none() && run.host_restart.is_some()
-                }
-            };
-            if another {
+            self.apply_listed(container);
+            if self.is_another_run(now, container) {
                 transitions.extend(self.begin_run(&container.id, container.started, None, false));
             }
-            let known = self.entry(&container.id);
-            let previous_end = known.previous_end();
-            if let Some(run) = &mut known.run
-                && run.begin().is_none_or(|started| started <= report.at.unix_seconds() + START_TOLERANCE)
-            {
-                run.record_usage(report.at, held);
-                // a cycle that began before the run saw the one before it
-                let is_of_run = |started: f64| {
-                    let same = |listed: f64| run.began_at(listed, previous_end);
-                    started <= report.at.unix_seconds() && container.started.is_none_or(same)
-                };
-                if run.ended.is_none()
-                    && run.begin().is_none_or(is_of_run)
-                    && run.figures.record(report.at, last_cycle, container, held)
-                {
-                    self.changed.push(container.id.clone());
-                }
-            }
+            self.record_sample(report.at, last_cycle, container, held);
         }
         if self.figures_stored.is_none_or(|stored| now.since(stored) >= FIGURES_INTERVAL) {
             self.figures_stored = Some(now);
@@ -477,6 +424,73 @@ impl ContainerTable {
         }
         transitions.extend(self.end_vanished(now, &report.inventory));
         transitions
+    }
+
+    /// Takes the name, the cgroup and the settings of a container from the inventory.
+    fn apply_listed(&mut self, container: &Container) {
+        let name = ContainerLabels::from(&container.identity);
+        let cgroup = container.cgroup.as_ref().map(|cgroup| &cgroup.path);
+        let named = *name.container_name != *container.id.short();
+        let new = self.known.get(&container.id).is_none_or(|known| {
+            let renamed = known.name != name && (named || !known.named);
+            let moved = cgroup.is_some() && known.cgroup.as_ref() != cgroup;
+            renamed || moved || known.hidden || known.run.is_none()
+        });
+        let known = if new { self.modify(&container.id) } else { self.entry(&container.id) };
+        if new && (named || !known.named) {
+            known.named = named;
+            known.name = name;
+            known.image = Arc::clone(&container.image);
+            known.runtime = container.runtime.into();
+        }
+        if new {
+            known.hidden = false;
+            known.cgroup = cgroup.cloned().or(known.cgroup.take());
+        }
+        known.missing_since = None;
+        known.settings.clone_from(&container.settings);
+    }
+
+    /// Returns whether the inventory lists a run that is not the known one. One that was taken for ended and is still listed goes on.
+    fn is_another_run(&mut self, now: Timestamp, container: &Container) -> bool {
+        let Some(run) = &mut self.entry(&container.id).run else { return true };
+        // the inventory may be slightly older than the exit
+        let is_listed_after = |ended: f64| run.is_exit_assumed && now.unix_seconds() - ended > REOPEN_AFTER;
+        if run.ended.is_some_and(is_listed_after) {
+            (run.ended, run.is_exit_assumed) = (None, false);
+            return false;
+        }
+        let is_later = |(one, other): (f64, f64)| other >= one + START_TOLERANCE;
+        run.started.zip(container.started).is_some_and(is_later)
+            || run.ended.is_none() && run.host_restart.is_some()
+    }
+
+    /// Records what a container held in the cycle at `at`, if that was after the begin of its run.
+    fn record_sample(
+        &mut self,
+        at: Timestamp,
+        last_cycle: Option<Timestamp>,
+        container: &Container,
+        held: &ContainerUsage,
+    ) {
+        let known = self.entry(&container.id);
+        let previous_end = known.previous_end();
+        let Some(run) = &mut known.run else { return };
+        if run.begin().is_some_and(|started| started > at.unix_seconds() + START_TOLERANCE) {
+            return;
+        }
+        run.record_usage(at, held);
+        // a cycle that began before the run saw the one before it
+        let is_of_run = |started: f64| {
+            let same = |listed: f64| run.began_at(listed, previous_end);
+            started <= at.unix_seconds() && container.started.is_none_or(same)
+        };
+        if run.ended.is_none()
+            && run.begin().is_none_or(is_of_run)
+            && run.figures.record(at, last_cycle, container, held)
+        {
+            self.changed.push(container.id.clone());
+        }
     }
 
     fn entry(&mut self, id: &ContainerId) -> &mut ContainerState {
@@ -629,6 +643,6 @@ fn apply_exit(
     run.ended = Some(run.host_restart.unwrap_or(runtime_event.at));
     run.exit_code = exit_code;
     run.oom_flag = oom_flag;
-    run.is_exit_recorded = false; // one that was only assumed, before the container was listed again, has no reason
+    run.is_exit_recorded = false; // the container may have been taken for removed before, with an exit of unknown reason
     known.end_transition(&runtime_event.id)
 }

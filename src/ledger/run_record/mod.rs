@@ -26,7 +26,7 @@ const MAX_POINTS: usize = 60;
 const MAX_SETTINGS: usize = 64;
 /// Longest interval between two samples of which the time counts, in seconds; that of sampling is at most an hour.
 const MAX_GAP: f64 = 7_200.0;
-/// A run in progress whose last stored sample is older than this, in seconds, may have ended unseen.
+/// A run in progress whose last stored sample is older than this, in seconds, may have ended while memledger was stopped.
 const FRESH_FOR: f64 = 180.0;
 /// First interval between points of a timeline, in seconds.
 const POINT_INTERVAL: f64 = 10.0;

@@ -41,7 +41,7 @@ pub fn select(connection: &Connection, query: &RunQuery) -> rusqlite::Result<Vec
     runs.retain(wanted);
     let started = |run: &RunRecord| run.subject.started.unwrap_or(f64::MIN);
     runs.sort_by(|one, other| started(other).total_cmp(&started(one)));
-    // one whose end was only assumed, and that went on
+    // a run is in both lists if its container was missing for a while and was taken for ended
     let is_same = |newer: &RunRecord, run: &RunRecord| {
         let (started, other) = (newer.subject.started, run.subject.started);
         newer.run == run.run && started == other && (newer.ended.is_none() || started.is_some())
