@@ -569,6 +569,7 @@ impl Ledger {
     /// Checks that all kills of the scene are in the ledger: every container has exactly its own, and no other has any.
     pub fn has_exact_counts(&self, scene: &Scene, truth: &BTreeMap<String, usize>) {
         let tally = self.settled_tally(scene, truth.values().sum());
+        self.print_kills_without_owner(scene);
         let wanted = Tally { containers: truth.clone(), ..Tally::default() };
         assert_eq!(tally, wanted);
         for (name, count) in truth {
@@ -576,10 +577,32 @@ impl Ledger {
         }
     }
 
+    /// Prints the kills of the scene that have no owner, and then the exits of its containers, for the log of a test that fails.
+    fn print_kills_without_owner(&self, scene: &Scene) {
+        let is_exit = |event: &&Value| {
+            event["type"] == "exit"
+                && event["container_name"].as_str().is_some_and(|n| n.starts_with(&scene.name))
+        };
+        let mut kills = self.kills_of(scene);
+        kills.retain(|kill| kill["owner"] != "container");
+        if kills.is_empty() {
+            return;
+        }
+        kills.iter().for_each(|kill| eprintln!("{kill}"));
+        self.events().iter().filter(is_exit).for_each(|exit| {
+            eprintln!(
+                "{} {} {} {}",
+                exit["at"], exit["container_name"], exit["reason"], exit["duration_seconds"]
+            );
+        });
+    }
+
     /// Checks that all kills of the scene are in the ledger, and that no container has more than its own. Returns the
     /// number of unattributed kills.
     pub fn has_no_misattribution(&self, scene: &Scene, truth: &BTreeMap<String, usize>) -> usize {
-        self.check_owners(&self.settled_tally(scene, truth.values().sum()), truth)
+        let tally = self.settled_tally(scene, truth.values().sum());
+        self.print_kills_without_owner(scene);
+        self.check_owners(&tally, truth)
     }
 
     /// Like [`Ledger::has_no_misattribution`], where the kernel may have overwritten records before they were read: those
