@@ -114,7 +114,7 @@ fn case_17_counts_continue_after_reboot() {
         [],
     );
     assert_eq!(numbers.expect("JSON"), 1);
-    // with kills of other tests between the last scrape and its end
+    // what it had counted at its end, which is later than any scrape
     let counted = "SELECT sum(value) FROM totals WHERE key IN ('host_oom_kills', 'oom_duplicate_lines')";
     let before: f64 = store.query_row(counted, [], |row| row.get::<_, u32>(0)).expect("totals").into();
     drop(store);

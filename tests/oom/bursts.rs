@@ -46,6 +46,9 @@ fn case_03_fifty_containers_with_rm_eight_at_a_time() {
     let truth = scene.burst(if in_v2_guest() { 12 } else { 50 }, 1, 8);
     let lost = ledger.has_no_misattribution(&scene, &truth);
     assert!(lost <= most_unattributed(all(&truth)), "{lost} unattributed");
+    if lost == 0 {
+        ledger.has_exact_counts(&scene, &truth); // each ended its container
+    }
     ledger.matches_kernel_count();
 }
 

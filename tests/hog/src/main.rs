@@ -17,7 +17,7 @@
 //!                memory
 //! par=N:STEPS    N children that begin together, each rather killed than this process; waits for all, and for their
 //!                memory
-//! spawn=N:STEPS  like par, without waiting
+//! spawn=N:STEPS  N children, each of which begins at once; does not wait
 //! reap           waits for all children of spawn
 //! together       waits until the parent lets its children begin: par=N:STEPS begins with it
 //! churn=N        allocates and frees N MiB until a child of spawn has exited, and once more
