@@ -65,6 +65,7 @@ fn has_same_but(one: &RunRecord, other: &RunRecord, varies: impl Fn(&str) -> boo
     rest(one) == rest(other) && one.gpus.len() == other.gpus.len()
 }
 
+/// Returns the settings that a budget of RAM depends on. Ranks and workers that are no setting are counted: GPUs, and processes.
 pub fn settings(run: &RunRecord) -> TrainingSettings {
     let ranks = number(run, DEVICES).filter(|ranks| *ranks > 0).unwrap_or(run.gpus.len().max(1) as u64);
     let workers = number(run, WORKERS).unwrap_or_else(|| {

@@ -413,7 +413,7 @@ impl ContainerTable {
         self.host_memory = report.host_memory;
         for (container, held) in std::iter::zip(&report.inventory.containers, &report.containers) {
             self.apply_listed(container);
-            if self.is_another_run(now, container) {
+            if !self.reopen_listed(now, container) && self.is_another_run(container) {
                 transitions.extend(self.begin_run(&container.id, container.started, None, false));
             }
             self.record_sample(report.at, last_cycle, container, held);
@@ -451,15 +451,23 @@ impl ContainerTable {
         known.settings.clone_from(&container.settings);
     }
 
-    /// Returns whether the inventory lists a run that is not the known one. One that was taken for ended and is still listed goes on.
-    fn is_another_run(&mut self, now: Timestamp, container: &Container) -> bool {
-        let Some(run) = &mut self.entry(&container.id).run else { return true };
+    /// Continues a run that was taken for ended and is still listed. Returns whether there was one.
+    fn reopen_listed(&mut self, now: Timestamp, container: &Container) -> bool {
+        let Some(run) = &mut self.entry(&container.id).run else { return false };
         // the inventory may be slightly older than the exit
         let is_listed_after = |ended: f64| run.is_exit_assumed && now.unix_seconds() - ended > REOPEN_AFTER;
-        if run.ended.is_some_and(is_listed_after) {
-            (run.ended, run.is_exit_assumed) = (None, false);
+        if !run.ended.is_some_and(is_listed_after) {
             return false;
         }
+        (run.ended, run.is_exit_assumed) = (None, false);
+        true
+    }
+
+    /// Returns whether the inventory lists another run than the known one.
+    fn is_another_run(&self, container: &Container) -> bool {
+        let Some(run) = self.known.get(&container.id).and_then(|known| known.run.as_ref()) else {
+            return true;
+        };
         let is_later = |(one, other): (f64, f64)| other >= one + START_TOLERANCE;
         run.started.zip(container.started).is_some_and(is_later)
             || run.ended.is_none() && run.host_restart.is_some()

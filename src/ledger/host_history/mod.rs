@@ -361,8 +361,8 @@ fn is_same(known: &LedgerEvent, event: &LedgerEvent) -> bool {
         },
         (LedgerEvent::Exit(known), LedgerEvent::Exit(exit)) => {
             let started = known.subject.started.zip(exit.subject.started);
-            // A run ends once, but nobody saw the time of an end by a power loss. Its start may be listed with the time before
-            // the hooks of the container, and be in the ledger with the time after them.
+            // A run ends once, but the time of an end by a power loss is an estimate. The runtime may list a start with the time
+            // before the hooks of the container, and the ledger may have the time after them.
             let is_power_loss = [known, exit].iter().all(|exit| exit.reason == Some(ExitReason::HostRestart));
             let hooks = if is_power_loss { MAX_START_EVENT_DELAY } else { 0.0 };
             let is_same_run = started.is_some_and(|(one, other)| {
