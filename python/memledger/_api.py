@@ -29,7 +29,7 @@ def start(settings: Optional[Mapping[str, Any]] = None) -> None:
 
 @never_raises()
 def stop() -> None:
-    """Sends what is left and stops reporting, within half a second. Only ``start`` begins again."""
+    """Sends what is left and stops reporting: at once, or after two seconds where the machine is too busy. Only ``start`` begins again."""
     reporter.stop()
 
 

@@ -28,8 +28,8 @@ EARLY_REPORTS, EARLY_INTERVAL_SECONDS = 10, 0.1
 SCOPES_PER_SAMPLE = 12
 #: Scopes that wait to be sent: the newest of each pair of component and operation.
 MAX_PENDING_SCOPES = 64
-#: Longest wait for the reporter's thread when the program ends.
-EXIT_WAIT_SECONDS = 0.2
+#: Longest wait for the reporter's thread, and then for its lock, when the program ends. Only a machine without CPU time needs it.
+EXIT_WAIT_SECONDS = 1.0
 #: Highest steps or samples of one call. memledger accepts totals up to 2**50.
 MAX_COUNT = 1 << 40
 #: Settings of a training, and characters of a name and of a text.

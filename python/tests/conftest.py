@@ -79,14 +79,16 @@ class Receiver:
             connection.send(self.welcome)
         except OSError:
             pass  # a short program has ended already, and its messages are here
-        try:
-            while True:
+        while True:
+            try:
                 packet = connection.recv(1 << 16)
-                if not packet:
-                    return
-                self.messages.append((pid, json.loads(packet)))
-        except OSError:
-            pass
+            except ConnectionResetError:
+                continue  # once, if the program ended without reading the welcome: what it sent is still there
+            except OSError:
+                return
+            if not packet:
+                return
+            self.messages.append((pid, json.loads(packet)))
 
     def of(self, kind, pid=None):
         """Returns the messages of a type."""
