@@ -108,7 +108,9 @@ pub fn exchange(
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
     // HTTP/1.0: the end of the connection is the end of the body
-    write!(stream, "{method} {target} HTTP/1.0\r\nHost: memledger\r\nAccept: {accept}\r\n\r\n")?;
+    // in one piece: who answers the beginning of a request may close before the rest is written
+    let request = format!("{method} {target} HTTP/1.0\r\nHost: memledger\r\nAccept: {accept}\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut response = Vec::new();
     stream.read_to_end(&mut response)?;
     let response = String::from_utf8_lossy(&response);

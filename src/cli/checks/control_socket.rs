@@ -78,7 +78,8 @@ mod tests {
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut seen = [0; 1_024];
-            let _ = stream.read(&mut seen).unwrap();
+            let length = stream.read(&mut seen).unwrap();
+            assert!(seen[..length].ends_with(b"\r\n\r\n"), "the request comes in one piece");
             stream.write_all(response.as_bytes()).unwrap();
         });
         let check = check(path);
