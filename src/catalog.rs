@@ -308,7 +308,7 @@ catalog! {
         "Kept as long as `memledger_container_info`.";
     CONTAINER_MEMORY_COMPONENT = Gauge Container "memledger_container_memory_component_bytes" ["component"] max PER_COMPONENT,
         "Partition of the container's usage, from memory.stat; the components sum to memledger_container_memory_usage_bytes.",
-        "`anon`; `file`: page cache without shared memory; `shmem`; `kernel`; `other`: the rest.";
+        "`anon`; `file`: page cache without shared memory; `shmem`; `kernel`; `other`: the rest, 0 where the others are more than the usage, which is read a moment before or after them.";
     CONTAINER_MEMORY_LIMIT = Gauge Container "memledger_container_memory_limit_bytes" [] max CONTAINERS,
         "The container's own memory limit: memory.max (cgroup v2) or memory.limit_in_bytes (v1); absent when unlimited.";
     CONTAINER_MEMORY_REQUEST = Gauge Container "memledger_container_memory_request_bytes" [] max CONTAINERS,

@@ -229,8 +229,12 @@ fn assert_memory(memledger: &Memledger, container: &Container) {
     let held = (48.0 + 4.0 * 8.0) * MIB;
     let anon = component("anon")(&metrics);
     assert!(held <= anon && anon < held + 40.0 * MIB, "{anon}");
-    let parts = metrics.sum("memledger_container_memory_component_bytes", &me);
-    assert_eq!(parts, metrics.value(USAGE, &me), "the components of its usage sum to its usage");
+    // usage and components are in two files, read one after the other
+    memledger.eventually("the components of its usage to sum to its usage", |metrics| {
+        let parts = metrics.sum("memledger_container_memory_component_bytes", &me);
+        let usage = metrics.value(USAGE, &me);
+        if parts == usage { Ok(()) } else { Err(format!("{parts} {usage}")) }
+    });
     let headroom = metrics.value("memledger_container_memory_headroom_bytes", &me);
     let unreclaimable = metrics.value("memledger_container_memory_unreclaimable_bytes", &me);
     assert_eq!(headroom, 512.0 * MIB - unreclaimable);
