@@ -1,0 +1,290 @@
+//! Texts of CUDA out-of-memory errors, as frameworks print them. Only numbers are read: no part of a text is kept.
+//!
+//! | framework | texts of |
+//! | --- | --- |
+//! | `torch` | `OutOfMemoryError` of PyTorch 1.12 to 2.15, and errors of CUDA, cuBLAS and cuDNN through it, which have no numbers |
+//! | `jax` | XLA's `RESOURCE_EXHAUSTED`; not the allocator's warnings, which a program survives |
+//! | `tensorflow` | `OOM when allocating tensor` |
+//! | `vllm` | its refusals to start |
+//! | `ggml` | `cudaMalloc failed` (llama.cpp and others) |
+//! | `cupy` | `OutOfMemoryError` |
+
+use std::sync::LazyLock;
+
+use regex::{Captures, Regex};
+
+/// A larger number of bytes is none: NVML's value for unknown memory is 2^64 bytes, and torch prints it.
+const MAX_BYTES: f64 = (1_u64 << 50) as f64;
+
+/// The numbers of a CUDA out-of-memory error, as far as its text has them.
+///
+/// Texts have two decimals of a unit, so a number of GiB is exact to 5 MiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CudaOomText {
+    /// The framework that printed it: `torch`, `jax`, `tensorflow`, `vllm`, `ggml`, `cupy`.
+    pub framework: &'static str,
+    /// Number of the device in the process.
+    pub device: Option<u32>,
+    /// Bytes that were to be allocated.
+    pub tried: Option<u64>,
+    /// Memory of the device, or what the process may take of it.
+    pub total: Option<u64>,
+    /// Free memory of the device.
+    pub free: Option<u64>,
+    /// Allocated by the framework.
+    pub allocated: Option<u64>,
+    /// Held by the framework: allocated, and its cache.
+    pub reserved: Option<u64>,
+}
+
+/// A size with its unit, as a group with this name.
+fn size(name: &str) -> String {
+    format!(r"(?<{name}>[0-9.]+ (?:bytes|KiB|MiB|GiB|TiB))")
+}
+
+/// A framework, and a pattern with groups named like the fields of [`CudaOomText`]; `unallocated` is the cache alone, `allowed` what the
+/// process may take.
+type Pattern = (&'static str, Regex);
+
+static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
+    let any = r"[0-9.]+ (?:bytes|KiB|MiB|GiB|TiB)";
+    let [tried, total, free, allocated, reserved, unallocated, allowed] =
+        ["tried", "total", "free", "allocated", "reserved", "unallocated", "allowed"].map(size);
+    [
+        // PyTorch up to 2.0
+        (
+            "torch",
+            format!(
+                r"(?:CUDA|HIP) out of memory\. Tried to allocate {tried} \(GPU (?<device>[0-9]+); {total} total capacity; {allocated} already allocated; {free} free; (?:{allowed} allowed; )?{reserved} reserved in total by PyTorch"
+            ),
+        ),
+        // from 2.1, which spells `capacty`
+        (
+            "torch",
+            format!(
+                r"(?:CUDA|HIP) out of memory\. Tried to allocate {tried}\. GPU (?<device>[0-9]+) has a total capaci?ty of {total} of which {free} is free\. (?:(?:Including non-PyTorch memory, this process|Process [0-9]+) has {any} memory in use\. )*(?:{allowed} allowed; )?Of the allocated memory {allocated} is allocated by PyTorch, (?:with {any} allocated in private pools \(e\.g\., CUDA Graphs\), )?and {unallocated} is reserved by PyTorch but unallocated"
+            ),
+        ),
+        ("torch", format!(r"(?:CUDA|HIP) out of memory\. Tried to allocate {tried}")),
+        (
+            "torch",
+            r"(?:CUDA|HIP) (?:driver )?error: out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED".to_owned(),
+        ),
+        (
+            "jax",
+            r"RESOURCE_EXHAUSTED: Out of memory while trying to allocate (?<tried>[0-9.]+ ?(?:bytes|KiB|MiB|GiB|TiB))"
+                .to_owned(),
+        ),
+        (
+            "jax",
+            r"RESOURCE_EXHAUSTED: Failed to allocate request for [^(]{1,32}\((?<tried>[0-9]+)B\) on device ordinal (?<device>[0-9]+)"
+                .to_owned(),
+        ),
+        (
+            "tensorflow",
+            r"OOM when allocating tensor with shape\[[0-9,]*\](?: and type \w+ on \S*GPU:(?<device>[0-9]+))?".to_owned(),
+        ),
+        (
+            "vllm",
+            r"Free memory on device cuda:(?<device>[0-9]+) \((?<free>[0-9.]+)/(?<total>[0-9.]+ GiB)\) on startup is less than"
+                .to_owned(),
+        ),
+        ("vllm", r"No available memory for the cache blocks".to_owned()),
+        (
+            "ggml",
+            format!(r"allocating {tried} on device (?<device>[0-9]+): cudaMalloc failed: out of memory"),
+        ),
+        (
+            "cupy",
+            r"Out of memory allocating (?<tried>[0-9,]+) bytes \(allocated so far: (?<allocated>[0-9,]+) bytes"
+                .to_owned(),
+        ),
+    ]
+    .into_iter()
+    .map(|(framework, pattern)| (framework, Regex::new(&pattern).expect("a constant")))
+    .collect()
+});
+
+impl CudaOomText {
+    /// Returns the numbers of the first error in a text; `None` if it has none.
+    pub fn find(text: &str) -> Option<Self> {
+        // most lines of a log have none of these words
+        if !["emory", "EXHAUSTED", "ALLOC_FAILED", "OOM "].iter().any(|word| text.contains(word)) {
+            return None;
+        }
+        PATTERNS.iter().find_map(|(framework, pattern)| Some(Self::of(framework, &pattern.captures(text)?)))
+    }
+
+    fn of(framework: &'static str, found: &Captures<'_>) -> Self {
+        let text = |name: &str| found.name(name).map(|group| group.as_str());
+        let bytes = |name: &str| bytes(text(name)?);
+        let allocated = bytes("allocated");
+        let in_cache = bytes("unallocated").zip(allocated).map(|(cache, allocated)| cache + allocated);
+        let free = match framework {
+            "vllm" => text("free").and_then(|number| self::bytes(&format!("{number} GiB"))), // the unit follows the total
+            _ => bytes("free"),
+        };
+        Self {
+            framework,
+            device: text("device").and_then(|number| number.parse().ok()),
+            tried: bytes("tried"),
+            total: bytes("allowed").or(bytes("total")),
+            free,
+            allocated,
+            reserved: bytes("reserved").or(in_cache),
+        }
+    }
+}
+
+/// Returns the bytes of `2.00 GiB`, `1.5GiB`, `1,024` or `1024`; `None` for what no GPU has.
+fn bytes(text: &str) -> Option<u64> {
+    let end =
+        text.find(|letter: char| !(letter.is_ascii_digit() || ",.".contains(letter))).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = match unit.trim_start() {
+        "" | "bytes" => 1.0,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        "GiB" => 1024.0 * 1024.0 * 1024.0,
+        "TiB" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return None,
+    };
+    let bytes = number.replace(',', "").parse::<f64>().ok()? * unit;
+    (0.0..=MAX_BYTES).contains(&bytes).then_some(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn gib(count: f64) -> Option<u64> {
+        Some((count * f64::from(1 << 30)) as u64)
+    }
+
+    /// Samples, composed after the sources of the frameworks and public reports, with their numbers: device, tried, total, free,
+    /// allocated, reserved.
+    #[test]
+    fn each_text_has_its_numbers() {
+        type Numbers = [Option<u64>; 6];
+        let samples: [(&str, &str, Numbers); 16] = [
+            (
+                "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 7.93 GiB total capacity; 6.74 GiB already allocated; 16.31 MiB free; 6.95 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try setting max_split_size_mb",
+                "torch",
+                [Some(0), Some(20 * MIB), gib(7.93), Some((16.31 * MIB as f64) as u64), gib(6.74), gib(6.95)],
+            ),
+            (
+                "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 39.59 GiB total capacity; 30.10 GiB already allocated; 1.20 GiB free; 32.00 GiB allowed; 31.50 GiB reserved in total by PyTorch)",
+                "torch",
+                [Some(3), gib(2.0), gib(32.0), gib(1.2), gib(30.1), gib(31.5)],
+            ),
+            (
+                "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacty of 23.69 GiB of which 46.81 MiB is free. Including non-PyTorch memory, this process has 23.63 GiB memory in use. Of the allocated memory 22.00 GiB is allocated by PyTorch, and 1.25 GiB is reserved by PyTorch but unallocated. If reserved but",
+                "torch",
+                [
+                    Some(0),
+                    Some(64 * MIB),
+                    gib(23.69),
+                    Some((46.81 * MIB as f64) as u64),
+                    gib(22.0),
+                    gib(23.25),
+                ],
+            ),
+            (
+                "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 1 has a total capacity of 79.25 GiB of which 512.00 MiB is free. Process 4242 has 40.00 GiB memory in use. Including non-PyTorch memory, this process has 38.00 GiB memory in use. 70.00 GiB allowed; Of the allocated memory 30.00 GiB is allocated by PyTorch, with 2.00 GiB allocated in private pools (e.g., CUDA Graphs), and 6.00 GiB is reserved by PyTorch but unallocated.",
+                "torch",
+                [Some(1), gib(1.5), gib(70.0), gib(0.5), gib(30.0), gib(36.0)],
+            ),
+            (
+                // NVML's value for unknown memory
+                "CUDA out of memory. Tried to allocate 512 bytes. GPU 0 has a total capacity of 8.00 GiB of which 0 bytes is free. Process 7 has 17179869184.00 GiB memory in use. Of the allocated memory 7.00 GiB is allocated by PyTorch, and 17179869184.00 GiB is reserved by PyTorch but unallocated.",
+                "torch",
+                [Some(0), Some(512), gib(8.0), Some(0), gib(7.0), None],
+            ),
+            (
+                "CUDA out of memory. Tried to allocate 3.00 GiB and nothing else is known",
+                "torch",
+                [None, gib(3.0), None, None, None, None],
+            ),
+            ("RuntimeError: CUDA error: out of memory", "torch", [None; 6]),
+            ("CUDA driver error: out of memory", "torch", [None; 6]),
+            (
+                "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+                "torch",
+                [None; 6],
+            ),
+            (
+                "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
+                "jax",
+                [None, gib(16.0), None, None, None, None],
+            ),
+            (
+                "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1.50GiB.",
+                "jax",
+                [None, gib(1.5), None, None, None, None],
+            ),
+            (
+                "RESOURCE_EXHAUSTED: Failed to allocate request for 4.00GiB (4294967296B) on device ordinal 2",
+                "jax",
+                [Some(2), gib(4.0), None, None, None, None],
+            ),
+            (
+                "OOM when allocating tensor with shape[64,512,512,3] and type float on /job:localhost/replica:0/task:0/device:GPU:1 by allocator GPU_1_bfc",
+                "tensorflow",
+                [Some(1), None, None, None, None, None],
+            ),
+            (
+                "ValueError: Free memory on device cuda:0 (2.50/23.50 GiB) on startup is less than desired GPU memory utilization (0.9, 21.15 GiB).",
+                "vllm",
+                [Some(0), None, gib(23.5), gib(2.5), None, None],
+            ),
+            (
+                "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 4096.00 MiB on device 0: cudaMalloc failed: out of memory",
+                "ggml",
+                [Some(0), gib(4.0), None, None, None, None],
+            ),
+            (
+                "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,073,741,824 bytes (allocated so far: 5,368,709,120 bytes).",
+                "cupy",
+                [None, gib(1.0), None, None, gib(5.0), None],
+            ),
+        ];
+        for (text, framework, numbers) in samples {
+            let found = CudaOomText::find(text).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(found.framework, framework, "{text}");
+            let of = [
+                found.device.map(u64::from),
+                found.tried,
+                found.total,
+                found.free,
+                found.allocated,
+                found.reserved,
+            ];
+            assert_eq!(of, numbers, "{text}");
+        }
+    }
+
+    #[test]
+    fn other_lines_are_none() {
+        for text in [
+            "",
+            "training step 7: memory 22.1 GiB",
+            // a warning of the allocator, which the program survives
+            "Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.20GiB with freed_by_count=0. The caller indicates that this is not a failure",
+            "Memory cgroup out of memory: Killed process 7 (python)",
+            "Out of memory: Killed process 7 (python)",
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory",
+            "set PYTORCH_CUDA_ALLOC_CONF to avoid CUDA fragmentation; see OOM notes",
+        ] {
+            assert_eq!(CudaOomText::find(text), None, "{text}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_a_panic(text in "(CUDA out of memory\\. Tried to allocate |[0-9.,]{0,9} ?(GiB|bytes|B)|GPU |[a-z ]|\\PC){0,30}") {
+            let _ = CudaOomText::find(&text);
+        }
+    }
+}
