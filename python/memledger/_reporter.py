@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from memledger import _guard, _host, _torch
 from memledger._connection import Connection, directory
+from memledger._cuda_oom import CudaOoms, scopes
 from memledger._guard import never_raises, record_error, warn_once
 from memledger._records import Record, Records
 from memledger._version import __version__
@@ -28,6 +29,8 @@ EARLY_REPORTS, EARLY_INTERVAL_SECONDS = 10, 0.1
 SCOPES_PER_SAMPLE = 12
 #: Scopes that wait to be sent: the newest of each pair of component and operation.
 MAX_PENDING_SCOPES = 64
+#: Seconds between two out-of-memory errors that are sent at once, and the longest wait for the reporter's thread before.
+OOM_INTERVAL_SECONDS, OOM_WAIT_SECONDS = 0.2, 0.05
 #: Longest wait for the reporter's thread, and then for its lock, when the program ends. Only a machine without CPU time needs it.
 EXIT_WAIT_SECONDS = 1.0
 #: Highest steps or samples of one call. memledger accepts totals up to 2**50.
@@ -92,6 +95,7 @@ class Reporter:
 
     def __init__(self) -> None:
         self._is_stopped = False
+        self._ooms = CudaOoms(self._report_oom)
         self._clear()
         self._reset()
 
@@ -112,6 +116,11 @@ class Reporter:
         self._stopping = threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._pending: "collections.OrderedDict[Pair, Dict[str, Any]]" = collections.OrderedDict()
+        # the newest error, with its time, and how many before it were not sent
+        self._pending_oom: Optional[Tuple[float, Dict[str, Any]]] = None
+        self._skipped_ooms = 0
+        self._ended_by: Optional[Dict[str, Any]] = None
+        self._last_oom = 0.0
         self._sequence = 0
         self._interval = INTERVAL_SECONDS
         self._forget_sent()
@@ -125,6 +134,8 @@ class Reporter:
     def after_fork(self) -> None:
         """Makes the child silent: its own descriptor is closed, locks are new, counters begin at 0."""
         connection = self._connection
+        self._ooms.reset()
+        scopes.clear()
         self._clear()
         self._reset()
         connection.close()
@@ -136,6 +147,7 @@ class Reporter:
         with self._lock:
             if self._thread is None:
                 self._is_stopped = False
+                self._ooms.watch_exceptions()
                 self._stopping = threading.Event()
                 self._thread = threading.Thread(target=self._run, args=(self._stopping,), name="memledger", daemon=True)
                 try:
@@ -208,6 +220,51 @@ class Reporter:
                 self._pending.popitem(last=False)
                 self._connection.lost += 1
 
+    def observe_ooms(self) -> None:
+        """Lets torch call the observer of out-of-memory errors, once CUDA is initialised."""
+        if self._thread is not None:
+            self._ooms.attach()
+
+    def _report_oom(self, message: Dict[str, Any]) -> None:
+        """Sends an out-of-memory error at once, because the program may be about to end; of many in a short time the newest."""
+        if self._thread is None:
+            return
+        now = time.monotonic()
+        with self._count_lock:
+            if set(message) == {"t", "n", "uncaught"}:
+                self._ended_by = message  # after the error itself, if that waits
+            else:
+                self._skipped_ooms += self._pending_oom is not None
+                self._pending_oom = (now, message)
+        if now - self._last_oom < OOM_INTERVAL_SECONDS and not message.get("uncaught"):
+            return
+        self._last_oom = now
+        if self._lock.acquire(timeout=OOM_WAIT_SECONDS):
+            try:
+                if not self._connection.is_open() or self._announced is None:
+                    self._report(0)  # CUDA was initialised just now
+                else:
+                    self._send_ooms()
+            finally:
+                self._lock.release()
+
+    def _send_ooms(self) -> None:
+        """Sends the newest error and what is known of its consequences. What cannot be sent now stays."""
+        with self._count_lock:
+            pending, skipped, ended_by = self._pending_oom, self._skipped_ooms, self._ended_by
+        if pending is not None:
+            at, message = pending
+            ago = int(1000 * (time.monotonic() - at))
+            if not self._connection.send({**message, "skipped": skipped, "ago_ms": ago}):
+                self._connection.lost -= 1  # it is tried again
+                return
+            with self._count_lock:
+                self._skipped_ooms -= skipped
+                if self._pending_oom is pending:
+                    self._pending_oom = None
+        if ended_by is not None and self._connection.send(ended_by):
+            self._ended_by = None
+
     def _run(self, stopping: threading.Event) -> None:
         try:
             _block_signals()
@@ -223,6 +280,7 @@ class Reporter:
                     if _torch.in_dataloader_worker():
                         self._connection.close()
                         return
+                    self._ooms.attach()
                     self._report(1 if is_early else SCOPES_PER_SAMPLE)
             except Exception:
                 record_error()
@@ -239,6 +297,7 @@ class Reporter:
         devices = _torch.devices()
         if not self._announce([device["i"] for device in devices or []]):
             return
+        self._send_ooms()
         if devices is not None:
             lost = self._connection.lost + _guard.swallowed
             self._connection.send({"t": "sample", "seq": self._sequence, "lost": lost, "dev": devices})

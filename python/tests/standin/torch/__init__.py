@@ -13,4 +13,4 @@ import os
 __version__ = os.environ.get("STANDIN_TORCH", "2.9.1") + "+standin"
 IS_STANDIN = True
 
-from . import cuda  # noqa: E402,F401 # after the version, which it reads
+from . import _C, cuda  # noqa: E402,F401 # after the version, which cuda reads

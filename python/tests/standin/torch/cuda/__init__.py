@@ -113,8 +113,19 @@ def standin_allocate(count, device=0):
     """Holds this many bytes of tensors; raises OutOfMemoryError where the device is full. Not in torch."""
     init()
     standin_contexts.add(device)
-    if not memory.of(device).allocate(count, TOTAL_BYTES):
-        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {count / (1 << 30):.2f} GiB. (stand-in)")
+    held = memory.of(device)
+    if held.allocate(count, TOTAL_BYTES):
+        return
+    free = TOTAL_BYTES - held.reserved
+    for observer in torch._C.observers:
+        observer(device, count, TOTAL_BYTES, free)
+    size = lambda bytes: f"{bytes / (1 << 30):.2f} GiB"
+    raise OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {size(count)}. GPU {device} has a total capacity of {size(TOTAL_BYTES)} of which "
+        f"{size(free)} is free. Including non-PyTorch memory, this process has {size(held.reserved)} memory in use. Of the "
+        f"allocated memory {size(held.allocated)} is allocated by PyTorch, and {size(held.reserved - held.allocated)} is reserved "
+        "by PyTorch but unallocated. (stand-in)"
+    )
 
 
 def standin_free(count, device=0):

@@ -1,0 +1,189 @@
+"""CUDA out-of-memory errors: what torch reports about each, and by which of them the program ends.
+
+torch calls an observer for each error of its own allocator, also for one that the program survives. The observer does not see errors
+of libraries such as cuBLAS, nor those of other allocators; these are found in the text of the exception by which the program ends.
+"""
+
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from memledger import _torch
+from memledger._guard import never_raises, record_error
+
+Pair = Tuple[str, str]
+Message = Dict[str, Any]
+
+#: Texts of errors that the observer sees.
+OBSERVED_MARKERS = ("CUDA out of memory", "HIP out of memory")
+#: Texts of all such errors. memledger itself reads the numbers in them.
+MARKERS = (
+    *OBSERVED_MARKERS,
+    "CUDA error: out of memory",
+    "HIP error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+#: Characters of a text that are sent.
+MAX_TEXT = 2_000
+#: Exceptions of a chain that are looked at.
+MAX_CAUSES = 16
+#: An exception while an older error was handled is not caused by it: the error has to be as new as this, in seconds.
+MAX_CONTEXT_AGE = 5.0
+
+
+class Scopes:
+    """Operations in progress by thread, innermost last: see ``track``."""
+
+    def __init__(self) -> None:
+        self._stacks: Dict[int, List[Pair]] = {}
+
+    def enter(self, pair: Pair) -> Tuple[int, List[Pair]]:
+        """Begins an operation of this thread. Returns what ``leave`` takes."""
+        thread = threading.get_ident()
+        stack = self._stacks.setdefault(thread, [])
+        stack.append(pair)
+        return thread, stack
+
+    def leave(self, entered: Tuple[int, List[Pair]], pair: Pair) -> None:
+        """Ends an operation, maybe in another thread than the one that began it."""
+        thread, stack = entered
+        if pair in stack:
+            del stack[len(stack) - 1 - stack[::-1].index(pair)]
+        if not stack and self._stacks.get(thread) is stack:
+            self._stacks.pop(thread, None)
+
+    def current(self) -> Optional[Pair]:
+        """Returns the operation of this thread, else that of the main thread, which waits for autograd's threads in ``backward``."""
+        stack = self._stacks.get(threading.get_ident()) or self._stacks.get(threading.main_thread().ident or 0)
+        return stack[-1] if stack else None
+
+    def clear(self) -> None:
+        """Forgets all, as in a forked child."""
+        self._stacks.clear()
+
+
+#: The operations of this process.
+scopes = Scopes()
+
+
+@never_raises()
+def mark_scope(error: Any, pair: Pair) -> None:
+    """Marks an error with the innermost operation that it ended."""
+    if error is not None and not hasattr(error, "_memledger_scope") and _text_of(error) is not None:
+        error._memledger_scope = pair
+
+
+def _text_of(error: Any) -> Optional[str]:
+    """Returns the text of a CUDA out-of-memory error from its first marker; None for others."""
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    found = [text.index(marker) for marker in MARKERS if marker in text]
+    return text[min(found) :][:MAX_TEXT] if found else None
+
+
+class CudaOoms:
+    """Makes a message of each error in this process, and passes it on.
+
+    Each has a number; a second message with the number of an earlier one says that the program ended by it.
+    """
+
+    def __init__(self, report: Callable[[Message], None]) -> None:
+        self._report = report
+        self._is_attached = self._is_watching = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins to count at 0, as in a forked child."""
+        self._count = 0
+        self._observed = 0  # number of the newest error that the observer saw
+        self._observed_at = 0.0
+
+    def attach(self) -> None:
+        """Lets torch call the observer. Only once CUDA is initialised: before, this would initialise it."""
+        if self._is_attached:
+            return
+        torch = _torch.initialized()
+        if torch is None:
+            return
+        self._is_attached = True  # also after a failure: other allocators refuse observers
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is not None:
+            try:
+                attach(self._observe)
+            except RuntimeError:
+                record_error()
+
+    def watch_exceptions(self) -> None:
+        """Examines each exception by which the program or a thread of it ends, before it is printed as ever."""
+        if self._is_watching:
+            return
+        self._is_watching = True
+        previous, previous_of_thread = sys.excepthook, threading.excepthook
+
+        def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+            self._report_exception(error, True)
+            previous(kind, error, traceback)
+
+        def threading_excepthook(arguments: Any) -> None:
+            self._report_exception(arguments.exc_value, False)
+            previous_of_thread(arguments)
+
+        sys.excepthook, threading.excepthook = excepthook, threading_excepthook
+
+    # An exception here would replace the error of the program, which may catch that one.
+    @never_raises()
+    def _observe(self, device: int, tried: int, total: int, free: int) -> None:
+        """``total`` is the memory of the device, or what the process may take of it. Torch holds no lock meanwhile."""
+        self._count += 1
+        self._observed, self._observed_at = self._count, time.monotonic()
+        message: Message = {"t": "oom", "n": self._count, "i": device, "tried": tried, "total": total, "free": free}
+        uuid = _torch.uuid(device)
+        if uuid is not None:
+            message["uuid"] = uuid
+        devices = _torch.devices()
+        if devices is not None:  # a device that is not listed never had memory of torch
+            memory: Dict[str, int] = next((each for each in devices if each["i"] == device), {"alloc": 0, "res": 0, "split": 0})
+            message.update({key: memory[key] for key in ("alloc", "res", "split") if key in memory})
+        scope = scopes.current()
+        if scope is not None:
+            message["scope"] = list(scope)
+        self._report(message)
+
+    @never_raises()
+    def _report_exception(self, error: Any, is_uncaught: bool) -> None:
+        found, text = self._find(error)
+        if text is None:
+            return
+        if self._observed > 0 and text.startswith(OBSERVED_MARKERS):
+            if is_uncaught:
+                self._report({"t": "oom", "n": self._observed, "uncaught": True})
+            return
+        self._count += 1
+        message: Message = {"t": "oom", "n": self._count, "text": text, "uncaught": is_uncaught}
+        scope = getattr(found, "_memledger_scope", None)
+        if scope is not None:
+            message["scope"] = list(scope)
+        self._report(message)
+
+    def _find(self, error: Any) -> Tuple[Any, Optional[str]]:
+        """Returns the CUDA out-of-memory error among an exception and its causes, with its text.
+
+        An exception that was raised while such an error was handled counts only if that was just now: a program may go on within
+        ``except`` for hours.
+        """
+        for _ in range(MAX_CAUSES):
+            text = _text_of(error)
+            if text is not None:
+                return error, text
+            if error is None:
+                break
+            is_recent = self._observed > 0 and time.monotonic() - self._observed_at < MAX_CONTEXT_AGE
+            if error.__cause__ is not None:
+                error = error.__cause__
+            elif is_recent and not error.__suppress_context__:
+                error = error.__context__
+            else:
+                break
+        return None, None

@@ -1,0 +1,167 @@
+"""CUDA out-of-memory errors, with the stand-in's allocator, which calls the observer as torch does."""
+
+import pytest
+
+GIB = 1 << 30
+OOM = "torch.cuda.standin_allocate(20 << 30)"
+#: Of that error after 10 GiB were allocated and 6 freed.
+NUMBERS = {
+    "i": 0, "uuid": "00000000-0000-0000-0000-000000000000", "tried": 20 * GIB, "total": 12 * GIB, "free": 2 * GIB,
+    "alloc": 4 * GIB, "res": 10 * GIB, "split": 6 * GIB,
+}  # fmt: skip
+HOLDS = """
+import memledger, torch
+torch.cuda.standin_allocate(10 << 30)
+torch.cuda.standin_free(6 << 30)
+memledger.start()
+input()
+"""
+
+
+def timeless(message):
+    """Returns a message without the time that it waited."""
+    assert 0 <= message.get("ago_ms", 0) < 10_000
+    return {key: value for key, value in message.items() if key != "ago_ms"}
+
+
+def of(receiver):
+    return [timeless(message) for message in receiver.of("oom")]
+
+
+def end_after_sample(receiver, program):
+    """Lets a program go on once its observer is attached, and returns its end."""
+    receiver.wait("sample")
+    program.go()
+    return program.end()
+
+
+def test_error_by_which_the_program_ends_has_the_numbers_of_torch(receiver, run):
+    program = run(
+        f"""{HOLDS}
+with memledger.track("model", "forward"):
+    with memledger.track("model", "attention"):
+        {OOM}
+"""
+    )
+    code, _, err = end_after_sample(receiver, program)
+    assert code == 1 and err.rstrip().splitlines()[-1].startswith("torch.cuda.OutOfMemoryError: CUDA out of memory")
+    receiver.wait("oom", lambda message: message.get("uncaught"))
+    observed = {"t": "oom", "n": 1, **NUMBERS, "scope": ["model", "attention"], "skipped": 0}
+    assert of(receiver) == [observed, {"t": "oom", "n": 1, "uncaught": True}]
+
+
+def test_survived_errors_are_the_newest_and_the_number_of_the_others(receiver, run):
+    program = run(
+        f"""{HOLDS}
+for _ in range(1000):
+    try:
+        {OOM}
+    except torch.cuda.OutOfMemoryError:
+        pass
+print("trained")
+"""
+    )
+    assert end_after_sample(receiver, program) == (0, "trained\n", "")
+    receiver.wait("oom", lambda message: message["n"] == 1000)
+    found = of(receiver)
+    assert [timeless(found[0])] == [{"t": "oom", "n": 1, **NUMBERS, "skipped": 0}]
+    assert len(found) < 100 and len(found) + sum(message["skipped"] for message in found) == 1000
+
+
+def test_first_allocation_that_fails_has_no_memory_of_torch(receiver, run):
+    program = run(f"import memledger, torch\ntorch.cuda.init()\nmemledger.start()\ninput()\n{OOM}\n")
+    end_after_sample(receiver, program)
+    message = receiver.wait("oom", lambda message: "tried" in message)
+    assert (message["uuid"], message["alloc"], message["res"], message["split"]) == (NUMBERS["uuid"], 0, 0, 0)
+
+
+@pytest.mark.parametrize("what", ["cause", "context", "thread", "library", "wrapped", "other", "old", "none"])
+def test_error_that_ends_the_program_is_found(receiver, run, what):
+    caught = f"""
+try:
+    {OOM}
+except RuntimeError as error:
+"""
+    raising = {
+        "cause": caught + "    raise ValueError('the step failed') from error",
+        "context": caught + "    raise ValueError('the step failed')",
+        "old": caught + "    memledger._cuda_oom.MAX_CONTEXT_AGE = 0.0\n    raise KeyError('an hour later')",
+        "none": caught + "    raise ValueError('not because of it') from None",
+        "thread": f"""
+import threading
+thread = threading.Thread(target=lambda: {OOM})
+thread.start()
+thread.join()
+""",
+        "library": 'raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")',
+        "wrapped": caught + '    text = "Caught OutOfMemoryError in replica 0" + 3000 * " "\n    raise RuntimeError(text + str(error)) from None',
+        "other": 'raise RuntimeError("no memory of another kind")',
+    }[what]
+    program = run(f"import memledger, torch\ntorch.cuda.init()\nmemledger.start()\ninput()\nmemledger.step()\n{raising}\n")
+    assert end_after_sample(receiver, program)[0] == (0 if what == "thread" else 1)
+    receiver.wait("step")  # sent last
+    found = of(receiver)
+    if what == "other":
+        assert found == []
+    elif what == "library":
+        text = found[0]["text"]
+        assert found == [{"t": "oom", "n": 1, "uncaught": True, "text": text, "skipped": 0}]
+        assert text.startswith("CUBLAS_STATUS_ALLOC_FAILED when calling")
+    elif what in ("thread", "old", "none"):
+        assert [message.get("uncaught", False) for message in found] == [False]
+    else:
+        assert [(message["n"], message.get("uncaught", False)) for message in found] == [(1, False), (1, True)]
+
+
+def test_allocator_without_observer_has_the_text(receiver, run):
+    program = run(
+        f"""
+import memledger, torch
+torch.cuda.init()
+torch.cuda.STANDIN_ALLOCATOR_IS_PLUGGABLE = True
+memledger.start()
+{OOM}
+""",
+        environment={"MEMLEDGER_DEBUG": ""},
+    )
+    assert program.end()[0] == 1
+    message = receiver.wait("oom")
+    assert message["uncaught"] and "has a total capacity of 12.00 GiB" in message["text"]
+
+
+def test_error_is_sent_after_a_restart_of_memledger(receiver, run):
+    program = run(
+        f"""{HOLDS}
+try:
+    {OOM}
+except RuntimeError:
+    pass
+input()
+"""
+    )
+    receiver.wait("sample")
+    receiver.close()
+    program.go()
+    receiver.open()
+    assert timeless(receiver.wait("oom")) == {"t": "oom", "n": 1, **NUMBERS, "skipped": 0}
+    program.go()
+    assert program.end() == (0, "", "")
+
+
+def test_forked_child_counts_its_own_errors(receiver, run):
+    program = run(
+        f"""{HOLDS}
+import os
+try:
+    {OOM}
+except RuntimeError:
+    pass
+child = os.fork()
+if child == 0:
+    assert memledger._cuda_oom.scopes.current() is None and memledger._reporter.reporter._ooms._observed == 0
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    )
+    assert end_after_sample(receiver, program) == (0, "", "")
+    assert len(of(receiver)) == 1
