@@ -221,7 +221,7 @@ fn partition_seconds() -> Outcome<Vec<f64>> {
 
 fn part() -> Outcome<String> {
     let directory = tempfile::tempdir()?;
-    let state = reporter::start(directory.path(), &HostPaths::default(), !is_v2())?;
+    let state = reporter::start(directory.path(), &HostPaths::default(), !is_v2(), Arc::default())?;
     let before = resident_kib()?;
     let cgroup = ContainerCgroup::new(0)?;
     let reporters = Reporters::start(&cgroup, &directory.path().join("reporter.sock"))?;

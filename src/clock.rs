@@ -39,6 +39,11 @@ impl Timestamp {
         Self { monotonic: self.monotonic + by, wall: self.wall + by }
     }
 
+    /// Returns this timestamp moved back on both clocks, at most to their begins.
+    pub fn minus(&self, by: Duration) -> Self {
+        Self { monotonic: self.monotonic.saturating_sub(by), wall: self.wall.saturating_sub(by) }
+    }
+
     /// Returns this timestamp moved on both clocks to a Unix time. The monotonic clock does not go below 0: times before the
     /// boot are all at its begin.
     pub fn moved_to(&self, unix_seconds: f64) -> Self {

@@ -3,6 +3,8 @@
 //! The client is the real one, as memledger writes it into the directory. The GPU is not: the driver is `tests/fake-nvml`, and
 //! `python/tests/standin` has the place of torch and says so. Both report the amounts that the test chose.
 
+mod cuda_oom;
+
 use fake_nvml::{FakeNvml, Process, State};
 
 use crate::support::docker::{Container, Engine, of, unique};

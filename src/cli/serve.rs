@@ -19,8 +19,8 @@ use crate::clock::Timestamp;
 use crate::collect::gpu::DriverRelease;
 use crate::config::{Config, ConfigError};
 use crate::discover::{Hierarchy, RuntimeState, Version, cri, docker};
-use crate::host::capabilities;
 use crate::host::panics::{essential, log_panics, run_essential};
+use crate::host::{Waker, capabilities};
 use crate::http::{self, AccessControl, ControlSocket, SnapshotCache, router, stale_after};
 use crate::ledger::exchange::SharedState;
 use crate::ledger::service::{LedgerService, ServiceHandle};
@@ -120,10 +120,11 @@ async fn run_on_runtime(config: Config, spans: Option<SpanQueue>) -> anyhow::Res
     let runtimes = start_runtimes(&config, &ledger_service);
     let snapshot_cache = Arc::new(SnapshotCache::default());
     let resume = export_position(&config, &ledger_service);
-    let ledger = ledger_service.start(runtimes.clone())?;
+    let reporter = start_reporter(&config, Arc::clone(&shared_state.waker));
+    let ledger = ledger_service.start(runtimes.clone(), reporter.clone())?;
     let driver_release = Arc::new(DriverRelease::default());
     let mut sampler = Sampler::new(&config, runtimes, Arc::clone(&shared_state), &driver_release, http_stats);
-    if let Some(reporter) = start_reporter(&config) {
+    if let Some(reporter) = reporter {
         sampler.show_reporter(reporter);
     }
     let exporter =
@@ -322,10 +323,11 @@ fn start_exporter(
 }
 
 /// Starts to receive what processes report from inside. A failure is only a warning: everything else works without.
-fn start_reporter(config: &Config) -> Option<Arc<ReporterState>> {
+/// `waker` is signalled with each out-of-memory error.
+fn start_reporter(config: &Config, waker: Arc<Waker>) -> Option<Arc<ReporterState>> {
     let directory = config.reporter_directory.as_deref()?;
     let hierarchy = Hierarchy::detect(&config.host_paths).ok()?; // its absence is reported by the sampler
-    match reporter::start(directory, &config.host_paths, hierarchy.version == Version::V1) {
+    match reporter::start(directory, &config.host_paths, hierarchy.version == Version::V1, waker) {
         Ok(state) => {
             tracing::info!(directory = %directory.display(), "receiving reports of processes");
             Some(state)

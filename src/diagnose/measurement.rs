@@ -2,7 +2,7 @@
 
 use super::ram_budget::TrainingSettings;
 use crate::ledger::events::ExitReason;
-use crate::ledger::run_record::RunRecord;
+use crate::ledger::run_record::{RunRecord, setting_number};
 pub use crate::series::human_bytes as human;
 
 /// Share of a limit that a run may plan to use: samples miss the moments between them.
@@ -16,8 +16,6 @@ pub const PRECISION: &str = "precision";
 pub const ALLOCATOR: &str = "pytorch_cuda_alloc_conf";
 /// Role of the workers.
 pub const WORKER_ROLE: &str = "dataloader_worker";
-/// A larger number in a setting is taken for none: a container may set anything.
-const MAX_NUMBER: u64 = 65_536;
 /// Seconds, and share of the duration, of a run that need not be sampled.
 const MAX_UNOBSERVED: f64 = 5.0;
 const UNOBSERVED_SHARE: f64 = 0.2;
@@ -78,7 +76,7 @@ pub fn settings(run: &RunRecord) -> TrainingSettings {
 
 /// Returns a setting that is a number of reasonable size.
 pub fn number(run: &RunRecord, name: &str) -> Option<u64> {
-    run.settings.get(name)?.trim().parse().ok().filter(|number| *number <= MAX_NUMBER)
+    setting_number(run.settings.get(name)?)
 }
 
 /// Returns peak and memory of the GPU that was the fullest.

@@ -94,6 +94,12 @@ impl Identity {
         Self { name: name.into(), ..self.clone() }
     }
 
+    /// Returns its name, in a pod after namespace and pod, with slashes between.
+    pub fn path(&self) -> String {
+        let parts = [&self.k8s_namespace, &self.k8s_pod, &self.name];
+        parts.map(|part| &**part).into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/")
+    }
+
     /// Returns whether `wanted` selects it: `NAME`, and in a pod `POD/NAME` and `NAMESPACE/POD/NAME`.
     pub fn matches_name(&self, wanted: &str) -> bool {
         let mut parts = wanted.rsplitn(3, '/');

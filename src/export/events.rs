@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::ledger::events::{
-    ContainerRef, Exit, ExitReason, GpuError, Kill, KillOwner, LedgerEvent, OomScope, Victim,
+    ContainerRef, CudaOom, Exit, ExitReason, GpuError, Kill, KillOwner, LedgerEvent, OomScope, Victim,
 };
 use crate::series::human_bytes;
 
@@ -89,6 +89,7 @@ fn describe(event: &LedgerEvent) -> (&'static str, String) {
         LedgerEvent::OomKill(kill) => ("oom kill", kill_details(kill)),
         LedgerEvent::Exit(exit) => ("exit", exit_details(exit)),
         LedgerEvent::GpuError(error) => ("gpu error", gpu_error_details(error)),
+        LedgerEvent::CudaOom(oom) => ("cuda oom", cuda_oom_details(oom)),
     }
 }
 
@@ -109,6 +110,7 @@ fn container(event: &LedgerEvent) -> String {
             KillOwner::Unattributed => "(unknown)".to_owned(),
         },
         LedgerEvent::Exit(exit) => container_path(&exit.subject),
+        LedgerEvent::CudaOom(oom) => container_path(&oom.subject),
         LedgerEvent::GpuError(error) => {
             error.subject.as_ref().map_or_else(|| "(unknown)".to_owned(), container_path)
         }
@@ -169,6 +171,27 @@ fn gpu_error_details(error: &GpuError) -> String {
     format!("Xid {} of GPU {} ({}){used_by}", error.xid, name(&error.gpu), name(&error.gpu_uuid))
 }
 
+fn cuda_oom_details(oom: &CudaOom) -> String {
+    let bytes = |bytes: Option<u64>| bytes.map(|bytes| human_bytes(bytes as f64));
+    let what = match bytes(oom.tried_bytes) {
+        Some(tried) => format!("tried to allocate {tried}"),
+        None => "an allocation failed".to_owned(),
+    };
+    let on = if oom.gpu.is_empty() { String::new() } else { format!(" on GPU {}", name(&oom.gpu)) };
+    let mut parts = vec![format!("{what}{on}")];
+    if let Some((free, total)) = bytes(oom.free_bytes).zip(bytes(oom.total_bytes)) {
+        parts.push(format!("{free} of {total} free"));
+    }
+    if let Some((allocated, reserved)) = bytes(oom.allocated_bytes).zip(bytes(oom.reserved_bytes)) {
+        parts.push(format!("the process held {reserved}, {allocated} of it in tensors"));
+    }
+    if !oom.component.is_empty() {
+        parts.push(format!("in {}/{}", name(&oom.component), name(&oom.operation)));
+    }
+    parts.extend(oom.pid.map(|pid| format!("pid {pid}")));
+    parts.join("; ")
+}
+
 fn exit_details(exit: &Exit) -> String {
     let mut parts = vec![
         match exit.reason {
@@ -180,6 +203,7 @@ fn exit_details(exit: &Exit) -> String {
             Some(ExitReason::Signal) => "ended by a signal",
             Some(ExitReason::Error) => "ended with an error",
             Some(ExitReason::HostRestart) => "ended by a restart of the host",
+            Some(ExitReason::CudaOom) => "ended after a CUDA out-of-memory error",
             Some(ExitReason::Unknown) => "unknown reason",
             None => "reason pending",
         }

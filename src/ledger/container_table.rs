@@ -172,7 +172,8 @@ impl ContainerState {
         self.ended_runs.iter_mut().chain(&mut self.run).find(|run| run.number == number)
     }
 
-    fn run_at_mut(&mut self, at: f64) -> Option<&mut Run> {
+    /// Returns the run at this Unix time for a change.
+    pub fn run_at_mut(&mut self, at: f64) -> Option<&mut Run> {
         let runs = self.ended_runs.iter_mut().chain(&mut self.run);
         runs.into_iter().find(|run| {
             run.begin().is_none_or(|started| started <= at + CLOCK_TOLERANCE)
@@ -226,7 +227,8 @@ impl ContainerState {
     pub fn prior_usage(&self, run: &Run) -> Option<PriorUsage> {
         let samples = run.history.samples()?;
         let roles = run.last_usage().map_or(vec![], |usage| by_role(&usage.processes));
-        Some(PriorUsage { samples, roles, settings: self.settings.clone(), ..PriorUsage::default() })
+        let settings = run.figures.settings_over(&self.settings);
+        Some(PriorUsage { samples, roles, settings, ..PriorUsage::default() })
     }
 }
 

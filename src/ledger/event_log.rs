@@ -1,7 +1,7 @@
 //! Logs each kill twice, when it is noticed and when it is settled, and each container exit and GPU error once.
 
 use super::events::{
-    ContainerRef, Exit, ExitReason, GpuError, Kill, KillOwner, LedgerEvent, OomScope, Victim,
+    ContainerRef, CudaOom, Exit, ExitReason, GpuError, Kill, KillOwner, LedgerEvent, OomScope, Victim,
 };
 
 /// Logs a settled event.
@@ -10,6 +10,7 @@ pub fn log_settled(event: &LedgerEvent) {
         LedgerEvent::OomKill(kill) => log_settled_kill(kill),
         LedgerEvent::Exit(exit) => log_exit(exit),
         LedgerEvent::GpuError(error) => log_gpu_error(error),
+        LedgerEvent::CudaOom(oom) => log_cuda_oom(oom),
     }
 }
 
@@ -57,6 +58,20 @@ fn log_gpu_error(error: &GpuError) {
         pid = error.pid,
         container_name = error.subject.as_ref().map(|subject| &*subject.name.container_name),
         "GPU reported an error"
+    );
+}
+
+fn log_cuda_oom(oom: &CudaOom) {
+    tracing::warn!(
+        event = oom.id,
+        container_name = &*oom.subject.name.container_name,
+        container_id = &*oom.subject.container_id,
+        pid = oom.pid,
+        gpu = &*oom.gpu,
+        tried_bytes = oom.tried_bytes,
+        free_bytes = oom.free_bytes,
+        total_bytes = oom.total_bytes,
+        "program ran out of GPU memory"
     );
 }
 

@@ -10,6 +10,12 @@ use super::host_history::FIRST_ID;
 use crate::discover::Identity;
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
 
+/// The holder of what processes outside containers hold.
+pub const OUTSIDE_CONTAINERS: &str = "processes outside containers";
+
+/// The holder of GPU memory of processes outside the containers that are shown.
+pub const OTHER_PROCESSES: &str = "other processes";
+
 /// The labels of a container, which the ledger keeps after its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ContainerLabels {
@@ -207,13 +213,15 @@ pub enum ExitReason {
     Error,
     /// The run began in another boot of the host, and ended with it.
     HostRestart,
+    /// What would be an error, just after a CUDA out-of-memory error.
+    CudaOom,
     /// No source reported the reason.
     Unknown,
 }
 
 impl ExitReason {
     /// All reasons, in the order of the documentation.
-    pub const ALL: [ExitReason; 9] = [
+    pub const ALL: [ExitReason; 10] = [
         ExitReason::Completed,
         ExitReason::OomContainer,
         ExitReason::OomHost,
@@ -222,6 +230,7 @@ impl ExitReason {
         ExitReason::Signal,
         ExitReason::Error,
         ExitReason::HostRestart,
+        ExitReason::CudaOom,
         ExitReason::Unknown,
     ];
 
@@ -236,6 +245,7 @@ impl ExitReason {
             ExitReason::Signal => "signal",
             ExitReason::Error => "error",
             ExitReason::HostRestart => "host_restart",
+            ExitReason::CudaOom => "cuda_oom",
             ExitReason::Unknown => "unknown",
         }
     }
@@ -320,6 +330,83 @@ pub struct GpuError {
     pub source: Arc<str>,
 }
 
+/// A CUDA out-of-memory error: the GPU, or what the process may take of it, was full. The program may survive it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CudaOom {
+    /// Id of the event; increases.
+    pub id: u64,
+    /// Unix time at which it was reported.
+    pub at: f64,
+    /// The container.
+    #[serde(flatten)]
+    pub subject: ContainerRef,
+    /// Host pid of the process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Its rank on this host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u8>,
+    /// Index of the GPU; empty if it is not known which one.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub gpu: Arc<str>,
+    /// Its UUID.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub gpu_uuid: Arc<str>,
+    /// `reporter`: the process itself.
+    pub source: Arc<str>,
+    /// What was to be allocated. PyTorch rounds it up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tried_bytes: Option<u64>,
+    /// Memory of the GPU, or what the process may take of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<u64>,
+    /// Free memory of the GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_bytes: Option<u64>,
+    /// In tensors of the process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated_bytes: Option<u64>,
+    /// Held by PyTorch's allocator in the process: tensors and its cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved_bytes: Option<u64>,
+    /// Free parts of split blocks in the cache, which cannot be given back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inactive_split_bytes: Option<u64>,
+    /// Part of the program, as it reports it; empty if it does not.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub component: Arc<str>,
+    /// What the component did.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub operation: Arc<str>,
+    /// Whether the process ended by it: it did not catch it, as far as it reported. `None` while that may still be reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uncaught: Option<bool>,
+    /// Errors of the container since the event before this one that are not events themselves: there were too many.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped: u64,
+    /// Who held memory of this GPU at the last reading of the driver before the error: the five largest, largest first; empty
+    /// without a reading.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holders: Vec<GpuHolder>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// A holder of GPU memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuHolder {
+    /// Name of the container, in a pod after namespace and pod; `other processes` for those outside the containers that are shown.
+    pub name: Arc<str>,
+    /// It is the container of the event.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub own: bool,
+    /// Memory of its processes; `None` if the driver does not report it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+}
+
 /// An event, as it is stored and returned by `/api/v1/events`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
@@ -330,6 +417,8 @@ pub enum LedgerEvent {
     Exit(Exit),
     /// A GPU driver reported an error.
     GpuError(GpuError),
+    /// A program ran out of GPU memory.
+    CudaOom(CudaOom),
 }
 
 impl LedgerEvent {
@@ -339,6 +428,7 @@ impl LedgerEvent {
             LedgerEvent::OomKill(kill) => kill.id,
             LedgerEvent::Exit(exit) => exit.id,
             LedgerEvent::GpuError(error) => error.id,
+            LedgerEvent::CudaOom(oom) => oom.id,
         }
     }
 
@@ -348,6 +438,7 @@ impl LedgerEvent {
             LedgerEvent::OomKill(kill) => kill.at,
             LedgerEvent::Exit(exit) => exit.at,
             LedgerEvent::GpuError(error) => error.at,
+            LedgerEvent::CudaOom(oom) => oom.at,
         }
     }
 
@@ -358,6 +449,7 @@ impl LedgerEvent {
             LedgerEvent::OomKill(_) => None,
             LedgerEvent::Exit(exit) => Some(&exit.subject),
             LedgerEvent::GpuError(error) => error.subject.as_ref(),
+            LedgerEvent::CudaOom(oom) => Some(&oom.subject),
         }
     }
 
@@ -371,6 +463,7 @@ impl LedgerEvent {
             },
             LedgerEvent::Exit(exit) => exit.reason.is_some(),
             LedgerEvent::GpuError(_) => true,
+            LedgerEvent::CudaOom(oom) => oom.uncaught.is_some(),
         }
     }
 }

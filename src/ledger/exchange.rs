@@ -11,7 +11,7 @@ use super::run_record::sample::RunSample;
 use crate::attribute::Role;
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::LogEntry;
-use crate::discover::Inventory;
+use crate::discover::{ContainerId, Inventory};
 use crate::host::Waker;
 use crate::parse::kernel_log::{Line, Xid};
 
@@ -29,6 +29,32 @@ pub struct CycleReport {
     pub containers: Vec<ContainerUsage>,
     /// MemTotal and MemAvailable, in bytes.
     pub host_memory: Option<(u64, u64)>,
+    /// Who holds memory of the GPUs.
+    pub gpus: Vec<GpuUse>,
+}
+
+/// The memory of one GPU by holder.
+#[derive(Clone, Debug, Default)]
+pub struct GpuUse {
+    /// Index of the GPU.
+    pub index: Arc<str>,
+    /// Its UUID, or that of the instance.
+    pub uuid: Arc<str>,
+    /// Processes on it by pid and start time.
+    pub processes: Vec<(u32, u64)>,
+    /// Holders, largest first.
+    pub holders: Vec<GpuUser>,
+}
+
+/// The processes of one container on a GPU.
+#[derive(Clone, Debug)]
+pub struct GpuUser {
+    /// The container; `None` for all processes of which no container is shown.
+    pub container: Option<ContainerId>,
+    /// Its name, in a pod after namespace and pod.
+    pub name: Arc<str>,
+    /// Their memory; `None` if the driver does not report it.
+    pub bytes: Option<u64>,
 }
 
 /// The memory and processes of one container.
@@ -109,6 +135,10 @@ pub struct ContainerFigures {
     pub last_exit_code: Option<i64>,
     /// Starts after the first.
     pub restarts: u64,
+    /// CUDA out-of-memory errors that its processes reported; `None` if none of them ever reported anything.
+    pub cuda_ooms: Option<u64>,
+    /// Unix time of the last one.
+    pub last_cuda_oom: Option<f64>,
 }
 
 /// The shared state.

@@ -42,18 +42,21 @@ mod victim_probe;
 mod xid_counts;
 mod writer;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use events::{ContainerLabels, ExitReason, GpuError, UsageSample};
-use exchange::{ContainerFigures, ContainerUsage, CycleReport, LedgerFigures, ProcessUsage, SharedState};
+use events::{ContainerLabels, ExitReason, GpuError, OTHER_PROCESSES, UsageSample};
+use exchange::{
+    ContainerFigures, ContainerUsage, CycleReport, GpuUse, GpuUser, LedgerFigures, ProcessUsage, SharedState,
+};
 pub use run_peaks::EndedContainer;
 use run_record::sample::{ReportingRank, samples};
 
 use crate::attribute::Attribution;
 use crate::catalog::*;
 use crate::clock::Timestamp;
+use crate::collect::gpu::GpuDevice;
 use crate::collect::{Context, CycleData};
 use crate::discover::{Container, ContainerId, Identity};
 use crate::series::Series;
@@ -204,8 +207,43 @@ impl Ledger {
             inventory: Arc::clone(context.inventory),
             containers,
             host_memory: host_memory.0.zip(host_memory.1),
+            gpus: gpu_uses(context, cycle_data, attribution),
         });
     }
+}
+
+/// Returns who holds memory of each GPU.
+fn gpu_uses(context: &Context<'_>, cycle_data: &CycleData, attribution: &Attribution) -> Vec<GpuUse> {
+    let use_of = |(number, (_, device)): (u32, (_, &GpuDevice))| {
+        let on_it = || attribution.gpus.processes.iter().filter(move |process| process.gpu == number);
+        let mut sums: BTreeMap<u32, Option<u64>> = BTreeMap::new();
+        for process in on_it() {
+            // a sum is absent if a part of it is
+            let add = |sum: &mut Option<u64>| *sum = sum.zip(process.used).map(|(sum, used)| sum + used);
+            sums.entry(process.container).and_modify(add).or_insert(process.used);
+        }
+        let user = |(container, bytes): (u32, Option<u64>)| match context
+            .inventory
+            .containers
+            .get(container as usize)
+        {
+            Some(container) => GpuUser {
+                container: Some(container.id.clone()),
+                name: container.identity.path().into(),
+                bytes,
+            },
+            None => GpuUser { container: None, name: OTHER_PROCESSES.into(), bytes },
+        };
+        let mut holders: Vec<_> = sums.into_iter().map(user).collect();
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+        GpuUse {
+            index: Arc::clone(&device.identity.index),
+            uuid: Arc::clone(device.identity.key()),
+            processes: on_it().map(|process| process.who).collect(),
+            holders,
+        }
+    };
+    (0..).zip(cycle_data.gpu_devices()).map(use_of).collect()
 }
 
 fn sample(now: Timestamp, cycle_data: &CycleData, number: usize) -> Option<UsageSample> {
@@ -312,6 +350,12 @@ fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series)
         series.container(CONTAINER_EXITS, number, [reason.label().into()], exits as f64);
     }
     series.container(CONTAINER_RESTARTS, number, [], figures.restarts as f64);
+    if let Some(ooms) = figures.cuda_ooms {
+        series.container(CONTAINER_CUDA_OOMS, number, ["reporter".into()], ooms as f64);
+    }
+    if let Some(at) = figures.last_cuda_oom {
+        series.container(CONTAINER_LAST_CUDA_OOM, number, [], at);
+    }
     if let Some(at) = figures.last_kill {
         series.container(CONTAINER_LAST_OOM_KILL, number, [], at);
     }

@@ -71,6 +71,12 @@ pub struct Run {
     /// The runtime reported the end of a stop just after the exit.
     #[serde(default)]
     pub is_stop_confirmed: bool,
+    /// Unix time of its last CUDA out-of-memory error.
+    #[serde(default)]
+    pub cuda_oom: Option<f64>,
+    /// Unix time of the last one that a process did not catch.
+    #[serde(default)]
+    pub uncaught_cuda_oom: Option<f64>,
     /// Its exit is an event already.
     #[serde(default)]
     pub(super) is_exit_recorded: bool,

@@ -28,6 +28,7 @@ use crate::config::{Config, KernelLogChoice};
 use crate::discover::{ConnectionState, ContainerId, EventKind, Hierarchy, RuntimeEvent, RuntimeState};
 use crate::host::HostPaths;
 use crate::host::panics::run_essential;
+use crate::reporter::ReporterState;
 
 /// Interval between steps while something is pending.
 const PENDING_INTERVAL: Duration = Duration::from_millis(200);
@@ -48,6 +49,8 @@ pub struct LedgerService {
     writer: LedgerWriter,
     host_paths: HostPaths,
     sources: Vec<Arc<RuntimeState>>,
+    /// Where processes report out-of-memory errors.
+    reporter: Option<Arc<ReporterState>>,
     use_runtimes: bool,
     log_choice: KernelLogChoice,
     log: Option<KmsgReader>,
@@ -111,6 +114,7 @@ impl LedgerService {
             writer,
             host_paths: config.host_paths.clone(),
             sources: vec![],
+            reporter: None,
             use_runtimes: config.oom.runtime,
             log_choice: config.oom.kernel_log,
             log: None,
@@ -161,8 +165,12 @@ impl LedgerService {
     ///
     /// # Errors
     /// The thread cannot be created.
-    pub fn start(mut self, sources: Vec<Arc<RuntimeState>>) -> std::io::Result<ServiceHandle> {
-        self.sources = sources;
+    pub fn start(
+        mut self,
+        sources: Vec<Arc<RuntimeState>>,
+        reporter: Option<Arc<ReporterState>>,
+    ) -> std::io::Result<ServiceHandle> {
+        (self.sources, self.reporter) = (sources, reporter);
         if let Some(config) = self.past.take() {
             read_past(config, Arc::clone(&self.shared_state))?;
         }
@@ -232,6 +240,9 @@ impl LedgerService {
         let counted = self.counter.as_mut().and_then(|counter| counter.read().ok());
         self.reconciler.apply_vmstat(Timestamp::now(), counted);
         self.reconciler.add_gpu_errors(self.shared_state.take_gpu_errors());
+        if let Some(reporter) = &self.reporter {
+            self.reconciler.add_cuda_ooms(Timestamp::now(), reporter.take_ooms());
+        }
         self.reconciler.add_past_kills(self.shared_state.take_past_kills());
         let has_changes = self.writer.write(now, &mut self.reconciler, &self.shared_state);
         if has_changes || self.last_publish.is_none_or(|at| now.since(at) >= self.interval) {
@@ -387,7 +398,7 @@ fn past_kills(events: &[LedgerEvent], start_usec: u64) -> (Vec<Kill>, Vec<Kill>)
         LedgerEvent::OomKill(kill) => {
             kill.kernel_usec.is_some_and(|usec| usec <= start_usec).then(|| kill.clone())
         }
-        LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) => None,
+        LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,
     });
     kills.partition(|kill| match kill.owner {
         KillOwner::Open => false,

@@ -21,6 +21,10 @@ pub struct ContainerCounters {
     #[serde(skip_serializing_if = "Option::is_none")]
     last_exit_code: Option<i64>,
     starts: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cuda_ooms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    last_cuda_oom: Option<f64>,
     touched: f64,
 }
 
@@ -114,6 +118,20 @@ impl Totals {
         self.entry(name, at).starts += 1;
     }
 
+    /// Begins to count CUDA out-of-memory errors of containers of this name, whose processes report.
+    pub fn begin_cuda_ooms(&mut self, name: &ContainerLabels, at: f64) {
+        if self.names.get(name).is_none_or(|counts| counts.cuda_ooms.is_none()) {
+            self.entry(name, at).cuda_ooms = Some(0);
+        }
+    }
+
+    /// Counts CUDA out-of-memory errors in a container of this name.
+    pub fn count_cuda_ooms(&mut self, name: &ContainerLabels, errors: u64, at: f64) {
+        let counts = self.entry(name, at);
+        counts.cuda_ooms = Some(counts.cuda_ooms.unwrap_or(0).saturating_add(errors));
+        counts.last_cuda_oom = Some(counts.last_cuda_oom.map_or(at, |last| last.max(at)));
+    }
+
     /// Counts an exit of a container of this name.
     pub fn count_exit(
         &mut self,
@@ -137,6 +155,8 @@ impl Totals {
             exits: ExitReason::ALL.map(|reason| counts.exits.get(reason.label()).copied().unwrap_or(0)),
             last_exit_code: counts.last_exit_code,
             restarts: counts.starts.saturating_sub(1),
+            cuda_ooms: counts.cuda_ooms,
+            last_cuda_oom: counts.last_cuda_oom,
         }
     }
 

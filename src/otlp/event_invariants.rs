@@ -61,7 +61,11 @@ mod tests {
             "duration_seconds": 91.0, "oom_kills": 1, "peak_usage_bytes": 10, "peak_unreclaimable_bytes": 9, "evidence": [], "before": before});
         let error = json!({"type": "gpu_error", "id": 3, "at": 99.0, "gpu": "0", "gpu_uuid": "GPU-a", "xid": 79, "pid": 7,
             "container_name": "train", "container_id": "c", "source": "kmsg"});
-        vec![kill, exit, error]
+        let oom = json!({"type": "cuda_oom", "id": 4, "at": 100.5, "gpu": "0", "gpu_uuid": "GPU-a", "pid": 7, "rank": 0, "source": "reporter",
+            "container_name": "train", "container_id": "c", "started": 10.0, "tried_bytes": 9, "total_bytes": 20, "free_bytes": 2,
+            "allocated_bytes": 4, "reserved_bytes": 10, "inactive_split_bytes": 6, "component": "model", "operation": "forward",
+            "uncaught": true, "skipped": 3, "holders": [{"name": "b", "bytes": 5}, {"name": "train", "own": true, "bytes": 10}]});
+        vec![kill, exit, error, oom]
     }
 
     fn value() -> impl Strategy<Value = Value> {
@@ -80,6 +84,7 @@ mod tests {
                 "container",
                 "oom_host",
                 "host_restart",
+                "cuda_oom",
                 "signal",
                 "killed",
                 "unknown",

@@ -65,6 +65,7 @@ fn record(event: &LedgerEvent, now: Timestamp) -> LogRecord {
             ("memledger.exit", if wanted { SeverityNumber::Info } else { SeverityNumber::Warn })
         }
         LedgerEvent::GpuError(_) => ("memledger.gpu_error", SeverityNumber::Error),
+        LedgerEvent::CudaOom(_) => ("memledger.cuda_oom", SeverityNumber::Error),
     };
     let fields = serde_json::to_value(event).unwrap_or_default();
     let fields = fields.as_object().into_iter().flatten();

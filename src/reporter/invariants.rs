@@ -30,6 +30,15 @@ pub fn message(packet: &[u8]) {
                 settings.iter().all(|(name, value)| name.len() <= 64 && !value.contains(char::is_control))
             );
         }
+        Message::Oom(oom) => {
+            assert!(oom.device.is_none_or(|device| device < 64));
+            let numbers = [oom.tried, oom.total, oom.free, oom.allocated, oom.reserved, oom.inactive_split];
+            // allocated and unallocated memory of a text are added up
+            assert!(numbers.into_iter().flatten().all(|bytes| bytes <= 1 << 51));
+            assert!(
+                oom.scope.is_none_or(|(component, operation)| is_plain(&component) && is_plain(&operation))
+            );
+        }
         Message::Ignored => {}
     }
 }
@@ -61,6 +70,10 @@ mod tests {
             "\"local_rank\":63",
             "\"local_rank\":64",
             "\"lost\":18446744073709551615",
+            "\"tried\":1099511627776",
+            "\"scope\":[\"model\",\"forward\"]",
+            "\"text\":\"CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 9 GiB total capacity\"",
+            "\"uncaught\":true",
         ]);
         (kind, prop::collection::vec(field, 0..6)).prop_map(|(kind, fields)| {
             format!("{{\"t\":\"{kind}\",{}}}", fields.join(",")).replace(",}", "}")

@@ -6,10 +6,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::stats::ReportRejection;
+use crate::parse::cuda_oom::CudaOomText;
 use crate::series::bounded as printable_label;
 
 /// Maximum size of a packet in bytes.
@@ -26,6 +28,8 @@ const MAX_NAME: usize = 64;
 pub const MAX_SETTINGS: usize = 16;
 /// Maximum amount of memory, 1 PiB, and of every count: larger numbers have no exact place in a double.
 const MAX_NUMBER: u64 = 1 << 50;
+/// Maximum time that a message can have waited in its process, in milliseconds.
+const MAX_AGO: u64 = 60_000;
 
 /// A valid message.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +44,8 @@ pub enum Message {
     Step(Step),
     /// Settings of the training by name in lower case, as text.
     Settings(BTreeMap<Arc<str>, Arc<str>>),
+    /// A CUDA out-of-memory error.
+    Oom(OomMessage),
     /// Of an unknown type, or of one that is not used yet.
     Ignored,
 }
@@ -105,6 +111,46 @@ pub struct Step {
     pub samples: Option<u64>,
 }
 
+/// A CUDA out-of-memory error of a process, or, without numbers, that the process ended by an earlier one. Sizes are in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OomMessage {
+    /// Number of the error in its process. A second message with this number is about the same error.
+    pub number: u64,
+    /// Device number of torch in that process.
+    pub device: Option<u32>,
+    /// UUID of that device, if the process knows it.
+    pub uuid: Option<Arc<str>>,
+    /// The framework, if the error is known from its text.
+    pub framework: Option<&'static str>,
+    /// What was to be allocated.
+    pub tried: Option<u64>,
+    /// Memory of the device, or what the process may take of it.
+    pub total: Option<u64>,
+    /// Free memory of the device.
+    pub free: Option<u64>,
+    /// In tensors.
+    pub allocated: Option<u64>,
+    /// Held by the allocator.
+    pub reserved: Option<u64>,
+    /// Free parts of split blocks.
+    pub inactive_split: Option<u64>,
+    /// Component and operation of the program.
+    pub scope: Option<(Arc<str>, Arc<str>)>,
+    /// The program did not catch it.
+    pub is_uncaught: bool,
+    /// Errors before this one that have no message.
+    pub skipped: u64,
+    /// How long it waited in the process.
+    pub ago: Duration,
+}
+
+impl OomMessage {
+    /// Returns true if it says only that the process ended by an error with a message of its own.
+    pub fn is_only_uncaught(&self) -> bool {
+        self.is_uncaught && self.framework.is_none() && self.tried.is_none()
+    }
+}
+
 #[derive(Deserialize)]
 struct RawType<'a> {
     #[serde(borrow)]
@@ -148,6 +194,27 @@ struct RawSettings {
 }
 
 #[derive(Deserialize)]
+struct RawOom {
+    n: u64,
+    i: Option<u32>,
+    tried: Option<u64>,
+    total: Option<u64>,
+    free: Option<u64>,
+    alloc: Option<u64>,
+    res: Option<u64>,
+    split: Option<u64>,
+    uuid: Option<String>,
+    scope: Option<(String, String)>,
+    text: Option<String>,
+    #[serde(default)]
+    uncaught: bool,
+    #[serde(default)]
+    skipped: u64,
+    #[serde(default)]
+    ago_ms: u64,
+}
+
+#[derive(Deserialize)]
 struct RawStep {
     n: u64,
     samples: Option<u64>,
@@ -177,6 +244,7 @@ impl Message {
                 Ok(Message::Step(Step { steps: bounded(n)?, samples: samples.map(bounded).transpose()? }))
             }
             "settings" => settings(parse(packet)?).map(Message::Settings),
+            "oom" => oom(parse(packet)?).map(Message::Oom),
             _ => Ok(Message::Ignored),
         }
     }
@@ -196,14 +264,18 @@ fn hello(raw: RawHello) -> Result<Hello, ReportRejection> {
     if raw.devices.len() > MAX_DEVICES || !raw.devices.iter().all(|device| is_device(device.i)) {
         return Err(ReportRejection::Malformed);
     }
-    let uuid = |device: RawDevice| match device.uuid {
+    let device = |device: RawDevice| Ok((device.i, uuid(device.uuid)?));
+    let devices = raw.devices.into_iter().map(device).collect::<Result<_, _>>()?;
+    Ok(Hello { local_rank, devices })
+}
+
+fn uuid(uuid: Option<String>) -> Result<Option<Arc<str>>, ReportRejection> {
+    match uuid {
         Some(uuid) if uuid.len() > MAX_NAME || !uuid.bytes().all(is_name_byte) => {
             Err(ReportRejection::Malformed)
         }
-        uuid => Ok((device.i, uuid.map(|uuid| normalized_uuid(&uuid)))),
-    };
-    let devices = raw.devices.into_iter().map(uuid).collect::<Result<_, _>>()?;
-    Ok(Hello { local_rank, devices })
+        uuid => Ok(uuid.map(|uuid| normalized_uuid(&uuid))),
+    }
 }
 
 fn settings(raw: RawSettings) -> Result<BTreeMap<Arc<str>, Arc<str>>, ReportRejection> {
@@ -220,6 +292,34 @@ fn settings(raw: RawSettings) -> Result<BTreeMap<Arc<str>, Arc<str>>, ReportReje
         Ok((name(&key.to_ascii_lowercase())?, text))
     };
     raw.kv.into_iter().map(setting).collect()
+}
+
+fn oom(raw: RawOom) -> Result<OomMessage, ReportRejection> {
+    let numbers =
+        [raw.tried, raw.total, raw.free, raw.alloc, raw.res, raw.split, Some(raw.n), Some(raw.skipped)];
+    let are_valid = numbers.into_iter().flatten().all(|number| number <= MAX_NUMBER);
+    if !are_valid || !raw.i.is_none_or(is_device) {
+        return Err(ReportRejection::Malformed);
+    }
+    let text = raw.text.as_deref().map(|text| CudaOomText::find(text).unwrap_or_default());
+    let of_text = text.unwrap_or_default();
+    let scope = raw.scope.map(|(component, operation)| Ok((name(&component)?, name(&operation)?)));
+    Ok(OomMessage {
+        number: raw.n,
+        device: raw.i.or(of_text.device.filter(|device| is_device(*device))),
+        framework: text.map(|text| text.framework),
+        tried: raw.tried.or(of_text.tried),
+        total: raw.total.or(of_text.total),
+        free: raw.free.or(of_text.free),
+        allocated: raw.alloc.or(of_text.allocated),
+        reserved: raw.res.or(of_text.reserved),
+        inactive_split: raw.split,
+        scope: scope.transpose()?,
+        uuid: uuid(raw.uuid)?,
+        is_uncaught: raw.uncaught,
+        skipped: raw.skipped,
+        ago: Duration::from_millis(raw.ago_ms.min(MAX_AGO)),
+    })
 }
 
 /// Returns a UUID without the prefix that NVML has and torch does not, in lowercase.
@@ -283,7 +383,33 @@ mod tests {
         let pairs = [("lr", "0.0003"), ("amp", "true"), ("optimizer", "adamw")];
         let pairs = pairs.map(|(name, value)| (name.into(), value.into()));
         assert_eq!(parse(settings), Ok(Message::Settings(pairs.into())));
-        for ignored in [r#"{"t":"oom","i":0}"#, r#"{"t":"cleaned"}"#, r#"{"t":""}"#] {
+        let oom = r#"{"t":"oom","n":2,"i":1,"tried":7,"total":9,"free":1,"alloc":5,"res":6,"split":1,"scope":["model","forward"],"uuid":"GPU-AB","skipped":3,"ago_ms":2000}"#;
+        let numbers = OomMessage {
+            number: 2,
+            device: Some(1),
+            tried: Some(7),
+            total: Some(9),
+            free: Some(1),
+            allocated: Some(5),
+            reserved: Some(6),
+            inactive_split: Some(1),
+            scope: Some(("model".into(), "forward".into())),
+            uuid: Some("ab".into()),
+            skipped: 3,
+            ago: Duration::from_secs(2),
+            ..OomMessage::default()
+        };
+        assert_eq!(parse(oom), Ok(Message::Oom(numbers)));
+        let text = r#"{"t":"oom","n":1,"uncaught":true,"text":"CUDA out of memory. Tried to allocate 2.00 GiB and more"}"#;
+        let of_text = OomMessage {
+            number: 1,
+            framework: Some("torch"),
+            tried: Some(2 << 30),
+            is_uncaught: true,
+            ..OomMessage::default()
+        };
+        assert_eq!(parse(text), Ok(Message::Oom(of_text)));
+        for ignored in [r#"{"t":"cleaned"}"#, r#"{"t":""}"#] {
             assert_eq!(parse(ignored), Ok(Message::Ignored));
         }
     }
@@ -309,6 +435,12 @@ mod tests {
             (r#"{"t":"sample","dev":[{"i":0,"alloc":-5}]}"#, Malformed),
             (r#"{"t":"sample","dev":[{"i":0,"alloc":1.5}]}"#, Malformed),
             (r#"{"t":"sample","dev":[{"i":0,"alloc":18446744073709551615}]}"#, Malformed),
+            (r#"{"t":"oom"}"#, Malformed),
+            (r#"{"t":"oom","n":1,"i":64}"#, Malformed),
+            (r#"{"t":"oom","n":1,"tried":18446744073709551615}"#, Malformed),
+            (r#"{"t":"oom","n":1,"skipped":18446744073709551615}"#, Malformed),
+            (r#"{"t":"oom","n":1,"uuid":"a b"}"#, Malformed),
+            (r#"{"t":"oom","n":1,"scope":["a","b c"]}"#, Name),
             (r#"{"t":"hello","v":2}"#, Version),
             (r#"{"t":"hello","v":1,"local_rank":64}"#, Rank),
             (r#"{"t":"hello","v":1,"devices":[{"i":0,"uuid":"a\"b"}]}"#, Malformed),

@@ -11,6 +11,7 @@ mod directory;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
 pub mod message;
+pub mod ooms;
 mod peer;
 mod rate_limit;
 pub mod reports;
@@ -20,12 +21,15 @@ pub mod stats;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use reports::Reports;
+use message::OomMessage;
+use ooms::{OomQueue, ReportedOom};
+use reports::{ProcessKey, Reports};
 use stats::ReporterStats;
 
-use crate::discover::Inventory;
-use crate::host::HostPaths;
+use crate::clock::Timestamp;
+use crate::discover::{ContainerId, Inventory};
 use crate::host::panics::run_essential;
+use crate::host::{HostPaths, Waker};
 
 pub use directory::{ReporterError, is_served};
 
@@ -36,9 +40,17 @@ pub struct ReporterState {
     /// The inventory of the last cycle; `None` before the first one.
     inventory: Mutex<Option<Arc<Inventory>>>,
     stats: ReporterStats,
+    ooms: Mutex<OomQueue>,
+    /// Wakes who takes the out-of-memory errors.
+    waker: Arc<Waker>,
 }
 
 impl ReporterState {
+    /// Creates the state; `waker` is signalled with each out-of-memory error.
+    fn new(waker: Arc<Waker>) -> Self {
+        Self { waker, ..Self::default() }
+    }
+
     /// Returns the reports, locked. Hold it only for a moment: messages wait meanwhile.
     pub fn lock(&self) -> MutexGuard<'_, Reports> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
@@ -48,12 +60,31 @@ impl ReporterState {
     /// this inventory's containers.
     pub fn take(&self, inventory: &Arc<Inventory>) -> Reports {
         *self.inventory.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(inventory));
+        let is_running = |id: &ContainerId| inventory.containers.iter().any(|container| container.id == *id);
+        self.ooms().retain(is_running);
         let mut reports = self.lock();
-        reports.retain(|id| inventory.containers.iter().any(|container| container.id == *id));
+        reports.retain(is_running);
         for container in &inventory.containers {
             reports.forget_earlier_run(&container.id, container.started);
         }
         reports.clone()
+    }
+
+    fn ooms(&self) -> MutexGuard<'_, OomQueue> {
+        self.ooms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an out-of-memory error of a process.
+    fn add_oom(&self, now: Timestamp, process: ProcessKey, message: OomMessage) {
+        let is_added = self.ooms().add(now, &self.lock(), process, message);
+        if is_added {
+            self.waker.wake();
+        }
+    }
+
+    /// Takes the out-of-memory errors that were reported since the last call.
+    pub fn take_ooms(&self) -> Vec<ReportedOom> {
+        self.ooms().take()
     }
 
     fn inventory(&self) -> Option<Arc<Inventory>> {
@@ -74,12 +105,13 @@ pub fn start(
     directory: &Path,
     host_paths: &HostPaths,
     cgroup_v1: bool,
+    waker: Arc<Waker>,
 ) -> Result<Arc<ReporterState>, ReporterError> {
     if !host_paths.in_initial_pid_namespace() {
         return Err(ReporterError::PidNamespace);
     }
     let listener = directory::listen(directory)?;
-    let state = Arc::new(ReporterState::default());
+    let state = Arc::new(ReporterState::new(waker));
     let server = server::Server::new(listener, Arc::clone(&state), host_paths.clone(), cgroup_v1);
     std::thread::Builder::new()
         .name("reporter".into())

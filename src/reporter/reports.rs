@@ -37,6 +37,13 @@ pub struct ReportingProcess {
     uuids: Vec<(u32, DeviceUuid)>,
 }
 
+impl ReportingProcess {
+    /// Returns the UUID of a device of the process.
+    pub fn uuid(&self, device: u32) -> DeviceUuid {
+        self.uuids.iter().find(|(i, _)| *i == device).and_then(|(_, uuid)| uuid.clone())
+    }
+}
+
 /// Memory of one process on one device, with the highest values that it reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedDevice {
@@ -135,7 +142,7 @@ impl Reports {
         let entry = self.containers.entry(process.container.clone()).or_default();
         let lost = sample.lost.saturating_sub(std::mem::replace(&mut entry.totals(key).lost, sample.lost));
         for mut memory in sample.devices {
-            let uuid = process.uuids.iter().find(|(i, _)| *i == memory.i).and_then(|(_, uuid)| uuid.clone());
+            let uuid = process.uuid(memory.i);
             if let Some(before) = before.iter().find(|device| device.memory.i == memory.i) {
                 // a program may reset torch's own peaks
                 memory.alloc_peak = memory.alloc_peak.max(before.memory.alloc_peak);

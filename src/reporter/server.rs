@@ -28,6 +28,8 @@ use crate::host::{HostPaths, unix_peer};
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Messages of one connection: per second, and at once.
 const MESSAGES: (u32, u32) = (20, 100);
+/// Messages that are read of a process that has ended; Linux queues fewer.
+const LAST_MESSAGES: u32 = 1_000;
 /// New connections: per second, and at once. Each costs some reads of `/proc`.
 const ACCEPTS: (u32, u32) = (200, 400);
 /// Maximum wait in poll(2).
@@ -170,9 +172,13 @@ impl Server {
             PollTarget::Listener => self.accept(),
             PollTarget::Process(number) | PollTarget::Socket(number) => {
                 let Some(connection) = self.connections.get_mut(&number) else { return };
-                // also what a process sent just before it ended
+                // also what a process sent just before it ended, which is bounded by the socket's queue
+                let has_ended = matches!(source, PollTarget::Process(_));
+                if has_ended {
+                    connection.messages = RateLimit::new(Timestamp::now(), MESSAGES.0, LAST_MESSAGES);
+                }
                 let is_open = connection.receive(&self.state, buffer);
-                if !is_open || matches!(source, PollTarget::Process(_)) {
+                if !is_open || has_ended {
                     self.close(number);
                 }
             }
@@ -305,6 +311,7 @@ impl ReporterConnection {
             Message::Scope(scope) => state.lock().scope(key, scope)?,
             Message::Step(step) => state.lock().step(key, step),
             Message::Settings(settings) => state.lock().settings(key, settings),
+            Message::Oom(oom) => state.add_oom(Timestamp::now(), key, oom),
             Message::Ignored => {}
         }
         Ok(())

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use memledger::ledger::events::Kill;
-use memledger::ledger::events::{Exit, ExitReason, LedgerEvent, OomReport, PriorUsage, UsageSample, Victim};
+use memledger::ledger::events::{
+    CudaOom, Exit, ExitReason, LedgerEvent, OomReport, PriorUsage, UsageSample, Victim,
+};
 use memledger::ledger::host_history::FIRST_ID;
 use memledger::ledger::why::{Cause, Confidence};
 
@@ -25,7 +27,7 @@ pub struct Case {
 
 /// Returns the whole table.
 pub fn all() -> Vec<Case> {
-    let parts: [fn() -> Vec<Case>; 11] = [
+    let parts: [fn() -> Vec<Case>; 12] = [
         at_its_own_limit,
         at_its_limit_with_less_known,
         with_what_filled_the_limit,
@@ -36,6 +38,7 @@ pub fn all() -> Vec<Case> {
         beside_unattributed_kill,
         on_request_and_by_signals,
         by_bus_errors_and_errors,
+        of_gpu_memory,
         normal_or_unknown,
     ];
     parts.iter().flat_map(|part| part()).collect()
@@ -544,6 +547,91 @@ fn by_bus_errors_and_errors() -> Vec<Case> {
             Cause::EndedBySignal,
             Confidence::Certain,
             &["SIGHUP", "without a stop request"],
+        ),
+    ]
+}
+
+fn of_gpu_memory() -> Vec<Case> {
+    let case = |name, events, cause, confidence, says| Case {
+        name,
+        events,
+        cause,
+        confidence,
+        says,
+        not: &["container's log"],
+        computed: &[],
+    };
+    let ended_by = |oom: CudaOom| vec![LedgerEvent::CudaOom(oom), ended(exit(ExitReason::CudaOom, 1, 2.0))];
+    vec![
+        case(
+            "more than there was",
+            ended_by(cuda_oom()),
+            Cause::CudaOom,
+            Confidence::Certain,
+            &[
+                "2 s after a CUDA out-of-memory error",
+                "tried to allocate 20.0 GiB on GPU 0 in model/forward, where 2.0 GiB of 12.0 GiB were free",
+                "BATCH_SIZE=16 ACCUM=2 keeps the effective batch of 32",
+                "memledger advise",
+            ],
+        ),
+        case(
+            "in pieces",
+            ended_by(CudaOom { tried_bytes: Some(5 * GIB), ..cuda_oom() }),
+            Cause::CudaOomFragmented,
+            Confidence::Certain,
+            &["6.0 GiB in free pieces", "expandable_segments:True"],
+        ),
+        case(
+            "another holder",
+            ended_by(CudaOom {
+                tried_bytes: Some(9 * GIB),
+                inactive_split_bytes: Some(0),
+                holders: vec![gpu_holder("jupyter", false, 8), gpu_holder("piper1-gpl-train-1", true, 2)],
+                ..cuda_oom()
+            }),
+            Cause::CudaOomOtherHolder,
+            Confidence::Certain,
+            &["Others held 8.0 GiB of that GPU", "end what else is on it: jupyter 8.0 GiB"],
+        ),
+        case(
+            "its own share",
+            ended_by(CudaOom { tried_bytes: Some(3 * GIB), free_bytes: Some(11 * GIB), ..cuda_oom() }),
+            Cause::CudaOomOwnShare,
+            Confidence::Certain,
+            &["may take only a part of it", "Raise the share"],
+        ),
+        case(
+            "a caught one just before an error",
+            ended_by(CudaOom { uncaught: Some(false), ..cuda_oom() }),
+            Cause::CudaOom,
+            Confidence::Likely,
+            &["2 s after"],
+        ),
+        case(
+            "a survived one",
+            vec![LedgerEvent::CudaOom(CudaOom { uncaught: Some(false), ..cuda_oom() })],
+            Cause::CudaOomSurvived,
+            Confidence::Certain,
+            &["ran out of GPU memory", "No end of the container is recorded"],
+        ),
+        case(
+            "a worker that was killed long before it",
+            vec![
+                killed(kill(Victim::Child)),
+                LedgerEvent::CudaOom(CudaOom { at: AT + 60.0, ..cuda_oom() }),
+                ended(exit(ExitReason::CudaOom, 1, 61.0)),
+            ],
+            Cause::CudaOom,
+            Confidence::Certain,
+            &["1 s after a CUDA out-of-memory error"],
+        ),
+        case(
+            "one that the ledger has no more",
+            vec![ended(exit(ExitReason::CudaOom, 1, 0.0))],
+            Cause::CudaOom,
+            Confidence::Likely,
+            &["not in the ledger (any more)"],
         ),
     ]
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use memledger::ledger::events::{
-    ContainerLabels, ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, MemoryHolder,
-    OomReport, OomScope, PriorUsage, ReportProcess, RoleUsage, UsageSample, Victim,
+    ContainerLabels, ContainerRef, CudaOom, Evidence, Exit, ExitReason, GpuHolder, Kill, KillOwner,
+    LedgerEvent, MemoryHolder, OomReport, OomScope, PriorUsage, ReportProcess, RoleUsage, UsageSample,
+    Victim,
 };
 
 pub const GIB: u64 = 1 << 30;
@@ -156,6 +157,34 @@ pub fn exit(reason: ExitReason, exit_code: i64, after: f64) -> Exit {
         evidence: vec![Evidence::new("runtime", format!("die with exit code {exit_code}"))],
         before: Some(Arc::new(before(20 * GIB, 20 * GIB, Some(44 * GIB)))),
     }
+}
+
+/// An error on a GPU of 12 GiB, of which the process holds 10 GiB, 4 of them in tensors.
+pub fn cuda_oom() -> CudaOom {
+    CudaOom {
+        id: 3,
+        at: AT,
+        subject: subject(),
+        pid: Some(4_100),
+        rank: Some(0),
+        gpu: "0".into(),
+        gpu_uuid: "GPU-a".into(),
+        source: "reporter".into(),
+        tried_bytes: Some(20 * GIB),
+        total_bytes: Some(12 * GIB),
+        free_bytes: Some(2 * GIB),
+        allocated_bytes: Some(4 * GIB),
+        reserved_bytes: Some(10 * GIB),
+        inactive_split_bytes: Some(6 * GIB),
+        component: "model".into(),
+        operation: "forward".into(),
+        uncaught: Some(true),
+        ..CudaOom::default()
+    }
+}
+
+pub fn gpu_holder(name: &str, own: bool, gib: u64) -> GpuHolder {
+    GpuHolder { name: name.into(), own, bytes: Some(gib * GIB) }
 }
 
 pub fn with_shm(mut exit: Exit, used: u64) -> Exit {

@@ -308,7 +308,7 @@ impl HostHistory {
                 KillOwner::Open | KillOwner::Unattributed => Some(kill),
                 KillOwner::Host => None,
             },
-            LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) => None,
+            LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,
         })
     }
 }

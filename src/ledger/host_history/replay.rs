@@ -244,7 +244,7 @@ impl Replay {
         match event {
             LedgerEvent::OomKill(kill) => LedgerEvent::OomKill(self.complete_kill(kill)),
             LedgerEvent::Exit(exit) => LedgerEvent::Exit(complete_exit(exit, log_since)),
-            other @ LedgerEvent::GpuError(_) => other,
+            other @ (LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_)) => other,
         }
     }
 

@@ -23,6 +23,11 @@ const EVIDENCE_TIMEOUT: Duration = Duration::from_secs(3);
 /// An exit at most this many seconds after a stop request that the program may handle is its answer: docker stop waits
 /// as long.
 const STOP_TIMEOUT: f64 = 10.0;
+/// A launcher ends within this many seconds after one of its processes ended by a CUDA out-of-memory error: it stops the others
+/// first.
+const UNCAUGHT_OOM_WINDOW: f64 = 120.0;
+/// A program that catches such an error and gives up ends within this many seconds.
+const CUDA_OOM_WINDOW: f64 = 5.0;
 /// Signals that request an exit.
 const STOP_SIGNALS: [i32; 3] = [2, 3, 15];
 
@@ -159,6 +164,7 @@ impl Reconciler {
                 (StopRequest::MayExplain, _) if is_early => None, // docker reports the end of its stop after the exit
                 (_, Some(0)) => Some(ExitReason::Completed),
                 (_, Some(129..=192)) => Some(ExitReason::Signal),
+                _ if run.is_some_and(|run| ended_by_cuda_oom(run, exit.at)) => Some(ExitReason::CudaOom),
                 _ => Some(ExitReason::Error),
             };
         }
@@ -225,6 +231,13 @@ fn stop_request(run: &Run, ended: f64, code: Option<i64>) -> StopRequest {
         outcome = StopRequest::MayExplain;
     }
     outcome
+}
+
+/// Returns true if a run that ended with an error did so because of a CUDA out-of-memory error.
+fn ended_by_cuda_oom(run: &Run, ended: f64) -> bool {
+    let is_before =
+        |oom: Option<f64>, most: f64| oom.is_some_and(|at| (-CLOCK_TOLERANCE..most).contains(&(ended - at)));
+    is_before(run.uncaught_cuda_oom, UNCAUGHT_OOM_WINDOW) || is_before(run.cuda_oom, CUDA_OOM_WINDOW)
 }
 
 fn oom_reason(scope: OomScope) -> ExitReason {

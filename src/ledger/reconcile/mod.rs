@@ -9,6 +9,7 @@
 //! | `reports.rs` | whose are the processes in the kernel's report? |
 //! | `victim.rs` | did the kill end the container? |
 //! | `exit_reason.rs` | why did the container exit? |
+//! | `cuda_ooms.rs` | whose CUDA out-of-memory error was it, and who held the GPU? |
 //!
 //! A step applies the cycle, the runtime events, the kernel log, the cgroups' counters and the kernel's counter, in
 //! this order; then [`Reconciler::settle`] draws the conclusions. A kill is pending until its owner is known and
@@ -17,6 +18,7 @@
 
 mod cgroup_counters;
 mod count;
+mod cuda_ooms;
 mod exit_reason;
 mod gaps;
 mod logged;
@@ -46,6 +48,7 @@ use crate::parse::kernel_log::{Killed, OomContext};
 use cgroup_counters::Counters;
 pub use count::AccountingCheckpoint;
 use count::{LogFinding, OomAccounting};
+use cuda_ooms::{GpuUseReading, PendingCudaOom};
 use exit_reason::PendingExit;
 pub use logged::{LoggedKill, LoggedKills};
 pub use owner::PersistedKill;
@@ -121,6 +124,9 @@ pub struct Reconciler {
     /// Kills that were noticed in this step.
     pub(super) notices: Vec<Kill>,
     reports: ReportLabels,
+    /// GPUs of the last two cycles.
+    pub(super) gpus: Vec<GpuUseReading>,
+    pub(super) pending_cuda_ooms: Vec<PendingCudaOom>,
     /// Settled gaps that a late record can still fill.
     settled_gaps: VecDeque<(Timestamp, PendingKill)>,
     /// When the kills happened that stayed unattributed.
@@ -161,6 +167,8 @@ impl Reconciler {
             changes,
             notices: vec![],
             reports: ReportLabels::default(),
+            gpus: vec![],
+            pending_cuda_ooms: vec![],
             settled_gaps: VecDeque::new(),
             unattributed: VecDeque::new(),
             settled_victims: VecDeque::new(),
@@ -195,6 +203,7 @@ impl Reconciler {
                     self.pending.push(PendingKill::stored(kill.clone(), noted, now));
                 }
                 LedgerEvent::Exit(exit) => self.pending_exits.push(PendingExit::stored(exit.clone(), now)),
+                LedgerEvent::CudaOom(oom) => self.reopen_cuda_oom(oom.clone()),
                 LedgerEvent::GpuError(_) => {} // never pending
             }
         }
@@ -226,8 +235,14 @@ impl Reconciler {
 
     /// Applies the data of a cycle.
     pub fn apply_cycle(&mut self, now: Timestamp, report: &CycleReport) {
+        self.apply_gpus(report.at, &report.gpus);
         for transition in self.containers.apply_cycle(now, report) {
             self.apply_transition(now, transition);
+        }
+        for (container, held) in std::iter::zip(&report.inventory.containers, &report.containers) {
+            if held.run.torch_ooms.is_some() {
+                self.totals.begin_cuda_ooms(&ContainerLabels::from(&container.identity), now.unix_seconds());
+            }
         }
     }
 
@@ -382,7 +397,10 @@ impl Reconciler {
 
     /// Returns true if the next step is due soon even if no event arrives.
     pub fn has_pending(&self) -> bool {
-        !self.pending.is_empty() || !self.pending_exits.is_empty() || self.accounting.has_missing_records()
+        !self.pending.is_empty()
+            || !self.pending_exits.is_empty()
+            || !self.pending_cuda_ooms.is_empty()
+            || self.accounting.has_missing_records()
     }
 
     /// Draws the conclusions. Returns the changes to store and the kills that were noticed in this step.
@@ -394,6 +412,7 @@ impl Reconciler {
             self.changes.events.insert(pending.kill.id, LedgerEvent::OomKill(pending.kill.clone()));
         }
         self.settle_kills(now);
+        self.settle_cuda_ooms(now);
         self.decide_exits(now);
         self.forget_settled_gaps(now);
         self.unattributed.retain(|(at, _)| now.since(*at) < UNATTRIBUTED_KEPT);
@@ -466,7 +485,8 @@ impl Reconciler {
         self.pending.iter_mut().for_each(|pending| pending.stored = None);
         let kills = self.pending.iter().map(|pending| LedgerEvent::OomKill(pending.kill.clone()));
         let exits = self.pending_exits.iter().map(|pending| LedgerEvent::Exit(pending.exit.clone()));
-        self.changes.events.extend(kills.chain(exits).map(|event| (event.id(), event)));
+        let ooms = self.pending_cuda_ooms.iter().map(|pending| LedgerEvent::CudaOom(pending.event.clone()));
+        self.changes.events.extend(kills.chain(exits).chain(ooms).map(|event| (event.id(), event)));
     }
 
     /// Returns the highest id of an event.

@@ -21,6 +21,7 @@
 //! | L13 | the limit is forgotten between two reads of the log | `ledger::victim_probe::tests::limit_is_known_if_context_and_kill_are_read_apart` |
 //! | L14 | an ignored stop request explains a crash minutes later | `runs::ignored_stop_request_does_not_explain_a_crash_minutes_later` |
 
+mod cuda_ooms;
 mod groups;
 mod runs;
 mod stories;
@@ -95,7 +96,7 @@ impl MemoryStore {
     fn kills(&self) -> impl Iterator<Item = &Kill> {
         self.events.values().filter_map(|event| match event {
             LedgerEvent::OomKill(kill) => Some(kill),
-            LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) => None,
+            LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,
         })
     }
 
@@ -106,7 +107,7 @@ impl MemoryStore {
     fn exits_of(&self, id: &ContainerId) -> Vec<&Exit> {
         let exits = self.events.values().filter_map(|event| match event {
             LedgerEvent::Exit(exit) => Some(exit),
-            LedgerEvent::OomKill(_) | LedgerEvent::GpuError(_) => None,
+            LedgerEvent::OomKill(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,
         });
         let mut exits: Vec<_> = exits.filter(|exit| *exit.subject.container_id == *id.as_str()).collect();
         exits.sort_by(|one, other| one.at.total_cmp(&other.at));

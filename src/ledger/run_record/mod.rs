@@ -28,8 +28,15 @@ const MAX_SETTINGS: usize = 64;
 const MAX_GAP: f64 = 7_200.0;
 /// A run in progress whose last stored sample is older than this, in seconds, may have ended while memledger was stopped.
 const FRESH_FOR: f64 = 180.0;
+/// A larger number in a setting is taken for none: a container may set anything.
+const MAX_SETTING: u64 = 65_536;
 /// First interval between points of a timeline, in seconds.
 const POINT_INTERVAL: f64 = 10.0;
+
+/// Returns a setting that is a number of reasonable size.
+pub fn setting_number(value: &str) -> Option<u64> {
+    value.trim().parse().ok().filter(|number| *number <= MAX_SETTING)
+}
 
 /// The mean of samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -102,6 +109,9 @@ pub struct RunFigures {
     steps: Growth,
     samples_of_training: Growth,
     torch_ooms: Option<u64>,
+    /// Errors that the program reported at once: those of the last second before the exit are not in `torch_ooms`.
+    #[serde(default)]
+    cuda_ooms: u64,
     roles: BTreeMap<Arc<str>, RolePeak>,
     gpus: BTreeMap<Arc<str>, GpuFigures>,
     scopes: Vec<ScopePeak>,
@@ -243,6 +253,19 @@ impl RunFigures {
             torch_reserved_bytes: sum(|gpu| gpu.torch_reserved_bytes),
         });
         self.samples == 1 || has_new_settings
+    }
+
+    /// Counts CUDA out-of-memory errors that the program reported at once.
+    pub fn count_cuda_ooms(&mut self, errors: u64) {
+        self.cuda_ooms = self.cuda_ooms.saturating_add(errors);
+    }
+
+    /// Returns these settings of labels and environment with those that the program reports, which precede them.
+    pub fn settings_over(&self, others: &[(Arc<str>, Arc<str>)]) -> Vec<(Arc<str>, Arc<str>)> {
+        let others = others.iter().filter(|(name, _)| !self.reported_settings.contains_key(name)).cloned();
+        let reported =
+            self.reported_settings.iter().map(|(name, value)| (Arc::clone(name), Arc::clone(value)));
+        others.chain(reported).collect()
     }
 
     /// Records what one process reports: the first one of the lowest rank. A later one may be another program, such as an evaluation.
@@ -514,7 +537,7 @@ impl RunRecord {
             cpu_mean_cores: figures.cpu.rate(),
             steps_per_second: figures.steps.rate(),
             samples_per_second: figures.samples_of_training.rate(),
-            torch_ooms: figures.torch_ooms,
+            torch_ooms: figures.torch_ooms.max(Some(figures.cuda_ooms).filter(|count| *count > 0)),
             roles: figures.roles,
             gpus: figures.gpus.iter().map(|(uuid, gpu)| (Arc::clone(uuid), gpu.peak())).collect(),
             scopes: figures.scopes,

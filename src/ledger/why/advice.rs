@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use super::text::{bytes, lasted, name, path, role_one, roles, signal_of, time};
 use super::verdict::{Limit, SIGKILL, full_shm, inside, limit_bytes, limit_of};
-use super::{Cause, RunSummary, report};
-use crate::ledger::events::{ContainerRef, Kill, MemoryHolder, OomScope, PriorUsage, RoleUsage, UsageSample};
+use super::{Cause, RunSummary, cuda_oom, report};
+use crate::ledger::events::{
+    ContainerRef, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, RoleUsage, UsageSample,
+};
 
 /// Share of a limit that is left free when a number of workers is computed: they grow, and the kernel needs some.
 const FREE_SHARE: f64 = 0.1;
-/// Name of the holder of memory outside containers.
-const OUTSIDE_CONTAINERS: &str = "processes outside containers";
 /// Page cache above this share of the usage may look like the cause.
 const MIN_CACHE_SHARE: f64 = 0.1;
 /// Growth below this share of the usage is ignored.
@@ -69,6 +69,14 @@ pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>)
         (Cause::KilledOutside, _) => killed_outside(run, &mut advice),
         (Cause::CrashedSignal | Cause::EndedBySignal, _) => signal(run, &mut advice),
         (Cause::ErrorExit, _) => error_exit(run, &mut advice),
+        (
+            Cause::CudaOom
+            | Cause::CudaOomFragmented
+            | Cause::CudaOomOtherHolder
+            | Cause::CudaOomOwnShare
+            | Cause::CudaOomSurvived,
+            _,
+        ) => cuda_oom::advice(run, &mut advice),
         (Cause::Unknown, _) => {
             advice.push(format!("Read its last log lines, if it still exists: {}", logs(run)))
         }
@@ -85,7 +93,7 @@ fn error_exit(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     advice.push(format!("Read its last log lines: {}", logs(run)));
     advice.push(
         "A CUDA out-of-memory error also ends a program like this: GPU memory is not part of the container's memory limit, \
-         and the error is only in the container's log."
+         and unless the program reports to memledger the error is only in the container's log."
             .to_owned(),
     );
 }

@@ -9,6 +9,7 @@
 //! The caller provides the events; `export::verdict_text` renders the screen.
 
 mod advice;
+mod cuda_oom;
 mod report;
 mod verdict;
 mod text;
@@ -18,8 +19,8 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::events::{
-    ContainerLabels, ContainerRef, Evidence, Exit, Kill, KillOwner, LedgerEvent, OomReport, PriorUsage,
-    UsageSample, Victim,
+    ContainerLabels, ContainerRef, CudaOom, Evidence, Exit, Kill, KillOwner, LedgerEvent, OomReport,
+    PriorUsage, UsageSample, Victim,
 };
 use super::host_history::CurrentUsage;
 use super::store::Query;
@@ -80,6 +81,16 @@ pub enum Cause {
     EndedBySignal,
     /// Exit code other than 0.
     ErrorExit,
+    /// The program ran out of GPU memory.
+    CudaOom,
+    /// The same, though enough was free, in pieces.
+    CudaOomFragmented,
+    /// The same, and without the other holders of the GPU there would have been enough.
+    CudaOomOtherHolder,
+    /// The same, and the GPU had enough: the process may take only a part of it.
+    CudaOomOwnShare,
+    /// The program ran out of GPU memory, and the container runs on.
+    CudaOomSurvived,
     /// The host was restarted.
     HostRestart,
     /// Exit code 0.
@@ -92,7 +103,7 @@ pub enum Cause {
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Cause; 23] = [
+    pub const ALL: [Cause; 28] = [
         Cause::OomLimitMain,
         Cause::OomLimitWorker,
         Cause::OomLimitWorkerThenExit,
@@ -112,6 +123,11 @@ impl Cause {
         Cause::CrashedSignal,
         Cause::EndedBySignal,
         Cause::ErrorExit,
+        Cause::CudaOom,
+        Cause::CudaOomFragmented,
+        Cause::CudaOomOtherHolder,
+        Cause::CudaOomOwnShare,
+        Cause::CudaOomSurvived,
         Cause::HostRestart,
         Cause::Completed,
         Cause::Unknown,
@@ -142,6 +158,11 @@ impl Cause {
             Cause::CrashedSignal => "CRASHED",
             Cause::EndedBySignal => "ENDED BY A SIGNAL",
             Cause::ErrorExit => "ENDED WITH AN ERROR",
+            Cause::CudaOom => "OUT OF GPU MEMORY",
+            Cause::CudaOomFragmented => "OUT OF GPU MEMORY in one piece: its cache is fragmented",
+            Cause::CudaOomOtherHolder => "OUT OF GPU MEMORY, which others held too",
+            Cause::CudaOomOwnShare => "OUT OF GPU MEMORY that it may take",
+            Cause::CudaOomSurvived => "OUT OF GPU MEMORY, and it runs on",
             Cause::HostRestart => "ENDED BY A RESTART OF THE HOST",
             Cause::Completed => "COMPLETED",
             Cause::Unknown => "UNKNOWN",
@@ -206,6 +227,8 @@ struct RunSummary<'a> {
     /// Oldest first.
     kills: Vec<&'a Kill>,
     exit: Option<&'a Exit>,
+    /// CUDA out-of-memory errors, oldest first.
+    cuda_ooms: Vec<&'a CudaOom>,
     /// Kills near the end of the run that could not be attributed to any container.
     unattributed_kills: Vec<&'a Kill>,
     /// The time of the kill as a kernel log from elsewhere has it; empty without one. `None`: the events are of this host.
@@ -235,7 +258,14 @@ pub fn explain_logged(kill: &Kill, log_time: &str, now: f64) -> Verdict {
         KillOwner::Container(subject) => subject,
         _ => &none,
     };
-    let run = RunSummary { subject, kills: vec![kill], exit: None, unattributed_kills: vec![], log_time };
+    let run = RunSummary {
+        subject,
+        kills: vec![kill],
+        exit: None,
+        cuda_ooms: vec![],
+        unattributed_kills: vec![],
+        log_time,
+    };
     match kill.owner {
         KillOwner::Container(_) => verdict::verdict(&run, now),
         _ => verdict::outside_containers(&run, kill, now),
@@ -262,9 +292,23 @@ fn last_sample(before: Option<&Arc<PriorUsage>>) -> Option<&UsageSample> {
 ///
 /// Returns `None` if no event has a container. If several containers have the same name, the newest is considered.
 pub fn explain(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
-    let newest = events.iter().rev().find(|event| event.subject().is_some())?;
+    // a program may survive an error of CUDA: an earlier end or kill is what people ask for
+    let is_end =
+        |event: &&LedgerEvent| event.subject().is_some() && !matches!(event, LedgerEvent::CudaOom(_));
+    let newest_of_all = || events.iter().rev().find(|event| event.subject().is_some());
+    let newest = events.iter().rev().find(is_end).or_else(newest_of_all)?;
     let subject = newest.subject()?;
     let mut verdict = verdict::verdict(&run_of(events, newest, subject), now);
+    let is_newer = |event: &&LedgerEvent| {
+        let is_its = event.subject().is_some_and(|its| same_container(its, subject));
+        matches!(event, LedgerEvent::CudaOom(_)) && is_its && event.at() > newest.at() + EXIT_WINDOW
+    };
+    if let Some(error) = events.iter().rev().find(is_newer) {
+        verdict.also.push(format!(
+            "It runs again, and had a CUDA out-of-memory error at {}: `memledger events` has it.",
+            time(error.at())
+        ));
+    }
     let others = others_of_that_name(events, &subject.name);
     if others > 0 {
         verdict.also.push(format!(
@@ -285,12 +329,13 @@ pub fn explain_last(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
                 subject: &ContainerRef::default(),
                 kills: vec![kill],
                 exit: None,
+                cuda_ooms: vec![],
                 unattributed_kills: vec![],
                 log_time: None,
             };
             Some(verdict::outside_containers(&run, kill, now))
         }
-        (LedgerEvent::Exit(_) | LedgerEvent::GpuError(_), None) => None,
+        (LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_), None) => None,
     }
 }
 
@@ -433,7 +478,8 @@ fn is_notable(event: &LedgerEvent) -> bool {
             Some(_) => true,
             None => exit.exit_code != Some(0) && exit.stop_signals.is_empty(),
         },
-        LedgerEvent::GpuError(_) => false,
+        // a program may survive it: its exit says whether it did
+        LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => false,
     }
 }
 
@@ -455,6 +501,7 @@ fn run_of<'a>(
             (Some(its), Some(ours)) => same_start(its, ours),
             _ => exit.at >= kill.at - EXIT_WINDOW,
         }),
+        LedgerEvent::CudaOom(_) => None, // the newest event is one only where no end is known
         LedgerEvent::GpuError(_) => None,
     };
     // without a start time: everything since the previous exit
@@ -465,6 +512,14 @@ fn run_of<'a>(
     let belongs = |kill: &&Kill| match (&kill.owner, started) {
         (KillOwner::Container(ContainerRef { started: Some(its), .. }), Some(ours)) => same_start(*its, ours),
         _ => kill.at > end_before && kill.at <= until,
+    };
+    let cuda_ooms = events.iter().filter_map(|event| match event {
+        LedgerEvent::CudaOom(oom) if same_container(&oom.subject, subject) => Some(oom),
+        _ => None,
+    });
+    let is_of_run = |oom: &&CudaOom| match (oom.subject.started, started) {
+        (Some(its), Some(ours)) => same_start(its, ours),
+        _ => oom.at > end_before && oom.at <= until,
     };
     let unattributed_kills = events.iter().filter_map(|event| match event {
         LedgerEvent::OomKill(kill) if matches!(kill.owner, KillOwner::Open | KillOwner::Unattributed) => {
@@ -478,6 +533,7 @@ fn run_of<'a>(
         subject,
         kills: kills_of(events, subject).filter(belongs).collect(),
         exit,
+        cuda_ooms: cuda_ooms.filter(is_of_run).collect(),
         unattributed_kills: unattributed_kills.collect(),
         log_time: None,
     }
@@ -496,7 +552,7 @@ fn kills_of<'a>(events: &'a [LedgerEvent], subject: &'a ContainerRef) -> impl It
             let its = event.subject().is_some_and(|its| same_container(its, subject));
             its.then_some(kill)
         }
-        LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) => None,
+        LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,
     })
 }
 

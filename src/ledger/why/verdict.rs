@@ -1,7 +1,9 @@
 //! Determines the cause and the sentence that describes it.
 
 use super::text::{bytes, lasted, name, path, role_one, signal, signal_of, time};
-use super::{CAUSE_WINDOW, Cause, Confidence, RunSummary, Verdict, advice, ended_it, last_sample, report};
+use super::{
+    CAUSE_WINDOW, Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, last_sample, report,
+};
 use crate::ledger::events::{ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
 
 /// From this used share on, a `/dev/shm` counts as full: another batch does not fit.
@@ -90,26 +92,51 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
     let (cause, confidence, what) = match (lead, run.exit) {
         (Some(kill), _) => kill_cause(kill, run),
         (None, Some(exit)) => exit_cause(exit, run),
-        (None, None) => (Cause::Unknown, Confidence::Unsure, "Nothing is recorded of this run.".to_owned()),
+        (None, None) => cuda_oom::survived(run).unwrap_or_else(|| {
+            (Cause::Unknown, Confidence::Unsure, "Nothing is recorded of this run.".to_owned())
+        }),
     };
+    let last_cuda_oom = run.cuda_ooms.last().map(|oom| oom.at);
     let mut evidence: Vec<Evidence> = lead.map(|kill| kill.evidence.clone()).unwrap_or_default();
+    if is_cuda_oom(cause) {
+        evidence.extend(cuda_oom::evidence(run));
+    }
     evidence.extend(run.exit.into_iter().flat_map(|exit| exit.evidence.iter().cloned()));
     evidence.extend(flag_line(run, cause));
     Verdict {
         subject: Some(run.subject.clone()),
         cause,
         confidence,
-        at: lead.map(|kill| kill.at).or(run.exit.map(|exit| exit.at)).filter(|_| run.log_time.is_none()),
+        at: lead
+            .map(|kill| kill.at)
+            .or(run.exit.map(|exit| exit.at))
+            .or(last_cuda_oom)
+            .filter(|_| run.log_time.is_none()),
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         asked_at: now,
         what,
-        also: also(run, lead),
+        also: also(run, lead)
+            .into_iter()
+            .chain(cuda_oom::also(run).filter(|_| !is_cuda_oom(cause)))
+            .collect(),
         evidence,
         pid: lead.and_then(|kill| kill.pid),
         report: lead.and_then(|kill| kill.report.clone()),
         held: run.before(lead).cloned(),
         advice: advice::of(cause, run, lead),
     }
+}
+
+/// Returns true if the verdict is about a CUDA out-of-memory error.
+fn is_cuda_oom(cause: Cause) -> bool {
+    matches!(
+        cause,
+        Cause::CudaOom
+            | Cause::CudaOomFragmented
+            | Cause::CudaOomOtherHolder
+            | Cause::CudaOomOwnShare
+            | Cause::CudaOomSurvived
+    )
 }
 
 /// Returns the verdict on a kill outside containers.
@@ -179,7 +206,8 @@ fn when(kill: &Kill, run: &RunSummary<'_>) -> String {
 fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a Kill> {
     let Some(exit) = run.exit else { return run.kills.last().copied() };
     let ended = run.kills.iter().rev().find(|kill| ended_it(kill, run.exit));
-    let linked = || run.kills.iter().rev().find(|kill| exit.at - kill.at <= CAUSE_WINDOW);
+    let has_reason = exit.reason == Some(ExitReason::CudaOom);
+    let linked = || run.kills.iter().rev().find(|kill| !has_reason && exit.at - kill.at <= CAUSE_WINDOW);
     ended.or_else(linked).copied()
 }
 
@@ -337,6 +365,7 @@ fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) 
         Some(ExitReason::Killed) => killed(run, &at),
         Some(ExitReason::Signal) => by_signal(exit, run, &at),
         Some(ExitReason::Error) => by_error(run, &at),
+        Some(ExitReason::CudaOom) => cuda_oom::verdict(exit, run, &at),
         Some(ExitReason::HostRestart) => {
             let what = format!(
                 "By {} the container had ended, because the host was restarted or lost power: its run began before that.",

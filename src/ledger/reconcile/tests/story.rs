@@ -12,7 +12,7 @@ use crate::discover::{
     Container, ContainerDetails, ContainerId, EventKind, Identity, Inventory, RuntimeEvent,
 };
 use crate::ledger::events::{Exit, ExitReason, Kill, KillOwner, Victim};
-use crate::ledger::exchange::{ContainerUsage, CycleReport};
+use crate::ledger::exchange::{ContainerUsage, CycleReport, GpuUse};
 use crate::ledger::interval::LogClock;
 use crate::ledger::reconcile::{ObservedLine, ProcInfo, Reconciler, ReconcilerConfig};
 use crate::ledger::run_record::RunRecord;
@@ -26,6 +26,8 @@ pub struct Story {
     pub store: MemoryStore,
     /// Usage of all containers in the next cycles.
     pub usage: ContainerUsage,
+    /// GPUs in the next cycles.
+    pub gpus: Vec<GpuUse>,
     /// Seconds by which the kernel log's clock is ahead.
     pub drift: f64,
     filter: Filter,
@@ -67,8 +69,19 @@ impl Story {
         let reconciler = reconciler(&store, &filter, &boot, begin);
         let (usage, drift) = (ContainerUsage::default(), 0.0);
         let (clock, read_at) = (LogClock::default(), Some(begin));
-        let mut story =
-            Self { begin, reconciler, store, usage, drift, filter, boot, clock, read_at, lines: 0 };
+        let mut story = Self {
+            begin,
+            reconciler,
+            store,
+            usage,
+            gpus: vec![],
+            drift,
+            filter,
+            boot,
+            clock,
+            read_at,
+            lines: 0,
+        };
         story.settle(0.0);
         story
     }
@@ -206,7 +219,13 @@ impl Story {
         let containers: Vec<_> = running.iter().map(container).collect();
         let inventory = Arc::new(Inventory { containers, runtimes: runtimes.to_vec() });
         let containers = vec![self.usage.clone(); running.len()];
-        let handed = CycleReport { at: self.at(at), inventory, containers, host_memory: None };
+        let handed = CycleReport {
+            at: self.at(at),
+            inventory,
+            containers,
+            host_memory: None,
+            gpus: self.gpus.clone(),
+        };
         self.reconciler.apply_cycle(self.at(at), &handed);
     }
 

@@ -1,0 +1,192 @@
+//! CUDA out-of-memory errors: their container, GPU and counts, and the exits that they explain.
+
+use super::story::{KILLED, Story, id};
+use crate::discover::EventKind;
+use crate::ledger::events::{CudaOom, ExitReason, GpuHolder, LedgerEvent};
+use crate::ledger::exchange::{GpuUse, GpuUser};
+use crate::reporter::message::OomMessage;
+use crate::reporter::ooms::ReportedOom;
+
+const PROCESS: (u32, u64) = (70, 7_000);
+
+/// Reports an error of container `letter`.
+fn oom(story: &mut Story, letter: char, at: f64, message: OomMessage) {
+    let reported = ReportedOom {
+        at: story.at(at),
+        process: PROCESS,
+        container: id(letter),
+        rank: 1,
+        device: Some("b".into()),
+        skipped: 0,
+        message,
+    };
+    story.reconciler.add_cuda_ooms(story.at(at), vec![reported]);
+    story.settle(at);
+}
+
+fn observed() -> OomMessage {
+    OomMessage { number: 1, tried: Some(20), free: Some(2), ..OomMessage::default() }
+}
+
+fn uncaught() -> OomMessage {
+    OomMessage { number: 1, is_uncaught: true, ..OomMessage::default() }
+}
+
+fn events(story: &Story) -> Vec<&CudaOom> {
+    let events = story.store.events.values();
+    events
+        .filter_map(|event| match event {
+            LedgerEvent::CudaOom(oom) => Some(oom),
+            _ => None,
+        })
+        .collect()
+}
+
+fn reason_after(message: &[OomMessage], seconds: f64, exit_code: Option<i64>) -> Option<ExitReason> {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    message.iter().for_each(|message| oom(&mut story, 'a', 10.0, message.clone()));
+    story.end('a', 10.0 + seconds, exit_code);
+    for later in [0.1, 4.0, 20.0] {
+        story.settle(10.0 + seconds + later);
+    }
+    story.reasons('a')[0]
+}
+
+#[test]
+fn exit_with_an_error_just_after_one_is_explained() {
+    let caught = [observed()];
+    assert_eq!(reason_after(&caught, 1.0, Some(1)), Some(ExitReason::CudaOom));
+    assert_eq!(reason_after(&caught, 6.0, Some(1)), Some(ExitReason::Error));
+    // a launcher stops the other ranks first
+    let ended = [observed(), uncaught()];
+    assert_eq!(reason_after(&ended, 60.0, Some(1)), Some(ExitReason::CudaOom));
+    assert_eq!(reason_after(&ended, 121.0, Some(1)), Some(ExitReason::Error));
+    assert_eq!(reason_after(&[], 1.0, Some(1)), Some(ExitReason::Error));
+}
+
+#[test]
+fn other_ends_keep_their_reason() {
+    let ended = [observed(), uncaught()];
+    assert_eq!(reason_after(&ended, 1.0, Some(0)), Some(ExitReason::Completed));
+    assert_eq!(reason_after(&ended, 1.0, Some(139)), Some(ExitReason::Signal));
+    assert_eq!(reason_after(&ended, 1.0, KILLED), Some(ExitReason::Killed));
+}
+
+#[test]
+fn event_has_its_run_its_gpu_and_who_held_it() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    let user = |letter: char, bytes| GpuUser {
+        container: Some(id(letter)),
+        name: letter.to_string().into(),
+        bytes: Some(bytes),
+    };
+    let holder = |name: &str, own, bytes| GpuHolder { name: name.into(), own, bytes: Some(bytes) };
+    story.gpus = vec![
+        GpuUse { index: "0".into(), uuid: "GPU-A".into(), ..GpuUse::default() },
+        GpuUse {
+            index: "1".into(),
+            uuid: "GPU-B".into(),
+            holders: vec![user('b', 30), user('a', 10)],
+            ..GpuUse::default()
+        },
+    ];
+    story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+    oom(&mut story, 'a', 2.0, observed());
+    oom(&mut story, 'a', 2.1, uncaught());
+    let [event] = events(&story)[..] else { panic!("one event: {:?}", events(&story)) };
+    assert_eq!((&*event.gpu, &*event.gpu_uuid, event.rank), ("1", "GPU-B", Some(1)));
+    assert_eq!(event.holders, [holder("b", false, 30), holder("a", true, 10)]);
+    assert_eq!(event.uncaught, Some(true));
+    assert_eq!((event.tried_bytes, event.free_bytes, event.total_bytes), (Some(20), Some(2), None));
+    assert_eq!(&*event.subject.name.container_name, "a");
+    assert!(event.subject.started.is_some());
+    let figures = super::figures(&story.store.totals(), "a");
+    assert_eq!((figures.cuda_ooms, figures.last_cuda_oom.is_some()), (Some(1), true));
+    // the counts are those of before after a restart
+    story.restart(3.0);
+    oom(&mut story, 'a', 3.0, observed());
+    assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, Some(2));
+}
+
+#[test]
+fn error_is_settled_when_nothing_more_can_be_reported() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    oom(&mut story, 'a', 1.0, observed());
+    assert_eq!(events(&story)[0].uncaught, None, "it may unwind yet");
+    story.settle(12.0);
+    assert_eq!(events(&story)[0].uncaught, Some(false));
+    // an error whose own message was lost is an event without numbers
+    oom(&mut story, 'a', 13.0, OomMessage { number: 2, ..uncaught() });
+    let found: Vec<_> = events(&story).iter().map(|event| (event.tried_bytes, event.uncaught)).collect();
+    assert_eq!(found, [(Some(20), Some(false)), (None, Some(true))]);
+    // and one that was pending when memledger stopped
+    oom(&mut story, 'a', 14.0, OomMessage { number: 3, ..observed() });
+    story.restart(15.0);
+    story.settle(15.0);
+    assert!(events(&story).iter().all(|event| event.uncaught.is_some()));
+}
+
+#[test]
+fn holders_are_those_of_a_reading_before_the_error() {
+    let mut story = Story::new();
+    let gpu = |bytes| GpuUse {
+        index: "0".into(),
+        uuid: "b".into(),
+        holders: vec![GpuUser { container: Some(id('a')), name: "a".into(), bytes: Some(bytes) }],
+        ..GpuUse::default()
+    };
+    for (at, bytes) in [(1.0, 10), (2.0, 20), (3.0, 0)] {
+        story.gpus = vec![gpu(bytes)];
+        story.cycle(at, &[('a', Some(0.1))], &[("docker", true)]);
+    }
+    // it waited in its process, which has ended since
+    let reported = ReportedOom {
+        at: story.at(2.5),
+        process: PROCESS,
+        container: id('a'),
+        rank: 0,
+        device: Some("b".into()),
+        skipped: 4,
+        message: observed(),
+    };
+    story.reconciler.add_cuda_ooms(story.at(3.5), vec![reported]);
+    story.settle(3.5);
+    let [event] = events(&story)[..] else { panic!("one event") };
+    assert_eq!((event.holders[0].bytes, event.skipped), (Some(20), 4));
+    assert_eq!(event.at, story.at(2.5).unix_seconds());
+    assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, Some(5));
+}
+
+#[test]
+fn gpu_is_found_by_its_process_only_where_one_is_possible() {
+    let mut story = Story::new();
+    let gpu = |index: &str, uuid: &str| GpuUse {
+        index: index.into(),
+        uuid: uuid.into(),
+        processes: vec![PROCESS],
+        ..GpuUse::default()
+    };
+    // ROCm's own UUIDs are not the driver's
+    story.gpus = vec![gpu("0", "x")];
+    story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+    oom(&mut story, 'a', 2.0, observed());
+    story.gpus = vec![gpu("0", "x"), gpu("1", "y")];
+    story.cycle(3.0, &[('a', Some(0.1))], &[("docker", true)]);
+    oom(&mut story, 'a', 4.0, observed());
+    let found: Vec<_> = events(&story).iter().map(|event| event.gpu.to_string()).collect();
+    assert_eq!(found, ["0", ""]);
+}
+
+#[test]
+fn record_of_the_run_has_errors_of_its_last_second() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+    oom(&mut story, 'a', 1.5, observed());
+    story.end('a', 1.6, Some(1));
+    story.settle(2.0);
+    assert_eq!(story.run_record().torch_ooms, Some(1));
+}

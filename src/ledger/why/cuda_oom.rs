@@ -1,0 +1,277 @@
+//! CUDA out-of-memory errors of a run: which of them ended it, and what their numbers prove.
+
+use super::text::{bytes, lasted, name, time};
+use super::{Cause, Confidence, RunSummary};
+use crate::ledger::events::{CudaOom, Evidence, Exit, GpuHolder};
+use crate::ledger::run_record::setting_number;
+
+/// Maximum number of holders in a line.
+const MAX_HOLDERS: usize = 4;
+/// Others that hold less of the GPU than this share are not worth a word: each program on it needs some memory.
+const MIN_OTHERS: f64 = 0.05;
+/// An uncaught error this many seconds before the exit ended the program; an earlier one may have ended another process of it.
+const CERTAIN_WINDOW: f64 = 5.0;
+/// Words in the name of an operation of which no gradients are needed.
+const VALIDATION: [&str; 6] = ["val", "valid", "validate", "validation", "eval", "evaluation"];
+
+/// What the numbers of an error prove beyond that the program needed more than there was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    /// The GPU had enough, but the process may take only a part of it.
+    OwnShare,
+    /// Free pieces in PyTorch's own cache would have sufficed together with what was free.
+    Fragmented { pieces: u64 },
+    /// What others held would have sufficed together with what was free.
+    OtherHolders { others: u64 },
+}
+
+/// Returns the error that ended the run: the newest that was not caught, else the newest.
+fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a CudaOom> {
+    let uncaught = run.cuda_ooms.iter().rev().find(|oom| oom.uncaught == Some(true));
+    uncaught.or(run.cuda_ooms.last()).copied()
+}
+
+/// Returns cause and sentence of an exit after such an error; `ended` is the begin of the sentence.
+pub(super) fn verdict(exit: &Exit, run: &RunSummary<'_>, ended: &str) -> (Cause, Confidence, String) {
+    let Some(oom) = leading(run) else {
+        let what =
+            format!("{ended} after a CUDA out-of-memory error, whose event is not in the ledger (any more).");
+        return (Cause::CudaOom, Confidence::Likely, what);
+    };
+    let later = exit.at - oom.at;
+    let before = if later < 1.0 { "right after".to_owned() } else { format!("{} after", lasted(later)) };
+    let is_certain = oom.uncaught == Some(true) && later < CERTAIN_WINDOW;
+    let (cause, why) = proven(oom);
+    let confidence = if is_certain { Confidence::Certain } else { Confidence::Likely };
+    (cause, confidence, format!("{ended}, {before} a CUDA out-of-memory error: {}.{why}", attempt(oom)))
+}
+
+/// Returns cause and sentence of a run that goes on after such errors.
+pub(super) fn survived(run: &RunSummary<'_>) -> Option<(Cause, Confidence, String)> {
+    let oom = *run.cuda_ooms.last()?;
+    let (_, why) = proven(oom);
+    let what = format!(
+        "At {} a program of this container ran out of GPU memory: {}.{why} No end of the container is recorded.",
+        time(oom.at),
+        attempt(oom)
+    );
+    Some((Cause::CudaOomSurvived, Confidence::Certain, what))
+}
+
+/// Returns a line about errors beside another cause.
+pub(super) fn also(run: &RunSummary<'_>) -> Option<String> {
+    let last = run.cuda_ooms.last()?;
+    let errors: u64 = run.cuda_ooms.iter().map(|oom| oom.skipped + 1).sum();
+    let noun = if errors == 1 { "CUDA out-of-memory error" } else { "CUDA out-of-memory errors" };
+    Some(format!("{errors} {noun} of this run, the last at {}: {}.", time(last.at), attempt(last)))
+}
+
+/// Returns what was tried: `it tried to allocate 2.0 GiB on GPU 0 in model/forward, where 1.0 GiB of 12.0 GiB were free`.
+fn attempt(oom: &CudaOom) -> String {
+    let tried = oom.tried_bytes.map_or_else(
+        || "an allocation failed".to_owned(),
+        |tried| format!("it tried to allocate {}", bytes(tried)),
+    );
+    let on = if oom.gpu.is_empty() { "a GPU".to_owned() } else { format!("GPU {}", name(&oom.gpu)) };
+    let scope = match &*oom.component {
+        "" => String::new(),
+        component => format!(" in {}/{}", name(component), name(&oom.operation)),
+    };
+    let free = oom.free_bytes.zip(oom.total_bytes);
+    let free = free.map_or_else(String::new, |(free, total)| {
+        format!(", where {} of {} were free", bytes(free.min(total)), bytes(total))
+    });
+    format!("{tried} on {on}{scope}{free}")
+}
+
+/// Returns the cause, and a sentence about what the numbers prove.
+fn proven(oom: &CudaOom) -> (Cause, String) {
+    match reason(oom) {
+        Some(Reason::OwnShare) => (
+            Cause::CudaOomOwnShare,
+            " The GPU had enough; the process may take only a part of it (set_per_process_memory_fraction)."
+                .to_owned(),
+        ),
+        Some(Reason::Fragmented { pieces }) => (
+            Cause::CudaOomFragmented,
+            format!(
+                " PyTorch's cache had {} in free pieces: together enough, each too small.",
+                bytes(pieces)
+            ),
+        ),
+        Some(Reason::OtherHolders { others }) => (
+            Cause::CudaOomOtherHolder,
+            format!(
+                " Others held {} of that GPU: without them this allocation would have fit.",
+                bytes(others)
+            ),
+        ),
+        None => (Cause::CudaOom, String::new()),
+    }
+}
+
+fn reason(oom: &CudaOom) -> Option<Reason> {
+    let (tried, free) = oom.tried_bytes.zip(oom.free_bytes)?;
+    let total = oom.total_bytes.unwrap_or(u64::MAX);
+    // what the process may still take
+    let room = total.saturating_sub(oom.reserved_bytes.unwrap_or(0));
+    if free >= tried && room < tried {
+        return Some(Reason::OwnShare);
+    }
+    let pieces = oom.inactive_split_bytes.unwrap_or(0);
+    let free = free.min(room);
+    if pieces > 0 && free.saturating_add(pieces) >= tried {
+        return Some(Reason::Fragmented { pieces });
+    }
+    let others: u64 = others(oom).filter_map(|holder| holder.bytes).sum();
+    let is_much = others as f64 >= MIN_OTHERS * total as f64;
+    (is_much && free.saturating_add(others) >= tried).then_some(Reason::OtherHolders { others })
+}
+
+/// Returns who else held memory of that GPU.
+fn others(oom: &CudaOom) -> impl Iterator<Item = &GpuHolder> {
+    oom.holders.iter().filter(|holder| !holder.own && holder.bytes != Some(0))
+}
+
+fn held(holder: &GpuHolder) -> String {
+    let held = holder.bytes.map_or_else(|| "unknown".to_owned(), bytes);
+    format!("{} {held}", name(&holder.name))
+}
+
+/// Returns the numbers of the error.
+pub(super) fn evidence(run: &RunSummary<'_>) -> Vec<Evidence> {
+    let Some(oom) = leading(run) else { return vec![] };
+    let parts = [
+        ("tried", oom.tried_bytes),
+        ("free", oom.free_bytes),
+        ("total", oom.total_bytes),
+        ("allocated", oom.allocated_bytes),
+        ("reserved", oom.reserved_bytes),
+        ("inactive split", oom.inactive_split_bytes),
+    ];
+    let parts: Vec<_> =
+        parts.into_iter().filter_map(|(what, of)| Some(format!("{what} {}", bytes(of?)))).collect();
+    let pid = oom.pid.map_or_else(String::new, |pid| format!("pid {pid}: "));
+    let mut lines = Vec::new();
+    if !parts.is_empty() {
+        lines.push(Evidence::new(&oom.source, format!("{pid}{}", parts.join(", "))));
+    }
+    let holders: Vec<_> = oom.holders.iter().take(MAX_HOLDERS).map(held).collect();
+    if !holders.is_empty() {
+        lines.push(Evidence::new("driver", format!("GPU {}: {}", name(&oom.gpu), holders.join(", "))));
+    }
+    lines
+}
+
+/// Adds what to try with the settings of this run.
+pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
+    let Some(oom) = leading(run) else { return };
+    let before = run.before(None);
+    let settings = before.map(|before| before.settings.as_slice()).unwrap_or_default();
+    let setting =
+        |wanted: &str| settings.iter().find(|(name, _)| **name == *wanted).map(|(_, value)| &**value);
+    let number = |wanted: &str| setting(wanted).and_then(setting_number);
+    match reason(oom) {
+        Some(Reason::OwnShare) => {
+            advice.push(
+                "Raise the share of the GPU that it may take, if the rest is not promised to others."
+                    .to_owned(),
+            );
+        }
+        Some(Reason::Fragmented { .. }) => {
+            let is_set = setting("pytorch_cuda_alloc_conf")
+                .is_some_and(|value| value.contains("expandable_segments:True"));
+            if !is_set {
+                advice.push(
+                    "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: PyTorch then joins free pieces of its cache."
+                        .to_owned(),
+                );
+            }
+        }
+        Some(Reason::OtherHolders { .. }) => {
+            let names: Vec<_> = others(oom).take(MAX_HOLDERS).map(held).collect();
+            advice
+                .push(format!("Give it a GPU of its own, or end what else is on it: {}.", names.join(", ")));
+        }
+        None => {}
+    }
+    match number("batch_size").filter(|batch| *batch > 1 && batch.is_multiple_of(2)) {
+        Some(batch) => {
+            let steps = number("accum").unwrap_or(1).max(1);
+            advice.push(format!(
+                "Halve the batch size: BATCH_SIZE={} ACCUM={} keeps the effective batch of {}.",
+                batch / 2,
+                steps * 2,
+                batch * steps
+            ));
+        }
+        None => advice.push("Use a smaller batch size, and accumulate gradients over more steps.".to_owned()),
+    }
+    if is_validation(&oom.component) || is_validation(&oom.operation) {
+        advice.push(
+            "It was in a validation: that needs no gradients (torch.no_grad()), and may have a batch size of its own."
+                .to_owned(),
+        );
+    }
+    advice.push(
+        "Activation checkpointing, a smaller precision or shorter sequences need less memory, too."
+            .to_owned(),
+    );
+    advice.push(format!(
+        "Which batch sizes fit, if other runs were measured: memledger advise {}",
+        name(&run.subject.name.container_name)
+    ));
+}
+
+fn is_validation(operation: &str) -> bool {
+    let words = operation.split(|letter: char| !letter.is_ascii_alphanumeric());
+    words.into_iter().any(|word| VALIDATION.contains(&word.to_ascii_lowercase().as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn oom(tried: u64, free: u64, total: u64, reserved: u64, split: u64, others: u64) -> CudaOom {
+        let holder = |own, bytes| GpuHolder { name: "x".into(), own, bytes: Some(bytes * GIB) };
+        CudaOom {
+            tried_bytes: Some(tried * GIB),
+            free_bytes: Some(free * GIB),
+            total_bytes: Some(total * GIB),
+            reserved_bytes: Some(reserved * GIB),
+            inactive_split_bytes: Some(split * GIB),
+            holders: vec![holder(true, reserved), holder(false, others)],
+            ..CudaOom::default()
+        }
+    }
+
+    #[test]
+    fn numbers_prove_no_more_than_they_do() {
+        for (tried, free, total, reserved, split, others, wanted) in [
+            (20, 2, 12, 10, 6, 0, None),
+            (5, 2, 12, 10, 6, 0, Some(Reason::Fragmented { pieces: 6 * GIB })),
+            // all of the cache is in whole blocks that torch has given back already
+            (5, 2, 12, 10, 0, 0, None),
+            (5, 2, 24, 10, 0, 12, Some(Reason::OtherHolders { others: 12 * GIB })),
+            (5, 4, 80, 75, 0, 1, None),
+            // half of a GPU of 24 GiB
+            (1, 11, 12, 12, 0, 0, Some(Reason::OwnShare)),
+            (1, 11, 12, 12, 3, 0, Some(Reason::OwnShare)),
+        ] {
+            assert_eq!(
+                reason(&oom(tried, free, total, reserved, split, others)),
+                wanted,
+                "{tried} {free} {total}"
+            );
+        }
+        assert_eq!(reason(&CudaOom { free_bytes: None, ..oom(5, 2, 12, 10, 6, 9) }), None);
+    }
+
+    #[test]
+    fn validation_is_a_word() {
+        assert!(is_validation("val") && is_validation("run_eval.loop") && is_validation("Validation"));
+        assert!(!is_validation("value_head") && !is_validation("retrieval") && !is_validation("interval"));
+    }
+}
