@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::attribute::auto_cleanup::containers_to_clean;
 use crate::attribute::inside::InsideView;
 use crate::attribute::{GpuHolders, attribute};
 use crate::catalog::*;
@@ -51,6 +52,8 @@ pub struct Sampler {
     http_stats: Arc<HttpStats>,
     otlp_stats: Option<Arc<OtlpStats>>,
     reporter: Option<Arc<ReporterState>>,
+    /// From which percentage of a GPU's memory on trainings are asked to clean up.
+    auto_cleanup: Option<f64>,
     inside: InsideView,
 }
 
@@ -88,6 +91,7 @@ impl Sampler {
             http_stats,
             otlp_stats: None,
             reporter: None,
+            auto_cleanup: None,
             inside: InsideView::default(),
         }
     }
@@ -110,9 +114,10 @@ impl Sampler {
         }
     }
 
-    /// Exports what processes report from inside from now on.
-    pub fn show_reporter(&mut self, reporter: Arc<ReporterState>) {
-        self.reporter = Some(reporter);
+    /// Exports what processes report from inside from now on. Where a GPU is filled by at least `auto_cleanup` percent, they are
+    /// asked to clean up.
+    pub fn show_reporter(&mut self, reporter: Arc<ReporterState>, auto_cleanup: Option<f64>) {
+        (self.reporter, self.auto_cleanup) = (Some(reporter), auto_cleanup);
     }
 
     /// Returns true once every runtime has listed its containers or turned out to be missing, and the ledger has its totals.
@@ -160,6 +165,12 @@ impl Sampler {
         let attributing = tracing::info_span!("attribute").entered();
         let attribution = attribute(&context, &self.cycle_data, &mut self.gpu_holders, &mut series);
         self.inside.write(&context, &self.cycle_data, &attribution.gpus.processes, &mut series);
+        if let (Some(reporter), Some(percent)) = (&self.reporter, self.auto_cleanup) {
+            let processes = &attribution.gpus.processes;
+            for container in containers_to_clean(now, percent, &self.cycle_data, processes) {
+                reporter.clean_up_automatically(container);
+            }
+        }
         drop(attributing);
         let ended =
             self.ledger.record_cycle(&context, &refresh.ended, &self.cycle_data, &attribution, &mut series);

@@ -15,6 +15,21 @@ pub fn first_chars(text: &str, max: usize) -> &str {
     text.char_indices().nth(max).map_or(text, |(end, _)| &text[..end])
 }
 
+/// Returns the names nearest to an unknown one, as the end of a sentence about it; empty without names.
+pub fn nearest<N: AsRef<str>>(names: impl IntoIterator<Item = N>, wanted: &str) -> String {
+    let names = names.into_iter().filter(|name| !name.as_ref().is_empty());
+    let mut names: Vec<_> = names
+        .map(|name| (strsim::damerau_levenshtein(name.as_ref(), wanted), name.as_ref().to_owned()))
+        .collect();
+    names.sort();
+    names.dedup();
+    let nearest: Vec<_> = names.iter().take(3).map(|(_, name)| format!("{name:?}")).collect();
+    match nearest.as_slice() {
+        [] => String::new(),
+        nearest => format!("; the nearest known names are {}", nearest.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,10 @@
 //! The client is the real one, as memledger writes it into the directory. The GPU is not: the driver is `tests/fake-nvml`, and
 //! `python/tests/standin` has the place of torch and says so. Both report the amounts that the test chose.
 
+mod cleanup;
 mod cuda_oom;
+
+use std::path::Path;
 
 use fake_nvml::{FakeNvml, Process, State};
 
@@ -24,9 +27,14 @@ struct Host {
 
 impl Host {
     fn start(engine: &Engine, name: &str) -> Self {
+        Self::start_with(engine, name, |_| vec![])
+    }
+
+    /// Starts memledger with more flags, which can name files in its folder.
+    fn start_with(engine: &Engine, name: &str, more: impl Fn(&Path) -> Vec<String>) -> Self {
         let folder = tempfile::Builder::new().prefix("mlt-inside-").tempdir().expect("a folder");
         let fake = FakeNvml::install(folder.path(), &State::with_gpus(1)).expect("the fake library");
-        let flags = vec![
+        let mut flags = vec![
             engine.flag(),
             "--podman.socket=".to_owned(),
             format!("--container.include=^{name}$"),
@@ -34,6 +42,7 @@ impl Host {
             "--gpu.interval=100ms".to_owned(),
             format!("--reporter.directory={}", folder.path().join("reporter").display()),
         ];
+        flags.extend(more(folder.path()));
         let memledger = Self::memledger(&flags);
         Self { memledger, fake, folder, flags }
     }

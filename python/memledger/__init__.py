@@ -13,7 +13,30 @@ Nothing here raises into the program, and nothing waits: without memledger, torc
 record the host memory only. All amounts are bytes, unless a name says otherwise.
 """
 
-from memledger._api import cleanup, load_ipython_extension, peak, save_report, start, step, stop, track
+from memledger._api import (
+    cleanup,
+    cleanup_on,
+    install_shutdown,
+    load_ipython_extension,
+    peak,
+    save_report,
+    start,
+    step,
+    stop,
+    track,
+)
 from memledger._version import __version__
 
-__all__ = ["__version__", "cleanup", "load_ipython_extension", "peak", "save_report", "start", "step", "stop", "track"]
+__all__ = [
+    "__version__",
+    "cleanup",
+    "cleanup_on",
+    "install_shutdown",
+    "load_ipython_extension",
+    "peak",
+    "save_report",
+    "start",
+    "step",
+    "stop",
+    "track",
+]

@@ -1,11 +1,11 @@
 """The functions of ``import memledger``."""
 
-import gc
 from contextlib import ContextDecorator
 from typing import Any, Dict, Mapping, Optional
 
 from memledger import _host, _startup, _torch
 from memledger._cuda_oom import mark_scope, scopes
+from memledger._cleanup import clean, cleaner, is_capturing, raise_on_sigterm
 from memledger._guard import never_raises, warn_once
 from memledger._reporter import Pair, reporter, valid_name
 
@@ -43,6 +43,7 @@ def step(n: int = 1, samples: Optional[int] = None, batch_size: Optional[int] = 
     reporter.observe_ooms()
     reporter.count_step(n, samples, batch_size)
     reporter.start_unless_stopped()
+    reporter.clean_if_due(steps=n)
 
 
 class track(ContextDecorator):
@@ -88,6 +89,10 @@ class track(ContextDecorator):
         risen = tuple(each["i"] for each in devices or [] if each.get("alloc_peak", 0) > before.get(each["i"], 0))
         peak = _torch.total(devices, "alloc_peak") if devices and len(risen) == len(devices) else None
         reporter.record(self._pair, devices, peak, risen)
+        if exception and exception[0] is not None:
+            cleaner.note_error()
+        else:
+            reporter.clean_if_due()
 
 
 @never_raises(default=dict)
@@ -126,16 +131,37 @@ def cleanup() -> Optional[int]:
     """Collects garbage and gives torch's cache back to the GPU. Returns how many bytes the cache shrank.
 
     It waits for the GPU and makes the next allocations slower, and torch itself gains no memory by it: it helps other
-    processes on the same GPU. None without a GPU.
+    processes on the same GPU. An interactive Python forgets its last error, whose frames hold tensors. None without a GPU, and
+    while a CUDA graph is captured.
     """
-    gc.collect()
-    torch = _torch.initialized()
-    before = _torch.total(_torch.devices(), "res")
-    if torch is None:
+    if is_capturing():
         return None
-    torch.cuda.empty_cache()
-    after = _torch.total(_torch.devices(), "res")
-    return before - after if before is not None and after is not None else None
+    found = clean()
+    return None if _torch.initialized() is None else sum(before - after for before, after in found.values())
+
+
+@never_raises()
+def cleanup_on(*moments: str, threshold: float = 85, every: int = 1) -> None:
+    """Cleans up at these moments from now on; without any, no longer.
+
+    ``"start"``: now. ``"step"``: after each ``every`` steps. ``"threshold"``: where a GPU that this process uses is at least ``threshold``
+    percent full, at most once a minute. ``"error"``: after an operation of ``track`` failed. ``"exit"``: at the end of the program.
+
+    All but ``"start"`` and ``"exit"`` happen at safe points: the end of ``step``, or of an operation of ``track``.
+    """
+    cleaner.clean_on(moments, threshold, every)
+    reporter.start_unless_stopped()
+
+
+@never_raises()
+def install_shutdown() -> None:
+    """Cleans up and sends the last report at the end of the program, also when SIGTERM ends it. Call it in the main thread.
+
+    SIGTERM then raises ``SystemExit(143)``, so that ``finally`` and ``atexit`` run; a handler of the program, or an ignored signal, stays
+    as it is. SIGINT raises KeyboardInterrupt as always. A program that waits in a call outside Python ends only after that call.
+    """
+    cleaner.clean_at_exit()
+    raise_on_sigterm()
 
 
 def load_ipython_extension(ipython: Any) -> None:

@@ -14,6 +14,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from memledger import _guard, _host, _torch
+from memledger._cleanup import cleaner, restore_sigterm
 from memledger._connection import Connection, directory
 from memledger._cuda_oom import CudaOoms, scopes
 from memledger._guard import never_raises, record_error, warn_once
@@ -31,6 +32,8 @@ SCOPES_PER_SAMPLE = 12
 MAX_PENDING_SCOPES = 64
 #: Seconds between two out-of-memory errors that are sent at once, and the longest wait for the reporter's thread before.
 OOM_INTERVAL_SECONDS, OOM_WAIT_SECONDS = 0.2, 0.05
+#: Longest wait for the reporter's thread before an answer is sent at once.
+ANSWER_WAIT_SECONDS = 0.05
 #: Longest wait for the reporter's thread, and then for its lock, when the program ends. Only a machine without CPU time needs it.
 EXIT_WAIT_SECONDS = 1.0
 #: Highest steps or samples of one call. memledger accepts totals up to 2**50.
@@ -136,6 +139,8 @@ class Reporter:
         connection = self._connection
         self._ooms.reset()
         scopes.clear()
+        cleaner.reset()
+        restore_sigterm()
         self._clear()
         self._reset()
         connection.close()
@@ -225,6 +230,14 @@ class Reporter:
         if self._thread is not None:
             self._ooms.attach()
 
+    def clean_if_due(self, steps: int = 0) -> None:
+        """A safe point of the program: cleans up where somebody wants that, and answers memledger at once."""
+        if cleaner.run_due(steps) and self._lock.acquire(timeout=ANSWER_WAIT_SECONDS):
+            try:
+                cleaner.send_answers(self._connection.send)
+            finally:
+                self._lock.release()
+
     def _report_oom(self, message: Dict[str, Any]) -> None:
         """Sends an out-of-memory error at once, because the program may be about to end; of many in a short time the newest."""
         if self._thread is None:
@@ -301,6 +314,7 @@ class Reporter:
         if devices is not None:
             lost = self._connection.lost + _guard.swallowed
             self._connection.send({"t": "sample", "seq": self._sequence, "lost": lost, "dev": devices})
+        cleaner.send_answers(self._connection.send)
         self._report_steps()
         for _ in range(max_scopes):
             with self._count_lock:
@@ -351,6 +365,8 @@ class Reporter:
         return message
 
     def _handle(self, message: Dict[str, Any]) -> None:
+        if message.get("t") == "cleanup":
+            cleaner.request(message)
         if message.get("t") != "welcome":
             return
         self._connection.mark_accepted()
@@ -370,7 +386,11 @@ def _after_fork_in_child() -> None:
 
 @never_raises()
 def _at_exit() -> None:
-    reporter.stop()
+    """Cleans up if that is wanted at the end, and sends what is left."""
+    try:
+        cleaner.at_exit()
+    finally:
+        reporter.stop()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

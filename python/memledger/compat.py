@@ -61,6 +61,7 @@ class MemoryTracker:
         """Records host memory, tensors and torch's cache; the file also has torch's peak, which is that of the program."""
         devices = _torch.devices()
         reporter.record((valid_name(component), valid_name(operation)), devices, _torch.total(devices, "alloc_peak"))
+        reporter.clean_if_due()
 
     def clear_memory(self, *_args: Any, **_kwargs: Any) -> None:
         """Collects garbage and gives torch's cache back to the GPU."""

@@ -90,6 +90,11 @@ class Receiver:
                 return
             self.messages.append((pid, json.loads(packet)))
 
+    def send(self, message):
+        """Sends a message to every program that is connected."""
+        for connection in self.connections:
+            connection.send(json.dumps(message).encode())
+
     def of(self, kind, pid=None):
         """Returns the messages of a type."""
         return [message for sender, message in list(self.messages) if message["t"] == kind and pid in (None, sender)]

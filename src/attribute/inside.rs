@@ -20,7 +20,7 @@ use crate::series::{Label, NONE, Series};
 /// so the newest of one is up to a second older than the newest of the other, and later than that on a busy host.
 const MAX_SKEW: Duration = Duration::from_millis(1_500);
 /// Maximum age of exported figures of a process, which may be stopped or busy.
-const MAX_AGE: Duration = Duration::from_secs(5);
+pub(super) const MAX_AGE: Duration = Duration::from_secs(5);
 
 /// Why a partition is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,15 +56,27 @@ struct HolderPartition {
 }
 
 /// GPUs by UUID, and processes by GPU.
-struct GpuIndex<'a> {
+pub(super) struct GpuIndex<'a> {
     by_uuid: HashMap<Arc<str>, u32>,
     processes: &'a [DeviceProcess],
 }
 
-impl GpuIndex<'_> {
+impl<'a> GpuIndex<'a> {
+    /// Returns the index of a cycle.
+    pub(super) fn new(cycle_data: &CycleData, processes: &'a [DeviceProcess]) -> Self {
+        let devices = (0..).zip(cycle_data.gpu_devices());
+        let by_uuid = devices.map(|(gpu, (_, device))| (normalized_uuid(device.identity.key()), gpu));
+        Self { by_uuid: by_uuid.collect(), processes }
+    }
+
     /// Returns the GPU of a device that a process reports. Without a UUID, or with one that the driver does not know (ROCm has
     /// others), it is known only if the process reports one device and the driver lists the process on one GPU.
-    fn of_device(&self, who: (u32, u64), process: &ReportingProcess, uuid: &DeviceUuid) -> Option<u32> {
+    pub(super) fn of_device(
+        &self,
+        who: (u32, u64),
+        process: &ReportingProcess,
+        uuid: &DeviceUuid,
+    ) -> Option<u32> {
         self.by_uuid(uuid).or_else(|| match process.devices.len() {
             1 => only(self.processes.iter().filter(|on| on.who == who).map(|on| on.gpu)),
             _ => None,
@@ -92,10 +104,7 @@ impl InsideView {
         series: &mut Series,
     ) {
         let Some(reports) = &cycle_data.reports else { return };
-        let devices = cycle_data.gpu_devices();
-        let by_uuid =
-            (0..).zip(devices).map(|(gpu, (_, device))| (normalized_uuid(device.identity.key()), gpu));
-        let gpus = GpuIndex { by_uuid: by_uuid.collect(), processes };
+        let gpus = GpuIndex::new(cycle_data, processes);
         series.global(REPORTER_CONNECTIONS, [], reports.processes.len() as f64);
         self.write_partitions(cycle_data, reports, &gpus, series);
         for (reason, label) in WITHHELD {
@@ -286,7 +295,7 @@ fn write_scopes(container: u32, reports: &ContainerReports, series: &mut Series)
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::collect::gpu::{GpuDevice, GpuIdentity, GpuReading, PidTrust};
     use crate::discover::ContainerId;
@@ -294,7 +303,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Returns a process of container 0 on a GPU.
-    fn on_gpu(pid: u32, gpu: u32, used: Option<u64>) -> DeviceProcess {
+    pub fn on_gpu(pid: u32, gpu: u32, used: Option<u64>) -> DeviceProcess {
         DeviceProcess {
             container: 0,
             gpu,
@@ -307,7 +316,7 @@ mod tests {
         }
     }
 
-    fn cycle_data(at: Timestamp, reports: Reports) -> CycleData {
+    pub fn cycle_data(at: Timestamp, reports: Reports) -> CycleData {
         let device = |index: &str, uuid: &str| {
             let identity = GpuIdentity { index: index.into(), uuid: uuid.into(), ..GpuIdentity::default() };
             GpuDevice::new(Arc::new(identity))
@@ -344,8 +353,7 @@ mod tests {
     /// Returns the partitions by GPU and holder, and what was withheld.
     fn partitions(data: &CycleData, processes: &[DeviceProcess]) -> (Vec<(u32, String, u64)>, [u64; 4]) {
         let (mut view, mut series) = (InsideView::default(), Series::default());
-        let by_uuid = HashMap::from([("a".into(), 0), ("b".into(), 1)]);
-        let gpus = GpuIndex { by_uuid, processes };
+        let gpus = GpuIndex::new(data, processes);
         view.write_partitions(data, data.reports.as_ref().unwrap(), &gpus, &mut series);
         let label = |row| match &series.labels(row)[0] {
             Label::Fixed(text) => (*text).to_owned(),

@@ -3,6 +3,7 @@
 //! Everything here is a function of the cycle's data. Nothing is read, and the only state is which processes held GPU
 //! memory when the driver last reported it.
 
+pub mod auto_cleanup;
 pub mod gpu_allocation;
 pub mod gpu;
 pub mod inside;

@@ -1,6 +1,7 @@
 //! The command line: one file per verb. Here: their list, the log, and the exit status of errors.
 
 mod checks;
+mod cleanup;
 mod config;
 mod control;
 mod doctor;
@@ -57,6 +58,7 @@ fn command() -> Command {
         .arg_required_else_help(true)
         .subcommand(arguments(serve))
         .subcommand(arguments(doctor))
+        .subcommand(arguments(cleanup::command()))
         .subcommand(config::command())
         .subcommand(arguments(events::command()))
         .subcommand(arguments(healthcheck))
@@ -83,6 +85,7 @@ pub fn run() -> ExitCode {
     };
     let outcome = match matches.subcommand() {
         Some(("serve", matches)) => serve(matches),
+        Some(("cleanup", matches)) => with_config(matches, |config| cleanup::run(&config, matches)),
         Some(("config", matches)) => config::run(matches),
         Some(("doctor", matches)) => with_config(matches, doctor::run),
         Some(("events", matches)) => with_config(matches, |config| events::run(config, matches)),

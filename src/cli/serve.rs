@@ -124,8 +124,8 @@ async fn run_on_runtime(config: Config, spans: Option<SpanQueue>) -> anyhow::Res
     let ledger = ledger_service.start(runtimes.clone(), reporter.clone())?;
     let driver_release = Arc::new(DriverRelease::default());
     let mut sampler = Sampler::new(&config, runtimes, Arc::clone(&shared_state), &driver_release, http_stats);
-    if let Some(reporter) = reporter {
-        sampler.show_reporter(reporter);
+    if let Some(reporter) = &reporter {
+        sampler.show_reporter(Arc::clone(reporter), config.reporter.auto_cleanup);
     }
     let exporter =
         start_exporter(&config, resume, &snapshot_cache, shared_state, event_reader.clone(), spans)?;
@@ -150,7 +150,8 @@ async fn run_on_runtime(config: Config, spans: Option<SpanQueue>) -> anyhow::Res
         driver,
         Arc::clone(&access_control),
     ));
-    let router = router(&config, snapshot_cache, event_reader, Arc::clone(&driver_release), &access_control);
+    let release = Arc::clone(&driver_release);
+    let router = router(&config, snapshot_cache, event_reader, release, reporter, &access_control);
     let control_socket = bind_control_socket(&config);
     let (stop_servers, mut servers) = start_servers(listeners, control_socket, &router, &access_control);
     tokio::spawn(essential("web configuration", access_control.follow()));
@@ -325,7 +326,7 @@ fn start_exporter(
 /// Starts to receive what processes report from inside. A failure is only a warning: everything else works without.
 /// `waker` is signalled with each out-of-memory error.
 fn start_reporter(config: &Config, waker: Arc<Waker>) -> Option<Arc<ReporterState>> {
-    let directory = config.reporter_directory.as_deref()?;
+    let directory = config.reporter.directory.as_deref()?;
     let hierarchy = Hierarchy::detect(&config.host_paths).ok()?; // its absence is reported by the sampler
     match reporter::start(directory, &config.host_paths, hierarchy.version == Version::V1, waker) {
         Ok(state) => {

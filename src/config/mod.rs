@@ -24,12 +24,12 @@ use std::sync::LazyLock;
 
 use clap::ArgMatches;
 
-pub use declare::Setting;
 use declare::SettingGroup;
+pub use declare::{Setting, parse_duration};
 pub use otlp::OtlpSettings;
 pub use settings::{
     Config, CriSettings, Filter, GpuSettings, HttpLimits, KernelLogChoice, LocalSettings, OomSettings,
-    RuntimeEndpoint, StateSettings,
+    ReporterSettings, RuntimeEndpoint, StateSettings,
 };
 pub use sources::arguments;
 use sources::{CONFIG_FILE, Layer, RawValue, Values};

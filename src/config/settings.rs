@@ -17,7 +17,9 @@ use super::declare::{
 };
 use super::otlp::OtlpSettings;
 use super::sources::Values;
-use super::value_parsers::{address, label, pod_key, regex, size, unix_socket, url_path, variable_name};
+use super::value_parsers::{
+    PERCENT, address, label, percent, pod_key, regex, size, unix_socket, url_path, variable_name,
+};
 use crate::catalog::COLLECTORS;
 use crate::host::HostPaths;
 
@@ -42,8 +44,9 @@ settings! {
         /// Serve /api/v1, which names processes, to all clients. Without it, only to clients with a password or a verified
         /// certificate, and on the control socket.
         enable_api: bool = switch("web.enable-api", &["false"]);
-        /// Serve POST /-/release-gpu, which makes memledger release the GPU driver, to clients with a password or a verified
-        /// certificate. The control socket has it without this.
+        /// Serve POST /-/release-gpu, which makes memledger release the GPU driver, and POST
+        /// /api/v1/containers/NAME/cleanup, to clients with a password or a verified certificate. The control socket has them
+        /// without this.
         enable_admin: bool = switch("web.enable-admin", &["false"]);
         /// The control socket.
         local: LocalSettings = group::<LocalSettings>();
@@ -61,9 +64,8 @@ settings! {
         keep_ended: Duration = duration("container.keep-ended", &["1h"], Duration::ZERO, 366 * DAY);
         /// Settings of the GPU collector.
         gpu: GpuSettings = group::<GpuSettings>();
-        /// Directory for the socket of processes that report from inside, and the Python client; mount it read-only into
-        /// containers. Empty: off. See docs/inside-view.md.
-        reporter_directory: Option<PathBuf> = path("reporter.directory", &["/run/memledger-reporter"]);
+        /// Settings of the view from inside.
+        reporter: ReporterSettings = group::<ReporterSettings>();
         /// Settings of persistent state.
         state: StateSettings = group::<StateSettings>();
         /// Settings of the sources of the OOM ledger.
@@ -171,6 +173,16 @@ settings! {
         /// How long memledger releases the GPU driver on memledger release-gpu, SIGUSR1 or POST
         /// /-/release-gpu, 1s to 24h.
         release_for: Duration = duration("gpu.release-for", &["5m"], SECOND, DAY);
+    }
+
+    /// Settings of the view from inside.
+    struct ReporterSettings {
+        /// Directory for the socket of processes that report from inside, and the Python client; mount it read-only into
+        /// containers. Empty: off. See docs/inside-view.md.
+        directory: Option<PathBuf> = path("reporter.directory", &["/run/memledger-reporter"]);
+        /// From this share of a GPU's memory on, ask reporting trainings to give unused memory of PyTorch back, where another
+        /// process could use it, such as 85%. Empty: off. See docs/cleanup.md.
+        auto_cleanup: Option<f64> = setting("reporter.auto-cleanup", ("PERCENT", PERCENT), &[], percent);
     }
 
     /// Settings of persistent state.

@@ -17,6 +17,15 @@ pub fn size(text: &str, min: u64) -> Result<u64, String> {
     fits.ok_or_else(|| format!("{SIZE}, at least {}", crate::series::human_bytes(min as f64)))
 }
 
+/// What a percentage is.
+pub const PERCENT: &str = "a percentage such as 85%";
+
+/// Parses a percentage, over 0 and at most 100.
+pub fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|number| number.trim_end().parse().ok());
+    number.filter(|number| *number > 0.0 && *number <= 100.0).ok_or_else(|| PERCENT.to_owned())
+}
+
 /// Parses a path, also in the kubelet's form `unix:///run/...`.
 pub fn unix_socket(text: &str) -> PathBuf {
     text.strip_prefix("unix://").unwrap_or(text).into()

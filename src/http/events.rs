@@ -152,8 +152,14 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let config = config();
         let access_control = Arc::new(super::super::AccessControl::new(&config, Default::default()).unwrap());
-        let router =
-            super::super::router(&config, snapshot_cache, event_reader, Default::default(), &access_control);
+        let router = super::super::router(
+            &config,
+            snapshot_cache,
+            event_reader,
+            Default::default(),
+            None,
+            &access_control,
+        );
         let _server =
             runtime.spawn(super::super::serve(listener, router, access_control, std::future::pending()));
         let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();

@@ -4,6 +4,7 @@
 
 mod access_control;
 mod basic_auth;
+mod cleanup;
 mod control_socket;
 mod events;
 mod gpu_release;
@@ -45,14 +46,18 @@ use crate::clock::Timestamp;
 use crate::collect::gpu::DriverRelease;
 use crate::collect::http_stats::RejectReason;
 use crate::config::Config;
+use crate::discover::Container;
 use crate::export::prometheus;
 use crate::ledger::store::EventReader;
+use crate::reporter::ReporterState;
 
 /// A snapshot older than this and than ten intervals is not served: sampling hangs.
 const MAX_HANG: Duration = Duration::from_secs(30);
 
 /// Maximum number of concurrent reads of the ledger, each of which takes some MiB.
 const MAX_LEDGER_READS: usize = 2;
+/// Maximum number of requests that wait for a cleanup.
+const MAX_CLEANUPS: usize = 8;
 /// How long a request waits for a permit to read the ledger.
 const LEDGER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -77,11 +82,30 @@ struct HttpState {
     rendering: tokio::sync::Mutex<()>,
     /// Makes the GPU collector close the driver's library, and for how long.
     gpu: (Arc<DriverRelease>, Duration),
+    /// Asks processes to clean up; `None` without the socket for them.
+    reporter: Option<Arc<ReporterState>>,
+    /// Permits to wait for a cleanup, fewer than the connections of the control socket.
+    cleanups: Semaphore,
 }
 
 impl HttpState {
     fn newest(&self) -> Result<Arc<RenderedSnapshot>, NoSnapshot> {
         self.snapshot_cache.newest(Timestamp::now(), self.stale_after)
+    }
+
+    /// Returns the containers that ran in the newest cycle.
+    fn running_containers(&self) -> Result<Vec<Arc<Container>>, NoSnapshot> {
+        let newest = self.newest()?;
+        let snapshot = newest.snapshot();
+        Ok(snapshot.containers.iter().take(snapshot.running).map(Arc::clone).collect())
+    }
+
+    /// Finds a running container by its name, in a pod also by `POD/NAME`, or by the beginning of its id.
+    fn running_container(&self, wanted: &str) -> Option<Arc<Container>> {
+        let containers = self.running_containers().ok()?;
+        let named = containers.iter().find(|container| container.identity.matches_name(wanted));
+        let begins = |container: &&Arc<Container>| container.id.as_str().starts_with(wanted);
+        named.or_else(|| containers.iter().find(begins)).cloned()
     }
 
     /// Reads the ledger on a blocking thread, once a permit is available; 503 after [`LEDGER_READ_TIMEOUT`]. The thread
@@ -111,6 +135,7 @@ pub fn router(
     snapshot_cache: Arc<SnapshotCache>,
     event_reader: Option<EventReader>,
     driver_release: Arc<DriverRelease>,
+    reporter: Option<Arc<ReporterState>>,
     access_control: &Arc<AccessControl>,
 ) -> Router {
     let shared = Arc::new(HttpState {
@@ -123,6 +148,8 @@ pub fn router(
         ledger_reads: Arc::new(Semaphore::new(MAX_LEDGER_READS)),
         rendering: tokio::sync::Mutex::default(),
         gpu: (driver_release, config.gpu.release_for),
+        reporter,
+        cleanups: Semaphore::new(MAX_CLEANUPS),
     });
     let api = Router::new()
         .route("/api/v1/containers", get(containers))
@@ -135,6 +162,7 @@ pub fn router(
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard_api));
     let admin = Router::new()
         .route("/-/release-gpu", post(gpu_release::route))
+        .route("/api/v1/containers/{name}/cleanup", post(cleanup::route))
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard_admin));
     let metrics = Router::new().route("/", get(landing_page)).route(&config.telemetry_path, get(metrics));
     let limited = |routes: Router<_>| {

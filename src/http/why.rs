@@ -64,14 +64,7 @@ fn body(verdict: &Verdict, plain: bool) -> Result<String, String> {
 
 /// Finds a running container by its name, id or the beginning of its id, in a pod also by `POD/NAME`.
 fn running(shared: &HttpState, wanted: &str) -> Option<ContainerRef> {
-    let newest = shared.newest().ok()?;
-    let snapshot = newest.snapshot();
-    let containers = snapshot.containers.iter().take(snapshot.running);
-    let named = containers.clone().find(|container| container.identity.matches_name(wanted));
-    let found = named.or_else(|| {
-        let mut begins = containers.filter(|container| container.id.as_str().starts_with(wanted));
-        begins.next()
-    })?;
+    let found = shared.running_container(wanted)?;
     Some(ContainerRef {
         name: ContainerLabels::from(&found.identity),
         container_id: Arc::clone(found.id.shared()),
@@ -106,6 +99,7 @@ mod tests {
             Arc::new(super::super::SnapshotCache::default()),
             event_reader,
             Default::default(),
+            None,
             &access_control,
         );
         let _server =

@@ -39,6 +39,10 @@ pub fn message(packet: &[u8]) {
                 oom.scope.is_none_or(|(component, operation)| is_plain(&component) && is_plain(&operation))
             );
         }
+        Message::Cleaned(cleaned) => {
+            let (before, after, milliseconds) = cleaned.outcome.unwrap_or_default();
+            assert!(before.max(after) <= 64 << 50 && milliseconds <= 1 << 50);
+        }
         Message::Ignored => {}
     }
 }

@@ -46,6 +46,8 @@ pub enum Message {
     Settings(BTreeMap<Arc<str>, Arc<str>>),
     /// A CUDA out-of-memory error.
     Oom(OomMessage),
+    /// The answer to a request to clean up.
+    Cleaned(Cleaned),
     /// Of an unknown type, or of one that is not used yet.
     Ignored,
 }
@@ -144,7 +146,30 @@ pub struct OomMessage {
     pub ago: Duration,
 }
 
+/// What came of a request to clean up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cleaned {
+    /// Number of the request.
+    pub id: u64,
+    /// Bytes of torch's allocator on all devices, before and after, and the duration in milliseconds. `None`: it failed.
+    pub outcome: Option<(u64, u64, u64)>,
+}
+
 impl OomMessage {
+    /// Returns the error of a text, with its numbers.
+    pub fn of_text(text: &CudaOomText) -> Self {
+        Self {
+            device: text.device.filter(|device| is_device(*device)),
+            framework: Some(text.framework),
+            tried: text.tried,
+            total: text.total,
+            free: text.free,
+            allocated: text.allocated,
+            reserved: text.reserved,
+            ..Self::default()
+        }
+    }
+
     /// Returns true if it says only that the process ended by an error with a message of its own.
     pub fn is_only_uncaught(&self) -> bool {
         self.is_uncaught && self.framework.is_none() && self.tried.is_none()
@@ -215,6 +240,23 @@ struct RawOom {
 }
 
 #[derive(Deserialize)]
+struct RawCleaned {
+    id: u64,
+    #[serde(default)]
+    failed: bool,
+    #[serde(default)]
+    ms: u64,
+    #[serde(default)]
+    dev: Vec<RawCleanedDevice>,
+}
+
+#[derive(Deserialize)]
+struct RawCleanedDevice {
+    before: u64,
+    after: u64,
+}
+
+#[derive(Deserialize)]
 struct RawStep {
     n: u64,
     samples: Option<u64>,
@@ -245,6 +287,7 @@ impl Message {
             }
             "settings" => settings(parse(packet)?).map(Message::Settings),
             "oom" => oom(parse(packet)?).map(Message::Oom),
+            "cleaned" => cleaned(&parse(packet)?).map(Message::Cleaned),
             _ => Ok(Message::Ignored),
         }
     }
@@ -252,6 +295,17 @@ impl Message {
 
 fn parse<'a, T: Deserialize<'a>>(packet: &'a [u8]) -> Result<T, ReportRejection> {
     serde_json::from_slice(packet).map_err(|_| ReportRejection::Malformed)
+}
+
+fn cleaned(raw: &RawCleaned) -> Result<Cleaned, ReportRejection> {
+    if raw.dev.len() > MAX_DEVICES {
+        return Err(ReportRejection::Malformed);
+    }
+    let sum = |of: fn(&RawCleanedDevice) -> u64| -> Result<u64, ReportRejection> {
+        raw.dev.iter().map(|device| bounded(of(device))).sum()
+    };
+    let outcome = (sum(|device| device.before)?, sum(|device| device.after)?, bounded(raw.ms)?);
+    Ok(Cleaned { id: bounded(raw.id)?, outcome: (!raw.failed).then_some(outcome) })
 }
 
 fn hello(raw: RawHello) -> Result<Hello, ReportRejection> {
@@ -302,12 +356,12 @@ fn oom(raw: RawOom) -> Result<OomMessage, ReportRejection> {
         return Err(ReportRejection::Malformed);
     }
     let text = raw.text.as_deref().map(|text| CudaOomText::find(text).unwrap_or_default());
-    let of_text = text.unwrap_or_default();
+    let of_text = text.as_ref().map(OomMessage::of_text).unwrap_or_default();
     let scope = raw.scope.map(|(component, operation)| Ok((name(&component)?, name(&operation)?)));
     Ok(OomMessage {
         number: raw.n,
-        device: raw.i.or(of_text.device.filter(|device| is_device(*device))),
-        framework: text.map(|text| text.framework),
+        device: raw.i.or(of_text.device),
+        framework: of_text.framework,
         tried: raw.tried.or(of_text.tried),
         total: raw.total.or(of_text.total),
         free: raw.free.or(of_text.free),
@@ -409,7 +463,11 @@ mod tests {
             ..OomMessage::default()
         };
         assert_eq!(parse(text), Ok(Message::Oom(of_text)));
-        for ignored in [r#"{"t":"cleaned"}"#, r#"{"t":""}"#] {
+        let cleaned = r#"{"t":"cleaned","id":3,"ms":41,"dev":[{"i":0,"before":4,"after":1},{"i":1,"before":5,"after":0}]}"#;
+        assert_eq!(parse(cleaned), Ok(Message::Cleaned(Cleaned { id: 3, outcome: Some((9, 1, 41)) })));
+        let failed = r#"{"t":"cleaned","id":3,"failed":true}"#;
+        assert_eq!(parse(failed), Ok(Message::Cleaned(Cleaned { id: 3, outcome: None })));
+        for ignored in [r#"{"t":"cleanup","id":1}"#, r#"{"t":""}"#] {
             assert_eq!(parse(ignored), Ok(Message::Ignored));
         }
     }
@@ -428,6 +486,8 @@ mod tests {
             (twice, Malformed),
             (&many, Malformed),
             (r#"{"t":"settings","kv":{"a":[]}}"#, Malformed),
+            (r#"{"t":"cleaned"}"#, Malformed),
+            (r#"{"t":"cleaned","id":1,"dev":[{"before":1125899906842625,"after":0}]}"#, Malformed),
             (r#"{"t":"settings","kv":{"a b":1}}"#, Name),
             (r#"{"t":"sample","dev":[{"i":-1}]}"#, Malformed),
             (r#"{"t":"sample","dev":[{"i":64}]}"#, Malformed),

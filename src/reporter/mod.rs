@@ -7,6 +7,7 @@
 //!
 //! Not here: what the figures mean together with the driver's (`attribute::inside`).
 
+pub mod cleanup;
 mod directory;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
@@ -20,7 +21,11 @@ pub mod stats;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use tokio::sync::oneshot;
+
+use cleanup::{CleanupResult, CleanupTrigger, Cleanups};
 use message::OomMessage;
 use ooms::{OomQueue, ReportedOom};
 use reports::{ProcessKey, Reports};
@@ -43,6 +48,9 @@ pub struct ReporterState {
     ooms: Mutex<OomQueue>,
     /// Wakes who takes the out-of-memory errors.
     waker: Arc<Waker>,
+    cleanups: Mutex<Cleanups>,
+    /// Wakes the reporter's thread for a cleanup.
+    cleanup_waker: Waker,
 }
 
 impl ReporterState {
@@ -87,7 +95,33 @@ impl ReporterState {
         self.ooms().take()
     }
 
-    fn inventory(&self) -> Option<Arc<Inventory>> {
+    /// Asks all processes of a container to clean up, within this time. The result comes at the latest 1.5 s after it.
+    pub fn request_cleanup(
+        &self,
+        container: ContainerId,
+        deadline: Duration,
+    ) -> oneshot::Receiver<CleanupResult> {
+        let (sender, result) = oneshot::channel();
+        self.add_cleanup(container, deadline, CleanupTrigger::Request(sender));
+        result
+    }
+
+    /// Asks all processes of a container to clean up, unless they did within the last minute. Nobody waits for the result.
+    pub fn clean_up_automatically(&self, container: ContainerId) {
+        self.add_cleanup(container, cleanup::DEADLINE, CleanupTrigger::Auto);
+    }
+
+    fn add_cleanup(&self, container: ContainerId, deadline: Duration, trigger: CleanupTrigger) {
+        self.cleanups().request(container, deadline, trigger);
+        self.cleanup_waker.wake();
+    }
+
+    fn cleanups(&self) -> MutexGuard<'_, Cleanups> {
+        self.cleanups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the newest inventory; `None` before the first cycle.
+    pub fn inventory(&self) -> Option<Arc<Inventory>> {
         self.inventory.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -5,7 +5,7 @@
 //! second is bounded, whatever clients do.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketFlags, accept_with, send, sockopt};
 
 use super::ReporterState;
+use super::cleanup::{CleanupOutcome, EndedCleanup, ProcessCleanup};
 use super::message::{MAX_PACKET_BYTES, Message, Sample};
 use super::peer::ReportingPeer;
 use super::rate_limit::RateLimit;
@@ -75,6 +76,8 @@ struct ReporterConnection {
 #[derive(Clone, Copy, Debug)]
 enum PollTarget {
     Listener,
+    /// The waker for cleanups.
+    Cleanup,
     Socket(u64),
     Process(u64),
 }
@@ -105,7 +108,9 @@ impl Server {
             match self.wait(Timestamp::now()) {
                 Ok(ready) => {
                     self.refresh_owners();
+                    self.start_cleanups(Timestamp::now());
                     ready.into_iter().for_each(|source| self.serve_or_close(source, &mut buffer));
+                    self.end_cleanups(Timestamp::now());
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => {
@@ -124,17 +129,23 @@ impl Server {
         let mut add = |wait: Duration, source, fd| {
             if wait.is_zero() {
                 sources.push(source);
-                polled.push(PollFd::new(fd, PollFlags::IN));
+                polled.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
             } else {
                 timeout = timeout.min(wait);
             }
         };
         for (number, connection) in &self.connections {
-            add(Duration::ZERO, PollTarget::Process(*number), &connection.peer.pidfd);
-            add(connection.messages.wait(now), PollTarget::Socket(*number), &connection.socket);
+            add(Duration::ZERO, PollTarget::Process(*number), connection.peer.pidfd.as_fd());
+            add(connection.messages.wait(now), PollTarget::Socket(*number), connection.socket.as_fd());
         }
         if self.has_inventory {
-            add(self.accepts.wait(now), PollTarget::Listener, &self.listener);
+            add(self.accepts.wait(now), PollTarget::Listener, self.listener.as_fd());
+        }
+        if let Some(waker) = self.state.cleanup_waker.fd() {
+            add(Duration::ZERO, PollTarget::Cleanup, waker);
+        }
+        if let Some(wait) = self.state.cleanups().next_timeout(now) {
+            timeout = timeout.min(wait);
         }
         // a millisecond more, so that it does not wake too early
         let timeout = Timespec::try_from(timeout + Duration::from_millis(1)).map_err(|_| Errno::INVAL)?;
@@ -170,6 +181,7 @@ impl Server {
     fn serve(&mut self, source: PollTarget, buffer: &mut [u8]) {
         match source {
             PollTarget::Listener => self.accept(),
+            PollTarget::Cleanup => {} // begun already
             PollTarget::Process(number) | PollTarget::Socket(number) => {
                 let Some(connection) = self.connections.get_mut(&number) else { return };
                 // also what a process sent just before it ended, which is bounded by the socket's queue
@@ -238,6 +250,38 @@ impl Server {
     fn close(&mut self, number: u64) {
         if let Some(connection) = self.connections.remove(&number) {
             self.state.lock().disconnect(connection.peer.key);
+            self.state.cleanups().record_loss(connection.peer.key, &CleanupOutcome::Ended);
+        }
+    }
+
+    /// Sends the requests for cleanups to the processes.
+    fn start_cleanups(&self, now: Timestamp) {
+        self.state.cleanup_waker.reset();
+        let messages = self.state.cleanups().start_requested(now, &self.state.lock());
+        for (key, message) in messages {
+            let connection = self.connections.values().find(|connection| connection.peer.key == key);
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let sent = connection.map(|connection| send(&connection.socket, message.as_bytes(), flags));
+            let outcome = match sent {
+                Some(Ok(_)) => continue,
+                Some(Err(Errno::AGAIN | Errno::NOBUFS)) => CleanupOutcome::Unreachable,
+                Some(Err(_)) | None => CleanupOutcome::Ended,
+            };
+            self.state.cleanups().record_loss(key, &outcome);
+        }
+    }
+
+    /// Ends cleanups, and logs what became of them.
+    fn end_cleanups(&self, now: Timestamp) {
+        let ended = self.state.cleanups().end(now);
+        for EndedCleanup { container, report, is_auto } in ended {
+            let known = self.inventory.containers.iter().find(|known| known.id == container);
+            let container = known.map_or_else(|| container.short().to_owned(), |known| known.identity.path());
+            let trigger = if is_auto { "auto" } else { "request" };
+            let is_cleaned = |each: &&ProcessCleanup| matches!(each.outcome, CleanupOutcome::Cleaned { .. });
+            let cleaned = report.processes.iter().filter(is_cleaned).count();
+            let (processes, freed_bytes) = (report.processes.len(), report.freed_bytes);
+            tracing::info!(container, trigger, processes, cleaned, freed_bytes, "cleanup ended");
         }
     }
 }
@@ -311,6 +355,7 @@ impl ReporterConnection {
             Message::Scope(scope) => state.lock().scope(key, scope)?,
             Message::Step(step) => state.lock().step(key, step),
             Message::Settings(settings) => state.lock().settings(key, settings),
+            Message::Cleaned(cleaned) => state.cleanups().answer(key, &cleaned),
             Message::Oom(oom) => state.add_oom(Timestamp::now(), key, oom),
             Message::Ignored => {}
         }
@@ -396,6 +441,41 @@ mod tests {
         let steps: Vec<u64> =
             reports.containers.values().flat_map(|of| of.progress.values()).map(|of| of.steps).collect();
         assert_eq!(steps, [7]);
+    }
+
+    #[test]
+    fn cleanup_is_requested_over_the_connection_and_ends_with_the_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut server, address) = server_of_container_a(folder.path());
+        let client = connected_client(&address);
+        server.accept();
+        send_all(&client, &[HELLO]);
+        let mut buffer = vec![0; MAX_PACKET_BYTES];
+        server.serve(PollTarget::Socket(0), &mut buffer);
+        let container = server.inventory.containers[0].id.clone();
+        let mut result = server.state.request_cleanup(container.clone(), Duration::from_secs(9));
+        server.start_cleanups(Timestamp::now());
+        let mut received = || {
+            let (length, _) =
+                rustix::net::recv(&client, &mut buffer[..], rustix::net::RecvFlags::DONTWAIT).unwrap();
+            String::from_utf8_lossy(&buffer[..length]).into_owned()
+        };
+        assert!(received().contains("welcome"));
+        assert_eq!(received(), r#"{"t":"cleanup","id":1,"deadline_ms":9000}"#);
+        send_all(&client, &[r#"{"t":"cleaned","id":1,"ms":2,"dev":[{"i":0,"before":5,"after":1}]}"#]);
+        server.serve(PollTarget::Socket(0), &mut buffer);
+        server.end_cleanups(Timestamp::now());
+        assert_eq!(result.try_recv().unwrap().unwrap().freed_bytes, 4);
+
+        // one whose process ends
+        server.state.cleanups().forget_last();
+        let mut result = server.state.request_cleanup(container, Duration::from_secs(9));
+        drop(client);
+        server.start_cleanups(Timestamp::now());
+        server.serve(PollTarget::Socket(0), &mut buffer);
+        server.end_cleanups(Timestamp::now());
+        let report = result.try_recv().unwrap().unwrap();
+        assert_eq!(report.processes[0].outcome, CleanupOutcome::Ended);
     }
 
     #[test]

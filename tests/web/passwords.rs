@@ -67,17 +67,21 @@ fn everything_but_health_needs_the_password() {
 
 #[test]
 fn password_gives_access_to_api_and_admin_routes() {
-    let (_site, memledger) = plain(&user("ann"), &["--web.enable-admin", "--no-web.enable-api"]);
+    let folder = tempfile::tempdir().unwrap();
+    let reporter = format!("--reporter.directory={}", folder.path().join("reporter").display());
+    let (_site, memledger) = plain(&user("ann"), &["--web.enable-admin", "--no-web.enable-api", &reporter]);
     let known = basic("ann", "secret");
     assert_eq!(status(&memledger, "/api/v1/containers", &known), 200);
-    let post = |headers: &str| {
-        let request = get("/-/release-gpu", headers).replacen("GET", "POST", 1);
-        exchange(connect(&memledger), &request).unwrap().0
-    };
-    assert_eq!(post(""), 401, "this host too");
-    assert_eq!(post(&format!("{known}Origin: http://attacker.example\r\n")), 403);
-    assert_eq!(post(&format!("{known}Origin: http://127.0.0.1\r\n")), 200);
-    assert_eq!(post(&known), 200);
+    for (path, done) in [("/-/release-gpu", 200), ("/api/v1/containers/nobody/cleanup", 404)] {
+        let post = |headers: &str| {
+            let request = get(path, headers).replacen("GET", "POST", 1);
+            exchange(connect(&memledger), &request).unwrap().0
+        };
+        assert_eq!(post(""), 401, "this host too");
+        assert_eq!(post(&format!("{known}Origin: http://attacker.example\r\n")), 403);
+        assert_eq!(post(&format!("{known}Origin: http://127.0.0.1\r\n")), done);
+        assert_eq!(post(&known), done);
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ const OPEN: u32 = 0o005;
 
 /// Checks whether programs of containers can report.
 pub fn run_check(config: &Config) -> Check {
-    let Some(directory) = &config.reporter_directory else {
+    let Some(directory) = &config.reporter.directory else {
         let fix = "--reporter.directory=/run/memledger-reporter: see docs/inside-view.md";
         return Check::none(NAME, "off (--reporter.directory is empty)", LOST, fix).detail();
     };

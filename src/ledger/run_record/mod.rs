@@ -5,7 +5,7 @@
 
 pub mod sample;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,7 @@ use super::exchange::ContainerUsage;
 use super::usage_history::by_role;
 use crate::clock::Timestamp;
 use crate::discover::{Container, ContainerId};
+use crate::text::nearest;
 use sample::{MAX_SCOPES, ReportingRank, RunGpuSample, RunSample, ScopeSample};
 
 /// Setting that names the group of a run.
@@ -578,15 +579,8 @@ impl RunRecord {
 /// Returns the end of a message about an unknown name: the known names that are most like it.
 pub fn nearest_names(known: &[RunRecord], wanted: &str) -> String {
     let names = known.iter().flat_map(|run| [&run.group, &run.subject.name.container_name]);
-    let names: BTreeSet<&str> = names.map(|name| &**name).filter(|name| !name.is_empty()).collect();
-    let mut names: Vec<_> =
-        names.into_iter().map(|name| (strsim::damerau_levenshtein(name, wanted), name)).collect();
-    names.sort();
-    let nearest: Vec<_> = names.iter().take(3).map(|(_, name)| format!("{name:?}")).collect();
-    match nearest.as_slice() {
-        [] => "; no run is recorded yet".to_owned(),
-        nearest => format!("; the nearest known names are {}", nearest.join(", ")),
-    }
+    let nearest = nearest(names, wanted);
+    if nearest.is_empty() { "; no run is recorded yet".to_owned() } else { nearest }
 }
 
 impl GpuFigures {

@@ -9,11 +9,13 @@ from . import memory
 
 TOTAL_BYTES = 12 << 30
 STANDIN_ALLOCATOR_IS_PLUGGABLE = False  # set by tests
+STANDIN_IS_CAPTURING = False  # set by tests
 OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
 
 standin_contexts = set()  # devices on which the real one would hold memory for the process. Not in torch
 _initialized_by = None
 _is_initializing = False
+_current = 0
 _queued = []
 
 
@@ -57,7 +59,7 @@ def device_count():
 
 def current_device():
     init()
-    return 0
+    return _current
 
 
 def get_device_properties(device):
@@ -78,8 +80,30 @@ def mem_get_info(device=None):
     return TOTAL_BYTES - held, TOTAL_BYTES
 
 
+class device:
+    """Makes a device the current one for a while. Creates no context, there nor on the one before."""
+
+    def __init__(self, index):
+        self.index = index
+
+    def __enter__(self):
+        global _current
+        self.before, _current = _current, self.index
+
+    def __exit__(self, *_):
+        global _current
+        _current = self.before
+
+
+def is_current_stream_capturing():
+    """The real one creates a context on the current device."""
+    standin_contexts.add(_current)
+    return STANDIN_IS_CAPTURING
+
+
 def empty_cache():
     if is_initialized():
+        standin_contexts.add(_current)  # as the real one
         memory.empty_cache()
 
 

@@ -1,0 +1,265 @@
+"""Cleanup at safe points: asked for by memledger, by the program itself, and at its end."""
+
+import signal
+
+import pytest
+
+GIB = 1 << 30
+#: A program whose cache has 6 of 10 GiB to give back.
+HOLDS = """
+import gc, os, signal, sys, threading, time, memledger, torch
+from memledger._cleanup import cleaner
+reserved = torch.cuda.memory_reserved
+torch.cuda.standin_allocate(10 << 30)
+torch.cuda.standin_free(6 << 30)
+memledger.start()
+"""
+#: Waits until the reporter's thread has a request.
+IS_ASKED = """
+while cleaner._request is None:
+    time.sleep(0.01)
+"""
+FREED = [{"i": 0, "before": 10 * GIB, "after": 4 * GIB}]
+
+
+@pytest.mark.parametrize("point", ["memledger.step()", "with memledger.track('model', 'forward'): pass"])
+def test_request_is_done_at_the_next_safe_point_by_the_thread_of_the_program(receiver, run, point):
+    program = run(
+        f"""{HOLDS}
+class Cycle:
+    def __del__(self):
+        print(threading.current_thread().name, flush=True)
+cycle = Cycle()
+cycle.itself = cycle
+del cycle
+{IS_ASKED}
+print(reserved() >> 30, flush=True)
+{point}
+print(reserved() >> 30, flush=True)
+input()
+"""
+    )
+    receiver.wait("sample")
+    receiver.send({"t": "cleanup", "id": 7, "deadline_ms": 60_000})
+    assert [program.line() for _ in range(3)] == ["10", "MainThread", "4"]
+    answer = receiver.wait("cleaned")
+    assert (answer["id"], answer["dev"]) == (7, FREED) and answer["ms"] >= 0
+    program.go()
+    assert program.end()[0] == 0
+    assert len(receiver.of("cleaned")) == 1
+
+
+def test_request_waits_while_a_graph_is_captured(receiver, run):
+    program = run(
+        f"""{HOLDS}
+{IS_ASKED}
+torch.cuda.STANDIN_IS_CAPTURING = True
+memledger.step()
+print(reserved() >> 30, flush=True)
+torch.cuda.STANDIN_IS_CAPTURING = False
+memledger.step()
+print(reserved() >> 30, flush=True)
+input()
+"""
+    )
+    receiver.wait("sample")
+    receiver.send({"t": "cleanup", "id": 7, "deadline_ms": 60_000})
+    assert [program.line(), program.line()] == ["10", "4"]
+    assert receiver.wait("cleaned")["id"] == 7
+    program.go()
+    assert program.end()[0] == 0
+
+
+def test_request_is_dropped_after_its_deadline(receiver, run):
+    text = "cleaner._request = (7, 0.0)\nmemledger.step()\nprint(reserved() >> 30, cleaner._request, cleaner._answers)"
+    assert run(f"{HOLDS}\n{text}").end() == (0, "10 None []\n", "")
+
+
+def test_cleanup_that_fails_is_answered(receiver, run):
+    program = run(
+        f"""{HOLDS}
+{IS_ASKED}
+def fails():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+torch.cuda.empty_cache = fails
+memledger.step()
+print("goes on", flush=True)
+input()
+""",
+        environment={"MEMLEDGER_DEBUG": ""},
+    )
+    receiver.wait("sample")
+    receiver.send({"t": "cleanup", "id": 7, "deadline_ms": 60_000})
+    assert program.line() == "goes on"
+    assert receiver.wait("cleaned") == {"t": "cleaned", "id": 7, "failed": True}
+    program.go()
+    assert program.end()[0] == 0
+
+
+def test_cleanup_touches_no_gpu_that_the_process_does_not_use(receiver, run):
+    text = """
+import memledger, torch
+torch.cuda.init()
+print(memledger.cleanup(), torch.cuda.standin_contexts)
+torch.cuda.standin_allocate(1 << 30, 1)
+torch.cuda.standin_free(1 << 30, 1)
+print(memledger.cleanup() >> 30, torch.cuda.standin_contexts)
+"""
+    assert run(text, environment={"STANDIN_GPUS": "a,b"}).end() == (0, "0 set()\n1 {1}\n", "")
+
+
+def test_malformed_requests_are_ignored(receiver, run):
+    program = run(f"{HOLDS}\ninput()\nprint(cleaner._request, flush=True)\nmemledger.step()\ninput()")
+    receiver.wait("sample")
+    for message in ({}, {"id": True, "deadline_ms": 1}, {"id": 1}, {"id": 1, "deadline_ms": 1e999}, {"id": "1", "deadline_ms": 5}):
+        receiver.send({"t": "cleanup", **message})
+    count = len(receiver.of("sample"))
+    receiver.wait("sample", lambda message: len(receiver.of("sample")) > count + 3)
+    program.go()
+    assert program.line() == "None"
+    program.go()
+    assert program.end()[0] == 0
+
+
+def test_own_moments(receiver, run):
+    program = run(
+        f"""{HOLDS}
+def held(what):
+    print(what, reserved() >> 30, flush=True)
+    torch.cuda.standin_allocate(6 << 30)
+    torch.cuda.standin_free(6 << 30)
+memledger.cleanup_on("start")
+held("start")
+memledger.cleanup_on("step", every=3)
+for _ in range(3):
+    memledger.step()
+    print(reserved() >> 30, flush=True)
+held("step")
+memledger.cleanup_on("error")
+try:
+    with memledger.track("model", "forward"):
+        raise ValueError
+except ValueError:
+    held("still")
+with memledger.track("model", "forward"):
+    pass
+held("error")
+memledger.cleanup_on("threshold", threshold=90)
+memledger.step()
+held("below")
+cleaner._next_check = 0
+memledger.cleanup_on("threshold", threshold=50)
+for _ in range(2):
+    memledger.step()
+    held("above, at most once a minute")
+memledger.cleanup_on()
+memledger.step()
+held("never")
+""",
+        environment={"MEMLEDGER_DEBUG": ""},
+    )
+    code, out, err = program.end()
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "start 4", "10", "10", "4", "step 4", "still 10", "error 4", "below 10",
+        "above, at most once a minute 4", "above, at most once a minute 10", "never 10",
+    ]  # fmt: skip
+
+
+def test_wrong_moments_are_warned_of(receiver, run):
+    text = "import memledger\nfor each in ('stepp', ), ('step', ):\n    memledger.cleanup_on(*each, threshold=101)\nmemledger.step()"
+    code, _, err = run(text, environment={"MEMLEDGER_DEBUG": ""}).end()
+    assert code == 0 and "cleanup_on ignored: 'stepp' is none of start, threshold, step, error, exit" in err
+
+
+#: Prints what is held after all functions of the exit that are registered later.
+AT_EXIT = "import atexit, torch\natexit.register(lambda: print(torch.cuda.memory_reserved() >> 30, flush=True))"
+
+
+def test_exit_cleans_up_and_sends_the_last_report(receiver, run):
+    program = run(f"{AT_EXIT}\n{HOLDS}\nmemledger.cleanup_on('exit')\nmemledger.step(5)")
+    assert program.end() == (0, "4\n", "")
+    assert receiver.wait("step")["n"] == 5
+
+
+SHUTDOWN = f"""
+{AT_EXIT}
+import signal
+{{before}}
+{HOLDS}
+memledger.install_shutdown()
+memledger.install_shutdown()
+memledger.step(5)
+try:
+    print("ready", flush=True)
+    while True:
+        time.sleep(60)
+finally:
+    print("finally", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_signal_ends_the_program_by_way_of_finally_and_exit_functions(receiver, run, number, code):
+    program = run(SHUTDOWN.format(before=""))
+    assert program.line() == "ready"
+    program.process.send_signal(number)
+    found, out, err = program.end()
+    assert (found, out) == (code, "finally\n4\n"), err
+    assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT) and "SystemExit" not in err
+    assert receiver.wait("step")["n"] == 5
+
+
+def test_handler_of_the_program_stays_and_so_do_ignored_signals(receiver, run):
+    own = "signal.signal(signal.SIGTERM, lambda *_: exit(7))\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"
+    program = run(SHUTDOWN.format(before=own))
+    assert program.line() == "ready"
+    program.process.send_signal(signal.SIGINT)
+    program.process.send_signal(signal.SIGTERM)
+    assert program.end() == (7, "finally\n4\n", "")
+
+
+def test_sigterm_ends_a_forked_child_at_once(receiver, run):
+    program = run(
+        f"""{HOLDS}
+memledger.install_shutdown()
+reads, writes = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(writes, b"x")
+    while True:
+        signal.pause()
+os.read(reads, 1)
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+    )
+    assert program.end() == (0, "-15\n", "")
+
+
+def test_shutdown_outside_the_main_thread_is_warned_of(receiver, run):
+    text = "import memledger, threading\nthread = threading.Thread(target=memledger.install_shutdown)\nthread.start()\nthread.join()"
+    code, _, err = run(text, environment={"MEMLEDGER_DEBUG": ""}).end()
+    assert code == 0 and "install_shutdown ignored: signal only works in main thread" in err
+
+
+def test_forked_child_has_no_request_of_its_parent(receiver, run):
+    program = run(
+        f"""{HOLDS}
+memledger.cleanup_on("step")
+{IS_ASKED}
+if os.fork() == 0:
+    print(cleaner._request, cleaner._moments, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    )
+    receiver.wait("sample")
+    receiver.send({"t": "cleanup", "id": 7, "deadline_ms": 60_000})
+    assert program.line() == "None ()"
+    assert program.end()[0] == 0
+
+
+def test_last_error_of_an_interactive_python_is_dropped(receiver, run):
+    program = run(f"{HOLDS}\nsys.last_value = ValueError()\nprint(memledger.cleanup() >> 30, hasattr(sys, 'last_value'))")
+    assert program.end() == (0, "6 False\n", "")
