@@ -64,6 +64,7 @@ fn container(number: usize) -> Arc<Container> {
         started: Some(1.0),
         cgroup: None,
         nested: false,
+        reads_log: false,
         pod: None,
         gpus: Arc::default(),
     })

@@ -369,15 +369,15 @@ catalog! {
         "Unix time of the last OOM kill of a process of the container; absent until the first.";
     CONTAINER_EXITS = Counter Container "memledger_container_exits_total" ["reason"] max CONTAINERS * 10, since Ledger,
         "Exits of the container by reason, from the ledger.",
-        "`completed`: exit 0; `oom_container`; `oom_host`; `stopped`: a stop request to the runtime; `killed`: SIGKILL from outside, no OOM; `signal`; `error`: another exit code; `host_restart`: the run began in another boot of the host; `cuda_oom`: what would be `error`, within 5 s after a CUDA out-of-memory error that a process reported, within 120 s if it did not catch it; `unknown`: no source has the reason. Never called an OOM by exit code 137 or the runtime's flag, only by the ledger's own evidence.";
+        "`completed`: exit 0; `oom_container`; `oom_host`; `stopped`: a stop request to the runtime; `killed`: SIGKILL from outside, no OOM; `signal`; `error`: another exit code; `host_restart`: the run began in another boot of the host; `cuda_oom`: what would be `error`, within 5 s after a CUDA out-of-memory error that a process reported, within 120 s if it did not catch it, and within 15 s after one in the log if no process reports; `unknown`: no source has the reason. Never called an OOM by exit code 137 or the runtime's flag, only by the ledger's own evidence.";
     CONTAINER_LAST_EXIT_CODE = Gauge Container "memledger_container_last_exit_code" [] max CONTAINERS,
         "Exit code of the container's last exit, from the runtime; absent until the first.";
     CONTAINER_RESTARTS = Counter Container "memledger_container_restarts_total" [] max CONTAINERS, since Ledger,
         "Starts of a container of this name after the first one in the ledger.",
         "Unlike the runtime's count it continues when the container is re-created.";
-    CONTAINER_CUDA_OOMS = Counter Container "memledger_container_cuda_ooms_total" ["source"] max CONTAINERS, since Ledger,
-        "CUDA out-of-memory errors of the container's programs, from the ledger; begins at 0 once one of its processes reports.",
-        "`source`: `reporter` for those that the processes report, also those that the program survives ([cuda-oom.md](cuda-oom.md)). Continues over restarts of the container and of memledger. `memledger_container_torch_ooms_total` is PyTorch's own count.";
+    CONTAINER_CUDA_OOMS = Counter Container "memledger_container_cuda_ooms_total" ["source"] max CONTAINERS * 2, since Ledger,
+        "CUDA out-of-memory errors of the container's programs, from the ledger; begins at 0 once one of its processes reports, or its log is read.",
+        "`source`: `reporter` for those that the processes report, also those that the program survives; `log` for lines of the container's log, with `--container.logs` ([cuda-oom.md](cuda-oom.md)). The same error can be in both: never add them. Continues over restarts of the container and of memledger. `memledger_container_torch_ooms_total` is PyTorch's own count.";
     CONTAINER_LAST_CUDA_OOM = Gauge Container "memledger_container_last_cuda_oom_timestamp_seconds" [] max CONTAINERS,
         "Unix time of the last CUDA out-of-memory error of the container; absent until the first.";
 

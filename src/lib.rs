@@ -12,6 +12,8 @@
 //!                                |
 //!            reporter   receives what processes of containers report from inside
 //!                                |
+//!            container_logs   finds CUDA out-of-memory errors in logs of containers, if that is wanted
+//!                                |
 //!            collect    reads the kernel and the GPU drivers, one file per source
 //!                                |
 //!            attribute  assigns each process a container and a role: trainer, worker, other
@@ -48,6 +50,7 @@ pub mod host;
 pub mod config;
 pub mod discover;
 pub mod reporter;
+pub mod container_logs;
 pub mod collect;
 pub mod attribute;
 pub mod ledger;

@@ -20,6 +20,7 @@ use crate::collect::otlp_stats::OtlpStats;
 use crate::collect::self_metrics::SelfMetrics;
 use crate::collect::{self, CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::config::Config;
+use crate::container_logs::ContainerLogs;
 use crate::discover::{ConnectionState, Hierarchy, Registry, RuntimeState};
 use crate::host::{HostPaths, panics};
 use crate::ledger::Ledger;
@@ -54,6 +55,7 @@ pub struct Sampler {
     reporter: Option<Arc<ReporterState>>,
     /// From which percentage of a GPU's memory on trainings are asked to clean up.
     auto_cleanup: Option<f64>,
+    logs: Option<Arc<ContainerLogs>>,
     inside: InsideView,
 }
 
@@ -92,6 +94,7 @@ impl Sampler {
             otlp_stats: None,
             reporter: None,
             auto_cleanup: None,
+            logs: None,
             inside: InsideView::default(),
         }
     }
@@ -120,6 +123,11 @@ impl Sampler {
         (self.reporter, self.auto_cleanup) = (Some(reporter), auto_cleanup);
     }
 
+    /// Tells the readers of logs from now on which containers run.
+    pub fn show_inventory_to(&mut self, logs: Arc<ContainerLogs>) {
+        self.logs = Some(logs);
+    }
+
     /// Returns true once every runtime has listed its containers or turned out to be missing, and the ledger has its totals.
     fn sources_ready(&self) -> bool {
         self.ledger.has_figures()
@@ -142,6 +150,9 @@ impl Sampler {
             }
         }
         let inventory = refresh.inventory;
+        if let Some(logs) = &self.logs {
+            logs.update(&inventory);
+        }
         let context = Context {
             now,
             host_paths: &self.host_paths,

@@ -605,3 +605,30 @@ fn doctor_in_a_pod_names_values_of_the_chart() {
     let outside = doctor(false);
     assert!(!outside.contains("Helm"), "{outside}");
 }
+
+#[test]
+fn errors_in_the_log_of_a_pod_are_counted_also_after_its_rotation() {
+    let Some(containerd) = Containerd::start() else { return };
+    let team = unique("team");
+    let logs = format!("--cri.pod-logs={}", containerd.logs());
+    let memledger = watch(&containerd, &team, &["--container.logs=all", &logs]);
+    let wanted = Wanted { namespace: &team, name: "train-0", qos: "", labels: &[], annotations: &[] };
+    let pod = containerd.pod(&wanted);
+    let me = of(&team, "train-0", "main");
+    let text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has less";
+    let script =
+        format!("trap \"echo '{text}' >&2; exit 1\" TERM; echo '{text}'; while :; do sleep 0.1; done");
+    let command = ["sh", "-c", &script];
+    let main = Spec { name: "main", command: &command, ..Spec::default() };
+    let id = containerd.run(&pod, &main);
+    let ooms = "memledger_container_cuda_ooms_total";
+    memledger.eventually("the first error", |metrics| match metrics.sum(ooms, &me) {
+        1.0 => Ok(()),
+        count => Err(format!("{count} {}", memledger.log())),
+    });
+    containerd.rotate_log(&pod, &main, &id);
+    let cgroup = root().join(&pod.cgroup).join(&id);
+    signal("TERM", ProcessRef::first_of_container(&cgroup).expect("its first process").pid);
+    eventually_counts(&memledger, ooms, &me, ("source", "log"), 2.0);
+    eventually_counts(&memledger, EXITS, &me, ("reason", "cuda_oom"), 1.0);
+}

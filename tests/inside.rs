@@ -4,6 +4,7 @@
 //! `python/tests/standin` has the place of torch and says so. Both report the amounts that the test chose.
 
 mod cleanup;
+mod container_logs;
 mod cuda_oom;
 
 use std::path::Path;

@@ -18,6 +18,7 @@ use super::checks;
 use crate::clock::Timestamp;
 use crate::collect::gpu::DriverRelease;
 use crate::config::{Config, ConfigError};
+use crate::container_logs;
 use crate::discover::{Hierarchy, RuntimeState, Version, cri, docker};
 use crate::host::panics::{essential, log_panics, run_essential};
 use crate::host::{Waker, capabilities};
@@ -121,11 +122,15 @@ async fn run_on_runtime(config: Config, spans: Option<SpanQueue>) -> anyhow::Res
     let snapshot_cache = Arc::new(SnapshotCache::default());
     let resume = export_position(&config, &ledger_service);
     let reporter = start_reporter(&config, Arc::clone(&shared_state.waker));
-    let ledger = ledger_service.start(runtimes.clone(), reporter.clone())?;
+    let logs = container_logs::start(&config, Arc::clone(&shared_state.waker));
+    let ledger = ledger_service.start(runtimes.clone(), reporter.clone(), logs.clone())?;
     let driver_release = Arc::new(DriverRelease::default());
     let mut sampler = Sampler::new(&config, runtimes, Arc::clone(&shared_state), &driver_release, http_stats);
     if let Some(reporter) = &reporter {
         sampler.show_reporter(Arc::clone(reporter), config.reporter.auto_cleanup);
+    }
+    if let Some(logs) = logs {
+        sampler.show_inventory_to(logs);
     }
     let exporter =
         start_exporter(&config, resume, &snapshot_cache, shared_state, event_reader.clone(), spans)?;
@@ -326,7 +331,11 @@ fn start_exporter(
 /// Starts to receive what processes report from inside. A failure is only a warning: everything else works without.
 /// `waker` is signalled with each out-of-memory error.
 fn start_reporter(config: &Config, waker: Arc<Waker>) -> Option<Arc<ReporterState>> {
-    let directory = config.reporter.directory.as_deref()?;
+    let directory = config.reporter.directory.as_deref();
+    if directory.is_none() && config.reporter.auto_cleanup.is_some() {
+        tracing::warn!("--reporter.auto-cleanup does nothing while --reporter.directory is empty");
+    }
+    let directory = directory?;
     let hierarchy = Hierarchy::detect(&config.host_paths).ok()?; // its absence is reported by the sampler
     match reporter::start(directory, &config.host_paths, hierarchy.version == Version::V1, waker) {
         Ok(state) => {

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use regex::Regex;
 
-use super::settings::Filter;
+use super::settings::{Filter, LogSelection};
 use super::value_parsers::variable_name;
 use crate::series::bounded;
 
 /// Labels with this prefix are settings of a run.
 const SETTING_PREFIX: &str = "memledger.run.";
+/// Label that selects a container for `--container.logs`: `true` or `false`.
+const LOG_LABEL: &str = "memledger.logs";
 /// Maximum number of such labels of a container, and bytes of the name of one.
 const MAX_LABEL_SETTINGS: usize = 16;
 const MAX_NAME: usize = 64;
@@ -31,6 +33,16 @@ impl Filter {
             (Some(value), Some(required)) => value == required,
             (found, _) => found.is_some(),
         })
+    }
+
+    /// Returns whether the log of a container with these labels is read.
+    pub fn reads_log(&self, labels: &HashMap<String, String>) -> bool {
+        let wish = labels.get(LOG_LABEL).map(String::as_str);
+        match self.logs {
+            LogSelection::None => false,
+            LogSelection::Labelled => wish == Some("true"),
+            LogSelection::All => wish != Some("false"),
+        }
     }
 
     /// Returns the allow-listed variables of an environment of `NAME=value` lines, as label names and values.
@@ -92,6 +104,18 @@ mod tests {
         let found = merged(label_settings(&labels.into()), filter.settings_of(["BATCH_SIZE=32", "ACCUM=2"]));
         let found: Vec<_> = found.iter().map(|(name, value)| (&**name, &**value)).collect();
         assert_eq!(found, [("accum", "2"), ("batch_size", "64"), ("group", "vision")]);
+    }
+
+    #[test]
+    fn logs_are_read_only_where_that_is_asked_for() {
+        let reads = |logs, label: Option<&str>| {
+            let labels = label.map(|value| (LOG_LABEL.to_owned(), value.to_owned()));
+            Filter { logs, ..Filter::default() }.reads_log(&labels.into_iter().collect())
+        };
+        assert!(!reads(LogSelection::None, Some("true")));
+        assert!(reads(LogSelection::Labelled, Some("true")));
+        assert!(!reads(LogSelection::Labelled, None) && !reads(LogSelection::Labelled, Some("1")));
+        assert!(reads(LogSelection::All, None) && !reads(LogSelection::All, Some("false")));
     }
 
     #[test]

@@ -28,8 +28,8 @@ use declare::SettingGroup;
 pub use declare::{Setting, parse_duration};
 pub use otlp::OtlpSettings;
 pub use settings::{
-    Config, CriSettings, Filter, GpuSettings, HttpLimits, KernelLogChoice, LocalSettings, OomSettings,
-    ReporterSettings, RuntimeEndpoint, StateSettings,
+    Config, CriSettings, Filter, GpuSettings, HttpLimits, KernelLogChoice, LocalSettings, LogSelection,
+    OomSettings, ReporterSettings, RuntimeEndpoint, StateSettings,
 };
 pub use sources::arguments;
 use sources::{CONFIG_FILE, Layer, RawValue, Values};

@@ -129,6 +129,8 @@ settings! {
         /// Annotations of pods that become labels of memledger_container_pod_info: KEY as annotation_KEY. No others are
         /// exported.
         annotations: Vec<(String, Arc<str>)> = text("cri.pod-annotations", &[], |text| pod_key("annotation", text));
+        /// Directory of the kubelet's logs of containers, for --container.logs.
+        pod_logs: PathBuf = path("cri.pod-logs", &["/var/log/pods"]);
         /// The kubelet's socket that lists the GPUs allocated to containers of pods. Not read while `--cri.endpoint` is empty.
         /// Empty: off.
         pod_resources: Option<PathBuf> = path("kubelet.pod-resources", &["/var/lib/kubelet/pod-resources/kubelet.sock"]);
@@ -143,7 +145,7 @@ settings! {
         podman: Vec<PathBuf> = path("podman.socket", &["/run/podman/podman.sock"]);
     }
 
-    /// Selection of containers, and of settings in their environment.
+    /// Selection of containers, of settings in their environment, and of logs.
     #[derive(Default)]
     struct Filter {
         /// Export only containers whose name, or in a pod NAMESPACE/POD/NAME, matches anywhere.
@@ -152,6 +154,11 @@ settings! {
         exclude: Option<Regex> = setting("container.exclude", ("REGEX", "a regular expression"), &[], regex);
         /// Export only containers with this label, KEY or KEY=VALUE. If repeated, all are required.
         labels: Vec<(String, Option<String>)> = text("container.label", &[], label);
+        /// Logs of containers in which CUDA out-of-memory errors are read: of none; labelled: of those with the label
+        /// memledger.logs=true; all: of those without memledger.logs=false. Only numbers are kept. See docs/cuda-oom.md.
+        logs: LogSelection = choice("container.logs", &["none"], &[
+            ("none", LogSelection::None), ("labelled", LogSelection::Labelled), ("all", LogSelection::All),
+        ]);
         /// Environment variables of containers that become labels of memledger_container_run_info. No others are exported.
         settings: Vec<String> = text("container.settings", &["BATCH_SIZE", "NUM_WORKERS", "NUM_DEVICES", "PRECISION", "ACCUM", "PYTORCH_CUDA_ALLOC_CONF"], variable_name);
     }
@@ -229,6 +236,18 @@ pub struct RuntimeEndpoint {
     pub runtime: &'static str,
     /// The Unix socket, or a pattern with `*`.
     pub socket: PathBuf,
+}
+
+/// The containers whose logs are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogSelection {
+    /// None.
+    #[default]
+    None,
+    /// Those with a label that says so.
+    Labelled,
+    /// All without a label that forbids it.
+    All,
 }
 
 /// The source of kernel messages.

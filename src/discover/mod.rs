@@ -138,6 +138,11 @@ pub struct Pod {
     pub memory_min_bytes: Option<u64>,
 }
 
+/// Compares the start times of two runs of a container, which may differ by rounding in the runtime, and by the source.
+pub fn same_start(a: f64, b: f64) -> bool {
+    (a - b).abs() < 0.5
+}
+
 /// A running container as reported by a runtime.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerRecord {
@@ -163,6 +168,8 @@ pub struct ContainerRecord {
     pub started: Option<f64>,
     /// Whether the container's labels pass `--container.label`.
     pub labels_match: bool,
+    /// Whether its log is read, by `--container.logs` and its label.
+    pub reads_log: bool,
 }
 
 /// One container of the inventory.
@@ -192,6 +199,8 @@ pub struct Container {
     pub cgroup: Option<Arc<Cgroup>>,
     /// Its cgroup is below that of another container of the inventory, so its memory is part of that one's.
     pub nested: bool,
+    /// Its log is read.
+    pub reads_log: bool,
 }
 
 impl Container {
@@ -218,6 +227,7 @@ impl Container {
             started: None,
             cgroup: Some(Arc::new(Cgroup { path: path.into(), inode: None, below: vec![], is_cut: false })),
             nested: false,
+            reads_log: false,
         })
     }
 }

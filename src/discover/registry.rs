@@ -225,6 +225,7 @@ fn container_of_record(record: &ContainerRecord, cgroup: Option<Arc<Cgroup>>) ->
         started: record.started,
         cgroup,
         nested: false,
+        reads_log: record.reads_log,
     }
 }
 
@@ -242,6 +243,7 @@ fn container_of_cgroup(candidate: &ContainerCgroup, cgroup: Option<Arc<Cgroup>>)
         started: None,
         cgroup,
         nested: false,
+        reads_log: false,
     }
 }
 
@@ -343,6 +345,7 @@ mod tests {
             gpus: Arc::default(),
             started: Some(1.0),
             labels_match: true,
+            reads_log: false,
         }
     }
 

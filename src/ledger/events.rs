@@ -352,7 +352,7 @@ pub struct CudaOom {
     /// Its UUID.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub gpu_uuid: Arc<str>,
-    /// `reporter`: the process itself.
+    /// `reporter`: the process itself; `log`: the container's log, which has only the numbers that the framework prints.
     pub source: Arc<str>,
     /// What was to be allocated. PyTorch rounds it up.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -463,7 +463,8 @@ impl LedgerEvent {
             },
             LedgerEvent::Exit(exit) => exit.reason.is_some(),
             LedgerEvent::GpuError(_) => true,
-            LedgerEvent::CudaOom(oom) => oom.uncaught.is_some(),
+            // the log never says whether it was caught
+            LedgerEvent::CudaOom(oom) => oom.uncaught.is_some() || oom.pid.is_none(),
         }
     }
 }

@@ -135,8 +135,8 @@ pub struct ContainerFigures {
     pub last_exit_code: Option<i64>,
     /// Starts after the first.
     pub restarts: u64,
-    /// CUDA out-of-memory errors that its processes reported; `None` if none of them ever reported anything.
-    pub cuda_ooms: Option<u64>,
+    /// CUDA out-of-memory errors by source, in the order of `CudaOomSource::ALL`; `None` where the source never was there.
+    pub cuda_ooms: [Option<u64>; 2],
     /// Unix time of the last one.
     pub last_cuda_oom: Option<f64>,
 }

@@ -337,6 +337,7 @@ fn container_of_labels(name: &ContainerLabels) -> Container {
         started: None,
         cgroup: None,
         nested: false,
+        reads_log: false,
     }
 }
 
@@ -350,8 +351,10 @@ fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series)
         series.container(CONTAINER_EXITS, number, [reason.label().into()], exits as f64);
     }
     series.container(CONTAINER_RESTARTS, number, [], figures.restarts as f64);
-    if let Some(ooms) = figures.cuda_ooms {
-        series.container(CONTAINER_CUDA_OOMS, number, ["reporter".into()], ooms as f64);
+    for (source, ooms) in std::iter::zip(totals::CudaOomSource::ALL, figures.cuda_ooms) {
+        if let Some(ooms) = ooms {
+            series.container(CONTAINER_CUDA_OOMS, number, [source.label().into()], ooms as f64);
+        }
     }
     if let Some(at) = figures.last_cuda_oom {
         series.container(CONTAINER_LAST_CUDA_OOM, number, [], at);

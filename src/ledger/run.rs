@@ -74,6 +74,9 @@ pub struct Run {
     /// Unix time of its last CUDA out-of-memory error.
     #[serde(default)]
     pub cuda_oom: Option<f64>,
+    /// Unix time of the last one in its log.
+    #[serde(default)]
+    pub cuda_oom_in_log: Option<f64>,
     /// Unix time of the last one that a process did not catch.
     #[serde(default)]
     pub uncaught_cuda_oom: Option<f64>,

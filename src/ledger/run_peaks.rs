@@ -366,6 +366,7 @@ mod tests {
             started: Some(started),
             cgroup: None,
             nested: false,
+            reads_log: false,
         })
     }
 

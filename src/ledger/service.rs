@@ -25,6 +25,7 @@ use crate::collect::cgroup_oom_events::CgroupCounters;
 use crate::collect::kernel_log::{KernelLog, LogBackend, LogPosition};
 use crate::collect::vmstat_oom::OomCounter;
 use crate::config::{Config, KernelLogChoice};
+use crate::container_logs::ContainerLogs;
 use crate::discover::{ConnectionState, ContainerId, EventKind, Hierarchy, RuntimeEvent, RuntimeState};
 use crate::host::HostPaths;
 use crate::host::panics::run_essential;
@@ -51,6 +52,7 @@ pub struct LedgerService {
     sources: Vec<Arc<RuntimeState>>,
     /// Where processes report out-of-memory errors.
     reporter: Option<Arc<ReporterState>>,
+    logs: Option<Arc<ContainerLogs>>,
     use_runtimes: bool,
     log_choice: KernelLogChoice,
     log: Option<KmsgReader>,
@@ -115,6 +117,7 @@ impl LedgerService {
             host_paths: config.host_paths.clone(),
             sources: vec![],
             reporter: None,
+            logs: None,
             use_runtimes: config.oom.runtime,
             log_choice: config.oom.kernel_log,
             log: None,
@@ -169,8 +172,9 @@ impl LedgerService {
         mut self,
         sources: Vec<Arc<RuntimeState>>,
         reporter: Option<Arc<ReporterState>>,
+        logs: Option<Arc<ContainerLogs>>,
     ) -> std::io::Result<ServiceHandle> {
-        (self.sources, self.reporter) = (sources, reporter);
+        (self.sources, self.reporter, self.logs) = (sources, reporter, logs);
         if let Some(config) = self.past.take() {
             read_past(config, Arc::clone(&self.shared_state))?;
         }
@@ -242,6 +246,11 @@ impl LedgerService {
         self.reconciler.add_gpu_errors(self.shared_state.take_gpu_errors());
         if let Some(reporter) = &self.reporter {
             self.reconciler.add_cuda_ooms(Timestamp::now(), reporter.take_ooms());
+        }
+        if let Some(logs) = &self.logs {
+            let reading = logs.reading(); // before the errors, of which none comes after the end of a log
+            self.reconciler.add_cuda_ooms(Timestamp::now(), logs.take_ooms());
+            self.reconciler.set_logs_being_read(reading);
         }
         self.reconciler.add_past_kills(self.shared_state.take_past_kills());
         let has_changes = self.writer.write(now, &mut self.reconciler, &self.shared_state);

@@ -24,8 +24,41 @@ pub struct ContainerCounters {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cuda_ooms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    cuda_ooms_in_log: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     last_cuda_oom: Option<f64>,
     touched: f64,
+}
+
+/// Where a CUDA out-of-memory error is known from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CudaOomSource {
+    /// The process reports it.
+    Reporter,
+    /// It is in the container's log.
+    Log,
+}
+
+impl CudaOomSource {
+    /// All, in the order of counts.
+    pub const ALL: [Self; 2] = [Self::Reporter, Self::Log];
+
+    /// Returns the label value.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Reporter => "reporter",
+            Self::Log => "log",
+        }
+    }
+}
+
+impl ContainerCounters {
+    fn cuda_ooms_mut(&mut self, source: CudaOomSource) -> &mut Option<u64> {
+        match source {
+            CudaOomSource::Reporter => &mut self.cuda_ooms,
+            CudaOomSource::Log => &mut self.cuda_ooms_in_log,
+        }
+    }
 }
 
 /// Counters of the host.
@@ -118,17 +151,18 @@ impl Totals {
         self.entry(name, at).starts += 1;
     }
 
-    /// Begins to count CUDA out-of-memory errors of containers of this name, whose processes report.
-    pub fn begin_cuda_ooms(&mut self, name: &ContainerLabels, at: f64) {
-        if self.names.get(name).is_none_or(|counts| counts.cuda_ooms.is_none()) {
-            self.entry(name, at).cuda_ooms = Some(0);
+    /// Begins to count CUDA out-of-memory errors of containers of this name, whose processes report or whose log is read.
+    pub fn begin_cuda_ooms(&mut self, name: &ContainerLabels, source: CudaOomSource, at: f64) {
+        if self.names.get_mut(name).is_none_or(|counts| counts.cuda_ooms_mut(source).is_none()) {
+            *self.entry(name, at).cuda_ooms_mut(source) = Some(0);
         }
     }
 
     /// Counts CUDA out-of-memory errors in a container of this name.
-    pub fn count_cuda_ooms(&mut self, name: &ContainerLabels, errors: u64, at: f64) {
+    pub fn count_cuda_ooms(&mut self, name: &ContainerLabels, source: CudaOomSource, errors: u64, at: f64) {
         let counts = self.entry(name, at);
-        counts.cuda_ooms = Some(counts.cuda_ooms.unwrap_or(0).saturating_add(errors));
+        let count = counts.cuda_ooms_mut(source);
+        *count = Some(count.unwrap_or(0).saturating_add(errors));
         counts.last_cuda_oom = Some(counts.last_cuda_oom.map_or(at, |last| last.max(at)));
     }
 
@@ -155,7 +189,7 @@ impl Totals {
             exits: ExitReason::ALL.map(|reason| counts.exits.get(reason.label()).copied().unwrap_or(0)),
             last_exit_code: counts.last_exit_code,
             restarts: counts.starts.saturating_sub(1),
-            cuda_ooms: counts.cuda_ooms,
+            cuda_ooms: [counts.cuda_ooms, counts.cuda_ooms_in_log],
             last_cuda_oom: counts.last_cuda_oom,
         }
     }

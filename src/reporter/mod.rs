@@ -84,8 +84,8 @@ impl ReporterState {
 
     /// Adds an out-of-memory error of a process.
     fn add_oom(&self, now: Timestamp, process: ProcessKey, message: OomMessage) {
-        let is_added = self.ooms().add(now, &self.lock(), process, message);
-        if is_added {
+        let oom = ReportedOom::of_process(now, &self.lock(), process, message);
+        if oom.is_some_and(|oom| self.ooms().add(now, oom)) {
             self.waker.wake();
         }
     }
@@ -95,7 +95,8 @@ impl ReporterState {
         self.ooms().take()
     }
 
-    /// Asks all processes of a container to clean up, within this time. The result comes at the latest 1.5 s after it.
+    /// Asks all processes of a container to clean up, within this time. The result comes at the latest [`cleanup::ANSWER_GRACE`] after the
+    /// deadline of the cleanup that runs then, which may have begun with another request.
     pub fn request_cleanup(
         &self,
         container: ContainerId,

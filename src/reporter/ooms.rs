@@ -12,17 +12,17 @@ use crate::discover::ContainerId;
 /// Events of one container: per second, and at once. Further errors are only counted.
 const EVENTS: (u32, u32) = (1, 16);
 
-/// A CUDA out-of-memory error that a process reported.
+/// A CUDA out-of-memory error that a process reported, or that was read in its container's log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReportedOom {
     /// When it happened.
     pub at: Timestamp,
-    /// The process.
-    pub process: ProcessKey,
+    /// The process; `None` for one of a log.
+    pub process: Option<ProcessKey>,
     /// Its container.
     pub container: ContainerId,
     /// Its local rank.
-    pub rank: u8,
+    pub rank: Option<u8>,
     /// The device, if the process knows its UUID.
     pub device: DeviceUuid,
     /// Errors of the container before this one that are not reported themselves.
@@ -44,35 +44,44 @@ struct ContainerLimit {
     skipped: u64,
 }
 
-impl OomQueue {
-    /// Adds an error of a connected process. Returns whether there is one for the ledger.
-    pub fn add(
-        &mut self,
+impl ReportedOom {
+    /// Returns an error of a connected process; `None` if it is not connected any more.
+    pub fn of_process(
         now: Timestamp,
         reports: &Reports,
         process: ProcessKey,
         message: OomMessage,
-    ) -> bool {
-        let Some(reporting) = reports.processes.get(&process) else { return false };
-        let limit = self.containers.entry(reporting.container.clone()).or_insert_with(|| ContainerLimit {
+    ) -> Option<Self> {
+        let reporting = reports.processes.get(&process)?;
+        Some(Self {
+            at: now.minus(message.ago),
+            process: Some(process),
+            container: reporting.container.clone(),
+            rank: Some(reporting.rank),
+            device: message.uuid.clone().or_else(|| reporting.uuid(message.device?)),
+            skipped: message.skipped,
+            message,
+        })
+    }
+}
+
+impl OomQueue {
+    /// Adds an error. Returns whether there is one for the ledger.
+    pub fn add(&mut self, now: Timestamp, mut oom: ReportedOom) -> bool {
+        let limit = self.containers.entry(oom.container.clone()).or_insert_with(|| ContainerLimit {
             events: RateLimit::new(now, EVENTS.0, EVENTS.1),
             skipped: 0,
         });
-        let errors = message.skipped + u64::from(!message.is_only_uncaught());
+        let is_error = !oom.message.is_only_uncaught();
         if !limit.events.take(now) {
+            let errors = oom.skipped.saturating_add(u64::from(is_error));
             limit.skipped = limit.skipped.saturating_add(errors);
             return false;
         }
-        let skipped = if message.is_only_uncaught() { 0 } else { std::mem::take(&mut limit.skipped) };
-        self.waiting.push(ReportedOom {
-            at: now.minus(message.ago),
-            process,
-            container: reporting.container.clone(),
-            rank: reporting.rank,
-            device: message.uuid.clone().or_else(|| reporting.uuid(message.device?)),
-            skipped: skipped.saturating_add(message.skipped),
-            message,
-        });
+        if is_error {
+            oom.skipped = oom.skipped.saturating_add(std::mem::take(&mut limit.skipped));
+        }
+        self.waiting.push(oom);
         true
     }
 
@@ -101,13 +110,14 @@ mod tests {
             reports.hello((pid, 1), &ContainerId::new(id), Hello { local_rank: 0, devices: vec![] });
         }
         let error = |number| OomMessage { number, tried: Some(1), ..OomMessage::default() };
-        let added = (1..=1_000).filter(|number| queue.add(now, &reports, (1, 1), error(*number))).count();
+        let of = |pid, number| ReportedOom::of_process(now, &reports, (pid, 1), error(number));
+        let added = (1..=1_000).filter(|number| queue.add(now, of(1, *number).unwrap())).count();
         assert_eq!(added, 16);
-        assert!(queue.add(now, &reports, (2, 1), error(1)));
-        assert!(!queue.add(now, &reports, (3, 1), error(1)), "it is not connected");
-        assert!(queue.add(now.plus(Duration::from_secs(2)), &reports, (1, 1), error(1_001)));
+        assert!(queue.add(now, of(2, 1).unwrap()));
+        assert_eq!(of(3, 1), None, "it is not connected");
+        assert!(queue.add(now.plus(Duration::from_secs(2)), of(1, 1_001).unwrap()));
         let taken = queue.take();
-        let of_a = taken.iter().filter(|oom| oom.process.0 == 1);
+        let of_a = taken.iter().filter(|oom| oom.process == Some((1, 1)));
         assert_eq!(of_a.map(|oom| 1 + oom.skipped).sum::<u64>(), 1_001);
         assert!(queue.take().is_empty());
     }

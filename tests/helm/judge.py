@@ -37,6 +37,7 @@ HOST_PATHS = {
     "/var/snap/microk8s/common/var/lib/kubelet/pod-resources": "which GPU is whose",
     "/run/crio": "names of containers",
     "/var/run/docker.sock": "names of containers of a Docker engine beside",
+    "/var/log/pods": "CUDA out-of-memory errors in logs, where container.logs asks for it",
     "/dev/kmsg": "the kernel log, where kmsg.enabled asks for it",
     "/dev/null": "a marker for NVIDIA's toolkit, from the case `everything`",
 }

@@ -25,7 +25,7 @@ signal.sigwait({{signal.SIGUSR1}})
     )
 }
 
-fn events(memledger: &Memledger, name: &str) -> Vec<Value> {
+pub fn events(memledger: &Memledger, name: &str) -> Vec<Value> {
     let (status, text) = memledger.get(&format!("/api/v1/events?container={name}"));
     assert_eq!(status, 200, "{text}");
     let answer: Value = serde_json::from_str(&text).expect("JSON");
@@ -33,7 +33,7 @@ fn events(memledger: &Memledger, name: &str) -> Vec<Value> {
 }
 
 /// Returns the reason of the exit, and the number of errors.
-fn exit_of(memledger: &Memledger, name: &str) -> (String, u64) {
+pub fn exit_of(memledger: &Memledger, name: &str) -> (String, u64) {
     eventually("the exit", || {
         let events = events(memledger, name);
         let exit = events.iter().find(|event| event["type"] == "exit" && event["reason"].is_string());

@@ -328,7 +328,7 @@ state = "{folder}/state"
                 uid: uid.clone(),
                 namespace: wanted.namespace.into(),
             }),
-            log_directory: self.path("logs").join(&uid).display().to_string(),
+            log_directory: format!("{}/{}_{}_{uid}", self.logs(), wanted.namespace, wanted.name),
             labels,
             annotations: pairs(wanted.annotations),
             linux: Some(LinuxPod {
@@ -342,8 +342,22 @@ state = "{folder}/state"
         Pod { uid, sandbox: sandbox.id, cgroup, config }
     }
 
+    /// Returns the directory of the logs of pods, as /var/log/pods.
+    pub fn logs(&self) -> String {
+        self.path("logs").display().to_string()
+    }
+
+    /// Renames the log of a container and makes the runtime begin another one, as a kubelet does with a large one.
+    pub fn rotate_log(&self, pod: &Pod, spec: &Spec, id: &str) {
+        let path = format!("{}/{}/{}.log", pod.config.log_directory, spec.name, spec.attempt);
+        std::fs::rename(&path, format!("{path}.20260101-000000")).expect("a log");
+        let _: Empty = self.call("ReopenContainerLog", Id { id: id.to_owned() });
+    }
+
     /// Creates and starts a container in a pod. Returns its id.
     pub fn run(&self, pod: &Pod, spec: &Spec) -> String {
+        let folder = format!("{}/{}", pod.config.log_directory, spec.name);
+        std::fs::create_dir_all(folder).expect("the folder of its log");
         let mut labels = pod.config.labels.clone();
         labels.insert("io.kubernetes.container.name".into(), spec.name.into());
         let env = spec.env.iter().map(|(key, value)| Pair { key: key.to_string(), value: value.to_string() });
@@ -361,7 +375,7 @@ state = "{folder}/state"
             envs: env.collect(),
             mounts,
             labels,
-            log_path: format!("{}-{}.log", spec.name, spec.attempt),
+            log_path: format!("{}/{}.log", spec.name, spec.attempt),
             linux: Some(LinuxContainer {
                 resources: Some(Resources { memory_limit: spec.limit, oom_score_adj: 900 }),
             }),

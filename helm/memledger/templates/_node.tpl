@@ -68,6 +68,9 @@
 {{- if .Values.podResources.enabled }}
 - {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources, readOnly: true}
 {{- end }}
+{{- if ne (toString (default "none" (index .Values.settings "container.logs"))) "none" }}
+- {name: pod-logs, mountPath: /var/log/pods, readOnly: true}
+{{- end }}
 {{- if .Values.kmsg.enabled }}
 - {name: kmsg, mountPath: /dev/kmsg, readOnly: true}
 {{- end }}
@@ -88,6 +91,11 @@
 {{- if .Values.reporter.hostPath }}
 - name: reporter
   hostPath: {path: {{ .Values.reporter.hostPath }}, type: DirectoryOrCreate}
+{{- end }}
+{{- if ne (toString (default "none" (index .Values.settings "container.logs"))) "none" }}
+# the logs of containers, for errors of GPU memory in them
+- name: pod-logs
+  hostPath: {path: /var/log/pods, type: Directory}
 {{- end }}
 {{- if .Values.host.cgroup }}
 - name: cgroup

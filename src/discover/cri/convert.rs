@@ -106,6 +106,7 @@ pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter)
         gpus: Arc::default(),
         started: None,
         labels_match: filter.labels_match(&labels),
+        reads_log: filter.reads_log(&labels),
     })
 }
 

@@ -16,6 +16,7 @@ pub fn response(bytes: &[u8]) {
         is_asked_for: false,
         labels: vec![("app".to_owned(), "label_app".into())],
         annotations: vec![],
+        pod_logs: "".into(),
         pod_resources: None,
     };
     let filter = Filter { settings: vec!["BATCH_SIZE".into()], ..Filter::default() };

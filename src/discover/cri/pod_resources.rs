@@ -312,6 +312,7 @@ mod tests {
             gpus: [].into(),
             started: Some(50.0),
             labels_match: true,
+            reads_log: false,
         };
         let mut allocations = given_to("train-0", &["GPU-b"]);
         allocations.extend(given_to("train-1", &["GPU-c"]));

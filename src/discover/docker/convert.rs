@@ -66,6 +66,7 @@ impl Watcher<'_> {
             gpus: gpus(response.host_config.and_then(|host| host.device_requests).unwrap_or_default()),
             started: state.started_at.as_deref().and_then(unix_seconds),
             labels_match,
+            reads_log: self.filter.reads_log(&labels),
         };
         let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
         InspectResult::Running(record, pid)
@@ -90,6 +91,7 @@ impl Watcher<'_> {
             gpus: Arc::default(),
             started: None,
             labels_match: self.filter.labels_match(&labels),
+            reads_log: self.filter.reads_log(&labels),
         })
     }
 }

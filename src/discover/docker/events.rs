@@ -114,6 +114,7 @@ impl DockerEvent {
             gpus: Arc::default(),
             started: Some(self.at),
             labels_match: filter.labels_match(&self.attributes),
+            reads_log: filter.reads_log(&self.attributes),
         };
         (!record.name.is_empty()).then_some(record)
     }

@@ -1,6 +1,6 @@
 //! Containers from the Docker API. Podman serves the same API on its own socket.
 //!
-//! memledger uses three read-only calls: list, inspect and events. Paths have no API version, so the daemon responds with its
+//! memledger uses three read-only calls here: list, inspect and events; `container_logs` has a fourth. Paths have no API version, so the daemon responds with its
 //! own. The results go to two consumers: the registry needs the containers that run now, and the ledger needs every event, in
 //! order and once ([`RuntimeEvent`]).
 //!
@@ -298,6 +298,7 @@ mod tests {
             gpus: Arc::default(),
             started: Some(started),
             labels_match: true,
+            reads_log: false,
         }
     }
 

@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | the list of containers | [`MAX_LIST_BYTES`] |
 //! | inspect, and everything else | [`MAX_INSPECT_BYTES`], with up to eight at once |
-//! | one event | [`MAX_EVENT_BYTES`]; the stream itself has no end |
+//! | one event, and one piece of a log | [`MAX_EVENT_BYTES`]; the stream itself has no end |
 
 use std::io;
 use std::path::Path;
@@ -80,7 +80,7 @@ impl Allowance {
     }
 }
 
-/// Creates a client, and the allowance of its event stream for the next event.
+/// Creates a client, and the allowance of its stream for the next event or piece of a log. A client has one stream.
 ///
 /// # Errors
 /// bollard rejects its own settings.
@@ -89,7 +89,7 @@ pub fn client(socket: &Path) -> Result<(Docker, Arc<Allowance>), Error> {
     let (socket, of_events) = (socket.to_path_buf(), Arc::clone(&events));
     let transport = move |request: BollardRequest| {
         let path = request.uri().path();
-        let allowance = if path.ends_with("/events") {
+        let allowance = if path.ends_with("/events") || path.ends_with("/logs") {
             of_events.renew();
             Arc::clone(&of_events)
         } else if path.ends_with("/containers/json") {

@@ -1,13 +1,16 @@
-//! CUDA out-of-memory errors that processes report: their container and run, who held the GPU, and whether the process ended by
+//! CUDA out-of-memory errors that processes report, or that are in the logs of containers: their container and run, who held the GPU, and whether the process ended by
 //! them. Pure.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Reconciler;
 use crate::clock::Timestamp;
+use crate::discover::ContainerId;
 use crate::ledger::events::{ContainerRef, CudaOom, GpuHolder, LedgerEvent};
 use crate::ledger::exchange::GpuUse;
+use crate::ledger::totals::CudaOomSource;
 use crate::reporter::message::normalized_uuid;
 use crate::reporter::ooms::ReportedOom;
 use crate::reporter::reports::ProcessKey;
@@ -33,8 +36,20 @@ pub struct GpuUseReading {
     pub(super) gpus: Vec<GpuUse>,
 }
 
+fn source_of(oom: &ReportedOom) -> CudaOomSource {
+    match oom.process {
+        Some(_) => CudaOomSource::Reporter,
+        None => CudaOomSource::Log,
+    }
+}
+
 impl Reconciler {
-    /// Adds errors that processes reported.
+    /// Sets the containers whose logs are being read.
+    pub fn set_logs_being_read(&mut self, containers: HashSet<ContainerId>) {
+        self.logs_being_read = containers;
+    }
+
+    /// Adds errors that processes reported, or that were read in logs.
     pub fn add_cuda_ooms(&mut self, now: Timestamp, reported: Vec<ReportedOom>) {
         for oom in reported {
             let at = now.unix_seconds() - now.since(oom.at).as_secs_f64();
@@ -43,11 +58,13 @@ impl Reconciler {
             }
             let errors = 1_u64.saturating_add(oom.skipped);
             let subject = self.record_in_run(&oom, at, errors);
-            self.totals.count_cuda_ooms(&subject.name, errors, at);
+            self.totals.count_cuda_ooms(&subject.name, source_of(&oom), errors, at);
             let event = CudaOom { id: self.new_id(), ..self.event_of(&oom, at, subject) };
-            self.changes.events.insert(event.id, LedgerEvent::CudaOom(event.clone()));
-            let (process, number) = (oom.process, oom.message.number);
-            self.pending_cuda_ooms.push(PendingCudaOom { event, process, number, since: now });
+            if let Some(process) = oom.process {
+                let (event, number) = (event.clone(), oom.message.number);
+                self.pending_cuda_ooms.push(PendingCudaOom { event, process, number, since: now });
+            }
+            self.changes.events.insert(event.id, LedgerEvent::CudaOom(event));
         }
     }
 
@@ -63,11 +80,11 @@ impl Reconciler {
         CudaOom {
             id: 0,
             at,
-            pid: Some(oom.process.0),
-            rank: Some(oom.rank),
+            pid: oom.process.map(|(pid, _)| pid),
+            rank: oom.rank,
             gpu: gpu.map(|gpu| Arc::clone(&gpu.index)).unwrap_or_default(),
             gpu_uuid: gpu.map(|gpu| Arc::clone(&gpu.uuid)).unwrap_or_default(),
-            source: "reporter".into(),
+            source: source_of(oom).label().into(),
             tried_bytes: message.tried,
             total_bytes: message.total,
             free_bytes: message.free,
@@ -88,7 +105,7 @@ impl Reconciler {
     /// Marks the error by which a process ended. Returns false if it is not known.
     fn mark_uncaught(&mut self, oom: &ReportedOom, at: f64) -> bool {
         let is_it = |pending: &&mut PendingCudaOom| {
-            (pending.process, pending.number) == (oom.process, oom.message.number)
+            (Some(pending.process), pending.number) == (oom.process, oom.message.number)
         };
         let Some(pending) = self.pending_cuda_ooms.iter_mut().find(is_it) else { return false };
         pending.event.uncaught = Some(true);
@@ -104,8 +121,13 @@ impl Reconciler {
         let known = self.containers.modify(id);
         let mut number = None;
         if let Some(run) = known.run_at_mut(at) {
-            run.cuda_oom = Some(at);
-            run.figures.count_cuda_ooms(errors);
+            match source_of(oom) {
+                CudaOomSource::Reporter => {
+                    run.cuda_oom = Some(at);
+                    run.figures.count_cuda_ooms(errors);
+                }
+                CudaOomSource::Log => run.cuda_oom_in_log = Some(at),
+            }
             if oom.message.is_uncaught {
                 run.uncaught_cuda_oom = Some(at);
             }
@@ -142,13 +164,18 @@ impl Reconciler {
         self.gpus.push(GpuUseReading { at, gpus: gpus.to_vec() });
     }
 
-    /// Returns the GPU of an error before it: by its UUID, else the only one that its process is on.
+    /// Returns the GPU of an error before it: by its UUID, else the only one that its process is on, or its container where the
+    /// process is unknown.
     fn gpu_of(&self, oom: &ReportedOom) -> Option<&GpuUse> {
         let before = self.gpus.iter().rev().find(|reading| reading.at <= oom.at);
         let gpus = &before.or(self.gpus.first())?.gpus;
         let by_uuid = gpus.iter().find(|gpu| Some(&normalized_uuid(&gpu.uuid)) == oom.device.as_ref());
         by_uuid.or_else(|| {
-            let mut on = gpus.iter().filter(|gpu| gpu.processes.contains(&oom.process));
+            let is_on = |gpu: &&GpuUse| match &oom.process {
+                Some(process) => gpu.processes.contains(process),
+                None => gpu.holders.iter().any(|holder| holder.container.as_ref() == Some(&oom.container)),
+            };
+            let mut on = gpus.iter().filter(is_on);
             on.next().filter(|_| on.next().is_none())
         })
     }

@@ -28,6 +28,8 @@ const STOP_TIMEOUT: f64 = 10.0;
 const UNCAUGHT_OOM_WINDOW: f64 = 120.0;
 /// A program that catches such an error and gives up ends within this many seconds.
 const CUDA_OOM_WINDOW: f64 = 5.0;
+/// The same for an error in the log, of which nobody knows whether it was caught. A launcher needs some seconds to notice.
+const LOG_OOM_WINDOW: f64 = 15.0;
 /// Signals that request an exit.
 const STOP_SIGNALS: [i32; 3] = [2, 3, 15];
 
@@ -164,7 +166,8 @@ impl Reconciler {
                 (StopRequest::MayExplain, _) if is_early => None, // docker reports the end of its stop after the exit
                 (_, Some(0)) => Some(ExitReason::Completed),
                 (_, Some(129..=192)) => Some(ExitReason::Signal),
-                _ if run.is_some_and(|run| ended_by_cuda_oom(run, exit.at)) => Some(ExitReason::CudaOom),
+                _ if run.is_some_and(|run| ended_by_cuda_oom(run, pending)) => Some(ExitReason::CudaOom),
+                _ if is_early && self.logs_being_read.contains(&pending.id) => None,
                 _ => Some(ExitReason::Error),
             };
         }
@@ -234,10 +237,16 @@ fn stop_request(run: &Run, ended: f64, code: Option<i64>) -> StopRequest {
 }
 
 /// Returns true if a run that ended with an error did so because of a CUDA out-of-memory error.
-fn ended_by_cuda_oom(run: &Run, ended: f64) -> bool {
+fn ended_by_cuda_oom(run: &Run, pending: &PendingExit) -> bool {
+    let ended = pending.exit.at;
     let is_before =
         |oom: Option<f64>, most: f64| oom.is_some_and(|at| (-CLOCK_TOLERANCE..most).contains(&(ended - at)));
-    is_before(run.uncaught_cuda_oom, UNCAUGHT_OOM_WINDOW) || is_before(run.cuda_oom, CUDA_OOM_WINDOW)
+    let figures = pending.figures.as_ref().unwrap_or(&run.figures);
+    // the log has the errors that processes report too, and does not say which were caught
+    let in_log = run.cuda_oom_in_log.filter(|_| !figures.has_reports());
+    is_before(run.uncaught_cuda_oom, UNCAUGHT_OOM_WINDOW)
+        || is_before(run.cuda_oom, CUDA_OOM_WINDOW)
+        || is_before(in_log, LOG_OOM_WINDOW)
 }
 
 fn oom_reason(scope: OomScope) -> ExitReason {

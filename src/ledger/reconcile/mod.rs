@@ -43,7 +43,7 @@ use crate::ledger::events::{
 use crate::ledger::exchange::{ContainerFigures, CycleReport, LedgerFigures};
 use crate::ledger::interval::{Interval, LOG_DELAY};
 use crate::ledger::store::{LoadedState, WriteBatch};
-use crate::ledger::totals::{Total, Totals};
+use crate::ledger::totals::{CudaOomSource, Total, Totals};
 use crate::parse::kernel_log::{Killed, OomContext};
 use cgroup_counters::Counters;
 pub use count::AccountingCheckpoint;
@@ -127,6 +127,8 @@ pub struct Reconciler {
     /// GPUs of the last two cycles.
     pub(super) gpus: Vec<GpuUseReading>,
     pub(super) pending_cuda_ooms: Vec<PendingCudaOom>,
+    /// Containers whose logs are being read: an exit may still get its reason from there.
+    pub(super) logs_being_read: HashSet<ContainerId>,
     /// Settled gaps that a late record can still fill.
     settled_gaps: VecDeque<(Timestamp, PendingKill)>,
     /// When the kills happened that stayed unattributed.
@@ -169,6 +171,7 @@ impl Reconciler {
             reports: ReportLabels::default(),
             gpus: vec![],
             pending_cuda_ooms: vec![],
+            logs_being_read: HashSet::new(),
             settled_gaps: VecDeque::new(),
             unattributed: VecDeque::new(),
             settled_victims: VecDeque::new(),
@@ -240,8 +243,11 @@ impl Reconciler {
             self.apply_transition(now, transition);
         }
         for (container, held) in std::iter::zip(&report.inventory.containers, &report.containers) {
-            if held.run.torch_ooms.is_some() {
-                self.totals.begin_cuda_ooms(&ContainerLabels::from(&container.identity), now.unix_seconds());
+            let are_counted = [held.run.torch_ooms.is_some(), self.logs_being_read.contains(&container.id)];
+            for (source, _) in std::iter::zip(CudaOomSource::ALL, are_counted).filter(|(_, counted)| *counted)
+            {
+                let name = ContainerLabels::from(&container.identity);
+                self.totals.begin_cuda_ooms(&name, source, now.unix_seconds());
             }
         }
     }

@@ -256,6 +256,11 @@ impl RunFigures {
         self.samples == 1 || has_new_settings
     }
 
+    /// Returns whether a process of the run reported from inside.
+    pub fn has_reports(&self) -> bool {
+        self.torch_ooms.is_some() || self.cuda_ooms > 0
+    }
+
     /// Counts CUDA out-of-memory errors that the program reported at once.
     pub fn count_cuda_ooms(&mut self, errors: u64) {
         self.cuda_ooms = self.cuda_ooms.saturating_add(errors);

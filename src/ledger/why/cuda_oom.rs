@@ -4,6 +4,7 @@ use super::text::{bytes, lasted, name, time};
 use super::{Cause, Confidence, RunSummary};
 use crate::ledger::events::{CudaOom, Evidence, Exit, GpuHolder};
 use crate::ledger::run_record::setting_number;
+use crate::ledger::totals::CudaOomSource;
 
 /// Maximum number of holders in a line.
 const MAX_HOLDERS: usize = 4;
@@ -23,6 +24,14 @@ enum Reason {
     Fragmented { pieces: u64 },
     /// What others held would have sufficed together with what was free.
     OtherHolders { others: u64 },
+}
+
+/// Returns the errors that processes reported, or those of the log if none did: the log has the same errors, with fewer numbers.
+pub(super) fn best_source(mut ooms: Vec<&CudaOom>) -> Vec<&CudaOom> {
+    if ooms.iter().any(|oom| *oom.source != *CudaOomSource::Log.label()) {
+        ooms.retain(|oom| *oom.source != *CudaOomSource::Log.label());
+    }
+    ooms
 }
 
 /// Returns the error that ended the run: the newest that was not caught, else the newest.
@@ -267,6 +276,14 @@ mod tests {
             );
         }
         assert_eq!(reason(&CudaOom { free_bytes: None, ..oom(5, 2, 12, 10, 6, 9) }), None);
+    }
+
+    #[test]
+    fn errors_of_the_log_count_only_where_no_process_reports() {
+        let of = |source: &str| CudaOom { source: source.into(), ..CudaOom::default() };
+        let (log, reporter) = (of("log"), of("reporter"));
+        assert_eq!(best_source(vec![&log, &reporter, &log]), [&reporter]);
+        assert_eq!(best_source(vec![&log, &log]).len(), 2);
     }
 
     #[test]

@@ -25,6 +25,7 @@ use super::events::{
 use super::host_history::CurrentUsage;
 use super::store::Query;
 use crate::discover::history::ExistingContainer;
+use crate::discover::same_start;
 pub use text::{lasted, printable, roles, short_ids, time};
 
 /// A kill at most this many seconds before the exit of its container counts as its cause.
@@ -533,7 +534,7 @@ fn run_of<'a>(
         subject,
         kills: kills_of(events, subject).filter(belongs).collect(),
         exit,
-        cuda_ooms: cuda_ooms.filter(is_of_run).collect(),
+        cuda_ooms: cuda_oom::best_source(cuda_ooms.filter(is_of_run).collect()),
         unattributed_kills: unattributed_kills.collect(),
         log_time: None,
     }
@@ -563,11 +564,6 @@ fn same_container(a: &ContainerRef, b: &ContainerRef) -> bool {
     } else {
         a.container_id == b.container_id
     }
-}
-
-/// Compares two start times, which may differ by rounding in the runtime.
-fn same_start(a: f64, b: f64) -> bool {
-    (a - b).abs() < 0.5
 }
 
 /// Counts other containers with the same name, such as other pods of a deployment.

@@ -13,9 +13,9 @@ const PROCESS: (u32, u64) = (70, 7_000);
 fn oom(story: &mut Story, letter: char, at: f64, message: OomMessage) {
     let reported = ReportedOom {
         at: story.at(at),
-        process: PROCESS,
+        process: Some(PROCESS),
         container: id(letter),
-        rank: 1,
+        rank: Some(1),
         device: Some("b".into()),
         skipped: 0,
         message,
@@ -103,11 +103,11 @@ fn event_has_its_run_its_gpu_and_who_held_it() {
     assert_eq!(&*event.subject.name.container_name, "a");
     assert!(event.subject.started.is_some());
     let figures = super::figures(&story.store.totals(), "a");
-    assert_eq!((figures.cuda_ooms, figures.last_cuda_oom.is_some()), (Some(1), true));
+    assert_eq!((figures.cuda_ooms, figures.last_cuda_oom.is_some()), ([Some(1), None], true));
     // the counts are those of before after a restart
     story.restart(3.0);
     oom(&mut story, 'a', 3.0, observed());
-    assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, Some(2));
+    assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, [Some(2), None]);
 }
 
 #[test]
@@ -145,9 +145,9 @@ fn holders_are_those_of_a_reading_before_the_error() {
     // it waited in its process, which has ended since
     let reported = ReportedOom {
         at: story.at(2.5),
-        process: PROCESS,
+        process: Some(PROCESS),
         container: id('a'),
-        rank: 0,
+        rank: Some(0),
         device: Some("b".into()),
         skipped: 4,
         message: observed(),
@@ -157,7 +157,7 @@ fn holders_are_those_of_a_reading_before_the_error() {
     let [event] = events(&story)[..] else { panic!("one event") };
     assert_eq!((event.holders[0].bytes, event.skipped), (Some(20), 4));
     assert_eq!(event.at, story.at(2.5).unix_seconds());
-    assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, Some(5));
+    assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, [Some(5), None]);
 }
 
 #[test]

@@ -214,6 +214,7 @@ impl Story {
                 started: started.map(|started| self.begin.unix_seconds() + started),
                 cgroup: None,
                 nested: false,
+                reads_log: false,
             })
         };
         let containers: Vec<_> = running.iter().map(container).collect();

@@ -1,0 +1,327 @@
+//! CUDA out-of-memory errors in the logs of containers, for programs that do not report by themselves.
+//!
+//! Off unless `--container.logs` says so. A task for each container follows its log: by the API of Docker and Podman ([`docker`]), in
+//! a pod by its file ([`files`]). Of a line only the numbers of such an error are kept ([`lines`]). A log can be anything that its
+//! program writes: it changes only figures and events of its own container, and how much of it is read is limited ([`budget`]).
+
+mod budget;
+mod docker;
+mod files;
+mod lines;
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::clock::Timestamp;
+use crate::config::{Config, LogSelection, RuntimeEndpoint};
+use crate::discover::{Container, ContainerId, Inventory, cri};
+use crate::host::Waker;
+use crate::reporter::ooms::{OomQueue, ReportedOom};
+use budget::SharedBudget;
+
+/// Pause before a log is read again: the first, doubling up to the last while it cannot be read.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
+/// How long a log is still read after its container has ended.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// A runtime takes the time of a start after the program has begun, and Podman's logs have whole seconds.
+const START_TOLERANCE: f64 = 2.0;
+/// Maximum number of logs that are read at once; each takes a connection or a file.
+const MAX_LOGS: usize = 256;
+
+/// What the tasks share with the cycle and the ledger.
+#[derive(Debug)]
+pub struct ContainerLogs {
+    inventory: watch::Sender<Arc<Inventory>>,
+    ooms: Mutex<OomQueue>,
+    /// Containers whose logs are being read.
+    reading: Mutex<HashSet<ContainerId>>,
+    budget: SharedBudget,
+    /// Wakes the ledger.
+    waker: Arc<Waker>,
+}
+
+impl ContainerLogs {
+    /// Takes the containers of a cycle.
+    pub fn update(&self, inventory: &Arc<Inventory>) {
+        lock(&self.ooms).retain(|id| inventory.containers.iter().any(|container| container.id == *id));
+        self.inventory.send_replace(Arc::clone(inventory));
+    }
+
+    /// Takes the errors that were read since the last call.
+    pub fn take_ooms(&self) -> Vec<ReportedOom> {
+        lock(&self.ooms).take()
+    }
+
+    /// Returns the containers whose logs are being read, also those that have ended until all is read.
+    pub fn reading(&self) -> HashSet<ContainerId> {
+        lock(&self.reading).clone()
+    }
+
+    fn add(&self, container: &ContainerId, at: Timestamp, line: &str) {
+        if let Some(oom) = lines::oom(container, at, line)
+            && lock(&self.ooms).add(Timestamp::now(), oom)
+        {
+            self.waker.wake();
+        }
+    }
+
+    /// Sets whether a log is being read. An exit may wait for the end.
+    fn set_reading(&self, container: &ContainerId, is_reading: bool) {
+        if is_reading {
+            lock(&self.reading).insert(container.clone());
+        } else if lock(&self.reading).remove(container) {
+            self.waker.wake();
+        }
+    }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where logs are.
+#[derive(Clone, Debug)]
+struct LogSources {
+    endpoints: Vec<RuntimeEndpoint>,
+    pods: PathBuf,
+}
+
+/// Starts to follow logs; `None` if no container's log is to be read. `waker` is signalled with each error.
+pub fn start(config: &Config, waker: Arc<Waker>) -> Option<Arc<ContainerLogs>> {
+    if config.filter.logs == LogSelection::None {
+        return None;
+    }
+    let logs = Arc::new(ContainerLogs {
+        inventory: watch::Sender::default(),
+        ooms: Mutex::default(),
+        reading: Mutex::default(),
+        budget: SharedBudget::default(),
+        waker,
+    });
+    let sources = LogSources { endpoints: config.endpoints.clone(), pods: config.cri.pod_logs.clone() };
+    tokio::spawn(follow_all(Arc::clone(&logs), sources, Timestamp::now()));
+    Some(logs)
+}
+
+/// Follows the logs of all containers that run, each by one task, over all its runs: its log is the same.
+async fn follow_all(logs: Arc<ContainerLogs>, sources: LogSources, began: Timestamp) {
+    let mut inventories = logs.inventory.subscribe();
+    let mut tasks: HashMap<ContainerId, JoinHandle<ReadPosition>> = HashMap::new();
+    let mut is_limited = false;
+    while inventories.changed().await.is_ok() {
+        let inventory = Arc::clone(&inventories.borrow_and_update());
+        if tasks.len() > 2 * MAX_LOGS {
+            tasks.retain(|_, task| !task.is_finished());
+        }
+        for container in inventory.containers.iter().filter(|container| container.reads_log) {
+            let Some(started) = container.started else { continue }; // it becomes known
+            let position = match tasks.get_mut(&container.id) {
+                Some(task) if !task.is_finished() => continue,
+                // it is started again: its log goes on
+                Some(task) => task.await.ok(),
+                None => None,
+            };
+            if tasks.values().filter(|task| !task.is_finished()).count() >= MAX_LOGS {
+                if !std::mem::replace(&mut is_limited, true) {
+                    tracing::warn!(
+                        limit = MAX_LOGS,
+                        "too many logs of containers; further ones are not read"
+                    );
+                }
+                break;
+            }
+            let follower = Follower {
+                logs: Arc::clone(&logs),
+                container: Arc::clone(container),
+                sources: sources.clone(),
+                inventories: logs.inventory.subscribe(),
+            };
+            let is_new = started >= began.unix_seconds();
+            let position = position.unwrap_or_else(|| ReadPosition::of_run(started, is_new));
+            tasks.insert(container.id.clone(), tokio::spawn(follower.follow(position)));
+        }
+    }
+}
+
+/// How far a log was read: lines count after it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ReadPosition {
+    /// Unix time of the last line; `None`: lines count from the next connection on.
+    at: Option<f64>,
+    /// Lines with this time that were read. Several can have the same.
+    lines: u64,
+}
+
+impl ReadPosition {
+    /// Returns where to begin with a run: with its first line if it began while memledger ran, else with what is written from now on.
+    fn of_run(started: f64, is_new: bool) -> Self {
+        Self::new(is_new.then_some(started - START_TOLERANCE))
+    }
+
+    fn new(at: Option<f64>) -> Self {
+        Self { at, lines: 0 }
+    }
+
+    /// Moves on by a line.
+    fn advance(&mut self, at: f64) {
+        if self.at == Some(at) {
+            self.lines += 1;
+        } else {
+            *self = Self { at: Some(at), lines: 1 };
+        }
+    }
+
+    /// Returns what decides which of the lines from here on are new. Clocks may be set back, and two streams are not in order:
+    /// after the first new line all are.
+    fn skip(self) -> SkipRead {
+        SkipRead { position: self, seen: 0, is_past: self.at.is_none() }
+    }
+}
+
+/// Skips the lines of a connection that were read before.
+#[derive(Debug)]
+struct SkipRead {
+    position: ReadPosition,
+    seen: u64,
+    is_past: bool,
+}
+
+impl SkipRead {
+    /// Returns whether a line with this time is new.
+    fn is_new(&mut self, at: f64) -> bool {
+        let Some(last) = self.position.at.filter(|_| !self.is_past) else { return true };
+        self.seen += u64::from(at == last);
+        self.is_past = at > last || at == last && self.seen > self.position.lines;
+        self.is_past
+    }
+}
+
+/// Follows the log of one container.
+struct Follower {
+    logs: Arc<ContainerLogs>,
+    container: Arc<Container>,
+    sources: LogSources,
+    inventories: watch::Receiver<Arc<Inventory>>,
+}
+
+/// Why reading ended.
+#[derive(Debug, PartialEq, Eq)]
+enum LogEnd {
+    /// All was read; there may be more later.
+    Complete,
+    /// It grows faster than it may be read; a part is skipped.
+    TooFast,
+    /// It failed, and is tried again.
+    Failed(String),
+    /// There is nothing to read, and will not be.
+    Never(String),
+}
+
+impl Follower {
+    /// Follows until the container has ended and its log is read. Returns how far it was read.
+    async fn follow(self, mut position: ReadPosition) -> ReadPosition {
+        let (mut is_logged, mut has_ended, mut pause) = (false, false, RETRY_DELAY);
+        while !has_ended {
+            has_ended = !self.is_running(); // its last lines are still read
+            self.logs.set_reading(&self.container.id, true);
+            let end = tokio::select! {
+                end = self.read(&mut position, !has_ended) => end,
+                () = self.ended() => LogEnd::Complete,
+            };
+            self.logs.set_reading(&self.container.id, false);
+            let is_good = matches!(end, LogEnd::Complete | LogEnd::TooFast);
+            let is_final = matches!(end, LogEnd::Never(_));
+            let reason = match end {
+                LogEnd::Complete => None,
+                LogEnd::TooFast => Some("it grows faster than memledger reads; parts are skipped".to_owned()),
+                LogEnd::Failed(reason) | LogEnd::Never(reason) => Some(reason),
+            };
+            if let Some(reason) = reason.filter(|_| !has_ended)
+                && !std::mem::replace(&mut is_logged, true)
+            {
+                let container = self.container.identity.path();
+                tracing::warn!(container, reason, "the container's log is not read completely");
+            }
+            if is_final {
+                self.not_running().await;
+                return position;
+            }
+            pause = if is_good { RETRY_DELAY } else { (2 * pause).min(MAX_RETRY_DELAY) };
+            tokio::select! {
+                () = tokio::time::sleep(pause), if !has_ended => {}
+                () = self.not_running() => {}
+            }
+        }
+        position
+    }
+
+    async fn read(&self, position: &mut ReadPosition, is_running: bool) -> LogEnd {
+        match self.container.runtime {
+            cri::RUNTIME => self.read_file(position).await,
+            _ => self.read_api(position, is_running).await,
+        }
+    }
+
+    fn add(&self, at: f64, line: &str) {
+        let now = Timestamp::now();
+        let age = Duration::try_from_secs_f64(now.unix_seconds() - at).unwrap_or_default();
+        self.logs.add(&self.container.id, now.minus(age), line);
+    }
+
+    fn is_running(&self) -> bool {
+        self.is_in(&self.inventories.borrow())
+    }
+
+    fn is_in(&self, inventory: &Inventory) -> bool {
+        inventory.containers.iter().any(|known| known.id == self.container.id)
+    }
+
+    /// Returns when the container has ended.
+    async fn not_running(&self) {
+        let mut inventories = self.inventories.clone();
+        let has_ended = |inventory: &Arc<Inventory>| !self.is_in(inventory);
+        let _ = inventories.wait_for(has_ended).await; // the sender lives as long as memledger
+    }
+
+    /// Returns some time after the container has ended.
+    async fn ended(&self) {
+        self.not_running().await;
+        tokio::time::sleep(END_TIMEOUT).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_once_although_several_have_the_same_time() {
+        let mut position = ReadPosition::new(Some(1.0));
+        let log = [0.5, 1.5, 1.5, 1.5, 2.0, 2.0];
+        let mut read = |log: &[f64]| {
+            let mut skip = position.skip();
+            let new: Vec<f64> = log.iter().copied().filter(|at| skip.is_new(*at)).collect();
+            new.iter().for_each(|at| position.advance(*at));
+            new
+        };
+        assert_eq!(read(&log[..3]), [1.5, 1.5]);
+        assert_eq!(read(&log), [1.5, 2.0, 2.0], "the third line of that time");
+        assert_eq!(read(&log), [0.0; 0]);
+        assert_eq!(
+            read(&[2.0, 2.0, 3.0, 2.5, 0.1]),
+            [3.0, 2.5, 0.1],
+            "after a new line all are, also if the clock is set back"
+        );
+    }
+
+    #[test]
+    fn without_a_position_every_line_is_new() {
+        assert!(ReadPosition::new(None).skip().is_new(0.0));
+    }
+}

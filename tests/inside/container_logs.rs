@@ -1,0 +1,133 @@
+//! CUDA out-of-memory errors in the logs of real containers, whose programs print what torch prints and know nothing of memledger.
+
+use serde_json::Value;
+
+use super::Host;
+use super::cuda_oom::{events, exit_of};
+use crate::support::docker::{Engine, of, unique};
+use crate::support::eventually;
+
+const OOMS: &str = "memledger_container_cuda_ooms_total";
+const TEXT: &str = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 11.00 GiB of which 1.00 GiB is free. \
+    Including non-PyTorch memory, this process has 9.00 GiB memory in use. Of the allocated memory 8.00 GiB is allocated by PyTorch, and \
+    512.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting";
+
+fn start(engine: &Engine, name: &str, selection: &str) -> Host {
+    Host::start_with(engine, name, |_| vec![format!("--container.logs={selection}")])
+}
+
+/// Waits for the counter of errors in the log.
+fn reaches(host: &Host, name: &str, count: f64) {
+    let labels = [of(name)[0], ("source", "log")];
+    host.memledger.eventually("errors in the log", |metrics| match metrics.ask(OOMS, &labels)? {
+        found if found == count => Ok(()),
+        found => Err(format!("{found}, {}", host.memledger.log())),
+    });
+}
+
+/// Ends with an error after a signal, and prints it as Python does.
+fn program(before: &str, error: &str) -> String {
+    format!(
+        r#"
+import signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}})
+{before}
+print("ready", flush=True)
+signal.sigwait({{signal.SIGUSR1}})
+class OutOfMemoryError(RuntimeError): pass
+OutOfMemoryError.__module__ = "torch"
+raise OutOfMemoryError({error:?})
+"#
+    )
+}
+
+#[test]
+fn error_in_the_log_is_explained_with_its_numbers() {
+    let Some(engine) = Engine::shared() else { return };
+    for (flags, what) in [(&[][..], "pipe"), (&["-t"], "terminal"), (&["--log-driver=local"], "driver")] {
+        let name = unique(what);
+        let host = start(&engine, &name, "all");
+        let container = engine.run_python(&name, flags, &program("", TEXT));
+        reaches(&host, &name, 0.0);
+        container.docker(&["kill", "-s", "USR1"]);
+        assert_eq!(exit_of(&host.memledger, &name), ("cuda_oom".to_owned(), 1), "{what}");
+        reaches(&host, &name, 1.0);
+        let all = events(&host.memledger, &name);
+        let oom = all.iter().find(|event| event["type"] == "cuda_oom").expect("the error");
+        const GIB: u64 = 1 << 30;
+        for (field, bytes) in [
+            ("tried_bytes", 2 * GIB),
+            ("total_bytes", 11 * GIB),
+            ("free_bytes", GIB),
+            ("allocated_bytes", 8 * GIB),
+            ("reserved_bytes", 8 * GIB + GIB / 2),
+        ] {
+            assert_eq!(oom[field], bytes, "{what}: {oom}");
+        }
+        assert_eq!((&oom["source"], &oom["uncaught"]), (&"log".into(), &Value::Null), "{oom}");
+        let (_, text) = host.memledger.get(&format!("/api/v1/containers/{name}/why"));
+        let verdict: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(verdict["cause"], "cuda_oom", "{text}");
+        let evidence = verdict["evidence"].as_array().expect("a list");
+        assert!(evidence.iter().any(|line| line["source"] == "log"), "{text}");
+        assert!(!text.contains("try setting"), "numbers only: {text}");
+    }
+}
+
+#[test]
+fn only_selected_containers_are_read_and_only_from_now_on() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("labelled");
+    let line = format!("print({TEXT:?}, flush=True)");
+    let again = program(&line, TEXT);
+    let container = engine.run_python(&name, &["--label", "memledger.logs=true"], &again);
+    let other = format!("{name}-other");
+    let _other = engine.run_python(&other, &[], &again);
+    let host =
+        Host::start_with(&engine, &format!("{name}.*"), |_| vec!["--container.logs=labelled".to_owned()]);
+    reaches(&host, &name, 0.0); // what it printed before memledger started does not count
+    container.docker(&["kill", "-s", "USR1"]);
+    assert_eq!(exit_of(&host.memledger, &name), ("cuda_oom".to_owned(), 1));
+    reaches(&host, &name, 1.0);
+    let metrics = host.memledger.fresh_metrics();
+    assert!(metrics.all(OOMS, &of(&other)).is_empty(), "it is not labelled");
+}
+
+#[test]
+fn each_run_of_a_container_counts_its_own_errors_once() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("again");
+    let host = start(&engine, &name, "all");
+    // a run that no cycle sees is not read
+    let text = format!("print({TEXT:?}, flush=True)\nimport time\ntime.sleep(2.5)\nexit(1)");
+    let flags = ["--restart=on-failure:2", "-v", "/usr:/usr:ro"];
+    let _container = engine.run(&name, &flags, &["/usr/bin/python3", "-u", "-c", &text]);
+    // the third run is the last
+    eventually("the exits", || {
+        let exits = events(&host.memledger, &name).iter().filter(|event| event["type"] == "exit").count();
+        if exits == 3 { Ok(()) } else { Err(format!("{exits} {}", host.memledger.log())) }
+    });
+    reaches(&host, &name, 3.0);
+}
+
+#[test]
+fn log_that_grows_without_limit_costs_its_container_only() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("flood");
+    let host = start(&engine, &name, "all");
+    let flood = format!("print('ready', flush=True)\nwhile True: print({TEXT:?})");
+    let began = memledger::clock::Timestamp::now();
+    let _container = engine.run_python(&name, &["--log-opt", "max-size=20m"], &flood);
+    eventually("a warning", || {
+        let log = host.memledger.log();
+        if log.contains("it grows faster than memledger reads") { Ok(()) } else { Err(log) }
+    });
+    let stored = events(&host.memledger, &name).len() as f64;
+    // 16 at once and one a second, of which the ledger lists the newest hundred
+    assert!(
+        stored <= 17.0 + memledger::clock::Timestamp::now().since(began).as_secs_f64(),
+        "{stored} events"
+    );
+    assert!(host.memledger.resident_bytes() < 64 << 20, "{}", host.memledger.resident_bytes());
+    host.memledger.fresh_metrics();
+}
