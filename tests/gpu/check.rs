@@ -86,8 +86,10 @@ fn the_dry_run_passes_if_all_values_agree() {
     let report = dry.report();
     assert!(report.contains("every comparison held") && report.contains("A dry run"), "{report}");
     assert!(!report.contains("| FAILED |"), "{report}");
-    for part in ["known", "devices", "two", "inside", "spike", "leak", "compute", "exhaust", "ends", "always"]
-    {
+    for part in [
+        "known", "devices", "two", "inside", "spike", "leak", "compute", "exhaust", "cleanup", "ends",
+        "always",
+    ] {
         assert!(report.contains(&format!("| ok | {part} |")), "nothing was compared in {part}: {report}");
     }
     let trees = std::fs::read_to_string(dry.out().join("trees.jsonl")).unwrap();
@@ -178,6 +180,16 @@ fn check_fails_if_the_total_differs_from_cuda() {
 #[test]
 fn check_fails_if_the_view_from_inside_differs_from_torch() {
     assert_reported("torch-statistics", "inside", "tensors: as torch's");
+}
+
+#[test]
+fn check_fails_if_the_event_of_an_error_differs_from_its_text() {
+    assert_reported("torch-oom", "exhaust", "event: free: as in torch's text");
+}
+
+#[test]
+fn check_fails_if_a_cleanup_differs_from_torch() {
+    assert_reported("torch-growth", "cleanup", "held before: as torch's");
 }
 
 #[test]

@@ -5,8 +5,10 @@ the report. A part that breaks is a failure of its own; the others go on.
 """
 import argparse
 import ctypes
+import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -31,7 +33,7 @@ DEVICE_TOLERANCE = 16 * MIB
 TOTAL_TOLERANCE = 512 * MIB
 # what a CUDA context may take beside torch's own memory
 OVERHEAD = (16 * MIB, 3072 * MIB)
-PARTS = ["known", "devices", "two", "inside", "spike", "leak", "compute", "exhaust", "ends", "trees"]
+PARTS = ["known", "devices", "two", "inside", "spike", "leak", "compute", "exhaust", "cleanup", "ends", "trees"]
 
 PROCESS = "memledger_process_gpu_memory_used_bytes"
 CONTAINER = "memledger_container_gpu_memory_used_bytes"
@@ -156,6 +158,7 @@ class Check:
         # PyTorch may count GPUs in another order
         self.env["CUDA_VISIBLE_DEVICES"] = self.uuid
         self.baseline = self.smi.mib(gpu["memory.used"])
+        self.control = f"--local.socket={self.reporter}/control.sock"
         flags = [*self.cgroups.flags, f"--reporter.directory={self.reporter}"]
         library = self.options.nvml_library or nvml_elsewhere()
         if library:
@@ -163,7 +166,7 @@ class Check:
         if not self.options.stand_in:
             keep_output([self.options.nvidia_smi, "-q"], os.path.join(self.out, "nvidia-smi-q.txt"))
         keep_output([self.options.binary, "doctor", "--state.path=", *flags], os.path.join(self.out, "doctor.txt"))
-        self.memledger = Memledger(self.options.binary, self.out, flags)
+        self.memledger = Memledger(self.options.binary, self.out, [*flags, self.control])
         self.memledger.start()
         first = wait_for(lambda: self.memledger.metrics().get("memledger_gpu_info", gpu_uuid=self.uuid,
                                                               gpu_instance_id=""), 30)
@@ -411,6 +414,51 @@ class Check:
                          told["at_peak"] - PROCESS_TOLERANCE, told["at_peak"] + OVERHEAD[1])
         else:
             self.skip("peak", f"this memledger has no {family}")
+        if self.needs_containers("the event of that error"):
+            self.compare_event(worker, told)
+
+    def compare_event(self, worker, told):
+        """The event of the error, by torch's observer, against the text that torch raised."""
+        def look():
+            events = json.loads(self.memledger.get(f"/api/v1/events?container={worker.container[:12]}"))["events"]
+            look.last = next((event for event in events if event["type"] == "cuda_oom"), {})
+            return look.last
+        wait_for(look, 10)
+        event, error = look.last, told["error"] or ""
+        # to two decimals of a unit
+        sizes = {unit: float(number) * scale for number, unit, scale in
+                 ((number, what, {"bytes": 1, "KiB": 1 << 10, "MiB": MIB, "GiB": 1 << 30}[unit]) for what, pattern in
+                  (("tried", r"Tried to allocate ([0-9.]+) (\w+)"), ("free", r"of which ([0-9.]+) (\w+) is free"),
+                   ("total", r"total capac\w* of ([0-9.]+) (\w+)"))
+                  for number, unit in re.findall(pattern, error)[:1])}
+        for what in ("tried", "total", "free"):
+            self.compare(f"event: {what}: as in torch's text", event.get(f"{what}_bytes"), sizes.get(what), DEVICE_TOLERANCE)
+        self.compare("event: reserved: as torch's", event.get("reserved_bytes"), told["at_peak"], PROCESS_TOLERANCE)
+        self.compare_text("event: the GPU", event.get("gpu_uuid", "none"), self.uuid)
+
+    def cleanup(self):
+        """A training gives its cache back when it is asked to."""
+        if not self.needs_processes() or not self.needs_containers("all of it"):
+            return
+        worker = self.workers["other"]
+        worker.do("alloc", name="tensors", mib=256)
+        worker.do("alloc", name="cache", mib=768)
+        before = worker.do("drop", name="cache")
+        held = self.of_process(self.settle(worker)[0], worker)
+        steps = Background(lambda: worker.do("steps", 60, for_s=12))
+        command = [self.options.binary, "cleanup", worker.container[:12], "--json", self.control]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=40)
+        steps.result()
+        after = worker.do("tell")
+        self.compare_text("all processes answered", str(ended.returncode), "0", ended.stderr.strip()[:300])
+        process = (json.loads(ended.stdout)["processes"] if ended.stdout else [{}])[0]
+        self.compare("held before: as torch's", process.get("reserved_before_bytes"), before["reserved"], 0)
+        self.compare("held after: as torch's", process.get("reserved_after_bytes"), after["reserved"], 0)
+        self.between("given back", before["reserved"] - after["reserved"], 512 * MIB, 2048 * MIB)
+        holds = self.of_process(self.settle(worker)[0], worker)
+        self.compare("the driver's memory falls by as much", held - holds if None not in (held, holds) else None,
+                     before["reserved"] - after["reserved"], PROCESS_TOLERANCE)
+        worker.do("free", name="tensors")
 
     def ends(self):
         """All processes end: nothing stays behind in the books."""

@@ -285,8 +285,7 @@ class Memledger:
         self.log_path = os.path.join(out, "memledger.log")
         log = open(self.log_path, "wb")
         always = ["--web.listen-address=127.0.0.1:0", "--docker.socket=", "--podman.socket=", "--state.path=",
-                  "--oom.kernel-log=off", "--sample.interval=250ms", "--gpu.interval=250ms", "--local.socket=",
-                  "--web.enable-api"]
+                  "--oom.kernel-log=off", "--sample.interval=250ms", "--gpu.interval=250ms", "--web.enable-api"]
         self.child = subprocess.Popen([binary, "serve", *always, *flags], stdout=log, stderr=log)
         self.address = None
 

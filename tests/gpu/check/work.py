@@ -56,6 +56,16 @@ def exhaust(torch, mib, ms):
     return {"error": error, "at_peak": at_peak}
 
 
+def steps(torch, for_s):
+    """A training whose steps do nothing."""
+    import memledger
+    until = time.monotonic() + for_s
+    while time.monotonic() < until:
+        time.sleep(0.05)
+        memledger.step()
+    return {}
+
+
 def compute(torch, for_s):
     side = 4096
     a = torch.ones(side, side, device="cuda")
@@ -89,7 +99,7 @@ def main():
         elif do == "end":
             break
         elif do != "tell":
-            more = {"spike": spike, "leak": leak, "exhaust": exhaust, "compute": compute}[do](torch, **order)
+            more = {"spike": spike, "leak": leak, "exhaust": exhaust, "compute": compute, "steps": steps}[do](torch, **order)
         print(json.dumps(tell(torch, **more)), flush=True)
 
 

@@ -1,5 +1,5 @@
 """Not PyTorch: a stand-in for the dry run of check.sh. See README.md beside this folder."""
-from . import cuda, distributed, nn, utils  # noqa: F401
+from . import _C, cuda, distributed, nn, utils  # noqa: F401
 
 __version__ = "0.0-stand-in"
 uint8, float32 = "uint8", "float32"

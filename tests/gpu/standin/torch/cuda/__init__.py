@@ -54,8 +54,16 @@ def take(size):
         return
     size = -(-size // STEP) * STEP
     grow = max(0, allocated + size - reserved)
-    if grow > gpu.free():
-        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / (1 << 30):.2f} GiB. GPU 0 is a stand-in")
+    free, total = mem_get_info()
+    if grow > free:
+        from torch import _C
+
+        for observe in _C.observers:
+            observe(0, size, total, free + (1 << 30 if gpu.LIE == "torch-oom" else 0))
+        raise OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {size / (1 << 30):.2f} GiB. GPU 0 has a total capacity of"
+            f" {total / (1 << 30):.2f} GiB of which {free / (1 << 30):.2f} GiB is free. (stand-in)"
+        )
     allocated += size
     if grow:
         reserved += grow
@@ -66,6 +74,23 @@ def take(size):
 def give(size):
     global allocated
     allocated -= -(-size // STEP) * STEP
+
+
+class device:
+    """Makes a device the current one; there is only one."""
+
+    def __init__(self, index):
+        pass
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *_):
+        pass
+
+
+def is_current_stream_capturing():
+    return False
 
 
 def empty_cache():
