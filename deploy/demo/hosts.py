@@ -58,7 +58,7 @@ class GpuHost(Host):
         mine = driver / "libnvidia-ml.so.1"
         shutil.copyfile(library, mine)
         self.gpus = Gpus(mine)
-        flags = [f"--gpu.nvml-library={mine}", "--gpu.interval=500ms", f"--state.path={folder / 'gpu-host/state'}"]
+        flags = [f"--gpu.nvml-library={mine}", "--gpu.interval=500ms", f"--state.path={folder / 'gpu-host/state'}", "--container.logs=all"]
         super().__init__("gpu-host", binary, folder, PORT, flags + of_trainings(stage))
 
 

@@ -42,7 +42,6 @@ MAY_BE_EMPTY = {
     ("*", "overview.json", "'GPUs by container: allocated and used' A"): NOT_ALLOCATED,
     ("*", "overview.json", "'Read errors and dropped data' B"): NOT_DROPPED,
     ("*", "overview.json", "'Read errors and dropped data' F"): NOT_STUCK,
-    ("*", "why.json", "'CUDA out of memory'"): NOT_REPORTING,
     ("*", "container.json", "'torch: allocated and reserved'"): NOT_REPORTING,
     ("*", "container.json", "'torch: peaks'"): NOT_REPORTING,
     ("*", "container.json", "'torch: failed allocations'"): NOT_REPORTING,
