@@ -218,9 +218,11 @@ fn prometheus_scrapes_without_errors_and_sums_match() {
         usage(&name)
     );
     // usage and components are in two files of the kernel, read one after the other
-    eventually("the components of a container's usage to sum to its usage", || match prometheus.one(&parts)? {
-        0.0 => Ok(()),
-        rest => Err(rest.to_string()),
+    eventually("the components of a container's usage to sum to its usage", || {
+        match prometheus.one(&parts)? {
+            0.0 => Ok(()),
+            rest => Err(rest.to_string()),
+        }
     });
     assert_eq!(
         one(&format!("memledger_container_memory_limit_bytes{{container_name=\"{name}\"}}")),

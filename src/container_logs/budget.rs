@@ -12,8 +12,8 @@ use crate::clock::Timestamp;
 const OF_ONE: usize = 1 << 20;
 /// Bytes per second of all logs.
 const OF_ALL: usize = 8 << 20;
-/// A reader that is so far behind what is written skips the rest.
-const MAX_LAG: f64 = 10.0;
+/// A reader that is so far behind what is written for so long skips the rest.
+const MAX_LAG: Duration = Duration::from_secs(10);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Bytes that may still be read in a second.
@@ -52,23 +52,33 @@ impl Default for SharedBudget {
 #[derive(Debug)]
 pub struct LogBudget<'a> {
     own: Allowed,
+    /// Since when the reader is behind.
+    behind: Option<Timestamp>,
     shared: &'a SharedBudget,
 }
 
 impl<'a> LogBudget<'a> {
     pub fn new(shared: &'a SharedBudget) -> Self {
-        Self { own: Allowed::new(OF_ONE), shared }
+        Self { own: Allowed::new(OF_ONE), behind: None, shared }
     }
 
     /// Takes bytes that were written at a Unix time, and waits until more may be read. Returns false if the reader is too far behind.
     pub async fn take(&mut self, bytes: usize, at: f64) -> bool {
         let now = Timestamp::now();
         let wait = self.own.take(bytes, OF_ONE, now).max(lock(&self.shared.0).take(bytes, OF_ALL, now));
-        if wait.is_zero() {
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        self.keeps_up(at, Timestamp::now())
+    }
+
+    /// Returns false if the reader has been too far behind for too long, whether it waited or had no CPU time.
+    fn keeps_up(&mut self, at: f64, now: Timestamp) -> bool {
+        if now.unix_seconds() - at < MAX_LAG.as_secs_f64() {
+            self.behind = None;
             return true;
         }
-        tokio::time::sleep(wait).await;
-        Timestamp::now().unix_seconds() - at < MAX_LAG
+        now.since(*self.behind.get_or_insert(now)) < MAX_LAG
     }
 }
 
@@ -83,5 +93,18 @@ mod tests {
         assert_eq!(allowed.take(OF_ONE - 1, OF_ONE, now), Duration::ZERO);
         assert_eq!(allowed.take(1, OF_ONE, now.plus(SECOND / 4)), SECOND * 3 / 4);
         assert_eq!(allowed.take(1, OF_ONE, now.plus(SECOND)), Duration::ZERO);
+    }
+
+    #[test]
+    fn old_lines_are_read_unless_there_is_no_end_of_them() {
+        let shared = SharedBudget::default();
+        let mut budget = LogBudget::new(&shared);
+        let now = Timestamp::now();
+        let written = |age: f64| now.unix_seconds() - age;
+        assert!(budget.keeps_up(written(3600.0), now), "of a run before");
+        let later = now.plus(MAX_LAG);
+        assert!(!budget.keeps_up(written(0.0), later));
+        assert!(budget.keeps_up(written(-5.0), later), "it has read on");
+        assert!(budget.keeps_up(written(0.0), later), "it is behind only from here on");
     }
 }
