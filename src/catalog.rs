@@ -252,10 +252,10 @@ catalog! {
     OOM_DUPLICATE_LINES = Counter Global "memledger_oom_duplicate_lines_total" [] max 1, since Ledger,
         "Second kernel log records of one kill, which the kernel writes and counts with memory.oom.group; they are not kills.";
     OOM_SOURCE_UP = Gauge Global "memledger_oom_source_up" ["source"] max 4,
-        "1 if the source of OOM evidence is readable now, 0 if not; absent for sources that are switched off.",
+        "1 if the source of OOM evidence is readable now, 0 if not, and while the ledger hangs; absent for sources that are switched off.",
         "`kmsg`: the kernel log, which has the process; `vmstat`: `oom_kill` of /proc/vmstat, which has the number; `cgroup`: the containers' own counters, which have the container; `runtime`: Docker, Podman or the kubelet's runtime, which have exits and names. Without `kmsg`, kills have no process, and those of containers that are removed at once may stay unattributed. Switched off by `--oom.kernel-log=off` and `--oom.runtime=false`; `runtime` is absent also where there never was one.";
     STORE_UP = Gauge Global "memledger_store_up" [] max 1,
-        "1 if the ledger is written to --state.path, 0 if writing fails and it is kept in memory only; absent if memory only is configured.",
+        "1 if the ledger is written to --state.path, 0 if writing fails or hangs, and it is in memory only; absent if that is configured.",
         "While a newer memledger's ledger is in --state.path, or another one that cannot be read, there are no counts of the ledger: they would start at 0 and jump later.";
     STORE_UNREADABLE_ROWS = Gauge Global "memledger_store_unreadable_rows" [] max 1,
         "Rows of the ledger that could not be parsed when it was opened, as after a return to an older version; each is logged and skipped.";
@@ -285,9 +285,9 @@ catalog! {
         ["container_id", "image", "runtime", "compose_project", "compose_service", "cgroup_version"] max CONTAINERS,
         "Identity of a container: id, image, runtime, Compose project and service, cgroup version; value 1.",
         "Kept for `--container.keep-ended` after the container's end; a running container of the same name replaces it.";
-    CONTAINER_RUN_INFO = Info Container "memledger_container_run_info" ["run"] max CONTAINERS,
-        "One run of a container: short id and start time, and its settings as labels; value 1.",
-        "A label for each variable of `--container.settings` that the container's environment sets (`batch_size`, `num_workers`, ...), and for each label `memledger.run.KEY` of the container or pod; `group` names the runs that are comparable (docs/runs.md). Kept as long as `memledger_container_info`.";
+    CONTAINER_RUN_INFO = Info Container "memledger_container_run_info" ["run", "group", "settings"] max CONTAINERS,
+        "One run of a container: short id and start time, the group of comparable runs, and its settings as labels; value 1.",
+        "Runs of one group are comparable (docs/runs.md). `settings` has all of them as `batch_size=32 num_workers=4`, cut after 256 characters. Besides there is a label for each variable of `--container.settings` that the container's environment sets, and for each label `memledger.run.KEY` of the container or pod. Kept as long as `memledger_container_info`.";
     CONTAINER_POD_INFO = Info Container "memledger_container_pod_info"
         ["k8s_pod_uid", "attempt", "qos_class", "pod_source"] max CONTAINERS,
         "The pod of a container, from the kubelet's container runtime (CRI); value 1.",

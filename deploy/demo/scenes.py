@@ -60,16 +60,20 @@ def run_of(batch_size, workers):
     return {name: str(value) for name, value in settings.items()}
 
 
+def in_group(name, optimizer):
+    return {"memledger.run.group": name, "memledger.run.optimizer": optimizer}
+
+
 def spawn(count, mib, *more):
     return f"spawn={count}:" + ",".join([WORKER, f"eat={mib}", *more])
 
 
 PIPER = Training(
     "piper1-gpl-train-1", 512, ("name=python3", spawn(2, 18, "hold"), "shm=4", "grow=60:250", "pause=22000"),
-    run_of(8, 2), gpu=gpus.TRAINS,
+    run_of(8, 2), in_group("piper", "adamw"), gpu=gpus.TRAINS,
 )  # fmt: skip
 PIPER_AGAIN = Training(
-    PIPER.name, 512, ("name=python3", spawn(2, 30, "hold"), "shm=8", "grow=140:1500", "hold"), run_of(16, 2), gpu=gpus.TRAINS
+    PIPER.name, 512, ("name=python3", spawn(2, 30, "hold"), "shm=8", "grow=140:1500", "hold"), run_of(16, 2), in_group("piper", "lion"), gpu=gpus.TRAINS
 )
 LEAK = Training("whisper-finetune-1", 256, ("name=python3", "eat=70", "grow=180:1000", "hold"), run_of(32, 0), gpu=gpus.FULL)
 SAW = Training("segmenter-train-1", 160, ("name=python3", "grow=90:25", "pause=1500", "free", "pause=800", "again"))
@@ -91,12 +95,12 @@ CUDA_OOM = (
 # First in alphabetical order, and so the default of the dashboards' variable: each of its runs has data for every panel.
 FAILS = Training(
     "aligner-train-1", 160, ("name=python3", spawn(2, 12, "hold"), "shm=6", "eat=20", "pause=12000", f"say={CUDA_OOM}", "exit=1"),
-    run_of(96, 2), gpu=gpus.TRAINS,
+    run_of(96, 2), in_group("aligner", "adamw"), gpu=gpus.TRAINS,
 )  # fmt: skip
 WORKER_KILLED = Training(
     FAILS.name, 160,
     ("name=python3", spawn(2, 14, "hold"), "shm=6", "eat=20", "pause=20000", f"spawn=1:{WORKER},eat", "hold"), run_of(24, 2),
-    gpu=gpus.TRAINS,
+    in_group("aligner", "adamw"), gpu=gpus.TRAINS,
 )  # fmt: skip
 CRASHES = Training("api-gateway-1", 64, ("name=node", "eat=6", "pause=1500", "exit=1"), restart="on-failure:5")
 TRAININGS = [WORKER_KILLED, PIPER, LEAK, SAW, SERVICE, NOTEBOOK, LOADER, FILLED, SHM, KILLED, CRASHES]

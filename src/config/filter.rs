@@ -7,6 +7,7 @@ use regex::Regex;
 
 use super::settings::{Filter, LogSelection};
 use super::value_parsers::variable_name;
+use crate::discover::GROUP_SETTING;
 use crate::series::bounded;
 
 /// Labels with this prefix are settings of a run.
@@ -72,8 +73,10 @@ pub fn label_settings(labels: &HashMap<String, String>) -> RunSettings {
     let mut found: RunSettings = labels.iter().filter_map(setting).collect();
     found.sort();
     found.dedup_by(|later, first| later.0 == first.0);
-    found.truncate(MAX_LABEL_SETTINGS);
-    found
+    // the group is not among those that are cut off
+    let group = found.iter().position(|(name, _)| **name == *GROUP_SETTING).map(|at| found.remove(at));
+    found.truncate(MAX_LABEL_SETTINGS - usize::from(group.is_some()));
+    merged(found, group.into_iter().collect())
 }
 
 /// Adds settings to those that come before them.

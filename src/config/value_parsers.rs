@@ -74,16 +74,15 @@ pub fn label(text: &str) -> Result<(String, Option<String>), String> {
 /// Parses the name of an environment variable whose lower case is a valid label name.
 pub fn variable_name(text: &str) -> Result<String, String> {
     let first = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
-    let reserved =
-        crate::catalog::MetricScope::Container.labels().iter().any(|label| text.eq_ignore_ascii_case(label));
+    let reserved = crate::catalog::MetricScope::Container.labels().iter().chain(&["run", "settings"]);
+    let is_reserved = reserved.into_iter().any(|label| text.eq_ignore_ascii_case(label));
     if first
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
         && !text.starts_with("__")
-        && !reserved
-        && !text.eq_ignore_ascii_case("run")
+        && !is_reserved
     {
         Ok(text.to_owned())
     } else {
-        Err("the name of an environment variable that can be a label: letters, digits and _; not run, not the container's own labels".to_owned())
+        Err("the name of an environment variable that can be a label: letters, digits and _; not run or settings, not the container's own labels".to_owned())
     }
 }

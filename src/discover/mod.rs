@@ -203,7 +203,33 @@ pub struct Container {
     pub reads_log: bool,
 }
 
+/// Name of the setting that names the group of a run.
+pub const GROUP_SETTING: &str = "group";
+
 impl Container {
+    /// Returns what makes the runs of a container comparable with others: its setting `group`; in a pod its namespace, Job or else pod,
+    /// and name; its Compose project and service; or its name.
+    pub fn group(&self) -> Arc<str> {
+        if let Some((_, group)) = self.settings.iter().find(|(name, _)| **name == *GROUP_SETTING) {
+            return Arc::clone(group);
+        }
+        let identity = &self.identity;
+        if !identity.k8s_pod.is_empty() {
+            let job = self.pod.as_ref().map(|pod| &pod.job).filter(|job| !job.is_empty());
+            let owner = job.unwrap_or(&identity.k8s_pod);
+            return format!("{}/{owner}/{}", identity.k8s_namespace, identity.name).into();
+        }
+        if !self.compose_project.is_empty() && !self.compose_service.is_empty() {
+            return format!("{}/{}", self.compose_project, self.compose_service).into();
+        }
+        Arc::clone(&identity.name)
+    }
+
+    /// Returns the settings but the group.
+    pub fn own_settings(&self) -> impl Iterator<Item = &(Arc<str>, Arc<str>)> {
+        self.settings.iter().filter(|(name, _)| **name != *GROUP_SETTING)
+    }
+
     /// Returns the QoS class of its pod, by the path of its cgroup; `None` outside Kubernetes.
     pub fn qos(&self) -> Option<Qos> {
         self.pod.as_ref().and(self.cgroup.as_ref()).and_then(|cgroup| qos(cgroup.path.to_str()?))

@@ -16,7 +16,7 @@ use crate::ledger::store::RunQuery;
 
 /// Default of `limit`.
 const DEFAULT_LIMIT: usize = 100;
-/// Maximum of `limit`: a record has about 4 KiB.
+/// Maximum of `limit`: a record has about 8 KiB.
 pub const MAX_RUNS: usize = 500;
 
 /// Responds with the newest selected records, oldest first.

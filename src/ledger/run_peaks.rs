@@ -14,7 +14,7 @@ use crate::clock::Timestamp;
 use crate::collect::{Context, CycleData, cgroup::ContainerMemory};
 use crate::discover::{Container, ContainerId, Identity};
 use crate::parse::kubernetes::Qos;
-use crate::series::{Label, Series};
+use crate::series::{Label, Series, bounded};
 
 /// Maximum number of ended containers; beyond that the oldest are dropped.
 const MAX_ENDED: usize = 500;
@@ -29,6 +29,9 @@ struct RunPeaks {
     started: Option<f64>,
     /// Id of the run: differs between two runs of a container name, also over restarts of memledger.
     run: Arc<str>,
+    group: Arc<str>,
+    /// All settings as text.
+    settings: Arc<str>,
     peak_unreclaimable: Option<u64>,
     peak_usage: Option<u64>,
     /// GPU memory by device key.
@@ -79,6 +82,8 @@ impl RunPeaks {
             container: Arc::clone(container),
             started: container.started,
             run: run_id(&container.id, container.started),
+            group: container.group(),
+            settings: settings_text(container),
             peak_unreclaimable: None,
             peak_usage: None,
             gpus: HashMap::new(),
@@ -124,7 +129,11 @@ impl RunPeaks {
     }
 
     fn record(&mut self, container: &Arc<Container>, memory: Option<&ContainerMemory>) {
-        self.container = Arc::clone(container);
+        if !Arc::ptr_eq(&self.container, container) {
+            self.group = container.group();
+            self.settings = settings_text(container);
+            self.container = Arc::clone(container);
+        }
         self.set_start(container.started.or(self.started));
         let Some(memory) = memory else { return };
         self.peak_unreclaimable = self.peak_unreclaimable.max(memory.unreclaimable);
@@ -159,8 +168,8 @@ impl RunPeaks {
             ];
             series.container_with(CONTAINER_POD_INFO, number, labels, pod.labels.iter().cloned(), 1.0);
         }
-        let settings = container.settings.iter().cloned();
-        series.container_with(CONTAINER_RUN_INFO, number, [Label::from(&self.run)], settings, 1.0);
+        let labels = [Label::from(&self.run), (&self.group).into(), (&self.settings).into()];
+        series.container_with(CONTAINER_RUN_INFO, number, labels, container.own_settings().cloned(), 1.0);
         if let Some(started) = self.started {
             series.container(CONTAINER_START_TIME, number, [], started);
         }
@@ -171,6 +180,12 @@ impl RunPeaks {
             series.container(CONTAINER_MEMORY_PEAK, number, [], peak as f64);
         }
     }
+}
+
+/// Returns the settings of a container as one label.
+fn settings_text(container: &Container) -> Arc<str> {
+    let settings: Vec<_> = container.own_settings().map(|(name, value)| format!("{name}={value}")).collect();
+    bounded(&settings.join(" "))
 }
 
 impl RunPeaksTable {

@@ -41,7 +41,9 @@ GRAFANA_UNITS = {
     "hertz": {"hertz"},
     "count": {"none", "short"},
 }
-PANEL_TYPES = {"timeseries", "stat", "bargauge", "table", "state-timeline", "text"}
+PANEL_TYPES = {"timeseries", "trend", "stat", "bargauge", "table", "state-timeline", "text"}
+# Variables with one value: only runs of one group are comparable.
+SINGLE = {("compare.json", "group")}
 DIFFERENCES = {"rate", "irate", "increase", "last_over_time", "max_over_time", "min_over_time"}
 # Counters whose plain value is shown: it continues over restarts, or counts over the lifetime of the device.
 PLAIN_COUNTERS = {"memledger_gpu_ecc_errors_total", "memledger_container_restarts_total"}
@@ -154,7 +156,10 @@ class Check:
             for used in boards.used(asked[0]):
                 if used not in list(known)[:position]:
                     self.error(where, f"uses ${used}, which is defined later or not at all")
-            if not (variable["multi"] and variable["includeAll"] and variable["allValue"] == ".+" and variable["refresh"] == 2):
+            if (name, variable["name"]) in SINGLE:
+                if variable["multi"] or variable["includeAll"]:
+                    self.error(where, "must have one value")
+            elif not (variable["multi"] and variable["includeAll"] and variable["allValue"] == ".+" and variable["refresh"] == 2):
                 self.error(where, "must be multi-value with All as .+ and refresh on time range change")
 
     def panel(self, where, panel):
@@ -172,7 +177,7 @@ class Check:
         refs = [target["refId"] for target in panel["targets"]]
         if len(refs) != len(set(refs)):
             self.error(where, f"two queries have one refId: {refs}")
-        if panel["type"] == "timeseries" and panel["options"]["legend"]["displayMode"] != "table":
+        if panel["type"] in ("timeseries", "trend") and panel["options"]["legend"]["displayMode"] != "table":
             self.error(where, "the legend is not a table")
 
     def panel_query(self, where, expression, panel, target):
@@ -237,14 +242,24 @@ class Check:
         shown = panel["fieldConfig"]["defaults"].get("unit")
         if panel["type"] == "table":
             shown = self.unit_of_column(panel, target)
+        if panel["type"] == "trend" and target["refId"] == "B":
+            shown = self.unit_of_x(panel)
         if shown not in GRAFANA_UNITS[unit]:
             self.error(where, f"{unit} is shown as {shown}")
 
     def unit_of_column(self, panel, target):
         column = "Value" if len(panel["targets"]) == 1 else f"Value #{target['refId']}"
-        renamed = panel["transformations"][-1]["options"]["renameByName"].get(column)
+        return self.unit_of_field(panel, panel["transformations"][-1]["options"]["renameByName"].get(column))
+
+    def unit_of_x(self, panel):
+        """The second query of a trend is its x axis; Grafana names the column as below."""
+        matrix = next(each["options"] for each in panel["transformations"] if each["id"] == "groupingToMatrix")
+        return self.unit_of_field(panel, f"{matrix['rowField']}\\{matrix['columnField']}")
+
+    @staticmethod
+    def unit_of_field(panel, name):
         for override in panel["fieldConfig"]["overrides"]:
-            if override["matcher"] == {"id": "byName", "options": renamed}:
+            if override["matcher"] == {"id": "byName", "options": name}:
                 return next((each["value"] for each in override["properties"] if each["id"] == "unit"), None)
         return None
 

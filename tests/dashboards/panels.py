@@ -27,7 +27,7 @@ NO_XID = "user space cannot write a driver's line into the kernel log"
 NOT_DROPPED = "has data only where a limit was reached"
 NOT_STUCK = "has data only while a process cannot be killed"
 NOT_ALLOCATED = "the demo has neither a kubelet nor NVIDIA's runtime hook, so nothing reports allocations"
-NOT_REPORTING = "no program of the demo runs torch"
+NOT_REPORTING = "no program of the demo reports from inside"
 # reasons that hold wherever the demo runs
 NEVER = {NO_XID, NOT_ALLOCATED, NOT_REPORTING}
 # (mode, dashboard, part of the panel or annotation) to the reason for which it may be empty
@@ -48,6 +48,8 @@ MAY_BE_EMPTY = {
     ("*", "container.json", "'VRAM by component and operation'"): NOT_REPORTING,
     ("*", "container.json", "'RAM by component and operation'"): NOT_REPORTING,
     ("*", "container.json", "'Training speed'"): NOT_REPORTING,
+    ("*", "compare.json", "'RAM by training step'"): NOT_REPORTING,
+    ("*", "compare.json", "'VRAM by training step'"): NOT_REPORTING,
 }
 
 
@@ -109,7 +111,10 @@ class Asking:
             if not found:
                 self.error(f"variable ${name}", "no values")
                 found = [""]
-            self.values[name] = variable["allValue"] if self.mode == "all" else [found[0]]
+            if not variable["multi"]:
+                self.values[name] = found[0]
+            else:
+                self.values[name] = variable["allValue"] if self.mode == "all" else [found[0]]
 
     def query_all(self):
         self.resolve()
@@ -156,7 +161,7 @@ class Asking:
 
 
 # labels of a run that may be unset in its environment
-SETTINGS = {"batch_size", "num_workers", "num_devices", "precision", "accum"}
+SETTINGS = {"settings", "batch_size", "num_workers", "num_devices", "precision", "accum"}
 
 
 def query_dashboards(prometheus, root, span):

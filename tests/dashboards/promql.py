@@ -261,7 +261,7 @@ class Reader:
             inner = [self.labels(argument, found) for argument in node.arguments]
             if node.function == "absent":
                 return {label for label, op, _ in node.arguments[0].matchers if op == "="}
-            if node.function == "label_replace":
+            if node.function in ("label_replace", "label_join"):
                 return (inner[0] or set()) | {node.arguments[1].value}
             return next((labels for labels in inner if labels is not None), set() if node.function == "vector" else None)
         if isinstance(node, Binary):

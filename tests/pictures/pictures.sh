@@ -58,7 +58,7 @@ draw_demo() {
   # one with workers, a GPU and more than one run; beside another demo its name has a suffix
   container=$(of_status containers | grep -o "piper1-gpl-train-1[-0-9]*")
   # the demo is scraped every second, and plays in rounds of three minutes
-  ask=(--range 200 --scrape 1 --set "container.container=$container" --when "$when")
+  ask=(--range 200 --scrape 1 --set "container.container=$container" --set compare.group=piper --when "$when")
   until draw; do
     if ((SECONDS > deadline)) || ! kill -0 "$demo" 2>/dev/null; then return 1; fi
     sleep 5 # the next things happen

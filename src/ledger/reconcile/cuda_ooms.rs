@@ -126,7 +126,10 @@ impl Reconciler {
                     run.cuda_oom = Some(at);
                     run.figures.count_cuda_ooms(errors);
                 }
-                CudaOomSource::Log => run.cuda_oom_in_log = Some(at),
+                CudaOomSource::Log => {
+                    run.cuda_oom_in_log = Some(at);
+                    run.figures.count_logged_cuda_ooms(errors);
+                }
             }
             if oom.message.is_uncaught {
                 run.uncaught_cuda_oom = Some(at);

@@ -15,12 +15,10 @@ use super::events::{ContainerRef, Exit, ExitReason};
 use super::exchange::ContainerUsage;
 use super::usage_history::by_role;
 use crate::clock::Timestamp;
-use crate::discover::{Container, ContainerId};
+use crate::discover::{Container, ContainerId, GROUP_SETTING};
 use crate::text::nearest;
 use sample::{MAX_SCOPES, ReportingRank, RunGpuSample, RunSample, ScopeSample};
 
-/// Setting that names the group of a run.
-pub const GROUP: &str = "group";
 /// Maximum number of points of a timeline: then every other one is dropped, and they come half as often.
 const MAX_POINTS: usize = 60;
 /// Maximum number of settings: each process of a container may report others.
@@ -113,6 +111,8 @@ pub struct RunFigures {
     /// Errors that the program reported at once: those of the last second before the exit are not in `torch_ooms`.
     #[serde(default)]
     cuda_ooms: u64,
+    /// Errors in the container's log.
+    cuda_ooms_in_log: u64,
     roles: BTreeMap<Arc<str>, RolePeak>,
     gpus: BTreeMap<Arc<str>, GpuFigures>,
     scopes: Vec<ScopePeak>,
@@ -206,7 +206,7 @@ impl RunFigures {
         // without its runtime a container has its id for a name, and no settings
         // and a run id without a start, until its processes are read
         if !self.run.contains('-') || *container.identity.name != *container.id.short() {
-            self.group = group(container);
+            self.group = container.group();
             self.run = Arc::clone(&usage.run_id);
         }
         for (name, value) in &container.settings {
@@ -266,6 +266,11 @@ impl RunFigures {
         self.cuda_ooms = self.cuda_ooms.saturating_add(errors);
     }
 
+    /// Counts CUDA out-of-memory errors in the container's log.
+    pub fn count_logged_cuda_ooms(&mut self, errors: u64) {
+        self.cuda_ooms_in_log = self.cuda_ooms_in_log.saturating_add(errors);
+    }
+
     /// Returns these settings of labels and environment with those that the program reports, which precede them.
     pub fn settings_over(&self, others: &[(Arc<str>, Arc<str>)]) -> Vec<(Arc<str>, Arc<str>)> {
         let others = others.iter().filter(|(name, _)| !self.reported_settings.contains_key(name)).cloned();
@@ -283,7 +288,7 @@ impl RunFigures {
         if self.reported_by.replace(process) != Some(process) {
             self.reported_settings.clear();
         }
-        for (name, value) in run.settings.iter().filter(|(name, _)| ***name != *GROUP) {
+        for (name, value) in run.settings.iter().filter(|(name, _)| ***name != *GROUP_SETTING) {
             if self.reported_settings.len() < MAX_SETTINGS || self.reported_settings.contains_key(name) {
                 self.reported_settings.insert(Arc::clone(name), Arc::clone(value));
             }
@@ -370,25 +375,6 @@ impl GpuFigures {
     }
 }
 
-/// Returns what makes the runs of a container comparable with others: its setting `group`; in a pod its namespace, Job or else pod, and
-/// name; its Compose project and service; or its name.
-fn group(container: &Container) -> Arc<str> {
-    let setting = |(name, _): &&(Arc<str>, Arc<str>)| **name == *GROUP;
-    if let Some((_, group)) = container.settings.iter().find(setting) {
-        return Arc::clone(group);
-    }
-    let identity = &container.identity;
-    if !identity.k8s_pod.is_empty() {
-        let job = container.pod.as_ref().map(|pod| &pod.job).filter(|job| !job.is_empty());
-        let owner = job.unwrap_or(&identity.k8s_pod);
-        return format!("{}/{owner}/{}", identity.k8s_namespace, identity.name).into();
-    }
-    if !container.compose_project.is_empty() && !container.compose_service.is_empty() {
-        return format!("{}/{}", container.compose_project, container.compose_service).into();
-    }
-    Arc::clone(&container.identity.name)
-}
-
 /// One run of a container: what it was started with, what it needed, how it ended. Bytes and seconds; a value that was not measured
 /// is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -452,6 +438,9 @@ pub struct RunRecord {
     /// CUDA out-of-memory errors that PyTorch counted; a program may survive them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub torch_ooms: Option<u64>,
+    /// CUDA out-of-memory errors in the container's log, which may be the same ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuda_ooms_in_log: Option<u64>,
     /// By role of the processes.
     pub roles: BTreeMap<Arc<str>, RolePeak>,
     /// By UUID of the GPU.
@@ -544,6 +533,7 @@ impl RunRecord {
             steps_per_second: figures.steps.rate(),
             samples_per_second: figures.samples_of_training.rate(),
             torch_ooms: figures.torch_ooms.max(Some(figures.cuda_ooms).filter(|count| *count > 0)),
+            cuda_ooms_in_log: Some(figures.cuda_ooms_in_log).filter(|count| *count > 0),
             roles: figures.roles,
             gpus: figures.gpus.iter().map(|(uuid, gpu)| (Arc::clone(uuid), gpu.peak())).collect(),
             scopes: figures.scopes,
@@ -583,7 +573,7 @@ impl RunRecord {
 
 /// Returns the end of a message about an unknown name: the known names that are most like it.
 pub fn nearest_names(known: &[RunRecord], wanted: &str) -> String {
-    let names = known.iter().flat_map(|run| [&run.group, &run.subject.name.container_name]);
+    let names = known.iter().flat_map(|run| [&run.group, &run.subject.name.container_name, &run.run]);
     let nearest = nearest(names, wanted);
     if nearest.is_empty() { "; no run is recorded yet".to_owned() } else { nearest }
 }

@@ -144,7 +144,7 @@ fn add_container(sample: &mut RunSample, row: &Row, labels: &[Label]) {
     match row.family {
         FamilyId::CONTAINER_CPU => add(&mut sample.cpu_seconds, row.value),
         FamilyId::CONTAINER_STEPS => raise(&mut sample.steps, row.value),
-        FamilyId::CONTAINER_SAMPLES => raise(&mut sample.samples, row.value),
+        FamilyId::CONTAINER_SAMPLES => add(&mut sample.samples, row.value),
         FamilyId::CONTAINER_SCOPE_ALLOCATED
         | FamilyId::CONTAINER_SCOPE_ALLOCATED_PEAK
         | FamilyId::CONTAINER_SCOPE_RESERVED

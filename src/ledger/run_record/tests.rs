@@ -133,12 +133,12 @@ fn reported_settings_are_those_of_the_first_process_of_the_lowest_rank() {
 #[test]
 fn groups_have_an_order_and_stay_while_the_runtime_is_away() {
     let mut compose = container(&[]);
-    assert_eq!(&*group(&compose), "train");
+    assert_eq!(&*compose.group(), "train");
     (compose.compose_project, compose.compose_service) = ("vision".into(), "trainer".into());
-    assert_eq!(&*group(&compose), "vision/trainer");
+    assert_eq!(&*compose.group(), "vision/trainer");
     let mut in_pod = Container { identity: Identity::named("pytorch"), ..container(&[]) };
     (in_pod.identity.k8s_namespace, in_pod.identity.k8s_pod) = ("team".into(), "train-0".into());
-    assert_eq!(&*group(&in_pod), "team/train-0/pytorch");
+    assert_eq!(&*in_pod.group(), "team/train-0/pytorch");
     in_pod.pod = Some(Arc::new(Pod {
         namespace: "team".into(),
         name: "train-0".into(),
@@ -149,10 +149,10 @@ fn groups_have_an_order_and_stay_while_the_runtime_is_away() {
         labels: vec![],
         memory_min_bytes: None,
     }));
-    assert_eq!(&*group(&in_pod), "team/sweep-7/pytorch");
+    assert_eq!(&*in_pod.group(), "team/sweep-7/pytorch");
     for labelled in [&mut compose, &mut in_pod] {
         labelled.settings = vec![("group".into(), "sweep".into())];
-        assert_eq!(&*group(labelled), "sweep");
+        assert_eq!(&*labelled.group(), "sweep");
     }
 
     let mut figures = RunFigures::default();
@@ -222,7 +222,7 @@ fn names_that_match_and_names_that_are_near() {
     }
     assert_eq!(
         nearest_names(&[run], "trian-1"),
-        "; the nearest known names are \"train-1\", \"vision/trainer\""
+        "; the nearest known names are \"train-1\", \"vision/trainer\", \"3f2a1b4c5d6e\""
     );
     assert_eq!(nearest_names(&[], "train"), "; no run is recorded yet");
 }

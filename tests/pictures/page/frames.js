@@ -1,5 +1,6 @@
 // From Prometheus' answers to Grafana's data frames, as Grafana's data source for Prometheus makes them: one frame for
-// each series of a graph; for tables one frame for each query, with a column for the time, for each label and the value.
+// each series of a graph; for tables one frame for each query, with a column for the time, for each label and the value, and a row
+// for each point.
 import { FieldType, createDataFrame } from '@grafana/data';
 
 const LEGEND = /\{\{\s*(.+?)\s*\}\}/g;
@@ -36,17 +37,18 @@ function seriesFrames({ refId, legendFormat, rows, step, instant }) {
 // With one query the column is called Value, with several Value #A and so on, also if one of them has no rows.
 function tableFrame({ refId, rows }, valueName) {
   const labels = [...new Set(rows.flatMap((row) => Object.keys(row.metric).sort()))];
+  const each = rows.flatMap((row) => points(row).map((point) => ({ labels: row.metric, point })));
   return createDataFrame({
     refId,
     fields: [
-      { name: 'Time', type: FieldType.time, values: rows.map((row) => milliseconds(points(row)[0])), config: {} },
+      { name: 'Time', type: FieldType.time, values: each.map(({ point }) => milliseconds(point)), config: {} },
       ...labels.map((label) => ({
         name: label,
         type: FieldType.string,
-        values: rows.map((row) => row.metric[label] ?? ''),
+        values: each.map((row) => row.labels[label] ?? ''),
         config: { filterable: true },
       })),
-      { name: valueName, type: FieldType.number, values: rows.map((row) => Number(points(row)[0][1])), config: {} },
+      { name: valueName, type: FieldType.number, values: each.map(({ point }) => Number(point[1])), config: {} },
     ],
   });
 }

@@ -89,6 +89,8 @@ const CUSTOM = {
   bargauge: {},
 };
 
+CUSTOM.trend = CUSTOM.timeseries;
+
 const editor = () => null;
 
 standardFieldConfigEditorRegistry.setInit(() =>

@@ -7,7 +7,9 @@ import {
   getDisplayValueAlignmentFactors,
   getFieldDisplayName,
   getFieldDisplayValues,
+  isLikelyAscendingVector,
   nullToValue,
+  outerJoinDataFrames,
   renderMarkdown,
   transformDataFrame,
 } from '@grafana/data';
@@ -82,6 +84,32 @@ function Graph({ panel, data, width, height, moments, range }) {
     >
       {marks}
     </TimeSeries>
+  );
+}
+
+const isNumber = (field) => field.type === FieldType.number;
+
+/** A graph over another number than the time: the first column of one frame. */
+function Trend({ panel, data, width, height, range }) {
+  if (data.length > 1) {
+    complain(panel, `${data.length} frames, of which Grafana draws none`);
+  }
+  const [x] = data[0].fields;
+  if (!isNumber(x) || !isLikelyAscendingVector(x.values)) {
+    complain(panel, `its first column, ${x.name}, is not a number that rises`);
+  }
+  checkColumns(panel, data);
+  return (
+    <TimeSeries
+      frames={data}
+      width={width}
+      height={height}
+      timeRange={range}
+      timeZone={timeZone}
+      legend={panel.options.legend}
+      options={panel.options}
+      preparePlotFrame={(frames) => outerJoinDataFrames({ frames, joinBy: (field) => field === x, keep: isNumber, keepOriginIndices: true })}
+    />
   );
 }
 
@@ -198,8 +226,8 @@ function Empty({ children }) {
   return <div className="empty">{children}</div>;
 }
 
-const DRAWN = { timeseries: Graph, stat: Stat, bargauge: Bars, table: Rows, 'state-timeline': StateTimeline };
-const SERIES = new Set(['timeseries', 'bargauge', 'state-timeline']);
+const DRAWN = { timeseries: Graph, trend: Trend, stat: Stat, bargauge: Bars, table: Rows, 'state-timeline': StateTimeline };
+const SERIES = new Set(['timeseries', 'trend', 'bargauge', 'state-timeline']);
 
 function Content({ panel, answers, mayBeEmpty, ...rest }) {
   const prepared = usePrepared(panel, answers);
