@@ -133,7 +133,7 @@ pub fn compare(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode
     if matches.get_flag("json") {
         print(&(serde_json::to_string_pretty(&serde_json::json!({ "runs": selected }))? + "\n"))?;
     } else {
-        print(&runs::comparison(&selected))?;
+        print(&runs::comparison(&selected, Timestamp::now().unix_seconds()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

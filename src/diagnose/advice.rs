@@ -1,4 +1,4 @@
-//! What `memledger advise` says: what the runs of a group needed, which settings would fit, and what to measure next.
+//! The advice of `memledger advise`: what the runs of a group needed, which settings would fit, and what to measure next.
 
 use std::sync::Arc;
 
@@ -6,9 +6,10 @@ use serde::Serialize;
 
 use super::measurement::{
     ALLOCATOR, BATCH, PLANNED_SHARE, PRECISION, WORKER_ROLE, fullest_gpu, has_failed, human, is_measurement,
-    number, settings,
+    number, settings, was_killed_within,
 };
-use super::ram_lines::ram_lines;
+use super::ram_budget::TrainingSettings;
+use super::ram_lines::{killed_settings, ram_lines};
 use super::vram_lines::vram_lines;
 use crate::ledger::run_record::RunRecord;
 
@@ -59,7 +60,7 @@ pub fn advise(runs: &[RunRecord]) -> Option<Advice> {
     let (vram, sizes) = vram_lines(newest, runs);
     let mut lines = ram_lines(newest, runs);
     lines.extend(vram);
-    lines.extend(worker_line(newest));
+    lines.extend(worker_line(newest, runs));
     lines.extend(precision_lines(newest, runs));
     lines.extend(allocator_line(newest));
     lines.extend(minimum_line(newest, runs));
@@ -106,8 +107,8 @@ pub fn check(runs: &[RunRecord], running: &[RunRecord], now: f64) -> Option<Advi
     Some(advice)
 }
 
-/// Returns a line if the GPU waited while the workers were busy. One more worker needs at most the share of those there are.
-fn worker_line(newest: &RunRecord) -> Option<AdviceLine> {
+/// Returns a line if the GPU waited while the workers were busy. One more worker needs about the share of those there are.
+fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     if !is_measurement(newest) {
         return None;
     }
@@ -122,13 +123,19 @@ fn worker_line(newest: &RunRecord) -> Option<AdviceLine> {
     }
     let share = newest.roles.get(WORKER_ROLE)?.process_pss_bytes?;
     let needs = (newest.unreclaimable_peak_bytes? + share * wanted.ranks) as f64;
-    let limit = newest.limit_bytes.map_or(f64::INFINITY, |limit| PLANNED_SHARE * limit as f64);
+    let more = TrainingSettings { workers: wanted.workers + 1, ..wanted };
+    // without a limit it is not known what there is
+    let fits = newest.limit_bytes.map(|limit| limit as f64).is_some_and(|limit| {
+        let was_killed =
+            |killed: &TrainingSettings| killed.workers <= more.workers && killed.batch <= more.batch;
+        needs <= PLANNED_SHARE * limit && !killed_settings(newest, limit, runs).iter().any(was_killed)
+    });
     let waits = format!(
         "the GPU was busy {:.0} % of the time, and {workers} workers and their trainer used {cores:.1} cores",
         100.0 * busy
     );
-    let text = if needs <= limit {
-        format!("{waits}: try NUM_WORKERS={}, which needs at most {}", wanted.workers + 1, human(needs))
+    let text = if fits {
+        format!("{waits}: try NUM_WORKERS={}, which needs about {}", more.workers, human(needs))
     } else {
         format!("{waits}: more workers may help, but one more may need {}", human(needs))
     };
@@ -180,32 +187,42 @@ fn allocator_line(newest: &RunRecord) -> Option<AdviceLine> {
         topic: "allocator",
         is_ok: false,
         text: format!(
-            "PyTorch's cache took {} beside the tensors: try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            "PyTorch's cache held {} beside the tensors: add expandable_segments:True to PYTORCH_CUDA_ALLOC_CONF",
             human(most)
         ),
         runs: vec![Arc::clone(&newest.run)],
     })
 }
 
-/// Returns the memory that the newest completed run with these settings needed; `None` if a later one failed for its memory.
+/// Returns the most memory that completed runs with these settings needed; `None` if one had too little of it with more than that.
 fn minimum_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
-    let mut alike = runs.iter().rev().filter(|run| run.settings == newest.settings);
-    let run = alike.find(|run| is_measurement(run) || run.oom_kills > 0 || has_failed(run))?;
-    if !is_measurement(run) {
+    // without any, the settings are unknown and not equal
+    let is_same = |run: &&RunRecord| {
+        run.run == newest.run || !run.settings.is_empty() && run.settings == newest.settings
+    };
+    let alike: Vec<&RunRecord> = runs.iter().filter(is_same).collect();
+    let measured: Vec<_> = alike.iter().filter(|run| is_measurement(run)).collect();
+    let ram = measured.iter().filter_map(|run| run.unreclaimable_peak_bytes).max();
+    let ram = ram.map(|bytes| bytes as f64 / PLANNED_SHARE);
+    let gpus = measured.iter().filter_map(|run| Some((fullest_gpu(run)?.0 / PLANNED_SHARE, run.gpus.len())));
+    let vram = gpus.max_by(|one, other| one.0.total_cmp(&other.0));
+    if alike.iter().any(|run| has_failed(run) || was_killed_within(run, ram.unwrap_or(0.0))) {
         return None;
     }
-    let plan = |bytes: f64| human(bytes / PLANNED_SHARE);
-    let ram = run.unreclaimable_peak_bytes.map(|bytes| format!("{} of RAM", plan(bytes as f64)));
-    let vram = fullest_gpu(run).map(|(peak, _)| format!("a GPU of {}", plan(peak)));
+    let ram = ram.map(|bytes| format!("{} of RAM", human(bytes)));
+    let vram = vram.map(|(bytes, count)| match count {
+        1 => format!("a GPU of {}", human(bytes)),
+        count => format!("{count} GPUs of {} each", human(bytes)),
+    });
     let words: Vec<_> = [ram, vram].into_iter().flatten().collect();
     (!words.is_empty()).then(|| AdviceLine {
         topic: "minimum",
         is_ok: true,
         text: format!(
-            "these settings fit into {}: the measured peak and a tenth to spare",
+            "these settings fit into {}: the highest measured peak and a tenth to spare",
             words.join(" and ")
         ),
-        runs: vec![Arc::clone(&run.run)],
+        runs: measured.iter().map(|run| Arc::clone(&run.run)).collect(),
     })
 }
 

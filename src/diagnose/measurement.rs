@@ -1,4 +1,4 @@
-//! What the record of a run tells an adviser: whether its peaks are a measurement, and which settings it ran with.
+//! What a record is worth for advice: whether its peaks are a measurement, and which settings it has.
 
 use super::ram_budget::TrainingSettings;
 use crate::ledger::events::ExitReason;
@@ -20,10 +20,18 @@ pub const WORKER_ROLE: &str = "dataloader_worker";
 const MAX_UNOBSERVED: f64 = 5.0;
 const UNOBSERVED_SHARE: f64 = 0.2;
 
-/// Returns true if a run had CUDA out-of-memory errors, also if it survived them, as far as PyTorch reported them: its settings need
-/// more than its peak.
+/// Returns true if a run had CUDA out-of-memory errors, also if it survived them, as far as PyTorch or its log reported them: its
+/// settings need more than its peak.
 pub fn has_failed(run: &RunRecord) -> bool {
-    run.torch_ooms.is_some_and(|ooms| ooms > 0)
+    let has = |ooms: Option<u64>| ooms.is_some_and(|ooms| ooms > 0);
+    has(run.torch_ooms) || has(run.cuda_ooms_in_log) || run.exit_reason == Some(ExitReason::CudaOom)
+}
+
+/// Returns true if a process of a run was killed because the memory of the container was exhausted, with at least this limit.
+pub fn was_killed_within(run: &RunRecord, limit: f64) -> bool {
+    (run.oom_kills > 0 || run.exit_reason == Some(ExitReason::OomContainer))
+        && run.exit_reason != Some(ExitReason::OomHost)
+        && run.limit_bytes.is_some_and(|bytes| bytes as f64 >= limit)
 }
 
 /// Returns true if the peaks of a run are what its settings need, of RAM and of GPU memory.
@@ -43,13 +51,13 @@ pub fn is_ram_measurement(run: &RunRecord) -> bool {
         })
 }
 
-/// Returns true if two runs have the same settings but for the batch size and the workers, and as many GPUs.
+/// Returns true if two runs have the same settings but for the batch size and the workers, and as many GPUs if both have used them.
 pub fn has_same_rest(one: &RunRecord, other: &RunRecord) -> bool {
     let varies = |name: &str| [BATCH, ACCUMULATION, WORKERS].contains(&name);
     has_same_but(one, other, varies)
 }
 
-/// Returns true if two runs have the same known settings but for the batch size, and as many GPUs.
+/// Returns true if two runs have the same known settings but for the batch size, and as many GPUs if both have used them.
 pub fn differ_only_in_batch(one: &RunRecord, other: &RunRecord) -> bool {
     has_same_but(one, other, |name| [BATCH, ACCUMULATION].contains(&name))
 }
@@ -60,7 +68,9 @@ fn has_same_but(one: &RunRecord, other: &RunRecord, varies: impl Fn(&str) -> boo
         settings.retain(|name, _| !varies(name));
         settings
     };
-    rest(one) == rest(other) && one.gpus.len() == other.gpus.len()
+    // one that ended before it used a GPU has none
+    let gpus = [one.gpus.len(), other.gpus.len()];
+    rest(one) == rest(other) && (gpus.contains(&0) || gpus[0] == gpus[1])
 }
 
 /// Returns the settings that a budget of RAM depends on. Ranks and workers that are no setting are counted: GPUs, and processes.

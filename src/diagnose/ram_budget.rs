@@ -49,17 +49,17 @@ impl RamModel {
 
     /// Returns settings that fit into `available` bytes and keep the effective batch, best first: those given, else with fewer workers
     /// and the same batch, else with a smaller batch and more accumulation. Empty if none fit.
-    /// Settings with as many workers and as large a batch as some that were `killed` do not fit, whatever the model says.
+    /// Settings with as many workers and as large a batch as some that are `excluded` do not fit, whatever the model says.
     pub fn fitting(
         &self,
         wanted: &TrainingSettings,
         available: f64,
-        killed: &[TrainingSettings],
+        excluded: &[TrainingSettings],
     ) -> Vec<TrainingSettings> {
-        let was_killed = |settings: &TrainingSettings| {
-            killed.iter().any(|killed| killed.workers <= settings.workers && killed.batch <= settings.batch)
+        let is_excluded = |settings: &TrainingSettings| {
+            excluded.iter().any(|least| least.workers <= settings.workers && least.batch <= settings.batch)
         };
-        let fits = |settings: &TrainingSettings| self.needs(settings) <= available && !was_killed(settings);
+        let fits = |settings: &TrainingSettings| self.needs(settings) <= available && !is_excluded(settings);
         if fits(wanted) {
             return vec![*wanted];
         }

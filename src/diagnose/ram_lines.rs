@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::advice::AdviceLine;
 use super::measurement::{
     BATCH, PLANNED_SHARE, WORKER_ROLE, differ_only_in_batch, has_same_rest, human, is_ram_measurement,
-    number, settings,
+    number, settings, was_killed_within,
 };
 use super::ram_budget::{RamModel, TrainingSettings};
 use crate::ledger::events::ExitReason;
@@ -72,39 +72,46 @@ fn result_line(newest: &RunRecord, limit: Option<f64>) -> Option<AdviceLine> {
     Some(line(is_ok, text, vec![Arc::clone(&newest.run)]))
 }
 
+/// Returns the settings that were killed with at least this limit: they are no proposal, whatever is measured.
+pub fn killed_settings(newest: &RunRecord, limit: f64, runs: &[RunRecord]) -> Vec<TrainingSettings> {
+    let is_killed_here = |run: &&RunRecord| was_killed_within(run, limit) && has_same_rest(run, newest);
+    runs.iter().filter(is_killed_here).map(settings).collect()
+}
+
 /// Returns which settings would fit into the limit of the run, as far as that is measured.
 fn proposal_lines(newest: &RunRecord, limit: f64, runs: &[RunRecord]) -> Vec<AdviceLine> {
-    let Some(MeasuredBudget { budget, from }) = ram_model(newest, runs) else {
-        let text = "which settings would fit is not measured: let a run with a smaller batch size complete, and another one with \
-                    other workers, in this group";
+    let Some(RamBudget { model, from, largest_batch }) = ram_model(newest, runs) else {
+        let text = "it is not known which settings fit: run this group with a smaller batch size, and with another number of \
+                    workers, until they complete";
         return vec![line(false, text.to_owned(), vec![])];
     };
     let wanted = settings(newest);
     let available = PLANNED_SHARE * limit;
-    if budget.needs(&wanted) <= available {
-        let what = if was_killed(newest) { "the kill" } else { "its peak" };
-        let text =
-            format!("the runs that completed do not explain {what}: raise the limit, or see `memledger why`");
+    if model.needs(&wanted) <= available {
+        let what = if was_killed(newest) { "was killed" } else { "came close to its limit" };
+        let text = format!(
+            "by the runs that completed, these settings need about {}: it is not known why this one {what}. Raise the limit, or see \
+             `memledger why`",
+            human(model.needs(&wanted))
+        );
         return vec![line(false, text, from)];
     }
-    // what was killed at such a limit before is no proposal, whatever the model says
-    let is_killed_here = |run: &&RunRecord| {
-        run.oom_kills > 0
-            && run.exit_reason != Some(ExitReason::OomHost)
-            && run.limit_bytes.is_some_and(|bytes| bytes as f64 >= limit)
-            && has_same_rest(run, newest)
-    };
-    let killed: Vec<TrainingSettings> = runs.iter().filter(is_killed_here).map(settings).collect();
-    let fitting = budget.fitting(&wanted, available, &killed);
+    let mut excluded = killed_settings(newest, limit, runs);
+    excluded.extend(largest_batch.map(|largest| TrainingSettings {
+        workers: 0,
+        batch: largest.saturating_mul(MAX_EXTRAPOLATION).saturating_add(1),
+        ..wanted
+    }));
+    let fitting = model.fitting(&wanted, available, &excluded);
     if fitting.is_empty() {
-        let measured = match (budget.per_worker > 0.0, budget.per_sample > 0.0) {
+        let measured = match (model.per_worker > 0.0, model.per_sample > 0.0) {
             (true, true) => "no smaller batch or number of workers fits",
             (true, false) => {
                 "no smaller number of workers fits; what a sample takes is not measured: run another batch size"
             }
             _ => "no smaller batch fits; what a worker takes is not measured",
         };
-        let needs = human(budget.needs(&wanted) / PLANNED_SHARE);
+        let needs = human(model.needs(&wanted) / PLANNED_SHARE);
         return vec![line(false, format!("{measured}. These settings need a limit of about {needs}"), from)];
     }
     let proposal = |fits: &TrainingSettings| {
@@ -115,17 +122,22 @@ fn proposal_lines(newest: &RunRecord, limit: f64, runs: &[RunRecord]) -> Vec<Adv
         if fits.batch != wanted.batch {
             changes.push(format!("BATCH_SIZE={} ACCUM={}", fits.batch, fits.accumulation));
         }
-        let needs = human(budget.needs(fits));
+        let needs = human(model.needs(fits));
         line(false, format!("{} needs about {needs} of {}", changes.join(" "), human(limit)), from.clone())
     };
     fitting.iter().map(proposal).collect()
 }
 
-/// A budget, and the runs that it was measured from.
-struct MeasuredBudget {
-    budget: RamModel,
+/// What settings need, and the runs that it was measured from.
+struct RamBudget {
+    model: RamModel,
     from: Vec<Arc<str>>,
+    /// The largest batch of these runs, where it is known.
+    largest_batch: Option<u64>,
 }
+
+/// No batch beyond this many times the largest that completed is proposed.
+const MAX_EXTRAPOLATION: u64 = 2;
 
 /// Returns what settings need, measured with the completed runs whose known settings differ from those of `newest` in the batch alone.
 ///
@@ -135,7 +147,7 @@ struct MeasuredBudget {
 /// * The rest of that run's peak is fixed.
 ///
 /// `None` if neither a sample nor a worker is measured.
-fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<MeasuredBudget> {
+fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<RamBudget> {
     let mut alike: Vec<&RunRecord> =
         runs.iter().filter(|run| differ_only_in_batch(run, newest) && is_ram_measurement(run)).collect();
     alike.retain(|run| run.unreclaimable_peak_bytes.is_some());
@@ -148,6 +160,7 @@ fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<MeasuredBudget> {
         .iter()
         .filter_map(|run| Some((number(run, BATCH)? as f64, run.unreclaimable_peak_bytes? as f64)))
         .collect();
+    let largest_batch = alike.iter().filter_map(|run| number(run, BATCH)).max();
     let sample = slope(&points).filter(|slope| *slope > 0.0).map(|slope| slope / used.ranks as f64);
     let workers = (used.workers * used.ranks) as f64;
     let share = reference.roles.get(WORKER_ROLE).and_then(|role| role.process_pss_bytes);
@@ -166,7 +179,7 @@ fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<MeasuredBudget> {
     let from = if sample.is_some() { alike } else { vec![reference] };
     let from = from.iter().map(|run| Arc::clone(&run.run)).collect();
     // parts that are more than the whole do not add up: nothing is known then
-    (fixed >= 0.0).then_some(MeasuredBudget { budget: RamModel { fixed, ..variable }, from })
+    (fixed >= 0.0).then_some(RamBudget { model: RamModel { fixed, ..variable }, from, largest_batch })
 }
 
 /// Returns the slope of the line through points with at least two different places.

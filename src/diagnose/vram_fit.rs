@@ -20,10 +20,11 @@ const T_QUANTILE_OF_MANY: f64 = 2.04;
 
 /// Batch sizes and peaks of runs that differ in nothing else.
 #[derive(Clone, Debug, Default)]
-pub struct Measured {
+pub struct MeasuredSizes {
     /// Batch size and peak of allocated bytes of each run.
     pub peaks: Vec<(u64, f64)>,
-    /// Batch sizes of runs that had CUDA out-of-memory errors. Their peaks are no measurements: they needed more.
+    /// Batch sizes of runs that had CUDA out-of-memory errors, or whose RAM did not suffice. Their peaks are no measurements: they
+    /// needed more.
     pub failed: Vec<u64>,
     /// Memory of the GPU in bytes.
     pub total: f64,
@@ -52,11 +53,14 @@ pub struct VramFit {
     spread: f64,
     deviation: f64,
     quantile: f64,
-    limit: u64,
+    /// The largest size that may be proposed, because of what was measured.
+    extrapolated: u64,
+    /// The largest size that may be proposed, because of what failed.
+    below_failed: u64,
     total: f64,
 }
 
-impl Measured {
+impl MeasuredSizes {
     /// Returns the measured sizes, ascending.
     pub fn sizes(&self) -> Vec<u64> {
         let mut sizes: Vec<u64> = self.peaks.iter().map(|(size, _)| *size).collect();
@@ -114,7 +118,8 @@ impl Measured {
             spread,
             deviation,
             quantile: T_QUANTILES.get(freedom - 1).copied().unwrap_or(T_QUANTILE_OF_MANY),
-            limit: largest.min(failed),
+            extrapolated: largest,
+            below_failed: failed,
             total: self.total,
         })
     }
@@ -137,9 +142,22 @@ impl VramFit {
         }
     }
 
+    /// Returns why no larger size than this maximum is proposed.
+    pub fn bound_above(&self, maximum: u64) -> &'static str {
+        let next = maximum.saturating_mul(2);
+        if next > self.below_failed {
+            "a larger one ran out of memory"
+        } else if next > self.extrapolated {
+            "twice the largest that was measured"
+        } else {
+            "70 % of the GPU"
+        }
+    }
+
     /// Returns the largest power of two whose peak stays within a share of the GPU's memory.
     fn largest_within(&self, share: f64) -> Option<u64> {
-        let powers = (0..63).map(|power| 1_u64 << power).take_while(|size| *size <= self.limit);
+        let limit = self.extrapolated.min(self.below_failed);
+        let powers = (0..63).map(|power| 1_u64 << power).take_while(|size| *size <= limit);
         powers.filter(|size| self.upper_bound(*size) <= share * self.total).max()
     }
 }
@@ -169,7 +187,7 @@ mod tests {
     fn size_that_failed_is_never_proposed() {
         // a card of 12 GB: four sizes were measured, and 256 failed
         let peaks = [(16, 1.1), (32, 1.4), (64, 2.0), (128, 3.2)].map(|(size, gib)| (size, gib * GIB));
-        let mut measured = Measured { peaks: peaks.into(), failed: vec![256], total: 12e9 };
+        let mut measured = MeasuredSizes { peaks: peaks.into(), failed: vec![256], total: 12e9 };
         let sizes = measured.fit().unwrap().batch_sizes();
         assert_eq!((sizes.maximum, sizes.recommended), (Some(128), Some(128)));
         measured.failed.clear();
@@ -178,7 +196,7 @@ mod tests {
 
     #[test]
     fn fewer_than_four_sizes_have_no_fit_but_say_what_to_measure() {
-        let mut measured = Measured { peaks: vec![], failed: vec![], total: 12e9 };
+        let mut measured = MeasuredSizes { peaks: vec![], failed: vec![], total: 12e9 };
         for (size, next) in
             [(0, vec![8, 4, 2, 1]), (32, vec![16, 8, 4]), (32, vec![16, 8, 4]), (1, vec![16, 8])]
         {
@@ -188,7 +206,7 @@ mod tests {
             assert!(measured.fit().is_none());
             assert_eq!(measured.next_sizes(), next, "{:?}", measured.peaks);
         }
-        let failed = Measured { peaks: vec![(1, 1e9)], failed: vec![4], total: 12e9 };
+        let failed = MeasuredSizes { peaks: vec![(1, 1e9)], failed: vec![4], total: 12e9 };
         assert_eq!(failed.next_sizes(), [2]);
     }
 
@@ -211,7 +229,7 @@ mod tests {
             let sizes = (2..).map(|power| 1 << power).take_while(|size| *size <= largest_that_fits);
             let peaks: Vec<_> = sizes.map(|size| (size, peak(size, &mut random))).collect();
             let maximum =
-                Measured { peaks, failed: vec![], total }.fit().unwrap().batch_sizes().maximum.unwrap();
+                MeasuredSizes { peaks, failed: vec![], total }.fit().unwrap().batch_sizes().maximum.unwrap();
             assert!(maximum >= largest_that_fits / 2, "{maximum} of {largest_that_fits}");
             within += u32::from(peak(maximum, &mut random) <= budget);
         }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use super::advice::AdviceLine;
 use super::measurement::{
     ACCUMULATION, BATCH, differ_only_in_batch, fullest_gpu, has_failed, human, is_measurement, number,
+    was_killed_within,
 };
-use super::vram_fit::{BatchSizes, Measured, VramFit};
+use super::vram_fit::{BatchSizes, MeasuredSizes, VramFit};
 use crate::ledger::run_record::RunRecord;
 
 /// A GPU that is fuller than this has nothing to spare.
@@ -16,9 +17,14 @@ fn line(is_ok: bool, text: String, runs: Vec<Arc<str>>) -> AdviceLine {
     AdviceLine { topic: "vram", is_ok, text, runs }
 }
 
-/// Returns the advice for the next run after `newest`, and the batch sizes if enough was measured.
+/// Returns the advice for the next run after `newest`, and the batch sizes if enough was measured. If that one ended before it used a
+/// GPU, the newest that did counts.
 pub fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, Option<BatchSizes>) {
-    let Some((peak, total)) = fullest_gpu(newest) else { return (vec![], None) };
+    let has_used = |run: &&RunRecord| run.ended.is_some() && fullest_gpu(run).is_some();
+    let newest = if has_used(&newest) { Some(newest) } else { runs.iter().rfind(has_used) };
+    let Some((newest, (peak, total))) = newest.and_then(|run| Some((run, fullest_gpu(run)?))) else {
+        return (vec![], None);
+    };
     let share = 100.0 * peak / total;
     let text = format!("peak {} of {} ({share:.0} %)", human(peak), human(total));
     let mut lines =
@@ -40,25 +46,31 @@ pub fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, O
 }
 
 /// Returns what batch sizes needed on a GPU with `total` bytes, with the settings of `newest` otherwise, and the runs that it comes from.
-fn measured_sizes(newest: &RunRecord, runs: &[RunRecord], total: f64) -> (Measured, Vec<Arc<str>>) {
+fn measured_sizes(newest: &RunRecord, runs: &[RunRecord], total: f64) -> (MeasuredSizes, Vec<Arc<str>>) {
+    // a run that failed at once may have used no GPU while it was sampled
     let is_alike = |run: &&RunRecord| {
-        differ_only_in_batch(run, newest) && fullest_gpu(run).is_some_and(|(_, other)| other == total)
+        differ_only_in_batch(run, newest) && fullest_gpu(run).is_none_or(|(_, other)| other == total)
     };
-    let alike: Vec<&RunRecord> = runs.iter().filter(is_alike).collect();
+    let (alike, unused): (Vec<&RunRecord>, Vec<_>) =
+        runs.iter().filter(is_alike).partition(|run| fullest_gpu(run).is_some());
     // PyTorch's own peak if all runs have it: the driver's includes its cache
     let has_torch = alike.iter().all(|run| run.torch_allocated_peak_bytes().is_some());
     let peak_of =
         |run: &RunRecord| if has_torch { run.torch_allocated_peak_bytes() } else { run.gpu_peak_bytes() };
     let completed = alike.iter().filter(|run| is_measurement(run));
     let peaks = completed.filter_map(|run| Some((number(run, BATCH)?, peak_of(run)? as f64))).collect();
-    let failed = alike.iter().filter(|run| has_failed(run)).filter_map(|run| number(run, BATCH)).collect();
-    let is_used = |run: &&&RunRecord| is_measurement(run) || has_failed(run);
-    let from = alike.iter().filter(is_used).map(|run| Arc::clone(&run.run)).collect();
-    (Measured { peaks, failed, total }, from)
+    // a batch for which the container has too little RAM does not fit either
+    let limit = newest.limit_bytes.map_or(f64::INFINITY, |limit| limit as f64);
+    let is_failure = |run: &&&RunRecord| has_failed(run) || was_killed_within(run, limit);
+    let failures = || alike.iter().chain(&unused).filter(is_failure);
+    let failed = failures().filter_map(|run| number(run, BATCH)).collect();
+    let completed = alike.iter().filter(|run| is_measurement(run));
+    let from = completed.chain(failures()).map(|run| Arc::clone(&run.run)).collect();
+    (MeasuredSizes { peaks, failed, total }, from)
 }
 
 /// Returns which sizes to run for a fit; `None` if no size would help.
-fn next_text(measured: &Measured) -> Option<String> {
+fn next_text(measured: &MeasuredSizes) -> Option<String> {
     let next: Vec<_> = measured.next_sizes().iter().map(u64::to_string).collect();
     (!next.is_empty()).then(|| {
         format!(
@@ -71,13 +83,13 @@ fn next_text(measured: &Measured) -> Option<String> {
 
 fn fit_text(fit: &VramFit, sizes: BatchSizes) -> String {
     let size = |size: Option<u64>| size.map_or("none".to_owned(), |size| size.to_string());
+    let needs = format!("{} and {} for each sample", human(fit.base.max(0.0)), human(fit.per_sample));
+    let Some(maximum) = sizes.maximum else { return format!("no batch size fits: a run needs {needs}") };
     format!(
-        "batch size: at most {}, recommended {}, safe {}; {} and {} for each sample",
-        size(sizes.maximum),
+        "batch size: at most {maximum} ({}), recommended {}, safe {}; a run needs {needs}",
+        fit.bound_above(maximum),
         size(sizes.recommended),
         size(sizes.safe),
-        human(fit.base.max(0.0)),
-        human(fit.per_sample)
     )
 }
 

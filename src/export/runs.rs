@@ -11,14 +11,17 @@ use serde_json::{Value, json};
 
 use super::events::{duration, sanitize_for_terminal, time};
 use crate::diagnose::advice::Advice;
+use crate::discover::GROUP_SETTING;
 use crate::ledger::events::ExitReason;
-use crate::ledger::run_record::{GROUP, GpuPeak, RolePeak, RunRecord};
+use crate::ledger::run_record::{GpuPeak, RolePeak, RunRecord};
 use crate::series::human_bytes;
 
 /// Maximum number of runs beside one another: more do not fit into a hundred columns.
 pub const MAX_COMPARED: usize = 4;
 /// Maximum characters of a name in the list, and of a value in a comparison.
 const MAX_NAME_CHARS: usize = 18;
+/// Maximum characters of the name of a setting in a comparison.
+const MAX_SETTING_CHARS: usize = 14;
 /// Bytes of the unit that `memory_usage` calls MB.
 const MB: f64 = 1_048_576.0;
 
@@ -45,10 +48,7 @@ pub fn table(runs: &[RunRecord], now: f64) -> String {
 fn row(run: &RunRecord, now: f64) -> [String; 6] {
     let lasted = match run.duration_seconds {
         Some(seconds) => duration(seconds),
-        None if run.ended.is_some() => "-".to_owned(),
-        None if run.is_fresh(now) => "running".to_owned(),
-        // memledger does not run, or has not stored anything for minutes
-        None => "not seen".to_owned(),
+        None => state(run, now),
     };
     [
         safe(&run.run, 40),
@@ -58,6 +58,17 @@ fn row(run: &RunRecord, now: f64) -> [String; 6] {
         bytes(run.unreclaimable_peak_bytes),
         bytes(run.gpu_peak_bytes()),
     ]
+}
+
+/// Returns the state of a run whose duration is unknown.
+fn state(run: &RunRecord, now: f64) -> String {
+    let state = match run.ended {
+        Some(_) => "-",
+        None if run.is_fresh(now) => "running",
+        // memledger does not run, or has not stored anything for minutes
+        None => "not seen",
+    };
+    state.to_owned()
 }
 
 /// Returns everything about a run as text.
@@ -184,8 +195,9 @@ fn speed(run: &RunRecord) -> String {
     format!("{steps:.2} per second{}", samples.unwrap_or_default())
 }
 
-/// Returns a table with one column per run, and what changed from the first in percent. At most [`MAX_COMPARED`] runs.
-pub fn comparison(runs: &[RunRecord]) -> String {
+/// Returns a table with one column per run, at the Unix time `now`, and what changed from the first in percent. At most
+/// [`MAX_COMPARED`] runs.
+pub fn comparison(runs: &[RunRecord], now: f64) -> String {
     let mut lines = vec![line("", runs, |run| safe(&run.subject.name.container_name, MAX_NAME_CHARS))];
     lines.push(line("run", runs, |run| safe(run_time(run), MAX_NAME_CHARS)));
     let mut names: Vec<&Arc<str>> = runs.iter().flat_map(|run| run.settings.keys()).collect();
@@ -195,11 +207,9 @@ pub fn comparison(runs: &[RunRecord]) -> String {
         let value = |run: &RunRecord| {
             run.settings.get(name).map_or("-".to_owned(), |value| safe(value, MAX_NAME_CHARS))
         };
-        lines.push(line(&safe(name, 16), runs, value));
+        lines.push(line(&safe(name, MAX_SETTING_CHARS), runs, value));
     }
-    lines.push(line("lasted", runs, |run| {
-        run.duration_seconds.map_or_else(|| "running".to_owned(), duration)
-    }));
+    lines.push(line("lasted", runs, |run| run.duration_seconds.map_or_else(|| state(run, now), duration)));
     lines.push(line("exit", runs, exit));
     let number = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
     let share = |run: &RunRecord| {
@@ -226,7 +236,7 @@ fn run_time(run: &RunRecord) -> &str {
 }
 
 fn line(what: &str, runs: &[RunRecord], value: impl Fn(&RunRecord) -> String) -> String {
-    let cells = runs.iter().fold(format!("{what:<14}"), |mut line, run| {
+    let cells = runs.iter().fold(format!("{what:<MAX_SETTING_CHARS$}"), |mut line, run| {
         let _ = write!(line, "  {:<19}", value(run));
         line
     });
@@ -254,8 +264,10 @@ fn measured(
 
 /// Returns advice as text.
 pub fn advice(advice: &Advice) -> String {
-    let mut text =
-        format!("{}: advice for the next run, after {}\n", safe(&advice.group, 40), safe(&advice.run, 40));
+    let mut text = String::new();
+    let heading =
+        format!("{}: advice for the next run, after {}", safe(&advice.group, 64), safe(&advice.run, 40));
+    super::verdict_text::wrapped(&mut text, "", &heading);
     for line in &advice.lines {
         let mark = if line.is_ok { " " } else { "!" };
         let words = sanitize_for_terminal(&line.text);
@@ -316,11 +328,16 @@ pub fn memory_usage(run: &RunRecord) -> Value {
             })
             .collect();
     }
+    // the peaks of what the entries have: a program's tensors, else all of its GPU memory
+    let used: fn(&GpuPeak) -> Option<u64> = match run.scopes.is_empty() {
+        true => |gpu| gpu.peak_bytes,
+        false => |gpu| gpu.torch_allocated_peak_bytes.or(gpu.peak_bytes),
+    };
     let sum =
         |of: fn(&GpuPeak) -> Option<u64>| run.gpus.values().filter_map(of).reduce(|one, other| one + other);
     json!({"detailed_log": log, "peak_usage": {
         "cpu_ram_used_mb": mb(run.unreclaimable_peak_bytes),
-        "gpu_ram_used_mb": mb(sum(|gpu| gpu.torch_allocated_peak_bytes.or(gpu.peak_bytes))),
+        "gpu_ram_used_mb": mb(sum(used)),
         "gpu_ram_peak_mb": mb(sum(|gpu| gpu.torch_allocated_peak_bytes)),
         "reserved_gpu_ram_mb": mb(sum(|gpu| gpu.torch_reserved_peak_bytes)),
     }})
@@ -332,7 +349,7 @@ fn utc(at: f64) -> String {
 }
 
 fn settings(run: &RunRecord) -> String {
-    let shown = run.settings.iter().filter(|(name, _)| ***name != *GROUP);
+    let shown = run.settings.iter().filter(|(name, _)| ***name != *GROUP_SETTING);
     let pairs = shown.map(|(name, value)| format!("{}={}", safe(name, 64), safe(value, 64)));
     pairs.collect::<Vec<_>>().join(" ")
 }
@@ -396,9 +413,20 @@ mod tests {
         let long = "\u{1b}[2J\u{202e}".repeat(80);
         let mut hostile = run(&long, &long, 900 << 40);
         (hostile.group, hostile.subject.name.k8s_pod_name) = (long.as_str().into(), long.as_str().into());
+        let advised = Advice {
+            group: "a-namespace-of-a-team/a-long-name-of-a-job-7/pytorch".into(),
+            run: Arc::clone(&hostile.run),
+            batch_size: None,
+            maximum_batch_size: None,
+            recommended_batch_size: None,
+            safe_batch_size: None,
+            lines: vec![],
+        };
         hostile.settings.extend((0..40).map(|n| (format!("key_{n}").into(), long.as_str().into())));
         let runs = [hostile, run("b", "64", 9 << 30), run("c", "64", 1), run("d", "7", 0)];
-        for text in [table(&runs, 0.0), comparison(&runs), report(&runs[0], &TimeZone::UTC)] {
+        for text in
+            [table(&runs, 0.0), comparison(&runs, 0.0), report(&runs[0], &TimeZone::UTC), advice(&advised)]
+        {
             for line in text.lines() {
                 assert!(line.chars().count() <= 100, "{} columns: {line}", line.chars().count());
                 assert!(!line.chars().any(char::is_control), "{line:?}");
@@ -408,7 +436,7 @@ mod tests {
 
     #[test]
     fn comparison_has_what_changed() {
-        let text = comparison(&[run("train", "32", 4 << 30), run("train", "64", 6 << 30)]);
+        let text = comparison(&[run("train", "32", 4 << 30), run("train", "64", 6 << 30)], 0.0);
         assert!(text.contains("batch_size      32                   64\n"), "{text}");
         assert!(text.contains("VRAM peak       4.0 GiB              6.0 GiB (+50 %)\n"), "{text}");
         assert!(!text.contains("steps/s"), "nobody measured them: {text}");
@@ -438,6 +466,9 @@ mod tests {
         assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
         let peaks = json!({"cpu_ram_used_mb": 2.0, "gpu_ram_used_mb": 4.0, "gpu_ram_peak_mb": null, "reserved_gpu_ram_mb": null});
         assert_eq!(memory_usage(&run)["peak_usage"], peaks);
+        let gpu = run.gpus.get_mut("GPU-a").expect("a GPU");
+        gpu.torch_allocated_peak_bytes = Some(1 << 20);
+        assert_eq!(memory_usage(&run)["peak_usage"]["gpu_ram_used_mb"], 4.0, "as the entries, by the driver");
         run.scopes = vec![ScopePeak {
             component: "model".into(),
             operation: "load".into(),

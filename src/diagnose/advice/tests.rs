@@ -72,19 +72,20 @@ fn worker_frees_no_more_than_what_is_not_shared() {
     let all = lines(&[private.clone(), killed(close.clone())]);
     assert_eq!(
         all[1],
-        "the runs that completed do not explain the kill: raise the limit, or see `memledger why`"
+        "by the runs that completed, these settings need about 880.0 MiB: it is not known why this one was killed. Raise the limit, or \
+         see `memledger why`"
     );
     private.unreclaimable_peak_bytes = Some(960 * MIB);
     assert_eq!(lines(&[private.clone()])[1], "NUM_WORKERS=3 needs about 830.0 MiB of 1000.0 MiB");
     // all of it is the trainer's, and the workers share it
     private.roles.insert("trainer".into(), RolePeak { process_rss_bytes: 960 * MIB, ..RolePeak::default() });
-    assert!(lines(&[private])[1].starts_with("which settings would fit is not measured"));
+    assert!(lines(&[private])[1].starts_with("it is not known which settings fit"));
 }
 
 #[test]
 fn nothing_measured_has_no_number() {
     let lines = texts(&advise(&[killed(run("a", &[("batch_size", "64")], 990, None))]).unwrap(), "ram");
-    assert!(lines[1].starts_with("which settings would fit is not measured"), "{lines:?}");
+    assert!(lines[1].starts_with("it is not known which settings fit"), "{lines:?}");
     let mut unseen = killed(run("a", &[], 0, None));
     unseen.unreclaimable_peak_bytes = None;
     assert_eq!(
@@ -158,7 +159,7 @@ fn kill_at_a_lower_limit_excludes_no_proposal() {
     leak.exit_reason = Some(ExitReason::Stopped);
     runs.push(leak);
     let lines = texts(&advise(&runs).unwrap(), "ram");
-    assert!(lines[1].starts_with("the runs that completed do not explain its peak"), "{lines:?}");
+    assert!(lines[1].contains("it is not known why this one came close to its limit"), "{lines:?}");
 }
 
 #[test]
@@ -225,11 +226,17 @@ fn idle_gpu_and_busy_workers_get_another_worker_if_memory_allows() {
     newest.roles.extend([worker(2, 120, 100)]);
     let lines = |newest: &RunRecord| texts(&advise(std::slice::from_ref(newest)).unwrap(), "workers");
     let waits = "the GPU was busy 40 % of the time, and 2 workers and their trainer used 2.9 cores";
-    assert_eq!(lines(&newest), [format!("{waits}: try NUM_WORKERS=3, which needs at most 600.0 MiB")]);
+    assert_eq!(lines(&newest), [format!("{waits}: try NUM_WORKERS=3, which needs about 600.0 MiB")]);
     newest.unreclaimable_peak_bytes = Some(850 * MIB);
     assert_eq!(lines(&newest), [format!("{waits}: more workers may help, but one more may need 950.0 MiB")]);
     newest.cpu_mean_cores = Some(1.2);
     assert_eq!(lines(&newest), <[String; 0]>::default(), "the workers wait themselves");
+    (newest.cpu_mean_cores, newest.unreclaimable_peak_bytes) = (Some(2.9), Some(500 * MIB));
+    let help = [format!("{waits}: more workers may help, but one more may need 600.0 MiB")];
+    let dead = killed(run("b", &[("num_workers", "3"), ("batch_size", "8")], 500, Some(4000)));
+    assert_eq!(texts(&advise(&[dead, newest.clone()]).unwrap(), "workers"), help, "three were killed");
+    newest.limit_bytes = None;
+    assert_eq!(lines(&newest), help, "it is not known what there is");
 }
 
 #[test]
@@ -244,6 +251,74 @@ fn precision_and_minimum_come_from_runs_that_are_alike() {
     );
     let minimum = texts(&advice, "minimum");
     assert!(minimum[0].contains("500.0 MiB of RAM and a GPU of 5.4 GiB"), "{minimum:?}");
+}
+
+#[test]
+fn minimum_is_the_highest_peak_of_equal_settings() {
+    let settings = [("batch_size", "8")];
+    let minimum = |runs: &[RunRecord]| texts(&advise(runs).unwrap(), "minimum");
+    let both = [run("a", &settings, 900, None), run("b", &settings, 630, None)];
+    assert!(minimum(&both)[0].contains("1000.0 MiB of RAM"), "{:?}", minimum(&both));
+    let mut four = run("a", &settings, 630, Some(4000));
+    for gpu in ["GPU-b", "GPU-c", "GPU-d"] {
+        four.gpus.insert(gpu.into(), four.gpus["GPU-a"].clone());
+    }
+    assert!(minimum(&[four])[0].contains("and 4 GPUs of 4.3 GiB each"));
+    let unknown = [
+        run("a", &[], 300, None),
+        RunRecord { exit_reason: Some(ExitReason::Error), ..run("b", &[], 10, None) },
+    ];
+    assert!(minimum(&unknown).is_empty(), "settings that are not known are not equal");
+}
+
+#[test]
+fn size_that_failed_by_its_log_or_for_its_ram_is_not_proposed() {
+    let sizes = [(16, 1126), (32, 1434), (64, 2048), (128, 3277)];
+    let with =
+        |batch: u64, ram, vram| run(&batch.to_string(), &[("batch_size", &batch.to_string())], ram, vram);
+    let runs: Vec<_> = sizes.iter().map(|(batch, vram)| with(*batch, 500, Some(*vram))).collect();
+    let maximum = |last: RunRecord| {
+        let advice = advise(&[runs.clone(), vec![last]].concat()).unwrap();
+        (advice.maximum_batch_size, texts(&advice, "vram")[1].clone())
+    };
+    assert_eq!(maximum(with(128, 500, Some(3277))).0, Some(256));
+    let mut logged = with(256, 500, Some(11_000));
+    logged.exit_reason = Some(ExitReason::CudaOom);
+    let mut survived = with(256, 500, Some(11_000));
+    survived.cuda_ooms_in_log = Some(1);
+    let mut at_once = with(256, 500, None);
+    at_once.exit_reason = Some(ExitReason::CudaOom);
+    for failed in [logged, survived, at_once] {
+        let (size, text) = maximum(failed);
+        assert!(size == Some(128) && text.contains("at most 128 (a larger one ran out of memory)"), "{text}");
+    }
+    assert_eq!(maximum(killed(with(64, 990, Some(2048)))).0, Some(32));
+}
+
+#[test]
+fn run_that_ended_before_it_used_a_gpu_does_not_hide_what_was_measured() {
+    let mut newest = run("b", &[("batch_size", "8")], 40, None);
+    newest.exit_reason = Some(ExitReason::Error);
+    let advice = advise(&[run("a", &[("batch_size", "8")], 500, Some(4000)), newest]).unwrap();
+    assert_eq!(texts(&advice, "vram")[0], "peak 3.9 GiB of 11.2 GiB (35 %)");
+    // nor is its kill forgotten
+    let with = |batch: &str, ram| run(batch, &[("batch_size", batch)], ram, Some(4000));
+    let dead = killed(run("32", &[("batch_size", "32")], 700, None));
+    let lines =
+        texts(&advise(&[with("8", 520), with("16", 600), dead, killed(with("64", 990))]).unwrap(), "ram");
+    assert_eq!(lines[1..], ["BATCH_SIZE=16 ACCUM=4 needs about 600.0 MiB of 1000.0 MiB"]);
+}
+
+#[test]
+fn batch_far_beyond_what_completed_is_not_proposed() {
+    let with = |batch: &str, ram| run(batch, &[("batch_size", batch)], ram, None);
+    let runs = [with("8", 448), with("16", 456), killed(with("256", 990))];
+    let lines = texts(&advise(&runs).unwrap(), "ram");
+    // by the slope 256 fit too, but the runs say nothing about that
+    assert!(lines[1].contains("it is not known why this one was killed"), "{lines:?}");
+    let runs = [with("8", 448), with("16", 488), killed(with("256", 990))];
+    let lines = texts(&advise(&runs).unwrap(), "ram");
+    assert_eq!(lines[1..], ["BATCH_SIZE=32 ACCUM=8 needs about 568.0 MiB of 1000.0 MiB"]);
 }
 
 #[test]

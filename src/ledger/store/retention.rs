@@ -9,7 +9,7 @@ use super::schema::pragma;
 
 /// Maximum number of events per transaction, so that readers and commits never wait long.
 const BATCH: i64 = 500;
-/// Maximum number of records of runs; each has about 4 KiB.
+/// Maximum number of records of runs; each has about 8 KiB.
 const MAX_RUNS: usize = 5_000;
 /// Maximum number of pages that are released per transaction.
 const PAGES: u32 = 1000;

@@ -94,12 +94,22 @@ pub fn count(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("SELECT count(*) FROM runs", [], |row| row.get(0))
 }
 
-/// Removes records of runs that ended before `cutoff`, then the oldest above `max`, then `more` of the oldest.
+/// Maximum number of records of one group while there are too many: a container that fails again and again removes only its own.
+const MAX_OF_GROUP: i64 = 500;
+
+/// Removes records of runs that ended before `cutoff`; above `max` the oldest of groups with very many, then the oldest of all; then
+/// `more` of the oldest.
 pub fn remove(connection: &Connection, cutoff: f64, max: usize, more: i64) -> rusqlite::Result<usize> {
-    let aged = connection.prepare("DELETE FROM runs WHERE ended < ?1")?.execute([cutoff])?;
+    let mut removed = connection.prepare("DELETE FROM runs WHERE ended < ?1")?.execute([cutoff])?;
+    if count(connection)? > limit(max) {
+        let sql = "DELETE FROM runs WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER \
+                   (PARTITION BY CASE WHEN json_valid(body) THEN json_extract(body, '$.group') END ORDER BY ended DESC, id DESC) \
+                   AS place FROM runs) WHERE place > ?1)";
+        removed += connection.prepare(sql)?.execute([MAX_OF_GROUP])?;
+    }
     let excess = (count(connection)? - limit(max)).max(0) + more;
     let sql = "DELETE FROM runs WHERE id IN (SELECT id FROM runs ORDER BY ended, id LIMIT ?1)";
-    Ok(aged + connection.prepare(sql)?.execute([excess])?)
+    Ok(removed + connection.prepare(sql)?.execute([excess])?)
 }
 
 #[cfg(test)]
@@ -115,10 +125,22 @@ mod tests {
             let mut run =
                 RunRecord { run: format!("run-{id}").into(), ended: Some(*ended), ..RunRecord::default() };
             run.subject.name.container_name = (*name).into();
+            run.group = (*name).into();
             (id, run)
         });
         store.commit(&WriteBatch { runs: records.collect(), ..WriteBatch::default() }).unwrap();
         store
+    }
+
+    #[test]
+    fn crash_loop_removes_its_own_records_only() {
+        let looping = (0..MAX_OF_GROUP + 50).map(|n| (1000.0 + n as f64, "crashes"));
+        let all: Vec<_> = [(1.0, "train"), (2.0, "train")].into_iter().chain(looping).collect();
+        let mut store = store(&all);
+        let connection = &mut store.connection;
+        assert_eq!(remove(connection, 0.0, all.len(), 0).unwrap(), 0, "there is room");
+        assert_eq!(remove(connection, 0.0, all.len() - 10, 0).unwrap(), 50);
+        assert_eq!(ended(&store, &RunQuery { limit: 0, ..RunQuery::default() })[..3], [1.0, 2.0, 1050.0]);
     }
 
     fn ended(store: &Store, query: &RunQuery) -> Vec<f64> {
