@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::events::{ContainerLabels, ExitReason, GpuError, Kill, UsageSample};
 use super::run_record::sample::RunSample;
@@ -95,6 +96,9 @@ pub struct ProcessUsage {
     pub pss_bytes: Option<u64>,
 }
 
+/// Figures that are older are those of a ledger that hangs: it publishes them each sampling interval, and a step takes seconds at most.
+const MAX_FIGURES_AGE: Duration = Duration::from_secs(30);
+
 /// The ledger's figures at one instant.
 #[derive(Clone, Debug, Default)]
 pub struct LedgerFigures {
@@ -154,7 +158,8 @@ pub struct SharedState {
     gpu_errors: Mutex<Vec<GpuError>>,
     /// Kills from before the first start, that become events.
     past_kills: Mutex<Vec<Kill>>,
-    figures: Mutex<Option<Arc<LedgerFigures>>>,
+    /// Figures, and when they were published.
+    figures: Mutex<Option<(Timestamp, Arc<LedgerFigures>)>>,
     /// Number of commits that wrote events.
     writes: AtomicU64,
     /// By follower, the id of the last event that it has acknowledged.
@@ -258,13 +263,26 @@ impl SharedState {
     }
 
     /// Publishes new figures.
-    pub fn publish(&self, figures: LedgerFigures) {
-        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(figures));
+    pub fn publish(&self, now: Timestamp, figures: LedgerFigures) {
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Arc::new(figures)));
     }
 
-    /// Returns the newest figures; `None` before the store was read.
-    pub fn figures(&self) -> Option<Arc<LedgerFigures>> {
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns whether there are figures: there are none before the store was read.
+    pub fn has_figures(&self) -> bool {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Returns the newest figures. Old ones are those of a ledger that hangs, as on a disk that does not answer: neither its store nor
+    /// its sources are up then.
+    pub fn figures(&self, now: Timestamp) -> Option<Arc<LedgerFigures>> {
+        let (at, figures) = self.figures.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        if now.since(at) < MAX_FIGURES_AGE {
+            return Some(figures);
+        }
+        let mut old = LedgerFigures::clone(&figures);
+        old.store_up = old.store_up.map(|_| false);
+        old.sources.iter_mut().for_each(|(_, is_up)| *is_up = false);
+        Some(Arc::new(old))
     }
 }
 
@@ -272,7 +290,25 @@ impl SharedState {
 mod tests {
     use super::*;
     use crate::collect::kernel_log::LogPosition;
-    use std::time::Duration;
+
+    #[test]
+    fn figures_of_a_ledger_that_hangs_have_no_source_that_is_up() {
+        let (shared, now) = (SharedState::default(), Timestamp::now());
+        assert!(shared.figures(now).is_none() && !shared.has_figures());
+        let sources = vec![("kmsg", true), ("vmstat", false)];
+        shared.publish(
+            now,
+            LedgerFigures { host_kills: 7, sources, store_up: Some(true), ..LedgerFigures::default() },
+        );
+        let at = |after: u64| {
+            let figures = shared.figures(now.plus(Duration::from_secs(after))).unwrap();
+            (figures.host_kills, figures.store_up, figures.sources.iter().filter(|(_, up)| *up).count())
+        };
+        assert_eq!(at(29), (7, Some(true), 1));
+        assert_eq!(at(30), (7, Some(false), 0));
+        shared.publish(now.plus(Duration::from_secs(30)), LedgerFigures::default());
+        assert_eq!(at(30), (0, None, 0), "without a store there is none that is down");
+    }
 
     #[test]
     fn drops_gpu_errors_from_before_the_start() {

@@ -93,7 +93,7 @@ impl Ledger {
 
     /// Returns true once the ledger service has published figures.
     pub fn has_figures(&self) -> bool {
-        self.shared_state.figures().is_some()
+        self.shared_state.has_figures()
     }
 
     /// Records one cycle and writes the ledger's series. Returns the ended containers that are still shown; they are
@@ -117,7 +117,7 @@ impl Ledger {
         self.publish_gpu_errors(context, cycle_data, xids);
         self.publish_cycle(context, cycle_data, attribution, series);
         let mut shown = self.containers.write(context, series);
-        if let Some(figures) = self.shared_state.figures() {
+        if let Some(figures) = self.shared_state.figures(context.now) {
             write_host(&figures, series);
             write_containers(&figures, context, &mut shown, series);
             if figures.sources.contains(&("kmsg", true)) {
@@ -136,7 +136,7 @@ impl Ledger {
         cycle_data: &CycleData,
         xids: Vec<xid_counts::ReportedXid>,
     ) {
-        let figures = self.shared_state.figures();
+        let figures = self.shared_state.figures(context.now);
         let is_log_read = figures.is_some_and(|figures| figures.sources.contains(&("kmsg", true)));
         let logged = xids.into_iter().map(|xid| {
             let subject = xid.container.as_ref().and_then(|id| self.containers.subject(id));

@@ -369,7 +369,7 @@ impl LedgerService {
         figures.sources = sources.into_iter().filter_map(|(source, up)| Some((source, up?))).collect();
         figures.store_up = self.writer.is_up();
         figures.unreadable_rows = self.writer.unreadable_rows();
-        self.shared_state.publish(figures);
+        self.shared_state.publish(Timestamp::now(), figures);
     }
 }
 

@@ -42,7 +42,7 @@ impl IndependentSources {
     /// Returns a snapshot of these sources. `last` is that of the last cycle; `None` while the first one hangs.
     pub fn snapshot(&mut self, last: Option<&Snapshot>, now: Timestamp) -> Snapshot {
         let mut series = Series::default();
-        let figures = self.shared_state.figures();
+        let figures = self.shared_state.figures(now);
         let containers = figures.map(|figures| write_figures(&figures, &mut series)).unwrap_or_default();
         let reading =
             self.driver_release.latest().filter(|reading| now.since(reading.at) <= self.max_gpu_age);
