@@ -87,6 +87,8 @@ dist: cargo ## build what is shipped into target/packages: program, wheel, tarba
 	@deploy/supply/dist.sh $(TARGET)/packages
 	@deploy/packages/build.sh $(TARGET)/packages
 
+wheel: dist ## the wheel alone is target/packages/memledger-*.whl
+
 image: dist ## the image around the program of make dist, without a network (IMAGE=NAME:TAG)
 	@deploy/packages/image.sh $(TARGET)/packages/memledger $(or $(IMAGE),$(IMAGE_NAME))
 
@@ -97,4 +99,4 @@ test-packages: dist ## install wheel, deb, tarball, image and Compose files for 
 cargo:
 	@bash -c '. tests/setup/lib.sh; need_cargo'
 
-.PHONY: image test-packages soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run doctor demo test check golden pictures manifests bench
+.PHONY: wheel image test-packages soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run doctor demo test check golden pictures manifests bench

@@ -1,8 +1,8 @@
 //! The image and the compose files of `deploy/`.
 //!
 //! The image is the final stage of the shipped Dockerfile, which begins `FROM scratch` and so pulls nothing; its root is created by
-//! the script that the build stage runs. `docker compose` is not available here: a script checks the files, and the container runs with
-//! the options that correspond to services.yml.
+//! the script that the build stage runs. A script checks the compose files, and the container runs with the options that correspond to
+//! services.yml; `tests/packages` has Compose itself.
 
 use std::path::Path;
 use std::process::Command;

@@ -18,6 +18,7 @@ use crate::ledger::events::{Kill, LedgerEvent};
 use crate::ledger::host_history::{Hint, HostHistory, current_usage, subject_of};
 use crate::ledger::store::Query;
 use crate::ledger::why::{Verdict, add_container, ask, kill_line, not_found, nothing};
+use crate::parse::container_id;
 
 /// Exit status if neither an end nor a kill is found.
 const NOTHING_FOUND: u8 = 1;
@@ -74,8 +75,13 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         });
     }
     let now = Timestamp::now();
-    let (ledger, missing) = LedgerSource::open(&config);
-    let (host, _) = ledger.host(&config, now, container)?;
+    let (mut ledger, mut missing) = LedgerSource::open(&config);
+    let (host, _) = ledger.host(&config, now, container).or_else(|error| {
+        // a damaged ledger does not hide what the host shows
+        missing = Some(format!("The ledger cannot be read: {error:#}."));
+        ledger = LedgerSource::Missing;
+        ledger.host(&config, now, container)
+    })?;
     let events = |query: &Query| anyhow::Ok(host.merge(ledger.events(query)?, query));
     let command = command_with_all_rights(&config, container);
     // a ledger may have missed what happened while memledger did not run
@@ -113,16 +119,42 @@ fn find<'a>(host: &'a HostHistory, wanted: &str) -> Option<&'a ExistingContainer
     newest(&|it| it.has_name(wanted)).or_else(|| newest(&|it| it.id.as_str().starts_with(wanted)))
 }
 
+/// The image of deploy/services.yml, and the privileges that `why` needs in it; docs/why.md has the same.
+const IN_IMAGE: &str = concat!(
+    "docker run --rm --pid host --cgroupns host --cap-drop ALL --cap-add SYSLOG --device /dev/kmsg:/dev/kmsg:r ",
+    "-v /sys/fs/cgroup:/host/cgroup:ro -v /var/run/docker.sock:/var/run/docker.sock:ro ",
+    "ghcr.io/memledger/memledger:",
+    env!("CARGO_PKG_VERSION")
+);
+
 /// Returns the command for the same question with the rights to read everything.
 fn command_with_all_rights(config: &Config, container: Option<&str>) -> String {
-    let question = container.unwrap_or("--last");
-    if std::process::id() != 1 && config.host_paths.in_initial_pid_namespace() {
-        return format!("sudo memledger why {question}");
+    if is_in_container(config) {
+        return format!("{IN_IMAGE} why {}", quoted(container.unwrap_or("--last")));
     }
-    format!(
-        "docker run --rm --pid host --cgroupns host --cap-drop ALL --cap-add SYSLOG --device /dev/kmsg:/dev/kmsg:r \
-         -v /sys/fs/cgroup:/host/cgroup:ro -v /var/run/docker.sock:/var/run/docker.sock:ro memledger why {question}"
-    )
+    let program =
+        std::env::current_exe().map_or_else(|_| "memledger".to_owned(), |path| path.display().to_string());
+    // sudo may have another search path, and none of the options may get lost
+    let arguments = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let words = std::iter::once(program).chain(arguments);
+    words.fold("sudo".to_owned(), |command, word| format!("{command} {}", quoted(&word)))
+}
+
+/// Returns whether this process is in a container, where there is no sudo.
+fn is_in_container(config: &Config) -> bool {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let has_id = own.lines().any(|line| container_id::in_path(line).next().is_some());
+    has_id || std::process::id() == 1 || !config.host_paths.in_initial_pid_namespace()
+}
+
+/// Returns a word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte);
+    if !word.is_empty() && word.bytes().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 /// How an answer is printed.

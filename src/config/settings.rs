@@ -95,7 +95,7 @@ settings! {
         connections: usize = count("web.max-connections", &["256"]);
         /// Timeout of a TLS handshake and of the headers of a request, 1s to 5m.
         head: Duration = duration("web.header-timeout", &["10s"], SECOND, 5 * MINUTE);
-        /// Timeout of connections without a request or without progress of a response, 1s to 1h.
+        /// Timeout of connections without a request, and of a whole response, 1s to 1h.
         idle: Duration = duration("web.idle-timeout", &["2m"], SECOND, HOUR);
     }
 

@@ -3,7 +3,7 @@
 With `flags` it prints, one per line, the options of `docker run` that run memledger as services.yml does (except the published
 port, GPU devices and the network), so that a test runs the image in the same way.
 
-Not here: whether `docker compose` accepts the files. It is not available where the tests run.
+Not here: whether `docker compose` accepts the files; tests/packages/test_image.py starts them.
 """
 import re
 import sys

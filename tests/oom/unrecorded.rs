@@ -224,18 +224,25 @@ fn kill_while_memledger_is_down_is_found_and_keeps_one_entry_after_its_start() {
 }
 
 #[test]
-fn empty_ledger_and_one_of_another_boot_do_not_hide_a_kill() {
+fn empty_or_damaged_ledger_and_one_of_another_boot_do_not_hide_a_kill() {
     let Some(scene) = Scene::new("boot") else { return };
-    let empty = tempfile::tempdir().expect("a folder");
+    let (empty, damaged) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     drop(store_with(empty.path(), []));
+    drop(store_with(damaged.path(), []));
+    let file = damaged.path().join("ledger.sqlite3");
+    let mut bytes = std::fs::read(&file).expect("the ledger");
+    bytes[4096..].fill(0xA5); // it opens, and its tables cannot be read
+    std::fs::write(&file, &bytes).expect("damaged");
+    let damaged = format!("--state.path={}", damaged.path().display());
     let state = scene.state();
     let reboot = scene.reboot_wrapper();
     let reboot: Vec<&str> = reboot.iter().map(String::as_str).collect();
     drop(scene.watch_through(&reboot, &[&state]));
     let container = killed(&scene, "it");
-    for state in [format!("--state.path={}", empty.path().display()), state] {
+    for state in [format!("--state.path={}", empty.path().display()), state, damaged.clone()] {
         let (code, screen) = answer(&scene, &["why", &container.name, &state]);
         assert!(code == Some(0) && screen.contains("OUT OF MEMORY at its own limit"), "{state}: {screen}");
+        assert_eq!(screen.contains("The ledger cannot be read"), state == damaged, "{screen}");
     }
 }
 
@@ -269,7 +276,8 @@ fn user_without_rights_gets_the_command_that_has_them() {
     assert_eq!(output.status.code(), Some(1), "{text}{errors}");
     for says in [
         "The containers of docker are unknown: no permission for",
-        &format!("sudo memledger why {}", container.name),
+        &format!("sudo {} why {}", binary().display(), container.name),
+        "--cri.endpoint=", // with its options
         "The kernel log",
     ] {
         assert!(text.contains(says), "no {says:?} in {text}{errors}");

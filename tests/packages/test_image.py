@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -25,6 +26,21 @@ def compose_flags():
     flags = output_of(sys.executable, "-B", ROOT / "tests/dashboards/compose.py", "flags").splitlines()
     # of the machine, and not removed with the container
     return [flag for flag in flags if "memledger-reporter" not in flag]
+
+
+def documented_command(page, start):
+    """Returns the words of a command of a page of docs/, which begins with these words."""
+    text = (ROOT / "docs" / page).read_text()
+    return shlex.split(re.search(rf"(?m)^{start}(?:.*\\\n)*.*$", text)[0].replace("\\\n", " "))
+
+
+def documented_flags():
+    """Returns the options of docs/install.md, without those that the test sets itself and that need a GPU."""
+    words = documented_command("install.md", "docker run -d --name memledger")
+    pairs = [(word, value) for word, value in zip(words, words[1:]) if word.startswith("-")]
+    own = ("-d", "--name", "--restart", "--gpus", "-p")
+    flags = [[word] if value.startswith("-") else [word, value] for word, value in pairs if word not in own]
+    return [part for flag in flags if "memledger-reporter" not in flag[-1] for part in flag]
 
 
 def started(metrics):
@@ -55,12 +71,27 @@ def run(image, containers, *flags):
     return name, port
 
 
-def test_image_runs_with_the_options_of_compose(image, packages, containers, tmp_path):
-    name, port = run(image, containers, *compose_flags())
+@pytest.mark.parametrize("flags", [compose_flags, documented_flags])
+def test_image_runs_with_the_options_of_compose_and_of_the_docs(image, packages, containers, tmp_path, flags):
+    name, port = run(image, containers, *flags())
     output_of("docker", "cp", f"{name}:/memledger", tmp_path / "memledger")
     assert (tmp_path / "memledger").read_bytes() == (packages / "memledger").read_bytes()
     report = check(name, containers, port)
     assert re.search(r"(?m)^ *ok +kernel log", report), report
+    # the control socket is there
+    refused = subprocess.run(["docker", "exec", name, "/memledger", "cleanup", "nobody"], capture_output=True, text=True, check=False)
+    assert refused.returncode and "control.sock" not in refused.stderr, refused
+
+
+def test_command_of_the_docs_and_of_the_error_asks_in_an_image(image, containers):
+    words = documented_command("why.md", "docker run --rm")
+    source = (ROOT / "src/cli/why.rs").read_text()
+    in_error = "".join(re.findall(r'"(.*)"', re.search(r"(?s)const IN_IMAGE.*?\);", source)[0].split("env!")[0]))
+    assert " ".join(words[:-2]) == in_error + "0.1.0"
+    assert words[-3] in (ROOT / "deploy/services.yml").read_text()
+    containers.append(oom_kill())
+    asked = [image if word == words[-3] else word for word in words[:-1]]
+    eventually("the verdict", lambda: is_verdict(output_of(*asked, containers[-1]), containers[-1]))
 
 
 def test_image_runs_as_another_user_without_a_capability(image, containers):
