@@ -7,11 +7,12 @@ use regex::Regex;
 
 use super::settings::{Filter, LogSelection};
 use super::value_parsers::variable_name;
-use crate::discover::GROUP_SETTING;
 use crate::series::bounded;
 
 /// Labels with this prefix are settings of a run.
 const SETTING_PREFIX: &str = "memledger.run.";
+/// Name of the setting that names the group of a run.
+pub const GROUP_SETTING: &str = "group";
 /// Label that selects a container for `--container.logs`: `true` or `false`.
 const LOG_LABEL: &str = "memledger.logs";
 /// Maximum number of such labels of a container, and bytes of the name of one.

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::config::Filter;
+use crate::config::{Filter, GROUP_SETTING};
 use crate::host::Waker;
 use crate::parse::kubernetes::{Qos, qos};
 
@@ -202,9 +202,6 @@ pub struct Container {
     /// Its log is read.
     pub reads_log: bool,
 }
-
-/// Name of the setting that names the group of a run.
-pub const GROUP_SETTING: &str = "group";
 
 impl Container {
     /// Returns what makes the runs of a container comparable with others: its setting `group`; in a pod its namespace, Job or else pod,

@@ -10,8 +10,8 @@ use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 
 use super::events::{duration, sanitize_for_terminal, time};
+use crate::config::GROUP_SETTING;
 use crate::diagnose::advice::Advice;
-use crate::discover::GROUP_SETTING;
 use crate::ledger::events::ExitReason;
 use crate::ledger::run_record::{GpuPeak, RolePeak, RunRecord};
 use crate::series::human_bytes;

@@ -159,8 +159,11 @@ class Check:
             if (name, variable["name"]) in SINGLE:
                 if variable["multi"] or variable["includeAll"]:
                     self.error(where, "must have one value")
-            elif not (variable["multi"] and variable["includeAll"] and variable["allValue"] == ".+" and variable["refresh"] == 2):
-                self.error(where, "must be multi-value with All as .+ and refresh on time range change")
+                continue
+            # series without a pod have no such label
+            every = ".*" if asked and asked[1] in catalog.OPTIONAL else ".+"
+            if not (variable["multi"] and variable["includeAll"] and variable["allValue"] == every and variable["refresh"] == 2):
+                self.error(where, f"must be multi-value with All as {every} and refresh on time range change")
 
     def panel(self, where, panel):
         if panel["type"] not in PANEL_TYPES:

@@ -27,12 +27,11 @@ import panels  # noqa: E402
 STEPS = [1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600]
 PAGE = 1600  # pixels
 WAIT = 180  # seconds
-# by dashboard: panels without data in the demo, with the reason
-MAY_BE_EMPTY = {
-    "container.json": {"Memory pressure": "of a container it exists only on cgroup v2 with PSI"},
-    "compare.json": {title: "no program of the demo reports its steps" for title in ("RAM by training step", "VRAM by training step")},
-    "why.json": {"Xids of containers": "the kernel log takes no line of a driver from anybody but the kernel"},
-}
+
+
+def may_be_empty(name):
+    """Titles of panels that need not have data in the demo: panels.py has the reasons."""
+    return {part.split("'")[1] for _, file, part in panels.MAY_BE_EMPTY if file == name}
 
 
 def step_of(panel, span, scrape):
@@ -53,7 +52,7 @@ class Drawing(panels.Asking):
         self.resolve()
         for name, value in self.chosen.items():
             if name not in self.values:
-                self.say("--set", f"it has no variable {name}")
+                self.error("--set", f"it has no variable {name}")
             self.values[name] = [value] if boards.variables(self.board)[name]["multi"] else value
 
     def rows(self, expression, instant, step):
@@ -89,7 +88,7 @@ class Drawing(panels.Asking):
             ],
             "panels": {panel["id"]: list(self.panel(panel)) for panel in boards.panels(self.board)},
             "annotations": [self.annotation(note) for note in notes],
-            "mayBeEmpty": list(MAY_BE_EMPTY.get(self.name, {})),
+            "mayBeEmpty": sorted(may_be_empty(self.name)),
         }
 
 
@@ -112,7 +111,7 @@ def everything(prometheus, given):
         name = Path(file).stem
         drawing = Drawing(prometheus, file, board, chosen.get(name, {}), given.range, given.scrape)
         answers[name] = drawing.answers()
-        complaints += drawing.complaints
+        complaints += drawing.errors
     return answers, complaints
 
 

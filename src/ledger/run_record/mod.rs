@@ -15,7 +15,8 @@ use super::events::{ContainerRef, Exit, ExitReason};
 use super::exchange::ContainerUsage;
 use super::usage_history::by_role;
 use crate::clock::Timestamp;
-use crate::discover::{Container, ContainerId, GROUP_SETTING};
+use crate::config::GROUP_SETTING;
+use crate::discover::{Container, ContainerId};
 use crate::text::nearest;
 use sample::{MAX_SCOPES, ReportingRank, RunGpuSample, RunSample, ScopeSample};
 
