@@ -15,7 +15,7 @@ def start(settings: Optional[Mapping[str, Any]] = None) -> None:
     """Starts to report the memory of this process. A further call only adds its ``settings``.
 
     ``settings`` describe the training, such as ``{"batch_size": 32, "optimizer": "adamw"}``: at most 16 names, with numbers or texts of
-    up to 64 characters. memledger does not use them yet.
+    up to 64 characters. They stand in the record of the run, and `memledger advise` uses them.
 
     Not needed where PYTHONPATH has memledger's directory: a program then reports once it has initialised CUDA. While
     multiprocessing prepares a process, for which it runs the main module again, a call has only that effect too.

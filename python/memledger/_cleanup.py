@@ -26,12 +26,18 @@ Message = Dict[str, Any]
 
 
 def is_capturing() -> bool:
-    """Returns whether this thread captures a CUDA graph, during which torch cannot empty its cache."""
-    torch, devices = _torch.initialized(), _torch.devices()
-    if torch is None or not devices:
+    """Returns whether this thread captures a CUDA graph on any GPU, during which torch cannot empty its cache.
+
+    A capture of another thread is not seen: CUDA knows only that of the stream that is asked.
+    """
+    torch = _torch.initialized()
+    if torch is None:
         return False
-    with torch.cuda.device(devices[0]["i"]):  # on a GPU that the process does not use, a call would create a context
-        return bool(torch.cuda.is_current_stream_capturing())
+    for device in _torch.devices() or []:  # on a GPU that the process does not use, a call would create a context
+        with torch.cuda.device(device["i"]):
+            if torch.cuda.is_current_stream_capturing():
+                return True
+    return False
 
 
 def clean() -> Dict[int, Tuple[int, int]]:

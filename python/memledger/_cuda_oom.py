@@ -96,18 +96,20 @@ class CudaOoms:
 
     def reset(self) -> None:
         """Begins to count at 0, as in a forked child."""
+        self._attaching = threading.Lock()  # another thread may have held the one before the fork
         self._count = 0
         self._observed = 0  # number of the newest error that the observer saw
         self._observed_at = 0.0
 
     def attach(self) -> None:
         """Lets torch call the observer. Only once CUDA is initialised: before, this would initialise it."""
-        if self._is_attached:
-            return
         torch = _torch.initialized()
         if torch is None:
             return
-        self._is_attached = True  # also after a failure: other allocators refuse observers
+        with self._attaching:  # the reporter's thread and the program call this; two observers would count each error twice
+            if self._is_attached:
+                return
+            self._is_attached = True  # also after a failure: other allocators refuse observers
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
             try:

@@ -49,18 +49,21 @@ input()
     assert len(receiver.of("cleaned")) == 1
 
 
-def test_request_waits_while_a_graph_is_captured(receiver, run):
+@pytest.mark.parametrize("captures", [0, 1])
+def test_request_waits_while_a_graph_is_captured_on_any_gpu(receiver, run, captures):
     program = run(
         f"""{HOLDS}
+torch.cuda.standin_allocate(1 << 30, 1)
 {IS_ASKED}
-torch.cuda.STANDIN_IS_CAPTURING = True
+torch.cuda.STANDIN_CAPTURES = {captures}
 memledger.step()
 print(reserved() >> 30, flush=True)
-torch.cuda.STANDIN_IS_CAPTURING = False
+torch.cuda.STANDIN_CAPTURES = None
 memledger.step()
 print(reserved() >> 30, flush=True)
 input()
-"""
+""",
+        environment={"STANDIN_GPUS": "a,b"},
     )
     receiver.wait("sample")
     receiver.send({"t": "cleanup", "id": 7, "deadline_ms": 60_000})

@@ -15,6 +15,9 @@ use crate::config::RuntimeEndpoint;
 use crate::discover::docker;
 use crate::text::error_chain;
 
+/// What a frame costs beside its bytes: its header, and the work for it. A program may print empty lines.
+const FRAME_COST: usize = 64;
+
 impl Follower {
     /// Reads the log by the first engine that knows the container, until it ends; while the container runs, also what comes.
     pub(super) async fn read_api(&self, position: &mut ReadPosition, is_running: bool) -> LogEnd {
@@ -77,13 +80,12 @@ impl Follower {
             let is_err = matches!(frame, LogOutput::StdErr { .. });
             let buffer = if is_err { &mut err } else { &mut out };
             let (at, text) = split_timestamp(frame.as_ref());
-            if !skip.is_new(at) {
-                continue;
+            if skip.is_new(at) {
+                position.advance(at);
+                last = at;
+                buffer.add(text, |line| self.add(at, line));
             }
-            position.advance(at);
-            last = at;
-            buffer.add(text, |line| self.add(at, line));
-            if !budget.take(text.len(), at).await {
+            if !budget.take(frame.as_ref().len() + FRAME_COST, at).await {
                 *position = ReadPosition::new(None);
                 return Some(LogEnd::TooFast);
             }

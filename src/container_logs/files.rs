@@ -100,7 +100,7 @@ impl LogFile {
         });
         let (file, inode) = opened.await.map_err(std::io::Error::other)??;
         let [out, err] = std::array::from_fn(|_| LineBuffer::default());
-        let raw = LineBuffer::new(MAX_LINE + MAX_FIELDS);
+        let raw = LineBuffer::of_records(MAX_LINE + MAX_FIELDS);
         Ok(Self { file: File::from_std(file), inode, raw, out, err, chunk: vec![0; CHUNK] })
     }
 

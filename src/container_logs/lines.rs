@@ -9,28 +9,31 @@ use crate::reporter::ooms::ReportedOom;
 /// Longer lines are read up to here. The runtimes divide lines of over 16 KiB.
 pub const MAX_LINE: usize = 16 << 10;
 
-/// The line that is being read. A carriage return ends one too: progress bars rewrite theirs.
+/// The line that is being read.
 #[derive(Debug)]
 pub struct LineBuffer {
     line: Vec<u8>,
     max: usize,
+    /// The bytes that end a line.
+    ends: &'static [u8],
 }
 
 impl Default for LineBuffer {
     fn default() -> Self {
-        Self::new(MAX_LINE)
+        // a carriage return too: progress bars rewrite their lines
+        Self { line: vec![], max: MAX_LINE, ends: b"\n\r" }
     }
 }
 
 impl LineBuffer {
-    /// Creates a buffer for lines of at most so many bytes; of longer ones the rest is dropped.
-    pub fn new(max: usize) -> Self {
-        Self { line: vec![], max }
+    /// Creates a buffer for the records of a runtime, of at most so many bytes; of longer ones the rest is dropped.
+    pub fn of_records(max: usize) -> Self {
+        Self { line: vec![], max, ends: b"\n" }
     }
 
     /// Adds a part of a log, and calls `each` with every line that ends in it.
     pub fn add(&mut self, mut part: &[u8], mut each: impl FnMut(&str)) {
-        while let Some(end) = part.iter().position(|byte| b"\n\r".contains(byte)) {
+        while let Some(end) = part.iter().position(|byte| self.ends.contains(byte)) {
             self.extend(&part[..end]);
             self.end(&mut each);
             part = &part[end + 1..];
@@ -62,6 +65,8 @@ pub fn oom(container: &ContainerId, at: Timestamp, line: &str) -> Option<Reporte
         container: container.clone(),
         device: None,
         skipped: 0,
+        errors: 1,
+        is_event: true,
         message: OomMessage::of_text(&text),
     })
 }

@@ -49,7 +49,9 @@ pub struct ContainerLogs {
 impl ContainerLogs {
     /// Takes the containers of a cycle.
     pub fn update(&self, inventory: &Arc<Inventory>) {
-        lock(&self.ooms).retain(|id| inventory.containers.iter().any(|container| container.id == *id));
+        let reading = self.reading();
+        let is_known = |id: &ContainerId| inventory.containers.iter().any(|container| container.id == *id);
+        lock(&self.ooms).retain(|id| is_known(id) || reading.contains(id));
         self.inventory.send_replace(Arc::clone(inventory));
     }
 

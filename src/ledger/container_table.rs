@@ -223,6 +223,11 @@ impl ContainerState {
         })))
     }
 
+    /// Returns the settings of labels and environment.
+    pub fn settings(&self) -> &[(Arc<str>, Arc<str>)] {
+        &self.settings
+    }
+
     /// Returns the usage up to now or to the end of the run.
     pub fn prior_usage(&self, run: &Run) -> Option<PriorUsage> {
         let samples = run.history.samples()?;

@@ -252,7 +252,7 @@ impl ExitReason {
 }
 
 /// One exit of a container.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Exit {
     /// Id of the event; increases.
     pub id: u64,
@@ -335,7 +335,7 @@ pub struct GpuError {
 pub struct CudaOom {
     /// Id of the event; increases.
     pub id: u64,
-    /// Unix time at which it was reported.
+    /// Unix time at which it happened.
     pub at: f64,
     /// The container.
     #[serde(flatten)]
@@ -388,6 +388,9 @@ pub struct CudaOom {
     /// without a reading.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<GpuHolder>,
+    /// Settings of the run, such as `batch_size`, as far as they were known then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub settings: Vec<(Arc<str>, Arc<str>)>,
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -405,6 +408,16 @@ pub struct GpuHolder {
     /// Memory of its processes; `None` if the driver does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
+    /// The same one to six minutes before the error; `None` where there is no reading of that time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier_bytes: Option<u64>,
+}
+
+impl GpuHolder {
+    /// Returns by how much its memory grew in the minutes before the error.
+    pub fn growth(&self) -> u64 {
+        self.bytes.zip(self.earlier_bytes).map_or(0, |(bytes, earlier)| bytes.saturating_sub(earlier))
+    }
 }
 
 /// An event, as it is stored and returned by `/api/v1/events`.

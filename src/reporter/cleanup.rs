@@ -267,6 +267,7 @@ impl Cleanups {
             let report = cleanup.report();
             let before = self.last.get(&cleanup.container).map(|last| last.auto_cooldown);
             let auto_cooldown = match before {
+                Some(before) if !cleanup.is_auto => before,
                 Some(before) if report.freed_bytes == 0 => (2 * before).min(MAX_AUTO_COOLDOWN),
                 _ => AUTO_COOLDOWN,
             };

@@ -349,9 +349,9 @@ fn settings(raw: RawSettings) -> Result<BTreeMap<Arc<str>, Arc<str>>, ReportReje
 }
 
 fn oom(raw: RawOom) -> Result<OomMessage, ReportRejection> {
-    let numbers =
-        [raw.tried, raw.total, raw.free, raw.alloc, raw.res, raw.split, Some(raw.n), Some(raw.skipped)];
-    let are_valid = numbers.into_iter().flatten().all(|number| number <= MAX_NUMBER);
+    let are_valid = [raw.n, raw.skipped].into_iter().all(|number| number <= MAX_NUMBER);
+    // a wrong shape may ask for any number of bytes: the error is one all the same
+    let known = |bytes: Option<u64>| bytes.filter(|bytes| *bytes <= MAX_NUMBER);
     if !are_valid || !raw.i.is_none_or(is_device) {
         return Err(ReportRejection::Malformed);
     }
@@ -362,12 +362,12 @@ fn oom(raw: RawOom) -> Result<OomMessage, ReportRejection> {
         number: raw.n,
         device: raw.i.or(of_text.device),
         framework: of_text.framework,
-        tried: raw.tried.or(of_text.tried),
-        total: raw.total.or(of_text.total),
-        free: raw.free.or(of_text.free),
-        allocated: raw.alloc.or(of_text.allocated),
-        reserved: raw.res.or(of_text.reserved),
-        inactive_split: raw.split,
+        tried: known(raw.tried).or(of_text.tried),
+        total: known(raw.total).or(of_text.total),
+        free: known(raw.free).or(of_text.free),
+        allocated: known(raw.alloc).or(of_text.allocated),
+        reserved: known(raw.res).or(of_text.reserved),
+        inactive_split: known(raw.split),
         scope: scope.transpose()?,
         uuid: uuid(raw.uuid)?,
         is_uncaught: raw.uncaught,
@@ -497,7 +497,6 @@ mod tests {
             (r#"{"t":"sample","dev":[{"i":0,"alloc":18446744073709551615}]}"#, Malformed),
             (r#"{"t":"oom"}"#, Malformed),
             (r#"{"t":"oom","n":1,"i":64}"#, Malformed),
-            (r#"{"t":"oom","n":1,"tried":18446744073709551615}"#, Malformed),
             (r#"{"t":"oom","n":1,"skipped":18446744073709551615}"#, Malformed),
             (r#"{"t":"oom","n":1,"uuid":"a b"}"#, Malformed),
             (r#"{"t":"oom","n":1,"scope":["a","b c"]}"#, Name),

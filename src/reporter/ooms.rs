@@ -2,6 +2,7 @@
 //! must not fill the ledger.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use super::message::OomMessage;
 use super::rate_limit::RateLimit;
@@ -9,8 +10,11 @@ use super::reports::{DeviceUuid, ProcessKey, Reports};
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
 
-/// Events of one container: per second, and at once. Further errors are only counted.
-const EVENTS: (u32, u32) = (1, 16);
+/// Events of one container: per minute, and at once. Further errors are only counted: 64 MiB of events hold those of weeks.
+const MAX_EVENTS: (u32, u32) = (1, 16);
+const MINUTE: Duration = Duration::from_secs(60);
+/// Messages of one container that a process ended by an error, at once and per second: at most one for each process.
+const MAX_ENDS: (u32, u32) = (1, 128);
 
 /// A CUDA out-of-memory error that a process reported, or that was read in its container's log.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,8 +29,12 @@ pub struct ReportedOom {
     pub rank: Option<u8>,
     /// The device, if the process knows its UUID.
     pub device: DeviceUuid,
-    /// Errors of the container before this one that are not reported themselves.
+    /// Errors of the container before this one that are not events.
     pub skipped: u64,
+    /// Errors to count: this one, and those before it that were not counted yet.
+    pub errors: u64,
+    /// Whether it becomes an event.
+    pub is_event: bool,
     /// The message.
     pub message: OomMessage,
 }
@@ -41,7 +49,11 @@ pub struct OomQueue {
 #[derive(Debug)]
 struct ContainerLimit {
     events: RateLimit,
+    ends: RateLimit,
+    /// Errors since the last event.
     skipped: u64,
+    /// Errors that are not counted yet, and the newest of them.
+    uncounted: Option<ReportedOom>,
 }
 
 impl ReportedOom {
@@ -60,6 +72,8 @@ impl ReportedOom {
             rank: Some(reporting.rank),
             device: message.uuid.clone().or_else(|| reporting.uuid(message.device?)),
             skipped: message.skipped,
+            errors: message.skipped.saturating_add(1),
+            is_event: true,
             message,
         })
     }
@@ -69,37 +83,47 @@ impl OomQueue {
     /// Adds an error. Returns whether there is one for the ledger.
     pub fn add(&mut self, now: Timestamp, mut oom: ReportedOom) -> bool {
         let limit = self.containers.entry(oom.container.clone()).or_insert_with(|| ContainerLimit {
-            events: RateLimit::new(now, EVENTS.0, EVENTS.1),
+            events: RateLimit::every(MINUTE, now, MAX_EVENTS.0, MAX_EVENTS.1),
+            ends: RateLimit::new(now, MAX_ENDS.0, MAX_ENDS.1),
             skipped: 0,
+            uncounted: None,
         });
-        let is_error = !oom.message.is_only_uncaught();
-        if !limit.events.take(now) {
-            let errors = oom.skipped.saturating_add(u64::from(is_error));
-            limit.skipped = limit.skipped.saturating_add(errors);
-            return false;
+        if oom.message.is_only_uncaught() {
+            let is_allowed = limit.ends.take(now);
+            self.waiting.extend(is_allowed.then_some(oom));
+            return is_allowed;
         }
-        if is_error {
+        if limit.events.take(now) {
             oom.skipped = oom.skipped.saturating_add(std::mem::take(&mut limit.skipped));
+            self.waiting.push(oom);
+            return true;
         }
-        self.waiting.push(oom);
-        true
+        limit.skipped = limit.skipped.saturating_add(oom.errors);
+        let before = limit.uncounted.take().map_or(0, |before| before.errors);
+        (oom.errors, oom.is_event) = (oom.errors.saturating_add(before), false);
+        limit.uncounted = Some(oom);
+        false
     }
 
-    /// Takes the errors that were added since the last call.
+    /// Takes the errors that were added since the last call; those that are no events as one for each container.
     pub fn take(&mut self) -> Vec<ReportedOom> {
-        std::mem::take(&mut self.waiting)
+        let mut taken = std::mem::take(&mut self.waiting);
+        taken.extend(self.containers.values_mut().filter_map(|limit| limit.uncounted.take()));
+        taken
     }
 
     /// Forgets containers that ended.
     pub fn retain(&mut self, is_running: impl Fn(&ContainerId) -> bool) {
-        self.containers.retain(|id, _| is_running(id));
+        self.containers.retain(|id, limit| {
+            let is_kept = is_running(id);
+            self.waiting.extend(limit.uncounted.take().filter(|_| !is_kept));
+            is_kept
+        });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::reporter::message::Hello;
 
@@ -115,10 +139,40 @@ mod tests {
         assert_eq!(added, 16);
         assert!(queue.add(now, of(2, 1).unwrap()));
         assert_eq!(of(3, 1), None, "it is not connected");
-        assert!(queue.add(now.plus(Duration::from_secs(2)), of(1, 1_001).unwrap()));
+        let counted = |taken: &[ReportedOom]| {
+            let of_a = taken.iter().filter(|oom| oom.process == Some((1, 1)));
+            of_a.map(|oom| oom.errors).sum::<u64>()
+        };
         let taken = queue.take();
-        let of_a = taken.iter().filter(|oom| oom.process == Some((1, 1)));
-        assert_eq!(of_a.map(|oom| 1 + oom.skipped).sum::<u64>(), 1_001);
+        assert_eq!((taken.iter().filter(|oom| oom.is_event).count(), counted(&taken)), (17, 1_000));
+        assert_eq!(
+            taken.last().map(|oom| oom.message.number),
+            Some(1_000),
+            "the newest is the one that is known"
+        );
         assert!(queue.take().is_empty());
+        let later = now.plus(MINUTE);
+        assert!(queue.add(later, of(1, 1_001).unwrap()) && !queue.add(later, of(1, 1_002).unwrap()));
+        let taken = queue.take();
+        assert_eq!((taken[0].skipped, counted(&taken)), (984, 2), "it says how many are no events");
+        assert!(!queue.add(later, of(1, 1_003).unwrap()));
+        queue.retain(|_| false);
+        assert_eq!(counted(&queue.take()), 1, "also of a container that ended");
+    }
+
+    #[test]
+    fn message_that_a_process_ended_is_not_lost_among_errors() {
+        let (now, mut reports, mut queue) = (Timestamp::now(), Reports::default(), OomQueue::default());
+        for pid in 1..=64 {
+            reports.hello((pid, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices: vec![] });
+        }
+        let error = OomMessage { number: 1, tried: Some(1), ..OomMessage::default() };
+        let end = OomMessage { number: 1, is_uncaught: true, ..OomMessage::default() };
+        assert!(end.is_only_uncaught());
+        let mut add = |pid, message: &OomMessage| {
+            queue.add(now, ReportedOom::of_process(now, &reports, (pid, 1), message.clone()).unwrap())
+        };
+        assert_eq!((1..=64).filter(|pid| add(*pid, &error)).count(), 16);
+        assert_eq!((1..=64).filter(|pid| add(*pid, &end)).count(), 64);
     }
 }

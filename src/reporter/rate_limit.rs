@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 
-/// Allows `burst` events at once and `per_second` in the long run.
+/// Allows `burst` events at once and a number per time in the long run.
 #[derive(Clone, Copy, Debug)]
 pub struct RateLimit {
-    per_second: u32,
+    /// Time in which one more is allowed.
+    each: Duration,
     burst: u32,
     /// Time at which the bucket is full again.
     full_at: Timestamp,
@@ -16,22 +17,26 @@ pub struct RateLimit {
 impl RateLimit {
     /// Returns a full bucket.
     pub fn new(now: Timestamp, per_second: u32, burst: u32) -> Self {
-        Self { per_second, burst, full_at: now }
+        Self::every(Duration::from_secs(1), now, per_second, burst)
+    }
+
+    /// Returns a full bucket that allows `count` events in each `period`.
+    pub fn every(period: Duration, now: Timestamp, count: u32, burst: u32) -> Self {
+        Self { each: period / count, burst, full_at: now }
     }
 
     /// Takes one token; returns false if there is none.
     pub fn take(&mut self, now: Timestamp) -> bool {
         let is_free = self.wait(now).is_zero();
         if is_free {
-            self.full_at = self.full_at.max(now).plus(Duration::from_secs(1) / self.per_second);
+            self.full_at = self.full_at.max(now).plus(self.each);
         }
         is_free
     }
 
     /// Returns the time until there is a token.
     pub fn wait(&self, now: Timestamp) -> Duration {
-        let one = Duration::from_secs(1) / self.per_second;
-        (self.full_at.since(now) + one).saturating_sub(one * self.burst)
+        (self.full_at.since(now) + self.each).saturating_sub(self.each * self.burst)
     }
 }
 

@@ -89,6 +89,23 @@ def crowd():
         yield
 
 
+def ooms():
+    """Twenty processes report errors that none of them had, as fast as they can."""
+    text = "CUDA out of memory. Tried to allocate " + "9" * 400 + ".00 GiB. GPU 99 has a total capacity of 1e999 GiB\x1b[2J"
+    error = {"t": "oom", "i": 0, "uuid": "GPU-a", "tried": 1 << 60, "total": 1, "scope": ["a", "b"], "skipped": 1 << 40, "ago_ms": 1 << 40}
+    for _ in range(20):
+        if os.fork() == 0:
+            connection, number = connected(), 0
+            send(connection, HELLO)
+            while True:
+                number += 1
+                send(connection, {**error, "n": number, "uncaught": number % 2 == 0})
+                send(connection, {"t": "oom", "n": number, "text": text, "uncaught": True})
+                time.sleep(0.0005)
+    while True:
+        yield
+
+
 def inherited():
     """A child writes to its parent's connection, and sends descriptors with it."""
     connection = connected()
@@ -114,7 +131,7 @@ def neighbour():
         yield
 
 
-ATTACKS = {"garbage": garbage, "flood": flood, "crowd": crowd, "inherited": inherited, "neighbour": neighbour}
+ATTACKS = {"garbage": garbage, "flood": flood, "crowd": crowd, "ooms": ooms, "inherited": inherited, "neighbour": neighbour}
 attack = ATTACKS[ATTACK]()
 next(attack)
 print("ready", flush=True)

@@ -99,6 +99,30 @@ fn crowd_of_connections_is_bounded() {
 }
 
 #[test]
+fn flood_of_invented_cuda_errors_is_its_containers_own_and_few_become_events() {
+    const OOMS: &str = "memledger_container_cuda_ooms_total";
+    let began = memledger::clock::Timestamp::now();
+    let (siege, attacker, metrics) = attack("ooms", |metrics, own| {
+        let count = metrics.ask(OOMS, &[(super::LABEL, own), ("source", "reporter")])?;
+        if count > 0.0 { Ok(()) } else { Err("no error is counted".to_owned()) }
+    });
+    for (_, labels, count) in metrics.all(OOMS, &[]) {
+        assert!(labels[super::LABEL] == attacker.name() || *count == 0.0, "{labels:?}: {count}");
+    }
+    let (_, text) = siege.memledger.get("/api/v1/events?limit=1000");
+    let listed: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let events = listed["events"].as_array().expect("a list");
+    let ooms: Vec<_> = events.iter().filter(|event| event["type"] == "cuda_oom").collect();
+    // 16 at once and one a second
+    let most = 17.0 + memledger::clock::Timestamp::now().since(began).as_secs_f64();
+    assert!(!ooms.is_empty() && ooms.len() as f64 <= most, "{} events", ooms.len());
+    assert!(!text.contains("\\u001b") && !text.contains("99999"), "only numbers of reasonable size: {text}");
+    for oom in ooms {
+        assert_eq!(oom["container_name"], attacker.name(), "{oom}");
+    }
+}
+
+#[test]
 fn inherited_connection_is_not_believed_and_brings_no_descriptors() {
     let (siege, attacker, metrics) = attack("inherited", |metrics, _| is_rejected(metrics, "sender"));
     let labels = [(super::LABEL, attacker.name()), ("rank", "0")];

@@ -184,7 +184,7 @@ pub fn cuda_oom() -> CudaOom {
 }
 
 pub fn gpu_holder(name: &str, own: bool, gib: u64) -> GpuHolder {
-    GpuHolder { name: name.into(), own, bytes: Some(gib * GIB) }
+    GpuHolder { name: name.into(), own, bytes: Some(gib * GIB), earlier_bytes: None }
 }
 
 pub fn with_shm(mut exit: Exit, used: u64) -> Exit {

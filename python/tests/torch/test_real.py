@@ -78,6 +78,52 @@ distributed.destroy_process_group()
     eventually("all ranks to report all steps", all_ranks)
 
 
+def test_error_of_the_real_class_is_reported_with_its_text(receiver, run):
+    """Without a GPU torch cannot run out of its memory: the program raises torch's own class with torch's own words."""
+    text = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.81 GiB is free."
+    program = run(f"import memledger, torch\nmemledger.start()\nmemledger.step()\nraise torch.OutOfMemoryError({text!r})\n", path=(ROOT,))
+    code, _, err = program.end()
+    assert code == 1 and err.rstrip().endswith(f"torch.OutOfMemoryError: {text}")
+    message = receiver.wait("oom")
+    assert message["uncaught"] and message["text"] == text
+
+
+def test_cleanup_without_a_gpu_gives_nothing_back_and_initialises_nothing(receiver, run):
+    program = run(
+        """
+import memledger, torch
+memledger.start()
+memledger.cleanup_on("step", "exit", every=1)
+for _ in range(5):
+    memledger.step()
+print(memledger.cleanup(), torch.cuda.is_initialized(), flush=True)
+""",
+        path=(ROOT,),
+    )
+    assert program.end() == (0, "None False\n", "")
+    assert receiver.wait("step", lambda message: message["n"] == 5)
+
+
+def test_shutdown_frees_and_ends_by_the_signal(receiver, run):
+    program = run(
+        """
+import memledger, signal, torch
+memledger.start()
+memledger.install_shutdown()
+model = torch.nn.Linear(4, 4)
+print("ready", flush=True)
+while True:
+    model(torch.ones(2, 4)).sum().backward()
+    memledger.step()
+""",
+        path=(ROOT,),
+    )
+    assert program.line() == "ready"
+    receiver.wait("step")
+    program.process.terminate()
+    assert program.end()[0] == 143
+
+
 def test_bytes_of_real_modules_are_exact():
     from memledger import _model_memory as memory
 

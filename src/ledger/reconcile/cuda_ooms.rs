@@ -1,7 +1,7 @@
-//! CUDA out-of-memory errors that processes report, or that are in the logs of containers: their container and run, who held the GPU, and whether the process ended by
-//! them. Pure.
+//! CUDA out-of-memory errors that processes report, or that are in the logs of containers: their container and run, who held the GPU,
+//! and whether the process ended by them. Pure.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,11 @@ use crate::reporter::reports::ProcessKey;
 const UNCAUGHT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of holders of an event.
 const MAX_HOLDERS: usize = 5;
+/// Maximum number of settled errors that a later message can still mark: a process may save its state for long before it ends.
+const MAX_SETTLED: usize = 256;
+/// Time between two earlier readings of the GPUs, and their number.
+const EARLIER_INTERVAL: Duration = Duration::from_secs(60);
+const MAX_EARLIER: usize = 6;
 
 /// An error of which it may still be reported that the process ended by it.
 #[derive(Clone, Debug)]
@@ -27,6 +32,19 @@ pub struct PendingCudaOom {
     process: ProcessKey,
     number: u64,
     since: Timestamp,
+}
+
+/// What is known of errors and of the GPUs.
+#[derive(Clone, Debug, Default)]
+pub struct CudaOoms {
+    /// Errors that are not settled.
+    pub(super) pending: Vec<PendingCudaOom>,
+    /// Errors that were settled as caught, oldest first.
+    settled: VecDeque<PendingCudaOom>,
+    /// The last two readings of the GPUs.
+    gpus: Vec<GpuUseReading>,
+    /// Readings of the minutes before, oldest first.
+    earlier: VecDeque<GpuUseReading>,
 }
 
 /// The GPUs at one time.
@@ -43,6 +61,8 @@ fn source_of(oom: &ReportedOom) -> CudaOomSource {
     }
 }
 
+type Settings = Vec<(Arc<str>, Arc<str>)>;
+
 impl Reconciler {
     /// Sets the containers whose logs are being read.
     pub fn set_logs_being_read(&mut self, containers: HashSet<ContainerId>) {
@@ -56,13 +76,16 @@ impl Reconciler {
             if oom.message.is_only_uncaught() && self.mark_uncaught(&oom, at) {
                 continue;
             }
-            let errors = 1_u64.saturating_add(oom.skipped);
-            let subject = self.record_in_run(&oom, at, errors);
-            self.totals.count_cuda_ooms(&subject.name, source_of(&oom), errors, at);
-            let event = CudaOom { id: self.new_id(), ..self.event_of(&oom, at, subject) };
+            let (subject, settings) = self.record_in_run(&oom, at);
+            self.totals.count_cuda_ooms(&subject.name, source_of(&oom), oom.errors, at);
+            // one without a known error has no numbers, and says no more than the exit will
+            if !oom.is_event || oom.message.is_only_uncaught() {
+                continue;
+            }
+            let event = CudaOom { id: self.new_id(), settings, ..self.event_of(&oom, at, subject) };
             if let Some(process) = oom.process {
                 let (event, number) = (event.clone(), oom.message.number);
-                self.pending_cuda_ooms.push(PendingCudaOom { event, process, number, since: now });
+                self.cuda_ooms.pending.push(PendingCudaOom { event, process, number, since: now });
             }
             self.changes.events.insert(event.id, LedgerEvent::CudaOom(event));
         }
@@ -70,12 +93,20 @@ impl Reconciler {
 
     fn event_of(&self, oom: &ReportedOom, at: f64, subject: ContainerRef) -> CudaOom {
         let message = &oom.message;
-        let gpu = self.gpu_of(oom);
+        let gpu = self.cuda_ooms.gpu_of(oom);
+        let earlier = gpu.and_then(|gpu| self.cuda_ooms.earlier(oom.at, gpu));
         let (component, operation) = message.scope.clone().unwrap_or_default();
         let holder = |user: &crate::ledger::exchange::GpuUser| GpuHolder {
             name: Arc::clone(&user.name),
             own: user.container.as_ref() == Some(&oom.container),
             bytes: user.bytes,
+            earlier_bytes: earlier.and_then(|gpu| {
+                let same = gpu
+                    .holders
+                    .iter()
+                    .find(|other| (&other.container, &other.name) == (&user.container, &user.name));
+                same.map_or(Some(0), |same| same.bytes)
+            }),
         };
         CudaOom {
             id: 0,
@@ -98,28 +129,38 @@ impl Reconciler {
             holders: gpu
                 .map(|gpu| gpu.holders.iter().take(MAX_HOLDERS).map(holder).collect())
                 .unwrap_or_default(),
+            settings: vec![],
             subject,
         }
     }
 
-    /// Marks the error by which a process ended. Returns false if it is not known.
+    /// Marks the error by which a process ended, also one that was settled as caught. Returns false if it is not known.
     fn mark_uncaught(&mut self, oom: &ReportedOom, at: f64) -> bool {
-        let is_it = |pending: &&mut PendingCudaOom| {
-            (Some(pending.process), pending.number) == (oom.process, oom.message.number)
-        };
-        let Some(pending) = self.pending_cuda_ooms.iter_mut().find(is_it) else { return false };
-        pending.event.uncaught = Some(true);
+        let is_it =
+            |known: &PendingCudaOom| (Some(known.process), known.number) == (oom.process, oom.message.number);
+        let known = &mut self.cuda_ooms;
+        if let Some(pending) = known.pending.iter_mut().find(|pending| is_it(pending)) {
+            pending.event.uncaught = Some(true);
+        } else if let Some(mut late) =
+            known.settled.iter().position(is_it).and_then(|place| known.settled.remove(place))
+        {
+            late.event.uncaught = Some(true);
+            self.changes.events.insert(late.event.id, LedgerEvent::CudaOom(late.event));
+        } else {
+            return false;
+        }
         if let Some(run) = self.containers.modify(&oom.container).run_at_mut(at) {
             run.uncaught_cuda_oom = Some(at);
         }
         true
     }
 
-    /// Records an error in the run of its container, and returns the container as its subject.
-    fn record_in_run(&mut self, oom: &ReportedOom, at: f64, errors: u64) -> ContainerRef {
-        let id = &oom.container;
+    /// Records an error in the run of its container, and returns the container as its subject, and the settings of the run.
+    fn record_in_run(&mut self, oom: &ReportedOom, at: f64) -> (ContainerRef, Settings) {
+        let (id, errors) = (&oom.container, oom.errors);
         let known = self.containers.modify(id);
-        let mut number = None;
+        let of_container = known.settings().to_vec();
+        let (mut number, mut settings) = (None, vec![]);
         if let Some(run) = known.run_at_mut(at) {
             match source_of(oom) {
                 CudaOomSource::Reporter => {
@@ -134,23 +175,27 @@ impl Reconciler {
             if oom.message.is_uncaught {
                 run.uncaught_cuda_oom = Some(at);
             }
+            settings = run.figures.settings_over(&of_container);
             number = Some(run.number);
         }
-        known.subject(id, number.and_then(|number| known.run(number)).or(known.run.as_ref()))
+        (known.subject(id, number.and_then(|number| known.run(number)).or(known.run.as_ref())), settings)
     }
 
     /// Decides the errors of which no more is reported, and writes them.
     pub(super) fn settle_cuda_ooms(&mut self, now: Timestamp) {
-        let mut pending = std::mem::take(&mut self.pending_cuda_ooms);
-        pending.retain_mut(|pending| {
+        for mut pending in std::mem::take(&mut self.cuda_ooms.pending) {
             if pending.event.uncaught.is_none() && now.since(pending.since) < UNCAUGHT_TIMEOUT {
-                return true;
+                self.cuda_ooms.pending.push(pending);
+                continue;
             }
             pending.event.uncaught.get_or_insert(false);
             self.changes.events.insert(pending.event.id, LedgerEvent::CudaOom(pending.event.clone()));
-            false
-        });
-        self.pending_cuda_ooms = pending;
+            if pending.event.uncaught == Some(false) {
+                let settled = &mut self.cuda_ooms.settled;
+                settled.push_back(pending);
+                settled.drain(..settled.len().saturating_sub(MAX_SETTLED));
+            }
+        }
     }
 
     /// Settles an error that was pending when memledger stopped: its process has another connection now.
@@ -161,10 +206,24 @@ impl Reconciler {
 
     /// Takes the GPUs of a cycle.
     pub(super) fn apply_gpus(&mut self, at: Timestamp, gpus: &[GpuUse]) {
-        let previous = self.gpus.pop();
-        self.gpus.clear();
-        self.gpus.extend(previous);
-        self.gpus.push(GpuUseReading { at, gpus: gpus.to_vec() });
+        let known = &mut self.cuda_ooms;
+        let reading = GpuUseReading { at, gpus: gpus.to_vec() };
+        if known.earlier.back().is_none_or(|last| at.since(last.at) >= EARLIER_INTERVAL) {
+            known.earlier.push_back(reading.clone());
+            known.earlier.drain(..known.earlier.len().saturating_sub(MAX_EARLIER));
+        }
+        let previous = known.gpus.pop();
+        known.gpus.clear();
+        known.gpus.extend(previous);
+        known.gpus.push(reading);
+    }
+}
+
+impl CudaOoms {
+    /// Returns a GPU some minutes before an error at this time.
+    fn earlier(&self, at: Timestamp, gpu: &GpuUse) -> Option<&GpuUse> {
+        let reading = self.earlier.iter().find(|reading| at.since(reading.at) >= EARLIER_INTERVAL)?;
+        reading.gpus.iter().find(|earlier| earlier.uuid == gpu.uuid)
     }
 
     /// Returns the GPU of an error before it: by its UUID, else the only one that its process is on, or its container where the

@@ -48,7 +48,7 @@ use crate::parse::kernel_log::{Killed, OomContext};
 use cgroup_counters::Counters;
 pub use count::AccountingCheckpoint;
 use count::{LogFinding, OomAccounting};
-use cuda_ooms::{GpuUseReading, PendingCudaOom};
+use cuda_ooms::CudaOoms;
 use exit_reason::PendingExit;
 pub use logged::{LoggedKill, LoggedKills};
 pub use owner::PersistedKill;
@@ -124,9 +124,7 @@ pub struct Reconciler {
     /// Kills that were noticed in this step.
     pub(super) notices: Vec<Kill>,
     reports: ReportLabels,
-    /// GPUs of the last two cycles.
-    pub(super) gpus: Vec<GpuUseReading>,
-    pub(super) pending_cuda_ooms: Vec<PendingCudaOom>,
+    pub(super) cuda_ooms: CudaOoms,
     /// Containers whose logs are being read: an exit may still get its reason from there.
     pub(super) logs_being_read: HashSet<ContainerId>,
     /// Settled gaps that a late record can still fill.
@@ -169,8 +167,7 @@ impl Reconciler {
             changes,
             notices: vec![],
             reports: ReportLabels::default(),
-            gpus: vec![],
-            pending_cuda_ooms: vec![],
+            cuda_ooms: CudaOoms::default(),
             logs_being_read: HashSet::new(),
             settled_gaps: VecDeque::new(),
             unattributed: VecDeque::new(),
@@ -405,7 +402,7 @@ impl Reconciler {
     pub fn has_pending(&self) -> bool {
         !self.pending.is_empty()
             || !self.pending_exits.is_empty()
-            || !self.pending_cuda_ooms.is_empty()
+            || !self.cuda_ooms.pending.is_empty()
             || self.accounting.has_missing_records()
     }
 
@@ -491,7 +488,7 @@ impl Reconciler {
         self.pending.iter_mut().for_each(|pending| pending.stored = None);
         let kills = self.pending.iter().map(|pending| LedgerEvent::OomKill(pending.kill.clone()));
         let exits = self.pending_exits.iter().map(|pending| LedgerEvent::Exit(pending.exit.clone()));
-        let ooms = self.pending_cuda_ooms.iter().map(|pending| LedgerEvent::CudaOom(pending.event.clone()));
+        let ooms = self.cuda_ooms.pending.iter().map(|pending| LedgerEvent::CudaOom(pending.event.clone()));
         self.changes.events.extend(kills.chain(exits).chain(ooms).map(|event| (event.id(), event)));
     }
 

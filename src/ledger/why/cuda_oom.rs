@@ -8,10 +8,12 @@ use crate::ledger::totals::CudaOomSource;
 
 /// Maximum number of holders in a line.
 const MAX_HOLDERS: usize = 4;
-/// Others that hold less of the GPU than this share are not worth a word: each program on it needs some memory.
+/// Others that hold less of the GPU than this share are not named: each program on it needs some memory.
 const MIN_OTHERS: f64 = 0.05;
 /// An uncaught error this many seconds before the exit ended the program; an earlier one may have ended another process of it.
 const CERTAIN_WINDOW: f64 = 5.0;
+/// One still earlier did not: a process that ended by it ended long ago.
+const MAX_UNCAUGHT_AGE: f64 = 120.0;
 /// Words in the name of an operation of which no gradients are needed.
 const VALIDATION: [&str; 6] = ["val", "valid", "validate", "validation", "eval", "evaluation"];
 
@@ -24,6 +26,8 @@ enum Reason {
     Fragmented { pieces: u64 },
     /// What others held would have sufficed together with what was free.
     OtherHolders { others: u64 },
+    /// What others took in the minutes before would have sufficed together with what was free.
+    OtherGrowth { growth: u64 },
 }
 
 /// Returns the errors that processes reported, or those of the log if none did: the log has the same errors, with fewer numbers.
@@ -34,10 +38,20 @@ pub(super) fn best_source(mut ooms: Vec<&CudaOom>) -> Vec<&CudaOom> {
     ooms
 }
 
-/// Returns the error that ended the run: the newest that was not caught, else the newest.
+/// Returns the error that ended the run: the newest that was not caught just before its exit, else the newest. Of a run without exit,
+/// the newest.
 fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a CudaOom> {
-    let uncaught = run.cuda_ooms.iter().rev().find(|oom| oom.uncaught == Some(true));
-    uncaught.or(run.cuda_ooms.last()).copied()
+    let ended_it = |oom: &&&CudaOom| {
+        oom.uncaught == Some(true) && run.exit.is_some_and(|exit| exit.at - oom.at <= MAX_UNCAUGHT_AGE)
+    };
+    let newest = run.cuda_ooms.iter().rev().find(ended_it).or(run.cuda_ooms.last())?;
+    // only the message that a process ended may have arrived: its numbers are in the error before
+    let has_numbers =
+        |oom: &&&CudaOom| oom.pid.is_some() && oom.pid == newest.pid && oom.tried_bytes.is_some();
+    if newest.tried_bytes.is_some() {
+        return Some(newest);
+    }
+    run.cuda_ooms.iter().rev().find(has_numbers).or(Some(newest)).copied()
 }
 
 /// Returns cause and sentence of an exit after such an error; `ended` is the begin of the sentence.
@@ -49,7 +63,11 @@ pub(super) fn verdict(exit: &Exit, run: &RunSummary<'_>, ended: &str) -> (Cause,
     };
     let later = exit.at - oom.at;
     let before = if later < 1.0 { "right after".to_owned() } else { format!("{} after", lasted(later)) };
-    let is_certain = oom.uncaught == Some(true) && later < CERTAIN_WINDOW;
+    let is_certain = later < CERTAIN_WINDOW
+        && run
+            .cuda_ooms
+            .iter()
+            .any(|any| any.uncaught == Some(true) && any.pid == oom.pid && exit.at - any.at < CERTAIN_WINDOW);
     let (cause, why) = proven(oom);
     let confidence = if is_certain { Confidence::Certain } else { Confidence::Likely };
     (cause, confidence, format!("{ended}, {before} a CUDA out-of-memory error: {}.{why}", attempt(oom)))
@@ -57,14 +75,17 @@ pub(super) fn verdict(exit: &Exit, run: &RunSummary<'_>, ended: &str) -> (Cause,
 
 /// Returns cause and sentence of a run that goes on after such errors.
 pub(super) fn survived(run: &RunSummary<'_>) -> Option<(Cause, Confidence, String)> {
-    let oom = *run.cuda_ooms.last()?;
+    let oom = leading(run)?;
     let (_, why) = proven(oom);
+    // a program can write anything into its log
+    let is_reported = *oom.source != *CudaOomSource::Log.label();
+    let confidence = if is_reported { Confidence::Certain } else { Confidence::Likely };
     let what = format!(
         "At {} a program of this container ran out of GPU memory: {}.{why} No end of the container is recorded.",
         time(oom.at),
         attempt(oom)
     );
-    Some((Cause::CudaOomSurvived, Confidence::Certain, what))
+    Some((Cause::CudaOomSurvived, confidence, what))
 }
 
 /// Returns a line about errors beside another cause.
@@ -104,7 +125,7 @@ fn proven(oom: &CudaOom) -> (Cause, String) {
         Some(Reason::Fragmented { pieces }) => (
             Cause::CudaOomFragmented,
             format!(
-                " PyTorch's cache had {} in free pieces: together enough, each too small.",
+                " PyTorch's cache had {} in free pieces: with what was free enough, but each too small.",
                 bytes(pieces)
             ),
         ),
@@ -113,6 +134,13 @@ fn proven(oom: &CudaOom) -> (Cause, String) {
             format!(
                 " Others held {} of that GPU: without them this allocation would have fit.",
                 bytes(others)
+            ),
+        ),
+        Some(Reason::OtherGrowth { growth }) => (
+            Cause::CudaOomOtherHolder,
+            format!(
+                " Others took {} of that GPU in the minutes before: without that this allocation would have fit.",
+                bytes(growth)
             ),
         ),
         None => (Cause::CudaOom, String::new()),
@@ -127,14 +155,26 @@ fn reason(oom: &CudaOom) -> Option<Reason> {
     if free >= tried && room < tried {
         return Some(Reason::OwnShare);
     }
-    let pieces = oom.inactive_split_bytes.unwrap_or(0);
     let free = free.min(room);
+    let others = others_of(oom, |holder| holder.bytes.unwrap_or(0));
+    let growth = others_of(oom, GpuHolder::growth);
+    let is_much = |bytes: u64| bytes as f64 >= MIN_OTHERS * total as f64;
+    if is_much(growth) && free.saturating_add(growth) >= tried {
+        return Some(Reason::OtherGrowth { growth });
+    }
+    // a text has only what is not allocated; whole blocks of it PyTorch has given back before it fails
+    let unallocated = oom.reserved_bytes.zip(oom.allocated_bytes);
+    let unallocated = unallocated.map(|(reserved, allocated)| reserved.saturating_sub(allocated));
+    let pieces = oom.inactive_split_bytes.or(unallocated).unwrap_or(0);
     if pieces > 0 && free.saturating_add(pieces) >= tried {
         return Some(Reason::Fragmented { pieces });
     }
-    let others: u64 = others(oom).filter_map(|holder| holder.bytes).sum();
-    let is_much = others as f64 >= MIN_OTHERS * total as f64;
-    (is_much && free.saturating_add(others) >= tried).then_some(Reason::OtherHolders { others })
+    (is_much(others) && free.saturating_add(others) >= tried).then_some(Reason::OtherHolders { others })
+}
+
+/// Returns the sum of a figure over the other holders.
+fn others_of(oom: &CudaOom, figure: impl Fn(&GpuHolder) -> u64) -> u64 {
+    others(oom).map(figure).fold(0, u64::saturating_add)
 }
 
 /// Returns who else held memory of that GPU.
@@ -144,7 +184,11 @@ fn others(oom: &CudaOom) -> impl Iterator<Item = &GpuHolder> {
 
 fn held(holder: &GpuHolder) -> String {
     let held = holder.bytes.map_or_else(|| "unknown".to_owned(), bytes);
-    format!("{} {held}", name(&holder.name))
+    let growth = match holder.growth() {
+        0 => String::new(),
+        growth => format!(" (+{})", bytes(growth)),
+    };
+    format!("{} {held}{growth}", name(&holder.name))
 }
 
 /// Returns the numbers of the error.
@@ -175,8 +219,9 @@ pub(super) fn evidence(run: &RunSummary<'_>) -> Vec<Evidence> {
 /// Adds what to try with the settings of this run.
 pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     let Some(oom) = leading(run) else { return };
-    let before = run.before(None);
-    let settings = before.map(|before| before.settings.as_slice()).unwrap_or_default();
+    // those at the exit are the latest, and a run that goes on has only those of its error
+    let at_exit = run.before(None).map(|before| before.settings.as_slice());
+    let settings = at_exit.filter(|settings| !settings.is_empty()).unwrap_or(&oom.settings);
     let setting =
         |wanted: &str| settings.iter().find(|(name, _)| **name == *wanted).map(|(_, value)| &**value);
     let number = |wanted: &str| setting(wanted).and_then(setting_number);
@@ -197,7 +242,7 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
                 );
             }
         }
-        Some(Reason::OtherHolders { .. }) => {
+        Some(Reason::OtherHolders { .. } | Reason::OtherGrowth { .. }) => {
             let names: Vec<_> = others(oom).take(MAX_HOLDERS).map(held).collect();
             advice
                 .push(format!("Give it a GPU of its own, or end what else is on it: {}.", names.join(", ")));
@@ -244,7 +289,8 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn oom(tried: u64, free: u64, total: u64, reserved: u64, split: u64, others: u64) -> CudaOom {
-        let holder = |own, bytes| GpuHolder { name: "x".into(), own, bytes: Some(bytes * GIB) };
+        let holder =
+            |own, bytes| GpuHolder { name: "x".into(), own, bytes: Some(bytes * GIB), earlier_bytes: None };
         CudaOom {
             tried_bytes: Some(tried * GIB),
             free_bytes: Some(free * GIB),
@@ -276,6 +322,56 @@ mod tests {
             );
         }
         assert_eq!(reason(&CudaOom { free_bytes: None, ..oom(5, 2, 12, 10, 6, 9) }), None);
+        // the text of an error has no split blocks
+        let text = |allocated: u64| CudaOom {
+            inactive_split_bytes: None,
+            allocated_bytes: Some(allocated * GIB),
+            ..oom(5, 2, 12, 10, 0, 0)
+        };
+        assert_eq!(reason(&text(6)), Some(Reason::Fragmented { pieces: 4 * GIB }));
+        assert_eq!(reason(&text(8)), None);
+        // a neighbour that grew, although the cache has pieces too
+        let mut grown = oom(5, 2, 24, 10, 6, 12);
+        grown.holders[1].earlier_bytes = Some(8 * GIB);
+        assert_eq!(reason(&grown), Some(Reason::OtherGrowth { growth: 4 * GIB }));
+        grown.holders[1].earlier_bytes = Some(12 * GIB);
+        assert_eq!(reason(&grown), Some(Reason::Fragmented { pieces: 6 * GIB }));
+    }
+
+    #[test]
+    fn error_that_ended_the_run_is_just_before_its_exit_and_has_numbers() {
+        let of = |at: f64, pid: u32, tried: Option<u64>, uncaught: bool| CudaOom {
+            at,
+            pid: Some(pid),
+            tried_bytes: tried,
+            uncaught: Some(uncaught),
+            ..CudaOom::default()
+        };
+        let exit = Exit { at: 1_000.0, ..Exit::default() };
+        let leads = |ooms: &[CudaOom]| {
+            let run = RunSummary {
+                subject: &Default::default(),
+                kills: vec![],
+                exit: Some(&exit),
+                cuda_ooms: ooms.iter().collect(),
+                unattributed_kills: vec![],
+                log_time: None,
+            };
+            leading(&run).map(|oom| (oom.at, oom.tried_bytes))
+        };
+        let old = of(10.0, 1, Some(7), true);
+        let caught = of(999.0, 2, Some(8), false);
+        assert_eq!(
+            leads(&[old, caught.clone()]),
+            Some((999.0, Some(8))),
+            "the old one ended another process"
+        );
+        assert_eq!(leads(&[of(950.0, 1, Some(7), true), caught.clone()]), Some((950.0, Some(7))));
+        assert_eq!(
+            leads(&[caught, of(999.5, 2, None, true)]),
+            Some((999.0, Some(8))),
+            "numbers of the same process"
+        );
     }
 
     #[test]

@@ -160,10 +160,10 @@ impl Cause {
             Cause::EndedBySignal => "ENDED BY A SIGNAL",
             Cause::ErrorExit => "ENDED WITH AN ERROR",
             Cause::CudaOom => "OUT OF GPU MEMORY",
-            Cause::CudaOomFragmented => "OUT OF GPU MEMORY in one piece: its cache is fragmented",
-            Cause::CudaOomOtherHolder => "OUT OF GPU MEMORY, which others held too",
-            Cause::CudaOomOwnShare => "OUT OF GPU MEMORY that it may take",
-            Cause::CudaOomSurvived => "OUT OF GPU MEMORY, and it runs on",
+            Cause::CudaOomFragmented => "OUT OF GPU MEMORY: its cache is fragmented",
+            Cause::CudaOomOtherHolder => "OUT OF GPU MEMORY: others use the same GPU",
+            Cause::CudaOomOwnShare => "OUT OF GPU MEMORY: the share that it may take is used up",
+            Cause::CudaOomSurvived => "OUT OF GPU MEMORY, and no end is recorded",
             Cause::HostRestart => "ENDED BY A RESTART OF THE HOST",
             Cause::Completed => "COMPLETED",
             Cause::Unknown => "UNKNOWN",
@@ -300,8 +300,12 @@ pub fn explain(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
     let newest = events.iter().rev().find(is_end).or_else(newest_of_all)?;
     let subject = newest.subject()?;
     let mut verdict = verdict::verdict(&run_of(events, newest, subject), now);
+    let is_later_run = |its: &ContainerRef| match (its.started, subject.started) {
+        (Some(its), Some(ours)) => !same_start(its, ours),
+        _ => matches!(newest, LedgerEvent::Exit(_)),
+    };
     let is_newer = |event: &&LedgerEvent| {
-        let is_its = event.subject().is_some_and(|its| same_container(its, subject));
+        let is_its = event.subject().is_some_and(|its| same_container(its, subject) && is_later_run(its));
         matches!(event, LedgerEvent::CudaOom(_)) && is_its && event.at() > newest.at() + EXIT_WINDOW
     };
     if let Some(error) = events.iter().rev().find(is_newer) {

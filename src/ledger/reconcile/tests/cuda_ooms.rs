@@ -18,6 +18,8 @@ fn oom(story: &mut Story, letter: char, at: f64, message: OomMessage) {
         rank: Some(1),
         device: Some("b".into()),
         skipped: 0,
+        errors: 1,
+        is_event: true,
         message,
     };
     story.reconciler.add_cuda_ooms(story.at(at), vec![reported]);
@@ -82,7 +84,12 @@ fn event_has_its_run_its_gpu_and_who_held_it() {
         name: letter.to_string().into(),
         bytes: Some(bytes),
     };
-    let holder = |name: &str, own, bytes| GpuHolder { name: name.into(), own, bytes: Some(bytes) };
+    let holder = |name: &str, own, bytes| GpuHolder {
+        name: name.into(),
+        own,
+        bytes: Some(bytes),
+        earlier_bytes: None,
+    };
     story.gpus = vec![
         GpuUse { index: "0".into(), uuid: "GPU-A".into(), ..GpuUse::default() },
         GpuUse {
@@ -118,14 +125,19 @@ fn error_is_settled_when_nothing_more_can_be_reported() {
     assert_eq!(events(&story)[0].uncaught, None, "it may unwind yet");
     story.settle(12.0);
     assert_eq!(events(&story)[0].uncaught, Some(false));
-    // an error whose own message was lost is an event without numbers
-    oom(&mut story, 'a', 13.0, OomMessage { number: 2, ..uncaught() });
+    // a process may save its state for long before it ends
+    oom(&mut story, 'a', 30.0, uncaught());
+    assert_eq!((events(&story).len(), events(&story)[0].uncaught), (1, Some(true)));
+    assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, [Some(1), None], "it is the same error");
+    // an error whose own message was lost has no numbers: it is counted
+    oom(&mut story, 'a', 31.0, OomMessage { number: 2, ..uncaught() });
     let found: Vec<_> = events(&story).iter().map(|event| (event.tried_bytes, event.uncaught)).collect();
-    assert_eq!(found, [(Some(20), Some(false)), (None, Some(true))]);
+    assert_eq!(found, [(Some(20), Some(true))]);
+    assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, [Some(2), None]);
     // and one that was pending when memledger stopped
-    oom(&mut story, 'a', 14.0, OomMessage { number: 3, ..observed() });
-    story.restart(15.0);
-    story.settle(15.0);
+    oom(&mut story, 'a', 32.0, OomMessage { number: 3, ..observed() });
+    story.restart(33.0);
+    story.settle(33.0);
     assert!(events(&story).iter().all(|event| event.uncaught.is_some()));
 }
 
@@ -150,6 +162,8 @@ fn holders_are_those_of_a_reading_before_the_error() {
         rank: Some(0),
         device: Some("b".into()),
         skipped: 4,
+        errors: 5,
+        is_event: true,
         message: observed(),
     };
     story.reconciler.add_cuda_ooms(story.at(3.5), vec![reported]);
@@ -189,4 +203,71 @@ fn record_of_the_run_has_errors_of_its_last_second() {
     story.end('a', 1.6, Some(1));
     story.settle(2.0);
     assert_eq!(story.run_record().torch_ooms, Some(1));
+}
+
+#[test]
+fn holders_have_what_they_held_some_minutes_before() {
+    let mut story = Story::new();
+    let gpu = |neighbour: Option<u64>| GpuUse {
+        index: "0".into(),
+        uuid: "b".into(),
+        holders: [('a', Some(10)), ('n', neighbour)]
+            .into_iter()
+            .filter(|(_, bytes)| bytes.is_some())
+            .map(|(letter, bytes)| GpuUser {
+                container: Some(id(letter)),
+                name: letter.to_string().into(),
+                bytes,
+            })
+            .collect(),
+        ..GpuUse::default()
+    };
+    let reading = |story: &mut Story, at: f64, neighbour| {
+        story.gpus = vec![gpu(neighbour)];
+        story.cycle(at, &[('a', Some(0.1))], &[("docker", true)]);
+    };
+    reading(&mut story, 1.0, None);
+    reading(&mut story, 30.0, Some(5));
+    oom(&mut story, 'a', 31.0, observed());
+    reading(&mut story, 90.0, Some(40));
+    oom(&mut story, 'a', 91.0, observed());
+    let held = |event: &CudaOom| {
+        event.holders.iter().map(|held| (held.bytes, held.earlier_bytes)).collect::<Vec<_>>()
+    };
+    let found = events(&story);
+    assert_eq!(held(found[0]), [(Some(10), None), (Some(5), None)], "half a minute says nothing");
+    assert_eq!(held(found[1]), [(Some(10), Some(10)), (Some(40), Some(0))]);
+}
+
+#[test]
+fn error_in_the_log_explains_an_exit_only_where_no_process_reports() {
+    let reason_after = |reports: bool, seconds: f64| {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        if reports {
+            oom(&mut story, 'a', 1.0, observed());
+        }
+        let logged = ReportedOom {
+            at: story.at(30.0),
+            process: None,
+            container: id('a'),
+            rank: None,
+            device: None,
+            skipped: 0,
+            errors: 1,
+            is_event: true,
+            message: OomMessage { tried: Some(20), framework: Some("torch"), ..OomMessage::default() },
+        };
+        story.reconciler.add_cuda_ooms(story.at(30.0), vec![logged]);
+        story.end('a', 30.0 + seconds, Some(1));
+        for later in [0.1, 4.0, 20.0] {
+            story.settle(30.0 + seconds + later);
+        }
+        let counted = super::figures(&story.store.totals(), "a").cuda_ooms;
+        assert_eq!(counted, [reports.then_some(1), Some(1)], "never added to what processes reported");
+        story.reasons('a')[0]
+    };
+    assert_eq!(reason_after(false, 14.0), Some(ExitReason::CudaOom));
+    assert_eq!(reason_after(false, 16.0), Some(ExitReason::Error));
+    assert_eq!(reason_after(true, 14.0), Some(ExitReason::Error));
 }

@@ -9,7 +9,7 @@ from . import memory
 
 TOTAL_BYTES = 12 << 30
 STANDIN_ALLOCATOR_IS_PLUGGABLE = False  # set by tests
-STANDIN_IS_CAPTURING = False  # set by tests
+STANDIN_CAPTURES = None  # set by tests: the device whose current stream captures a graph
 OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
 
 standin_contexts = set()  # devices on which the real one would hold memory for the process. Not in torch
@@ -98,7 +98,7 @@ class device:
 def is_current_stream_capturing():
     """The real one creates a context on the current device."""
     standin_contexts.add(_current)
-    return STANDIN_IS_CAPTURING
+    return _current == STANDIN_CAPTURES
 
 
 def empty_cache():
