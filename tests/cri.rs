@@ -89,7 +89,12 @@ fn shows_pods_without_their_pause_processes() {
         namespace: &team,
         name: "train-0",
         qos: "burstable/",
-        labels: &[("app.kubernetes.io/name", "train"), ("secret", "s3cr3t")],
+        labels: &[
+            ("app.kubernetes.io/name", "train"),
+            ("secret", "s3cr3t"),
+            ("batch.kubernetes.io/job-name", "sweep-7"),
+            ("memledger.run.optimizer", "adamw"),
+        ],
         annotations: &[("team/owner", "speech"), ("token", "s3cr3t"), ("kubernetes.io/config.source", "api")],
     });
     let env = [("BATCH_SIZE", "32"), ("HF_TOKEN", "s3cr3t")];
@@ -111,7 +116,10 @@ fn shows_pods_without_their_pause_processes() {
     let found = labels(&metrics, POD_INFO, &me).unwrap();
     let found: std::collections::BTreeMap<_, _> = found.iter().map(|(k, v)| (&**k, &**v)).collect();
     assert_eq!(found, wanted, "all of its labels");
-    assert_eq!(labels(&metrics, RUN_INFO, &me).unwrap()["batch_size"], "32");
+    let run = labels(&metrics, RUN_INFO, &me).unwrap();
+    assert_eq!((&*run["batch_size"], &*run["optimizer"]), ("32", "adamw"));
+    assert_eq!(run["settings"], "batch_size=32 optimizer=adamw");
+    assert_eq!(run["group"], format!("{team}/sweep-7/main"), "by the Job that made the pod");
     assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &me), f64::from(64 << 20));
     assert_eq!(metrics.get(REQUEST, &me), None, "the request of a burstable pod is unknown on the node");
 
@@ -126,6 +134,7 @@ fn shows_pods_without_their_pause_processes() {
     let metrics = eventually_is_complete(&memledger, &me, &id, "batch_size");
     let info = labels(&metrics, POD_INFO, &me).unwrap();
     assert_eq!((&*info["qos_class"], &*info["pod_source"]), ("guaranteed", "file"), "a static pod");
+    assert_eq!(labels(&metrics, RUN_INFO, &me).unwrap()["group"], format!("{team}/etcd-node1/etcd"));
     assert_eq!(metrics.value(REQUEST, &me), f64::from(64 << 20));
     assert_eq!(metrics.value("memledger_containers", CRI), 3.0, "pause processes are not containers");
     assert_no_series_twice(&metrics);

@@ -47,6 +47,21 @@ struct Training {
 
 /// Starts a training of the scene. It takes the memory of its batch when the ledger has its settings.
 fn train(scene: &Scene, what: &str, batch: &str, workers: &str) -> Training {
+    let container = start(scene, what, batch, workers);
+    eventually("the record of the run in progress", || {
+        let (code, lines, err) = run(&["runs", &container.name, "--json", &scene.state(), "--local.socket="]);
+        if code == Some(0) && json(lines.trim_end())["settings"]["batch_size"] == *batch {
+            Ok(())
+        } else {
+            Err(lines + &err)
+        }
+    });
+    scene.release(&format!("{what}-seen"));
+    Training { container, recorded: Timestamp::now() }
+}
+
+/// Starts the container of a training.
+fn start(scene: &Scene, what: &str, batch: &str, workers: &str) -> Container {
     let name = scene.container_name(what);
     let control = format!("{}:/control", scene.path("control").display());
     let flags = [
@@ -67,17 +82,7 @@ fn train(scene: &Scene, what: &str, batch: &str, workers: &str) -> Training {
     ]
     .map(str::to_owned);
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let container = scene.engine.run_python(&name, &flags, TRAINING);
-    eventually("the record of the run in progress", || {
-        let (code, lines, err) = run(&["runs", &name, "--json", &scene.state(), "--local.socket="]);
-        if code == Some(0) && json(lines.trim_end())["settings"]["batch_size"] == *batch {
-            Ok(())
-        } else {
-            Err(lines + &err)
-        }
-    });
-    scene.release(&format!("{what}-seen"));
-    Training { container, recorded: Timestamp::now() }
+    scene.engine.run_python(&name, &flags, TRAINING)
 }
 
 /// Waits until its memory was sampled with all of its processes, and for most of its time, and ends it.
@@ -187,6 +192,41 @@ fn advised_settings_stay_under_the_limit_that_killed_others() {
     is_memory_usage(&json(&verb(&scene, &["report", id, "--format=memory_usage"])));
     let (code, _, err) = run(&["report", "lrage", &scene.state(), "--local.socket="]);
     assert!(code == Some(1) && err.contains("the nearest known names are"), "{err}");
+}
+
+/// Fourteen workers of 20 MiB are more than the limit.
+#[test]
+fn advised_number_of_workers_stays_under_the_limit_that_killed_more() {
+    let Some(scene) = Scene::new("workers") else { return };
+    let ledger = scene.watch(&[&scene.state(), "--local.socket=", "--sample.interval=250ms"]);
+    let container = train(&scene, "few", "8", "2");
+    finish(&scene, &ledger, &container, "few", 8.0);
+    // these fill it before the batch is taken
+    let many = start(&scene, "many", "8", "14");
+    ledger.eventually("a worker is killed", |metrics| {
+        let kills = metrics.sum("memledger_container_oom_kills_total", &[("container_name", &many.name)]);
+        if kills > 0.0 { Ok(()) } else { Err("no kill".to_owned()) }
+    });
+    scene.release("many-seen");
+    scene.release("many-end");
+    runs(&scene, 2);
+    let (code, screen, err) = run(&["advise", &scene.name, "--check", &scene.state(), "--local.socket="]);
+    assert_eq!(code, Some(1), "a fault to mend before the next run: {screen}{err}");
+    let advice = json(&verb(&scene, &["advise", &scene.name, "--json"]));
+    assert_eq!(advice["group"], scene.name.as_str(), "{advice}");
+    let lines = advice["lines"].as_array().expect("lines");
+    let text =
+        lines.iter().filter_map(|line| line["text"].as_str()).find(|text| text.contains("NUM_WORKERS="));
+    let text = text.unwrap_or_else(|| panic!("no number of workers: {advice}"));
+    let workers =
+        text.split(['=', ' ']).nth(1).and_then(|number| number.parse::<u32>().ok()).expect("a number");
+    assert!((2..14).contains(&workers), "{text}");
+    let advised = train(&scene, "advised", "8", &workers.to_string());
+    finish(&scene, &ledger, &advised, "advised", 8.0);
+    let records = runs(&scene, 3);
+    assert_eq!(records[2]["oom_kills"], 0, "{}", records[2]);
+    let compared = json(&verb(&scene, &["compare", &scene.name, "--json"]));
+    assert_eq!(compared["runs"].as_array().map(Vec::len), Some(3), "{compared}");
 }
 
 /// Checks the schema of `memory_usage.json`, which older tools read.

@@ -139,7 +139,8 @@ struct RamBudget {
 /// No batch beyond this many times the largest that completed is proposed.
 const MAX_EXTRAPOLATION: u64 = 2;
 
-/// Returns what settings need, measured with the completed runs whose known settings differ from those of `newest` in the batch alone.
+/// Returns what settings need, measured with the completed runs whose known settings differ from those of `newest` in the batch alone; if
+/// there is none, in the batch and the workers.
 ///
 /// * A sample takes the slope of the peaks of these runs.
 /// * A worker takes its proportional share (PSS) in the newest of these runs, but no more than what that run held beside its largest
@@ -149,9 +150,10 @@ const MAX_EXTRAPOLATION: u64 = 2;
 /// `None` if neither a sample nor a worker is measured.
 fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<RamBudget> {
     let mut alike: Vec<&RunRecord> =
-        runs.iter().filter(|run| differ_only_in_batch(run, newest) && is_ram_measurement(run)).collect();
+        runs.iter().filter(|run| has_same_rest(run, newest) && is_ram_measurement(run)).collect();
     alike.retain(|run| run.unreclaimable_peak_bytes.is_some());
-    let reference = *alike.last()?;
+    let of_as_many = alike.iter().rev().find(|run| differ_only_in_batch(run, newest));
+    let reference = *of_as_many.or(alike.last())?;
     let peak = reference.unreclaimable_peak_bytes? as f64;
     let used = settings(reference);
     // where it is no setting, the number of workers is what was seen

@@ -1,5 +1,9 @@
 //! Cleanups of real containers, by the verb, the route and `--reporter.auto-cleanup`. The allocator is the stand-in's.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
 use fake_nvml::{Process, State};
 use serde_json::Value;
 
@@ -98,6 +102,50 @@ fn verb_cleans_all_ranks_and_many_requests_are_one_cleanup() {
     host.memledger.eventually("less reserved memory", |metrics| {
         let reserved: f64 = metrics.all(RESERVED, &of(&name)).iter().map(|row| row.2).sum();
         if reserved == (400 * MIB) as f64 { Ok(()) } else { Err(format!("{reserved}")) }
+    });
+}
+
+/// More requests a second than any script sends: a training must not stop for each of them.
+#[test]
+fn hundred_requests_at_once_are_few_cleanups() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("hundred");
+    let host = start(&engine, &name, &[]);
+    let _container = host.run(&engine, &name, &ranks(&[STEPS, STEPS]));
+    wait_for_ranks(&host.memledger, &name, 2);
+    let began = memledger::clock::Timestamp::now();
+    let socket = host.folder.path().join("control.sock");
+    let request = format!(
+        "POST /api/v1/containers/{name}/cleanup HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    );
+    let sent: Vec<_> = (0..100)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&socket).expect("a connection");
+            stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time-out");
+            let _ = stream.write_all(request.as_bytes()); // one connection too many is closed
+            stream
+        })
+        .collect();
+    let mut answers = std::collections::BTreeMap::new();
+    for mut stream in sent {
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        let status = answer.split(' ').nth(1).unwrap_or("closed").to_owned();
+        assert!(["200", "429", "503", "closed"].contains(&&*status), "{answer}");
+        *answers.entry(status).or_insert(0) += 1;
+    }
+    assert!(answers.contains_key("200"), "{answers:?}");
+    let seconds = memledger::clock::Timestamp::now().since(began).as_secs_f64();
+    let cleanups = host.memledger.log().matches("cleanup ended").count();
+    // five seconds apart, where answering takes as long
+    assert!(
+        (1.0..=2.0 + seconds / 5.0).contains(&(cleanups as f64)),
+        "{cleanups} in {seconds} s: {answers:?}"
+    );
+    // the training goes on, and is cleaned again later
+    eventually("a later cleanup", || match cleanup(&host, &[&name]) {
+        (Some(0), ..) => Ok(()),
+        (_, _, error) => Err(error),
     });
 }
 
