@@ -225,7 +225,8 @@ def print_introduction(play, reporter):
     reporter.write("\nTry in another terminal:\n")
     reporter.write(f"  curl -s {play.gpu_host.url}/metrics | grep {play.stage.name(scenes.PIPER)}")
     state = f"--state.path={play.folder / 'gpu-host/state'}"
-    for verb in ("why --last", "runs", f"compare {play.stage.name(scenes.PIPER)}"):
+    name = play.stage.name(scenes.PIPER)
+    for verb in ("why --last", "runs", f"compare {name}", f"advise {name}"):
         reporter.write(f"  {play.given.memledger} {verb} {state}")
     reporter.write("\nTimetable of a round (minutes:seconds):\n")
     for act in play.acts:

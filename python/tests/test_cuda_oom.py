@@ -68,6 +68,22 @@ print("trained")
     assert len(found) < 100 and len(found) + sum(message["skipped"] for message in found) == 1000
 
 
+def test_failure_of_the_observer_does_not_replace_the_error(receiver, run):
+    program = run(
+        f"""{HOLDS}
+from memledger import _torch
+_torch.uuid = lambda device: 1 // 0
+try:
+    {OOM}
+except torch.cuda.OutOfMemoryError:
+    print("caught")
+""",
+        environment={"MEMLEDGER_DEBUG": ""},
+    )
+    assert end_after_sample(receiver, program) == (0, "caught\n", "")
+    assert receiver.of("oom") == []  # the observer was called, and failed
+
+
 def test_first_allocation_that_fails_has_no_memory_of_torch(receiver, run):
     program = run(f"import memledger, torch\ntorch.cuda.init()\nmemledger.start()\ninput()\n{OOM}\n")
     end_after_sample(receiver, program)

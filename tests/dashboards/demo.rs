@@ -154,7 +154,7 @@ fn assert_verbs_of_the_introduction_answer(demo: &Demo) {
     let memledger = binary().display().to_string();
     let proposed = log.lines().filter_map(|line| line.trim().strip_prefix(&memledger));
     let proposed: Vec<Vec<&str>> = proposed.map(|line| line.split_whitespace().collect()).collect();
-    assert!(proposed.len() >= 3, "{log}");
+    assert!(proposed.len() >= 4, "{log}");
     for words in proposed {
         let (code, out, err) = run(&words);
         assert_eq!(code, Some(0), "{words:?}: {err}");
