@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use memledger::clock::Timestamp;
-use memledger::ledger::events::{ContainerLabels, ContainerRef, ExitReason};
+use memledger::ledger::events::{ContainerLabels, ContainerRef, Exit, ExitReason, LedgerEvent};
 use memledger::ledger::run_record::{GpuPeak, RolePeak, RunRecord, TimelinePoint};
 use memledger::ledger::store::{FILE, Store, WriteBatch};
 use support::{Memledger, processor_nanos};
@@ -29,6 +29,8 @@ const ROUNDS: usize = 15;
 const WATCHED: Duration = Duration::from_secs(65);
 /// Goal of `memledger runs`.
 const MAX_ANSWER: Duration = Duration::from_millis(100);
+/// Goal of `memledger why`, which also reads the kernel log and asks the engines.
+const MAX_WHY: Duration = Duration::from_secs(2);
 
 fn record(number: u64, now: f64) -> RunRecord {
     let (group, batch) = (number / IN_GROUP, 8 << (number % 4));
@@ -82,7 +84,18 @@ fn write_ledger(directory: &Path, runs: u64) -> Outcome<()> {
     let now = Timestamp::now().unix_seconds();
     let mut store = Store::open(directory, Duration::ZERO)?.store;
     let runs = (0..runs).map(|number| (number + 1, record(number, now))).collect();
-    store.commit(&WriteBatch { runs, ..WriteBatch::default() })?;
+    let name = ContainerLabels { container_name: "train-500".into(), ..ContainerLabels::default() };
+    let subject = ContainerRef { name, ..ContainerRef::default() };
+    let exit = Exit {
+        id: 1,
+        at: now,
+        subject,
+        reason: Some(ExitReason::Error),
+        exit_code: Some(1),
+        ..Exit::default()
+    };
+    let events = BTreeMap::from([(1, LedgerEvent::Exit(exit))]);
+    store.commit(&WriteBatch { runs, events, ..WriteBatch::default() })?;
     Ok(())
 }
 
@@ -142,13 +155,18 @@ fn main() -> Outcome<()> {
     write_ledger(empty.path(), 0)?;
     let [state, no_runs] =
         [&full, &empty].map(|directory| format!("--state.path={}", directory.path().display()));
-    let verbs: [&[&str]; 6] = [
+    let hanging = full.path().join("hangs.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&hanging)?; // accepts, and never answers
+    let hanging = format!("--docker.socket={}", hanging.display());
+    let verbs: [&[&str]; 8] = [
         &["--version"],
         &["runs"],
         &["runs", "train-500"],
         &["runs", "--json"],
         &["compare", "vision/train-25"],
         &["advise", "vision/train-25"],
+        &["why", "train-500"],
+        &["why", "train-500", &hanging],
     ];
     let mut took = vec![Vec::new(); verbs.len()];
     for _ in 0..ROUNDS {
@@ -160,6 +178,7 @@ fn main() -> Outcome<()> {
     let medians: Vec<f64> = took.into_iter().map(median).collect();
     let rows = std::iter::zip(verbs, &medians).map(|(verb, median)| match verb[0] {
         "--version" => format!("| the start alone, `--version` | {median:.1} |\n"),
+        _ if verb.len() == 3 => format!("| the same, with an engine that never answers | {median:.1} |\n"),
         _ => format!("| `memledger {}` | {median:.1} |\n", verb.join(" ")),
     });
     let rows: String = rows.collect();
@@ -183,7 +202,7 @@ fn main() -> Outcome<()> {
          | verb | ms |\n| --- | ---: |\n{rows}\n\
          Two `memledger serve` at the same time, for {} s, on this ledger and on one without runs:\n\n\
          | | without runs | with {RUNS} | ratio |\n| --- | ---: | ---: | ---: |\n{}{}{}\n\
-         Goals: `runs` in less than {} ms ({}); no cycle costs more because of records ({}).\n",
+         Goals: `runs` in less than {} ms ({}); `why` in less than {} s, whatever hangs ({}); no cycle costs more because of records ({}).\n",
         document::HEADINGS[9],
         RUNS / IN_GROUP,
         size / 1024,
@@ -193,6 +212,8 @@ fn main() -> Outcome<()> {
         row("resident, MiB", 1, |cost| cost.resident_mib),
         MAX_ANSWER.as_millis(),
         verdict(medians[1] <= MAX_ANSWER.as_secs_f64() * 1e3),
+        MAX_WHY.as_secs(),
+        verdict(medians[6..].iter().all(|median| *median <= MAX_WHY.as_secs_f64() * 1e3)),
         verdict(with.cycle_us <= 1.1 * without.cycle_us),
     ))?;
     Ok(())
