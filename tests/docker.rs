@@ -178,6 +178,8 @@ fn assert_identity(metrics: &Metrics, container: &Container) {
         ("num_devices", "1"),
         ("precision", "16-mixed"),
         ("accum", "2"),
+        ("group", "piper1-gpl/train"),
+        ("settings", "accum=2 batch_size=32 num_devices=1 num_workers=4 precision=16-mixed"),
     ]);
     assert_eq!(info(metrics, RUN_INFO, name).unwrap(), expected);
     // a Unix time in the text format has microseconds
@@ -618,8 +620,8 @@ fn shows_only_the_selected_settings() {
     let memledger = watch(&engine, &format!("^{}$", container.name), &["--container.settings=MODEL_SIZE"]);
     let labels = memledger.eventually("its run", |metrics| info(metrics, RUN_INFO, &container.name));
     let keys: Vec<_> = labels.keys().map(String::as_str).collect();
-    assert_eq!(keys, ["container_name", "model_size", "run"]);
-    assert_eq!(labels["model_size"], "xl");
+    assert_eq!(keys, ["container_name", "group", "model_size", "run", "settings"]);
+    assert_eq!((&*labels["model_size"], &*labels["settings"]), ("xl", "model_size=xl"));
 }
 
 #[test]

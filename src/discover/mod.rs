@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::config::{Filter, GROUP_SETTING};
 use crate::host::Waker;
 use crate::parse::kubernetes::{Qos, qos};
+use crate::series::bounded;
 
 pub use cgroup_tree::{Hierarchy, Version};
 pub use path_owner::{PathOwner, owner_of_paths};
@@ -214,10 +215,10 @@ impl Container {
         if !identity.k8s_pod.is_empty() {
             let job = self.pod.as_ref().map(|pod| &pod.job).filter(|job| !job.is_empty());
             let owner = job.unwrap_or(&identity.k8s_pod);
-            return format!("{}/{owner}/{}", identity.k8s_namespace, identity.name).into();
+            return bounded(&format!("{}/{owner}/{}", identity.k8s_namespace, identity.name));
         }
         if !self.compose_project.is_empty() && !self.compose_service.is_empty() {
-            return format!("{}/{}", self.compose_project, self.compose_service).into();
+            return bounded(&format!("{}/{}", self.compose_project, self.compose_service));
         }
         Arc::clone(&identity.name)
     }

@@ -30,6 +30,8 @@ NOT_ALLOCATED = "the demo has neither a kubelet nor NVIDIA's runtime hook, so no
 NOT_REPORTING = "no program of the demo reports from inside"
 # reasons that hold wherever the demo runs
 NEVER = {NO_XID, NOT_ALLOCATED, NOT_REPORTING}
+# Groups of runs of the demo: by itself Grafana selects the first in alphabetical order, which may have one run without a GPU.
+COMPARED = {"all": "piper", "first": "aligner"}
 # (mode, dashboard, part of the panel or annotation) to the reason for which it may be empty
 MAY_BE_EMPTY = {
     ("*", "why.json", "'Xids by container'"): NO_XID,
@@ -113,8 +115,8 @@ class Asking:
             if not found:
                 self.error(f"variable ${name}", "no values")
                 found = [""]
-            if not variable["multi"]:
-                self.values[name] = found[0]
+            if name == "group":
+                self.values[name] = COMPARED[self.mode]
             else:
                 self.values[name] = variable["allValue"] if self.mode == "all" else [found[0]]
 
