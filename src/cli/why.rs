@@ -94,6 +94,12 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         if let Some(container) = existing {
             add_container(&mut verdict, container);
         }
+        // this is about one that ended: a newer one may have its name
+        let newest = container.and_then(|wanted| find(&host, wanted));
+        let ended = verdict.subject.as_ref().map(|subject| &*subject.container_id);
+        if let Some(newer) = newest.filter(|newest| newest.is_running && Some(newest.id.as_str()) != ended) {
+            verdict.also.push(format!("A newer container of that name is running: {}.", newer.id.short()));
+        }
         answer.print(&verdict)?;
         return Ok(ExitCode::SUCCESS);
     }

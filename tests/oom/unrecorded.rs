@@ -132,6 +132,8 @@ fn kill_in_a_removed_container_is_found_by_name_or_listed_without() {
     assert_eq!(again.name, name);
     let (code, screen) = answer(&scene, &["why", &name, NO_LEDGER]);
     assert!(code == Some(0) && screen.contains(&id[..12]), "the one that was killed: {screen}");
+    let newer = format!("A newer container of that name is running: {}", &again.id[..12]);
+    assert!(words(&screen).contains(&newer), "{screen}");
     // where no runtime knows it
     let no_runtime = ["--docker.socket=", "--podman.socket=", "--cri.endpoint="];
     let (code, out, _) = run(&[&["why", name.as_str(), NO_LEDGER], &no_runtime[..]].concat());
