@@ -127,7 +127,7 @@ fn metrics_and_health_answer_while_the_state_disk_hangs() {
         waiting.into_iter().map(|stream| exchange(stream, "").map(|(status, _)| status)).collect();
     assert!(answers.iter().all(|answer| *answer == Ok(503)), "each is answered in time: {answers:?}");
     // a write may hang too, and then nothing is counted
-    memledger.eventually("the ledger is said to hang", |metrics| {
+    memledger.eventually("the sources are down", |metrics| {
         let up = metrics.all("memledger_oom_source_up", &[]);
         match (metrics.ask("memledger_store_up", &[])?, up.iter().all(|(_, _, value)| *value == 0.0)) {
             (0.0, true) if !up.is_empty() => Ok(()),

@@ -28,7 +28,7 @@ Message = Dict[str, Any]
 def is_capturing() -> bool:
     """Returns whether this thread captures a CUDA graph on any GPU, during which torch cannot empty its cache.
 
-    A capture of another thread is not seen: CUDA knows only that of the stream that is asked.
+    A capture of another thread is not seen: CUDA knows only those of the current streams of this thread.
     """
     torch = _torch.initialized()
     if torch is None:

@@ -97,7 +97,11 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         // this is about one that ended: a newer one may have its name
         let newest = container.and_then(|wanted| find(&host, wanted));
         let ended = verdict.subject.as_ref().map(|subject| &*subject.container_id);
-        if let Some(newer) = newest.filter(|newest| newest.is_running && Some(newest.id.as_str()) != ended) {
+        let is_newer = |newest: &&ExistingContainer| {
+            let is_later = newest.started.zip(verdict.at).is_some_and(|(started, at)| started >= at);
+            newest.is_running && is_later && Some(newest.id.as_str()) != ended
+        };
+        if let Some(newer) = newest.filter(is_newer) {
             verdict.also.push(format!("A newer container of that name is running: {}.", newer.id.short()));
         }
         answer.print(&verdict)?;
@@ -140,7 +144,7 @@ fn command_with_all_rights(config: &Config, container: Option<&str>) -> String {
     }
     let program =
         std::env::current_exe().map_or_else(|_| "memledger".to_owned(), |path| path.display().to_string());
-    // sudo may have another search path, and none of the options may get lost
+    // sudo may have another search path; it keeps options, and drops what the environment sets
     let arguments = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     let words = std::iter::once(program).chain(arguments);
     words.fold("sudo".to_owned(), |command, word| format!("{command} {}", quoted(&word)))

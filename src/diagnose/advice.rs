@@ -128,7 +128,8 @@ fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     let fits = newest.limit_bytes.map(|limit| limit as f64).is_some_and(|limit| {
         let was_killed =
             |killed: &TrainingSettings| killed.workers <= more.workers && killed.batch <= more.batch;
-        needs <= PLANNED_SHARE * limit && !killed_settings(newest, limit, runs).iter().any(was_killed)
+        needs <= PLANNED_SHARE * limit
+            && !killed_settings(newest, limit, runs, wanted.ranks).iter().any(was_killed)
     });
     let waits = format!(
         "the GPU was busy {:.0} % of the time, and {workers} workers and their trainer used {cores:.1} cores",

@@ -75,7 +75,13 @@ fn has_same_but(one: &RunRecord, other: &RunRecord, varies: impl Fn(&str) -> boo
 
 /// Returns the settings that a budget of RAM depends on. Ranks and workers that are no setting are counted: GPUs, and processes.
 pub fn settings(run: &RunRecord) -> TrainingSettings {
-    let ranks = number(run, DEVICES).filter(|ranks| *ranks > 0).unwrap_or(run.gpus.len().max(1) as u64);
+    settings_with(run, 1)
+}
+
+/// Returns the same, where the run may have ended before it used its GPUs: then it has as many `ranks` as others.
+pub fn settings_with(run: &RunRecord, ranks: u64) -> TrainingSettings {
+    let used = Some(run.gpus.len() as u64).filter(|gpus| *gpus > 0).unwrap_or(ranks);
+    let ranks = number(run, DEVICES).filter(|ranks| *ranks > 0).unwrap_or(used);
     let workers = number(run, WORKERS).unwrap_or_else(|| {
         let workers = run.roles.get(WORKER_ROLE).map_or(0, |role| role.processes);
         u64::from(workers) / ranks

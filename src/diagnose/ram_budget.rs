@@ -49,7 +49,7 @@ impl RamModel {
 
     /// Returns settings that fit into `available` bytes and keep the effective batch, best first: those given, else with fewer workers
     /// and the same batch, else with a smaller batch and more accumulation. Empty if none fit.
-    /// Settings with as many workers and as large a batch as some that are `excluded` do not fit, whatever the model says.
+    /// Settings with as many workers and as large a batch as some that are `excluded` do not fit, whatever is computed.
     pub fn fitting(
         &self,
         wanted: &TrainingSettings,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::advice::AdviceLine;
 use super::measurement::{
     BATCH, PLANNED_SHARE, WORKER_ROLE, differ_only_in_batch, has_same_rest, human, is_ram_measurement,
-    number, settings, was_killed_within,
+    number, settings, settings_with, was_killed_within,
 };
 use super::ram_budget::{RamModel, TrainingSettings};
 use crate::ledger::events::ExitReason;
@@ -73,19 +73,30 @@ fn result_line(newest: &RunRecord, limit: Option<f64>) -> Option<AdviceLine> {
 }
 
 /// Returns the settings that were killed with at least this limit: they are no proposal, whatever is measured.
-pub fn killed_settings(newest: &RunRecord, limit: f64, runs: &[RunRecord]) -> Vec<TrainingSettings> {
+pub fn killed_settings(
+    newest: &RunRecord,
+    limit: f64,
+    runs: &[RunRecord],
+    ranks: u64,
+) -> Vec<TrainingSettings> {
     let is_killed_here = |run: &&RunRecord| was_killed_within(run, limit) && has_same_rest(run, newest);
-    runs.iter().filter(is_killed_here).map(settings).collect()
+    runs.iter().filter(is_killed_here).map(|run| settings_with(run, ranks)).collect()
 }
 
 /// Returns which settings would fit into the limit of the run, as far as that is measured.
 fn proposal_lines(newest: &RunRecord, limit: f64, runs: &[RunRecord]) -> Vec<AdviceLine> {
-    let Some(RamBudget { model, from, largest_batch }) = ram_model(newest, runs) else {
+    let budget = ram_model(newest, runs).map(|budget| (settings_with(newest, budget.used.ranks), budget));
+    // a part that differs and is not measured has no number
+    let is_measured = |(wanted, budget): &(TrainingSettings, RamBudget)| {
+        let (used, model) = (&budget.used, &budget.model);
+        (wanted.workers == used.workers || model.per_worker > 0.0)
+            && (wanted.batch == used.batch || model.per_sample > 0.0)
+    };
+    let Some((wanted, RamBudget { model, from, used, largest_batch })) = budget.filter(is_measured) else {
         let text = "it is not known which settings fit: run this group with a smaller batch size, and with another number of \
                     workers, until they complete";
         return vec![line(false, text.to_owned(), vec![])];
     };
-    let wanted = settings(newest);
     let available = PLANNED_SHARE * limit;
     if model.needs(&wanted) <= available {
         let what = if was_killed(newest) { "was killed" } else { "came close to its limit" };
@@ -96,7 +107,7 @@ fn proposal_lines(newest: &RunRecord, limit: f64, runs: &[RunRecord]) -> Vec<Adv
         );
         return vec![line(false, text, from)];
     }
-    let mut excluded = killed_settings(newest, limit, runs);
+    let mut excluded = killed_settings(newest, limit, runs, used.ranks);
     excluded.extend(largest_batch.map(|largest| TrainingSettings {
         workers: 0,
         batch: largest.saturating_mul(MAX_EXTRAPOLATION).saturating_add(1),
@@ -132,6 +143,8 @@ fn proposal_lines(newest: &RunRecord, limit: f64, runs: &[RunRecord]) -> Vec<Adv
 struct RamBudget {
     model: RamModel,
     from: Vec<Arc<str>>,
+    /// The settings of the newest of them.
+    used: TrainingSettings,
     /// The largest batch of these runs, where it is known.
     largest_batch: Option<u64>,
 }
@@ -181,7 +194,7 @@ fn ram_model(newest: &RunRecord, runs: &[RunRecord]) -> Option<RamBudget> {
     let from = if sample.is_some() { alike } else { vec![reference] };
     let from = from.iter().map(|run| Arc::clone(&run.run)).collect();
     // parts that are more than the whole do not add up: nothing is known then
-    (fixed >= 0.0).then_some(RamBudget { model: RamModel { fixed, ..variable }, from, largest_batch })
+    (fixed >= 0.0).then_some(RamBudget { model: RamModel { fixed, ..variable }, from, used, largest_batch })
 }
 
 /// Returns the slope of the line through points with at least two different places.

@@ -21,14 +21,15 @@ fn line(is_ok: bool, text: String, runs: Vec<Arc<str>>) -> AdviceLine {
 /// GPU, the newest that did counts.
 pub fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, Option<BatchSizes>) {
     let has_used = |run: &&RunRecord| run.ended.is_some() && fullest_gpu(run).is_some();
-    let newest = if has_used(&newest) { Some(newest) } else { runs.iter().rfind(has_used) };
-    let Some((newest, (peak, total))) = newest.and_then(|run| Some((run, fullest_gpu(run)?))) else {
+    let used = if has_used(&newest) { Some(newest) } else { runs.iter().rfind(has_used) };
+    let Some((used, (peak, total))) = used.and_then(|run| Some((run, fullest_gpu(run)?))) else {
         return (vec![], None);
     };
     let share = 100.0 * peak / total;
-    let text = format!("peak {} of {} ({share:.0} %)", human(peak), human(total));
+    let of = if used.run == newest.run { "" } else { " in the newest run that used it" };
+    let text = format!("peak {} of {} ({share:.0} %){of}", human(peak), human(total));
     let mut lines =
-        vec![line(!has_failed(newest) && share <= FULL_PERCENT, text, vec![Arc::clone(&newest.run)])];
+        vec![line(!has_failed(newest) && share <= FULL_PERCENT, text, vec![Arc::clone(&used.run)])];
     let Some(batch) = number(newest, BATCH) else { return (lines, None) };
     let (measured, from) = measured_sizes(newest, runs, total);
     let Some(fit) = measured.fit() else {

@@ -58,6 +58,13 @@ pub struct GpuUser {
     pub bytes: Option<u64>,
 }
 
+impl GpuUser {
+    /// Returns whether both are of one container, also if it was created again under its name.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.container.is_some() == other.container.is_some() && self.name == other.name
+    }
+}
+
 /// The memory and processes of one container.
 #[derive(Clone, Debug, Default)]
 pub struct ContainerUsage {
@@ -96,7 +103,7 @@ pub struct ProcessUsage {
     pub pss_bytes: Option<u64>,
 }
 
-/// Figures that are older are those of a ledger that hangs: it publishes them each sampling interval, and a step takes seconds at most.
+/// Figures that are older are those of a ledger that hangs: it publishes them every ten seconds, and a step takes seconds at most.
 const MAX_FIGURES_AGE: Duration = Duration::from_secs(30);
 
 /// The ledger's figures at one instant.

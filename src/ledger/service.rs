@@ -31,6 +31,8 @@ use crate::host::HostPaths;
 use crate::host::panics::run_essential;
 use crate::reporter::ReporterState;
 
+/// Figures are published at least so often: old ones are those of a ledger that hangs.
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval between steps while something is pending.
 const PENDING_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest interval between reads of syslog(2) and of the kernel's counter, also with a longer sampling interval.
@@ -201,7 +203,7 @@ impl LedgerService {
         let wait = match () {
             () if self.reconciler.has_pending() => PENDING_INTERVAL.min(self.interval),
             () if must_poll => POLL_INTERVAL.min(self.interval),
-            () => self.interval,
+            () => self.interval.min(PUBLISH_INTERVAL),
         };
         let timeout =
             rustix::event::Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
@@ -254,7 +256,9 @@ impl LedgerService {
         }
         self.reconciler.add_past_kills(self.shared_state.take_past_kills());
         let has_changes = self.writer.write(now, &mut self.reconciler, &self.shared_state);
-        if has_changes || self.last_publish.is_none_or(|at| now.since(at) >= self.interval) {
+        if has_changes
+            || self.last_publish.is_none_or(|at| now.since(at) >= self.interval.min(PUBLISH_INTERVAL))
+        {
             self.last_publish = Some(now);
             self.publish(now, counted.is_some());
         }

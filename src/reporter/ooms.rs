@@ -13,8 +13,10 @@ use crate::discover::ContainerId;
 /// Events of one container: per minute, and at once. Further errors are only counted: 64 MiB of events hold those of weeks.
 const MAX_EVENTS: (u32, u32) = (1, 16);
 const MINUTE: Duration = Duration::from_secs(60);
-/// Messages of one container that a process ended by an error, at once and per second: at most one for each process.
+/// Messages of one container that a process ended by an error, per second and at once: at most one for each process.
 const MAX_ENDS: (u32, u32) = (1, 128);
+/// Maximum number of processes of a container of which an error without an event is kept.
+const MAX_DROPPED: usize = 128;
 
 /// A CUDA out-of-memory error that a process reported, or that was read in its container's log.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +56,8 @@ struct ContainerLimit {
     skipped: u64,
     /// Errors that are not counted yet, and the newest of them.
     uncounted: Option<ReportedOom>,
+    /// The newest error without an event of each process: it becomes one if the process ends by it.
+    dropped: HashMap<ProcessKey, ReportedOom>,
 }
 
 impl ReportedOom {
@@ -87,10 +91,20 @@ impl OomQueue {
             ends: RateLimit::new(now, MAX_ENDS.0, MAX_ENDS.1),
             skipped: 0,
             uncounted: None,
+            dropped: HashMap::new(),
         });
         if oom.message.is_only_uncaught() {
             let is_allowed = limit.ends.take(now);
-            self.waiting.extend(is_allowed.then_some(oom));
+            let dropped = oom.process.and_then(|process| limit.dropped.remove(&process));
+            // its error was counted when it happened
+            let end = match dropped.filter(|dropped| dropped.message.number == oom.message.number) {
+                Some(mut error) => {
+                    (error.errors, error.is_event, error.message.is_uncaught) = (0, true, true);
+                    error
+                }
+                None => ReportedOom { errors: 0, ..oom },
+            };
+            self.waiting.extend(is_allowed.then_some(end));
             return is_allowed;
         }
         if limit.events.take(now) {
@@ -99,6 +113,11 @@ impl OomQueue {
             return true;
         }
         limit.skipped = limit.skipped.saturating_add(oom.errors);
+        if let Some(process) = oom.process
+            && (limit.dropped.len() < MAX_DROPPED || limit.dropped.contains_key(&process))
+        {
+            limit.dropped.insert(process, oom.clone());
+        }
         let before = limit.uncounted.take().map_or(0, |before| before.errors);
         (oom.errors, oom.is_event) = (oom.errors.saturating_add(before), false);
         limit.uncounted = Some(oom);
@@ -154,7 +173,7 @@ mod tests {
         let later = now.plus(MINUTE);
         assert!(queue.add(later, of(1, 1_001).unwrap()) && !queue.add(later, of(1, 1_002).unwrap()));
         let taken = queue.take();
-        assert_eq!((taken[0].skipped, counted(&taken)), (984, 2), "it says how many are no events");
+        assert_eq!((taken[0].skipped, counted(&taken)), (984, 2), "those that are no events");
         assert!(!queue.add(later, of(1, 1_003).unwrap()));
         queue.retain(|_| false);
         assert_eq!(counted(&queue.take()), 1, "also of a container that ended");
@@ -174,5 +193,10 @@ mod tests {
         };
         assert_eq!((1..=64).filter(|pid| add(*pid, &error)).count(), 16);
         assert_eq!((1..=64).filter(|pid| add(*pid, &end)).count(), 64);
+        let taken = queue.take();
+        assert_eq!(taken.iter().map(|oom| oom.errors).sum::<u64>(), 64, "each is one error");
+        let ends =
+            taken.iter().filter(|oom| oom.is_event && oom.message.is_uncaught && oom.message.tried.is_some());
+        assert_eq!(ends.count(), 48, "errors that were no events are events once they ended a process");
     }
 }

@@ -113,11 +113,12 @@ fn flood_of_invented_cuda_errors_is_its_containers_own_and_few_become_events() {
     let listed: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let events = listed["events"].as_array().expect("a list");
     let ooms: Vec<_> = events.iter().filter(|event| event["type"] == "cuda_oom").collect();
-    // 16 at once and one a second
-    let most = 17.0 + memledger::clock::Timestamp::now().since(began).as_secs_f64();
+    // 16 at once and one a minute
+    let most = 17.0 + memledger::clock::Timestamp::now().since(began).as_secs_f64() / 60.0;
     assert!(!ooms.is_empty() && ooms.len() as f64 <= most, "{} events", ooms.len());
-    assert!(!text.contains("\\u001b") && !text.contains("99999"), "only numbers of reasonable size: {text}");
+    assert!(!text.contains("\\u001b"), "no text: {text}");
     for oom in ooms {
+        assert!(oom["tried_bytes"].as_u64().is_none_or(|bytes| bytes <= 1 << 50), "{oom}");
         assert_eq!(oom["container_name"], attacker.name(), "{oom}");
     }
 }

@@ -35,7 +35,7 @@ fn case_16_log_overwritten_while_memledger_is_down_leaves_gaps() {
     let ledger = scene.watch(&[&state]);
     let container = scene.run("it", &[], &["wait=/control/go", &format!("seq={BURST}:eat"), "hold"]);
     ledger.settles(&container.name, 0, 0);
-    let gaps = ledger.memledger.metrics().value(GAPS, &[]);
+    let gaps = ledger.count(GAPS);
     drop(ledger);
     scene.release("go");
     scene.wait_for_kills(BURST);
@@ -115,7 +115,7 @@ fn case_24_log_overwritten_while_memledger_is_stopped_leaves_gaps() {
     let ledger = scene.watch(&[]);
     let container = scene.run("it", &[], &["wait=/control/go", &format!("seq={BURST}:eat"), "hold"]);
     ledger.settles(&container.name, 0, 0);
-    let unattributed = ledger.memledger.metrics().value(UNATTRIBUTED, &[]);
+    let unattributed = ledger.count(UNATTRIBUTED);
     ledger.memledger.signal("STOP");
     scene.release("go");
     scene.wait_for_kills(BURST);
@@ -136,7 +136,7 @@ fn case_24_log_overwritten_while_memledger_is_stopped_leaves_gaps() {
             Err(format!("{found}, {unattributed} unattributed"))
         }
     });
-    let gap = ledger.memledger.metrics().value(GAPS, &[]);
+    let gap = ledger.count(GAPS);
     // records that memledger read before they were overwritten are not gaps
     assert!((1.0..=BURST as f64).contains(&gap), "{gap}");
 }

@@ -118,7 +118,7 @@ fn two_hundred_kills_without_runtime_are_counted_and_none_is_misattributed() {
 fn two_hundred_kills_without_kernel_log_are_counted_and_none_is_misattributed() {
     let Some(scene) = Scene::new("nolog") else { return };
     let ledger = scene.watch(&["--oom.kernel-log=off"]);
-    let gaps = ledger.memledger.metrics().value(GAPS, &[]);
+    let gaps = ledger.count(GAPS);
     let (containers, kills) = size(SHORTER);
     let truth = scene.burst(containers, kills, 4);
     // without records all kills that the kernel counted are gaps, and the total is exact
@@ -152,7 +152,7 @@ fn two_hundred_kills_are_counted_with_syslog() {
 fn case_24_memledger_stopped_during_burst_finds_all_kills() {
     let Some(scene) = Scene::new("stopped") else { return };
     let ledger = scene.watch(&[]);
-    let gaps = ledger.memledger.metrics().value(GAPS, &[]);
+    let gaps = ledger.count(GAPS);
     ledger.memledger.signal("STOP");
     let (containers, kills) = size(SHORTER);
     let truth = scene.burst(containers, kills, 4);

@@ -198,7 +198,7 @@ fn case_12_group_kills_beyond_the_rate_limit_count_each_process_once() {
         ledger.settles(&container.name, 0, 0);
     }
     groups.iter().for_each(|group| reaches("its processes", 3, || group.pids().len()));
-    let before = ledger.memledger.metrics().value(DUPLICATES, &[]);
+    let before = ledger.count(DUPLICATES);
     let members = groups.each_ref().map(|container| {
         std::fs::write(cgroup_of(container.pid()).join("memory.oom.group"), "1").expect("it is a group");
         container.pids()

@@ -83,7 +83,7 @@ def test_image_runs_with_the_options_of_compose_and_of_the_docs(image, packages,
     assert refused.returncode and "control.sock" not in refused.stderr, refused
 
 
-def test_command_of_the_docs_and_of_the_error_asks_in_an_image(image, containers):
+def test_why_runs_in_an_image_as_the_docs_and_the_error_print_it(image, containers):
     words = documented_command("why.md", "docker run --rm")
     source = (ROOT / "src/cli/why.rs").read_text()
     in_error = "".join(re.findall(r'"(.*)"', re.search(r"(?s)const IN_IMAGE.*?\);", source)[0].split("env!")[0]))

@@ -450,6 +450,11 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// Returns a count of the host. The first pages of a start may not have it yet.
+    pub fn count(&self, family: &str) -> f64 {
+        self.memledger.eventually(family, |metrics| metrics.ask(family, &[]))
+    }
+
     /// Waits until the metrics satisfy `look`.
     pub fn eventually(&self, what: &str, mut look: impl FnMut(&Metrics) -> Result<(), String>) {
         self.memledger.eventually(what, |metrics| {

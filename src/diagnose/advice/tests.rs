@@ -300,7 +300,7 @@ fn run_that_ended_before_it_used_a_gpu_does_not_hide_what_was_measured() {
     let mut newest = run("b", &[("batch_size", "8")], 40, None);
     newest.exit_reason = Some(ExitReason::Error);
     let advice = advise(&[run("a", &[("batch_size", "8")], 500, Some(4000)), newest]).unwrap();
-    assert_eq!(texts(&advice, "vram")[0], "peak 3.9 GiB of 11.2 GiB (35 %)");
+    assert_eq!(texts(&advice, "vram")[0], "peak 3.9 GiB of 11.2 GiB (35 %) in the newest run that used it");
     // nor is its kill forgotten
     let with = |batch: &str, ram| run(batch, &[("batch_size", batch)], ram, Some(4000));
     let dead = killed(run("32", &[("batch_size", "32")], 700, None));
@@ -336,4 +336,18 @@ fn check_names_who_holds_the_gpu_while_that_is_known() {
     assert!(lines(std::slice::from_ref(&other), 1000.0).is_empty(), "memledger does not run");
     other.gpus.clear();
     assert_eq!(lines(&[other], 100.0), ["GPU GPU-a of 11.2 GiB: no container that runs held memory"]);
+}
+
+#[test]
+fn part_that_differs_and_is_not_measured_has_no_number() {
+    let of = |batch: &str, workers: &str, ram| {
+        run(batch, &[("batch_size", batch), ("num_workers", workers)], ram, None)
+    };
+    let unknown = |runs: &[RunRecord]| {
+        texts(&advise(runs).unwrap(), "ram")[1].starts_with("it is not known which settings fit")
+    };
+    assert!(unknown(&[of("8", "0", 448), of("16", "0", 488), killed(of("16", "14", 990))]), "workers");
+    let mut reference = of("16", "4", 600);
+    reference.roles.extend([worker(4, 60, 40)]);
+    assert!(unknown(&[reference, killed(of("256", "4", 990))]), "samples");
 }

@@ -9,7 +9,7 @@ use super::Reconciler;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
 use crate::ledger::events::{ContainerRef, CudaOom, GpuHolder, LedgerEvent};
-use crate::ledger::exchange::GpuUse;
+use crate::ledger::exchange::{GpuUse, GpuUser};
 use crate::ledger::totals::CudaOomSource;
 use crate::reporter::message::normalized_uuid;
 use crate::reporter::ooms::ReportedOom;
@@ -24,6 +24,8 @@ const MAX_SETTLED: usize = 256;
 /// Time between two earlier readings of the GPUs, and their number.
 const EARLIER_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_EARLIER: usize = 6;
+/// Older readings say nothing about the minutes before an error.
+const MAX_EARLIER_AGE: Duration = Duration::from_secs(360);
 
 /// An error of which it may still be reported that the process ended by it.
 #[derive(Clone, Debug)]
@@ -78,7 +80,7 @@ impl Reconciler {
             }
             let (subject, settings) = self.record_in_run(&oom, at);
             self.totals.count_cuda_ooms(&subject.name, source_of(&oom), oom.errors, at);
-            // one without a known error has no numbers, and says no more than the exit will
+            // one without a known error has no numbers
             if !oom.is_event || oom.message.is_only_uncaught() {
                 continue;
             }
@@ -95,17 +97,18 @@ impl Reconciler {
         let message = &oom.message;
         let gpu = self.cuda_ooms.gpu_of(oom);
         let earlier = gpu.and_then(|gpu| self.cuda_ooms.earlier(oom.at, gpu));
+        // one that is new may have taken the place of one that has left, as a container that was created again
+        let is_there =
+            |user: &GpuUser| gpu.is_some_and(|gpu| gpu.holders.iter().any(|now| now.is_same(user)));
+        let has_left = earlier.is_some_and(|gpu| gpu.holders.iter().any(|user| !is_there(user)));
         let (component, operation) = message.scope.clone().unwrap_or_default();
-        let holder = |user: &crate::ledger::exchange::GpuUser| GpuHolder {
+        let holder = |user: &GpuUser| GpuHolder {
             name: Arc::clone(&user.name),
             own: user.container.as_ref() == Some(&oom.container),
             bytes: user.bytes,
             earlier_bytes: earlier.and_then(|gpu| {
-                let same = gpu
-                    .holders
-                    .iter()
-                    .find(|other| (&other.container, &other.name) == (&user.container, &user.name));
-                same.map_or(Some(0), |same| same.bytes)
+                let same = gpu.holders.iter().find(|other| other.is_same(user));
+                same.map_or(if has_left { None } else { Some(0) }, |same| same.bytes)
             }),
         };
         CudaOom {
@@ -222,7 +225,8 @@ impl Reconciler {
 impl CudaOoms {
     /// Returns a GPU some minutes before an error at this time.
     fn earlier(&self, at: Timestamp, gpu: &GpuUse) -> Option<&GpuUse> {
-        let reading = self.earlier.iter().find(|reading| at.since(reading.at) >= EARLIER_INTERVAL)?;
+        let is_earlier = |age: Duration| (EARLIER_INTERVAL..=MAX_EARLIER_AGE).contains(&age);
+        let reading = self.earlier.iter().find(|reading| is_earlier(at.since(reading.at)))?;
         reading.gpus.iter().find(|earlier| earlier.uuid == gpu.uuid)
     }
 

@@ -94,18 +94,19 @@ pub fn count(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("SELECT count(*) FROM runs", [], |row| row.get(0))
 }
 
-/// Maximum number of records of one group while there are too many: a container that fails again and again removes only its own.
+/// Above the maximum, groups with more records than these lose some first: a container that fails again and again removes its own.
 const MAX_OF_GROUP: i64 = 500;
 
 /// Removes records of runs that ended before `cutoff`; above `max` the oldest of groups with very many, then the oldest of all; then
 /// `more` of the oldest.
 pub fn remove(connection: &Connection, cutoff: f64, max: usize, more: i64) -> rusqlite::Result<usize> {
     let mut removed = connection.prepare("DELETE FROM runs WHERE ended < ?1")?.execute([cutoff])?;
-    if count(connection)? > limit(max) {
+    let excess = count(connection)? - limit(max);
+    if excess > 0 {
         let sql = "DELETE FROM runs WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER \
                    (PARTITION BY CASE WHEN json_valid(body) THEN json_extract(body, '$.group') END ORDER BY ended DESC, id DESC) \
-                   AS place FROM runs) WHERE place > ?1)";
-        removed += connection.prepare(sql)?.execute([MAX_OF_GROUP])?;
+                   AS place, ended FROM runs) WHERE place > ?1 ORDER BY ended, id LIMIT ?2)";
+        removed += connection.prepare(sql)?.execute([MAX_OF_GROUP, excess])?;
     }
     let excess = (count(connection)? - limit(max)).max(0) + more;
     let sql = "DELETE FROM runs WHERE id IN (SELECT id FROM runs ORDER BY ended, id LIMIT ?1)";
@@ -139,8 +140,8 @@ mod tests {
         let mut store = store(&all);
         let connection = &mut store.connection;
         assert_eq!(remove(connection, 0.0, all.len(), 0).unwrap(), 0, "there is room");
-        assert_eq!(remove(connection, 0.0, all.len() - 10, 0).unwrap(), 50);
-        assert_eq!(ended(&store, &RunQuery { limit: 0, ..RunQuery::default() })[..3], [1.0, 2.0, 1050.0]);
+        assert_eq!(remove(connection, 0.0, all.len() - 10, 0).unwrap(), 10);
+        assert_eq!(ended(&store, &RunQuery { limit: 0, ..RunQuery::default() })[..3], [1.0, 2.0, 1010.0]);
     }
 
     fn ended(store: &Store, query: &RunQuery) -> Vec<f64> {

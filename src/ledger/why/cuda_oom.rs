@@ -12,8 +12,8 @@ const MAX_HOLDERS: usize = 4;
 const MIN_OTHERS: f64 = 0.05;
 /// An uncaught error this many seconds before the exit ended the program; an earlier one may have ended another process of it.
 const CERTAIN_WINDOW: f64 = 5.0;
-/// One still earlier did not: a process that ended by it ended long ago.
-const MAX_UNCAUGHT_AGE: f64 = 120.0;
+/// One still earlier did not, however long the process saved its state.
+const MAX_UNCAUGHT_AGE: f64 = 900.0;
 /// Words in the name of an operation of which no gradients are needed.
 const VALIDATION: [&str; 6] = ["val", "valid", "validate", "validation", "eval", "evaluation"];
 
@@ -44,14 +44,7 @@ fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a CudaOom> {
     let ended_it = |oom: &&&CudaOom| {
         oom.uncaught == Some(true) && run.exit.is_some_and(|exit| exit.at - oom.at <= MAX_UNCAUGHT_AGE)
     };
-    let newest = run.cuda_ooms.iter().rev().find(ended_it).or(run.cuda_ooms.last())?;
-    // only the message that a process ended may have arrived: its numbers are in the error before
-    let has_numbers =
-        |oom: &&&CudaOom| oom.pid.is_some() && oom.pid == newest.pid && oom.tried_bytes.is_some();
-    if newest.tried_bytes.is_some() {
-        return Some(newest);
-    }
-    run.cuda_ooms.iter().rev().find(has_numbers).or(Some(newest)).copied()
+    run.cuda_ooms.iter().rev().find(ended_it).or(run.cuda_ooms.last()).copied()
 }
 
 /// Returns cause and sentence of an exit after such an error; `ended` is the begin of the sentence.
@@ -63,11 +56,7 @@ pub(super) fn verdict(exit: &Exit, run: &RunSummary<'_>, ended: &str) -> (Cause,
     };
     let later = exit.at - oom.at;
     let before = if later < 1.0 { "right after".to_owned() } else { format!("{} after", lasted(later)) };
-    let is_certain = later < CERTAIN_WINDOW
-        && run
-            .cuda_ooms
-            .iter()
-            .any(|any| any.uncaught == Some(true) && any.pid == oom.pid && exit.at - any.at < CERTAIN_WINDOW);
+    let is_certain = oom.uncaught == Some(true) && later < CERTAIN_WINDOW;
     let (cause, why) = proven(oom);
     let confidence = if is_certain { Confidence::Certain } else { Confidence::Likely };
     (cause, confidence, format!("{ended}, {before} a CUDA out-of-memory error: {}.{why}", attempt(oom)))
@@ -93,7 +82,9 @@ pub(super) fn also(run: &RunSummary<'_>) -> Option<String> {
     let last = run.cuda_ooms.last()?;
     let errors: u64 = run.cuda_ooms.iter().map(|oom| oom.skipped + 1).sum();
     let noun = if errors == 1 { "CUDA out-of-memory error" } else { "CUDA out-of-memory errors" };
-    Some(format!("{errors} {noun} of this run, the last at {}: {}.", time(last.at), attempt(last)))
+    // what came after the last event is in none
+    let least = if run.cuda_ooms.iter().any(|oom| oom.skipped > 0) { "at least " } else { "" };
+    Some(format!("{least}{errors} {noun} of this run, the last at {}: {}.", time(last.at), attempt(last)))
 }
 
 /// Returns what was tried: `it tried to allocate 2.0 GiB on GPU 0 in model/forward, where 1.0 GiB of 12.0 GiB were free`.
@@ -339,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn error_that_ended_the_run_is_just_before_its_exit_and_has_numbers() {
+    fn error_that_ended_the_run_is_not_long_before_its_exit() {
         let of = |at: f64, pid: u32, tried: Option<u64>, uncaught: bool| CudaOom {
             at,
             pid: Some(pid),
@@ -366,12 +357,7 @@ mod tests {
             Some((999.0, Some(8))),
             "the old one ended another process"
         );
-        assert_eq!(leads(&[of(950.0, 1, Some(7), true), caught.clone()]), Some((950.0, Some(7))));
-        assert_eq!(
-            leads(&[caught, of(999.5, 2, None, true)]),
-            Some((999.0, Some(8))),
-            "numbers of the same process"
-        );
+        assert_eq!(leads(&[of(950.0, 1, Some(7), true), caught]), Some((950.0, Some(7))));
     }
 
     #[test]

@@ -18,7 +18,7 @@ fn oom(story: &mut Story, letter: char, at: f64, message: OomMessage) {
         rank: Some(1),
         device: Some("b".into()),
         skipped: 0,
-        errors: 1,
+        errors: u64::from(!message.is_only_uncaught()),
         is_event: true,
         message,
     };
@@ -129,11 +129,11 @@ fn error_is_settled_when_nothing_more_can_be_reported() {
     oom(&mut story, 'a', 30.0, uncaught());
     assert_eq!((events(&story).len(), events(&story)[0].uncaught), (1, Some(true)));
     assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, [Some(1), None], "it is the same error");
-    // an error whose own message was lost has no numbers: it is counted
+    // an end without a known error is not counted: its error was, when it happened
     oom(&mut story, 'a', 31.0, OomMessage { number: 2, ..uncaught() });
     let found: Vec<_> = events(&story).iter().map(|event| (event.tried_bytes, event.uncaught)).collect();
     assert_eq!(found, [(Some(20), Some(true))]);
-    assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, [Some(2), None]);
+    assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, [Some(1), None]);
     // and one that was pending when memledger stopped
     oom(&mut story, 'a', 32.0, OomMessage { number: 3, ..observed() });
     story.restart(33.0);
