@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use fake_nvml::{FakeNvml, State};
 
 use crate::otlp::Receiver;
-use crate::support::{DEADLINE, Memledger, Metrics, eventually};
+use crate::support::cgroups::TestCgroup;
+use crate::support::python::Python;
+use crate::support::{DEADLINE, Memledger, Metrics, eventually, eventually_true};
 use crate::web::exchange;
 
 const ALONE: &[&str] =
@@ -126,7 +128,13 @@ fn metrics_and_health_answer_while_the_state_disk_hangs() {
     let answers: Vec<_> =
         waiting.into_iter().map(|stream| exchange(stream, "").map(|(status, _)| status)).collect();
     assert!(answers.iter().all(|answer| *answer == Ok(503)), "each is answered in time: {answers:?}");
-    // a write may hang too, and then nothing is counted
+    // a kill has to be written, which hangs too, and then nothing is counted
+    let cgroup = TestCgroup::container();
+    cgroup.limit(32 << 20);
+    let mut victim = Python::start(&cgroup, "print('ready'); input(); held = b'x' * (256 << 20)");
+    victim.line();
+    victim.go();
+    eventually_true("the kill", || victim.has_ended());
     memledger.eventually("the sources are down", |metrics| {
         let up = metrics.all("memledger_oom_source_up", &[]);
         match (metrics.ask("memledger_store_up", &[])?, up.iter().all(|(_, _, value)| *value == 0.0)) {
