@@ -63,9 +63,9 @@ fn ten_thousand_large_responses_do_not_grow_memory_or_skip_cycles() {
     let grown = memledger.anonymous_bytes().saturating_sub(before);
     let (passed, left_out) = (read(stamp) - began, read(skipped) - left_out);
     eprintln!("{grown} bytes more, answers of {whole}; {left_out} cycles left out in {passed} s");
-    // a snapshot and its rendered texts are replaced each second
-    // two snapshots with their texts may be alive at either measurement, and the histories of the containers still grow
-    assert!(grown < 8 * whole as u64, "{grown} bytes more, answers of {whole}");
+    // a snapshot and its rendered texts are replaced each second, and requests that are answered keep the one before alive: how many
+    // there are depends on the moment. A leak of one answer in a hundred would be a hundred of them
+    assert!(grown < 16 * whole as u64, "{grown} bytes more, answers of {whole}");
     assert!(passed > 0.5, "{passed} s of samples");
     assert!(left_out <= 1.0 + passed / 10.0, "{left_out} cycles of {passed} s were left out");
 }
