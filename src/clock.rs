@@ -59,6 +59,13 @@ impl Timestamp {
         Self { wall: if millis < 0 { self.wall - by } else { self.wall + by }, ..*self }
     }
 
+    /// Returns the present of a host that was booted four hours ago. What is tolerated of the kernel log's clock grows with that time, so
+    /// tests of it would depend on the machine.
+    #[cfg(test)]
+    pub fn four_hours_after_boot() -> Self {
+        Self { monotonic: Duration::from_secs(4 * 3600), ..Self::now() }
+    }
+
     /// Returns the seconds since the Unix epoch.
     pub fn unix_seconds(&self) -> f64 {
         self.wall.as_secs_f64()

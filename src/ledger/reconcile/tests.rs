@@ -132,7 +132,7 @@ struct Simulation<'a> {
 
 impl<'a> Simulation<'a> {
     fn new(world: &'a World) -> Self {
-        let begin = Timestamp::now();
+        let begin = Timestamp::four_hours_after_boot();
         let reconciler = Self::start(&MemoryStore::default(), world, begin);
         Self {
             world,

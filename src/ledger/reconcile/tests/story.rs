@@ -63,7 +63,7 @@ impl Story {
     }
 
     pub fn filtered(filter: Filter) -> Self {
-        let begin = Timestamp::now();
+        let begin = Timestamp::four_hours_after_boot();
         let store = MemoryStore::default();
         let boot = ("boot".to_owned(), 0.0);
         let reconciler = reconciler(&store, &filter, &boot, begin);
