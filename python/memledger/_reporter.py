@@ -231,7 +231,7 @@ class Reporter:
             self._ooms.attach()
 
     def clean_if_due(self, steps: int = 0) -> None:
-        """A safe point of the program: cleans up where somebody wants that, and answers memledger at once."""
+        """A safe point of the program: cleans up if one is due, and answers memledger at once."""
         if cleaner.run_due(steps) and self._lock.acquire(timeout=ANSWER_WAIT_SECONDS):
             try:
                 cleaner.send_answers(self._connection.send)

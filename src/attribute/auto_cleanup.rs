@@ -29,7 +29,7 @@ pub fn containers_to_clean(
         let used = gpu.memory.free.map_or(used, |free| total.saturating_sub(free));
         let on_gpu = || processes.iter().filter(|process| process.gpu == number);
         if (used as f64) < percent / 100.0 * total as f64 || on_gpu().count() < 2 {
-            continue; // with one process nobody could use what it gives back
+            continue; // with one process, no other one gains by it
         }
         for process in on_gpu() {
             let Some(reporting) = reports.processes.get(&process.who) else { continue };
