@@ -68,16 +68,24 @@ def attempt(*words):
 
 # below the ports that the kernel gives to whoever asks for any, so that none is taken before its program has it
 PORTS = iter(range(10_000 + os.getpid() % 20_000, 32_000))
+RESERVATIONS = []
 
 
 def free_port(wanted):
-    """Returns the wanted port of the loopback address, or another one if it is in use; none of those twice."""
+    """Returns the wanted port of the loopback address, or another one if it is in use.
+
+    It is reserved until the demo ends: whoever else asks here for the same port asks for the same abstract socket.
+    """
+    reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            reservation.bind(f"\0memledger-port-{wanted}")
             probe.bind(("127.0.0.1", wanted))
         except OSError:
+            reservation.close()
             return free_port(next(PORTS))
+        RESERVATIONS.append(reservation)
         return wanted
 
 

@@ -68,8 +68,10 @@ impl Nvitop {
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").map_err(words)?;
         let mut text = String::new();
         stream.read_to_string(&mut text).map_err(words)?;
-        let body = text.split_once("\r\n\r\n").ok_or("no answer")?.1.to_owned();
-        Ok(Metrics::parse(&body))
+        match text.split_once("\r\n\r\n") {
+            Some((head, body)) if head.contains(" 200 ") => Ok(Metrics::parse(body)),
+            _ => Err(text),
+        }
     }
 }
 

@@ -17,7 +17,10 @@ pub mod recorded;
 
 use std::fs::File;
 use std::io::Read;
+use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -106,11 +109,18 @@ pub fn in_v2_guest() -> bool {
 }
 
 /// Returns a port for a program that does not report its own. It is below the ports that the kernel gives to those that ask for
-/// any, so none of them takes it meanwhile; and pids tell the tests apart that run at the same time.
+/// any, and reserved until this process ends: tests and demos that run at the same time ask for the same abstract socket.
 pub fn free_port() -> u16 {
     let first = 10_000 + (std::process::id() % 20_000) as u16;
-    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    (first..32_000).find(is_free).expect("a free port")
+    let reserve = |port: &u16| {
+        let name =
+            std::os::unix::net::SocketAddr::from_abstract_name(format!("memledger-port-{port}")).ok()?;
+        let reservation = UnixDatagram::bind_addr(&name).ok()?;
+        TcpListener::bind(("127.0.0.1", *port)).ok().map(|_| (*port, reservation))
+    };
+    let (port, reservation) = (first..32_000).find_map(|port| reserve(&port)).expect("a free port");
+    std::mem::forget(reservation);
+    port
 }
 
 /// Flags with which a verb reads the ledger alone: the kernel log and the containers of this host change with every test.
