@@ -52,6 +52,12 @@ impl Timestamp {
         Self { monotonic, wall }
     }
 
+    /// Returns the seconds by which the wall clock was set since `earlier`.
+    pub fn wall_moved_since(&self, earlier: Timestamp) -> f64 {
+        let offset = |at: Timestamp| at.wall.as_secs_f64() - at.monotonic.as_secs_f64();
+        offset(*self) - offset(earlier)
+    }
+
     /// Returns this timestamp as it is read after the wall clock was set by so many milliseconds.
     #[cfg(test)]
     pub fn with_wall_moved(&self, millis: i64) -> Self {
@@ -59,11 +65,11 @@ impl Timestamp {
         Self { wall: if millis < 0 { self.wall - by } else { self.wall + by }, ..*self }
     }
 
-    /// Returns the present of a host that was booted four hours ago. What is tolerated of the kernel log's clock grows with that time, so
-    /// tests of it would depend on the machine.
+    /// Returns the present of a host that was booted so many hours ago. What is tolerated of the kernel log's clock grows with that time,
+    /// so tests of it would depend on the machine.
     #[cfg(test)]
-    pub fn four_hours_after_boot() -> Self {
-        Self { monotonic: Duration::from_secs(4 * 3600), ..Self::now() }
+    pub fn hours_after_boot(hours: u64) -> Self {
+        Self { monotonic: Duration::from_secs(hours * 3600), ..Self::now() }
     }
 
     /// Returns the seconds since the Unix epoch.

@@ -47,40 +47,52 @@ impl Interval {
         self.overlap(other) >= -CLOCK_TOLERANCE
     }
 
+    /// Returns the interval by a wall clock that was set by so many seconds.
+    pub fn moved(&self, by: f64) -> Self {
+        Self { earliest: self.earliest + by, latest: self.latest + by }
+    }
+
     /// Returns the point of the interval that is nearest to `at`.
     pub fn nearest(&self, at: f64) -> f64 {
         at.min(self.latest).max(self.earliest)
     }
 }
 
-/// The kernel log's clock, compared with the monotonic clock. Differences are in microseconds: true time less stamp.
-#[derive(Clone, Copy, Debug, Default)]
+/// The kernel log's clock, compared with the monotonic clock; all in microseconds of the latter. It is stored over restarts:
+/// without it a record could only be placed by its stamp, which may be seconds off on a host that was booted a day ago.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LogClock {
-    at_least: Option<(Timestamp, f64)>,
-    at_most: Option<(Timestamp, f64)>,
+    /// The least that stamps are behind, and when that was measured.
+    at_least: Option<(f64, u64)>,
+    /// The most that they are behind, and when that was measured.
+    at_most: Option<(f64, u64)>,
+    /// When the log was last known to be read to its end.
+    drained: Option<u64>,
 }
 
 impl LogClock {
-    /// Returns when a record with this stamp was written. It was in the log at `read_at`, but not at `previous`, the
-    /// last earlier time at which the log was known to be read to its end.
-    pub fn written(&mut self, usec: u64, previous: Option<Timestamp>, read_at: Timestamp) -> Interval {
-        let ahead = |at: Timestamp| at.kernel_usec() as f64 - usec as f64;
-        let widening = |since: Timestamp| read_at.since(since).as_secs_f64() * 1e6 * MAX_DRIFT;
+    /// Notes that the log was read to its end at this time.
+    pub fn drained(&mut self, at: Timestamp) {
+        self.drained = Some(at.kernel_usec());
+    }
+
+    /// Returns when a record with this stamp was written that was in the log at `read_at`, but not when that was last drained.
+    pub fn written(&mut self, usec: u64, read_at: Timestamp) -> Interval {
+        let now = read_at.kernel_usec();
+        let behind = |at: u64| at as f64 - usec as f64;
+        let widening = |measured: u64| now.saturating_sub(measured) as f64 * MAX_DRIFT;
         let tolerance = CLOCK_TOLERANCE * 1e6 + usec as f64 * MAX_DRIFT;
-        let known = |bound: Option<(Timestamp, f64)>, sign: f64| {
-            bound.map(|(measured, value)| value + sign * widening(measured))
-        };
-        let (mut low, mut high) =
-            (known(self.at_least, -1.0).unwrap_or(f64::MIN), known(self.at_most, 1.0).unwrap_or(f64::MAX));
-        let (not_before, not_after) = (previous.map_or(f64::MIN, ahead), ahead(read_at));
+        let mut low = self.at_least.map_or(f64::MIN, |(least, measured)| least - widening(measured));
+        let mut high = self.at_most.map_or(f64::MAX, |(most, measured)| most + widening(measured));
+        let (not_before, not_after) = (self.drained.map_or(f64::MIN, behind), behind(now));
         if not_before > high || not_after < low {
             (low, high) = (f64::MIN, f64::MAX); // the clock jumped, as after a suspend
         }
-        if previous.is_some() && not_before >= low {
-            (self.at_least, low) = (Some((read_at, not_before)), not_before);
+        if self.drained.is_some() && not_before >= low {
+            (self.at_least, low) = (Some((not_before, now)), not_before);
         }
         if not_after <= high {
-            (self.at_most, high) = (Some((read_at, not_after)), not_after);
+            (self.at_most, high) = (Some((not_after, now)), not_after);
         }
         let age = not_after.max(0.0) * MAX_DRIFT; // the drift may have been another one then
         let (mut low, mut high) = ((low - age).max(not_before), (high + age).min(not_after));
@@ -106,13 +118,20 @@ mod tests {
         move |seconds| now.plus(Duration::from_secs_f64(seconds))
     }
 
+    /// Returns the clock of a log that was read to its end once.
+    fn read_after(at: Timestamp) -> LogClock {
+        let mut clock = LogClock::default();
+        clock.drained(at);
+        clock
+    }
+
     #[test]
     fn record_was_written_between_two_reads_whatever_its_stamp() {
         let at = clock();
         let (previous, read_at) = (at(10.0), at(10.5));
         for drift in [-3_000_000_i64, 0, 3_000_000] {
             let usec = at(10.2).kernel_usec().saturating_add_signed(drift);
-            let written = LogClock::default().written(usec, Some(previous), read_at);
+            let written = read_after(previous).written(usec, read_at);
             assert!(written.earliest >= previous.unix_seconds() - 1e-3, "{drift}: {written:?}");
             assert!(written.latest <= read_at.unix_seconds() + 1e-3, "{drift}: {written:?}");
         }
@@ -120,20 +139,42 @@ mod tests {
 
     #[test]
     fn drift_that_was_measured_narrows_later_records() {
-        let (at, mut clock) = (clock(), LogClock::default());
+        let at = clock();
+        let mut clock = read_after(at(0.999));
         let stamp = |written: Timestamp| written.kernel_usec() - 1_500_000;
-        clock.written(stamp(at(1.0)), Some(at(0.999)), at(1.001));
-        let written = clock.written(stamp(at(60.0)), Some(at(2.0)), at(70.0));
+        clock.written(stamp(at(1.0)), at(1.001));
+        clock.drained(at(2.0));
+        let written = clock.written(stamp(at(60.0)), at(70.0));
         let (begin, end) =
             (at(60.0).unix_seconds() - written.earliest, written.latest - at(60.0).unix_seconds());
         assert!((0.0..0.05).contains(&begin) && (0.0..0.05).contains(&end), "{begin} {end}");
     }
 
     #[test]
+    fn stored_clock_places_records_of_the_time_away() {
+        let booted = Timestamp::hours_after_boot(1_000);
+        let at = |seconds| booted.plus(Duration::from_secs_f64(seconds));
+        let stamp = |written: Timestamp| written.kernel_usec() - 300_000_000; // a tolerated drift
+        let mut clock = read_after(at(0.999));
+        clock.written(stamp(at(1.0)), at(1.001));
+        clock.drained(at(2.0));
+        let stored = serde_json::to_string(&clock).expect("it is stored");
+        let mut clock: LogClock = serde_json::from_str(&stored).expect("it is loaded");
+        let written = clock.written(stamp(at(60.0)), at(100.0));
+        let truth = at(60.0).unix_seconds();
+        assert!(
+            (written.earliest - truth).abs() < 0.1 && (written.latest - truth).abs() < 0.1,
+            "{written:?}"
+        );
+        let without = read_after(at(2.0)).written(stamp(at(60.0)), at(100.0));
+        assert!(without.latest - without.earliest > 90.0, "{without:?}");
+    }
+
+    #[test]
     fn old_record_is_placed_by_its_stamp() {
         let at = clock();
         let (usec, read_at) = (at(0.0).kernel_usec(), at(3_600.0));
-        let written = LogClock::default().written(usec, None, read_at);
+        let written = LogClock::default().written(usec, read_at);
         let tolerance = CLOCK_TOLERANCE + usec as f64 * 1e-6 * MAX_DRIFT;
         assert!((written.latest - written.earliest) <= 2.0 * tolerance + 1e-3, "{written:?}");
         assert!(written.overlaps(&Interval::at(at(0.0).unix_seconds())));

@@ -37,8 +37,8 @@ struct KmsgShared {
     probe: VictimProbe,
     shared_state: Arc<SharedState>,
     clock: LogClock,
-    /// A time at which the log had been read to its end.
-    drained_at: Option<Timestamp>,
+    /// The last read.
+    read_at: Timestamp,
     batch: KmsgBatch,
 }
 
@@ -53,19 +53,26 @@ pub struct KmsgBatch {
     pub rewound: bool,
     /// Position up to which the log was read.
     pub position: LogPosition,
+    /// What is known of the log's clock.
+    pub clock: LogClock,
 }
 
 impl KmsgReader {
     /// Starts to watch an open log; wakes the ledger's thread when there are new entries. If no thread can be created,
     /// [`KmsgReader::take`] reads the log.
-    pub fn start(log: KernelLog, probe: VictimProbe, shared_state: &Arc<SharedState>) -> Self {
+    pub fn start(
+        log: KernelLog,
+        clock: LogClock,
+        probe: VictimProbe,
+        shared_state: &Arc<SharedState>,
+    ) -> Self {
         let device = log.fd().and_then(|fd| fd.try_clone_to_owned().ok());
         let shared = Arc::new(Mutex::new(KmsgShared {
             log,
             probe,
             shared_state: Arc::clone(shared_state),
-            clock: LogClock::default(),
-            drained_at: None,
+            clock,
+            read_at: Timestamp::now(),
             batch: KmsgBatch::default(),
         }));
         let weak = Arc::downgrade(&shared);
@@ -95,22 +102,29 @@ impl KmsgReader {
 
 impl KmsgShared {
     fn read(&mut self) -> Result<(), ReadError> {
-        let began = Timestamp::now();
+        let (began, before) = (Timestamp::now(), self.log.position());
         let read = self.log.read()?;
         let read_at = Timestamp::now();
+        // the ledger compares all with what its clock shows now
+        let moved = read_at.wall_moved_since(std::mem::replace(&mut self.read_at, read_at));
+        self.batch.lines.iter_mut().for_each(|line| line.written = line.written.moved(moved));
         if read.rewound {
-            (self.clock, self.drained_at) = (LogClock::default(), None);
+            self.clock = LogClock::default();
         }
-        let previous = self.drained_at.replace(began);
         let mut lines = Vec::new();
         for entry in self.shared_state.store_xids(read_at, read.entries) {
-            let written = self.clock.written(entry.position.usec, previous, read_at);
+            let written = self.clock.written(entry.position.usec, read_at);
             lines.push((entry, written));
         }
+        let position = self.log.position();
+        if position.usec > before.usec {
+            self.clock.written(position.usec, read_at); // any record tells something of the clock
+        }
+        self.clock.drained(began);
         self.batch.lines.extend(self.probe.probe(read_at, lines));
         self.batch.lost |= read.lost;
         self.batch.rewound |= read.rewound;
-        self.batch.position = self.log.position();
+        (self.batch.position, self.batch.clock) = (position, self.clock);
         Ok(())
     }
 }
@@ -133,7 +147,7 @@ fn watch(device: &OwnedFd, shared: &Weak<Mutex<KmsgShared>>) {
             if poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&rustix::event::Timespec::default()))
                 == Ok(0)
             {
-                shared.drained_at = Some(checked);
+                shared.clock.drained(checked);
             }
             continue;
         }

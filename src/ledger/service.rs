@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::events::{Kill, KillOwner, LedgerEvent};
 use super::exchange::{LedgerFigures, SharedState};
 use super::host_history;
+use super::interval::LogClock;
 use super::kmsg_reader::KmsgReader;
 use super::reconcile::{Reconciler, ReconcilerConfig};
 use super::store::{EventReader, StoreError};
@@ -287,6 +288,7 @@ impl LedgerService {
                     self.reconciler.records_lost(taken.position);
                 }
                 self.reconciler.apply_log(now, Some(&taken.lines), taken.position);
+                self.reconciler.set_log_clock(taken.clock);
             }
             Some(Err(error)) => {
                 let error: &dyn std::error::Error = &error;
@@ -308,11 +310,13 @@ impl LedgerService {
         for backend in backends {
             match KernelLog::open(&self.host_paths, *backend) {
                 Ok(mut log) => {
-                    if let Some(position) = self.reconciler.log_position() {
+                    let mut clock = LogClock::default();
+                    if let Some((position, known_clock)) = self.reconciler.log_position() {
                         log.resume_after(position);
+                        clock = known_clock;
                     }
                     let probe = VictimProbe::new(&self.host_paths, self.hierarchy.as_ref());
-                    self.log = Some(KmsgReader::start(log, probe, &self.shared_state));
+                    self.log = Some(KmsgReader::start(log, clock, probe, &self.shared_state));
                     self.log_failed = None;
                     break;
                 }

@@ -136,7 +136,7 @@ fn read_log(config: &Config, now: Timestamp) -> (Vec<ObservedLine>, LogCoverage)
             Ok((entries, oldest)) => {
                 let mut clock = LogClock::default();
                 let placed = |entry: LogEntry| {
-                    let written = clock.written(entry.position.usec, None, now);
+                    let written = clock.written(entry.position.usec, now);
                     (entry, written)
                 };
                 let placed = entries.into_iter().map(placed).collect();

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::{LogEntry, LogPosition};
-use crate::ledger::interval::{Interval, LOG_DELAY};
+use crate::ledger::interval::{Interval, LOG_DELAY, LogClock};
 use crate::parse::kernel_log::{Killed, Line, OomContext, OomReport, ReportProcess};
 
 /// How long a record may be missing before it counts as lost. The kernel increments the counter before it logs.
@@ -44,6 +44,9 @@ pub struct AccountingCheckpoint {
     pub boot_id: String,
     /// Position up to which the log was read.
     pub position: LogPosition,
+    /// The log's clock, as it was known then.
+    #[serde(default)]
+    pub log_clock: LogClock,
     /// Records up to this stamp are older than the ledger and are ignored.
     pub since_usec: u64,
     /// Value of the counter when the accounting started; `None` until it was read for the first time.
@@ -234,6 +237,11 @@ impl OomAccounting {
     /// Sets the position up to which the log was read.
     pub fn read_to(&mut self, position: LogPosition) {
         self.checkpoint.position = position;
+    }
+
+    /// Sets what is known of the log's clock at that position.
+    pub fn set_log_clock(&mut self, clock: LogClock) {
+        self.checkpoint.log_clock = clock;
     }
 
     /// Starts anew: the machine was restored to an earlier state without a reboot.

@@ -41,7 +41,7 @@ use crate::ledger::events::{
     ContainerLabels, Evidence, GpuError, Kill, KillOwner, LedgerEvent, OomReport, OomScope,
 };
 use crate::ledger::exchange::{ContainerFigures, CycleReport, LedgerFigures};
-use crate::ledger::interval::{Interval, LOG_DELAY};
+use crate::ledger::interval::{Interval, LOG_DELAY, LogClock};
 use crate::ledger::store::{LoadedState, WriteBatch};
 use crate::ledger::totals::{CudaOomSource, Total, Totals};
 use crate::parse::kernel_log::{Killed, OomContext};
@@ -222,10 +222,10 @@ impl Reconciler {
         &self.last_event_times
     }
 
-    /// Returns the position up to which this boot's log was read; `None` if it never was.
-    pub fn log_position(&self) -> Option<LogPosition> {
+    /// Returns the position up to which this boot's log was read, and its clock as known then; `None` if it never was read.
+    pub fn log_position(&self) -> Option<(LogPosition, LogClock)> {
         let account = self.accounting.checkpoint();
-        (account.position != LogPosition::default()).then_some(account.position)
+        (account.position != LogPosition::default()).then_some((account.position, account.log_clock))
     }
 
     /// Marks the runs that had not ended before this boot.
@@ -318,6 +318,11 @@ impl Reconciler {
         if self.log_up {
             self.accounting.read_to(position);
         }
+    }
+
+    /// Notes what is known of the log's clock at the position up to which the log was read.
+    pub fn set_log_clock(&mut self, clock: LogClock) {
+        self.accounting.set_log_clock(clock);
     }
 
     /// Notes that records of the log were overwritten before they were read, up to this position.

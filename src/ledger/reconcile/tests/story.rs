@@ -33,7 +33,6 @@ pub struct Story {
     filter: Filter,
     boot: (String, f64),
     clock: LogClock,
-    read_at: Option<Timestamp>,
     lines: u64,
 }
 
@@ -63,25 +62,15 @@ impl Story {
     }
 
     pub fn filtered(filter: Filter) -> Self {
-        let begin = Timestamp::four_hours_after_boot();
+        let begin = Timestamp::hours_after_boot(4);
         let store = MemoryStore::default();
         let boot = ("boot".to_owned(), 0.0);
         let reconciler = reconciler(&store, &filter, &boot, begin);
         let (usage, drift) = (ContainerUsage::default(), 0.0);
-        let (clock, read_at) = (LogClock::default(), Some(begin));
-        let mut story = Self {
-            begin,
-            reconciler,
-            store,
-            usage,
-            gpus: vec![],
-            drift,
-            filter,
-            boot,
-            clock,
-            read_at,
-            lines: 0,
-        };
+        let mut clock = LogClock::default();
+        clock.drained(begin);
+        let mut story =
+            Self { begin, reconciler, store, usage, gpus: vec![], drift, filter, boot, clock, lines: 0 };
         story.settle(0.0);
         story
     }
@@ -148,12 +137,12 @@ impl Story {
         for (line, proc_info) in lines {
             self.lines += 1;
             let position = LogPosition { sequence: Some(self.lines), usec: usec + self.lines };
-            let written = self.clock.written(position.usec, self.read_at, self.at(at));
+            let written = self.clock.written(position.usec, self.at(at));
             let entry = LogEntry { position, line, text: Arc::from("a line"), report: None };
             observed.push(ObservedLine { entry, written, proc_info });
         }
         let position = observed.last().map_or(LogPosition::default(), |line| line.entry.position);
-        self.read_at = Some(self.at(at));
+        self.clock.drained(self.at(at));
         self.reconciler.apply_log(self.at(at), Some(&observed), position);
     }
 

@@ -110,6 +110,8 @@ pub struct Sources {
     pub runtime_lag: u64,
     /// Drift of the log's clock, in percent of the largest one that is tolerated.
     pub drift: i64,
+    /// Records are read when they are logged, as by the thread that waits for the device, instead of once per step.
+    pub reads_at_once: bool,
     /// A cgroup's counter includes those below it.
     pub hierarchical: bool,
 }
@@ -123,6 +125,8 @@ pub struct World {
     pub skipped: Vec<u64>,
     /// When the wall clock is set, and by how many milliseconds.
     pub clock_step: Option<(u64, i64)>,
+    /// Hours since the boot of the host.
+    pub uptime_hours: u64,
     /// The ledger is kept in a real store.
     pub is_on_disk: bool,
     /// Pauses between steps in milliseconds, whether memledger restarts after the step, and whether the changes of the
@@ -174,10 +178,12 @@ fn run(complete: bool) -> impl Strategy<Value = RunPlan> {
 
 /// Returns a world; if it is `complete`, every source is available and complete.
 pub fn world(complete: bool) -> impl Strategy<Value = World> {
-    let clock = (prop_oneof![Just(0), -90_i64..90], any::<bool>());
+    let clock = (prop_oneof![Just(0), -90_i64..90], prop::bool::weighted(0.7), any::<bool>());
     let sources = (any::<[bool; 3]>(), prop::bool::weighted(0.7), 0_u64..1_500, clock).prop_map(
-        move |([log, vmstat, cgroups], runtime, runtime_lag, (drift, hierarchical))| Sources {
-            drift,
+        move |([log, vmstat, cgroups], runtime, runtime_lag, (drift, reads_at_once, hierarchical))| Sources {
+            // read once per step, records tell little of the clock, and the run of some kills is a guess
+            drift: if complete && !reads_at_once { 0 } else { drift },
+            reads_at_once,
             hierarchical,
             log: log || complete,
             vmstat: vmstat || complete,
@@ -192,21 +198,26 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
     let skipped = vec(0_u64..15_000, 0..4);
     let at_once = prop::option::weighted(0.3, (1_000_u64..8_000, any::<bool>()));
     let clock_step = prop::option::weighted(0.2, (1_000_u64..15_000, -1_800_000_i64..1_800_000));
-    let settings = (skipped, at_once, clock_step, prop::bool::weighted(0.1));
+    let uptime_hours = prop_oneof![Just(4_u64), Just(30), Just(1_000)];
+    let settings = (skipped, at_once, clock_step, uptime_hours, prop::bool::weighted(0.1));
     let plans = (containers, hosts, sources, settings, vec(step, 60..100));
     plans.prop_map(move |(mut containers, hosts, sources, settings, steps)| {
-        let (mut skipped, at_once, clock_step, is_on_disk) = settings;
+        let (mut skipped, at_once, clock_step, uptime_hours, is_on_disk) = settings;
         let clock_step = clock_step.filter(|_| !complete);
-        let mut sources: Sources = sources;
-        if complete && steps.iter().any(|(_, restarts, _)| *restarts) {
-            sources.drift = 0; // a drift is known again only after some reads: until then the run is a guess
-        }
         if let Some((rest, is_rate_limited)) = at_once {
             kill_two_groups_at_once(&mut containers, rest);
             skipped.extend(is_rate_limited.then_some(rest)); // shortly before
         }
-        let mut world =
-            World { runs: vec![], kills: vec![], sources, skipped, clock_step, is_on_disk, steps };
+        let mut world = World {
+            runs: vec![],
+            kills: vec![],
+            sources,
+            skipped,
+            clock_step,
+            uptime_hours,
+            is_on_disk,
+            steps,
+        };
         for plans in containers {
             world.add_container(plans);
         }
@@ -382,6 +393,11 @@ impl World {
         begin.plus(Duration::from_millis(at)).with_wall_moved(step)
     }
 
+    /// Returns the number of kills that may be counted twice or for another container: one, of the moment in which the clock is set.
+    pub fn counted_wrongly(&self) -> u64 {
+        u64::from(self.clock_step.is_some())
+    }
+
     /// Returns the number of kills until then.
     pub fn killed(&self, at: u64) -> u64 {
         self.kills.iter().filter(|kill| kill.at <= at).count() as u64
@@ -444,10 +460,27 @@ impl World {
         Some(entries)
     }
 
+    /// Returns the stamps of records until then, after a position, that have nothing to do with OOM: those of the network
+    /// devices of a container that starts.
+    pub fn other_stamps(&self, begin: Timestamp, after: u64, at: u64) -> Vec<u64> {
+        let starts = self.runs.iter().flatten().map(|run| run.start);
+        let logged = starts.flat_map(|start| start..start + 3).filter(|logged| *logged <= at);
+        logged.map(|logged| self.stamp(begin, logged)).filter(|usec| *usec > after).collect()
+    }
+
     /// Returns the stamp of a record that is logged then.
     pub fn stamp(&self, begin: Timestamp, logged: u64) -> u64 {
+        self.stamp_of_begin(begin) + logged * 1_000
+    }
+
+    /// Returns when a record with this stamp is logged.
+    pub fn logged(&self, begin: Timestamp, usec: u64) -> u64 {
+        usec.saturating_sub(self.stamp_of_begin(begin)) / 1_000
+    }
+
+    fn stamp_of_begin(&self, begin: Timestamp) -> u64 {
         let tolerated = begin.kernel_usec() as i64 / 10_000;
-        (begin.kernel_usec() + logged * 1_000).saturating_add_signed(tolerated * self.sources.drift / 100)
+        begin.kernel_usec().saturating_add_signed(tolerated * self.sources.drift / 100)
     }
 
     fn lines(&self, begin: Timestamp, kill: &TrueKill, at: u64) -> Vec<(LogEntry, ProcInfo)> {
