@@ -95,6 +95,25 @@ class track(ContextDecorator):
             reporter.clean_if_due()
 
 
+class batch_search(ContextDecorator):
+    """Marks a search for a batch size, such as that of a trainer, so that it does not count as the training.
+
+        with memledger.batch_search():
+            tuner.scale_batch_size(trainer.model)
+
+    Its peaks, steps and caught out-of-memory errors are not reported; one by which the program ends is. At its end torch's peaks
+    begin again. ``auto_select_batch_size`` of ``memledger.analyze`` does this itself.
+    """
+
+    @never_raises()
+    def __enter__(self) -> None:
+        reporter.begin_search()
+
+    @never_raises()
+    def __exit__(self, *exception: Any) -> None:
+        reporter.end_search(bool(exception) and exception[0] is not None)
+
+
 @never_raises(default=dict)
 def peak() -> Dict[str, int]:
     """Returns the highest memory of this process so far, in bytes.

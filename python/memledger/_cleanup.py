@@ -5,12 +5,13 @@ of several processes each of them would wait for the slowest. So a request waits
 or a ``track``: that is a safe point.
 """
 
+import collections
 import gc
 import signal
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Optional, Tuple
 
 from memledger import _torch
 from memledger._guard import record_error
@@ -19,7 +20,7 @@ from memledger._guard import record_error
 MOMENTS = ("start", "threshold", "step", "error", "exit")
 #: Seconds between two readings of the GPUs for the threshold, and between two cleanups because of it.
 THRESHOLD_CHECK_SECONDS, THRESHOLD_PAUSE_SECONDS = 1.0, 60.0
-#: memledger asks for no longer deadline.
+#: memledger requests no longer deadline.
 MAX_DEADLINE_SECONDS = 60.0
 
 Message = Dict[str, Any]
@@ -81,11 +82,13 @@ class Cleaner:
         """Forgets all requests, as in a forked child."""
         self._lock = threading.Lock()
         self._request: Optional[Tuple[int, float]] = None
-        self._answers: List[Message] = []
+        # the program appends while the reporter's thread sends
+        self._answers: Deque[Message] = collections.deque()
         self._moments: Tuple[str, ...] = ()
         self._threshold, self._every = 85.0, 1
         self._steps = 0
         self._has_failed = self._cleans_at_exit = False
+        self._is_owed = False  # a moment came while a graph was captured
         self._next_check = 0.0
 
     def request(self, message: Message) -> None:
@@ -103,6 +106,7 @@ class Cleaner:
         if not 1 <= threshold <= 100 or every < 1:
             raise ValueError(f"threshold={threshold!r} is not from 1 to 100 percent, or every={every!r} is below 1")
         self._moments, self._threshold, self._every = moments, float(threshold), every
+        self._is_owed = False
         if "start" in moments:
             clean()
 
@@ -111,7 +115,7 @@ class Cleaner:
         self._has_failed = True
 
     def clean_at_exit(self) -> None:
-        """Cleans up at the end of the program, besides the moments that were asked for."""
+        """Cleans up at the end of the program, besides the moments of ``clean_on``."""
         self._cleans_at_exit = True
 
     def at_exit(self) -> None:
@@ -126,13 +130,16 @@ class Cleaner:
         if not self._lock.acquire(False):
             return False  # another thread of the program is at it
         try:
-            if is_capturing():
-                return False  # at the next one
+            self._is_owed = self._is_due(steps) or self._is_owed
+            # last, because it reads each GPU: most safe points have nothing to do
+            if (self._request is None and not self._is_owed) or is_capturing():
+                return False
             request, self._request = self._request, None
-            is_asked = request is not None and time.monotonic() <= request[1]
-            if request is not None and is_asked:
-                self._answers.append(self._answer(request[0]))
-            elif self._is_due(steps):
+            is_owed, self._is_owed = self._is_owed, False
+            if request is not None and time.monotonic() <= request[1]:
+                answer = self._answer(request[0])
+                self._answers.append(answer)
+            elif is_owed:
                 clean()
             return bool(self._answers)
         finally:
@@ -152,8 +159,10 @@ class Cleaner:
 
     def send_answers(self, send: Callable[[Message], bool]) -> None:
         """Sends the answers. What cannot be sent now stays."""
-        answers, self._answers = self._answers, []
-        self._answers = [answer for answer in answers if not send(answer)] + self._answers
+        for _ in range(len(self._answers)):
+            answer = self._answers.popleft()
+            if not send(answer):
+                self._answers.append(answer)
 
     def _is_due(self, steps: int) -> bool:
         if "error" in self._moments and self._has_failed:
@@ -166,7 +175,7 @@ class Cleaner:
                 return True
         now = time.monotonic()
         if "threshold" in self._moments and now >= self._next_check:
-            is_full = _fullest_percent() >= self._threshold
+            is_full = not is_capturing() and _fullest_percent() >= self._threshold
             self._next_check = now + (THRESHOLD_PAUSE_SECONDS if is_full else THRESHOLD_CHECK_SECONDS)
             return is_full
         return False

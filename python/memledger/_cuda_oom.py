@@ -83,6 +83,11 @@ def _text_of(error: Any) -> Optional[str]:
     return text[min(found) :][:MAX_TEXT] if found else None
 
 
+def is_cuda_oom(error: BaseException) -> bool:
+    """Returns whether an error says that a GPU, or a library of CUDA on it, had no memory left."""
+    return _text_of(error) is not None
+
+
 class CudaOoms:
     """Makes a message of each error in this process, and passes it on.
 
@@ -96,13 +101,28 @@ class CudaOoms:
 
     def reset(self) -> None:
         """Begins to count at 0, as in a forked child."""
-        self._attaching = threading.Lock()  # another thread may have held the one before the fork
+        # another thread may have held the one before the fork; reentrant for signal handlers of the program
+        self._attaching = threading.RLock()
         self._count = 0
         self._observed = 0  # number of the newest error that the observer saw
         self._observed_at = 0.0
+        self._is_searching = False
+        self._of_search: Optional[Message] = None  # the newest error of the search
+
+    def begin_search(self) -> None:
+        """Begins a search for a batch size, which finds the limit by errors: one is reported only if the program ends by it."""
+        self._is_searching = True
+
+    def end_search(self, has_failed: bool) -> None:
+        """Ends a search, maybe by an exception, by which the program may end."""
+        self._is_searching = False
+        if not has_failed:
+            self._of_search = None
 
     def attach(self) -> None:
         """Lets torch call the observer. Only once CUDA is initialised: before, this would initialise it."""
+        if self._is_attached:
+            return
         torch = _torch.initialized()
         if torch is None:
             return
@@ -151,7 +171,11 @@ class CudaOoms:
         scope = scopes.current()
         if scope is not None:
             message["scope"] = list(scope)
-        self._report(message)
+        if self._is_searching:
+            self._of_search = message
+        else:
+            self._of_search = None
+            self._report(message)
 
     @never_raises()
     def _report_exception(self, error: Any, is_uncaught: bool) -> None:
@@ -160,7 +184,7 @@ class CudaOoms:
             return
         if self._observed > 0 and text.startswith(OBSERVED_MARKERS):
             if is_uncaught:
-                self._report({"t": "oom", "n": self._observed, "uncaught": True})
+                self._report({**(self._of_search or {}), "t": "oom", "n": self._observed, "uncaught": True})
             return
         self._count += 1
         message: Message = {"t": "oom", "n": self._count, "text": text, "uncaught": is_uncaught}

@@ -37,9 +37,10 @@ def warn_once(kind: str, text: str, stacklevel: int = 3) -> None:
         pass
 
 
-def never_raises(default: Optional[Callable[[], Any]] = None) -> Callable[[Function], Function]:
+def never_raises(default: Optional[Callable[[], Any]] = None, warns: bool = False) -> Callable[[Function], Function]:
     """Makes a function return ``default()``, or None, where it would raise, and warns once of wrong arguments.
 
+    ``warns``: of every error, for a function whose result is for a person.
     Only ``Exception`` is swallowed: KeyboardInterrupt and SystemExit belong to the program.
     """
 
@@ -50,7 +51,7 @@ def never_raises(default: Optional[Callable[[], Any]] = None) -> Callable[[Funct
                 return function(*args, **kwargs)
             except Exception as error:
                 record_error()
-                if isinstance(error, (TypeError, ValueError)):
+                if warns or isinstance(error, (TypeError, ValueError)):
                     warn_once(function.__qualname__, f"{function.__qualname__} ignored: {error}")
                 return None if default is None else default()
 

@@ -70,6 +70,17 @@ def call(model: Any, inputs: Any) -> Any:
     return model(inputs)
 
 
+def moved(inputs: Any, device: Any) -> Any:
+    """Returns the inputs of a batch on a device."""
+    if isinstance(inputs, dict):
+        return {key: moved(value, device) for key, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(moved(value, device) for value in inputs)
+    if isinstance(inputs, list):
+        return [moved(value, device) for value in inputs]
+    return inputs.to(device) if hasattr(inputs, "to") else inputs
+
+
 @contextmanager
 def unchanged(model: Any, device: Any = None) -> Iterator[None]:
     """Lets code run or move a model, without gradients of before, and then restores what that changed.
@@ -114,6 +125,9 @@ def activation_bytes(model: Any, inputs: Any) -> int:
     """
     import torch
 
+    first = next(model.parameters(), None)
+    if first is not None:
+        inputs = moved(inputs, first.device)
     known: Set[int] = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     known.update(buffer.untyped_storage().data_ptr() for buffer in model.buffers())
     known.update(tensor.untyped_storage().data_ptr() for tensor in tensors_in(inputs))

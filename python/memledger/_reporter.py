@@ -9,6 +9,7 @@ import atexit
 import collections
 import operator
 import os
+import sys
 import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -19,6 +20,7 @@ from memledger._connection import Connection, directory
 from memledger._cuda_oom import CudaOoms, scopes
 from memledger._guard import never_raises, record_error, warn_once
 from memledger._records import Record, Records
+from memledger._search import BatchSearch
 from memledger._version import __version__
 
 #: Seconds between two samples until memledger asks for another interval, and the limits of what it may ask for.
@@ -32,8 +34,8 @@ SCOPES_PER_SAMPLE = 12
 MAX_PENDING_SCOPES = 64
 #: Seconds between two out-of-memory errors that are sent at once, and the longest wait for the reporter's thread before.
 OOM_INTERVAL_SECONDS, OOM_WAIT_SECONDS = 0.2, 0.05
-#: Longest wait for the reporter's thread before an answer is sent at once.
-ANSWER_WAIT_SECONDS = 0.05
+#: Longest wait for the reporter's thread before an answer, or the begin of a search for a batch size, is sent at once.
+ANSWER_WAIT_SECONDS = SEARCH_WAIT_SECONDS = 0.05
 #: Longest wait for the reporter's thread, and then for its lock, when the program ends. Only a machine without CPU time needs it.
 EXIT_WAIT_SECONDS = 1.0
 #: Highest steps or samples of one call. memledger accepts totals up to 2**50.
@@ -41,6 +43,8 @@ MAX_COUNT = 1 << 40
 #: Settings of a training, and characters of a name and of a text.
 MAX_SETTINGS = 16
 MAX_NAME = 64
+#: Where launchers write the rank of a process among those of its host: torchrun and accelerate, Slurm, Open MPI, Intel MPI and MPICH.
+LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:-")
 
 Pair = Tuple[str, str]
@@ -85,6 +89,11 @@ def _environment_number(name: str) -> Optional[int]:
     return int(text) if text.isdigit() else None
 
 
+def _is_started_by_multiprocessing() -> bool:
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
 def _block_signals() -> None:
     """Leaves signals to the program's threads, whose system calls they interrupt. Faults of this thread stay its own."""
     import signal
@@ -109,6 +118,7 @@ class Reporter:
         self._samples: Optional[int] = None
         self._batch_size: Optional[int] = None
         self._settings: Dict[str, Any] = {}
+        self._search = BatchSearch()
 
     def _reset(self) -> None:
         """Forgets connection and thread, as in a forked child, where both are the parent's."""
@@ -126,6 +136,7 @@ class Reporter:
         self._last_oom = 0.0
         self._sequence = 0
         self._interval = INTERVAL_SECONDS
+        self._first_device: Optional[int] = None
         self._forget_sent()
 
     def _forget_sent(self) -> None:
@@ -160,6 +171,8 @@ class Reporter:
                 except BaseException:
                     self._thread = None
                     raise
+                if _is_started_by_multiprocessing():
+                    _end_with_multiprocessing()
 
     def start_unless_stopped(self) -> None:
         """Starts the thread for a step or a scope. Not after ``stop``, nor in a process that may become a DataLoader worker."""
@@ -186,6 +199,8 @@ class Reporter:
         steps = _count(steps)
         samples = _optional_count("samples", samples)
         batch_size = _optional_count("batch_size", batch_size)
+        if self._search.depth > 0:
+            return  # they train nothing
         if samples is None and batch_size is not None:
             samples = steps * batch_size
         with self._count_lock:
@@ -216,7 +231,8 @@ class Reporter:
         self.records.add(Record(*pair, time.time(), rss, allocated, peak, reserved))
         short: List[_torch.Device] = []
         for device in devices or []:
-            keys = ("i", "alloc", "res", "alloc_peak") if device["i"] in risen else ("i", "alloc", "res")
+            is_exact = device["i"] in risen and self._search.depth == 0
+            keys = ("i", "alloc", "res", "alloc_peak") if is_exact else ("i", "alloc", "res")
             short.append({key: device[key] for key in keys if key in device})
         message = {"t": "scope", "component": pair[0], "operation": pair[1], "rss": rss, "dev": short}
         with self._count_lock:
@@ -224,6 +240,34 @@ class Reporter:
             if len(self._pending) > MAX_PENDING_SCOPES:
                 self._pending.popitem(last=False)
                 self._connection.lost += 1
+
+    def begin_search(self) -> None:
+        """Begins a search for a batch size; its peaks, failures and steps are not those of the training."""
+        with self._count_lock:
+            self._search.begin()
+        self._ooms.begin_search()
+        # at once: its first batch may be the one with the most memory
+        if self._thread is not None and self._lock.acquire(timeout=SEARCH_WAIT_SECONDS):
+            try:
+                self._report(0)
+            finally:
+                self._lock.release()
+
+    def end_search(self, has_failed: bool) -> None:
+        """Ends a search, maybe by an exception."""
+        with self._count_lock:
+            try:
+                self._search.end()
+            finally:
+                if self._search.depth == 0:
+                    self._ooms.end_search(has_failed)
+
+    def _sample(self) -> Tuple[Optional[List[_torch.Device]], bool]:
+        """Returns torch's memory, and whether a search for a batch size ran since the last sample."""
+        with self._count_lock:
+            devices, is_recent = self._search.without(_torch.devices()), self._search.is_recent
+            self._search.is_recent = self._search.depth > 0
+        return devices, is_recent
 
     def observe_ooms(self) -> None:
         """Lets torch call the observer of out-of-memory errors, once CUDA is initialised."""
@@ -307,13 +351,16 @@ class Reporter:
             return
         for message in self._connection.receive():
             self._handle(message)
-        devices = _torch.devices()
+        devices, is_search = self._sample()
         if not self._announce([device["i"] for device in devices or []]):
             return
         self._send_ooms()
         if devices is not None:
             lost = self._connection.lost + _guard.swallowed
-            self._connection.send({"t": "sample", "seq": self._sequence, "lost": lost, "dev": devices})
+            sample: Dict[str, Any] = {"t": "sample", "seq": self._sequence, "lost": lost, "dev": devices}
+            if is_search:
+                sample["search"] = True
+            self._connection.send(sample)
         cleaner.send_answers(self._connection.send)
         self._report_steps()
         for _ in range(max_scopes):
@@ -358,11 +405,23 @@ class Reporter:
         torch = _torch.loaded()
         if torch is not None:
             message["torch"] = str(torch.__version__)
-        for key, name in (("rank", "RANK"), ("local_rank", "LOCAL_RANK")):
-            number = _environment_number(name)
+        backend = _torch.allocator()
+        if backend is not None:
+            message["backend"] = backend
+        for key, number in (("rank", _environment_number("RANK")), ("local_rank", self._local_rank(indices))):
             if number is not None:
                 message[key] = number
         return message
+
+    def _local_rank(self, indices: List[int]) -> Optional[int]:
+        """Returns the rank that a launcher gave this process, or the first GPU of one that multiprocessing started."""
+        for name in LOCAL_RANKS:
+            number = _environment_number(name)
+            if number is not None:
+                return number
+        if self._first_device is None and indices and _is_started_by_multiprocessing():
+            self._first_device = min(indices)
+        return self._first_device
 
     def _handle(self, message: Dict[str, Any]) -> None:
         if message.get("t") == "cleanup":
@@ -391,6 +450,13 @@ def _at_exit() -> None:
         cleaner.at_exit()
     finally:
         reporter.stop()
+
+
+def _end_with_multiprocessing() -> None:
+    """Makes a process of multiprocessing send what is left: it ends without the functions of ``atexit``."""
+    from multiprocessing import util
+
+    util.Finalize(None, _at_exit, exitpriority=-100)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

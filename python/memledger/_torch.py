@@ -20,6 +20,9 @@ FIELDS = (
     ("ooms", ("num_ooms",)),
     ("retries", ("num_alloc_retries",)),
 )
+#: The fields that torch's other allocators count too; they report 0 for the rest.
+COMMON_FIELDS = FIELDS[:4]
+NATIVE_ALLOCATOR = "native"
 #: memledger accepts no more.
 MAX_DEVICES = 64
 
@@ -58,9 +61,16 @@ def is_being_spawned() -> bool:
     return process is not None and getattr(process.current_process(), "_inheriting", False)
 
 
-def _pick(statistics: Dict[str, Any], index: int) -> Device:
+def allocator() -> Optional[str]:
+    """Returns the name of torch's allocator, such as ``native`` or ``cudaMallocAsync``; None before CUDA is initialised."""
+    torch = initialized()
+    name = getattr(torch.cuda, "get_allocator_backend", None) if torch is not None else None
+    return None if name is None else str(name())
+
+
+def _pick(statistics: Dict[str, Any], index: int, is_native: bool) -> Device:
     device: Device = {"i": index}
-    for field, path in FIELDS:
+    for field, path in FIELDS if is_native else COMMON_FIELDS:
         value: Any = statistics
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
@@ -78,11 +88,11 @@ def devices() -> Optional[List[Device]]:
     torch = initialized()
     if torch is None:
         return None
-    found = []
+    found, is_native = [], allocator() in (NATIVE_ALLOCATOR, None)
     for index in range(min(torch.cuda.device_count(), MAX_DEVICES)):
         # the flat memory_stats() takes a hundred times as long
         statistics = torch.cuda.memory.memory_stats_as_nested_dict(device=index)
-        device = _pick(statistics, index)
+        device = _pick(statistics, index, is_native)
         if "res_peak" not in device:
             return None
         if device["res_peak"] > 0:

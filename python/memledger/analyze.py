@@ -9,6 +9,9 @@ import argparse
 from typing import Any, Callable, Dict, List, Optional
 
 from memledger import _model_memory, _torch
+from memledger._api import batch_search
+from memledger._cuda_oom import is_cuda_oom
+from memledger._guard import never_raises, record_error
 from memledger._model_memory import Sample
 from memledger._records import MIB
 
@@ -33,11 +36,16 @@ def _cuda() -> Optional[Any]:
     """Returns torch if it has a GPU. The facts of a GPU need CUDA to be initialised, but no context on it."""
     try:
         import torch
+
+        return torch if torch.cuda.is_available() else None
     except ImportError:
         return None
-    return torch if torch.cuda.is_available() else None
+    except Exception:  # a broken library of CUDA, for example
+        record_error()
+        return None
 
 
+@never_raises(default=lambda: {"gpu_count": 0, "gpus": []}, warns=True)
 def get_gpu_info(every_gpu: bool = False) -> Dict[str, Any]:
     """Returns ``gpu_count`` and, for each of ``gpus``, its facts.
 
@@ -68,6 +76,7 @@ def get_gpu_info(every_gpu: bool = False) -> Dict[str, Any]:
     return {"gpu_count": len(gpus), "gpus": gpus}
 
 
+@never_raises(warns=True)
 def print_gpu_info(every_gpu: bool = False) -> None:
     """Prints the facts of each GPU; see ``get_gpu_info``."""
 
@@ -85,6 +94,7 @@ def print_gpu_info(every_gpu: bool = False) -> None:
         print(f"    compute capability {gpu['compute_capability']}, {gpu['multiprocessors']} multiprocessors")
 
 
+@never_raises(default=dict, warns=True)
 def monitor_gpu_memory(device_id: int = 0, reset: bool = False) -> Dict[str, float]:
     """Returns and prints torch's memory on a device in GB; ``reset`` begins new peaks. Empty before CUDA is initialised."""
     torch = _torch.initialized()
@@ -146,6 +156,7 @@ def recommend_batch_size(
     return recommendations(gpu_memory_gb * GIB * safety_margin - fixed, each)
 
 
+@never_raises(warns=True)
 def print_memory_analysis(
     model: Any,
     batch_size: int,
@@ -199,8 +210,9 @@ def _print_recommendations(sizes: Dict[str, int], total: int, current: int) -> N
 def auto_select_batch_size(model: Any, device: Any, start_batch: int = 1, sample: Optional[Sample] = None) -> int:
     """Returns the largest batch size, doubling from ``start_batch``, whose forward and backward pass fits on ``device``.
 
-    Measured by running them: on a GPU until one runs out of memory or would use more than 70 % of it, which resets torch's peaks.
-    On the CPU, where the host would be driven out of memory instead, the activations are measured against the available
+    Measured by running them: on a GPU until one runs out of memory or would use more than 70 % of it, with two values for each
+    trained parameter for the optimizer, as in Adam. It is no part of the training's peaks and out-of-memory errors: see
+    ``memledger.batch_search``. On the CPU, where the host would be driven out of memory instead, the activations are measured against the available
     memory. The model is then on its device again, and as it was. 0: not even ``start_batch`` fits. Raises ValueError without
     ``sample``, for a ``start_batch`` below 1, and on the CPU for a model that keeps no activations.
     """
@@ -208,7 +220,7 @@ def auto_select_batch_size(model: Any, device: Any, start_batch: int = 1, sample
         raise ValueError("auto_select_batch_size needs sample=, a function that makes the model's inputs for a batch size")
     if start_batch < 1:
         raise ValueError(f"start_batch is {start_batch}, and must be at least 1")
-    with _model_memory.unchanged(model, device):
+    with batch_search(), _model_memory.unchanged(model, device):
         model = model.to(device)
         fits = _fits_gpu if str(device).startswith("cuda") else _host_check(model, sample)
         best, size = 0, start_batch
@@ -224,16 +236,19 @@ def _fits_gpu(model: Any, device: Any, sample: Sample, size: int) -> bool:
     try:
         _run_step(model, device, sample, size)
         peak = torch.cuda.max_memory_reserved(device)
-    except torch.cuda.OutOfMemoryError:
+    except RuntimeError as error:  # of libraries such as cuBLAS too
+        if not is_cuda_oom(error):
+            raise
         peak = None
     # not before: the exception holds the tensors of the step
     model.zero_grad(set_to_none=True)
     torch.cuda.empty_cache()
-    return peak is not None and bool(peak <= SAFETY_MARGIN * torch.cuda.get_device_properties(device).total_memory)
+    total, optimizer = torch.cuda.get_device_properties(device).total_memory, _model_memory.of_model(model).optimizer_estimate
+    return peak is not None and bool(peak + optimizer <= SAFETY_MARGIN * total)
 
 
 def _run_step(model: Any, device: Any, sample: Sample, size: int) -> None:
-    outputs = _model_memory.call(model, _moved(sample(size), device))
+    outputs = _model_memory.call(model, _model_memory.moved(sample(size), device))
     sum(tensor.float().sum() for tensor in _model_memory.tensors_in(_values(outputs))).backward()
 
 
@@ -252,14 +267,6 @@ def _host_check(model: Any, sample: Sample) -> Callable[[Any, Any, Sample, int],
 def _values(outputs: Any) -> Any:
     """Returns the values of a dict-like output, such as those of transformers."""
     return list(outputs.values()) if hasattr(outputs, "values") and not hasattr(outputs, "element_size") else outputs
-
-
-def _moved(inputs: Any, device: Any) -> Any:
-    if isinstance(inputs, dict):
-        return {key: _moved(value, device) for key, value in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(_moved(value, device) for value in inputs)
-    return inputs.to(device)
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

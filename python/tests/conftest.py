@@ -19,6 +19,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 STANDIN = ROOT / "tests" / "standin"
 DEADLINE_SECONDS = 120
+#: Versions of torch between which what the client uses differs.
+TORCH_VERSIONS = ("2.4.1", "2.5.1", "2.8.0", "2.9.1", "2.15.0")
 
 
 def eventually(what, check):

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+from conftest import TORCH_VERSIONS
 
 GIB = 1 << 30
 #: A program whose cache has 6 of 10 GiB to give back.
@@ -22,8 +23,9 @@ while cleaner._request is None:
 FREED = [{"i": 0, "before": 10 * GIB, "after": 4 * GIB}]
 
 
+@pytest.mark.parametrize("version", TORCH_VERSIONS)
 @pytest.mark.parametrize("point", ["memledger.step()", "with memledger.track('model', 'forward'): pass"])
-def test_request_is_done_at_the_next_safe_point_by_the_thread_of_the_program(receiver, run, point):
+def test_request_is_done_at_the_next_safe_point_by_the_thread_of_the_program(receiver, run, point, version):
     program = run(
         f"""{HOLDS}
 class Cycle:
@@ -37,7 +39,8 @@ print(reserved() >> 30, flush=True)
 {point}
 print(reserved() >> 30, flush=True)
 input()
-"""
+""",
+        environment={"STANDIN_TORCH": version},
     )
     receiver.wait("sample")
     receiver.send({"t": "cleanup", "id": 7, "deadline_ms": 60_000})
@@ -47,6 +50,68 @@ input()
     program.go()
     assert program.end()[0] == 0
     assert len(receiver.of("cleaned")) == 1
+
+
+def test_answer_of_a_cleanup_that_lasts_longer_than_a_report_arrives(receiver, run):
+    program = run(
+        f"""{HOLDS}
+from memledger._reporter import reporter
+empty_cache = torch.cuda.empty_cache
+def lasts():
+    before = reporter._sequence
+    while reporter._sequence < before + 3:
+        time.sleep(0.01)
+    empty_cache()
+torch.cuda.empty_cache = lasts
+{IS_ASKED}
+memledger.step()
+print("cleaned", flush=True)
+input()
+"""
+    )
+    receiver.wait("sample")
+    receiver.send({"t": "cleanup", "id": 7, "deadline_ms": 60_000})
+    assert program.line() == "cleaned"
+    assert receiver.wait("cleaned")["dev"] == FREED
+    program.go()
+    assert program.end()[0] == 0
+
+
+def test_moments_that_are_not_due_read_no_gpu(receiver, run):
+    program = run(
+        f"""{HOLDS}
+memledger.step()
+statistics = torch.cuda.memory.memory_stats_as_nested_dict
+reads = []
+def counted(device=None):
+    if threading.current_thread() is threading.main_thread():
+        reads.append(device)
+    return statistics(device=device)
+torch.cuda.memory.memory_stats_as_nested_dict = counted
+memledger.cleanup_on("exit", "error", "step", every=1000)
+for _ in range(999):
+    memledger.step()
+print(len(reads))
+memledger.step()
+print(len(reads) > 0, reserved() >> 30)
+memledger.cleanup_on()
+"""
+    )
+    assert program.end() == (0, "0\nTrue 4\n", "")
+
+
+def test_moment_during_a_capture_is_made_up_for(receiver, run):
+    text = """
+memledger.cleanup_on("step", every=2)
+memledger.step()
+torch.cuda.STANDIN_CAPTURES = 0
+memledger.step()
+print(reserved() >> 30)
+torch.cuda.STANDIN_CAPTURES = None
+memledger.step()
+print(reserved() >> 30)
+"""
+    assert run(f"{HOLDS}{text}").end() == (0, "10\n4\n", "")
 
 
 @pytest.mark.parametrize("captures", [0, 1])
@@ -74,8 +139,8 @@ input()
 
 
 def test_request_is_dropped_after_its_deadline(receiver, run):
-    text = "cleaner._request = (7, 0.0)\nmemledger.step()\nprint(reserved() >> 30, cleaner._request, cleaner._answers)"
-    assert run(f"{HOLDS}\n{text}").end() == (0, "10 None []\n", "")
+    text = "cleaner._request = (7, 0.0)\nmemledger.step()\nprint(reserved() >> 30, cleaner._request, len(cleaner._answers))"
+    assert run(f"{HOLDS}\n{text}").end() == (0, "10 None 0\n", "")
 
 
 def test_cleanup_that_fails_is_answered(receiver, run):

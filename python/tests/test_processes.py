@@ -49,6 +49,42 @@ if child:
     eventually("both to report", lambda: {pid for pid, message in receiver.messages if message["t"] == "sample"} == pids)
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_of_multiprocessing_have_their_first_gpu_as_rank(receiver, run, tmp_path, method):
+    script = f"""
+import multiprocessing
+
+def train(gpu, goes_on):
+    import memledger, torch
+    torch.cuda.standin_allocate(1 << 20, gpu)
+    memledger.step(5)
+    goes_on.wait()
+    torch.cuda.standin_allocate(1 << 20, 0)
+    memledger.step(2)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context({method!r})
+    goes_on = context.Event()
+    processes = [context.Process(target=train, args=(gpu, goes_on)) for gpu in range(3)]
+    [process.start() for process in processes]
+    input()
+    goes_on.set()
+    [process.join() for process in processes]
+"""
+    program = run(script, as_file=tmp_path / "train.py", environment={"STANDIN_GPUS": "a,b,c"})
+
+    def ranks():
+        return {pid: message["local_rank"] for pid, message in receiver.messages if message["t"] == "hello" and message["devices"]}
+
+    eventually("three processes with a GPU", lambda: sorted(ranks().values()) == [0, 1, 2])
+    program.go()
+    assert program.end() == (0, "", "")
+    # their last steps arrive, although they end without exit functions; and no further GPU changes the rank
+    last = lambda pid: max((message["n"] for message in receiver.of("step", pid)), default=0)
+    eventually("all steps", lambda: all(last(pid) == 7 for pid in ranks()))
+    assert sorted(ranks().values()) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_dataloader_workers_do_not_report(receiver, run, tmp_path, method):
     script = tmp_path / "train.py"

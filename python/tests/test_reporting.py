@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from conftest import ROOT, STANDIN, Receiver, eventually
+from conftest import ROOT, STANDIN, TORCH_VERSIONS, Receiver, eventually
 
 MIB = 1 << 20
 
@@ -18,21 +18,120 @@ input()
 """
 
 
-def test_unmodified_program_reports_tensors_and_cache(receiver, run):
-    program = run(UNMODIFIED, environment={"LOCAL_RANK": "1", "RANK": "5", "STANDIN_GPUS": "abc,def"})
+@pytest.mark.parametrize("version", TORCH_VERSIONS)
+def test_unmodified_program_reports_tensors_and_cache(receiver, run, version):
+    variables = {"LOCAL_RANK": "1", "RANK": "5", "STANDIN_GPUS": "abc,def", "STANDIN_TORCH": version}
+    program = run(UNMODIFIED, environment=variables)
     device = receiver.wait("sample")["dev"][0]
     assert (device["alloc"], device["alloc_peak"], device["res"]) == (200 * MIB, 300 * MIB, 300 * MIB)
     assert (device["i"], device["ooms"], device["retries"]) == (0, 0, 0)
     hello = receiver.wait("hello", lambda message: message["devices"])
-    assert hello["devices"] == [{"i": 0, "uuid": "abc"}]
-    assert (hello["v"], hello["rank"], hello["local_rank"], hello["torch"]) == (1, 5, 1, "2.9.1+standin")
+    assert hello["devices"] == [{"i": 0} if version == "2.4.1" else {"i": 0, "uuid": "abc"}]
+    found = [hello[key] for key in ("v", "rank", "local_rank", "torch", "backend")]
+    assert found == [1, 5, 1, f"{version}+standin", "native"]
     program.go()
     assert program.end() == (0, "ready\n", "")
 
 
-def test_torch_before_2_5_reports_no_uuid(receiver, run):
-    run(UNMODIFIED, environment={"STANDIN_TORCH": "2.4.1"})
-    assert receiver.wait("hello", lambda message: message["devices"])["devices"] == [{"i": 0}]
+@pytest.mark.parametrize(
+    "variables, rank",
+    [
+        ({"SLURM_LOCALID": "3"}, 3),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "2", "PMI_RANK": "9"}, 2),
+        ({"MPI_LOCALRANKID": "1"}, 1),
+        ({"LOCAL_RANK": "0", "SLURM_LOCALID": "3"}, 0),
+        ({}, None),
+    ],
+)
+def test_local_rank_is_that_of_the_launcher(receiver, run, variables, rank):
+    run("import torch; torch.cuda.standin_allocate(1 << 20, 1); input()", environment={**variables, "STANDIN_GPUS": "a,b"})
+    assert receiver.wait("hello", lambda message: message["devices"]).get("local_rank") == rank
+
+
+def test_other_allocators_report_only_what_they_count(receiver, run):
+    run("import torch; torch.cuda.STANDIN_ALLOCATOR = 'cudaMallocAsync'; torch.cuda.standin_allocate(2 << 20); input()")
+    device = receiver.wait("sample", lambda message: message["dev"])["dev"][0]
+    assert device == {"i": 0, "alloc": 2 * MIB, "alloc_peak": 2 * MIB, "res": 2 * MIB, "res_peak": 2 * MIB}
+    assert receiver.wait("hello")["backend"] == "cudaMallocAsync"
+
+
+SEARCH = """
+import memledger, torch
+torch.cuda.standin_allocate(300 << 20)
+torch.cuda.standin_free(200 << 20)
+memledger.start()
+input()
+with memledger.batch_search():
+    torch.cuda.standin_allocate(900 << 20)
+    memledger.step()
+    try:
+        torch.cuda.standin_allocate(20 << 30)
+    except torch.cuda.OutOfMemoryError:
+        pass
+    with memledger.track("model", "search"):
+        torch.cuda.standin_allocate(10 << 20)
+    {inside}
+    torch.cuda.standin_free(910 << 20)
+    torch.cuda.empty_cache()
+memledger.step(7)
+print("searched", flush=True)
+input()
+try:
+    torch.cuda.standin_allocate(20 << 30)
+except torch.cuda.OutOfMemoryError:
+    print("out of memory", flush=True)
+input()
+"""
+
+
+def test_search_for_a_batch_size_does_not_count_as_the_training(receiver, run):
+    program = run(SEARCH.format(inside="input()"))
+    before = receiver.wait("sample", lambda message: message["dev"])
+    assert "search" not in before and before["dev"][0]["alloc_peak"] == 300 * MIB
+    program.go()
+    during = receiver.wait("sample", lambda message: message.get("search") and message["dev"][0]["alloc"] == 1010 * MIB)["dev"][0]
+    assert (during["ooms"], during["retries"]) == (0, 0) and "alloc_peak" not in during and "res_peak" not in during
+    assert "alloc_peak" not in receiver.wait("scope")["dev"][0]
+    program.go()
+    assert program.line() == "searched"
+    after = receiver.wait("sample", lambda message: "search" not in message and message["dev"][0]["alloc"] == 100 * MIB
+                          and message["dev"][0]["alloc_peak"] < 300 * MIB)["dev"][0]  # fmt: skip
+    assert (after["ooms"], after["retries"], after["alloc_peak"]) == (0, 0, 100 * MIB)
+    assert receiver.wait("step")["n"] == 7 and receiver.of("oom") == []
+    program.go()
+    assert program.line() == "out of memory"
+    assert receiver.wait("sample", lambda message: message["dev"][0]["ooms"] == 1)["dev"][0]["retries"] == 1
+    assert receiver.wait("oom")["n"] == 2
+
+
+def test_search_that_is_shorter_than_a_report_is_marked(tmp_path, run):
+    receiver = Receiver(tmp_path, welcome=b'{"v":1,"t":"welcome","interval_ms":300}')
+    program = run(SEARCH.format(inside=""))
+    receiver.wait("sample", lambda message: message["dev"])
+    program.go()
+    assert program.line() == "searched"
+    assert receiver.wait("sample", lambda message: message.get("search"))
+    receiver.wait("sample", lambda message: not receiver.of("sample")[-1].get("search"))
+    receiver.close()
+
+
+def test_error_by_which_a_search_ends_the_program_is_reported(receiver, run):
+    program = run(
+        """
+import memledger, torch
+torch.cuda.standin_allocate(1 << 20)
+memledger.start()
+input()
+with memledger.batch_search():
+    torch.cuda.standin_allocate(20 << 30)
+"""
+    )
+    receiver.wait("sample")
+    program.go()
+    assert program.end()[0] == 1
+    message = receiver.wait("oom")
+    assert (message["n"], message["tried"], message["uncaught"]) == (1, 20 << 30, True)
+    assert len(receiver.of("oom")) == 1
 
 
 def test_program_without_torch_or_cuda_has_no_thread_and_no_connection(receiver, run):
@@ -115,6 +214,7 @@ def test_training_ends_well_whatever_is_at_the_socket(tmp_path, run, what):
     program = run(
         f"""
 import memledger, os, torch, time
+from memledger._reporter import reporter
 {limit}
 begin = time.monotonic()
 torch.cuda.init()
@@ -122,7 +222,6 @@ for _ in range(2000):
     with memledger.track("model", "forward"):
         torch.cuda.standin_allocate(1024)
     memledger.step()
-reporter = memledger._reporter.reporter
 while {what == "never_reads"} and not reporter._connection.lost:  # until the socket is full
     memledger.step()
     with reporter._lock:
@@ -221,15 +320,18 @@ print(reference())
 def test_signal_handler_may_report_while_it_interrupts_a_call(receiver, run):
     program = run(
         """
-import memledger, signal
-reporter = memledger._reporter.reporter
+import memledger, signal, torch
+from memledger._reporter import reporter
 def handle(*_):
     memledger.start()
     memledger.step()
     with memledger.track("signal", "handler"):
         pass
+torch.cuda.init()
+memledger.start()
 signal.signal(signal.SIGTERM, handle)
-with reporter._lock, reporter._count_lock:
+with reporter._lock, reporter._count_lock, reporter._ooms._attaching:
+    reporter._ooms._is_attached = False  # as at the first call
     signal.raise_signal(signal.SIGTERM)
 print("handled", flush=True)
 input()

@@ -1,5 +1,6 @@
 """Pure parts of the client."""
 
+import ast
 import contextlib
 import json
 import pathlib
@@ -16,6 +17,47 @@ from memledger import _connection, _host, _model_memory, _records, _reporter, _s
 def test_version_is_that_of_memledger():
     manifest = (pathlib.Path(__file__).resolve().parents[2] / "Cargo.toml").read_text()
     assert f'version = "{memledger.__version__}"' in manifest
+
+
+def test_syntax_is_that_of_the_oldest_python():
+    root = pathlib.Path(memledger.__file__).resolve().parents[1]
+    sources = [*root.glob("memledger/*.py"), root / "sitecustomize.py"]
+    assert len(sources) > 10
+    for source in sources:
+        ast.parse(source.read_text(), str(source), feature_version=(3, 8))
+
+
+def test_facts_of_gpus_never_raise(monkeypatch, capsys):
+    def fails(*_args, **_kwargs):
+        raise OSError("libcudart.so: cannot open shared object file")
+
+    broken = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=fails))
+    monkeypatch.setitem(sys.modules, "torch", broken)
+    assert analyze.get_gpu_info() == {"gpu_count": 0, "gpus": []}
+    forked = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 1, get_device_properties=fails)
+    monkeypatch.setattr(analyze, "_cuda", lambda: types.SimpleNamespace(cuda=forked))
+    monkeypatch.setattr(_torch, "initialized", lambda: types.SimpleNamespace(cuda=forked))
+    with pytest.warns(RuntimeWarning, match="cannot open shared object file"):
+        assert analyze.get_gpu_info() == {"gpu_count": 0, "gpus": []}
+    with pytest.warns(RuntimeWarning, match="monitor_gpu_memory ignored"):
+        assert analyze.monitor_gpu_memory(0, reset=True) == {}
+    analyze.print_gpu_info()
+    assert "GPUs: 0" in capsys.readouterr().out
+    with pytest.warns(RuntimeWarning, match="print_memory_analysis ignored"):
+        assert analyze.print_memory_analysis(None, 8) is None
+
+
+def test_client_that_cannot_be_loaded_does_nothing(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "memledger._api", raising=False)
+    monkeypatch.delattr(memledger, "_api", raising=False)
+    monkeypatch.setattr(memledger, "__path__", [str(tmp_path)])
+    get = memledger.__getattr__
+    with get("track")("model", "forward"):
+        pass
+    assert get("track")("model", "forward")(len)("abc") == 3
+    assert (get("step")(2), get("peak")(), get("save_report")("x")) == (None, {}, False)
+    with pytest.raises(AttributeError):
+        get("no_such_name")
 
 
 def test_records_keep_the_newest_and_all_peaks(tmp_path):
@@ -173,6 +215,42 @@ def test_search_for_a_batch_size_begins_at_one_or_more():
         assert "start_batch is 0" in str(error)
     else:
         raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("text", ["CUDA out of memory.", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "CUDA error: out of memory"])
+def test_search_ends_where_torch_or_a_library_has_no_memory_left(monkeypatch, text):
+    """Torch and the model are replaced: the real ones need a GPU."""
+    sizes, texts = [], [text]
+
+    def step(_model, _device, _sample, size):
+        sizes.append(size)
+        if size > 8:
+            raise RuntimeError(texts[-1])
+
+    def search():
+        return analyze.auto_select_batch_size(model, "cuda", 1, sample=lambda size: None)
+
+    properties = types.SimpleNamespace(total_memory=1000)
+    cuda = types.SimpleNamespace(
+        reset_peak_memory_stats=lambda device: None, empty_cache=lambda: None, get_device_properties=lambda device: properties,
+        max_memory_reserved=lambda device: 10 * sizes[-1],
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(analyze, "_run_step", step)
+    monkeypatch.setattr(_model_memory, "unchanged", lambda model, device: contextlib.nullcontext())
+    model = FakeModel()
+    model.to = lambda device: model
+    model.zero_grad = lambda set_to_none: None
+    assert search() == 8 and sizes == [1, 2, 4, 8, 16]
+    # 700 bytes may be used, and the optimizer of 40 bytes of parameters takes 80
+    model.parameters = lambda: [FakeTensor() for _ in range(7)]
+    assert search() == 8
+    model.parameters = lambda: [FakeTensor() for _ in range(8)]
+    assert search() == 4
+    model.parameters = lambda: []
+    texts.append("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        search()
 
 
 class FakeTensor:

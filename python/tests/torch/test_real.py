@@ -124,6 +124,15 @@ while True:
     assert program.end()[0] == 143
 
 
+def test_inputs_are_moved_to_the_device_of_the_model():
+    """The device without memory has the place of a GPU: torch refuses to mix it with the CPU too."""
+    from memledger import _model_memory as memory
+
+    inputs = memory.moved({"a": torch.ones(2), "b": (torch.ones(1), [torch.ones(1)]), "c": 3}, "meta")
+    assert {each.device.type for each in memory.tensors_in(inputs)} == {"meta"} and inputs["c"] == 3
+    memory.activation_bytes(torch.nn.Linear(4, 4, device="meta"), torch.ones(2, 4))
+
+
 def test_bytes_of_real_modules_are_exact():
     from memledger import _model_memory as memory
 

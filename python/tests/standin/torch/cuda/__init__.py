@@ -9,8 +9,12 @@ from . import memory
 
 TOTAL_BYTES = 12 << 30
 STANDIN_ALLOCATOR_IS_PLUGGABLE = False  # set by tests
+STANDIN_ALLOCATOR = "native"  # set by tests
 STANDIN_CAPTURES = None  # set by tests: the device whose current stream captures a graph
 OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
+
+if memory.version() >= (2, 8):  # what errors of CUDA itself are since then
+    torch.AcceleratorError = type("AcceleratorError", (RuntimeError,), {})
 
 standin_contexts = set()  # devices on which the real one would hold memory for the process. Not in torch
 _initialized_by = None
@@ -53,6 +57,10 @@ def _lazy_call(call, **kwargs):
         _queued.append(call)
 
 
+def get_allocator_backend():
+    return STANDIN_ALLOCATOR
+
+
 def device_count():
     return len(_uuids())
 
@@ -67,7 +75,7 @@ def get_device_properties(device):
     properties = types.SimpleNamespace(
         name="Stand-in", total_memory=TOTAL_BYTES, major=8, minor=6, multi_processor_count=28
     )
-    if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 5):
+    if memory.version() >= (2, 5):
         properties.uuid = _uuids()[device]  # a uuid without prefix, as in torch
     return properties
 

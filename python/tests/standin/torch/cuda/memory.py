@@ -6,6 +6,10 @@ SEGMENT_BYTES = 2 << 20
 STANDIN_IS_SPLIT = True  # set by tests: all of the cache is free parts of split blocks. The stand-in gives them back all the same
 
 
+def version():
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
 class Allocator:
     def __init__(self):
         self.allocated = self.allocated_peak = self.reserved = self.reserved_peak = 0
@@ -48,14 +52,30 @@ def memory_stats_as_nested_dict(device=None):
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
     held = of(device or 0)
 
-    def stat(current, peak):
-        return {"all": {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}}
+    def stat(current=0, peak=0):
+        figures = {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
+        return {"all": figures, "small_pool": dict.fromkeys(figures, 0), "large_pool": dict(figures)}
 
-    return {
+    is_native = torch.cuda.STANDIN_ALLOCATOR == "native"
+    split = held.reserved - held.allocated if STANDIN_IS_SPLIT else 0
+    statistics = {
         "allocated_bytes": stat(held.allocated, held.allocated_peak),
         "reserved_bytes": stat(held.reserved, held.reserved_peak),
-        "inactive_split_bytes": stat(held.reserved - held.allocated if STANDIN_IS_SPLIT else 0, held.reserved_peak),
-        "requested_bytes": stat(held.allocated, held.allocated_peak),
-        "num_ooms": held.ooms,
-        "num_alloc_retries": held.retries,
+        "active_bytes": stat(held.allocated, held.allocated_peak),
+        # other allocators leave these as they are, which is 0
+        "inactive_split_bytes": stat(split, held.reserved_peak) if is_native else stat(),
+        "requested_bytes": stat(held.allocated, held.allocated_peak) if is_native else stat(),
+        "num_ooms": held.ooms if is_native else 0,
+        "num_alloc_retries": held.retries if is_native else 0,
     }
+    for name in ("allocation", "segment", "active", "inactive_split"):
+        statistics[name] = stat()
+    for name in ("oversize_allocations", "oversize_segments"):
+        statistics[name] = stat()["all"]
+    for name in ("max_split_size", "num_sync_all_streams", "num_device_alloc", "num_device_free"):
+        statistics[name] = 0
+    if version() >= (2, 15):
+        statistics["num_oom_rejections"] = 0
+        for name in ("allocated_bytes_by_private_pools", "reserved_bytes_by_private_pools"):
+            statistics[name] = {(0, 1): 0}  # keys that are no JSON
+    return statistics
