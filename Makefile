@@ -27,10 +27,9 @@ demo: cargo ## without a GPU host: containers go wrong, memledger watches (ARGS=
 test: cargo ## install what the tests need, and run all of them, also in the cgroup v2 guest (ARGS="..." for nextest: a part)
 	@tests/run.sh $(ARGS)
 
-soak: cargo ## counts too high for make test: 10,000 simulated worlds of the ledger, 2,000 real kills, 10,000 restarts of the NVML process (2 h)
+soak: cargo ## counts too high for make test: 10,000 simulated worlds of the ledger, two times 2,000 real kills, 10,000 restarts of the NVML process (2 h)
 	MEMLEDGER_TEST_CASES=10000 $(CARGO) test --locked --release --lib -- ledger::reconcile::tests::counts ledger::reconcile::tests::kills
-	NEXTEST_PROFILE=soak MEMLEDGER_TEST_KILLS=2000 tests/run.sh --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill)'
-	python3 -B tests/extend.py
+	NEXTEST_PROFILE=soak MEMLEDGER_TEST_KILLS=2000 tests/run.sh --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill) + test(=oom::bursts::docker_restart_during_burst_loses_no_kill)'
 	NEXTEST_PROFILE=soak MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh -E 'test(/many_restarts_leak_nothing/)'
 
 test-fresh: cargo ## README's two commands on a fresh Debian 12, in a folder of this machine (ARGS="--help")
@@ -54,7 +53,7 @@ golden: ## write the generated documents and the golden files anew; read the dif
 size: ## lines of code by module, without tests, comments and blank lines, and the longest functions
 	@python3 -B tests/size.py $(ARGS)
 
-pictures: ## draw the dashboards with data of the demo, into docs/pictures
+pictures: ## draw the dashboards with data of the demo and of a simulated history, into docs/pictures
 	@tests/pictures/pictures.sh
 
 manifests: ## write deploy/kubernetes, and the chart's tables, schema, rules and dashboards, anew
@@ -66,11 +65,13 @@ bench: ## measure cost, also of GPUs, pods, OTLP and many requests, and how fast
 	$(CARGO) bench --locked --bench gpu
 	$(CARGO) bench --locked --bench drm
 	$(CARGO) bench --locked --bench readers
-	$(CARGO) bench --locked --bench cri
+	$(SETUP) containerd env
+	set -a && . "$$($(SETUP) cache)/env" && $(CARGO) bench --locked --bench cri
 	$(CARGO) bench --locked --bench otlp
 	$(CARGO) bench --locked --bench web
 	$(CARGO) bench --locked --bench inside
 	$(CARGO) bench --locked --bench runs
+	$(CARGO) bench --locked --bench peers
 
 fuzz: ## give each parser of outside bytes SECONDS (60) of fuzzing; needs a nightly toolchain (ARGS="TARGET...")
 	@fuzz/run.sh $(or $(SECONDS),60) $(ARGS)

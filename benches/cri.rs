@@ -11,8 +11,8 @@ mod support;
 
 use std::time::Duration;
 
-use support::cri::{Containerd, Spec, Wanted};
-use support::{Memledger, eventually, processor_nanos};
+use support::cri::{ContainerSpec, Containerd, PodSpec};
+use support::{Memledger, cpu_nanos, eventually};
 
 const PODS: usize = 250;
 const SECONDS: u64 = 30;
@@ -28,7 +28,7 @@ fn share<const N: usize>(look: impl Fn() -> [f64; N]) -> [f64; N] {
 }
 
 fn main() -> std::io::Result<()> {
-    if document::is_only_asked() {
+    if document::is_test_listing() {
         return Ok(());
     }
     let Some(containerd) = Containerd::start() else {
@@ -38,16 +38,16 @@ fn main() -> std::io::Result<()> {
     for number in 0..PODS {
         let name = format!("pod-{number}");
         let labels = [("app.kubernetes.io/name", "bench"), ("pod-template-hash", "0123456789")];
-        let pod = containerd.pod(&Wanted {
+        let pod = containerd.pod(&PodSpec {
             namespace: "bench",
             name: &name,
             qos: "burstable/",
             labels: &labels,
-            ..Wanted::default()
+            ..PodSpec::default()
         });
-        containerd.run(&pod, &Spec { name: "main", command: SLEEP, ..Spec::default() });
+        containerd.run(&pod, &ContainerSpec { name: "main", command: SLEEP, ..ContainerSpec::default() });
     }
-    let [idle] = share(|| [processor_nanos(containerd_pid, None)]);
+    let [idle] = share(|| [cpu_nanos(containerd_pid, None)]);
     let flags = [&containerd.flag(), "--docker.socket=", "--podman.socket=", "--container.include=^bench/"];
     let memledger = Memledger::start(&[&flags[..], &["--sample.interval=1s"]].concat());
     eventually("all of them", || {
@@ -56,8 +56,8 @@ fn main() -> std::io::Result<()> {
     });
     let [follows, cycle, whole, asked] = share(|| {
         let pid = memledger.pid();
-        let of = |name| processor_nanos(pid, name);
-        [of(Some("tokio-rt-worker")), of(Some("cycle")), of(None), processor_nanos(containerd_pid, None)]
+        let of = |name| cpu_nanos(pid, name);
+        [of(Some("tokio-rt-worker")), of(Some("cycle")), of(None), cpu_nanos(containerd_pid, None)]
     });
     let resident = memledger.metrics().value("process_resident_memory_bytes", &[]) / f64::from(1 << 20);
     let build = if cfg!(debug_assertions) {

@@ -1,7 +1,7 @@
 //! What GPUs cost: 8 of the fake library with 100 real processes each.
 //!
 //! Counts the calls of a reading and of a memory sample, and measures the CPU time of the NVML process and of the thread that
-//! supervises it in the real binary, with and without memory samples; and what the messages between the two cost. The fake library answers in microseconds and looks at its state file in every call; a
+//! supervises it in the real binary, with and without memory samples; and what the messages between the two cost. The fake library returns in microseconds and checks its state file in every call; a
 //! real driver takes its own time in each call, so the number of calls is what carries over. Writes its part of
 //! docs/performance.md.
 
@@ -24,7 +24,7 @@ const PROCESSES: usize = 100;
 const ADDRESS: &str = "127.0.0.1:10897";
 const SECONDS: u64 = 10;
 
-/// Real processes, which are looked up in /proc as any other.
+/// Real processes, which are read in /proc like all others.
 struct Processes(Child, Vec<u32>);
 
 impl Processes {
@@ -204,7 +204,7 @@ fn part(counts: [f64; 2], shares: [([f64; 3], f64); 2], resting: [f64; 3], messa
 }
 
 fn main() -> std::io::Result<()> {
-    if document::is_only_asked() {
+    if document::is_test_listing() {
         return Ok(());
     }
     let processes = Processes::start(GPUS as usize * PROCESSES)?;

@@ -1,7 +1,7 @@
 //! What 64 reporting processes cost memledger, and how soon a new container shows its partition.
 //!
 //! `make bench` starts 64 real processes in a cgroup that looks like a container, each with a connection and samples of
-//! eleven values at the interval that memledger asks for, as the client sends them, and compares the reporter's thread and the resident memory with none. It writes
+//! eleven values at the interval that memledger requests, as the client sends them, and compares the reporter's thread and the resident memory with none. It writes
 //! its part of docs/performance.md. Needs root, for the cgroup.
 //!
 //! The partition is that of unmodified programs, with the client that the real binary wrote and its default settings. The driver is
@@ -27,9 +27,9 @@ const ADDRESS: &str = "127.0.0.1:10898";
 /// Containers that start one after the other.
 const STARTS: u64 = 10;
 /// Longest wait for a partition.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Knows nothing of memledger.
+/// Does not use memledger.
 const UNMODIFIED: &str = "
 import signal, torch
 torch.cuda.init()
@@ -37,7 +37,7 @@ torch.cuda.standin_allocate(301 << 20)
 signal.pause()
 ";
 
-/// Children that report at the interval that they are asked for, and end when their parent does. Starts are spread over one, as in
+/// Children that report at the requested interval, and end when their parent does. Starts are spread over one, as in
 /// reality. The first line is the interval in milliseconds.
 const PROGRAM: &str = r#"
 import json, os, socket, sys, time
@@ -171,7 +171,7 @@ fn metrics() -> Option<String> {
 fn wait_for(is_wanted: impl Fn(&str) -> bool) -> Outcome<()> {
     let began = Instant::now();
     while !metrics().is_some_and(|text| text.lines().any(&is_wanted)) {
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > TIMEOUT {
             return Err("it is not in the metrics".into());
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -222,11 +222,12 @@ fn partition_seconds() -> Outcome<Vec<f64>> {
 fn part() -> Outcome<String> {
     let directory = tempfile::tempdir()?;
     let state = reporter::start(directory.path(), &HostPaths::default(), !is_v2(), Arc::default())?;
+    let (mut copies, inventory) = (0, Arc::default());
+    state.take(&inventory); // nobody is accepted before the first cycle
     let before = resident_kib()?;
     let cgroup = ContainerCgroup::new(0)?;
     let reporters = Reporters::start(&cgroup, &directory.path().join("reporter.sock"))?;
     let began = thread_nanos()?;
-    let (mut copies, inventory) = (0, Arc::default());
     for _ in 0..SECONDS {
         std::thread::sleep(Duration::from_secs(1));
         copies = state.take(&inventory).processes.len(); // as the cycle does
@@ -263,7 +264,7 @@ fn part() -> Outcome<String> {
 }
 
 fn main() -> Outcome<()> {
-    if document::is_only_asked() {
+    if document::is_test_listing() {
         return Ok(());
     }
     Ok(document::write(&part()?)?)

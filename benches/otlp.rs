@@ -107,13 +107,21 @@ fn snapshot(points: usize) -> Snapshot {
     }
     finish(&mut series, &mut Dropped::new());
     let running = containers.len();
-    Snapshot { finished: Timestamp::now(), series, containers, running, gpus: vec![], processes: vec![] }
+    Snapshot {
+        finished: Timestamp::now(),
+        series,
+        containers,
+        running,
+        gpus: vec![],
+        processes: vec![],
+        processes_complete: vec![],
+    }
 }
 
 /// Returns the median time in milliseconds, and the most bytes that a run allocated.
 fn measure(mut work: impl FnMut()) -> (f64, usize) {
     let mut times = vec![];
-    let mut held = 0;
+    let mut peak = 0;
     for _ in 0..ROUNDS {
         let before = NOW.load(Ordering::Relaxed);
         PEAK.store(before, Ordering::Relaxed);
@@ -121,10 +129,10 @@ fn measure(mut work: impl FnMut()) -> (f64, usize) {
         let began = Instant::now();
         work();
         times.push(began.elapsed().as_secs_f64() * 1e3);
-        held = held.max(PEAK.load(Ordering::Relaxed) - before);
+        peak = peak.max(PEAK.load(Ordering::Relaxed) - before);
     }
     times.sort_by(f64::total_cmp);
-    (times[ROUNDS / 2], held)
+    (times[ROUNDS / 2], peak)
 }
 
 fn compress(body: &[u8]) -> usize {
@@ -156,9 +164,9 @@ fn row(text: &mut String, points: usize) {
         }
     };
     push(false); // sets the counters' state, as after the first export
-    let (plain, held) = measure(|| push(false));
+    let (plain, peak) = measure(|| push(false));
     let (gzip, _) = measure(|| push(true));
-    let (render, text_held) = measure(|| drop(prometheus::render(&snapshot)));
+    let (render, text_peak) = measure(|| drop(prometheus::render(&snapshot)));
     let kib = |bytes: usize| bytes / 1024;
     let _ = writeln!(
         text,
@@ -168,8 +176,8 @@ fn row(text: &mut String, points: usize) {
         gzip / render,
         kib(bytes),
         kib(small),
-        kib(held),
-        kib(text_held),
+        kib(peak),
+        kib(text_peak),
     );
 }
 
@@ -195,9 +203,9 @@ fn traces(text: &mut String) {
         let (layer, queue) = memledger::otlp::traces::layer(ratio);
         let subscriber = tracing_subscriber::registry().with(layer);
         let time = tracing::subscriber::with_default(subscriber, || per_cycle(measure(cycles)));
-        let held = NOW.load(Ordering::Relaxed).saturating_sub(before);
+        let peak = NOW.load(Ordering::Relaxed).saturating_sub(before);
         drop(queue);
-        (time, held)
+        (time, peak)
     };
     let off = per_cycle(measure(cycles));
     let (none, all) = (recorded(0.0), recorded(1.0));
@@ -212,7 +220,7 @@ fn traces(text: &mut String) {
 }
 
 fn main() -> std::io::Result<()> {
-    if document::is_only_asked() {
+    if document::is_test_listing() {
         return Ok(());
     }
     let mut text = format!(

@@ -1,7 +1,7 @@
 //! Measures how reading a process's files affects other processes when the kernel OOM-kills that process.
 //!
 //! A cgroup at its limit with two processes: the victim, and one that allocates and frees memory all the time. While a reader
-//! holds a reference to the memory of the victim, its memory is not freed, and the kernel kills the second process too.
+//! has a reference to the memory of the victim, its memory is not freed, and the kernel kills the second process too.
 //! `make bench` counts how often, with a reader that reads one file of the victim in a loop, which is the worst case, and
 //! writes its part of docs/performance.md. Needs root.
 
@@ -79,7 +79,7 @@ fn start(hog: &Path, cgroup: &Cgroup) -> Outcome<(Child, u32)> {
 }
 
 /// Returns true if the kernel killed both.
-fn both_die(hog: &Path, cgroup: &Cgroup, files: &[&str]) -> Outcome<bool> {
+fn both_are_killed(hog: &Path, cgroup: &Cgroup, files: &[&str]) -> Outcome<bool> {
     let (mut parent, pid) = start(hog, cgroup)?;
     let status = std::thread::scope(|scope| {
         let folder = PathBuf::from(format!("/proc/{pid}"));
@@ -98,7 +98,7 @@ fn part() -> Outcome<String> {
         eprintln!("{name} ...");
         let mut both = 0;
         for _ in 0..RUNS {
-            both += usize::from(both_die(&hog, &cgroup, files)?);
+            both += usize::from(both_are_killed(&hog, &cgroup, files)?);
         }
         rows.push_str(&format!("| {name} | {both} of {RUNS} |\n"));
     }
@@ -112,7 +112,7 @@ fn part() -> Outcome<String> {
 }
 
 fn main() -> Outcome<()> {
-    if document::is_only_asked() {
+    if document::is_test_listing() {
         return Ok(());
     }
     Ok(document::write(&part()?)?)

@@ -10,8 +10,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::load::{CONNECTIONS, ask, crowded};
-use support::{Memledger, eventually, processor_nanos};
+use support::load::{CONNECTIONS, crowded, send_requests};
+use support::{Memledger, cpu_nanos, eventually};
 
 const REQUESTS: usize = 10_000;
 const ROUNDS: usize = 3;
@@ -19,7 +19,7 @@ const QUIET: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Goal: memory under load, in responses of `/metrics` beyond that before it, as in tests/web/slow.rs: a snapshot and its
 /// texts are replaced each second.
-const MAX_ANSWERS: f64 = 4.0;
+const MAX_RESPONSES: f64 = 4.0;
 
 #[allow(clippy::disallowed_methods)]
 fn now() -> Instant {
@@ -31,7 +31,7 @@ fn now() -> Instant {
 struct Measurement {
     cycles_ms: Vec<f64>,
     left_out: f64,
-    processor_ms: f64,
+    cpu_ms: f64,
     most_bytes: u64,
     seconds: f64,
 }
@@ -62,7 +62,7 @@ fn newer_than(memledger: &Memledger, finished: f64) -> [f64; 3] {
 impl Measurement {
     /// Polls five times a second while `goes_on`, from one snapshot on.
     fn measure(&mut self, memledger: &Memledger, goes_on: impl Fn() -> bool) {
-        let processor = || processor_nanos(memledger.pid(), Some("cycle")) / 1e6;
+        let processor = || cpu_nanos(memledger.pid(), Some("cycle")) / 1e6;
         let ([mut last, _, left_out], before, began) = (newest(memledger), processor(), now());
         while goes_on() {
             std::thread::park_timeout(POLL_INTERVAL); // a bench measures time
@@ -74,7 +74,7 @@ impl Measurement {
             }
         }
         self.seconds += began.elapsed().as_secs_f64();
-        self.processor_ms += processor() - before;
+        self.cpu_ms += processor() - before;
         let [.., left_out_now] = newer_than(memledger, last); // the next snapshot counts the last skipped cycle
         self.left_out += left_out_now - left_out;
     }
@@ -82,7 +82,7 @@ impl Measurement {
     fn merge(mut self, mut other: Self) -> Self {
         self.cycles_ms.append(&mut other.cycles_ms);
         self.left_out += other.left_out;
-        self.processor_ms += other.processor_ms;
+        self.cpu_ms += other.cpu_ms;
         self.most_bytes = self.most_bytes.max(other.most_bytes);
         self.seconds += other.seconds;
         self
@@ -97,22 +97,22 @@ impl Measurement {
     }
 
     /// Returns the processor time of the thread `cycle` per cycle.
-    fn processor_each_ms(&self) -> f64 {
-        self.processor_ms / self.cycles_ms.len() as f64
+    fn cpu_each_ms(&self) -> f64 {
+        self.cpu_ms / self.cycles_ms.len() as f64
     }
 }
 
 /// Measures during 10,000 requests.
-fn loaded(memledger: &Memledger, watch: &mut Measurement) {
+fn loaded(memledger: &Memledger, measurement: &mut Measurement) {
     std::thread::scope(|scope| {
-        let load = scope.spawn(|| ask(memledger, REQUESTS, 2));
-        watch.measure(memledger, || !load.is_finished());
+        let load = scope.spawn(|| send_requests(memledger, REQUESTS, 2));
+        measurement.measure(memledger, || !load.is_finished());
     });
 }
 
-fn quiet(memledger: &Memledger, watch: &mut Measurement) {
+fn quiet(memledger: &Memledger, measurement: &mut Measurement) {
     let began = now();
-    watch.measure(memledger, || began.elapsed() < QUIET);
+    measurement.measure(memledger, || began.elapsed() < QUIET);
 }
 
 fn table(quiet: &Measurement, loaded: &Measurement) -> String {
@@ -129,31 +129,35 @@ fn table(quiet: &Measurement, loaded: &Measurement) -> String {
         loaded.left_out,
         row("a cycle, mean ms", 1, Measurement::mean_ms),
         row("a cycle, worst ms", 1, Measurement::worst_ms),
-        row("processor time of a cycle, mean ms", 1, Measurement::processor_each_ms),
+        row(
+            "processor time of the thread of the cycles, for each cycle seen, ms",
+            1,
+            Measurement::cpu_each_ms
+        ),
     )
 }
 
 fn main() -> std::io::Result<()> {
-    if document::is_only_asked() {
+    if document::is_test_listing() {
         return Ok(());
     }
     let (_host, memledger) = crowded(CONNECTIONS + 2); // the bench polls too
-    let answer = memledger.get("/metrics").1;
-    let series = answer.lines().filter(|line| !line.starts_with('#')).count();
-    ask(&memledger, 1_000, 2);
-    let (mut alone, mut asked) = (Measurement::default(), [(); ROUNDS].map(|()| Measurement::default()));
+    let response = memledger.get("/metrics").1;
+    let series = response.lines().filter(|line| !line.starts_with('#')).count();
+    send_requests(&memledger, 1_000, 2);
+    let (mut alone, mut under_load) = (Measurement::default(), [(); ROUNDS].map(|()| Measurement::default()));
     quiet(&memledger, &mut alone);
     let before = alone.most_bytes;
-    for round in &mut asked {
+    for round in &mut under_load {
         quiet(&memledger, &mut alone);
         loaded(&memledger, round);
     }
     let mut after = Measurement::default();
     quiet(&memledger, &mut after);
-    let most = asked.each_ref().map(|round| round.most_bytes);
-    let all = asked.into_iter().fold(Measurement::default(), Measurement::merge);
+    let most = under_load.each_ref().map(|round| round.most_bytes);
+    let all = under_load.into_iter().fold(Measurement::default(), Measurement::merge);
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let answers = (mib(most.into_iter().fold(0, u64::max)) - mib(before)) / mib(answer.len() as u64);
+    let responses = (mib(most.into_iter().fold(0, u64::max)) - mib(before)) / mib(response.len() as u64);
     let verdict = |met: bool| match met {
         _ if cfg!(debug_assertions) => "not judged in this build",
         true => "met",
@@ -166,16 +170,16 @@ fn main() -> std::io::Result<()> {
          compressed. The clients take the same cores: a cycle waits for one, which is in its time and not in its processor time.\n\n\
          {}\n{:.0} requests a second.\n\n\
          Resident, the most: {:.1} MiB before, {} MiB during each {REQUESTS}, {:.1} MiB after the last.\n\n\
-         Goals: no cycle left out ({}); at most {MAX_ANSWERS:.0} answers more in memory than without requests ({answers:.1}, {}).\n",
+         Goals: no cycle left out ({}); at most {MAX_RESPONSES:.0} answers more in memory than without requests ({responses:.1}, {}).\n",
         document::HEADINGS[7],
         QUIET.as_secs(),
-        answer.len() / 1024,
+        response.len() / 1024,
         table(&alone, &all),
         (REQUESTS * ROUNDS) as f64 / all.seconds,
         mib(before),
         most.map(|bytes| format!("{:.1}", mib(bytes))).join(", "),
         mib(after.most_bytes),
         verdict(all.left_out == 0.0),
-        verdict(answers <= MAX_ANSWERS),
+        verdict(responses <= MAX_RESPONSES),
     ))
 }

@@ -114,6 +114,11 @@ pub struct MetricDesc {
     pub max_series: usize,
     /// The event that set its counters to zero.
     pub origin: CounterOrigin,
+    /// The metric of OpenTelemetry's semantic conventions with the same meaning, or empty. Ours keeps its own name, because it
+    /// is narrower or has other attributes.
+    pub like: &'static str,
+    /// Why no dashboard shows it; empty if one does.
+    pub hidden: &'static str,
     /// The HELP text: one sentence of at most [`MAX_HELP`] characters with meaning, source and absence.
     pub help: &'static str,
     /// Further facts for `docs/metrics.md`, as Markdown sentences; may be empty.
@@ -144,7 +149,8 @@ const TORCH: usize = 4_096;
 const SCOPES: usize = 8_192;
 
 macro_rules! catalog {
-    ($($id:ident = $kind:ident $scope:ident $name:literal [$($label:literal),*] max $max:expr, $(since $origin:ident,)? $help:literal $(, $details:literal)?;)*) => {
+    ($($id:ident = $kind:ident $scope:ident $name:literal [$($label:literal),*] max $max:expr,
+        $(since $origin:ident,)? $(like $like:literal,)? $(hidden $hidden:literal,)? $help:literal $(, $details:literal)?;)*) => {
         /// A family, as its row number in [`CATALOG`].
         #[allow(non_camel_case_types, clippy::upper_case_acronyms, missing_docs)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -158,7 +164,8 @@ macro_rules! catalog {
 
         const ROWS: [MetricDesc; [$($name),*].len()] = [$(MetricDesc {
             name: $name, kind: MetricKind::$kind, scope: MetricScope::$scope, labels: &[$($label),*], max_series: $max,
-            origin: [$(CounterOrigin::$origin,)? CounterOrigin::Memledger][0], help: $help, details: concat!($($details)?),
+            origin: [$(CounterOrigin::$origin,)? CounterOrigin::Memledger][0], like: concat!($($like)?),
+            hidden: concat!($($hidden)?), help: $help, details: concat!($($details)?),
         }),*];
 
         $(
@@ -186,47 +193,58 @@ catalog! {
         "Counted once per cycle and series.";
     SNAPSHOT_TIMESTAMP = Gauge Global "memledger_snapshot_timestamp_seconds" [] max 1,
         "Unix time at which the newest cycle finished, or of the start while the first one hangs; it stops advancing when sampling hangs.";
+    SOURCE_TIMESTAMP = Gauge Global "memledger_source_timestamp_seconds" ["source"] max 4,
+        hidden "only there while sampling hangs, for which there is an alert",
+        "Unix time of the data of each source that goes on while no cycle finishes; absent while cycles finish.",
+        "`ledger`, `gpu` and `drm`. `memledger_snapshot_timestamp_seconds` is the time of the last cycle.";
     CYCLE_DURATION = Gauge Global "memledger_cycle_duration_seconds" [] max 1,
         "Duration of the newest cycle, from its start to the finished snapshot.";
     CYCLES_SKIPPED = Counter Global "memledger_cycles_skipped_total" [] max 1,
         "Cycles skipped because the previous one was still running.";
     PANICS = Counter Global "memledger_panics_total" [] max 1,
-        "Panics that memledger survived, each of which is a bug and cost one collector, read, request or export.",
+        hidden "a bug that cost one reading; the log has the place",
+        "Panics that memledger survived, each of which is a bug and cost one collector, cycle, read, request or export.",
         "The log has the place. A panic in a part that memledger cannot do without ends it with exit status 70 instead.";
     WEB_CONFIG_SUCCESS = Gauge Global "memledger_web_config_success" [] max 1,
+        hidden "covered by an alert; the log has the reason",
         "1 if the current --web.config.file and all files it names are in use, 0 if they are unusable; absent without the setting.",
         "While it is 0, the last valid configuration stays in use.";
     WEB_REFUSED = Counter Global "memledger_web_refused_total" ["reason"] max 8,
+        hidden "used to find out why scrapes fail, and then no dashboard has its data either",
         "Connections and requests that the HTTP server rejected, by reason.",
-        "`connections` and `requests`: over `--web.max-connections` or `--web.max-requests`; `handshake`: the TLS handshake failed; `password`: missing or wrong; `password_queue`: too many passwords waited to be checked; `rate`: over `rate_limit` of `--web.config.file`.";
+        "`connections` and `requests`: over `--web.max-connections` or `--web.max-requests`; `handshake`: the TLS handshake failed; `password`: missing or wrong; `password_queue`: too many passwords waited to be checked; `rate`: over `rate_limit` of `--web.config.file`; `control_socket`: a process that may not use the control socket. `connections` counts those of the control socket too.";
     RUNTIME_UP = Gauge Global "memledger_runtime_up" ["runtime"] max 8,
         "1 while memledger is connected to the container runtime's socket, 0 while it is not; absent where there never was a socket.",
         "While it is 0, names and labels of containers are kept. `cri` is the kubelet's runtime: also 0 where a configured socket is missing; absent where none is configured and the detected one has no pods.";
     CONTAINERS_SEEN = Gauge Global "memledger_containers" ["runtime"] max 8,
         "Running containers that memledger exports, by runtime; containers excluded by a filter do not count.";
-    PROCESS_CPU = Counter Global "process_cpu_seconds_total" [] max 1,
+    PROCESS_CPU = Counter Global "process_cpu_seconds_total" [] max 1, like "process.cpu.time",
         "User and system CPU time of memledger itself, from /proc/self/stat.";
-    PROCESS_RESIDENT = Gauge Global "process_resident_memory_bytes" [] max 1,
+    PROCESS_RESIDENT = Gauge Global "process_resident_memory_bytes" [] max 1, like "process.memory.usage",
         "Resident memory of memledger itself, from /proc/self/stat.";
     PROCESS_VIRTUAL = Gauge Global "process_virtual_memory_bytes" [] max 1,
+        like "process.memory.virtual", hidden "not a measure of memory cost; a standard name that tools expect",
         "Virtual memory of memledger itself, from /proc/self/stat.";
-    PROCESS_OPEN_FDS = Gauge Global "process_open_fds" [] max 1,
+    PROCESS_OPEN_FDS = Gauge Global "process_open_fds" [] max 1, like "process.unix.file_descriptor.count",
         "Open file descriptors of memledger itself, which keeps the cgroup files of every container open.";
     PROCESS_MAX_FDS = Gauge Global "process_max_fds" [] max 1,
         "Limit of open file descriptors of memledger itself.";
     PROCESS_START_TIME = Gauge Global "process_start_time_seconds" [] max 1,
         "Unix time at which memledger started.";
 
-    HOST_MEMORY_TOTAL = Gauge Global "memledger_host_memory_total_bytes" [] max 1,
-        "Memory that the kernel manages: MemTotal of /proc/meminfo.";
+    HOST_MEMORY_TOTAL = Gauge Global "memledger_host_memory_total_bytes" [] max 1, like "system.memory.limit",
+        "Memory that the kernel manages: MemTotal of /proc/meminfo.",
+        "On hosts with coherent memory (Grace Hopper) it contains the memory of the GPUs: never add it to `memledger_gpu_memory_total_bytes`.";
     HOST_MEMORY_AVAILABLE = Gauge Global "memledger_host_memory_available_bytes" [] max 1,
+        like "system.memory.linux.available",
         "The kernel's estimate of the memory that is available without swapping: MemAvailable of /proc/meminfo.";
     HOST_MEMORY_COMPONENT = Gauge Global "memledger_host_memory_component_bytes" ["component"] max 8,
+        like "system.memory.usage",
         "Partition of the host's memory, from /proc/meminfo and cgroups; the components sum to memledger_host_memory_total_bytes.",
-        "`containers` and `processes`: anonymous and shared memory inside and outside the containers that memledger exports, both absent where the memory of a container could not be read; `page_cache`: Cached + Buffers - Shmem; `kernel_reclaimable`: KReclaimable; `kernel`: SUnreclaim, PageTables, SecPageTables, KernelStack, Percpu; `hugetlb`; `free`; `unaccounted`: the rest, such as pages that drivers allocated.";
+        "`containers` and `processes`: anonymous and shared memory inside and outside the containers that memledger exports, both absent where the memory of a container could not be read; `page_cache`: Cached + Buffers - Shmem; `kernel_reclaimable`: KReclaimable; `kernel`: SUnreclaim, PageTables, SecPageTables, KernelStack, Percpu; `hugetlb`; `free`; `unaccounted`: the rest, such as pages that drivers allocated, on hosts with coherent memory also the used memory of GPUs.";
     HOST_SWAP_TOTAL = Gauge Global "memledger_host_swap_total_bytes" [] max 1,
         "Size of the host's swap: SwapTotal of /proc/meminfo.";
-    HOST_SWAP_USED = Gauge Global "memledger_host_swap_used_bytes" [] max 1,
+    HOST_SWAP_USED = Gauge Global "memledger_host_swap_used_bytes" [] max 1, like "system.paging.usage",
         "Used swap of the host: SwapTotal - SwapFree of /proc/meminfo.";
     HOST_SHM_USED = Gauge Global "memledger_host_shm_used_bytes" [] max 1,
         "Used bytes of the host's /dev/shm, from statfs; absent if it is not a tmpfs or not visible to memledger.";
@@ -258,16 +276,19 @@ catalog! {
         "1 if the ledger is written to --state.path, 0 if writing fails or hangs, and it is in memory only; absent if that is configured.",
         "While a newer memledger's ledger is in --state.path, or another one that cannot be read, there are no counts of the ledger: they would start at 0 and jump later.";
     STORE_UNREADABLE_ROWS = Gauge Global "memledger_store_unreadable_rows" [] max 1,
+        hidden "0 unless an older version runs on the ledger; the log names each row",
         "Rows of the ledger that could not be parsed when it was opened, as after a return to an older version; each is logged and skipped.";
 
     OTLP_UP = Gauge Global "memledger_otlp_up" ["signal"] max 3,
+        hidden "where metrics are pushed, the receiver notices that they are missing; see docs/otlp.md",
         "1 if the endpoint accepted the newest OTLP export completely, 0 if not; absent without an endpoint and before the first export.",
         "`signal`: `metrics`, `logs` or `traces`.";
-    OTLP_SENT = Counter Global "memledger_otlp_sent_total" ["signal"] max 3,
+    OTLP_SENT = Counter Global "memledger_otlp_sent_total" ["signal"] max 3, hidden "as `memledger_otlp_up`",
         "Data points (metrics), log records (logs) and spans (traces) that the OTLP endpoint accepted since memledger's start; absent without an endpoint.";
-    OTLP_LOST = Counter Global "memledger_otlp_lost_total" ["signal", "reason"] max 12,
+    OTLP_LOST = Counter Global "memledger_otlp_lost_total" ["signal", "reason"] max 13,
+        hidden "as `memledger_otlp_up`",
         "Data points, log records and spans that were not delivered over OTLP since memledger's start, by reason; absent without an endpoint.",
-        "`unreachable`: no response, or a request to retry later, until newer data points replaced them (log records wait instead; of spans, those that too many others waited before); `refused`: rejected by the endpoint; `too_large`: one alone exceeds the maximum size of a request; `unreadable`: an event that is damaged in the ledger.";
+        "`unreachable`: no response, or a request to retry later, until newer data points replaced them (log records wait instead); `refused`: rejected by the endpoint; `too_large`: one alone exceeds the maximum size of a request; `unreadable`: an event that is damaged in the ledger; `queue_full`: spans for which there was no place in the queue.";
 
     REPORTER_CONNECTIONS = Gauge Global "memledger_reporter_connections" [] max 1,
         "Processes that report from inside now; absent where memledger does not receive reports.",
@@ -290,15 +311,19 @@ catalog! {
         "Runs of one group are comparable (docs/runs.md). `settings` has all of them as `batch_size=32 num_workers=4`, cut after 256 characters. Besides there is a label for each variable of `--container.settings` that the container's environment sets, and for each label `memledger.run.KEY` of the container or pod. Kept as long as `memledger_container_info`.";
     CONTAINER_POD_INFO = Info Container "memledger_container_pod_info"
         ["k8s_pod_uid", "attempt", "qos_class", "pod_source"] max CONTAINERS,
+        hidden "used for joins by pod uid, QoS class and the labels that a cluster selects",
         "The pod of a container, from the kubelet's container runtime (CRI); value 1.",
         "`attempt`: restarts of the container in this pod before this one. `qos_class`: `guaranteed`, `burstable` or `besteffort`, from the path of its cgroup. `pod_source`: `api`, or `file` or `http` for a static pod. And a label for each of `--cri.pod-labels` and `--cri.pod-annotations` that the pod has. Kept as long as `memledger_container_info`.";
     CONTAINER_START_TIME = Gauge Container "memledger_container_start_time_seconds" [] max CONTAINERS,
         "Unix time of the container's last start, from the runtime; without a runtime, the start of its oldest process.";
     CONTAINER_MEMORY_USAGE = Gauge Container "memledger_container_memory_usage_bytes" [] max CONTAINERS,
+        like "container.memory.usage",
         "All memory charged to the container, including page cache: memory.current (cgroup v2) or memory.usage_in_bytes (v1).";
     CONTAINER_MEMORY_WORKING_SET = Gauge Container "memledger_container_memory_working_set_bytes" [] max CONTAINERS,
+        like "container.memory.working_set",
         "Usage minus inactive file cache, at least 0: MEM USAGE of docker stats.";
     CONTAINER_MEMORY_RSS = Gauge Container "memledger_container_memory_rss_bytes" [] max CONTAINERS,
+        like "container.memory.rss",
         "Anonymous memory of the container: anon (cgroup v2) or total_rss (v1) of memory.stat.";
     CONTAINER_MEMORY_UNRECLAIMABLE = Gauge Container "memledger_container_memory_unreclaimable_bytes" [] max CONTAINERS,
         "Memory of the container that the kernel cannot reclaim, from memory.stat; cgroup v1 includes reclaimable slab.",
@@ -310,8 +335,10 @@ catalog! {
         "Partition of the container's usage, from memory.stat; the components sum to memledger_container_memory_usage_bytes.",
         "`anon`; `file`: page cache without shared memory; `shmem`; `kernel`; `other`: the rest, 0 where the others are more than the usage, which is read a moment before or after them.";
     CONTAINER_MEMORY_LIMIT = Gauge Container "memledger_container_memory_limit_bytes" [] max CONTAINERS,
+        like "k8s.container.memory.limit",
         "The container's own memory limit: memory.max (cgroup v2) or memory.limit_in_bytes (v1); absent when unlimited.";
     CONTAINER_MEMORY_REQUEST = Gauge Container "memledger_container_memory_request_bytes" [] max CONTAINERS,
+        hidden "requests matter to scheduling, not to memory use, and most pods have none that a node knows",
         "Memory request of a container in a pod; absent where the node does not know it.",
         "In a guaranteed pod it is the limit; otherwise it is memory.min, which the kubelet sets with its feature MemoryQoS. Only the API server knows the requests of the others.";
     CONTAINER_MEMORY_EFFECTIVE_LIMIT = Gauge Container "memledger_container_memory_effective_limit_bytes" [] max CONTAINERS,
@@ -373,6 +400,7 @@ catalog! {
     CONTAINER_LAST_EXIT_CODE = Gauge Container "memledger_container_last_exit_code" [] max CONTAINERS,
         "Exit code of the container's last exit, from the runtime; absent until the first.";
     CONTAINER_RESTARTS = Counter Container "memledger_container_restarts_total" [] max CONTAINERS, since Ledger,
+        like "k8s.container.restart.count",
         "Starts of a container of this name after the first one in the ledger.",
         "Unlike the runtime's count it continues when the container is re-created.";
     CONTAINER_CUDA_OOMS = Counter Container "memledger_container_cuda_ooms_total" ["source"] max CONTAINERS * 2, since Ledger,
@@ -381,10 +409,12 @@ catalog! {
     CONTAINER_LAST_CUDA_OOM = Gauge Container "memledger_container_last_cuda_oom_timestamp_seconds" [] max CONTAINERS,
         "Unix time of the last CUDA out-of-memory error of the container; absent until the first.";
 
-    CONTAINER_GPU_XIDS = Counter Container "memledger_container_gpu_xid_errors_total" ["gpu", "gpu_uuid", "xid"] max CONTAINERS * 4,
+    CONTAINER_GPU_XIDS = Counter Container "memledger_container_gpu_xid_errors_total"
+        ["gpu", "gpu_uuid", "gpu_instance_id", "compute_instance_id", "xid"] max CONTAINERS * 4,
         "Xids of a GPU whose kernel log line names a process of the container; needs the kernel log.",
-        "See `memledger_gpu_xid_errors_total`. The process was on a GPU and in the container at most a minute before. 13, 31, 43, 45 and 94 begin at 0 on each GPU that the container uses. Continues over restarts of the container, not of memledger. Kept as long as the container is exported, and remembered for an hour after that.";
-    CONTAINER_GPU_LAST_XID = Gauge Container "memledger_container_gpu_last_xid_timestamp_seconds" ["gpu", "gpu_uuid", "xid"] max CONTAINERS * 4,
+        "See `memledger_gpu_xid_errors_total`. The process was on a GPU and in the container at most a minute before. 13, 31, 43, 45 and 94 begin at 0 on each GPU or MIG instance that the container uses. The instance ids are absent if the driver names no instance. Continues over restarts of the container, not of memledger. Kept as long as the container is exported, and remembered for an hour after that.";
+    CONTAINER_GPU_LAST_XID = Gauge Container "memledger_container_gpu_last_xid_timestamp_seconds"
+        ["gpu", "gpu_uuid", "gpu_instance_id", "compute_instance_id", "xid"] max CONTAINERS * 4,
         "Unix time of the last Xid of memledger_container_gpu_xid_errors_total; absent until the first.";
 
     GPU_INFO = Info Gpu "memledger_gpu_info"
@@ -397,16 +427,16 @@ catalog! {
         "GPUs that respond now, by source (nvml, drm); MIG instances do not count; absent while the source does not respond.";
     GPU_RELEASE_REMAINING = Gauge Global "memledger_gpu_release_remaining_seconds" [] max 1,
         "Time until memledger opens the GPU driver again after SIGUSR1 or POST /-/release-gpu; absent otherwise.";
-    GPU_DRIVER_PROCESS_RESTARTS = Counter Global "memledger_gpu_driver_process_restarts_total" ["reason"] max 3,
-        "Times that memledger replaced its NVML process, by reason; absent until a driver was opened.",
-        "`ended`: it crashed, was killed, or reached its memory limit; `timeout`: a call hung for `--gpu.deadline`; `invalid_message`: it sent something else than a reading.";
+    GPU_DRIVER_PROCESS_RESTARTS = Counter Global "memledger_gpu_driver_process_restarts_total" ["reason"] max 4,
+        "Times that the NVML process failed and memledger replaced it, by reason; absent on hosts that never had a driver.",
+        "`ended`: it crashed, was killed, or reached its memory limit; `timeout`: a call hung for `--gpu.deadline`; `invalid_message`: it sent something else than a reading; `driver`: the library reported that the whole driver has failed. Attempts to open a library or driver that is not there do not count.";
     GPU_UNKILLABLE_DRIVER_PROCESSES = Gauge Global "memledger_gpu_unkillable_driver_processes" [] max 1,
-        "NVML processes that were killed and have not ended; absent until a driver was opened.",
+        "NVML processes that were killed and have not ended; absent on hosts that never had a driver.",
         "They wait in the kernel for a device. One more is started beside the first of them, and none beside two.";
-    GPU_MEMORY_TOTAL = Gauge Gpu "memledger_gpu_memory_total_bytes" [] max GPUS,
+    GPU_MEMORY_TOTAL = Gauge Gpu "memledger_gpu_memory_total_bytes" [] max GPUS, like "hw.gpu.memory.limit",
         "Memory of the GPU, from NVML or amdgpu's sysfs; absent on unified memory and for other DRM drivers.",
-        "A GPU in MIG mode and its instances are both exported: sum those without `gpu_instance_id`, or those with one, never both; compute instances of one GPU instance share its memory.";
-    GPU_MEMORY_USED = Gauge Gpu "memledger_gpu_memory_used_bytes" [] max GPUS,
+        "A GPU in MIG mode and its instances are both exported: sum those without `gpu_instance_id`, or those with one, never both; compute instances of one GPU instance share its memory. On hosts with coherent memory it is a part of `memledger_host_memory_total_bytes`.";
+    GPU_MEMORY_USED = Gauge Gpu "memledger_gpu_memory_used_bytes" [] max GPUS, like "hw.gpu.memory.usage",
         "Used memory of the GPU without the driver's reserved memory, from NVML memory info or amdgpu's sysfs.",
         "NVIDIA drivers without the second version of memory info count reserved memory as used. MIG: see `memledger_gpu_memory_total_bytes`.";
     GPU_MEMORY_FREE = Gauge Gpu "memledger_gpu_memory_free_bytes" [] max GPUS,
@@ -423,37 +453,41 @@ catalog! {
     GPU_MEMORY_RECENT_PEAK = Gauge Gpu "memledger_gpu_memory_recent_peak_bytes" [] max GPUS,
         "Highest sample of memledger_gpu_memory_used_bytes in the last minute, sampled every --gpu.sample-interval.";
     GPU_MEMORY_CONFLICTS = Counter Gpu "memledger_gpu_memory_accounting_conflicts_total" [] max GPUS,
-        "Readings whose processes held more than the device's used memory even after two more reads.";
+        "Readings in which the memory of processes exceeds the device's used memory, although that was read more than once.";
     GPU_HOST_PROCESSES = Gauge Gpu "memledger_gpu_host_processes_memory_bytes" [] max GPUS,
         "GPU memory of processes outside the exported containers; absent where one does not report it or pids are untrusted.",
         "For a GPU in MIG mode it is exported for its instances only.";
-    GPU_UTILIZATION = Gauge Gpu "memledger_gpu_utilization_ratio" [] max GPUS,
+    GPU_UTILIZATION = Gauge Gpu "memledger_gpu_utilization_ratio" [] max GPUS, like "hw.gpu.utilization",
         "Share of the driver's last sample period in which a kernel ran, from NVML or the DRM driver; absent in MIG mode.",
         "It does not say how much of the GPU the kernel used. For DRM drivers: the value of amdgpu's firmware, else the share of the time between two readings in which the busiest engine worked.";
     GPU_MEMORY_UTILIZATION = Gauge Gpu "memledger_gpu_memory_utilization_ratio" [] max GPUS,
         "Share of the driver's last sample period in which device memory was read or written, from NVML; absent in MIG mode.",
         "It does not say how full the memory is.";
-    GPU_POWER = Gauge Gpu "memledger_gpu_power_watts" [] max GPUS,
-        "Power drawn by the board, from NVML.";
-    GPU_ENERGY = Counter Gpu "memledger_gpu_energy_joules_total" [] max GPUS, since Boot,
+    GPU_POWER = Gauge Gpu "memledger_gpu_power_watts" [] max GPUS, like "hw.power",
+        "Power drawn by the board, from NVML or the hardware monitor of amdgpu.";
+    GPU_ENERGY = Counter Gpu "memledger_gpu_energy_joules_total" [] max GPUS, since Boot, like "hw.energy",
         "Energy used since the driver was loaded, from NVML.";
-    GPU_TEMPERATURE = Gauge Gpu "memledger_gpu_temperature_celsius" [] max GPUS,
-        "Temperature of the die, from NVML.";
+    GPU_TEMPERATURE = Gauge Gpu "memledger_gpu_temperature_celsius" [] max GPUS, like "hw.temperature",
+        "Temperature of the die, from NVML or the hardware monitor of amdgpu.";
     GPU_MEMORY_TEMPERATURE = Gauge Gpu "memledger_gpu_memory_temperature_celsius" [] max GPUS,
-        "Temperature of the device memory, from NVML; absent on GPUs without such a sensor.";
+        "Temperature of the device memory, from NVML or the hardware monitor of amdgpu; absent without such a sensor.";
     GPU_POWER_LIMIT = Gauge Gpu "memledger_gpu_power_limit_watts" [] max GPUS,
-        "Power limit that the driver enforces, from NVML.";
+        "Power limit that the driver enforces, from NVML or the hardware monitor of amdgpu.";
     GPU_CLOCK = Gauge Gpu "memledger_gpu_clock_hertz" ["clock"] max GPUS * 2,
-        "Current clock of a GPU domain, from NVML.",
+        "Current clock of a GPU domain, from NVML or the hardware monitor of amdgpu.",
         "`clock`: `sm`, the multiprocessors; `memory`.";
     GPU_PCIE_BYTES = Counter Gpu "memledger_gpu_pcie_bytes_total" ["direction"] max GPUS * 2, since Boot,
         "Bytes over the PCIe link by direction (transmitted, received), from NVML's 64-bit counters; absent on older drivers.";
+    GPU_NVLINK_BYTES = Counter Gpu "memledger_gpu_nvlink_bytes_total" ["direction"] max GPUS * 2, since Boot,
+        "Data over all NVLinks of the GPU by direction (transmitted, received), without protocol overhead, from NVML; absent without NVLink.",
+        "NVML's counters of all links, in units of 1 KiB.";
     GPU_VOLATILE_ECC_ERRORS = Counter Gpu "memledger_gpu_volatile_ecc_errors_total" ["kind"] max GPUS * 2, since Boot,
         "ECC errors since the driver was loaded, corrected and uncorrected, from NVML's volatile counters; absent without ECC.";
     GPU_THROTTLE = Counter Gpu "memledger_gpu_throttle_seconds_total" ["reason"] max GPUS * 6,
         "Time since memledger's start under a reason that lowers clocks, from samples of NVML.",
         "`sw_power_cap`, `hw_slowdown`, `sync_boost`, `sw_thermal`, `hw_thermal`, `hw_power_brake`. A reason that is active in a reading counts for the time since the previous reading, and for at most `--gpu.interval` plus `--gpu.deadline`.";
     GPU_ECC_ERRORS = Counter Gpu "memledger_gpu_ecc_errors_total" ["kind"] max GPUS * 2, since Device,
+        like "hw.errors",
         "ECC errors over the device's life, corrected and uncorrected, from NVML's aggregate counters; absent without ECC.";
     GPU_REMAPPED_ROWS = Gauge Gpu "memledger_gpu_remapped_rows" ["kind"] max GPUS * 2,
         "Memory rows remapped after correctable or uncorrectable errors, from NVML; Ampere and later.";
@@ -472,11 +506,11 @@ catalog! {
         "`crc_flit`, `crc_data`, `replay`, `recovery`, `ecc_data`.";
     GPU_XID_ERRORS = Counter Gpu "memledger_gpu_xid_errors_total" ["xid"] max GPUS * 32,
         "Xids (GPU errors that the driver reports) since memledger's start, from NVML events.",
-        "13, 31, 43, 45, 48, 63, 64, 74, 79, 94, 95 and 119 begin at 0. When several occur within `--gpu.sample-interval`, NVML reports all of them with the newest one's number.";
+        "Those of the table in [MemledgerGpuXid](runbooks/MemledgerGpuXid.md) begin at 0. When several occur within `--gpu.sample-interval`, NVML reports all of them with the newest one's number.";
     GPU_LAST_XID = Gauge Gpu "memledger_gpu_last_xid_timestamp_seconds" ["xid"] max GPUS * 32,
         "Unix time of the last Xid of this number; absent until the first since memledger's start.";
     CONTAINER_GPU_MEMORY = Gauge ContainerGpu "memledger_container_gpu_memory_used_bytes" [] max 4_096,
-        "GPU memory of the container's processes, from NVML's process lists or fdinfo of DRM drivers.",
+        "GPU memory of the container's processes, from NVML's process lists, or fdinfo and KFD of DRM drivers.",
         "From fdinfo: resident memory on the device, each client and each shared buffer once; for a GPU without memory of its own, its use of the host's memory. Memory of a MIG instance is exported for the instance only, not for its GPU too: series can be summed.";
     CONTAINER_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_container_gpu_memory_peak_bytes" [] max 4_096,
         "Highest memledger_container_gpu_memory_used_bytes since the later start of the container and memledger.",
@@ -487,10 +521,10 @@ catalog! {
         "Processes of the container that hold a context on the GPU.";
     CONTAINER_GPU_UTILIZATION = Gauge ContainerGpu "memledger_container_gpu_utilization_ratio" [] max 4_096,
         "Share of the GPU's time in which a kernel of the container ran; absent where the driver does not report it, as in MIG mode.",
-        "The sum over the container's processes, each the mean of NVML's own samples since the previous reading, at least of the last second, at most 1; a process without samples was idle. For DRM drivers: the share of the busiest engine; absent for processes that hold /dev/kfd, whose work the driver does not report.";
+        "The sum over the container's processes, each the mean of NVML's own samples since the previous reading, at least of the last second, at most 1; a process without samples was idle. For DRM drivers: the share of the busiest engine; absent for processes that compute through /dev/kfd, whose work the driver does not report.";
     CONTAINER_GPU_ALLOCATED = Gauge ContainerGpu "memledger_container_gpu_allocated" [] max 4_096,
         "1 for each GPU or MIG instance allocated to the container by the kubelet or Docker, in use or not; absent where neither has it.",
-        "From the kubelet's pod-resources socket (resources nvidia.com/...), or from the device requests of a Docker container (`--gpus`). Neither has it for NVIDIA_VISIBLE_DEVICES, or for a GPU that no driver reports.";
+        "From the kubelet's pod-resources socket (resources nvidia.com/... and amd.com/gpu), or from the device requests of a Docker container (`--gpus`). Neither has it for NVIDIA_VISIBLE_DEVICES, or for a GPU that no driver reports.";
     CONTAINER_GPU_HOLDER = Gauge ContainerGpu "memledger_container_gpu_memory_holder_bytes" ["holder"] max 4_096 * 4,
         "Partition of memledger_container_gpu_memory_used_bytes by holder, from the driver and from reports of the processes.",
         "`tensors`: allocated in torch; `torch_cache`: reserved by torch's allocator and not allocated; `outside_torch`: the rest of reporting processes, such as the CUDA context and libraries; `not_reporting`: processes without the client. The first three are absent while no process reports; all are absent where they cannot be exact: see `memledger_reporter_holders_withheld_total`.";

@@ -4,24 +4,23 @@
 
 pub mod stalled;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::attribute::auto_cleanup::containers_to_clean;
 use crate::attribute::inside::InsideView;
-use crate::attribute::{GpuHolders, attribute};
+use crate::attribute::{Attribution, GpuHolders, attribute};
 use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::collect::gpu::DriverRelease;
 use crate::collect::http_stats::HttpStats;
 use crate::collect::otlp_stats::OtlpStats;
-use crate::collect::self_metrics::SelfMetrics;
 use crate::collect::{self, CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::config::Config;
 use crate::container_logs::ContainerLogs;
-use crate::discover::{ConnectionState, Hierarchy, Registry, RuntimeState};
+use crate::discover::{ConnectionState, Hierarchy, InventoryUpdate, Registry, RuntimeState};
 use crate::host::{HostPaths, panics};
 use crate::ledger::Ledger;
 use crate::ledger::exchange::SharedState;
@@ -33,6 +32,9 @@ use stalled::IndependentSources;
 
 /// Maximum wait of the first cycle for the runtimes' lists of containers and the ledger's first totals.
 const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Cycles that may panic in a row.
+const MAX_FAILED_CYCLES: u32 = 10;
 
 /// The state that is kept from cycle to cycle.
 pub struct Sampler {
@@ -60,14 +62,13 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Creates a sampler over these runtimes. It exchanges data with the ledger's thread through `shared_state`, its GPU
-    /// collector obeys `driver_release`, and it exports `http_stats`.
+    /// Creates a sampler over these runtimes. It exchanges data with the ledger's thread through `shared_state`, and its GPU
+    /// collectors and statistics are those of `independent`.
     pub fn new(
         config: &Config,
         sources: Vec<Arc<RuntimeState>>,
         shared_state: Arc<SharedState>,
-        driver_release: &Arc<DriverRelease>,
-        http_stats: Arc<HttpStats>,
+        independent: &IndependentSources,
     ) -> Self {
         let hierarchy = match Hierarchy::detect(&config.host_paths) {
             Ok(hierarchy) => Some(hierarchy),
@@ -81,7 +82,7 @@ impl Sampler {
             registry: Registry::new(config.filter.clone(), sources.clone(), hierarchy.as_ref()),
             hierarchy,
             sources,
-            collectors: collect::all(config, driver_release),
+            collectors: collect::all(config, &independent.driver_release, &independent.drm_output),
             cycle_data: CycleData::default(),
             read_errors: ReadErrors::default(),
             gpu_holders: GpuHolders::default(),
@@ -89,8 +90,8 @@ impl Sampler {
             dropped: Dropped::new(),
             last_len: (0, 0),
             skipped: 0,
-            driver_release: Arc::clone(driver_release),
-            http_stats,
+            driver_release: Arc::clone(&independent.driver_release),
+            http_stats: Arc::clone(&independent.http_stats),
             otlp_stats: None,
             reporter: None,
             auto_cleanup: None,
@@ -104,26 +105,13 @@ impl Sampler {
         self.otlp_stats = Some(otlp_stats);
     }
 
-    /// Returns the sources of metrics that need no cycle.
-    pub fn independent_sources(&self, config: &Config) -> IndependentSources {
-        IndependentSources {
-            started: Timestamp::now(),
-            shared_state: Arc::clone(self.ledger.shared_state()),
-            driver_release: Arc::clone(&self.driver_release),
-            max_gpu_age: IndependentSources::max_gpu_age(&config.gpu),
-            http_stats: Arc::clone(&self.http_stats),
-            otlp_stats: self.otlp_stats.clone(),
-            own: SelfMetrics::default(),
-        }
-    }
-
     /// Exports what processes report from inside from now on. Where a GPU is filled by at least `auto_cleanup` percent, they are
     /// asked to clean up.
     pub fn show_reporter(&mut self, reporter: Arc<ReporterState>, auto_cleanup: Option<f64>) {
         (self.reporter, self.auto_cleanup) = (Some(reporter), auto_cleanup);
     }
 
-    /// Tells the readers of logs from now on which containers run.
+    /// Publishes the inventory to the readers of logs from now on.
     pub fn show_inventory_to(&mut self, logs: Arc<ContainerLogs>) {
         self.logs = Some(logs);
     }
@@ -138,21 +126,7 @@ impl Sampler {
     pub fn cycle(&mut self, now: Timestamp) -> Snapshot {
         let _span = tracing::info_span!("cycle").entered();
         let mut series = Series::with_capacity(self.last_len.0 + 64, self.last_len.1 + 64);
-        self.read_errors.enter("discover");
-        let (refresh, walked) = tracing::info_span!("discover").in_scope(|| self.registry.refresh(now));
-        if let Err(error) = walked {
-            self.read_errors.record(&error);
-        }
-        self.read_errors.init_at_zero("too_large");
-        for source in &self.sources {
-            for _ in 0..std::mem::take(&mut source.lock().oversized_responses) {
-                self.read_errors.count("too_large");
-            }
-        }
-        let inventory = refresh.inventory;
-        if let Some(logs) = &self.logs {
-            logs.update(&inventory);
-        }
+        let InventoryUpdate { inventory, ended } = self.discover(now);
         let context = Context {
             now,
             host_paths: &self.host_paths,
@@ -176,15 +150,9 @@ impl Sampler {
         let attributing = tracing::info_span!("attribute").entered();
         let attribution = attribute(&context, &self.cycle_data, &mut self.gpu_holders, &mut series);
         self.inside.write(&context, &self.cycle_data, &attribution.gpus.processes, &mut series);
-        if let (Some(reporter), Some(percent)) = (&self.reporter, self.auto_cleanup) {
-            let processes = &attribution.gpus.processes;
-            for container in containers_to_clean(now, percent, &self.cycle_data, processes) {
-                reporter.clean_up_automatically(container);
-            }
-        }
+        self.clean_up(now, &attribution);
         drop(attributing);
-        let ended =
-            self.ledger.record_cycle(&context, &refresh.ended, &self.cycle_data, &attribution, &mut series);
+        let ended = self.ledger.record_cycle(&context, &ended, &self.cycle_data, &attribution, &mut series);
         let mut containers = inventory.containers.clone();
         let running = containers.len();
         containers.extend(ended);
@@ -202,6 +170,37 @@ impl Sampler {
             running,
             gpus,
             processes: attribution.processes,
+            processes_complete: (0..running)
+                .map(|number| self.cycle_data.processes.complete(number))
+                .collect(),
+        }
+    }
+
+    /// Refreshes the inventory of containers.
+    fn discover(&mut self, now: Timestamp) -> InventoryUpdate {
+        self.read_errors.enter("discover");
+        let (update, walked) = tracing::info_span!("discover").in_scope(|| self.registry.refresh(now));
+        if let Err(error) = walked {
+            self.read_errors.record(&error);
+        }
+        self.read_errors.init_at_zero("too_large");
+        for source in &self.sources {
+            for _ in 0..std::mem::take(&mut source.lock().oversized_responses) {
+                self.read_errors.count("too_large");
+            }
+        }
+        if let Some(logs) = &self.logs {
+            logs.update(&update.inventory);
+        }
+        update
+    }
+
+    /// Asks trainings to clean up where `--reporter.auto-cleanup` says so.
+    fn clean_up(&self, now: Timestamp, attribution: &Attribution) {
+        let (Some(reporter), Some(percent)) = (&self.reporter, self.auto_cleanup) else { return };
+        let processes = &attribution.gpus.processes;
+        for container in containers_to_clean(now, percent, &self.cycle_data, processes) {
+            reporter.clean_up_automatically(container);
         }
     }
 
@@ -265,15 +264,43 @@ fn write_runtimes(inventory: &crate::discover::Inventory, series: &mut Series) {
     }
 }
 
-/// Runs one cycle per interval until `stop`, and passes each snapshot to `publish`.
+/// The result of a cycle.
+#[derive(Debug)]
+pub enum CycleOutcome {
+    /// It finished.
+    Finished(Snapshot),
+    /// It panicked, and so did the one before.
+    Failing,
+}
+
+/// Runs a cycle. A panic, which is a bug, costs this cycle only. The state that is kept from cycle to cycle may be damaged then, so
+/// after [`MAX_FAILED_CYCLES`] in a row the panic goes on, which ends memledger. `failed`: the number of failed cycles in a row.
+fn run_cycle(failed: &mut u32, cycle: impl FnOnce() -> Snapshot) -> Option<CycleOutcome> {
+    match catch_unwind(AssertUnwindSafe(cycle)) {
+        Ok(snapshot) => {
+            *failed = 0;
+            Some(CycleOutcome::Finished(snapshot))
+        }
+        Err(panic) => {
+            *failed += 1;
+            if *failed == MAX_FAILED_CYCLES {
+                resume_unwind(panic);
+            }
+            (*failed > 1).then_some(CycleOutcome::Failing)
+        }
+    }
+}
+
+/// Runs one cycle per interval until `stop`, and passes each outcome to `publish`, except a first failure.
 ///
 /// When a cycle takes longer than the interval, the cycles that were due meanwhile are skipped and counted.
 pub fn run_until(
     mut sampler: Sampler,
     interval: Duration,
     stop: &AtomicBool,
-    mut publish: impl FnMut(Snapshot),
+    mut publish: impl FnMut(CycleOutcome),
 ) {
+    let mut failed = 0;
     let began = Timestamp::now();
     while !sampler.sources_ready()
         && Timestamp::now().since(began) < FIRST_LIST_TIMEOUT
@@ -283,7 +310,9 @@ pub fn run_until(
     }
     let mut due = Timestamp::now();
     while !stop.load(Ordering::Relaxed) {
-        publish(sampler.cycle(Timestamp::now()));
+        if let Some(outcome) = run_cycle(&mut failed, || sampler.cycle(Timestamp::now())) {
+            publish(outcome);
+        }
         due = due.plus(interval);
         let late = Timestamp::now().since(due);
         let missed = (late.as_nanos() / interval.as_nanos()) as u32;
@@ -296,5 +325,36 @@ pub fn run_until(
             }
             std::thread::park_timeout(remaining);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn empty_snapshot() -> Snapshot {
+        let (finished, series) = (Timestamp::now(), Series::default());
+        Snapshot {
+            finished,
+            series,
+            containers: vec![],
+            running: 0,
+            gpus: vec![],
+            processes: vec![],
+            processes_complete: vec![],
+        }
+    }
+
+    #[test]
+    fn panic_costs_one_cycle_and_many_in_a_row_end_the_thread() {
+        let mut failed = 0;
+        let fail = |failed: &mut u32| run_cycle(failed, || panic!("a bug"));
+        assert!(fail(&mut failed).is_none(), "one alone leaves the snapshot before it");
+        assert!(matches!(run_cycle(&mut failed, empty_snapshot), Some(CycleOutcome::Finished(_))));
+        assert!(fail(&mut failed).is_none(), "counted in a row only");
+        for _ in 2..MAX_FAILED_CYCLES {
+            assert!(matches!(fail(&mut failed), Some(CycleOutcome::Failing)));
+        }
+        assert!(catch_unwind(AssertUnwindSafe(|| fail(&mut failed))).is_err());
     }
 }

@@ -27,6 +27,8 @@ pub struct Snapshot {
     pub gpus: Vec<Arc<gpu::GpuIdentity>>,
     /// Processes of containers, grouped by container.
     pub processes: Vec<ContainerProcess>,
+    /// For each running container whether all its processes are known; without it none are.
+    pub processes_complete: Vec<bool>,
 }
 
 /// Number of series that snapshots left out, by family.
@@ -70,6 +72,14 @@ pub fn finish(series: &mut Series, dropped: &mut Dropped) {
 }
 
 impl Snapshot {
+    /// Returns the processes of a container, or `None` if they are unknown.
+    pub fn processes_of(&self, container: usize) -> Option<&[ContainerProcess]> {
+        let is_complete = self.processes_complete.get(container).is_some_and(|complete| *complete);
+        let from = self.processes.partition_point(|process| (process.container as usize) < container);
+        let to = self.processes.partition_point(|process| process.container as usize <= container);
+        is_complete.then(|| &self.processes[from..to])
+    }
+
     /// Returns the rows of one family.
     pub fn family(&self, family: FamilyId) -> &[crate::series::Row] {
         let rows = self.series.rows();

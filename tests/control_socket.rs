@@ -35,7 +35,7 @@ impl Controlled {
         self.folder.path().join("control.sock").display().to_string()
     }
 
-    /// Runs a verb that knows only the socket.
+    /// Runs a verb with only the socket.
     fn verb(&self, words: &[&str]) -> (Option<i32>, String, String) {
         run_on_ledger(&[words, &["--state.path=", &format!("--local.socket={}", self.path())]].concat())
     }
@@ -43,9 +43,9 @@ impl Controlled {
     fn get(&self, path: &str) -> String {
         let mut stream = UnixStream::connect(self.path()).unwrap();
         write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
     }
 }
 
@@ -135,8 +135,58 @@ fn path_that_cannot_be_created_is_one_warning() {
     assert!(warning.contains("/proc/nothing/control.sock"), "{warning}");
 }
 
+#[test]
+fn curl_uses_the_socket_as_documented() {
+    let reports = tempfile::tempdir().unwrap();
+    let reporter = format!("--reporter.directory={}", reports.path().display());
+    let controlled = Controlled::start(&[], &[&reporter]);
+    let path = controlled.path();
+    let curl = |words: &[&str]| {
+        let words = [&["-sS", "-w", "\n%{http_code}", "--unix-socket", &path], words].concat();
+        let output = Command::new("curl").args(words).output().expect("curl runs");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    let response = curl(&["http://localhost/api/v1/containers"]);
+    assert!(response.starts_with('{') && response.ends_with("\n200"), "{response}");
+    let response = curl(&["-X", "POST", "http://localhost/api/v1/containers/my-training/cleanup"]);
+    assert!(
+        response.contains("no container \"my-training\" is running") && response.ends_with("\n404"),
+        "{response}"
+    );
+}
+
+#[test]
+fn connections_above_the_limit_and_rejections_get_a_response_and_are_counted() {
+    let controlled = Controlled::start(&[], &[]);
+    let mut connections: Vec<_> = (0..16).map(|_| UnixStream::connect(controlled.path()).unwrap()).collect();
+    eventually("the limit", || match controlled.get("/-/ready") {
+        response if response.starts_with("HTTP/1.0 503") && response.contains("too many connections") => {
+            Ok(())
+        }
+        response => {
+            connections.push(UnixStream::connect(controlled.path()).unwrap()); // one of before was still open
+            Err(response)
+        }
+    });
+    drop(connections);
+    eventually("a free place", || match controlled.get("/-/ready") {
+        response if response.starts_with("HTTP/1.0 200") => Ok(()),
+        response => Err(response),
+    });
+    let words = ["--pid", "--fork", "python3", "-c", QUERY, &controlled.path()];
+    let refused = Command::new("unshare").args(words).output().expect("unshare runs");
+    assert!(refused.stdout.starts_with(b"HTTP/1.0 403"), "{refused:?}");
+    controlled.memledger.eventually("both are counted", |metrics| {
+        let of = |reason| metrics.value("memledger_web_refused_total", &[("reason", reason)]);
+        match (of("connections"), of("control_socket")) {
+            (1.0.., 1.0) => Ok(()),
+            counts => Err(format!("{counts:?}")),
+        }
+    });
+}
+
 /// What a process prints that queries the socket at its first argument.
-const QUERY: &str = "import socket, sys
+pub(crate) const QUERY: &str = "import socket, sys
 s = socket.socket(socket.AF_UNIX)
 s.connect(sys.argv[1])
 s.sendall(b'POST /-/release-gpu HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n')
@@ -145,16 +195,19 @@ print(s.makefile('rb').read().decode())";
 #[test]
 fn refuses_processes_of_nested_pid_namespaces() {
     let controlled = Controlled::start(&[], &[]);
-    let answer_to = |wrapper: &[&str]| {
+    let response_to = |wrapper: &[&str]| {
         let path = controlled.path();
         let mut words = [wrapper, &["python3", "-c", QUERY, &path]].concat();
         let output = Command::new(words.remove(0)).args(words).output().expect("python3 runs");
         String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
     };
-    let answer = answer_to(&["env"]);
-    assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
-    let answer = answer_to(&["unshare", "--pid", "--fork"]);
-    assert!(answer.starts_with("HTTP/1.0 403") && answer.contains("belongs to a container"), "{answer}");
+    let response = response_to(&["env"]);
+    assert!(response.starts_with("HTTP/1.0 200"), "{response}");
+    let response = response_to(&["unshare", "--pid", "--fork"]);
+    assert!(
+        response.starts_with("HTTP/1.0 403") && response.contains("belongs to a container"),
+        "{response}"
+    );
     eventually("the log", || match controlled.memledger.log() {
         log if log.contains("refused a client of the control socket") => Ok(()),
         log => Err(log),
@@ -165,8 +218,8 @@ fn refuses_processes_of_nested_pid_namespaces() {
 fn refuses_processes_that_it_cannot_see() {
     let wrapper = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
     let controlled = Controlled::start(&wrapper, &[]);
-    let answer = controlled.get("/api/v1/containers");
-    assert!(answer.starts_with("HTTP/1.0 403") && answer.contains("pid: host"), "{answer}");
+    let response = controlled.get("/api/v1/containers");
+    assert!(response.starts_with("HTTP/1.0 403") && response.contains("pid: host"), "{response}");
     let (code, text, errors) = controlled.verb(&["why", "train"]);
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(code == Some(1) && text.contains("hostPID: true"), "{text}{errors}");
@@ -182,10 +235,10 @@ fn refuses_root_of_a_container_that_mounts_the_socket() {
         let flags = [vec![mount.as_str()], flags].concat();
         let program = QUERY.replace("sys.argv[1]", "'/control/control.sock'") + "\nprint('ready')";
         let container = engine.run_python(&unique("control"), &flags, &program);
-        let answer = container.docker(&["logs"]);
+        let response = container.docker(&["logs"]);
         assert!(
-            answer.contains("403 Forbidden") && answer.contains("belongs to a container"),
-            "{flags:?}: {answer}"
+            response.contains("403 Forbidden") && response.contains("belongs to a container"),
+            "{flags:?}: {response}"
         );
     }
     assert!(controlled.get("/-/ready").contains("memledger is ready"), "this host is served");

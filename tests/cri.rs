@@ -9,14 +9,14 @@ use memledger::discover::ConnectionState;
 use memledger::discover::cri::{SocketSearch, find, messages};
 
 use crate::support::cgroups::{TestCgroup, is_v2, new_id, root};
-use crate::support::cri::{Containerd, Spec, Wanted};
+use crate::support::cri::{ContainerSpec, Containerd, PodSpec};
 use crate::support::docker::{Engine, assert_no_series_twice, signal, unique};
 use crate::support::grpc::{Response, Server};
 use crate::support::metrics::Labels;
 use crate::support::oom::{EXITS, KILLS, RESTARTS};
 use crate::support::processes::ProcessRef;
 use crate::support::python::Python;
-use crate::support::{Memledger, Metrics, binary, eventually_true};
+use crate::support::{Memledger, Metrics, binary, eventually_true, run};
 
 const INFO: &str = "memledger_container_info";
 const ALLOCATED: &str = "memledger_container_gpu_allocated";
@@ -29,7 +29,7 @@ const CRI: &[(&str, &str)] = &[("runtime", "cri")];
 const SLEEP: &[&str] = &["/busybox/busybox", "sleep", "100000"];
 
 /// Starts memledger for the pods of one containerd only.
-fn watch(containerd: &Containerd, namespace: &str, more: &[&str]) -> Memledger {
+fn start_memledger(containerd: &Containerd, namespace: &str, more: &[&str]) -> Memledger {
     let include = format!("--container.include=^{namespace}/");
     let flags = [&containerd.flag(), "--docker.socket=", "--podman.socket=", &include];
     Memledger::start(&[&flags[..], more].concat())
@@ -49,7 +49,7 @@ fn labels(metrics: &Metrics, family: &str, labels: &[(&str, &str)]) -> Result<La
 /// Waits until the container of an identity has this id.
 fn eventually_is(memledger: &Memledger, me: &[(&str, &str)], id: &str) -> Metrics {
     memledger.eventually("the container", |metrics| {
-        metrics.ask(USAGE, me)?;
+        metrics.try_value(USAGE, me)?;
         let info = labels(metrics, INFO, me)?;
         if info["container_id"] == id { Ok(metrics.clone()) } else { Err(format!("{info:?}")) }
     })
@@ -59,7 +59,7 @@ fn eventually_is(memledger: &Memledger, me: &[(&str, &str)], id: &str) -> Metric
 /// container is shown before, with the data of the list only.
 fn eventually_is_complete(memledger: &Memledger, me: &[(&str, &str)], id: &str, setting: &str) -> Metrics {
     memledger.eventually("its status", |metrics| {
-        metrics.ask(USAGE, me)?;
+        metrics.try_value(USAGE, me)?;
         let (info, run) = (labels(metrics, INFO, me)?, labels(metrics, RUN_INFO, me)?);
         let is_complete = info["container_id"] == id && run.contains_key(setting);
         if is_complete { Ok(metrics.clone()) } else { Err(format!("{info:?} {run:?}")) }
@@ -85,7 +85,7 @@ fn eventually_counts(
 fn shows_pods_without_their_pause_processes() {
     let Some(containerd) = Containerd::start() else { return };
     let team = unique("team");
-    let pod = containerd.pod(&Wanted {
+    let pod = containerd.pod(&PodSpec {
         namespace: &team,
         name: "train-0",
         qos: "burstable/",
@@ -98,11 +98,18 @@ fn shows_pods_without_their_pause_processes() {
         annotations: &[("team/owner", "speech"), ("token", "s3cr3t"), ("kubernetes.io/config.source", "api")],
     });
     let env = [("BATCH_SIZE", "32"), ("HF_TOKEN", "s3cr3t")];
-    let main = Spec { name: "main", command: SLEEP, env: &env, limit: 64 << 20, ..Spec::default() };
+    let main = ContainerSpec {
+        name: "main",
+        command: SLEEP,
+        env: &env,
+        limit: 64 << 20,
+        ..ContainerSpec::default()
+    };
     let id = containerd.run(&pod, &main);
-    let sidecar = containerd.run(&pod, &Spec { name: "log", command: SLEEP, ..Spec::default() });
+    let sidecar =
+        containerd.run(&pod, &ContainerSpec { name: "log", command: SLEEP, ..ContainerSpec::default() });
     let flags = ["--cri.pod-labels=app.kubernetes.io/name,absent", "--cri.pod-annotations=team/owner"];
-    let memledger = watch(&containerd, &team, &flags);
+    let memledger = start_memledger(&containerd, &team, &flags);
     let me = of(&team, "train-0", "main");
     let metrics = eventually_is_complete(&memledger, &me, &id, "batch_size");
     eventually_is(&memledger, &of(&team, "train-0", "log"), &sidecar);
@@ -123,13 +130,13 @@ fn shows_pods_without_their_pause_processes() {
     assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &me), f64::from(64 << 20));
     assert_eq!(metrics.get(REQUEST, &me), None, "the request of a burstable pod is unknown on the node");
 
-    let pod = containerd.pod(&Wanted {
+    let pod = containerd.pod(&PodSpec {
         namespace: &team,
         name: "etcd-node1",
         annotations: &[("kubernetes.io/config.source", "file")],
-        ..Wanted::default()
+        ..PodSpec::default()
     });
-    let id = containerd.run(&pod, &Spec { name: "etcd", ..main });
+    let id = containerd.run(&pod, &ContainerSpec { name: "etcd", ..main });
     let me = of(&team, "etcd-node1", "etcd");
     let metrics = eventually_is_complete(&memledger, &me, &id, "batch_size");
     let info = labels(&metrics, POD_INFO, &me).unwrap();
@@ -143,23 +150,85 @@ fn shows_pods_without_their_pause_processes() {
     }
 }
 
+/// Two pods of a Job: their containers have the same name, and their batches differ. One of another team has that name, too.
+#[test]
+fn verbs_group_the_pods_of_a_job() {
+    let Some(containerd) = Containerd::start() else { return };
+    let team = unique("team");
+    let folder = tempfile::tempdir().unwrap();
+    let state = format!("--state.path={}", folder.path().display());
+    let memledger =
+        start_memledger(&containerd, &team, &[&state, "--local.socket=", "--sample.interval=250ms"]);
+    for (pod, job, batch) in
+        [("train-0", "sweep-7", "32"), ("train-1", "sweep-7", "64"), ("train-2", "other", "8")]
+    {
+        let labels = [("batch.kubernetes.io/job-name", job)];
+        let pod_of_job =
+            containerd.pod(&PodSpec { namespace: &team, name: pod, labels: &labels, ..PodSpec::default() });
+        let env = [("BATCH_SIZE", batch), ("NUM_WORKERS", "0")];
+        let eats: &[&str] = &["/hog", "eat=24", "hold"];
+        let spec = ContainerSpec {
+            name: "main",
+            command: eats,
+            env: &env,
+            limit: 64 << 20,
+            ..ContainerSpec::default()
+        };
+        let id = containerd.run(&pod_of_job, &spec);
+        let me = of(&team, pod, "main");
+        eventually_is_complete(&memledger, &me, &id, "batch_size");
+        containerd.stop_container(&id, 0); // the runtime reports no reason
+        eventually_counts(&memledger, EXITS, &me, ("reason", "killed"), 1.0);
+    }
+    let verb = |words: &[&str]| {
+        let (code, out, err) = run(&[words, &[&state, "--local.socket="]].concat());
+        (code, out + &err)
+    };
+    let group = format!("{team}/sweep-7/main");
+    let (code, runs) = verb(&["runs", &group]);
+    assert!(code == Some(0) && runs.lines().count() == 3, "{runs}");
+    assert!(
+        runs.contains("POD/CONTAINER") && runs.contains("train-0/main") && runs.contains("train-1/main"),
+        "{runs}"
+    );
+    assert!(runs.lines().all(|line| line.chars().count() <= 100), "{runs}");
+    let (code, compared) = verb(&["compare", &group]);
+    assert!(code == Some(0), "{compared}");
+    let line =
+        |what: &str| compared.lines().find(|line| line.starts_with(what)).unwrap_or_default().to_owned();
+    assert_eq!(line("pod ").split_whitespace().collect::<Vec<_>>(), ["pod", "train-0", "train-1"]);
+    assert_eq!(line("batch_size").split_whitespace().collect::<Vec<_>>(), ["batch_size", "32", "64"]);
+    let (code, advice) = verb(&["advise", &group]);
+    assert!(code == Some(0) && advice.starts_with(&group), "{advice}");
+    let (code, advice) = verb(&["advise", "train-1/main"]);
+    assert!(code == Some(0) && advice.starts_with(&group), "a pod of it: {advice}");
+    let (code, error) = verb(&["report", "main"]);
+    assert!(code == Some(1) && error.contains("is the name of containers of 2 groups"), "{error}");
+}
+
 #[test]
 fn killed_container_and_re_created_pod_keep_their_identity() {
     let Some(containerd) = Containerd::start() else { return };
     let team = unique("team");
-    let wanted = Wanted { namespace: &team, name: "train-0", qos: "burstable/", ..Wanted::default() };
+    let wanted = PodSpec { namespace: &team, name: "train-0", qos: "burstable/", ..PodSpec::default() };
     let pod = containerd.pod(&wanted);
-    let memledger = watch(&containerd, &team, &[]);
+    let memledger = start_memledger(&containerd, &team, &[]);
     let me = of(&team, "train-0", "main");
-    let init = containerd.run(&pod, &Spec { name: "init", command: &["true"], ..Spec::default() });
+    let init =
+        containerd.run(&pod, &ContainerSpec { name: "init", command: &["true"], ..ContainerSpec::default() });
     eventually_counts(&memledger, EXITS, &of(&team, "train-0", "init"), ("reason", "completed"), 1.0);
-    let eats = Spec { name: "main", command: &["/hog", "eat"], limit: 32 << 20, ..Spec::default() };
+    let eats = ContainerSpec {
+        name: "main",
+        command: &["/hog", "eat"],
+        limit: 32 << 20,
+        ..ContainerSpec::default()
+    };
     let first = containerd.run(&pod, &eats);
     eventually_counts(&memledger, EXITS, &me, ("reason", "oom_container"), 1.0);
     eventually_counts(&memledger, KILLS, &me, ("victim", "main"), 1.0);
     assert_eq!(memledger.metrics().value("memledger_container_last_exit_code", &me), 137.0);
 
-    let second = containerd.run(&pod, &Spec { attempt: 1, command: SLEEP, ..eats });
+    let second = containerd.run(&pod, &ContainerSpec { attempt: 1, command: SLEEP, ..eats });
     containerd.remove_container(&first);
     let metrics = eventually_is(&memledger, &me, &second);
     assert_eq!(labels(&metrics, POD_INFO, &me).unwrap()["attempt"], "1");
@@ -170,7 +239,7 @@ fn killed_container_and_re_created_pod_keep_their_identity() {
     containerd.remove(&pod.sandbox);
 
     let re_created = containerd.pod(&wanted);
-    let third = containerd.run(&re_created, &Spec { command: SLEEP, ..eats });
+    let third = containerd.run(&re_created, &ContainerSpec { command: SLEEP, ..eats });
     let metrics = eventually_is(&memledger, &me, &third);
     let info = labels(&metrics, POD_INFO, &me).unwrap();
     assert_eq!((&*info["k8s_pod_uid"], &*info["attempt"]), (&*re_created.uid, "0"));
@@ -191,22 +260,24 @@ fn kill_by_pod_limit_counts_for_the_container_of_the_victim() {
     let Some(containerd) = Containerd::start() else { return };
     let team = unique("team");
     let pod =
-        containerd.pod(&Wanted { namespace: &team, name: "pair", qos: "burstable/", ..Wanted::default() });
+        containerd.pod(&PodSpec { namespace: &team, name: "pair", qos: "burstable/", ..PodSpec::default() });
     let file = if is_v2() { "memory.max" } else { "memory.limit_in_bytes" };
     std::fs::write(root().join(&pod.cgroup).join(file), (64 << 20).to_string()).expect("the pod's limit");
-    let memledger = watch(&containerd, &team, &[]);
-    let holds = Spec { name: "holds", command: &["/hog", "eat=8", "hold"], ..Spec::default() };
-    containerd.run(&pod, &holds);
-    let (holds, eats) = (of(&team, "pair", "holds"), of(&team, "pair", "eats"));
-    memledger.eventually("the container that allocates 8 MiB", |metrics| metrics.ask(USAGE, &holds));
-    containerd.run(&pod, &Spec { name: "eats", command: &["/hog", "eat"], ..Spec::default() });
+    let memledger = start_memledger(&containerd, &team, &[]);
+    let sibling =
+        ContainerSpec { name: "sibling", command: &["/hog", "eat=8", "hold"], ..ContainerSpec::default() };
+    containerd.run(&pod, &sibling);
+    let (sibling, eats) = (of(&team, "pair", "sibling"), of(&team, "pair", "eats"));
+    memledger.eventually("the container that allocates 8 MiB", |metrics| metrics.try_value(USAGE, &sibling));
+    containerd
+        .run(&pod, &ContainerSpec { name: "eats", command: &["/hog", "eat"], ..ContainerSpec::default() });
     eventually_counts(&memledger, EXITS, &eats, ("reason", "oom_container"), 1.0);
     eventually_counts(&memledger, KILLS, &eats, ("scope", "container"), 1.0);
     let metrics = memledger.fresh_metrics();
-    assert_eq!(metrics.sum(KILLS, &holds), 0.0);
-    let limit = metrics.value("memledger_container_memory_effective_limit_bytes", &holds);
+    assert_eq!(metrics.sum(KILLS, &sibling), 0.0);
+    let limit = metrics.value("memledger_container_memory_effective_limit_bytes", &sibling);
     assert_eq!(limit, f64::from(64 << 20), "the pod's");
-    assert_eq!(metrics.get("memledger_container_memory_limit_bytes", &holds), None);
+    assert_eq!(metrics.get("memledger_container_memory_limit_bytes", &sibling), None);
 }
 
 #[test]
@@ -214,16 +285,18 @@ fn keeps_names_while_containerd_is_down_and_reports_ends_after() {
     let Some(mut containerd) = Containerd::start() else { return };
     let team = unique("team");
     let pod =
-        containerd.pod(&Wanted { namespace: &team, name: "job", qos: "besteffort/", ..Wanted::default() });
+        containerd.pod(&PodSpec { namespace: &team, name: "job", qos: "besteffort/", ..PodSpec::default() });
     let waits = ["sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.1; done"];
-    let ends = containerd.run(&pod, &Spec { name: "ends", command: &waits, ..Spec::default() });
-    let stays = containerd.run(&pod, &Spec { name: "stays", command: SLEEP, ..Spec::default() });
-    let memledger = watch(&containerd, &team, &[]);
+    let ends =
+        containerd.run(&pod, &ContainerSpec { name: "ends", command: &waits, ..ContainerSpec::default() });
+    let stays =
+        containerd.run(&pod, &ContainerSpec { name: "stays", command: SLEEP, ..ContainerSpec::default() });
+    let memledger = start_memledger(&containerd, &team, &[]);
     let (end, stay) = (of(&team, "job", "ends"), of(&team, "job", "stays"));
     eventually_is(&memledger, &end, &ends);
     eventually_is(&memledger, &stay, &stays);
     containerd.stop();
-    memledger.eventually("it is down", |metrics| match metrics.ask(UP, CRI)? {
+    memledger.eventually("it is down", |metrics| match metrics.try_value(UP, CRI)? {
         0.0 => Ok(()),
         up => Err(format!("{up}")),
     });
@@ -234,13 +307,13 @@ fn keeps_names_while_containerd_is_down_and_reports_ends_after() {
     let metrics = memledger.fresh_metrics();
     assert_eq!(labels(&metrics, INFO, &stay).unwrap()["container_id"], stays, "names are kept");
     containerd.launch();
-    memledger.eventually("it is up", |metrics| match metrics.ask(UP, CRI)? {
+    memledger.eventually("it is up", |metrics| match metrics.try_value(UP, CRI)? {
         1.0 => Ok(()),
         up => Err(format!("{up}")),
     });
     eventually_counts(&memledger, EXITS, &end, ("reason", "error"), 1.0);
     let metrics = memledger.fresh_metrics();
-    // 255 is what containerd says until it has asked the container's shim, and for ever if it comes too late for that
+    // containerd reports 255 until it has queried the container's shim, and permanently if the shim has ended by then
     let exit_code = metrics.value("memledger_container_last_exit_code", &end);
     assert!([7.0, 255.0].contains(&exit_code), "{exit_code}");
     assert_eq!(metrics.sum(EXITS, &stay), 0.0);
@@ -398,7 +471,7 @@ fn hanging_status_does_not_delay_others_and_is_completed_later() {
     let memledger = Memledger::start(&[&crio.flag(), "--docker.socket=", "--podman.socket=", &include]);
     let eventually_complete = |name: &str| {
         let me = of(&team, "train-0", name);
-        memledger.eventually("the start time", |metrics| match metrics.ask(START, &me)? {
+        memledger.eventually("the start time", |metrics| match metrics.try_value(START, &me)? {
             REPORTED => Ok(()),
             start => Err(format!("{start}")),
         });
@@ -432,13 +505,13 @@ fn default_socket_without_pods_is_not_down() {
     let tokio = tokio::runtime::Runtime::new().expect("a runtime");
     let docker = std::path::PathBuf::from("/run/docker/containerd/containerd.sock");
     let no_cri = Server::new();
-    let settings = |sockets: &[&std::path::Path], is_asked_for| CriSettings {
+    let settings = |sockets: &[&std::path::Path], is_explicit| CriSettings {
         sockets: sockets.iter().map(|socket| socket.to_path_buf()).collect(),
-        is_asked_for,
+        is_explicit,
         ..CriSettings::default()
     };
-    let search = |sockets: &[&std::path::Path], is_asked_for| match tokio
-        .block_on(find(&settings(sockets, is_asked_for)))
+    let search = |sockets: &[&std::path::Path], is_explicit| match tokio
+        .block_on(find(&settings(sockets, is_explicit)))
     {
         SocketSearch::Runtime(socket, _) => (Some(socket), ConnectionState::Up),
         SocketSearch::Nothing { connection, .. } => (None, connection),
@@ -455,7 +528,7 @@ fn default_socket_without_pods_is_not_down() {
     assert_eq!(search(&[&ours], false), (None, ConnectionState::Idle));
     assert_eq!(search(&[&ours], true), (Some(ours.clone()), ConnectionState::Up));
     let team = unique("team");
-    let pod = containerd.pod(&Wanted { namespace: &team, name: "first", ..Wanted::default() });
+    let pod = containerd.pod(&PodSpec { namespace: &team, name: "first", ..PodSpec::default() });
     assert_eq!(
         search(&[&no_cri.socket, &ours], false),
         (Some(ours.clone()), ConnectionState::Up),
@@ -467,7 +540,7 @@ fn default_socket_without_pods_is_not_down() {
 
     let flags = ["--docker.socket=", "--podman.socket=", "--cri.endpoint=/no/such.sock"];
     let memledger = Memledger::start(&flags);
-    memledger.eventually("the missing socket is down", |metrics| match metrics.ask(UP, CRI)? {
+    memledger.eventually("the missing socket is down", |metrics| match metrics.try_value(UP, CRI)? {
         0.0 => Ok(()),
         up => Err(format!("{up}")),
     });
@@ -478,9 +551,13 @@ fn default_socket_without_pods_is_not_down() {
 fn shows_pods_and_docker_containers_once_each() {
     let (Some(containerd), Some(engine)) = (Containerd::start(), Engine::shared()) else { return };
     let team = unique("team");
-    let pod =
-        containerd.pod(&Wanted { namespace: &team, name: "train-0", qos: "burstable/", ..Wanted::default() });
-    let id = containerd.run(&pod, &Spec { name: &team, command: SLEEP, ..Spec::default() });
+    let pod = containerd.pod(&PodSpec {
+        namespace: &team,
+        name: "train-0",
+        qos: "burstable/",
+        ..PodSpec::default()
+    });
+    let id = containerd.run(&pod, &ContainerSpec { name: &team, command: SLEEP, ..ContainerSpec::default() });
     let container = engine.run(&team, &[], &["sleep", "1000"]);
     let ids = [&id, &container.id, &pod.sandbox].map(|id| id[..12].to_owned());
     let include = format!("--container.include=^({team}|{})$", ids.join("|"));
@@ -537,8 +614,9 @@ struct DeviceList {
 fn shows_gpus_allocated_by_the_kubelet() {
     let Some(containerd) = Containerd::start() else { return };
     let team = unique("team");
-    let pod = containerd.pod(&Wanted { namespace: &team, name: "train-0", ..Wanted::default() });
-    let id = containerd.run(&pod, &Spec { name: "main", command: SLEEP, ..Spec::default() });
+    let pod = containerd.pod(&PodSpec { namespace: &team, name: "train-0", ..PodSpec::default() });
+    let id =
+        containerd.run(&pod, &ContainerSpec { name: "main", command: SLEEP, ..ContainerSpec::default() });
     let folder = tempfile::tempdir().expect("a folder");
     let mut state = State::with_gpus(3);
     for (gpu, minor) in std::iter::zip(&mut state.gpus, [5, 4, 9]) {
@@ -566,7 +644,7 @@ fn shows_gpus_allocated_by_the_kubelet() {
     allocates(uuids[1]);
     let socket = format!("--kubelet.pod-resources={}", kubelet.socket.display());
     let nvml = format!("--gpu.nvml-library={}", library.path().display());
-    let memledger = watch(&containerd, &team, &[&socket, &nvml]);
+    let memledger = start_memledger(&containerd, &team, &[&socket, &nvml]);
     let me = of(&team, "train-0", "main");
     eventually_is(&memledger, &me, &id);
     // the allocation may change later, and GKE's plugin names device files
@@ -620,15 +698,15 @@ fn errors_in_the_log_of_a_pod_are_counted_also_after_its_rotation() {
     let Some(containerd) = Containerd::start() else { return };
     let team = unique("team");
     let logs = format!("--cri.pod-logs={}", containerd.logs());
-    let memledger = watch(&containerd, &team, &["--container.logs=all", &logs]);
-    let wanted = Wanted { namespace: &team, name: "train-0", qos: "", labels: &[], annotations: &[] };
+    let memledger = start_memledger(&containerd, &team, &["--container.logs=all", &logs]);
+    let wanted = PodSpec { namespace: &team, name: "train-0", qos: "", labels: &[], annotations: &[] };
     let pod = containerd.pod(&wanted);
     let me = of(&team, "train-0", "main");
     let text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has less";
     let script =
         format!("trap \"echo '{text}' >&2; exit 1\" TERM; echo '{text}'; while :; do sleep 0.1; done");
     let command = ["sh", "-c", &script];
-    let main = Spec { name: "main", command: &command, ..Spec::default() };
+    let main = ContainerSpec { name: "main", command: &command, ..ContainerSpec::default() };
     let id = containerd.run(&pod, &main);
     let ooms = "memledger_container_cuda_ooms_total";
     memledger.eventually("the first error", |metrics| match metrics.sum(ooms, &me) {

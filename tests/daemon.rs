@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use crate::support::cgroups::TestCgroup;
 use crate::support::docker::{
     Container, Engine, PrivateEngine, ReadOnlyProxy, Socket, api, assert_no_series_twice, info, of,
-    only_reads, signal, unique, watch,
+    only_reads, signal, start_memledger, unique,
 };
 use crate::support::python::Python;
 use crate::support::{Memledger, Metrics, eventually_true};
@@ -37,9 +37,9 @@ fn calls_only_list_inspect_and_events() {
     let existing = engine.run(&format!("{name}-before"), &[], &["sleep", "1000"]);
     let include = format!("--container.include=^{name}");
     let memledger = Memledger::start(&[&proxy.socket.flag(), "--podman.socket=", &include]);
-    memledger.eventually("the existing container", |metrics| metrics.ask(USAGE, &of(&existing.name)));
+    memledger.eventually("the existing container", |metrics| metrics.try_value(USAGE, &of(&existing.name)));
     let later = engine.run(&format!("{name}-after"), &[], &["sleep", "1000"]);
-    memledger.eventually("the new container", |metrics| metrics.ask(USAGE, &of(&later.name)));
+    memledger.eventually("the new container", |metrics| metrics.try_value(USAGE, &of(&later.name)));
     engine.docker(&["rm", "-f", &later.id]);
     memledger.eventually("its end", |metrics| match metrics.get(USAGE, &of(&later.name)) {
         None => Ok(()),
@@ -72,18 +72,19 @@ fn hanging_inspect_does_not_delay_other_names() {
                 assert!(metrics.all(USAGE, &of(id)).is_empty(), "another container without its name");
             }
         }
-        metrics.ask(USAGE, &of(&stuck.name))
+        metrics.try_value(USAGE, &of(&stuck.name))
     });
-    let metrics = memledger.eventually("the daemon is up", |metrics| match metrics.ask(UP, DOCKER)? {
-        1.0 => Ok(metrics.clone()),
-        up => Err(format!("{up}")),
-    });
+    let metrics =
+        memledger.eventually("the daemon is up", |metrics| match metrics.try_value(UP, DOCKER)? {
+            1.0 => Ok(metrics.clone()),
+            up => Err(format!("{up}")),
+        });
     for other in &others {
         metrics.value(USAGE, &of(&other.name));
     }
     // a new container is named too
     let late = engine.run(&format!("{prefix}-late"), &[], &["sleep", "1000"]);
-    memledger.eventually("the late container", |metrics| metrics.ask(USAGE, &of(&late.name)));
+    memledger.eventually("the late container", |metrics| metrics.try_value(USAGE, &of(&late.name)));
 }
 
 /// Grows by 32 MiB on SIGUSR1.
@@ -106,11 +107,11 @@ fn names_and_values_survive_daemon_restart() {
     let Some(shared) = Engine::shared() else { return };
     let mut private = PrivateEngine::new();
     let name = unique("daemon");
-    let memledger = watch(&private.engine, &format!("^{name}-"), &["--container.label=keep"]);
+    let memledger = start_memledger(&private.engine, &format!("^{name}-"), &["--container.label=keep"]);
     assert_eq!(memledger.metrics().get(UP, DOCKER), None, "no daemon yet, and none is expected");
     private.start();
     let up = |wanted: f64| {
-        memledger.eventually("the state of the daemon", |metrics| match metrics.ask(UP, DOCKER)? {
+        memledger.eventually("the state of the daemon", |metrics| match metrics.try_value(UP, DOCKER)? {
             up if up == wanted => Ok(()),
             up => Err(format!("{up}")),
         });
@@ -121,8 +122,8 @@ fn names_and_values_survive_daemon_restart() {
     let leaves = private.engine.run(&format!("{name}-leaves"), &["--rm", "--label=keep"], &["sleep", "1000"]);
     let rss = "memledger_container_memory_rss_bytes";
     let before = memledger.eventually("both", |metrics| {
-        metrics.ask(USAGE, &of(&leaves.name))?;
-        metrics.ask(rss, &of(&stays.name))
+        metrics.try_value(USAGE, &of(&leaves.name))?;
+        metrics.try_value(rss, &of(&stays.name))
     });
     let labels = info(&memledger.metrics(), INFO, &stays.name).unwrap();
     let run = info(&memledger.metrics(), RUN_INFO, &stays.name).unwrap();
@@ -156,14 +157,45 @@ fn names_and_values_survive_daemon_restart() {
     assert_eq!(metrics.get(USAGE, &of(&leaves.name)), None);
 }
 
+#[test]
+fn containers_of_two_engines_are_followed_and_one_engine_may_stop() {
+    let Some(shared) = Engine::shared() else { return };
+    let mut private = PrivateEngine::new();
+    private.start();
+    private.load_from(&shared);
+    let name = unique("engines");
+    let memledger = start_memledger(&shared, &format!("^{name}-"), &[&private.engine.flag()]);
+    let run = |engine: &Engine, what: &str| {
+        let container = engine.run(&format!("{name}-{what}"), &[], &["sleep", "1000"]);
+        memledger.eventually("its name", |metrics| metrics.try_value(USAGE, &of(&container.name)));
+        container
+    };
+    let ends = |container: &Container| {
+        container.docker(&["kill"]);
+        memledger.eventually("its exit", |metrics| {
+            metrics.try_value("memledger_container_last_exit_code", &of(&container.name)).map(drop)
+        });
+    };
+    let (first, other) = (run(&shared, "first"), run(&private.engine, "other"));
+    ends(&run(&shared, "ends"));
+    ends(&run(&private.engine, "ends-too"));
+    private.stop();
+    ends(&run(&shared, "later"));
+    let metrics = memledger.fresh_metrics();
+    assert_no_series_twice(&metrics);
+    for container in [&first, &other] {
+        assert!(metrics.get(USAGE, &of(&container.name)).is_some(), "{}", container.name);
+    }
+}
+
 /// Asserts that memledger shows a container by its short id while the socket is not a working daemon's.
 fn shows_container_despite(socket: &Socket) {
     let cgroup = TestCgroup::container();
     let mut process = Python::start(&cgroup, "print('ready'); input()");
     process.line();
     let memledger = Memledger::start(&[&socket.flag(), "--podman.socket=", &cgroup.include()]);
-    memledger.eventually("the container by its id", |metrics| metrics.ask(USAGE, &of(cgroup.name())));
-    memledger.eventually("the daemon is down", |metrics| match metrics.ask(UP, DOCKER)? {
+    memledger.eventually("the container by its id", |metrics| metrics.try_value(USAGE, &of(cgroup.name())));
+    memledger.eventually("the daemon is down", |metrics| match metrics.try_value(UP, DOCKER)? {
         0.0 => Ok(()),
         up => Err(format!("{up}")),
     });
@@ -172,12 +204,12 @@ fn shows_container_despite(socket: &Socket) {
 
 #[test]
 fn daemon_that_never_responds_does_not_block() {
-    shows_container_despite(&Socket::saying(b"", false));
+    shows_container_despite(&Socket::responding_with(b"", false));
 }
 
 #[test]
 fn daemon_that_stalls_in_a_response_does_not_block() {
-    shows_container_despite(&Socket::saying(
+    shows_container_despite(&Socket::responding_with(
         b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n[{\"Id\":",
         false,
     ));
@@ -185,14 +217,14 @@ fn daemon_that_stalls_in_a_response_does_not_block() {
 
 #[test]
 fn daemon_that_sends_garbage_does_not_block() {
-    for answer in [
+    for response in [
         &b"SSH-2.0-OpenSSH_9.2\r\n"[..],
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{\"a\":[}]\xff",
         b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull",
         b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 15\r\n\r\n{\"message\":\"x\"}",
         b"",
     ] {
-        shows_container_despite(&Socket::saying(answer, true));
+        shows_container_despite(&Socket::responding_with(response, true));
     }
 }
 
@@ -206,12 +238,12 @@ fn socket_without_listener_does_not_delay_the_start() {
     let took = Timestamp::now().duration_since(began);
     // far less than the ten seconds of a response that does not come; a busy machine takes some for the start itself
     assert!(took < jiff::SignedDuration::from_secs(10), "{took:?}");
-    assert_eq!(memledger.eventually("its state", |metrics| metrics.ask(UP, DOCKER)), 0.0);
+    assert_eq!(memledger.eventually("its state", |metrics| metrics.try_value(UP, DOCKER)), 0.0);
 }
 
 #[test]
 fn proxy_that_rejects_events_is_retried_with_back_off_and_logged_once() {
-    // when the stream of events was requested, once for each connection: the checks of the start ask for no stream
+    // when the stream of events was requested, once for each connection: the checks at the start request no stream
     let requests = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&requests);
     let socket = Socket::serving(move |mut stream| {
@@ -221,12 +253,12 @@ fn proxy_that_rejects_events_is_retried_with_back_off_and_logged_once() {
         if request.contains("/events?") && !request.contains("until=") {
             seen.lock().unwrap().push(Timestamp::now());
         }
-        let answer: &[u8] = if request.contains("/containers/json") {
+        let response: &[u8] = if request.contains("/containers/json") {
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n[]"
         } else {
             b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         };
-        let _ = stream.write_all(answer);
+        let _ = stream.write_all(response);
     });
     let memledger = Memledger::start(&[&socket.flag(), "--podman.socket=", "--container.include=^none$"]);
     eventually_true("the fourth connection", || requests.lock().unwrap().len() >= 4);

@@ -84,6 +84,16 @@ fn each_mutation_of_them_is_detected() {
     script("mutations.py", &[]);
 }
 
+#[test]
+fn each_panel_of_compare_runs_has_data_in_a_simulated_history() {
+    for needed in ["MEMLEDGER_TEST_PROMETHEUS", "MEMLEDGER_TEST_PROMTOOL"] {
+        if provided(needed).is_none() {
+            return;
+        }
+    }
+    script("backfill.py", &["check"]);
+}
+
 /// panels.py must detect a query without data, two series with one legend, and the like.
 fn assert_panels_check_finds_mutations(url: &str, since: &str) {
     let Some(python) = provided("MEMLEDGER_TEST_PYTHON") else { return };

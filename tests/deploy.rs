@@ -32,28 +32,13 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Builds the final stage around the binary under test.
+    /// Builds the image of `make image` around the binary under test.
     pub fn build(engine: &Engine) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let script = repository().join("deploy/image-root.sh");
-        output_of(Command::new(script).arg(binary()).arg(folder.path().join("image")));
-        // libraries that NVIDIA's libnvidia-ml.so.1 needs
-        for library in ["libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"] {
-            let found =
-                output_of(Command::new("find").arg(folder.path().join("image")).args(["-name", library]));
-            assert!(!found.is_empty(), "NVML cannot be loaded without {library}");
-        }
-        let dockerfile = std::fs::read_to_string(repository().join("deploy/Dockerfile")).unwrap();
-        let (_, last) = dockerfile.split_once("\nFROM scratch\n").expect("a final stage from scratch");
-        let copied = last.replace("COPY --from=build /image/ /", "COPY image/ /");
-        assert!(copied != last && !copied.contains("RUN"), "the final stage copies /image and runs nothing");
         let name = format!("{}:1", unique("image"));
+        let mut build = Command::new(repository().join("deploy/packages/image.sh"));
+        build.env("DOCKER_HOST", format!("unix://{}", engine.socket.display()));
         // the label makes it an image of its own: removing one by its id must not take that of another test away
-        let dockerfile = format!("FROM scratch\n{copied}\nLABEL memledger.test={name}\n");
-        std::fs::write(folder.path().join("Dockerfile"), dockerfile).unwrap();
-        let mut build = Command::new("docker");
-        build.env("DOCKER_BUILDKIT", "0").env("DOCKER_HOST", format!("unix://{}", engine.socket.display()));
-        output_of(build.args(["build", "--quiet", "--tag", &name]).arg(folder.path()));
+        output_of(build.arg(binary()).args([&name, &format!("memledger.test={name}")]));
         Self { engine: engine.clone(), name }
     }
 }
@@ -74,6 +59,17 @@ impl Drop for Image {
 fn compose_files_pin_images_publish_on_loopback_and_mount_existing_files() {
     let Some(python) = provided("MEMLEDGER_TEST_PYTHON") else { return };
     output_of(Command::new(python).arg("-B").arg(repository().join("tests/dashboards/compose.py")));
+}
+
+#[test]
+fn image_has_the_libraries_that_nvml_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("image");
+    output_of(Command::new(repository().join("deploy/image-root.sh")).arg(binary()).arg(&root));
+    for library in ["libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"] {
+        let found = output_of(Command::new("find").arg(&root).args(["-name", library]));
+        assert!(!found.is_empty(), "NVML cannot be loaded without {library}");
+    }
 }
 
 #[test]
@@ -114,7 +110,7 @@ fn image_runs_with_the_options_of_compose_and_is_healthy() {
         });
         assert!(line.is_some(), "{source} is not ok with what services.yml gives: {report}");
     }
-    // the control socket answers verbs in its own container, in the host's pid namespace
+    // the control socket serves verbs in its own container, in the host's pid namespace
     let report = exec(&["release-gpu"]).expect("the control socket");
     assert!(report.contains("\"closed\": true"), "{report}");
     assert!(exec(&["why", "nobody", "--state.path="]).is_err(), "exit status 1: nothing is known");
@@ -126,23 +122,53 @@ fn image_runs_with_the_options_of_compose_and_is_healthy() {
         "TLS has certificate authorities in the image: {tls}"
     );
     assert_access_as_documented(&exec, container.inspect("{{.State.Pid}}").trim());
+    assert_other_container_is_refused(&engine, &container);
     assert_no_shell(&engine, &container);
+    drop(container);
+    assert_api_can_be_allowed_as_documented(&of_image, &flags);
 }
 
 /// Runs the commands that README and docs/serving.md name for a container without settings.
 fn assert_access_as_documented(exec: &impl Fn(&[&str]) -> Result<String, String>, pid: &str) {
     assert!(exec(&["events", "--since=24h"]).is_ok());
     assert!(exec(&["why", "nobody"]).is_err(), "exit status 1: nothing is known");
-    // over TCP, as through a published port
-    let request = |method: &str, path: &str| {
-        let url = format!("http://127.0.0.1:10853{path}");
-        let words = ["-t", pid, "--net", "curl", "-sS", "-X", method, "-w", "\n%{http_code}", &url];
-        output_of(Command::new("nsenter").args(words))
-    };
+    let request = |method: &str, path: &str| tcp_request(pid, method, path);
     assert!(request("GET", "/metrics").ends_with("\n200"));
-    let answer = request("GET", "/api/v1/containers");
-    assert!(answer.ends_with("\n403") && answer.contains("--web.enable-api"), "{answer}");
+    let response = request("GET", "/api/v1/containers");
+    assert!(response.ends_with("\n403") && response.contains("--web.enable-api"), "{response}");
     assert!(request("POST", "/-/release-gpu").ends_with("\n404"), "not without --web.enable-admin");
+}
+
+/// Mounts memledger's control socket into another container by mistake.
+fn assert_other_container_is_refused(engine: &Engine, memledger: &Container) {
+    let folder = format!("/proc/{}/root/run/memledger", memledger.inspect("{{.State.Pid}}").trim());
+    let path = format!("{folder}/control.sock");
+    let program =
+        crate::control_socket::QUERY.replace("sys.argv[1]", &format!("{path:?}")) + "\nprint('ready')";
+    // with the host's pids, and the right to follow them, it reaches the socket without a mount of its own
+    let flags = ["--pid=host", "--cap-add=SYS_PTRACE", "--security-opt=apparmor=unconfined"];
+    let other = engine.run_python(&unique("other"), &flags, &program);
+    let response = other.docker(&["logs"]);
+    assert!(response.contains("403 Forbidden") && response.contains("belongs to a container"), "{response}");
+}
+
+/// Requests a path over TCP, as through a published port, in the network of a container. Returns body and status.
+fn tcp_request(pid: &str, method: &str, path: &str) -> String {
+    let url = format!("http://127.0.0.1:10853{path}");
+    let words = ["-t", pid, "--net", "curl", "-sS", "-X", method, "-w", "\n%{http_code}", &url];
+    let output = Command::new("nsenter").args(words).output().expect("nsenter runs");
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+}
+
+/// Allows the API as in docs/serving.md for Compose.
+fn assert_api_can_be_allowed_as_documented(of_image: &Engine, flags: &[&str]) {
+    let flags = [flags, &["--env=MEMLEDGER_WEB_ENABLE_API=true"]].concat();
+    let container = of_image.run(&unique("api"), &flags, &[]);
+    let pid = container.inspect("{{.State.Pid}}");
+    eventually("the API", || match tcp_request(pid.trim(), "GET", "/api/v1/containers") {
+        response if response.ends_with("\n200") => Ok(()),
+        response => Err(response),
+    });
 }
 
 fn assert_no_shell(engine: &Engine, container: &Container) {
@@ -157,7 +183,7 @@ fn health_check_fails_with_a_message_when_memledger_is_down() {
     let address = listener.local_addr().expect("its address");
     let connection = std::net::TcpStream::connect(address).expect("a connection");
     let port = connection.local_addr().expect("its other end");
-    let (code, _, complaint) = crate::support::run(&["healthcheck", &format!("--web.listen-address={port}")]);
+    let (code, _, error) = crate::support::run(&["healthcheck", &format!("--web.listen-address={port}")]);
     assert_eq!(code, Some(1));
-    assert!(complaint.contains("/-/ready does not respond"), "{complaint}");
+    assert!(error.contains("/-/ready does not respond"), "{error}");
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::support::cgroups::is_v2;
-use crate::support::docker::{Container, Engine, api, assert_no_series_twice, info, of, unique, watch};
+use crate::support::docker::{
+    Container, Engine, api, assert_no_series_twice, info, of, start_memledger, unique,
+};
 use crate::support::metrics::Labels;
 use crate::support::{Memledger, Metrics, eventually};
 
@@ -131,12 +133,12 @@ fn training_container_matches_kernel_and_docker() {
         "--label=com.docker.compose.service=train",
     ]);
     let container = engine.run_python(name, &flags, TRAINER);
-    let memledger = watch(&engine, &format!("^{name}$"), &["--pss.interval=1s"]);
+    let memledger = start_memledger(&engine, &format!("^{name}$"), &["--pss.interval=1s"]);
     let me = of(name);
 
     let metrics = memledger.eventually("the values with longer intervals", |metrics| {
-        metrics.ask("memledger_container_shm_used_bytes", &me)?;
-        metrics.ask("memledger_container_process_pss_bytes", &[me[0], ("role", "trainer")])?;
+        metrics.try_value("memledger_container_shm_used_bytes", &me)?;
+        metrics.try_value("memledger_container_process_pss_bytes", &[me[0], ("role", "trainer")])?;
         Ok(metrics.clone())
     });
     assert_identity(&metrics, &container);
@@ -217,20 +219,20 @@ fn assert_memory(memledger: &Memledger, container: &Container) {
     if !is_v2() {
         let kmem = || kernel(container, "memory.kmem.usage_in_bytes", "");
         eventually_equal(memledger, "the part kernel", kmem, component("kernel"));
-        let held = || anon() + stat(container, "total_shmem", "") + kmem();
+        let allocated = || anon() + stat(container, "total_shmem", "") + kmem();
         eventually_equal(
             memledger,
             "unreclaimable",
-            held,
+            allocated,
             value("memledger_container_memory_unreclaimable_bytes"),
         );
     }
     let metrics = memledger.fresh_metrics();
     assert_eq!(component("shmem")(&metrics), 20.0 * MIB, "shared memory is the file in /dev/shm only");
     // the heaps of five interpreters are far below 40 MiB
-    let held = (48.0 + 4.0 * 8.0) * MIB;
+    let allocated = (48.0 + 4.0 * 8.0) * MIB;
     let anon = component("anon")(&metrics);
-    assert!(held <= anon && anon < held + 40.0 * MIB, "{anon}");
+    assert!(allocated <= anon && anon < allocated + 40.0 * MIB, "{anon}");
     // usage and components are in two files, read one after the other
     memledger.eventually("the components of its usage to sum to its usage", |metrics| {
         let parts = metrics.sum("memledger_container_memory_component_bytes", &me);
@@ -306,8 +308,8 @@ fn started_container_has_its_name_within_two_cycles() {
     let Some(engine) = Engine::shared() else { return };
     let container = engine.create(&unique("quick"), &[], &["sleep", "1000"]);
     let include = format!("^({}|{})$", container.name, container.short_id());
-    let memledger = watch(&engine, &include, &["--sample.interval=1s"]);
-    memledger.eventually("the engine is connected", |metrics| match metrics.ask(UP, DOCKER)? {
+    let memledger = start_memledger(&engine, &include, &["--sample.interval=1s"]);
+    memledger.eventually("the engine is connected", |metrics| match metrics.try_value(UP, DOCKER)? {
         1.0 => Ok(()),
         other => Err(format!("{other}")),
     });
@@ -324,7 +326,7 @@ fn started_container_has_its_name_within_two_cycles() {
                 !is_unnamed || memledger::clock::Timestamp::now().since(began) >= Duration::from_secs(3),
                 "a series under the short id"
             );
-            let named = metrics.ask(USAGE, &of(&container.name));
+            let named = metrics.try_value(USAGE, &of(&container.name));
             if named.is_err() && start.is_finished() {
                 nameless.insert(metrics.value("memledger_snapshot_timestamp_seconds", &[]).to_bits());
             }
@@ -339,13 +341,13 @@ fn renamed_container_has_only_the_new_name() {
     let Some(engine) = Engine::shared() else { return };
     let container = engine.run(&unique("old"), &[], &["sleep", "1000"]);
     let new = format!("{}-renamed", container.name);
-    let memledger = watch(&engine, &format!("^{}", container.name), &[]);
-    memledger.eventually("the old name", |metrics| metrics.ask(USAGE, &of(&container.name)));
+    let memledger = start_memledger(&engine, &format!("^{}", container.name), &[]);
+    memledger.eventually("the old name", |metrics| metrics.try_value(USAGE, &of(&container.name)));
     engine.docker(&["rename", &container.name, &new]);
     memledger.eventually("the new name", |metrics| {
         assert_no_series_twice(metrics);
         assert_eq!(metrics.all(INFO, &[("container_id", container.id.as_str())]).len(), 1);
-        metrics.ask(USAGE, &of(&new))
+        metrics.try_value(USAGE, &of(&new))
     });
     let metrics = memledger.fresh_metrics();
     let left: Vec<_> =
@@ -357,12 +359,12 @@ fn renamed_container_has_only_the_new_name() {
 fn restarted_container_keeps_identity_and_begins_new_run() {
     let Some(engine) = Engine::shared() else { return };
     let container = engine.run(&unique("again"), &[], &["sleep", "1000"]);
-    let memledger = watch(&engine, &format!("^{}$", container.name), &[]);
+    let memledger = start_memledger(&engine, &format!("^{}$", container.name), &[]);
     let me = of(&container.name);
     let first = run_label(&container);
     let start = memledger.eventually("the first run", |metrics| {
         assert_eq!(info(metrics, RUN_INFO, &container.name)?["run"], first);
-        metrics.ask(START, &me)
+        metrics.try_value(START, &me)
     });
     // the label has whole seconds
     let began = container.started();
@@ -378,8 +380,8 @@ fn restarted_container_keeps_identity_and_begins_new_run() {
             let labels = info(metrics, INFO, &container.name).unwrap();
             assert_eq!(labels["container_id"], container.id);
             let run = info(metrics, RUN_INFO, &container.name).unwrap()["run"].clone();
-            let moved = metrics.ask(START, &me)?;
-            metrics.ask(USAGE, &me)?;
+            let moved = metrics.try_value(START, &me)?;
+            metrics.try_value(USAGE, &me)?;
             if moved > start { Ok((moved, run)) } else { Err(format!("{moved}")) }
         });
         restart.join().unwrap();
@@ -394,14 +396,14 @@ fn restarted_container_keeps_identity_and_begins_new_run() {
 fn re_created_container_keeps_identity_with_another_id() {
     let Some(engine) = Engine::shared() else { return };
     let name = unique("anew");
-    let memledger = watch(&engine, &format!("^{name}$"), &[]);
+    let memledger = start_memledger(&engine, &format!("^{name}$"), &[]);
     let mut ids = BTreeSet::new();
     for _ in 0..2 {
         let container = engine.run(&name, &[], &["sleep", "1000"]);
         ids.insert(container.id.clone());
         memledger.eventually("its id", |metrics| {
             assert_no_series_twice(metrics);
-            metrics.ask(USAGE, &of(&name))?;
+            metrics.try_value(USAGE, &of(&name))?;
             let id = info(metrics, INFO, &name)?["container_id"].clone();
             if id == container.id { Ok(()) } else { Err(id) }
         });
@@ -421,15 +423,15 @@ fn self_removing_container_is_shown_after_its_end() {
     let Some(engine) = Engine::shared() else { return };
     let prefix = unique("brief");
     // the interval of the second is so long that the short container falls between two samples: only events show it
-    let memledger = watch(&engine, &format!("^{prefix}"), &[]);
-    let slow = watch(&engine, &format!("^{prefix}"), &["--sample.interval=1s"]);
+    let memledger = start_memledger(&engine, &format!("^{prefix}"), &[]);
+    let slow = start_memledger(&engine, &format!("^{prefix}"), &["--sample.interval=1s"]);
     for (kind, time) in [("killed", "1000"), ("long", "2"), ("short", "0.3")] {
         let name = format!("{prefix}-{kind}");
         let flags = ["--rm", "-e", "BATCH_SIZE=8", "--label=com.docker.compose.project=p"];
         let container = engine.run(&name, &flags, &["sleep", time]);
         if kind == "killed" {
             for memledger in [&memledger, &slow] {
-                memledger.eventually("its memory", |metrics| metrics.ask(USAGE, &of(&name)));
+                memledger.eventually("its memory", |metrics| metrics.try_value(USAGE, &of(&name)));
             }
             container.docker(&["kill"]);
         }
@@ -459,7 +461,7 @@ fn self_removing_container_is_shown_after_its_end() {
 fn burst_of_fifty_containers_is_complete_without_errors() {
     let Some(engine) = Engine::shared() else { return };
     let prefix = unique("burst");
-    let memledger = watch(&engine, &format!("^{prefix}-"), &[]);
+    let memledger = start_memledger(&engine, &format!("^{prefix}-"), &[]);
     let start = |number: usize| {
         // some end at once, some run for a while, some remove themselves
         let command: &[&str] = if number.is_multiple_of(2) { &["true"] } else { &["sleep", "1"] };
@@ -499,7 +501,7 @@ fn burst_of_fifty_containers_is_complete_without_errors() {
 fn docker_init_is_not_the_trainer() {
     let Some(engine) = Engine::shared() else { return };
     let container = engine.run_python(&unique("init"), &["--init"], TRAINER);
-    let memledger = watch(&engine, &format!("^{}$", container.name), &[]);
+    let memledger = start_memledger(&engine, &format!("^{}$", container.name), &[]);
     let worker = "dataloader_worker";
     // command lines are read by another thread, so the first snapshots may lack roles
     eventually("the roles", || {
@@ -534,12 +536,12 @@ fn cpu_time_and_throttling_are_those_of_the_kernel() {
     let Some(engine) = Engine::shared() else { return };
     let flags = ["--cpus=0.2"];
     let container = engine.run(&unique("busy"), &flags, &["sh", "-c", "while :; do :; done"]);
-    let memledger = watch(&engine, &format!("^{}$", container.name), &[]);
+    let memledger = start_memledger(&engine, &format!("^{}$", container.name), &[]);
     let me = of(&container.name);
     let before = cpu_seconds(&container);
     memledger.eventually("CPU time and throttling", |metrics| {
         let time = metrics.sum("memledger_container_cpu_seconds_total", &me);
-        let throttled = metrics.ask("memledger_container_cpu_throttled_seconds_total", &me)?;
+        let throttled = metrics.try_value("memledger_container_cpu_throttled_seconds_total", &me)?;
         let is_there = time > before + 0.1 && throttled > 0.1;
         is_there.then_some(()).ok_or_else(|| format!("{time} s after {before}, {throttled} s throttled"))
     });
@@ -560,11 +562,11 @@ fn shared_dev_shm_is_shown_once() {
     let ipc = format!("--ipc=container:{}", first.id);
     let _second = engine.run(&format!("{prefix}-b"), &[&ipc], &["sleep", "1000"]);
     let _own = engine.run(&format!("{prefix}-c"), &[], &["sleep", "1000"]);
-    let memledger = watch(&engine, &format!("^{prefix}-"), &[]);
+    let memledger = start_memledger(&engine, &format!("^{prefix}-"), &[]);
     let size = "memledger_container_shm_size_bytes";
     memledger.eventually("sizes of all", |metrics| {
-        metrics.ask(size, &of(&first.name))?;
-        metrics.ask(size, &of(&format!("{prefix}-c")))
+        metrics.try_value(size, &of(&first.name))?;
+        metrics.try_value(size, &of(&format!("{prefix}-c")))
     });
     // all are read together: the second one's is known too
     assert_eq!(memledger.fresh_metrics().get(size, &of(&format!("{prefix}-b"))), None);
@@ -592,7 +594,7 @@ fn selects_containers_by_name_and_label() {
     ] {
         let memledger =
             Memledger::start(&[vec![&engine.flag(), "--podman.socket=", &include], flags.clone()].concat());
-        memledger.eventually("the engine is connected", |metrics| match metrics.ask(UP, DOCKER)? {
+        memledger.eventually("the engine is connected", |metrics| match metrics.try_value(UP, DOCKER)? {
             1.0 => Ok(()),
             other => Err(format!("{other}")),
         });
@@ -617,7 +619,8 @@ fn shows_only_the_selected_settings() {
     let Some(engine) = Engine::shared() else { return };
     let flags = ["-e", "BATCH_SIZE=32", "-e", "MODEL_SIZE=xl"];
     let container = engine.run(&unique("settings"), &flags, &["sleep", "1000"]);
-    let memledger = watch(&engine, &format!("^{}$", container.name), &["--container.settings=MODEL_SIZE"]);
+    let memledger =
+        start_memledger(&engine, &format!("^{}$", container.name), &["--container.settings=MODEL_SIZE"]);
     let labels = memledger.eventually("its run", |metrics| info(metrics, RUN_INFO, &container.name));
     let keys: Vec<_> = labels.keys().map(String::as_str).collect();
     assert_eq!(keys, ["container_name", "group", "model_size", "run", "settings"]);
@@ -632,7 +635,7 @@ fn escapes_control_characters_in_settings_and_labels() {
     let (variable, label) =
         (format!("BATCH_SIZE={hostile}"), format!("--label=com.docker.compose.project={hostile}"));
     let container = engine.run(&unique("hostile"), &["-e", &variable, &label], &["sleep", "1000"]);
-    let memledger = watch(&engine, &format!("^{}$", container.name), &[]);
+    let memledger = start_memledger(&engine, &format!("^{}$", container.name), &[]);
     let metrics = memledger
         .eventually("its run", |metrics| info(metrics, RUN_INFO, &container.name).map(|_| metrics.clone()));
     assert_eq!(info(&metrics, RUN_INFO, &container.name).unwrap()["batch_size"], shown);

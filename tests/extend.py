@@ -2,7 +2,7 @@
 """Adds a metric and a collector to a copy of the tree and compiles it: a metric touches two source files, a collector three.
 
 What a contributor writes stands here, in EDITS; the count of files is the promise of ARCHITECTURE.md. Compiles only memledger
-itself, with the dependencies of this tree's target directory: some 30 s. Run by `make soak`.
+itself, with the dependencies of this tree's target directory: some 30 s. Run by `make test`.
 """
 
 import os
@@ -13,10 +13,10 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-METRIC_ROW = '''    EXAMPLE_METRIC = Counter Global "memledger_host_example_total" ["kind"] max 2, since Boot,
+METRIC_ROW = '''    EXAMPLE_METRIC = Counter Global "memledger_host_example_total" ["kind"] max 2, since Boot, hidden "an example",
         "An example.";
 '''
-COLLECTOR_ROW = '''    EXAMPLE_COLLECTED = Gauge Global "memledger_host_example_bytes" [] max 1,
+COLLECTOR_ROW = '''    EXAMPLE_COLLECTED = Gauge Global "memledger_host_example_bytes" [] max 1, like "system.example", hidden "an example",
         "Another example.";
 '''
 COLLECTOR = '''//! An example.

@@ -288,16 +288,16 @@ fn hanging_inspect_does_not_block_events() {
     // Events that waited for the inspect would come after it was given up, each time. On a busy machine the containers may take
     // longer than its timeout, too, so one of several times is enough.
     let came_at_once = |runs: usize| {
-        let before = proxy.given_up().len();
+        let before = proxy.cancelled().len();
         engine.docker(&["start", &stuck.id, &other.id]);
         for container in [&stuck, &other] {
             followed.ended_runs(&container.id, runs);
         }
-        let at_once = proxy.given_up().len() == before;
-        eventually_true("the end of the inspect", || proxy.given_up().len() > before);
+        let at_once = proxy.cancelled().len() == before;
+        eventually_true("the end of the inspect", || proxy.cancelled().len() > before);
         at_once
     };
-    assert!((1..=5).any(came_at_once), "{:?}", proxy.given_up());
+    assert!((1..=5).any(came_at_once), "{:?}", proxy.cancelled());
     let first: Vec<_> = kinds(&followed.of(&stuck.id)).into_iter().take(3).collect();
     assert_eq!(first, [EventKind::Exists, EventKind::Started, ended(0)]);
     assert_eq!(followed.source.lock().running.get(&ContainerId::new(&stuck.id)), None);
@@ -364,7 +364,7 @@ fn relay_without_events(mut client: UnixStream, upstream: &Path) -> std::io::Res
 }
 
 #[test]
-fn lists_heal_lost_starts_ends_and_restarts() {
+fn lists_restore_lost_starts_ends_and_restarts() {
     let Some(engine) = Engine::shared() else { return };
     let upstream = engine.socket.clone();
     let socket = Socket::serving(move |client| {
@@ -443,7 +443,7 @@ fn exit_while_daemon_or_memledger_is_down_is_reported_once_with_exit_code() {
     assert_eq!(name(end), ends.name);
     assert!(end.at > away - 1.0 && end.at < now(), "{} {end:?}", away);
     let EventKind::Ended { exit_code, .. } = end.what else { panic!("{end:?}") };
-    // 255 is what the engine says until it has asked the container's shim, and for ever if it comes too late for that
+    // the engine reports 255 until it has queried the container's shim, and permanently if the shim has ended by then
     assert!(matches!(exit_code, Some(7 | 255)), "{exit_code:?}");
 
     // the other container is reported as running again, and its exit by its event

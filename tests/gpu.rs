@@ -208,7 +208,7 @@ fn assert_plausible(metrics: &Metrics, total: u64) {
 fn await_value(memledger: &Memledger, family: &str, labels: &[(&str, &str)], wanted: u64) -> Metrics {
     memledger.eventually(&format!("{family} {labels:?} = {wanted}"), |metrics| {
         assert_balanced(metrics);
-        match metrics.ask(family, labels)? {
+        match metrics.try_value(family, labels)? {
             value if value == wanted as f64 => Ok(metrics.clone()),
             value => Err(format!("it is {value}; {}", memledger.log())),
         }
@@ -429,7 +429,7 @@ fn race(first_readings: usize) -> (Metrics, std::collections::BTreeMap<String, u
         &[&container],
         &["--gpu.interval=1h", "--gpu.deadline=1h", "--gpu.sample-interval=0s"],
     );
-    memledger.eventually("the first reading", |metrics| metrics.ask(USED, &[]));
+    memledger.eventually("the first reading", |metrics| metrics.try_value(USED, &[]));
     (memledger.fresh_metrics(), driver.fake.calls().unwrap())
 }
 
@@ -463,7 +463,7 @@ fn counts_races_while_they_last() {
     state.gpus[0].processes = vec![Process::compute(python.pid(), Some(3 * GIB))];
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[&container]);
-    let raced = |metrics: &Metrics| match metrics.ask(RACES, &[])? {
+    let raced = |metrics: &Metrics| match metrics.try_value(RACES, &[])? {
         races if races >= 3.0 => Ok(metrics.clone()),
         races => Err(format!("{races} races")),
     };
@@ -497,7 +497,7 @@ input()";
     let memledger = driver.memledger(&[&container]);
     let await_roles = |what: &str, trainers: f64, workers: f64| {
         memledger.eventually(what, |metrics| {
-            let count = |role| metrics.ask("memledger_container_processes", &[("role", role)]);
+            let count = |role| metrics.try_value("memledger_container_processes", &[("role", role)]);
             let found = (count("trainer")?, count("dataloader_worker")?, count("other")?);
             // with the resource tracker of multiprocessing there are four processes
             let all = found.0 + found.1 + found.2;

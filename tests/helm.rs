@@ -12,7 +12,7 @@ use fake_nvml::{FakeNvml, Process, State};
 use crate::deploy::Image;
 use crate::prometheus::provided;
 use crate::support::cgroups::root;
-use crate::support::cri::{Containerd, Spec, Wanted};
+use crate::support::cri::{ContainerSpec, Containerd, PodSpec};
 use crate::support::docker::{Container, Engine, unique};
 use crate::support::processes::ProcessRef;
 use crate::support::{Metrics, eventually, eventually_true};
@@ -62,14 +62,15 @@ struct MonitoredContainer {
 impl MonitoredContainer {
     fn start(containerd: &Containerd) -> Self {
         let namespace = unique("team");
-        let pod = containerd.pod(&Wanted {
+        let pod = containerd.pod(&PodSpec {
             namespace: &namespace,
             name: "train-0",
             qos: "burstable/",
-            ..Wanted::default()
+            ..PodSpec::default()
         });
         let command = ["/hog", "wait=/kill", "seq=1:eat", "hold"];
-        let main = Spec { name: "main", command: &command, limit: 64 << 20, ..Spec::default() };
+        let main =
+            ContainerSpec { name: "main", command: &command, limit: 64 << 20, ..ContainerSpec::default() };
         let id = containerd.run(&pod, &main);
         let cgroup = root().join(&pod.cgroup).join(&id);
         let first = ProcessRef::first_of_container(&cgroup).expect("its first process");
@@ -122,10 +123,10 @@ impl Pod {
     }
 
     /// Returns the kinds of data that it has about a container, under either of its names.
-    fn reported(&self, watched: &MonitoredContainer) -> BTreeSet<&'static str> {
+    fn reported(&self, monitored: &MonitoredContainer) -> BTreeSet<&'static str> {
         let metrics = self.metrics();
-        let short = &watched.id[..12];
-        let named = [("k8s_namespace_name", watched.namespace.as_str()), ("container_name", "main")];
+        let short = &monitored.id[..12];
+        let named = [("k8s_namespace_name", monitored.namespace.as_str()), ("container_name", "main")];
         let any = |family: &str| {
             !metrics.all(family, &named).is_empty()
                 || !metrics.all(family, &[("container_name", short)]).is_empty()
@@ -166,12 +167,12 @@ const LOST: &[(&[&str], &[&str], &str)] = &[
 ];
 
 /// Starts a pod of the chart for each row; all monitor the same containers.
-fn pods(containerd: &Containerd, watched: &MonitoredContainer, folder: &Path) -> Option<Vec<Pod>> {
+fn pods(containerd: &Containerd, monitored: &MonitoredContainer, folder: &Path) -> Option<Vec<Pod>> {
     let engine = Engine::shared()?;
     let image = Image::build(&engine);
     let mut gpus = State::with_gpus(1);
     gpus.gpus[0].memory.used = 8 << 30;
-    gpus.gpus[0].processes = vec![Process::compute(watched.pid, Some(6 << 30))];
+    gpus.gpus[0].processes = vec![Process::compute(monitored.pid, Some(6 << 30))];
     FakeNvml::install(folder, &gpus).expect("the fake library is installed");
     // the NVIDIA runtime mounts the driver's library there
     let driver = format!("--volume={}:/usr/lib64:ro", folder.display());
@@ -186,23 +187,23 @@ fn pods(containerd: &Containerd, watched: &MonitoredContainer, folder: &Path) ->
 #[test]
 fn each_missing_privilege_loses_exactly_the_documented_data() {
     let Some(containerd) = Containerd::start() else { return };
-    let watched = MonitoredContainer::start(&containerd);
+    let monitored = MonitoredContainer::start(&containerd);
     let folder = tempfile::Builder::new().prefix("mlt-chart-").tempdir().unwrap();
-    let Some(pods) = pods(&containerd, &watched, folder.path()) else { return };
+    let Some(pods) = pods(&containerd, &monitored, folder.path()) else { return };
     let kept =
         |lost: &[&str]| -> BTreeSet<_> { ALL.iter().copied().filter(|what| !lost.contains(what)).collect() };
     for (pod, (values, lost, _)) in pods.iter().zip(LOST) {
         let mut wanted = kept(lost);
         wanted.remove("kill");
-        eventually(&format!("{values:?}"), || match pod.reported(&watched) {
+        eventually(&format!("{values:?}"), || match pod.reported(&monitored) {
             found if found.is_superset(&wanted) => Ok(()),
             found => Err(format!("{found:?}")),
         });
     }
-    watched.kill_child();
+    monitored.kill_child();
     for (pod, (values, lost, line)) in pods.iter().zip(LOST) {
         let wanted = kept(lost);
-        eventually(&format!("{values:?}, after the kill"), || match pod.reported(&watched) {
+        eventually(&format!("{values:?}, after the kill"), || match pod.reported(&monitored) {
             found if found == wanted => Ok(()),
             found => Err(format!("{found:?}, expected {wanted:?}")),
         });

@@ -1,11 +1,12 @@
 //! The view from inside: real containers whose programs report through the mounted directory.
 //!
 //! The client is the real one, as memledger writes it into the directory. The GPU is not: the driver is `tests/fake-nvml`, and
-//! `python/tests/standin` has the place of torch and says so. Both report the amounts that the test chose.
+//! `python/tests/standin` replaces torch. Both report the amounts that the test chose.
 
 mod cleanup;
 mod container_logs;
 mod cuda_oom;
+mod records;
 
 use std::path::Path;
 
@@ -63,8 +64,8 @@ impl Host {
         engine.run_python(name, &flags, program)
     }
 
-    /// Makes the driver report this memory for the container's first process.
-    fn hold(&self, container: &Container, used: u64) {
+    /// Sets the memory that the driver reports for the container's first process.
+    fn set_gpu_memory(&self, container: &Container, used: u64) {
         let mut state = State::with_gpus(1);
         state.gpus[0].memory.used = used + 50 * MIB;
         state.gpus[0].processes = vec![Process::compute(container.pid(), Some(used))];
@@ -84,7 +85,7 @@ fn holders(metrics: &Metrics, name: &str) -> Result<[Option<f64>; 4], String> {
     Err(format!("no parts: {:?}", metrics.all("memledger_reporter_holders_withheld_total", &[])))
 }
 
-/// A program that knows nothing of memledger.
+/// A program without memledger's client.
 const UNMODIFIED: &str = r#"
 import signal, torch
 torch.cuda.init()
@@ -101,7 +102,7 @@ fn unmodified_program_shows_its_partition() {
     let name = unique("inside");
     let host = Host::start(&engine, &name);
     let container = host.run(&engine, &name, UNMODIFIED);
-    host.hold(&container, 450 * MIB);
+    host.set_gpu_memory(&container, 450 * MIB);
     let wanted = [Some(200.0), Some(102.0), Some(148.0), Some(0.0)];
     host.memledger.eventually("the partition", |metrics| match holders(metrics, &name)? {
         parts if parts == wanted => Ok(()),
@@ -116,14 +117,17 @@ fn unmodified_program_shows_its_partition() {
     assert_eq!(torch("reserved_bytes"), mib(302));
     assert_eq!(torch("allocated_peak_bytes"), mib(301));
     assert_eq!(torch("reserved_peak_bytes"), mib(302));
+    assert_eq!(torch("inactive_split_bytes"), mib(102));
     assert_eq!(metrics.value("memledger_container_torch_ooms_total", &of(&name)), 0.0);
+    assert_eq!(metrics.value("memledger_container_torch_alloc_retries_total", &of(&name)), 0.0);
     assert_eq!(metrics.value("memledger_reporter_connections", &[]), 1.0);
+    assert_eq!(metrics.value("memledger_reporter_lost_total", &[]), 0.0);
     let api = host.memledger.api();
     let gpus = &api["containers"][0]["gpus"][&State::with_gpus(1).gpus[0].uuid];
     assert_eq!(gpus["memory_holder_bytes"]["tensors"], 200 * MIB, "{gpus}");
     assert_eq!(gpus["torch_allocated_bytes"]["0"], 200 * MIB, "{gpus}");
-    // the driver's figure cannot hold what torch reports: nothing is guessed
-    host.hold(&container, 300 * MIB);
+    // the driver's figure is lower than what torch reports: no part is guessed
+    host.set_gpu_memory(&container, 300 * MIB);
     host.memledger.eventually("the partition to be withheld", |metrics| {
         let negative = metrics.value("memledger_reporter_holders_withheld_total", &[("reason", "negative")]);
         let parts = metrics.all(HOLDER, &of(&name)).len();
@@ -137,7 +141,7 @@ fn program_without_the_client_is_not_reporting() {
     let name = unique("silent");
     let host = Host::start(&engine, &name);
     let container = engine.run_python(&name, &[], "import signal\nprint('ready')\nsignal.pause()");
-    host.hold(&container, 450 * MIB);
+    host.set_gpu_memory(&container, 450 * MIB);
     host.memledger.eventually("all of it not reporting", |metrics| match holders(metrics, &name)? {
         [None, None, None, Some(450.0)] => Ok(()),
         parts => Err(format!("{parts:?}")),
@@ -175,7 +179,7 @@ fn memory_tracker_writes_the_old_file_and_its_components_are_metrics() {
     assert_eq!(report["peak_usage"]["gpu_ram_peak_mb"], 300.0, "{report}");
     let labels = [of(&name)[0], ("component", "model"), ("operation", "after_generate")];
     let mib = |metrics: &Metrics, figure: &str| {
-        let bytes = metrics.ask(&format!("memledger_container_scope_{figure}_bytes"), &labels)?;
+        let bytes = metrics.try_value(&format!("memledger_container_scope_{figure}_bytes"), &labels)?;
         Ok::<f64, String>(bytes / MIB as f64)
     };
     host.memledger.eventually("the component", |metrics| {
@@ -195,7 +199,7 @@ fn program_reports_again_after_a_restart_of_memledger() {
     let name = unique("restart");
     let mut host = Host::start(&engine, &name);
     let container = host.run(&engine, &name, UNMODIFIED);
-    host.hold(&container, 450 * MIB);
+    host.set_gpu_memory(&container, 450 * MIB);
     let reports = |metrics: &Metrics| match holders(metrics, &name)? {
         [Some(200.0), ..] => Ok(()),
         parts => Err(format!("{parts:?}")),

@@ -111,7 +111,7 @@ fn kill_of_process_with_odd_name_is_read_once_by_both_backends() {
 
     let printable = format!("a\\x0a),\\xff\\={number}");
     for reader in &mut readers {
-        let backend = reader.log.way();
+        let backend = reader.log.backend();
         eventually("the kill's record", || {
             reader.read();
             if reader.kills(&printable).is_empty() { Err(format!("{:?}", reader.entries)) } else { Ok(()) }
@@ -120,8 +120,8 @@ fn kill_of_process_with_odd_name_is_read_once_by_both_backends() {
         let kills = reader.kills(&printable);
         assert_eq!(kills.len(), 1, "{backend:?}: {kills:?}");
         assert_eq!((kills[0].pid, kills[0].global), (pid, Some(false)), "{backend:?}");
-        let held = kills[0].anon_bytes.expect("anonymous memory");
-        assert!((32 << 20..=64 << 20).contains(&held), "{backend:?}: {held}");
+        let anon = kills[0].anon_bytes.expect("anonymous memory");
+        assert!((32 << 20..=64 << 20).contains(&anon), "{backend:?}: {anon}");
         // this line is rate limited: with other tests it may be missing, but never wrong
         for context in reader.contexts(pid) {
             assert_eq!(context.task_cgroups.len(), 1, "{backend:?}: {context:?}");
@@ -163,7 +163,7 @@ fn line_written_by_user_space_is_not_a_kill() {
     assert!(record.starts_with("11,"), "facility 1, level 3: {record}");
     for reader in &mut readers {
         reader.read();
-        assert_eq!(reader.kills(&name), [], "{:?}", reader.log.way());
+        assert_eq!(reader.kills(&name), [], "{:?}", reader.log.backend());
     }
     assert!(readers[0].log.position().sequence >= Some(sequence), "it was read");
 }

@@ -8,7 +8,7 @@
 # usage: leftovers.sh before FOLDER      writes the state before the run into FOLDER
 #        leftovers.sh after FOLDER ID    prints what was left, one a line; fails if there is anything
 #        leftovers.sh remove FOLDER ID   removes what a run that was interrupted left, but for its files
-#        ID is that of $MEMLEDGER_TEST_RUN; files are looked for in FOLDER/tmp
+#        ID is that of $MEMLEDGER_TEST_RUN; files are searched in FOLDER/tmp
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=setup/lib.sh
@@ -35,7 +35,7 @@ list() {
   mounts | sed 's/^/mount /'
 }
 
-# The environment of a process that holds its mmap lock cannot be read: that is not waited for.
+# The environment of a process with a locked memory map cannot be read: skip it.
 processes() {
   local environment
   {
@@ -54,11 +54,15 @@ remove_parent() {
 }
 
 found() {
+  local file
   remove_parent
   LC_ALL=C comm -13 <(LC_ALL=C sort "$1/before") <(list | LC_ALL=C sort)
   processes "$2"
-  # a killed Python and a containerd that is asked for its stacks leave these; they go with the folder
-  find "$1/tmp" -mindepth 1 -maxdepth 1 ! -name 'pymp-*' ! -name 'containerd.*.stacks.log' -printf 'file %p\n'
+  # a killed Python and a containerd that dumps its stacks leave these; they go with the folder
+  find "$1/tmp" -mindepth 1 -maxdepth 1 ! -name 'pymp-*' ! -name 'containerd.*.stacks.log' | while IFS= read -r file; do
+    # its name is random: what is in it tells which test it was
+    printf 'file %s %s\n' "$file" "$(find "$file" -mindepth 1 -printf '%P ' 2>/dev/null | cut -c1-500)"
+  done
 }
 
 # What has just ended needs a moment to vanish; how long depends on the machine, and what does not vanish is found anyway.

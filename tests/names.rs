@@ -1,4 +1,4 @@
-//! One word, one meaning: a type's name says what it is without its module, so no two modules define the same one.
+//! One word, one meaning: a type's name is clear without its module, so no two modules define the same one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -55,12 +55,12 @@ fn type_names_are_unique() {
     };
     let texts: Vec<_> = paths.iter().map(text).collect();
     let types = texts.iter().flat_map(|(_, text)| text.lines()).filter_map(defined_type).count();
-    assert!(types > 300, "only {types} types were found: the check looks at nothing");
+    assert!(types > 300, "only {types} types were found: the check reads too few files");
     let mut shared = shared(texts.iter().map(|(path, text)| (path.as_str(), text.as_str())));
     for (name, reason) in ALLOWED {
-        assert!(shared.remove(name).is_some(), "{name} is allowed though it is unique by now: {reason}");
+        assert!(shared.remove(name).is_some(), "{name} is allowed, but it is unique: {reason}");
     }
-    assert!(shared.is_empty(), "rename, so that each name says what it is without its module: {shared:#?}");
+    assert!(shared.is_empty(), "rename, so that each name is clear without its module: {shared:#?}");
 }
 
 #[test]

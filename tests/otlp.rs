@@ -46,12 +46,12 @@ impl Receiver {
             .expect("the receiver starts");
         let pipes = (child.stdin.take().expect("piped"), BufReader::new(child.stdout.take().expect("piped")));
         let mut this = Self { child, pipes: Mutex::new(pipes), grpc: 0, http: 0 };
-        let ports = this.answer();
+        let ports = this.response();
         (this.grpc, this.http) = (ports["grpc"].as_u64().unwrap(), ports["http"].as_u64().unwrap());
         Some(this)
     }
 
-    fn answer(&self) -> Value {
+    fn response(&self) -> Value {
         let mut line = String::new();
         self.pipes.lock().unwrap().1.read_line(&mut line).expect("a line");
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
@@ -59,7 +59,7 @@ impl Receiver {
 
     fn command(&self, command: &Value) -> Value {
         writeln!(self.pipes.lock().unwrap().0, "{command}").expect("the receiver reads");
-        self.answer()
+        self.response()
     }
 
     /// Sets its behaviour from now on.

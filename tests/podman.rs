@@ -78,9 +78,9 @@ fn finds_containers_through_podman_socket() {
     let memledger = Memledger::start(&["--docker.socket=", &socket, &include]);
     let labels = [("container_name", name.as_str())];
     memledger.eventually("the container", |metrics| {
-        metrics.ask("memledger_container_memory_usage_bytes", &labels)?;
-        metrics.ask("memledger_container_run_info", &labels)?;
-        metrics.ask("memledger_container_processes", &[labels[0], ("role", "other")])
+        metrics.try_value("memledger_container_memory_usage_bytes", &labels)?;
+        metrics.try_value("memledger_container_run_info", &labels)?;
+        metrics.try_value("memledger_container_processes", &[labels[0], ("role", "other")])
     });
     let metrics = memledger.metrics();
     assert_eq!(metrics.value("memledger_runtime_up", &[("runtime", "podman")]), 1.0);
@@ -94,7 +94,7 @@ fn finds_containers_through_podman_socket() {
     let short = format!("pod-short-{}", std::process::id());
     podman.run(&short, &["--rm"], "300");
     memledger.eventually("the short-lived container", |m| {
-        m.ask("memledger_container_info", &[("container_name", &short)])
+        m.try_value("memledger_container_info", &[("container_name", &short)])
     });
     podman.ok(&["kill", &short]);
     memledger.eventually("its end", |metrics| {

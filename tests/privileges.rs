@@ -57,7 +57,7 @@ fn all_up(metrics: &Metrics, sources: &[&str]) -> Result<(), String> {
 }
 
 fn is_up(metrics: &Metrics, family: &str, labels: &[(&str, &str)]) -> Result<(), String> {
-    match metrics.ask(family, labels)? {
+    match metrics.try_value(family, labels)? {
         1.0 => Ok(()),
         up => Err(format!("{family} {labels:?} is {up}")),
     }
@@ -103,8 +103,8 @@ fn nobody_with_two_capabilities_reads_everything() {
     assert_eq!(status(&memledger, "NoNewPrivs"), "1");
     let me = [("container_name", container.name.as_str())];
     let metrics = memledger.eventually("the families that need capabilities", |metrics| {
-        metrics.ask("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])?;
-        metrics.ask("memledger_container_shm_size_bytes", &me)?;
+        metrics.try_value("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])?;
+        metrics.try_value("memledger_container_shm_size_bytes", &me)?;
         is_up(metrics, "memledger_store_up", &[])?;
         all_up(metrics, &["kmsg", "vmstat", "cgroup", "runtime"])?;
         Ok(metrics.clone())
@@ -137,8 +137,8 @@ fn nobody_without_capabilities_still_attributes_memory() {
     assert_eq!(status(&memledger, "CapEff"), "0000000000000000");
     let me = [("container_name", container.name.as_str())];
     let metrics = memledger.eventually("the container", |metrics| {
-        metrics.ask("memledger_container_memory_usage_bytes", &me)?;
-        metrics.ask("memledger_container_processes", &[me[0], ("role", "other")])?;
+        metrics.try_value("memledger_container_memory_usage_bytes", &me)?;
+        metrics.try_value("memledger_container_processes", &[me[0], ("role", "other")])?;
         all_up(metrics, &["vmstat"])?;
         Ok(metrics.clone())
     });
@@ -173,7 +173,7 @@ fn nobody_reads_gpus_by_a_process_without_capabilities() {
         };
         processes.filter(is_child).collect::<Vec<_>>()
     };
-    memledger.eventually("both GPUs", |metrics| match metrics.ask("memledger_gpus_visible", &[])? {
+    memledger.eventually("both GPUs", |metrics| match metrics.try_value("memledger_gpus_visible", &[])? {
         2.0 => Ok(()),
         found => Err(format!("{found}")),
     });
@@ -219,8 +219,8 @@ fn root_drops_unused_capabilities_in_every_thread() {
     let memledger = Memledger::start(&flags);
     let me = [("container_name", container.name.as_str())];
     memledger.eventually("the families that need capabilities", |metrics| {
-        metrics.ask("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])?;
-        metrics.ask("memledger_container_shm_size_bytes", &me)?;
+        metrics.try_value("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])?;
+        metrics.try_value("memledger_container_shm_size_bytes", &me)?;
         is_up(metrics, "memledger_store_up", &[])?;
         all_up(metrics, &["kmsg"])
     });

@@ -16,7 +16,15 @@ use crate::support::{Memledger, Metrics, eventually, skip};
 const EMPTY: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
 
 /// Returns the value of an environment variable that `tests/setup/setup.sh` sets.
+///
+/// Also `None` where `setup.sh` could not fetch it: not a defect of this repository, so it is skipped even where tests are required.
+/// `make test` repeats the reason at its end.
 pub(crate) fn provided(name: &str) -> Option<String> {
+    let missing = std::env::var(name.replacen("MEMLEDGER_TEST_", "MEMLEDGER_TEST_NO_", 1));
+    if let Some(reason) = missing.ok().filter(|reason| !reason.is_empty()) {
+        eprintln!("SKIPPED: {reason}");
+        return None;
+    }
     let value = std::env::var(name).ok();
     if value.is_none() {
         skip(&format!("{name} is not set; run tests/setup/setup.sh and load its env file"));
@@ -59,8 +67,8 @@ fn promtool_accepts_a_host_with_containers() {
     let memledger = Memledger::start(&[&engine.flag(), "--podman.socket=", "--pss.interval=1s", &include]);
     let me = [("container_name", container.name.as_str())];
     memledger.eventually("the families with an interval of their own", |metrics| {
-        metrics.ask("memledger_container_shm_used_bytes", &me)?;
-        metrics.ask("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])
+        metrics.try_value("memledger_container_shm_used_bytes", &me)?;
+        metrics.try_value("memledger_container_process_pss_bytes", &[me[0], ("role", "other")])
     });
     assert_clean(&promtool, &memledger.get("/metrics").1);
 }

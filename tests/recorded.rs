@@ -142,7 +142,7 @@ fn trusts_no_nvml_pids_outside_the_initial_pid_namespace() {
     std::fs::remove_file(&link).unwrap();
     std::os::unix::fs::symlink("pid:[4026532999]", &link).unwrap();
     let memledger = host.start(&flags);
-    memledger.eventually("a GPU", |metrics| metrics.ask("memledger_gpus_visible", &[]));
+    memledger.eventually("a GPU", |metrics| metrics.try_value("memledger_gpus_visible", &[]));
     let metrics = memledger.fresh_metrics();
     assert_unattributed(&metrics);
     let of_host = metrics.all("memledger_gpu_host_processes_memory_bytes", &[]);
@@ -154,11 +154,11 @@ fn trusts_no_nvml_pids_outside_the_initial_pid_namespace() {
 }
 
 #[test]
-fn ignores_processes_younger_than_the_nvml_reading() {
+fn ignores_processes_started_after_the_nvml_reading() {
     let (host, flags) = gpu_host();
     std::fs::write(host.path("proc/uptime"), "200.00 100.00\n").unwrap(); // the oldest started at 234 s
     let memledger = host.start(&flags);
-    memledger.eventually("a GPU", |metrics| metrics.ask("memledger_gpus_visible", &[]));
+    memledger.eventually("a GPU", |metrics| metrics.try_value("memledger_gpus_visible", &[]));
     assert_unattributed(&memledger.fresh_metrics());
 }
 

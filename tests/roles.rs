@@ -113,9 +113,9 @@ impl Tree {
             let metrics = self.memledger.metrics();
             for role in ["trainer", "dataloader_worker", "other"] {
                 let labels = [("container_name", container.cgroup.name()), ("role", role)];
-                let count = metrics.ask("memledger_container_processes", &labels)?;
+                let count = metrics.try_value("memledger_container_processes", &labels)?;
                 let count_expected = expected.values().filter(|of| *of == role).count();
-                let rss = metrics.ask("memledger_container_process_rss_bytes", &labels)?;
+                let rss = metrics.try_value("memledger_container_process_rss_bytes", &labels)?;
                 if count != count_expected as f64 || (rss > 0.0) != (count_expected > 0) {
                     return Err(format!("{role}: {count} processes with {rss} bytes"));
                 }

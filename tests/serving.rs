@@ -30,9 +30,9 @@ fn raw_request(address: &str, request: &str) -> Vec<u8> {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    answer
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).unwrap();
+    response
 }
 
 #[test]
@@ -88,18 +88,18 @@ fn api_needs_more_than_a_loopback_address() {
         );
     }
     let release = b"POST /-/release-gpu HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-    let answer = raw_request(&memledger.address, std::str::from_utf8(release).unwrap());
-    assert!(answer.starts_with(b"HTTP/1.1 403"), "{}", String::from_utf8_lossy(&answer));
+    let response = raw_request(&memledger.address, std::str::from_utf8(release).unwrap());
+    assert!(response.starts_with(b"HTTP/1.1 403"), "{}", String::from_utf8_lossy(&response));
     assert_eq!(memledger.get("/metrics").0, 200);
     assert!(!memledger.get("/").1.contains("pid"), "the page names no process");
     let open = Memledger::start(&[ALONE, &["--web.enable-api"]].concat());
     assert_eq!(open.get_with("/api/v1/containers", &[("Host", "gpu7.example")]).0, 200);
     assert_eq!(open.get_with("/api/v1/containers", &[("Via", "1.1 proxy")]).0, 200);
-    let answer = raw_request(&open.address, std::str::from_utf8(release).unwrap());
+    let response = raw_request(&open.address, std::str::from_utf8(release).unwrap());
     assert!(
-        answer.starts_with(b"HTTP/1.1 404"),
+        response.starts_with(b"HTTP/1.1 404"),
         "without --web.enable-admin: {}",
-        String::from_utf8_lossy(&answer)
+        String::from_utf8_lossy(&response)
     );
 }
 
@@ -146,7 +146,7 @@ fn invalid_settings_are_rejected_before_startup() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("memledger.yaml");
     std::fs::write(&file, "log.level: info\ncontainer:\n  inclde: x\n").unwrap();
-    for (arguments, says) in [
+    for (arguments, expected) in [
         (
             vec!["serve".to_owned(), format!("--config.file={}", file.display())],
             "memledger.yaml:3: \"container.inclde\" is not a known setting; allowed: include, exclude",
@@ -161,7 +161,7 @@ fn invalid_settings_are_rejected_before_startup() {
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
         let (code, _, stderr) = run(&arguments);
         assert_eq!(code, Some(2), "{arguments:?}: {stderr}");
-        assert!(stderr.contains(says), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     }
 }
 
@@ -222,14 +222,14 @@ fn doctor_reports_what_is_missing_and_how_to_fix_it() {
     let flag = format!("--path.cgroupfs={}", nowhere.path().display());
     let (code, text, _) = run(&["doctor", &flag, "--gpu.nvml-library=/nonexistent.so"]);
     assert_eq!(code, Some(1), "{text}");
-    for says in [
+    for expected in [
         "MISSING  cgroups",
         "no memory of any container",
         "--path.cgroupfs",
         "MISSING  NVML",
         "no GPU memory",
     ] {
-        assert!(text.contains(says), "{says}: {text}");
+        assert!(text.contains(expected), "{expected}: {text}");
     }
 }
 
@@ -249,7 +249,7 @@ fn doctor_reports_what_the_ledger_lacks() {
     let state = format!("--state.path={folder}/file/state");
     let flags = ["--oom.kernel-log=device", &state];
     let text = doctor_of_ledger(&[&host_paths[..], &flags].concat());
-    for says in [
+    for expected in [
         "MISSING  kernel log",
         "--device /dev/kmsg:/dev/kmsg:r --cap-add SYSLOG",
         "MISSING  kernel counter",
@@ -257,11 +257,11 @@ fn doctor_reports_what_the_ledger_lacks() {
         "MISSING  state path",
         "file is not a directory",
     ] {
-        assert!(text.contains(says), "{says}: {text}");
+        assert!(text.contains(expected), "{expected}: {text}");
     }
     let text = doctor_of_ledger(&["--oom.kernel-log=off", "--state.path="]);
-    for says in ["-        kernel log", "-        state path", "--state.path=/var/lib/memledger"] {
-        assert!(text.contains(says), "{says}: {text}");
+    for expected in ["-        kernel log", "-        state path", "--state.path=/var/lib/memledger"] {
+        assert!(text.contains(expected), "{expected}: {text}");
     }
 }
 
@@ -272,7 +272,7 @@ fn doctor_reads_a_ledger_in_use_without_changing_it() {
     assert!(doctor_of_ledger(&[&state]).contains("no ledger yet"));
     assert!(!dir.path().join("state").exists(), "doctor makes nothing");
     let memledger = Memledger::start(&[ALONE, &[&state]].concat());
-    memledger.eventually("the ledger", |metrics| match metrics.ask("memledger_store_up", &[])? {
+    memledger.eventually("the ledger", |metrics| match metrics.try_value("memledger_store_up", &[])? {
         1.0 => Ok(()),
         up => Err(up.to_string()),
     });
@@ -283,6 +283,7 @@ fn doctor_reads_a_ledger_in_use_without_changing_it() {
     );
     let metrics = memledger.fresh_metrics();
     assert_eq!(metrics.value("memledger_store_up", &[]), 1.0);
+    assert_eq!(metrics.value("memledger_store_unreadable_rows", &[]), 0.0);
     drop(memledger);
     assert!(doctor_of_ledger(&[&state]).contains(" events, no writer visible"));
 }

@@ -84,7 +84,7 @@ fn config_show_names_the_origin_of_each_value_and_hides_secrets() {
     let timeouts = of("otlp.timeout");
     assert!(timeouts.len() == 2 && timeouts[1].contains("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT"), "{timeouts:?}");
     assert!(timeouts[1].contains(r#""signal":"logs","values":["1500ms"]"#), "{timeouts:?}");
-    assert_eq!(of("otlp.endpoint").len(), 4, "its own, and that of each signal: {text}");
+    assert_eq!(of("otlp.endpoint").len(), 3, "its own, and that of each signal that is on: {text}");
     assert!(!text.contains("hunter2"), "{text}");
     let (code, table, _) = run(&["config", "show", "--gpu.interval=3s"]);
     let row = table.lines().find(|line| line.starts_with("gpu.interval ")).unwrap();
@@ -93,6 +93,48 @@ fn config_show_names_the_origin_of_each_value_and_hides_secrets() {
         (Some(0), vec!["gpu.interval", "3s", "--gpu.interval"])
     );
     assert_eq!(run(&["config", "show", "--gpu.interval=soon"]).0, Some(2));
+}
+
+#[test]
+fn config_show_shows_what_is_in_force() {
+    let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.example:4318");
+    let show = |flags: &[&str], variables: &[(&str, &str)]| {
+        let output = with_environment(&[&["config", "show"][..], flags].concat(), variables);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let [table, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        (table.lines().map(words).collect::<Vec<_>>(), errors)
+    };
+    let has = |table: &[String], line: &str| table.iter().any(|row| row == line);
+    let (table, errors) =
+        show(&[], &[endpoint, ("OTEL_LOGS_EXPORTER", "none"), ("OTEL_TRACES_EXPORTER", "x")]);
+    assert!(has(&table, "otlp.metrics true default") && has(&table, "otlp.logs false OTEL_LOGS_EXPORTER"));
+    assert!(!table.iter().any(|row| row.ends_with("(logs only)")), "nothing else is set for them: {table:?}");
+    assert!(!errors.contains("OTEL_LOGS_EXPORTER"), "{errors}");
+    let (table, errors) = show(&[], &[endpoint, ("OTEL_SDK_DISABLED", "true")]);
+    for signal in ["metrics", "logs"] {
+        assert!(has(&table, &format!("otlp.{signal} false OTEL_SDK_DISABLED")), "{table:?}");
+    }
+    assert!(errors.contains("OTEL_SDK_DISABLED=true: the OTLP export is off"), "{errors}");
+    let (_, errors) = show(&[], &[endpoint, ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")]);
+    assert!(errors.contains("OTEL_EXPORTER_OTLP_TIMEOUT is ignored"), "{errors}");
+    let (table, _) = show(&["--no-collector.process"], &[]);
+    for collector in ["process", "shm", "pss"] {
+        assert!(has(&table, &format!("collector.{collector} false --no-collector.process")), "{table:?}");
+    }
+}
+
+#[test]
+fn traces_alone_are_no_outlet() {
+    let flags = [
+        "--web.listen-address=",
+        "--otlp.endpoint=http://127.0.0.1:1",
+        "--no-otlp.metrics",
+        "--no-otlp.logs",
+    ];
+    let (code, _, text) = run(&[&["serve", "--otlp.traces"][..], &flags[..]].concat());
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("neither metrics nor events are exported"), "{text}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::prometheus::provided;
 /// `None`, with the reason printed, where cargo-deny is not installed, or where crates of other targets are missing because
 /// `setup.sh` could not reach the registry: not a defect of this repository, so it is skipped even where tests are required.
 /// `make test` repeats the reason at its end.
-fn judged(rules: &str) -> Option<(bool, String)> {
+fn run_deny(rules: &str) -> Option<(bool, String)> {
     if let Some(reason) = std::env::var("MEMLEDGER_TEST_NO_CRATES").ok().filter(|reason| !reason.is_empty()) {
         eprintln!("SKIPPED: {reason}");
         return None;
@@ -24,8 +24,8 @@ fn judged(rules: &str) -> Option<(bool, String)> {
     command.args(["--offline", "--locked", "--workspace", "--config"]).arg(file);
     command.args(["check", "licenses", "bans", "sources"]).current_dir(env!("CARGO_MANIFEST_DIR"));
     let output = command.output().expect("cargo-deny starts");
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    Some((output.status.success(), said))
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    Some((output.status.success(), text))
 }
 
 fn rules() -> String {
@@ -33,15 +33,15 @@ fn rules() -> String {
 }
 
 #[test]
-fn every_crate_has_a_licence_and_a_source_that_are_allowed_and_stands_there_once() {
-    if let Some((content, said)) = judged(&rules()) {
-        assert!(content, "{said}");
+fn crates_have_allowed_licences_and_sources_and_appear_once() {
+    if let Some((passed, text)) = run_deny(&rules()) {
+        assert!(passed, "{text}");
     }
 }
 
 #[test]
-fn the_rules_see_what_they_are_there_for() {
-    for (rule, instead, says) in [
+fn each_rule_detects_its_violation() {
+    for (rule, instead, expected) in [
         ("\"ISC\", ", "", "licenses FAILED"),
         ("\"ISC\", ", "\"ISC\", \"MPL-2.0\", ", "licenses FAILED"),
         ("crate = \"openssl\"", "crate = \"ring\"", "bans FAILED"),
@@ -50,9 +50,9 @@ fn the_rules_see_what_they_are_there_for() {
     ] {
         let before = rules();
         let changed = before.replacen(rule, instead, 1);
-        assert_ne!(changed, before, "{rule} stands in deny.toml");
-        if let Some((content, said)) = judged(&changed) {
-            assert!(!content && said.contains(says), "{rule:?} became {instead:?}: {said}");
+        assert_ne!(changed, before, "deny.toml has {rule}");
+        if let Some((passed, text)) = run_deny(&changed) {
+            assert!(!passed && text.contains(expected), "{rule:?} replaced by {instead:?}: {text}");
         }
     }
 }

@@ -73,17 +73,18 @@ impl Lab {
         let name = ("container_name", self.cgroup.name());
         let mut values = BTreeMap::new();
         for family in ["usage", "working_set", "rss", "unreclaimable"] {
-            let value = metrics.ask(&format!("memledger_container_memory_{family}_bytes"), &[name])?;
+            let value = metrics.try_value(&format!("memledger_container_memory_{family}_bytes"), &[name])?;
             values.insert(family.to_owned(), value);
         }
         for component in ["anon", "file", "shmem", "kernel"] {
             let labels = [name, ("component", component)];
-            let value = metrics.ask("memledger_container_memory_component_bytes", &labels)?;
+            let value = metrics.try_value("memledger_container_memory_component_bytes", &labels)?;
             values.insert(component.to_owned(), value);
         }
         let resident = metrics.sum("memledger_container_process_rss_bytes", &[name]);
         values.insert("process_rss".to_owned(), resident);
-        let host = metrics.ask("memledger_host_memory_component_bytes", &[("component", "containers")])?;
+        let host =
+            metrics.try_value("memledger_host_memory_component_bytes", &[("component", "containers")])?;
         values.insert("host:containers".to_owned(), host);
         Ok(values)
     }
@@ -92,7 +93,7 @@ impl Lab {
     fn idle_values(&self) -> BTreeMap<String, f64> {
         let mut held: Option<(f64, BTreeMap<String, f64>)> = None;
         self.memledger.eventually("values that stay the same for 2 s", |metrics| {
-            let now = metrics.ask("memledger_snapshot_timestamp_seconds", &[])?;
+            let now = metrics.try_value("memledger_snapshot_timestamp_seconds", &[])?;
             let values = self.values(metrics)?;
             match &held {
                 Some((since, before)) if *before == values => {
@@ -175,7 +176,9 @@ done()
     lab.python.step();
     lab.wait_for_change("48 MiB written to /dev/shm", &before, &each(&changes, 48.0));
     let used = lab.memledger.fresh_metrics().value("memledger_host_shm_used_bytes", &[]);
-    assert!(used >= 48.0 * MIB, "the host's /dev/shm holds at least this: {used}");
+    assert!(used >= 48.0 * MIB, "the host's /dev/shm has at least this: {used}");
+    let size = lab.memledger.fresh_metrics().value("memledger_host_shm_size_bytes", &[]);
+    assert!(size >= used, "{size}");
     lab.python.step();
     let mut mapped = each(&changes, 48.0);
     mapped.push(("process_rss", 48.0));
@@ -296,7 +299,7 @@ done()
     assert_eq!(read.unwrap_err().raw_os_error(), Some(95), "EOPNOTSUPP");
     lab.memledger.eventually("its process", |metrics| {
         let name = ("container_name", lab.cgroup.name());
-        metrics.ask("memledger_container_processes", &[name, ("role", "other")]).map(drop)?;
+        metrics.try_value("memledger_container_processes", &[name, ("role", "other")]).map(drop)?;
         let count = metrics.sum("memledger_container_processes", &[name]);
         if count == 1.0 { Ok(()) } else { Err(format!("{count} processes")) }
     });
@@ -355,7 +358,9 @@ done()
     let name = lab.cgroup.name().to_owned();
     let of = |metrics: &Metrics, family: &str, role: &str| {
         let labels = [("container_name", name.as_str()), ("role", role)];
-        metrics.ask(&format!("memledger_container_process_{family}_bytes"), &labels).map(|bytes| bytes / MIB)
+        metrics
+            .try_value(&format!("memledger_container_process_{family}_bytes"), &labels)
+            .map(|bytes| bytes / MIB)
     };
     let both = |metrics: &Metrics, family: &str| {
         Ok::<_, String>((of(metrics, family, "trainer")?, of(metrics, family, "dataloader_worker")?))
@@ -411,7 +416,7 @@ done('ready')
     let unlimited = Lab::new("done('ready')");
     let share = |metrics: &Metrics, lab: &Lab| {
         let labels = [("container_name", lab.cgroup.name()), ("role", "other")];
-        metrics.ask("memledger_container_process_pss_bytes", &labels)
+        metrics.try_value("memledger_container_process_pss_bytes", &labels)
     };
     lab.memledger.eventually("a share with enough headroom", |metrics| share(metrics, &lab).map(drop));
     let held = lab.idle_values()["unreclaimable"] as u64;
@@ -580,7 +585,7 @@ fn components_sum_to_usage_and_host_memory() {
     // while the process is idle, the container's sum is exact too
     lab.memledger.eventually("an exact sum", |metrics| {
         let name = ("container_name", lab.cgroup.name());
-        let usage = metrics.ask("memledger_container_memory_usage_bytes", &[name])?;
+        let usage = metrics.try_value("memledger_container_memory_usage_bytes", &[name])?;
         let sum = metrics.sum("memledger_container_memory_component_bytes", &[name]);
         (sum == usage).then_some(()).ok_or_else(|| format!("{sum} of {usage}"))
     });
@@ -717,4 +722,132 @@ done()
         None,
         "an ended container has no memory"
     );
+}
+
+/// Returns a value of a file of the cgroup with lines of a key and a number.
+fn keyed(cgroup: &TestCgroup, file: &str, key: &str) -> Option<f64> {
+    let text = cgroup.text(file)?;
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.parse().ok())
+}
+
+#[test]
+fn cpu_time_is_that_of_cpu_stat() {
+    let lab = Lab::new("print('ready')\nwhile True: pass");
+    let name = ("container_name", lab.cgroup.name());
+    let family = "memledger_container_cpu_seconds_total";
+    if !is_v2() {
+        // the cgroup is in the hierarchy of the memory controller only
+        assert_eq!(lab.memledger.fresh_metrics().all(family, &[name]), Vec::<&_>::new());
+        return;
+    }
+    let kernel = |key: &str| keyed(&lab.cgroup, "cpu.stat", key).expect("cpu.stat") / 1e6;
+    lab.memledger.eventually("CPU time", |metrics| {
+        match metrics.try_value(family, &[name, ("mode", "user")])? {
+            0.0 => Err("none yet".to_owned()),
+            _ => Ok(()),
+        }
+    });
+    for (mode, key) in [("user", "user_usec"), ("system", "system_usec")] {
+        let before = kernel(key);
+        let time = lab.memledger.fresh_metrics().value(family, &[name, ("mode", mode)]);
+        let after = kernel(key);
+        assert!((before..=after).contains(&time), "{mode}: {time} not between {before} and {after}");
+    }
+}
+
+#[test]
+fn reclaim_counts_as_events_and_refaults_of_the_kernel() {
+    let mut lab = Lab::new(
+        "
+done('ready')
+file = tempfile.TemporaryFile(dir='/var/tmp', buffering=0)
+for step in range(2):
+    for _ in range(64):
+        file.write(CHUNK)
+    os.fsync(file.fileno())
+    done()
+file.seek(0)
+while file.read(MIB):
+    pass
+done()
+",
+    );
+    let name = ("container_name", lab.cgroup.name());
+    let events = "memledger_container_memory_events_total";
+    let refaults = "memledger_container_refaults_total";
+    if !is_v2() {
+        let metrics = lab.memledger.fresh_metrics();
+        assert_eq!((metrics.all(events, &[name]).len(), metrics.all(refaults, &[name]).len()), (0, 0));
+        return;
+    }
+    let set = |file: &str, text: &str| {
+        std::fs::write(lab.cgroup.path.join(file), text).expect("the limit is set");
+    };
+    set("memory.high", "50331648");
+    lab.memledger.eventually("memory.high", |metrics| match lab.value(metrics, "high") {
+        Some(bytes) if bytes == 48.0 * MIB => Ok(()),
+        bytes => Err(format!("{bytes:?}")),
+    });
+    lab.python.step();
+    let set = |file: &str, text: &str| {
+        std::fs::write(lab.cgroup.path.join(file), text).expect("the limit is set");
+    };
+    set("memory.high", "max");
+    set("memory.max", "50331648");
+    lab.python.step();
+    lab.python.step();
+    let kernel = [
+        (events, "high", keyed(&lab.cgroup, "memory.events", "high")),
+        (events, "max", keyed(&lab.cgroup, "memory.events", "max")),
+        (refaults, "file", keyed(&lab.cgroup, "memory.stat", "workingset_refault_file")),
+    ];
+    assert!(kernel.iter().all(|(_, _, count)| count.is_some_and(|count| count > 0.0)), "{kernel:?}");
+    // memory.stat lags by up to 2 s
+    lab.memledger.eventually("the counts of the kernel", |metrics| {
+        for (family, label, _) in kernel {
+            let (file, key) = match label {
+                "file" => ("memory.stat", "workingset_refault_file"),
+                event => ("memory.events", event),
+            };
+            let label_name = if family == events { "event" } else { "kind" };
+            let (count, now) =
+                (metrics.try_value(family, &[name, (label_name, label)])?, keyed(&lab.cgroup, file, key));
+            if Some(count) != now {
+                return Err(format!("{family} {label}: {count}, not {now:?}"));
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn mount_table_reports_each_change_once() {
+    let program =
+        "mount -t tmpfs tmpfs /mnt && echo mounted && read go && umount /mnt && echo gone && read go";
+    // in a mount namespace of its own, which ends with the shell
+    let mut shell = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", &format!("echo ready; read go; {program}")])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("unshare starts");
+    let mut input = shell.stdin.take().expect("piped");
+    let mut output = std::io::BufReader::new(shell.stdout.take().expect("piped"));
+    let mut line = |wanted: &str| {
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut output, &mut line).expect("a line");
+        assert_eq!(line.trim(), wanted);
+    };
+    line("ready");
+    let path = format!("/proc/{}/mountinfo", shell.id());
+    let table = memledger::host::KernelFile::open(path.as_ref()).expect("mountinfo");
+    assert!(!table.has_changed(), "nothing since it was opened");
+    for wanted in ["mounted", "gone"] {
+        std::io::Write::write_all(&mut input, b"\n").expect("the shell reads");
+        line(wanted);
+        assert!(table.has_changed(), "{wanted}");
+        assert!(!table.has_changed(), "{wanted}: reported once");
+    }
+    drop(input);
+    shell.wait().expect("the shell ends");
 }

@@ -59,7 +59,7 @@ fn shown(metrics: &Metrics) -> f64 {
     metrics.sum("memledger_containers", &[])
 }
 
-/// A Python program that holds 32 MiB.
+/// A Python program that uses 32 MiB.
 const STEADY: &str = "
 import mmap, sys
 area = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -226,7 +226,7 @@ fn recreated_cgroup_is_reopened() {
     let memledger = ids.memledger();
     let name = first.name().to_owned();
     let labels = [("container_name", name.as_str())];
-    let rss = |metrics: &Metrics| metrics.ask("memledger_container_memory_rss_bytes", &labels);
+    let rss = |metrics: &Metrics| metrics.try_value("memledger_container_memory_rss_bytes", &labels);
     memledger.eventually("32 MiB", |metrics| {
         rss(metrics).and_then(|rss| if rss >= 31.0 * MIB { Ok(()) } else { Err(format!("{rss}")) })
     });
@@ -265,9 +265,9 @@ fn cgroup_recreated_between_cycles_starts_a_new_run() {
     let memledger = Memledger::start(&flags);
     let name = first.name().to_owned();
     let labels = [("container_name", name.as_str())];
-    let start = |metrics: &Metrics| metrics.ask("memledger_container_start_time_seconds", &labels);
+    let start = |metrics: &Metrics| metrics.try_value("memledger_container_start_time_seconds", &labels);
     let peak =
-        |metrics: &Metrics, of| metrics.ask(&format!("memledger_container_memory_{of}_bytes"), &labels);
+        |metrics: &Metrics, of| metrics.try_value(&format!("memledger_container_memory_{of}_bytes"), &labels);
     let began = memledger.eventually("32 MiB", |metrics| {
         let peak = peak(metrics, "unreclaimable_peak")?;
         if peak >= 31.0 * MIB { start(metrics) } else { Err(format!("{peak}")) }
@@ -331,7 +331,7 @@ sys.stdin.readline()
 }
 
 #[test]
-fn shows_and_forgets_thousands_of_containers() {
+fn shows_and_removes_thousands_of_containers() {
     // creating and removing a cgroup is about ten times slower in the guest
     let many = if in_v2_guest() { 200 } else { 2000 };
     let mut ids = TestIds::new();
@@ -416,8 +416,8 @@ fn finds_ids_in_every_layout_and_merges_nested_containers() {
     assert_eq!(metrics.sum("memledger_container_processes", &outer), 1.0, "the inner one's process");
     let rss = metrics.value("memledger_container_memory_rss_bytes", &outer);
     assert!(rss >= 31.0 * MIB, "the inner one's memory: {rss}");
-    let held = metrics.value("memledger_host_memory_component_bytes", &[("component", "containers")]);
-    assert!((31.0 * MIB..64.0 * MIB).contains(&held), "counted once: {held}");
+    let used = metrics.value("memledger_host_memory_component_bytes", &[("component", "containers")]);
+    assert!((31.0 * MIB..64.0 * MIB).contains(&used), "counted once: {used}");
     assert_no_errors(&metrics);
     // in reverse order: each removes the levels that it created
     drop(python);

@@ -3,7 +3,7 @@
 //!
 //! Each test makes its own certificates. Password hashes have the lowest cost: the tests check how many are computed.
 
-mod crowd;
+mod idle_connections;
 mod health;
 mod limits;
 mod passwords;

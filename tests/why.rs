@@ -3,25 +3,28 @@
 
 mod cases;
 mod events;
+mod exit_cases;
 
 use std::collections::BTreeSet;
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use memledger::clock::Timestamp;
 use memledger::export::verdict_text::render;
 use memledger::ledger::events::{
-    ContainerLabels, ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, PriorUsage,
-    ReportProcess, RoleRange, Victim,
+    ContainerLabels, ContainerRef, CudaOom, Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent,
+    PriorUsage, ReportProcess, RoleRange, Victim,
 };
-use memledger::ledger::store::{Store, WriteBatch};
-use memledger::ledger::why::{Cause, Verdict, explain, explain_last, nothing};
+use memledger::ledger::store::{FILE, Store, WriteBatch};
+use memledger::ledger::why::{Cause, Verdict, explain, explain_last, torch_size, verdict_without_events};
 
 use crate::support::{golden, run_on_ledger as run};
 use cases::Case;
 use events::*;
 
-/// Figures that are in no event: exit codes and signals, times that the verdict counts, names of units.
-const GENERAL: [&str; 5] = ["1000", "50", "40", "9", "137"];
+/// Figures that are in no event: exit codes and signals, times that the verdict counts, names of units, a version of PyTorch.
+const GENERAL: [&str; 6] = ["1000", "50", "40", "9", "137", "2.9"];
 
 /// Returns all runs of digits, with a fraction if there is one.
 fn figures(text: &str) -> BTreeSet<String> {
@@ -45,6 +48,7 @@ fn allowed(events: &[LedgerEvent], computed: &[&str]) -> BTreeSet<String> {
             serde_json::Value::Number(number) => {
                 let number = number.as_f64().unwrap_or(0.0);
                 out.extend(figures(&memledger::series::human_bytes(number)));
+                out.extend(figures(&memledger::ledger::why::torch_size(number as u64)));
                 out.extend(figures(&format!("{number}")));
                 out.extend(figures(&memledger::ledger::why::time(number)));
                 out.extend(figures(&memledger::ledger::why::lasted(number)));
@@ -69,7 +73,7 @@ fn check(case: &Case) -> Verdict {
     let text = std::iter::once(&verdict.what).chain(&verdict.also).chain(&verdict.advice);
     let text = text.cloned().collect::<Vec<_>>().join("\n");
     assert_eq!((verdict.cause, verdict.confidence), (case.cause, case.confidence), "{name}: {text}");
-    for words in case.says {
+    for words in case.expected {
         assert!(text.contains(words), "{name}: no {words:?} in\n{text}");
     }
     for words in case.not {
@@ -157,6 +161,60 @@ fn full_dev_shm_fits_one_screen() {
     screen("shm", &explain(&[event], NOW).unwrap(), 24);
 }
 
+/// Returns the error that PyTorch printed with this text, as the client reports it.
+fn torch_error(tried: f64, free: f64, allocated: f64, reserved: f64, split: f64) -> (String, CudaOom) {
+    let bytes = |mib: f64| (mib * MIB as f64) as u64;
+    let size = |mib: f64| torch_size(bytes(mib));
+    let text = format!(
+        "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 23.69 GiB of which {} is free. Including \
+         non-PyTorch memory, this process has 23.20 GiB memory in use. Of the allocated memory {} is allocated by PyTorch, \
+         and {} is reserved by PyTorch but unallocated.",
+        size(tried),
+        size(free),
+        size(allocated),
+        size(reserved - allocated)
+    );
+    let oom = CudaOom {
+        tried_bytes: Some(bytes(tried)),
+        free_bytes: Some(bytes(free)),
+        total_bytes: Some(bytes(23.69 * 1024.0)),
+        allocated_bytes: Some(bytes(allocated)),
+        reserved_bytes: Some(bytes(reserved)),
+        inactive_split_bytes: Some(bytes(split)),
+        holders: vec![gpu_holder("piper1-gpl-train-1", true, 23), gpu_holder("jupyter", false, 1)],
+        ..cuda_oom()
+    };
+    (text, oom)
+}
+
+/// Returns the sizes in a text, such as `20.00 MiB`.
+fn sizes(text: &str) -> BTreeSet<String> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let is_size = |pair: &&[&str]| pair[1].trim_end_matches(['.', ',', ';', ')']).ends_with("iB");
+    let pairs = words.windows(2).filter(is_size);
+    pairs
+        .map(|pair| pair.concat().replace(['(', ')', ',', ';'], "").trim_end_matches('.').to_owned())
+        .collect()
+}
+
+#[test]
+fn cuda_error_fits_one_screen_with_the_numbers_of_its_text() {
+    for (name, (text, oom)) in [
+        ("cuda", torch_error(1_382.4, 16.31, 19_700.0, 23_100.0, 900.0)),
+        ("cuda-fragmented", torch_error(2_100.0, 46.81, 17_000.0, 23_300.0, 6_000.0)),
+    ] {
+        let end = exit(ExitReason::CudaOom, 1, 2.0);
+        let verdict = explain(&[LedgerEvent::CudaOom(oom), ended(end)], NOW).unwrap();
+        screen(name, &verdict, 21);
+        let shown = render(&verdict);
+        // the driver's number has a line of its own
+        let missing: Vec<_> =
+            sizes(&text).difference(&sizes(&shown)).filter(|size| *size != "23.20GiB").cloned().collect();
+        assert!(missing.is_empty(), "{name}: {missing:?} is not in\n{shown}");
+        assert!(shown.contains("inactive split") && shown.contains("jupyter"), "{shown}");
+    }
+}
+
 #[test]
 fn newest_run_decides_without_other_runs() {
     let mut old = kill(Victim::Main);
@@ -188,8 +246,8 @@ fn kill_soon_after_another_shares_its_prior_usage() {
 
 #[test]
 fn growth_after_last_sample_is_called_sudden() {
-    let held = before(20 * GIB, 20 * GIB, Some(44 * GIB));
-    let kill = Kill { before: Some(Arc::new(held)), ..kill(Victim::Main) };
+    let usage = before(20 * GIB, 20 * GIB, Some(44 * GIB));
+    let kill = Kill { before: Some(Arc::new(usage)), ..kill(Victim::Main) };
     let advice = explain(&[killed(kill)], NOW).unwrap().advice.join("\n");
     assert!(advice.contains("held 20.0 GiB at the last sample and reached the limit within 4 s"), "{advice}");
 }
@@ -241,7 +299,7 @@ fn last_verdict_is_the_newest_kill_or_abnormal_exit() {
 
 #[test]
 fn running_container_without_events_gets_nothing_happened() {
-    let verdict = nothing(subject(), true, None, NOW);
+    let verdict = verdict_without_events(subject(), true, None, NOW);
     assert_eq!((verdict.cause, verdict.at), (Cause::Nothing, None));
     assert!(render(&verdict).contains("NO KILL OR EXIT KNOWN"));
 }
@@ -258,10 +316,10 @@ fn hostile_names_cannot_control_terminal_or_layout() {
     });
     (kill.process, kill.limit_cgroup) = (evil.as_str().into(), format!("/{evil}/x").into());
     kill.evidence = vec![Evidence::new(&evil, evil.as_str())];
-    let mut held = before(GIB, 2 * GIB, Some(3 * GIB));
-    held.settings = vec![("num_workers".into(), evil.as_str().into())];
-    held.roles = vec![role(&evil, 3, None), role("dataloader_worker", 2, Some(GIB))];
-    kill.before = Some(Arc::new(PriorUsage { ..held }));
+    let mut usage = before(GIB, 2 * GIB, Some(3 * GIB));
+    usage.settings = vec![("num_workers".into(), evil.as_str().into())];
+    usage.roles = vec![role(&evil, 3, None), role("dataloader_worker", 2, Some(GIB))];
+    kill.before = Some(Arc::new(PriorUsage { ..usage }));
     let text = render(&explain(&[killed(kill)], NOW).unwrap());
     let harmful = |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{200b}' | '\u{202e}');
     assert!(!text.contains(harmful), "{text:?}");
@@ -315,7 +373,7 @@ fn why_reads_ledger_by_name_id_and_last() {
 fn why_without_events_names_known_containers_and_advice() {
     let directory = ledger();
     let state = format!("--state.path={}", directory.path().display());
-    for (arguments, status, says) in [
+    for (arguments, status, expected) in [
         (
             vec!["why", "piper", &state],
             1,
@@ -338,13 +396,41 @@ fn why_without_events_names_known_containers_and_advice() {
             "no memledger serve answers on the control socket /nonexistent/a",
         ),
         (vec!["why", &state], 2, "CONTAINER"),
-        (vec!["why", "x", "--last", &state], 2, "cannot be used with"),
+        (vec!["why", "x", "--last", &state], 2, "--last is about any container"),
     ] {
         let (code, out, err) = run(&arguments);
         assert_eq!(code, Some(status), "{arguments:?}: {err}");
-        // an answer is output, wrong use an error; a text may be wrapped
+        // a verdict is on standard output, wrong use on standard error; a text may be wrapped
         let shown = if status == 2 { &err } else { &out };
         let text = shown.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(text.contains(says), "{arguments:?}: {out}{err}");
+        assert!(text.contains(expected), "{arguments:?}: {out}{err}");
+    }
+}
+
+/// A memledger that was stopped still has its socket, whose queue accepts connections, and perhaps the lock of its ledger.
+#[test]
+fn hanging_memledger_does_not_delay_the_verdict() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("control.sock");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let socket = format!("--local.socket={}", socket.display());
+    drop(Store::open(dir.path(), Duration::ZERO).unwrap());
+    let lock = rusqlite::Connection::open(dir.path().join(FILE)).unwrap();
+    lock.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let state = format!("--state.path={}", dir.path().display());
+    for (verb, arguments, expected) in [
+        ("why", ["x", "--state.path=", &*socket], "The ledger cannot be read: "),
+        ("events", ["--json", "--state.path=", &*socket], "The ledger cannot be read: "),
+        ("why", ["x", &*state, "--local.socket="], "database is locked"),
+        ("events", ["--json", &*state, "--local.socket="], "database is locked"),
+    ] {
+        let began = Timestamp::now();
+        let (code, out, err) = run(&[&[verb], &arguments[..]].concat());
+        let took = Timestamp::now().since(began);
+        let text = format!("{out}{err}").split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(code, Some(if verb == "why" { 1 } else { 0 }), "{text}");
+        assert!(text.contains(expected), "{verb} {arguments:?}: no {expected:?} in {text}");
+        // two seconds, and as much again for a busy machine
+        assert!(took < Duration::from_secs(4), "{verb} {arguments:?} took {took:?}");
     }
 }

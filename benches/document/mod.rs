@@ -7,7 +7,7 @@
 use std::path::Path;
 
 /// The parts, in the order in which `make bench` runs the benches.
-pub const HEADINGS: [&str; 10] = [
+pub const HEADINGS: [&str; 11] = [
     "# Performance",
     "## The OOM ledger",
     "## GPUs",
@@ -18,10 +18,11 @@ pub const HEADINGS: [&str; 10] = [
     "## Many requests at once",
     "## Reports from inside",
     "## Records of runs",
+    "## Beside docker stats",
 ];
 
-/// Returns true if nothing is to be measured: test runners list the tests of every target.
-pub fn is_only_asked() -> bool {
+/// Returns true if a test runner lists the tests of this target: then nothing is measured.
+pub fn is_test_listing() -> bool {
     std::env::args().any(|argument| argument == "--test" || argument == "--list")
 }
 

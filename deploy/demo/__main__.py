@@ -147,6 +147,12 @@ class Play:
             time.sleep(TICK)
         return self.now() < until
 
+    def advice(self):
+        """Returns what `memledger advise` prints for the group of runs of which one was killed."""
+        command = [self.given.memledger, "advise", "ocr", f"--state.path={self.folder / 'gpu-host/state'}"]
+        output = subprocess.run(command, capture_output=True, text=True, check=False)
+        return output.stdout or output.stderr
+
     def curtain(self):
         for training in scenes.TRAININGS:
             self.stage.remove(training)
@@ -226,7 +232,8 @@ def print_introduction(play, reporter):
     reporter.write(f"  curl -s {play.gpu_host.url}/metrics | grep {play.stage.name(scenes.PIPER)}")
     state = f"--state.path={play.folder / 'gpu-host/state'}"
     name = play.stage.name(scenes.PIPER)
-    for verb in ("why --last", "runs", f"compare {name}", f"advise {name}"):
+    advised = "ocr" if play.stage.has_names else name
+    for verb in ("why --last", "runs", f"compare {name}", f"advise {advised}"):
         reporter.write(f"  {play.given.memledger} {verb} {state}")
     reporter.write("\nTimetable of a round (minutes:seconds):\n")
     for act in play.acts:
@@ -257,6 +264,8 @@ def perform(play, reporter, given):
     while play.round(until):
         rounds += 1
         reporter.line("", "end of the round")
+        if play.stage.has_names:
+            reporter.write(f"\n$ memledger advise ocr\n{play.advice()}")
         is_last = rounds == given.rounds
         reporter.status("round-over" if is_last else "all-on", rounds=rounds)
         if is_last:

@@ -18,7 +18,8 @@ umask 022
 
 "$out/memledger" package-files "$work/generated"
 
-# To be unpacked in /usr/local: systemd finds the unit there, and shells and man their files.
+# To be unpacked in /usr/local: systemd finds the unit there, and shells and man their files. It has no entries of directories: they
+# would give those of the host, such as /usr/local/bin, another mode and owner.
 tarball() {
   local name=memledger-$version-$machine-linux root
   root=$work/$name
@@ -29,7 +30,8 @@ tarball() {
   install -D -m 644 -t "$root/share/zsh/site-functions" "$work/generated/completions/_memledger"
   install -D -m 644 -t "$root/share/fish/vendor_completions.d" "$work/generated/completions/memledger.fish"
   install -D -m 644 -t "$root/share/doc/memledger" README.md CHANGELOG.md LICENSE deploy/packages/memledger.default
-  tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -c "$name" |
+  (cd "$work" && find "$name" -type f -print0 | sort -z |
+    tar --null --files-from=- --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -c) |
     gzip -9n >"$out/$name.tar.gz"
 }
 
@@ -39,7 +41,7 @@ deb() {
   cp -r deploy/packages/debian "$root/"
   cp -r "$work/generated" "$out/memledger" deploy/packages/group.conf README.md CHANGELOG.md "$root/"
   cp deploy/packages/memledger.default "$root/debian/memledger.default"
-  cp deploy/systemd/memledger.service "$root/debian/memledger.service"
+  sed 's,^ExecStart=/usr/local/bin/,ExecStart=/usr/bin/,' deploy/systemd/memledger.service >"$root/debian/memledger.service"
   # dh_bash-completion is a package of its own
   install -D -m 644 "$work/generated/completions/memledger.bash" "$root/bash/memledger"
   echo 'bash/memledger usr/share/bash-completion/completions' >>"$root/debian/memledger.install"

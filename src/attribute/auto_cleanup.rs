@@ -1,4 +1,4 @@
-//! Whom `--reporter.auto-cleanup` asks to give memory back: trainings with a large unused cache on a full GPU that they share.
+//! Which processes get a request of `--reporter.auto-cleanup`: trainings with a large unused cache on a full GPU that they share.
 
 use std::collections::BTreeSet;
 
@@ -67,14 +67,14 @@ mod tests {
 
     const TOTAL: u64 = 1_000;
 
-    /// Returns whether a process with this memory, on a GPU with `used` of 1,000 and so many processes, is asked.
+    /// Returns whether a process with this memory, on a GPU with `used` of 1,000 and so many processes, gets a request.
     fn is_asked(used: u64, processes: u32, memory: (u64, u64, Option<u64>), age: Duration) -> bool {
         let (now, mut reports) = (Timestamp::now(), Reports::default());
         let devices = vec![(0, Some(normalized_uuid("GPU-A")))];
         reports.hello((1, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices });
         let (alloc, res, split) = memory;
         let device = TorchMemory { alloc: Some(alloc), res: Some(res), split, ..TorchMemory::default() };
-        reports.sample((1, 1), now.minus(age), Sample { lost: 0, devices: vec![device] });
+        reports.sample((1, 1), now.minus(age), Sample { lost: 0, is_search: false, devices: vec![device] });
         let mut data = cycle_data(now, reports);
         let reading = std::sync::Arc::get_mut(&mut data.gpus[0]).unwrap();
         reading.devices[0].memory =

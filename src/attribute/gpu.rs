@@ -259,7 +259,8 @@ fn write_holders(
     for (container, share) in shares {
         series.container_gpu(CONTAINER_GPU_PROCESSES, container, gpu, [], share.processes as f64);
         if let Some(busy) = share.busy {
-            series.container_gpu(CONTAINER_GPU_UTILIZATION, container, gpu, [], busy);
+            // the processes' means are of different windows
+            series.container_gpu(CONTAINER_GPU_UTILIZATION, container, gpu, [], busy.min(1.0));
         }
         if let Some(bytes) = share.bytes {
             series.container_gpu(CONTAINER_GPU_MEMORY, container, gpu, [], bytes as f64);
@@ -326,18 +327,7 @@ mod tests {
             vec![on(Some(10)), on(second)]
         };
         for (second, sum) in [(Some(5), Some(15)), (None, None)] {
-            let reading = GpuReading {
-                source: "gpu",
-                at: Timestamp::now(),
-                took: std::time::Duration::ZERO,
-                driver_version: None,
-                cuda_version: None,
-                counted: 2,
-                devices: gpus(second),
-                silent: vec![],
-                pids: PidTrust::Trusted,
-                read_errors: vec![],
-            };
+            let reading = GpuReading::of_devices(Timestamp::now(), gpus(second));
             let cycle_data = CycleData { gpus: vec![Arc::new(reading)], ..CycleData::default() };
             assert_eq!(contexts(&cycle_data), GpuContexts::from([((7, 7), sum)]));
         }

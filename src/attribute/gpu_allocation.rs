@@ -1,8 +1,8 @@
 //! GPUs allocated to containers, independent of use: shows GPUs that are allocated and idle, and GPUs that are used
 //! without allocation.
 //!
-//! The kubelet and Docker identify a GPU by uuid or index, and a MIG instance by uuid; on GKE the kubelet uses names of
-//! device files. A name that matches no device of this cycle has no series.
+//! The kubelet and Docker identify a GPU of NVIDIA by uuid or index, and a MIG instance by uuid; on GKE the kubelet uses names of
+//! device files. A GPU of AMD is identified by its address on the PCI bus. A name that matches no device of this cycle has no series.
 
 use crate::catalog::*;
 use crate::collect::gpu::GpuDevice;
@@ -31,8 +31,10 @@ pub fn write(context: &Context<'_>, cycle_data: &CycleData, series: &mut Series)
 /// Returns true if the name matches the device. `is_split`: the GPU has MIG instances, which stand for it in `all`.
 fn matches_device(name: &str, device: &GpuDevice, is_split: bool) -> bool {
     let identity = &device.identity;
-    if identity.vendor != "nvidia" {
-        return false; // only NVIDIA devices have these names
+    match identity.vendor {
+        "nvidia" => {}
+        "amd" => return name == &*identity.pci_bus_id,
+        _ => return false, // no device plugin names them
     }
     if let Some(file) = DeviceFile::read(name) {
         let instance = identity.instance.as_ref().map(|instance| &*instance.gpu_instance_id);
@@ -72,6 +74,13 @@ mod tests {
         assert!(!matches_device("all", &whole, true), "the name matches its instances instead");
         assert!(!matches_device("nvidia1", &whole, false), "no driver reported its minor number");
         assert!(!matches_device("all", &device("card0", None, "amd"), false));
+        let at = |vendor| {
+            let pci_bus_id = "0000:03:00.0".into();
+            GpuDevice::new(Arc::new(GpuIdentity { vendor, pci_bus_id, ..GpuIdentity::default() }))
+        };
+        assert!(matches_device("0000:03:00.0", &at("amd"), false));
+        assert!(!matches_device("0000:04:00.0", &at("amd"), false));
+        assert!(!matches_device("0000:03:00.0", &at("intel"), false));
     }
 
     #[test]

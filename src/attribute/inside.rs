@@ -297,7 +297,7 @@ fn write_scopes(container: u32, reports: &ContainerReports, series: &mut Series)
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::collect::gpu::{GpuDevice, GpuIdentity, GpuReading, PidTrust};
+    use crate::collect::gpu::{GpuDevice, GpuReading};
     use crate::discover::ContainerId;
     use crate::reporter::message::{Hello, Sample};
     use proptest::prelude::*;
@@ -317,22 +317,8 @@ pub(super) mod tests {
     }
 
     pub fn cycle_data(at: Timestamp, reports: Reports) -> CycleData {
-        let device = |index: &str, uuid: &str| {
-            let identity = GpuIdentity { index: index.into(), uuid: uuid.into(), ..GpuIdentity::default() };
-            GpuDevice::new(Arc::new(identity))
-        };
-        let reading = GpuReading {
-            source: "gpu",
-            at,
-            took: Duration::ZERO,
-            driver_version: None,
-            cuda_version: None,
-            counted: 2,
-            devices: vec![device("0", "GPU-A"), device("1", "GPU-B")],
-            silent: vec![],
-            pids: PidTrust::Trusted,
-            read_errors: vec![],
-        };
+        let devices = vec![GpuDevice::with_ids("0", "GPU-A"), GpuDevice::with_ids("1", "GPU-B")];
+        let reading = GpuReading::of_devices(at, devices);
         CycleData { gpus: vec![Arc::new(reading)], reports: Some(reports), ..CycleData::default() }
     }
 
@@ -347,7 +333,7 @@ pub(super) mod tests {
         let devices = vec![(0, uuid.map(normalized_uuid))];
         reports.hello(who, &ContainerId::new("a"), Hello { local_rank: 0, devices });
         let memory = TorchMemory { i: 0, alloc: memory.0, res: memory.1, ..TorchMemory::default() };
-        reports.sample(who, at, Sample { lost: 0, devices: vec![memory] });
+        reports.sample(who, at, Sample { lost: 0, is_search: false, devices: vec![memory] });
     }
 
     /// Returns the partitions by GPU and holder, and what was withheld.

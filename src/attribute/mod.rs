@@ -31,8 +31,8 @@ pub struct ContainerProcess {
     pub comm: Arc<str>,
     /// Its role.
     pub role: Role,
-    /// Resident memory in bytes.
-    pub rss_bytes: u64,
+    /// Resident memory.
+    pub memory: crate::collect::process::ResidentMemory,
     /// Proportional share in bytes, if measured.
     pub pss_bytes: Option<u64>,
     /// GPU memory in bytes over all GPUs, if it holds any and the driver reports the amount.
@@ -99,7 +99,7 @@ fn push_processes(
         pid: process.pid,
         comm: Arc::clone(&process.meta.comm),
         role,
-        rss_bytes: process.rss_bytes,
+        memory: process.memory,
         pss_bytes: cycle_data.pss.of(id, process.pid, process.meta.start_ticks),
         gpu_bytes: contexts.get(&gpu::key(process)).copied().flatten(),
     }));
@@ -117,7 +117,7 @@ fn write_role_sums(
     for role in Role::ALL {
         let label: Label = role.label().into();
         let of_role = || members.iter().filter(|process| process.role == role);
-        let rss: u64 = of_role().map(|process| process.rss_bytes).sum();
+        let rss: u64 = of_role().map(|process| process.memory.rss_bytes).sum();
         series.container(CONTAINER_PROCESSES, number as u32, [label.clone()], of_role().count() as f64);
         series.container(CONTAINER_PROCESS_RSS, number as u32, [label.clone()], rss as f64);
         // a process that started after the last measurement would be missing in the sum
@@ -148,7 +148,11 @@ mod tests {
                 command_hash,
                 zombie: false,
             };
-            Process { pid: 7, rss_bytes: 1, meta: Arc::new(meta) }
+            Process {
+                pid: 7,
+                memory: crate::collect::process::ResidentMemory::default(),
+                meta: Arc::new(meta),
+            }
         };
         assert!(is_role_known(now, &process(60, Some(1))));
         assert!(is_role_known(now, &process(1, None)), "it may be before its exec");

@@ -212,7 +212,7 @@ mod tests {
             command_hash: Some(hasher.finish()),
             zombie: false,
         };
-        Process { pid, rss_bytes: 1, meta: Arc::new(meta) }
+        Process { pid, memory: crate::collect::process::ResidentMemory::default(), meta: Arc::new(meta) }
     }
 
     fn roles(processes: &[Process], gpu: &[u32]) -> String {

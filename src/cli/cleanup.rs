@@ -1,4 +1,4 @@
-//! `memledger cleanup`: asks the processes of a container to give torch's cache back to the GPU.
+//! `memledger cleanup`: requests that the processes of a container give torch's cache back to the GPU.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;

@@ -55,7 +55,10 @@ fn check(path: &Path) -> anyhow::Result<ExitCode> {
 }
 
 fn show(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let all = Config::effective_values(matches)?;
+    let (all, ignored) = Config::effective_values(matches)?;
+    for ignored in &ignored {
+        eprintln!("{ignored}");
+    }
     if matches.get_flag("json") {
         super::print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
         return Ok(ExitCode::SUCCESS);

@@ -1,6 +1,6 @@
 //! Requests to the control socket of the memledger that runs on this host.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -15,22 +15,32 @@ use crate::ledger::run_record::RunRecord;
 use crate::ledger::store::{Query, RunQuery};
 
 /// Longer than any response takes.
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Longer than a memledger that is not stuck takes to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends a request to the control socket and returns status and body.
 pub fn request(config: &Config, method: &str, target: &str, accept: &str) -> anyhow::Result<(u16, String)> {
+    request_within(config, method, target, accept, TIMEOUT)
+}
+
+fn request_within(
+    config: &Config,
+    method: &str,
+    target: &str,
+    accept: &str,
+    timeout: Duration,
+) -> anyhow::Result<(u16, String)> {
     let Some(path) = &config.local.socket else {
         bail!("--local.socket is empty, so there is no control socket to query");
     };
-    exchange(path, method, target, accept, TIMEOUT)
+    exchange(path, method, target, accept, timeout)
         .with_context(|| format!("no memledger serve answers on the control socket {}", path.display()))
 }
 
-/// Returns whether a memledger listens on the control socket.
-pub fn is_available(config: &Config) -> bool {
-    config.local.socket.as_ref().is_some_and(|path| connect(path, CONNECT_TIMEOUT).is_ok())
+/// Returns whether a memledger listens on the control socket and accepts a connection in this time.
+pub fn is_available(config: &Config, timeout: Duration) -> bool {
+    config.local.socket.as_ref().is_some_and(|path| connect(path, timeout.min(CONNECT_TIMEOUT)).is_ok())
 }
 
 /// Connects to a Unix socket. The standard library would wait for ever while the socket's queue of connections is full.
@@ -39,15 +49,15 @@ fn connect(path: &Path, timeout: Duration) -> std::io::Result<UnixStream> {
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
         Err(rustix::io::Errno::AGAIN) => {
-            Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "it does not accept connections"))
+            Err(std::io::Error::new(ErrorKind::TimedOut, "it does not accept connections"))
         }
         connected => Ok(connected.map(|()| UnixStream::from(socket))?),
     }
 }
 
 /// Queries what `memledger serve` knows about the events of its ledger. Returns the body of a successful response.
-pub fn query(config: &Config, target: &str, accept: &str) -> anyhow::Result<String> {
-    let response = request(config, "GET", target, accept);
+pub fn query(config: &Config, target: &str, accept: &str, timeout: Duration) -> anyhow::Result<String> {
+    let response = request_within(config, "GET", target, accept, timeout);
     let response = match config.state.path {
         None => response.context("--state.path is empty, so the ledger is in the memory of memledger serve"),
         Some(_) => response,
@@ -59,19 +69,19 @@ pub fn query(config: &Config, target: &str, accept: &str) -> anyhow::Result<Stri
 }
 
 /// Queries the newest events of the ledger of `memledger serve`, oldest first, at most [`MAX_EVENTS`].
-pub fn events(config: &Config, query: &Query) -> anyhow::Result<Vec<Box<RawValue>>> {
+pub fn events(config: &Config, query: &Query, timeout: Duration) -> anyhow::Result<Vec<Box<RawValue>>> {
     /// The response of `/api/v1/events`.
     #[derive(serde::Deserialize)]
     struct EventList {
         events: Vec<Box<RawValue>>,
     }
-    let body = self::query(config, &events_target(query), "application/json")?;
+    let body = self::query(config, &events_target(query), "application/json", timeout)?;
     let EventList { events } = serde_json::from_str(&body)?;
     Ok(events)
 }
 
 /// Queries the newest records of runs of the ledger of `memledger serve`, oldest first, at most [`MAX_RUNS`].
-pub fn runs(config: &Config, query: &RunQuery) -> anyhow::Result<Vec<RunRecord>> {
+pub fn runs(config: &Config, query: &RunQuery, timeout: Duration) -> anyhow::Result<Vec<RunRecord>> {
     /// The response of `/api/v1/runs`.
     #[derive(serde::Deserialize)]
     struct RunList {
@@ -82,7 +92,7 @@ pub fn runs(config: &Config, query: &RunQuery) -> anyhow::Result<Vec<RunRecord>>
     let wanted = query.wanted.as_deref().map(percent_encoded);
     let wanted = wanted.map(|wanted| format!("&run={wanted}")).unwrap_or_default();
     let target = format!("/api/v1/runs?limit={limit}{since}{wanted}");
-    let RunList { runs } = serde_json::from_str(&self::query(config, &target, "application/json")?)?;
+    let RunList { runs } = serde_json::from_str(&self::query(config, &target, "application/json", timeout)?)?;
     Ok(runs)
 }
 
@@ -110,9 +120,14 @@ pub fn exchange(
     // HTTP/1.0: the end of the connection is the end of the body
     // in one piece: who answers the beginning of a request may close before the rest is written
     let request = format!("{method} {target} HTTP/1.0\r\nHost: memledger\r\nAccept: {accept}\r\n\r\n");
-    stream.write_all(request.as_bytes())?;
     let mut response = Vec::new();
-    stream.read_to_end(&mut response)?;
+    let outcome = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_end(&mut response));
+    outcome.map_err(|error| match error.kind() {
+        ErrorKind::WouldBlock => {
+            std::io::Error::new(ErrorKind::TimedOut, format!("no complete response within {timeout:?}"))
+        }
+        _ => error,
+    })?;
     let response = String::from_utf8_lossy(&response);
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
@@ -163,9 +178,18 @@ mod tests {
             }
             assert!(waiting.len() < 10, "the queue has no end");
         };
-        assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         let target = exchange(&path, "GET", "/", "*/*", Duration::from_millis(50));
-        assert_eq!(target.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
+        assert_eq!(target.unwrap_err().kind(), ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn connection_without_a_response_times_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let error = exchange(&path, "GET", "/", "*/*", Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.to_string(), "no complete response within 50ms");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! events of this host that no ledger has.
 
 use std::path::Path;
+use std::time::Duration;
 
 use super::control;
 use crate::clock::Timestamp;
@@ -15,6 +16,10 @@ use crate::ledger::store::{Page, Query, RunQuery, StoreConnection, StoreError};
 /// Events of the ledger that name containers that are gone.
 const MAX_NAMING: usize = 5_000;
 
+/// How long `why` and `events` wait for a memledger that does not respond, or for a lock of the ledger: their answer takes at most
+/// two seconds, with what the host knows.
+pub const TIMEOUT: Duration = Duration::from_millis(500);
+
 /// Pages of events, each of which can fail.
 type Pages<'s> = Box<dyn Iterator<Item = anyhow::Result<Page>> + 's>;
 
@@ -23,26 +28,31 @@ pub enum LedgerSource<'a> {
     /// Its file.
     File(StoreConnection),
     /// The memledger that runs.
-    ControlSocket(&'a Config),
+    ControlSocket {
+        /// Its configuration.
+        config: &'a Config,
+        /// How long it may take to respond.
+        timeout: Duration,
+    },
     /// There is none.
     Missing,
 }
 
 impl<'a> LedgerSource<'a> {
     /// Opens the ledger. Returns also why there is none, for people.
-    pub fn open(config: &'a Config) -> (Self, Option<String>) {
+    pub fn open(config: &'a Config, timeout: Duration) -> (Self, Option<String>) {
         let Some(directory) = config.state.path.as_deref() else {
-            return match control::is_available(config) {
-                true => Self::of_socket(config),
+            return match control::is_available(config, timeout) {
+                true => Self::of_socket(config, timeout),
                 false => (Self::Missing, Some(no_server(config))),
             };
         };
-        match StoreConnection::open(directory) {
+        match StoreConnection::open_within(directory, timeout) {
             Ok(ledger) => (Self::File(ledger), None),
             Err(StoreError::NoLedger { .. } | StoreError::NotReadable { .. })
-                if control::is_available(config) =>
+                if control::is_available(config, timeout) =>
             {
-                Self::of_socket(config)
+                Self::of_socket(config, timeout)
             }
             Err(StoreError::NoLedger { .. }) => (Self::Missing, Some(no_ledger(directory))),
             Err(error) => {
@@ -53,10 +63,10 @@ impl<'a> LedgerSource<'a> {
     }
 
     /// Uses the control socket if it serves this process.
-    fn of_socket(config: &'a Config) -> (Self, Option<String>) {
-        match control::events(config, &Query { limit: 1, ..Query::default() }) {
-            Ok(_) => (Self::ControlSocket(config), None),
-            Err(error) => (Self::Missing, Some(format!("The ledger cannot be read: {error:#}."))),
+    fn of_socket(config: &'a Config, timeout: Duration) -> (Self, Option<String>) {
+        match control::events(config, &Query { limit: 1, ..Query::default() }, timeout) {
+            Ok(_) => (Self::ControlSocket { config, timeout }, None),
+            Err(error) => (Self::Missing, Some(unreadable(&error))),
         }
     }
 
@@ -67,8 +77,8 @@ impl<'a> LedgerSource<'a> {
     pub fn events(&self, query: &Query) -> anyhow::Result<Vec<LedgerEvent>> {
         match self {
             Self::File(ledger) => Ok(ledger.events(query)?),
-            Self::ControlSocket(config) => {
-                let events = control::events(config, query)?;
+            Self::ControlSocket { config, timeout } => {
+                let events = control::events(config, query, *timeout)?;
                 Ok(events.iter().filter_map(|event| serde_json::from_str(event.get()).ok()).collect())
             }
             Self::Missing => Ok(vec![]),
@@ -82,7 +92,7 @@ impl<'a> LedgerSource<'a> {
     pub fn runs(&self, query: &RunQuery) -> anyhow::Result<Vec<RunRecord>> {
         match self {
             Self::File(ledger) => Ok(ledger.runs(query)?),
-            Self::ControlSocket(config) => control::runs(config, query),
+            Self::ControlSocket { config, timeout } => control::runs(config, query, *timeout),
             Self::Missing => Ok(vec![]),
         }
     }
@@ -97,11 +107,11 @@ impl<'a> LedgerSource<'a> {
                 let pages = ledger.pages(query).map(|page| Ok(page?));
                 Ok(Box::new(pages))
             }
-            Self::ControlSocket(config) => {
+            Self::ControlSocket { config, timeout } => {
                 // one more than wanted shows whether there are more
                 let wanted = if query.limit == 0 { MAX_EVENTS } else { query.limit };
-                let events =
-                    control::events(config, &Query { limit: wanted.saturating_add(1), ..query.clone() })?;
+                let more = Query { limit: wanted.saturating_add(1), ..query.clone() };
+                let events = control::events(config, &more, *timeout)?;
                 let has_older = events.len() > wanted || events.len() == MAX_EVENTS;
                 let skipped = events.len().saturating_sub(wanted);
                 let raw_json = events[skipped..].iter().map(|event| event.get().to_owned()).collect();
@@ -127,19 +137,29 @@ impl<'a> LedgerSource<'a> {
         Ok(same)
     }
 
-    /// Reads what this host knows beside the ledger.
-    ///
-    /// # Errors
-    /// The ledger cannot be read.
-    pub fn host(
-        &self,
-        config: &Config,
+    /// Opens the ledger, and reads what this host knows beside it. Returns also why there is no ledger: a damaged one, or one that
+    /// is locked, does not hide what the host shows.
+    pub fn open_with_host(
+        config: &'a Config,
         now: Timestamp,
         container: Option<&str>,
-    ) -> anyhow::Result<(HostHistory, Vec<LedgerEvent>)> {
-        let known = self.events(&Query { limit: MAX_NAMING.min(MAX_EVENTS), ..Query::default() })?;
-        Ok((host_history::read(config, now, container, &known), known))
+    ) -> (Self, HostHistory, Option<String>) {
+        let query = Query { limit: MAX_NAMING.min(MAX_EVENTS), ..Query::default() };
+        let (mut ledger, mut missing) = (Self::Missing, None);
+        let host = host_history::read(config, now, container, || {
+            (ledger, missing) = Self::open(config, TIMEOUT);
+            ledger.events(&query).unwrap_or_else(|error| {
+                (ledger, missing) = (Self::Missing, Some(unreadable(&error)));
+                vec![]
+            })
+        });
+        (ledger, host, missing)
     }
+}
+
+/// Returns why a ledger is not used that cannot be read.
+pub fn unreadable(error: &anyhow::Error) -> String {
+    format!("The ledger cannot be read: {error:#}.")
 }
 
 fn no_ledger(directory: &Path) -> String {

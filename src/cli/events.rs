@@ -8,12 +8,13 @@ use std::process::ExitCode;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use jiff::tz::TimeZone;
 
-use super::event_source::LedgerSource;
+use super::coverage;
+use super::event_source::{self, LedgerSource};
 use crate::clock::Timestamp;
 use crate::config::{Config, since};
 use crate::export::events::EventTable;
 use crate::http::MAX_EVENTS;
-use crate::ledger::host_history::{Hint, HostHistory, replaced_gaps};
+use crate::ledger::host_history::replaced_gaps;
 use crate::ledger::store::Query;
 
 /// Returns the verb with its own flags; the flags of the settings are added elsewhere.
@@ -22,7 +23,8 @@ pub fn command() -> Command {
         .about("Show OOM kills and exits of containers, oldest first.")
         .long_about(
             "Show OOM kills and exits of containers, oldest first: those of the ledger of memledger serve, and those that only the \
-             kernel log and the container runtimes of this host have.",
+             kernel log and the container runtimes of this host have.\n\
+             Exit status: 0 also if there are none, 1 the ledger cannot be read to its end, 2 wrong use.",
         )
         .arg(
             Arg::new("since")
@@ -61,9 +63,12 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         limit,
         ..Query::default()
     };
-    let (ledger, missing) = LedgerSource::open(&config);
-    let (host, _) = ledger.host(&config, Timestamp::now(), query.container.as_deref())?;
-    let known = ledger.same_events(&host, &query)?;
+    let (mut ledger, host, mut missing) =
+        LedgerSource::open_with_host(&config, Timestamp::now(), query.container.as_deref());
+    let known = ledger.same_events(&host, &query).unwrap_or_else(|error| {
+        (ledger, missing) = (LedgerSource::Missing, Some(event_source::unreadable(&error)));
+        vec![]
+    });
     let replaced = replaced_gaps(&known, host.missing_in(&known, &query));
     let of_host: Vec<(f64, String)> = host
         .missing_in(&known, &query)
@@ -83,21 +88,15 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     } else if listed.has_older {
         eprintln!("only the newest {MAX_EVENTS} events are shown, the most that the control socket returns");
     }
-    let is_partial =
-        host.coverage.is_incomplete() && (!listed.is_from_ledger || !super::control::is_available(&config));
+    let is_served = || super::control::is_available(&config, event_source::TIMEOUT);
+    let is_partial = host.coverage.is_incomplete() && (!listed.is_from_ledger || !is_served());
     if missing.is_some() || listed.shown == 0 || is_partial {
-        print_coverage(&host, missing);
+        let filter = query.container.as_ref().map(|container| format!("--container={container}"));
+        let question: Vec<&str> = std::iter::once("events").chain(filter.as_deref()).collect();
+        let command = coverage::command_with_all_rights(&config, &question);
+        eprint!("{}", coverage::section(&host.coverage, missing.as_deref(), &command));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Prints how far the events reach, to standard error.
-fn print_coverage(host: &HostHistory, missing: Option<String>) {
-    let hints = host.coverage.hints("sudo memledger events");
-    for Hint { text, command } in hints {
-        eprintln!("{text}{}", command.map_or_else(String::new, |command| format!(" {command}")));
-    }
-    missing.iter().for_each(|missing| eprintln!("{missing}"));
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

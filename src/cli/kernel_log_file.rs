@@ -86,7 +86,7 @@ fn read(mut input: impl BufRead) -> std::io::Result<(TextLog, LoggedKills)> {
             input.skip_until(b'\n')?;
         }
         log.push(&line, &mut found);
-        found.drain(..).for_each(|line| kills.read(line));
+        found.drain(..).for_each(|line| kills.read(line, log.began_usec()));
     }
 }
 

@@ -4,6 +4,7 @@ mod checks;
 mod cleanup;
 mod config;
 mod control;
+mod coverage;
 mod doctor;
 mod event_source;
 mod events;
@@ -73,6 +74,7 @@ fn command() -> Command {
 
 /// Runs the verb of this process's command line and returns its exit status.
 pub fn run() -> ExitCode {
+    crate::host::heap::limit_heaps();
     if std::env::args_os().nth(1).is_some_and(|verb| verb == driver_process::VERB) {
         return nvml_process::run(); // before the command line is built, which takes memory
     }

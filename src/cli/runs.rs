@@ -1,6 +1,8 @@
 //! `memledger runs`, `compare`, `report` and `advise`: the records of runs, from the ledger.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::bail;
 use clap::builder::PossibleValuesParser;
@@ -14,7 +16,8 @@ use crate::config::{Config, since};
 use crate::diagnose::advice;
 use crate::export::runs::{self, MAX_COMPARED};
 use crate::http::MAX_RUNS;
-use crate::ledger::run_record::{RunRecord, nearest_names};
+use crate::ledger::run_record::RunRecord;
+use crate::ledger::run_record::names::{check_unambiguous, nearest_names};
 use crate::ledger::store::RunQuery;
 
 /// How a run is named on the command line.
@@ -98,11 +101,19 @@ pub fn list(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         limit: matches.get_one::<usize>("limit").copied().unwrap_or(0),
     };
     let source = Runs::open(config)?;
-    let mut listed = source.0.runs(&query)?;
+    // one more than wanted shows whether there are more
+    let one_more = if query.limit == 0 { 0 } else { query.limit.saturating_add(1) };
+    let mut listed = source.0.runs(&RunQuery { limit: one_more, ..query.clone() })?;
+    if query.limit > 0 && listed.len() > query.limit {
+        listed.drain(..listed.len() - query.limit);
+        eprintln!("only the newest {} runs are shown; --limit=0 shows all", query.limit);
+    } else if listed.len() >= MAX_RUNS && matches!(source.0, LedgerSource::ControlSocket { .. }) {
+        eprintln!("only the newest {MAX_RUNS} runs are shown, the most that the control socket returns");
+    }
     if let (true, Some(wanted)) = (listed.is_empty(), &query.wanted) {
-        let known = source.select(wanted, query.limit)?; // reports an unknown name
+        source.report_unknown(wanted)?;
         if query.since.is_none() {
-            listed = known; // recorded in this moment; otherwise a known one has no run in this time
+            listed = source.0.runs(&query)?; // recorded in this moment; otherwise a known one has no run in this time
         }
     }
     if matches.get_flag("json") {
@@ -127,6 +138,8 @@ pub fn compare(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode
     for name in &wanted {
         selected.extend(source.select(name, if wanted.len() == 1 { MAX_COMPARED } else { 1 })?);
     }
+    let mut seen = BTreeSet::new();
+    selected.retain(|run| seen.insert((Arc::clone(&run.run), run.ended.map(f64::to_bits))));
     if selected.len() < 2 {
         bail!("{} has only one run; name another run, container or group to compare it with", wanted[0]);
     }
@@ -157,8 +170,8 @@ pub fn advise(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode>
     let wanted = matches.get_one::<String>("run").map_or("", String::as_str);
     let (source, is_check) = (Runs::open(config)?, matches.get_flag("check"));
     let newest = source.select(wanted, 1)?.remove(0);
-    let group = RunQuery { wanted: Some(newest.group.to_string()), limit: MAX_RUNS, since: None };
-    let mut runs = source.0.runs(&group)?;
+    let mut runs =
+        source.0.runs(&RunQuery { wanted: Some(newest.group.to_string()), ..RunQuery::default() })?;
     runs.retain(|run| run.group == newest.group);
     let advice = if is_check {
         let mut running = source.0.runs(&RunQuery { since: Some(f64::MAX), ..RunQuery::default() })?;
@@ -184,19 +197,33 @@ struct Runs<'a>(LedgerSource<'a>);
 
 impl<'a> Runs<'a> {
     fn open(config: &'a Config) -> anyhow::Result<Self> {
-        match LedgerSource::open(config) {
+        match LedgerSource::open(config, super::control::TIMEOUT) {
             (LedgerSource::Missing, why) => bail!("{}", why.unwrap_or_default().trim_end_matches('.')),
             (source, _) => Ok(Self(source)),
         }
     }
 
-    /// Returns the newest runs that are meant by a name, at least one, oldest first.
+    /// Returns the newest runs that are meant by a name, at least one, oldest first; an error if it is the name of containers of several
+    /// groups.
     fn select(&self, wanted: &str, limit: usize) -> anyhow::Result<Vec<RunRecord>> {
-        let found = self.0.runs(&RunQuery { wanted: Some(wanted.to_owned()), limit, since: None })?;
+        let mut found = self.0.runs(&RunQuery { wanted: Some(wanted.to_owned()), ..RunQuery::default() })?;
+        check_unambiguous(&found, wanted).map_err(anyhow::Error::msg)?;
+        if limit > 0 {
+            found.drain(..found.len().saturating_sub(limit));
+        }
         if found.is_empty() {
-            let known = self.0.runs(&RunQuery::default())?;
-            bail!("no run, container or group {wanted:?}{}", nearest_names(&known, wanted));
+            self.report_unknown(wanted)?;
+            bail!("no run of {wanted:?} is recorded any more"); // it was recorded in this moment, and removed
         }
         Ok(found)
+    }
+
+    /// Returns an error with the nearest known names if no run has this one.
+    fn report_unknown(&self, wanted: &str) -> anyhow::Result<()> {
+        let known = self.0.runs(&RunQuery::default())?;
+        if known.iter().any(|run| run.name_kind(wanted).is_some()) {
+            return Ok(());
+        }
+        bail!("no run, container or group {wanted:?}{}", nearest_names(&known, wanted));
     }
 }

@@ -12,16 +12,23 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::cgroup_limits::{LimitFiles, LimitWatch};
+use super::cgroup_limits::{LevelRoom, LimitFiles, LimitWatch, Limits, UnknownRoom};
 use super::container_cpu::CpuFiles;
-use super::{CollectOutcome, Collector, Context, Output, ReadErrors};
+use super::{CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::catalog::*;
-use crate::discover::{Cgroup, Container, ContainerId, Hierarchy, Version};
+use crate::clock::Timestamp;
+use crate::discover::{Cgroup, Container, ContainerId, Hierarchy, Inventory, Version};
 use crate::host::{Dir, HostPaths, KernelFile, ReadError, classify};
 use crate::parse::kubernetes::Qos;
 use crate::parse::{cgroup as parse, number, psi};
 use crate::series::Series;
+
+/// Age from which a container without a cgroup counts as one that will get none.
+const STARTUP: Duration = Duration::from_secs(10);
+/// The most files of one container that stay open.
+const MAX_FILES: usize = 10;
 
 /// Memory of a container in one cycle, in bytes. `None`: not provided by this kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -137,6 +144,8 @@ impl ContainerMemory {
 pub struct Cgroups {
     containers: HashMap<ContainerId, OpenContainer>,
     levels: HashMap<PathBuf, Level>,
+    /// When each container was first listed without a cgroup.
+    without_cgroup: HashMap<ContainerId, Timestamp>,
     watch: LimitWatch,
     buffer: Vec<u8>,
     cycle: u64,
@@ -155,59 +164,59 @@ struct OpenContainer {
 /// A cgroup above containers.
 #[derive(Debug)]
 struct Level {
-    files: CgroupFiles,
+    files: LevelFiles,
     /// Of its directory: another one under the same path has its own limits.
     inode: u64,
     cycle: u64,
     limit: Option<u64>,
-    headroom: Option<i64>,
-    utilization: Option<f64>,
+    room: LevelRoom,
 }
 
-/// The open files of one cgroup.
+/// The open files that memory and limits of a cgroup need.
 #[derive(Debug)]
-struct CgroupFiles {
+struct LevelFiles {
     version: Version,
     usage: KernelFile,
     stat: KernelFile,
     limits: LimitFiles,
-    events: Option<KernelFile>,
-    peak: Option<KernelFile>,
-    swap: Option<KernelFile>,
-    pressure: Option<KernelFile>,
     /// v1 only; missing without kernel memory accounting.
     kernel: Option<KernelFile>,
 }
 
-impl CgroupFiles {
-    fn open(hierarchy: &Hierarchy, path: &Path, watch: &mut LimitWatch) -> Result<Self, ReadError> {
-        let dir = Dir::open(&hierarchy.root.join(path))?;
-        let version = hierarchy.version;
+/// The open files of a container's cgroup.
+#[derive(Debug)]
+struct CgroupFiles {
+    level: LevelFiles,
+    events: Option<KernelFile>,
+    peak: Option<KernelFile>,
+    swap: Option<KernelFile>,
+    pressure: Option<KernelFile>,
+}
+
+impl LevelFiles {
+    fn open(dir: &Dir, version: Version, watch: &mut LimitWatch) -> Result<Self, ReadError> {
         let stat = dir.file("memory.stat")?;
         Ok(match version {
             Version::V2 => Self {
                 version,
                 usage: dir.file("memory.current")?,
                 stat,
-                limits: watch.open(&dir, ["memory.max", "memory.high", "memory.swap.max"])?,
-                events: dir.optional_file("memory.events")?,
-                peak: dir.optional_file("memory.peak")?,
-                swap: dir.optional_file("memory.swap.current")?,
-                pressure: dir.optional_file("memory.pressure")?,
+                limits: watch.open(dir, ["memory.max", "memory.high", "memory.swap.max"])?,
                 kernel: None,
             },
             Version::V1 => Self {
                 version,
                 usage: dir.file("memory.usage_in_bytes")?,
                 stat,
-                limits: watch.open(&dir, ["memory.limit_in_bytes"])?,
-                events: None,
-                peak: dir.optional_file("memory.max_usage_in_bytes")?,
-                swap: None,
-                pressure: None,
+                limits: watch.open(dir, ["memory.limit_in_bytes"])?,
                 kernel: dir.optional_file("memory.kmem.usage_in_bytes")?,
             },
         })
+    }
+
+    /// Returns the number of open files.
+    fn count(&self) -> usize {
+        2 + self.limits.count() + usize::from(self.kernel.is_some())
     }
 
     fn number(file: &KernelFile, buffer: &mut Vec<u8>) -> Result<u64, ReadError> {
@@ -253,6 +262,35 @@ impl CgroupFiles {
         }
         Ok(memory)
     }
+}
+
+impl CgroupFiles {
+    fn open(hierarchy: &Hierarchy, path: &Path, watch: &mut LimitWatch) -> Result<Self, ReadError> {
+        let dir = Dir::open(&hierarchy.root.join(path))?;
+        let level = LevelFiles::open(&dir, hierarchy.version, watch)?;
+        Ok(match hierarchy.version {
+            Version::V2 => Self {
+                level,
+                events: dir.optional_file("memory.events")?,
+                peak: dir.optional_file("memory.peak")?,
+                swap: dir.optional_file("memory.swap.current")?,
+                pressure: dir.optional_file("memory.pressure")?,
+            },
+            Version::V1 => Self {
+                level,
+                events: None,
+                peak: dir.optional_file("memory.max_usage_in_bytes")?,
+                swap: None,
+                pressure: None,
+            },
+        })
+    }
+
+    /// Returns the number of open files.
+    fn count(&self) -> usize {
+        self.level.count()
+            + [&self.events, &self.peak, &self.swap, &self.pressure].into_iter().flatten().count()
+    }
 
     fn read(
         &mut self,
@@ -260,23 +298,22 @@ impl CgroupFiles {
         buffer: &mut Vec<u8>,
         read_errors: &mut ReadErrors,
     ) -> Result<ContainerMemory, ReadError> {
-        let mut memory = self.parts(buffer, read_errors)?;
+        let mut memory = self.level.parts(buffer, read_errors)?;
         if memory.rest() < 0 {
-            memory = self.parts(buffer, read_errors)?;
+            memory = self.level.parts(buffer, read_errors)?;
             // tolerates per-CPU batches and delayed counters; a larger difference is an error
             if memory.rest() < -(i128::from(memory.usage / 64) + (1 << 20)) {
                 read_errors.count("balance");
             }
         }
-        let limits = self.limits.read(watch, buffer)?;
+        let limits = self.level.limits.read(watch, buffer)?;
         (memory.limit, memory.high, memory.swap_limit) = (limits.max, limits.high, limits.swap);
-        memory.limit_utilization = limits.utilization(memory.unreclaimable);
         if let Some(file) = &self.events {
             memory.events = parse::values(file.read_once(buffer)?, [b"high", b"max"]);
         }
-        memory.peak = Self::optional(self.peak.as_ref(), buffer, read_errors)?;
-        if self.version == Version::V2 {
-            memory.swap = Self::optional(self.swap.as_ref(), buffer, read_errors)?;
+        memory.peak = LevelFiles::optional(self.peak.as_ref(), buffer, read_errors)?;
+        if self.level.version == Version::V2 {
+            memory.swap = LevelFiles::optional(self.swap.as_ref(), buffer, read_errors)?;
         }
         if let Some(file) = &self.pressure {
             match file.read_once(buffer) {
@@ -330,6 +367,7 @@ impl Cgroups {
         host_paths: &HostPaths,
         id: &ContainerId,
         cgroup: &Arc<Cgroup>,
+        now: Timestamp,
         read_errors: &mut ReadErrors,
     ) -> Result<ContainerMemory, ReadError> {
         let cycle = self.cycle;
@@ -350,7 +388,7 @@ impl Cgroups {
         let memory = files.read(&self.watch, &mut self.buffer, read_errors)?;
         let above = cgroup.path.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty());
         let above = above.map(Path::to_path_buf).collect();
-        let cpu = CpuFiles::open(hierarchy, host_paths, &cgroup.path);
+        let cpu = CpuFiles::open(hierarchy, host_paths, &cgroup.path, now, read_errors);
         let open = OpenContainer { cgroup: Arc::clone(cgroup), files, cpu, above, cycle };
         self.containers.insert(id.clone(), open);
         Ok(memory)
@@ -372,7 +410,7 @@ impl Cgroups {
             };
             let mut files = match self.levels.remove(path) {
                 Some(level) if level.inode == inode => level.files,
-                _ => CgroupFiles::open(hierarchy, path, &mut self.watch)?,
+                _ => LevelFiles::open(&Dir::open(&full)?, hierarchy.version, &mut self.watch)?,
             };
             let limits = files.limits.read(&self.watch, &mut self.buffer)?;
             // memory.stat of an unlimited level is not needed
@@ -380,11 +418,8 @@ impl Cgroups {
                 Some(_) => files.parts(&mut self.buffer, read_errors)?.unreclaimable,
                 None => None,
             };
-            let limit = limits.max;
-            let headroom = limit.zip(pinned).map(|(limit, pinned)| limit as i64 - pinned as i64);
-            let utilization = limits.utilization(pinned);
-            self.levels
-                .insert(path.to_path_buf(), Level { files, inode, cycle, limit, headroom, utilization });
+            let (limit, room) = (limits.max, LevelRoom::of(limits, pinned));
+            self.levels.insert(path.to_path_buf(), Level { files, inode, cycle, limit, room });
         }
         self.levels.get(path).ok_or_else(|| ReadError::Gone(path.display().to_string()))
     }
@@ -398,31 +433,62 @@ impl Cgroups {
         read_errors: &mut ReadErrors,
     ) {
         memory.effective_limit = memory.limit;
-        memory.headroom = memory
-            .limit
-            .zip(memory.unreclaimable)
-            .map(|(limit, unreclaimable)| limit as i64 - unreclaimable as i64);
+        let own = Limits { max: memory.limit, high: memory.high, swap: memory.swap_limit };
+        let mut room = LevelRoom::of(own, memory.unreclaimable);
         let Some(open) = self.containers.get_mut(id) else { return };
         let above = std::mem::take(&mut open.above);
         for path in &above {
             match self.level(hierarchy, path, read_errors) {
                 Ok(level) => {
-                    memory.effective_limit = min_present(memory.effective_limit, level.limit);
-                    memory.headroom = min_present(memory.headroom, level.headroom);
-                    let ratios = memory.limit_utilization.into_iter().chain(level.utilization);
-                    memory.limit_utilization = ratios.reduce(f64::max);
+                    memory.effective_limit = memory.effective_limit.into_iter().chain(level.limit).min();
+                    room = room.tightest(level.room);
                 }
                 Err(error) => {
                     read_errors.record(&error);
                     // the limit of this level is unknown, and so is the minimum
-                    (memory.effective_limit, memory.headroom, memory.limit_utilization) = (None, None, None);
+                    memory.effective_limit = None;
+                    room = LevelRoom { headroom: Err(UnknownRoom), utilization: Err(UnknownRoom) };
                     break;
                 }
             }
         }
+        memory.headroom = room.headroom.ok().flatten();
+        memory.limit_utilization = room.utilization.ok().flatten();
         if let Some(open) = self.containers.get_mut(id) {
             open.above = above;
         }
+    }
+}
+
+impl Cgroups {
+    /// Returns true if a container without a cgroup has existed for so long that it will get none, as a rootless container on
+    /// cgroup v1: its memory is that of other processes.
+    fn is_outside_cgroups(&mut self, id: &ContainerId, now: Timestamp) -> bool {
+        let since = self.without_cgroup.entry(id.clone()).or_insert(now);
+        now.since(*since) >= STARTUP
+    }
+
+    fn write_cpu(&mut self, number: u32, id: &ContainerId, now: Timestamp, output: &mut Output<'_>) {
+        let Some(open) = self.containers.get_mut(id) else { return };
+        let times = open.cpu.read(now, &mut self.buffer, output.read_errors);
+        if let Some(times) = output.read_errors.value(times) {
+            times.write(number, output.series);
+        }
+    }
+
+    /// Closes the files of cgroups that were not read in this cycle, and counts the others.
+    fn end_cycle(&mut self, inventory: &Inventory, cycle_data: &mut CycleData) {
+        let cycle = self.cycle;
+        self.containers.retain(|_, open| open.cycle == cycle);
+        self.levels.retain(|_, level| level.cycle == cycle);
+        let containers = &inventory.containers;
+        self.without_cgroup.retain(|id, _| containers.iter().any(|c| c.cgroup.is_none() && c.id == *id));
+        let of_container = |container: &Arc<Container>| match self.containers.get(&container.id) {
+            Some(open) => open.files.count() + open.cpu.count(),
+            None => MAX_FILES,
+        };
+        let of_levels = self.levels.values().map(|level| level.files.count()).sum::<usize>();
+        cycle_data.cgroup_files = containers.iter().map(of_container).sum::<usize>() + of_levels;
     }
 }
 
@@ -430,10 +496,6 @@ impl Cgroups {
 fn request(container: &Container, memory: &ContainerMemory) -> Option<u64> {
     let pod = container.pod.as_ref()?;
     pod.memory_min_bytes.or_else(|| memory.limit.filter(|_| container.qos() == Some(Qos::Guaranteed)))
-}
-
-fn min_present<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
-    a.into_iter().chain(b).min()
 }
 
 impl Collector for Cgroups {
@@ -449,30 +511,36 @@ impl Collector for Cgroups {
         output.cycle_data.memory.clear();
         let (mut read, mut failed, mut uncontrolled) = (0, 0, false);
         for (number, container) in context.inventory.containers.iter().enumerate() {
-            let reading = container.cgroup.as_ref().and_then(|cgroup| {
-                match self.container(hierarchy, context.host_paths, &container.id, cgroup, output.read_errors)
-                {
-                    Ok(mut memory) => {
-                        self.apply_levels(hierarchy, &container.id, &mut memory, output.read_errors);
-                        Some(memory)
-                    }
-                    Err(error) => {
+            let reading = match &container.cgroup {
+                Some(cgroup) => {
+                    let reading = self.container(
+                        hierarchy,
+                        context.host_paths,
+                        &container.id,
+                        cgroup,
+                        context.now,
+                        output.read_errors,
+                    );
+                    if let Err(error) = &reading {
                         // a cgroup without the memory controller, as of a rootless container, has memory too
                         let is_there = || Dir::open(&hierarchy.root.join(&cgroup.path)).is_ok();
                         uncontrolled |= error.is_gone() && is_there();
                         failed += usize::from(error.reason_label().is_some());
-                        output.read_errors.record(&error);
-                        None
                     }
+                    reading.map_err(|error| output.read_errors.record_of(&container.id, &error)).ok()
                 }
+                None => {
+                    uncontrolled |= self.is_outside_cgroups(&container.id, context.now);
+                    None
+                }
+            };
+            let reading = reading.map(|mut memory| {
+                self.apply_levels(hierarchy, &container.id, &mut memory, output.read_errors);
+                memory
             });
             if let Some(memory) = &reading {
                 memory.write(number as u32, output.series);
-                if let Some(open) = self.containers.get(&container.id)
-                    && let Some(times) = output.read_errors.value(open.cpu.read(&mut self.buffer))
-                {
-                    times.write(number as u32, output.series);
-                }
+                self.write_cpu(number as u32, &container.id, context.now, output);
                 if let Some(bytes) = request(container, memory) {
                     output.series.container(CONTAINER_MEMORY_REQUEST, number as u32, [], bytes as f64);
                 }
@@ -480,9 +548,7 @@ impl Collector for Cgroups {
             }
             output.cycle_data.memory.push(reading);
         }
-        let cycle = self.cycle;
-        self.containers.retain(|_, open| open.cycle == cycle);
-        self.levels.retain(|_, level| level.cycle == cycle);
+        self.end_cycle(context.inventory, output.cycle_data);
         output.cycle_data.memory_complete = failed == 0 && !uncontrolled;
         if read == 0 && failed > 0 { CollectOutcome::Failed } else { CollectOutcome::Ok }
     }

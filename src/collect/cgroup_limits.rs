@@ -25,11 +25,40 @@ impl Limits {
     pub fn lowest(&self) -> Option<u64> {
         self.max.into_iter().chain(self.high).min()
     }
+}
 
-    /// Returns the use of the lower limit of memory.
-    pub fn utilization(&self, unreclaimable: Option<u64>) -> Option<f64> {
-        let lowest = self.lowest().filter(|limit| *limit > 0)?;
-        Some(unreclaimable? as f64 / lowest as f64)
+/// The memory of a level that its limits are compared with is unknown.
+#[derive(Clone, Copy, Debug)]
+pub struct UnknownRoom;
+
+/// The rest of the limits of a level: `None` when unlimited.
+#[derive(Clone, Copy, Debug)]
+pub struct LevelRoom {
+    /// Limit minus unreclaimable memory.
+    pub headroom: Result<Option<i64>, UnknownRoom>,
+    /// Unreclaimable memory as a part of the lower of limit and high.
+    pub utilization: Result<Option<f64>, UnknownRoom>,
+}
+
+impl LevelRoom {
+    /// Returns the room of a level with these limits and this unreclaimable memory.
+    pub fn of(limits: Limits, unreclaimable: Option<u64>) -> Self {
+        let pinned = unreclaimable.ok_or(UnknownRoom);
+        let headroom = |limit: u64| Ok(limit as i64 - pinned? as i64);
+        let utilization = |limit: u64| Ok(pinned? as f64 / limit as f64);
+        Self {
+            headroom: limits.max.map(headroom).transpose(),
+            utilization: limits.lowest().filter(|limit| *limit > 0).map(utilization).transpose(),
+        }
+    }
+
+    /// Returns the tightest of both levels. If the room of one is unknown, so is the result.
+    pub fn tightest(self, other: Self) -> Self {
+        let minimum = |a: Option<i64>, b: Option<i64>| a.into_iter().chain(b).min();
+        let maximum = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
+        let headroom = self.headroom.and_then(|own| Ok(minimum(own, other.headroom?)));
+        let utilization = self.utilization.and_then(|own| Ok(maximum(own, other.utilization?)));
+        Self { headroom, utilization }
     }
 }
 
@@ -45,7 +74,12 @@ pub struct LimitFiles {
 
 impl LimitFiles {
     fn is_watched(&self) -> bool {
-        self.watches.len() == self.files.iter().flatten().count()
+        self.watches.len() == self.count()
+    }
+
+    /// Returns the number of open files.
+    pub fn count(&self) -> usize {
+        self.files.iter().flatten().count()
     }
 
     /// Returns the limits, and reads them if they may have changed.

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use crate::clock::Timestamp;
-use crate::discover::cgroup_tree::CgroupTree;
+use crate::discover::cgroup_tree::{CgroupTree, ContainerCgroup};
 use crate::discover::{ContainerId, Hierarchy, Version};
 use crate::host::{Dir, FileWatch, KernelFile, ReadError, WatchQueue};
 use crate::parse::{lines, number};
@@ -111,28 +111,21 @@ impl CgroupCounters {
         self.watch.as_ref().is_some_and(WatchQueue::take_notifications)
     }
 
-    /// Reads the counters of all existing containers. If a counter exists but cannot be read, its
+    /// Reads the counters of all existing containers; of those in another container the ones for which `is_container` returns true:
+    /// a container may create cgroups below its own with the id of another container. If a counter exists but cannot be read, its
     /// last value is returned: without it, the old kills would look new in the next sweep.
     ///
     /// # Errors
     /// The tree cannot be walked, or an existing counter cannot be read: returns the first error together with the
     /// values that were read.
-    pub fn sweep(&mut self, now: Timestamp) -> (Vec<CounterReading>, Result<(), ReadError>) {
+    pub fn sweep(
+        &mut self,
+        now: Timestamp,
+        is_container: impl Fn(&ContainerId, &Path) -> bool,
+    ) -> (Vec<CounterReading>, Result<(), ReadError>) {
         let (_, walked) = self.tree.refresh(now);
         let mut failed = walked;
-        let mut wanted: Vec<(ContainerId, PathBuf, Option<u64>)> = Vec::new();
-        let mut ids = HashSet::new();
-        // ignores nested candidates: a container may create cgroups below its own with the id of another container
-        for candidate in self.tree.candidates().iter().filter(|candidate| candidate.inside.is_none()) {
-            if !ids.insert(&candidate.id) {
-                continue;
-            }
-            let id = || candidate.id.clone();
-            wanted.push((id(), candidate.path.clone(), candidate.inode));
-            if self.hierarchy.version == Version::V1 {
-                wanted.extend(candidate.below.iter().map(|below| (id(), below.clone(), None)));
-            }
-        }
+        let wanted = self.wanted(is_container);
         let mut readings = Vec::with_capacity(wanted.len());
         let mut before = std::mem::take(&mut self.open);
         for (id, path, inode) in wanted {
@@ -158,6 +151,37 @@ impl CgroupCounters {
         self.watches.retain(|path, _| self.open.contains_key(path));
         self.has_swept = true;
         (readings, failed)
+    }
+
+    /// Returns the cgroups to read, with the container of each and its inode if it is known.
+    fn wanted(
+        &self,
+        is_container: impl Fn(&ContainerId, &Path) -> bool,
+    ) -> Vec<(ContainerId, PathBuf, Option<u64>)> {
+        let (outer, nested): (Vec<_>, Vec<_>) =
+            self.tree.candidates().iter().partition(|candidate| candidate.inside.is_none());
+        let mut ids = HashSet::new();
+        let mut selected: Vec<&ContainerCgroup> =
+            outer.into_iter().filter(|candidate| ids.insert(&candidate.id)).collect();
+        let nested = nested.into_iter().filter(|candidate| is_container(&candidate.id, &candidate.path));
+        let nested: Vec<_> = nested.filter(|candidate| ids.insert(&candidate.id)).collect();
+        selected.extend(&nested);
+        let mut wanted = Vec::with_capacity(selected.len());
+        for candidate in selected {
+            let id = || candidate.id.clone();
+            wanted.push((id(), candidate.path.clone(), candidate.inode));
+            if self.hierarchy.version == Version::V1 {
+                let is_own = |below: &&PathBuf| {
+                    let mut inner = nested.iter().filter(|inner| inner.path != candidate.path);
+                    !inner.any(|inner| {
+                        inner.path.starts_with(&candidate.path) && below.starts_with(&inner.path)
+                    })
+                };
+                let below = candidate.below.iter().filter(is_own);
+                wanted.extend(below.map(|below| (id(), below.clone(), None)));
+            }
+        }
+        wanted
     }
 
     fn open(&mut self, id: ContainerId, path: &Path) -> Result<OpenCounter, ReadError> {
@@ -209,7 +233,7 @@ mod tests {
         let mut seen = vec![];
         for text in ["oom_kill 3\n", "oom_kil", "oom_kill 4\n"] {
             std::fs::write(&events, text).unwrap();
-            let (readings, read) = counters.sweep(Timestamp::now());
+            let (readings, read) = counters.sweep(Timestamp::now(), |_, _| false);
             seen.extend(readings.iter().map(|reading| (reading.kills, reading.fresh, read.is_ok())));
         }
         assert_eq!(seen, [(3, false, true), (3, false, false), (4, false, true)]);
@@ -231,12 +255,46 @@ mod tests {
             std::fs::create_dir_all(&container).unwrap();
             std::fs::write(container.join("memory.events"), "oom_kill 0\n").unwrap();
             now = now.plus(std::time::Duration::from_secs(60));
-            assert_eq!(counters.sweep(now).0.len(), 1);
+            assert_eq!(counters.sweep(now, |_, _| false).0.len(), 1);
             assert_eq!(counters.watch.as_ref().unwrap().watches(), 1);
             std::fs::rename(container, gone.join(id)).unwrap();
         }
-        assert!(counters.sweep(now.plus(std::time::Duration::from_secs(60))).0.is_empty());
+        assert!(counters.sweep(now.plus(std::time::Duration::from_secs(60)), |_, _| false).0.is_empty());
         assert_eq!(counters.watch.as_ref().unwrap().watches(), 0);
+    }
+
+    #[test]
+    fn container_in_a_container_has_a_counter_of_its_own() {
+        for (version, file) in [(Version::V1, "memory.oom_control"), (Version::V2, "memory.events")] {
+            let folder = tempfile::tempdir().unwrap();
+            let [outer, inner, forged] = ['a', 'b', 'c'].map(|letter| letter.to_string().repeat(64));
+            let below =
+                |parts: &[&str]| parts.iter().fold(PathBuf::from("docker"), |path, part| path.join(part));
+            let paths = [
+                (below(&[&outer]), 4),
+                (below(&[&outer, "worker"]), 1),
+                (below(&[&outer, "docker", &inner]), 2),
+                (below(&[&outer, "docker", &inner, "worker"]), 1),
+                (below(&[&outer, "docker", &forged]), 1),
+            ];
+            for (path, kills) in &paths {
+                std::fs::create_dir_all(folder.path().join(path)).unwrap();
+                std::fs::write(folder.path().join(path).join(file), format!("oom_kill {kills}\n")).unwrap();
+            }
+            // a parent without a counter of its own
+            std::fs::write(folder.path().join(below(&[&outer, "docker"])).join(file), "oom_kill 0\n")
+                .unwrap();
+            let mut counters = CgroupCounters::new(&Hierarchy { version, root: folder.path().to_path_buf() });
+            let is_container = |id: &ContainerId, _: &Path| id.as_str() == inner;
+            let (readings, outcome) = counters.sweep(Timestamp::now(), is_container);
+            assert!(outcome.is_ok());
+            let kills = |id: &str| -> u64 {
+                readings.iter().filter(|reading| reading.id.as_str() == id).map(|reading| reading.kills).sum()
+            };
+            // v1 counts each cgroup for itself, the forged one as a part of the outer
+            let expected = if version == Version::V1 { (4 + 1 + 1, 2 + 1, 0) } else { (4, 2, 0) };
+            assert_eq!((kills(&outer), kills(&inner), kills(&forged)), expected, "{version:?}");
+        }
     }
 
     #[test]

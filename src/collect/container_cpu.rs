@@ -1,11 +1,15 @@
 //! CPU time of containers, from their cgroups: read with the memory of each container.
 //!
 //! v2: `cpu.stat` beside the memory files, with times in every cgroup and throttling where the CPU controller is on. v1: the
-//! hierarchies of `cpuacct` and `cpu`, where runtimes give a container the same path as in that of `memory`.
+//! hierarchies of `cpuacct` and `cpu`, where runtimes give a container the same path as in that of `memory`. They may create it
+//! after that of `memory`, so missing files are opened later.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use super::ReadErrors;
 use crate::catalog::*;
+use crate::clock::Timestamp;
 use crate::discover::{Hierarchy, Version};
 use crate::host::{Dir, HostPaths, KernelFile, ReadError};
 use crate::parse::cgroup::values;
@@ -36,55 +40,195 @@ impl CpuTimes {
     }
 }
 
-/// The open files of one container.
+/// How long after the first attempt missing files are opened again in every cycle: runtimes create the cgroups of a
+/// container one after the other.
+const STARTUP: Duration = Duration::from_secs(60);
+/// The interval at which missing files are opened again after that.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The files of one container, each open or missing.
 #[derive(Debug)]
-pub enum CpuFiles {
-    /// cgroup v2.
-    V2(Option<KernelFile>),
-    /// cgroup v1: `cpuacct.stat` and `cpu.stat`.
-    V1([Option<KernelFile>; 2]),
+pub struct CpuFiles {
+    first_attempt: Timestamp,
+    last_attempt: Timestamp,
+    /// v2: `cpu.stat`; v1: `cpuacct.stat` and `cpu.stat`.
+    files: Vec<CpuFile>,
+}
+
+#[derive(Debug)]
+struct CpuFile {
+    dir: PathBuf,
+    name: &'static str,
+    open: Option<KernelFile>,
+}
+
+impl CpuFile {
+    /// Opens the file if it is not open and exists.
+    fn open(&mut self) -> Result<(), ReadError> {
+        if self.open.is_none() {
+            self.open = match Dir::open(&self.dir) {
+                Ok(dir) => dir.optional_file(self.name)?,
+                Err(ReadError::Gone(_) | ReadError::Absent(_)) => None,
+                Err(error) => return Err(error),
+            };
+        }
+        Ok(())
+    }
+
+    fn values<const N: usize>(
+        &self,
+        keys: [&[u8]; N],
+        buffer: &mut Vec<u8>,
+    ) -> Result<[Option<u64>; N], ReadError> {
+        match &self.open {
+            Some(file) => Ok(values(file.read_once(buffer)?, keys)),
+            None => Ok([None; N]),
+        }
+    }
 }
 
 impl CpuFiles {
-    /// Opens the files of a cgroup; those that are missing are absent.
-    pub fn open(hierarchy: &Hierarchy, host_paths: &HostPaths, path: &Path) -> Self {
-        let file = |dir: &Path, name| Dir::open(&dir.join(path)).ok()?.optional_file(name).ok()?;
-        match hierarchy.version {
-            Version::V2 => Self::V2(file(&hierarchy.root, "cpu.stat")),
+    /// Opens the files of a cgroup.
+    pub fn open(
+        hierarchy: &Hierarchy,
+        host_paths: &HostPaths,
+        path: &Path,
+        now: Timestamp,
+        read_errors: &mut ReadErrors,
+    ) -> Self {
+        let file = |root: &Path, name| CpuFile { dir: root.join(path), name, open: None };
+        let files = match hierarchy.version {
+            Version::V2 => vec![file(&hierarchy.root, "cpu.stat")],
             Version::V1 => {
                 let [time, quota] = ["cpuacct", "cpu"].map(|controller| host_paths.cgroup.join(controller));
-                Self::V1([file(&time, "cpuacct.stat"), file(&quota, "cpu.stat")])
+                vec![file(&time, "cpuacct.stat"), file(&quota, "cpu.stat")]
             }
+        };
+        let mut this = Self { first_attempt: now, last_attempt: now, files };
+        this.open_missing(read_errors);
+        this
+    }
+
+    fn open_missing(&mut self, read_errors: &mut ReadErrors) {
+        for file in &mut self.files {
+            read_errors.value(file.open());
         }
     }
 
-    /// Reads the times.
+    /// Returns the number of open files.
+    pub fn count(&self) -> usize {
+        self.files.iter().filter(|file| file.open.is_some()).count()
+    }
+
+    /// Reads the times. Files that were missing are opened if they exist now.
     ///
     /// # Errors
     /// A file cannot be read.
-    pub fn read(&self, buffer: &mut Vec<u8>) -> Result<CpuTimes, ReadError> {
+    pub fn read(
+        &mut self,
+        now: Timestamp,
+        buffer: &mut Vec<u8>,
+        read_errors: &mut ReadErrors,
+    ) -> Result<CpuTimes, ReadError> {
+        let is_due =
+            now.since(self.first_attempt) < STARTUP || now.since(self.last_attempt) >= RETRY_INTERVAL;
+        if is_due && self.count() < self.files.len() && now != self.last_attempt {
+            self.last_attempt = now;
+            self.open_missing(read_errors);
+        }
         let seconds = |units: f64| move |value: u64| value as f64 / units;
-        match self {
-            Self::V2(None) => Ok(CpuTimes::default()),
-            Self::V2(Some(stat)) => {
+        match &self.files[..] {
+            [stat] => {
                 let keys = [&b"user_usec"[..], b"system_usec", b"throttled_usec"];
-                let [user, system, throttled] =
-                    values(stat.read_once(buffer)?, keys).map(|value| value.map(seconds(1e6)));
+                let times = stat.values(keys, buffer)?;
+                let [user, system, throttled] = times.map(|value| value.map(seconds(1e6)));
                 Ok(CpuTimes { user, system, throttled })
             }
-            Self::V1([time, quota]) => {
-                let mut times = CpuTimes::default();
-                if let Some(time) = time {
-                    let ticks = rustix::param::clock_ticks_per_second().max(1) as f64;
-                    let values = values(time.read_once(buffer)?, [&b"user"[..], b"system"]);
-                    [times.user, times.system] = values.map(|value| value.map(seconds(ticks)));
-                }
-                if let Some(quota) = quota {
-                    times.throttled =
-                        values(quota.read_once(buffer)?, [b"throttled_time"])[0].map(seconds(1e9));
-                }
-                Ok(times)
+            [time, quota] => {
+                let ticks = rustix::param::clock_ticks_per_second().max(1) as f64;
+                let times = time.values([&b"user"[..], b"system"], buffer)?;
+                let [user, system] = times.map(|value| value.map(seconds(ticks)));
+                let [throttled] = quota.values([&b"throttled_time"[..]], buffer)?;
+                Ok(CpuTimes { user, system, throttled: throttled.map(seconds(1e9)) })
             }
+            _ => Ok(CpuTimes::default()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn later(start: Timestamp, seconds: u64) -> Timestamp {
+        start.plus(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn reads_the_times_of_v2() {
+        let folder = tempfile::tempdir().unwrap();
+        let hierarchy = Hierarchy { version: Version::V2, root: folder.path().to_path_buf() };
+        write(folder.path(), "a/cpu.stat", "usage_usec 3500000\nuser_usec 2500000\nsystem_usec 1000000\n");
+        write(
+            folder.path(),
+            "b/cpu.stat",
+            "user_usec 1\nsystem_usec 2\nnr_throttled 4\nthrottled_usec 7000000\n",
+        );
+        let (start, mut read_errors) = (Timestamp::now(), ReadErrors::default());
+        let mut read = |path: &str| {
+            let mut files =
+                CpuFiles::open(&hierarchy, &HostPaths::default(), Path::new(path), start, &mut read_errors);
+            files.read(start, &mut Vec::new(), &mut read_errors).unwrap()
+        };
+        let without_controller = CpuTimes { user: Some(2.5), system: Some(1.0), throttled: None };
+        assert_eq!(read("a"), without_controller);
+        assert_eq!(read("b").throttled, Some(7.0));
+        assert_eq!(read("missing"), CpuTimes::default());
+    }
+
+    #[test]
+    fn files_of_v1_that_are_made_later_are_read_then() {
+        let folder = tempfile::tempdir().unwrap();
+        let host_paths = HostPaths { cgroup: folder.path().to_path_buf(), ..HostPaths::default() };
+        let hierarchy = Hierarchy { version: Version::V1, root: folder.path().join("memory") };
+        let (start, mut read_errors, mut buffer) = (Timestamp::now(), ReadErrors::default(), Vec::new());
+        let mut files = CpuFiles::open(&hierarchy, &host_paths, Path::new("a"), start, &mut read_errors);
+        let mut read = |seconds| files.read(later(start, seconds), &mut buffer, &mut read_errors).unwrap();
+        assert_eq!(read(1), CpuTimes::default());
+        write(folder.path(), "cpuacct/a/cpuacct.stat", "user 200\nsystem 100\n");
+        let ticks = rustix::param::clock_ticks_per_second() as f64;
+        let times = CpuTimes { user: Some(200.0 / ticks), system: Some(100.0 / ticks), throttled: None };
+        assert_eq!(read(2), times, "in the next cycle while the container is young");
+        assert_eq!(read(90), times);
+        write(folder.path(), "cpu/a/cpu.stat", "nr_periods 1\nthrottled_time 3000000000\n");
+        assert_eq!(read(91).throttled, None, "once a minute later");
+        assert_eq!(read(150).throttled, Some(3.0));
+        assert_eq!(read_errors.counts().count(), 0, "a missing file is no error");
+    }
+
+    #[test]
+    fn errors_are_counted_and_end_with_their_cause() {
+        let folder = tempfile::tempdir().unwrap();
+        let hierarchy = Hierarchy { version: Version::V2, root: folder.path().to_path_buf() };
+        let path = folder.path().join("a/cpu.stat");
+        write(folder.path(), "a/memory.stat", "");
+        std::os::unix::fs::symlink("cpu.stat", &path).unwrap(); // ELOOP
+        let (start, mut read_errors, mut buffer) = (Timestamp::now(), ReadErrors::default(), Vec::new());
+        let mut files =
+            CpuFiles::open(&hierarchy, &HostPaths::default(), Path::new("a"), start, &mut read_errors);
+        assert_eq!(
+            read_errors.counts().map(|(_, reason, count)| (reason, count)).collect::<Vec<_>>(),
+            [("io", 1)]
+        );
+        std::fs::remove_file(&path).unwrap();
+        write(folder.path(), "a/cpu.stat", "user_usec 1000000\n");
+        let times = files.read(later(start, 1), &mut buffer, &mut read_errors).unwrap();
+        assert_eq!(times.user, Some(1.0));
     }
 }

@@ -23,16 +23,19 @@ pub enum RejectReason {
     PasswordQueue,
     /// `rate_limit` was exceeded.
     Rate,
+    /// A process that may not use the control socket.
+    ControlSocket,
 }
 
 /// Each reason with its label value.
-const REJECT_REASONS: [(RejectReason, &str); 6] = [
+const REJECT_REASONS: [(RejectReason, &str); 7] = [
     (RejectReason::Connections, "connections"),
     (RejectReason::Requests, "requests"),
     (RejectReason::Handshake, "handshake"),
     (RejectReason::Password, "password"),
     (RejectReason::PasswordQueue, "password_queue"),
     (RejectReason::Rate, "rate"),
+    (RejectReason::ControlSocket, "control_socket"),
 ];
 
 const NO_FILE: u8 = 2;

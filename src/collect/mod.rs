@@ -23,13 +23,13 @@ pub mod memory_headroom;
 pub mod shm;
 mod target;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::discover::{Hierarchy, Inventory};
+use crate::discover::{ContainerId, Hierarchy, Inventory};
 use crate::host::{HostPaths, READ_ERROR_REASONS, ReadError};
 use crate::reporter::reports::Reports;
 use crate::series::Series;
@@ -57,6 +57,8 @@ pub struct CycleData {
     pub shm: Vec<Option<(u64, u64)>>,
     /// True if the memory of every existing container was read, so that their sum is exact.
     pub memory_complete: bool,
+    /// The number of open files of cgroups, and of those that could not be opened.
+    pub cgroup_files: usize,
     /// Memory of the host.
     pub host: Option<memory_headroom::HostMemory>,
     /// Processes of all containers.
@@ -77,6 +79,7 @@ impl CycleData {
         self.memory.clear();
         self.shm.clear();
         self.memory_complete = false;
+        self.cgroup_files = 0;
         self.host = None;
         self.processes.clear();
         self.gpus.clear();
@@ -140,7 +143,11 @@ pub trait Collector: Send {
 
 /// Returns all enabled collectors, in the order in which they depend on each other. `driver_release` is passed to the
 /// GPU collector.
-pub fn all(config: &Config, driver_release: &Arc<gpu::DriverRelease>) -> Vec<Box<dyn Collector>> {
+pub fn all(
+    config: &Config,
+    driver_release: &Arc<gpu::DriverRelease>,
+    drm_output: &Arc<gpu::SharedOutput>,
+) -> Vec<Box<dyn Collector>> {
     let every: Vec<Box<dyn Collector>> = vec![
         Box::new(self_metrics::SelfMetrics::default()),
         Box::new(cgroup::Cgroups::default()),
@@ -149,16 +156,23 @@ pub fn all(config: &Config, driver_release: &Arc<gpu::DriverRelease>) -> Vec<Box
         Box::new(shm::SharedMemory::default()),
         Box::new(pss::Pss::new(config.pss_interval)),
         Box::new(gpu::GpuCollector::new(&config.gpu, Arc::clone(driver_release))),
-        Box::new(drm::Drm::new(&config.gpu)),
+        Box::new(drm::Drm::new(&config.gpu, Arc::clone(drm_output))),
     ];
     every.into_iter().filter(|collector| config.collectors.contains(collector.name())).collect()
 }
 
-/// Counts of failed reads since memledger started, by collector and reason.
+/// Minimum time between two warnings about the same container for the same reason.
+const WARNING_INTERVAL: Duration = Duration::from_secs(600);
+/// Maximum number of warnings about containers in that time.
+const MAX_WARNINGS: usize = 1_000;
+
+/// Counts of failed reads since memledger started, by collector and reason. Names containers that cause them in the log.
 #[derive(Debug, Default)]
 pub struct ReadErrors {
     collector: &'static str,
     counts: BTreeMap<(&'static str, &'static str), u64>,
+    /// When the log last named a container, by collector and reason.
+    warned: HashMap<(&'static str, &'static str, ContainerId), Timestamp>,
 }
 
 impl ReadErrors {
@@ -184,6 +198,36 @@ impl ReadErrors {
                 error = error as &dyn std::error::Error,
                 "read failed"
             );
+        }
+    }
+
+    /// Counts an error of a container. One that a container can cause at will is logged with the container's id.
+    pub fn record_of(&mut self, container: &ContainerId, error: &ReadError) {
+        self.record(error);
+        if let Some(reason @ ("timeout" | "too_large")) = error.reason_label() {
+            self.warn(container, reason, error);
+        }
+    }
+
+    /// Counts an error of a container by its reason, and logs it with the container's id.
+    pub fn count_of(&mut self, container: &ContainerId, reason: &'static str, message: &'static str) {
+        self.count(reason);
+        self.warn(container, reason, &message);
+    }
+
+    /// Names a container in the log, once per reason and [`WARNING_INTERVAL`].
+    pub fn warn(&mut self, container: &ContainerId, reason: &'static str, message: &dyn std::fmt::Display) {
+        let now = Timestamp::now();
+        let key = (self.collector, reason, container.clone());
+        let is_recent = |warned: &Timestamp| now.since(*warned) < WARNING_INTERVAL;
+        if self.warned.get(&key).is_some_and(is_recent) {
+            return;
+        }
+        self.warned.retain(|_, warned| is_recent(warned));
+        if self.warned.len() < MAX_WARNINGS {
+            self.warned.insert(key, now);
+            let (collector, container) = (self.collector, container.as_str());
+            tracing::warn!(collector, container, reason, "reads of a container are limited: {message}");
         }
     }
 

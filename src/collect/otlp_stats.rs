@@ -29,6 +29,8 @@ pub enum LossReason {
     TooLarge,
     /// The item is damaged in the ledger.
     Unreadable,
+    /// The queue of spans was full.
+    QueueFull,
 }
 
 impl OtlpSignal {
@@ -45,7 +47,7 @@ impl OtlpSignal {
     }
 }
 
-const REASONS: [&str; 4] = ["unreachable", "refused", "too_large", "unreadable"];
+const REASONS: [&str; 5] = ["unreachable", "refused", "too_large", "unreadable", "queue_full"];
 
 #[derive(Clone, Copy, Debug, Default)]
 struct SignalStats {
@@ -97,7 +99,9 @@ impl OtlpStats {
                 series.global(OTLP_UP, [signal.label().into()], f64::from(u8::from(up)));
             }
             series.global(OTLP_SENT, [signal.label().into()], stats.sent as f64);
-            for (reason, lost) in std::iter::zip(REASONS, stats.lost) {
+            let has_queue = signal == OtlpSignal::Traces; // events wait in the ledger, and new points replace old ones
+            let reasons = if has_queue { REASONS.len() } else { LossReason::QueueFull as usize };
+            for (reason, lost) in std::iter::zip(REASONS, stats.lost).take(reasons) {
                 series.global(OTLP_LOST, [signal.label().into(), reason.into()], lost as f64);
             }
         }
@@ -128,5 +132,10 @@ mod tests {
             series.rows().iter().map(|row| row.value).collect::<Vec<_>>(),
             [1.0, 0.0, 0.0, 0.0, 3.0, 0.0]
         );
+        otlp_stats.enable(OtlpSignal::Traces);
+        otlp_stats.count_lost(OtlpSignal::Traces, LossReason::QueueFull, 7);
+        let mut series = Series::default();
+        otlp_stats.write(&mut series);
+        assert_eq!(series.rows().last().map(|row| row.value), Some(7.0));
     }
 }

@@ -3,7 +3,9 @@
 //! Reading `smaps_rollup` walks a process's page tables, which takes 20 ms for a process of 1 GiB and holds its mmap
 //! lock meanwhile, and it waits for the current holder of that lock. So it is read on another thread ([`ReadPool`]),
 //! for each process at most once per `--pss.interval`, and the thread rests for nineteen times the CPU time that it
-//! used: at most a twentieth of one core.
+//! used: at most a twentieth of one core. After an expensive read most of the rest is its container's own, and containers take
+//! turns of five seconds, so one with many expensive processes delays the others little; the thread then uses a quarter of
+//! one core at most.
 //!
 //! If a process blocks its reader, the shares of its container are absent.
 
@@ -13,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::memory_headroom::{LowHeadroom, MemoryHeadroom};
-use super::target::Target;
+use super::target::{Target, TargetOwner};
 use super::{CollectOutcome, Collector, Context, Output};
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
@@ -21,13 +23,13 @@ use crate::host::ReadError;
 use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool};
 use crate::parse::{lines, number};
 
-/// A process of 1 TiB may take 20 s.
+/// A process of 1 TiB may take 20 s. The processes of one container are read in sequence, so that their shares are close in time.
 const POOL_CONFIG: PoolConfig = PoolConfig {
     name: "pss",
-    handover_after: Duration::from_secs(5),
+    handover_after: Duration::from_secs(2),
     timeout: Duration::from_secs(30),
     rest_factor: 19,
-    round_robin: false, // the processes of one container in sequence, so that their shares are close in time
+    turn: Duration::from_secs(5),
 };
 /// The shares of a container expire this many intervals after they were read.
 const VALID_INTERVALS: u32 = 4;
@@ -85,8 +87,8 @@ struct Measurement {
 /// Bytes, or `None` if the container has low headroom; and the duration of the read.
 type PssRead = (Option<u64>, Duration);
 
-/// The collector: starts a measurement of each container that is due, and collects the outcomes. Containers do not wait for
-/// each other: one whose processes block their readers delays only itself.
+/// The collector: starts a measurement of each container that is due, and collects the outcomes. One
+/// whose processes block their readers delays only its pod, and one whose processes are expensive to read mostly itself.
 #[derive(Debug)]
 pub struct Pss {
     interval: Duration,
@@ -95,7 +97,7 @@ pub struct Pss {
     round: u64,
     /// Start of the newest measurement of each container.
     started: HashMap<ContainerId, Timestamp>,
-    pool: Option<ReadPool<ContainerId, Share, PssRead>>,
+    pool: Option<ReadPool<TargetOwner, Share, PssRead>>,
     measuring: HashMap<ContainerId, Measurement>,
     shares: HashMap<ContainerId, Arc<MeasuredShares>>,
     /// Containers with low headroom in the newest cycle, which are not measured.
@@ -167,9 +169,10 @@ impl Pss {
                 has_failed: false,
             };
             self.measuring.insert(container.id.clone(), measurement);
+            let owner = TargetOwner::of(container);
             reads.extend(members.iter().map(|process| {
                 let target = Target { pid: process.pid, start_ticks: process.meta.start_ticks };
-                (container.id.clone(), Share { round: self.round, id: container.id.clone(), target })
+                (owner.clone(), Share { round: self.round, id: container.id.clone(), target })
             }));
         }
         if !reads.is_empty() {
@@ -179,7 +182,7 @@ impl Pss {
 
     fn take(&mut self, now: Timestamp, output: &mut Output<'_>) {
         let outcomes = self.pool.as_ref().map(ReadPool::take).unwrap_or_default();
-        for (id, share, outcome) in outcomes {
+        for (TargetOwner { id, .. }, share, outcome) in outcomes {
             // a read that hung in an earlier measurement has another round
             let measurement = self.measuring.get_mut(&id).filter(|running| running.round == share.round);
             let Some(measurement) = measurement else { continue };
@@ -196,13 +199,9 @@ impl Pss {
                 }
                 ReadOutcome::Finished(Err(error)) if error.is_gone() => {}
                 ReadOutcome::Finished(Err(error)) => {
-                    if matches!(error, ReadError::TimedOut(_)) {
-                        let (container, pid) = (id.as_str(), share.target.pid);
-                        tracing::warn!(container, pid, "reading smaps_rollup of a process timed out");
-                    }
                     // usually the same error for all processes of a container
                     if !measurement.has_failed {
-                        output.read_errors.record(&error);
+                        output.read_errors.record_of(&id, &error);
                     }
                     self.denied |= error.reason_label() == Some("permission");
                     measurement.has_failed = true;

@@ -17,7 +17,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::target::Target;
+use super::target::{Target, TargetOwner};
 use super::{CollectOutcome, Collector, Context, Output};
 use crate::catalog::*;
 use crate::clock::Timestamp;
@@ -35,7 +35,7 @@ const POOL_CONFIG: PoolConfig = PoolConfig {
     handover_after: Duration::from_millis(4),
     timeout: Duration::from_secs(2),
     rest_factor: 9,
-    round_robin: true,
+    turn: Duration::ZERO,
 };
 /// `f_type` of tmpfs.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -43,29 +43,52 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// Used and total bytes.
 type Size = (u64, u64);
 
-/// Size, and the device of the file system, which containers may share.
-type DeviceSize = (u64, Size);
+/// A mount: its id, and the device of its file system, which containers may share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MountKey {
+    id: u64,
+    device: u64,
+}
+
+/// A container's own `/dev/shm`.
+#[derive(Clone, Copy, Debug)]
+struct ContainerShm {
+    mount: MountKey,
+    size: Size,
+}
+
+/// What a container has at `/dev/shm`.
+#[derive(Clone, Copy, Debug)]
+enum ShmFound {
+    Tmpfs(ContainerShm),
+    /// Nothing, or that of the host.
+    NotItsOwn,
+    /// Something else than a tmpfs, such as a link.
+    NoTmpfs,
+}
 
 /// The collector.
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     last: Option<Timestamp>,
-    pool: Option<ReadPool<ContainerId, ShmRead, Option<DeviceSize>>>,
+    pool: Option<ReadPool<TargetOwner, ShmRead, ShmFound>>,
     /// Containers with a pending read.
     pending: HashSet<ContainerId>,
     /// Containers that were read; `None` if a container has no `/dev/shm` of its own, or it could not be read.
-    sizes: HashMap<ContainerId, Option<DeviceSize>>,
+    sizes: HashMap<ContainerId, Option<ContainerShm>>,
     host: HostShm,
     denied: bool,
     /// This kernel lacks the flag that makes the lookup safe.
     absent: bool,
 }
 
-/// A queued read: the process whose view of `/dev/shm` is read, and the device of the host's own.
+/// A queued read: the process whose view of `/dev/shm` is read, the device of the host's own, and the mount that was found to be
+/// the container's own tmpfs when it was last read.
 #[derive(Clone, Copy, Debug)]
 struct ShmRead {
     process: Target,
     host: Option<u64>,
+    known: Option<MountKey>,
 }
 
 /// The host's own `/dev/shm`. Keeps no descriptor of it, which would keep the mount busy.
@@ -91,8 +114,8 @@ impl HostShm {
         let ours = open(host_paths.dev.join("shm"), flags, Mode::empty()).ok();
         if host_paths.in_initial_pid_namespace() {
             let first = host_paths.process(1);
-            if let Some(Ok((id, _))) = ours.as_ref().map(mount_and_device)
-                && self.is_mount_of_host(&first, id)
+            if let Some(Ok(mount)) = ours.as_ref().map(mount_of)
+                && self.is_mount_of_host(&first, mount.id)
             {
                 return ours;
             }
@@ -132,19 +155,22 @@ fn sizes(fd: &impl AsFd) -> Result<Option<Size>, Errno> {
     Ok(Some(((stat.f_blocks - stat.f_bfree) * block, stat.f_blocks * block)))
 }
 
-/// Returns mount id and device of an open descriptor, without a request to the file system (`DONT_SYNC`).
-fn mount_and_device(fd: &impl AsFd) -> Result<(u64, u64), Errno> {
+/// Returns the mount of an open descriptor, without a request to the file system (`DONT_SYNC`).
+fn mount_of(fd: &impl AsFd) -> Result<MountKey, Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(fd, c"", flags, StatxFlags::MNT_ID)?;
-    Ok((stat.stx_mnt_id, makedev(stat.stx_dev_major, stat.stx_dev_minor)))
+    Ok(MountKey { id: stat.stx_mnt_id, device: makedev(stat.stx_dev_major, stat.stx_dev_minor) })
 }
 
 /// Reads the container's own `/dev/shm` as one of its processes sees it.
+///
+/// The mount table is most of the cost, so it is read only for a mount that is not known yet. Ids of mounts are reused: should another
+/// file system get both the id and the device of a tmpfs, its type gives it away, and a read that it blocks has a deadline.
 fn container_shm(
     host_paths: &HostPaths,
-    ShmRead { process, host }: ShmRead,
+    ShmRead { process, host, known }: ShmRead,
     buffer: &mut Vec<u8>,
-) -> Result<Option<DeviceSize>, ReadError> {
+) -> Result<ShmFound, ReadError> {
     let dir = process.open(&host_paths.proc, buffer)?;
     let what = || format!("/dev/shm of process {}", process.pid);
     let root = openat(&dir, "root", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -157,30 +183,33 @@ fn container_shm(
     let shm = match openat2(&root, "dev/shm", flags, Mode::empty(), resolve) {
         Ok(shm) => shm,
         // no such directory, a link, or a lookup that needs a request to the container's file system
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::AGAIN) => return Ok(None),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::AGAIN) => return Ok(ShmFound::NotItsOwn),
+        Err(Errno::LOOP | Errno::XDEV) => return Ok(ShmFound::NoTmpfs),
         // Linux 5.6 has openat2, 5.12 has the flag
         Err(Errno::INVAL) => return Err(ReadError::Absent("openat2 with RESOLVE_CACHED".to_owned())),
         Err(errno) => return Err(classify(errno, what())),
     };
-    let (id, device) = mount_and_device(&shm).map_err(|errno| classify(errno, what()))?;
-    if host == Some(device) {
-        return Ok(None); // shared with the host, not reported again
+    let mount = mount_of(&shm).map_err(|errno| classify(errno, what()))?;
+    if host == Some(mount.device) {
+        return Ok(ShmFound::NotItsOwn); // shared with the host, not reported again
     }
-    let is_tmpfs = dir.file("mountinfo")?.find_line(buffer, |lines| {
-        let mount = mount::find(lines, id)?;
-        Some(mount.fs_type == b"tmpfs" && mount.mount_point.ends_with(b"/dev/shm"))
-    })?;
-    if is_tmpfs != Some(true) {
-        return Ok(None);
+    if known != Some(mount) {
+        let is_tmpfs = dir.file("mountinfo")?.find_line(buffer, |lines| {
+            let found = mount::find(lines, mount.id)?;
+            Some(found.fs_type == b"tmpfs" && found.mount_point.ends_with(b"/dev/shm"))
+        })?;
+        if is_tmpfs != Some(true) {
+            return Ok(ShmFound::NoTmpfs);
+        }
     }
     let size = sizes(&shm).map_err(|errno| classify(errno, what()))?;
-    Ok(size.map(|size| (device, size)))
+    Ok(size.map_or(ShmFound::NotItsOwn, |size| ShmFound::Tmpfs(ContainerShm { mount, size })))
 }
 
 impl SharedMemory {
     /// Queues reads of the sizes of all containers, and waits a little for the outcomes.
     fn submit(&mut self, context: &Context<'_>, output: &Output<'_>) {
-        let host = self.host.open(context.host_paths).and_then(|fd| Some(mount_and_device(&fd).ok()?.1));
+        let host = self.host.open(context.host_paths).and_then(|fd| Some(mount_of(&fd).ok()?.device));
         let mut reads = Vec::new();
         for (number, container) in context.inventory.containers.iter().enumerate() {
             // the oldest process has the container's own view; later ones may have changed theirs
@@ -191,7 +220,8 @@ impl SharedMemory {
             };
             if self.pending.insert(container.id.clone()) {
                 let process = Target { pid: oldest.pid, start_ticks: oldest.meta.start_ticks };
-                reads.push((container.id.clone(), ShmRead { process, host }));
+                let known = self.sizes.get(&container.id).copied().flatten().map(|shm| shm.mount);
+                reads.push((TargetOwner::of(container), ShmRead { process, host, known }));
             }
         }
         self.denied = false;
@@ -207,10 +237,19 @@ impl SharedMemory {
 
     fn take(&mut self, output: &mut Output<'_>) {
         let outcomes = self.pool.as_ref().map(ReadPool::take).unwrap_or_default();
-        for (id, _, outcome) in outcomes {
+        for (TargetOwner { id, .. }, _, outcome) in outcomes {
             self.pending.remove(&id);
             let size = match outcome {
-                ReadOutcome::Finished(Ok(size)) => size,
+                ReadOutcome::Finished(Ok(ShmFound::Tmpfs(size))) => Some(size),
+                ReadOutcome::Finished(Ok(ShmFound::NotItsOwn)) => None,
+                ReadOutcome::Finished(Ok(ShmFound::NoTmpfs)) => {
+                    output.read_errors.warn(
+                        &id,
+                        "no_tmpfs",
+                        &"its /dev/shm is no tmpfs, its size is omitted",
+                    );
+                    None
+                }
                 ReadOutcome::Finished(Err(error)) if error.is_gone() => {
                     self.sizes.remove(&id); // read again with its next process
                     continue;
@@ -218,10 +257,7 @@ impl SharedMemory {
                 ReadOutcome::Finished(Err(error)) => {
                     self.denied |= error.reason_label() == Some("permission");
                     self.absent |= matches!(error, ReadError::Absent(_));
-                    if matches!(error, ReadError::TimedOut(_)) {
-                        tracing::warn!(container = id.as_str(), "reading /dev/shm of a container timed out");
-                    }
-                    output.read_errors.record(&error);
+                    output.read_errors.record_of(&id, &error);
                     None
                 }
                 ReadOutcome::Skipped => {
@@ -241,11 +277,11 @@ impl SharedMemory {
         let mut shown = HashSet::new();
         for (number, container) in containers.iter().enumerate() {
             let found = self.sizes.get(&container.id).copied().flatten();
-            output.cycle_data.shm.push(found.map(|(_, size)| size));
+            output.cycle_data.shm.push(found.map(|shm| shm.size));
             // without a name, the first one can be the sandbox of a pod, which nobody looks for
             let is_named = *container.identity.name != *container.id.short();
-            if let Some((device, (used, size))) = found
-                && (!is_named || shown.insert(device))
+            if let Some(ContainerShm { mount, size: (used, size) }) = found
+                && (!is_named || shown.insert(mount.device))
             {
                 output.series.container(CONTAINER_SHM_USED, number as u32, [], used as f64);
                 output.series.container(CONTAINER_SHM_SIZE, number as u32, [], size as f64);
@@ -293,9 +329,10 @@ mod tests {
     #[test]
     fn size_of_shared_one_is_known_for_each_container_and_exported_once() {
         let ids = ["own", "sidecar", "trainer"];
-        let (pod, own) = (Some((7, (60, 64))), Some((8, (1, 64))));
+        let shm = |device, size| Some(ContainerShm { mount: MountKey { id: 30 + device, device }, size });
+        let (pod, own) = (shm(7, (60, 64)), shm(8, (1, 64)));
         let sizes = ids.map(ContainerId::new).into_iter().zip([own, pod, pod]).collect();
-        let shm = SharedMemory { sizes, ..SharedMemory::default() };
+        let collector = SharedMemory { sizes, ..SharedMemory::default() };
         let (mut series, mut cycle_data, mut read_errors) = Default::default();
         let mut output =
             Output { series: &mut series, cycle_data: &mut cycle_data, read_errors: &mut read_errors };
@@ -305,7 +342,7 @@ mod tests {
             Arc::new(Container { identity, ..Container::clone(&plain(id)) })
         };
         let containers = [plain("none"), plain("own"), named("sidecar"), named("trainer")];
-        shm.write(&containers, &mut output);
+        collector.write(&containers, &mut output);
         assert_eq!(cycle_data.shm, [None, Some((1, 64)), Some((60, 64)), Some((60, 64))]);
         let used = series.rows().iter().filter(|row| row.family == FamilyId::CONTAINER_SHM_USED);
         assert_eq!(used.map(|row| (row.container, row.value)).collect::<Vec<_>>(), [(1, 1.0), (2, 60.0)]);

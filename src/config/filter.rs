@@ -39,11 +39,11 @@ impl Filter {
 
     /// Returns whether the log of a container with these labels is read.
     pub fn reads_log(&self, labels: &HashMap<String, String>) -> bool {
-        let wish = labels.get(LOG_LABEL).map(String::as_str);
+        let choice = labels.get(LOG_LABEL).map(String::as_str);
         match self.logs {
             LogSelection::None => false,
-            LogSelection::Labelled => wish == Some("true"),
-            LogSelection::All => wish != Some("false"),
+            LogSelection::Labelled => choice == Some("true"),
+            LogSelection::All => choice != Some("false"),
         }
     }
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_are_read_only_where_that_is_asked_for() {
+    fn logs_are_read_only_where_a_label_says_so() {
         let reads = |logs, label: Option<&str>| {
             let labels = label.map(|value| (LOG_LABEL.to_owned(), value.to_owned()));
             Filter { logs, ..Filter::default() }.reads_log(&labels.into_iter().collect())

@@ -101,15 +101,7 @@ impl Config {
     }
 
     fn load_with(matches: &ArgMatches, environment: sources::Environment<'_>) -> Result<Self, ConfigError> {
-        Self::build(&values(matches, environment)?)
-    }
-
-    fn build(values: &Values<'_>) -> Result<Self, ConfigError> {
-        let mut config = Self::read(values)?;
-        if !config.collectors.contains("process") {
-            config.collectors.retain(|name| !["shm", "pss"].contains(name));
-        }
-        Ok(config)
+        Self::read(&values(matches, environment)?)
     }
 
     /// Reads a settings file alone, without flags and environment, and returns all errors in it.
@@ -117,16 +109,17 @@ impl Config {
         let (found, mut errors) = file::read(path);
         let values = Values::collect(None, &|_| None, &found, path).map_err(|error| vec![error])?;
         errors.extend(SETTINGS.iter().flat_map(|setting| values.errors(setting)));
-        if errors.is_empty() { Self::build(&values).map_err(|error| vec![error]) } else { Err(errors) }
+        if errors.is_empty() { Self::read(&values).map_err(|error| vec![error]) } else { Err(errors) }
     }
 
-    /// Returns all settings with their effective values and where each comes from.
+    /// Returns all settings with their effective values and where each comes from, and the standard variables that are ignored, with
+    /// the reason.
     ///
     /// # Errors
     /// The first invalid setting.
-    pub fn effective_values(matches: &ArgMatches) -> Result<Vec<EffectiveValue>, ConfigError> {
+    pub fn effective_values(matches: &ArgMatches) -> Result<(Vec<EffectiveValue>, Vec<String>), ConfigError> {
         let values = values(matches, &variable)?;
-        Self::build(&values)?;
+        let ignored = Self::read(&values)?.otlp_ignored;
         let mut all: Vec<_> =
             SETTINGS.iter().map(|setting| effective(setting.key, values.of(setting.key), None)).collect();
         for signal in otlp::SIGNALS {
@@ -137,7 +130,7 @@ impl Config {
                     .map(|(key, given)| effective(key, std::slice::from_ref(given), Some(signal.name()))),
             );
         }
-        Ok(all)
+        Ok((all, ignored))
     }
 }
 

@@ -95,7 +95,7 @@ settings! {
         connections: usize = count("web.max-connections", &["256"]);
         /// Timeout of a TLS handshake and of the headers of a request, 1s to 5m.
         head: Duration = duration("web.header-timeout", &["10s"], SECOND, 5 * MINUTE);
-        /// Timeout of connections without a request, and of a whole response, 1s to 1h.
+        /// Timeout of connections without a request, and, where it is above 30s, of reading a response, 1s to 1h.
         idle: Duration = duration("web.idle-timeout", &["2m"], SECOND, HOUR);
     }
 
@@ -122,7 +122,7 @@ settings! {
             "/var/snap/microk8s/common/run/containerd.sock",
         ], |text| Ok(unix_socket(text)));
         /// The sockets were set explicitly, so that one of them should respond. Otherwise they are guesses.
-        is_asked_for: bool = IsChanged("cri.endpoint");
+        is_explicit: bool = IsChanged("cri.endpoint");
         /// Labels of pods that become labels of memledger_container_pod_info: KEY as label_KEY, with _ for characters that are
         /// not allowed in a label name.
         labels: Vec<(String, Arc<str>)> = text("cri.pod-labels", &[], |text| pod_key("label", text));
@@ -139,7 +139,7 @@ settings! {
     /// The sockets of Docker and Podman.
     struct RuntimeSockets {
         /// Docker's socket; several for several engines. `*` stands for any part of a name, as in /run/user/*/docker.sock for
-        /// the engines of users, which are then trusted: see SECURITY.md. Empty: off.
+        /// the engines of users, which are then trusted: see SECURITY.md. At most 64 sockets that match are used. Empty: off.
         docker: Vec<PathBuf> = path("docker.socket", &["/var/run/docker.sock"]);
         /// Podman's socket; several and `*` as for Docker, such as /run/user/*/podman/podman.sock. Empty: off.
         podman: Vec<PathBuf> = path("podman.socket", &["/run/podman/podman.sock"]);
@@ -160,7 +160,7 @@ settings! {
             ("none", LogSelection::None), ("labelled", LogSelection::Labelled), ("all", LogSelection::All),
         ]);
         /// Environment variables of containers that become labels of memledger_container_run_info. No others are exported.
-        settings: Vec<String> = text("container.settings", &["BATCH_SIZE", "NUM_WORKERS", "NUM_DEVICES", "PRECISION", "ACCUM", "PYTORCH_CUDA_ALLOC_CONF"], variable_name);
+        settings: Vec<String> = text("container.settings", &["BATCH_SIZE", "NUM_WORKERS", "NUM_DEVICES", "PRECISION", "ACCUM", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"], variable_name);
     }
 
     /// Settings of the GPU collector.

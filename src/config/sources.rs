@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::declare::Setting;
 use super::file::FileValue;
-use super::{ConfigError, SETTINGS, setting};
+use super::{ConfigError, SETTINGS, otlp, setting};
 
 /// The flag and the variable of the settings file.
 pub const CONFIG_FILE: (&str, &str) = ("config.file", "MEMLEDGER_CONFIG_FILE");
@@ -99,7 +99,23 @@ impl<'e> Values<'e> {
                 });
             values.insert(setting.key, found);
         }
-        Ok(Self { given: values, environment })
+        let mut this = Self { given: values, environment };
+        this.settle();
+        Ok(this)
+    }
+
+    /// Switches off what other settings and the standard variables of OpenTelemetry switch off.
+    fn settle(&mut self) {
+        // they read the processes that this collector finds
+        let off = self.of("collector.process").last().filter(|given| given.text == "false").cloned();
+        for key in ["collector.shm", "collector.pss"] {
+            if let Some(off) = &off {
+                self.set(key, vec![off.clone()]);
+            }
+        }
+        for (key, off) in otlp::switched_off(self) {
+            self.set(key, vec![off]);
+        }
     }
 
     /// Returns the values of a setting.

@@ -15,17 +15,17 @@ fn defaults_are_valid() {
     let config = load(&[]).unwrap();
     assert_eq!(config.listen, ["[::]:10853".parse().unwrap()]);
     assert_eq!(config.sample_interval, Duration::from_secs(1));
-    assert_eq!(config.filter.settings.len(), 6);
+    assert_eq!(config.filter.settings.len(), 7);
     assert_eq!(config.collectors.len(), 8);
 }
 
 #[test]
 fn default_cri_endpoints_are_guesses() {
     let found = load(&[]).unwrap().cri;
-    assert!(!found.is_asked_for && found.sockets.len() == 6);
+    assert!(!found.is_explicit && found.sockets.len() == 6);
     let named = load(&["--cri.endpoint=unix:///run/a.sock", "--cri.pod-labels=app.kubernetes.io/name,team"]);
     let named = named.unwrap().cri;
-    assert_eq!((named.sockets, named.is_asked_for), (vec!["/run/a.sock".into()], true));
+    assert_eq!((named.sockets, named.is_explicit), (vec!["/run/a.sock".into()], true));
     assert_eq!(named.labels[0], ("app.kubernetes.io/name".into(), "label_app_kubernetes_io_name".into()));
     assert_eq!(load(&["--cri.endpoint="]).unwrap().cri.sockets, Vec::<PathBuf>::new());
 }

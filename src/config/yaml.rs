@@ -3,12 +3,13 @@
 //! Texts stay as they are written: a user `007` is not `7`. A key that is set twice, nesting beyond [`MAX_DEPTH`] and aliases
 //! that multiply are errors.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::{Spanned, UserMessageFormatter};
+use serde_saphyr::{Error, Localizer, Location, MessageFormatter, Spanned, UserMessageFormatter};
 
 use super::ConfigError;
 
@@ -36,28 +37,40 @@ pub fn parse<'t, T: Deserialize<'t>>(path: &Path, text: &'t str) -> Result<Optio
     let options = serde_saphyr::options! { budget: budget };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let line = error.location().map_or(1, |at| usize::try_from(at.line()).unwrap_or(usize::MAX));
-        let whole = error.without_snippet().render_with_formatter(&UserMessageFormatter);
-        error_at(path, line, without_place(&whole))
+        error_at(path, line, error.without_snippet().render_with_formatter(&Messages))
     })
 }
 
-/// Removes the place that the parser appends to its messages.
-fn without_place(message: &str) -> String {
-    let message = message.split(" at line ").next().unwrap_or(message);
-    let message = match message.strip_prefix("error: line ") {
-        Some(rest) => rest.split_once(": ").map_or(rest, |(_, what)| what),
-        None => message,
-    };
-    message
-        .replace("unknown variant", "unknown or not offered:")
-        .replace("unknown field", "unknown key")
-        .replace(", expected one of ", "; allowed: ")
-        .replace(
-            "only single YAML document expected but multiple found",
-            "a settings file must have one document only",
-        )
-        .replace("expected mapping start", "expected KEY: VALUE, one line per key")
-        .replace("expected sequence start", "expected a list: [A, B]")
+/// The parser's messages in the words of the settings, without the place.
+struct Messages;
+
+impl MessageFormatter for Messages {
+    fn localizer(&self) -> &dyn Localizer {
+        self
+    }
+
+    fn format_message<'a>(&self, error: &'a Error) -> Cow<'a, str> {
+        match error {
+            Error::SerdeUnknownField { field, expected, .. } => {
+                format!("unknown key `{field}`; allowed: {}", expected.join(", ")).into()
+            }
+            Error::SerdeUnknownVariant { variant, expected, .. } => {
+                format!("unknown or not offered: `{variant}`; allowed: {}", expected.join(", ")).into()
+            }
+            Error::MultipleDocuments { .. } => "a settings file must have one document only".into(),
+            Error::Unexpected { expected: "mapping start", .. } => {
+                "expected KEY: VALUE, one line per key".into()
+            }
+            Error::Unexpected { expected: "sequence start", .. } => "expected a list: [A, B]".into(),
+            other => UserMessageFormatter.format_message(other),
+        }
+    }
+}
+
+impl Localizer for Messages {
+    fn attach_location<'a>(&self, message: Cow<'a, str>, _: Location) -> Cow<'a, str> {
+        message
+    }
 }
 
 /// The entries of a mapping in their order.

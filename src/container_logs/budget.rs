@@ -9,9 +9,9 @@ use super::lock;
 use crate::clock::Timestamp;
 
 /// Bytes per second of one log.
-const OF_ONE: usize = 1 << 20;
+const OF_ONE: usize = crate::host::bounds::CONTAINER_LOG.max_bytes;
 /// Bytes per second of all logs.
-const OF_ALL: usize = 8 << 20;
+const OF_ALL: usize = crate::host::bounds::CONTAINER_LOGS.max_bytes;
 /// A reader that is so far behind what is written for so long skips the rest.
 const MAX_LAG: Duration = Duration::from_secs(10);
 const SECOND: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 
 use super::budget::LogBudget;
 use super::lines::LineBuffer;
-use super::{Follower, LogEnd, ReadPosition};
+use super::{Follower, LogEnd, ReadPosition, SkipRead};
 use crate::clock::Timestamp;
 use crate::config::RuntimeEndpoint;
 use crate::discover::docker;
@@ -17,6 +17,8 @@ use crate::text::error_chain;
 
 /// What a frame costs beside its bytes: its header, and the work for it. A program may print empty lines.
 const FRAME_COST: usize = 64;
+/// A frame that is older than the one before by at most these seconds was sent before; by more, the clock was set back.
+const MAX_REPEATED: f64 = 10.0;
 
 impl Follower {
     /// Reads the log by the first engine that knows the container, until it ends; while the container runs, also what comes.
@@ -60,7 +62,7 @@ impl Follower {
             ..LogsOptions::default()
         };
         let mut frames = std::pin::pin!(engine.logs(self.container.id.as_str(), Some(options)));
-        let (mut out, mut err) = (LineBuffer::default(), LineBuffer::default());
+        let (mut out, mut err) = (LogStream::default(), LogStream::default());
         let (mut budget, mut skip) = (LogBudget::new(&self.logs.budget), position.skip());
         let mut last = Timestamp::now().unix_seconds();
         if position.at.is_none() {
@@ -78,22 +80,50 @@ impl Follower {
             };
             allowance.renew();
             let is_err = matches!(frame, LogOutput::StdErr { .. });
-            let buffer = if is_err { &mut err } else { &mut out };
+            let stream = if is_err { &mut err } else { &mut out };
             let (at, text) = split_timestamp(frame.as_ref());
-            if skip.is_new(at) {
+            if skip.is_new(at) && stream.is_new(at) {
                 position.advance(at);
                 last = at;
-                buffer.add(text, |line| self.add(at, line));
+                stream.line.add(text, |line| self.add(at, line));
             }
             if !budget.take(frame.as_ref().len() + FRAME_COST, at).await {
                 *position = ReadPosition::new(None);
                 return Some(LogEnd::TooFast);
             }
         }
-        for buffer in [&mut out, &mut err] {
-            buffer.end(|line| self.add(last, line));
+        for stream in [&mut out, &mut err] {
+            stream.line.end(|line| self.add(last, line));
         }
         Some(LogEnd::Complete)
+    }
+}
+
+/// One of the two streams of a connection. When the log rotates, Docker 20.10 sends the first lines of the new file twice.
+struct LogStream {
+    line: LineBuffer,
+    newest: ReadPosition,
+    repeated: SkipRead,
+}
+
+impl Default for LogStream {
+    fn default() -> Self {
+        let newest = ReadPosition::new(None);
+        Self { line: LineBuffer::default(), newest, repeated: newest.skip() }
+    }
+}
+
+impl LogStream {
+    /// Returns whether a frame with this time was not sent before.
+    fn is_new(&mut self, at: f64) -> bool {
+        if self.newest.at.is_some_and(|newest| (newest - MAX_REPEATED..newest).contains(&at)) {
+            self.repeated = self.newest.skip();
+        }
+        let is_new = self.repeated.is_new(at);
+        if is_new {
+            self.newest.advance(at);
+        }
+        is_new
     }
 }
 
@@ -110,6 +140,21 @@ fn split_timestamp(frame: &[u8]) -> (f64, &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_that_are_sent_twice_are_read_once() {
+        let mut stream = LogStream::default();
+        let mut read =
+            |frames: &[f64]| -> Vec<f64> { frames.iter().copied().filter(|at| stream.is_new(*at)).collect() };
+        assert_eq!(
+            read(&[100.0, 101.0, 102.0, 102.0]),
+            [100.0, 101.0, 102.0, 102.0],
+            "parts of a line have one time"
+        );
+        assert_eq!(read(&[101.0, 102.0, 102.0, 103.0]), [103.0]);
+        assert_eq!(read(&[102.0, 103.0, 103.0]), [103.0], "the second with that time");
+        assert_eq!(read(&[50.0, 51.0]), [50.0, 51.0], "the clock was set back");
+    }
 
     #[test]
     fn time_of_a_frame_is_that_at_its_begin() {

@@ -168,7 +168,7 @@ mod tests {
             let mut log = LogFile::open(path).await.unwrap();
             let mut lines = Vec::new();
             while log.read(|_, line| lines.push(line.to_owned())).await.unwrap() > 0 {}
-            assert_eq!(lines, ["step 1", "CUDA out of memory", &long]);
+            assert_eq!(lines, ["step 1", "CUDA out of memory", &long, "y"]);
         });
     }
 

@@ -6,7 +6,7 @@ use crate::parse::cuda_oom::CudaOomText;
 use crate::reporter::message::OomMessage;
 use crate::reporter::ooms::ReportedOom;
 
-/// Longer lines are read up to here. The runtimes divide lines of over 16 KiB.
+/// Longer lines are read in parts, as the runtimes divide them.
 pub const MAX_LINE: usize = 16 << 10;
 
 /// The line that is being read.
@@ -26,7 +26,7 @@ impl Default for LineBuffer {
 }
 
 impl LineBuffer {
-    /// Creates a buffer for the records of a runtime, of at most so many bytes; of longer ones the rest is dropped.
+    /// Creates a buffer for the records of a runtime, of at most so many bytes.
     pub fn of_records(max: usize) -> Self {
         Self { line: vec![], max, ends: b"\n" }
     }
@@ -34,11 +34,11 @@ impl LineBuffer {
     /// Adds a part of a log, and calls `each` with every line that ends in it.
     pub fn add(&mut self, mut part: &[u8], mut each: impl FnMut(&str)) {
         while let Some(end) = part.iter().position(|byte| self.ends.contains(byte)) {
-            self.extend(&part[..end]);
+            self.extend(&part[..end], &mut each);
             self.end(&mut each);
             part = &part[end + 1..];
         }
-        self.extend(part);
+        self.extend(part, &mut each);
     }
 
     /// Ends the line, and calls `each` with it unless it is empty.
@@ -49,9 +49,14 @@ impl LineBuffer {
         self.line.clear();
     }
 
-    fn extend(&mut self, part: &[u8]) {
-        let left = self.max - self.line.len();
-        self.line.extend_from_slice(&part[..part.len().min(left)]);
+    fn extend(&mut self, mut part: &[u8], each: &mut impl FnMut(&str)) {
+        while self.line.len() + part.len() > self.max {
+            let (fitting, rest) = part.split_at(self.max - self.line.len());
+            self.line.extend_from_slice(fitting);
+            self.end(&mut *each);
+            part = rest;
+        }
+        self.line.extend_from_slice(part);
     }
 }
 
@@ -76,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_become_lines_and_long_ones_are_cut() {
+    fn parts_become_lines_and_long_ones_are_divided() {
         let mut buffer = LineBuffer::default();
         let mut lines = Vec::new();
         for part in [
@@ -87,12 +92,15 @@ mod tests {
             "\r",
             &"x".repeat(MAX_LINE),
             &"y".repeat(9),
+            "\n",
+            &"z".repeat(2 * MAX_LINE),
             "\nopen",
         ] {
             buffer.add(part.as_bytes(), |line| lines.push(line.to_owned()));
         }
         assert_eq!(lines[..6], ["ab", "c", "de", " 3%", " 4%", "CUDA"]);
-        assert_eq!((lines[6].len(), lines[6].contains('y'), lines.len()), (MAX_LINE, false, 7));
+        assert_eq!(lines[6..8], ["x".repeat(MAX_LINE), "y".repeat(9)]);
+        assert_eq!(lines[8..], ["z".repeat(MAX_LINE), "z".repeat(MAX_LINE)]);
         buffer.add(b"\xff", |_| unreachable!());
         buffer.end(|line| assert_eq!(line, "open\u{fffd}"));
         buffer.end(|_| unreachable!());

@@ -228,15 +228,25 @@ enum LogEnd {
 impl Follower {
     /// Follows until the container has ended and its log is read. Returns how far it was read.
     async fn follow(self, mut position: ReadPosition) -> ReadPosition {
+        // also in pauses: an engine may end a stream without the last lines, and send them when it is asked again
+        self.logs.set_reading(&self.container.id, true);
+        let is_over = self.read_to_end(&mut position).await;
+        self.logs.set_reading(&self.container.id, false);
+        if !is_over {
+            self.not_running().await;
+        }
+        position
+    }
+
+    /// Reads until the container has ended, or nothing can be read. Returns whether it has ended.
+    async fn read_to_end(&self, position: &mut ReadPosition) -> bool {
         let (mut is_logged, mut has_ended, mut pause) = (false, false, RETRY_DELAY);
         while !has_ended {
             has_ended = !self.is_running(); // its last lines are still read
-            self.logs.set_reading(&self.container.id, true);
             let end = tokio::select! {
-                end = self.read(&mut position, !has_ended) => end,
+                end = self.read(position, !has_ended) => end,
                 () = self.ended() => LogEnd::Complete,
             };
-            self.logs.set_reading(&self.container.id, false);
             let is_good = matches!(end, LogEnd::Complete | LogEnd::TooFast);
             let is_final = matches!(end, LogEnd::Never(_));
             let reason = match end {
@@ -251,8 +261,7 @@ impl Follower {
                 tracing::warn!(container, reason, "the container's log is not read completely");
             }
             if is_final {
-                self.not_running().await;
-                return position;
+                return has_ended;
             }
             pause = if is_good { RETRY_DELAY } else { (2 * pause).min(MAX_RETRY_DELAY) };
             tokio::select! {
@@ -260,7 +269,7 @@ impl Follower {
                 () = self.not_running() => {}
             }
         }
-        position
+        true
     }
 
     async fn read(&self, position: &mut ReadPosition, is_running: bool) -> LogEnd {

@@ -1,21 +1,23 @@
 //! What a record is worth for advice: whether its peaks are a measurement, and which settings it has.
 
 use super::ram_budget::TrainingSettings;
+use super::ram_capacity::RamCapacity;
 use crate::ledger::events::ExitReason;
-use crate::ledger::run_record::{RunRecord, setting_number};
+use crate::ledger::hit_limit::{HitLimit, LimitPosition};
+use crate::ledger::run_record::{GpuPeak, RunRecord, setting_number};
 pub use crate::series::human_bytes as human;
 
-/// Share of a limit that a run may plan to use: samples miss the moments between them.
-pub const PLANNED_SHARE: f64 = 0.9;
+/// Share of what there is that a run may plan to use: samples miss the moments between them (decision 31).
+pub const PLANNED_SHARE: f64 = 0.95;
 /// Names of settings.
 pub const BATCH: &str = "batch_size";
 pub const ACCUMULATION: &str = "accum";
 pub const WORKERS: &str = "num_workers";
 pub const DEVICES: &str = "num_devices";
 pub const PRECISION: &str = "precision";
-pub const ALLOCATOR: &str = "pytorch_cuda_alloc_conf";
-/// Role of the workers.
+/// Role of the workers, and of the first process of each rank.
 pub const WORKER_ROLE: &str = "dataloader_worker";
+pub const TRAINER_ROLE: &str = "trainer";
 /// Seconds, and share of the duration, of a run that need not be sampled.
 const MAX_UNOBSERVED: f64 = 5.0;
 const UNOBSERVED_SHARE: f64 = 0.2;
@@ -27,11 +29,65 @@ pub fn has_failed(run: &RunRecord) -> bool {
     has(run.torch_ooms) || has(run.cuda_ooms_in_log) || run.exit_reason == Some(ExitReason::CudaOom)
 }
 
-/// Returns true if a process of a run was killed because the memory of the container was exhausted, with at least this limit.
-pub fn was_killed_within(run: &RunRecord, limit: f64) -> bool {
-    (run.oom_kills > 0 || run.exit_reason == Some(ExitReason::OomContainer))
-        && run.exit_reason != Some(ExitReason::OomHost)
-        && run.limit_bytes.is_some_and(|bytes| bytes as f64 >= limit)
+/// Returns true if a process of a run was killed because memory was exhausted, although the run had at least so many bytes: of a limit
+/// of its own, or of what others left of the host. A limit above the container says nothing about these settings: others may have used
+/// it up.
+pub fn was_killed_within(run: &RunRecord, bytes: f64) -> bool {
+    let is_as_much = |limit: Option<u64>| limit.is_some_and(|limit| limit as f64 >= bytes);
+    if run.exit_reason == Some(ExitReason::OomHost) {
+        return RamCapacity::of_host(run).is_some_and(|capacity| capacity.bytes >= bytes);
+    }
+    if run.oom_kills == 0 && run.exit_reason != Some(ExitReason::OomContainer) {
+        return false;
+    }
+    match run.oom_limit {
+        Some(HitLimit { position: LimitPosition::Above, .. }) => false,
+        Some(HitLimit { position: LimitPosition::Own | LimitPosition::Inside, bytes: Some(limit) }) => {
+            is_as_much(Some(limit))
+        }
+        _ => is_as_much(run.limit_bytes),
+    }
+}
+
+/// The smallest batches of runs that did not complete for a reason that a larger batch shares.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FailedBatches {
+    /// Of runs with CUDA out-of-memory errors.
+    pub out_of_memory: Option<u64>,
+    /// Of runs that ended with an error or a signal of which the cause is not known, where no run with as large a batch completed: it may
+    /// have been such an error.
+    pub unexplained: Option<u64>,
+}
+
+impl FailedBatches {
+    /// Returns those of these runs, which differ only in what a budget varies.
+    pub fn of<'a>(runs: impl Iterator<Item = &'a RunRecord> + Clone) -> Self {
+        let batch = |run: &RunRecord| number(run, BATCH);
+        let is_completed =
+            |run: &&RunRecord| run.exit_reason == Some(ExitReason::Completed) && !has_failed(run);
+        let completed = runs.clone().filter(is_completed).filter_map(batch).max();
+        let is_unexplained = |run: &&RunRecord| {
+            matches!(run.exit_reason, Some(ExitReason::Error | ExitReason::Signal))
+                && !has_failed(run)
+                && run.oom_kills == 0
+        };
+        let unexplained = runs.clone().filter(is_unexplained).filter_map(batch);
+        Self {
+            out_of_memory: runs.filter(|run| has_failed(run)).filter_map(batch).min(),
+            unexplained: unexplained.filter(|batch| Some(*batch) > completed).min(),
+        }
+    }
+
+    /// Returns the smallest of both.
+    pub fn smallest(&self) -> Option<u64> {
+        self.out_of_memory.into_iter().chain(self.unexplained).min()
+    }
+}
+
+/// Returns true if both runs used GPUs of the same memory, as far as is known.
+pub fn has_same_gpu(one: &RunRecord, other: &RunRecord) -> bool {
+    let totals = [one, other].map(|run| run.gpus.values().filter_map(|gpu| gpu.total_bytes).max());
+    totals.contains(&None) || totals[0] == totals[1]
 }
 
 /// Returns true if the peaks of a run are what its settings need, of RAM and of GPU memory.
@@ -95,8 +151,17 @@ pub fn number(run: &RunRecord, name: &str) -> Option<u64> {
     setting_number(run.settings.get(name)?)
 }
 
+/// Returns the most memory that a run held on one GPU: by the driver, else what PyTorch had reserved.
+pub fn gpu_need(run: &RunRecord) -> Option<u64> {
+    run.gpus.values().filter_map(gpu_peak).max()
+}
+
+fn gpu_peak(gpu: &GpuPeak) -> Option<u64> {
+    gpu.peak_bytes.or(gpu.torch_reserved_peak_bytes)
+}
+
 /// Returns peak and memory of the GPU that was the fullest.
 pub fn fullest_gpu(run: &RunRecord) -> Option<(f64, f64)> {
-    let gpus = run.gpus.values().filter_map(|gpu| Some((gpu.peak_bytes? as f64, gpu.total_bytes? as f64)));
+    let gpus = run.gpus.values().filter_map(|gpu| Some((gpu_peak(gpu)? as f64, gpu.total_bytes? as f64)));
     gpus.max_by(|one, other| (one.0 / one.1).total_cmp(&(other.0 / other.1)))
 }

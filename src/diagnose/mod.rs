@@ -3,6 +3,7 @@
 pub mod advice;
 mod measurement;
 pub mod ram_budget;
+mod ram_capacity;
 mod ram_lines;
 pub mod vram_fit;
 mod vram_lines;

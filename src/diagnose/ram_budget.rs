@@ -1,12 +1,16 @@
 //! How much memory other settings would need: a budget of measured parts.
 
+use serde::Serialize;
+
+use super::measurement::human;
+
 /// Maximum number of steps in a proposal of which the gradients are accumulated.
 const MAX_ACCUMULATION: u64 = 4_096;
 
 /// What a training needs, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RamModel {
-    /// Beside the ranks: the system, buffers, page cache that is needed.
+    /// Beside the ranks: `/dev/shm`, buffers, the kernel's own memory.
     pub fixed: f64,
     /// Each rank: interpreter, libraries, model.
     pub per_rank: f64,
@@ -27,6 +31,69 @@ pub struct TrainingSettings {
     pub batch: u64,
     /// Steps of which the gradients are accumulated.
     pub accumulation: u64,
+}
+
+/// The parts of what settings need, in bytes, against what there is. They sum to `total_bytes`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RamBudgetParts {
+    /// What others hold of the host, where the host is the bound.
+    pub others_bytes: u64,
+    /// All ranks.
+    pub ranks_bytes: u64,
+    /// All workers.
+    pub workers_bytes: u64,
+    /// The batches of all ranks.
+    pub batch_bytes: u64,
+    /// `/dev/shm`.
+    pub shm_bytes: u64,
+    /// The rest: buffers, the kernel's own memory, other processes.
+    pub buffers_bytes: u64,
+    /// The sum.
+    pub total_bytes: u64,
+    /// What there is: the limit, or the memory of the host.
+    pub available_bytes: u64,
+    /// The settings.
+    #[serde(skip)]
+    pub settings: TrainingSettings,
+}
+
+impl RamBudgetParts {
+    /// Returns the parts of these settings, of which `shm` is in the fixed part, beside what `others` hold of the `available` bytes.
+    pub fn new(model: &RamModel, settings: &TrainingSettings, shm: f64, others: f64, available: f64) -> Self {
+        let ranks = settings.ranks as f64;
+        Self {
+            others_bytes: others as u64,
+            ranks_bytes: (ranks * model.per_rank) as u64,
+            workers_bytes: (ranks * settings.workers as f64 * model.per_worker) as u64,
+            batch_bytes: (ranks * settings.batch as f64 * model.per_sample) as u64,
+            shm_bytes: shm as u64,
+            buffers_bytes: (model.fixed - shm) as u64,
+            total_bytes: (others + model.needs(settings)) as u64,
+            available_bytes: available as u64,
+            settings: *settings,
+        }
+    }
+
+    /// Returns them as a sum; parts that are 0 or not measured are omitted.
+    pub fn text(&self) -> String {
+        let TrainingSettings { ranks, workers, batch, .. } = self.settings;
+        let count = |number: u64, what: &str| match number {
+            1 => format!("1 {what}"),
+            _ => format!("{number} {what}s"),
+        };
+        let parts = [
+            ("others".to_owned(), self.others_bytes),
+            (count(ranks, "rank"), self.ranks_bytes),
+            (count(ranks * workers, "worker"), self.workers_bytes),
+            (count(ranks * batch, "sample"), self.batch_bytes),
+            ("/dev/shm".to_owned(), self.shm_bytes),
+            ("buffers".to_owned(), self.buffers_bytes),
+        ];
+        let size = |bytes: u64| human(bytes as f64);
+        let parts = parts.iter().filter(|(_, bytes)| *bytes > 0);
+        let sum: Vec<_> = parts.map(|(what, bytes)| format!("{what} {}", size(*bytes))).collect();
+        format!("{} = {} of {}", sum.join(" + "), size(self.total_bytes), size(self.available_bytes))
+    }
 }
 
 impl TrainingSettings {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::advice::AdviceLine;
 use super::measurement::{
-    ACCUMULATION, BATCH, differ_only_in_batch, fullest_gpu, has_failed, human, is_measurement, number,
-    was_killed_within,
+    ACCUMULATION, BATCH, FailedBatches, differ_only_in_batch, fullest_gpu, gpu_need, has_failed, human,
+    is_measurement, number, was_killed_within,
 };
-use super::vram_fit::{BatchSizes, MeasuredSizes, VramFit};
+use super::ram_capacity::RamCapacity;
+use super::vram_fit::{BatchSizes, MIN_SIZES, MeasuredSizes, VramFit};
 use crate::ledger::run_record::RunRecord;
 
 /// A GPU that is fuller than this has nothing to spare.
@@ -18,8 +19,12 @@ fn line(is_ok: bool, text: String, runs: Vec<Arc<str>>) -> AdviceLine {
 }
 
 /// Returns the advice for the next run after `newest`, and the batch sizes if enough was measured. If that one ended before it used a
-/// GPU, the newest that did counts.
-pub fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, Option<BatchSizes>) {
+/// GPU, the newest that did counts. No batch above `largest_for_ram` is proposed.
+pub fn vram_lines(
+    newest: &RunRecord,
+    runs: &[RunRecord],
+    largest_for_ram: Option<u64>,
+) -> (Vec<AdviceLine>, Option<BatchSizes>) {
     let has_used = |run: &&RunRecord| run.ended.is_some() && fullest_gpu(run).is_some();
     let used = if has_used(&newest) { Some(newest) } else { runs.iter().rfind(has_used) };
     let Some((used, (peak, total))) = used.and_then(|run| Some((run, fullest_gpu(run)?))) else {
@@ -32,8 +37,9 @@ pub fn vram_lines(newest: &RunRecord, runs: &[RunRecord]) -> (Vec<AdviceLine>, O
         vec![line(!has_failed(newest) && share <= FULL_PERCENT, text, vec![Arc::clone(&used.run)])];
     let Some(batch) = number(newest, BATCH) else { return (lines, None) };
     let (measured, from) = measured_sizes(newest, runs, total);
+    let measured = MeasuredSizes { largest_for_ram, ..measured };
     let Some(fit) = measured.fit() else {
-        lines.extend(next_text(&measured).map(|text| line(true, text, from)));
+        lines.extend(unknown_text(&measured).map(|text| line(true, text, from)));
         return (lines, None);
     };
     let sizes = fit.batch_sizes();
@@ -56,22 +62,26 @@ fn measured_sizes(newest: &RunRecord, runs: &[RunRecord], total: f64) -> (Measur
         runs.iter().filter(is_alike).partition(|run| fullest_gpu(run).is_some());
     // PyTorch's own peak if all runs have it: the driver's includes its cache
     let has_torch = alike.iter().all(|run| run.torch_allocated_peak_bytes().is_some());
-    let peak_of =
-        |run: &RunRecord| if has_torch { run.torch_allocated_peak_bytes() } else { run.gpu_peak_bytes() };
+    let peak_of = |run: &RunRecord| if has_torch { run.torch_allocated_peak_bytes() } else { gpu_need(run) };
     let completed = alike.iter().filter(|run| is_measurement(run));
     let peaks = completed.filter_map(|run| Some((number(run, BATCH)?, peak_of(run)? as f64))).collect();
     // a batch for which the container has too little RAM does not fit either
-    let limit = newest.limit_bytes.map_or(f64::INFINITY, |limit| limit as f64);
-    let is_failure = |run: &&&RunRecord| has_failed(run) || was_killed_within(run, limit);
+    let ram = RamCapacity::of(newest).map_or(f64::INFINITY, |capacity| capacity.bytes);
+    let is_failure = |run: &&&RunRecord| has_failed(run) || was_killed_within(run, ram);
     let failures = || alike.iter().chain(&unused).filter(is_failure);
     let failed = failures().filter_map(|run| number(run, BATCH)).collect();
     let completed = alike.iter().filter(|run| is_measurement(run));
     let from = completed.chain(failures()).map(|run| Arc::clone(&run.run)).collect();
-    (MeasuredSizes { peaks, failed, total }, from)
+    let unexplained = FailedBatches::of(alike.iter().chain(&unused).copied()).unexplained;
+    (MeasuredSizes { peaks, failed, unexplained, total, largest_for_ram: None }, from)
 }
 
-/// Returns which sizes to run for a fit; `None` if no size would help.
-fn next_text(measured: &MeasuredSizes) -> Option<String> {
+/// Returns why there is no fit, and which sizes to run for one; `None` if no size would help.
+fn unknown_text(measured: &MeasuredSizes) -> Option<String> {
+    if measured.sizes().len() >= MIN_SIZES {
+        let text = "the largest batch is not known: GPU memory did not grow with the batch in the runs that completed";
+        return Some(text.to_owned());
+    }
     let next: Vec<_> = measured.next_sizes().iter().map(u64::to_string).collect();
     (!next.is_empty()).then(|| {
         format!(

@@ -3,8 +3,9 @@
 //! The tree is walked after an inotify event for a created or removed cgroup, and every [`RESCAN`] in case an event was lost:
 //! on an idle host a cycle costs one read of an empty queue. Without inotify watches, every cycle walks the tree.
 //!
-//! A container may create and remove cgroups below its own without a pause. Walks for changes inside containers are limited to
-//! a duty cycle of 10 % ([`PAUSE_FACTOR`]); changes outside of containers are walked for at once.
+//! A container may create and remove cgroups below its own without a pause, and a user in a slice that was delegated to it. Walks
+//! for changes inside containers are limited to a duty cycle of 10 % ([`PAUSE_FACTOR`]); changes outside of containers are
+//! walked for at once, unless there are very many ([`FEW_OUTSIDE`]).
 //!
 //! Not here: names. Without a runtime, a container has only its id.
 
@@ -17,19 +18,20 @@ use rustix::fs::inotify;
 
 use super::ContainerId;
 use crate::clock::Timestamp;
-use crate::host::bounds::{CGROUPS_BELOW, MAX_BYTES_BELOW};
+use crate::host::bounds::{
+    CGROUP_DEPTH, CGROUP_PATHS_BELOW, CGROUPS_BELOW, CGROUPS_OUTSIDE, CGROUPS_OUTSIDE_OF_SLICE,
+};
 use crate::host::{Dir, HostPaths, KernelFile, ReadError, for_each_notification};
 use crate::parse::container_id;
 
 /// Longest time between two walks of the tree.
-const RESCAN: Duration = Duration::from_secs(10);
+const RESCAN: Duration = Duration::from_secs(60);
 /// After a walk, changes inside containers trigger no walk for this many times its duration.
 const PAUSE_FACTOR: u32 = 9;
-/// Limits of a walk, because a container may create cgroups of its own.
-const MAX_DEPTH: usize = 32;
-const MAX_CGROUPS: usize = 50_000;
+/// Where there are no more cgroups outside of containers, a change of them is walked for without a pause.
+const FEW_OUTSIDE: usize = 2_000;
 /// The names in a cgroup's directory include its files.
-const MAX_NAMES_BELOW: usize = CGROUPS_BELOW.max + 200;
+const MAX_FILES: usize = 200;
 
 /// The cgroup version of the memory controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +132,7 @@ pub struct ContainerCgroup {
     /// Cgroups below it, up to the limit.
     pub below: Vec<PathBuf>,
     /// There are more cgroups below it than the limit.
-    pub is_cut: bool,
+    pub is_truncated: bool,
     /// Index of the enclosing candidate, for a container in a container.
     pub inside: Option<usize>,
 }
@@ -143,10 +145,14 @@ pub struct CgroupTree {
     walked: Option<Timestamp>,
     /// Duration of the last walk.
     walk_time: Duration,
+    /// Number of cgroups outside of containers in the last walk.
+    outside: usize,
     /// Watch descriptors inside containers, of the last two walks: notifications may be older than a walk.
     inside: [HashSet<i32>; 2],
     /// Something inside a container changed since the last walk.
     changed_inside: bool,
+    /// Something outside of containers changed since the last walk.
+    changed_outside: bool,
     truncated: bool,
     candidates: Vec<ContainerCgroup>,
     listing: Vec<u8>,
@@ -161,8 +167,10 @@ impl CgroupTree {
             watch,
             walked: None,
             walk_time: Duration::ZERO,
+            outside: 0,
             inside: Default::default(),
             changed_inside: false,
+            changed_outside: false,
             truncated: false,
             candidates: vec![],
             listing: vec![],
@@ -179,7 +187,7 @@ impl CgroupTree {
             return (false, Ok(()));
         }
         let began = Timestamp::now();
-        self.changed_inside = false;
+        (self.changed_inside, self.changed_outside) = (false, false);
         self.inside.swap(0, 1);
         self.inside[0].clear();
         let mut walk = Walk::default();
@@ -192,11 +200,16 @@ impl CgroupTree {
             return (vanished, Err(error));
         }
         self.walk_time = Timestamp::now().since(began);
-        let truncated = walk.count >= MAX_CGROUPS;
-        if truncated && !self.truncated {
-            tracing::warn!(limit = MAX_CGROUPS, "too many cgroups: some containers are missing");
+        if let (Some(slice), false) = (&walk.truncated, self.truncated) {
+            let below = slice.display();
+            tracing::warn!(%below, "too many cgroups outside of containers: containers below it may be missing");
         }
-        self.truncated = truncated;
+        self.outside = walk.outside;
+        self.truncated = walk.truncated.is_some();
+        if let Some(slice) = walk.truncated.take() {
+            let what = format!("the list of cgroups below {}", slice.display());
+            walk.failed.get_or_insert(ReadError::TooLarge(what));
+        }
         self.walked = (!walk.needs_retry).then_some(now);
         let changed = self.candidates != walk.candidates;
         self.candidates = walk.candidates;
@@ -211,16 +224,16 @@ impl CgroupTree {
     /// Drains the notifications. Returns true if they require a walk, or if there are no watches.
     fn needs_walk(&mut self, now: Timestamp) -> bool {
         let Some(watch) = &self.watch else { return true };
-        let mut outside = false;
         for_each_notification(watch, |descriptor| {
             // -1: the queue overflowed, most likely through a container, so it counts as a change inside one
             let is_inside = descriptor == -1 || self.inside.iter().any(|set| set.contains(&descriptor));
             self.changed_inside |= is_inside;
-            outside |= !is_inside;
+            self.changed_outside |= !is_inside;
         });
         let is_pause_over =
             self.walked.is_none_or(|walked| now.since(walked) >= self.walk_time * (PAUSE_FACTOR + 1));
-        outside || (self.changed_inside && is_pause_over)
+        let has_few = self.outside <= FEW_OUTSIDE;
+        (self.changed_outside && (has_few || is_pause_over)) || (self.changed_inside && is_pause_over)
     }
 
     fn walk(
@@ -248,24 +261,23 @@ impl CgroupTree {
         }
         let mut children = Vec::new();
         let dir = Dir::open(&full)?;
-        let max_names = if inside.is_some() { MAX_NAMES_BELOW } else { usize::MAX };
-        let is_cut = dir.for_each(max_names, &mut self.listing, |name, is_dir| {
+        let max_below = if inside.is_some() { CGROUPS_BELOW.max } else { CGROUPS_OUTSIDE_OF_SLICE.max };
+        let is_truncated = dir.for_each(max_below + MAX_FILES, &mut self.listing, |name, is_dir| {
             if is_dir {
                 children.push(path.join(name));
             }
         })?;
         drop(dir);
-        if is_cut {
-            walk.mark_truncated(inside);
+        if is_truncated {
+            walk.mark_truncated(inside, &path);
         }
         children.sort();
         for child in children {
-            walk.count += usize::from(inside.is_none());
-            if walk.count >= MAX_CGROUPS {
-                break;
+            if depth == 0 {
+                walk.of_slice = 0;
             }
-            if depth >= MAX_DEPTH || !walk.is_within_limits(inside, &child) {
-                walk.mark_truncated(inside);
+            if depth >= CGROUP_DEPTH.max || !walk.is_within_limits(inside, &child) {
+                walk.mark_truncated(inside, &child);
                 break;
             }
             let inside = walk.record(&self.root, &child, inside);
@@ -288,8 +300,12 @@ impl CgroupTree {
 #[derive(Debug, Default)]
 struct Walk {
     candidates: Vec<ContainerCgroup>,
-    /// Cgroups outside containers. Those inside have their own limit, so that one container cannot affect others.
-    count: usize,
+    /// Cgroups outside containers, and those of them below the current one of the first level. Those inside have their own limit, so
+    /// that one container cannot affect others.
+    outside: usize,
+    of_slice: usize,
+    /// A cgroup outside containers below which there are more than the limit.
+    truncated: Option<PathBuf>,
     /// For each outermost container, the number of cgroups below it and the bytes of their paths. A cgroup in several
     /// nested containers counts several times.
     below: HashMap<usize, (usize, usize)>,
@@ -308,19 +324,26 @@ impl Walk {
 
     /// Returns whether one more cgroup below this container is within the limits.
     fn is_within_limits(&mut self, inside: Option<usize>, path: &Path) -> bool {
-        let Some(inside) = inside else { return true };
+        let Some(inside) = inside else {
+            (self.outside, self.of_slice) = (self.outside + 1, self.of_slice + 1);
+            return self.outside <= CGROUPS_OUTSIDE.max && self.of_slice <= CGROUPS_OUTSIDE_OF_SLICE.max;
+        };
         let (outermost, depth) = self.outermost(inside);
         let (count, bytes) = self.below.entry(outermost).or_default();
         *count += depth;
         *bytes += depth * path.as_os_str().len();
-        *count <= CGROUPS_BELOW.max && *bytes <= MAX_BYTES_BELOW
+        *count <= CGROUPS_BELOW.max && *bytes <= CGROUP_PATHS_BELOW.max_bytes
     }
 
-    /// Marks this container and those around it as truncated.
-    fn mark_truncated(&mut self, inside: Option<usize>) {
+    /// Marks this container and those around it as truncated; outside of containers the first component of the path.
+    fn mark_truncated(&mut self, inside: Option<usize>, path: &Path) {
+        if inside.is_none() {
+            let slice = path.components().next().map(|first| PathBuf::from(first.as_os_str()));
+            self.truncated.get_or_insert(slice.unwrap_or_default());
+        }
         let mut outer = inside;
         while let Some(index) = outer {
-            self.candidates[index].is_cut = true;
+            self.candidates[index].is_truncated = true;
             outer = self.candidates[index].inside;
         }
     }
@@ -342,7 +365,7 @@ impl Walk {
             path: path.to_path_buf(),
             inode: rustix::fs::stat(root.join(path)).ok().map(|stat| stat.st_ino),
             below: vec![],
-            is_cut: false,
+            is_truncated: false,
             inside,
         });
         Some(self.candidates.len() - 1)
@@ -416,7 +439,7 @@ mod tests {
         assert!(tree.refresh(now).1.is_ok());
         let outermost = |tree: &CgroupTree| {
             let outermost = tree.candidates().iter().filter(|candidate| candidate.inside.is_none());
-            outermost.map(|candidate| (candidate.below.len(), candidate.is_cut)).collect::<Vec<_>>()
+            outermost.map(|candidate| (candidate.below.len(), candidate.is_truncated)).collect::<Vec<_>>()
         };
         assert_eq!(outermost(&tree), [(CGROUPS_BELOW.max, true), (1, false)]);
         assert!(tree.candidates().len() <= CGROUPS_BELOW.max + 2);
@@ -424,6 +447,37 @@ mod tests {
         std::fs::create_dir_all(a.join("below")).unwrap();
         assert!(tree.refresh(now).1.is_ok());
         assert_eq!(outermost(&tree), [(1, false), (1, false)], "once it is small again");
+    }
+
+    #[test]
+    fn crowded_slice_is_truncated_alone_and_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in 0..=CGROUPS_OUTSIDE_OF_SLICE.max {
+            std::fs::create_dir_all(folder.path().join("a.slice").join(format!("user/{number}"))).unwrap();
+        }
+        std::fs::create_dir_all(folder.path().join("docker").join(id('a'))).unwrap();
+        let mut tree = tree_at(folder.path());
+        let (changed, walked) = tree.refresh(Timestamp::now());
+        let error = walked.expect_err("reported");
+        assert!(
+            error.to_string().contains("a.slice") && error.reason_label() == Some("too_large"),
+            "{error}"
+        );
+        assert!(changed);
+        assert_eq!(tree.candidates().len(), 1);
+    }
+
+    #[test]
+    fn change_outside_waits_after_a_slow_walk_of_a_crowd() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("docker")).unwrap();
+        let mut tree = tree_at(folder.path());
+        let now = Timestamp::now();
+        assert!(tree.refresh(now).1.is_ok());
+        (tree.walk_time, tree.outside) = (Duration::from_millis(200), FEW_OUTSIDE + 1);
+        std::fs::create_dir(folder.path().join("docker").join(id('a'))).unwrap();
+        assert!(!tree.refresh(now.plus(Duration::from_secs(1))).0, "within the pause");
+        assert!(tree.refresh(now.plus(Duration::from_secs(3))).0);
     }
 
     #[test]
@@ -440,8 +494,8 @@ mod tests {
             candidate.below.iter().map(|path| path.as_os_str().len()).sum::<usize>()
         };
         let kept: usize = tree.candidates().iter().map(bytes).sum();
-        assert!(kept <= MAX_BYTES_BELOW, "{kept} bytes");
-        assert!(tree.candidates()[0].is_cut);
+        assert!(kept <= CGROUP_PATHS_BELOW.max_bytes, "{kept} bytes");
+        assert!(tree.candidates()[0].is_truncated);
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub struct RuntimeHistory {
     pub containers: Vec<ExistingContainer>,
     /// Containers of which only the name is known, because the runtime did not return the rest in time.
     pub unread: usize,
-    /// One of its events was too large, so the later ones are missing.
+    /// Events are missing: those after one that was too large, or the oldest of very many.
     pub has_lost_events: bool,
     /// What failed, and what to do about it.
     pub error: Option<String>,
@@ -47,6 +47,8 @@ pub struct ExistingContainer {
     pub is_running: bool,
     /// Unix time of its last start.
     pub started: Option<f64>,
+    /// Unix time of its last end, as its runtime records it.
+    pub ended: Option<f64>,
     /// Its memory limit in bytes; `None` if it has none, or if it is unknown.
     pub limit_bytes: Option<u64>,
     /// How often its restart policy has restarted it.

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::status_queries::{StatusQueue, StatusResult};
 use crate::clock::Timestamp;
+use crate::host::bounds::RUNTIME_EVENT_RATE;
 
 /// Shortest time between two lists that only a retry calls for.
 const MIN_LIST_INTERVAL: Duration = Duration::from_secs(1);
@@ -68,10 +69,34 @@ pub trait Runtime {
     fn list_interval(&self) -> Duration;
 }
 
+/// The events of a runtime are counted in turns of this length.
+const EVENT_TURN: Duration = Duration::from_millis(50);
+const MAX_EVENTS_IN_TURN: usize = RUNTIME_EVENT_RATE.max / (1_000 / EVENT_TURN.as_millis() as usize);
+
+/// Limits the rate of events, so that a runtime that sends without a pause does not occupy a processor.
+#[derive(Default)]
+struct EventRate {
+    turn_began: Option<Instant>,
+    events: usize,
+}
+
+impl EventRate {
+    /// Counts an event. At the limit, waits for the end of the turn.
+    async fn count_and_wait(&mut self) {
+        let turn_began = *self.turn_began.get_or_insert_with(Instant::now);
+        self.events += 1;
+        if self.events >= MAX_EVENTS_IN_TURN {
+            tokio::time::sleep_until(turn_began + EVENT_TURN).await;
+            *self = Self::default();
+        }
+    }
+}
+
 /// A connection with a first list.
 pub struct RuntimeFollower<R: Runtime> {
     runtime: R,
     queue: StatusQueue<R::Status, R::Error>,
+    event_rate: EventRate,
 }
 
 impl<R: Runtime> RuntimeFollower<R> {
@@ -80,7 +105,8 @@ impl<R: Runtime> RuntimeFollower<R> {
     /// # Errors
     /// The list failed.
     pub async fn start(runtime: R) -> Result<Self, R::Error> {
-        let mut reconciler = Self { queue: StatusQueue::new(runtime.name()), runtime };
+        let queue = StatusQueue::new(runtime.name());
+        let mut reconciler = Self { runtime, queue, event_rate: EventRate::default() };
         reconciler.list().await?;
         Ok(reconciler)
     }
@@ -95,6 +121,10 @@ impl<R: Runtime> RuntimeFollower<R> {
                     event = self.runtime.next_event() => {
                         if let Err(error) = event {
                             return error;
+                        }
+                        self.event_rate.count_and_wait().await;
+                        if Instant::now() >= next_list {
+                            break; // the next event may be there already, for ever
                         }
                     }
                     response = self.queue.next_response(), if self.queue.has_pending() => {

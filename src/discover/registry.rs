@@ -194,7 +194,7 @@ fn own_cgroup(candidate: &ContainerCgroup, inner: &[&Path]) -> Cgroup {
         path: candidate.path.clone(),
         inode: candidate.inode,
         below: candidate.below.iter().filter(own).cloned().collect(),
-        is_cut: candidate.is_cut,
+        is_truncated: candidate.is_truncated,
     }
 }
 

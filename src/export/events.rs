@@ -16,16 +16,16 @@ use crate::series::human_bytes;
 /// Maximum characters of a name in the table; the rest is cut off. JSON has the whole name.
 const MAX_NAME_CHARS: usize = 48;
 
-/// Returns a part of the response of the API from a page of stored events, one per line. `is_first`: the page begins the
-/// response; `is_last`: the page ends it.
-pub fn json(raw_json: &[String], is_first: bool, is_last: bool) -> String {
-    let mut text = String::with_capacity(raw_json.iter().map(|event| event.len() + 2).sum::<usize>() + 32);
+/// Returns a part of a response of the API, `{"NAME":[...]}`, from a page of rows of JSON, one per line. `is_first`: the page begins
+/// the response; `is_last`: the page ends it. Only the last page may be empty.
+pub fn json_page(name: &str, raw_json: &[String], is_first: bool, is_last: bool) -> String {
+    let mut text = String::with_capacity(raw_json.iter().map(|row| row.len() + 2).sum::<usize>() + 32);
     if is_first {
-        text.push_str("{\"events\":[");
+        let _ = write!(text, "{{\"{name}\":[");
     }
-    for (index, event) in raw_json.iter().enumerate() {
+    for (index, row) in raw_json.iter().enumerate() {
         text.push_str(if is_first && index == 0 { "\n" } else { ",\n" });
-        text.push_str(event);
+        text.push_str(row);
     }
     if is_last {
         text.push_str(if is_first && raw_json.is_empty() { "]}\n" } else { "\n]}\n" });
@@ -105,7 +105,7 @@ fn container(event: &LedgerEvent) -> String {
     match event {
         LedgerEvent::OomKill(Kill { owner, .. }) => match owner {
             KillOwner::Container(subject) => container_path(subject),
-            KillOwner::Open => "(pending)".to_owned(),
+            KillOwner::Pending => "(pending)".to_owned(),
             KillOwner::Host => "(outside containers)".to_owned(),
             KillOwner::Unattributed => "(unknown)".to_owned(),
         },
@@ -148,7 +148,10 @@ fn kill_details(kill: &Kill) -> String {
         parts.push(format!("held {}", held.join(", ")));
     }
     parts.push(match kill.scope {
-        OomScope::Host => "the host ran out of memory".to_owned(),
+        OomScope::Host => match kill.report.as_ref().map(|report| name(&report.nodes)) {
+            Some(nodes) if !nodes.is_empty() => format!("NUMA nodes {nodes} ran out of memory"),
+            _ => "the host ran out of memory".to_owned(),
+        },
         OomScope::Container => {
             let limit =
                 kill.limit_bytes.map_or_else(String::new, |bytes| format!(" {}", human_bytes(bytes as f64)));
@@ -162,6 +165,9 @@ fn kill_details(kill: &Kill) -> String {
     });
     if kill.kernel_usec.is_none() {
         parts.push("known only from a counter: the kernel log record is missing".to_owned());
+    }
+    if kill.before_start {
+        parts.push("before the first start of memledger: no metric counts it".to_owned());
     }
     parts.join("; ")
 }
@@ -212,7 +218,7 @@ fn exit_details(exit: &Exit) -> String {
     if let Some(code) = exit.exit_code {
         parts.push(format!("exit code {code}"));
     }
-    if let Some(signal) = exit.asked_signal() {
+    if let Some(signal) = exit.requested_signal() {
         parts.push(format!("stop requested with signal {signal}"));
     }
     if let Some(seconds) = exit.duration_seconds {
@@ -317,6 +323,12 @@ mod tests {
                 "process": "python3", "role": "trainer", "owner": "pending", "victim": "main", "scope": "host",
                 "evidence": [],
             }),
+            json!({
+                "type": "cuda_oom", "id": 7, "at": 1_700_000_065.0, "container_name": "train", "container_id": id,
+                "pid": 4711, "gpu": "0", "source": "reporter", "tried_bytes": 2 * GIB, "free_bytes": GIB,
+                "total_bytes": 12 * GIB, "allocated_bytes": 9 * GIB, "reserved_bytes": 10 * GIB, "component": "model",
+                "operation": "forward",
+            }),
         ]
         .map(event)
         .to_vec()
@@ -333,6 +345,7 @@ TIME                       WHAT      CONTAINER             DETAILS
 2023-11-14 23:14:22+01:00  oom kill  (unknown)             a process; hit the limit; known only from a counter: the kernel log record is missing
 2023-11-14 23:14:23+01:00  exit      ml/piper-0/main       stopped on request; exit code 0; stop requested with signal 15; ran 4.0s; peak 1.0 GiB including page cache
 2023-11-14 23:14:24+01:00  oom kill  (pending)             python3 (pid 9, trainer); main: it ended the container; the host ran out of memory
+2023-11-14 23:14:25+01:00  cuda oom  train                 tried to allocate 2.0 GiB on GPU 0; 1.0 GiB of 12.0 GiB free; the process held 10.0 GiB, 9.0 GiB of it in tensors; in model/forward; pid 4711
 ";
         let mut table = EventTable::new(zone);
         examples().iter().for_each(|event| table.fit(event));
@@ -363,13 +376,17 @@ TIME                       WHAT      CONTAINER             DETAILS
     #[test]
     fn json_contains_events_unchanged() {
         let bodies: Vec<_> = examples().iter().map(|event| serde_json::to_string(event).unwrap()).collect();
-        let response: Value = serde_json::from_str(&json(&bodies, true, true)).unwrap();
-        assert_eq!(response["events"].as_array().unwrap().len(), 6);
+        let response: Value = serde_json::from_str(&json_page("events", &bodies, true, true)).unwrap();
+        assert_eq!(response["events"].as_array().unwrap().len(), 7);
         assert_eq!(response["events"][0]["process"], "pt_data_worker");
         assert_eq!(response["events"][3].get("pid"), None, "absent is not zero");
-        assert_eq!(json(&[], true, true), "{\"events\":[]}\n");
+        assert_eq!(json_page("events", &[], true, true), "{\"events\":[]}\n");
         let (first, rest) = bodies.split_at(1);
-        let pages = [json(first, true, false), json(rest, false, false), json(&[], false, true)];
-        assert_eq!(pages.concat(), json(&bodies, true, true), "pages are parts of the whole");
+        let pages = [
+            json_page("events", first, true, false),
+            json_page("events", rest, false, false),
+            json_page("events", &[], false, true),
+        ];
+        assert_eq!(pages.concat(), json_page("events", &bodies, true, true), "pages are parts of the whole");
     }
 }

@@ -2,8 +2,12 @@
 //!
 //! Keys are the names of families without `memledger_`, `container_` and so on, so that a new family appears automatically;
 //! a family with labels of its own becomes nested objects by their values, in the order of the label names. `process_count`
-//! is by role, because `processes` is the list.
+//! is by role, because `processes` is the list; it is absent where the processes are unknown. The list is written from the
+//! snapshot, without a copy: it is by far the longest part.
 
+use std::collections::BTreeMap;
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::prometheus::each_label;
@@ -12,8 +16,33 @@ use crate::catalog::{MetricDesc, MetricKind, MetricScope};
 use crate::series::{NONE, Row};
 use crate::snapshot::Snapshot;
 
-/// Renders the host, its GPUs, and its containers with their processes.
-pub fn containers(snapshot: &Snapshot) -> Value {
+/// Renders the host, its GPUs, and its containers with their processes, as text.
+pub fn containers(snapshot: &Snapshot) -> Vec<u8> {
+    let mut text = Vec::new();
+    // writing to a vector does not fail, and all keys are strings
+    let _ = serde_json::to_writer_pretty(&mut text, &document(snapshot));
+    text.push(b'\n');
+    text
+}
+
+/// A part of the document: a value, or what is written from the snapshot.
+enum Part<'a> {
+    Value(Value),
+    Containers(Vec<BTreeMap<String, Part<'a>>>),
+    Processes(&'a [ContainerProcess]),
+}
+
+impl Serialize for Part<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Part::Value(value) => value.serialize(serializer),
+            Part::Containers(containers) => serializer.collect_seq(containers),
+            Part::Processes(processes) => serializer.collect_seq(processes.iter().map(ProcessRecord)),
+        }
+    }
+}
+
+fn document(snapshot: &Snapshot) -> BTreeMap<&'static str, Part<'_>> {
     let mut host = Map::new();
     let mut gpus = vec![Map::new(); snapshot.gpus.len()];
     let mut containers = vec![Map::new(); snapshot.containers.len()];
@@ -38,15 +67,10 @@ pub fn containers(snapshot: &Snapshot) -> Value {
         insert(target, snapshot, row);
     }
     insert_gpu_labels(&mut gpus, snapshot);
-    let mut processes = vec![Vec::new(); snapshot.containers.len()];
-    for process in &snapshot.processes {
-        processes[process.container as usize].push(process_entry(process));
-    }
-    let containers: Vec<Value> = containers
+    let containers = containers
         .into_iter()
-        .zip(processes)
         .enumerate()
-        .map(|(number, (mut entry, processes))| {
+        .map(|(number, mut entry)| {
             let identity = &snapshot.containers[number].identity;
             entry.insert("name".into(), json!(&*identity.name));
             for (key, value) in
@@ -57,16 +81,20 @@ pub fn containers(snapshot: &Snapshot) -> Value {
                 }
             }
             entry.insert("running".into(), json!(number < snapshot.running));
-            entry.insert("processes".into(), Value::Array(processes));
-            Value::Object(entry)
+            let mut parts: BTreeMap<_, _> =
+                entry.into_iter().map(|(key, value)| (key, Part::Value(value))).collect();
+            if let Some(processes) = snapshot.processes_of(number) {
+                parts.insert("processes".into(), Part::Processes(processes));
+            }
+            parts
         })
         .collect();
-    json!({
-        "timestamp_seconds": snapshot.finished.unix_seconds(),
-        "host": host,
-        "gpus": gpus,
-        "containers": containers,
-    })
+    BTreeMap::from([
+        ("timestamp_seconds", Part::Value(json!(snapshot.finished.unix_seconds()))),
+        ("host", Part::Value(Value::Object(host))),
+        ("gpus", Part::Value(json!(gpus))),
+        ("containers", Part::Containers(containers)),
+    ])
 }
 
 /// Families by process are in the list of processes.
@@ -84,20 +112,25 @@ fn insert_gpu_labels(gpus: &mut [Map<String, Value>], snapshot: &Snapshot) {
     }
 }
 
-fn process_entry(process: &ContainerProcess) -> Value {
-    let mut entry = json!({
-        "pid": process.pid,
-        "name": &*process.comm,
-        "role": process.role.label(),
-        "rss_bytes": process.rss_bytes,
-    });
-    // absent is not zero
-    for (key, value) in [("pss_bytes", process.pss_bytes), ("gpu_memory_used_bytes", process.gpu_bytes)] {
-        if let Some(value) = value {
-            entry[key] = json!(value);
+struct ProcessRecord<'a>(&'a ContainerProcess);
+
+impl Serialize for ProcessRecord<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let process = self.0;
+        let mut entry = serializer.serialize_map(None)?;
+        // absent is not zero
+        if let Some(bytes) = process.gpu_bytes {
+            entry.serialize_entry("gpu_memory_used_bytes", &bytes)?;
         }
+        entry.serialize_entry("name", &*process.comm)?;
+        entry.serialize_entry("pid", &process.pid)?;
+        if let Some(bytes) = process.pss_bytes {
+            entry.serialize_entry("pss_bytes", &bytes)?;
+        }
+        entry.serialize_entry("role", process.role.label())?;
+        entry.serialize_entry("rss_bytes", &process.memory.rss_bytes)?;
+        entry.end()
     }
-    entry
 }
 
 fn json_key(name: &'static str) -> &'static str {
@@ -141,7 +174,37 @@ fn insert(target: &mut Map<String, Value>, snapshot: &Snapshot, row: &Row) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attribute::Role;
     use crate::catalog::CATALOG;
+    use crate::clock::Timestamp;
+    use crate::discover::Container;
+    use crate::series::Series;
+
+    #[test]
+    fn unknown_processes_are_absent_and_none_are_an_empty_list() {
+        let process = ContainerProcess {
+            container: 2,
+            pid: 7,
+            comm: "python".into(),
+            role: Role::Trainer,
+            memory: crate::collect::process::ResidentMemory { rss_bytes: 5, anon_bytes: 4 },
+            pss_bytes: None,
+            gpu_bytes: Some(3),
+        };
+        let snapshot = Snapshot {
+            finished: Timestamp::now(),
+            series: Series::default(),
+            containers: ["a", "b", "c", "ended"].map(|name| Container::in_cgroup(name, name)).into(),
+            running: 3,
+            gpus: vec![],
+            processes: vec![ContainerProcess { container: 0, ..process.clone() }, process],
+            processes_complete: vec![false, true, true],
+        };
+        let text: Value = serde_json::from_slice(&containers(&snapshot)).unwrap();
+        let list = |number: usize| text["containers"][number].get("processes").cloned();
+        let known = json!([{ "pid": 7, "name": "python", "role": "trainer", "rss_bytes": 5, "gpu_memory_used_bytes": 3 }]);
+        assert_eq!([0, 1, 2, 3].map(list), [None, Some(json!([])), Some(known), None]);
+    }
 
     #[test]
     fn keys_are_unique() {

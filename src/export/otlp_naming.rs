@@ -65,34 +65,6 @@ pub fn attribute(label: &str) -> &str {
     }
 }
 
-/// Returns the equivalent metric of OpenTelemetry's semantic conventions, if there is one. Our metric keeps its own name,
-/// because it is narrower or has other attributes.
-pub fn equivalent(family: FamilyId) -> Option<&'static str> {
-    Some(match family {
-        FamilyId::PROCESS_CPU => "process.cpu.time",
-        FamilyId::PROCESS_RESIDENT => "process.memory.usage",
-        FamilyId::PROCESS_VIRTUAL => "process.memory.virtual",
-        FamilyId::PROCESS_OPEN_FDS => "process.unix.file_descriptor.count",
-        FamilyId::HOST_MEMORY_TOTAL => "system.memory.limit",
-        FamilyId::HOST_MEMORY_AVAILABLE => "system.memory.linux.available",
-        FamilyId::HOST_MEMORY_COMPONENT => "system.memory.usage",
-        FamilyId::HOST_SWAP_USED => "system.paging.usage",
-        FamilyId::CONTAINER_MEMORY_USAGE => "container.memory.usage",
-        FamilyId::CONTAINER_MEMORY_WORKING_SET => "container.memory.working_set",
-        FamilyId::CONTAINER_MEMORY_RSS => "container.memory.rss",
-        FamilyId::CONTAINER_MEMORY_LIMIT => "k8s.container.memory.limit",
-        FamilyId::CONTAINER_RESTARTS => "k8s.container.restart.count",
-        FamilyId::GPU_MEMORY_TOTAL => "hw.gpu.memory.limit",
-        FamilyId::GPU_MEMORY_USED => "hw.gpu.memory.usage",
-        FamilyId::GPU_UTILIZATION => "hw.gpu.utilization",
-        FamilyId::GPU_POWER => "hw.power",
-        FamilyId::GPU_ENERGY => "hw.energy",
-        FamilyId::GPU_TEMPERATURE => "hw.temperature",
-        FamilyId::GPU_ECC_ERRORS => "hw.errors",
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::catalog::{FamilyId, MetricKind, MetricScope};
+use crate::collect::gpu::device_metrics::{KNOWN_XIDS, XidClass};
 use crate::config::SETTINGS;
 use crate::export::otlp_naming;
 
@@ -41,14 +42,17 @@ pub fn metrics() -> String {
                 MetricKind::Info => "info",
             };
             let labels = def.labels.join(", ");
-            let meaning = [def.help, def.details].join(" ");
+            let hidden = match def.hidden {
+                "" => String::new(),
+                why => format!("Not on a dashboard: {why}."),
+            };
+            let texts = [def.help, def.details, &hidden].into_iter().filter(|text| !text.is_empty());
+            let meaning = texts.collect::<Vec<_>>().join(" ");
             let otlp = in_otlp(id);
             let _ = writeln!(
                 text,
                 "| `{}` | {kind} | {labels} | {} | {} | {otlp} |",
-                def.name,
-                def.max_series,
-                meaning.trim_end()
+                def.name, def.max_series, meaning
             );
         }
     }
@@ -59,14 +63,31 @@ pub fn metrics() -> String {
 fn in_otlp(family: FamilyId) -> String {
     let name = otlp_naming::of(family);
     let unit = if name.unit.is_empty() { String::new() } else { format!(" in `{}`", name.unit) };
-    let like = otlp_naming::equivalent(family).map(|like| format!(", like `{like}`")).unwrap_or_default();
+    let like = match family.desc().like {
+        "" => String::new(),
+        like => format!(", like `{like}`"),
+    };
     format!("`{}`{unit}{like}", name.name)
+}
+
+/// Returns the table of Xids in `docs/runbooks/MemledgerGpuXid.md`.
+pub fn xids() -> String {
+    let mut text = String::from("| Xid | alert | meaning |\n| --- | --- | --- |\n");
+    for (xid, class, meaning) in KNOWN_XIDS {
+        let alert = match class {
+            XidClass::Device => "critical",
+            XidClass::Application => "warning",
+            XidClass::Cleanup => "none",
+        };
+        let _ = writeln!(text, "| {xid} | {alert} | {meaning} |");
+    }
+    text
 }
 
 /// Returns the text of `docs/config.md`.
 pub fn settings() -> String {
     let mut text = String::from(
-        "# Settings\n\nGenerated from `src/config/settings.rs` by `make golden`; do not edit.\n\n\
+        "# Settings\n\nGenerated from `src/config/` by `make golden`; do not edit.\n\n\
          All are optional. Each can be set as a flag, as an environment variable, or in a YAML file \
          (`--config.file` or `MEMLEDGER_CONFIG_FILE`) whose keys are the flags' names, with dots or nested; a flag overrides \
          the environment, the environment overrides the file. Unknown keys and invalid values are rejected at start, \

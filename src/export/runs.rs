@@ -13,13 +13,16 @@ use super::events::{duration, sanitize_for_terminal, time};
 use crate::config::GROUP_SETTING;
 use crate::diagnose::advice::Advice;
 use crate::ledger::events::ExitReason;
-use crate::ledger::run_record::{GpuPeak, RolePeak, RunRecord};
+use crate::ledger::hit_limit::LimitPosition;
+use crate::ledger::run_record::{GpuPeak, RolePeak, RunRecord, ScopePeak};
 use crate::series::human_bytes;
 
 /// Maximum number of runs beside one another: more do not fit into a hundred columns.
 pub const MAX_COMPARED: usize = 4;
 /// Maximum characters of a name in the list, and of a value in a comparison.
 const MAX_NAME_CHARS: usize = 18;
+/// The same of a pod and its container in the list.
+const MAX_POD_CHARS: usize = 20;
 /// Maximum characters of the name of a setting in a comparison.
 const MAX_SETTING_CHARS: usize = 14;
 /// Bytes of the unit that `memory_usage` calls MB.
@@ -27,7 +30,9 @@ const MB: f64 = 1_048_576.0;
 
 /// Returns a table with one line per run, at the Unix time `now`.
 pub fn table(runs: &[RunRecord], now: f64) -> String {
-    let header = ["RUN", "CONTAINER", "LASTED", "EXIT", "RAM PEAK", "VRAM PEAK"].map(str::to_owned);
+    let is_pod = |run: &RunRecord| !run.subject.name.k8s_pod_name.is_empty();
+    let name = if runs.iter().any(is_pod) { "POD/CONTAINER" } else { "CONTAINER" };
+    let header = ["RUN", name, "LASTED", "EXIT", "RAM PEAK", "VRAM PEAK"].map(str::to_owned);
     let rows: Vec<_> = std::iter::once(header).chain(runs.iter().map(|run| row(run, now))).collect();
     let mut widths = [0; 6];
     for row in &rows {
@@ -52,12 +57,21 @@ fn row(run: &RunRecord, now: f64) -> [String; 6] {
     };
     [
         safe(&run.run, 40),
-        safe(&run.subject.name.container_name, MAX_NAME_CHARS),
+        name_in_pod(run),
         lasted,
         exit(run),
         bytes(run.unreclaimable_peak_bytes),
         bytes(run.gpu_peak_bytes()),
     ]
+}
+
+/// Returns the name of the container, in a pod after the end of that one's name: replicas differ there.
+fn name_in_pod(run: &RunRecord) -> String {
+    let name = &run.subject.name;
+    match &*name.k8s_pod_name {
+        "" => safe(&name.container_name, MAX_NAME_CHARS),
+        pod => safe_end(&format!("{pod}/{}", name.container_name), MAX_POD_CHARS),
+    }
 }
 
 /// Returns the state of a run whose duration is unknown.
@@ -145,14 +159,19 @@ fn ram(run: &RunRecord) -> String {
             String::new()
         };
     };
-    let mut words = match run.limit_bytes {
-        Some(limit) if run.exit_reason == Some(ExitReason::OomContainer) => {
+    let hit = run.oom_limit.and_then(|hit| hit.bytes);
+    let is_killed = run.exit_reason == Some(ExitReason::OomContainer);
+    let mut words = match (run.oom_limit.map(|hit| hit.position), hit.or(run.limit_bytes)) {
+        (Some(LimitPosition::Above | LimitPosition::Inside), _) if is_killed => {
+            let of = hit.map_or_else(String::new, |limit| format!(" of {}", human(limit)));
+            let is_above = run.oom_limit.is_some_and(|hit| hit.position == LimitPosition::Above);
+            let place = if is_above { "above" } else { "inside" };
+            format!("a limit{of} {place} the container was reached; highest sample {}", human(peak))
+        }
+        (_, Some(limit)) if is_killed => {
             format!("reached its limit of {}; highest sample {}", human(limit), human(peak))
         }
-        Some(limit) => {
-            format!("peak {} of {} ({:.0} %)", human(peak), human(limit), 100.0 * peak as f64 / limit as f64)
-        }
-        None => format!("peak {}", human(peak)),
+        (_, _) => peak_words(run, peak),
     };
     if let Some(mean) = run.unreclaimable_mean_bytes {
         let _ = write!(words, ", mean {}", human(mean));
@@ -161,6 +180,23 @@ fn ram(run: &RunRecord) -> String {
         let _ = write!(words, "; with page cache {}", human(usage));
     }
     words
+}
+
+/// Returns a peak beside the limit, or beside the memory of the host.
+fn peak_words(run: &RunRecord, peak: u64) -> String {
+    if let Some(limit) = run.limit_bytes {
+        return format!(
+            "peak {} of {} ({:.0} %)",
+            human(peak),
+            human(limit),
+            100.0 * peak as f64 / limit as f64
+        );
+    }
+    let host = run.host_total_bytes.zip(run.host_others_peak_bytes);
+    let host = host.map(|(total, others)| {
+        format!(" of the host's {}, of which others held {}", human(total), human(others))
+    });
+    format!("peak {}{}", human(peak), host.unwrap_or_default())
 }
 
 fn processes(peak: &RolePeak) -> String {
@@ -199,8 +235,13 @@ fn speed(run: &RunRecord) -> String {
 /// [`MAX_COMPARED`] runs.
 pub fn comparison(runs: &[RunRecord], now: f64) -> String {
     let mut lines = vec![line("", runs, |run| safe(&run.subject.name.container_name, MAX_NAME_CHARS))];
+    if runs.iter().any(|run| !run.subject.name.k8s_pod_name.is_empty()) {
+        lines.push(line("pod", runs, |run| safe_end(&run.subject.name.k8s_pod_name, MAX_NAME_CHARS)));
+    }
     lines.push(line("run", runs, |run| safe(run_time(run), MAX_NAME_CHARS)));
-    let mut names: Vec<&Arc<str>> = runs.iter().flat_map(|run| run.settings.keys()).collect();
+    lines.push(line("group", runs, |run| safe_end(&run.group, MAX_NAME_CHARS)));
+    let settings = runs.iter().flat_map(|run| run.settings.keys());
+    let mut names: Vec<&Arc<str>> = settings.filter(|name| ***name != *GROUP_SETTING).collect();
     names.sort();
     names.dedup();
     for name in names {
@@ -255,11 +296,20 @@ fn measured(
         line(what, runs, |run| match (value(run), first) {
             (None, _) => "-".to_owned(),
             (Some(value), Some(first)) if (value / first - 1.0).abs() >= 0.005 => {
-                format!("{} ({:+.0} %)", render(value), 100.0 * (value / first - 1.0))
+                format!("{} ({})", render(value), change(value / first))
             }
             (Some(value), _) => render(value),
         })
     })
+}
+
+/// Returns a ratio as a change in percent, or as a factor where percents would not fit into a column.
+fn change(ratio: f64) -> String {
+    match ratio {
+        ratio if ratio < 10.0 => format!("{:+.0} %", 100.0 * (ratio - 1.0)),
+        ratio if ratio < 1e5 => format!("x{ratio:.0}"),
+        ratio => format!("x{ratio:.0e}"),
+    }
 }
 
 /// Returns advice as text.
@@ -328,19 +378,39 @@ pub fn memory_usage(run: &RunRecord) -> Value {
             })
             .collect();
     }
-    // the peaks of what the entries have: a program's tensors, else all of its GPU memory
-    let used: fn(&GpuPeak) -> Option<u64> = match run.scopes.is_empty() {
-        true => |gpu| gpu.peak_bytes,
-        false => |gpu| gpu.torch_allocated_peak_bytes.or(gpu.peak_bytes),
-    };
+    log.sort_by(|one, other| one["timestamp"].as_str().cmp(&other["timestamp"].as_str()));
+    json!({"detailed_log": log, "peak_usage": match run.scopes.is_empty() {
+        true => sampled_peaks(run),
+        false => scope_peaks(run),
+    }})
+}
+
+/// Returns the peaks of a run whose program reports no scopes: of the container, and of its processes on all GPUs.
+fn sampled_peaks(run: &RunRecord) -> Value {
     let sum =
         |of: fn(&GpuPeak) -> Option<u64>| run.gpus.values().filter_map(of).reduce(|one, other| one + other);
-    json!({"detailed_log": log, "peak_usage": {
-        "cpu_ram_used_mb": mb(run.unreclaimable_peak_bytes),
-        "gpu_ram_used_mb": mb(sum(used)),
-        "gpu_ram_peak_mb": mb(sum(|gpu| gpu.torch_allocated_peak_bytes)),
-        "reserved_gpu_ram_mb": mb(sum(|gpu| gpu.torch_reserved_peak_bytes)),
-    }})
+    peaks([
+        run.unreclaimable_peak_bytes,
+        sum(|gpu| gpu.peak_bytes),
+        sum(|gpu| gpu.torch_allocated_peak_bytes),
+        sum(|gpu| gpu.torch_reserved_peak_bytes),
+    ])
+}
+
+/// Returns the highest values of the scopes, as the Python client does: none is lower than an entry of the log.
+fn scope_peaks(run: &RunRecord) -> Value {
+    let most = |of: fn(&ScopePeak) -> Option<u64>| run.scopes.iter().filter_map(of).max();
+    peaks([
+        most(|scope| scope.rss_bytes),
+        most(|scope| scope.torch_allocated_bytes),
+        most(|scope| scope.torch_allocated_peak_bytes),
+        most(|scope| scope.torch_reserved_bytes),
+    ])
+}
+
+fn peaks(bytes: [Option<u64>; 4]) -> Value {
+    let [cpu, gpu, gpu_peak, reserved] = bytes.map(|bytes| bytes.map(|bytes| bytes as f64 / MB));
+    json!({"cpu_ram_used_mb": cpu, "gpu_ram_used_mb": gpu, "gpu_ram_peak_mb": gpu_peak, "reserved_gpu_ram_mb": reserved})
 }
 
 fn utc(at: f64) -> String {
@@ -357,7 +427,7 @@ fn settings(run: &RunRecord) -> String {
 fn exit(run: &RunRecord) -> String {
     match (run.ended, run.exit_reason) {
         (None, _) => "-".to_owned(),
-        (Some(_), None) => "unknown".to_owned(),
+        (Some(_), None) => "undecided".to_owned(),
         (Some(_), Some(reason)) => reason.label().to_owned(),
     }
 }
@@ -378,11 +448,21 @@ fn safe(text: &str, max: usize) -> String {
     }
 }
 
+/// Like [`safe`], but keeps the end.
+fn safe_end(text: &str, max: usize) -> String {
+    let text = sanitize_for_terminal(text);
+    let excess = text.chars().count().saturating_sub(max);
+    match excess {
+        0 => text,
+        _ => std::iter::once('…').chain(text.chars().skip(excess + 1)).collect(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ledger::events::{ContainerLabels, ContainerRef};
-    use crate::ledger::run_record::{ScopePeak, TimelinePoint};
+    use crate::ledger::run_record::TimelinePoint;
 
     fn run(name: &str, batch: &str, peak: u64) -> RunRecord {
         let gpu = GpuPeak { total_bytes: Some(12 << 30), peak_bytes: Some(peak), ..GpuPeak::default() };
@@ -420,13 +500,22 @@ mod tests {
             maximum_batch_size: None,
             recommended_batch_size: None,
             safe_batch_size: None,
+            ram_budget: None,
             lines: vec![],
         };
         hostile.settings.extend((0..40).map(|n| (format!("key_{n}").into(), long.as_str().into())));
-        let runs = [hostile, run("b", "64", 9 << 30), run("c", "64", 1), run("d", "7", 0)];
-        for text in
-            [table(&runs, 0.0), comparison(&runs, 0.0), report(&runs[0], &TimeZone::UTC), advice(&advised)]
-        {
+        let mut runs = [hostile, run("b", "64", 9 << 30), run("c", "64", 1 << 20), run("d", "7", 2)];
+        let mut screens = vec![
+            table(&runs, 0.0),
+            comparison(&runs, 0.0),
+            report(&runs[0], &TimeZone::UTC),
+            advice(&advised),
+        ];
+        // the smallest first: the others are many times as large
+        runs.reverse();
+        runs[0].unreclaimable_peak_bytes = Some(1);
+        screens.push(comparison(&runs, 0.0));
+        for text in screens {
             for line in text.lines() {
                 assert!(line.chars().count() <= 100, "{} columns: {line}", line.chars().count());
                 assert!(!line.chars().any(char::is_control), "{line:?}");
@@ -481,6 +570,11 @@ mod tests {
         let entry = json!({"component": "model", "operation": "load", "timestamp": "1970-01-01T00:00:02.000000+00:00",
             "cpu_ram_used_mb": 4.0, "gpu_ram_used_mb": 1.0, "gpu_ram_peak_mb": 2.0, "reserved_gpu_ram_mb": 3.0});
         assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
+        let peaks = json!({"cpu_ram_used_mb": 4.0, "gpu_ram_used_mb": 1.0, "gpu_ram_peak_mb": 2.0, "reserved_gpu_ram_mb": 3.0});
+        assert_eq!(memory_usage(&run)["peak_usage"], peaks, "no lower than the log");
+        run.scopes.insert(0, ScopePeak { operation: "train".into(), at: 3.0, ..run.scopes[0].clone() });
+        let log = memory_usage(&run)["detailed_log"].clone();
+        assert_eq!([&log[0]["operation"], &log[1]["operation"]], ["load", "train"], "by time");
         assert_eq!(csv(&run).lines().nth(1), Some("1.500,3145728,,"));
     }
 }

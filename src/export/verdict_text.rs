@@ -6,18 +6,19 @@
 use std::fmt::Write;
 
 use crate::ledger::events::{Evidence, OomReport, PriorUsage, RoleRange, UsageSample};
-use crate::ledger::why::{Confidence, Verdict, lasted, printable, roles, short_ids};
+use crate::ledger::why::{Confidence, Verdict, is_cuda_oom, lasted, printable, roles, short_ids};
 use crate::series::human_bytes;
 use crate::text::first_chars;
 
 /// Maximum columns of a line.
 const WIDTH: usize = 100;
-/// Maximum lines of evidence; maximum characters of a piece, which is one line, and of a kernel log record of a kill, whose
-/// numbers are at its end.
+/// Maximum lines of evidence; maximum characters of a piece, which is one line, and of one whose numbers are at its end: a kernel log
+/// record of a kill, and what is known of a CUDA out-of-memory error.
 const MAX_EVIDENCE: usize = 4;
 const MAX_EVIDENCE_CHARS: usize = 88;
 const MAX_RECORD_CHARS: usize = 178;
 const RECORD: &str = "Killed process ";
+const GPU_SOURCES: [&str; 3] = ["reporter", "log", "driver"];
 /// Maximum number of samples: the first, the last, and some between them.
 const MAX_SAMPLES: usize = 3;
 /// Maximum processes of the kernel's report.
@@ -40,7 +41,9 @@ pub fn render(verdict: &Verdict) -> String {
         text.push_str("\nEvidence\n");
         evidence(&mut text, &verdict.evidence);
     }
-    if let (Some(before), Some(at)) = (&verdict.held, verdict.at) {
+    if is_cuda_oom(verdict.cause) {
+        // host memory says nothing about it
+    } else if let (Some(before), Some(at)) = (&verdict.held, verdict.at) {
         usage_before(&mut text, before, at);
     } else if verdict.at.is_some() {
         text.push_str("\nWhat it held before was not recorded.\n");
@@ -84,7 +87,7 @@ fn heading(text: &mut String, verdict: &Verdict) {
         Confidence::Likely => " (most likely)",
         Confidence::Unsure => " (not certain)",
     };
-    let ago = verdict.at.map(|at| verdict.asked_at - at).filter(|ago| *ago >= 0.0);
+    let ago = verdict.at.map(|at| verdict.requested_at - at).filter(|ago| *ago >= 0.0);
     let ago = ago.map_or_else(String::new, |ago| format!(", {} ago", lasted(ago)));
     wrap(text, "", &format!("{}{sure}{ago}", verdict.cause.title()));
 }
@@ -107,7 +110,8 @@ fn evidence(text: &mut String, lines: &[Evidence]) {
 /// Renders one piece of evidence after its source.
 fn piece(line: &Evidence) -> String {
     let source = cut(&printable(&line.source), 8);
-    let max = if line.text.contains(RECORD) { MAX_RECORD_CHARS } else { MAX_EVIDENCE_CHARS };
+    let is_record = line.text.contains(RECORD) || GPU_SOURCES.contains(&&*line.source);
+    let max = if is_record { MAX_RECORD_CHARS } else { MAX_EVIDENCE_CHARS };
     let mut text = String::new();
     wrap(&mut text, &format!("  {source:<9}"), &cut(&printable(&short_ids(&line.text)), max));
     text
@@ -122,6 +126,9 @@ fn at_the_kill(text: &mut String, verdict: &Verdict, report: &OomReport) {
         (Some(usage), None) => format!("{} in use", size(usage)),
         (None, _) => "memory in use not logged".to_owned(),
     }];
+    if !report.nodes.is_empty() {
+        head[0].push_str(" on all nodes together");
+    }
     head.extend(amount("free", report.free_bytes));
     head.extend(match (report.swap_bytes, report.swap_limit_bytes) {
         (_, Some(0)) => Some("no swap".to_owned()),
@@ -175,8 +182,8 @@ fn processes(text: &mut String, verdict: &Verdict, report: &OomReport) {
         if !row.container.is_empty() {
             who.push(format!("in {}", cut(&printable(&row.container), 24)));
         }
-        let is_victim = |pid: u32| row.pid == pid || row.tgid == Some(pid);
-        let killed = if verdict.pid.is_some_and(is_victim) { ", killed" } else { "" };
+        let victim = verdict.pid.and_then(|pid| report.victim(pid));
+        let killed = if victim.is_some_and(|victim| victim.pid == row.pid) { ", killed" } else { "" };
         let name = printable(&row.process);
         let _ = writeln!(text, "  {:>11}{kinds}  {name} ({}){killed}", size(row.rss_bytes), who.join(", "));
     }

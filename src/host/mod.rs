@@ -9,6 +9,7 @@ mod watch_queue;
 pub mod bounds;
 mod kernel_fs;
 pub mod capabilities;
+pub mod heap;
 pub mod panics;
 pub mod process_cgroup;
 pub mod read_pool;

@@ -9,7 +9,10 @@
 //!   idle while the queue is empty.
 //! * A read that exceeds the pool's timeout has failed: the failure is reported once, and the queued reads of its owner
 //!   are skipped. If the read returns later, that result is reported too.
-//! * An owner has one read at a time. After a slow read, its owner is paused for nine times the duration of the read.
+//! * An owner has one read at a time, and a group of owners [`STUCK_READS_OF_GROUP`], so that one pod cannot use up the
+//!   threads. After a slow read, its owner is paused for nine times the duration of the read.
+//! * The pool rests in proportion to the CPU time that it used. Owners take turns of limited length, and the rest after an
+//!   expensive read is mostly the pause of its owner: an owner whose reads are expensive delays the others little.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -21,7 +24,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::ReadError;
-use super::bounds::STUCK_READS;
+use super::bounds::{STUCK_READS, STUCK_READS_OF_GROUP};
 use crate::clock::Timestamp;
 
 /// A read that waits longer than this, but not for a CPU, is slow.
@@ -31,6 +34,10 @@ const PAUSE_FACTOR: u32 = 9;
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Shorter rests are accumulated instead of interrupting short work.
 const MIN_REST: Duration = Duration::from_millis(5);
+/// After an expensive read the pool rests for this time, or for [`MIN_REST_FACTOR`] times the CPU time of the read if that is
+/// longer. The remaining rest is a pause of the read's owner.
+const MAX_REST: Duration = Duration::from_secs(1);
+const MIN_REST_FACTOR: u32 = 3;
 /// Reads have no recursion and no large arrays.
 const STACK_BYTES: usize = 256 * 1024;
 
@@ -43,10 +50,16 @@ pub struct PoolConfig {
     pub handover_after: Duration,
     /// If a read takes longer than this, it has failed.
     pub timeout: Duration,
-    /// A thread rests for this many times the CPU time that it used.
+    /// The pool rests for this many times the CPU time that it used.
     pub rest_factor: u32,
-    /// Reads alternate between owners; otherwise all reads of one owner are made in sequence.
-    pub round_robin: bool,
+    /// For how long the reads of one owner are made in sequence before the next owner's turn. Zero: owners alternate.
+    pub turn: Duration,
+}
+
+/// Identifies whose read it is.
+pub trait ReadOwner: Clone + Eq + Hash + Send + 'static {
+    /// Returns the group, whose owners share a limit of concurrent reads.
+    fn group(&self) -> &str;
 }
 
 /// The outcome of a queued read.
@@ -77,6 +90,10 @@ struct State<O, K, T> {
     /// Owners with queued reads, in the order in which they are served.
     owner_order: VecDeque<O>,
     paused: HashMap<O, Timestamp>,
+    /// The owner of the last read, and when its turn began.
+    turn: Option<(O, Timestamp)>,
+    /// When the pool will have rested for all reads so far.
+    rested_at: Timestamp,
     /// The current read of each thread; `None` if it is idle.
     threads: HashMap<u64, Option<Running<O, K>>>,
     next_thread: u64,
@@ -95,7 +112,7 @@ struct Running<O, K> {
 
 impl<O, K, T> ReadPool<O, K, T>
 where
-    O: Clone + Eq + Hash + Send + 'static,
+    O: ReadOwner,
     K: Clone + Send + 'static,
     T: Send + 'static,
 {
@@ -108,6 +125,8 @@ where
             queues: HashMap::new(),
             owner_order: VecDeque::new(),
             paused: HashMap::new(),
+            turn: None,
+            rested_at: Timestamp::now(),
             threads: HashMap::new(),
             next_thread: 0,
             outcomes: vec![],
@@ -123,7 +142,7 @@ where
     pub fn submit(&self, reads: impl IntoIterator<Item = (O, K)>) {
         let mut state = self.shared.lock();
         for (owner, key) in reads {
-            if state.is_blocked || state.has_stuck_read(&owner) {
+            if state.is_blocked || state.is_stuck(&owner) {
                 state.outcomes.push((owner, key, ReadOutcome::Skipped));
                 continue;
             }
@@ -206,7 +225,7 @@ where
 
 impl<O, K, T> Shared<O, K, T>
 where
-    O: Clone + Eq + Hash,
+    O: ReadOwner,
     K: Clone,
 {
     fn lock(&self) -> MutexGuard<'_, State<O, K, T>> {
@@ -216,9 +235,7 @@ where
     /// Body of a thread: makes queued reads until the pool is dropped or another thread takes over.
     fn run_thread(&self, id: u64) {
         let mut buffer = Vec::new();
-        let (mut pending_rest, mut since) = (Duration::ZERO, Timestamp::now());
         while let Some(key) = self.next(id) {
-            pending_rest = pending_rest.saturating_sub(Timestamp::now().since(since));
             let (cpu, delay) = (cpu_time(), run_delay());
             let read = catch_unwind(AssertUnwindSafe(|| (self.read)(&key, &mut buffer)));
             let cpu = cpu_time().saturating_sub(cpu);
@@ -226,12 +243,7 @@ where
             buffer.clear();
             buffer.shrink_to(super::bounds::MAX_RETAINED_BYTES);
             let read = read.unwrap_or_else(|_| Err(ReadError::malformed("a read panicked")));
-            self.finish(id, cpu + delay, read);
-            pending_rest += cpu * self.config.rest_factor;
-            since = Timestamp::now();
-            if pending_rest >= MIN_REST {
-                std::thread::sleep(pending_rest);
-            }
+            self.finish(id, cpu, delay, read);
         }
     }
 
@@ -248,13 +260,16 @@ where
                 state.threads.remove(&id);
                 return None;
             }
-            if let Some((owner, key)) = state.next_read(now, self.config.round_robin) {
+            let rest = Some(state.rested_at.since(now)).filter(|rest| *rest >= MIN_REST);
+            if rest.is_none()
+                && let Some((owner, key)) = state.next_read(now, self.config.turn)
+            {
                 let running = Running { owner, key: key.clone(), began: now, has_timed_out: false };
                 state.threads.insert(id, Some(running));
                 return Some(key);
             }
-            // until the pool is dropped, a read is queued, or a pause ends
-            state = match state.next_resume(now) {
+            // until the pool is dropped, a read is queued, or a rest or pause ends
+            state = match rest.or_else(|| state.next_resume(now)) {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(pause) => {
                     self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0
@@ -263,14 +278,19 @@ where
         }
     }
 
-    /// Notes the end of a read. `cpu`: for how long it ran, or could have.
-    fn finish(&self, id: u64, cpu: Duration, read: Result<T, ReadError>) {
+    /// Notes the end of a read. `cpu`: for how long it ran; `delay`: for how long it could have.
+    fn finish(&self, id: u64, cpu: Duration, delay: Duration, read: Result<T, ReadError>) {
         let mut state = self.lock();
         let now = Timestamp::now();
         let Some(running) = state.threads.get_mut(&id).and_then(Option::take) else { return };
-        let waited = now.since(running.began).saturating_sub(cpu);
-        if waited >= SLOW_READ {
-            let pause = (waited * PAUSE_FACTOR).min(MAX_PAUSE);
+        let waited = now.since(running.began).saturating_sub(cpu + delay);
+        let slow_pause =
+            if waited >= SLOW_READ { (waited * PAUSE_FACTOR).min(MAX_PAUSE) } else { Duration::ZERO };
+        let own_rest = cpu * self.config.rest_factor;
+        let rest = own_rest.min(MAX_REST.max(cpu * MIN_REST_FACTOR));
+        state.rested_at = state.rested_at.max(now).plus(rest);
+        let pause = if own_rest > rest { slow_pause.max(own_rest) } else { slow_pause };
+        if !pause.is_zero() {
             state.paused.insert(running.owner.clone(), now.plus(pause));
         }
         if state.is_blocked {
@@ -285,20 +305,44 @@ where
 
 impl<O, K, T> State<O, K, T>
 where
-    O: Clone + Eq + Hash,
+    O: ReadOwner,
     K: Clone,
 {
-    /// Returns true if a read of this owner has timed out and has not returned.
-    fn has_stuck_read(&self, owner: &O) -> bool {
-        self.threads.values().flatten().any(|running| running.has_timed_out && running.owner == *owner)
+    fn reads(&self) -> impl Iterator<Item = &Running<O, K>> {
+        self.threads.values().flatten()
+    }
+
+    /// Returns true if a read of this owner, or all that its group may have, have timed out and have not returned.
+    fn is_stuck(&self, owner: &O) -> bool {
+        let stuck = self.reads().filter(|running| running.has_timed_out);
+        let mut of_group = stuck.filter(|running| running.owner.group() == owner.group());
+        let mut count = 0;
+        of_group.any(|running| {
+            count += 1;
+            running.owner == *owner || count >= STUCK_READS_OF_GROUP.max
+        })
     }
 
     fn is_running(&self, owner: &O) -> bool {
-        self.threads.values().flatten().any(|running| running.owner == *owner)
+        self.reads().any(|running| running.owner == *owner)
     }
 
     fn can_read(&self, owner: &O, now: Timestamp) -> bool {
-        self.paused.get(owner).is_none_or(|until| *until <= now) && !self.is_running(owner)
+        let of_group = || self.reads().filter(|running| running.owner.group() == owner.group()).count();
+        self.paused.get(owner).is_none_or(|until| *until <= now)
+            && !self.is_running(owner)
+            && of_group() < STUCK_READS_OF_GROUP.max
+    }
+
+    /// Starts a turn of this owner, or returns whether its turn goes on.
+    fn is_in_turn(&mut self, owner: &O, now: Timestamp, turn: Duration) -> bool {
+        match &self.turn {
+            Some((current, began)) if current == owner => now.since(*began) < turn,
+            _ => {
+                self.turn = Some((owner.clone(), now));
+                !turn.is_zero()
+            }
+        }
     }
 
     /// Returns true if a read is running or possible that will probably finish soon.
@@ -308,7 +352,7 @@ where
             || self.owner_order.iter().any(|owner| self.can_read(owner, now))
     }
 
-    fn next_read(&mut self, now: Timestamp, round_robin: bool) -> Option<(O, K)> {
+    fn next_read(&mut self, now: Timestamp, turn: Duration) -> Option<(O, K)> {
         self.paused.retain(|_, until| *until > now);
         for _ in 0..self.owner_order.len() {
             let owner = self.owner_order.pop_front()?;
@@ -318,12 +362,15 @@ where
             }
             let Some(queue) = self.queues.get_mut(&owner) else { continue };
             let key = queue.pop_front();
-            if queue.is_empty() {
+            let is_last = queue.is_empty();
+            let is_in_turn = self.is_in_turn(&owner, now, turn);
+            if is_last {
                 self.queues.remove(&owner);
-            } else if round_robin {
-                self.owner_order.push_back(owner.clone());
-            } else {
+            } else if is_in_turn {
                 self.owner_order.push_front(owner.clone());
+            } else {
+                self.turn = None;
+                self.owner_order.push_back(owner.clone());
             }
             if let Some(key) = key {
                 return Some((owner, key));
@@ -346,9 +393,13 @@ where
                 timed_out.push((running.owner.clone(), running.key.clone()));
             }
         }
+        if !timed_out.is_empty() {
+            let (stuck, others) =
+                std::mem::take(&mut self.owner_order).into_iter().partition(|owner| self.is_stuck(owner));
+            self.owner_order = others;
+            VecDeque::<O>::into_iter(stuck).for_each(|owner| self.skip(&owner));
+        }
         for (owner, key) in timed_out {
-            self.skip(&owner);
-            self.owner_order.retain(|other| *other != owner);
             let error = ReadError::TimedOut(name.to_owned());
             self.outcomes.push((owner, key, ReadOutcome::Finished(Err(error))));
         }
@@ -392,174 +443,4 @@ pub(crate) fn run_delay() -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::mpsc;
-
-    const MS: Duration = Duration::from_millis(1);
-    const LONG: Duration = Duration::from_secs(60);
-
-    /// Behaviour of a read.
-    #[derive(Clone, Copy, Debug, PartialEq)]
-    enum Task {
-        Number(u32),
-        /// Hangs until the test releases it.
-        Hang,
-        /// Uses so much CPU time, on the first CPU.
-        Compute(Duration),
-    }
-
-    /// Keeps the first CPU busy from this thread.
-    fn compute(mut is_done: impl FnMut() -> bool) {
-        let mut first = rustix::thread::CpuSet::new();
-        first.set(0);
-        rustix::thread::sched_setaffinity(None, &first).unwrap();
-        while !is_done() {
-            std::hint::spin_loop();
-        }
-    }
-
-    type Pool = ReadPool<&'static str, Task, u32>;
-
-    fn pool(timeout: Duration) -> (Pool, mpsc::Sender<()>) {
-        let (release, released) = mpsc::channel();
-        let released = Mutex::new(released);
-        // a thread that the scheduler delays must not look like one that hangs
-        let handover_after = if timeout == LONG { LONG } else { 2 * MS };
-        let config =
-            PoolConfig { name: "test-reads", handover_after, timeout, rest_factor: 0, round_robin: true };
-        let read = move |task: &Task, _: &mut Vec<u8>| match task {
-            Task::Number(number) => Ok(*number),
-            Task::Hang => {
-                let _ = released.lock().unwrap().recv();
-                Ok(0)
-            }
-            Task::Compute(time) => {
-                compute(|| cpu_time() >= *time);
-                Ok(0)
-            }
-        };
-        (ReadPool::new(config, read), release)
-    }
-
-    /// Returns the numbers read, and the counts of timed-out and skipped reads.
-    fn outcomes(pool: &Pool) -> (Vec<u32>, usize, usize) {
-        let mut counted = (vec![], 0, 0);
-        for (_, _, outcome) in pool.take() {
-            match outcome {
-                ReadOutcome::Finished(Ok(number)) => counted.0.push(number),
-                ReadOutcome::Finished(Err(error)) => {
-                    counted.1 += usize::from(error.reason_label() == Some("timeout"))
-                }
-                ReadOutcome::Skipped => counted.2 += 1,
-            }
-        }
-        counted
-    }
-
-    fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-        let began = Timestamp::now();
-        while !is_so() {
-            assert!(Timestamp::now().since(began) < LONG, "{what}");
-            std::thread::yield_now();
-        }
-    }
-
-    #[test]
-    fn wait_returns_after_all_reads_and_owners_alternate() {
-        let (pool, _release) = pool(LONG);
-        let of = |owner, from| (from..from + 3).map(move |number| (owner, Task::Number(number)));
-        pool.submit(of("a", 0).chain(of("b", 10)));
-        pool.wait(LONG);
-        assert_eq!(outcomes(&pool), (vec![0, 10, 1, 11, 2, 12], 0, 0));
-    }
-
-    #[test]
-    fn hanging_read_delays_no_other_owner_and_is_reported_once() {
-        let (pool, release) = pool(500 * MS);
-        pool.submit([("a", Task::Hang), ("a", Task::Number(1)), ("b", Task::Number(2))]);
-        pool.wait(20 * MS);
-        let mut seen = outcomes(&pool);
-        until("it times out", || {
-            let (read, timed_out, skipped) = outcomes(&pool);
-            seen.0.extend(read);
-            seen.1 += timed_out;
-            seen.2 += skipped;
-            seen.1 > 0 && !seen.0.is_empty()
-        });
-        assert_eq!(seen, (vec![2], 1, 1), "queued reads of the same owner are skipped");
-        pool.submit([("a", Task::Number(3)), ("b", Task::Number(4))]);
-        pool.wait(LONG);
-        assert_eq!(outcomes(&pool), (vec![4], 0, 1), "the owner waits for the read that hangs");
-        release.send(()).unwrap();
-        until("it returns", || outcomes(&pool).0 == [0]);
-        until("a surplus thread ends", || pool.shared.lock().threads.len() == 1);
-    }
-
-    #[test]
-    fn blocks_reads_while_the_limit_of_reads_hangs() {
-        let (pool, release) = pool(5 * MS);
-        let owners = ["a", "b", "c", "d"];
-        assert_eq!(owners.len(), STUCK_READS.max);
-        pool.submit(owners.map(|owner| (owner, Task::Hang)));
-        until("all hang", || {
-            pool.take();
-            pool.is_blocked()
-        });
-        pool.submit([("e", Task::Number(1))]);
-        assert_eq!(outcomes(&pool), (vec![], 0, 1));
-        assert_eq!(pool.shared.lock().threads.len(), STUCK_READS.max);
-        release.send(()).unwrap();
-        until("one returns", || !pool.is_blocked());
-        pool.submit([("e", Task::Number(1))]);
-        until("it is read again", || outcomes(&pool).0.contains(&1));
-        drop(release);
-        until("the others return", || pool.shared.lock().threads.len() == 1);
-    }
-
-    #[test]
-    fn pauses_only_the_slow_owner() {
-        let (pool, release) = pool(LONG);
-        pool.submit([("slow", Task::Hang)]);
-        until("it is read", || pool.shared.lock().is_running(&"slow"));
-        let began = Timestamp::now();
-        // so slow that its pause, of nine times as long, is not over before the next reads
-        until("it is slow", || Timestamp::now().since(began) > 20 * SLOW_READ);
-        release.send(()).unwrap();
-        until("it returns", || !outcomes(&pool).0.is_empty());
-        pool.submit([("slow", Task::Number(1)), ("other", Task::Number(2))]);
-        pool.wait(LONG);
-        assert_eq!(outcomes(&pool).0, [2]);
-        until("its pause is over", || outcomes(&pool).0 == [1]);
-        assert!(Timestamp::now().since(began) >= SLOW_READ * PAUSE_FACTOR);
-    }
-
-    #[test]
-    fn waiting_for_a_cpu_is_not_slow() {
-        let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let seen = Arc::clone(&is_over);
-        let busy = std::thread::spawn(move || compute(|| seen.load(std::sync::atomic::Ordering::Relaxed)));
-        let (pool, _release) = pool(LONG);
-        let began = Timestamp::now();
-        pool.submit([("a", Task::Compute(10 * SLOW_READ))]);
-        until("it returns", || !outcomes(&pool).0.is_empty());
-        let now = Timestamp::now();
-        let pause = pool.shared.lock().paused.get("a").map_or(Duration::ZERO, |until| until.since(now));
-        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        busy.join().unwrap();
-        let took = now.since(began);
-        assert!(took > 12 * SLOW_READ, "it had to wait for the CPU: {took:?}");
-        // interrupts and a hypervisor take some of the time, of which nothing knows
-        assert!(pause < took, "{pause:?} after {took:?}");
-    }
-
-    #[test]
-    fn threads_end_when_pool_is_dropped() {
-        let (pool, _release) = pool(LONG);
-        pool.submit([("a", Task::Number(1))]);
-        pool.wait(LONG);
-        let shared = Arc::clone(&pool.shared);
-        drop(pool);
-        until("the thread ends", || Arc::strong_count(&shared) == 1);
-    }
-}
+mod tests;

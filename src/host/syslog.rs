@@ -13,7 +13,7 @@ const SIZE_BUFFER: libc::c_int = 10;
 /// The text of the buffer is longer than the buffer, since each line gets a timestamp.
 const TEXT_FACTOR: usize = 2;
 /// Maximum size of a read; the kernel omits the oldest records beyond it.
-const MAX_BYTES: usize = 32 << 20;
+const MAX_BYTES: usize = super::bounds::SYSLOG.max_bytes;
 
 /// Returns the buffer size that [`read_all`] needs, in bytes.
 ///

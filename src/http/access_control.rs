@@ -85,10 +85,10 @@ impl SecurityConfig {
             1 => "1 user".to_owned(),
             users => format!("{users} users"),
         };
-        let tls = match (&self.tls, self.requires_certificates()) {
+        let tls = match (&self.tls, self.client_auth()) {
             (None, _) => "plain HTTP",
-            (Some(_), false) => "TLS",
-            (Some(_), true) => "TLS, client certificates verified",
+            (Some(_), ClientAuth::RequireAndVerify) => "TLS, client certificates verified",
+            (Some(_), _) => "TLS",
         };
         format!("{tls}, {users}")
     }
@@ -102,8 +102,9 @@ impl SecurityConfig {
         matches!(self.client_auth(), ClientAuth::VerifyIfGiven | ClientAuth::RequireAndVerify)
     }
 
-    fn requires_certificates(&self) -> bool {
-        self.client_auth() == ClientAuth::RequireAndVerify
+    fn limits_ciphers(&self) -> [bool; 2] {
+        let tls = self.files.config.tls.as_ref();
+        tls.map_or([false; 2], |tls| [!tls.cipher_suites.is_empty(), !tls.groups.is_empty()])
     }
 
     fn requires_password(&self) -> bool {
@@ -126,14 +127,20 @@ impl SecurityConfig {
         if self.requires_password() && !newer.requires_password() {
             return Some("passwords would no longer be required");
         }
-        if self.requires_certificates() && !newer.requires_certificates() {
+        if self.client_auth().is_mandatory() && !newer.client_auth().is_mandatory() {
             return Some("client certificates would no longer be required");
+        }
+        if self.client_auth() == ClientAuth::RequireAndVerify && !newer.verifies_clients() {
+            return Some("client certificates would no longer be verified");
         }
         if self.restricts_client_names() && !newer.restricts_client_names() {
             return Some("client certificates of any name would be accepted");
         }
         if self.min_version() > newer.min_version() {
             return Some("an older TLS version would be accepted");
+        }
+        if std::iter::zip(self.limits_ciphers(), newer.limits_ciphers()).any(|(old, new)| old && !new) {
+            return Some("cipher suites or curves would no longer be limited");
         }
         let (old, new) = (self.files.config.rate, newer.files.config.rate);
         (old.is_some() && new.is_none()).then_some("rate_limit would be turned off")
@@ -337,4 +344,41 @@ pub fn describe(file: &Path) -> Result<String, ConfigError> {
 
 fn is_health(path: &str) -> bool {
     matches!(path, "/-/healthy" | "/-/ready")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::web::WebConfig;
+
+    fn with_tls(lines: &str) -> SecurityConfig {
+        let text = format!("tls_server_config:\n  cert_file: c\n  key_file: k\n{lines}");
+        let mut security = SecurityConfig::default();
+        security.files.config = WebConfig::parse(Path::new("web.yml"), &text).unwrap();
+        security
+    }
+
+    #[test]
+    fn change_that_removes_protection_is_found() {
+        let types = ["RequestClientCert", "RequireAnyClientCert"];
+        let [request, any] = types.map(|kind| with_tls(&format!("  client_auth_type: {kind}\n")));
+        let verified = |kind: &str| with_tls(&format!("  client_ca_file: a\n  client_auth_type: {kind}\n"));
+        let (if_given, required) =
+            (verified("VerifyClientCertIfGiven"), verified("RequireAndVerifyClientCert"));
+        let none = with_tls("");
+        for newer in [&none, &request, &if_given] {
+            assert!(any.weakened_by(newer).is_some_and(|reason| reason.contains("required")));
+            assert!(required.weakened_by(newer).is_some_and(|reason| reason.contains("required")));
+        }
+        assert!(required.weakened_by(&any).is_some_and(|reason| reason.contains("verified")));
+        for (older, newer) in [(&any, &required), (&none, &any), (&request, &none), (&if_given, &none)] {
+            assert_eq!(older.weakened_by(newer), None);
+        }
+        let ciphers = with_tls("  cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]\n");
+        let curves = with_tls("  curve_preferences: [X25519]\n");
+        for limited in [&ciphers, &curves] {
+            assert!(limited.weakened_by(&none).is_some_and(|reason| reason.contains("no longer be limited")));
+        }
+        assert_eq!(none.weakened_by(&ciphers), None);
+    }
 }

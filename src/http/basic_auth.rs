@@ -1,8 +1,8 @@
 //! Checks user names and passwords of basic authentication.
 //!
 //! bcrypt is slow on purpose. So checks run one at a time on a thread that serves no requests, and their outcomes are cached.
-//! Concurrent requests with the same credentials share one check. The queue is short, with one check per client address. A
-//! stranger with wrong passwords thus never delays clients that are in the cache. Clients that are not, such as all of them
+//! Concurrent requests with the same credentials share one check. The queue is short, with one check per client address. An
+//! attacker with wrong passwords thus never delays clients that are in the cache. Clients that are not, such as all of them
 //! after a restart, can only be delayed by as many addresses as the queue is long.
 //!
 //! Response times do not reveal user names: an unknown name costs a check too, with the cost of some user's hash, which is
@@ -191,6 +191,10 @@ impl BasicAuth {
     ) -> Result<bool, AuthOutcome> {
         let _queued = self.queue.acquire(from).ok_or(AuthOutcome::Busy)?;
         let slot = Arc::clone(&self.slot).acquire_owned().await.map_err(|_| AuthOutcome::Busy)?;
+        // the check of a client that disconnected meanwhile ran to its end
+        if let Some(outcome) = self.cached_outcome(&digest) {
+            return Ok(outcome == AuthOutcome::Valid);
+        }
         let cost =
             hash.as_ref().map_or_else(|| self.decoy_cost(users, &credentials.name), PasswordHash::cost);
         let (password, cache, rounds) =
@@ -283,6 +287,31 @@ mod tests {
                     "{name}: kept"
                 );
             }
+        });
+    }
+
+    #[test]
+    fn check_of_a_client_that_disconnects_is_not_repeated_for_another() {
+        let (basic_auth, users) = (Arc::new(BasicAuth::new().unwrap()), users(&[("ann", 8)]));
+        runtime().block_on(async {
+            let start = |number| {
+                let (basic_auth, users) = (Arc::clone(&basic_auth), users.clone());
+                tokio::spawn(async move {
+                    basic_auth.check(&users, &credentials("ann", "secret"), address(number)).await
+                })
+            };
+            let first = start(1);
+            while basic_auth.slot.available_permits() > 0 {
+                tokio::task::yield_now().await;
+            }
+            let waiters = || basic_auth.in_flight.lock().unwrap().values().map(Arc::strong_count).max();
+            let second = start(2);
+            while waiters().is_some_and(|count| count < 3) {
+                tokio::task::yield_now().await;
+            }
+            first.abort();
+            assert_eq!(second.await.unwrap(), AuthOutcome::Valid);
+            assert_eq!(basic_auth.rounds.load(Ordering::Relaxed), 1 << 8);
         });
     }
 

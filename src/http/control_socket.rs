@@ -3,13 +3,14 @@
 //! The permissions of the socket decide who may use it. Beyond that a process of a container is refused whatever its user
 //! is, because containers run as root and may mount the socket by mistake. Only memledger's own container is admitted.
 
+use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::future::Future;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::StatusCode;
@@ -19,17 +20,22 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use super::CurrentRoutes;
 use super::access_control::{AccessControl, Peer};
 use super::server::{ConnectionHandle, serve_http};
 use super::timeouts::{ConnectionClock, TimedStream};
+use crate::clock::Timestamp;
+use crate::collect::http_stats::RejectReason;
 use crate::config::LocalSettings;
-use crate::host::unix_peer;
+use crate::host::{Dir, unix_peer};
 use crate::parse::container_id;
 use crate::parse::lines;
 
 /// Maximum open connections of admitted processes, and of refused ones, which wait for their response.
 const MAX_CONNECTIONS: usize = 16;
 const MAX_REFUSED: usize = 4;
+/// How often the same refusal is logged at most; each is counted.
+const LOG_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The listening socket. Its file is removed when this is dropped.
 #[derive(Debug)]
@@ -48,7 +54,7 @@ impl Drop for ControlSocket {
     }
 }
 
-/// Creates the socket, and its directory if that is missing. A socket that nobody listens on any more is replaced.
+/// Creates the socket, and its directory if that is missing. A stale socket, on which no process listens, is replaced.
 ///
 /// # Errors
 /// What prevents it, with the path: another memledger that listens, another file, or the system's error.
@@ -112,13 +118,13 @@ fn group_id(group: &str) -> std::io::Result<u32> {
 /// Serves until `stop` resolves.
 pub async fn serve_control_socket(
     socket: ControlSocket,
-    router: Router,
+    routes: CurrentRoutes,
     access_control: Arc<AccessControl>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
     let (admitted, refused) = (Semaphore::new(MAX_CONNECTIONS), Semaphore::new(MAX_REFUSED));
     let (admitted, refused) = (Arc::new(admitted), Arc::new(refused));
-    let (mut connections, was_refused) = (JoinSet::new(), AtomicBool::new(false));
+    let (mut connections, mut last_logged) = (JoinSet::new(), BTreeMap::new());
     let mut stop = pin!(stop);
     loop {
         let stream = tokio::select! {
@@ -126,28 +132,36 @@ pub async fn serve_control_socket(
             Some(_) = connections.join_next() => continue,
             accepted = socket.listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
-                Err(_) => {
+                Err(error) => {
+                    log_hourly(&mut last_logged, "accept", || {
+                        tracing::warn!(%error, "accepting connections of the control socket failed; retrying");
+                    });
                     tokio::time::sleep(super::server::ACCEPT_RETRY_DELAY).await;
                     continue;
                 }
             },
         };
-        let (permits, router) = match check_peer(&stream) {
-            Ok(()) => (&admitted, router.clone()),
-            Err(reason) => {
-                if !was_refused.swap(true, Ordering::Relaxed) {
+        let admitted_or_refused = check_peer(&stream)
+            .map_err(|reason| (RejectReason::ControlSocket, StatusCode::FORBIDDEN, reason))
+            .and_then(|()| Arc::clone(&admitted).try_acquire_owned().map_err(|_| OVERFLOW));
+        let (permit, routes) = match admitted_or_refused {
+            Ok(permit) => (permit, routes.clone()),
+            Err((reject, status, reason)) => {
+                access_control.count_rejected(reject);
+                log_hourly(&mut last_logged, reason, || {
                     tracing::warn!(reason, "refused a client of the control socket");
-                }
-                let text = format!("forbidden: {reason}\n");
-                (&refused, Router::new().fallback(move || async { (StatusCode::FORBIDDEN, text) }))
+                });
+                let Ok(permit) = Arc::clone(&refused).try_acquire_owned() else { continue };
+                let text = format!("{reason}\n");
+                let refuse = Router::new().fallback(move || std::future::ready((status, text.clone())));
+                (permit, CurrentRoutes::new(refuse))
             }
         };
-        let Ok(permit) = Arc::clone(permits).try_acquire_owned() else { continue };
         let (clock, closing) = (ConnectionClock::new(), access_control.closing());
         let handle = ConnectionHandle {
             peer: Peer::control_socket(),
             clock: Arc::clone(&clock),
-            router,
+            routes,
             access_control: Arc::clone(&access_control),
             generation: 0,
         };
@@ -161,26 +175,45 @@ pub async fn serve_control_socket(
     while connections.join_next().await.is_some() {}
 }
 
+/// The rejection of a connection above [`MAX_CONNECTIONS`].
+const OVERFLOW: (RejectReason, StatusCode, &str) = (
+    RejectReason::Connections,
+    StatusCode::SERVICE_UNAVAILABLE,
+    "too many connections on the control socket; try again",
+);
+
+/// Logs if nothing was logged about this within [`LOG_INTERVAL`].
+fn log_hourly(last: &mut BTreeMap<&'static str, Timestamp>, about: &'static str, log: impl FnOnce()) {
+    let now = Timestamp::now();
+    if last.get(about).is_none_or(|last| now.since(*last) >= LOG_INTERVAL) {
+        last.insert(about, now);
+        log();
+    }
+}
+
 /// Checks the process that connected. It is the process itself and not another one with its pid, as far as it still runs
 /// after the check.
 fn check_peer(stream: &UnixStream) -> Result<(), &'static str> {
-    const ENDED: &str = "the process that connected has ended";
+    const ENDED: &str = "forbidden: the process that connected has ended";
     let Some((pid, pidfd)) = unix_peer::connected_process(stream).map_err(|_| ENDED)? else {
         return Err(
-            "the process is not visible to memledger; give memledger the host's pid namespace (--pid=host, \
+            "forbidden: the process is not visible to memledger; give memledger the host's pid namespace (--pid=host, \
                     pid: host, hostPID: true), or run the verb in memledger's own container",
         );
     };
-    let read =
-        |name: &str| std::fs::read(format!("/proc/{}/{name}", pid.as_raw_nonzero())).map_err(|_| ENDED);
-    let (cgroups, status) = (read("cgroup")?, read("status")?);
-    let own = std::fs::read("/proc/self/cgroup").map_err(|_| "memledger's own cgroup is unreadable")?;
+    let read = |process: &str, name| {
+        let file = Dir::open(&Path::new("/proc").join(process))?.file(name)?;
+        file.read_once(&mut Vec::new()).map(<[u8]>::to_vec)
+    };
+    let of_peer = |name| read(&pid.as_raw_nonzero().to_string(), name).map_err(|_| ENDED);
+    let (cgroups, status) = (of_peer("cgroup")?, of_peer("status")?);
+    let own = read("self", "cgroup").map_err(|_| "forbidden: memledger's own cgroup is unreadable")?;
     if unix_peer::has_ended(&pidfd) {
         return Err(ENDED);
     }
     if is_foreign_container(&own, &cgroups) || is_in_nested_pid_namespace(&status) {
         return Err(
-            "the process belongs to a container; the control socket is for the host and memledger's own container",
+            "forbidden: the process belongs to a container; the control socket is for the host and memledger's own container",
         );
     }
     Ok(())

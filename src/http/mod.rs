@@ -12,6 +12,8 @@ mod index_page;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
 mod limits;
+mod pages;
+mod query;
 mod runs;
 mod server;
 mod snapshot_cache;
@@ -19,7 +21,7 @@ mod timeouts;
 mod tls;
 mod why;
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -50,9 +52,10 @@ use crate::discover::Container;
 use crate::export::prometheus;
 use crate::ledger::store::EventReader;
 use crate::reporter::ReporterState;
+use crate::text::nearest;
 
-/// A snapshot older than this and than ten intervals is not served: sampling hangs.
-const MAX_HANG: Duration = Duration::from_secs(30);
+/// Time that a cycle may take: if none has finished for longer than this and the interval, sampling hangs.
+const MAX_CYCLE_TIME: Duration = Duration::from_secs(15);
 
 /// Maximum number of concurrent reads of the ledger, each of which takes some MiB.
 const MAX_LEDGER_READS: usize = 2;
@@ -63,13 +66,13 @@ const LEDGER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns the age from which on a snapshot is no longer served.
 pub fn stale_after(config: &Config) -> Duration {
-    MAX_HANG.max(config.sample_interval * 10)
+    MAX_CYCLE_TIME + config.sample_interval
 }
 
 /// State that the routes share.
 struct HttpState {
     snapshot_cache: Arc<SnapshotCache>,
-    /// Reads events of the ledger; `None` without a ledger.
+    /// Reads the ledger; `None` until it is open.
     event_reader: Option<EventReader>,
     telemetry_path: String,
     enable_api: bool,
@@ -100,14 +103,6 @@ impl HttpState {
         Ok(snapshot.containers.iter().take(snapshot.running).map(Arc::clone).collect())
     }
 
-    /// Finds a running container by its name, in a pod also by `POD/NAME`, or by the beginning of its id.
-    fn running_container(&self, wanted: &str) -> Option<Arc<Container>> {
-        let containers = self.running_containers().ok()?;
-        let named = containers.iter().find(|container| container.identity.matches_name(wanted));
-        let begins = |container: &&Arc<Container>| container.id.as_str().starts_with(wanted);
-        named.or_else(|| containers.iter().find(begins)).cloned()
-    }
-
     /// Reads the ledger on a blocking thread, once a permit is available; 503 after [`LEDGER_READ_TIMEOUT`]. The thread
     /// holds only that permit: on a disk that hangs it never ends, and the request times out without it.
     async fn read_ledger<T: Send + 'static>(
@@ -123,13 +118,50 @@ impl HttpState {
     }
 }
 
+/// Returns the only running container that a name, in a pod also `POD/NAME`, or the beginning of an id means.
+fn only_container<'a>(
+    running: &'a [Arc<Container>],
+    wanted: &str,
+) -> Result<&'a Arc<Container>, (StatusCode, String)> {
+    let mut found: Vec<_> =
+        running.iter().filter(|container| container.identity.matches_name(wanted)).collect();
+    if found.is_empty() && !wanted.is_empty() {
+        found = running.iter().filter(|container| container.id.as_str().starts_with(wanted)).collect();
+    }
+    let paths = |containers: &[&Arc<Container>]| -> Vec<String> {
+        containers.iter().map(|container| container.identity.path()).collect()
+    };
+    match found.as_slice() {
+        [container] => Ok(container),
+        [] => {
+            let nearest = nearest(paths(&running.iter().collect::<Vec<_>>()), wanted);
+            Err((StatusCode::NOT_FOUND, format!("no container {wanted:?} is running{nearest}")))
+        }
+        several => {
+            let text = format!("{wanted:?} means several containers: {}", paths(several).join(", "));
+            Err((StatusCode::CONFLICT, text))
+        }
+    }
+}
+
+/// The response to a request that reads the ledger, until that is open.
+fn ledger_not_open() -> Response {
+    let text = "the ledger is not open yet: its disk hangs, or another memledger still runs on it\n";
+    (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+}
+
+/// The response to a request with an invalid parameter.
+fn bad_request(expected: String) -> Response {
+    (StatusCode::BAD_REQUEST, expected + "\n").into_response()
+}
+
 impl IntoResponse for NoSnapshot {
     fn into_response(self) -> Response {
         (StatusCode::SERVICE_UNAVAILABLE, format!("{self}\n")).into_response()
     }
 }
 
-/// Builds the routes. Without a ledger, events are answered 503.
+/// Builds the routes. While there is no ledger, those that read it respond 503.
 pub fn router(
     config: &Config,
     snapshot_cache: Arc<SnapshotCache>,
@@ -177,6 +209,26 @@ pub fn router(
     limited(metrics).merge(limited(api.merge(admin))).merge(health).with_state(shared)
 }
 
+/// The routes that the listeners serve: without a ledger until it is open, as its disk may hang.
+#[derive(Clone, Debug)]
+pub struct CurrentRoutes(Arc<RwLock<Router>>);
+
+impl CurrentRoutes {
+    /// Begins with these routes.
+    pub fn new(router: Router) -> Self {
+        Self(Arc::new(RwLock::new(router)))
+    }
+
+    /// Replaces the routes, for open connections too.
+    pub fn replace(&self, router: Router) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = router;
+    }
+
+    fn get(&self) -> Router {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 /// The permit of a request, held until its response is sent and the work for it is done.
 pub type RequestPermit = Arc<Permit>;
 
@@ -205,7 +257,8 @@ async fn limit_requests(State(limit): State<RequestLimit>, mut request: Request,
     response
 }
 
-/// Runs work that takes milliseconds with thousands of series on a blocking thread. `held` is dropped when it is done.
+/// Runs work that takes milliseconds with thousands of series on a blocking thread. `held` is dropped when it is done. A panic
+/// costs the request: its text is in the log only.
 async fn run_blocking<T: Send + 'static>(
     held: impl Send + 'static,
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
@@ -214,7 +267,7 @@ async fn run_blocking<T: Send + 'static>(
         let _held = held;
         work()
     });
-    let done = done.await.map_err(|error| error.to_string()).flatten();
+    let done = done.await.map_err(|_| server::internal_error())?;
     done.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response())
 }
 
@@ -358,6 +411,27 @@ mod tests {
         for value in ["gzip;q=0", "gzip; q=0.0", "identity", "*", ""] {
             assert!(!accepts(value), "{value}");
         }
+    }
+
+    #[test]
+    fn name_that_means_several_containers_is_refused() {
+        let running = [Container::in_cgroup("abc1", "/1"), Container::in_cgroup("abd2", "/2")];
+        assert_eq!(only_container(&running, "abd").unwrap().id.as_str(), "abd2");
+        assert_eq!(only_container(&running, "ab").unwrap_err().0, StatusCode::CONFLICT);
+        for wanted in ["", "x"] {
+            assert_eq!(only_container(&running, wanted).unwrap_err().0, StatusCode::NOT_FOUND);
+        }
+    }
+
+    #[test]
+    fn text_of_a_panic_is_not_sent() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let response = runtime.block_on(async {
+            let work = || -> Result<(), String> { panic!("of /a/secret/path") };
+            let response = run_blocking((), work).await.unwrap_err();
+            axum::body::to_bytes(response.into_body(), 1_000).await.unwrap()
+        });
+        assert!(response.starts_with(b"the request failed, which is a bug"), "{response:?}");
     }
 
     #[test]

@@ -6,34 +6,29 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::HttpState;
+use super::query::{self, Selection};
+use super::{HttpState, bad_request, ledger_not_open, pages};
 use crate::clock::Timestamp;
-use crate::config::percent::decoded;
-use crate::config::since;
 use crate::export::runs;
-use crate::ledger::run_record::{RunRecord, nearest_names};
-use crate::ledger::store::RunQuery;
+use crate::ledger::run_record::RunRecord;
+use crate::ledger::run_record::names::{check_unambiguous, nearest_names};
+use crate::ledger::store::{EventReader, RunQuery};
 
-/// Default of `limit`.
-const DEFAULT_LIMIT: usize = 100;
-/// Maximum of `limit`: a record has about 8 KiB.
+/// Maximum of `limit`, and of the records that advice is made from.
 pub const MAX_RUNS: usize = 500;
 
 /// Responds with the newest selected records, oldest first.
-pub async fn list(State(shared): State<Arc<HttpState>>, RawQuery(query): RawQuery) -> Response {
-    let Some(event_reader) = shared.event_reader.clone() else { return no_ledger() };
-    let query = match parse_query(query.as_deref().unwrap_or(""), Timestamp::now().unix_seconds()) {
-        Ok(query) => query,
-        Err(wanted) => return (StatusCode::BAD_REQUEST, format!("{wanted}\n")).into_response(),
-    };
-    let read = shared.read_ledger(move || {
-        let runs = event_reader.runs(&query).map_err(|error| error.to_string())?;
-        serde_json::to_string(&serde_json::json!({ "runs": runs })).map_err(|error| error.to_string())
-    });
-    match read.await {
-        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body + "\n").into_response(),
-        Err(response) => response,
-    }
+pub async fn list(
+    State(shared): State<Arc<HttpState>>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Response> {
+    let event_reader = shared.event_reader.clone().ok_or_else(ledger_not_open)?;
+    let (text, now) = (query.as_deref().unwrap_or(""), Timestamp::now().unix_seconds());
+    let selection = query::selection(text, now, MAX_RUNS, ("run", "a run, a container or a group"));
+    let Selection { since, name: wanted, limit } = selection.map_err(bad_request)?;
+    let query = RunQuery { since, wanted, limit };
+    let read = move |at| event_reader.run_page(&query, at).map_err(|error| error.to_string());
+    pages::respond(shared, "runs", read).await
 }
 
 /// Responds with the newest record of a run, a container or a group; 404 if there is none.
@@ -41,22 +36,24 @@ pub async fn newest(
     State(shared): State<Arc<HttpState>>,
     Path(wanted): Path<String>,
     RawQuery(query): RawQuery,
-) -> Response {
-    let Some(event_reader) = shared.event_reader.clone() else { return no_ledger() };
+) -> Result<Response, Response> {
+    let event_reader = shared.event_reader.clone().ok_or_else(ledger_not_open)?;
     let format = match query.as_deref().unwrap_or("") {
         "" | "format=json" => "json",
         "format=csv" => "csv",
         "format=memory_usage" => "memory_usage",
         other => {
-            let text = format!("{other:?} is not valid; expected format=json, csv or memory_usage\n");
-            return (StatusCode::BAD_REQUEST, text).into_response();
+            let text = format!("{other:?} is not valid; expected format=json, csv or memory_usage");
+            return Err(bad_request(text));
         }
     };
     let read = shared.read_ledger(move || {
-        let query = RunQuery { wanted: Some(wanted.clone()), limit: 1, since: None };
-        let found = event_reader.runs(&query).map_err(|error| error.to_string())?;
-        let Some(run) = found.first() else {
-            return unknown(&wanted, &event_reader.runs(&RECENT).map_err(|error| error.to_string())?);
+        let runs = match select(&event_reader, &wanted)? {
+            Ok(runs) => runs,
+            Err(rejected) => return Ok(Err(rejected)),
+        };
+        let Some(run) = runs.last() else {
+            return Ok(Err(unknown(&wanted, &read_runs(&event_reader, &RECENT)?)));
         };
         let pretty = match format {
             "csv" => return Ok(Ok(runs::csv(run))),
@@ -66,90 +63,79 @@ pub async fn newest(
         pretty.map(|text| Ok(text + "\n")).map_err(|error| error.to_string())
     });
     let content_type = if format == "csv" { "text/csv; charset=utf-8" } else { "application/json" };
-    respond(read.await, content_type)
+    Ok(respond(read.await?, content_type))
 }
 
-/// Responds with the advice for the group of a run, a container or a group; 404 if there is none.
-pub async fn advice(State(shared): State<Arc<HttpState>>, Path(wanted): Path<String>) -> Response {
-    let Some(event_reader) = shared.event_reader.clone() else { return no_ledger() };
+/// Responds with the advice for the group of a run, a container or a group; 404 if there is none. With `?check` also who holds the GPUs.
+pub async fn advice(
+    State(shared): State<Arc<HttpState>>,
+    Path(wanted): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Response> {
+    let event_reader = shared.event_reader.clone().ok_or_else(ledger_not_open)?;
+    let is_check = match query.as_deref().unwrap_or("") {
+        "" => false,
+        "check" | "check=true" => true,
+        other => return Err(bad_request(format!("{other:?} is not valid; expected check"))),
+    };
     let read = shared.read_ledger(move || {
-        let runs = |query: RunQuery| event_reader.runs(&query).map_err(|error| error.to_string());
-        let newest = runs(RunQuery { wanted: Some(wanted.clone()), limit: 1, since: None })?;
-        let Some(newest) = newest.first() else { return unknown(&wanted, &runs(RECENT)?) };
-        let group = RunQuery { wanted: Some(newest.group.to_string()), limit: MAX_RUNS, since: None };
-        let mut runs = runs(group)?;
-        runs.retain(|run| run.group == newest.group);
-        let Some(advice) = crate::diagnose::advice::advise(&runs) else {
-            return Ok(Err(format!("no run of {wanted:?} has ended yet\n")));
+        let newest = match select(&event_reader, &wanted)? {
+            Ok(runs) => runs.last().map(|run| Arc::clone(&run.group)),
+            Err(rejected) => return Ok(Err(rejected)),
+        };
+        let Some(group) = newest else {
+            return Ok(Err(unknown(&wanted, &read_runs(&event_reader, &RECENT)?)));
+        };
+        let query = RunQuery { wanted: Some(group.to_string()), limit: MAX_RUNS, since: None };
+        let mut runs = read_runs(&event_reader, &query)?;
+        runs.retain(|run| run.group == group);
+        let advice = if is_check {
+            let query = RunQuery { since: Some(f64::MAX), limit: MAX_RUNS, wanted: None };
+            let mut running = read_runs(&event_reader, &query)?;
+            running.retain(|run| run.ended.is_none());
+            crate::diagnose::advice::check(&runs, &running, Timestamp::now().unix_seconds())
+        } else {
+            crate::diagnose::advice::advise(&runs)
+        };
+        let Some(advice) = advice else {
+            return Ok(Err(not_found(format!("no run of {wanted:?} has ended yet"))));
         };
         serde_json::to_string_pretty(&advice).map(|text| Ok(text + "\n")).map_err(|error| error.to_string())
     });
-    respond(read.await, "application/json")
+    Ok(respond(read.await?, "application/json"))
 }
 
 /// Selects the runs whose names are proposed for an unknown one.
-const RECENT: RunQuery = RunQuery { since: None, wanted: None, limit: DEFAULT_LIMIT };
+const RECENT: RunQuery = RunQuery { since: None, wanted: None, limit: 100 };
 
-fn unknown(wanted: &str, known: &[RunRecord]) -> Result<Result<String, String>, String> {
-    Ok(Err(format!("no run, container or group {wanted:?}{}\n", nearest_names(known, wanted))))
+/// A response that is no body.
+type Rejected = (StatusCode, String);
+
+fn read_runs(event_reader: &EventReader, query: &RunQuery) -> Result<Vec<RunRecord>, String> {
+    event_reader.runs(query).map_err(|error| error.to_string())
 }
 
-fn respond(read: Result<Result<String, String>, Response>, content_type: &'static str) -> Response {
-    match read {
-        Ok(Ok(body)) => ([(header::CONTENT_TYPE, content_type)], body).into_response(),
-        Ok(Err(unknown)) => (StatusCode::NOT_FOUND, unknown).into_response(),
-        Err(response) => response,
-    }
+/// Returns the newest runs that a name selects, oldest first; 409 if it is the name of containers of several groups.
+fn select(event_reader: &EventReader, wanted: &str) -> Result<Result<Vec<RunRecord>, Rejected>, String> {
+    let query = RunQuery { wanted: Some(wanted.to_owned()), limit: MAX_RUNS, since: None };
+    let runs = read_runs(event_reader, &query)?;
+    Ok(match check_unambiguous(&runs, wanted) {
+        Ok(()) => Ok(runs),
+        Err(text) => Err((StatusCode::CONFLICT, text + "\n")),
+    })
 }
 
-fn no_ledger() -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, "memledger runs without a ledger\n").into_response()
+fn unknown(wanted: &str, known: &[RunRecord]) -> Rejected {
+    not_found(format!("no run, container or group {wanted:?}{}", nearest_names(known, wanted)))
 }
 
-/// Parses a query string.
-fn parse_query(text: &str, now_unix: f64) -> Result<RunQuery, String> {
-    let mut query = RunQuery { limit: DEFAULT_LIMIT, ..RunQuery::default() };
-    for pair in text.split('&').filter(|pair| !pair.is_empty()) {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value =
-            decoded(value).ok_or_else(|| format!("{key:?}: {value:?} is not percent-encoded text"))?;
-        match key {
-            "since" => {
-                query.since =
-                    Some(since::since(&value, now_unix).map_err(|wanted| format!("since: {wanted}"))?);
-            }
-            "run" if !value.is_empty() => query.wanted = Some(value),
-            "run" => return Err("run: expected a run, a container or a group".into()),
-            "limit" => {
-                let limit = value.parse().ok().filter(|limit| (1..=MAX_RUNS).contains(limit));
-                query.limit = limit
-                    .ok_or_else(|| format!("limit: {value:?} is not valid; expected 1 to {MAX_RUNS}"))?;
-            }
-            _ => return Err(format!("unknown parameter {key:?}; allowed: since, run, limit")),
-        }
-    }
-    Ok(query)
+fn not_found(text: String) -> Rejected {
+    (StatusCode::NOT_FOUND, text + "\n")
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parses_query_parameters_and_rejects_invalid_ones() {
-        let query = parse_query("since=1h&run=tr%61in&limit=7", 10_000.0).unwrap();
-        assert_eq!((query.since, query.wanted.as_deref(), query.limit), (Some(6400.0), Some("train"), 7));
-        assert_eq!(parse_query("", 0.0).unwrap().limit, DEFAULT_LIMIT);
-        for (text, says) in [
-            ("limit=0", "expected 1 to 500"),
-            ("limit=501", "expected 1 to 500"),
-            ("run=", "a container or a group"),
-            ("run=%zz", "percent-encoded"),
-            ("since=yesterday", "since: \"yesterday\" is not valid"),
-            ("name=a", "allowed: since, run, limit"),
-        ] {
-            let error = parse_query(text, 0.0).unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
-        }
+fn respond(found: Result<String, Rejected>, content_type: &'static str) -> Response {
+    match found {
+        Ok(body) => ([(header::CONTENT_TYPE, content_type)], body).into_response(),
+        Err(rejected) => rejected.into_response(),
     }
 }

@@ -13,7 +13,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{Method, StatusCode, header};
@@ -33,14 +32,14 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tracing::Instrument;
 
-use super::RequestPermit;
 use super::access_control::{AccessControl, Peer, SecurityConfig};
 use super::timeouts::{ConnectionClock, Phase, RESPONSE_TIMEOUT, TimedStream};
+use super::{CurrentRoutes, RequestPermit};
 use crate::collect::http_stats::RejectReason;
 use crate::text::first_chars;
 
 /// Largest request head in bytes, its URL included, and the most headers.
-const MAX_HEAD_BYTES: usize = 16 << 10;
+const MAX_HEAD_BYTES: usize = crate::host::bounds::REQUEST_HEAD.max_bytes;
 const MAX_HEADERS: usize = 64;
 /// Socket send buffer. The kernel doubles it, for its own overhead.
 const SEND_BUFFER_BYTES: u32 = 128 << 10;
@@ -87,7 +86,7 @@ pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 pub(super) struct ConnectionHandle {
     pub(super) peer: Peer,
     pub(super) clock: Arc<ConnectionClock>,
-    pub(super) router: Router,
+    pub(super) routes: CurrentRoutes,
     pub(super) access_control: Arc<AccessControl>,
     /// Generation of the rules that admitted it.
     pub(super) generation: u64,
@@ -96,7 +95,7 @@ pub(super) struct ConnectionHandle {
 /// Serves until `stop` resolves; requests in progress may finish.
 pub async fn serve(
     listener: TcpListener,
-    router: Router,
+    routes: CurrentRoutes,
     access_control: Arc<AccessControl>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
@@ -111,9 +110,9 @@ pub async fn serve(
                 Ok((stream, address)) => {
                     is_failing = false;
                     let Some(permit) = access_control.admit_connection(address.ip()) else { continue };
-                    let (router, access_control) = (router.clone(), Arc::clone(&access_control));
+                    let (routes, access_control) = (routes.clone(), Arc::clone(&access_control));
                     connections.spawn(async move {
-                        connection(stream, address, router, access_control).await;
+                        connection(stream, address, routes, access_control).await;
                         drop(permit);
                     });
                 }
@@ -135,7 +134,7 @@ pub async fn serve(
 async fn connection(
     stream: TcpStream,
     address: SocketAddr,
-    router: Router,
+    routes: CurrentRoutes,
     access_control: Arc<AccessControl>,
 ) {
     let closing = access_control.closing(); // before reading the rules, to notice a change in between
@@ -144,7 +143,7 @@ async fn connection(
     let (clock, generation) = (ConnectionClock::new(), security.generation);
     let stream = TimedStream::new(stream, &clock);
     let peer = Peer::remote(address.ip());
-    let mut handle = ConnectionHandle { peer, clock, router, access_control, generation };
+    let mut handle = ConnectionHandle { peer, clock, routes, access_control, generation };
     match &security.tls {
         None => serve_http(stream, handle, closing).await,
         Some(tls) => {
@@ -303,7 +302,7 @@ async fn make_response(
         Ok(peer) => {
             parts.extensions.insert(peer);
             let request = Request::from_parts(parts, Body::new(body));
-            match TowerToHyperService::new(handle.router.clone()).call(request).await {
+            match TowerToHyperService::new(handle.routes.get()).call(request).await {
                 Ok(response) => response,
                 Err(never) => match never {},
             }
@@ -330,8 +329,8 @@ mod tests {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
-        let router = Router::new().route("/", route);
-        runtime.spawn(serve(listener, router, access_control, std::future::pending()));
+        let routes = CurrentRoutes::new(axum::Router::new().route("/", route));
+        runtime.spawn(serve(listener, routes, access_control, std::future::pending()));
         let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
         let status =
             |path: &str| agent.get(format!("http://{address}/{path}")).call().unwrap().status().as_u16();

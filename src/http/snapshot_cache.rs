@@ -1,5 +1,6 @@
 //! The newest snapshot and its rendered text, which is made on the first request and shared by all.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -58,7 +59,7 @@ impl RenderedSnapshot {
 
     /// Returns the containers as JSON. The first caller renders them; concurrent callers block until then.
     pub fn containers(&self) -> Bytes {
-        self.json.get_or_init(|| format!("{:#}\n", json::containers(&self.snapshot)).into()).clone()
+        self.json.get_or_init(|| json::containers(&self.snapshot).into()).clone()
     }
 }
 
@@ -73,6 +74,9 @@ pub enum NoSnapshot {
         "the newest snapshot is {0} s old: sampling hangs, most likely in a kernel read that does not return"
     )]
     Stale(u64),
+    /// Cycles panic.
+    #[error("the last cycles failed, which is a bug in memledger; see its log")]
+    Failing,
 }
 
 /// Passes snapshots from the sampler to the routes.
@@ -83,11 +87,18 @@ pub struct SnapshotCache {
     newest: RwLock<Option<Arc<RenderedSnapshot>>>,
     /// What is still known while a cycle hangs.
     partial: RwLock<Option<Arc<RenderedSnapshot>>>,
+    /// Cycles fail: the newest snapshot will not be replaced soon.
+    is_failing: AtomicBool,
 }
 
 impl Default for SnapshotCache {
     fn default() -> Self {
-        Self { created: Timestamp::now(), newest: RwLock::default(), partial: RwLock::default() }
+        Self {
+            created: Timestamp::now(),
+            newest: RwLock::default(),
+            partial: RwLock::default(),
+            is_failing: AtomicBool::default(),
+        }
     }
 }
 
@@ -95,15 +106,21 @@ impl SnapshotCache {
     /// Replaces the newest snapshot.
     pub fn publish(&self, snapshot: Snapshot) {
         *self.newest.write().unwrap_or_else(PoisonError::into_inner) = Some(RenderedSnapshot::of(snapshot));
+        self.is_failing.store(false, Ordering::Relaxed);
     }
 
-    /// While the newest snapshot is older than `max_age`, or there has been none for as long, replaces the partial one by
-    /// `build`, which gets the newest one. Removes it otherwise.
+    /// From now on, until the next snapshot, the newest one is not served.
+    pub fn set_failing(&self) {
+        self.is_failing.store(true, Ordering::Relaxed);
+    }
+
+    /// While cycles fail, or the newest snapshot is older than `max_age`, or there has been none for as long, replaces the partial
+    /// one by `build`, which gets the newest one. Removes it otherwise.
     pub fn refresh_partial(&self, max_age: Duration, build: impl FnOnce(Option<&Snapshot>) -> Snapshot) {
         let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner).clone();
         let newest = newest.as_ref().map(|newest| &newest.snapshot);
         let since = newest.map_or(self.created, |newest| newest.finished);
-        let is_stale = Timestamp::now().since(since) > max_age;
+        let is_stale = self.is_failing.load(Ordering::Relaxed) || Timestamp::now().since(since) > max_age;
         let partial = is_stale.then(|| RenderedSnapshot::of(build(newest)));
         *self.partial.write().unwrap_or_else(PoisonError::into_inner) = partial;
     }
@@ -126,13 +143,16 @@ impl SnapshotCache {
     /// Returns the newest snapshot.
     ///
     /// # Errors
-    /// There is none yet, or it is older than `stale_after`, because sampling hangs.
+    /// There is none yet, cycles fail, or it is older than `stale_after`, because sampling hangs.
     pub(super) fn newest(
         &self,
         now: Timestamp,
         stale_after: Duration,
     ) -> Result<Arc<RenderedSnapshot>, NoSnapshot> {
         let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if self.is_failing.load(Ordering::Relaxed) {
+            return Err(NoSnapshot::Failing);
+        }
         let newest = newest.ok_or(NoSnapshot::NotYet)?;
         let age = now.since(newest.snapshot.finished);
         if age > stale_after { Err(NoSnapshot::Stale(age.as_secs())) } else { Ok(newest) }
@@ -152,6 +172,7 @@ mod tests {
             running: 0,
             gpus: vec![],
             processes: vec![],
+            processes_complete: vec![],
         }
     }
 
@@ -171,6 +192,24 @@ mod tests {
         assert_eq!(snapshot_cache.newest(now, max_age).err(), Some(NoSnapshot::NotYet), "not ready");
         snapshot_cache.publish(empty_snapshot(now.plus(Duration::from_secs(1))));
         assert_eq!(partial(), Ok(now.plus(Duration::from_secs(1))), "the first cycle has finished");
+    }
+
+    #[test]
+    fn failing_cycles_leave_the_partial_snapshot_until_one_succeeds() {
+        let snapshot_cache = SnapshotCache::default();
+        let (now, day) = (Timestamp::now(), Duration::from_secs(86_400));
+        snapshot_cache.publish(empty_snapshot(now));
+        snapshot_cache.set_failing();
+        assert_eq!(snapshot_cache.newest_or_partial(now, day).err(), Some(NoSnapshot::Failing));
+        let later = now.plus(Duration::from_secs(1));
+        snapshot_cache.refresh_partial(day, |last| {
+            assert!(last.is_some());
+            empty_snapshot(later)
+        });
+        assert_eq!(snapshot_cache.newest_or_partial(now, day).unwrap().snapshot.finished, later);
+        assert_eq!(snapshot_cache.newest(now, day).err(), Some(NoSnapshot::Failing), "not ready");
+        snapshot_cache.publish(empty_snapshot(later));
+        assert!(snapshot_cache.newest(now, day).is_ok());
     }
 
     #[test]

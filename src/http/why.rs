@@ -7,51 +7,65 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::{HttpState, accepts};
+use super::{HttpState, accepts, ledger_not_open, only_container};
 use crate::clock::Timestamp;
+use crate::discover::Container;
 use crate::export::verdict_text::render;
 use crate::ledger::events::{ContainerLabels, ContainerRef};
-use crate::ledger::why::{Verdict, ask, not_found, nothing};
+use crate::ledger::why::{Verdict, not_found, query_verdict, verdict_without_events};
+
+/// What an answer without an event is based on.
+const ONLY_LEDGER: &str = "Only the ledger was read. On the host, `memledger why` also reads the kernel log and the runtimes, for what \
+     happened while memledger did not run.";
 
 /// Responds with the verdict; 404 if no event is recorded for the name and no such container runs.
 pub async fn route(
     State(shared): State<Arc<HttpState>>,
     Path(name): Path<String>,
     headers: HeaderMap,
-) -> Response {
+) -> Result<Response, Response> {
     respond(shared, Some(name), headers).await
 }
 
 /// Responds with the verdict on the newest OOM kill or abnormal exit of any container; 404 if there is none.
-pub async fn last(State(shared): State<Arc<HttpState>>, headers: HeaderMap) -> Response {
+pub async fn last(State(shared): State<Arc<HttpState>>, headers: HeaderMap) -> Result<Response, Response> {
     respond(shared, None, headers).await
 }
 
-async fn respond(shared: Arc<HttpState>, name: Option<String>, headers: HeaderMap) -> Response {
-    let Some(event_reader) = shared.event_reader.clone() else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "memledger runs without a ledger\n").into_response();
-    };
+async fn respond(
+    shared: Arc<HttpState>,
+    name: Option<String>,
+    headers: HeaderMap,
+) -> Result<Response, Response> {
+    let event_reader = shared.event_reader.clone().ok_or_else(ledger_not_open)?;
     // browsers and curl, which accept anything, get JSON as from the other routes
     let plain = accepts(&headers, header::ACCEPT, "text/plain");
     let now = Timestamp::now().unix_seconds();
-    let reading = Arc::clone(&shared);
-    let answer = reading.read_ledger(move || {
+    let running = shared.running_containers().unwrap_or_default();
+    let work = move || {
         let name = name.as_deref();
-        let found = ask(name, now, |query| event_reader.events(query)).map_err(|error| error.to_string())?;
-        let found = found.or_else(|| Some(nothing(running(&shared, name?)?, true, None, now)));
-        match found {
-            Some(verdict) => body(&verdict, plain).map(Ok),
-            None => not_found(name, std::iter::empty(), |query| event_reader.events(query))
-                .map(Err)
+        let found = query_verdict(name, now, |query| event_reader.events(query))
+            .map_err(|error| error.to_string())?;
+        if let Some(verdict) = found {
+            return body(&verdict, plain).map(Ok);
+        }
+        match name.map(|name| only_container(&running, name)) {
+            Some(Ok(container)) => {
+                let mut verdict = verdict_without_events(reference(container), true, None, now);
+                verdict.also.push(ONLY_LEDGER.to_owned());
+                body(&verdict, plain).map(Ok)
+            }
+            Some(Err((StatusCode::CONFLICT, text))) => Ok(Err((StatusCode::CONFLICT, text))),
+            _ => not_found(name, std::iter::empty(), |query| event_reader.events(query))
+                .map(|known| Err((StatusCode::NOT_FOUND, format!("{known}\n{ONLY_LEDGER}"))))
                 .map_err(|error| error.to_string()),
         }
-    });
+    };
     let content_type = if plain { "text/plain; charset=utf-8" } else { "application/json" };
-    match answer.await {
-        Ok(Ok(body)) => ([(header::CONTENT_TYPE, content_type)], body).into_response(),
-        Ok(Err(known)) => (StatusCode::NOT_FOUND, format!("{known}\n")).into_response(),
-        Err(response) => response,
-    }
+    Ok(match shared.read_ledger(work).await? {
+        Ok(body) => ([(header::CONTENT_TYPE, content_type)], body).into_response(),
+        Err((status, text)) => (status, format!("{text}\n")).into_response(),
+    })
 }
 
 fn body(verdict: &Verdict, plain: bool) -> Result<String, String> {
@@ -62,21 +76,20 @@ fn body(verdict: &Verdict, plain: bool) -> Result<String, String> {
     Ok(json + "\n")
 }
 
-/// Finds a running container by its name, id or the beginning of its id, in a pod also by `POD/NAME`.
-fn running(shared: &HttpState, wanted: &str) -> Option<ContainerRef> {
-    let found = shared.running_container(wanted)?;
-    Some(ContainerRef {
-        name: ContainerLabels::from(&found.identity),
-        container_id: Arc::clone(found.id.shared()),
-        image: Arc::clone(&found.image),
-        runtime: found.runtime.into(),
-        started: found.started,
-    })
+fn reference(container: &Container) -> ContainerRef {
+    ContainerRef {
+        name: ContainerLabels::from(&container.identity),
+        container_id: Arc::clone(container.id.shared()),
+        image: Arc::clone(&container.image),
+        runtime: container.runtime.into(),
+        started: container.started,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::CurrentRoutes;
 
     #[test]
     fn serves_the_verdict_as_json_and_text() {
@@ -102,8 +115,12 @@ mod tests {
             None,
             &access_control,
         );
-        let _server =
-            runtime.spawn(super::super::serve(listener, router, access_control, std::future::pending()));
+        let _server = runtime.spawn(super::super::serve(
+            listener,
+            CurrentRoutes::new(router),
+            access_control,
+            std::future::pending(),
+        ));
         let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
         let get = |name: &str, header: &str, value: &str| {
             let request = agent.get(format!("http://{address}/api/v1/{name}"));
@@ -117,7 +134,13 @@ mod tests {
         let (status, text) = get("containers/my%20train/why", "Accept", "text/plain");
         assert!(status == 200 && text.starts_with("my train (abc)\nENDED WITH AN ERROR"), "{text}");
         let (status, text) = get("containers/other/why", "Accept", "text/plain");
-        assert_eq!((status, &*text), (404, "Nothing is known about other; known containers: my train\n"));
+        assert!(
+            text.starts_with(
+                "Nothing is known about other; known containers: my train\nOnly the ledger was read"
+            ),
+            "{text}"
+        );
+        assert_eq!(status, 404);
         let (status, text) = get("why", "Accept", "text/plain");
         assert!(status == 200 && text.starts_with("my train (abc)"), "{text}");
     }

@@ -18,7 +18,7 @@ pub fn log_settled(event: &LedgerEvent) {
 pub fn log_noticed(kill: &Kill) {
     let owner = OwnerFields::of(kill);
     tracing::warn!(
-        event = kill.id,
+        event = (kill.id > 0).then_some(kill.id),
         container_name = owner.name,
         container_id = owner.id,
         pid = kill.pid,
@@ -117,7 +117,7 @@ impl<'a> OwnerFields<'a> {
             KillOwner::Container(ContainerRef { name, container_id, .. }) => {
                 Self { kind: "container", name: &name.container_name, id: container_id }
             }
-            KillOwner::Open => Self { kind: "pending", name: "", id: "" },
+            KillOwner::Pending => Self { kind: "pending", name: "", id: "" },
             KillOwner::Host => Self { kind: "host", name: "", id: "" },
             KillOwner::Unattributed => Self { kind: "unattributed", name: "", id: "" },
         }

@@ -76,7 +76,7 @@ pub struct ContainerRef {
 pub enum KillOwner {
     /// Not known yet: evidence may still arrive.
     #[serde(rename = "pending")]
-    Open,
+    Pending,
     /// A process of a container.
     Container(ContainerRef),
     /// A process outside containers.
@@ -302,7 +302,7 @@ impl Exit {
     }
 
     /// Returns the signal of the last stop request.
-    pub fn asked_signal(&self) -> Option<i32> {
+    pub fn requested_signal(&self) -> Option<i32> {
         self.stop_signals.last().copied().flatten()
     }
 }
@@ -470,7 +470,7 @@ impl LedgerEvent {
     pub fn settled(&self) -> bool {
         match self {
             LedgerEvent::OomKill(kill) => match kill.owner {
-                KillOwner::Open => false,
+                KillOwner::Pending => false,
                 KillOwner::Container(_) => kill.victim.is_some(),
                 KillOwner::Host | KillOwner::Unattributed => true,
             },

@@ -98,7 +98,7 @@ pub struct ProcessUsage {
     /// The executable is a Python interpreter.
     pub python: bool,
     /// Resident memory.
-    pub rss_bytes: u64,
+    pub memory: crate::collect::process::ResidentMemory,
     /// Proportional share (PSS), if measured.
     pub pss_bytes: Option<u64>,
 }
@@ -171,6 +171,8 @@ pub struct SharedState {
     writes: AtomicU64,
     /// By follower, the id of the last event that it has acknowledged.
     acknowledged: Mutex<BTreeMap<String, u64>>,
+    /// By follower, the cursors of a ledger that could not be read at the start.
+    loaded_cursors: Mutex<BTreeMap<String, u64>>,
 }
 
 /// GPU errors from the kernel log.
@@ -269,6 +271,17 @@ impl SharedState {
         std::mem::take(&mut *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Sets the followers' cursors of a ledger that could not be read at the start. Must come before
+    /// [`SharedState::mark_written`].
+    pub fn set_loaded_cursors(&self, cursors: BTreeMap<String, u64>) {
+        *self.loaded_cursors.lock().unwrap_or_else(PoisonError::into_inner) = cursors;
+    }
+
+    /// Returns the cursor of a follower if the ledger could not be read at the start and was read since.
+    pub fn loaded_cursor(&self, follower: &str) -> Option<u64> {
+        self.loaded_cursors.lock().unwrap_or_else(PoisonError::into_inner).get(follower).copied()
+    }
+
     /// Publishes new figures.
     pub fn publish(&self, now: Timestamp, figures: LedgerFigures) {
         *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Arc::new(figures)));
@@ -277,6 +290,11 @@ impl SharedState {
     /// Returns whether there are figures: there are none before the store was read.
     pub fn has_figures(&self) -> bool {
         self.figures.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Returns when the newest figures were published.
+    pub fn published(&self) -> Option<Timestamp> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(at, _)| *at)
     }
 
     /// Returns the newest figures. Old ones are those of a ledger that hangs, as on a disk that does not answer: neither its store nor

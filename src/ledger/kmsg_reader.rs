@@ -15,12 +15,15 @@ use super::interval::LogClock;
 use super::reconcile::ObservedLine;
 use super::victim_probe::VictimProbe;
 use crate::clock::Timestamp;
-use crate::collect::kernel_log::{KernelLog, LogPosition};
+use crate::collect::kernel_log::{KernelLog, LogEntry, LogPosition};
 use crate::host::ReadError;
 use crate::host::panics::run_essential;
 
 /// Maximum number of buffered entries; further ones stay in the kernel's own buffer.
 const MAX_WAITING: usize = 20_000;
+/// Maximum number of buffered rows of the kernel's reports, of which each can have one for every process of the host: of further kills
+/// the report is dropped. A row takes about 200 bytes.
+const MAX_WAITING_ROWS: usize = 50_000;
 /// How often the thread checks whether it is still needed and whether the buffer has space again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -40,6 +43,8 @@ struct KmsgShared {
     /// The last read.
     read_at: Timestamp,
     batch: KmsgBatch,
+    /// Rows of the reports in the batch.
+    rows: usize,
 }
 
 /// The entries since the last call of [`KmsgReader::take`].
@@ -74,6 +79,7 @@ impl KmsgReader {
             clock,
             read_at: Timestamp::now(),
             batch: KmsgBatch::default(),
+            rows: 0,
         }));
         let weak = Arc::downgrade(&shared);
         let thread = std::thread::Builder::new().name("kernel-log".into()).stack_size(256 * 1024);
@@ -95,7 +101,10 @@ impl KmsgReader {
         let mut shared = lock(&self.shared);
         match shared.read() {
             Err(error) if shared.batch.lines.is_empty() => Err(error),
-            _ => Ok(std::mem::take(&mut shared.batch)),
+            _ => {
+                shared.rows = 0;
+                Ok(std::mem::take(&mut shared.batch))
+            }
         }
     }
 }
@@ -112,7 +121,8 @@ impl KmsgShared {
             self.clock = LogClock::default();
         }
         let mut lines = Vec::new();
-        for entry in self.shared_state.store_xids(read_at, read.entries) {
+        for mut entry in self.shared_state.store_xids(read_at, read.entries) {
+            limit_reports(&mut entry, &mut self.rows);
             let written = self.clock.written(entry.position.usec, read_at);
             lines.push((entry, written));
         }
@@ -121,12 +131,20 @@ impl KmsgShared {
             self.clock.written(position.usec, read_at); // any record tells something of the clock
         }
         self.clock.drained(began);
-        self.batch.lines.extend(self.probe.probe(read_at, lines));
+        self.batch.lines.extend(self.probe.probe(lines));
         self.batch.lost |= read.lost;
         self.batch.rewound |= read.rewound;
         (self.batch.position, self.batch.clock) = (position, self.clock);
         Ok(())
     }
+}
+
+/// Drops the report of an entry if the buffer has too many rows of reports already.
+fn limit_reports(entry: &mut LogEntry, rows: &mut usize) {
+    if *rows >= MAX_WAITING_ROWS {
+        entry.report = None;
+    }
+    *rows += entry.report.as_ref().map_or(0, |report| report.processes.len());
 }
 
 fn lock(shared: &Mutex<KmsgShared>) -> MutexGuard<'_, KmsgShared> {
@@ -160,5 +178,30 @@ fn watch(device: &OwnedFd, shared: &Weak<Mutex<KmsgShared>>) {
         if failed || is_full || polled.is_err() {
             std::thread::park_timeout(CHECK_INTERVAL); // the ledger handles the failure; this only avoids a busy loop
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse::kernel_log::report::{OomReport, ReportProcess};
+    use crate::parse::kernel_log::{Killed, Line};
+
+    #[test]
+    fn reports_are_dropped_while_the_ledger_hangs_and_kills_are_not() {
+        let report = OomReport { processes: vec![ReportProcess::default(); 4_096], ..OomReport::default() };
+        let mut rows = 0;
+        let kept = (0..MAX_WAITING).filter(|_| {
+            let mut entry = LogEntry {
+                position: LogPosition::default(),
+                line: Line::Killed(Killed::default()),
+                text: "".into(),
+                report: Some(Arc::new(report.clone())),
+            };
+            limit_reports(&mut entry, &mut rows);
+            entry.report.is_some()
+        });
+        assert_eq!(kept.count(), 13);
+        assert!(rows < MAX_WAITING_ROWS + 4_096);
     }
 }

@@ -8,8 +8,10 @@
 //! | file | content |
 //! | --- | --- |
 //! | `kmsg_reader.rs`, `victim_probe.rs` | reads a kill's record, and the victim's /proc entry while it still exists |
-//! | `container_table.rs` | known containers, and the start and end of each run |
+//! | `container_state.rs` | one container, and the start and end of each of its runs |
+//! | `container_table.rs` | all known containers, from runtime events and from the cycle |
 //! | `run_record/` | pure: what a run was started with, what it needed, how it ended |
+//! | `hit_limit.rs` | pure: which limit a kill hit, and where its cgroup is |
 //! | `usage_history.rs` | the memory of a container during the last minutes |
 //! | `reconcile/` | pure: how many kills there were, whose they were, whether they ended the container, and why it exited |
 //! | `totals.rs` | the counters, which never decrease |
@@ -23,12 +25,14 @@ pub mod events;
 pub mod jsonl_sink;
 mod xid_dedup;
 mod gpu_peaks;
+pub mod hit_limit;
 mod interval;
 mod usage_history;
 pub mod service;
 mod kmsg_reader;
 mod reconcile;
 pub use reconcile::{LoggedKill, LoggedKills};
+mod container_state;
 mod container_table;
 mod run;
 pub mod run_record;
@@ -176,6 +180,9 @@ impl Ledger {
             for ((pid, start_ticks), process) in &reports.processes {
                 let Some(number) = numbers.get(&process.container) else { continue };
                 let run = &mut containers[*number].run;
+                let searched = reports.containers.get(&process.container).and_then(|of| of.searched);
+                run.searched =
+                    if process.is_searching { Some(context.now) } else { run.searched.max(searched) };
                 let reporting = ReportingRank { rank: process.rank, start_ticks: *start_ticks, pid: *pid };
                 if !process.settings.is_empty() && run.settings_of.is_none_or(|other| reporting < other) {
                     (run.settings, run.settings_of) = (process.settings.clone(), Some(reporting));
@@ -190,26 +197,24 @@ impl Ledger {
                 comm: Arc::clone(&attributed.comm),
                 role: attributed.role,
                 python: process.meta.command.python,
-                rss_bytes: attributed.rss_bytes,
+                memory: attributed.memory,
                 pss_bytes: attributed.pss_bytes,
             });
-        }
-        let mut host_memory = (None, None);
-        for row in series.rows() {
-            match row.family {
-                FamilyId::HOST_MEMORY_TOTAL => host_memory.0 = Some(row.value as u64),
-                FamilyId::HOST_MEMORY_AVAILABLE => host_memory.1 = Some(row.value as u64),
-                _ => {}
-            }
         }
         self.shared_state.publish_cycle(CycleReport {
             at: context.now,
             inventory: Arc::clone(context.inventory),
             containers,
-            host_memory: host_memory.0.zip(host_memory.1),
+            host_memory: host_memory(series),
             gpus: gpu_uses(context, cycle_data, attribution),
         });
     }
+}
+
+/// Returns the host's total and available memory of this cycle.
+fn host_memory(series: &Series) -> Option<(u64, u64)> {
+    let value = |family| series.rows().iter().find(|row| row.family == family).map(|row| row.value as u64);
+    value(FamilyId::HOST_MEMORY_TOTAL).zip(value(FamilyId::HOST_MEMORY_AVAILABLE))
 }
 
 /// Returns who holds memory of each GPU.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::events::OomScope;
 use super::exchange::{ContainerUsage, ProcessUsage};
+use super::hit_limit::HitLimit;
 use super::interval::Interval;
 use super::run_record::RunFigures;
 use super::usage_history::History;
@@ -47,18 +48,21 @@ pub struct Run {
     pub exit_code: Option<i64>,
     /// The runtime's OOMKilled flag.
     pub oom_flag: Option<bool>,
-    /// The runtime reported an OOM during this run.
+    /// Unix time of the runtime's last OOM event during this run. One is also sent without a kill.
     #[serde(default)]
-    pub oom_told: bool,
+    pub oom_event_at: Option<f64>,
     /// Stop requests: Unix time and signal; the last ones, oldest first.
-    #[serde(default)]
-    pub asked: Vec<(f64, Option<i32>)>,
+    #[serde(default, alias = "asked")]
+    pub stop_requests: Vec<(f64, Option<i32>)>,
     /// OOM kills of its processes.
     #[serde(default)]
     pub kills: u64,
     /// Which memory was exhausted when the first process was OOM-killed.
     #[serde(default)]
     pub ended_by: Option<OomScope>,
+    /// The limit that the kill of the first process hit, else that of the last other kill.
+    #[serde(default)]
+    pub oom_limit: Option<HitLimit>,
     /// Unix time and scope of the last kill of a child that may have ended the run: no exit was reported in time.
     #[serde(default)]
     pub possible_end: Option<(f64, OomScope)>,
@@ -86,6 +90,9 @@ pub struct Run {
     /// What the record of this run will have; empty once the record is complete.
     #[serde(default)]
     pub(super) figures: RunFigures,
+    /// When the next run was noticed.
+    #[serde(skip)]
+    pub(super) replaced_at: Option<Timestamp>,
     /// Unix time of the last kill that was stored with the prior usage.
     #[serde(skip)]
     pub before_stored: Option<f64>,
@@ -134,10 +141,10 @@ impl Run {
 
     /// Returns true if it exited by SIGKILL, and neither a stop request nor a known kill explains that.
     pub fn is_sigkill_unexplained(&self) -> bool {
-        let asked = |ended: f64| self.stop_signals_before(ended).next().is_some();
+        let is_requested = |ended: f64| self.stop_signals_before(ended).next().is_some();
         self.exit_code == Some(SIGKILL_STATUS)
             && self.ended_by.is_none()
-            && self.ended.is_some_and(|ended| !asked(ended))
+            && self.ended.is_some_and(|ended| !is_requested(ended))
     }
 
     /// Returns true if this was its first process, by the runtime, and it can have been killed at that time.
@@ -186,7 +193,7 @@ impl Run {
 
     /// Returns the signals of stop requests shortly before this exit, oldest first.
     pub fn stop_signals_before(&self, at: f64) -> impl Iterator<Item = Option<i32>> {
-        self.asked
+        self.stop_requests
             .iter()
             .filter(move |(requested, _)| at - requested < STOP_REQUEST_WINDOW)
             .map(|(_, signal)| *signal)

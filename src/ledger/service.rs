@@ -6,6 +6,7 @@
 //! runtimes' tasks and the kernel log reader use; in addition it reads the kernel's counter once per interval.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use super::host_history;
 use super::interval::LogClock;
 use super::kmsg_reader::KmsgReader;
 use super::reconcile::{Reconciler, ReconcilerConfig};
-use super::store::{EventReader, StoreError};
+use super::store::{EventReader, LoadedState, StoreError};
 use super::victim_probe::VictimProbe;
 use super::writer::LedgerWriter;
 use crate::clock::Timestamp;
@@ -42,6 +43,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const SWEEP_DELAY: Duration = Duration::from_millis(50);
 /// Delay before a source that failed is opened again.
 const REOPEN_DELAY: Duration = Duration::from_secs(10);
+/// Maximum number of runtime events that are kept for a ledger that cannot be read yet.
+const MAX_KEPT_EVENTS: usize = 10_000;
 /// Minimum time between two warnings that the kernel log was overwritten.
 const OVERRUN_WARNING_INTERVAL: Duration = Duration::from_secs(600);
 
@@ -68,6 +71,8 @@ pub struct LedgerService {
     last_sweep: Option<Timestamp>,
     last_publish: Option<Timestamp>,
     interval: Duration,
+    /// Runtime events since the start, for a ledger that cannot be read yet.
+    kept_events: Vec<RuntimeEvent>,
     /// For a new ledger: the configuration with which the time before it is read.
     past: Option<Box<Config>>,
 }
@@ -100,7 +105,7 @@ impl LedgerService {
     pub fn open(config: &Config) -> Result<Self, StoreError> {
         let now = Timestamp::now();
         let (writer, stored) = LedgerWriter::open(&config.state, now)?;
-        let is_new = stored.accounting.is_none() && writer.has_counts();
+        let is_new = stored.is_new() && writer.has_counts();
         let boot_id = config.host_paths.boot_id().unwrap_or_default();
         let reconciler_config = ReconcilerConfig {
             boot_id: boot_id.into(),
@@ -133,6 +138,7 @@ impl LedgerService {
             last_sweep: None,
             last_publish: None,
             interval: config.sample_interval,
+            kept_events: vec![],
             past: is_new.then(|| Box::new(config.clone())),
         })
     }
@@ -227,13 +233,14 @@ impl LedgerService {
     }
 
     fn step(&mut self, now: Timestamp) {
-        if let Some(report) = self.shared_state.take_cycle() {
-            self.reconciler.apply_cycle(now, &report);
-        }
-        for source in &self.sources {
-            let runtime_events = source.drain_events();
-            let runtime_events = if self.use_runtimes { runtime_events } else { keep_names(runtime_events) };
-            self.reconciler.apply_runtime_events(now, &runtime_events);
+        let report = self.shared_state.take_cycle();
+        let read = self.sources.iter().map(|source| source.drain_events());
+        let runtime_events: Vec<Vec<RuntimeEvent>> =
+            read.map(|events| if self.use_runtimes { events } else { keep_names(events) }).collect();
+        self.reconciler.apply_cycle_and_events(now, report.as_ref(), &runtime_events);
+        if !self.writer.has_counts() {
+            let space = MAX_KEPT_EVENTS.saturating_sub(self.kept_events.len());
+            self.kept_events.extend(runtime_events.into_iter().flatten().take(space));
         }
         self.read_log(now);
         if self.counter.is_none() {
@@ -257,12 +264,25 @@ impl LedgerService {
         }
         self.reconciler.add_past_kills(self.shared_state.take_past_kills());
         let has_changes = self.writer.write(now, &mut self.reconciler, &self.shared_state);
+        if let Some(state) = self.writer.take_reloaded() {
+            self.reload(&state);
+        }
         if has_changes
             || self.last_publish.is_none_or(|at| now.since(at) >= self.interval.min(PUBLISH_INTERVAL))
         {
             self.last_publish = Some(now);
             self.publish(now, counted.is_some());
         }
+    }
+
+    /// Continues a ledger that could not be read before: its log position, its counts, and the containers that run.
+    fn reload(&mut self, state: &LoadedState) {
+        let now = Timestamp::now();
+        self.reconciler = self.reconciler.reloaded(state, now, self.shared_state.log_start_usec());
+        self.reconciler.apply_runtime_events(now, &std::mem::take(&mut self.kept_events));
+        self.log = None;
+        self.counters = self.hierarchy.as_ref().map(CgroupCounters::new);
+        self.last_sweep = None;
     }
 
     /// Applies new kernel log entries.
@@ -346,7 +366,8 @@ impl LedgerService {
         let Some(counters) = &mut self.counters else { return false };
         counters.watch(self.log.is_none());
         self.last_sweep = Some(now);
-        let (readings, outcome) = counters.sweep(now);
+        let is_container = |id: &ContainerId, path: &Path| self.reconciler.is_container_at(id, path);
+        let (readings, outcome) = counters.sweep(now, is_container);
         if let (Err(error), true) = (&outcome, self.counters_up) {
             tracing::warn!(
                 error = error as &dyn std::error::Error,
@@ -387,7 +408,7 @@ impl LedgerService {
 fn read_past(config: Box<Config>, shared_state: Arc<SharedState>) -> std::io::Result<()> {
     let body = move || {
         let start_usec = shared_state.log_start_usec();
-        let first = host_history::read(&config, Timestamp::now(), None, &[]).events;
+        let first = host_history::read(&config, Timestamp::now(), None, Vec::new).events;
         let (settled, open) = past_kills(&first, start_usec);
         let added: HashSet<u64> = settled.iter().map(|kill| kill.id).collect();
         shared_state.add_past_kills(settled);
@@ -400,7 +421,7 @@ fn read_past(config: Box<Config>, shared_state: Arc<SharedState>) -> std::io::Re
             std::thread::park_timeout(wait.saturating_sub(Timestamp::now().since(began)));
         }
         // with the names of the first read: a container may be gone by now
-        let second = host_history::read(&config, Timestamp::now(), None, &first).events;
+        let second = host_history::read(&config, Timestamp::now(), None, || first).events;
         let (mut settled, _) = past_kills(&second, start_usec);
         settled.retain(|kill| !added.contains(&kill.id));
         shared_state.add_past_kills(settled);
@@ -418,7 +439,7 @@ fn past_kills(events: &[LedgerEvent], start_usec: u64) -> (Vec<Kill>, Vec<Kill>)
         LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,
     });
     kills.partition(|kill| match kill.owner {
-        KillOwner::Open => false,
+        KillOwner::Pending => false,
         KillOwner::Container(_) => kill.victim.is_some(),
         KillOwner::Host | KillOwner::Unattributed => true,
     })
@@ -470,7 +491,7 @@ mod tests {
         let kill = |usec: u64, owner: KillOwner| {
             LedgerEvent::OomKill(Kill { id: usec, kernel_usec: Some(usec), owner, ..Kill::unknown() })
         };
-        let owners = [KillOwner::Host, KillOwner::Open, KillOwner::Unattributed, KillOwner::Host];
+        let owners = [KillOwner::Host, KillOwner::Pending, KillOwner::Unattributed, KillOwner::Host];
         let events: Vec<_> = std::iter::zip(1.., owners).map(|(usec, owner)| kill(usec, owner)).collect();
         let ids = |kills: Vec<Kill>| kills.iter().map(|kill| kill.id).collect::<Vec<_>>();
         let (settled, open) = past_kills(&events, 3);

@@ -60,7 +60,7 @@ pub fn by_role(processes: &[ProcessUsage]) -> Vec<RoleUsage> {
         });
         let role = &mut roles[at];
         role.processes += 1;
-        role.rss_bytes += process.rss_bytes;
+        role.rss_bytes += process.memory.rss_bytes;
         role.pss_bytes = role.pss_bytes.zip(process.pss_bytes).map(|(sum, pss)| sum + pss);
     }
     roles
@@ -92,7 +92,7 @@ mod tests {
             comm: "python".into(),
             role,
             python: true,
-            rss_bytes: 10,
+            memory: crate::collect::process::ResidentMemory { rss_bytes: 10, anon_bytes: 10 },
             pss_bytes,
         };
         let (worker, other) = (Role::DataloaderWorker, Role::Other);

@@ -1,7 +1,7 @@
 //! Reads a victim's /proc entry and its cgroup's limit while both still exist, which is for some milliseconds; and after a kill
 //! on the host, in which containers the largest processes are that still run.
 //!
-//! Of a victim, only `comm` and `cgroup` are read, because they do not delay the release of its memory; other files do, which
+//! Of a victim, only `cgroup` and `stat` are read, because they do not delay the release of its memory; other files do, which
 //! can make the kernel kill a second process (docs/decisions/0017).
 
 use std::collections::BTreeMap;
@@ -9,7 +9,6 @@ use std::path::PathBuf;
 
 use super::interval::Interval;
 use super::reconcile::{ObservedLine, ProcInfo};
-use crate::clock::Timestamp;
 use crate::collect::cgroup_namespace::CgroupNamespace;
 use crate::collect::kernel_log::LogEntry;
 use crate::discover::{Hierarchy, Version};
@@ -18,9 +17,8 @@ use crate::parse::kernel_log::report::OomReport;
 use crate::parse::kernel_log::{Killed, Line};
 use crate::parse::process::{Stat, cgroup_path};
 
-/// A pid belongs to another process by then: pids are reused within minutes. The start time of a process would show
-/// that, but reading it delays the release of a victim's memory.
-const MAX_VICTIM_AGE: f64 = 10.0;
+/// The start time of a process is exact to a second, because the time of the boot is.
+const START_RESOLUTION: f64 = 1.0;
 
 /// Reads the data of victims.
 #[derive(Debug)]
@@ -48,16 +46,14 @@ impl VictimProbe {
         }
     }
 
-    /// Adds the data of the victims to lines that were read at this time.
-    pub fn probe(&mut self, read_at: Timestamp, lines: Vec<(LogEntry, Interval)>) -> Vec<ObservedLine> {
+    /// Adds the data of the victims to lines that were just read.
+    pub fn probe(&mut self, lines: Vec<(LogEntry, Interval)>) -> Vec<ObservedLine> {
         let with_info = |(entry, written): (LogEntry, Interval)| {
             let mut proc_info = ProcInfo::default();
             match &entry.line {
                 Line::Context(context) => self.limit_cgroup = context.oom_cgroup.clone(),
                 Line::Killed(killed) => {
-                    if read_at.unix_seconds() - written.earliest <= MAX_VICTIM_AGE {
-                        proc_info = self.proc_info(killed);
-                    }
+                    proc_info = self.proc_info(killed, &written);
                     proc_info.limit_bytes = self.limit_cgroup.take().and_then(|path| self.limit(&path));
                     if let Some(report) =
                         entry.report.as_deref().filter(|report| report.host && self.host_pids)
@@ -65,7 +61,7 @@ impl VictimProbe {
                         proc_info.report_cgroups = self.report_cgroups(report, killed.pid, &written);
                     }
                 }
-                Line::Invoked => self.limit_cgroup = None,
+                Line::Invoked | Line::NoKill => self.limit_cgroup = None,
                 Line::Group { .. } | Line::Xid(_) => {}
             }
             ObservedLine { entry, written, proc_info }
@@ -81,31 +77,31 @@ impl VictimProbe {
         crate::parse::cgroup::limit(dir.file(name).ok()?.read_once(&mut Vec::new()).ok()?).flatten()
     }
 
-    fn proc_info(&self, victim: &Killed) -> ProcInfo {
+    fn proc_info(&self, victim: &Killed, written: &Interval) -> ProcInfo {
         if !self.host_pids {
             return ProcInfo::default(); // the log's pids are from another namespace
         }
-        let mut buffer = Vec::new();
         let Ok(dir) = Dir::open(&self.host_paths.process(victim.pid)) else { return ProcInfo::default() };
-        // the pid may have been reused
-        let comm =
-            dir.file("comm").and_then(|file| Ok(file.read_once(&mut buffer)?.to_vec())).unwrap_or_default();
-        if crate::parse::printable(comm.strip_suffix(b"\n").unwrap_or(&comm)) != victim.process {
-            return ProcInfo::default();
-        }
-        ProcInfo { cgroup: self.cgroup(&dir), ..ProcInfo::default() }
+        let cgroup = self.cgroup(&dir); // first: the cgroup may be gone soon
+        let latest_start = written.earliest + START_RESOLUTION;
+        let is_victim = self.has_started(&dir, &victim.process, latest_start) == Some(true);
+        ProcInfo { cgroup: cgroup.filter(|_| is_victim), ..ProcInfo::default() }
+    }
+
+    /// Returns whether a process has this name and began before this Unix time; otherwise its pid was reused. `None`: it is gone.
+    fn has_started(&self, dir: &Dir, comm: &str, before: f64) -> Option<bool> {
+        let stat = Stat::parse(dir.file("stat").ok()?.read_once(&mut Vec::new()).ok()?)?;
+        let since_boot = stat.start_ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+        let started = self.host_paths.boot_time().ok()? as f64 + since_boot;
+        Some(crate::parse::printable(&stat.comm) == comm && started <= before)
     }
 
     /// Returns the cgroup paths of the largest processes of a report that still run, without the victim.
     fn report_cgroups(&self, report: &OomReport, victim: u32, written: &Interval) -> BTreeMap<u32, String> {
-        let Ok(booted_at) = self.host_paths.boot_time() else { return BTreeMap::new() };
-        let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
         let pids = report.processes.iter().take(OomReport::MAX_PROCESSES).filter_map(|row| {
             let pid = row.tgid.unwrap_or(row.pid);
             let dir = Dir::open(&self.host_paths.process(pid)).ok().filter(|_| pid != victim)?;
-            let stat = Stat::parse(dir.file("stat").ok()?.read_once(&mut Vec::new()).ok()?)?;
-            let started = booted_at as f64 + stat.start_ticks as f64 / ticks_per_second;
-            let is_same = crate::parse::printable(&stat.comm) == row.process && started <= written.latest;
+            let is_same = self.has_started(&dir, &row.process, written.latest)?;
             Some((pid, self.cgroup(&dir).filter(|_| is_same)?))
         });
         pids.collect()
@@ -128,6 +124,7 @@ impl VictimProbe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Timestamp;
     use crate::collect::kernel_log::LogPosition;
     use crate::parse::kernel_log::OomContext;
     use crate::parse::kernel_log::report::ReportProcess;
@@ -140,7 +137,11 @@ mod tests {
         std::fs::create_dir_all(&cgroup).unwrap();
         std::fs::create_dir_all(&process).unwrap();
         std::fs::write(cgroup.join("memory.max"), "67108864\n").unwrap();
-        std::fs::write(process.join("comm"), "python\n").unwrap();
+        let uptime = 100 * rustix::param::clock_ticks_per_second();
+        std::fs::write(process.join("stat"), format!("7 (python) S 1 {}{uptime} 0\n", "0 ".repeat(17)))
+            .unwrap();
+        let booted_at = Timestamp::now().unix_whole_seconds() - 1_000;
+        std::fs::write(root.join("proc/stat"), format!("btime {booted_at}\n")).unwrap();
         std::fs::write(process.join("cgroup"), format!("0::/docker/{ID}\n")).unwrap();
         VictimProbe {
             host_paths: HostPaths { proc: root.join("proc"), ..HostPaths::default() },
@@ -160,15 +161,22 @@ mod tests {
     }
 
     #[test]
-    fn old_record_is_not_compared_with_a_running_process() {
+    fn process_that_began_after_the_record_is_not_its_victim() {
         let (root, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
-        let mut probe = probe(root.path());
+        let mut probe = probe(root.path()); // the process runs for 900 seconds
         let mut cgroup = |age: f64| {
             let written = Interval::at(now.unix_seconds() - age);
-            probe.probe(now, vec![(killed(), written)])[0].proc_info.cgroup.clone()
+            probe.probe(vec![(killed(), written)])[0].proc_info.cgroup.clone()
         };
-        assert_eq!(cgroup(1.0), Some(format!("/docker/{ID}")));
-        assert_eq!(cgroup(3_600.0), None, "its pid belongs to another process now");
+        for age in [0.0, 60.0, 890.0] {
+            assert_eq!(cgroup(age), Some(format!("/docker/{ID}")), "{age}: it still exists");
+        }
+        for age in [910.0, 3_600.0] {
+            assert_eq!(cgroup(age), None, "{age}: its pid belongs to another process now");
+        }
+        let (uncertain, end) = (now.unix_seconds() - 1_500.0, now.unix_seconds() - 300.0);
+        let line = (killed(), Interval::new(uncertain, end));
+        assert_eq!(probe.probe(vec![line])[0].proc_info.cgroup, None, "it may have begun later");
     }
 
     #[test]
@@ -177,7 +185,7 @@ mod tests {
         let mut probe = probe(root.path());
         std::fs::write(root.path().join("proc/7/cgroup"), format!("0::/docker/{ID} (deleted)\n")).unwrap();
         let lines = vec![(killed(), Interval::at(now.unix_seconds()))];
-        assert_eq!(probe.probe(now, lines)[0].proc_info.cgroup, Some(format!("/docker/{ID}")));
+        assert_eq!(probe.probe(lines)[0].proc_info.cgroup, Some(format!("/docker/{ID}")));
     }
 
     #[test]
@@ -207,7 +215,7 @@ mod tests {
         let mut cgroups = |host| {
             let report = OomReport { host, processes: rows.to_vec(), ..OomReport::default() };
             let entry = LogEntry { report: Some(report.into()), ..killed() };
-            let info = &probe.probe(now, vec![(entry, killed_at)])[0].proc_info;
+            let info = &probe.probe(vec![(entry, killed_at)])[0].proc_info;
             info.report_cgroups.clone().into_iter().collect::<Vec<_>>()
         };
         assert_eq!(cgroups(true), [(8, format!("/docker/{ID}"))], "not the victim, nor those of reused pids");
@@ -220,7 +228,7 @@ mod tests {
         let mut probe = probe(root.path());
         let oom_cgroup = Some(format!("/docker/{ID}"));
         let context = entry(Line::Context(OomContext { oom_cgroup, ..OomContext::default() }));
-        let mut read = |entry| probe.probe(now, vec![(entry, Interval::at(now.unix_seconds()))]);
+        let mut read = |entry| probe.probe(vec![(entry, Interval::at(now.unix_seconds()))]);
         read(context);
         assert_eq!(read(killed())[0].proc_info.limit_bytes, Some(64 << 20));
     }

@@ -6,13 +6,14 @@
 //!
 //! The counts belong to the container's name, as those of kills do: they continue when the container is started again.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::attribute::gpu::GpuAttribution;
 use crate::catalog::*;
 use crate::clock::Timestamp;
+use crate::collect::gpu::GpuIdentity;
 use crate::collect::{Context, CycleData};
 use crate::discover::{Container, ContainerId, Identity};
 use crate::parse::kernel_log::{PciAddress, Xid};
@@ -28,12 +29,14 @@ const APPLICATION_XIDS: [u64; 5] = [13, 31, 43, 45, 94];
 
 /// Index and UUID of a GPU.
 type GpuRef = (Arc<str>, Arc<str>);
+/// GPU instance and compute instance; empty for a whole GPU, and if unknown.
+type InstanceRef = (Arc<str>, Arc<str>);
 
 /// Counts of one container name.
 #[derive(Debug)]
 struct ContainerXids {
-    /// By GPU and Xid: the count, and the Unix time of the last one.
-    counts: BTreeMap<(GpuRef, u64), (u64, Option<f64>)>,
+    /// By GPU, instance and Xid: the count, and the Unix time of the last one.
+    counts: BTreeMap<(GpuRef, InstanceRef, u64), (u64, Option<f64>)>,
     shown: Timestamp,
 }
 
@@ -43,6 +46,8 @@ pub struct XidCounts {
     processes: HashMap<u32, (ContainerId, Timestamp)>,
     /// Index and UUID of every GPU that was ever seen, even if it is lost now.
     gpus: HashMap<PciAddress, GpuRef>,
+    /// The MIG instances of each GPU, by its UUID, as they were last seen.
+    instances: HashMap<Arc<str>, BTreeSet<InstanceRef>>,
     names: HashMap<Identity, ContainerXids>,
 }
 
@@ -55,6 +60,8 @@ pub struct ReportedXid {
     pub container: Option<ContainerId>,
     /// Index and UUID of the GPU.
     pub gpu: GpuRef,
+    /// Its MIG instance.
+    pub instance: InstanceRef,
     /// Xid.
     pub xid: u64,
     /// Unix time.
@@ -83,10 +90,10 @@ impl XidCounts {
             let Some(gpu) = devices.get(process.gpu as usize).filter(|gpu| gpu.vendor == "nvidia") else {
                 continue;
             };
-            let gpu = (Arc::clone(&gpu.index), Arc::clone(&gpu.uuid));
+            let (gpu, instance) = ((Arc::clone(&gpu.index), Arc::clone(&gpu.uuid)), instance_of(gpu));
             let counts = &mut self.entry(context.now, &container.identity).counts;
             for xid in APPLICATION_XIDS {
-                counts.entry((gpu.clone(), xid)).or_insert((0, None));
+                counts.entry((gpu.clone(), instance.clone(), xid)).or_insert((0, None));
             }
         }
     }
@@ -94,7 +101,8 @@ impl XidCounts {
     /// Counts an error for the name of its container, which may have ended with the error.
     pub fn count(&mut self, now: Timestamp, xid_report: &ReportedXid, name: &Identity) {
         let counts = &mut self.entry(now, name).counts;
-        let (count, last) = counts.entry((xid_report.gpu.clone(), xid_report.xid)).or_insert((0, None));
+        let key = (xid_report.gpu.clone(), xid_report.instance.clone(), xid_report.xid);
+        let (count, last) = counts.entry(key).or_insert((0, None));
         *count += 1;
         *last = Some(last.map_or(xid_report.at, |last| last.max(xid_report.at)));
     }
@@ -114,8 +122,8 @@ impl XidCounts {
             if !written.insert(&container.identity) {
                 continue;
             }
-            for (((gpu, uuid), xid), (count, last)) in &entry.counts {
-                let labels = || [Label::from(gpu), uuid.into(), Label::Number(*xid)];
+            for (((gpu, uuid), (gi, ci), xid), (count, last)) in &entry.counts {
+                let labels = || [gpu.into(), uuid.into(), gi.into(), ci.into(), Label::Number(*xid)];
                 series.container(CONTAINER_GPU_XIDS, number as u32, labels(), *count as f64);
                 if let Some(last) = last {
                     series.container(CONTAINER_GPU_LAST_XID, number as u32, labels(), *last);
@@ -139,8 +147,16 @@ impl XidCounts {
             }
         }
         self.processes.retain(|_, (_, at)| context.now.since(*at) < PROCESS_RETENTION);
+        let mut seen = HashSet::new();
         for (_, device) in cycle_data.gpu_devices() {
             let identity = &device.identity;
+            if seen.insert(&identity.uuid) {
+                self.instances.remove(&identity.uuid);
+            }
+            if identity.instance.is_some() {
+                let instances = self.instances.entry(Arc::clone(&identity.uuid)).or_default();
+                instances.insert(instance_of(identity));
+            }
             if let Some(address) = PciAddress::of(identity.pci_bus_id.as_bytes()) {
                 self.gpus.insert(address, (Arc::clone(&identity.index), Arc::clone(&identity.uuid)));
             }
@@ -148,17 +164,42 @@ impl XidCounts {
         let xid_report = reported.iter().filter_map(|(at, xid)| {
             let container = xid.pid.and_then(|pid| Some(self.processes.get(&pid)?.0.clone()));
             let gpu = self.gpus.get(&xid.gpu)?.clone();
-            Some(ReportedXid { pid: xid.pid, container, gpu, xid: xid.xid, at: *at })
+            let instance = self.instance(&gpu.1, xid.instance);
+            Some(ReportedXid { pid: xid.pid, container, gpu, instance, xid: xid.xid, at: *at })
         });
         xid_report.collect()
     }
+
+    /// Returns the instance that the driver names. It may leave out the compute instance, which is known if the GPU instance
+    /// has only one.
+    fn instance(
+        &self,
+        gpu_uuid: &Arc<str>,
+        [gpu_instance, compute_instance]: [Option<u64>; 2],
+    ) -> InstanceRef {
+        let text = |id: Option<u64>| id.map_or_else(Arc::default, |id| id.to_string().into());
+        let named: InstanceRef = (text(gpu_instance), text(compute_instance));
+        let known = self.instances.get(gpu_uuid).into_iter().flatten();
+        let mut within = known.filter(|(gpu_instance, _)| *gpu_instance == named.0);
+        match (within.next(), within.next()) {
+            (Some(only), None) if named.1.is_empty() => only.clone(),
+            _ => named,
+        }
+    }
+}
+
+/// Returns the instance that a device is.
+fn instance_of(identity: &GpuIdentity) -> InstanceRef {
+    identity.instance.as_ref().map_or_else(Default::default, |instance| {
+        (Arc::clone(&instance.gpu_instance_id), Arc::clone(&instance.compute_instance_id))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::attribute::gpu::DeviceUsage;
-    use crate::collect::gpu::{GpuDevice, GpuReading, PidTrust};
+    use crate::collect::gpu::{GpuDevice, GpuReading};
     use crate::discover::Inventory;
     use crate::host::HostPaths;
     use crate::ledger::events::ContainerLabels;
@@ -180,18 +221,8 @@ mod tests {
             ..Default::default()
         };
         let gpus = [gpu("0", "00000000:65:00.0"), gpu("1", "00000000:66:00.0")];
-        GpuReading {
-            source: "gpu",
-            at: now,
-            took: Duration::ZERO,
-            driver_version: None,
-            cuda_version: None,
-            counted: 2,
-            devices: gpus.into_iter().map(|identity| GpuDevice::new(Arc::new(identity))).collect(),
-            silent: vec![],
-            pids: PidTrust::Trusted,
-            read_errors: vec![],
-        }
+        let devices = gpus.into_iter().map(|identity| GpuDevice::new(Arc::new(identity)));
+        GpuReading::of_devices(now, devices.collect())
     }
 
     #[test]
@@ -222,7 +253,8 @@ mod tests {
             xids.init_at_zero(&context, &cycle_data, &attributed);
             let gpu = ("1".into(), "GPU-1".into());
             let (pid, container) = (Some(7), Some(ContainerId::new(id)));
-            let xid_report = ReportedXid { pid, container, gpu, xid: 31, at: now.unix_seconds() };
+            let instance = InstanceRef::default();
+            let xid_report = ReportedXid { pid, container, gpu, instance, xid: 31, at: now.unix_seconds() };
             (0..errors).for_each(|_| xids.count(now, &xid_report, &Identity::named("train")));
             let mut series = Series::default();
             xids.write(now, inventory.containers.iter(), &mut series);
@@ -238,6 +270,19 @@ mod tests {
         assert_eq!(cycle(3, "b", 1), (vec![0.0, 3.0, 0.0, 0.0, 0.0], 1), "recreated with the same name");
         let later = 3 + NAME_RETENTION.as_secs();
         assert_eq!(cycle(later - 1, "b", 0).0[1], 3.0);
+    }
+
+    #[test]
+    fn instance_is_that_of_the_line_and_of_the_only_compute_instance() {
+        let instance = |gpu: &str, compute: &str| -> InstanceRef { (gpu.into(), compute.into()) };
+        let known = BTreeSet::from([instance("5", "0"), instance("7", "0"), instance("7", "1")]);
+        let instances = HashMap::from([("GPU-0".into(), known)]);
+        let xids = XidCounts { instances, ..XidCounts::default() };
+        let of = |ids| xids.instance(&"GPU-0".into(), ids);
+        assert_eq!(of([Some(5), None]), instance("5", "0"));
+        assert_eq!(of([Some(7), None]), instance("7", ""), "it has two");
+        assert_eq!(of([Some(7), Some(1)]), instance("7", "1"));
+        assert_eq!((of([None, None]), of([Some(9), None])), (instance("", ""), instance("9", "")));
     }
 
     #[test]

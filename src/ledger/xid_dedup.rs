@@ -107,7 +107,7 @@ impl XidDedup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::gpu::{GpuDevice, GpuIdentity, GpuReading, PidTrust, XidCount};
+    use crate::collect::gpu::{GpuDevice, GpuIdentity, GpuReading, XidCount};
 
     /// Returns a cycle in which NVML has counted `count` errors with Xid 79.
     fn cycle_data(now: Timestamp, count: u64) -> CycleData {
@@ -119,18 +119,7 @@ mod tests {
         };
         let mut device = GpuDevice::new(Arc::new(identity));
         device.health.xids.insert(79, XidCount { count, last: Some(now.unix_seconds()) });
-        let reading = GpuReading {
-            source: "gpu",
-            at: now,
-            took: Duration::ZERO,
-            driver_version: None,
-            cuda_version: None,
-            counted: 1,
-            devices: vec![device],
-            silent: vec![],
-            pids: PidTrust::Trusted,
-            read_errors: vec![],
-        };
+        let reading = GpuReading::of_devices(now, vec![device]);
         CycleData { gpus: vec![Arc::new(reading)], ..CycleData::default() }
     }
 

@@ -23,7 +23,7 @@ use crate::export::gzip;
 use crate::text::error_chain;
 
 /// Largest response that is read, in bytes.
-const MAX_RESPONSE_BYTES: usize = 64 << 10;
+const MAX_RESPONSE_BYTES: usize = crate::host::bounds::OTLP_RESPONSE.max_bytes;
 const USER_AGENT: &str = concat!("OTel-OTLP-Exporter-memledger/", env!("CARGO_PKG_VERSION"));
 
 /// An open connection to an endpoint.

@@ -47,6 +47,9 @@ pub async fn run(context: &OtlpContext, mut exporter: RetryingExporter, event_re
     loop {
         let is_stopping = exporter.is_stopping();
         let written = context.shared_state.written();
+        if let Some(loaded) = context.shared_state.loaded_cursor(&context.cursor_name) {
+            progress.acknowledged = progress.acknowledged.max(loaded);
+        }
         let mut delay = POLL_INTERVAL;
         if exported != Some(written) && (exporter.remaining_backoff().is_zero() || is_stopping) {
             match export_pending(context, &mut exporter, event_reader, &mut progress).await {

@@ -120,6 +120,7 @@ mod tests {
                 running: 0,
                 gpus: vec![],
                 processes: vec![],
+                processes_complete: vec![],
             }
         });
         let otlp_stats = Arc::new(OtlpStats::default());

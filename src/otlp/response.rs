@@ -87,7 +87,7 @@ struct ProtoDuration {
     nanos: i32,
 }
 
-/// Parses the body of a successful response, which has the same form for both signals. An empty body is a valid one.
+/// Parses the body of a successful response, which has the same form for all signals. An empty body is a valid one.
 pub fn accepted(body: &[u8]) -> ExportResult {
     let Ok(response) = ExportMetricsServiceResponse::decode(body) else {
         return not_otlp("its body cannot be decoded");

@@ -62,14 +62,14 @@ impl CounterStates {
         self.0.extend(pending.iter().map(|pending| (pending.key, pending.point)));
     }
 
-    /// Removes the counters that were absent longest, if there are too many.
+    /// Removes the counters that were absent longest, if there are too many; of those of one export any.
     pub fn trim(&mut self) {
         if self.0.len() > MAX_COUNTERS {
-            let mut times: Vec<_> = self.0.values().map(|point| point.at).collect();
-            let surplus = times.len() - MAX_COUNTERS;
-            let (_, oldest, _) = times.select_nth_unstable(surplus);
+            let mut ages: Vec<_> = self.0.iter().map(|(key, point)| (point.at, *key)).collect();
+            let surplus = ages.len() - MAX_COUNTERS;
+            let (_, oldest, _) = ages.select_nth_unstable(surplus);
             let oldest = *oldest;
-            self.0.retain(|_, point| point.at >= oldest);
+            self.0.retain(|key, point| (point.at, *key) >= oldest);
         }
     }
 }
@@ -103,6 +103,16 @@ mod tests {
     fn device_counters_have_no_start() {
         assert_eq!(FamilyId::GPU_ECC_ERRORS.desc().origin, CounterOrigin::Device);
         assert_eq!(CounterStates::default().start(1, 5.0, 100, 0).0, 0, "0 means unknown");
+    }
+
+    #[test]
+    fn number_is_limited_within_one_export_too() {
+        let mut counters = CounterStates::default();
+        let keys = 0..MAX_COUNTERS as u64 + 10;
+        let pending: Vec<_> = keys.map(|key| counters.start(key, 1.0, 100, 10).1).collect();
+        counters.commit(&pending);
+        counters.trim();
+        assert_eq!(counters.0.len(), MAX_COUNTERS);
     }
 
     #[test]

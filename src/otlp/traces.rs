@@ -102,7 +102,7 @@ pub(super) async fn run(context: &OtlpContext, mut exporter: RetryingExporter, q
         if !batch.is_empty() {
             export(context, &mut exporter, batch, due).await;
         }
-        exporter.count(0, queue.dropped.swap(0, Ordering::Relaxed), LossReason::Unreachable);
+        exporter.count(0, queue.dropped.swap(0, Ordering::Relaxed), LossReason::QueueFull);
         exporter.close();
         if is_stopping {
             return;

@@ -86,7 +86,7 @@ static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
         ),
         (
             "vllm",
-            r"Free memory on device cuda:(?<device>[0-9]+) \((?<free>[0-9.]+)/(?<total>[0-9.]+ GiB)\) on startup is less than"
+            r"Free memory on device (?:cuda:(?<device>[0-9]+) )?\((?<free>[0-9.]+)/(?<total>[0-9.]+ GiB)\) on startup is less than"
                 .to_owned(),
         ),
         ("vllm", r"No available memory for the cache blocks".to_owned()),
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn each_text_has_its_numbers() {
         type Numbers = [Option<u64>; 6];
-        let samples: [(&str, &str, Numbers); 16] = [
+        let samples: [(&str, &str, Numbers); 22] = [
             (
                 "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 7.93 GiB total capacity; 6.74 GiB already allocated; 16.31 MiB free; 6.95 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try setting max_split_size_mb",
                 "torch",
@@ -207,6 +207,26 @@ mod tests {
                 "torch",
                 [None, gib(3.0), None, None, None, None],
             ),
+            (
+                // from 2.9 on, in a container that cannot list the processes of the GPU
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.35 GiB. GPU 0 has a total capacity of 23.69 GiB of which 16.31 MiB is free. Of the allocated memory 19.24 GiB is allocated by PyTorch, and 3.32 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.",
+                "torch",
+                [
+                    Some(0),
+                    gib(1.35),
+                    gib(23.69),
+                    Some((16.31 * MIB as f64) as u64),
+                    gib(19.24),
+                    Some(gib(19.24).unwrap_or(0) + gib(3.32).unwrap_or(0)),
+                ],
+            ),
+            (
+                "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 63.98 GiB of which 1.00 GiB is free. Of the allocated memory 60.00 GiB is allocated by PyTorch, and 2.50 GiB is reserved by PyTorch but unallocated.",
+                "torch",
+                [Some(1), gib(2.0), gib(63.98), gib(1.0), gib(60.0), gib(62.5)],
+            ),
+            ("RuntimeError: HIP error: out of memory", "torch", [None; 6]),
+            ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "torch", [None; 6]),
             ("RuntimeError: CUDA error: out of memory", "torch", [None; 6]),
             ("CUDA driver error: out of memory", "torch", [None; 6]),
             (
@@ -238,6 +258,16 @@ mod tests {
                 "ValueError: Free memory on device cuda:0 (2.50/23.50 GiB) on startup is less than desired GPU memory utilization (0.9, 21.15 GiB).",
                 "vllm",
                 [Some(0), None, gib(23.5), gib(2.5), None, None],
+            ),
+            (
+                "ValueError: Free memory on device (6.90/8.00 GiB) on startup is less than desired GPU memory utilization (0.9, 7.2 GiB).",
+                "vllm",
+                [None, None, gib(8.0), gib(6.9), None, None],
+            ),
+            (
+                "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
+                "vllm",
+                [None; 6],
             ),
             (
                 "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 4096.00 MiB on device 0: cudaMalloc failed: out of memory",
@@ -275,6 +305,8 @@ mod tests {
             "Memory cgroup out of memory: Killed process 7 (python)",
             "Out of memory: Killed process 7 (python)",
             "RuntimeError: [enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory",
+            // a report of vLLM, not a refusal
+            "Free memory on device (23.19/23.69 GiB) on startup. Desired GPU memory utilization is (0.9, 21.32 GiB).",
             "set PYTORCH_CUDA_ALLOC_CONF to avoid CUDA fragmentation; see OOM notes",
         ] {
             assert_eq!(CudaOomText::find(text), None, "{text}");

@@ -16,6 +16,9 @@ pub mod mount;
 pub mod process;
 pub mod psi;
 
+/// The most memory that a GPU plausibly has, 1 PiB: what a driver reports beyond that is a sentinel or an overflow.
+pub const MAX_GPU_MEMORY: u64 = 1 << 50;
+
 /// Parses `text` as a decimal number, ignoring white space around it. Returns `None` for anything else and on overflow.
 pub fn number(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii();

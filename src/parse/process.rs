@@ -37,11 +37,12 @@ impl Stat {
     }
 }
 
-/// Returns the resident pages from `/proc/PID/statm`: its second number.
-pub fn resident_pages(statm: &[u8]) -> Option<u64> {
+/// Returns the resident pages, and those of them that are shared memory or pages of files, from `/proc/PID/statm`: its second and third
+/// number.
+pub fn resident_and_shared_pages(statm: &[u8]) -> Option<(u64, u64)> {
     let mut fields = statm.split(|&b| b == b' ');
-    let resident = number(fields.nth(1)?)?;
-    fields.next().map(|_| resident) // another field follows, so this one is not truncated
+    let (resident, shared) = (number(fields.nth(1)?)?, number(fields.next()?)?);
+    fields.next().map(|_| (resident, shared)) // another field follows, so this one is not truncated
 }
 
 /// Returns the path of a process in the hierarchy that has the memory controller, from `/proc/PID/cgroup`.
@@ -147,8 +148,9 @@ mod tests {
         }
 
         #[test]
-        fn reads_any_resident_pages(size: u64, resident: u64) {
-            prop_assert_eq!(resident_pages(format!("{size} {resident} 3 4 0 6 0\n").as_bytes()), Some(resident));
+        fn reads_any_resident_pages(size: u64, resident: u64, shared: u64) {
+            let text = format!("{size} {resident} {shared} 4 0 6 0\n");
+            prop_assert_eq!(resident_and_shared_pages(text.as_bytes()), Some((resident, shared)));
         }
 
         #[test]
@@ -159,7 +161,7 @@ mod tests {
 
         #[test]
         fn never_panics_on_any_bytes(bytes: Vec<u8>) {
-            let _ = (Stat::parse(&bytes), resident_pages(&bytes), cgroup_path(&bytes, true), arguments(&bytes).count());
+            let _ = (Stat::parse(&bytes), resident_and_shared_pages(&bytes), cgroup_path(&bytes, true), arguments(&bytes).count());
         }
     }
 

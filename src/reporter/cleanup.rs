@@ -1,7 +1,7 @@
-//! Cleanups: processes of a container are asked to collect garbage and to give torch's cache back to the GPU.
+//! Cleanups: requests to the processes of a container to collect garbage and to give torch's cache back to the GPU.
 //!
 //! A process does so at its next safe point, the end of a training step or of a tracked operation, so it may answer late or
-//! never. All processes of a container are asked at once, because the ranks of a training wait for one another.
+//! never. All processes of a container get the request at once, because the ranks of a training wait for one another.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub struct CleanupReport {
     pub deadline_seconds: f64,
     /// Sum of what the processes gave back.
     pub freed_bytes: u64,
-    /// Each process that was asked, by rank.
+    /// Each process that got the request, by rank.
     pub processes: Vec<ProcessCleanup>,
 }
 
@@ -86,7 +86,7 @@ pub enum CleanupOutcome {
     Unreachable,
 }
 
-/// Why nobody was asked.
+/// Why no process got a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CleanupRefusal {
     /// No process of the container reports.
@@ -163,7 +163,7 @@ impl Cleanups {
             let at = match refused {
                 Err(refusal) => {
                     if let CleanupTrigger::Request(waiting) = trigger {
-                        let _ = waiting.send(Err(refusal)); // nobody waits any more
+                        let _ = waiting.send(Err(refusal)); // the client has gone
                     }
                     continue;
                 }
@@ -256,7 +256,7 @@ impl Cleanups {
         self.running.iter().map(|cleanup| cleanup.until.since(now)).min()
     }
 
-    /// Ends the cleanups of which all is known, and those that are over their deadline, and tells who waits for them.
+    /// Ends the cleanups of which all is known, and those that are over their deadline, and sends the results to the waiting clients.
     pub fn end(&mut self, now: Timestamp) -> Vec<EndedCleanup> {
         let running = std::mem::take(&mut self.running);
         let is_over = |cleanup: &Cleanup| cleanup.until <= now || cleanup.is_complete();
@@ -343,7 +343,7 @@ mod tests {
         reports
     }
 
-    fn ask(cleanups: &mut Cleanups, id: &str) -> oneshot::Receiver<CleanupResult> {
+    fn request(cleanups: &mut Cleanups, id: &str) -> oneshot::Receiver<CleanupResult> {
         let (waiting, result) = oneshot::channel();
         cleanups.request(ContainerId::new(id), DEADLINE, CleanupTrigger::Request(waiting));
         result
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn all_ranks_are_asked_and_the_answers_are_summed() {
         let (now, reports, mut cleanups) = (Timestamp::now(), reports(), Cleanups::default());
-        let mut result = ask(&mut cleanups, "a");
+        let mut result = request(&mut cleanups, "a");
         let messages = cleanups.start_requested(now, &reports);
         let text = r#"{"t":"cleanup","id":1,"deadline_ms":10000}"#;
         assert_eq!(messages, [((1, 1), text.to_owned()), ((2, 1), text.to_owned())]);
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn process_that_ends_or_does_not_answer_is_named() {
         let (now, reports, mut cleanups) = (Timestamp::now(), reports(), Cleanups::default());
-        let mut result = ask(&mut cleanups, "a");
+        let mut result = request(&mut cleanups, "a");
         cleanups.start_requested(now, &reports);
         cleanups.record_loss((1, 1), &CleanupOutcome::Ended);
         assert_eq!(cleanups.end(now), []);
@@ -395,22 +395,22 @@ mod tests {
     #[test]
     fn further_requests_wait_for_the_one_in_progress_and_later_ones_are_too_soon() {
         let (now, reports, mut cleanups) = (Timestamp::now(), reports(), Cleanups::default());
-        let mut results: Vec<_> = (0..100).map(|_| ask(&mut cleanups, "b")).collect();
+        let mut results: Vec<_> = (0..100).map(|_| request(&mut cleanups, "b")).collect();
         assert_eq!(cleanups.start_requested(now, &reports).len(), 1);
         cleanups.answer((3, 1), &answer(1));
         assert_eq!(cleanups.end(now).len(), 1);
         assert!(results.iter_mut().all(|result| result.try_recv().unwrap().unwrap().freed_bytes == 6 * MIB));
         let refused = |cleanups: &mut Cleanups, after| {
-            let mut result = ask(cleanups, "b");
+            let mut result = request(cleanups, "b");
             let sent = cleanups.start_requested(now.plus(after), &reports).len();
             (sent, result.try_recv().ok())
         };
         let second = Duration::from_secs(1);
         assert_eq!(refused(&mut cleanups, second), (0, Some(Err(CleanupRefusal::TooSoon(second)))));
         assert_eq!(refused(&mut cleanups, COOLDOWN), (1, None));
-        let mut nobody = ask(&mut cleanups, "c");
+        let mut rejected = request(&mut cleanups, "c");
         cleanups.start_requested(now, &reports);
-        assert_eq!(nobody.try_recv().unwrap(), Err(CleanupRefusal::NotReporting));
+        assert_eq!(rejected.try_recv().unwrap(), Err(CleanupRefusal::NotReporting));
     }
 
     #[test]
@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn process_that_connects_again_may_answer_and_a_failure_is_told() {
         let (now, reports, mut cleanups) = (Timestamp::now(), reports(), Cleanups::default());
-        let mut result = ask(&mut cleanups, "a");
+        let mut result = request(&mut cleanups, "a");
         cleanups.start_requested(now, &reports);
         cleanups.record_loss((1, 1), &CleanupOutcome::Ended);
         cleanups.answer((1, 1), &answer(1));

@@ -15,7 +15,7 @@ use crate::parse::cuda_oom::CudaOomText;
 use crate::series::bounded as printable_label;
 
 /// Maximum size of a packet in bytes.
-pub const MAX_PACKET_BYTES: usize = 16 * 1024;
+pub const MAX_PACKET_BYTES: usize = crate::host::bounds::REPORTER_PACKET.max_bytes;
 /// The protocol's version.
 const VERSION: u64 = 1;
 /// Maximum number of devices in a message and of a process; their numbers are below it.
@@ -66,6 +66,8 @@ pub struct Hello {
 pub struct Sample {
     /// Messages that the client could not send since it started.
     pub lost: u64,
+    /// The program searched for a batch size since the sample before: its memory is not that of the training.
+    pub is_search: bool,
     /// Memory on each device.
     pub devices: Vec<TorchMemory>,
 }
@@ -201,6 +203,8 @@ struct RawSample {
     #[serde(default)]
     lost: u64,
     #[serde(default)]
+    search: bool,
+    #[serde(default)]
     dev: Vec<TorchMemory>,
 }
 
@@ -272,8 +276,12 @@ impl Message {
         match &*kind.t {
             "hello" => hello(parse(packet)?).map(Message::Hello),
             "sample" => {
-                let RawSample { lost, dev } = parse(packet)?;
-                Ok(Message::Sample(Sample { lost: bounded(lost)?, devices: devices(dev)? }))
+                let RawSample { lost, search, dev } = parse(packet)?;
+                Ok(Message::Sample(Sample {
+                    lost: bounded(lost)?,
+                    is_search: search,
+                    devices: devices(dev)?,
+                }))
             }
             "scope" => {
                 let RawScope { component, operation, rss, dev } = parse(packet)?;
@@ -430,7 +438,9 @@ mod tests {
         assert_eq!(parse(hello), Ok(Message::Hello(Hello { local_rank: 1, devices })));
         let memory = TorchMemory { i: 0, alloc: Some(7), res: Some(9), ..TorchMemory::default() };
         let sample = r#"{"t":"sample","seq":7,"lost":2,"dev":[{"i":0,"alloc":7,"res":9,"later":"field"}]}"#;
-        assert_eq!(parse(sample), Ok(Message::Sample(Sample { lost: 2, devices: vec![memory] })));
+        let parsed = |is_search, devices| Ok(Message::Sample(Sample { lost: 2, is_search, devices }));
+        assert_eq!(parse(sample), parsed(false, vec![memory]));
+        assert_eq!(parse(r#"{"t":"sample","lost":2,"search":true}"#), parsed(true, vec![]));
         let step = r#"{"t":"step","n":3,"samples":96,"batch_size":32}"#;
         assert_eq!(parse(step), Ok(Message::Step(Step { steps: 3, samples: Some(96) })));
         let settings = r#"{"t":"settings","kv":{"LR":0.0003,"amp":true,"optimizer":"adamw"}}"#;

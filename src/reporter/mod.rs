@@ -95,7 +95,7 @@ impl ReporterState {
         self.ooms().take()
     }
 
-    /// Asks all processes of a container to clean up, within this time. The result comes at the latest [`cleanup::ANSWER_GRACE`] after the
+    /// Requests a cleanup from all processes of a container, within this time. The result comes at the latest [`cleanup::ANSWER_GRACE`] after the
     /// deadline of the cleanup that runs then, which may have begun with another request.
     pub fn request_cleanup(
         &self,
@@ -107,7 +107,7 @@ impl ReporterState {
         result
     }
 
-    /// Asks all processes of a container to clean up, unless they did within the last minute. Nobody waits for the result.
+    /// Requests a cleanup from all processes of a container, unless they did one within the last minute. The result is only logged.
     pub fn clean_up_automatically(&self, container: ContainerId) {
         self.add_cleanup(container, cleanup::DEADLINE, CleanupTrigger::Auto);
     }

@@ -147,7 +147,7 @@ mod tests {
     use crate::reporter::message::Hello;
 
     #[test]
-    fn flood_of_one_container_is_counted_and_another_one_is_heard() {
+    fn flood_of_one_container_is_counted_and_that_of_another_is_recorded() {
         let (now, mut reports, mut queue) = (Timestamp::now(), Reports::default(), OomQueue::default());
         for (pid, id) in [(1, "a"), (2, "b")] {
             reports.hello((pid, 1), &ContainerId::new(id), Hello { local_rank: 0, devices: vec![] });

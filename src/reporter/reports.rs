@@ -32,6 +32,8 @@ pub struct ReportingProcess {
     pub sampled: Option<Timestamp>,
     /// Memory on each device.
     pub devices: Vec<ReportedDevice>,
+    /// It searches for a batch size, as of its last sample.
+    pub is_searching: bool,
     /// Settings of the training.
     pub settings: BTreeMap<Arc<str>, Arc<str>>,
     uuids: Vec<(u32, DeviceUuid)>,
@@ -62,6 +64,10 @@ pub struct ContainerReports {
     pub failures: BTreeMap<DeviceUuid, AllocationFailures>,
     /// Unix time of the container's start.
     started: Option<f64>,
+    /// When one of its programs last reported a search for a batch size.
+    pub searched: Option<Timestamp>,
+    /// Highest steps of the processes of each local rank that are no longer in `counted`.
+    ended_steps: BTreeMap<u8, u64>,
     /// Memory of each component and operation, by local rank.
     pub scopes: BTreeMap<(Arc<str>, Arc<str>), BTreeMap<u8, ScopeMemory>>,
     /// Last totals of processes that counted; the newest are at the end.
@@ -102,8 +108,19 @@ pub struct ScopeMemory {
 #[derive(Clone, Debug, Default)]
 struct ProcessTotals {
     progress: TrainingProgress,
+    /// The rank for which `steps_before` holds.
+    rank: Option<u8>,
+    /// Steps of earlier processes of its rank, which its own follow.
+    steps_before: u64,
     failures: BTreeMap<u32, AllocationFailures>,
     lost: u64,
+}
+
+impl ProcessTotals {
+    /// Returns the steps of its rank up to its own last one.
+    fn steps(&self) -> u64 {
+        self.steps_before.saturating_add(self.progress.steps)
+    }
 }
 
 /// All reports.
@@ -123,12 +140,14 @@ impl Reports {
         for (_, uuid) in &hello.devices {
             entry.failures_on(uuid);
         }
+        entry.begin_progress(key, hello.local_rank, |other| self.processes.contains_key(other));
         let process = self.processes.entry(key).or_insert_with(|| ReportingProcess {
             settings: BTreeMap::new(),
             container: container.clone(),
             rank: 0,
             sampled: None,
             devices: vec![],
+            is_searching: false,
             uuids: vec![],
         });
         (process.rank, process.uuids) = (hello.local_rank, hello.devices);
@@ -138,8 +157,12 @@ impl Reports {
     pub fn sample(&mut self, key: ProcessKey, at: Timestamp, sample: Sample) -> u64 {
         let Some(process) = self.processes.get_mut(&key) else { return 0 };
         process.sampled = Some(at);
+        process.is_searching = sample.is_search;
         let before = std::mem::take(&mut process.devices);
         let entry = self.containers.entry(process.container.clone()).or_default();
+        if sample.is_search {
+            entry.searched = Some(at);
+        }
         let lost = sample.lost.saturating_sub(std::mem::replace(&mut entry.totals(key).lost, sample.lost));
         for mut memory in sample.devices {
             let uuid = process.uuid(memory.i);
@@ -178,16 +201,18 @@ impl Reports {
         Ok(())
     }
 
-    /// Records the progress of a training.
+    /// Records the progress of a training. Processes without a launcher all have local rank 0 and count the same steps, so the one with
+    /// the most counts; their samples are different ones.
     pub fn step(&mut self, key: ProcessKey, step: Step) {
         let Some(process) = self.processes.get(&key) else { return };
         let entry = self.containers.entry(process.container.clone()).or_default();
-        let before = &mut entry.totals(key).progress;
-        let steps = step.steps.saturating_sub(before.steps);
-        let samples = step.samples.map(|all| all.saturating_sub(before.samples.unwrap_or(0))); // none counted before
-        *before = TrainingProgress { steps: step.steps, samples: step.samples };
+        let totals = entry.totals(key);
+        let before = totals.progress.samples.unwrap_or(0); // none counted before
+        let samples = step.samples.map(|all| all.saturating_sub(before));
+        totals.progress = TrainingProgress { steps: step.steps, samples: step.samples };
+        let steps = totals.steps();
         let progress = entry.progress.entry(process.rank).or_default();
-        progress.steps = progress.steps.saturating_add(steps);
+        progress.steps = progress.steps.max(steps);
         if let Some(samples) = samples {
             progress.samples = Some(progress.samples.unwrap_or(0).saturating_add(samples));
         }
@@ -232,11 +257,28 @@ impl ContainerReports {
         // again is not counted twice
         let entry = known.map_or_else(|| (key, ProcessTotals::default()), |at| self.counted.remove(at));
         if self.counted.len() >= 2 * REPORTER_CONNECTIONS_OF_CONTAINER.max {
-            self.counted.remove(0);
+            let (_, oldest) = self.counted.remove(0);
+            if let Some(rank) = oldest.rank {
+                let ended = self.ended_steps.entry(rank).or_default();
+                *ended = oldest.steps().max(*ended);
+            }
         }
         self.counted.push(entry);
         let last = self.counted.len() - 1;
         &mut self.counted[last].1
+    }
+
+    /// Lets the steps of a process follow those of the processes of its rank that have ended, once: also if it connects again.
+    fn begin_progress(&mut self, key: ProcessKey, rank: u8, is_connected: impl Fn(&ProcessKey) -> bool) {
+        let has_ended = |other: &&(ProcessKey, ProcessTotals)| {
+            other.1.rank == Some(rank) && other.0 != key && !is_connected(&other.0)
+        };
+        let ended = self.counted.iter().filter(has_ended).map(|(_, totals)| totals.steps()).max();
+        let ended = ended.max(self.ended_steps.get(&rank).copied()).unwrap_or(0);
+        let totals = self.totals(key);
+        if totals.rank.replace(rank) != Some(rank) {
+            totals.steps_before = ended;
+        }
     }
 
     fn count_failures(&mut self, key: ProcessKey, memory: &TorchMemory, uuid: &DeviceUuid) {
@@ -289,7 +331,7 @@ mod tests {
     }
 
     fn sample(lost: u64, device: TorchMemory) -> Sample {
-        Sample { lost, devices: vec![device] }
+        Sample { lost, is_search: false, devices: vec![device] }
     }
 
     #[test]
@@ -306,6 +348,40 @@ mod tests {
         assert_eq!(reports.containers[&ContainerId::new("a")].progress[&0].steps, 300);
     }
 
+    /// As of `torch.multiprocessing.spawn`, or after a restart of memledger.
+    #[test]
+    fn processes_of_one_rank_at_a_time_count_the_steps_of_the_one_with_the_most() {
+        let (mut reports, id) = (reports(0), ContainerId::new("a"));
+        let others: Vec<ProcessKey> = (1..4).map(|pid| (100 + pid, 1)).collect();
+        for (steps, key) in (10..).zip(std::iter::once(KEY).chain(others.iter().copied())) {
+            reports.hello(key, &id, hello(0));
+            reports.step(key, Step { steps, samples: Some(steps * 4) });
+        }
+        let progress = |reports: &Reports| reports.containers[&id].progress[&0];
+        assert_eq!(progress(&reports), TrainingProgress { steps: 13, samples: Some(184) });
+        reports.step(KEY, Step { steps: 50, samples: Some(200) });
+        assert_eq!(progress(&reports).steps, 50);
+        // one that connects again goes on, and one that comes then is beside it
+        reports.disconnect(KEY);
+        reports.hello(KEY, &id, hello(0));
+        reports.hello((150, 1), &id, hello(0));
+        reports.step((150, 1), Step { steps: 50, samples: None });
+        reports.step(KEY, Step { steps: 50, samples: Some(200) });
+        assert_eq!(progress(&reports).steps, 50);
+        reports.disconnect((150, 1));
+        // the next trainings of the same container, one process after the other
+        for key in others {
+            reports.disconnect(key);
+        }
+        reports.disconnect(KEY);
+        for (pid, wanted) in [(200, 55), (201, 60)] {
+            reports.hello((pid, 1), &id, hello(0));
+            reports.step((pid, 1), Step { steps: 5, samples: None });
+            assert_eq!(progress(&reports).steps, wanted);
+            reports.disconnect((pid, 1));
+        }
+    }
+
     #[test]
     fn counts_of_a_process_that_connects_again_are_counted_once() {
         let (mut reports, id, now) = (reports(0), ContainerId::new("a"), Timestamp::now());
@@ -315,6 +391,7 @@ mod tests {
         reports.hello(KEY, &id, hello(0));
         reports.step(KEY, Step { steps: 12, samples: Some(64) });
         assert_eq!(reports.sample(KEY, now, sample(3, memory(1, 2))), 0);
+        reports.disconnect(KEY);
         let other = (8, 80); // another process of the same rank after it
         reports.hello(other, &id, hello(0));
         reports.step(other, Step { steps: 5, samples: Some(1) });

@@ -1,8 +1,9 @@
 //! The thread that serves all connections of reporting processes.
 //!
 //! It waits in poll(2) for the listener, the connections, and the ends of their processes. A connection over its rate is not
-//! polled until it may send again, so the kernel makes its sender wait; the same holds for the listener. So the work per
-//! second is bounded, whatever clients do.
+//! polled until it may send again, so the kernel makes its sender wait; the same holds for the listener. The connections are
+//! polled in rounds, because each call examines all of them; the listener is always polled, because a process has to be
+//! identified before it ends. So the work per second is bounded, and grows with the connections and not with their square.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,6 +34,8 @@ const MESSAGES: (u32, u32) = (20, 100);
 const LAST_MESSAGES: u32 = 1_000;
 /// New connections: per second, and at once. Each costs some reads of `/proc`.
 const ACCEPTS: (u32, u32) = (200, 400);
+/// Minimum time between two rounds of the connections. What they sent waits in the kernel.
+const ROUND_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum wait in poll(2).
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Pause after an error that would otherwise repeat at once, such as too many open files.
@@ -49,7 +52,7 @@ pub struct Server {
     cgroup_v1: bool,
     /// The inventory that says which container each connected process belongs to.
     inventory: Arc<Inventory>,
-    /// A cycle has listed the containers. Before, nobody is accepted: a container in a container would be taken for the outer one.
+    /// A cycle has listed the containers. Before, no process is accepted: a container in a container would be taken for the outer one.
     has_inventory: bool,
     accepts: RateLimit,
     /// New connections are over their rate, which was counted.
@@ -58,6 +61,7 @@ pub struct Server {
     is_failing: bool,
     connections: HashMap<u64, ReporterConnection>,
     next: u64,
+    next_round: Timestamp,
 }
 
 #[derive(Debug)]
@@ -98,6 +102,7 @@ impl Server {
             is_failing: false,
             connections: HashMap::new(),
             next: 0,
+            next_round: Timestamp::now(),
         }
     }
 
@@ -107,6 +112,12 @@ impl Server {
         loop {
             match self.wait(Timestamp::now()) {
                 Ok(ready) => {
+                    let is_of_connection = |source: &PollTarget| {
+                        matches!(source, PollTarget::Process(_) | PollTarget::Socket(_))
+                    };
+                    if ready.iter().any(is_of_connection) {
+                        self.next_round = Timestamp::now().plus(ROUND_INTERVAL);
+                    }
                     self.refresh_owners();
                     self.start_cleanups(Timestamp::now());
                     ready.into_iter().for_each(|source| self.serve_or_close(source, &mut buffer));
@@ -134,7 +145,8 @@ impl Server {
                 timeout = timeout.min(wait);
             }
         };
-        for (number, connection) in &self.connections {
+        let pause = self.next_round.since(now);
+        for (number, connection) in self.connections.iter().filter(|_| pause.is_zero()) {
             add(Duration::ZERO, PollTarget::Process(*number), connection.peer.pidfd.as_fd());
             add(connection.messages.wait(now), PollTarget::Socket(*number), connection.socket.as_fd());
         }
@@ -146,6 +158,9 @@ impl Server {
         }
         if let Some(wait) = self.state.cleanups().next_timeout(now) {
             timeout = timeout.min(wait);
+        }
+        if !pause.is_zero() {
+            timeout = timeout.min(pause);
         }
         // a millisecond more, so that it does not wake too early
         let timeout = Timespec::try_from(timeout + Duration::from_millis(1)).map_err(|_| Errno::INVAL)?;
@@ -325,6 +340,10 @@ impl ReporterConnection {
             };
             if let Err(reason) = outcome {
                 state.stats().count_rejected(reason);
+                // the first message: the client tries again ever later, instead of sending what is rejected
+                if !self.is_greeted && matches!(reason, ReportRejection::Version | ReportRejection::Rank) {
+                    return false;
+                }
             }
         }
     }
@@ -373,7 +392,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 
     #[test]
-    fn nobody_is_accepted_before_a_cycle_has_listed_the_containers() {
+    fn no_process_is_accepted_before_a_cycle_has_listed_the_containers() {
         let folder = tempfile::tempdir().unwrap();
         let state = Arc::new(ReporterState::default());
         let listener = directory::listen(folder.path()).unwrap();
@@ -389,25 +408,30 @@ mod tests {
         assert_eq!(ready(&mut server), 1, "it has waited");
     }
 
-    /// A server that takes this process for one of container `a`, and the socket's path.
-    fn server_of_container_a(folder: &Path) -> (Server, SocketAddrUnix) {
-        let id = "a".repeat(64);
-        let path = format!("docker/{id}");
+    /// A server for which this process is in a cgroup, and the socket's path.
+    fn server_with_process_in(folder: &Path, cgroup: &str) -> (Server, SocketAddrUnix) {
         let (proc, reporter) = (folder.join("proc"), folder.join("reporter"));
         let own = proc.join(std::process::id().to_string());
         std::fs::create_dir_all(&own).unwrap();
         std::fs::copy("/proc/self/stat", own.join("stat")).unwrap();
-        std::fs::write(own.join("cgroup"), format!("0::/{path}\n")).unwrap();
-        let state = Arc::new(ReporterState::default());
+        std::fs::write(own.join("cgroup"), format!("0::/{cgroup}\n")).unwrap();
         let listener = directory::listen(&reporter).unwrap();
         let host_paths = HostPaths { proc, ..HostPaths::default() };
-        let mut server = Server::new(listener, Arc::clone(&state), host_paths, false);
-        state.take(&Arc::new(Inventory {
+        let server = Server::new(listener, Arc::default(), host_paths, false);
+        (server, SocketAddrUnix::new(reporter.join("reporter.sock")).unwrap())
+    }
+
+    /// The same, where it is in container `a`.
+    fn server_of_container_a(folder: &Path) -> (Server, SocketAddrUnix) {
+        let id = "a".repeat(64);
+        let path = format!("docker/{id}");
+        let (mut server, address) = server_with_process_in(folder, &path);
+        server.state.take(&Arc::new(Inventory {
             containers: vec![Container::in_cgroup(&id, &path)],
             runtimes: vec![],
         }));
         server.refresh_owners();
-        (server, SocketAddrUnix::new(reporter.join("reporter.sock")).unwrap())
+        (server, address)
     }
 
     fn connected_client(address: &SocketAddrUnix) -> OwnedFd {
@@ -493,6 +517,38 @@ mod tests {
     }
 
     #[test]
+    fn connections_are_polled_in_rounds_and_the_listener_always() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut server, address) = server_of_container_a(folder.path());
+        let client = connected_client(&address);
+        server.accept();
+        send_all(&client, &[HELLO]);
+        let _new = connected_client(&address);
+        let now = Timestamp::now();
+        server.next_round = now.plus(Duration::from_secs(60));
+        let ready = |server: &Server, at| server.wait(at).unwrap().len();
+        assert_eq!(ready(&server, now), 1, "the listener");
+        assert_eq!(ready(&server, server.next_round), 2, "the listener and the connection");
+    }
+
+    #[test]
+    fn connection_ends_with_a_first_message_of_another_version_or_rank() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut server, address) = server_of_container_a(folder.path());
+        let mut buffer = vec![0; MAX_PACKET_BYTES];
+        for (number, rejected) in
+            (0..).zip([r#"{"t":"hello","v":2}"#, r#"{"t":"hello","v":1,"local_rank":64}"#])
+        {
+            let client = connected_client(&address);
+            server.accept();
+            send_all(&client, &[rejected, r#"{"t":"step","n":7}"#]);
+            server.serve(PollTarget::Socket(number), &mut buffer);
+            assert!(server.connections.is_empty(), "{rejected}");
+        }
+        assert_eq!(server.state.stats().rejected(ReportRejection::Malformed), 0);
+    }
+
+    #[test]
     fn sample_with_others_waiting_behind_it_is_not_published() {
         let folder = tempfile::tempdir().unwrap();
         let (mut server, address) = server_of_container_a(folder.path());
@@ -517,18 +573,9 @@ mod tests {
         let (outer, inner) = ("a".repeat(64), "b".repeat(64));
         let path = format!("docker/{outer}/docker/{inner}");
         let folder = tempfile::tempdir().unwrap();
-        let (proc, reporter) = (folder.path().join("proc"), folder.path().join("reporter"));
-        let own = proc.join(std::process::id().to_string());
-        std::fs::create_dir_all(&own).unwrap();
-        std::fs::copy("/proc/self/stat", own.join("stat")).unwrap();
-        std::fs::write(own.join("cgroup"), format!("0::/{path}\n")).unwrap();
-        let state = Arc::new(ReporterState::default());
-        let listener = directory::listen(&reporter).unwrap();
-        let host_paths = HostPaths { proc, ..HostPaths::default() };
-        let mut server = Server::new(listener, Arc::clone(&state), host_paths, false);
+        let (mut server, address) = server_with_process_in(folder.path(), &path);
         let connected = |server: &mut Server| {
-            let client = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-            connect(&client, &SocketAddrUnix::new(reporter.join("reporter.sock")).unwrap()).unwrap();
+            let client = connected_client(&address);
             server.accept();
             client
         };
@@ -540,7 +587,7 @@ mod tests {
         for (id, own, wanted) in [(&outer, &path[..71], vec![outer.clone()]), (&inner, &path[..], vec![])] {
             inventory.containers.push(Container::in_cgroup(id, own));
             let containers = inventory.containers.clone();
-            state.take(&Arc::new(Inventory { containers, runtimes: vec![] }));
+            server.state.take(&Arc::new(Inventory { containers, runtimes: vec![] }));
             server.refresh_owners();
             assert_eq!(owners(&server), wanted);
         }

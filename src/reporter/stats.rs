@@ -60,6 +60,12 @@ impl ReporterStats {
         self.rejected[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns how often a message or a connection was rejected for a reason.
+    #[cfg(test)]
+    pub fn rejected(&self, reason: ReportRejection) -> u64 {
+        self.rejected[reason as usize].load(Ordering::Relaxed)
+    }
+
     /// Adds messages that a client could not send.
     pub fn add_lost(&self, messages: u64) {
         self.lost.fetch_add(messages, Ordering::Relaxed);

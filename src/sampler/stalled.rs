@@ -1,55 +1,90 @@
-//! The metrics of while a cycle hangs, most likely in a kernel read that does not return: those that need no cycle.
+//! The metrics of while no cycle finishes: those that need no cycle. A cycle hangs, most likely in a kernel read that does not return;
+//! or cycles panic; or the ledger is not open yet, so that there is none.
 //!
-//! The ledger's thread goes on counting OOM kills, the GPU driver's thread goes on reading devices, and memledger knows itself.
-//! Everything else is absent rather than old. `memledger_snapshot_timestamp_seconds` keeps the time of the last cycle, so
-//! that an alert sees it; while the first cycle hangs, that of the start.
+//! The ledger's thread goes on counting OOM kills, the threads of the GPU drivers go on reading devices, and memledger knows itself.
+//! Everything else is absent rather than old. `memledger_source_timestamp_seconds` has the time of each of them, and
+//! `memledger_snapshot_timestamp_seconds` keeps the time of the last cycle, so that an alert sees it; before the first one, that of
+//! the start.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::catalog::*;
 use crate::clock::Timestamp;
-use crate::collect::gpu::{self, DriverRelease};
+use crate::collect::gpu::{self, DriverRelease, SharedOutput};
 use crate::collect::http_stats::HttpStats;
 use crate::collect::otlp_stats::OtlpStats;
 use crate::collect::self_metrics::SelfMetrics;
-use crate::config::GpuSettings;
+use crate::config::Config;
 use crate::host::panics;
 use crate::ledger::exchange::SharedState;
 use crate::ledger::write_figures;
 use crate::series::Series;
 use crate::snapshot::{Dropped, Snapshot, finish};
 
-/// The sources that go on while a cycle hangs.
+/// The sources that need no cycle.
 #[derive(Debug)]
 pub struct IndependentSources {
-    pub(super) started: Timestamp,
-    pub(super) shared_state: Arc<SharedState>,
+    started: Timestamp,
+    /// `None` until the ledger is open.
+    shared_state: Option<Arc<SharedState>>,
     pub(super) driver_release: Arc<DriverRelease>,
-    /// Maximum age of a reading of the GPU driver.
-    pub(super) max_gpu_age: Duration,
+    pub(super) drm_output: Arc<SharedOutput>,
+    /// Maximum age of a reading of a GPU driver.
+    max_gpu_age: Duration,
     pub(super) http_stats: Arc<HttpStats>,
-    pub(super) otlp_stats: Option<Arc<OtlpStats>>,
-    pub(super) own: SelfMetrics,
+    otlp_stats: Option<Arc<OtlpStats>>,
+    own: SelfMetrics,
 }
 
 impl IndependentSources {
-    /// Returns the maximum age of a reading of the GPU driver.
-    pub(super) fn max_gpu_age(settings: &GpuSettings) -> Duration {
-        settings.interval + settings.deadline
+    /// Returns the sources until the ledger is open.
+    pub fn new(config: &Config, driver_release: Arc<DriverRelease>, http_stats: Arc<HttpStats>) -> Self {
+        Self {
+            started: Timestamp::now(),
+            shared_state: None,
+            driver_release,
+            drm_output: Arc::default(),
+            max_gpu_age: config.gpu.interval + config.gpu.deadline,
+            http_stats,
+            otlp_stats: None,
+            own: SelfMetrics::default(),
+        }
     }
 
-    /// Returns a snapshot of these sources. `last` is that of the last cycle; `None` while the first one hangs.
+    /// Returns the requests to release the driver.
+    pub fn driver_release(&self) -> Arc<DriverRelease> {
+        Arc::clone(&self.driver_release)
+    }
+
+    /// Adds what needs the ledger.
+    pub fn add(&mut self, shared_state: Arc<SharedState>, otlp_stats: Option<Arc<OtlpStats>>) {
+        (self.shared_state, self.otlp_stats) = (Some(shared_state), otlp_stats);
+    }
+
+    /// Returns a snapshot of these sources. `last` is that of the last cycle; `None` if there was none.
     pub fn snapshot(&mut self, last: Option<&Snapshot>, now: Timestamp) -> Snapshot {
         let mut series = Series::default();
-        let figures = self.shared_state.figures(now);
-        let containers = figures.map(|figures| write_figures(&figures, &mut series)).unwrap_or_default();
-        let reading =
-            self.driver_release.latest().filter(|reading| now.since(reading.at) <= self.max_gpu_age);
-        let gpus = reading.map(|reading| {
-            gpu::write(&reading, 0, &mut series);
-            reading.devices.iter().map(|device| Arc::clone(&device.identity)).collect()
-        });
+        let mut containers = vec![];
+        if let Some(shared_state) = &self.shared_state {
+            let figures = shared_state.figures(now);
+            containers = figures.map(|figures| write_figures(&figures, &mut series)).unwrap_or_default();
+            if let Some(published) = shared_state.published() {
+                series.global(SOURCE_TIMESTAMP, ["ledger".into()], published.unix_seconds());
+            }
+        }
+        let mut gpus = vec![];
+        let latest_of_drm = self.drm_output.lock().latest.clone();
+        for reading in [self.driver_release.latest(), latest_of_drm].into_iter().flatten() {
+            let is_fresh = now.since(reading.at) <= self.max_gpu_age;
+            if is_fresh {
+                gpu::write(&reading, gpus.len() as u32, &mut series);
+                gpus.extend(reading.devices.iter().map(|device| Arc::clone(&device.identity)));
+            }
+            series.global(COLLECTOR_SUCCESS, [reading.source.into()], f64::from(u8::from(is_fresh)));
+            series.global(SOURCE_TIMESTAMP, [reading.source.into()], reading.at.unix_seconds());
+        }
+        self.driver_release.write(now, &mut series);
         self.own.record(now, &mut series);
         self.http_stats.write(&mut series);
         if let Some(otlp_stats) = &self.otlp_stats {
@@ -66,8 +101,49 @@ impl IndependentSources {
             series,
             containers,
             running: 0,
-            gpus: gpus.unwrap_or_default(),
+            gpus,
             processes: vec![],
+            processes_complete: vec![],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collect::gpu::{DeviceMemory, GpuDevice, GpuIdentity, GpuReading};
+
+    fn reading(source: &'static str, at: Timestamp, total: u64) -> Arc<GpuReading> {
+        let memory = DeviceMemory { total: Some(total), ..DeviceMemory::default() };
+        let identity = Arc::new(GpuIdentity { uuid: source.into(), ..GpuIdentity::default() });
+        let devices = vec![GpuDevice { memory, ..GpuDevice::new(identity) }];
+        Arc::new(GpuReading { source, ..GpuReading::of_devices(at, devices) })
+    }
+
+    #[test]
+    fn has_fresh_gpus_of_drm_drivers_and_their_time() {
+        let command = crate::config::arguments(clap::Command::new("memledger").no_binary_name(true));
+        let config = Config::load(&command.get_matches_from([""; 0])).unwrap();
+        let mut sources = IndependentSources::new(&config, Arc::default(), Arc::default());
+        let now = Timestamp::now();
+        let values = |snapshot: &Snapshot, family: crate::catalog::FamilyId| {
+            snapshot.family(family).iter().map(|row| row.value).collect::<Vec<_>>()
+        };
+        let before = sources.snapshot(None, now);
+        assert!(
+            values(&before, GPU_MEMORY_TOTAL.id).is_empty()
+                && values(&before, COLLECTOR_SUCCESS.id).is_empty()
+        );
+        sources.drm_output.lock().latest = Some(reading("drm", now, 1024));
+        let fresh = sources.snapshot(None, now);
+        assert_eq!(values(&fresh, GPU_MEMORY_TOTAL.id), [1024.0]);
+        assert_eq!((values(&fresh, COLLECTOR_SUCCESS.id), fresh.gpus.len()), (vec![1.0], 1));
+        assert_eq!(values(&fresh, SOURCE_TIMESTAMP.id), [now.unix_seconds()]);
+        let old = sources.snapshot(None, now.plus(sources.max_gpu_age + Duration::from_secs(1)));
+        assert_eq!(
+            (values(&old, GPU_MEMORY_TOTAL.id), values(&old, COLLECTOR_SUCCESS.id)),
+            (vec![], vec![0.0])
+        );
+        assert_eq!(values(&old, SOURCE_TIMESTAMP.id), [now.unix_seconds()], "its age is visible");
     }
 }

@@ -48,6 +48,12 @@ def unit_of(name):
     return "count"
 
 
+def hidden(root):
+    """The families that no dashboard shows, with a reason in the catalog."""
+    rows = (root / "docs/metrics.md").read_text().splitlines()
+    return {row.split("`")[1] for row in rows if row.startswith("| `") and " Not on a dashboard: " in row}
+
+
 def families(root):
     """The catalog: name to Series."""
     settings = re.search(r"`--container\.settings`.*?\[(.*?)\]", (root / "docs/config.md").read_text())[1]
@@ -80,6 +86,8 @@ def values(root):
         for label in re.split(r",\s*", row[1]) if row else []:
             if label in found:
                 found[label] |= set(re.findall(r"\w+", row[2]))
+    runbook = (root / "docs/runbooks/MemledgerGpuXid.md").read_text()  # tests/tables.rs keeps its table equal to the source
+    found["xid"] |= set(re.findall(r"^\| (\d+) \|", runbook, re.MULTILINE))
     return found
 
 

@@ -16,24 +16,14 @@ import boards
 import catalog
 import promql
 
-# Families that no dashboard shows, with the reason.
-NOT_SHOWN = {
-    "memledger_container_pod_info": "used for joins by pod uid, QoS class and the labels that a cluster selects",
-    "memledger_container_memory_request_bytes": "requests matter to scheduling, not to memory use, and most pods have none that a node knows",
-    "memledger_web_config_success": "covered by an alert; the log has the reason",
-    "memledger_panics_total": "a bug that cost one reading; the log has the place",
-    "memledger_web_refused_total": "used to find out why scrapes fail, and then no dashboard has its data either",
-    "memledger_otlp_up": "where metrics are pushed, the receiver notices that they are missing; see docs/otlp.md",
-    "memledger_otlp_sent_total": "as memledger_otlp_up",
-    "memledger_otlp_lost_total": "as memledger_otlp_up",
-    "memledger_store_unreadable_rows": "0 unless an older version runs on the ledger; the log names each row",
-    "process_virtual_memory_bytes": "not a measure of memory cost; a standard name that tools expect",
-}
+# The variables of the dashboard of a container, and the labels that they select by.
+CONTAINER_VARIABLES = {"instance": "instance", "namespace": "k8s_namespace_name", "pod": "k8s_pod_name", "container": "container_name"}
 GRAFANA_UNITS = {
     "bytes": {"bytes"},
     "bytes/s": {"bytes", "Bps"},
     "ratio": {"percentunit"},
     "s": {"s"},
+    "h": {"h"},
     "time": {"dateTimeAsIso", "dateTimeFromNow"},
     "watt": {"watt"},
     "joule": {"joule"},
@@ -146,14 +136,14 @@ class Check:
             if variable["type"] != "query":
                 continue
             where = f"{name} variable ${variable['name']}"
-            asked = boards.label_values(variable["query"]["query"])
-            if not asked:
+            label_query = boards.label_values(variable["query"]["query"])
+            if not label_query:
                 self.error(where, "not a label_values(series, label) query")
                 continue
-            tree = self.query(where, asked[0])
-            if tree and asked[1] not in (self.reader.labels(tree, []) or ()):
-                self.error(where, f"{asked[0]} has no label {asked[1]}")
-            for used in boards.used(asked[0]):
+            tree = self.query(where, label_query[0])
+            if tree and label_query[1] not in (self.reader.labels(tree, []) or ()):
+                self.error(where, f"{label_query[0]} has no label {label_query[1]}")
+            for used in boards.used(label_query[0]):
                 if used not in list(known)[:position]:
                     self.error(where, f"uses ${used}, which is defined later or not at all")
             if (name, variable["name"]) in SINGLE:
@@ -161,7 +151,7 @@ class Check:
                     self.error(where, "must have one value")
                 continue
             # series without a pod have no such label
-            every = ".*" if asked and asked[1] in catalog.OPTIONAL else ".+"
+            every = ".*" if label_query and label_query[1] in catalog.OPTIONAL else ".+"
             if not (variable["multi"] and variable["includeAll"] and variable["allValue"] == every and variable["refresh"] == 2):
                 self.error(where, f"must be multi-value with All as {every} and refresh on time range change")
 
@@ -169,7 +159,7 @@ class Check:
         if panel["type"] not in PANEL_TYPES:
             self.error(where, f"panel type {panel['type']} is not in use here")
         if len(panel.get("description", "")) < 20:
-            self.error(where, "no description that says what to do")
+            self.error(where, "no description of what to do")
         if panel["type"] == "text":
             return
         if not panel.get("targets"):
@@ -205,6 +195,20 @@ class Check:
             if label not in (self.reader.labels(tree, []) or ()):
                 self.error(where, f"the legend names {label}, which the result cannot have")
         self.fits(where, panel, target, tree)
+        self.links(where, panel, tree)
+
+    def links(self, where, panel, tree):
+        """A link that lacks a label of a container opens every container of the same name: those of two pods on one node."""
+        urls = re.findall(r"/d/memledger-container\?[^\"]*", json.dumps(panel))
+        labels = self.reader.labels(tree, []) or set()
+        for url in urls:
+            passed = dict(re.findall(r"var-(\w+)=\$\{__(?:field\.labels|data\.fields)\.(\w+)\}", url))
+            for variable, label in CONTAINER_VARIABLES.items() - passed.items():
+                self.error(where, f"its link does not pass {label} as {variable}")
+        # a missing label selects the series without it, which is wrong where the query has dropped it
+        if urls and "container_name" in labels:
+            for label in sorted(set(CONTAINER_VARIABLES.values()) - labels):
+                self.error(where, f"its link needs {label}, which the result cannot have")
 
     def own(self, where, tree):
         """With All selected, job=~".+" also matches series of the same name from other programs, such as Prometheus itself."""
@@ -277,10 +281,11 @@ class Check:
                 continue  # reported by query()
             texts += [exprs[name] for name in names - shown if name in exprs]
             shown |= names
-        for name in self.families.keys() - shown - NOT_SHOWN.keys():
-            self.error("dashboards", f"{name} is not shown; show it, or add the reason to NOT_SHOWN")
-        for name in NOT_SHOWN.keys() & shown | NOT_SHOWN.keys() - self.families.keys():
-            self.error("dashboards", f"{name} is in NOT_SHOWN, but is shown or does not exist")
+        hidden = catalog.hidden(self.root)
+        for name in self.families.keys() - shown - hidden:
+            self.error("dashboards", f"{name} is not shown; show it, or add the reason to its row of the catalog (hidden)")
+        for name in hidden & shown:
+            self.error("dashboards", f"{name} is hidden in the catalog, but is shown")
 
     # --- rules, their tests and their runbooks
 
@@ -374,7 +379,8 @@ class Check:
         pages = [*(self.root / "docs").glob("*.md"), *(self.root / "docs/runbooks").glob("*.md"), self.root / "README.md"]
         for path in pages:
             text = path.read_text()
-            for name in set(re.findall(r"\b(?:\w+:)?memledger_\w+(?::\w+)?", text)) - self.table.keys():
+            # a digit begins the version in the file name of the deb
+            for name in set(re.findall(r"\b(?:\w+:)?memledger_[a-z]\w+(?::\w+)?", text)) - self.table.keys():
                 self.error(path.name, f"{name}: no such series")
             for verb in re.findall(r"`memledger ([\w-]+)", text):
                 if verb not in verbs:

@@ -148,8 +148,11 @@ fn assert_alerts_check_finds_mutations(demo: &Demo) {
     }
 }
 
-/// Runs the verbs that the introduction proposes: `compare` shows both runs of one training.
-fn assert_verbs_of_the_introduction_answer(demo: &Demo) {
+/// What the killed run of the demo's third training should have been set to: of two completed runs, each sample took 1 MiB.
+const ADVICE: &str = "BATCH_SIZE=32 ACCUM=8 needs about 5";
+
+/// Runs the verbs that the introduction proposes: `compare` shows both runs of one training, `advise` settings that fit.
+fn assert_verbs_of_the_introduction_work(demo: &Demo) {
     let log = demo.log();
     let memledger = binary().display().to_string();
     let proposed = log.lines().filter_map(|line| line.trim().strip_prefix(&memledger));
@@ -161,6 +164,9 @@ fn assert_verbs_of_the_introduction_answer(demo: &Demo) {
         if words[0] == "compare" {
             let sizes = out.lines().find(|line| line.starts_with("batch_size")).unwrap_or_default();
             assert_eq!(sizes.split_whitespace().collect::<Vec<_>>(), ["batch_size", "8", "16"], "{out}");
+        }
+        if words[0] == "advise" {
+            assert!(out.contains(ADVICE), "{out}");
         }
     }
 }
@@ -184,7 +190,8 @@ fn every_alert_fires_and_resolves_and_every_panel_has_data() {
         eprintln!("{output}");
     }
     super::assert_panels_check_finds_mutations(url, &since);
-    assert_verbs_of_the_introduction_answer(&demo);
+    assert_verbs_of_the_introduction_work(&demo);
+    assert!(demo.log().contains(ADVICE), "{}", demo.log());
     demo.end();
     assert_eq!(traces(Some(&engine), &mark), Vec::<String>::new());
 }
@@ -230,9 +237,10 @@ fn demo_uses_cgroups_without_an_engine() {
     let name = text(&killed.expect("an expected kill")["container_name"]);
     let url = format!("{}/metrics", text(&status["memledger"]["gpu-host"]));
     eventually("a kill attributed to a container without a runtime", || {
-        let mut answer = ureq::get(&url).call().map_err(|error| error.to_string())?;
-        let metrics = Metrics::parse(&answer.body_mut().read_to_string().map_err(|error| error.to_string())?);
-        metrics.ask("memledger_container_last_oom_kill_timestamp_seconds", &[("container_name", name)])
+        let mut response = ureq::get(&url).call().map_err(|error| error.to_string())?;
+        let metrics =
+            Metrics::parse(&response.body_mut().read_to_string().map_err(|error| error.to_string())?);
+        metrics.try_value("memledger_container_last_oom_kill_timestamp_seconds", &[("container_name", name)])
     });
     demo.end();
     assert_eq!(traces(None, &mark), Vec::<String>::new());

@@ -27,7 +27,7 @@ NO_XID = "user space cannot write a driver's line into the kernel log"
 NOT_DROPPED = "has data only where a limit was reached"
 NOT_STUCK = "has data only while a process cannot be killed"
 NOT_ALLOCATED = "the demo has neither a kubelet nor NVIDIA's runtime hook, so nothing reports allocations"
-NOT_REPORTING = "no program of the demo reports from inside"
+NOT_REPORTING = "no program of the demo reports from inside; backfill.py queries these panels in a simulated history"
 # reasons that hold wherever the demo runs
 NEVER = {NO_XID, NOT_ALLOCATED, NOT_REPORTING}
 # Groups of runs of the demo: by itself Grafana selects the first in alphabetical order, which may have one run without a GPU.
@@ -65,13 +65,13 @@ class Prometheus:
         return self.fetch(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(arguments, doseq=True)}")["data"]
 
     @staticmethod
-    def fetch(question):
+    def fetch(url):
         """The JSON at an address."""
         try:
-            with urllib.request.urlopen(question, timeout=30) as answer:
-                return json.load(answer)
+            with urllib.request.urlopen(url, timeout=30) as response:
+                return json.load(response)
         except urllib.error.HTTPError as error:
-            raise SystemExit(f"{question}: {error.read().decode()}") from error
+            raise SystemExit(f"{url}: {error.read().decode()}") from error
 
 
 def escaped(value):
@@ -92,13 +92,16 @@ def filled(text, values):
 class Asking:
     """One dashboard with one choice of values."""
 
-    def __init__(self, prometheus, name, board, mode, span):
+    STEP, RATE_INTERVAL = 1, "15s"  # of queries; the demo is scraped every second
+    COMPARED, MAY_BE_EMPTY = COMPARED, MAY_BE_EMPTY
+
+    def __init__(self, prometheus, name, board, mode, span, end=None):
         self.prometheus, self.name, self.board, self.mode = prometheus, name, board, mode
-        self.end = time.time()
+        self.end = end or time.time()
         self.start = self.end - span
-        self.errors, self.answered, self.empty = [], 0, []
+        self.errors, self.with_data, self.empty = [], 0, []
         self.hosts = set(prometheus.get("label/instance/values", **{"match[]": "memledger_build_info"}))
-        self.values = {"__rate_interval": "15s", "__interval": "1s", "__range": f"{span}s"}
+        self.values = {"__rate_interval": self.RATE_INTERVAL, "__interval": f"{self.STEP}s", "__range": f"{span}s"}
 
     def error(self, where, what):
         self.errors.append(f"{self.name} [{self.mode}] {where}: {what}")
@@ -116,19 +119,22 @@ class Asking:
                 self.error(f"variable ${name}", "no values")
                 found = [""]
             if name == "group":
-                self.values[name] = COMPARED[self.mode]
+                self.values[name] = self.COMPARED[self.mode]
             else:
                 self.values[name] = variable["allValue"] if self.mode == "all" else [found[0]]
+
+    def queries(self):
+        return boards.queries(self.board)
 
     def query_all(self):
         self.resolve()
         legends = {}
-        for where, expression, panel, target in boards.queries(self.board):
+        for where, expression, panel, target in self.queries():
             query = filled(expression, self.values)
             if target and target["instant"]:
                 rows = self.prometheus.get("query", query=query, time=self.end)["result"]
             else:
-                arguments = {"query": query, "start": self.start, "end": self.end, "step": 1}
+                arguments = {"query": query, "start": self.start, "end": self.end, "step": self.STEP}
                 rows = self.prometheus.get("query_range", **arguments)["result"]
             self.check_data(where, query, rows)
             for unknown in {row["metric"].get("instance") for row in rows} - self.hosts - {None}:
@@ -140,13 +146,13 @@ class Asking:
     def check_data(self, where, query, rows):
         points = [float(point[1]) for row in rows for point in row.get("values") or [row["value"]]]
         if any(map(math.isfinite, points)):
-            self.answered += 1
-            if any(reason in NEVER and name == self.name and part in where for (_, name, part), reason in MAY_BE_EMPTY.items()):
+            self.with_data += 1
+            if any(reason in NEVER and name == self.name and part in where for (_, name, part), reason in self.MAY_BE_EMPTY.items()):
                 self.error(where, "has data but is in MAY_BE_EMPTY: remove it there")
         elif points:
             self.error(where, f"only NaN or infinite: {query}")
         else:
-            for (mode, name, part), reason in MAY_BE_EMPTY.items():
+            for (mode, name, part), reason in self.MAY_BE_EMPTY.items():
                 if mode in ("*", self.mode) and name == self.name and part in where:
                     self.empty.append(f"{self.name} [{self.mode}] {where}: {reason}")
                     return
@@ -194,17 +200,17 @@ def main():
     deadline = time.monotonic() + given.wait
     while True:
         span = int(time.time() - given.since) if given.since else 120
-        asked = query_dashboards(Prometheus(given.url), given.root, span)
-        errors = [error for each in asked for error in each.errors]
+        dashboards = query_dashboards(Prometheus(given.url), given.root, span)
+        errors = [error for each in dashboards for error in each.errors]
         errors += stale_exceptions(given.root)
         if not errors or time.monotonic() > deadline:
             break
         time.sleep(1)  # poll
-    for line in sorted({line for each in asked for line in each.empty}):
+    for line in sorted({line for each in dashboards for line in each.empty}):
         print("empty, as may be:", line)
     for error in errors:
         print(error)
-    print(f"{sum(each.answered for each in asked)} queries have data, {len(errors)} errors")
+    print(f"{sum(each.with_data for each in dashboards)} queries have data, {len(errors)} errors")
     sys.exit(bool(errors))
 
 

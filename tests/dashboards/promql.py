@@ -301,7 +301,7 @@ class Reader:
         return left - set(node.labels)
 
     def unit(self, node):
-        """bytes, s, time (a point in time), ratio, watt, joule, celsius, count, or a quotient of two; None for a number."""
+        """bytes, s, h, time (a point in time), ratio, watt, joule, celsius, count, or a quotient of two; None for a number."""
         if isinstance(node, Selector):
             return self.table[node.name].unit if node.name in self.table else "count"
         if isinstance(node, Aggregation):
@@ -324,6 +324,8 @@ class Reader:
         left, right = self.unit(node.left), self.unit(node.right)
         if node.op == "-" and left == right == "time":
             return "s"
+        if node.op == "/" and left == "s" and node.right == Number(3600):
+            return "h"
         if node.op == "/" and left and right:
             if left == right:
                 return "ratio"

@@ -84,7 +84,7 @@ fn the_dry_run_passes_if_all_values_agree() {
     let output = dry.run("", "");
     assert_eq!(output.status.code(), Some(0), "{}", all(&output));
     let report = dry.report();
-    assert!(report.contains("every comparison held") && report.contains("A dry run"), "{report}");
+    assert!(report.contains("every comparison agrees") && report.contains("A dry run"), "{report}");
     assert!(!report.contains("| FAILED |"), "{report}");
     for part in [
         "known", "devices", "two", "inside", "spike", "leak", "compute", "exhaust", "cleanup", "ends",
@@ -189,7 +189,7 @@ fn check_fails_if_the_event_of_an_error_differs_from_its_text() {
 
 #[test]
 fn check_fails_if_a_cleanup_differs_from_torch() {
-    assert_reported("torch-growth", "cleanup", "held before: as torch's");
+    assert_reported("torch-growth", "cleanup", "reserved before: as torch's");
 }
 
 #[test]
@@ -202,7 +202,10 @@ fn check_skips_processes_that_the_driver_does_not_list() {
     let dry = DryRun::new();
     let output = dry.run("known,devices", "smi-listing");
     let report = dry.report();
-    assert!(report.contains("| skipped | known |") && report.contains("names no processes"), "{report}");
+    assert!(
+        report.contains("| skipped | known |") && report.contains("lists no processes that exist here"),
+        "{report}"
+    );
     assert!(report.contains("| ok | devices | total: as nvidia-smi"), "{report}");
     // the fake library still lists them, which the check reports as a contradiction
     assert_eq!(output.status.code(), Some(1), "{}", all(&output));
@@ -234,8 +237,7 @@ fn usage_of_the_check_lists_every_part() {
     let output = dry.run("nonsense", "");
     let output_text = all(&output);
     assert_eq!(output.status.code(), Some(64), "{output_text}");
-    let known =
-        output_text.split_once("--only knows ").and_then(|(_, rest)| rest.split_once(", not nonsense"));
+    let known = output_text.split_once("--only has ").and_then(|(_, rest)| rest.split_once(", not nonsense"));
     let known: Vec<_> = known.unwrap_or_else(|| panic!("{output_text}")).0.split(' ').collect();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/check.sh");
     let usage = all(&Command::new(script).arg("--help").output().unwrap());

@@ -28,7 +28,7 @@ fn restarts(memledger: &Memledger, reason: &str) -> f64 {
 fn await_restarts(memledger: &Memledger, what: &str, reason: &str, at_least: f64) {
     memledger.eventually(
         &format!("{what}: {at_least} restarts because of {reason}"),
-        |metrics| match metrics.ask(RESTARTS, &[("reason", reason)])? {
+        |metrics| match metrics.try_value(RESTARTS, &[("reason", reason)])? {
             found if found >= at_least => Ok(()),
             found => Err(format!("{found}; {}", memledger.log())),
         },
@@ -157,6 +157,31 @@ fn hang_in_any_call_removes_only_gpu_families() {
     damage_each_call("timeout", |state, symbol| {
         state.hang.insert(symbol.into());
     });
+}
+
+#[test]
+fn hang_removes_gpu_families_within_five_seconds() {
+    let mut state = gpus(&[GIB]);
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger_with(&[], &["--gpu.interval=1s", "--gpu.deadline=4s"]); // the defaults
+    await_value(&memledger, USED, &[], GIB);
+    let hung_at = memledger::clock::Timestamp::now().unix_seconds();
+    state.hang.insert(MEMORY_INFO.into());
+    driver.set(&state);
+    // by the times of the snapshots, however late this test reads them
+    let mut last_seen = hung_at;
+    memledger.eventually("no GPU", |metrics| {
+        let at = metrics.value("memledger_snapshot_timestamp_seconds", &[]);
+        match metrics.get(USED, &[]) {
+            Some(_) => {
+                last_seen = last_seen.max(at);
+                Err(format!("{:.1} s after the hang", at - hung_at))
+            }
+            None => Ok(()),
+        }
+    });
+    assert!(last_seen - hung_at <= 5.0, "{:.1} s", last_seen - hung_at);
+    assert_eq!(success(&memledger.fresh_metrics()), Some(0.0));
 }
 
 #[test]

@@ -152,9 +152,9 @@ fn failed_field_drops_no_device() {
             state.gpus[1].memory.used = used;
             driver.set(&state);
             let metrics = await_value(&memledger, USED, &[("gpu", "1")], used);
-            assert_eq!(metrics.value("memledger_gpus_visible", &[]), 2.0, "{symbol} answers {code}");
-            assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", "1")]), GIB as f64, "{symbol} answers {code}");
-            assert!(metrics.get("memledger_gpu_info", &[("gpu", "0")]).is_some(), "{symbol} answers {code}");
+            assert_eq!(metrics.value("memledger_gpus_visible", &[]), 2.0, "{symbol} returns {code}");
+            assert_eq!(metrics.value(OF_CONTAINER, &[("gpu", "1")]), GIB as f64, "{symbol} returns {code}");
+            assert!(metrics.get("memledger_gpu_info", &[("gpu", "0")]).is_some(), "{symbol} returns {code}");
         }
     }
     let reasons = |reason| [("collector", "gpu"), ("reason", reason)];
@@ -179,12 +179,12 @@ fn reads_a_list_that_grows_by_hundreds() {
 }
 
 #[test]
-fn trusts_pids_once_visible_and_ignores_later_dead_ones() {
+fn trusts_pids_once_visible_and_ignores_pids_of_ended_processes() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = gpus(&[4 * GIB]);
-    let dead = |number| Process::compute(UNUSED_PID - number, Some(MIB));
-    state.gpus[0].processes = vec![dead(0), dead(1), dead(2)];
+    let ended = |number| Process::compute(UNUSED_PID - number, Some(MIB));
+    state.gpus[0].processes = vec![ended(0), ended(1), ended(2)];
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[&container]);
     let metrics = await_attribution(&memledger, 0.0);
@@ -204,7 +204,7 @@ fn trusts_pids_once_visible_and_ignores_later_dead_ones() {
     await_value(&memledger, OF_CONTAINER, &[], GIB);
     assert_eq!(attribution(&memledger.metrics()), Some(1.0));
     assert!(doctor(&driver).contains("2 with pids of this host"), "{}", doctor(&driver));
-    state.gpus[0].processes = (0..9).map(dead).collect();
+    state.gpus[0].processes = (0..9).map(ended).collect();
     driver.set(&state);
     let metrics = await_value(&memledger, HOST, &[], 0);
     assert_eq!(attribution(&metrics), Some(1.0), "trust lasts");
@@ -219,7 +219,7 @@ fn process_with_pid(pid: u32, container: &TestCgroup) -> Result<crate::support::
 }
 
 #[test]
-fn memory_of_a_dead_process_is_not_attributed_to_a_reused_pid() {
+fn memory_of_an_ended_process_is_not_attributed_to_a_reused_pid() {
     if let Err(error) = std::fs::OpenOptions::new().write(true).open("/proc/sys/kernel/ns_last_pid") {
         return crate::support::skip(&format!("pids cannot be chosen here: {error}"));
     }
@@ -252,7 +252,7 @@ fn memory_of_a_dead_process_is_not_attributed_to_a_reused_pid() {
 }
 
 #[test]
-fn kernel_thread_among_the_pids_distrusts_all() {
+fn kernel_thread_among_the_pids_makes_all_untrusted() {
     let stat = std::fs::read_to_string("/proc/2/stat").unwrap_or_default();
     if !stat.starts_with("2 (kthreadd)") {
         return crate::support::skip("no kernel threads are visible on this machine");

@@ -192,8 +192,8 @@ fn exports_no_sentinel_and_no_impossible_value() {
     let driver = Driver::new(&good);
     let memledger = driver.memledger(&[&container]);
     await_value(&memledger, USED, &[("gpu", "0")], 4 * GIB);
-    type Spoil = fn(&mut fake_nvml::Gpu);
-    let spoils: [(&str, Spoil); 7] = [
+    type Corruption = fn(&mut fake_nvml::Gpu);
+    let corruptions: [(&str, Corruption); 7] = [
         ("used is a sentinel", |gpu| gpu.memory.used = u64::MAX),
         ("used is more than total", |gpu| gpu.memory.used = gpu.memory.total + 1),
         ("free is a sentinel", |gpu| gpu.memory.free = Some(u64::MAX)),
@@ -209,16 +209,16 @@ fn exports_no_sentinel_and_no_impossible_value() {
         }),
         ("total is zero", |gpu| (gpu.memory.total, gpu.memory.reserved) = (0, 0)),
     ];
-    for (number, (what, spoil)) in spoils.into_iter().enumerate() {
+    for (number, (what, corrupt)) in corruptions.into_iter().enumerate() {
         let mut state = good.clone();
-        spoil(&mut state.gpus[0]);
+        corrupt(&mut state.gpus[0]);
         // the other GPU shows which state was read
         let used = (3 + number as u64) * GIB;
         state.gpus[1].memory.used = used;
         driver.set(&state);
         memledger.eventually(what, |metrics| {
             assert_plausible(metrics, 80 * GIB);
-            match metrics.ask(USED, &[("gpu", "1")])? {
+            match metrics.try_value(USED, &[("gpu", "1")])? {
                 value if value != used as f64 => Err(format!("GPU 1 uses {value}; {}", memledger.log())),
                 _ => Ok(()),
             }
@@ -381,7 +381,7 @@ fn processes(random: &mut Random, pids: &[u32]) -> Vec<Process> {
 }
 
 /// Makes one GPU report random values, contradict itself from reading to reading, fail, have MIG instances, or be lost.
-fn scramble(random: &mut Random, pids: &[u32], index: u32, state: &mut State) {
+fn randomize(random: &mut Random, pids: &[u32], index: u32, state: &mut State) {
     let gpu = &mut state.gpus[index as usize];
     gpu.processes = processes(random, pids);
     gpu.memory.used = random.bytes();
@@ -429,12 +429,12 @@ fn memory_balances_for_random_driver_states() {
         let mut state = good.clone();
         let mut random = Random(seed);
         for index in [0, 1] {
-            // a plausible state first, so that the GPU's total is known: no process holds more than that
+            // a plausible state first, so that the GPU's total is known: no process uses more than that
             let is_back = seed % 5 == 1;
             if is_back {
                 state.gpus[index as usize].processes = processes(&mut random, &pids);
             } else {
-                scramble(&mut random, &pids, index, &mut state);
+                randomize(&mut random, &pids, index, &mut state);
             }
             state.gpus[index as usize].lost = seed % 5 == 0 && random.below(2) == 0;
         }
@@ -454,7 +454,7 @@ fn memory_balances_for_random_driver_states() {
                 assert!(balance.races > before, "seed {seed}: no race was counted of {found_balance:?}");
                 raced += 1;
             }
-            match metrics.ask(USED, &[("gpu", "2")])? {
+            match metrics.try_value(USED, &[("gpu", "2")])? {
                 found if found == used as f64 => Ok(metrics.clone()),
                 found => Err(format!("GPU 2 uses {found}")),
             }

@@ -6,6 +6,7 @@ use fake_nvml::{
     Clocks, Ecc, Event, Field, FieldKind, Process, RemappedRows, RetiredPages, TypedField, Utilization,
     UtilizationSample,
 };
+use memledger::collect::gpu::device_metrics::KNOWN_XIDS;
 
 use super::faults::await_success;
 use super::{Driver, GIB, OF_CONTAINER, USED, await_value, gpus, process_in};
@@ -39,6 +40,7 @@ fn exports_gpu_metrics_in_base_units() {
     gpu.fields.extend([(82, 88.into()), (197, 8_000_000_000_u64.into())]);
     let narrow = FieldKind::U32; // it would overflow many times between two readings
     gpu.fields.insert(198, Field::Typed(TypedField { value: 5.into(), kind: narrow }));
+    gpu.fields.extend([(138, 9_000_000_000_u64.into()), (139, 3.into())]); // KiB over all links
     state.gpus[1].remapped_rows = None;
     state.gpus[1].retired_pages =
         Some(RetiredPages { single_bit: vec![1, 2], double_bit: vec![3], pending: true });
@@ -61,6 +63,8 @@ fn exports_gpu_metrics_in_base_units() {
     assert_eq!(value("volatile_ecc_errors_total", &[("kind", "uncorrected")]), Some(1.0));
     assert_eq!(value("pcie_bytes_total", &[("direction", "transmitted")]), Some(8e9));
     assert_eq!(value("pcie_bytes_total", &[("direction", "received")]), None);
+    assert_eq!(value("nvlink_bytes_total", &[("direction", "transmitted")]), Some(9e9 * 1024.0));
+    assert_eq!(value("nvlink_bytes_total", &[("direction", "received")]), Some(3.0 * 1024.0));
     assert_eq!(value("ecc_errors_total", &[("kind", "corrected")]), Some(5e9));
     assert_eq!(value("ecc_errors_total", &[("kind", "uncorrected")]), Some(2.0));
     for (kind, count) in [("correctable", 3.0), ("uncorrectable", 1.0)] {
@@ -161,7 +165,7 @@ fn counts_throttle_time_while_a_reason_is_active() {
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[]);
     let seconds = |metrics: &crate::support::Metrics, reason| {
-        metrics.ask("memledger_gpu_throttle_seconds_total", &[("reason", reason)])
+        metrics.try_value("memledger_gpu_throttle_seconds_total", &[("reason", reason)])
     };
     let grown = memledger.eventually("time under the power cap", |metrics| {
         let time = seconds(metrics, "sw_power_cap")?;
@@ -187,9 +191,10 @@ fn counts_xids_from_zero_with_their_time() {
     let memledger = driver.memledger(&[]);
     let count = |gpu: &str, xid: &str| memledger.metrics().get(XIDS, &[("gpu", gpu), ("xid", xid)]);
     await_value(&memledger, XIDS, &[("gpu", "1"), ("xid", "79")], 0);
-    for xid in ["13", "31", "43", "45", "48", "63", "64", "74", "79", "94", "95", "119"] {
-        assert_eq!(count("0", xid), Some(0.0), "{xid}");
+    for (xid, _, _) in KNOWN_XIDS {
+        assert_eq!(count("0", &xid.to_string()), Some(0.0), "{xid}");
     }
+    assert_eq!(memledger.metrics().all(XIDS, &[("gpu", "0")]).len(), KNOWN_XIDS.len());
     assert_eq!(memledger.metrics().all("memledger_gpu_last_xid_timestamp_seconds", &[]).len(), 0);
     state.events =
         vec![Event::xid(1, 0, 31), Event::xid(2, 1, 79), Event::xid(3, 0, 31), Event::xid(4, 0, 61)];
@@ -222,7 +227,7 @@ fn time_of_a_hung_call_is_no_throttle_time() {
     let flags = ["--gpu.interval=50ms", "--gpu.deadline=300ms", "--gpu.sample-interval=0s"];
     let memledger = driver.memledger_with(&[], &flags);
     let seconds = |metrics: &crate::support::Metrics| {
-        metrics.ask("memledger_gpu_throttle_seconds_total", &[("reason", "sw_power_cap")])
+        metrics.try_value("memledger_gpu_throttle_seconds_total", &[("reason", "sw_power_cap")])
     };
     let before = memledger.eventually("time under the power cap", |metrics| match seconds(metrics)? {
         0.0 => Err("none".to_owned()),

@@ -123,12 +123,12 @@ fn follows_changes_of_instances_and_mig_mode() {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = State::with_gpus(1);
-    let held = |gi| vec![process(python.pid(), gi, 0, GIB)];
-    state.gpus[0] = mig_gpu(0, vec![instance(1, 0, 2 * GIB), instance(2, 0, 0)], held(1));
+    let processes_of = |gi| vec![process(python.pid(), gi, 0, GIB)];
+    state.gpus[0] = mig_gpu(0, vec![instance(1, 0, 2 * GIB), instance(2, 0, 0)], processes_of(1));
     let driver = Driver::new(&state);
     let memledger = driver.memledger(&[&container]);
     await_value(&memledger, OF_CONTAINER, &ids("0", "1", "0"), GIB);
-    state.gpus[0] = mig_gpu(0, vec![instance(5, 0, 3 * GIB)], held(5)); // it has the handle of instance 1
+    state.gpus[0] = mig_gpu(0, vec![instance(5, 0, 3 * GIB)], processes_of(5)); // it has the handle of instance 1
     driver.set(&state);
     let metrics = await_value(&memledger, OF_CONTAINER, &ids("0", "5", "0"), GIB);
     assert_eq!(metrics.all(USED, &[("gpu_instance_id", "1")]), Vec::<&_>::new());
@@ -140,7 +140,7 @@ fn follows_changes_of_instances_and_mig_mode() {
     let metrics = await_value(&memledger, OF_CONTAINER, &[("gpu", "0")], 2 * GIB);
     assert_eq!(metrics.all(USED, &[]).len(), 1);
     // MIG mode is enabled while memledger runs
-    state.gpus[0] = mig_gpu(0, vec![instance(1, 0, GIB)], held(1));
+    state.gpus[0] = mig_gpu(0, vec![instance(1, 0, GIB)], processes_of(1));
     driver.set(&state);
     await_value(&memledger, OF_CONTAINER, &ids("0", "1", "0"), GIB);
 }

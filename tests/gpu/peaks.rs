@@ -16,7 +16,7 @@ const OF_ONE: &str = "memledger_process_gpu_memory_peak_bytes";
 /// One full reading, then only memory samples.
 const SAMPLES_ONLY: [&str; 3] = ["--gpu.interval=1h", "--gpu.deadline=1h", "--gpu.sample-interval=20ms"];
 
-fn holding(used: u64, processes: &[(u32, u64)]) -> State {
+fn state_with(used: u64, processes: &[(u32, u64)]) -> State {
     let mut state = gpus(&[used]);
     state.gpus[0].processes =
         processes.iter().map(|(pid, used)| Process::compute(*pid, Some(*used))).collect();
@@ -25,7 +25,7 @@ fn holding(used: u64, processes: &[(u32, u64)]) -> State {
 
 fn await_peak(memledger: &Memledger, family: &str, labels: &[(&str, &str)], wanted: u64) {
     memledger.eventually(&format!("{family} {labels:?} = {wanted}"), |metrics| {
-        match metrics.ask(family, labels)? {
+        match metrics.try_value(family, labels)? {
             found if found == wanted as f64 => Ok(()),
             found => Err(format!("it is {found}")),
         }
@@ -36,12 +36,12 @@ fn await_peak(memledger: &Memledger, family: &str, labels: &[(&str, &str)], want
 fn records_a_spike_between_two_readings() {
     let container = TestCgroup::container();
     let python = process_in(&container);
-    let calm = holding(3 * GIB, &[(python.pid(), GIB)]);
+    let calm = state_with(3 * GIB, &[(python.pid(), GIB)]);
     let driver = Driver::new(&calm);
     let memledger = driver.memledger_with(&[&container], &SAMPLES_ONLY);
     await_value(&memledger, OF_CONTAINER, &[], GIB);
     await_peak(&memledger, PEAK, &[], GIB);
-    driver.set(&holding(9 * GIB, &[(python.pid(), 7 * GIB)]));
+    driver.set(&state_with(9 * GIB, &[(python.pid(), 7 * GIB)]));
     await_peak(&memledger, PEAK, &[], 7 * GIB);
     driver.set(&calm);
     let metrics = memledger.fresh_metrics();
@@ -65,7 +65,7 @@ fn records_a_spike_between_two_readings() {
 fn container_peak_is_not_the_sum_of_process_peaks() {
     let container = TestCgroup::container();
     let (first, second) = (process_in(&container), process_in(&container));
-    let both = |a: u64, b: u64| holding(8 * GIB, &[(first.pid(), a * GIB), (second.pid(), b * GIB)]);
+    let both = |a: u64, b: u64| state_with(8 * GIB, &[(first.pid(), a * GIB), (second.pid(), b * GIB)]);
     let driver = Driver::new(&both(5, 1));
     let memledger = driver.memledger_with(&[&container], &SAMPLES_ONLY);
     let of = |pid: u32| pid.to_string();
@@ -76,15 +76,15 @@ fn container_peak_is_not_the_sum_of_process_peaks() {
 }
 
 #[test]
-fn counts_a_process_that_lives_between_two_readings() {
+fn counts_a_process_that_runs_only_between_two_readings() {
     let container = TestCgroup::container();
     let python = process_in(&container);
-    let calm = holding(GIB, &[(python.pid(), GIB)]);
+    let calm = state_with(GIB, &[(python.pid(), GIB)]);
     let driver = Driver::new(&calm);
     let memledger = driver.memledger_with(&[&container], &SAMPLES_ONLY);
     await_peak(&memledger, PEAK, &[], GIB);
     let late = process_in(&container);
-    driver.set(&holding(5 * GIB, &[(python.pid(), GIB), (late.pid(), 4 * GIB)]));
+    driver.set(&state_with(5 * GIB, &[(python.pid(), GIB), (late.pid(), 4 * GIB)]));
     await_peak(&memledger, PEAK, &[], 5 * GIB);
     drop(late);
     driver.set(&calm);
@@ -92,10 +92,10 @@ fn counts_a_process_that_lives_between_two_readings() {
 }
 
 #[test]
-fn peak_outlives_process_and_container() {
+fn peak_remains_after_process_and_container_end() {
     let container = TestCgroup::container();
     let python = process_in(&container);
-    let driver = Driver::new(&holding(5 * GIB, &[(python.pid(), 4 * GIB)]));
+    let driver = Driver::new(&state_with(5 * GIB, &[(python.pid(), 4 * GIB)]));
     let memledger = driver.memledger(&[&container]);
     await_peak(&memledger, PEAK, &[], 4 * GIB);
     driver.set(&gpus(&[0]));
@@ -121,7 +121,7 @@ fn accounting_mode_adds_peaks_after_the_end_of_a_process() {
     let container = TestCgroup::container();
     let (python, other) = (process_in(&container), process_in(&container));
     let account = |max_bytes: u64| Accounting { max_memory: Some(max_bytes), ..Accounting::default() };
-    let mut state = holding(4 * GIB, &[(python.pid(), GIB), (other.pid(), GIB)]);
+    let mut state = state_with(4 * GIB, &[(python.pid(), GIB), (other.pid(), GIB)]);
     let accounts = [(python.pid(), account(6 * GIB)), (other.pid(), account(GIB / 2))];
     state.gpus[0].accounting = Some(BTreeMap::from(accounts.clone()));
     let driver = Driver::new(&state);
@@ -172,7 +172,7 @@ fn recommends_accounting_mode_only_where_it_is_supported() {
 fn ignores_accounting_records_of_a_reused_pid() {
     let container = TestCgroup::container();
     let python = process_in(&container);
-    let mut state = holding(4 * GIB, &[(python.pid(), GIB)]);
+    let mut state = state_with(4 * GIB, &[(python.pid(), GIB)]);
     let account = |max_bytes: u64| Accounting { max_memory: Some(max_bytes), ..Accounting::default() };
     let long_ago = 1_000_000_001_000_000;
     let now = (memledger::clock::Timestamp::now().unix_seconds() * 1e6) as u64;
@@ -194,11 +194,11 @@ fn ignores_accounting_records_of_a_reused_pid() {
 fn without_memory_samples_full_readings_set_peaks() {
     let container = TestCgroup::container();
     let python = process_in(&container);
-    let driver = Driver::new(&holding(3 * GIB, &[(python.pid(), 2 * GIB)]));
+    let driver = Driver::new(&state_with(3 * GIB, &[(python.pid(), 2 * GIB)]));
     let memledger =
         driver.memledger_with(&[&container], &["--gpu.interval=50ms", "--gpu.sample-interval=0s"]);
     await_peak(&memledger, PEAK, &[], 2 * GIB);
-    driver.set(&holding(5 * GIB, &[(python.pid(), 4 * GIB)]));
+    driver.set(&state_with(5 * GIB, &[(python.pid(), 4 * GIB)]));
     await_peak(&memledger, PEAK, &[], 4 * GIB);
     assert_eq!(memledger.metrics().value(OF_DEVICE, &[]), (5 * GIB) as f64);
 }

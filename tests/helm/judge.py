@@ -25,7 +25,7 @@ CUSTOM = "monitoring.coreos.com/v1"
 # Mounts of the node, and the reason for each.
 HOST_PATHS = {
     "/sys/fs/cgroup": "the memory of containers",
-    "/proc": "the node's processes, where host.proc asks for it",
+    "/proc": "the node's processes, with host.proc",
     "/var/lib/memledger": "the ledger",
     "/run/memledger-reporter": "the socket and the client of programs that report from inside",
     "/var/lib/kubelet/pod-resources": "which GPU is whose",
@@ -37,8 +37,8 @@ HOST_PATHS = {
     "/var/snap/microk8s/common/var/lib/kubelet/pod-resources": "which GPU is whose",
     "/run/crio": "names of containers",
     "/var/run/docker.sock": "names of containers of a Docker engine beside",
-    "/var/log/pods": "CUDA out-of-memory errors in logs, where container.logs asks for it",
-    "/dev/kmsg": "the kernel log, where kmsg.enabled asks for it",
+    "/var/log/pods": "CUDA out-of-memory errors in logs, with container.logs",
+    "/dev/kmsg": "the kernel log, with kmsg.enabled",
     "/dev/null": "a marker for NVIDIA's toolkit, from the case `everything`",
 }
 # Writable; every other mount of the node is read-only.
@@ -64,7 +64,7 @@ def rendered(root, case):
 # --- Each check yields errors. Arguments: root, name of the case, its objects, its text.
 
 
-def once(root, case, found, text):
+def deterministic(root, case, found, text):
     """Rendering is deterministic, and no object appears twice."""
     if text != rendered(root, case)[0]:
         yield "two renders differ"
@@ -76,9 +76,9 @@ def once(root, case, found, text):
 def linted(root, case, found, text):
     folder = root / "helm/memledger"
     try:
-        said = chart.helm("lint", "--strict", folder, f"--values={chart.cases(folder)[case]}")
-        if "[WARNING]" in said or "[ERROR]" in said:
-            yield f"helm lint: {said}"
+        output = chart.helm("lint", "--strict", folder, f"--values={chart.cases(folder)[case]}")
+        if "[WARNING]" in output or "[ERROR]" in output:
+            yield f"helm lint: {output}"
     except chart.Rejected as refusal:
         yield f"helm lint: {refusal}"
 
@@ -95,7 +95,7 @@ def valid(root, case, found, text):
                 yield f"{each['kind']} is not valid in {version}: {'.'.join(map(str, error.path))}: {error.message[:200]}"
 
 
-def named(root, case, found, text):
+def object_metadata(root, case, found, text):
     """Every object has a name, labels and a namespace."""
     for each in found:
         metadata, what = each["metadata"], f"{each['kind']} {each['metadata']['name']}"
@@ -131,7 +131,7 @@ def selected(root, case, found, text):
             yield "ServiceMonitor: it looks for the Service in another namespace"
 
 
-def least(root, case, found, text):
+def privileges(root, case, found, text):
     """No privilege that the values do not request."""
     pod, container = chart.pod(found), chart.container(found)
     context = container["securityContext"]
@@ -187,7 +187,7 @@ def mounted(root, case, found, text):
             yield f"{path}: the API server rejects recursiveReadOnly with propagation"
 
 
-def told(root, case, found, text):
+def environment(root, case, found, text):
     """The environment names settings that exist, once, and paths that are mounted."""
     container = chart.container(found)
     known, seen = variables(root), set()
@@ -254,7 +254,7 @@ def custom(root, case, found, text):
                     yield f"{kind}: the job is not memledger, which rules and dashboards require"
 
 
-CASE_CHECKS = [once, linted, valid, named, selected, least, mounted, told, probed, custom]
+CASE_CHECKS = [deterministic, linted, valid, object_metadata, selected, privileges, mounted, environment, probed, custom]
 
 # --- checks of the whole chart
 
@@ -295,10 +295,10 @@ def schemas(root):
     yield from walk(schema, yaml.load((folder / "values.yaml").read_text(), chart.LOADER), [])
 
 
-def packed(root):
+def packaged_chart(root):
     """A package contains the rules and dashboards, byte for byte, and fits into the Secret in which Helm stores a release."""
     with tempfile.TemporaryDirectory() as folder:
-        said = chart.helm("package", root / "helm/memledger", f"--destination={folder}")
+        output = chart.helm("package", root / "helm/memledger", f"--destination={folder}")
         (package,) = Path(folder).glob("*.tgz")
         if package.stat().st_size > 300_000:
             yield f"the package has {package.stat().st_size} bytes; a release of more than 1 MiB cannot be stored"
@@ -312,10 +312,10 @@ def packed(root):
             yield "the cases of the tests are in the package"
         case = [root / "helm/memledger/ci/monitoring-values.yaml"]
         if chart.render(package, case) != chart.render(root / "helm/memledger", case):
-            yield f"the package renders differently from the directory: {said}"
+            yield f"the package renders differently from the directory: {output}"
 
 
-def incomplete(root):
+def incomplete_chart(root):
     """A chart without its rules or dashboards is rejected and never rendered."""
     values = {
         "rules": ("prometheusRule.enabled=true", "the chart holds no files/rules/*.yml"),
@@ -329,17 +329,17 @@ def incomplete(root):
             lost.unlink() if lost.is_symlink() else shutil.rmtree(lost)
             try:
                 chart.render(folder, settings=[value])
-                said = "no error: it is rendered"
+                output = "no error: it is rendered"
             except chart.Rejected as rejection:
-                said = str(rejection)
-        if wanted not in said:
-            yield f"without files/{part}: expected {wanted!r}, got {said}"
+                output = str(rejection)
+        if wanted not in output:
+            yield f"without files/{part}: expected {wanted!r}, got {output}"
     for path in sorted((root / "helm/memledger").rglob("*")):
         if path.is_symlink():
             yield f"{path.relative_to(root)} is a symbolic link, which some tools leave out of an archive"
 
 
-def noted(root):
+def install_notes(root):
     """The notes list the next steps, and warn about the values that were set."""
     folder = root / "helm/memledger"
     for case, wanted in {
@@ -349,8 +349,8 @@ def noted(root):
         "podmonitor": ["scraped through a PodMonitor"],
         "monitoring": ["scraped through a ServiceMonitor"],
     }.items():  # fmt: skip
-        said = chart.helm("install", "memledger", folder, "--dry-run=client", "--namespace=monitor", f"--values={chart.cases(folder)[case]}")
-        notes = said.split("NOTES:")[1]
+        output = chart.helm("install", "memledger", folder, "--dry-run=client", "--namespace=monitor", f"--values={chart.cases(folder)[case]}")
+        notes = output.split("NOTES:")[1]
         for part in wanted:
             if part not in notes:
                 yield f"{case}: the notes lack {part!r}"
@@ -358,7 +358,7 @@ def noted(root):
             yield f"{case}: the notes have gaps: {notes}"
 
 
-def plain(root):
+def plain_manifests(root):
     """The plain manifests are valid, as kustomize reads them, and equal the chart's default."""
     kubectl = [os.environ["MEMLEDGER_TEST_KUBECTL"], "kustomize", root / "deploy/kubernetes"]
     done = subprocess.run(kubectl, capture_output=True, text=True)
@@ -375,7 +375,7 @@ def plain(root):
         yield "deploy/kubernetes: an object is in another namespace"
 
 
-def advised(root):
+def doctor_values(root):
     """The values that `memledger doctor` names in a pod are values of the chart."""
     text = (root / "src/cli/checks/pods.rs").read_text()
     tree = yaml.load((root / "helm/memledger/values.yaml").read_text(), chart.LOADER)
@@ -395,7 +395,7 @@ def generated(root):
         yield f"{name} is out of date: run `make manifests`"
 
 
-CHART_CHECKS = [versions, schemas, packed, incomplete, noted, plain, advised, generated]
+CHART_CHECKS = [versions, schemas, packaged_chart, incomplete_chart, install_notes, plain_manifests, doctor_values, generated]
 
 
 def errors(root, cases=None, checks=None):

@@ -1,7 +1,7 @@
 """Compares what the chart renders for Prometheus and Grafana with the source files: `monitoring.py [ROOT]`.
 
 The dashboards are the files, byte for byte. The rules are theirs, also after promtool has checked them and run the files'
-own unit tests on what was rendered. The labels of a target are what a real relabeling makes of what Kubernetes tells.
+own unit tests on what was rendered. The labels of a target are what a real relabeling makes of Kubernetes' metadata.
 promtool is $MEMLEDGER_TEST_PROMTOOL.
 """
 import json
@@ -82,12 +82,12 @@ def checked(root):
         for each in chart.of_kind(found, "ConfigMap"):
             for file, text in each["data"].items():
                 (folder / DASHBOARDS / file.removeprefix("memledger-")).write_text(text)
-        code, said = promtool("check", "rules", *sorted((folder / RULES).iterdir()))
+        code, output = promtool("check", "rules", *sorted((folder / RULES).iterdir()))
         if code:
-            yield f"promtool check rules: {said}"
-        code, said = promtool("test", "rules", *sorted((folder / "deploy/prometheus/tests").glob("*.yml")))
-        if code or said.count("SUCCESS") != len(list((folder / "deploy/prometheus/tests").glob("*.yml"))):
-            yield f"promtool test rules: {said}"
+            yield f"promtool check rules: {output}"
+        code, output = promtool("test", "rules", *sorted((folder / "deploy/prometheus/tests").glob("*.yml")))
+        if code or output.count("SUCCESS") != len(list((folder / "deploy/prometheus/tests").glob("*.yml"))):
+            yield f"promtool test rules: {output}"
         yield from shipped.Check(folder).all()
 
 
@@ -100,6 +100,10 @@ def change_alert(rule, change):
         rule["expr"] = f"{head}{change['threshold']}"
         percent = [f"{number * 100:g} %" for number in (float(old), change["threshold"])]
         rule["annotations"]["summary"] = rule["annotations"]["summary"].replace(*percent)
+    for series, threshold in change.get("thresholds", {}).items():
+        # in these the series is there once, and the next comparison is its own
+        before, after = rule["expr"].split(series)
+        rule["expr"] = before + series + re.sub(r"([<>] )[0-9.]+", rf"\g<1>{threshold}", after, count=1)
 
 
 def mixed(root):
@@ -151,7 +155,7 @@ def changed(root):
 
 # Labels that Kubernetes' discovery gives a pod, or an endpoint with its pod.
 ADDRESS = "10.1.2.3:10853"
-TOLD = {
+DISCOVERED = {
     "__meta_kubernetes_namespace": "monitor",
     "__meta_kubernetes_pod_name": "memledger-x7f2p",
     "__meta_kubernetes_pod_node_name": "gpu-node-7",
@@ -161,7 +165,7 @@ TOLD = {
     "__meta_kubernetes_service_name": "memledger",
 }
 # Relabelings that the operator puts before a monitor's own, if they create labels that stay.
-OF_THE_OPERATOR = [
+OPERATOR_RELABELINGS = [
     {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
     {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "service"},
     {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
@@ -172,26 +176,26 @@ OF_THE_OPERATOR = [
 WANTED = {"job": "memledger", "instance": "gpu-node-7", "node": "gpu-node-7", "namespace": "monitor"}
 
 
-def relabeled(relabelings, folder, told=TOLD):
+def relabeled(relabelings, folder, discovered=DISCOVERED):
     """Returns the labels of a target after the real relabeling; None if it is dropped."""
     job = {
         "job_name": "memledger",
-        "static_configs": [{"targets": [ADDRESS], "labels": told}],
+        "static_configs": [{"targets": [ADDRESS], "labels": discovered}],
         "relabel_configs": relabelings,
     }
     config = folder / "prometheus.yml"
     config.write_text(yaml.safe_dump({"scrape_configs": [job]}))
-    code, said = promtool("check", "service-discovery", config, "memledger", "--timeout=5s")
+    code, output = promtool("check", "service-discovery", config, "memledger", "--timeout=5s")
     if code:
-        raise SystemExit(f"promtool check service-discovery: {said}")
-    (target,) = json.loads(said[said.index("[") :])
+        raise SystemExit(f"promtool check service-discovery: {output}")
+    (target,) = json.loads(output[output.index("[") :])
     return {key: value for key, value in target["labels"].items() if not key.startswith("__")} or None
 
 
 def of_monitor(relabelings):
     """Returns a monitor's relabelings as the operator writes them into a scrape configuration."""
     snake = lambda key: re.sub(r"([A-Z])", lambda found: "_" + found[1].lower(), key)
-    return OF_THE_OPERATOR + [{snake(key): value for key, value in each.items()} for each in relabelings]
+    return OPERATOR_RELABELINGS + [{snake(key): value for key, value in each.items()} for each in relabelings]
 
 
 def scraped(root):
@@ -208,7 +212,7 @@ def scraped(root):
             yield f"{kind}: scrapes {endpoint['port']}{endpoint['path']}"
     (monitor,) = chart.of_kind(case(root, "everything"), "ServiceMonitor")
     if monitor["spec"]["endpoints"][0]["path"] != "/m":
-        yield "ServiceMonitor: it does not ask at web.telemetry-path"
+        yield "ServiceMonitor: it does not scrape web.telemetry-path"
 
 
 def documented(root):
@@ -221,7 +225,7 @@ def documented(root):
     (job,) = yaml.load(block, chart.LOADER)["scrape_configs"]
     (daemonset,) = chart.of_kind(case(root, "default"), "DaemonSet")
     of_pod = daemonset["spec"]["template"]["metadata"]["labels"]
-    told = TOLD | {"__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", key): value for key, value in of_pod.items()}
+    discovered = DISCOVERED | {"__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", key): value for key, value in of_pod.items()}
     rules = job["relabel_configs"]
     for what, change, wanted in [
         ("a pod of memledger", {}, {key: WANTED[key] for key in ("job", "instance", "node")}),
@@ -229,7 +233,7 @@ def documented(root):
         ("another port", {"__meta_kubernetes_pod_container_port_name": "web"}, None),
     ]:
         with tempfile.TemporaryDirectory() as folder:
-            labels = relabeled(rules, Path(folder), told | change)
+            labels = relabeled(rules, Path(folder), discovered | change)
         if labels != wanted:
             yield f"{what} has {labels}, expected {wanted}"
 

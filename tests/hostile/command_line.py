@@ -1,6 +1,6 @@
 """Points its own command line at a mapping of argv[1] bytes, by prctl(PR_SET_MM, PR_SET_MM_MAP): no privilege is needed.
 
-With `grow` as argv[2] the command line is one page at first, and grows a thousandfold whenever a line comes in.
+It begins with `python`. With `grow` as argv[2] it is one page at first, and grows a thousandfold with each input line.
 """
 import ctypes
 import struct
@@ -15,6 +15,7 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [
 size, grow = int(sys.argv[1]), sys.argv[2:] == ["grow"]
 start = libc.mmap(None, size, READ_WRITE, PRIVATE_ANONYMOUS_NORESERVE, -1, 0)
 assert start != ctypes.c_void_p(-1).value, "a mapping of %d bytes" % size
+ctypes.memmove(start, b"python\0", 7)
 
 
 def set_command_line(length):

@@ -1,7 +1,7 @@
-"""Floods the kernel log from user space with forged OOM kills of the cgroup argv[1], until a line comes in; says how many.
+"""Floods the kernel log from user space with forged OOM kills of the cgroup argv[1], until an input line; prints their number.
 
-The kernel lets each opening of the device write ten lines in five seconds: it is opened again for every ten. One line in a
-thousand has the level of a real one, which goes to the console too: that is slow.
+The kernel accepts ten lines in five seconds from each open file: the device is opened again for every ten. One line in a
+thousand has the level of a real kill, which the kernel writes to the console too: that is slow.
 """
 import os
 import select

@@ -1,7 +1,7 @@
-"""Keeps its own memory map locked, with nothing but page tables of a container's limit: no privilege is needed.
+"""Locks its own memory map in a loop, within the memory limit of a container: no privilege is needed.
 
-madvise(MADV_POPULATE_READ) of argv[1] GiB maps the zero page everywhere and holds the lock for reading all the while; a second
-thread waits for the same lock to write, and whoever wants to read after it waits for both. After each round it begins anew.
+madvise(MADV_POPULATE_READ) of argv[1] GiB maps the zero page everywhere, with the lock held for reading. A second thread waits
+to lock it for writing, so all later readers wait for both.
 """
 import ctypes
 import sys
@@ -18,13 +18,13 @@ libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 size = int(sys.argv[1]) << 30
 
 
-def want_to_write():
+def lock_for_writing():
     while True:
         page = libc.mmap(None, 4096, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0)
         libc.munmap(page, 4096)
 
 
-threading.Thread(target=want_to_write, daemon=True).start()
+threading.Thread(target=lock_for_writing, daemon=True).start()
 print("ready", flush=True)
 sys.stdin.readline()
 while True:

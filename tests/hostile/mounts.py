@@ -1,7 +1,7 @@
-"""Does as argv[1] says in a user namespace and a mount namespace of its own, which need no privileges.
+"""Mounts file systems in a user namespace and a mount namespace of its own: no privilege is needed. argv[1]:
 
-A number: so many bind mounts, each a line of about 30 KB in mountinfo, and then a /dev/shm of 8 MiB.
-link:     /dev/shm is a link to another folder.
+a number    this many bind mounts, each a line of about 30 KB in mountinfo, and then a /dev/shm of 8 MiB
+link        /dev/shm is a symbolic link to another folder
 """
 import ctypes
 import os
@@ -28,13 +28,13 @@ if sys.argv[1] == "link":
     os.symlink("/dev/elsewhere", "/dev/shm")
 else:
     check(libc.mount(b"none", b"/tmp", b"tmpfs", 0, b"size=8m"), "a /tmp")
-    # nearly the longest path that mount(2) takes, of characters that mountinfo writes as four
+    # nearly the longest path that mount(2) accepts, of characters that mountinfo escapes with four each
     path = "/tmp"
     while len(path) < 3800:
         path += "/" + " " * 200
     os.makedirs(path)
     for _ in range(int(sys.argv[1])):
         check(libc.mount(path.encode(), path.encode(), None, MS_BIND, None), "a bind mount")
-    check(libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, b"size=8m"), "a /dev/shm")  # the last line
+    check(libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, b"size=8m"), "a /dev/shm")  # the last line of mountinfo
 print("ready", flush=True)
 sys.stdin.readline()

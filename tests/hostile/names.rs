@@ -1,46 +1,46 @@
-//! Names, labels and settings of 64 KiB that are no text. Unprivileged; the labels need an engine that took them.
+//! Names, labels and settings of 64 KiB of control characters. Unprivileged; the labels are those of a real Docker container.
 
-use super::{Attacker, Siege, has_memory};
+use super::{AttackTest, Attacker, has_memory};
 use crate::support::docker::{Engine, of, unique};
 
-/// 64 KiB of characters that a terminal, a log or a parser might trip over; no NUL, which no command line can carry.
+/// Returns 64 KiB of characters that may break a terminal, a log or a parser; no NUL, which a command line cannot contain.
 fn hostile_text() -> String {
     let characters =
         "\u{1}\u{7}\u{8}\t\n\u{b}\r\u{1b}[2J\u{7f}\u{80}\u{9b}\u{202e}\u{2028}\u{feff}\u{fffd}\"\\{}=,";
     characters.chars().cycle().take(30_000).collect()
 }
 
-/// Everything that is written has bounds, and the log has no control characters.
-fn nothing_hostile_is_passed_on(siege: &Siege) {
+/// Asserts that responses and log lines are short and have no control characters.
+fn assert_sanitized(test: &AttackTest) {
     for path in ["/metrics", "/", "/api/v1/containers"] {
-        let (status, text) = siege.memledger.get(path);
+        let (status, text) = test.memledger.get(path);
         assert_eq!(status, 200, "{path}");
         assert!(text.len() < 1 << 20, "{path}: {} bytes", text.len());
     }
-    for (name, labels, _) in &siege.memledger.metrics().series {
+    for (name, labels, _) in &test.memledger.metrics().series {
         for (label, value) in labels {
             assert!(value.chars().count() <= 256, "{name} {label}: {} characters", value.chars().count());
             assert!(!value.chars().any(char::is_control), "{name} {label}: {value:?}");
         }
     }
-    siege.memledger.api();
-    let log = siege.memledger.log();
+    test.memledger.api();
+    let log = test.memledger.log();
     let line = log.lines().find(|line| line.chars().any(char::is_control) || line.len() > 2_000);
     assert_eq!(line, None);
 }
 
 #[test]
-fn process_names_of_control_characters_are_shown_without_them() {
+fn control_characters_of_process_names_are_escaped() {
     let mut attacker = Attacker::limited(64);
-    let mut siege = Siege::of(&[attacker.name()], &[]);
+    let mut test = AttackTest::new(&[attacker.name()], &[]);
     assert_eq!(attacker.run(include_str!("names.py"), &[]), "ready");
-    siege.endure(|metrics| {
+    test.run(|metrics| {
         has_memory(metrics, attacker.name())?;
         let processes = metrics.sum("memledger_container_processes", &of(attacker.name()));
         (processes == 3.0).then_some(()).ok_or_else(|| format!("{processes} processes"))
     });
-    nothing_hostile_is_passed_on(&siege);
-    let (_, text) = siege.memledger.get("/api/v1/containers");
+    assert_sanitized(&test);
+    let (_, text) = test.memledger.get("/api/v1/containers");
     let api: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     for container in api["containers"].as_array().expect("a list") {
         for process in container["processes"].as_array().expect("a list") {
@@ -51,7 +51,7 @@ fn process_names_of_control_characters_are_shown_without_them() {
 }
 
 #[test]
-fn labels_and_settings_of_64_kib_are_cut() {
+fn labels_and_settings_of_64_kib_are_truncated() {
     let Some(engine) = Engine::shared() else { return };
     let name = unique("labels");
     let text = hostile_text();
@@ -68,7 +68,7 @@ fn labels_and_settings_of_64_kib_are_cut() {
     let flags: Vec<_> = flags.iter().map(String::as_str).collect();
     let container = engine.run(&name, &flags, &["sleep", "1000"]);
     let socket = engine.flag();
-    let mut siege = Siege::of(&[&name, container.short_id()], &[&socket]);
-    siege.endure(|metrics| has_memory(metrics, &name));
-    nothing_hostile_is_passed_on(&siege);
+    let mut test = AttackTest::new(&[&name, container.short_id()], &[&socket]);
+    test.run(|metrics| has_memory(metrics, &name));
+    assert_sanitized(&test);
 }

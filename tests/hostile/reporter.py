@@ -1,4 +1,4 @@
-"""Attacks the socket of programs that report from inside. Arguments: the socket, and the attack."""
+"""Attacks the socket for reports from inside. Arguments: the socket, and the attack."""
 import array
 import json
 import os
@@ -12,8 +12,8 @@ HELLO = {"v": 1, "t": "hello", "pid": 1, "container": "another", "local_rank": 0
 STEP = {"t": "step", "n": 1 << 40, "samples": 1 << 40}
 
 
-def connected():
-    """A connection; the queue of connections may be full for a moment."""
+def connect():
+    """Returns a new connection. Retries: the queue of connections may be full for a moment."""
     while True:
         new = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -25,7 +25,7 @@ def connected():
 
 
 def send(connection, message):
-    """Sends without waiting; whether it was sent does not matter to an attack."""
+    """Sends without waiting, and returns whether the kernel accepted it."""
     packet = message if isinstance(message, bytes) else json.dumps(message).encode()
     try:
         connection.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -39,7 +39,7 @@ def scope(component, operation):
 
 
 def garbage():
-    """Packets that are no messages, and names that try to become labels."""
+    """Sends packets that are no messages, and names that would be invalid labels."""
     random.seed(7)
     packets = [b"", b"\0" * 16384, b"x" * 16385, b"[" * 16000, b'{"t":' * 3000, b"\xff\xfe", b"null", b'{"t":"sample"}']
     packets += [{"t": "hello", "v": 2}, {**HELLO, "local_rank": 64}, {**HELLO, "local_rank": -1}]
@@ -47,7 +47,7 @@ def garbage():
     packets += [{"t": "sample", "dev": [{"i": 0, "alloc": value}]} for value in (-1, 1.5, 1 << 63, 1 << 64, "1", None)]
     packets += [scope("a", f"operation{number}") for number in range(70)]
     while True:
-        connection = connected()
+        connection = connect()
         send(connection, b"before the hello")
         send(connection, HELLO)
         for number in range(16):
@@ -61,8 +61,8 @@ def garbage():
 
 
 def flood():
-    """Valid messages as fast as one connection takes them."""
-    connection = connected()
+    """Sends valid messages over one connection as fast as it accepts them."""
+    connection = connect()
     send(connection, HELLO)
     while True:
         for _ in range(1000):
@@ -70,32 +70,33 @@ def flood():
         yield
 
 
-def crowd():
-    """A hundred processes hold a connection each, and one makes ten thousand, one after the other."""
+def connections():
+    """A hundred processes keep a connection each, and one opens ten thousand, at most 50 at a time."""
     for _ in range(100):
         if os.fork() == 0:
-            connection = connected()
+            connection = connect()
             send(connection, HELLO)
             while True:
                 time.sleep(1000)
-    held = []
+    open_connections = []
     for number in range(10_000):
-        held.append(connected())
-        if len(held) > 50:
-            held.pop(0).close()
+        open_connections.append(connect())
+        if len(open_connections) > 50:
+            open_connections.pop(0).close()
         if number % 100 == 0:
             yield
+    print("connected", flush=True)
     while True:
         yield
 
 
 def ooms():
-    """Twenty processes report errors that none of them had, as fast as they can."""
+    """Twenty processes report forged errors as fast as they can."""
     text = "CUDA out of memory. Tried to allocate " + "9" * 400 + ".00 GiB. GPU 99 has a total capacity of 1e999 GiB\x1b[2J"
     error = {"t": "oom", "i": 0, "uuid": "GPU-a", "tried": 1 << 60, "total": 1, "scope": ["a", "b"], "skipped": 1 << 40, "ago_ms": 1 << 40}
     for _ in range(20):
         if os.fork() == 0:
-            connection, number = connected(), 0
+            connection, number = connect(), 0
             send(connection, HELLO)
             while True:
                 number += 1
@@ -108,7 +109,7 @@ def ooms():
 
 def inherited():
     """A child writes to its parent's connection, and sends descriptors with it."""
-    connection = connected()
+    connection = connect()
     send(connection, HELLO)
     send(connection, {"t": "step", "n": 3})
     if os.fork() == 0:
@@ -122,16 +123,16 @@ def inherited():
         yield
 
 
-def neighbour():
-    """Reports from a cgroup that has the id of another container for its name."""
-    connection = connected()
+def foreign_cgroup():
+    """Reports from a cgroup whose name is the id of another container."""
+    connection = connect()
     send(connection, HELLO)
     send(connection, {"t": "step", "n": 3})
     while True:
         yield
 
 
-ATTACKS = {"garbage": garbage, "flood": flood, "crowd": crowd, "ooms": ooms, "inherited": inherited, "neighbour": neighbour}
+ATTACKS = {"garbage": garbage, "flood": flood, "connections": connections, "ooms": ooms, "inherited": inherited, "foreign_cgroup": foreign_cgroup}
 attack = ATTACKS[ATTACK]()
 next(attack)
 print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""Runs argv[1] threads, or as many as the machine allows, and says how many."""
+"""Starts argv[1] threads, or as many as the machine allows, and prints their number."""
 import signal
 import sys
 import threading

@@ -138,6 +138,22 @@ class Drm:
             self.file(f"{device}/{name}", text)
         return f"/dev/dri/{card}", f"/dev/dri/{render}"
 
+    def monitor(self, slot, files):
+        """The hardware monitor of a card."""
+        for name, text in files.items():
+            self.file(f"sys/devices/pci0000:00/{slot}/hwmon/hwmon3/{name}", f"{text}\n")
+
+    def compute(self, gpu, minor, memory):
+        """AMD's compute driver: its topology, a processor and a GPU, and the bytes of each process that computes."""
+        kfd = "sys/devices/virtual/kfd/kfd"
+        self.link("sys/class/kfd/kfd", "../../devices/virtual/kfd/kfd")
+        for node, (id, render) in enumerate([(0, 0), (gpu, minor)]):
+            self.file(f"{kfd}/topology/nodes/{node}/gpu_id", f"{id}\n")
+            self.file(f"{kfd}/topology/nodes/{node}/properties", f"location_id 768\ndomain 0\ndrm_render_minor {render}\n")
+        for pid, size in memory.items():
+            self.file(f"{kfd}/proc/{pid}/pasid", "32811\n")
+            self.file(f"{kfd}/proc/{pid}/vram_{gpu}", f"{size}\n")
+
     def descriptor(self, pid, number, target, lines=()):
         """An open file of a process, with the lines that its driver adds to what every file has."""
         self.link(f"proc/{pid}/fd/{number}", target)
@@ -196,6 +212,11 @@ def amdgpu():
     host.quiet(NOTEBOOK, OUTSIDE)
     host.descriptor(NOTEBOOK, 8, render, of(57, 1024 * MIB, shared=32 * MIB))
     host.descriptor(OUTSIDE, 9, card, of(60, 256 * MIB, shared=96 * MIB))
+    host.monitor(slot, {
+        "name": "amdgpu", "power1_average": 211_000_000, "power1_cap": 327_000_000, "freq1_input": 2_482_000_000,
+        "freq2_input": 1_249_000_000, "temp1_label": "edge", "temp1_input": 54_000, "temp2_label": "junction",
+        "temp2_input": 71_000, "temp3_label": "mem", "temp3_input": 82_000})
+    host.compute(30381, 128, {TRAINER: 6144 << 20})
     host.save("drm-amdgpu")
 
 

@@ -33,7 +33,7 @@ def emit(path, **what):
 
 
 def record(path, name):
-    """A file, if this kernel has it and answers."""
+    """A file, if this kernel has it and it is readable."""
     try:
         with open(path, "rb") as file:
             emit(name, text=file.read().decode("latin-1"))

@@ -13,7 +13,7 @@ use crate::support::{Memledger, eventually, run};
 
 const RESERVED: &str = "memledger_container_torch_reserved_bytes";
 
-/// A program with a process for each of these texts, which are its ranks. Each holds 200 MiB of tensors and 300 MiB of cache.
+/// A program with a process for each of these texts, which are its ranks. Each has 200 MiB of tensors and 300 MiB of cache.
 fn ranks(texts: &[&str]) -> String {
     let begin = "
 import os, threading, time, torch, memledger
@@ -59,7 +59,7 @@ fn start(engine: &Engine, name: &str, more: &[&str]) -> Host {
     })
 }
 
-/// Waits until this number of ranks report what they hold.
+/// Waits until this number of ranks report their memory.
 fn wait_for_ranks(memledger: &Memledger, name: &str, ranks: usize) {
     memledger.eventually("all ranks", |metrics| match metrics.all(RESERVED, &of(name)).len() {
         found if found == ranks => Ok(()),
@@ -76,8 +76,8 @@ fn verb_cleans_all_ranks_and_many_requests_are_one_cleanup() {
     wait_for_ranks(&host.memledger, &name, 2);
     // as many as there are cores and more, each of which waits
     let results: Vec<_> = std::thread::scope(|scope| {
-        let asked: Vec<_> = (0..8).map(|_| scope.spawn(|| cleanup(&host, &[&name]))).collect();
-        asked.into_iter().map(|asked| asked.join().expect("a result")).collect()
+        let requests: Vec<_> = (0..8).map(|_| scope.spawn(|| cleanup(&host, &[&name]))).collect();
+        requests.into_iter().map(|requests| requests.join().expect("a result")).collect()
     });
     let (done, refused): (Vec<_>, Vec<_>) = results.into_iter().partition(|(code, ..)| *code == Some(0));
     // on a very slow machine one may come so late that it is a cleanup of its own
@@ -126,17 +126,17 @@ fn hundred_requests_at_once_are_few_cleanups() {
             stream
         })
         .collect();
-    let mut answers = std::collections::BTreeMap::new();
+    let mut responses = std::collections::BTreeMap::new();
     for mut stream in sent {
-        let mut answer = String::new();
-        let _ = stream.read_to_string(&mut answer);
-        let status = answer.split(' ').nth(1).unwrap_or("closed").to_owned();
-        assert!(["200", "429", "503", "closed"].contains(&&*status), "{answer}");
-        *answers.entry(status).or_insert(0) += 1;
+        let mut response = String::new();
+        let _ = stream.read_to_string(&mut response);
+        let status = response.split(' ').nth(1).unwrap_or("closed").to_owned();
+        assert!(["200", "429", "503", "closed"].contains(&&*status), "{response}");
+        *responses.entry(status).or_insert(0) += 1;
     }
-    assert!(answers.contains_key("200"), "{answers:?}");
+    assert!(responses.contains_key("200"), "{responses:?}");
     let seconds = memledger::clock::Timestamp::now().since(began).as_secs_f64();
-    // an answer is sent before its line is written
+    // a response is sent before its line is written
     let cleanups =
         eventually("a cleanup in the log", || match host.memledger.log().matches("cleanup ended").count() {
             0 => Err("none".to_owned()),
@@ -145,7 +145,7 @@ fn hundred_requests_at_once_are_few_cleanups() {
     // five seconds apart, where answering takes as long
     assert!(
         (1.0..=2.0 + seconds / 5.0).contains(&(cleanups as f64)),
-        "{cleanups} in {seconds} s: {answers:?}"
+        "{cleanups} in {seconds} s: {responses:?}"
     );
     // the training goes on, and is cleaned again later
     eventually("a later cleanup", || match cleanup(&host, &[&name]) {
@@ -155,7 +155,7 @@ fn hundred_requests_at_once_are_few_cleanups() {
 }
 
 #[test]
-fn ranks_that_do_not_answer_are_named() {
+fn ranks_that_do_not_respond_are_named() {
     let Some(engine) = Engine::shared() else { return };
     let name = unique("partial");
     let host = start(&engine, &name, &[]);
@@ -168,21 +168,25 @@ os._exit(0)
     wait_for_ranks(&host.memledger, &name, 3);
     let (code, text, errors) = cleanup(&host, &[&name, "--deadline=6s", "--json"]);
     assert_eq!(code, Some(1), "{text}{errors}");
-    let answer: Value = serde_json::from_str(&text).expect("JSON");
-    let outcomes: Vec<_> = answer["processes"].as_array().expect("a list").iter().collect();
+    let response: Value = serde_json::from_str(&text).expect("JSON");
+    let outcomes: Vec<_> = response["processes"].as_array().expect("a list").iter().collect();
     let outcomes: Vec<_> = outcomes.iter().map(|each| each["outcome"].as_str().expect("text")).collect();
     assert_eq!(outcomes, ["cleaned", "no_answer", "ended"], "{text}");
-    assert_eq!((&answer["freed_bytes"], &answer["container"]), (&(300 * MIB).into(), &name.as_str().into()));
+    assert_eq!(
+        (&response["freed_bytes"], &response["container"]),
+        (&(300 * MIB).into(), &name.as_str().into())
+    );
 }
 
 #[test]
-fn containers_that_cannot_be_cleaned_are_an_error_that_says_why() {
+fn containers_that_cannot_be_cleaned_are_an_error_with_the_reason() {
     let Some(engine) = Engine::shared() else { return };
     let name = unique("silent");
     let host = start(&engine, &name, &[]);
     let _container = engine.run_python(&name, &[], "import signal\nprint('ready')\nsignal.pause()");
-    host.memledger
-        .eventually("the container", |metrics| metrics.ask("memledger_container_info", &of(&name)).map(drop));
+    host.memledger.eventually("the container", |metrics| {
+        metrics.try_value("memledger_container_info", &of(&name)).map(drop)
+    });
     for (wanted, expected) in [
         (name.as_str(), "none of its processes reports to memledger; see docs/inside-view.md".to_owned()),
         ("nobody", format!("no container \"nobody\" is running; the nearest known names are \"{name}\"")),

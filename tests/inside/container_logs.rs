@@ -19,7 +19,7 @@ fn start(engine: &Engine, name: &str, selection: &str) -> Host {
 /// Waits for the counter of errors in the log.
 fn reaches(host: &Host, name: &str, count: f64) {
     let labels = [of(name)[0], ("source", "log")];
-    host.memledger.eventually("errors in the log", |metrics| match metrics.ask(OOMS, &labels)? {
+    host.memledger.eventually("errors in the log", |metrics| match metrics.try_value(OOMS, &labels)? {
         found if found == count => Ok(()),
         found => Err(format!("{found}, {}", host.memledger.log())),
     });
@@ -72,6 +72,86 @@ fn error_in_the_log_is_explained_with_its_numbers() {
         assert!(evidence.iter().any(|line| line["source"] == "log"), "{text}");
         assert!(!text.contains("try setting"), "numbers only: {text}");
     }
+}
+
+/// Docker divides lines of more than 16 KiB, and sends the begin of a new file twice.
+#[test]
+fn error_in_the_second_part_of_a_line_and_after_a_rotation_is_read_once() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("rotated");
+    let host = start(&engine, &name, "all");
+    // it prints only once memledger follows the log
+    let before = format!(
+        r#"
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR2}})
+print("ready")
+signal.sigwait({{signal.SIGUSR2}})
+print("x" * 20_000, {TEXT:?}, flush=True)
+signal.sigwait({{signal.SIGUSR2}})
+for _ in range(90): print("y" * 1000)
+print({TEXT:?}, flush=True)"#
+    );
+    let flags = ["--log-driver=json-file", "--log-opt", "max-size=100k", "--log-opt", "max-file=9"];
+    let container = engine.run_python(&name, &flags, &program(&before, TEXT));
+    reaches(&host, &name, 0.0);
+    container.docker(&["kill", "-s", "USR2"]);
+    reaches(&host, &name, 1.0);
+    container.docker(&["kill", "-s", "USR2"]);
+    reaches(&host, &name, 2.0);
+    container.docker(&["kill", "-s", "USR1"]);
+    assert_eq!(exit_of(&host.memledger, &name).0, "cuda_oom");
+    reaches(&host, &name, 3.0);
+}
+
+#[test]
+fn log_of_a_driver_that_cannot_be_read_is_one_warning() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("no-log");
+    let host = start(&engine, &name, "all");
+    let flags = ["--log-driver=none", "-v", "/usr:/usr:ro"];
+    let container = engine.run(&name, &flags, &["/usr/bin/python3", "-u", "-c", &program("", TEXT)]);
+    eventually("a warning", || {
+        let log = host.memledger.log();
+        let count = log.lines().filter(|line| line.contains(&name) && line.contains("level=warn")).count();
+        if count == 1 { Ok(()) } else { Err(format!("{count} warnings:\n{log}")) }
+    });
+    // its output cannot be read, and the first process of a container loses a signal that it does not expect yet
+    eventually("its end", || {
+        let _ = container.try_docker(&["kill", "-s", "USR1"]);
+        if container.inspect("{{.State.Running}}") == "false" { Ok(()) } else { Err("it runs".to_owned()) }
+    });
+    assert_eq!(exit_of(&host.memledger, &name).0, "error", "nothing else is known");
+}
+
+#[test]
+fn forged_lines_count_for_their_own_container_alone() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("forger");
+    let regular_name = format!("{name}-regular");
+    let host = Host::start_with(&engine, &format!("{name}.*"), |_| vec!["--container.logs=all".to_owned()]);
+    let regular = host.run(
+        &engine,
+        &regular_name,
+        "import torch, time\ntorch.cuda.init()\nprint('ready', flush=True)\ntime.sleep(1000)",
+    );
+    let forged = format!("{regular_name}: {TEXT}");
+    let _forger = engine.run_python(
+        &name,
+        &[],
+        &format!("import time\nprint('ready')\nwhile True:\n    print({forged:?})\n    time.sleep(0.2)"),
+    );
+    host.memledger.eventually("forged errors", |metrics| {
+        let found = metrics.try_value(OOMS, &[of(&name)[0], ("source", "log")])?;
+        if found >= 5.0 { Ok(()) } else { Err(format!("{found}")) }
+    });
+    let metrics = host.memledger.fresh_metrics();
+    for source in ["reporter", "log"] {
+        let of_regular = metrics.try_value(OOMS, &[of(&regular_name)[0], ("source", source)]).unwrap_or(0.0);
+        assert_eq!(of_regular, 0.0, "{source}");
+    }
+    let reporter = metrics.try_value(OOMS, &[of(&name)[0], ("source", "reporter")]).unwrap_or(0.0);
+    assert_eq!(reporter, 0.0, "a line of a log is never a report");
+    drop(regular);
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! CUDA out-of-memory errors: real containers whose programs end by one, or survive it. The allocator is the stand-in's.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use super::{Host, MIB};
 use crate::support::docker::{Engine, of, unique};
-use crate::support::{Memledger, eventually};
+use crate::support::{Memledger, eventually, run_on_ledger};
 
 const GIB: u64 = 1 << 30;
 const OOMS: &str = "memledger_container_cuda_ooms_total";
 
-/// A program that holds 4 GiB of tensors and 6 GiB of cache on a GPU of 12 GiB, and does something when it gets a signal.
+/// A program that has 4 GiB of tensors and 6 GiB of cache on a GPU of 12 GiB, and does something when it gets a signal.
 fn program(more: &str) -> String {
     format!(
         r#"
@@ -28,8 +30,8 @@ signal.sigwait({{signal.SIGUSR1}})
 pub fn events(memledger: &Memledger, name: &str) -> Vec<Value> {
     let (status, text) = memledger.get(&format!("/api/v1/events?container={name}"));
     assert_eq!(status, 200, "{text}");
-    let answer: Value = serde_json::from_str(&text).expect("JSON");
-    answer["events"].as_array().expect("a list").clone()
+    let response: Value = serde_json::from_str(&text).expect("JSON");
+    response["events"].as_array().expect("a list").clone()
 }
 
 /// Returns the reason of the exit, and the number of errors.
@@ -43,19 +45,41 @@ pub fn exit_of(memledger: &Memledger, name: &str) -> (String, u64) {
     })
 }
 
+/// Starts memledger with a ledger on disk.
+fn host_with_ledger(engine: &Engine, name: &str) -> Host {
+    Host::start_with(engine, name, |folder| vec![state_flag(folder)])
+}
+
+fn state_flag(folder: &Path) -> String {
+    format!("--state.path={}", folder.join("state").display())
+}
+
+/// Returns the screen of `memledger why`, which has at most 24 lines.
+fn screen(host: &Host, name: &str) -> String {
+    let (code, out, err) = run_on_ledger(&["why", name, &state_flag(host.folder.path())]);
+    assert_eq!((code, &*err), (Some(0), ""), "{out}");
+    assert!(out.lines().count() <= 24, "{out}");
+    out
+}
+
 #[test]
 fn program_that_ends_by_an_error_is_explained_with_its_numbers() {
     let Some(engine) = Engine::shared() else { return };
     let name = unique("cuda-oom");
-    let host = Host::start(&engine, &name);
+    let host = host_with_ledger(&engine, &name);
     let container = host.run(
         &engine,
         &name,
-        &program("import memledger\nwith memledger.track('model', 'forward'):\n    torch.cuda.standin_allocate(20 << 30)"),
+        &program(
+            "import memledger\ntry:\n    with memledger.track('model', 'forward'):\n        torch.cuda.standin_allocate(20 << 30)\n\
+             except RuntimeError as error:\n    print(error)\n    raise",
+        ),
     );
-    host.hold(&container, 10 * GIB + 300 * MIB);
+    host.set_gpu_memory(&container, 10 * GIB + 300 * MIB);
     host.memledger.eventually("its memory", |metrics| {
-        metrics.ask("memledger_container_torch_reserved_bytes", &[of(&name)[0], ("rank", "0")]).map(drop)
+        metrics
+            .try_value("memledger_container_torch_reserved_bytes", &[of(&name)[0], ("rank", "0")])
+            .map(drop)
     });
     assert_eq!(host.memledger.fresh_metrics().value(OOMS, &of(&name)), 0.0, "it begins at 0");
     container.docker(&["kill", "-s", "USR1"]);
@@ -77,23 +101,39 @@ fn program_that_ends_by_an_error_is_explained_with_its_numbers() {
     assert_eq!(oom["holders"][0]["name"], name.as_str(), "{oom}");
     host.memledger.eventually("the counters", |metrics| {
         let reason = [of(&name)[0], ("reason", "cuda_oom")];
-        let found =
-            (metrics.ask(OOMS, &of(&name))?, metrics.ask("memledger_container_exits_total", &reason)?);
+        let found = (
+            metrics.try_value(OOMS, &of(&name))?,
+            metrics.try_value("memledger_container_exits_total", &reason)?,
+        );
         if found == (1.0, 1.0) { Ok(()) } else { Err(format!("{found:?}")) }
     });
+    let last = "memledger_container_last_cuda_oom_timestamp_seconds";
+    assert!(host.memledger.fresh_metrics().value(last, &of(&name)) > 0.0);
     let (status, text) = host.memledger.get(&format!("/api/v1/containers/{name}/why"));
     let verdict: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!((status, &verdict["cause"]), (200, &"cuda_oom".into()), "{text}");
     let what = verdict["what"].as_str().expect("a sentence");
-    assert!(what.contains("tried to allocate 20.0 GiB on GPU 0 in model/forward"), "{what}");
-    assert!(what.contains("2.0 GiB of 12.0 GiB were free"), "{what}");
+    assert!(what.contains("tried to allocate 20.00 GiB on GPU 0 in model/forward"), "{what}");
+    assert!(what.contains("2.00 GiB of 12.00 GiB were free"), "{what}");
+    // as in the text that the program printed
+    let printed = container.docker(&["logs"]);
+    let screen = screen(&host, &name);
+    for (number, of_text) in [
+        ("tried 20.00 GiB", "Tried to allocate 20.00 GiB"),
+        ("total 12.00 GiB", "total capacity of 12.00 GiB"),
+        ("free 2.00 GiB", "2.00 GiB is free"),
+        ("allocated 4.00 GiB", "4.00 GiB is allocated by PyTorch"),
+        ("unallocated 6.00 GiB", "6.00 GiB is reserved by PyTorch but unallocated"),
+    ] {
+        assert!(screen.contains(number) && printed.contains(of_text), "{number}:\n{screen}\n{printed}");
+    }
 }
 
 #[test]
-fn fragmentation_is_told_apart() {
+fn fragmentation_is_distinguished() {
     let Some(engine) = Engine::shared() else { return };
     let name = unique("fragmented");
-    let host = Host::start(&engine, &name);
+    let host = host_with_ledger(&engine, &name);
     // the stand-in's cache is never in pieces; the error of one that is
     let fragmented = r#"
 from torch import _C
@@ -103,13 +143,19 @@ _C.observers[0](0, 5 << 30, 12 << 30, 2 << 30)
 raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 5.00 GiB.")
 "#;
     let container = host.run(&engine, &name, &program(fragmented));
-    host.hold(&container, 10 * GIB + 300 * MIB);
+    host.set_gpu_memory(&container, 10 * GIB + 300 * MIB);
     container.docker(&["kill", "-s", "USR1"]);
     assert_eq!(exit_of(&host.memledger, &name).0, "cuda_oom");
     let (_, text) = host.memledger.get(&format!("/api/v1/containers/{name}/why"));
     let verdict: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(verdict["cause"], "cuda_oom_fragmented", "{text}");
     assert!(text.contains("expandable_segments:True"), "{text}");
+    let screen = screen(&host, &name);
+    for words in
+        ["its cache is fragmented", "tried 5.00 GiB", "inactive split 6.00 GiB", "PYTORCH_ALLOC_CONF"]
+    {
+        assert!(screen.contains(words), "{words}:\n{screen}");
+    }
 }
 
 #[test]
@@ -128,7 +174,7 @@ for _ in range(3):
         pass
 "#;
     let container = host.run(&engine, &name, &program(survives));
-    host.hold(&container, 10 * GIB + 300 * MIB);
+    host.set_gpu_memory(&container, 10 * GIB + 300 * MIB);
     container.docker(&["kill", "-s", "USR1"]);
     assert_eq!(exit_of(&host.memledger, &name), ("completed".to_owned(), 3));
 }

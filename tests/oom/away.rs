@@ -2,14 +2,15 @@
 
 use crate::support::cgroups::TestCgroup;
 use crate::support::docker::of;
-use crate::support::oom::{DUPLICATES, HOST_KILLS, KILLS, Ledger, Scene, Tally, oom_kills};
+use crate::support::oom::ledger::Tally;
+use crate::support::oom::{DUPLICATES, HOST_KILLS, KILLS, Ledger, Scene, oom_kills, uptime};
 use crate::support::{eventually, eventually_true, in_v2_guest};
 
 #[test]
 fn case_15_kills_while_memledger_is_down_are_counted_once_over_restarts() {
     let Some(scene) = Scene::new("down") else { return };
     let state = scene.state();
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     let [stays, ends] = ["stays", "ends"].map(|what| {
         let steps: &[&str] = if what == "stays" {
             &["wait=/control/go", "seq=1:eat", "hold"]
@@ -26,7 +27,7 @@ fn case_15_kills_while_memledger_is_down_are_counted_once_over_restarts() {
     scene.run_to_exit("removed", &["eat"]);
     scene.wait_for_kills(3);
     for _ in 0..3 {
-        let ledger = scene.watch(&[&state]);
+        let ledger = scene.start_memledger(&[&state]);
         ledger.settles(&stays.name, 0, 1);
         ledger.settles(&ends.name, 1, 0);
         let tally = ledger.settled_tally(&scene, 3);
@@ -45,14 +46,14 @@ fn case_15_kills_while_memledger_is_down_are_counted_once_over_restarts() {
 fn ledger_killed_right_after_first_start_requests_events_since_then() {
     let Some(scene) = Scene::new("begun") else { return };
     let state = scene.state();
-    drop(scene.watch(&[&state])); // SIGKILL, before the first event of the runtime
+    drop(scene.start_memledger(&[&state])); // SIGKILL, before the first event of the runtime
     scene.run_to_exit("removed", &["eat"]);
     scene.wait_for_kills(1);
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     // beside bursts of other tests its kill may stay unattributed, but its name and its exit are known
     let removed = scene.container_name("removed");
     ledger.eventually("its name", |metrics| {
-        metrics.ask("memledger_container_last_exit_code", &[("container_name", &removed)]).map(drop)
+        metrics.try_value("memledger_container_last_exit_code", &[("container_name", &removed)]).map(drop)
     });
     let tally = ledger.settled_tally(&scene, 1);
     assert_eq!(tally.containers.get(&removed).copied().unwrap_or(0) + tally.unattributed, 1, "{tally:?}");
@@ -63,8 +64,17 @@ fn kills_before_first_start_are_events_that_no_metric_counts_and_no_follower_get
     let Some(scene) = Scene::new("before") else { return };
     let container = scene.run("it", &[], &["seq=2:eat", "hold"]);
     scene.wait_for_kills(2);
+    // a ledger in memory is new at each start
+    for _ in 0..2 {
+        let ledger = scene.start_memledger(&["--state.path="]);
+        eventually("both kills as events", || match ledger.past_kills_of(&scene).len() {
+            2 => Ok(()),
+            kills => Err(format!("{kills}")),
+        });
+        assert_eq!(ledger.tally(&scene).sum(), 0);
+    }
     let file = scene.path("events.jsonl");
-    let ledger = scene.watch(&[&scene.state(), &format!("--events.file={}", file.display())]);
+    let ledger = scene.start_memledger(&[&scene.state(), &format!("--events.file={}", file.display())]);
     let marked = eventually("both kills as events", || match ledger.past_kills_of(&scene) {
         kills if kills.len() == 2 => Ok(kills),
         kills => Err(format!("{kills:?}")),
@@ -87,7 +97,7 @@ fn kills_before_first_start_are_events_that_no_metric_counts_and_no_follower_get
     // only a start that finds no ledger reads them
     let _while_down = scene.run("while-down", &[], &["eat"]);
     scene.wait_for_kills(4);
-    let ledger = scene.watch(&[&scene.state()]);
+    let ledger = scene.start_memledger(&[&scene.state()]);
     eventually("the kill while it was down", || match ledger.kills_of(&scene).len() {
         2 => Ok(()),
         kills => Err(format!("{kills}")),
@@ -100,7 +110,7 @@ fn case_17_counts_continue_after_reboot() {
     let Some(scene) = Scene::new("reboot") else { return };
     let state = scene.state();
     let include = format!("--container.include=^{}", scene.name);
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     let container = scene.run("it", &[], &["seq=1:eat", "wait=/control/on", "seq=1:eat", "hold"]);
     scene.wait_for_kills(1);
     ledger.settles(&container.name, 0, 1);
@@ -121,12 +131,12 @@ fn case_17_counts_continue_after_reboot() {
     let reboot = scene.reboot_wrapper();
     let reboot: Vec<&str> = reboot.iter().map(String::as_str).collect();
     for _ in 0..2 {
-        let ledger = scene.watch_through(&reboot, &[&state, &include]);
+        let ledger = scene.start_memledger_through(&reboot, &[&state, &include]);
         eventually("both boots' kills", || {
             let low = oom_kills();
             let metrics = ledger.memledger.metrics();
             let high = oom_kills();
-            let found = metrics.ask(HOST_KILLS, &[])? + metrics.ask(DUPLICATES, &[])? - before;
+            let found = metrics.try_value(HOST_KILLS, &[])? + metrics.try_value(DUPLICATES, &[])? - before;
             let fits = (low as f64..=high as f64).contains(&found);
             fits.then_some(()).ok_or_else(|| format!("{found} is not in {low}..={high}"))
         });
@@ -135,6 +145,7 @@ fn case_17_counts_continue_after_reboot() {
             Ledger::kills(metrics, &container.name, "child").ok_or_else(|| "none".to_owned())
         });
         assert!(children >= 1.0, "a counter never decreases: {children:?}");
+        ledger.ends(&container.name, "host_restart", 1); // what the boot before left running, once
         scene.release("on"); // in the second round memledger starts with a kill that it has counted
         scene.wait_for_kills(2);
     }
@@ -143,7 +154,7 @@ fn case_17_counts_continue_after_reboot() {
 #[test]
 fn case_19_kills_while_docker_is_down_are_attributed() {
     let Some((mut private, scene)) = Scene::with_private_docker("no-daemon") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let main = scene.run("main", &[], &["wait=/control/go", "eat"]);
     let worker = scene.run("worker", &[], &["wait=/control/go", "seq=1:eat", "hold"]);
     for container in [&main, &worker] {
@@ -163,16 +174,10 @@ fn case_19_kills_while_docker_is_down_are_attributed() {
     drop((main, worker));
 }
 
-/// Returns the seconds since this machine started.
-fn uptime() -> f64 {
-    let text = std::fs::read_to_string("/proc/uptime").expect("it");
-    text.split(' ').next().and_then(|seconds| seconds.parse().ok()).expect("seconds")
-}
-
 #[test]
 fn case_24_memledger_stopped_for_half_a_minute_counts_all_kills() {
     let Some(scene) = Scene::new("half-minute") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let steps = ["seq=2:eat", "wait=/control/one", "seq=10:eat", "wait=/control/two", "seq=2:eat", "hold"];
     let container = scene.run("it", &[], &steps);
     ledger.settles(&container.name, 0, 2);
@@ -193,7 +198,7 @@ fn case_24_memledger_stopped_for_half_a_minute_counts_all_kills() {
     let own = [(container.name.clone(), 14), (other.name.clone(), 1), (scene.container_name("removed"), 3)];
     let tally = eventually("all settled", || {
         let tally = ledger.tally(&scene);
-        if tally.open == 0 { Ok(tally) } else { Err(format!("{tally:?}")) }
+        if tally.pending == 0 { Ok(tally) } else { Err(format!("{tally:?}")) }
     });
     assert_eq!(tally.host, 0, "{tally:?}");
     for (name, count) in &tally.containers {
@@ -222,7 +227,7 @@ fn clock_jump_of_a_day_changes_no_count() {
         return; // the clock of this machine must not be changed
     }
     let Some(scene) = Scene::new("clock") else { return };
-    let ledger = scene.watch(&[&scene.state()]);
+    let ledger = scene.start_memledger(&[&scene.state()]);
     let steps = ["seq=1:eat", "wait=/control/one", "seq=1:eat", "wait=/control/two", "seq=1:eat", "hold"];
     let container = scene.run("it", &[], &steps);
     ledger.settles(&container.name, 0, 1);
@@ -246,7 +251,7 @@ fn clock_jump_of_a_day_changes_no_count() {
 #[test]
 fn case_25_two_memledgers_agree() {
     let Some(scene) = Scene::new("two") else { return };
-    let ledgers = [scene.watch(&[]), scene.watch(&[])];
+    let ledgers = [scene.start_memledger(&[]), scene.start_memledger(&[])];
     let worker = scene.run("worker", &[], &["seq=3:eat", "hold"]);
     scene.run_to_exit("removed", &["seq=2:eat", "eat"]);
     scene.wait_for_kills(6);
@@ -271,7 +276,7 @@ fn case_28_memledger_killed_by_oom_counts_its_own_kill_after_restart() {
     let cgroup = TestCgroup::container();
     let state = scene.state();
     let include = format!("--container.include=^({}|{})", scene.name, cgroup.name());
-    let ledger = scene.watch_all(&[&state, &include]);
+    let ledger = scene.start_memledger_for_all(&[&state, &include]);
     let bystander = scene.run("bystander", &[], &["hold"]);
     ledger.settles(&bystander.name, 0, 0);
     let pid = ledger.memledger.pid();
@@ -282,7 +287,7 @@ fn case_28_memledger_killed_by_oom_counts_its_own_kill_after_restart() {
     let hog = scene.run_in(&cgroup, &["eat"]);
     ledger.memledger.wait();
     drop(hog);
-    let ledger = scene.watch_all(&[&state, &include]);
+    let ledger = scene.start_memledger_for_all(&[&state, &include]);
     ledger.eventually("its own kill", |metrics| {
         match metrics.sum(KILLS, &[("container_name", cgroup.name())]) {
             kills if kills >= 1.0 => Ok(()),

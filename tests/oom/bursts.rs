@@ -1,7 +1,7 @@
 //! Many kills in containers that are removed at once, while sources are missing and programs are stopped or killed.
 //!
-//! With complete evidence, every kill must be attributed to its container. Without one of the sources, the count must
-//! still be right, no container may get another's kill, and the number of unattributed kills is limited.
+//! The count must be right, and no container may get another's kill. The number of unattributed kills is limited: with all sources on
+//! an idle host it is 0.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ fn most_unattributed(kills: usize) -> usize {
 #[test]
 fn case_02_fifty_sequential_containers_with_rm() {
     let Some(scene) = Scene::new("fifty") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let truth = scene.burst(if in_v2_guest() { 10 } else { 50 }, 1, 1);
     ledger.has_exact_counts(&scene, &truth);
     ledger.matches_kernel_count();
@@ -42,7 +42,7 @@ fn case_02_fifty_sequential_containers_with_rm() {
 #[test]
 fn case_03_fifty_containers_with_rm_eight_at_a_time() {
     let Some(scene) = Scene::new("eight") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let truth = scene.burst(if in_v2_guest() { 12 } else { 50 }, 1, 8);
     let lost = ledger.has_no_misattribution(&scene, &truth);
     assert!(lost <= most_unattributed(all(&truth)), "{lost} unattributed");
@@ -58,7 +58,7 @@ fn case_23_ten_fast_kills_in_cgroups_removed_at_once() {
         return; // the race is with systemd, which removes the scope before the runtime has read its counter
     }
     let Some(scene) = Scene::new("fast") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let truth = scene.burst(10, 1, 2);
     let lost = ledger.has_no_misattribution(&scene, &truth);
     assert!(lost <= 2, "{lost} unattributed");
@@ -67,7 +67,7 @@ fn case_23_ten_fast_kills_in_cgroups_removed_at_once() {
 #[test]
 fn two_hundred_kills_in_containers_with_rm_are_attributed() {
     let Some(scene) = Scene::new("burst") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let (containers, kills) = size(BURST);
     let truth = scene.burst(containers, kills, 8);
     let lost = ledger.has_no_misattribution(&scene, &truth);
@@ -75,14 +75,18 @@ fn two_hundred_kills_in_containers_with_rm_are_attributed() {
     ledger.matches_kernel_count();
 }
 
+/// Returns the number of kills in a test of docs/oom.md's table: `MEMLEDGER_TEST_KILLS`, 200.
+fn wanted_kills() -> usize {
+    std::env::var("MEMLEDGER_TEST_KILLS").map_or(200, |kills| kills.parse().expect("a number"))
+}
+
 /// At the product's defaults: bursts of containers of random numbers, several at a time, until there were so many kills
 /// (`MEMLEDGER_TEST_KILLS`, 200). docs/oom.md has the measured numbers.
 #[test]
 fn bursts_at_random_rates_with_default_sampling_misattribute_no_kill() {
     let Some(scene) = Scene::new("random") else { return };
-    let ledger = scene.watch(&["--sample.interval=1s"]);
-    let wanted = std::env::var("MEMLEDGER_TEST_KILLS").map_or(200, |kills| kills.parse().expect("a number"));
-    let wanted = if in_v2_guest() { wanted / 10 } else { wanted };
+    let ledger = scene.start_memledger(&["--sample.interval=1s"]);
+    let wanted = if in_v2_guest() { wanted_kills() / 10 } else { wanted_kills() };
     let mut truth = BTreeMap::new();
     while all(&truth) < wanted {
         let (containers, at_once) = (1 + random_below(12) as usize, 1 + random_below(8) as usize);
@@ -92,6 +96,7 @@ fn bursts_at_random_rates_with_default_sampling_misattribute_no_kill() {
     }
     let unattributed = ledger.has_no_misattribution(&scene, &truth);
     eprintln!("{} kills at random rates, {unattributed} unattributed", all(&truth));
+    assert!(unattributed <= most_unattributed(all(&truth)), "{unattributed} unattributed");
     ledger.matches_kernel_count();
 }
 
@@ -99,7 +104,7 @@ fn bursts_at_random_rates_with_default_sampling_misattribute_no_kill() {
 fn two_hundred_kills_without_runtime_are_counted_and_none_is_misattributed() {
     let Some(scene) = Scene::new("noruntime") else { return };
     // without a runtime a container has its short id as name, so show all containers of the host
-    let ledger = scene.watch_all(&["--oom.runtime=false"]);
+    let ledger = scene.start_memledger_for_all(&["--oom.runtime=false"]);
     let (containers, kills) = size(SHORTER);
     let truth = scene.burst(containers, kills, 4);
     let tally = ledger.settled_tally(&scene, all(&truth));
@@ -117,7 +122,7 @@ fn two_hundred_kills_without_runtime_are_counted_and_none_is_misattributed() {
 #[test]
 fn two_hundred_kills_without_kernel_log_are_counted_and_none_is_misattributed() {
     let Some(scene) = Scene::new("nolog") else { return };
-    let ledger = scene.watch(&["--oom.kernel-log=off"]);
+    let ledger = scene.start_memledger(&["--oom.kernel-log=off"]);
     let gaps = ledger.count(GAPS);
     let (containers, kills) = size(SHORTER);
     let truth = scene.burst(containers, kills, 4);
@@ -128,17 +133,23 @@ fn two_hundred_kills_without_kernel_log_are_counted_and_none_is_misattributed() 
         new => Err(format!("{new}")),
     });
     assert_eq!(ledger.source("kmsg"), None, "disabled");
-    let metrics = ledger.memledger.metrics();
-    for (name, count) in &truth {
-        let found = ["main", "child"].map(|victim| Ledger::kills(&metrics, name, victim).unwrap_or(0.0));
-        assert!(found[0] <= 1.0 && found[0] + found[1] <= *count as f64, "{name}: {found:?} of {count}");
-    }
+    ledger.eventually("half of them attributed", |metrics| {
+        let mut attributed = 0.0;
+        for (name, count) in &truth {
+            let found = ["main", "child"].map(|victim| Ledger::kills(metrics, name, victim).unwrap_or(0.0));
+            let own = found[0] + found[1];
+            assert!(found[0] <= 1.0 && own <= *count as f64, "{name}: {found:?} of {count}");
+            attributed += own;
+        }
+        let is_half = attributed >= all(&truth) as f64 / 2.0;
+        is_half.then_some(()).ok_or_else(|| format!("{attributed}"))
+    });
 }
 
 #[test]
 fn two_hundred_kills_are_counted_with_syslog() {
     let Some(scene) = Scene::new("syslog") else { return };
-    let ledger = scene.watch(&["--oom.kernel-log=syslog"]);
+    let ledger = scene.start_memledger(&["--oom.kernel-log=syslog"]);
     let (containers, kills) = size(SHORTER);
     let truth = scene.burst(containers, kills, 4);
     let lost = ledger.has_no_misattribution(&scene, &truth);
@@ -151,7 +162,7 @@ fn two_hundred_kills_are_counted_with_syslog() {
 #[test]
 fn case_24_memledger_stopped_during_burst_finds_all_kills() {
     let Some(scene) = Scene::new("stopped") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let gaps = ledger.count(GAPS);
     ledger.memledger.signal("STOP");
     let (containers, kills) = size(SHORTER);
@@ -178,7 +189,7 @@ fn memledger_killed_repeatedly_during_burst_counts_each_kill_once() {
     let Some(scene) = Scene::new("killed") else { return };
     let state = scene.state();
     let done = AtomicBool::new(false);
-    let start = || scene.watch(&[&state]);
+    let start = || scene.start_memledger(&[&state]);
     let first = start();
     let (truth, deaths) = std::thread::scope(|scope| {
         let burst = scope.spawn(|| {
@@ -205,7 +216,9 @@ fn memledger_killed_repeatedly_during_burst_counts_each_kill_once() {
     });
     assert!(deaths >= 2, "it was killed only {deaths} times");
     let ledger = start();
-    ledger.has_no_misattribution(&scene, &truth);
+    let lost = ledger.has_no_misattribution(&scene, &truth);
+    eprintln!("{} kills, memledger killed {deaths} times, {lost} unattributed", all(&truth));
+    assert!(lost <= all(&truth) / 2, "{lost} unattributed");
     ledger.matches_kernel_count();
     let tally = ledger.tally(&scene);
     drop(ledger);
@@ -216,37 +229,33 @@ fn memledger_killed_repeatedly_during_burst_counts_each_kill_once() {
 #[test]
 fn docker_restart_during_burst_loses_no_kill() {
     let Some((mut private, scene)) = Scene::with_private_docker("daemon") else { return };
-    let ledger = scene.watch(&["--sample.interval=1s"]);
-    let lives: Vec<_> = (0..4)
-        .map(|n| {
-            scene.run(
-                &format!("l{n}"),
-                &[],
-                &["wait=/control/go", "seq=25:eat", "wait=/control/on", "seq=25:eat", "hold"],
-            )
-        })
-        .collect();
-    for container in &lives {
+    let ledger = scene.start_memledger(&["--sample.interval=1s"]);
+    // four containers lose as many before as after the start of the engine
+    let half = wanted_kills().div_ceil(8);
+    let eat = format!("seq={half}:eat");
+    let steps = ["wait=/control/go", &eat, "wait=/control/on", &eat, "hold"];
+    let running: Vec<_> = (0..4).map(|n| scene.run(&format!("l{n}"), &[], &steps)).collect();
+    for container in &running {
         ledger.settles(&container.name, 0, 0);
     }
     scene.release("go");
     private.stop();
-    scene.wait_for_kills(100);
+    scene.wait_for_kills(4 * half);
     private.start();
     scene.release("on");
-    scene.wait_for_kills(200);
-    for container in &lives {
-        ledger.settles(&container.name, 0, 50);
+    scene.wait_for_kills(8 * half);
+    for container in &running {
+        ledger.settles(&container.name, 0, 2 * half);
     }
-    assert_eq!(ledger.settled_tally(&scene, 200).unattributed, 0);
-    drop(lives);
+    assert_eq!(ledger.settled_tally(&scene, 8 * half).unattributed, 0);
+    drop(running);
 }
 
 #[test]
 fn prometheus_sees_every_kill_with_increase() {
     let Some(binary) = provided("MEMLEDGER_TEST_PROMETHEUS") else { return };
     let Some(scene) = Scene::new("dashboards") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let prometheus = Prometheus::scraping(&binary, &ledger.memledger);
     let at_least = |query: &str, least: f64| {
         eventually(query, || match prometheus.one(query)? {
@@ -254,8 +263,8 @@ fn prometheus_sees_every_kill_with_increase() {
             value => Err(format!("{value}")),
         })
     };
-    let lives = scene.run("lives", &[], &["wait=/control/go", "seq=20:eat", "hold"]);
-    let name = format!("container_name=\"{}\",victim=\"child\"", lives.name);
+    let running = scene.run("running", &[], &["wait=/control/go", "seq=20:eat", "hold"]);
+    let name = format!("container_name=\"{}\",victim=\"child\"", running.name);
     // the series start at 0 and are scraped before the first kill, or increase() would miss it
     at_least(&format!("sum(count_over_time(memledger_container_oom_kills_total{{{name}}}[5m]))"), 4.0);
     at_least(&format!("count_over_time({HOST_KILLS}[5m])"), 2.0);
@@ -265,7 +274,7 @@ fn prometheus_sees_every_kill_with_increase() {
     scene.release("go");
     let truth = scene.burst(10, 1, 4);
     scene.wait_for_kills(20 + truth.len());
-    ledger.settles(&lives.name, 0, 20);
+    ledger.settles(&running.name, 0, 20);
     // what increase() uses, without its extrapolation to the ends of the window
     let delta = |series: &str| format!("max_over_time({series}[5m]) - min_over_time({series}[5m])");
     let child = format!("sum(memledger_container_oom_kills_total{{{name}}})");

@@ -67,7 +67,7 @@ fn logs_problem(memledger: &Memledger, folder: &Path) {
 fn unwritable_state_directory_is_logged_and_ledger_stays_in_memory() {
     let Some(scene) = Scene::new("read-only") else { return };
     let tmpfs = Tmpfs::new(scene.path("ro"), "ro,size=1m");
-    let ledger = scene.watch(&[&tmpfs.flag()]);
+    let ledger = scene.start_memledger(&[&tmpfs.flag()]);
     logs_problem(&ledger.memledger, &tmpfs.0);
     let container = scene.run("it", &[], &["eat"]);
     scene.wait_for_kills(1);
@@ -78,7 +78,7 @@ fn unwritable_state_directory_is_logged_and_ledger_stays_in_memory() {
 fn foreign_file_is_logged_and_not_changed() {
     let Some(scene) = Scene::new("foreign") else { return };
     let state = scene.state();
-    drop(scene.watch(&[&state]));
+    drop(scene.start_memledger(&[&state]));
     // replace the content of all its files
     let letter = "Dear reader, this is no ledger.\n".repeat(400);
     let files: Vec<PathBuf> = std::fs::read_dir(scene.state_folder())
@@ -89,7 +89,7 @@ fn foreign_file_is_logged_and_not_changed() {
     for file in &files {
         std::fs::write(file, &letter).expect("written");
     }
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     logs_problem(&ledger.memledger, &scene.state_folder());
     let container = scene.run("it", &[], &["eat"]);
     scene.wait_for_kills(1);
@@ -104,7 +104,7 @@ fn foreign_file_is_logged_and_not_changed() {
 /// Waits until events are written to disk, or fail to be.
 fn store_is(ledger: &Ledger, up: bool) {
     ledger.eventually(if up { "it writes" } else { "it cannot write" }, |metrics| {
-        let value = metrics.ask(STORE_UP, &[])?;
+        let value = metrics.try_value(STORE_UP, &[])?;
         if value == f64::from(u8::from(up)) { Ok(()) } else { Err(format!("{value}")) }
     });
 }
@@ -122,7 +122,7 @@ fn full_disk_loses_no_kill_and_is_written_when_there_is_space() {
     let Some(scene) = Scene::new("full") else { return };
     let tmpfs = Tmpfs::new(scene.path("small"), "size=16m");
     let state = tmpfs.flag();
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     let steps = ["seq=1:eat", "wait=/control/one", "seq=3:eat", "wait=/control/two", "seq=1:eat", "hold"];
     let container = scene.run("it", &[], &steps);
     ledger.settles(&container.name, 0, 1);
@@ -142,7 +142,7 @@ fn full_disk_loses_no_kill_and_is_written_when_there_is_space() {
     // SIGKILL: only what was written counts
     drop(ledger);
     assert_eq!(kills_on_disk(&scene, &state), 5);
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     ledger.settles(&container.name, 0, 5);
     assert_eq!(ledger.tally(&scene).sum(), 5);
 }
@@ -153,7 +153,7 @@ fn full_disk_at_start_is_logged_and_ledger_stays_in_memory() {
     let tmpfs = Tmpfs::new(scene.path("tiny"), "size=1m");
     let filled = std::fs::write(tmpfs.0.join("filler"), vec![1; 4 << 20]);
     assert!(filled.is_err(), "the disk is full");
-    let ledger = scene.watch(&[&tmpfs.flag()]);
+    let ledger = scene.start_memledger(&[&tmpfs.flag()]);
     logs_problem(&ledger.memledger, &tmpfs.0);
     store_is(&ledger, false);
     let container = scene.run("it", &[], &["eat"]);
@@ -171,14 +171,14 @@ fn read_only_directory_keeps_counts_over_restarts() {
     let Some(scene) = Scene::new("ro-history") else { return };
     let tmpfs = Tmpfs::new(scene.path("ro-history"), "size=16m");
     let state = tmpfs.flag();
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     let steps = ["seq=1:eat", "wait=/control/one", "seq=1:eat", "wait=/control/two", "seq=1:eat", "hold"];
     let container = scene.run("it", &[], &steps);
     ledger.settles(&container.name, 0, 1);
     let before = host_kills(&ledger);
     drop(ledger); // SIGKILL
     tmpfs.remount("ro");
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     store_is(&ledger, false);
     logs_problem(&ledger.memledger, &tmpfs.0);
     ledger.settles(&container.name, 0, 1);
@@ -189,7 +189,7 @@ fn read_only_directory_keeps_counts_over_restarts() {
     assert!(while_read_only > before, "{while_read_only} after {before}");
     drop(ledger);
     tmpfs.remount("rw");
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     store_is(&ledger, true);
     ledger.settles(&container.name, 0, 2);
     assert!(host_kills(&ledger) >= while_read_only);
@@ -205,7 +205,7 @@ fn full_disk_at_start_keeps_counts_and_is_written_when_there_is_space() {
     let Some(scene) = Scene::new("full-history") else { return };
     let tmpfs = Tmpfs::new(scene.path("full-history"), "size=16m");
     let state = tmpfs.flag();
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     let steps = ["seq=1:eat", "wait=/control/one", "seq=1:eat", "wait=/control/two", "seq=1:eat", "hold"];
     let container = scene.run("it", &[], &steps);
     ledger.settles(&container.name, 0, 1);
@@ -214,7 +214,7 @@ fn full_disk_at_start_keeps_counts_and_is_written_when_there_is_space() {
     ledger.memledger.wait();
     let filled = std::fs::write(tmpfs.filler(), vec![1; 32 << 20]);
     assert!(filled.is_err(), "the disk is full");
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     store_is(&ledger, false);
     ledger.settles(&container.name, 0, 1);
     assert!(host_kills(&ledger) >= before);
@@ -229,7 +229,7 @@ fn full_disk_at_start_keeps_counts_and_is_written_when_there_is_space() {
     assert_eq!(ledger.kills_of(&scene).len(), 3, "from disk and from memory");
     drop(ledger);
     assert_eq!(kills_on_disk(&scene, &state), 3);
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     ledger.settles(&container.name, 0, 3);
     assert_eq!(ledger.tally(&scene).sum(), 3);
 }
@@ -239,12 +239,12 @@ fn ledger_of_newer_version_is_logged_and_not_changed() {
     let Some(scene) = Scene::new("newer") else { return };
     let state = scene.state();
     let file = scene.state_folder().join(FILE);
-    drop(scene.watch(&[&state]));
+    drop(scene.start_memledger(&[&state]));
     let newer = rusqlite::Connection::open(&file).expect("the ledger");
     newer.pragma_update(None, "user_version", 99).expect("an unknown schema");
     newer.close().expect("closed");
     let before = std::fs::read(&file).expect("the ledger");
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     logs_problem(&ledger.memledger, &file);
     assert!(ledger.memledger.log().contains("newer memledger"), "{}", ledger.memledger.log());
     store_is(&ledger, false);
@@ -267,7 +267,7 @@ fn damaged_ledger_is_moved_aside_and_counts_start_at_0() {
     let Some(scene) = Scene::new("damaged") else { return };
     let state = scene.state();
     let file = scene.state_folder().join(FILE);
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     let container = scene.run("it", &[], &["seq=1:eat", "wait=/control/on", "seq=1:eat", "hold"]);
     ledger.settles(&container.name, 0, 1);
     drop(ledger);
@@ -278,7 +278,7 @@ fn damaged_ledger_is_moved_aside_and_counts_start_at_0() {
     bytes[4096..].iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 31 % 251) as u8);
     std::fs::write(&file, &bytes).expect("damaged");
     for round in 0..2 {
-        let ledger = scene.watch(&[&state]);
+        let ledger = scene.start_memledger(&[&state]);
         if round == 0 {
             logs_problem(&ledger.memledger, &file);
             scene.release("on");
@@ -301,7 +301,7 @@ fn damaged_ledger_is_moved_aside_and_counts_start_at_0() {
 fn second_memledger_on_same_ledger_fails_and_names_the_first() {
     let Some(scene) = Scene::new("second") else { return };
     let state = scene.state();
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     let container = scene.run("it", &[], &["wait=/control/go", "seq=1:eat", "hold"]);
     ledger.settles(&container.name, 0, 0);
     // a minute is much longer than it waits for a predecessor

@@ -7,21 +7,21 @@ use crate::support::{eventually, eventually_true};
 #[test]
 fn counters_start_at_0_before_any_event() {
     let Some(scene) = Scene::new("born") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let container = scene.run("it", &[], &["hold"]);
     let me = [("container_name", container.name.as_str())];
     ledger.eventually("its counters", |metrics| {
         for victim in ["main", "child"] {
             for scope in ["container", "host"] {
-                let value = metrics.ask(KILLS, &[me[0], ("victim", victim), ("scope", scope)])?;
+                let value = metrics.try_value(KILLS, &[me[0], ("victim", victim), ("scope", scope)])?;
                 assert_eq!(value, 0.0, "{victim} {scope}");
             }
         }
-        assert_eq!(metrics.ask(RESTARTS, &me)?, 0.0);
+        assert_eq!(metrics.try_value(RESTARTS, &me)?, 0.0);
         for reason in
             ["completed", "oom_container", "oom_host", "stopped", "killed", "signal", "error", "unknown"]
         {
-            assert_eq!(metrics.ask(EXITS, &[me[0], ("reason", reason)])?, 0.0, "{reason}");
+            assert_eq!(metrics.try_value(EXITS, &[me[0], ("reason", reason)])?, 0.0, "{reason}");
         }
         Ok(())
     });
@@ -35,14 +35,14 @@ fn counters_start_at_0_before_any_event() {
 #[test]
 fn each_kind_of_exit_has_its_reason() {
     let Some(scene) = Scene::new("ends") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let stopped = scene.run("stopped", &[], &["hold"]);
     stopped.docker(&["stop", "-t", "0"]);
-    let asked = scene.run("asked", &[], &["hold"]);
-    asked.docker(&["kill"]);
+    let killed = scene.run("killed", &[], &["hold"]);
+    killed.docker(&["kill"]);
     let script = "trap 'exit 143' TERM; echo ready; while :; do sleep 0.1; done";
     let obeys = scene.run("obeys", &[], &["/bin/sh", "-c", script]);
-    eventually_true("it listens", || has_printed(&obeys, "ready"));
+    eventually_true("it has a signal handler", || has_printed(&obeys, "ready"));
     obeys.docker(&["stop", "-t", "30"]);
     let ends = [
         (scene.run("three", &[], &["exit=3"]), "error", 3),
@@ -51,7 +51,7 @@ fn each_kind_of_exit_has_its_reason() {
         (scene.run("well", &[], &["exit=0"]), "completed", 0),
         (scene.run("oom", &[], &["eat"]), "oom_container", 137),
         (stopped, "stopped", 137),
-        (asked, "stopped", 137),
+        (killed, "stopped", 137),
         (obeys, "stopped", 143),
     ];
     for (container, reason, code) in &ends {
@@ -79,13 +79,13 @@ fn each_kind_of_exit_has_its_reason() {
 #[test]
 fn case_09_exit_137_without_oom_is_not_a_kill() {
     let Some(scene) = Scene::new("no-oom") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let claims = scene.run("claims", &[], &["exit=137"]);
-    let asked = scene.run("asked", &[], &["hold"]);
-    asked.docker(&["kill"]);
+    let killed = scene.run("killed", &[], &["hold"]);
+    killed.docker(&["kill"]);
     ledger.ends(&claims.name, "killed", 1); // the runtime reports it like a SIGKILL
-    ledger.ends(&asked.name, "stopped", 1);
-    for container in [claims, asked] {
+    ledger.ends(&killed.name, "stopped", 1);
+    for container in [claims, killed] {
         ledger.settles(&container.name, 0, 0);
     }
 }
@@ -93,7 +93,7 @@ fn case_09_exit_137_without_oom_is_not_a_kill() {
 #[test]
 fn case_26_sigkill_from_the_host_is_not_an_oom() {
     let Some(scene) = Scene::new("kill9") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let main = scene.run("main", &[], &["eat=8", "hold"]);
     let worker = scene.run("worker", &[], &["spawn=1:eat=8,hold", "reap", "hold"]);
     let child = eventually("its child", || {
@@ -111,7 +111,7 @@ fn case_26_sigkill_from_the_host_is_not_an_oom() {
 #[test]
 fn killed_worker_and_later_failure_of_main_process_are_separate() {
     let Some(scene) = Scene::new("later") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let later = scene.run("later", &[], &["seq=1:eat", "wait=/control/end", "exit=1"]);
     scene.wait_for_kills(1);
     // `child` is only set once it is certain that the kill did not end the container
@@ -125,7 +125,7 @@ fn killed_worker_and_later_failure_of_main_process_are_separate() {
 fn counters_continue_over_runs_and_restarts_of_memledger() {
     let Some(scene) = Scene::new("goes-on") else { return };
     let state = scene.state();
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     let container = scene.run("it", &[], &["eat"]);
     ledger.settles(&container.name, 1, 0);
     ledger.ends(&container.name, "oom_container", 1);
@@ -133,7 +133,7 @@ fn counters_continue_over_runs_and_restarts_of_memledger() {
     ledger.settles(&container.name, 2, 0);
     ledger.ends(&container.name, "oom_container", 2);
     drop(ledger);
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     ledger.settles(&container.name, 2, 0);
     container.docker(&["start"]);
     scene.wait_for_kills(3);
@@ -151,7 +151,7 @@ fn counters_continue_over_runs_and_restarts_of_memledger() {
 fn series_remain_after_container_is_removed() {
     let Some(scene) = Scene::new("gone") else { return };
     wait_for_cgroups_in_the_log();
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     scene.run_to_exit("it", &["seq=1:eat", "eat"]);
     scene.wait_for_kills(2);
     let name = scene.container_name("it");
@@ -166,7 +166,7 @@ fn events_are_written_to_file_and_log() {
     let Some(scene) = Scene::new("written") else { return };
     let file = scene.path("events.jsonl");
     let (state, events) = (scene.state(), format!("--events.file={}", file.display()));
-    let ledger = scene.watch(&[&state, &events]);
+    let ledger = scene.start_memledger(&[&state, &events]);
     let container = scene.run("it", &[], &["eat"]);
     scene.wait_for_kills(1);
     ledger.settles(&container.name, 1, 0);

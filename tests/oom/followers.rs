@@ -50,20 +50,20 @@ fn events_file_has_each_event_once_over_crashes() {
     let Some(scene) = Scene::new("follow") else { return };
     let file = scene.path("below/events.jsonl");
     let (state, flag) = (scene.state(), format!("--events.file={}", file.display()));
-    let ledger = scene.watch(&[&state, &flag]);
+    let ledger = scene.start_memledger(&[&state, &flag]);
     let steps = ["seq=1:eat", "wait=/control/one", "seq=1:eat", "wait=/control/two", "seq=1:eat", "hold"];
     let container = scene.run("it", &[], &steps);
     ledger.settles(&container.name, 0, 1);
     assert!(!file.exists(), "its folder does not exist: the events are committed and not in the file");
     drop(ledger); // SIGKILL
     std::fs::create_dir(file.parent().expect("a folder")).expect("created");
-    let ledger = scene.watch(&[&state, &flag]);
+    let ledger = scene.start_memledger(&[&state, &flag]);
     file_has(&scene, &ledger, &file, 1);
 
     // the file has the line, the store not yet the cursor
     let cursor = ids(&lines(&file))[0] - 1;
     crash_before_cursors(&scene, ledger, cursor);
-    let ledger = scene.watch(&[&state, &flag]);
+    let ledger = scene.start_memledger(&[&state, &flag]);
     let first = lines(&file)[0]["id"].to_string();
     eventually_true("the log has it again", || {
         let is_it = |line: &str| line.contains(&format!("event={first} ")); // it may be an exit of another test
@@ -79,7 +79,7 @@ fn events_file_has_each_event_once_over_crashes() {
     let last = lines(&file).len() - 1;
     crash_before_cursors(&scene, ledger, cursor);
     std::fs::write(&file, &text[..text.len() - 5]).expect("cut off");
-    let ledger = scene.watch(&[&state, &flag]);
+    let ledger = scene.start_memledger(&[&state, &flag]);
     scene.release("two");
     scene.wait_for_kills(3);
     ledger.settles(&container.name, 0, 3);
@@ -98,13 +98,13 @@ fn ids_are_not_reused_when_the_state_is_lost() {
     let Some(scene) = Scene::new("lost") else { return };
     let file = scene.path("events.jsonl");
     let (state, flag) = (scene.state(), format!("--events.file={}", file.display()));
-    let ledger = scene.watch(&[&state, &flag]);
+    let ledger = scene.start_memledger(&[&state, &flag]);
     let container = scene.run("it", &[], &["seq=1:eat", "wait=/control/one", "seq=1:eat", "hold"]);
     ledger.settles(&container.name, 0, 1);
     file_has(&scene, &ledger, &file, 1);
     drop(ledger);
     std::fs::remove_dir_all(scene.state_folder()).expect("removed");
-    let ledger = scene.watch(&[&state, &flag]);
+    let ledger = scene.start_memledger(&[&state, &flag]);
     scene.release("one");
     scene.wait_for_kills(2);
     ledger.settles(&container.name, 0, 1);

@@ -14,7 +14,7 @@ fn case_14a_container_without_limit_is_killed_by_host_oom() {
         return;
     }
     let Some(scene) = Scene::new("host") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let bystander = scene.run("bystander", &["--memory=256m"], &["eat=32", "spawn=300:hold", "hold"]);
     ledger.settles(&bystander.name, 0, 0);
     reaches("its processes", 301, || bystander.pids().len());
@@ -38,9 +38,9 @@ fn case_14a_container_without_limit_is_killed_by_host_oom() {
     assert_eq!(container_of(report), bystander.name, "{report}");
     ledger.matches_kernel_count();
     // without a ledger by its cgroup, because it still runs
-    let (_, answer) = verb(&scene, &["why", &victim.name, "--json", NO_LEDGER]);
-    let verdict: Value = serde_json::from_str(&answer).expect("JSON");
-    assert_eq!(container_of(&verdict["report"]), bystander.name, "{answer}");
+    let (_, response) = verb(&scene, &["why", &victim.name, "--json", NO_LEDGER]);
+    let verdict: Value = serde_json::from_str(&response).expect("JSON");
+    assert_eq!(container_of(&verdict["report"]), bystander.name, "{response}");
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn case_14b_killed_host_process_belongs_to_no_container() {
         return;
     }
     let Some(scene) = Scene::new("hostproc") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let bystander = scene.run("bystander", &[], &["eat=4", "hold"]);
     ledger.settles(&bystander.name, 0, 0);
     let mut hog = scene.run_on_host(&["score=1000", "eat"]);
@@ -57,9 +57,11 @@ fn case_14b_killed_host_process_belongs_to_no_container() {
     scene.wait_for_kills(1);
     let tally = ledger.settled_tally(&scene, 1);
     assert_eq!((tally.host, tally.containers.len()), (1, 0), "{tally:?}");
-    ledger.eventually("one process of the host", |metrics| match metrics.ask(HOST_PROCESS_KILLS, &[])? {
-        1.0 => Ok(()),
-        other => Err(format!("{other}")),
+    ledger.eventually("one process of the host", |metrics| {
+        match metrics.try_value(HOST_PROCESS_KILLS, &[])? {
+            1.0 => Ok(()),
+            other => Err(format!("{other}")),
+        }
     });
     ledger.settles(&bystander.name, 0, 0);
     ledger.matches_kernel_count();

@@ -8,7 +8,7 @@ use crate::support::{eventually, in_v2_guest, reaches};
 #[test]
 fn case_18_forged_kernel_log_lines_are_not_kills() {
     let Some(scene) = Scene::new("forged") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let container = scene.run("it", &[], &["hold"]);
     let (tag, id, pid) = (&scene.tag, &container.id, container.pid());
     ledger.settles(&container.name, 0, 0);
@@ -42,7 +42,7 @@ fn case_18_forged_kernel_log_lines_are_not_kills() {
 fn case_18_process_name_cannot_hide_a_kill_or_charge_another_container() {
     let Some(scene) = Scene::new("odd") else { return };
     wait_for_cgroups_in_the_log();
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let other = scene.run("other", &[], &["hold"]);
     // the longest that the kernel permits; commas are \x2c here because they separate steps
     let names = [
@@ -73,8 +73,8 @@ fn case_18_process_name_cannot_hide_a_kill_or_charge_another_container() {
     ledger.matches_kernel_count();
 }
 
-/// Starts a hog in a cgroup that eats on [`eats`].
-fn stands_ready(scene: &Scene, cgroup: &TestCgroup) -> Python {
+/// Starts a hog in a cgroup that allocates memory in [`run_until_killed`].
+fn start_waiting(scene: &Scene, cgroup: &TestCgroup) -> Python {
     cgroup.limit(16 << 20);
     let wait = format!("wait={}", scene.path(cgroup.name()).display());
     let mut hog = scene.run_in(cgroup, &["say=ready", &wait, "eat"]);
@@ -82,8 +82,8 @@ fn stands_ready(scene: &Scene, cgroup: &TestCgroup) -> Python {
     hog
 }
 
-/// Lets it eat until it is killed.
-fn eats(scene: &Scene, cgroup: &TestCgroup, hog: Python) {
+/// Lets it allocate memory until it is killed.
+fn run_until_killed(scene: &Scene, cgroup: &TestCgroup, hog: Python) {
     std::fs::write(scene.path(cgroup.name()), "").expect("a file");
     eventually("its end", || match cgroup.pids()[..] {
         [] => Ok(()),
@@ -103,19 +103,21 @@ fn kill_at_depth(scene: &Scene, ledger: &Ledger, bytes: usize) -> TestCgroup {
     let missing = bytes.saturating_sub(path.len() + 67);
     path = format!("{path}/{}/{id}", "m".repeat(missing.max(1)));
     let cgroup = TestCgroup::at(&path, &id);
-    let hog = stands_ready(scene, &cgroup);
+    let hog = start_waiting(scene, &cgroup);
     // known before the kill, like a container that has run for a while
     ledger.eventually("it is known", |metrics| {
-        metrics.ask("memledger_container_memory_usage_bytes", &[("container_name", cgroup.name())]).map(drop)
+        metrics
+            .try_value("memledger_container_memory_usage_bytes", &[("container_name", cgroup.name())])
+            .map(drop)
     });
-    eats(scene, &cgroup, hog);
+    run_until_killed(scene, &cgroup, hog);
     cgroup
 }
 
 #[test]
 fn case_20_fragmented_cgroup_path_is_read_and_truncated_one_is_not_guessed() {
     let Some(scene) = Scene::new("long") else { return };
-    let ledger = scene.watch_all(&[]);
+    let ledger = scene.start_memledger_for_all(&[]);
     let mut cgroups = vec![];
     for (n, bytes) in [407, 728, 1070].into_iter().enumerate() {
         let cgroup = kill_at_depth(&scene, &ledger, bytes);
@@ -178,21 +180,21 @@ fn case_21_pid_killed_in_two_containers_is_two_kills() {
         return; // pids wrap around too slowly if pid_max must not be changed
     }
     let Some(scene) = Scene::new("pids") else { return };
-    let ledger = scene.watch_all(&[]);
+    let ledger = scene.start_memledger_for_all(&[]);
     let [first, second] = [TestCgroup::container(), TestCgroup::container()];
     let fewer = FewerPids::new();
-    let hog = stands_ready(&scene, &first);
+    let hog = start_waiting(&scene, &first);
     let pid = hog.pid();
-    eats(&scene, &first, hog);
+    run_until_killed(&scene, &first, hog);
     let hog = eventually("the same number again", || {
         if (0..100).all(|_| newest_number() + 1 != pid) {
             return Err("no wraparound yet".to_owned());
         }
         // another process may take it
-        let hog = stands_ready(&scene, &second);
+        let hog = start_waiting(&scene, &second);
         if hog.pid() == pid { Ok(hog) } else { Err(format!("{} of {pid}", hog.pid())) }
     });
-    eats(&scene, &second, hog);
+    run_until_killed(&scene, &second, hog);
     drop(fewer);
     assert_eq!(scene.wait_for_kills(2), [pid, pid]);
     let tally = ledger.settled_tally(&scene, 2);
@@ -203,7 +205,7 @@ fn case_21_pid_killed_in_two_containers_is_two_kills() {
 #[test]
 fn case_27_recreated_container_continues_the_count_of_its_name() {
     let Some(scene) = Scene::new("again") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let first = scene.run("it", &[], &["eat"]);
     scene.wait_for_kills(1);
     ledger.settles(&first.name, 1, 0);
@@ -220,14 +222,14 @@ fn case_27_recreated_container_continues_the_count_of_its_name() {
 #[test]
 fn case_27_renamed_container_keeps_counts_and_continues_under_new_name() {
     let Some(scene) = Scene::new("renamed") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let container = scene.run("old", &[], &["seq=1:eat", "wait=/control/on", "seq=1:eat", "hold"]);
     scene.wait_for_kills(1);
     ledger.settles(&container.name, 0, 1);
     let new = scene.container_name("new");
     scene.engine.docker(&["rename", &container.id, &new]);
     ledger.eventually("its new name", |metrics| {
-        metrics.ask("memledger_container_memory_usage_bytes", &[("container_name", &new)]).map(drop)
+        metrics.try_value("memledger_container_memory_usage_bytes", &[("container_name", &new)]).map(drop)
     });
     scene.release("on");
     scene.wait_for_kills(2);

@@ -68,7 +68,7 @@ fn kill_in_removed_cgroup_is_never_misattributed() {
         return;
     }
     let Some(scene) = Scene::new("pod") else { return };
-    let ledger = scene.watch(&["--oom.kernel-log=off"]);
+    let ledger = scene.start_memledger(&["--oom.kernel-log=off"]);
     let parent = format!("--cgroup-parent={}", slice());
     let pause = scene.run("pause", &[&parent], &["hold"]);
     ledger.settles(&pause.name, 0, 0);
@@ -81,7 +81,7 @@ fn kill_without_runtime_event_is_never_misattributed() {
         return;
     }
     let Some(scene) = Scene::new("child") else { return };
-    let ledger = scene.watch(&["--oom.kernel-log=off"]);
+    let ledger = scene.start_memledger(&["--oom.kernel-log=off"]);
     let parent = format!("--cgroup-parent={}", slice());
     let pause = scene.run("pause", &[&parent], &["hold"]);
     ledger.settles(&pause.name, 0, 0);
@@ -94,11 +94,11 @@ fn kill_at_pod_limit_is_not_attributed_to_other_memory_holder() {
         return;
     }
     let Some(scene) = Scene::new("limit") else { return };
-    let ledger = scene.watch(&["--oom.kernel-log=off"]);
+    let ledger = scene.start_memledger(&["--oom.kernel-log=off"]);
     let slice = slice();
     let flags = [&format!("--cgroup-parent={slice}"), "--memory=0"];
-    let holds = scene.run("holds", &flags, &["eat=8", "hold"]);
-    ledger.settles(&holds.name, 0, 0);
+    let sibling = scene.run("sibling", &flags, &["eat=8", "hold"]);
+    ledger.settles(&sibling.name, 0, 0);
     limit(&root().join("kubepods.slice/kubepods-burstable.slice").join(slice), 48 << 20);
-    kill_sequentially(&scene, &ledger, (Victim::Main, 4), &flags, &holds.name);
+    kill_sequentially(&scene, &ledger, (Victim::Main, 4), &flags, &sibling.name);
 }

@@ -37,7 +37,7 @@ fn kills(ledger: &Ledger, scene: &Scene, count: usize) -> Vec<Value> {
 fn report_has_what_the_processes_allocated() {
     let Some(scene) = Scene::new("report") else { return };
     wait_for_cgroups_in_the_log();
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let limit = 96 * MIB;
     // 30 MiB in another process, 20 MiB in /dev/shm, and the rest in the victim
     let flags = ["--memory=96m", "--shm-size=64m"];
@@ -65,7 +65,7 @@ fn report_has_what_the_processes_allocated() {
 fn report_of_64_processes_has_the_largest_and_their_number() {
     let Some(scene) = Scene::new("many") else { return };
     wait_for_cgroups_in_the_log();
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let steps = ["spawn=63:eat=1,hold", "wait=/control/go", "eat"];
     let container = scene.run_known(&ledger, "it", &["--memory=192m"], &steps);
     eventually("63 children", || {

@@ -23,10 +23,10 @@ fn main_and_workers(scene: &Scene, ledger: &Ledger) {
 #[test]
 fn every_source_is_up_by_default() {
     let Some(scene) = Scene::new("all-up") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     for source in ["kmsg", "vmstat", "cgroup", "runtime"] {
         ledger.eventually(source, |metrics| {
-            match metrics.ask(crate::support::oom::SOURCE_UP, &[("source", source)])? {
+            match metrics.try_value(crate::support::oom::SOURCE_UP, &[("source", source)])? {
                 1.0 => Ok(()),
                 other => Err(format!("{other}")),
             }
@@ -38,7 +38,7 @@ fn every_source_is_up_by_default() {
 #[test]
 fn kills_are_attributed_without_runtime_events() {
     let Some(scene) = Scene::new("quiet-runtime") else { return };
-    let ledger = scene.watch(&["--oom.runtime=false"]);
+    let ledger = scene.start_memledger(&["--oom.runtime=false"]);
     main_and_workers(&scene, &ledger);
     assert_eq!(ledger.source("runtime"), None, "it was switched off");
 }
@@ -46,14 +46,14 @@ fn kills_are_attributed_without_runtime_events() {
 #[test]
 fn kills_are_read_with_syslog_when_selected() {
     let Some(scene) = Scene::new("by-syslog") else { return };
-    let ledger = scene.watch(&["--oom.kernel-log=syslog"]);
+    let ledger = scene.start_memledger(&["--oom.kernel-log=syslog"]);
     main_and_workers(&scene, &ledger);
 }
 
 #[test]
 fn kills_in_running_containers_are_attributed_by_counters_without_kernel_log() {
     let Some(scene) = Scene::new("no-log") else { return };
-    let ledger = scene.watch(&["--oom.kernel-log=off"]);
+    let ledger = scene.start_memledger(&["--oom.kernel-log=off"]);
     let worker = scene.run("worker", &[], &["wait=/control/go", "seq=5:eat", "hold"]);
     ledger.settles(&worker.name, 0, 0);
     scene.release("go");

@@ -6,7 +6,7 @@ use std::process::Command;
 use memledger::ledger::host_history::FIRST_ID;
 use serde_json::Value;
 
-use crate::events::store_with;
+use crate::events::{exit, store_with};
 use crate::support::docker::Container;
 use crate::support::oom::Scene;
 use crate::support::{binary, eventually, run};
@@ -22,11 +22,11 @@ pub fn verb(scene: &Scene, words: &[&str]) -> (Option<i32>, String) {
     (code, out + &err)
 }
 
-/// Runs a verb until the engine has answered it: a busy one may not in the second that the verb grants it, and the verb says so.
-fn answer(scene: &Scene, words: &[&str]) -> (Option<i32>, String) {
-    eventually("an answer of the engine", || match verb(scene, words) {
+/// Runs a verb until the engine has responded to it: a busy engine may exceed the verb's time-out of a second, and the output says so.
+fn verb_with_engine(scene: &Scene, words: &[&str]) -> (Option<i32>, String) {
+    eventually("a response of the engine", || match verb(scene, words) {
         (_, text) if self::words(&text).contains("The containers of docker are unknown") => Err(text),
-        answer => Ok(answer),
+        result => Ok(result),
     })
 }
 
@@ -63,10 +63,10 @@ fn why_explains_a_kill_on_a_host_where_memledger_never_ran() {
     let Some(scene) = Scene::new("never") else { return };
     let container = killed(&scene, "it");
     for wanted in [container.name.as_str(), &container.id, container.short_id()] {
-        let (code, screen) = answer(&scene, &["why", wanted, NO_LEDGER]);
+        let (code, screen) = verb_with_engine(&scene, &["why", wanted, NO_LEDGER]);
         let text = words(&screen);
         assert_eq!(code, Some(0), "{screen}");
-        for says in [
+        for expected in [
             container.name.as_str(),
             "OUT OF MEMORY at its own limit: the container was ended",
             "because the container reached its memory limit of 16.0 MiB",
@@ -75,7 +75,7 @@ fn why_explains_a_kill_on_a_host_where_memledger_never_ran() {
             "OOM kill",
             "There is no ledger in /nonexistent/ledger",
         ] {
-            assert!(text.contains(says), "{wanted}: no {says:?} in {screen}");
+            assert!(text.contains(expected), "{wanted}: no {expected:?} in {screen}");
         }
     }
     let json = |words: &[&str]| -> Value {
@@ -99,7 +99,7 @@ fn events_have_stable_ids_and_exits_on_a_host_where_memledger_never_ran() {
     let container = killed(&scene, "it");
     let listed = || {
         let filter = format!("--container={}", container.name);
-        let (code, text) = answer(&scene, &["events", "--json", &filter, NO_LEDGER]);
+        let (code, text) = verb_with_engine(&scene, &["events", "--json", &filter, NO_LEDGER]);
         assert_eq!(code, Some(0), "{text}");
         let events: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         events
@@ -125,23 +125,42 @@ fn kill_in_a_removed_container_is_found_by_name_or_listed_without() {
     let container = killed(&scene, "it");
     let (name, id) = (container.name.clone(), container.id.clone());
     drop(container); // docker rm
-    let (code, screen) = answer(&scene, &["why", &name, NO_LEDGER]);
+    let (code, screen) = verb_with_engine(&scene, &["why", &name, NO_LEDGER]);
     assert!(code == Some(0) && screen.contains(&id[..12]), "an event of the engine names it: {screen}");
     // Compose creates another one under its name
     let again = scene.run(&name[scene.name.len() + 1..], &[], &["hold"]);
     assert_eq!(again.name, name);
-    let (code, screen) = answer(&scene, &["why", &name, NO_LEDGER]);
+    let (code, screen) = verb_with_engine(&scene, &["why", &name, NO_LEDGER]);
     assert!(code == Some(0) && screen.contains(&id[..12]), "the one that was killed: {screen}");
     let newer = format!("A newer container of that name is running: {}", &again.id[..12]);
     assert!(words(&screen).contains(&newer), "{screen}");
-    // where no runtime knows it
+    // where no runtime has it
     let no_runtime = ["--docker.socket=", "--podman.socket=", "--cri.endpoint="];
     let (code, out, _) = run(&[&["why", name.as_str(), NO_LEDGER], &no_runtime[..]].concat());
     let text = words(&out);
     assert_eq!(code, Some(1), "{out}");
-    for says in ["One of them may have been in it", &scene.tag, &id[..12], "The kernel log"] {
-        assert!(text.contains(says), "no {says:?} in {out}");
+    for expected in ["One of them may have been in it", &scene.tag, &id[..12], "The kernel log"] {
+        assert!(text.contains(expected), "no {expected:?} in {out}");
     }
+    // nor does an older end of that name hide it
+    let old = tempfile::tempdir().expect("a folder");
+    drop(store_with(old.path(), [exit(1, &name, 1e9)]));
+    let state = format!("--state.path={}", old.path().display());
+    let (code, out, _) = run(&[&["why", name.as_str(), &state], &no_runtime[..]].concat());
+    let text = words(&out);
+    assert_eq!(code, Some(0), "{out}");
+    for expected in
+        ["ENDED WITH AN ERROR", "One of them may have been in it", &scene.tag, &id[..12], "The kernel log"]
+    {
+        assert!(text.contains(expected), "no {expected:?} in {out}");
+    }
+    let json = |wanted: &str| -> Value {
+        let (_, out, err) = run(&[&["why", wanted, "--json", &state], &no_runtime[..]].concat());
+        serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{err}"))
+    };
+    let listed = |verdict: Value| verdict["kills_of_unknown_containers"].to_string().contains(&id);
+    assert!(listed(json(&name)));
+    assert!(!listed(json(&format!("{:064}", 1))), "by its id no other container is meant");
 }
 
 #[test]
@@ -161,10 +180,10 @@ fn containers_without_a_kill_are_described_with_what_is_known() {
         (_, screen) => Err(screen),
     });
     assert_eq!(code, Some(0), "{screen}");
-    for says in ["with exit code 3", "docker logs --tail 50", "A CUDA out-of-memory error"] {
-        assert!(words(&screen).contains(says), "no {says:?} in {screen}");
+    for expected in ["with exit code 3", "docker logs --tail 50", "A CUDA out-of-memory error"] {
+        assert!(words(&screen).contains(expected), "no {expected:?} in {screen}");
     }
-    let (code, screen) = answer(&scene, &["why", &stopped.name, NO_LEDGER]);
+    let (code, screen) = verb_with_engine(&scene, &["why", &stopped.name, NO_LEDGER]);
     assert!(code == Some(0) && screen.contains("STOPPED on request"), "{screen}");
 }
 
@@ -199,12 +218,12 @@ fn only_the_flag_of_the_engine_is_left_without_the_kernel_log() {
 fn kill_while_memledger_is_down_is_found_and_keeps_one_entry_after_its_start() {
     let Some(scene) = Scene::new("down") else { return };
     let state = scene.state();
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     let known = scene.run_known(&ledger, "known", &[], &["eat"]);
     ledger.settles(&known.name, 1, 0);
     drop(ledger);
     let container = killed(&scene, "it");
-    let (code, screen) = answer(&scene, &["why", &container.name, &state]);
+    let (code, screen) = verb_with_engine(&scene, &["why", &container.name, &state]);
     assert!(code == Some(0) && screen.contains("OUT OF MEMORY at its own limit"), "{screen}");
     let (code, screen) = verb(&scene, &["why", &known.name, &state]);
     assert!(
@@ -219,7 +238,7 @@ fn kill_while_memledger_is_down_is_found_and_keeps_one_entry_after_its_start() {
     };
     let before = kills();
     assert!(before.len() == 1 && before[0].as_u64() >= Some(FIRST_ID), "{before:?}");
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     ledger.settles(&container.name, 1, 0);
     let after = kills();
     assert!(after.len() == 1 && after[0].as_u64() < Some(FIRST_ID), "{after:?}");
@@ -239,10 +258,10 @@ fn empty_or_damaged_ledger_and_one_of_another_boot_do_not_hide_a_kill() {
     let state = scene.state();
     let reboot = scene.reboot_wrapper();
     let reboot: Vec<&str> = reboot.iter().map(String::as_str).collect();
-    drop(scene.watch_through(&reboot, &[&state]));
+    drop(scene.start_memledger_through(&reboot, &[&state]));
     let container = killed(&scene, "it");
     for state in [format!("--state.path={}", empty.path().display()), state, damaged.clone()] {
-        let (code, screen) = answer(&scene, &["why", &container.name, &state]);
+        let (code, screen) = verb_with_engine(&scene, &["why", &container.name, &state]);
         assert!(code == Some(0) && screen.contains("OUT OF MEMORY at its own limit"), "{state}: {screen}");
         assert_eq!(screen.contains("The ledger cannot be read"), state == damaged, "{screen}");
     }
@@ -276,12 +295,12 @@ fn user_without_rights_gets_the_command_that_has_them() {
         return crate::support::skip("nobody cannot run the binary here");
     }
     assert_eq!(output.status.code(), Some(1), "{text}{errors}");
-    for says in [
+    for expected in [
         "The containers of docker are unknown: no permission for",
         &format!("sudo {} why {}", binary().display(), container.name),
         "--cri.endpoint=", // with its options
         "The kernel log",
     ] {
-        assert!(text.contains(says), "no {says:?} in {text}{errors}");
+        assert!(text.contains(expected), "no {expected:?} in {text}{errors}");
     }
 }

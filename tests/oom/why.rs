@@ -16,15 +16,15 @@ struct Case {
     cause: &'static str,
     confidence: &'static str,
     /// Texts on the screen.
-    says: &'static [&'static str],
+    expected: &'static [&'static str],
     /// Its OOM kills and its exits in the ledger.
     events: (usize, usize),
 }
 
 impl Case {
     /// Creates a certain case without a kill, for a container that has ended.
-    fn ended(container: Container, cause: &'static str, says: &'static [&'static str]) -> Self {
-        Self { container, cause, confidence: "certain", says, events: (0, 1) }
+    fn ended(container: Container, cause: &'static str, expected: &'static [&'static str]) -> Self {
+        Self { container, cause, confidence: "certain", expected, events: (0, 1) }
     }
 
     fn likely(self) -> Self {
@@ -50,8 +50,8 @@ impl Case {
         });
     }
 
-    /// Runs the command, with JSON and with the screen; returns what is wrong.
-    fn ask(&self, state: &str) -> Result<(), String> {
+    /// Runs the command, with JSON and with the screen, and checks cause, confidence and text.
+    fn check_verdict(&self, state: &str) -> Result<(), String> {
         let name = &self.container.name;
         let (code, json, error) = run(&["why", name, "--json", state]);
         let verdict: serde_json::Value =
@@ -66,7 +66,7 @@ impl Case {
         }
         // a text may be wrapped
         let text = screen.split_whitespace().collect::<Vec<_>>().join(" ");
-        let words = self.says.iter().copied().chain([name.as_str()]);
+        let words = self.expected.iter().copied().chain([name.as_str()]);
         let missing: Vec<_> = words.filter(|word| !text.contains(word)).collect();
         if missing.is_empty() { Ok(()) } else { Err(format!("{name}: no {missing:?} in\n{screen}")) }
     }
@@ -98,7 +98,7 @@ fn trainer(scene: &Scene, ledger: &Ledger, what: &str, then: &str) -> Container 
     let container = scene.run(what, &flags, &["/usr/bin/python3", "-u", "-c", &program]);
     let labels = [("container_name", container.name.as_str()), ("role", "dataloader_worker")];
     ledger.eventually("two workers", |metrics| {
-        match metrics.ask("memledger_container_processes", &labels)? {
+        match metrics.try_value("memledger_container_processes", &labels)? {
             2.0 => Ok(()),
             other => Err(format!("{other}")),
         }
@@ -110,7 +110,7 @@ fn trainer(scene: &Scene, ledger: &Ledger, what: &str, then: &str) -> Container 
 const AT_ITS_LIMIT: &str = "OUT OF MEMORY at its own limit: the container was ended";
 
 fn at_its_limit(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
-    let says: &[&str] = &[AT_ITS_LIMIT, "because the container reached its memory limit of 16.0 MiB"];
+    let expected: &[&str] = &[AT_ITS_LIMIT, "because the container reached its memory limit of 16.0 MiB"];
     let first = scene.run("first", &[], &["eat"]);
     let wrapped = scene.run("wrapped", &[], &["/bin/sh", "-c", "/hog eat; exit $?"]);
     let lives = trainer(scene, ledger, "lives", "wait_for('never')");
@@ -128,8 +128,8 @@ fn at_its_limit(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
     ];
     let then: &[&str] = &["a child was killed, then it ended", "kept running and ended", "with exit code 1"];
     vec![
-        Case::ended(first, "oom_limit_main", says).with(1, 1),
-        Case::ended(wrapped, "oom_limit_main", says).with(1, 1),
+        Case::ended(first, "oom_limit_main", expected).with(1, 1),
+        Case::ended(wrapped, "oom_limit_main", expected).with(1, 1),
         Case::ended(lives, "oom_limit_worker", worker).with(1, 0),
         Case::ended(fails, "oom_limit_worker_then_exit", then).with(1, 1),
     ]
@@ -142,23 +142,25 @@ fn at_a_parents_limit(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
         &[&parent.flag, "--memory=200m"],
         &["eat=40", "say=ready", "wait=/control/big", "eat"],
     );
-    eventually_true("it holds its memory", || has_printed(&big, "ready"));
+    eventually_true("it has its memory", || has_printed(&big, "ready"));
     limit(&parent.folder, 64 << 20);
     ledger.eventually("it is known", |metrics| {
-        metrics.ask("memledger_container_memory_usage_bytes", &[("container_name", &big.name)]).map(drop)
+        metrics
+            .try_value("memledger_container_memory_usage_bytes", &[("container_name", &big.name)])
+            .map(drop)
     });
     scene.release("big");
     ledger.settles(&big.name, 1, 0);
     eventually_true("its cgroup is gone", || std::fs::remove_dir(&parent.folder).is_ok());
-    let says = &["OUT OF MEMORY at the limit of a cgroup above it", "memory limit of 64.0 MiB"];
-    vec![Case::ended(big, "oom_parent_limit", says).with(1, 1)]
+    let expected = &["OUT OF MEMORY at the limit of a cgroup above it", "memory limit of 64.0 MiB"];
+    vec![Case::ended(big, "oom_parent_limit", expected).with(1, 1)]
 }
 
 /// Waits until a sample has so many bytes in the container's `/dev/shm`.
-fn holds_shm(ledger: &Ledger, container: &Container, bytes: f64) {
+fn wait_for_shm(ledger: &Ledger, container: &Container, bytes: f64) {
     let labels = [("container_name", container.name.as_str())];
     ledger.eventually("its shared memory", |metrics| {
-        let used = metrics.ask("memledger_container_shm_used_bytes", &labels)?;
+        let used = metrics.try_value("memledger_container_shm_used_bytes", &labels)?;
         if used >= bytes { Ok(()) } else { Err(format!("{used}")) }
     });
     ledger.memledger.fresh_metrics(); // now the ledger has that sample
@@ -175,7 +177,7 @@ fn fills_shm(scene: &Scene, ledger: &Ledger, what: &str, then: &str) -> Containe
     );
     let flags = ["--memory=64m", "--shm-size=8m", "-v", "/usr:/usr:ro"];
     let container = scene.run(what, &flags, &["/usr/bin/python3", "-u", "-c", &program]);
-    holds_shm(ledger, &container, f64::from(8 << 20));
+    wait_for_shm(ledger, &container, f64::from(8 << 20));
     scene.release(what);
     container
 }
@@ -184,7 +186,7 @@ fn of_shared_memory(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
     let write = "dd if=/dev/zero of=/dev/shm/a bs=1M count=11; until [ -e /control/grow ]; do sleep 0.05; done; \
                  dd if=/dev/zero of=/dev/shm/b bs=1M count=40; exit $?";
     let grows = scene.run("grows", &["--shm-size=64m"], &["/bin/sh", "-c", write]);
-    holds_shm(ledger, &grows, f64::from(11 << 20));
+    wait_for_shm(ledger, &grows, f64::from(11 << 20));
     scene.release("grow");
     let refused = fills_shm(scene, ledger, "refused", "raise SystemExit(1)");
     let touched = "file = open('/dev/shm/more', 'w+b'); file.truncate(1 << 20)\n\
@@ -282,7 +284,7 @@ fn every_provoked_cause_gets_its_verdict() {
     let Some(scene) = Scene::new("why") else { return };
     no_kill_for_a_while();
     let state = scene.state();
-    let ledger = scene.watch(&[&state]);
+    let ledger = scene.start_memledger(&[&state]);
     let cases = Mutex::new(Vec::new());
     let groups =
         [at_its_limit, at_a_parents_limit, of_shared_memory, on_request, by_itself, waiting_for_memory];
@@ -300,7 +302,7 @@ fn every_provoked_cause_gets_its_verdict() {
         .iter()
         .filter_map(|case| {
             case.settles(&ledger);
-            case.ask(&state).err()
+            case.check_verdict(&state).err()
         })
         .collect();
     assert!(wrong.is_empty(), "{} of {} wrong:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
@@ -310,7 +312,7 @@ fn every_provoked_cause_gets_its_verdict() {
 #[test]
 fn running_container_without_events_has_nothing_to_explain() {
     let Some(scene) = Scene::new("nothing") else { return };
-    let ledger = scene.watch(&[]);
+    let ledger = scene.start_memledger(&[]);
     let container = scene.run("it", &[], &["eat=4", "hold"]);
     ledger.settles(&container.name, 0, 0);
     let (status, text) = ledger.memledger.get(&format!("/api/v1/containers/{}/why", container.name));
@@ -324,7 +326,7 @@ fn running_container_without_events_has_nothing_to_explain() {
 fn kills_known_only_from_counters_are_reported_as_such() {
     let Some(scene) = Scene::new("counter") else { return };
     let state = scene.state();
-    let ledger = scene.watch(&[&state, "--oom.kernel-log=off"]);
+    let ledger = scene.start_memledger(&[&state, "--oom.kernel-log=off"]);
     let [child, main] = [("child", "seq=1:eat"), ("main", "eat")]
         .map(|(what, kill)| scene.run(what, &[], &["wait=/control/go", kill, "hold"]));
     for container in [&child, &main] {
@@ -332,11 +334,11 @@ fn kills_known_only_from_counters_are_reported_as_such() {
     }
     scene.release("go");
     scene.wait_for_kills(2);
-    let says =
+    let expected =
         &["known from the kernel's counters only (most likely)", "name and size are not known", "/dev/kmsg"];
-    let case = Case::ended(child, "oom_unnamed", says).likely().with(1, 0);
+    let case = Case::ended(child, "oom_unnamed", expected).likely().with(1, 0);
     case.settles(&ledger);
-    case.ask(&state).expect("the verdict");
+    case.check_verdict(&state).expect("the verdict");
     // the counter of the other container is gone with it, but the kernel's counter still shows a kill
     ledger.eventually("its end", |metrics| {
         match metrics.sum(crate::support::oom::EXITS, &[("container_name", &main.name)]) {

@@ -91,8 +91,8 @@ fn real_kill_is_exported_with_all_fields_of_the_ledger() {
     });
     let (status, text) = memledger.get(&format!("/api/v1/events?container={name}"));
     assert_eq!(status, 200);
-    let answer: Value = serde_json::from_str(&text).expect("JSON");
-    for stored in list(&answer, "events") {
+    let response: Value = serde_json::from_str(&text).expect("JSON");
+    for stored in list(&response, "events") {
         let record = arrived
             .iter()
             .find(|record| record["attributes"]["memledger.id"] == stored["id"])
@@ -127,7 +127,7 @@ fn exports_each_event_once_across_restarts() {
     write(folder.path(), (1001..=1010).map(|id| exit(id, "train")));
     let second = memledger(EMPTY, &receiver.flags(true), &[&state]);
     second.eventually("the export of logs fails", |metrics| {
-        match metrics.ask("memledger_otlp_up", &[("signal", "logs")])? {
+        match metrics.try_value("memledger_otlp_up", &[("signal", "logs")])? {
             0.0 => Ok(()),
             up => Err(format!("{up}")),
         }
@@ -138,7 +138,8 @@ fn exports_each_event_once_across_restarts() {
     seen = ids(&records(&receiver, 10));
     assert_eq!(seen, (1001..=1010).collect::<Vec<_>>(), "acknowledged events are not sent again");
     let lost = [("signal", "logs"), ("reason", "unreachable")];
-    let lost = third.eventually("its counters", |metrics| metrics.ask("memledger_otlp_lost_total", &lost));
+    let lost =
+        third.eventually("its counters", |metrics| metrics.try_value("memledger_otlp_lost_total", &lost));
     assert_eq!(lost, 0.0, "waiting is no loss");
 }
 
@@ -156,7 +157,7 @@ fn rejected_event_does_not_block_others() {
         assert_eq!(seen, (1..=100).filter(|id| *id != 33).collect::<Vec<_>>());
         let lost = [("signal", "logs"), ("reason", "refused")];
         memledger.eventually("the loss is counted", |metrics| {
-            match metrics.ask("memledger_otlp_lost_total", &lost)? {
+            match metrics.try_value("memledger_otlp_lost_total", &lost)? {
                 1.0 => Ok(()),
                 lost => Err(format!("{lost}")),
             }
@@ -176,7 +177,7 @@ fn damaged_event_is_counted_and_does_not_block_others() {
     assert_eq!(ids(&records(&receiver, 7)), [2, 3, 4, 6, 7, 8, 9]);
     let lost = [("signal", "logs"), ("reason", "unreadable")];
     memledger.eventually("the losses are counted", |metrics| {
-        match metrics.ask("memledger_otlp_lost_total", &lost)? {
+        match metrics.try_value("memledger_otlp_lost_total", &lost)? {
             3.0 => Ok(()),
             lost => Err(format!("{lost}")),
         }
@@ -199,7 +200,7 @@ fn endpoint_that_rejects_everything_loses_no_event() {
         if attempts >= 11 { Ok(()) } else { Err(format!("{attempts}")) }
     });
     first.eventually("the failure is visible", |metrics| {
-        match metrics.ask("memledger_otlp_up", &[("signal", "logs")])? {
+        match metrics.try_value("memledger_otlp_up", &[("signal", "logs")])? {
             0.0 => Ok(()),
             up => Err(format!("{up}")),
         }
@@ -221,7 +222,7 @@ fn acknowledges_nothing(behave: serde_json::Value) {
     receiver.behave(behave.clone());
     let first = memledger(EMPTY, &receiver.flags(false), &flags);
     first.eventually("the failure is visible", |metrics| {
-        match metrics.ask("memledger_otlp_up", &[("signal", "logs")])? {
+        match metrics.try_value("memledger_otlp_up", &[("signal", "logs")])? {
             0.0 => Ok(()),
             up => Err(format!("{behave}: {up}")),
         }
@@ -248,16 +249,16 @@ fn undecodable_response_with_status_200_acknowledges_nothing() {
 }
 
 #[test]
-fn response_that_is_too_long_is_not_retried_for_ever() {
+fn too_long_response_is_not_retried_forever() {
     for grpc in [true, false] {
         let Some(receiver) = Receiver::start() else { return };
         let folder = tempfile::tempdir().unwrap();
         let flags = [&*format!("--state.path={}", folder.path().display()), "--no-otlp.metrics"];
         write(folder.path(), (1..=20).map(|id| exit(id, "train")));
-        receiver.behave(json!({"as": "long_answer", "over": 5}));
+        receiver.behave(json!({"as": "long_response", "over": 5}));
         let memledger = memledger(EMPTY, &receiver.flags(grpc), &flags);
         memledger.eventually("all are exported, in smaller requests", |metrics| {
-            match metrics.ask("memledger_otlp_sent_total", &[("signal", "logs")])? {
+            match metrics.try_value("memledger_otlp_sent_total", &[("signal", "logs")])? {
                 20.0 => Ok(()),
                 sent => Err(format!("{sent}")),
             }
@@ -275,7 +276,7 @@ fn gpu_errors_are_exported() {
     let log = ["--gpu.interval=50ms", &nvml]; // without the kernel log the event comes from NVML
     let memledger = memledger(EMPTY, &receiver.flags(true), &log);
     memledger.eventually("the GPU is read", |metrics| {
-        metrics.ask("memledger_gpu_xid_errors_total", &[("xid", "79")])
+        metrics.try_value("memledger_gpu_xid_errors_total", &[("xid", "79")])
     });
     state.events.push(fake_nvml::Event::xid(1, 0, 79));
     fake.set(&state).unwrap();
@@ -285,4 +286,28 @@ fn gpu_errors_are_exported() {
         (&"memledger.gpu_error".into(), &79.into())
     );
     assert!(record["attributes"]["hw.id"].is_string(), "{record}");
+}
+
+#[test]
+fn cuda_errors_are_exported_with_their_numbers() {
+    let Some(receiver) = Receiver::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let oom = json!({
+        "type": "cuda_oom", "id": 1, "at": 1.7e9, "container_name": "train", "container_id": "c".repeat(64), "pid": 4711,
+        "gpu": "0", "gpu_uuid": "GPU-a", "source": "reporter", "tried_bytes": 5_u64 << 30, "free_bytes": 7, "total_bytes": 9,
+        "uncaught": true, "holders": [{"name": "jupyter", "own": false, "bytes": 3}],
+    });
+    write(folder.path(), [event(oom)]);
+    let state = format!("--state.path={}", folder.path().display());
+    let _memledger = memledger(EMPTY, &receiver.flags(true), &[&state, "--no-otlp.metrics"]);
+    let record = records(&receiver, 1).remove(0);
+    assert_eq!(record["event"], "memledger.cuda_oom", "{record}");
+    let attributes = &record["attributes"];
+    for (name, value) in [("tried_bytes", 5_u64 << 30), ("free_bytes", 7), ("total_bytes", 9), ("pid", 4711)]
+    {
+        let named = attributes.as_object().expect("attributes").iter();
+        let found: Vec<_> = named.filter(|(key, _)| key.ends_with(name)).map(|(_, value)| value).collect();
+        assert_eq!(found, [&json!(value)], "{name}: {record}");
+    }
+    assert!(record.to_string().contains("jupyter"), "{record}");
 }

@@ -14,7 +14,7 @@ const METRICS: [(&str, &str); 1] = [("signal", "metrics")];
 
 fn await_up(memledger: &Memledger, up: f64) {
     memledger.eventually("the state of the export", |metrics| {
-        match metrics.ask("memledger_otlp_up", &METRICS)? {
+        match metrics.try_value("memledger_otlp_up", &METRICS)? {
             is if is == up => Ok(()),
             is => Err(format!("{is}; log: {}", memledger.log())),
         }
@@ -144,7 +144,7 @@ fn counts_partially_rejected_items() {
     let memledger = memledger(EMPTY, &receiver.flags(true), &[]);
     memledger.eventually("rejected points", |metrics| {
         let labels = [METRICS[0], ("reason", "refused")];
-        match metrics.ask("memledger_otlp_lost_total", &labels)? {
+        match metrics.try_value("memledger_otlp_lost_total", &labels)? {
             lost if lost >= 3.0 && lost % 3.0 == 0.0 => Ok(()),
             lost => Err(format!("{lost}")),
         }
@@ -190,7 +190,7 @@ fn unresolvable_or_unreachable_endpoint() {
 }
 
 #[test]
-fn dead_endpoint_grows_no_memory() {
+fn memory_is_bounded_while_endpoint_is_down() {
     let Some(receiver) = Receiver::start() else { return };
     receiver.behave(json!({"as": "hang"}));
     // many GPUs make large exports: memory would grow visibly if unsent ones were retained
@@ -201,22 +201,26 @@ fn dead_endpoint_grows_no_memory() {
     to_receiver.retain(|flag| !flag.starts_with("--otlp.interval"));
     let flags = ["--otlp.interval=100ms", "--otlp.timeout=1s", "--otlp.shutdown-timeout=1s", &nvml];
     let memledger = memledger(EMPTY, &to_receiver, &flags);
-    let given_up = |points: f64| {
+    let cancelled = |points: f64| {
         eventually("exports are given up", || {
             let lost = lost(&memledger, "unreachable");
             if lost >= points { Ok(lost) } else { Err(format!("{lost} of {points}; {}", memledger.log())) }
         })
     };
-    let first = given_up(3000.0);
-    let before = memledger.anonymous_bytes();
+    let first = cancelled(3000.0);
     // in steps: the deadline is for one of them, however busy the host is
-    for step in 1..=8 {
-        given_up(first + 4_000.0 * f64::from(step));
-    }
-    let grown = memledger.anonymous_bytes().saturating_sub(before);
+    let used: Vec<u64> = (0..=8)
+        .map(|step| {
+            cancelled(first + 4_000.0 * f64::from(step));
+            memledger.anonymous_bytes()
+        })
+        .collect();
+    // An export that is just being encoded takes a MiB: the least of some steps is without one. What is retained would be in both.
+    let [before, after] = [&used[..4], &used[5..]].map(|some| *some.iter().min().expect("some"));
+    let grown = after.saturating_sub(before);
     assert!(
         grown < 1 << 20,
-        "{grown} bytes more after 32,000 points of at least 100 bytes that were not accepted"
+        "{grown} bytes more after 20,000 points of at least 100 bytes that were not accepted: {used:?}"
     );
     eventually("three attempts", || {
         let attempts = receiver.command(&json!({"do": "peek"}))["attempts"].as_u64().expect("a number");
@@ -307,7 +311,7 @@ fn verifies_the_server_and_presents_a_client_certificate() {
 fn certificate_that_cannot_be_read_delays_only_its_own_signal() {
     let Some(receiver) = Receiver::start() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let pipe = folder.path().join("ca.pem"); // reading it blocks for ever, like a file on a dead network
+    let pipe = folder.path().join("ca.pem"); // reads of it block, as on a network file system that is down
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     super::events::write(folder.path(), [super::events::exit(1, "train")]);
     let wrapper = [

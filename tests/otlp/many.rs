@@ -50,7 +50,9 @@ fn crowded_host_is_exported_in_requests_of_one_mebibyte() {
         let sizes: Vec<_> = requests.iter().filter_map(|request| request["size"].as_u64()).collect();
         assert!(sizes.iter().all(|size| *size <= 1 << 20), "{sizes:?}");
         assert!(sizes.iter().any(|size| *size > 900 << 10), "requests are smaller than necessary: {sizes:?}");
-        assert_eq!(requests[0]["wire"], if grpc { "grpc" } else { "http" });
+        // the first may be a late one of the round before
+        let last = requests.last().expect("requests");
+        assert_eq!(last["wire"], if grpc { "grpc" } else { "http" });
     }
 }
 
@@ -151,7 +153,7 @@ fn real_collector_accepts_everything() {
     drop(crowd);
     let over_http = super::memledger(super::EMPTY, &flags("http/protobuf", rotel.ports[1]), &[]);
     over_http.eventually("both signals are accepted", |metrics| {
-        let up = |signal| metrics.ask("memledger_otlp_up", &[("signal", signal)]);
+        let up = |signal| metrics.try_value("memledger_otlp_up", &[("signal", signal)]);
         match (up("metrics")?, up("logs")?) {
             (1.0, 1.0) => Ok(()),
             up => Err(format!("{up:?}; {}", over_http.log())),

@@ -25,7 +25,7 @@ fn prometheus_name(point: &Value) -> String {
         "" | "1" => "",
         // text in braces is an annotation, not a unit
         other if other.starts_with('{') && other.ends_with('}') => "",
-        other => panic!("{other} is no unit that Prometheus knows"),
+        other => panic!("{other} is no unit of Prometheus"),
     };
     if !unit.is_empty() {
         name = format!("{name}_{unit}");
@@ -128,10 +128,10 @@ fn both_ways_agree(grpc: bool) {
         [&engine.flag(), "--podman.socket=", "--pss.interval=1s", "--sample.interval=4s", &include, &nvml];
     let memledger = memledger(&first, &receiver.flags(grpc), &[]);
     memledger.eventually("a whole snapshot", |metrics| {
-        metrics.ask("memledger_container_process_pss_bytes", &[("role", "other")])?;
-        metrics.ask("memledger_container_oom_kills_total", &[("victim", "main"), ("scope", "host")])?;
-        metrics.ask("memledger_otlp_up", &[("signal", "metrics")])?;
-        metrics.ask("memledger_gpu_memory_used_bytes", &[("gpu", "0")])
+        metrics.try_value("memledger_container_process_pss_bytes", &[("role", "other")])?;
+        metrics.try_value("memledger_container_oom_kills_total", &[("victim", "main"), ("scope", "host")])?;
+        metrics.try_value("memledger_otlp_up", &[("signal", "metrics")])?;
+        metrics.try_value("memledger_gpu_memory_used_bytes", &[("gpu", "0")])
     });
     let (points, metrics) = of_one_snapshot(&memledger, &receiver);
     compare(&points, &metrics);

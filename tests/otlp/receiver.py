@@ -6,7 +6,7 @@ demand. It reads commands from standard input and writes responses to standard o
   {"do": "behave", "as": NAME, ...}   ok | count, which records only the number of points per timestamp |
                                        grpc CODE [retry] | http STATUS [retry_after] | hang | partial N | refuse_when TEXT
   {"do": "take"}, {"do": "peek"}      what was received since the last take: requests, points, records, spans, and when it rejected
-  {"do": "stop"}, {"do": "start"}     closes the ports, reopens the same ones, which nobody else gets meanwhile
+  {"do": "stop"}, {"do": "start"}     closes the ports, reopens the same ones, which are reserved meanwhile
 
 usage: receiver.py [CERTIFICATE KEY [CLIENT_CA]]
 """
@@ -185,7 +185,7 @@ class State:
                 }
             )
             self.taken[name].extend(found)
-        if how["as"] == "long_answer" and len(found) > how.get("over", 0):
+        if how["as"] == "long_response" and len(found) > how.get("over", 0):
             return -1
         return how["rejected"] if how["as"] == "partial" else 0
 
@@ -209,7 +209,7 @@ class State:
 STATE = State()
 
 
-def answer(signal, rejected):
+def export_response(signal, rejected):
     kinds = {
         "metrics": (metrics.ExportMetricsServiceResponse, "rejected_data_points"),
         "logs": (logs.ExportLogsServiceResponse, "rejected_log_records"),
@@ -237,7 +237,7 @@ class Service:
             if rejection.retry is not None:
                 context.set_trailing_metadata((("grpc-status-details-bin", details(rejection)),))
             context.abort(CODES[rejection.code], rejection.message)
-        return answer(self.signal, rejected)
+        return export_response(self.signal, rejected)
 
 
 def details(rejection):
@@ -273,7 +273,7 @@ class Handler(BaseHTTPRequestHandler):
             status = rejection.code if isinstance(rejection.code, int) else 400
             more = [] if rejection.retry is None else [("Retry-After", str(rejection.retry))]
             return self.reply(status, rejection.message.encode(), more)
-        self.reply(200, answer(signal, rejected).SerializeToString())
+        self.reply(200, export_response(signal, rejected).SerializeToString())
 
     def reply(self, status, body, more=(), kind="application/x-protobuf"):
         self.send_response(status)
@@ -292,11 +292,11 @@ class Ports:
     def __init__(self, tls):
         self.tls = tls
         # Bound and never listening: keeps the ports while the servers are stopped, and lets only them listen.
-        self.held = [socket.socket(), socket.socket()]
-        for held in self.held:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", 0))
-        self.grpc_port, self.http_port = (held.getsockname()[1] for held in self.held)
+        self.reserved = [socket.socket(), socket.socket()]
+        for each in self.reserved:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("127.0.0.1", 0))
+        self.grpc_port, self.http_port = (each.getsockname()[1] for each in self.reserved)
 
     def start(self):
         # with the default limit of 4 MiB, above which gRPC itself rejects requests

@@ -162,7 +162,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts memledger with an empty list of addresses; checks that it pushes, listens nowhere, and ends when it is told to.
+/// Starts memledger with an empty list of addresses; checks that it pushes, listens nowhere, and stops on SIGTERM.
 fn starts_without_listener(receiver: &Receiver, empty: &[&str], variables: &[(&str, &str)]) {
     let mut command = Command::new(binary());
     command
@@ -204,7 +204,7 @@ fn starts_without_listener(receiver: &Receiver, empty: &[&str], variables: &[(&s
 }
 
 #[test]
-fn without_a_listener_metrics_go_out_over_otlp_alone() {
+fn metrics_are_exported_by_otlp_without_listener() {
     let Some(receiver) = Receiver::start() else { return };
     let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
     std::fs::write(file.path(), "web.listen-address: []\n").unwrap();
@@ -215,7 +215,7 @@ fn without_a_listener_metrics_go_out_over_otlp_alone() {
 }
 
 #[test]
-fn without_a_listener_and_an_endpoint_it_does_not_start_and_says_what_to_set() {
+fn start_without_listener_and_endpoint_fails_with_advice() {
     let (code, _, text) = run(&["serve", "--web.listen-address=", "--state.path="]);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("set an address such as :10853, or --otlp.endpoint"), "{text}");

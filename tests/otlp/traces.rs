@@ -75,7 +75,7 @@ fn slow_cycle_is_explained_by_its_spans() {
         assert!(named(&spans, "runtime call").any(is_list));
         assert!(!memledger.log().contains("span"), "spans are not in the log: {}", memledger.log());
         let sent = |metrics: &crate::support::Metrics| {
-            metrics.ask("memledger_otlp_sent_total", &[("signal", "traces")])
+            metrics.try_value("memledger_otlp_sent_total", &[("signal", "traces")])
         };
         memledger
             .eventually("the count", |metrics| if sent(metrics)? > 0.0 { Ok(()) } else { Err("0".into()) });
@@ -86,7 +86,9 @@ fn slow_cycle_is_explained_by_its_spans() {
 fn traces_are_off_by_default_and_lost_ones_are_counted() {
     let Some(receiver) = Receiver::start() else { return };
     let off = memledger(EMPTY, &receiver.flags(false), &[]);
-    off.eventually("an export", |metrics| metrics.ask("memledger_otlp_sent_total", &[("signal", "metrics")]));
+    off.eventually("an export", |metrics| {
+        metrics.try_value("memledger_otlp_sent_total", &[("signal", "metrics")])
+    });
     assert_eq!(off.metrics().get("memledger_otlp_sent_total", &[("signal", "traces")]), None);
     drop(off);
     receiver.behave(serde_json::json!({"as": "http", "status": 400}));
@@ -96,9 +98,11 @@ fn traces_are_off_by_default_and_lost_ones_are_counted() {
         &["--otlp.traces", "--otlp.traces-ratio=1", "--no-otlp.metrics", "--no-otlp.logs"],
     );
     let lost = [("signal", "traces"), ("reason", "refused")];
-    refused.eventually("the loss", |metrics| match metrics.ask("memledger_otlp_lost_total", &lost)? {
-        0.0 => Err("none".to_owned()),
-        _ => Ok(()),
+    refused.eventually("the loss", |metrics| {
+        match metrics.try_value("memledger_otlp_lost_total", &lost)? {
+            0.0 => Err("none".to_owned()),
+            _ => Ok(()),
+        }
     });
     receiver.behave(serde_json::json!({"as": "ok"}));
     let mut spans = vec![];

@@ -108,7 +108,7 @@ class Machine:
         return output_of(*self.command(*words))
 
     def status(self, *words):
-        """Returns the answer of systemctl, whatever its exit status is."""
+        """Returns the output of systemctl, whatever its exit status is."""
         done = subprocess.run(self.command("systemctl", *words), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 

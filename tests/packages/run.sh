@@ -2,7 +2,7 @@
 # `make test-packages`: installs what `make dist` built by every route, each on a clean root, and checks `doctor`, `/metrics` and
 # `why` there. Fails if a test failed or if anything was left behind; its last line is pytest's.
 #
-# usage: run.sh FOLDER [ARGUMENT...]    FOLDER holds the packages; arguments are for pytest
+# usage: run.sh FOLDER [ARGUMENT...]    FOLDER has the packages; arguments are for pytest
 # needs: root or sudo, Docker; tests/setup/setup.sh installs the rest
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -10,12 +10,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . tests/setup/lib.sh
 packages=$(realpath "$1")
 shift
-tests/setup/setup.sh packages python prometheus helm engine image hog routes env
+tests/setup/setup.sh packages python prometheus helm engine image hog routes sbom env
 set -a
 # shellcheck disable=SC1090,SC1091 # written by setup.sh
 . "$(tests/setup/setup.sh cache)/env"
 set +a
-export MEMLEDGER_TEST_PACKAGES=$packages MEMLEDGER_TEST_RUN=$$.$RANDOM
+export MEMLEDGER_TEST_PACKAGES=$packages MEMLEDGER_TEST_RUN=$$.$RANDOM MEMLEDGER_TEST_CARGO_HOME=${CARGO_HOME:-${HOME:-/root}/.cargo}
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/mlt.XXXXXX")
 chmod 755 "$work"

@@ -1,12 +1,18 @@
 """The wheel, in an empty virtual environment."""
 
 import hashlib
+import os
 import re
 import subprocess
 
 import pytest
 
 from machine import ROOT, counts_kill, eventually, free_port, get, is_verdict, oom_kill, output_of
+
+
+def build_paths():
+    """The folders that compilers read from: the source, the crates, and the compilers themselves."""
+    return {str(ROOT), os.environ["MEMLEDGER_TEST_CARGO_HOME"], os.environ["MEMLEDGER_TEST_CACHE"]}
 
 
 @pytest.fixture
@@ -24,12 +30,24 @@ def test_wheel_holds_the_program_and_the_client(venv, packages):
     script = "import memledger; memledger.start(); memledger.step(); memledger.stop(); print(memledger.__version__, memledger.__file__)"
     client, path = output_of(venv / "python", "-c", script, cwd="/").split()
     assert client == version and path.startswith(str(venv.parent))
-    # pip itself writes where it found the wheel
-    files = (path for path in venv.parent.rglob("*memledger*/**/*") if path.is_file() and path.suffix != ".pyc" and path.name != "direct_url.json")
-    for path in files:
-        assert str(ROOT).encode() not in path.read_bytes(), f"{path} contains a path of the machine that built it"
     # PYTHONPATH's sitecustomize is for containers: in a virtual environment it would run in every program
     assert not list(venv.parent.rglob("sitecustomize.py"))
+
+
+def test_no_file_contains_a_path_of_the_build(venv, packages):
+    # pip itself writes where it found the wheel
+    client = [path for path in venv.parent.rglob("*memledger*/**/*")
+              if path.is_file() and path.suffix != ".pyc" and path.name != "direct_url.json"]
+    assert client
+    for path in [packages / "memledger", venv / "memledger", *client]:
+        content = path.read_bytes()
+        found = [folder for folder in build_paths() if folder.encode() in content]
+        assert not found, f"{path} contains {found}"
+
+
+def test_uninstalled_wheel_leaves_nothing(venv):
+    output_of(venv / "python", "-m", "pip", "uninstall", "--quiet", "--yes", "memledger")
+    assert not list(venv.parent.rglob("*memledger*"))
 
 
 def test_program_of_the_wheel_answers(venv, tmp_path, containers):

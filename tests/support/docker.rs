@@ -179,13 +179,13 @@ impl PrivateEngine {
         self.folder.path().join(name)
     }
 
-    /// Starts it and waits until it responds: for as long as it goes on to log how far it is.
+    /// Starts it and waits until it responds: for as long as it logs its progress.
     pub fn start(&mut self) {
         self.spawn();
         let logged = || std::fs::metadata(self.path("log")).map_or(0, |log| log.len());
         let (mut length, mut version) = (logged(), None);
         while version.is_none() {
-            version = eventually("dockerd to respond", || match self.answers() {
+            version = eventually("dockerd to respond", || match self.server_version() {
                 Ok(version) => Ok(Some(version)),
                 Err(_) if logged() > length => Ok(None),
                 Err(error) => Err(error),
@@ -194,7 +194,7 @@ impl PrivateEngine {
         }
     }
 
-    fn answers(&self) -> Result<String, String> {
+    fn server_version(&self) -> Result<String, String> {
         self.engine.try_docker(&["version", "-f", "{{.Server.Version}}"]).map_err(|error| {
             let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
             let end: Vec<_> = log.lines().rev().take(5).collect();
@@ -239,8 +239,8 @@ impl PrivateEngine {
 impl Drop for PrivateEngine {
     fn drop(&mut self) {
         if self.child.is_none() && self.path("data").exists() {
-            self.spawn(); // nobody else can end its containers
-            super::holds_in_time(|| self.answers().is_ok());
+            self.spawn(); // only the daemon can end its containers
+            super::holds_in_time(|| self.server_version().is_ok());
         }
         if let Ok(ids) = self.engine.try_docker(&["ps", "-aq"]) {
             for id in ids.lines() {
@@ -299,13 +299,13 @@ impl Socket {
     }
 
     /// Sends the same bytes to every client, and then closes the connection if `close`.
-    pub fn saying(response: &'static [u8], close: bool) -> Self {
+    pub fn responding_with(response: &'static [u8], close: bool) -> Self {
         Self::serving(move |mut stream| {
             let mut request = [0; 4096];
             let _ = stream.read(&mut request);
             let _ = stream.write_all(response);
             if !close {
-                let _ = stream.read_to_end(&mut Vec::new()); // until the client gives up
+                let _ = stream.read_to_end(&mut Vec::new()); // until the client disconnects
             }
         })
     }
@@ -326,8 +326,8 @@ pub struct ReadOnlyProxy {
 struct ProxyRecord {
     /// Whether it was forwarded, and the request.
     requests: Mutex<Vec<(bool, String)>>,
-    /// When clients gave up requests that get no response.
-    given_up: Mutex<Vec<jiff::Timestamp>>,
+    /// When clients cancelled requests that get no response.
+    cancelled: Mutex<Vec<jiff::Timestamp>>,
 }
 
 impl ReadOnlyProxy {
@@ -335,7 +335,7 @@ impl ReadOnlyProxy {
         Self::stalling(engine, "no request contains this")
     }
 
-    /// Never responds to requests whose path contains this text, as Docker does for a stuck container.
+    /// Never responds to requests whose path contains this text, like Docker for a stuck container.
     pub fn stalling(engine: &Engine, text: &str) -> Self {
         let stuck = text.to_owned();
         let record = Arc::new(ProxyRecord::default());
@@ -346,9 +346,9 @@ impl ReadOnlyProxy {
         Self { socket, record }
     }
 
-    /// Returns when clients gave up requests that get no response.
-    pub fn given_up(&self) -> Vec<jiff::Timestamp> {
-        self.record.given_up.lock().expect("no holder panics").clone()
+    /// Returns when clients cancelled requests that get no response.
+    pub fn cancelled(&self) -> Vec<jiff::Timestamp> {
+        self.record.cancelled.lock().expect("no holder panics").clone()
     }
 
     /// Returns the forwarded and the rejected requests so far, as method and path without the query.
@@ -400,8 +400,8 @@ fn relay(client: UnixStream, upstream: &Path, stuck: &str, record: &ProxyRecord)
         return Ok(()); // the client disconnected without a request
     }
     if request.contains(stuck) {
-        let ended = reader.read_to_end(&mut Vec::new()).map(drop); // until the client gives up
-        record.given_up.lock().expect("no holder panics").push(jiff::Timestamp::now());
+        let ended = reader.read_to_end(&mut Vec::new()).map(drop); // until the client disconnects
+        record.cancelled.lock().expect("no holder panics").push(jiff::Timestamp::now());
         return ended;
     }
     let forwarded = only_reads(&request);
@@ -423,7 +423,7 @@ fn relay(client: UnixStream, upstream: &Path, stuck: &str, record: &ProxyRecord)
 }
 
 /// Starts a memledger that exports the containers whose name matches.
-pub fn watch(engine: &Engine, include: &str, more: &[&str]) -> Memledger {
+pub fn start_memledger(engine: &Engine, include: &str, more: &[&str]) -> Memledger {
     let include = format!("--container.include={include}");
     Memledger::start(&[&[&engine.flag(), "--podman.socket=", include.as_str()], more].concat())
 }

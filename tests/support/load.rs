@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::Memledger;
 use super::recorded::Host;
 
-/// Connections on which [`ask`] asks.
+/// Number of connections of [`send_requests`].
 pub const CONNECTIONS: usize = 40;
 
-/// A memledger that samples every second and serves so many requests of one client at once, on a host of 10,000 series. An
-/// answer may take 30 s.
+/// Starts a memledger that samples every second and serves this many requests of one client at once, on a host of 10,000 series. A
+/// response may take 30 s.
 pub fn crowded(requests: usize) -> (Host, Memledger) {
     let host = Host::crowded(400);
     let flags = ["--no-collector.gpu", "--sample.interval=1s"].map(str::to_owned);
@@ -28,8 +28,8 @@ pub fn crowded(requests: usize) -> (Host, Memledger) {
     (host, memledger)
 }
 
-/// So many requests on 40 connections, of which each `plain`th takes the text as it is, and the others compressed.
-pub fn ask(memledger: &Memledger, requests: usize, plain: usize) {
+/// Sends this many requests on 40 connections, of which each `plain`th requests plain text, and the others gzip.
+pub fn send_requests(memledger: &Memledger, requests: usize, plain: usize) {
     std::thread::scope(|scope| {
         for number in 0..CONNECTIONS {
             scope.spawn(move || {
@@ -39,22 +39,22 @@ pub fn ask(memledger: &Memledger, requests: usize, plain: usize) {
                 let mut buffer = vec![0; 4 << 20];
                 for _ in 0..requests / CONNECTIONS {
                     stream.write_all(request.as_bytes()).unwrap();
-                    assert_answer(&mut stream, &mut buffer);
+                    assert_response(&mut stream, &mut buffer);
                 }
             });
         }
     });
 }
 
-/// A TCP connection that does not wait for ever.
+/// Connects, with a read time-out.
 pub fn connect(memledger: &Memledger) -> TcpStream {
     let stream = TcpStream::connect(&memledger.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream
 }
 
-/// Reads one answer, by its length; fails on any status but 200.
-pub fn assert_answer(stream: &mut impl Read, bytes: &mut [u8]) {
+/// Reads one response, by its length; fails on any status but 200.
+pub fn assert_response(stream: &mut impl Read, bytes: &mut [u8]) {
     let mut length = 0;
     loop {
         length += match stream.read(&mut bytes[length..]).unwrap() {

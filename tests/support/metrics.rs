@@ -18,31 +18,31 @@ impl Metrics {
         Self { series: lines.map(parse_line).collect() }
     }
 
-    /// Series of a family that carry at least these labels.
+    /// Returns the series of a family that have at least these labels.
     pub fn all(&self, name: &str, labels: &[(&str, &str)]) -> Vec<&(String, Labels, f64)> {
         let carries =
             |found: &Labels| labels.iter().all(|(key, value)| found.get(*key).is_some_and(|v| v == value));
         self.series.iter().filter(|(found, of, _)| found == name && carries(of)).collect()
     }
 
-    /// The value of the one series of a family that carries these labels; `None` if there is none.
+    /// Returns the value of the one series of a family that has these labels; `None` if there is none.
     pub fn get(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let found = self.all(name, labels);
         assert!(found.len() < 2, "{name} {labels:?} is not one series: {found:?}");
         found.first().map(|(_, _, value)| *value)
     }
 
-    /// As [`Metrics::get`]; the series must be there.
+    /// Like [`Metrics::get`]; panics without the series.
     pub fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.get(name, labels).unwrap_or_else(|| panic!("no {name} {labels:?}"))
     }
 
-    /// As [`Metrics::get`], as an answer for waiting.
-    pub fn ask(&self, name: &str, labels: &[(&str, &str)]) -> Result<f64, String> {
+    /// Like [`Metrics::get`]; an error without the series, for checks that are polled.
+    pub fn try_value(&self, name: &str, labels: &[(&str, &str)]) -> Result<f64, String> {
         self.get(name, labels).ok_or_else(|| format!("no {name} {labels:?}"))
     }
 
-    /// Sum over all series of a family that carry these labels.
+    /// Returns the sum of all series of a family that have these labels.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.all(name, labels).iter().map(|(_, _, value)| value).sum()
     }

@@ -30,17 +30,24 @@ pub use metrics::Metrics;
 /// Maximum wait for a condition. Generous, because the guest is slow.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Waits before the next attempt of a check that took so long: for three times as long, since a check of metrics costs this machine as
+/// much as memledger, and the guest many times that.
+fn pause_after(took: Duration) {
+    std::thread::park_timeout((took * 3).clamp(Duration::from_millis(20), Duration::from_millis(200)));
+}
+
 /// Polls `check` until it succeeds; panics with `what` and the last error at the deadline.
 pub fn eventually<T>(what: &str, mut check: impl FnMut() -> Result<T, String>) -> T {
     #[allow(clippy::disallowed_methods)]
     let began = Instant::now();
     loop {
+        let attempted = began.elapsed();
         let error = match check() {
             Ok(value) => return value,
             Err(error) => error,
         };
         assert!(began.elapsed() < DEADLINE, "{what} did not happen within {DEADLINE:?}: {error}");
-        std::thread::park_timeout(Duration::from_millis(20)); // poll
+        pause_after(began.elapsed().saturating_sub(attempted));
     }
 }
 
@@ -60,18 +67,19 @@ pub fn reaches<T: PartialEq + std::fmt::Debug>(what: &str, target: T, mut count:
     }
 }
 
-/// Polls a condition until the deadline and returns whether it holds. Never panics: for `drop`, also while a test fails.
+/// Polls a condition until the deadline and returns whether it became true. Never panics: for `drop`, also while a test fails.
 pub fn holds_in_time(mut condition: impl FnMut() -> bool) -> bool {
     #[allow(clippy::disallowed_methods)]
     let began = Instant::now();
     loop {
+        let attempted = began.elapsed();
         if condition() {
             return true;
         }
         if began.elapsed() >= DEADLINE {
             return false;
         }
-        std::thread::park_timeout(Duration::from_millis(20)); // poll
+        pause_after(began.elapsed().saturating_sub(attempted));
     }
 }
 
@@ -108,8 +116,8 @@ pub fn in_v2_guest() -> bool {
     std::env::var_os("MEMLEDGER_V2HOST").is_some()
 }
 
-/// Returns a port for a program that does not report its own. It is below the ports that the kernel gives to those that ask for
-/// any, and reserved until this process ends: tests and demos that run at the same time ask for the same abstract socket.
+/// Returns a port for a program that does not report its own. It is below the ports that the kernel assigns to those that request
+/// any, and reserved until this process ends: tests and demos that run at the same time reserve by the same abstract socket.
 pub fn free_port() -> u16 {
     let first = 10_000 + (std::process::id() % 20_000) as u16;
     let reserve = |port: &u16| {
@@ -141,12 +149,12 @@ pub fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
 }
 
 /// Returns the CPU time of a process's threads in nanoseconds: of the threads with this name, or of all.
-pub fn processor_nanos(pid: u32, name: Option<&str>) -> f64 {
+pub fn cpu_nanos(pid: u32, name: Option<&str>) -> f64 {
     schedstat(pid, name, 0)
 }
 
-/// Returns the nanoseconds for which the threads with this name waited for a processor that others had.
-pub fn waited_nanos(pid: u32, name: &str) -> f64 {
+/// Returns the run delay of the threads with this name: the nanoseconds for which they were ready and waited for a CPU.
+pub fn run_delay_nanos(pid: u32, name: &str) -> f64 {
     schedstat(pid, Some(name), 1)
 }
 
@@ -244,9 +252,19 @@ impl Memledger {
         self.status_bytes("VmRSS:")
     }
 
-    /// Returns the memory that it holds: without the pages of its program and libraries, which come when code first runs.
+    /// Returns the peak of its resident memory.
+    pub fn peak_bytes(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    /// Returns its anonymous memory: without the pages of its program and libraries, which come when code first runs.
     pub fn anonymous_bytes(&self) -> u64 {
         self.status_bytes("RssAnon:")
+    }
+
+    /// Returns the resident pages of its program, libraries and other files.
+    pub fn program_bytes(&self) -> u64 {
+        self.status_bytes("RssFile:")
     }
 
     fn status_bytes(&self, field: &str) -> u64 {

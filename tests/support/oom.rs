@@ -1,9 +1,11 @@
 //! Scenes of the OOM ledger: real containers with processes that the kernel kills, and the resulting ledger.
 //!
 //! Every memledger of every test sees all kills of this kernel, and tests run in parallel. So a scene gives its
-//! processes a name that no other test has ([`Scene::tag`]), reads the kernel log itself for the truth about them, and
-//! checks only its own containers and processes in the ledger. [`Ledger::balances`] is the only check of the whole
+//! processes a name that no other test has ([`Scene::tag`]), reads the kernel log itself for their kills, and
+//! checks only its own containers and processes in the ledger. [`Ledger::matches_kernel_count`] is the only check of the whole
 //! host, and tolerates the kills of other tests.
+
+pub mod ledger;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -14,12 +16,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use memledger::clock::Timestamp;
-use serde_json::Value;
 
 use super::cgroups::{self, TestCgroup};
-use super::docker::{Container, Engine, PrivateEngine, of, unique};
+use super::docker::{Container, Engine, PrivateEngine, unique};
 use super::python::Python;
-use super::{Memledger, Metrics, OwnedChild, eventually, in_v2_guest, reaches, skip};
+use super::{Memledger, OwnedChild, eventually, in_v2_guest, reaches, skip};
+
+pub use ledger::Ledger;
 
 pub const HOST_KILLS: &str = "memledger_host_oom_kills_total";
 pub const DUPLICATES: &str = "memledger_oom_duplicate_lines_total";
@@ -72,6 +75,12 @@ pub fn write_kernel_log(line: &str) {
     std::fs::write("/dev/kmsg", line).expect("/dev/kmsg is written");
 }
 
+/// Returns the seconds since this machine started.
+pub fn uptime() -> f64 {
+    let text = std::fs::read_to_string("/proc/uptime").expect("it");
+    text.split(' ').next().and_then(|seconds| seconds.parse().ok()).expect("seconds")
+}
+
 /// Overwrites the whole kernel log with irrelevant lines.
 pub fn flood_kernel_log() {
     let line = "a line of a test that fills the kernel log; ".repeat(20);
@@ -80,17 +89,22 @@ pub fn flood_kernel_log() {
     }
 }
 
-/// Pids of the processes of one name in the kernel's kill records.
-#[derive(Clone)]
-struct Truth(Arc<Mutex<Vec<u32>>>);
+/// The kills of the processes with one name in the kernel log.
+#[derive(Clone, Default)]
+struct KernelKills {
+    /// Pids in the records of kills.
+    killed: Arc<Mutex<Vec<u32>>>,
+    /// Pids in the lines with the cgroup, of which there are ten in five seconds.
+    named: Arc<Mutex<Vec<u32>>>,
+}
 
-impl Truth {
+impl KernelKills {
     /// Starts a thread that reads the log for as long as the test runs; earlier kills are not seen.
     fn of(tag: &str) -> Self {
         let mut log = std::fs::File::options().read(true).open("/dev/kmsg").expect("root reads /dev/kmsg");
         std::io::Seek::seek(&mut log, std::io::SeekFrom::End(0)).expect("seek");
-        let this = Self(Arc::default());
-        let (pids, needle) = (Arc::clone(&this.0), format!(" ({tag}) "));
+        let (this, needle, task) = (Self::default(), format!(" ({tag}) "), format!(",task={tag},pid="));
+        let (killed, named) = (Arc::clone(&this.killed), Arc::clone(&this.named));
         std::thread::spawn(move || {
             let _ = rustix::process::nice(-10); // the kernel's buffer holds the records of about 30 kills
             let mut record = vec![0; 32 << 10];
@@ -98,13 +112,18 @@ impl Truth {
                 // EPIPE after an overrun: the next read continues
                 let Ok(read) = log.read(&mut record) else { continue };
                 let text = String::from_utf8_lossy(&record[..read]);
+                if let Some((_, rest)) = text.split_once(&task) {
+                    let pid = rest.split(',').next().and_then(|pid| pid.parse().ok()).expect("a pid");
+                    named.lock().expect("no holder panics").push(pid);
+                    continue;
+                }
                 let ours = text.split_once(";Memory cgroup out of memory: Killed process ");
                 let ours = ours.or_else(|| text.split_once(";Out of memory: Killed process "));
                 let Some((head, rest)) = ours.filter(|(_, rest)| rest.contains(&needle)) else { continue };
                 let facility: u32 = head.split(',').next().and_then(|p| p.parse().ok()).expect("a prefix");
                 let pid = rest.split(' ').next().and_then(|pid| pid.parse().ok()).expect("a pid");
                 if facility >> 3 == 0 {
-                    pids.lock().expect("no holder panics").push(pid);
+                    killed.lock().expect("no holder panics").push(pid);
                 }
             }
         });
@@ -112,7 +131,7 @@ impl Truth {
     }
 
     fn pids(&self) -> Vec<u32> {
-        self.0.lock().expect("no holder panics").clone()
+        self.killed.lock().expect("no holder panics").clone()
     }
 }
 
@@ -124,7 +143,7 @@ pub struct Scene {
     /// Name of all its processes that eat memory.
     pub tag: String,
     folder: tempfile::TempDir,
-    truth: Truth,
+    truth: KernelKills,
     /// The kernel's count before and after the start of the scene's first memledger that keeps its state.
     began: Mutex<Option<(u64, u64)>>,
 }
@@ -156,7 +175,7 @@ impl Scene {
         }
         // until it sets a name, a process has the name of its file
         std::fs::copy(hog, folder.path().join("bin").join(&tag)).expect("a copy");
-        let (truth, name, began) = (Truth::of(&tag), unique(what), Mutex::default());
+        let (truth, name, began) = (KernelKills::of(&tag), unique(what), Mutex::default());
         Some(Self { engine, name, tag, folder, truth, began })
     }
 
@@ -171,18 +190,18 @@ impl Scene {
     }
 
     /// Starts a memledger that shows the containers of this scene; its ledger is in memory by default.
-    pub fn watch(&self, flags: &[&str]) -> Ledger {
+    pub fn start_memledger(&self, flags: &[&str]) -> Ledger {
         let include = format!("--container.include=^{}", self.name);
-        self.watch_all(&[flags, &[include.as_str()]].concat())
+        self.start_memledger_for_all(&[flags, &[include.as_str()]].concat())
     }
 
-    /// Like [`Scene::watch`], but shows what the flags select.
-    pub fn watch_all(&self, flags: &[&str]) -> Ledger {
-        self.watch_through(&[], flags)
+    /// Like [`Scene::start_memledger`], but shows what the flags select.
+    pub fn start_memledger_for_all(&self, flags: &[&str]) -> Ledger {
+        self.start_memledger_through(&[], flags)
     }
 
-    /// Like [`Scene::watch`], but started by a command that executes it, and with only these flags.
-    pub fn watch_through(&self, wrapper: &[&str], flags: &[&str]) -> Ledger {
+    /// Like [`Scene::start_memledger`], but started by a command that executes it, and with only these flags.
+    pub fn start_memledger_through(&self, wrapper: &[&str], flags: &[&str]) -> Ledger {
         let docker = self.engine.flag();
         let mut all = vec![docker.as_str(), "--podman.socket="];
         let keeps_state = flags.iter().any(|flag| flag.starts_with("--state.path"));
@@ -250,8 +269,9 @@ impl Scene {
             .stderr(Stdio::inherit())
             .output()
             .expect("docker runs");
-        let said = String::from_utf8_lossy(&output.stdout);
-        let killed = said.lines().filter(|line| line.starts_with("child ") && line.ends_with(" -9")).count();
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let killed =
+            printed.lines().filter(|line| line.starts_with("child ") && line.ends_with(" -9")).count();
         (output.status.code().expect("a code"), killed)
     }
 
@@ -302,7 +322,7 @@ impl Scene {
             _ if cut_short.len() == unreported => {
                 cut_short.iter().for_each(|(name, _)| *truth.get_mut(name).expect("one of them") += 1);
             }
-            _ => panic!("{unreported} kills of {cut_short:?}: nobody knows whose"),
+            _ => panic!("{unreported} kills of {cut_short:?}: it is unknown whose"),
         }
         truth
     }
@@ -362,6 +382,11 @@ impl Scene {
         self.truth.pids()
     }
 
+    /// Returns the pids of the kernel's lines with a cgroup so far.
+    pub fn named_pids(&self) -> Vec<u32> {
+        self.truth.named.lock().expect("no holder panics").clone()
+    }
+
     /// Returns the number of kills so far.
     pub fn kill_count(&self) -> usize {
         self.truth.pids().len()
@@ -378,12 +403,12 @@ fn steps<'a>(command: &[&'a str]) -> Vec<&'a str> {
 
 /// Returns true if a container has printed this line.
 pub fn has_printed(container: &Container, line: &str) -> bool {
-    container.try_docker(&["logs"]).is_ok_and(|log| log.lines().any(|said| said == line))
+    container.try_docker(&["logs"]).is_ok_and(|log| log.lines().any(|printed| printed == line))
 }
 
 /// Returns the directory of a process's cgroup in the memory hierarchy.
 pub fn cgroup_of(pid: u32) -> PathBuf {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives");
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it runs");
     let v1 = text.lines().find_map(|line| line.split_once(":memory:"));
     let path = v1.map(|(_, path)| path).or_else(|| text.lines().find_map(|line| line.strip_prefix("0::")));
     cgroups::root().join(path.expect("a memory cgroup").trim_start_matches('/'))
@@ -420,243 +445,5 @@ impl CgroupParent {
 impl Drop for CgroupParent {
     fn drop(&mut self) {
         super::holds_in_time(|| cgroups::remove_everywhere(&self.relative));
-    }
-}
-
-/// The kills of a scene in the ledger.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// By container name.
-    pub containers: BTreeMap<String, usize>,
-    /// Of processes outside containers.
-    pub host: usize,
-    /// Unattributed.
-    pub unattributed: usize,
-    /// Pending.
-    pub open: usize,
-}
-
-impl Tally {
-    pub fn sum(&self) -> usize {
-        self.containers.values().sum::<usize>() + self.host + self.unattributed + self.open
-    }
-}
-
-/// A running memledger, with checks of kills and exits.
-pub struct Ledger {
-    pub memledger: Memledger,
-    /// The kernel's count before and after its total began: at its start, or at that of the first one with its state.
-    began: (u64, u64),
-}
-
-impl Ledger {
-    /// Returns a count of the host. The first pages of a start may not have it yet.
-    pub fn count(&self, family: &str) -> f64 {
-        self.memledger.eventually(family, |metrics| metrics.ask(family, &[]))
-    }
-
-    /// Waits until the metrics satisfy `look`.
-    pub fn eventually(&self, what: &str, mut look: impl FnMut(&Metrics) -> Result<(), String>) {
-        self.memledger.eventually(what, |metrics| {
-            look(metrics).map_err(|complaint| {
-                let log = self.memledger.log();
-                let from = log.lines().count().saturating_sub(12);
-                format!(
-                    "{complaint}; its log ends:\n{}",
-                    log.lines().skip(from).collect::<Vec<_>>().join("\n")
-                )
-            })
-        });
-    }
-
-    /// Returns the kills of a container by victim, over all scopes; `None` while it has no such series.
-    pub fn kills(metrics: &Metrics, name: &str, victim: &str) -> Option<f64> {
-        let labels = [("container_name", name), ("victim", victim)];
-        (!metrics.all(KILLS, &labels).is_empty()).then(|| metrics.sum(KILLS, &labels))
-    }
-
-    /// Waits until a container has exactly these counts, and checks that they stay.
-    pub fn settles(&self, name: &str, main: usize, child: usize) {
-        let right = |metrics: &Metrics| {
-            let found = (Self::kills(metrics, name, "main"), Self::kills(metrics, name, "child"));
-            let wanted = (Some(main as f64), Some(child as f64));
-            (found == wanted).then_some(()).ok_or_else(|| format!("{name}: main, child {found:?}"))
-        };
-        self.eventually(&format!("{name}: {main} main and {child} child"), right);
-        right(&self.memledger.fresh_metrics()).expect("a count stays");
-    }
-
-    /// Like [`Ledger::settles`], with all kills in one scope.
-    pub fn settles_in(&self, scope: &str, name: &str, main: usize, child: usize) {
-        self.settles(name, main, child);
-        let sum = self.memledger.metrics().sum(KILLS, &[("container_name", name), ("scope", scope)]);
-        assert_eq!(sum, (main + child) as f64, "{name} in scope {scope}");
-    }
-
-    /// Waits until a container has exited so often for this reason, and for no other.
-    pub fn ends(&self, name: &str, reason: &str, times: usize) {
-        self.eventually(&format!("{name} has ended {times} times as {reason}"), |metrics| {
-            let of_reason = metrics.sum(EXITS, &[("container_name", name), ("reason", reason)]);
-            let all = metrics.all(EXITS, &of(name));
-            let sum: f64 = all.iter().map(|(_, _, value)| value).sum();
-            if of_reason == times as f64 && sum == of_reason { Ok(()) } else { Err(format!("{all:?}")) }
-        });
-    }
-
-    /// Returns all events, oldest first.
-    pub fn events(&self) -> Vec<Value> {
-        let (status, text) = self.memledger.get("/api/v1/events?limit=10000");
-        assert_eq!(status, 200, "{text}");
-        let answer: Value = serde_json::from_str(&text).expect("JSON");
-        answer["events"].as_array().expect("a list").clone()
-    }
-
-    /// Returns the kills of processes with the scene's name, since the ledger's first start.
-    pub fn kills_of(&self, scene: &Scene) -> Vec<Value> {
-        self.all_kills_of(scene).into_iter().filter(|kill| kill["before_start"].is_null()).collect()
-    }
-
-    /// Returns the kills of processes with the scene's name from before the ledger's first start.
-    pub fn past_kills_of(&self, scene: &Scene) -> Vec<Value> {
-        self.all_kills_of(scene).into_iter().filter(|kill| kill["before_start"] == true).collect()
-    }
-
-    fn all_kills_of(&self, scene: &Scene) -> Vec<Value> {
-        let ours = |event: &Value| event["type"] == "oom_kill" && event["process"] == scene.tag.as_str();
-        self.events().into_iter().filter(ours).collect()
-    }
-
-    /// Returns the kills in the scene's containers.
-    pub fn container_kills(&self, scene: &Scene) -> Vec<Value> {
-        let is_in =
-            |event: &Value| event["container_name"].as_str().is_some_and(|n| n.starts_with(&scene.name));
-        self.events().into_iter().filter(|event| event["type"] == "oom_kill" && is_in(event)).collect()
-    }
-
-    /// Returns the current kills of the scene. Of a set of containers that lost one process each, the record of the
-    /// scene may be in the event of a container of another test and vice versa: then the scene's container counts.
-    pub fn tally(&self, scene: &Scene) -> Tally {
-        let mut tally = Tally::default();
-        let is_ours =
-            |kill: &Value| kill["container_name"].as_str().is_some_and(|n| n.starts_with(&scene.name));
-        let is_named = |kill: &Value| kill["process"] == scene.tag.as_str();
-        let is_counted = |event: &Value| event["type"] == "oom_kill" && event["before_start"].is_null();
-        for kill in self.events().into_iter().filter(is_counted) {
-            let exchanged = kill["method"] == "set" && is_ours(&kill) != is_named(&kill);
-            if !if exchanged { is_ours(&kill) } else { is_named(&kill) } {
-                continue;
-            }
-            match kill["owner"].as_str() {
-                Some("container") => {
-                    let name = kill["container_name"].as_str().expect("a name").to_owned();
-                    *tally.containers.entry(name).or_default() += 1;
-                }
-                Some("host") => tally.host += 1,
-                Some("unattributed") => tally.unattributed += 1,
-                Some("pending") => tally.open += 1,
-                other => panic!("owner is {other:?}: {kill}"),
-            }
-        }
-        tally
-    }
-
-    /// Waits until this many kills of the scene are in the ledger and none is pending.
-    pub fn settled_tally(&self, scene: &Scene, count: usize) -> Tally {
-        eventually("all kills settled", || {
-            let tally = self.tally(scene);
-            assert!(tally.sum() <= count, "too many: {tally:?}");
-            let done = tally.sum() == count && tally.open == 0;
-            done.then_some(()).ok_or_else(|| format!("{tally:?}"))?;
-            Ok(tally)
-        })
-    }
-
-    /// Checks that all kills of the scene are in the ledger: every container has exactly its own, and no other has any.
-    pub fn has_exact_counts(&self, scene: &Scene, truth: &BTreeMap<String, usize>) {
-        let tally = self.settled_tally(scene, truth.values().sum());
-        self.print_kills_without_owner(scene);
-        let wanted = Tally { containers: truth.clone(), ..Tally::default() };
-        assert_eq!(tally, wanted);
-        for (name, count) in truth {
-            self.settles(name, 1, count - 1);
-        }
-    }
-
-    /// Prints the kills of the scene that have no owner, and then the exits of its containers, for the log of a test that fails.
-    fn print_kills_without_owner(&self, scene: &Scene) {
-        let is_exit = |event: &&Value| {
-            event["type"] == "exit"
-                && event["container_name"].as_str().is_some_and(|n| n.starts_with(&scene.name))
-        };
-        let mut kills = self.kills_of(scene);
-        kills.retain(|kill| kill["owner"] != "container");
-        if kills.is_empty() {
-            return;
-        }
-        kills.iter().for_each(|kill| eprintln!("{kill}"));
-        self.events().iter().filter(is_exit).for_each(|exit| {
-            eprintln!(
-                "{} {} {} {}",
-                exit["at"], exit["container_name"], exit["reason"], exit["duration_seconds"]
-            );
-        });
-    }
-
-    /// Checks that all kills of the scene are in the ledger, and that no container has more than its own. Returns the
-    /// number of unattributed kills.
-    pub fn has_no_misattribution(&self, scene: &Scene, truth: &BTreeMap<String, usize>) -> usize {
-        let tally = self.settled_tally(scene, truth.values().sum());
-        self.print_kills_without_owner(scene);
-        self.check_owners(&tally, truth)
-    }
-
-    /// Like [`Ledger::has_no_misattribution`], where the kernel may have overwritten records before they were read: those
-    /// kills have no process. Only for a test with no other kills beside it. Returns the numbers of unattributed kills
-    /// and of those without a record, of which there were `gaps` before.
-    pub fn has_no_misattribution_but_gaps(
-        &self,
-        scene: &Scene,
-        truth: &BTreeMap<String, usize>,
-        gaps: f64,
-    ) -> (usize, usize) {
-        let count: usize = truth.values().sum();
-        let (tally, gaps) = eventually("all kills settled, with or without a record", || {
-            let gaps = (self.memledger.metrics().value(GAPS, &[]) - gaps) as usize;
-            let tally = self.tally(scene);
-            assert!(tally.sum() <= count, "too many: {tally:?}");
-            let done = tally.open == 0 && tally.sum() + gaps >= count;
-            done.then_some(()).ok_or_else(|| format!("{tally:?}, {gaps} without a record, of {count}"))?;
-            Ok((tally, gaps))
-        });
-        (self.check_owners(&tally, truth), gaps)
-    }
-
-    fn check_owners(&self, tally: &Tally, truth: &BTreeMap<String, usize>) -> usize {
-        for (name, count) in &tally.containers {
-            let own = truth.get(name).unwrap_or_else(|| panic!("{name} had no kill: {tally:?}"));
-            assert!(count <= own, "{name} had {own}: {tally:?}");
-        }
-        assert_eq!(tally.host, 0, "{tally:?}");
-        tally.unattributed
-    }
-
-    /// Waits until the host's total equals the kernel's count since it began. Both may increase during the scrape, so
-    /// the total must be between the kernel's counts before and after it.
-    pub fn matches_kernel_count(&self) {
-        let (low, high) = self.began;
-        eventually("the host's total is the kernel's", || {
-            let before = oom_kills();
-            let metrics = self.memledger.metrics();
-            let after = oom_kills();
-            let found = metrics.value(HOST_KILLS, &[]) + metrics.value(DUPLICATES, &[]);
-            let (least, most) = (before.saturating_sub(high) as f64, (after - low) as f64);
-            let fits = (least..=most).contains(&found);
-            fits.then_some(()).ok_or_else(|| format!("{found} is not in {least}..={most}"))
-        });
-    }
-
-    /// Returns `memledger_oom_source_up` of a source.
-    pub fn source(&self, source: &str) -> Option<f64> {
-        self.memledger.metrics().get(SOURCE_UP, &[("source", source)])
     }
 }

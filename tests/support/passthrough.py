@@ -1,9 +1,9 @@
 """Runs a program that sees a folder through FUSE: `passthrough.py ROOT PROGRAM ARGUMENT...`.
 
 The folder is ROOT/folder, and the program sees it as ROOT/mount, in a mount namespace of its own. Once the file ROOT/hang exists,
-requests for files whose path contains its text are never answered, as on a disk or in a kernel file that hangs. The server
-ends when the file ROOT/end exists, and when the program has ended. But a program that is killed first closes its files and
-waits for an answer, so whoever lets files hang writes ROOT/end before it ends the program.
+requests for files whose path contains its text get no response until ROOT/hang is removed, as on a disk or in a kernel file that
+hangs. The server ends when the file ROOT/end exists, and when the program has ended. A killed program first closes its files and
+waits for a response, so a test with hanging files writes ROOT/end before it kills the program.
 """
 import ctypes
 import errno
@@ -27,7 +27,7 @@ class Server:
     def __init__(self, device, root):
         self.device, self.folder = device, os.path.join(root, "folder")
         self.hang, self.end = os.path.join(root, "hang"), os.path.join(root, "end")
-        self.paths, self.ids = {1: ""}, {"": 1}
+        self.paths, self.ids, self.waiting = {1: ""}, {"": 1}, []
 
     def real(self, path):
         return os.path.join(self.folder, path) if path else self.folder
@@ -57,6 +57,7 @@ class Server:
 
     def serve(self):
         while not os.path.exists(self.end):
+            self.waiting = [request for request in self.waiting if not self.handle(request)]
             if not select.select([self.device], [], [], 0.05)[0]:
                 continue
             try:
@@ -65,26 +66,32 @@ class Server:
                 if error.errno == errno.ENODEV:
                     return  # unmounted
                 continue
-            operation, unique, node = struct.unpack("=4xIQQ", request[:24])
-            if operation in (2, 36, 42):  # FORGET, INTERRUPT, BATCH_FORGET have no answer
-                continue
-            body, path = request[40:], self.paths.get(node, "")
-            name = body[{9: 8, 12: 8, 35: 16, 45: 16}.get(operation, 0):].split(b"\0")[0].decode(errors="replace")
-            child = os.path.join(path, name)
-            named = operation in (1, 9, 10, 11, 12, 35, 45)
-            if self.is_hanging([child if named else path]):
-                continue
-            code, answer = 0, b""
-            try:
-                answer = self.answer(operation, body, path, child)
-            except OSError as error:
-                code = -error.errno
-            try:
-                os.write(self.device, struct.pack("=IiQ", 16 + len(answer), code, unique) + answer)
-            except OSError:
-                pass  # the request was interrupted
+            if not self.handle(request):
+                self.waiting.append(request)
 
-    def answer(self, operation, body, path, child):
+    def handle(self, request):
+        """Responds to a request; returns False if it hangs."""
+        operation, unique, node = struct.unpack("=4xIQQ", request[:24])
+        if operation in (2, 36, 42):  # FORGET, INTERRUPT, BATCH_FORGET have no response
+            return True
+        body, path = request[40:], self.paths.get(node, "")
+        name = body[{9: 8, 12: 8, 35: 16, 45: 16}.get(operation, 0):].split(b"\0")[0].decode(errors="replace")
+        child = os.path.join(path, name)
+        named = operation in (1, 9, 10, 11, 12, 35, 45)
+        if self.is_hanging([child if named else path]):
+            return False
+        code, response = 0, b""
+        try:
+            response = self.respond(operation, body, path, child)
+        except OSError as error:
+            code = -error.errno
+        try:
+            os.write(self.device, struct.pack("=IiQ", 16 + len(response), code, unique) + response)
+        except OSError:
+            pass  # the request was interrupted
+        return True
+
+    def respond(self, operation, body, path, child):
         if operation == 26:  # INIT
             return struct.pack("=IIIIHHIIHHI7I", 7, 31, 1 << 16, 0, 12, 10, 1 << 16, 1, 16, *[0] * 9)
         if operation == 1:  # LOOKUP
@@ -133,13 +140,13 @@ class Server:
             return struct.pack("=QII", 0, 0, 0)
         if operation == 28:  # READDIR
             offset, names = struct.unpack("=Q", body[8:16])[0], sorted(os.listdir(self.real(path)))
-            answer = b""
+            response = b""
             for number, each in enumerate(names[offset:], offset + 1):
                 name = each.encode()
                 kind = stat.S_IFMT(os.lstat(os.path.join(self.real(path), each)).st_mode) >> 12
                 entry = struct.pack("=QQII", 1 << 20, number, len(name), kind) + name
-                answer += entry + bytes(-len(entry) % 8)
-            return answer[:struct.unpack("=I", body[16:20])[0]] if len(answer) < 4096 else answer[:0]
+                response += entry + bytes(-len(entry) % 8)
+            return response[:struct.unpack("=I", body[16:20])[0]] if len(response) < 4096 else response[:0]
         if operation in (25, 29, 30, 38):  # FLUSH, RELEASEDIR, FSYNCDIR, DESTROY
             return b""
         raise OSError(errno.ENOSYS, "not implemented")

@@ -1,11 +1,11 @@
-//! Real Python processes that do what a test asks for, and say when they have done it.
+//! Real Python processes that a test controls by lines of their standard input and output.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::cgroups::TestCgroup;
 
-/// A Python program that runs in a cgroup and is spoken with over its standard input and output.
+/// A Python program that runs in a cgroup.
 ///
 /// The program prints a line when a step is done and waits for a line before the next one.
 pub struct Python {
@@ -36,17 +36,17 @@ impl Python {
         Self { child, stdin, stdout }
     }
 
-    /// The pid of the first process.
+    /// Returns the pid of the first process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// True once the first process has ended.
+    /// Returns true once the first process has ended.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("wait").is_some()
     }
 
-    /// Waits for the next line.
+    /// Waits for the program's next line, and returns it.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).expect("a line");
@@ -54,13 +54,13 @@ impl Python {
         line.trim_end().to_owned()
     }
 
-    /// Lets the program go on.
+    /// Sends an input line.
     pub fn go(&mut self) {
         let stdin = self.stdin.as_mut().expect("open");
-        stdin.write_all(b"\n").and_then(|()| stdin.flush()).expect("the program listens");
+        stdin.write_all(b"\n").and_then(|()| stdin.flush()).expect("the program reads");
     }
 
-    /// Lets the program go on, and waits for its next line.
+    /// Sends an input line, and waits for the program's next line.
     pub fn step(&mut self) -> String {
         self.go();
         self.line()

@@ -70,7 +70,7 @@ impl Host {
         host
     }
 
-    /// memledger on this host. syslog(2) would answer with the log of the machine that runs the test.
+    /// memledger on this host. syslog(2) would return the log of the machine that runs the test.
     pub fn start(&self, flags: &[String]) -> Memledger {
         let none = ["--docker.socket=", "--podman.socket=", "--oom.kernel-log=off"];
         let mut all = none.map(str::to_owned).to_vec();

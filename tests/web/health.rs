@@ -30,7 +30,7 @@ fn healthcheck_uses_plain_http_without_tls_settings() {
 }
 
 #[test]
-fn healthcheck_without_client_certificate_says_what_is_unknown() {
+fn healthcheck_without_client_certificate_reports_that_readiness_is_unknown() {
     for version in ["TLS12", "TLS13"] {
         let site = Site::new(&format!(
             "{TLS}  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n  max_version: {version}\n"

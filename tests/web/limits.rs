@@ -4,12 +4,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::time::Duration;
 
 use super::site::{ALONE, Client, Site, TLS, connect, exchange, get};
-use crate::support::load::assert_answer;
+use crate::support::load::assert_response;
 use crate::support::{Memledger, eventually};
 
-const QUICK: &[&str] = &["--web.header-timeout=1s", "--web.idle-timeout=1s"];
+const SHORT_TIMEOUTS: &[&str] = &["--web.header-timeout=1s", "--web.idle-timeout=1s"];
 /// Closes idle connections soon, and none of a client that a busy host delays in its handshake.
-const QUICK_WHEN_IDLE: &[&str] = &["--web.header-timeout=1m", "--web.idle-timeout=1s"];
+const SHORT_IDLE_TIMEOUT: &[&str] = &["--web.header-timeout=1m", "--web.idle-timeout=1s"];
 
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
@@ -63,7 +63,7 @@ pub(super) fn until_closed(mut stream: impl Read) -> String {
 
 #[test]
 fn silent_and_incomplete_requests_time_out() {
-    for served in Served::both(QUICK) {
+    for served in Served::both(SHORT_TIMEOUTS) {
         let silent = connect(&served.memledger); // with TLS, no handshake either
         assert_eq!(until_closed(silent), "", "{}", served.scheme());
         for half in ["", "GET /metrics HTT", "GET /metrics HTTP/1.1\r\nHost: localhost\r\n"] {
@@ -101,9 +101,9 @@ fn pause_between_requests_may_exceed_head_timeout() {
         let mut stream = served.connect();
         for pause in [Duration::from_secs(5), Duration::ZERO] {
             stream.write_all(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-            let mut answer = [0; 512];
-            let length = stream.read(&mut answer).unwrap();
-            assert!(answer[..length].starts_with(b"HTTP/1.1 200"), "{}", served.scheme());
+            let mut response = [0; 512];
+            let length = stream.read(&mut response).unwrap();
+            assert!(response[..length].starts_with(b"HTTP/1.1 200"), "{}", served.scheme());
             std::thread::park_timeout(pause); // the test needs it
         }
     }
@@ -111,17 +111,17 @@ fn pause_between_requests_may_exceed_head_timeout() {
 
 #[test]
 fn idle_connection_is_closed_after_its_response() {
-    for served in Served::both(QUICK_WHEN_IDLE) {
+    for served in Served::both(SHORT_IDLE_TIMEOUT) {
         let mut stream = served.connect();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-        let answer = until_closed(stream);
-        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with('\n'), "{}", served.scheme());
+        let response = until_closed(stream);
+        assert!(response.starts_with("HTTP/1.1 200") && response.ends_with('\n'), "{}", served.scheme());
     }
 }
 
 #[test]
 fn client_that_never_reads_is_disconnected() {
-    let memledger = Memledger::start(&[ALONE, QUICK].concat());
+    let memledger = Memledger::start(&[ALONE, SHORT_TIMEOUTS].concat());
     let before = open_sockets(&memledger);
     let mut stream = connect(&memledger);
     // requests until the responses fill the socket buffers, without reading
@@ -160,7 +160,7 @@ fn limits_size_of_heads_and_urls_and_ignores_bodies() {
 fn ambiguous_requests_do_not_smuggle_a_second_one() {
     let hidden = "GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let head = "GET / HTTP/1.1\r\nHost: localhost\r\n";
-    for served in Served::both(QUICK_WHEN_IDLE) {
+    for served in Served::both(SHORT_IDLE_TIMEOUT) {
         for (what, text) in [
             (
                 "both lengths",
@@ -183,12 +183,12 @@ fn ambiguous_requests_do_not_smuggle_a_second_one() {
             ("a carriage return in a value", format!("{head}X-A: b\rc\r\n\r\n{hidden}")),
             ("a zero byte", format!("{head}X-A: b\0c\r\n\r\n{hidden}")),
         ] {
-            let (_, answers) = exchange(served.connect(), &text).unwrap();
-            assert!(!answers.contains("memledger is healthy"), "{} {what}: {answers}", served.scheme());
+            let (_, responses) = exchange(served.connect(), &text).unwrap();
+            assert!(!responses.contains("memledger is healthy"), "{} {what}: {responses}", served.scheme());
         }
         // the check can fail: two valid requests get two responses
-        let honest = format!("{head}\r\n{}", hidden.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n"));
-        assert!(exchange(served.connect(), &honest).unwrap().1.contains("memledger is healthy"));
+        let separate = format!("{head}\r\n{}", hidden.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n"));
+        assert!(exchange(served.connect(), &separate).unwrap().1.contains("memledger is healthy"));
     }
 }
 
@@ -227,7 +227,7 @@ fn ten_thousand_requests_do_not_grow_memory_or_delay_cycles() {
                         let mut buffer = vec![0; 256 << 10];
                         for _ in 0..count / 4 {
                             stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-                            assert_answer(&mut stream, &mut buffer);
+                            assert_response(&mut stream, &mut buffer);
                         }
                     });
                 }

@@ -138,7 +138,7 @@ fn agrees_with_promtool_about_files() {
 }
 
 #[test]
-fn judges_keys_that_promtool_does_not_know() {
+fn checks_keys_that_promtool_does_not_support() {
     let Some(binary) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
     let site = Site::new("");
     let read = |name: &str| std::fs::read_to_string(site.path(name)).unwrap().replace('\n', "\n    ");
@@ -163,7 +163,7 @@ fn judges_keys_that_promtool_does_not_know() {
         let theirs = promtool(&binary, &site).1;
         assert!(
             theirs.contains("not found in type"),
-            "this promtool knows the key; move it to the other table: {text}: {theirs}"
+            "this promtool supports the key; move it to the other table: {text}: {theirs}"
         );
         assert_eq!(ours(&site).0, is_good, "{text}: {}", ours(&site).1);
     }
@@ -173,13 +173,10 @@ fn judges_keys_that_promtool_does_not_know() {
 fn serve_rejects_an_unusable_file_before_it_starts() {
     let site = Site::new(&with_tls("  client_ca_file: ca.pem\n"));
     let file = format!("--web.config.file={}", site.path("web.yml"));
-    let (code, _, complaint) = run(&["serve", "--web.listen-address=127.0.0.1:0", "--state.path=", &file]);
-    assert_eq!(code, Some(2), "{complaint}");
-    assert!(
-        complaint.contains("web.yml:4: a client CA has no effect without client_auth_type"),
-        "{complaint}"
-    );
-    assert!(!complaint.contains("listening"), "{complaint}");
-    let (code, _, complaint) = run(&["serve", "--state.path=", "--web.config.file=/nowhere.yml"]);
-    assert!(code == Some(2) && complaint.contains("/nowhere.yml"), "{complaint}");
+    let (code, _, error) = run(&["serve", "--web.listen-address=127.0.0.1:0", "--state.path=", &file]);
+    assert_eq!(code, Some(2), "{error}");
+    assert!(error.contains("web.yml:4: a client CA has no effect without client_auth_type"), "{error}");
+    assert!(!error.contains("listening"), "{error}");
+    let (code, _, error) = run(&["serve", "--state.path=", "--web.config.file=/nowhere.yml"]);
+    assert!(code == Some(2) && error.contains("/nowhere.yml"), "{error}");
 }

@@ -30,15 +30,15 @@ fn server_certificate(site: &Site, memledger: &Memledger) -> Vec<u8> {
 fn new_certificate_is_used_without_failed_requests() {
     let site = Site::new(TLS);
     let memledger = site.start(&[]);
-    let (stop, answers) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let (stop, responses) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 let client = site.client();
                 while !stop.load(Ordering::Relaxed) {
-                    let (status, _) = client.get(&memledger, "/metrics", "").expect("an answer");
+                    let (status, _) = client.get(&memledger, "/metrics", "").expect("a response");
                     assert_eq!(status, 200);
-                    answers.fetch_add(1, Ordering::Relaxed);
+                    responses.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
@@ -52,7 +52,7 @@ fn new_certificate_is_used_without_failed_requests() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(answers.load(Ordering::Relaxed) > 20, "there was load");
+    assert!(responses.load(Ordering::Relaxed) > 20, "there was load");
     await_use(&site, &memledger, "", 1.0);
 }
 
@@ -105,9 +105,9 @@ fn users_change_without_a_restart() {
 /// Sends a request on a connection that stays open, and returns the status.
 fn status_on(stream: &mut (impl Read + Write), headers: &str) -> u16 {
     write!(stream, "GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n").unwrap();
-    let mut answer = [0; 1_024];
-    let length = stream.read(&mut answer).unwrap();
-    let text = String::from_utf8_lossy(&answer[..length]).into_owned();
+    let mut response = [0; 1_024];
+    let length = stream.read(&mut response).unwrap();
+    let text = String::from_utf8_lossy(&response[..length]).into_owned();
     text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{text}"))
 }
 
@@ -126,15 +126,15 @@ fn changed_access_rules_close_connections_and_other_changes_do_not() {
     site.write("web.yml", &text);
     site.certify();
     eventually("the headers", || match site.client().get(&memledger, "/-/healthy", "")? {
-        (_, answer) if answer.contains("x-frame-options: deny") => Ok(()),
-        (_, answer) => Err(answer),
+        (_, response) if response.contains("x-frame-options: deny") => Ok(()),
+        (_, response) => Err(response),
     });
     assert_eq!(status_on(&mut kept, ""), 200, "the connection stays open");
     site.write("web.yml", &format!("{TLS}{}", user("bob")));
     assert_eq!(until_closed(kept), "");
     let rest = half.write_all(b"Host: 127.0.0.1\r\n\r\n").map(|()| until_closed(half));
     assert!(
-        !rest.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")),
+        !rest.is_ok_and(|response| response.starts_with("HTTP/1.1 200")),
         "a request under older rules is refused"
     );
     assert_eq!(site.client().get(&memledger, "/metrics", &basic("bob", "secret")).unwrap().0, 200);
@@ -199,7 +199,10 @@ fn client_certificates_and_names_stay_required_until_restart() {
     let site = Site::new(&named);
     let memledger = site.start_unready(&[]);
     let (ann, bob) = (site.authority.issue(&["ann.example"]), site.authority.issue(&["bob.example"]));
+    let any =
+        format!("{TLS}  client_auth_type: RequireAnyClientCert\n  client_allowed_sans: [ann.example]\n");
     for (text, expected) in [
+        (&any, "certificates would no longer be verified"),
         (&verified, "of any name would be accepted"),
         (&TLS.to_owned(), "certificates would no longer be required"),
     ] {

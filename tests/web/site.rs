@@ -159,9 +159,9 @@ impl Client {
 
     /// Returns the metrics.
     pub fn metrics(&self, memledger: &Memledger, headers: &str) -> Metrics {
-        let (status, answer) = self.get(memledger, "/metrics", headers).unwrap();
-        assert_eq!(status, 200, "{answer}");
-        Metrics::parse(answer.split_once("\r\n\r\n").expect("a body").1)
+        let (status, response) = self.get(memledger, "/metrics", headers).unwrap();
+        assert_eq!(status, 200, "{response}");
+        Metrics::parse(response.split_once("\r\n\r\n").expect("a body").1)
     }
 }
 
@@ -173,12 +173,12 @@ pub fn get(path: &str, headers: &str) -> String {
 /// Sends a request and reads to the end. Returns the status and the whole response.
 pub fn exchange(mut stream: impl Read + Write, request: &str) -> Result<(u16, String), String> {
     stream.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
-    let mut answer = Vec::new();
-    let ended = stream.read_to_end(&mut answer);
-    let answer = String::from_utf8_lossy(&answer).into_owned();
-    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let mut response = Vec::new();
+    let ended = stream.read_to_end(&mut response);
+    let response = String::from_utf8_lossy(&response).into_owned();
+    let status = response.split(' ').nth(1).and_then(|status| status.parse().ok());
     match (status, ended) {
-        (Some(status), _) => Ok((status, answer)),
+        (Some(status), _) => Ok((status, response)),
         (None, Err(error)) => Err(error.to_string()),
         (None, Ok(_)) => Err("closed without a response".to_owned()),
     }

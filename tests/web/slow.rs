@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::limits::open_sockets;
 use super::site::{connect, exchange, get};
-use crate::support::load::{CONNECTIONS, ask, crowded, other_address, own_address};
+use crate::support::load::{CONNECTIONS, crowded, other_address, own_address, send_requests};
 use crate::support::{Memledger, eventually};
 
 /// Slow readers, as many as one client may have permits.
@@ -57,15 +57,15 @@ fn ten_thousand_large_responses_do_not_grow_memory_or_skip_cycles() {
     let read = |name: &str| memledger.metrics().value(name, &[]);
     let (stamp, skipped) = ("memledger_snapshot_timestamp_seconds", "memledger_cycles_skipped_total");
     let whole = exchange(connect(&memledger), &get("/metrics", "")).unwrap().1.len();
-    ask(&memledger, 1_000, 10);
+    send_requests(&memledger, 1_000, 10);
     let (before, began, left_out) = (memledger.anonymous_bytes(), read(stamp), read(skipped));
-    ask(&memledger, 10_000, 10);
+    send_requests(&memledger, 10_000, 10);
     let grown = memledger.anonymous_bytes().saturating_sub(before);
     let (passed, left_out) = (read(stamp) - began, read(skipped) - left_out);
-    eprintln!("{grown} bytes more, answers of {whole}; {left_out} cycles left out in {passed} s");
-    // a snapshot and its rendered texts are replaced each second, and requests that are answered keep the one before alive: how many
-    // there are depends on the moment. A leak of one answer in a hundred would be a hundred of them
-    assert!(grown < 16 * whole as u64, "{grown} bytes more, answers of {whole}");
+    eprintln!("{grown} bytes more, responses of {whole}; {left_out} cycles left out in {passed} s");
+    // a snapshot and its rendered texts are replaced each second, and responses keep the one before in memory: how many
+    // there are depends on the moment. A leak of one response in a hundred would be a hundred of them
+    assert!(grown < 16 * whole as u64, "{grown} bytes more, responses of {whole}");
     assert!(passed > 0.5, "{passed} s of samples");
     assert!(left_out <= 1.0 + passed / 10.0, "{left_out} cycles of {passed} s were left out");
 }
@@ -100,14 +100,14 @@ fn slow_readers_are_limited_in_time_and_memory() {
             let other = TcpStream::connect(other_address(&memledger)).unwrap();
             assert_eq!(exchange(other, &get("/metrics", "")).unwrap().0, 200, "another client has its own");
         }
-        let held = memledger.anonymous_bytes().saturating_sub(before);
-        let answers = held as f64 / whole as f64;
-        eprintln!("{SLOW_READERS} slow readers hold {answers:.1} answers of {whole} bytes");
+        let used = memledger.anonymous_bytes().saturating_sub(before);
+        let responses = used as f64 / whole as f64;
+        eprintln!("{SLOW_READERS} slow readers use {responses:.1} responses of {whole} bytes");
         // they share the text of a snapshot or two; the allocator retains as much again
-        assert!(answers < 4.0, "{held} bytes, which is {answers:.1} answers of {whole}");
+        assert!(responses < 4.0, "{used} bytes, which is {responses:.1} responses of {whole}");
         let unsent = unsent_bytes(&memledger);
-        eprintln!("the kernel holds {unsent} bytes");
-        assert!((1..=SLOW_READERS * (512 << 10)).contains(&unsent), "the kernel holds {unsent} bytes");
+        eprintln!("{unsent} bytes are in the kernel");
+        assert!((1..=SLOW_READERS * (512 << 10)).contains(&unsent), "{unsent} bytes are in the kernel");
         eventually("all permits are released", || match status(&memledger, "/metrics")? {
             200 if open_sockets(&memledger) <= sockets && unsent_bytes(&memledger) == 0 => Ok(()),
             status => Err(format!("{status}, {} bytes unsent", unsent_bytes(&memledger))),

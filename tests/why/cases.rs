@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use memledger::ledger::events::Kill;
-use memledger::ledger::events::{
-    CudaOom, Exit, ExitReason, LedgerEvent, OomReport, PriorUsage, UsageSample, Victim,
-};
-use memledger::ledger::host_history::FIRST_ID;
+use memledger::ledger::events::{Exit, ExitReason, LedgerEvent, OomReport, PriorUsage, UsageSample, Victim};
 use memledger::ledger::why::{Cause, Confidence};
 
 use super::events::*;
+use super::exit_cases;
 
 /// One row of the table.
 pub struct Case {
@@ -18,7 +16,7 @@ pub struct Case {
     pub cause: Cause,
     pub confidence: Confidence,
     /// Texts of the sentence and of the advice.
-    pub says: &'static [&'static str],
+    pub expected: &'static [&'static str],
     /// Texts that would claim too much.
     pub not: &'static [&'static str],
     /// Figures that are computed from the events, each verified by hand.
@@ -36,10 +34,10 @@ pub fn all() -> Vec<Case> {
         in_pods_and_nested_and_on_the_host,
         with_records_lost_or_none,
         beside_unattributed_kill,
-        on_request_and_by_signals,
-        by_bus_errors_and_errors,
-        of_gpu_memory,
-        normal_or_unknown,
+        exit_cases::on_request_and_by_signals,
+        exit_cases::by_bus_errors_and_errors,
+        exit_cases::of_gpu_memory,
+        exit_cases::normal_or_unknown,
     ];
     parts.iter().flat_map(|part| part()).collect()
 }
@@ -51,7 +49,7 @@ fn at_its_own_limit() -> Vec<Case> {
             events: vec![killed(trainer(Victim::Main)), ended(exit(ExitReason::OomContainer, 137, 0.3))],
             cause: Cause::OomLimitMain,
             confidence: Confidence::Certain,
-            says: &[
+            expected: &[
                 "python3",
                 "limit of 44.0 GiB",
                 "ended the container with exit code 137",
@@ -71,7 +69,7 @@ fn at_its_own_limit() -> Vec<Case> {
             cause: Cause::OomLimitWorker,
             confidence: Confidence::Certain,
             // 44 - 4.4 - 9.5 = 30.1 GiB available, 34 / 8 = 4.25 GiB each: 7 workers, that is 3 for each of 2 loaders
-            says: &[
+            expected: &[
                 "DataLoader worker",
                 "the container kept running",
                 "Fewer NUM_WORKERS (now 4)",
@@ -88,7 +86,7 @@ fn at_its_own_limit() -> Vec<Case> {
             events: vec![killed(kill(Victim::Child)), ended(exit(ExitReason::Error, 1, 72.0))],
             cause: Cause::OomLimitWorkerThenExit,
             confidence: Confidence::Certain,
-            says: &["kept running and ended 1 min 12 s later with exit code 1", "NUM_WORKERS"],
+            expected: &["kept running and ended 1 min 12 s later with exit code 1", "NUM_WORKERS"],
             not: &["that ended the container"],
             computed: &["4.2", "7", "3", "2", "1", "12"],
         },
@@ -108,7 +106,7 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
             })],
             cause: Cause::OomLimitWorker,
             confidence: Confidence::Certain,
-            says: &["the memory of each is not known", "CAP_SYS_PTRACE"],
+            expected: &["the memory of each is not known", "CAP_SYS_PTRACE"],
             not: &[" each (", " fit", "70.0 GiB"],
             computed: &[],
         },
@@ -117,7 +115,7 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
             events: vec![killed(Kill { before: None, limit_bytes: None, ..kill(Victim::Child) })],
             cause: Cause::OomLimitWorker,
             confidence: Confidence::Certain,
-            says: &["reached its memory limit;", "Raise the memory limit (--memory, mem_limit). "],
+            expected: &["reached its memory limit;", "Raise the memory limit (--memory, mem_limit). "],
             not: &["NUM_WORKERS", "page cache", "grew", "now"],
             computed: &[],
         },
@@ -126,7 +124,7 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
             events: vec![killed(shared())],
             cause: Cause::OomLimitShm,
             confidence: Confidence::Certain,
-            says: &[
+            expected: &[
                 "30.0 GiB of the 43.0 GiB",
                 "29.0 GiB of 32.0 GiB",
                 "--shm-size does not help",
@@ -143,11 +141,11 @@ fn reported(
     name: &'static str,
     kill: Kill,
     cause: Cause,
-    says: &'static [&'static str],
+    expected: &'static [&'static str],
     not: &'static [&'static str],
 ) -> Case {
     let computed = &["4.2", "7", "3", "2", "4", "8"];
-    Case { name, events: vec![killed(kill)], cause, confidence: Confidence::Certain, says, not, computed }
+    Case { name, events: vec![killed(kill)], cause, confidence: Confidence::Certain, expected, not, computed }
 }
 
 fn with_what_filled_the_limit() -> Vec<Case> {
@@ -253,11 +251,51 @@ fn with_processes_of_the_report() -> Vec<Case> {
             &["One process"],
         ),
         reported(
+            "the victim has no row: a thread of it was logged",
+            with(|report| {
+                report.processes = vec![row(22_100, "python3", 40), row(2, "sh", 1)];
+                report.victim_pid = Some(22_100);
+            }),
+            Cause::OomLimitWorker,
+            &["One process held most of it: python3 (pid 22100), the victim, with 40.0 GiB resident"],
+            &["not the largest"],
+        ),
+        reported(
+            "the victim was the largest with its swap",
+            with(|report| {
+                report.processes = vec![row(1, "python3", 20), row(22_212, "pt_data_worker", 15)];
+                report.processes[1].swap_bytes = Some(8 * GIB);
+            }),
+            Cause::OomLimitWorker,
+            &["Anonymous memory of programs"],
+            &["not the largest"],
+        ),
+        reported(
             "free memory in pieces",
-            of_host(|report| report.order = Some(3)),
+            of_host(|report| (report.order, report.fragmented) = (Some(3), true)),
             Cause::OomHost,
             &["for 8 contiguous pages (order 3)", "300.0 MiB that were free"],
             &["Largest holders of the machine"],
+        ),
+        reported(
+            "a request for several pages where memory was exhausted",
+            of_host(|report| report.order = Some(2)),
+            Cause::OomHost,
+            &["Anonymous memory of programs filled the host's memory"],
+            &["contiguous", "min_free_kbytes"],
+        ),
+        reported(
+            "NUMA nodes ran out",
+            of_host(|report| report.nodes = "0-1".into()),
+            Cause::OomNodes,
+            &["NUMA nodes to which a cpuset or a memory policy restricts it (0-1) ran out", "--cpuset-mems"],
+            &[
+                "whole machine",
+                "Set a memory limit",
+                "filled the host's memory",
+                "One process held",
+                "Largest holders",
+            ],
         ),
         reported(
             "requested by sysrq",
@@ -290,7 +328,7 @@ fn at_the_limit_of_another_cgroup() -> Vec<Case> {
             ],
             cause: Cause::OomParentLimit,
             confidence: Confidence::Certain,
-            says: &[
+            expected: &[
                 "the cgroup /training.slice above it reached its memory limit of 100.0 GiB",
                 "Raise the limit of /training.slice (now 100.0 GiB)",
                 "MemoryMax",
@@ -315,7 +353,7 @@ fn at_the_limit_of_another_cgroup() -> Vec<Case> {
             })],
             cause: Cause::OomParentLimit,
             confidence: Confidence::Likely,
-            says: &["a cgroup above the container reached its memory limit;"],
+            expected: &["a cgroup above the container reached its memory limit;"],
             not: &["because the container reached", "0 B"],
             computed: &[],
         },
@@ -329,7 +367,7 @@ fn in_pods_and_nested_and_on_the_host() -> Vec<Case> {
             events: vec![killed(in_a_pod())],
             cause: Cause::OomParentLimit,
             confidence: Confidence::Certain,
-            says: &[
+            expected: &[
                 "the cgroup /kubepods.slice/kubepods-pod1.slice above it",
                 "resources.limits.memory",
                 "QoS class",
@@ -347,7 +385,7 @@ fn in_pods_and_nested_and_on_the_host() -> Vec<Case> {
             })],
             cause: Cause::OomLimitWorker,
             confidence: Confidence::Certain,
-            says: &[
+            expected: &[
                 "the cgroup /job inside it reached its memory limit",
                 "which was set inside the container",
                 "500/1000 of the memory smaller",
@@ -360,7 +398,7 @@ fn in_pods_and_nested_and_on_the_host() -> Vec<Case> {
             events: vec![killed(of_host())],
             cause: Cause::OomHost,
             confidence: Confidence::Certain,
-            says: &[
+            expected: &[
                 "the whole machine ran out of memory",
                 "Largest holders of the machine's 62.0 GiB at the last sample: notebook 38.0 GiB, piper1-gpl-train-1 (this one) 20.0 GiB",
                 "Set a memory limit on notebook",
@@ -388,7 +426,7 @@ fn with_records_lost_or_none() -> Vec<Case> {
             })],
             cause: Cause::OomUnnamed,
             confidence: Confidence::Likely,
-            says: &[
+            expected: &[
                 "the kernel's record was lost",
                 "so its name and size are not known",
                 "no end of the container is recorded",
@@ -402,7 +440,7 @@ fn with_records_lost_or_none() -> Vec<Case> {
             events: vec![ended(Exit { oom_kills: 1, ..exit(ExitReason::OomContainer, 137, 0.0) })],
             cause: Cause::OomLimitMain,
             confidence: Confidence::Likely,
-            says: &["the kill's own record is not in the ledger", "counted 1 OOM kill"],
+            expected: &["the kill's own record is not in the ledger", "counted 1 OOM kill"],
             not: &[],
             computed: &["0", "3", "12"],
         },
@@ -411,7 +449,7 @@ fn with_records_lost_or_none() -> Vec<Case> {
             events: vec![ended(exit(ExitReason::Killed, 137, 0.0))],
             cause: Cause::KilledOutside,
             confidence: Confidence::Certain,
-            says: &["NOT an OOM", "docker stop", "kubelet", "systemd-oomd", "earlyoom", "person"],
+            expected: &["NOT an OOM", "docker stop", "kubelet", "systemd-oomd", "earlyoom", "person"],
             not: &["memory limit of"],
             computed: &["3", "12"],
         },
@@ -420,7 +458,7 @@ fn with_records_lost_or_none() -> Vec<Case> {
             events: vec![ended(Exit { runtime_oom_flag: Some(true), ..exit(ExitReason::Killed, 137, 0.0) })],
             cause: Cause::KilledOutside,
             confidence: Confidence::Likely,
-            says: &["NOT an OOM"],
+            expected: &["NOT an OOM"],
             not: &[],
             computed: &["3", "12"],
         },
@@ -429,7 +467,7 @@ fn with_records_lost_or_none() -> Vec<Case> {
             events: vec![ended(Exit { kernel_log_read: false, ..exit(ExitReason::Killed, 137, 0.0) })],
             cause: Cause::KilledOutside,
             confidence: Confidence::Likely,
-            says: &["could not be read"],
+            expected: &["could not be read"],
             not: &["NOT an OOM"],
             computed: &["3", "12"],
         },
@@ -443,7 +481,7 @@ fn beside_unattributed_kill() -> Vec<Case> {
             events: vec![killed(unattributed()), ended(exit(ExitReason::Killed, 137, 0.0))],
             cause: Cause::Unknown,
             confidence: Confidence::Unsure,
-            says: &["of an unknown container", "it may have been"],
+            expected: &["of an unknown container", "it may have been"],
             not: &["NOT an OOM"],
             computed: &["3", "12", "5"],
         },
@@ -452,261 +490,9 @@ fn beside_unattributed_kill() -> Vec<Case> {
             events: vec![killed(unattributed()), ended(exit(ExitReason::Error, 1, 0.0))],
             cause: Cause::ErrorExit,
             confidence: Confidence::Unsure,
-            says: &["of an unknown container", "if it was a child of this one"],
+            expected: &["of an unknown container", "if it was a child of this one"],
             not: &["No OOM kill"],
             computed: &["3", "12", "5"],
         },
-    ]
-}
-
-/// An exit without a kill.
-fn case(
-    name: &'static str,
-    exit: Exit,
-    cause: Cause,
-    confidence: Confidence,
-    says: &'static [&'static str],
-) -> Case {
-    let events = vec![ended(exit)];
-    Case { name, events, cause, confidence, says, not: &["OOM killer killed"], computed: &["3", "12"] }
-}
-
-fn on_request_and_by_signals() -> Vec<Case> {
-    let asked_twice = |exit| Exit { stop_signals: vec![Some(15), Some(9)], ..exit };
-    vec![
-        case(
-            "docker stop",
-            stop_request(exit(ExitReason::Stopped, 143, 0.0), 15),
-            Cause::Stopped,
-            Confidence::Certain,
-            &["SIGTERM", "exit code 143", "stop request"],
-        ),
-        case(
-            "docker stop that reached its timeout",
-            asked_twice(exit(ExitReason::Stopped, 137, 0.0)),
-            Cause::Stopped,
-            Confidence::Certain,
-            &["did not exit on SIGTERM", "killed it after the stop timeout"],
-        ),
-        case(
-            "docker kill",
-            stop_request(exit(ExitReason::Stopped, 137, 0.0), 9),
-            Cause::KilledByRequest,
-            Confidence::Certain,
-            &["kill request to the runtime"],
-        ),
-        case(
-            "a segmentation fault",
-            exit(ExitReason::Signal, 139, 0.0),
-            Cause::CrashedSignal,
-            Confidence::Certain,
-            &["SIGSEGV", "not a lack of memory", "docker logs --tail 50 4f1c2a9b7d3e"],
-        ),
-        case(
-            "an abort",
-            exit(ExitReason::Signal, 134, 0.0),
-            Cause::CrashedSignal,
-            Confidence::Certain,
-            &["SIGABRT", "bad_alloc"],
-        ),
-    ]
-}
-
-fn by_bus_errors_and_errors() -> Vec<Case> {
-    vec![
-        case(
-            "a bus error",
-            exit(ExitReason::Signal, 135, 0.0),
-            Cause::CrashedSignal,
-            Confidence::Certain,
-            &["SIGBUS", "--shm-size (now 64.0 MiB, 20.0 MiB of it in use"],
-        ),
-        case(
-            "a bus error with a full /dev/shm",
-            with_shm(exit(ExitReason::Signal, 135, 0.0), 63 * MIB),
-            Cause::ShmFull,
-            Confidence::Likely,
-            &[
-                "SIGBUS",
-                "63.0 MiB of the 64.0 MiB",
-                "larger --shm-size",
-                "ipc=host",
-                "fewer NUM_WORKERS (now 4)",
-            ],
-        ),
-        case(
-            "an error with a full /dev/shm",
-            with_shm(exit(ExitReason::Error, 1, 0.0), 63 * MIB),
-            Cause::ShmFull,
-            Confidence::Likely,
-            &["63.0 MiB of the 64.0 MiB", "which would prove it", "Bus error"],
-        ),
-        case(
-            "a hangup from outside",
-            exit(ExitReason::Signal, 129, 0.0),
-            Cause::EndedBySignal,
-            Confidence::Certain,
-            &["SIGHUP", "without a stop request"],
-        ),
-    ]
-}
-
-fn of_gpu_memory() -> Vec<Case> {
-    let case = |name, events, cause, confidence, says| Case {
-        name,
-        events,
-        cause,
-        confidence,
-        says,
-        not: &["container's log"],
-        computed: &[],
-    };
-    let ended_by = |oom: CudaOom| vec![LedgerEvent::CudaOom(oom), ended(exit(ExitReason::CudaOom, 1, 2.0))];
-    vec![
-        case(
-            "more than there was",
-            ended_by(cuda_oom()),
-            Cause::CudaOom,
-            Confidence::Certain,
-            &[
-                "2 s after a CUDA out-of-memory error",
-                "tried to allocate 20.0 GiB on GPU 0 in model/forward, where 2.0 GiB of 12.0 GiB were free",
-                "BATCH_SIZE=16 ACCUM=2 keeps the effective batch of 32",
-                "memledger advise",
-            ],
-        ),
-        case(
-            "in pieces",
-            ended_by(CudaOom { tried_bytes: Some(5 * GIB), ..cuda_oom() }),
-            Cause::CudaOomFragmented,
-            Confidence::Certain,
-            &["6.0 GiB in free pieces", "expandable_segments:True"],
-        ),
-        case(
-            "another holder",
-            ended_by(CudaOom {
-                tried_bytes: Some(9 * GIB),
-                inactive_split_bytes: Some(0),
-                holders: vec![gpu_holder("jupyter", false, 8), gpu_holder("piper1-gpl-train-1", true, 2)],
-                ..cuda_oom()
-            }),
-            Cause::CudaOomOtherHolder,
-            Confidence::Certain,
-            &["Others held 8.0 GiB of that GPU", "end what else is on it: jupyter 8.0 GiB"],
-        ),
-        case(
-            "its own share",
-            ended_by(CudaOom { tried_bytes: Some(3 * GIB), free_bytes: Some(11 * GIB), ..cuda_oom() }),
-            Cause::CudaOomOwnShare,
-            Confidence::Certain,
-            &["may take only a part of it", "Raise the share"],
-        ),
-        case(
-            "a caught one just before an error",
-            ended_by(CudaOom { uncaught: Some(false), ..cuda_oom() }),
-            Cause::CudaOom,
-            Confidence::Likely,
-            &["2 s after"],
-        ),
-        case(
-            "a survived one",
-            vec![LedgerEvent::CudaOom(CudaOom { uncaught: Some(false), ..cuda_oom() })],
-            Cause::CudaOomSurvived,
-            Confidence::Certain,
-            &["ran out of GPU memory", "No end of the container is recorded"],
-        ),
-        case(
-            "a worker that was killed long before it",
-            vec![
-                killed(kill(Victim::Child)),
-                LedgerEvent::CudaOom(CudaOom { at: AT + 60.0, ..cuda_oom() }),
-                ended(exit(ExitReason::CudaOom, 1, 61.0)),
-            ],
-            Cause::CudaOom,
-            Confidence::Certain,
-            &["1 s after a CUDA out-of-memory error"],
-        ),
-        case(
-            "one that the ledger has no more",
-            vec![ended(exit(ExitReason::CudaOom, 1, 0.0))],
-            Cause::CudaOom,
-            Confidence::Likely,
-            &["not in the ledger (any more)"],
-        ),
-    ]
-}
-
-fn normal_or_unknown() -> Vec<Case> {
-    vec![
-        case(
-            "an error",
-            exit(ExitReason::Error, 1, 0.0),
-            Cause::ErrorExit,
-            Confidence::Certain,
-            &["exit code 1", "its own error", "CUDA"],
-        ),
-        case(
-            "the host was restarted",
-            exit(ExitReason::HostRestart, 255, 0.0),
-            Cause::HostRestart,
-            Confidence::Certain,
-            &["the host was restarted or lost power"],
-        ),
-        case(
-            "completed",
-            exit(ExitReason::Completed, 0, 0.0),
-            Cause::Completed,
-            Confidence::Certain,
-            &["exit code 0 after 3 h 12 min", "without an error"],
-        ),
-        case(
-            "no runtime",
-            Exit { exit_code: None, reason: Some(ExitReason::Unknown), ..exit(ExitReason::Unknown, 0, 0.0) },
-            Cause::Unknown,
-            Confidence::Unsure,
-            &["for a reason that is not recorded"],
-        ),
-        case(
-            "only the runtime's flag is left",
-            Exit {
-                id: FIRST_ID,
-                reason: Some(ExitReason::Unknown),
-                runtime_oom_flag: Some(true),
-                ..exit(ExitReason::Unknown, 137, 0.0)
-            },
-            Cause::OomFlagOnly,
-            Confidence::Likely,
-            &[
-                "OOMKilled is set, and nothing else is left",
-                "the limit are not known",
-                "docker logs --tail 50",
-            ],
-        ),
-        case(
-            "SIGKILL before the oldest record",
-            Exit {
-                id: FIRST_ID,
-                reason: Some(ExitReason::Unknown),
-                runtime_oom_flag: Some(false),
-                ..exit(ExitReason::Unknown, 137, 0.0)
-            },
-            Cause::Unknown,
-            Confidence::Unsure,
-            &["No record of an OOM kill at that time could be read", "may have been one or not"],
-        ),
-        case(
-            "SIGKILL that no ledger has recorded",
-            Exit { id: FIRST_ID, ..exit(ExitReason::Killed, 137, 0.0) },
-            Cause::KilledOutside,
-            Confidence::Likely,
-            &["NOT an OOM kill", "no stop request is known any more"],
-        ),
-        case(
-            "evidence may still arrive",
-            Exit { reason: None, ..exit(ExitReason::Unknown, 137, 0.0) },
-            Cause::Unknown,
-            Confidence::Unsure,
-            &["may still arrive"],
-        ),
     ]
 }

@@ -125,17 +125,17 @@ pub fn row(pid: u32, process: &str, gib: u64) -> ReportProcess {
 }
 
 pub fn trainer(victim: Victim) -> Kill {
-    let mut held = PriorUsage {
+    let mut usage = PriorUsage {
         roles: vec![role("trainer", 2, Some(40 * GIB)), role("dataloader_worker", 8, Some(2 * GIB))],
         ..before(42 * GIB, 43 * GIB, Some(44 * GIB))
     };
-    held.samples.iter_mut().for_each(|sample| sample.file_bytes = Some(20 * GIB));
+    usage.samples.iter_mut().for_each(|sample| sample.file_bytes = Some(20 * GIB));
     let pid = Some(22_100);
     Kill {
         process: "python3".into(),
         role: "trainer".into(),
         pid,
-        before: Some(Arc::new(held)),
+        before: Some(Arc::new(usage)),
         ..kill(victim)
     }
 }
@@ -159,7 +159,7 @@ pub fn exit(reason: ExitReason, exit_code: i64, after: f64) -> Exit {
     }
 }
 
-/// An error on a GPU of 12 GiB, of which the process holds 10 GiB, 4 of them in tensors.
+/// An error on a GPU of 12 GiB, of which the process uses 10 GiB, 4 of them for tensors.
 pub fn cuda_oom() -> CudaOom {
     CudaOom {
         id: 3,
@@ -188,9 +188,9 @@ pub fn gpu_holder(name: &str, own: bool, gib: u64) -> GpuHolder {
 }
 
 pub fn with_shm(mut exit: Exit, used: u64) -> Exit {
-    let mut held = exit.before.take().map_or_else(PriorUsage::default, Arc::unwrap_or_clone);
-    held.samples.iter_mut().for_each(|sample| sample.shm_used_bytes = Some(used));
-    exit.before = Some(Arc::new(held));
+    let mut usage = exit.before.take().map_or_else(PriorUsage::default, Arc::unwrap_or_clone);
+    usage.samples.iter_mut().for_each(|sample| sample.shm_used_bytes = Some(used));
+    exit.before = Some(Arc::new(usage));
     exit
 }
 
@@ -219,21 +219,21 @@ pub fn unattributed() -> Kill {
 }
 
 pub fn of_host() -> Kill {
-    let mut held = before(20 * GIB, 20 * GIB, None);
+    let mut usage = before(20 * GIB, 20 * GIB, None);
     let holder = |name: &str, unreclaimable_bytes| MemoryHolder { name: name.into(), unreclaimable_bytes };
-    held.holders = vec![
+    usage.holders = vec![
         holder("notebook", 38 * GIB),
         holder("piper1-gpl-train-1", 20 * GIB),
         holder("processes outside containers", 2 * GIB),
     ];
-    held.host_total_bytes = Some(62 * GIB);
-    held.host_available_bytes = Some(300 * MIB);
+    usage.host_total_bytes = Some(62 * GIB);
+    usage.host_available_bytes = Some(300 * MIB);
     Kill {
         scope: OomScope::Host,
         oom_score_adj: Some(800),
         limit_cgroup: "".into(),
         limit_bytes: None,
-        before: Some(Arc::new(held)),
+        before: Some(Arc::new(usage)),
         evidence: vec![Evidence::new(
             "kmsg",
             "Out of memory: Killed process 22212 (pt_data_worker) total-vm:9675280kB, anon-rss:5242880kB, \
@@ -244,12 +244,12 @@ pub fn of_host() -> Kill {
 }
 
 pub fn shared() -> Kill {
-    let mut held = before(20 * GIB, 43 * GIB, Some(44 * GIB));
-    for sample in &mut held.samples {
+    let mut usage = before(20 * GIB, 43 * GIB, Some(44 * GIB));
+    for sample in &mut usage.samples {
         (sample.shmem_bytes, sample.shm_used_bytes, sample.shm_size_bytes) =
             (Some(30 * GIB), Some(29 * GIB), Some(32 * GIB));
     }
-    Kill { before: Some(Arc::new(held)), ..kill(Victim::Child) }
+    Kill { before: Some(Arc::new(usage)), ..kill(Victim::Child) }
 }
 
 /// Returns a kill in a Kubernetes pod, at the pod's limit.

@@ -10,11 +10,10 @@ use crate::cli::control;
 use crate::config::Config;
 
 const NAME: &str = "control socket";
-const LOST: &str =
-    "no release-gpu on this host; why and events only where they can read the ledger in --state.path";
+const LOST: &str = "no release-gpu and cleanup on this host; why, events, runs, compare, report and advise only where they can read the ledger in --state.path";
 const START: &str = "start `memledger serve`; if it runs, its log has the reason";
 
-/// Nobody listens, or there is no such file.
+/// No process listens, or there is no such file.
 const ABSENT: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::ConnectionRefused];
 
 /// Checks whether a memledger answers on the control socket, or could create it.

@@ -152,7 +152,7 @@ fn missing_socket(config: &Config, fix: &str) -> Option<Check> {
     let places: Vec<_> = sockets.iter().map(|socket| socket.display().to_string()).collect();
     config
         .cri
-        .is_asked_for
+        .is_explicit
         .then(|| Check::bad(NAME, format!("{NO_SOCKET} at {}", places.join(", ")), LOST, fix))
 }
 

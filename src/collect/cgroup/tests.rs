@@ -18,11 +18,21 @@ fn collect(root: &Path, containers: &[(&str, &str)]) -> CycleData {
 }
 
 fn collect_again(cgroups: &mut Cgroups, root: &Path, containers: &[(&str, &str)]) -> CycleData {
-    let hierarchy = Hierarchy { version: Version::V2, root: root.to_path_buf() };
     let containers = containers.iter().map(|(id, path)| Container::in_cgroup(id, path)).collect();
+    collect_at(cgroups, Timestamp::now(), Version::V2, root, containers)
+}
+
+fn collect_at(
+    cgroups: &mut Cgroups,
+    now: Timestamp,
+    version: Version,
+    root: &Path,
+    containers: Vec<Arc<Container>>,
+) -> CycleData {
+    let hierarchy = Hierarchy { version, root: root.to_path_buf() };
     let inventory = Arc::new(Inventory { containers, runtimes: vec![] });
     let context = Context {
-        now: Timestamp::now(),
+        now,
         host_paths: &HostPaths::default(),
         hierarchy: Some(&hierarchy),
         inventory: &inventory,
@@ -102,6 +112,62 @@ fn sum_is_incomplete_with_a_cgroup_without_memory_controller() {
     let cycle_data = collect(folder.path(), &[("rootless", "user.slice/rootless")]);
     assert!(!cycle_data.memory_complete);
     assert!(collect(folder.path(), &[("ended", "user.slice/ended")]).memory_complete);
+}
+
+#[test]
+fn sum_is_incomplete_with_a_container_that_gets_no_cgroup() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cgroups, start) = (Cgroups::default(), Timestamp::now());
+    let rootless = Container { cgroup: None, ..(*Container::in_cgroup("rootless", "")).clone() };
+    let mut is_complete = |seconds| {
+        let now = start.plus(Duration::from_secs(seconds));
+        collect_at(&mut cgroups, now, Version::V1, folder.path(), vec![Arc::new(rootless.clone())])
+            .memory_complete
+    };
+    assert!(is_complete(0) && is_complete(5), "the runtime may create it now");
+    assert!(!is_complete(10));
+}
+
+#[test]
+fn room_below_a_level_of_unknown_memory_is_unknown() {
+    let folder = tempfile::tempdir().unwrap();
+    let level = |path: &str, stat: &str, max: &str| {
+        cgroup(folder.path(), path, &[("memory.current", "1\n"), ("memory.stat", stat), ("memory.max", max)]);
+    };
+    let stat = "anon 1\nfile 0\nshmem 0\nkernel 0\nslab_reclaimable 0\nsock 0\n";
+    level("pod", stat, "1000\n");
+    level("pod/limited", "file 0\n", "100\n");
+    level("pod/unlimited", "file 0\n", "max\n");
+    let memory = collect(folder.path(), &[("a", "pod/limited"), ("b", "pod/unlimited")]).memory;
+    let of = |number: usize| {
+        let memory: ContainerMemory = memory[number].unwrap();
+        (memory.effective_limit, memory.headroom, memory.limit_utilization)
+    };
+    assert_eq!(of(0), (Some(100), None, None), "not that of the looser level");
+    assert_eq!(of(1), (Some(1000), Some(999), Some(0.001)));
+}
+
+#[test]
+fn levels_open_only_the_files_that_they_need() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = [
+        "memory.current",
+        "memory.stat",
+        "memory.max",
+        "memory.high",
+        "memory.swap.max",
+        "memory.events",
+        "memory.peak",
+        "memory.swap.current",
+        "memory.pressure",
+        "cpu.stat",
+    ];
+    let files = files.map(|name| (name, if name.ends_with("stat") { "anon 1\n" } else { "1\n" }));
+    cgroup(folder.path(), "pod", &files);
+    cgroup(folder.path(), "pod/a", &files);
+    assert_eq!(collect(folder.path(), &[("a", "pod/a")]).cgroup_files, 10 + 5);
+    let missing = collect(folder.path(), &[("a", "pod/a"), ("missing", "pod/missing")]);
+    assert_eq!(missing.cgroup_files, 10 + 5 + MAX_FILES, "with those that are still to be opened");
 }
 
 #[test]

@@ -10,150 +10,93 @@
 //!   never more than the memory that is used; the difference stays unattributed.
 //!
 //! Pure: no I/O, no clock.
-//! Pure: no I/O, no clock.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 
-use super::devices::MAX_MEMORY;
-use crate::parse::drm::{DrmClient, Region};
+use super::drm_process::DrmProcessKey;
+use crate::parse::drm::DrmClient;
 
-/// A process: its pid, and the clock ticks from boot to its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct DrmProcessKey {
-    /// Clock ticks from boot to its start. First, so that the older process comes first.
-    pub start_ticks: u64,
-    /// Its pid.
-    pub pid: u32,
-}
+/// A client on one GPU, with a process that has it open.
+pub type CardClient<'a> = (DrmProcessKey, &'a DrmClient);
 
-/// A descriptor of a GPU in a process.
-#[derive(Clone, Debug)]
-pub struct Descriptor {
-    /// The process that has it open.
-    pub process: DrmProcessKey,
-    /// The driver's statistics for it.
-    pub client: DrmClient,
-}
-
-/// The memory of one client.
-struct ClientMemory {
-    /// The process for which it counts.
-    process: DrmProcessKey,
-    /// Resident memory in bytes; `None` if it is not reported.
-    resident: Option<u64>,
-    /// The maximum of it that is shared with other clients.
-    shared: u64,
-}
-
-/// The memory of the processes on one GPU.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct DeviceClients {
-    /// Bytes by process; `None` if a part is unknown. Processes without memory are omitted.
-    pub by_process: BTreeMap<DrmProcessKey, Option<u64>>,
-    /// The number of impossible values.
-    pub malformed: usize,
-}
-
-impl DeviceClients {
-    /// Makes the memory of a process unknown because only a part of it was read.
-    pub fn withhold(&mut self, process: DrmProcessKey) {
-        self.by_process.insert(process, None);
-    }
-
-    /// Returns the sum of all known values.
-    pub fn sum(&self) -> u64 {
-        self.by_process.values().flatten().fold(0, |sum, bytes| sum.saturating_add(*bytes))
-    }
-}
+/// The memory of the processes on one GPU, in bytes; `None` if a part is unknown. Processes without memory are omitted.
+pub type HeldMemory = BTreeMap<DrmProcessKey, Option<u64>>;
 
 /// Returns true for the GPU's own memory.
-fn is_local(region: &Region) -> bool {
-    let name = &region.name[..];
-    let base = name.strip_prefix(b"stolen-").unwrap_or(name);
+fn is_local(region: &[u8]) -> bool {
+    let base = region.strip_prefix(b"stolen-").unwrap_or(region);
     let letters = base.iter().position(u8::is_ascii_digit).unwrap_or(base.len());
     base[letters..].iter().all(u8::is_ascii_digit) && matches!(&base[..letters], b"vram" | b"local")
 }
 
-/// Returns true if the clients of a GPU report memory of its own.
-pub fn has_own_memory(descriptors: &[Descriptor]) -> bool {
-    descriptors.iter().flat_map(|descriptor| &descriptor.client.regions).any(is_local)
-}
-
-/// Returns each client once, with the process for which it counts. Descriptors without an id are omitted.
-pub fn clients(descriptors: &[Descriptor]) -> Vec<&Descriptor> {
-    let mut first: HashMap<&[u8], &Descriptor> = HashMap::new();
-    for descriptor in descriptors {
-        let Some(id) = &descriptor.client.id else { continue };
-        let known = first.entry(id).or_insert(descriptor);
-        if descriptor.process < known.process {
-            *known = descriptor;
-        }
-    }
-    let mut all: Vec<_> = first.into_values().collect();
-    all.sort_by(|a, b| (a.process, &a.client.id).cmp(&(b.process, &b.client.id)));
+/// Returns each client once, with the process for which it counts, and all descriptors without an id.
+pub fn clients<'a>(descriptors: &[CardClient<'a>]) -> Vec<CardClient<'a>> {
+    let mut all = descriptors.to_vec();
+    all.sort_by_key(|(process, _)| *process);
+    let mut known = HashSet::new();
+    all.retain(|(_, client)| client.id.as_ref().is_none_or(|id| known.insert(id)));
     all
 }
 
 /// Returns the memory of the processes on one GPU, from all its descriptors.
-///
-/// `own_memory`: the GPU has memory of its own, and only that counts.
-pub fn sum_clients(descriptors: &[Descriptor], own_memory: bool) -> DeviceClients {
-    let mut held = DeviceClients::default();
-    let mut clients_memory = Vec::new();
-    for descriptor in clients(descriptors) {
-        let client_memory = memory_of(descriptor, own_memory, &mut held.malformed);
-        if client_memory.resident != Some(0) {
-            clients_memory.push(client_memory);
+pub fn sum_clients(descriptors: &[CardClient<'_>]) -> HeldMemory {
+    let mut regions = descriptors.iter().flat_map(|(_, client)| client.regions.keys());
+    let own_memory = regions.any(|region| is_local(region));
+    let mut held = HeldMemory::new();
+    let (mut most_shared, mut sharer) = (0, None);
+    for (process, client) in clients(descriptors) {
+        let memory = memory_of(client, own_memory);
+        if memory.is_some_and(|(resident, _)| resident == 0) {
+            continue;
+        }
+        // without an id it is unknown whether the client was counted already
+        let memory = memory.filter(|_| client.id.is_some());
+        let sum = held.entry(process).or_insert(Some(0));
+        *sum = sum.zip(memory).map(|(sum, (resident, shared))| sum.saturating_add(resident - shared));
+        let shared = memory.map_or(0, |(_, shared)| shared);
+        if shared > most_shared {
+            (most_shared, sharer) = (shared, Some(process)); // of equals, the oldest
         }
     }
-    let sharers = clients_memory.iter().enumerate().filter(|(_, client_memory)| client_memory.shared > 0);
-    // of equals, the oldest
-    let largest_sharer = sharers
-        .max_by_key(|(at, client_memory)| (client_memory.shared, std::cmp::Reverse(*at)))
-        .map(|(at, _)| at);
-    for (at, client_memory) in clients_memory.iter().enumerate() {
-        let shared = if Some(at) == largest_sharer { 0 } else { client_memory.shared };
-        let own = client_memory.resident.map(|resident| resident.saturating_sub(shared));
-        let sum = held.by_process.entry(client_memory.process).or_insert(Some(0));
-        *sum = sum.zip(own).map(|(sum, own)| sum.saturating_add(own));
+    if let Some(sum) = sharer.and_then(|process| held.get_mut(&process)) {
+        *sum = sum.map(|sum| sum.saturating_add(most_shared));
     }
-    // without an id it is unknown whether the client was counted already
-    for descriptor in descriptors.iter().filter(|descriptor| descriptor.client.id.is_none()) {
-        let nothing = resident(&descriptor.client, own_memory).is_none_or(|bytes| bytes == 0);
-        if !nothing {
-            held.by_process.insert(descriptor.process, None);
-        }
-    }
-    held.malformed += descriptors.iter().map(|descriptor| descriptor.client.malformed).sum::<usize>();
     held
 }
 
-fn memory_of(descriptor: &Descriptor, own_memory: bool, malformed: &mut usize) -> ClientMemory {
-    let client = &descriptor.client;
-    let counted = client.regions.iter().filter(|region| !own_memory || is_local(region));
-    let shared = counted.map(|region| {
-        let resident = region.resident();
-        // `shared` includes buffers that are not resident
-        region.shared.zip(resident).map_or(0, |(shared, resident)| shared.min(resident))
+/// Returns the resident memory of the regions that count, and how much of it is shared with other clients at most; `None` if
+/// there are none, or one does not report it.
+fn memory_of(client: &DrmClient, own_memory: bool) -> Option<(u64, u64)> {
+    let counted = client.regions.iter().filter(|(name, _)| !own_memory || is_local(name));
+    let memory = counted.map(|(_, region)| {
+        let resident = region.resident()?;
+        // `shared` includes buffers that are not resident; kernels without it do not report which buffers are shared
+        Some((resident, region.shared.unwrap_or(0).min(resident)))
     });
-    let shared = shared.fold(0_u64, u64::saturating_add);
-    let resident = resident(client, own_memory);
-    let plausible = resident.filter(|bytes| *bytes <= MAX_MEMORY);
-    *malformed += usize::from(plausible != resident);
-    ClientMemory { process: descriptor.process, resident: plausible, shared: plausible.map_or(0, |_| shared) }
+    let add = |a: (u64, u64), b: (u64, u64)| (a.0.saturating_add(b.0), a.1.saturating_add(b.1));
+    memory.reduce(|a, b| Some(add(a?, b?)))?
 }
 
-/// Returns the resident memory of the regions that count; `None` if there are none, or one does not report it.
-fn resident(client: &DrmClient, own_memory: bool) -> Option<u64> {
-    let mut counted = client.regions.iter().filter(|region| !own_memory || is_local(region)).peekable();
-    counted.peek()?;
-    counted.try_fold(0_u64, |sum, region| sum.checked_add(region.resident()?))
+/// Adds the memory that a process allocated for computing. Its fdinfo contains that too, if it could be read.
+pub fn add_computing(held: &mut HeldMemory, process: DrmProcessKey, bytes: u64) {
+    if bytes > 0 {
+        let known = held.entry(process).or_default();
+        *known = Some(known.map_or(bytes, |known| known.max(bytes)));
+    }
+}
+
+/// Returns the sum of all known values.
+pub fn sum(held: &HeldMemory) -> u64 {
+    held.values().flatten().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// A descriptor of a process.
+    type Descriptor = (DrmProcessKey, DrmClient);
 
     fn key(pid: u32) -> DrmProcessKey {
         DrmProcessKey { start_ticks: u64::from(pid), pid }
@@ -162,8 +105,7 @@ mod tests {
     /// Returns a descriptor of client `id` in process `pid`, with these lines of its fdinfo.
     fn descriptor(pid: u32, id: Option<u32>, lines: &str) -> Descriptor {
         let id = id.map_or_else(String::new, |id| format!("drm-client-id: {id}\n"));
-        let client = DrmClient::parse(format!("drm-driver: amdgpu\n{id}{lines}").as_bytes()).unwrap();
-        Descriptor { process: key(pid), client }
+        (key(pid), DrmClient::parse(format!("drm-driver: amdgpu\n{id}{lines}").as_bytes()).unwrap())
     }
 
     fn vram(pid: u32, id: u32, resident: u64, shared: u64) -> Descriptor {
@@ -172,10 +114,14 @@ mod tests {
         descriptor(pid, Some(id), &lines)
     }
 
+    fn borrowed(descriptors: &[Descriptor]) -> Vec<CardClient<'_>> {
+        descriptors.iter().map(|(process, client)| (*process, client)).collect()
+    }
+
     fn held(descriptors: &[Descriptor]) -> Vec<(u32, Option<u64>)> {
-        let held = sum_clients(descriptors, has_own_memory(descriptors));
-        assert_eq!(held.malformed, 0);
-        held.by_process.into_iter().map(|(key, bytes)| (key.pid, bytes)).collect()
+        let descriptors = borrowed(descriptors);
+        let held = sum_clients(&descriptors);
+        held.into_iter().map(|(key, bytes)| (key.pid, bytes)).collect()
     }
 
     #[test]
@@ -244,19 +190,27 @@ mod tests {
     }
 
     #[test]
-    fn partly_read_process_has_no_value_and_is_in_no_sum() {
-        let mut held = sum_clients(&[vram(7, 1, 100, 0), vram(8, 2, 30, 0)], true);
-        held.withhold(key(7));
-        held.withhold(key(9));
-        assert_eq!(held.by_process, BTreeMap::from([(key(7), None), (key(8), Some(30)), (key(9), None)]));
-        assert_eq!(held.sum(), 30);
+    fn unknown_memory_is_in_no_sum() {
+        let held = BTreeMap::from([(key(7), None), (key(8), Some(30)), (key(9), None)]);
+        assert_eq!(sum(&held), 30);
+    }
+
+    #[test]
+    fn computing_memory_counts_once_and_where_fdinfo_is_unknown() {
+        let mut held = sum_clients(&borrowed(&[vram(7, 1, 100, 0), vram(8, 2, 30, 0)]));
+        held.insert(key(8), None);
+        for (pid, bytes) in [(7, 90), (8, 25), (9, 40), (10, 0)] {
+            add_computing(&mut held, key(pid), bytes);
+        }
+        let wanted = [(7, 100), (8, 25), (9, 40)].map(|(pid, bytes)| (key(pid), Some(bytes)));
+        assert_eq!(held, BTreeMap::from(wanted));
     }
 
     #[test]
     fn sentinel_is_malformed() {
         for bytes in [u64::MAX, (1 << 50) + 1] {
-            let held = sum_clients(&[vram(7, 1, bytes, 0)], true);
-            assert_eq!((held.by_process, held.malformed), (BTreeMap::from([(key(7), None)]), 1));
+            let client = vram(7, 1, bytes, 0);
+            assert_eq!((client.1.malformed, held(&[client])), (1, vec![(7, None)]));
         }
     }
 
@@ -281,18 +235,18 @@ mod tests {
                 let (resident, shared) = of(*client);
                 vram(*pid, *client, resident, shared)
             }).collect();
-            let held = sum_clients(&all, true);
-            prop_assert!(held.sum() <= existing, "{} of {existing}", held.sum());
+            let held = sum_clients(&borrowed(&all));
+            prop_assert!(sum(&held) <= existing, "{} of {existing}", sum(&held));
             // all buffers of a single client are counted
             let seen: std::collections::BTreeSet<u32> = holders.iter().map(|(client, _)| *client).collect();
             let alone: u64 = buffers.iter()
                 .filter(|(_, who)| who.count_ones() == 1 && seen.contains(&who.trailing_zeros()))
                 .map(|(bytes, _)| bytes).sum();
-            prop_assert!(held.sum() >= alone);
+            prop_assert!(sum(&held) >= alone);
             // the order of the descriptors does not matter
             let mut reversed = all.clone();
             reversed.reverse();
-            prop_assert_eq!(sum_clients(&reversed, true), held);
+            prop_assert_eq!(sum_clients(&borrowed(&reversed)), held);
         }
     }
 }

@@ -4,14 +4,19 @@
 //! have none. NVIDIA's own driver also has render nodes, but no statistics there: its GPUs are read through NVML and
 //! skipped here, so that none is exported twice. Virtual devices are skipped too.
 //!
+//! Beside GPUs of NVIDIA's driver the graphics of a processor are skipped too, unless there is another GPU: they show a desktop or
+//! nothing, and to find the processes that use them costs more than their figures are worth.
+//!
 //! Only amdgpu reports the memory of a GPU, in files of its device directory.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::collect::gpu::{DeviceMemory, GpuIdentity};
-use crate::host::{Dir, HostPaths, KernelFile, ReadError};
-use crate::parse::number;
+use super::hwmon;
+use super::sysfs::{names, number, text, value};
+use crate::collect::gpu::{DeviceHealth, DeviceMemory, GpuIdentity};
+use crate::host::{HostPaths, ReadError};
+use crate::parse::MAX_GPU_MEMORY;
 use crate::series::bounded;
 
 /// Drivers whose render nodes are skipped.
@@ -19,8 +24,8 @@ const SKIPPED_DRIVERS: [&str; 8] =
     ["nvidia", "nvidia-drm", "virtio_gpu", "virtio-pci", "vmwgfx", "qxl", "vkms", "vgem"];
 /// The driver of partitions of an AMD GPU, which have render nodes but no memory and statistics of their own.
 const PARTITION: &str = "amdgpu_xcp";
-/// Maximum plausible memory of a GPU, 1 PiB.
-pub const MAX_MEMORY: u64 = 1 << 50;
+/// A GPU of AMD with less memory of its own is a part of a processor, to which the firmware assigned some of the host's memory.
+const MIN_DISCRETE_BYTES: u64 = 4 << 30;
 
 /// One GPU of a DRM driver.
 #[derive(Clone, Debug)]
@@ -29,10 +34,10 @@ pub struct Card {
     pub identity: Arc<GpuIdentity>,
     /// The driver of the device, such as `amdgpu`.
     pub driver: Arc<str>,
-    /// Its address on its bus; on the PCI bus, the `drm-pdev` of its clients.
-    pub address: Arc<str>,
     /// Its nodes below `/dev/dri`, such as `card0` and `renderD128`.
     pub nodes: Vec<String>,
+    /// Its address on its bus.
+    address: String,
     folder: PathBuf,
 }
 
@@ -42,76 +47,27 @@ pub struct Card {
 /// The list cannot be read. If a single device cannot be read, its error is pushed to `read_errors` and it is skipped.
 pub fn list(host_paths: &HostPaths, read_errors: &mut Vec<&'static str>) -> Result<Vec<Card>, ReadError> {
     let class = host_paths.sys.join("class/drm");
-    let mut nodes = match Dir::open(&class) {
-        Ok(dir) => render_nodes(&dir)?,
-        Err(error) if error.is_gone() => return Ok(vec![]),
-        Err(error) => return Err(error),
-    };
-    nodes.sort_by_key(|name| (name.len(), name.clone()));
     let mut cards: Vec<Card> = Vec::new();
-    for node in nodes {
-        match read_card(&class.join(&node).join("device"), &node) {
-            Ok(Some(card)) if cards.iter().all(|other| other.address != card.address) => cards.push(card),
-            Ok(_) => {}
-            Err(error) => read_errors.extend(error.reason_label()),
+    let mut has_nvidia = host_paths.has_device("nvidiactl");
+    for node in names(&class, "renderD")? {
+        let folder = class.join(&node).join("device");
+        let Some(uevent) = value(text(&folder.join("uevent")), read_errors) else { continue };
+        let key = |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        let driver = key("DRIVER").unwrap_or_default();
+        has_nvidia |= driver.starts_with("nvidia");
+        let is_partition = key("MODALIAS").is_some_and(|alias| alias.contains(PARTITION));
+        if SKIPPED_DRIVERS.contains(&driver) || is_partition {
+            continue;
         }
+        let card = Card::of(folder, node, driver, key);
+        let is_new = |card: &Card| cards.iter().all(|other| other.address != card.address);
+        let card = card.filter(is_new); // a GPU may have several render nodes
+        cards.extend(card);
+    }
+    if has_nvidia && !cards.iter().any(Card::is_discrete) {
+        cards.clear();
     }
     Ok(cards)
-}
-
-fn render_nodes(dir: &Dir) -> Result<Vec<String>, ReadError> {
-    let mut nodes = Vec::new();
-    dir.for_each(usize::MAX, &mut Vec::new(), |name, _| {
-        nodes.extend(name.to_str().filter(|name| name.starts_with("renderD")).map(str::to_owned));
-    })?;
-    Ok(nodes)
-}
-
-/// Reads the device of a render node; `None` if it is to be skipped.
-fn read_card(folder: &Path, node: &str) -> Result<Option<Card>, ReadError> {
-    let mut buffer = Vec::new();
-    let uevent = KernelFile::open(&folder.join("uevent"))?;
-    let uevent = String::from_utf8_lossy(uevent.read_once(&mut buffer)?).into_owned();
-    let value = |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    let driver = value("DRIVER").unwrap_or_default();
-    if SKIPPED_DRIVERS.contains(&driver) || value("MODALIAS").is_some_and(|alias| alias.contains(PARTITION)) {
-        return Ok(None);
-    }
-    let device_name = std::fs::canonicalize(folder).ok();
-    let device_name =
-        device_name.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-    let slot = value("PCI_SLOT_NAME").map(str::to_owned);
-    let Some(address) = slot.clone().or(device_name) else { return Ok(None) };
-    let mut nodes = vec![node.to_owned()];
-    if let Ok(dir) = Dir::open(&folder.join("drm")) {
-        dir.for_each(usize::MAX, &mut buffer, |name, _| {
-            nodes.extend(name.to_str().filter(|name| name.starts_with("card")).map(str::to_owned));
-        })?;
-    }
-    nodes.sort(); // the card comes before the render node
-    let text = |name: &str| text(folder, name);
-    let id = value("PCI_ID").unwrap_or_default().to_ascii_lowercase();
-    let identity = GpuIdentity {
-        vendor: vendor(&id, driver),
-        index: nodes[0].as_str().into(),
-        uuid: match text("unique_id") {
-            Some(unique) => bounded(&format!("GPU-{unique}")),
-            None => bounded(&format!("{}-{address}", if slot.is_some() { "pci" } else { "platform" })),
-        },
-        model: bounded(&text("product_name").unwrap_or_else(|| match id.as_str() {
-            "" => value("OF_COMPATIBLE_0").unwrap_or(driver).to_owned(),
-            id => format!("PCI {id}"),
-        })),
-        pci_bus_id: slot.as_deref().map_or_else(|| "".into(), bounded),
-        ..GpuIdentity::default()
-    };
-    Ok(Some(Card {
-        identity: Arc::new(identity),
-        driver: bounded(driver),
-        address: bounded(&address),
-        nodes,
-        folder: folder.to_path_buf(),
-    }))
 }
 
 /// Returns the vendor by its PCI id, or else by the driver; empty if neither is known.
@@ -130,68 +86,86 @@ fn vendor(pci_id: &str, driver: &str) -> &'static str {
     }
 }
 
-/// Reads the text of a file that only some drivers have.
-fn text(folder: &Path, name: &str) -> Option<String> {
-    let text = std::fs::read(folder.join(name)).ok()?;
-    let text = String::from_utf8_lossy(&text).trim().to_owned();
-    (!text.is_empty()).then_some(text)
-}
-
 impl Card {
+    /// Returns the GPU with these keys of its uevent; `None` without an address.
+    fn of<'a>(
+        folder: PathBuf,
+        node: String,
+        driver: &str,
+        key: impl Fn(&str) -> Option<&'a str>,
+    ) -> Option<Self> {
+        let slot = key("PCI_SLOT_NAME");
+        let device = std::fs::canonicalize(&folder).unwrap_or_default();
+        let address = slot.or(device.file_name().and_then(|name| name.to_str()))?;
+        let text = |name: &str| text(&folder.join(name)).ok().filter(|text| !text.is_empty());
+        let mut nodes = names(&folder.join("drm"), "card").unwrap_or_default(); // the card names it
+        nodes.push(node);
+        let id = key("PCI_ID").unwrap_or_default().to_ascii_lowercase();
+        let identity = GpuIdentity {
+            vendor: vendor(&id, driver),
+            index: nodes[0].as_str().into(),
+            uuid: match text("unique_id") {
+                Some(unique) => bounded(&format!("GPU-{unique}")),
+                None => bounded(&format!("{}-{address}", if slot.is_some() { "pci" } else { "platform" })),
+            },
+            model: bounded(&text("product_name").unwrap_or_else(|| match id.as_str() {
+                "" => key("OF_COMPATIBLE_0").unwrap_or(driver).to_owned(),
+                id => format!("PCI {id}"),
+            })),
+            pci_bus_id: bounded(slot.unwrap_or_default()),
+            ..GpuIdentity::default()
+        };
+        let address = address.to_owned();
+        Some(Self { identity: Arc::new(identity), driver: bounded(driver), nodes, address, folder })
+    }
+
+    /// Returns whether a descriptor is of this GPU. `node`: as its process sees it, which may be another node's name; `address`:
+    /// on the PCI bus, absent for other buses and without statistics.
+    pub fn is_of(&self, node: &str, address: Option<&[u8]>) -> bool {
+        match address {
+            Some(address) => self.identity.pci_bus_id.as_bytes() == address,
+            None => self.nodes.iter().any(|own| own == node),
+        }
+    }
+
     /// Reads its own memory; all absent where the driver does not report it, or the GPU has none.
     ///
     /// Source: `mem_info_vram_total` and `mem_info_vram_used` of amdgpu. Used includes memory that the driver reserves.
     pub fn memory(&self, read_errors: &mut Vec<&'static str>) -> DeviceMemory {
-        let mut read = |name: &'static str| match self.number(name) {
-            Ok(value) => Some(value),
-            Err(error) => {
-                read_errors.extend(error.reason_label());
-                None
-            }
-        };
+        let mut read = |name| value(number(&self.folder.join(name), MAX_GPU_MEMORY), read_errors);
         let (total, used) = (read("mem_info_vram_total"), read("mem_info_vram_used"));
-        let free = match total.zip(used).map(|(total, used)| total.checked_sub(used)) {
-            Some(None) => {
-                read_errors.push("malformed");
-                return DeviceMemory::default();
-            }
-            free => free.flatten(),
-        };
-        DeviceMemory { total, used, free, reserved: None }
+        let free = total.zip(used).map(|(total, used)| total.checked_sub(used));
+        if free == Some(None) {
+            read_errors.push("malformed");
+            return DeviceMemory::default();
+        }
+        DeviceMemory { total, used, free: free.flatten(), reserved: None }
     }
 
-    /// Returns true if the driver reports memory of its own, even if its value cannot be read now.
-    pub fn has_own_memory(&self) -> bool {
-        self.folder.join("mem_info_vram_total").exists()
-    }
-
-    /// Reads its utilization from 0 to 1; `None` where the driver does not report it, and while the GPU is suspended: a
-    /// read would wake it.
+    /// Reads its utilization from 0 to 1, power, temperature and clocks; absent where the driver does not report them, and
+    /// while the GPU is suspended: a read would wake it.
     ///
-    /// Source: `gpu_busy_percent` of amdgpu, from its firmware.
-    pub fn utilization(&self, read_errors: &mut Vec<&'static str>) -> Option<f64> {
+    /// Sources: `gpu_busy_percent` of amdgpu, from its firmware, and its hardware monitor.
+    pub fn health(&self, read_errors: &mut Vec<&'static str>) -> DeviceHealth {
+        let mut health = DeviceHealth::default();
         let suspended = ["suspended", "suspending", "resuming"];
-        if text(&self.folder, "power/runtime_status").is_some_and(|status| suspended.contains(&&*status)) {
-            return None;
+        if text(&self.folder.join("power/runtime_status")).is_ok_and(|status| suspended.contains(&&*status)) {
+            return health;
         }
-        match self.number("gpu_busy_percent") {
-            Ok(percent) if percent <= 100 => Some(percent as f64 / 100.0),
-            Ok(_) => {
-                read_errors.push("malformed");
-                None
-            }
-            Err(error) => {
-                read_errors.extend(error.reason_label());
-                None
-            }
-        }
+        let percent = value(number(&self.folder.join("gpu_busy_percent"), 100), read_errors);
+        health.utilization = percent.map(|percent| percent as f64 / 100.0);
+        hwmon::read(&self.folder, &mut health, read_errors);
+        health
     }
 
-    fn number(&self, name: &'static str) -> Result<u64, ReadError> {
-        let file = KernelFile::open(&self.folder.join(name))?;
-        let mut buffer = Vec::new();
-        let value = number(file.read_once(&mut buffer)?).filter(|value| *value <= MAX_MEMORY);
-        value.ok_or_else(|| ReadError::malformed(name))
+    /// Returns false for the graphics of a processor. The kernel does not say so: those of Intel and others are on PCI bus 0 or
+    /// on no PCI bus, and those of AMD have little memory of their own.
+    fn is_discrete(&self) -> bool {
+        match &*self.driver {
+            "amdgpu" => number(&self.folder.join("mem_info_vram_total"), MAX_GPU_MEMORY)
+                .is_ok_and(|bytes| bytes >= MIN_DISCRETE_BYTES),
+            _ => self.identity.pci_bus_id.split(':').nth(1).is_some_and(|bus| bus != "00"),
+        }
     }
 }
 
@@ -209,8 +183,8 @@ mod tests {
                 std::fs::write(folder.join(name), text).unwrap();
             }
         }
-        let host_paths = HostPaths { sys: root.path().to_path_buf(), ..HostPaths::default() };
-        (root, host_paths)
+        let (sys, dev) = (root.path().to_path_buf(), root.path().join("dev"));
+        (root, HostPaths { sys, dev, ..HostPaths::default() })
     }
 
     fn cards(host_paths: &HostPaths) -> Vec<Card> {
@@ -246,6 +220,30 @@ mod tests {
     }
 
     #[test]
+    fn skips_graphics_of_a_processor_beside_nvidia_only() {
+        let nvidia = "DRIVER=nvidia\nPCI_ID=10DE:2684\nPCI_SLOT_NAME=0000:01:00.0\n";
+        let intel = "DRIVER=i915\nPCI_ID=8086:46A6\nPCI_SLOT_NAME=0000:00:02.0\n";
+        let arc = "DRIVER=xe\nPCI_ID=8086:56A0\nPCI_SLOT_NAME=0000:0a:00.0\n";
+        let count = |devices: &[(&str, &[(&str, &str)])]| {
+            let (_root, host_paths) = host(devices);
+            cards(&host_paths).len()
+        };
+        let beside_nvidia = ("renderD129", &[("uevent", nvidia)][..]);
+        let intel = ("renderD128", &[("uevent", intel)][..]);
+        assert_eq!(count(&[intel]), 1);
+        assert_eq!(count(&[intel, beside_nvidia]), 0);
+        assert_eq!(count(&[intel, beside_nvidia, ("renderD130", &[("uevent", arc)])]), 2);
+        for (total, is_shown) in [("536870912\n", 0), ("17163091968\n", 1)] {
+            let amd = ("renderD128", &[("uevent", AMD), ("mem_info_vram_total", total)][..]);
+            assert_eq!(count(&[amd, beside_nvidia]), is_shown, "{total}");
+        }
+        let (root, host_paths) = host(&[intel]);
+        std::fs::create_dir(root.path().join("dev")).unwrap();
+        std::fs::write(root.path().join("dev/nvidiactl"), "").unwrap();
+        assert_eq!(cards(&host_paths).len(), 0, "the driver without its render nodes");
+    }
+
+    #[test]
     fn reads_the_identity_that_the_driver_reports() {
         let (_root, host_paths) = host(&[
             (
@@ -256,7 +254,11 @@ mod tests {
         ]);
         let cards = cards(&host_paths);
         let identity = |card: &Card| {
-            (card.identity.uuid.to_string(), card.identity.model.to_string(), card.address.to_string())
+            (
+                card.identity.uuid.to_string(),
+                card.identity.model.to_string(),
+                card.identity.pci_bus_id.to_string(),
+            )
         };
         assert_eq!(
             identity(&cards[0]),
@@ -304,7 +306,7 @@ mod tests {
         for (status, busy) in [("active\n", Some(0.37)), ("suspended\n", None)] {
             let files = [("uevent", AMD), ("gpu_busy_percent", "37\n"), ("power/runtime_status", status)];
             let (_root, host_paths) = host(&[("renderD128", &files)]);
-            assert_eq!(cards(&host_paths)[0].utilization(&mut vec![]), busy);
+            assert_eq!(cards(&host_paths)[0].health(&mut vec![]).utilization, busy);
         }
     }
 }

@@ -9,21 +9,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::client_memory::{Descriptor, DrmProcessKey};
+use super::client_memory::CardClient;
+use super::drm_process::DrmProcessKey;
 use crate::clock::Timestamp;
 use crate::parse::drm::Engine;
 
 /// GPU, client, and engine.
 type EngineKey = (Arc<str>, Vec<u8>, Vec<u8>);
 
-#[derive(Clone, Copy, Debug)]
-struct EngineSample {
-    /// Nanoseconds or cycles of work.
-    busy: u64,
-    /// Elapsed cycles, if the driver counts cycles and not time.
-    elapsed: Option<u64>,
-    at: Timestamp,
-}
+/// The work of an engine for a client, and the time in the same unit: nanoseconds, or cycles if the driver counts those.
+type EngineSample = (u64, u64);
 
 /// The engines' counters at the previous reading.
 #[derive(Debug, Default)]
@@ -43,15 +38,13 @@ pub struct Work {
 
 impl Engines {
     /// Returns the work of the clients of one GPU since the previous reading. `at`: when they were read.
-    pub fn work(&mut self, gpu: &Arc<str>, clients: &[&Descriptor], at: Timestamp) -> Work {
+    pub fn work(&mut self, gpu: &Arc<str>, clients: &[CardClient<'_>], at: Timestamp) -> Work {
         let mut by_engine: BTreeMap<&[u8], BTreeMap<DrmProcessKey, f64>> = BTreeMap::new();
-        for descriptor in clients {
-            let Some(id) = &descriptor.client.id else { continue };
-            for engine in &descriptor.client.engines {
-                let key = (Arc::clone(gpu), id.clone(), engine.name.clone());
-                if let Some(share) = self.share(key, engine, at) {
-                    let of_engine = by_engine.entry(&engine.name).or_default();
-                    *of_engine.entry(descriptor.process).or_insert(0.0) += share;
+        for (process, client) in clients {
+            let Some(id) = &client.id else { continue };
+            for (name, engine) in &client.engines {
+                if let Some(share) = self.share((Arc::clone(gpu), id.clone(), name.clone()), engine, at) {
+                    *by_engine.entry(name).or_default().entry(*process).or_insert(0.0) += share;
                 }
             }
         }
@@ -73,24 +66,17 @@ impl Engines {
 
     /// Returns the share of the time since the previous reading that an engine worked for a client.
     fn share(&mut self, key: EngineKey, engine: &Engine, at: Timestamp) -> Option<f64> {
-        let (busy, elapsed) = match (engine.busy_ns, engine.cycles, engine.total_cycles) {
-            (Some(busy), ..) => (busy, None),
-            (None, Some(busy), Some(elapsed)) => (busy, Some(elapsed)),
+        let (busy, time) = match (engine.busy_ns, engine.cycles) {
+            (Some(busy), _) => (busy, at.kernel_usec() * 1_000),
+            (None, Some(busy)) => (busy, engine.total_cycles?),
             _ => return None,
         };
-        let Some(previous) = self.previous.get(&key).copied() else {
-            self.current.insert(key, EngineSample { busy, elapsed, at });
-            return None;
-        };
-        let sample = EngineSample { busy: busy.max(previous.busy), elapsed, at };
-        self.current.insert(key, sample);
-        let available = match (previous.elapsed, elapsed) {
-            (Some(previous), Some(now)) => now.checked_sub(previous)? as f64,
-            (None, None) => at.since(previous.at).as_nanos() as f64,
-            _ => return None,
-        };
-        let available = available * engine.capacity.map_or(1.0, |capacity| capacity as f64);
-        (available > 0.0).then(|| (sample.busy - previous.busy) as f64 / available)
+        let previous = self.previous.get(&key).copied();
+        let busy = busy.max(previous.map_or(0, |(busy, _)| busy));
+        self.current.insert(key, (busy, time));
+        let (busy_before, time_before) = previous?;
+        let available = time.checked_sub(time_before)? as f64 * engine.capacity.unwrap_or(1) as f64;
+        (available > 0.0).then(|| (busy - busy_before) as f64 / available)
     }
 }
 
@@ -100,11 +86,14 @@ mod tests {
     use crate::parse::drm::DrmClient;
     use std::time::Duration;
 
+    /// A client of a process.
+    type Descriptor = (DrmProcessKey, DrmClient);
+
     /// Returns a client `id` of `pid` with these lines of its fdinfo.
     fn client(pid: u32, id: u32, lines: &str) -> Descriptor {
         let text = format!("drm-driver: i915\ndrm-client-id: {id}\n{lines}");
         let process = DrmProcessKey { start_ticks: u64::from(pid), pid };
-        Descriptor { process, client: DrmClient::parse(text.as_bytes()).unwrap() }
+        (process, DrmClient::parse(text.as_bytes()).unwrap())
     }
 
     /// Takes readings one second apart and returns the work at the last of them, in percent.
@@ -112,7 +101,7 @@ mod tests {
         let mut engines = Engines::default();
         let (mut at, mut work) = (Timestamp::now(), Work::default());
         for descriptors in readings {
-            let clients: Vec<_> = descriptors.iter().collect();
+            let clients: Vec<_> = descriptors.iter().map(|(process, client)| (*process, client)).collect();
             work = engines.work(&"gpu".into(), &clients, at);
             engines.end_reading();
             at = at.plus(Duration::from_secs(1));

@@ -5,10 +5,11 @@
 //! with NVIDIA's driver is read by NVML only.
 //!
 //! * [`devices`] lists the GPUs
-//! * [`fd_scanner`] finds the processes that have a GPU open
-//! * [`drm_process`] reads the GPU descriptors of one process
+//! * [`fd_scanner`] finds the processes that have a GPU open, and reads their GPU descriptors
+//! * [`kfd`] reads the memory of processes that compute on GPUs of AMD, [`hwmon`] power, temperature and clocks of these GPUs
 //! * [`client_memory`] computes the memory of each process, with nothing counted twice
 //! * [`engines`] computes the utilization by each process
+//! * [`reader`] makes a reading of it, on a thread
 //!
 //! On a host without such a GPU the only cost is to list `/sys/class/drm` every ten seconds: no process is read, and there
 //! is no thread.
@@ -16,18 +17,21 @@
 //! Not here: attribution of processes to containers, and sums (`attribute`).
 mod client_memory;
 mod devices;
-mod engines;
 mod drm_process;
+mod engines;
 mod fd_scanner;
-mod worker;
+mod hwmon;
+mod kfd;
+mod reader;
+mod sysfs;
 
-pub use worker::DrmReader;
+pub use reader::DrmReader;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{CollectOutcome, Collector, Context, Output, gpu};
-use crate::catalog::COLLECTOR_SUCCESS;
+use super::gpu::{ReadingExport, SharedOutput};
+use super::{CollectOutcome, Collector, Context, Output};
 use crate::clock::Timestamp;
 use crate::config::GpuSettings;
 use crate::host::{HostPaths, ReadError};
@@ -38,7 +42,7 @@ pub const NAME: &str = "drm";
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The result of a probe of this host, for `doctor`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DrmProbe {
     /// Name and driver of each GPU.
     pub gpus: Vec<String>,
@@ -54,56 +58,66 @@ pub struct DrmProbe {
 /// Devices or processes cannot be listed.
 pub fn probe(host_paths: &HostPaths) -> Result<DrmProbe, ReadError> {
     let cards = devices::list(host_paths, &mut Vec::new())?;
-    let gpus: Vec<_> =
-        cards.iter().map(|card| format!("{} ({})", card.identity.index, card.driver)).collect();
-    if gpus.is_empty() {
-        return Ok(DrmProbe { gpus, readable: 0, denied: 0 });
+    if cards.is_empty() {
+        return Ok(DrmProbe::default());
     }
-    let found = fd_scanner::FdScanner::default().scan(host_paths, false)?;
-    Ok(DrmProbe { gpus, readable: found.readable, denied: found.denied })
+    let gpus = cards.iter().map(|card| format!("{} ({})", card.identity.index, card.driver)).collect();
+    let mut scanner = fd_scanner::FdScanner::new(host_paths.clone(), false);
+    scanner.scan(&mut Vec::new())?;
+    let (readable, denied) = scanner.access();
+    Ok(DrmProbe { gpus, readable, denied })
 }
 
 /// The collector of GPUs with DRM drivers.
 #[derive(Debug)]
 pub struct Drm {
     settings: GpuSettings,
-    worker: Option<worker::DrmWorker>,
+    shared: Arc<SharedOutput>,
+    export: ReadingExport,
+    is_started: bool,
+    /// There is a GPU, but the thread could not be started.
+    has_failed_to_start: bool,
     last_discovery: Option<Timestamp>,
-    has_succeeded: bool,
-    /// The time of the reading that was exported last.
-    last_reading: Option<Timestamp>,
-    read_duration: Duration,
 }
 
 impl Drm {
-    /// Returns a collector. Its thread starts once there is a GPU.
-    pub fn new(settings: &GpuSettings) -> Self {
-        let settings = settings.clone();
+    /// Returns a collector. Its thread starts once there is a GPU, and publishes its readings in `shared`.
+    pub fn new(settings: &GpuSettings, shared: Arc<SharedOutput>) -> Self {
+        let advice = "run `memledger doctor` for what to change";
+        let export = ReadingExport::new(settings, "drm_attribution", advice);
         Self {
-            settings,
-            worker: None,
+            settings: settings.clone(),
+            shared,
+            export,
+            is_started: false,
+            has_failed_to_start: false,
             last_discovery: None,
-            has_succeeded: false,
-            last_reading: None,
-            read_duration: Duration::ZERO,
         }
     }
 
-    /// Starts the thread if there is a GPU and no thread yet.
+    /// Starts the thread if there is a GPU.
     fn start_if_gpu_present(&mut self, context: &Context<'_>, output: &mut Output<'_>) {
-        if self.worker.is_some()
-            || self.last_discovery.is_some_and(|last| context.now.since(last) < DISCOVERY_INTERVAL)
-        {
+        if self.last_discovery.is_some_and(|last| context.now.since(last) < DISCOVERY_INTERVAL) {
             return;
         }
         self.last_discovery = Some(context.now);
         let mut read_errors = Vec::new();
         let cards = output.read_errors.value(devices::list(context.host_paths, &mut read_errors));
         read_errors.into_iter().for_each(|reason| output.read_errors.count(reason));
-        if cards.is_some_and(|cards| !cards.is_empty()) {
-            let v1 = context.hierarchy.is_some_and(|h| h.version == crate::discover::Version::V1);
-            self.worker =
-                Some(worker::DrmWorker::start(&self.settings, context.host_paths.clone(), v1, context.now));
+        if cards.is_none_or(|cards| cards.is_empty()) {
+            return;
+        }
+        let v1 = context.hierarchy.is_some_and(|h| h.version == crate::discover::Version::V1);
+        let (settings, host_paths) = (self.settings.clone(), context.host_paths.clone());
+        let shared = Arc::clone(&self.shared);
+        shared.lock().started = context.now;
+        let thread = std::thread::Builder::new().name("drm".into()).stack_size(256 * 1024);
+        match thread.spawn(move || reader::run(&settings, &host_paths, v1, &shared)) {
+            Ok(_) => self.is_started = true,
+            Err(error) => {
+                tracing::warn!(%error, "starting the DRM GPU thread failed; retrying");
+                self.has_failed_to_start = true;
+            }
         }
     }
 }
@@ -114,45 +128,61 @@ impl Collector for Drm {
     }
 
     fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> CollectOutcome {
-        self.start_if_gpu_present(context, output);
-        let Some(worker) = &mut self.worker else { return CollectOutcome::NotPresent };
-        worker.restart_if_ended(context.now);
-        for reason in worker.take_read_errors() {
-            output.read_errors.count(reason);
+        if !self.is_started {
+            self.start_if_gpu_present(context, output);
         }
-        let max_age = self.settings.interval + self.settings.deadline;
-        match worker.latest().filter(|reading| context.now.since(reading.at) <= max_age) {
-            Some(reading) => {
-                self.has_succeeded = true;
-                self.read_duration = reading.took;
-                let is_trusted = f64::from(u8::from(reading.pids == gpu::PidTrust::Trusted));
-                output.series.global(COLLECTOR_SUCCESS, ["drm_attribution".into()], is_trusted);
-                // several cycles may use the same reading
-                if self.last_reading.replace(reading.at) != Some(reading.at) {
-                    let devices = reading.devices.iter().map(gpu::DeviceSample::of).collect();
-                    output.cycle_data.gpu_samples.push(gpu::GpuSample {
-                        at: reading.at,
-                        is_dated: true,
-                        devices,
-                    });
-                }
-                let first = output.cycle_data.add_gpus(Arc::clone(&reading));
-                gpu::write(&reading, first, output.series);
-                CollectOutcome::Ok
-            }
-            None if !self.has_succeeded && is_starting(worker, context.now, self.settings.deadline) => {
-                CollectOutcome::NotPresent
-            }
-            None => CollectOutcome::Failed,
+        let taken = self.shared.lock().take();
+        // the first reading may take a while with many processes
+        let is_starting = taken.is_starting(context.now, self.settings.deadline);
+        match self.export.export(taken, context, output) {
+            true => CollectOutcome::Ok,
+            false if self.is_started && !is_starting => CollectOutcome::Failed,
+            false if !self.is_started && self.has_failed_to_start => CollectOutcome::Failed,
+            false => CollectOutcome::NotPresent,
         }
     }
 
     fn background(&self) -> Option<Duration> {
-        Some(self.read_duration)
+        Some(self.export.read_duration)
     }
 }
 
-/// Returns whether the first reading is still within its deadline: it may take a while with many processes.
-fn is_starting(worker: &worker::DrmWorker, now: Timestamp, deadline: Duration) -> bool {
-    !worker.has_answered() && now.since(worker.started()) < deadline
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discover::Inventory;
+
+    fn collect(drm: &mut Drm, now: Timestamp) -> CollectOutcome {
+        let folder = tempfile::tempdir().unwrap();
+        let host_paths = HostPaths { sys: folder.path().to_path_buf(), ..HostPaths::default() };
+        let inventory = Arc::new(Inventory { containers: vec![], runtimes: vec![] });
+        let context = Context { now, host_paths: &host_paths, hierarchy: None, inventory: &inventory };
+        let (mut series, mut cycle_data, mut read_errors) = Default::default();
+        let mut output =
+            Output { series: &mut series, cycle_data: &mut cycle_data, read_errors: &mut read_errors };
+        drm.collect(&context, &mut output)
+    }
+
+    #[test]
+    fn only_a_gpu_that_cannot_be_read_is_a_failure() {
+        let (now, shared) = (Timestamp::now(), Arc::new(SharedOutput::default()));
+        let settings = GpuSettings {
+            library: None,
+            interval: Duration::from_secs(1),
+            sample_interval: Duration::ZERO,
+            deadline: Duration::from_secs(5),
+            expected: None,
+            release_for: Duration::from_secs(1),
+        };
+        let mut drm = Drm::new(&settings, Arc::clone(&shared));
+        assert_eq!(collect(&mut drm, now), CollectOutcome::NotPresent, "no GPU");
+        drm.is_started = true; // as by a GPU
+        shared.lock().started = now;
+        assert_eq!(collect(&mut drm, now), CollectOutcome::NotPresent, "no reading yet");
+        assert_eq!(collect(&mut drm, now.plus(Duration::from_secs(6))), CollectOutcome::Failed, "it hangs");
+        shared.lock().discard_readings(true);
+        assert_eq!(collect(&mut drm, now), CollectOutcome::Failed, "the reading failed");
+        (drm.is_started, drm.has_failed_to_start) = (false, true);
+        assert_eq!(collect(&mut drm, now), CollectOutcome::Failed, "there is no thread");
+    }
 }

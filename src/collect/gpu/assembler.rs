@@ -2,6 +2,7 @@
 //! process (counters, the trust in pids, peaks of the driver's accounting).
 
 use std::collections::HashMap;
+use std::iter::repeat_n;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use super::types::{DeviceSample, GpuDevice, GpuIdentity, GpuProcess, GpuReading,
 use crate::clock::Timestamp;
 use crate::host::{HostPaths, READ_ERROR_REASONS};
 
+/// Read errors of one reading, and of one cycle, that are kept.
+pub(super) const MAX_READ_ERRORS: usize = 1_000;
 /// How long the owner of a process is kept after the driver stopped listing it: its record may come late.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(90);
 /// Maximum difference of the clocks of the driver and of `/proc`, whose boot time is in whole seconds.
@@ -101,7 +104,10 @@ impl Assembler {
         self.count_xids(&raw.xids);
         let mut devices = raw.devices;
         self.intern_identities(&mut devices);
-        let mut read_errors: Vec<_> = raw.read_errors.iter().map(|text| known_reason(text)).collect();
+        let errors = std::iter::zip(READ_ERROR_REASONS, raw.read_errors);
+        let mut read_errors: Vec<_> = errors
+            .flat_map(|(reason, count)| repeat_n(reason, (count as usize).min(MAX_READ_ERRORS)))
+            .collect();
         let processes = devices.iter_mut().filter_map(|device| device.processes.as_mut()).flatten();
         let pids = self.pid_resolver.resolve(processes, began.uptime, &mut read_errors);
         for uuid in &raw.registered {
@@ -229,11 +235,6 @@ fn is_consistent(devices: &[GpuDevice]) -> bool {
             device.identity.instance.is_some() && gpu < position && devices[gpu].instance_of.is_none()
         }
     })
-}
-
-/// Returns the label of a read error.
-fn known_reason(text: &str) -> &'static str {
-    READ_ERROR_REASONS.into_iter().find(|reason| *reason == text).unwrap_or("malformed")
 }
 
 /// Returns whether a driver's record matches a process with this start: a process reaches the GPU after its start.

@@ -10,10 +10,44 @@ use super::types::GpuIdentity;
 use crate::catalog::*;
 use crate::series::{Label, Series};
 
-/// Xids that operators search for; their counters start at 0.
-pub const KNOWN_XIDS: [u64; 24] = [
-    13, 31, 43, 45, 48, 63, 64, 74, 79, 94, 95, 109, 119, 120, 137, 140, 144, 145, 146, 147, 148, 149, 150,
-    154,
+/// What an Xid says of its GPU, from which the severity of its alert follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XidClass {
+    /// An error of the device, its memory, firmware or links.
+    Device,
+    /// Usually an error of an application.
+    Application,
+    /// A cleanup after another error.
+    Cleanup,
+}
+
+/// Xids that operators search for, with their meanings in NVIDIA's documentation; their counters start at 0. The runbook
+/// of `MemledgerGpuXid` has this table, and its rules have the numbers.
+pub const KNOWN_XIDS: [(u64, XidClass, &str); 24] = [
+    (13, XidClass::Application, "exception in a kernel"),
+    (31, XidClass::Application, "access to an invalid address"),
+    (43, XidClass::Application, "an application's work was stopped"),
+    (45, XidClass::Cleanup, "the driver removed channels after another error"),
+    (48, XidClass::Device, "uncorrectable memory error"),
+    (63, XidClass::Device, "a memory row was remapped, or a page retired"),
+    (64, XidClass::Device, "remapping a row, or retiring a page, failed"),
+    (74, XidClass::Device, "NVLink error"),
+    (79, XidClass::Device, "the GPU has fallen off the bus"),
+    (94, XidClass::Device, "uncorrectable memory error, contained to one application"),
+    (95, XidClass::Device, "uncorrectable memory error that affects all applications"),
+    (109, XidClass::Application, "switch to another context timed out"),
+    (119, XidClass::Device, "the GPU's firmware (GSP) does not respond"),
+    (120, XidClass::Device, "error in the GPU's firmware (GSP)"),
+    (137, XidClass::Application, "access to an invalid address over NVLink"),
+    (140, XidClass::Device, "ECC error without recovery"),
+    (144, XidClass::Device, "NVLink 5: SAW error"),
+    (145, XidClass::Device, "NVLink 5: RLW error"),
+    (146, XidClass::Device, "NVLink 5: TLW error"),
+    (147, XidClass::Device, "NVLink 5: TREX error"),
+    (148, XidClass::Device, "NVLink 5: NVLPW_CTRL error"),
+    (149, XidClass::Device, "NVLink 5: NETIR error"),
+    (150, XidClass::Device, "NVLink 5: MSE error"),
+    (154, XidClass::Device, "the GPU needs a recovery action, such as a reset"),
 ];
 
 /// Reasons for lowered clocks: NVML's bit, and the label.
@@ -29,7 +63,7 @@ pub const THROTTLE_REASONS: [(u64, &str); 6] = [
 /// Domains with a clock, in the order of [`DeviceHealth::clocks_hertz`].
 pub const CLOCKS: [&str; 2] = ["sm", "memory"];
 
-/// Directions of the PCIe link, in the order of [`DeviceHealth::pcie_bytes`].
+/// Directions of PCIe link and NVLinks, in the order of [`DeviceHealth::pcie_bytes`] and [`DeviceHealth::nvlink_bytes`].
 pub const DIRECTIONS: [&str; 2] = ["transmitted", "received"];
 
 /// Kinds of errors on NVLinks, in the order of [`DeviceHealth::nvlink_errors`].
@@ -58,7 +92,7 @@ pub struct DeviceCounters {
 impl DeviceCounters {
     /// Sets the known Xids to 0 if they have no counter yet.
     pub fn init_xids_at_zero(&mut self) {
-        for xid in KNOWN_XIDS {
+        for (xid, _, _) in KNOWN_XIDS {
             self.xids.entry(xid).or_default();
         }
     }
@@ -121,6 +155,8 @@ pub struct DeviceHealth {
     pub pcie_replays: Option<u64>,
     /// Bytes over the PCIe link, by [`DIRECTIONS`].
     pub pcie_bytes: [Option<u64>; DIRECTIONS.len()],
+    /// Bytes over all NVLinks, by [`DIRECTIONS`].
+    pub nvlink_bytes: [Option<u64>; DIRECTIONS.len()],
     /// Errors of all NVLinks, by [`NVLINK_ERRORS`].
     pub nvlink_errors: [Option<u64>; NVLINK_ERRORS.len()],
     /// Xids by number; empty while the GPU is not registered for events. Never in a message.
@@ -165,6 +201,7 @@ impl DeviceHealth {
         by_kind(GPU_ECC_ERRORS, &["corrected", "uncorrected"], &mut ecc.into_iter());
         by_kind(GPU_VOLATILE_ECC_ERRORS, &["corrected", "uncorrected"], &mut self.ecc_volatile.into_iter());
         by_kind(GPU_PCIE_BYTES, &DIRECTIONS, &mut self.pcie_bytes.into_iter());
+        by_kind(GPU_NVLINK_BYTES, &DIRECTIONS, &mut self.nvlink_bytes.into_iter());
         let [correctable, uncorrectable, row_pending, failure] =
             self.remapped_rows.map_or([None; 4], |rows| rows.map(|count| Some(u64::from(count))));
         let [single_bit, double_bit, page_pending] = self.retired_pages;

@@ -24,10 +24,12 @@ pub enum FailureKind {
     TimedOut,
     /// It sent something that is no response.
     Invalid,
+    /// It reported that the whole driver has failed.
+    Driver,
 }
 
 /// The labels of [`FailureKind`], in its order.
-const FAILURES: [&str; 3] = ["ended", "timeout", "invalid_message"];
+const FAILURES: [&str; 4] = ["ended", "timeout", "invalid_message", "driver"];
 
 /// The state that requests, the supervising thread and the cycle share.
 #[derive(Debug, Default)]
@@ -43,8 +45,8 @@ struct ReleaseState {
     /// NVML processes that run, including those that cannot be killed.
     running: usize,
     unkillable: usize,
-    /// Whether a driver was opened since memledger's start.
-    was_opened: bool,
+    /// Whether this host should have a driver.
+    is_expected: bool,
     restarts: [u64; FAILURES.len()],
     probe_result: Option<Result<NvmlProbe, String>>,
     /// The newest full reading; `None` while no NVML process runs.
@@ -87,7 +89,7 @@ impl DriverRelease {
             series.global(crate::catalog::GPU_RELEASE_REMAINING, [], remaining.as_secs_f64());
         }
         let state = self.lock();
-        if state.was_opened || state.restarts.iter().any(|count| *count > 0) {
+        if state.is_expected || state.restarts.iter().any(|count| *count > 0) {
             for (reason, count) in FAILURES.into_iter().zip(state.restarts) {
                 series.global(GPU_DRIVER_PROCESS_RESTARTS, [reason.into()], count as f64);
             }
@@ -95,10 +97,15 @@ impl DriverRelease {
         }
     }
 
+    /// Records that this host should have a driver, so that the counters begin at 0.
+    pub(super) fn expect_driver(&self) {
+        self.lock().is_expected = true;
+    }
+
     /// Records the result of opening and reading the library.
     pub(super) fn set_probe_result(&self, probe_result: Result<NvmlProbe, String>) {
         let mut state = self.lock();
-        state.was_opened |= probe_result.is_ok();
+        state.is_expected |= probe_result.is_ok();
         state.probe_result = Some(probe_result);
     }
 

@@ -14,6 +14,7 @@ mod nvml;
 pub mod pid_resolver;
 mod probe;
 pub mod protocol;
+pub mod reader_output;
 mod supervisor;
 pub mod types;
 
@@ -29,6 +30,7 @@ use crate::series::{Label, Series};
 pub use device_metrics::{DeviceHealth, XidCount};
 pub use driver_release::DriverRelease;
 pub use probe::{NvmlProbe, probe};
+pub use reader_output::{ReaderOutput, ReadingExport, SharedOutput};
 pub use types::{
     DeviceMemory, DeviceSample, GpuDevice, GpuIdentity, GpuProcess, GpuReading, GpuSample, MigInstance,
     PidTrust, ProcessOwner,
@@ -40,44 +42,25 @@ pub struct GpuCollector {
     settings: GpuSettings,
     driver_release: Arc<DriverRelease>,
     supervisor: Option<supervisor::Supervisor>,
-    has_succeeded: bool,
-    read_duration: Duration,
-    /// The trust that was logged last.
-    reported_trust: Option<PidTrust>,
+    export: ReadingExport,
 }
 
 impl GpuCollector {
     /// Returns a collector. It does not touch the driver before the first cycle.
     pub fn new(settings: &GpuSettings, driver_release: Arc<DriverRelease>) -> Self {
-        let settings = settings.clone();
-        Self {
-            settings,
-            driver_release,
-            supervisor: None,
-            has_succeeded: false,
-            read_duration: Duration::ZERO,
-            reported_trust: None,
-        }
+        let advice =
+            "start memledger with --pid=host (Docker), pid: host (Compose) or hostPID: true (Kubernetes)";
+        let export = ReadingExport::new(settings, "gpu_attribution", advice);
+        Self { settings: settings.clone(), driver_release, supervisor: None, export }
     }
 
     /// Returns whether a missing driver is a failure: its library is configured, it was there before, or its device node
     /// exists.
     fn is_expected(&self, host_paths: &HostPaths) -> bool {
         self.settings.library.is_some()
-            || self.has_succeeded
+            || self.export.has_succeeded
             || host_paths.has_device("nvidiactl")
             || host_paths.has_device("nvidia0")
-    }
-
-    /// Warns once for each reason for which processes cannot be attributed.
-    fn warn_if_untrusted(&mut self, pids: PidTrust) {
-        if let (PidTrust::Untrusted(reason), true) = (pids, self.reported_trust != Some(pids)) {
-            tracing::warn!(
-                reason,
-                "GPU memory cannot be attributed to containers; start memledger with --pid=host (Docker), pid: host (Compose) or hostPID: true (Kubernetes)"
-            );
-        }
-        self.reported_trust = Some(pids);
     }
 }
 
@@ -98,36 +81,23 @@ impl Collector for GpuCollector {
             )
         });
         let taken = supervisor.take_output();
-        for reason in taken.read_errors {
-            output.read_errors.count(reason);
+        if self.is_expected(context.host_paths) {
+            self.driver_release.expect_driver();
         }
-        output.cycle_data.gpu_samples.extend(taken.samples);
-        let release_remaining = self.driver_release.remaining(context.now);
-        match taken.latest {
-            Some(reading)
-                if context.now.since(reading.at) <= self.settings.interval + self.settings.deadline =>
-            {
-                self.has_succeeded = true;
-                self.read_duration = reading.took;
-                self.warn_if_untrusted(reading.pids);
-                let is_trusted = f64::from(u8::from(reading.pids == PidTrust::Trusted));
-                output.series.global(COLLECTOR_SUCCESS, ["gpu_attribution".into()], is_trusted);
-                let first = output.cycle_data.add_gpus(Arc::clone(&reading));
-                write(&reading, first, output.series);
-                CollectOutcome::Ok
-            }
-            _ if release_remaining.is_some() && self.driver_release.is_closed() => CollectOutcome::NotPresent,
+        let is_starting = taken.is_starting(context.now, self.settings.deadline);
+        let is_released = self.driver_release.remaining(context.now).is_some();
+        match self.export.export(taken, context, output) {
+            true => CollectOutcome::Ok,
+            _ if is_released && self.driver_release.is_closed() => CollectOutcome::NotPresent,
             // the first reading may take a while: the driver initialises its devices
-            _ if !taken.has_answered && context.now.since(taken.started) < self.settings.deadline => {
-                CollectOutcome::NotPresent
-            }
+            _ if is_starting => CollectOutcome::NotPresent,
             _ if self.is_expected(context.host_paths) => CollectOutcome::Failed,
             _ => CollectOutcome::NotPresent,
         }
     }
 
     fn background(&self) -> Option<Duration> {
-        Some(self.read_duration)
+        Some(self.export.read_duration)
     }
 }
 

@@ -5,10 +5,9 @@
 //!
 //! The process ends when the thread that started it ends, so this thread lives as long as memledger.
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Child;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::assembler::{Assembler, RequestStart};
@@ -16,6 +15,7 @@ use super::driver_process::{DriverProcess, QueryError};
 use super::driver_release::{DriverRelease, FailureKind};
 use super::probe::NvmlProbe;
 use super::protocol::{ChannelError, Request, Response};
+use super::reader_output::{ReaderOutput, SharedOutput};
 use super::types::{GpuReading, GpuSample};
 use crate::clock::Timestamp;
 use crate::config::GpuSettings;
@@ -34,32 +34,13 @@ const FIRST_READING_FACTOR: u32 = 12;
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum number of processes that cannot be killed. While there are as many, no other is started.
 const MAX_UNKILLABLE: usize = 2;
-/// Samples that are kept for the next cycle; beyond that the oldest are dropped.
-const MAX_SAMPLES: usize = 2_000;
-/// Read errors that are kept for the next cycle.
-const MAX_READ_ERRORS: usize = 1_000;
 /// The pause after a memory sample is at least this multiple of its duration, however short the sampling interval is.
 const PAUSE_FACTOR: u32 = 4;
 
 /// The cycle's handle of the thread.
 #[derive(Debug)]
 pub struct Supervisor {
-    shared: Arc<Mutex<SupervisorOutput>>,
-}
-
-/// The output since the previous cycle.
-#[derive(Clone, Debug)]
-pub struct SupervisorOutput {
-    /// The newest reading, however old.
-    pub latest: Option<Arc<GpuReading>>,
-    /// The samples since the previous call, oldest first, including one for each full reading.
-    pub samples: VecDeque<GpuSample>,
-    /// Read errors since the previous call.
-    pub read_errors: Vec<&'static str>,
-    /// Whether the driver was read at least once, or failed.
-    pub has_answered: bool,
-    /// When the thread was started, or the driver became available again.
-    pub started: Timestamp,
+    shared: Arc<SharedOutput>,
 }
 
 impl Supervisor {
@@ -70,13 +51,7 @@ impl Supervisor {
         cgroup_v1: bool,
         driver_release: Arc<DriverRelease>,
     ) -> Self {
-        let shared = Arc::new(Mutex::new(SupervisorOutput {
-            latest: None,
-            samples: VecDeque::new(),
-            read_errors: vec![],
-            has_answered: false,
-            started: Timestamp::now(),
-        }));
+        let shared = Arc::new(SharedOutput::default());
         let mut task = Task {
             back_off: BackOff::new(settings.interval.min(BACK_OFF.0)),
             worked_since: None,
@@ -95,7 +70,7 @@ impl Supervisor {
                     tracing::error!(
                         "reading the GPU driver failed unexpectedly (a bug in memledger); retrying"
                     );
-                    task.discard_readings(true);
+                    task.shared.lock().discard_readings(true);
                     task.count_processes(false);
                     task.wait(BACK_OFF.1);
                 }
@@ -109,16 +84,9 @@ impl Supervisor {
     }
 
     /// Takes the output.
-    pub fn take_output(&self) -> SupervisorOutput {
-        let mut output = lock(&self.shared);
-        let samples = std::mem::take(&mut output.samples);
-        let read_errors = std::mem::take(&mut output.read_errors);
-        SupervisorOutput { samples, read_errors, ..output.clone() }
+    pub fn take_output(&self) -> ReaderOutput {
+        self.shared.lock().take()
     }
-}
-
-fn lock(shared: &Mutex<SupervisorOutput>) -> MutexGuard<'_, SupervisorOutput> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The pause before another process is started.
@@ -157,7 +125,7 @@ enum SessionEnd {
 impl From<QueryError> for SessionEnd {
     fn from(error: QueryError) -> Self {
         let kind = match &error {
-            QueryError::OpenFailed(_) | QueryError::DriverFailed(_) => FailureKind::Ended,
+            QueryError::OpenFailed(_) | QueryError::DriverFailed(_) => FailureKind::Driver,
             QueryError::Channel(ChannelError::TimedOut) => FailureKind::TimedOut,
             QueryError::Channel(ChannelError::Invalid(_)) => FailureKind::Invalid,
             QueryError::Channel(_) => FailureKind::Ended,
@@ -175,7 +143,7 @@ struct Task {
     settings: GpuSettings,
     host_paths: HostPaths,
     driver_release: Arc<DriverRelease>,
-    shared: Arc<Mutex<SupervisorOutput>>,
+    shared: Arc<SharedOutput>,
     assembler: Assembler,
     back_off: BackOff,
     /// When the current process gave its first reading.
@@ -189,7 +157,7 @@ impl Task {
     /// Runs one process from its start to its end, or waits until one may be started.
     fn run_process(&mut self) {
         if let Some(rest) = self.driver_release.remaining(Timestamp::now()) {
-            self.discard_readings(false);
+            self.shared.lock().discard_readings(false);
             // a cycle may run between the end of the release and the end of the wait
             self.restart_grace_period(Timestamp::now().plus(rest));
             self.wait(rest);
@@ -232,7 +200,7 @@ impl Task {
         if matches!(end, SessionEnd::Released) {
             self.restart_grace_period(Timestamp::now()); // no failure either before `is_closed`
         }
-        self.discard_readings(!matches!(end, SessionEnd::Released));
+        self.shared.lock().discard_readings(!matches!(end, SessionEnd::Released));
         self.count_processes(false);
         self.log_end(&end);
         if !matches!(end, SessionEnd::Released) {
@@ -343,31 +311,16 @@ impl Task {
     }
 
     fn publish(&self, reading: Option<GpuReading>, samples: Vec<GpuSample>) {
-        let mut output = lock(&self.shared);
-        output.has_answered = true;
-        output.samples.extend(samples);
-        let excess = output.samples.len().saturating_sub(MAX_SAMPLES);
-        output.samples.drain(..excess);
-        if let Some(reading) = reading {
-            output.read_errors.extend(reading.read_errors.iter());
-            output.read_errors.truncate(MAX_READ_ERRORS);
-            let reading = Arc::new(reading);
-            self.driver_release.set_latest(Arc::clone(&reading));
-            output.latest = Some(reading);
+        let reading = reading.map(Arc::new);
+        if let Some(reading) = &reading {
+            self.driver_release.set_latest(Arc::clone(reading));
         }
-    }
-
-    /// Discards the newest reading and all samples. After a failure the driver counts as one that has answered.
-    fn discard_readings(&self, has_failed: bool) {
-        let mut output = lock(&self.shared);
-        output.latest = None;
-        output.samples.clear();
-        output.has_answered |= has_failed;
+        self.shared.lock().publish(reading, samples);
     }
 
     /// Restarts the grace period for the first reading at `at`.
     fn restart_grace_period(&self, at: Timestamp) {
-        let mut output = lock(&self.shared);
+        let mut output = self.shared.lock();
         (output.has_answered, output.started) = (false, at);
     }
 
@@ -398,7 +351,8 @@ impl Task {
             }
             SessionEnd::DriverFailed(error) => {
                 tracing::warn!(%error, "GPU driver failed; reopening it");
-                lock(&self.shared).read_errors.push("io");
+                self.driver_release.count_restart(FailureKind::Driver);
+                self.shared.lock().count_errors(["io"]);
             }
             SessionEnd::ProcessFailed(kind, error) => {
                 tracing::warn!(?kind, %error, "the NVML process failed; starting another");

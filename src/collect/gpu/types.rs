@@ -38,6 +38,25 @@ pub struct GpuReading {
     pub read_errors: Vec<&'static str>,
 }
 
+#[cfg(test)]
+impl GpuReading {
+    /// Returns a reading of NVML that has these devices and no error.
+    pub fn of_devices(at: Timestamp, devices: Vec<GpuDevice>) -> Self {
+        Self {
+            source: "gpu",
+            at,
+            took: Duration::ZERO,
+            driver_version: None,
+            cuda_version: None,
+            counted: devices.len(),
+            devices,
+            silent: vec![],
+            pids: PidTrust::Trusted,
+            read_errors: vec![],
+        }
+    }
+}
+
 /// Whether the pids that a driver reports can be used to find processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PidTrust {
@@ -59,7 +78,7 @@ pub struct GpuDevice {
     pub processes: Option<Vec<GpuProcess>>,
     /// For a MIG instance: the index of its GPU in the list.
     pub instance_of: Option<usize>,
-    /// The processes held more than `used`, also after two retries.
+    /// The processes held more than `used`, which was read more than once.
     pub raced: bool,
     /// Utilization, power, temperature, errors.
     pub health: DeviceHealth,
@@ -83,6 +102,15 @@ impl GpuDevice {
             (Some(own), Some(other)) => own.gpu_instance_id == other.gpu_instance_id,
             (Some(_), None) => false,
         }
+    }
+}
+
+#[cfg(test)]
+impl GpuDevice {
+    /// Returns a device with this index and uuid, and no other values.
+    pub fn with_ids(index: &str, uuid: &str) -> Self {
+        let identity = GpuIdentity { index: index.into(), uuid: uuid.into(), ..GpuIdentity::default() };
+        Self::new(Arc::new(identity))
     }
 }
 

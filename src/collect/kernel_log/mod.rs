@@ -57,8 +57,8 @@ pub struct LogEntry {
 impl LogEntry {
     /// Returns the begin of a block at the end of these entries, whose kill has not been read yet.
     fn open_block(entries: &[LogEntry]) -> &[LogEntry] {
-        let is_kill = |entry: &LogEntry| matches!(entry.line, Line::Killed(_));
-        let kills = entries.iter().rposition(is_kill).map_or(0, |at| at + 1);
+        let is_end = |entry: &LogEntry| matches!(entry.line, Line::Killed(_) | Line::NoKill);
+        let kills = entries.iter().rposition(is_end).map_or(0, |at| at + 1);
         let begins = |entry: &LogEntry| matches!(entry.line, Line::Invoked);
         let begin = entries[kills..].iter().rposition(begins).unwrap_or(entries.len() - kills);
         &entries[kills + begin..]
@@ -118,7 +118,7 @@ impl KernelLog {
     }
 
     /// Returns the interface through which it is read.
-    pub fn way(&self) -> LogBackend {
+    pub fn backend(&self) -> LogBackend {
         match self.source {
             OpenLog::Device(_) => LogBackend::Device,
             OpenLog::Syslog(_) => LogBackend::Syslog,

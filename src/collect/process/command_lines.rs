@@ -7,9 +7,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::collect::ReadErrors;
-use crate::collect::target::Target;
-use crate::discover::ContainerId;
+use crate::collect::target::{Target, TargetOwner};
+use crate::discover::Container;
 use crate::host::ReadError;
+use crate::host::bounds::Bound;
 use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool};
 use crate::parse::process::Command;
 
@@ -21,7 +22,7 @@ const POOL_CONFIG: PoolConfig = PoolConfig {
     handover_after: Duration::from_millis(4),
     timeout: Duration::from_secs(2),
     rest_factor: 4,
-    round_robin: true,
+    turn: Duration::ZERO,
 };
 
 /// Classification of a command line; the line itself is not kept.
@@ -31,6 +32,8 @@ pub struct CommandLine {
     pub command: Command,
     /// Hash of the command line, which a fork shares with its parent.
     pub hash: u64,
+    /// Only its beginning was read.
+    pub is_truncated: bool,
 }
 
 /// The result for a process: its command line, or `None` if unknown.
@@ -39,16 +42,16 @@ pub type CommandLineRead = (Target, Option<CommandLine>);
 /// Reads command lines.
 #[derive(Debug, Default)]
 pub struct CommandLines {
-    pool: Option<ReadPool<ContainerId, Target, CommandLine>>,
-    queued: Vec<(ContainerId, Target)>,
+    pool: Option<ReadPool<TargetOwner, Target, CommandLine>>,
+    queued: Vec<(TargetOwner, Target)>,
     /// A queued process has no known command line yet.
     is_urgent: bool,
 }
 
 impl CommandLines {
     /// Queues a process for the next batch.
-    pub fn queue(&mut self, owner: &ContainerId, target: Target, is_new: bool) {
-        self.queued.push((owner.clone(), target));
+    pub fn queue(&mut self, owner: &Container, target: Target, is_new: bool) {
+        self.queued.push((TargetOwner::of(owner), target));
         self.is_urgent |= is_new;
     }
 
@@ -70,13 +73,15 @@ impl CommandLines {
         let mut results = Vec::new();
         for (owner, target, outcome) in pool.take() {
             let line = match outcome {
-                ReadOutcome::Finished(Ok(line)) => Some(line),
-                ReadOutcome::Finished(Err(error)) => {
-                    if matches!(error, ReadError::TimedOut(_)) {
-                        let (container, pid) = (owner.as_str(), target.pid);
-                        tracing::warn!(container, pid, "reading the command line of a process timed out");
+                ReadOutcome::Finished(Ok(line)) => {
+                    if line.is_truncated {
+                        let message = &"only the beginning of a command line is read";
+                        read_errors.warn(&owner.id, "truncated", message);
                     }
-                    read_errors.record(&error);
+                    Some(line)
+                }
+                ReadOutcome::Finished(Err(error)) => {
+                    read_errors.record_of(&owner.id, &error);
                     None
                 }
                 ReadOutcome::Skipped => {
@@ -96,5 +101,6 @@ fn read(proc: &Path, target: Target, buffer: &mut Vec<u8>) -> Result<CommandLine
     let text = file.read_once(buffer)?;
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
-    Ok(CommandLine { command: Command::of(text), hash: hasher.finish() })
+    let is_truncated = text.len() >= Bound::of(b"cmdline").max_bytes;
+    Ok(CommandLine { command: Command::of(text), hash: hasher.finish(), is_truncated })
 }

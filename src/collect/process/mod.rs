@@ -6,12 +6,15 @@
 //! line) is read when a process is new, and then occasionally; the command line on other threads, because its process
 //! can block that read.
 //!
-//! The processes of a container with more than [`PROCESSES`] are not read: all its metrics by process are absent.
+//! The processes of a container with more than [`PROCESSES`](crate::host::bounds::PROCESSES) are not read: all its metrics by process are absent. So are
+//! those of the containers with the most processes where all have more than [`PROCESSES_OF_HOST`]. New processes are the
+//! expensive ones; a cycle reads [`NEW_PROCESSES`] at most.
 //!
 //! Roles of processes are in `attribute`, proportional shares in `pss`.
 
 mod command_lines;
 mod pid_lists;
+mod shares;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -20,20 +23,22 @@ use std::time::Duration;
 
 use command_lines::{CommandLine, CommandLines};
 use pid_lists::{ListedPids, PidLists};
+use shares::fair_shares;
 
 use super::target::Target;
 use super::{CollectOutcome, Collector, Context, Output, ReadErrors};
 use crate::clock::Timestamp;
 use crate::discover::{Container, ContainerId, Version};
-use crate::host::bounds::PROCESSES;
+use crate::host::bounds::{NEW_PROCESSES, NEW_PROCESSES_OF_CONTAINER, PROCESSES_OF_HOST};
 use crate::host::{Dir, KernelFile, ReadError};
 use crate::parse::process::{self as parse, Command};
 
 /// Minimum and maximum interval between reads of [`ProcessMeta`]. A new process may still call exec or change its name.
 /// The interval doubles after each read, so a late change is seen with a delay in proportion to the process's age.
 const META_INTERVALS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(64));
-/// Minimum time between two warnings about the same container.
-const WARNING_INTERVAL: Duration = Duration::from_secs(600);
+/// A container whose new processes are too many for one cycle is counted after this many such cycles in sequence: a crowded
+/// one that is found when memledger starts takes a few.
+const MAX_CYCLES_BEHIND: u32 = 5;
 
 /// Name, parent and kind of a process. Its command line is not kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,13 +57,22 @@ pub struct ProcessMeta {
     pub zombie: bool,
 }
 
+/// The resident memory of a process in bytes, from `statm`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResidentMemory {
+    /// All of it.
+    pub rss_bytes: u64,
+    /// What is neither shared memory nor pages of files.
+    pub anon_bytes: u64,
+}
+
 /// One process of a container in one cycle.
 #[derive(Clone, Debug)]
 pub struct Process {
     /// Its pid in the initial pid namespace.
     pub pid: u32,
-    /// Resident memory in bytes; pages shared after a fork count for each process.
-    pub rss_bytes: u64,
+    /// Resident memory; pages shared after a fork count for each process.
+    pub memory: ResidentMemory,
     /// Data that rarely changes.
     pub meta: Arc<ProcessMeta>,
 }
@@ -117,8 +131,8 @@ pub struct ProcessTable {
     known: HashMap<u32, ProcessEntry>,
     lists: PidLists,
     command_lines: CommandLines,
-    /// When the log last warned about a container with more processes than the limit.
-    over_limit: HashMap<ContainerId, Timestamp>,
+    /// Containers with unread new processes, and for how many cycles in sequence.
+    behind: HashMap<ContainerId, u32>,
     buffer: Vec<u8>,
     cycle: u64,
     /// Number of open `statm` files, and its maximum.
@@ -140,17 +154,17 @@ struct ProcessEntry {
 
 impl ProcessTable {
     /// Reads one process; the error is *gone* if it ended.
-    fn read(&mut self, context: &Context<'_>, owner: &ContainerId, pid: u32) -> Result<Process, ReadError> {
+    fn read(&mut self, context: &Context<'_>, owner: &Container, pid: u32) -> Result<Process, ReadError> {
         if let Some(entry) = self.known.get_mut(&pid) {
             match entry.read(context, pid, &mut self.buffer) {
-                Ok((rss_bytes, is_due)) => {
+                Ok((memory, is_due)) => {
                     entry.cycle = self.cycle;
                     if is_due && !entry.is_queued && !entry.meta.zombie {
                         entry.is_queued = true;
                         let is_new = entry.meta.command_hash.is_none();
                         self.command_lines.queue(owner, entry.target(pid), is_new);
                     }
-                    return Ok(Process { pid, rss_bytes, meta: Arc::clone(&entry.meta) });
+                    return Ok(Process { pid, memory, meta: Arc::clone(&entry.meta) });
                 }
                 Err(error) if error.is_gone() => self.forget(pid), // ended; the pid may have been reused
                 Err(error) => return Err(error),
@@ -158,7 +172,7 @@ impl ProcessTable {
         }
         let dir = Dir::open(&context.host_paths.process(pid))?;
         let statm = dir.file("statm")?;
-        let rss_bytes = statm.read_once(&mut self.buffer).and_then(rss_bytes)?;
+        let memory = statm.read_once(&mut self.buffer).and_then(resident_memory)?;
         let meta = Arc::new(meta(&dir, None, &mut self.buffer)?);
         let statm = (self.open < self.max_open).then_some(statm);
         self.open += usize::from(statm.is_some());
@@ -174,7 +188,7 @@ impl ProcessTable {
             self.command_lines.queue(owner, entry.target(pid), true);
         }
         self.known.insert(pid, entry);
-        Ok(Process { pid, rss_bytes, meta })
+        Ok(Process { pid, memory, meta })
     }
 
     fn forget(&mut self, pid: u32) {
@@ -194,7 +208,7 @@ impl ProcessTable {
             let entry = self.known.get_mut(&target.pid);
             let Some(entry) = entry.filter(|entry| entry.target(target.pid) == target) else { continue };
             entry.is_queued = false;
-            if let Some(CommandLine { command, hash }) = line
+            if let Some(CommandLine { command, hash, .. }) = line
                 && (entry.meta.command, entry.meta.command_hash) != (command, Some(hash))
             {
                 let meta =
@@ -210,43 +224,55 @@ impl ProcessTable {
         }
     }
 
-    /// Reads the processes of one container. Returns true if all were read.
+    /// Lists the pids of all containers, and decides how many new processes of each are read.
+    fn list(&mut self, context: &Context<'_>, counts: &mut Counts, read_errors: &mut ReadErrors) -> Listing {
+        let mut listing = Listing::default();
+        let in_initial_pid_namespace = context.host_paths.in_initial_pid_namespace();
+        for container in &context.inventory.containers {
+            let listed = self.lists.list(context.hierarchy, container, &mut self.buffer, read_errors);
+            let pids = &mut self.lists.pids;
+            if listed == ListedPids::TooMany {
+                pids.clear();
+            }
+            // v2 lists a process of an invisible pid namespace as 0, and one that has just been reaped; v1 omits both
+            counts.is_foreign |= !in_initial_pid_namespace
+                && match context.hierarchy.map(|hierarchy| hierarchy.version) {
+                    Some(Version::V1) => listed == ListedPids::Complete && pids.is_empty(),
+                    _ => pids.contains(&0),
+                };
+            pids.retain(|pid| *pid != 0);
+            let from = listing.pids.len();
+            listing.pids.append(pids);
+            listing.of.push((listed, from..listing.pids.len()));
+        }
+        listing.limit(PROCESSES_OF_HOST.max);
+        let new = |range: &Range<usize>| {
+            let pids = listing.pids[range.clone()].iter();
+            pids.filter(|pid| !self.known.contains_key(pid)).count().min(NEW_PROCESSES_OF_CONTAINER.max)
+        };
+        let new: Vec<usize> = listing.of.iter().map(|(_, range)| new(range)).collect();
+        listing.new = fair_shares(&new, NEW_PROCESSES.max);
+        listing
+    }
+
+    /// Reads the listed processes of one container, and at most `max_new` new ones. Returns true if all were read.
     fn read_container(
         &mut self,
         context: &Context<'_>,
         container: &Container,
+        (pids, mut max_new): (&[u32], usize),
         found: &mut Vec<Process>,
-        counts: &mut Counts,
-        read_errors: &mut ReadErrors,
+        (counts, read_errors): (&mut Counts, &mut ReadErrors),
     ) -> bool {
-        let listed = self.lists.list(context.hierarchy, container, &mut self.buffer, read_errors);
-        if listed == ListedPids::TooMany {
-            read_errors.count("too_many");
-            let warned = self.over_limit.get(&container.id);
-            if warned.is_none_or(|warned| context.now.since(*warned) >= WARNING_INTERVAL) {
-                self.over_limit.insert(container.id.clone(), context.now);
-                tracing::warn!(
-                    container = container.id.as_str(),
-                    limit = PROCESSES.max,
-                    "too many processes or cgroups in a container: its metrics by process are missing"
-                );
-            }
-            return false;
-        }
-        let mut complete = listed == ListedPids::Complete;
-        let pids = std::mem::take(&mut self.lists.pids);
-        // v2 lists a process of an invisible pid namespace as 0, v1 omits it
-        counts.is_foreign |= complete
-            && pids.is_empty()
-            && !context.host_paths.in_initial_pid_namespace()
-            && { context.hierarchy.is_some_and(|hierarchy| hierarchy.version == Version::V1) };
-        let before = counts.read;
-        for pid in &pids {
-            if *pid == 0 {
-                counts.is_foreign = true;
+        let (mut complete, before) = (true, counts.read);
+        for pid in pids {
+            let is_new = !self.known.contains_key(pid);
+            if is_new && max_new == 0 {
+                complete = false;
                 continue;
             }
-            match self.read(context, &container.id, *pid) {
+            max_new -= usize::from(is_new);
+            match self.read(context, container, *pid) {
                 Ok(process) => {
                     counts.read += 1;
                     if !process.meta.zombie {
@@ -261,9 +287,43 @@ impl ProcessTable {
         }
         counts.listed += pids.len();
         // all gone at once: the container ended, or /proc hides the processes (hidepid)
-        complete &= pids.is_empty() || counts.read > before;
-        self.lists.pids = pids;
-        complete
+        complete && (pids.is_empty() || counts.read > before)
+    }
+
+    /// Notes whether new processes of a container were left for the next cycle.
+    fn note_behind(&mut self, container: &Container, is_behind: bool, read_errors: &mut ReadErrors) {
+        if !is_behind {
+            self.behind.remove(&container.id);
+            return;
+        }
+        let cycles = self.behind.entry(container.id.clone()).or_default();
+        *cycles += 1;
+        if *cycles > MAX_CYCLES_BEHIND {
+            let message = "too many new processes: its metrics by process are missing";
+            read_errors.count_of(&container.id, "too_many", message);
+        }
+    }
+}
+
+/// The pids of all containers.
+#[derive(Debug, Default)]
+struct Listing {
+    pids: Vec<u32>,
+    /// For each container how complete the list is, and where it is in `pids`.
+    of: Vec<(ListedPids, Range<usize>)>,
+    /// For each container how many new processes are read.
+    new: Vec<usize>,
+}
+
+impl Listing {
+    /// Treats the containers with the most processes as those with too many, until there are at most `max`.
+    fn limit(&mut self, max: usize) {
+        let counts: Vec<usize> = self.of.iter().map(|(_, range)| range.len()).collect();
+        for ((listed, range), share) in self.of.iter_mut().zip(fair_shares(&counts, max)) {
+            if share < range.len() {
+                (*listed, *range) = (ListedPids::TooMany, 0..0);
+            }
+        }
     }
 }
 
@@ -288,18 +348,18 @@ impl ProcessEntry {
         context: &Context<'_>,
         pid: u32,
         buffer: &mut Vec<u8>,
-    ) -> Result<(u64, bool), ReadError> {
+    ) -> Result<(ResidentMemory, bool), ReadError> {
         let is_due = context.now.since(self.meta_at) >= self.meta_interval;
-        let (rss_bytes, dir) = match &self.statm {
-            Some(statm) => (statm.read_once(buffer).and_then(rss_bytes)?, None),
+        let (memory, dir) = match &self.statm {
+            Some(statm) => (statm.read_once(buffer).and_then(resident_memory)?, None),
             None => {
                 let dir = Dir::open(&context.host_paths.process(pid))?;
-                let rss_bytes = dir.file("statm")?.read_once(buffer).and_then(rss_bytes)?;
-                (rss_bytes, Some(dir))
+                let memory = dir.file("statm")?.read_once(buffer).and_then(resident_memory)?;
+                (memory, Some(dir))
             }
         };
         // a process without memory may be a zombie now; without an open file the pid may have been reused
-        if is_due || rss_bytes == 0 || dir.is_some() {
+        if is_due || memory.rss_bytes == 0 || dir.is_some() {
             let dir = dir.map_or_else(|| Dir::open(&context.host_paths.process(pid)), Ok)?;
             let meta = meta(&dir, Some(&self.meta), buffer)?;
             if meta.start_ticks != self.meta.start_ticks {
@@ -315,21 +375,25 @@ impl ProcessEntry {
             self.meta_interval = (self.meta_interval * 2).min(META_INTERVALS.1)
                 + Duration::from_millis(u64::from(pid % 64) * 10);
         }
-        Ok((rss_bytes, is_due))
+        Ok((memory, is_due))
     }
 }
 
-/// Returns how many files of processes may stay open: the limit minus the files of containers and of everything else.
-fn max_open_files(containers: usize) -> usize {
-    const PER_CONTAINER: usize = 10;
+/// Returns how many files of processes may stay open: the limit minus the files of cgroups, the ledger's file of each
+/// container, and everything else.
+fn max_open_files(cgroup_files: usize, containers: usize) -> usize {
     const REST: usize = 256;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(REST + PER_CONTAINER * containers)
+    usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(REST + cgroup_files + containers)
 }
 
-fn rss_bytes(statm: &[u8]) -> Result<u64, ReadError> {
-    let pages = parse::resident_pages(statm).ok_or_else(|| ReadError::malformed("statm"))?;
-    Ok(pages * rustix::param::page_size() as u64)
+fn resident_memory(statm: &[u8]) -> Result<ResidentMemory, ReadError> {
+    let (resident, shared) =
+        parse::resident_and_shared_pages(statm).ok_or_else(|| ReadError::malformed("statm"))?;
+    let page_size = rustix::param::page_size() as u64;
+    // the counters race: shared pages may be counted before the resident ones
+    let anon_bytes = resident.saturating_sub(shared) * page_size;
+    Ok(ResidentMemory { rss_bytes: resident * page_size, anon_bytes })
 }
 
 /// Reads `stat`. The classification of the command line is copied from `before`.
@@ -357,16 +421,33 @@ impl Collector for ProcessTable {
         }
         self.cycle += 1;
         self.lists.begin();
-        self.max_open =
-            max_open_files(context.inventory.containers.len()).saturating_sub(self.lists.open_count());
+        let (cgroup_files, containers) = (output.cycle_data.cgroup_files, context.inventory.containers.len());
+        self.max_open = max_open_files(cgroup_files, containers).saturating_sub(self.lists.open_count());
         self.lists.max_open = self.max_open / 4;
         let mut found = std::mem::take(&mut output.cycle_data.processes);
         found.clear();
         let mut counts = Counts::default();
-        for container in &context.inventory.containers {
+        let listing = self.list(context, &mut counts, output.read_errors);
+        for (number, container) in context.inventory.containers.iter().enumerate() {
             let from = found.all.len();
-            let complete =
-                self.read_container(context, container, &mut found.all, &mut counts, output.read_errors);
+            let (listed, range) = &listing.of[number];
+            let mut complete = *listed == ListedPids::Complete;
+            if *listed == ListedPids::TooMany {
+                let message = "too many processes or cgroups: its metrics by process are missing";
+                output.read_errors.count_of(&container.id, "too_many", message);
+            } else {
+                let pids = &listing.pids[range.clone()];
+                let new = pids.iter().filter(|pid| !self.known.contains_key(pid)).count();
+                let limits = (pids, listing.new[number]);
+                complete &= self.read_container(
+                    context,
+                    container,
+                    limits,
+                    &mut found.all,
+                    (&mut counts, output.read_errors),
+                );
+                self.note_behind(container, new > listing.new[number], output.read_errors);
+            }
             found.complete.push(complete);
             found.of.push(from..found.all.len());
         }
@@ -376,7 +457,7 @@ impl Collector for ProcessTable {
         self.open = self.known.values().filter(|entry| entry.statm.is_some()).count();
         self.lists.close_unused();
         let containers = &context.inventory.containers;
-        self.over_limit.retain(|id, _| containers.iter().any(|container| container.id == *id));
+        self.behind.retain(|id, _| containers.iter().any(|container| container.id == *id));
         let readable = !counts.is_foreign && (counts.listed == 0 || counts.read > 0);
         if !readable {
             found.clear();

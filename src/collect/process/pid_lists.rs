@@ -95,7 +95,7 @@ impl PidLists {
         let (Some(hierarchy), Some(cgroup)) = (hierarchy, &container.cgroup) else {
             return ListedPids::Incomplete;
         };
-        if cgroup.is_cut {
+        if cgroup.is_truncated {
             return ListedPids::TooMany;
         }
         let mut listed = ListedPids::Complete;

@@ -1,4 +1,4 @@
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Program, Stdio};
 use std::sync::Arc;
@@ -8,60 +8,70 @@ use super::*;
 use crate::collect::{CycleData, ReadErrors};
 use crate::discover::{Cgroup, Hierarchy, Inventory};
 use crate::host::HostPaths;
+use crate::host::bounds::PROCESSES;
 use crate::host::read_pool::run_delay;
 use crate::series::Series;
 
 /// Longer than any cycle that a blocked read does not delay; half of the time-out of such a read.
 const NOT_DELAYED: Duration = Duration::from_secs(1);
 
-/// Prelude of the Python programs: prctl(2), which moves a process's command line to any mapping.
-const PRELUDE: &str = r#"
-import ctypes, mmap, os, signal, struct, sys, threading, time
-libc = ctypes.CDLL(None, use_errno=True)
-def check(result):
-    if result == -1:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result
-def address(area):
-    return ctypes.addressof(ctypes.c_char.from_buffer(area))
-def move_command_line(start, end):
-    stat = open('/proc/self/stat').read().rsplit(')', 1)[1].split()
-    field = lambda number: int(stat[number - 3])
-    libc.sbrk.restype = ctypes.c_void_p
-    code = (field(26), field(27), field(45), field(46), field(47), libc.sbrk(0), field(28))
-    of_map = struct.pack('<11QQIi', *code, start, end, start, start, 0, 0, -1)
-    buffer = ctypes.create_string_buffer(of_map)
-    check(libc.prctl(35, 14, buffer, ctypes.c_ulong(len(of_map)), ctypes.c_ulong(0)))
-"#;
+/// Programs of the attacks in `tests/hostile`.
+const LONG_COMMAND_LINE: &str = include_str!("../../../tests/hostile/command_line.py");
+const FUSE_HANG: &str = include_str!("../../../tests/hostile/fuse_hang.py");
 
 /// A process that runs a Python program; killed when dropped.
 struct PythonProcess(Child);
 
 impl PythonProcess {
-    /// Starts a program and waits for its first line: the pids of the processes to observe. Returns `None` and logs the
-    /// reason if it cannot run here.
-    fn start(program: &str) -> Option<(Self, Vec<u32>)> {
+    /// Starts a program and waits for its first line. Returns `None` and prints the reason if it cannot run here.
+    fn start(program: &str, argument: &str) -> Option<Self> {
         let mut command = Program::new("/usr/bin/python3");
-        command.arg("-c").arg(format!("{PRELUDE}{program}"));
-        let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        command.args(["-c", program, argument]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut line = String::new();
-        let python = started.ok().map(Self).and_then(|mut python| {
+        let python = command.spawn().ok().map(Self).and_then(|mut python| {
             let _ = BufReader::new(python.0.stdout.take()?).read_line(&mut line);
             Some(python)
         });
-        let pids: Vec<u32> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-        if python.is_none() || pids.is_empty() {
+        if line.is_empty() {
             skip("the Python program did not start");
             return None;
         }
-        python.map(|python| (python, pids))
+        python
     }
+
+    /// Starts a process whose memory map is locked until it is dropped, so that reads of its command line block.
+    fn start_locked() -> Option<Self> {
+        let mut python = Self::start(FUSE_HANG, "lock")?;
+        python.0.stdin.as_mut()?.write_all(b"\n").ok()?;
+        let began = Timestamp::now();
+        while blocked_threads(python.pid()) < 2 {
+            assert!(Timestamp::now().since(began) < Duration::from_secs(30), "the memory map is not locked");
+            std::thread::yield_now();
+        }
+        Some(python)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+/// Counts the threads of a process that wait for FUSE or for a lock of the kernel.
+fn blocked_threads(pid: u32) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let is_blocked = |task: &std::fs::DirEntry| {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let is_in_disk_sleep =
+            read("stat").rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D'));
+        is_in_disk_sleep || read("wchan") == "request_wait_answer"
+    };
+    tasks.filter(is_blocked).count()
 }
 
 impl Drop for PythonProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.0.wait(); // closes its standard input, which ends a FUSE server
     }
 }
 
@@ -145,7 +155,7 @@ impl Host {
 
 fn container(path: &str, below: &[PathBuf]) -> Arc<Container> {
     let mut container = Arc::unwrap_or_clone(Container::in_cgroup(path, path));
-    let cgroup = Cgroup { path: path.into(), inode: None, below: below.to_vec(), is_cut: false };
+    let cgroup = Cgroup { path: path.into(), inode: None, below: below.to_vec(), is_truncated: false };
     container.cgroup = Some(Arc::new(cgroup));
     Arc::new(container)
 }
@@ -165,19 +175,11 @@ fn ignores_truncated_last_pid() {
     assert_eq!(pids_of(b"7\n12\n1").collect::<Vec<_>>(), [7, 12]);
 }
 
-/// S1: without a limit, memledger read and kept the whole 1 GiB.
+/// Without a limit, memledger read and kept the whole 1 GiB.
 #[test]
 fn reads_bounded_part_of_1_gib_command_line() {
-    let program = r#"
-libc.mmap.restype = ctypes.c_void_p
-base = libc.mmap(None, ctypes.c_size_t(1 << 30), 3, 0x4022, -1, 0) # private, of pages of zeros that take no memory
-ctypes.memmove(base, b'python\0', 7)
-move_command_line(base, base + (1 << 30))
-print(os.getpid(), flush=True)
-sys.stdin.readline()
-"#;
-    let Some((_player, pids)) = PythonProcess::start(program) else { return };
-    let mut host = Host::new(&[&pids]);
+    let Some(python) = PythonProcess::start(LONG_COMMAND_LINE, &(1 << 30).to_string()) else { return };
+    let mut host = Host::new(&[&[python.pid()]]);
     let took = host.cycle();
     assert!(took < NOT_DELAYED, "a cycle took {took:?}");
     assert!(host.table.buffer.capacity() <= 128 << 10, "{} bytes are retained", host.table.buffer.capacity());
@@ -185,86 +187,11 @@ sys.stdin.readline()
     host.until("classified by its beginning", |host| host.is_python(0) == [true]);
 }
 
-/// S2: a process with a thread that holds its mmap lock while a file system does not respond.
-const HANGING: &str = r#"
-CLONE_NEWNS, MS_PRIVATE = 0x20000, 1 << 18 | 1 << 14
-check(libc.unshare(CLONE_NEWNS))
-check(libc.mount(b'none', b'/', None, MS_PRIVATE, None))
-device = os.open('/dev/fuse', os.O_RDWR)
-folder = '/mnt' # of this mount namespace alone
-check(libc.mount(b'x', folder.encode(), b'fuse', 0, b'fd=%d,rootmode=40000,user_id=0,group_id=0' % device))
-attr = lambda node, mode: struct.pack('<QQQQQQIIIIIIIIII', node, 1 << 20, 2048, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
-def serve():
-    while True:
-        try:
-            request = os.read(device, 1 << 17)
-        except OSError:
-            return
-        size, opcode, unique, node = struct.unpack_from('<IIQQ', request)
-        if opcode == 26: # INIT
-            body = struct.pack('<IIIIHHIIHHI28x', 7, 31, 65536, 0, 16, 12, 4096, 1, 16, 0, 0)
-        elif opcode == 1: # LOOKUP
-            body = struct.pack('<QQQQII', 2, 0, 3600, 3600, 0, 0) + attr(2, 0o100644)
-        elif opcode == 3: # GETATTR
-            body = struct.pack('<QII', 3600, 0, 0) + (attr(1, 0o40755) if node == 1 else attr(2, 0o100644))
-        elif opcode == 14: # OPEN
-            body = struct.pack('<QII', 1, 2, 0)
-        elif opcode in (15, 2, 36, 42): # READ is never answered; the others want no answer
-            continue
-        elif opcode in (18, 25): # RELEASE, FLUSH
-            body = b''
-        else:
-            os.write(device, struct.pack('<IiQ', 16, -38, unique))
-            continue
-        os.write(device, struct.pack('<IiQ', 16 + len(body), 0, unique) + body)
-threading.Thread(target=serve, daemon=True).start()
-def hang():
-    file = os.open(folder + '/text', os.O_RDONLY)
-    libc.mmap.restype = ctypes.c_void_p
-    base = libc.mmap(None, 4096, 1, 2, file, 0)
-    memory = os.open('/proc/self/mem', os.O_RDONLY)
-    threading.Thread(target=os.pread, args=(memory, 1, base), daemon=True).start() # reads under the lock, for ever
-    wait_for(os.getpid(), 1)
-    threading.Thread(target=libc.mmap, args=(None, 4096, 1, 0x22, -1, 0), daemon=True).start() # wants to write: all wait
-def is_stuck(task):
-    state = open(task + '/stat').read().rsplit(')', 1)[1].split()[0]
-    return state == 'D' or open(task + '/wchan').read() == 'request_wait_answer'
-def wait_for(process, count):
-    while sum(is_stuck(f'/proc/{process}/task/{task}') for task in os.listdir(f'/proc/{process}/task')) < count:
-        time.sleep(0.001)
-"#;
-
-/// Starts processes that block readers of their command lines, until the Python process ends.
-fn start_hanging(count: usize) -> Option<(PythonProcess, Vec<u32>)> {
-    let program = format!(
-        r#"{HANGING}
-children = []
-for number in range({count}):
-    child = os.fork()
-    if child == 0:
-        libc.prctl(1, 9) # killed with the python
-        os.close(device) # which ends the file system, and with it the hanging, when the python ends
-        hang()
-        while True:
-            signal.pause()
-    wait_for(child, 2)
-    children.append(child)
-print(*children, flush=True)
-sys.stdin.readline()
-"#
-    );
-    PythonProcess::start(&program)
-}
-
 #[test]
 fn blocking_process_loses_only_its_own_command_line() {
-    let Some((_other, responsive)) =
-        PythonProcess::start("print(os.getpid(), flush=True)\nsys.stdin.readline()\n")
-    else {
-        return;
-    };
-    let Some((python, hanging)) = start_hanging(1) else { return };
-    let mut host = Host::new(&[&hanging, &responsive]);
+    let Some(other) = PythonProcess::start("print('ready', flush=True); input()", "") else { return };
+    let Some(locked) = PythonProcess::start_locked() else { return };
+    let mut host = Host::new(&[&[locked.pid()], &[other.pid()]]);
     let known = |host: &Host, container| {
         let processes = host.cycle_data.processes.of(container).iter();
         processes.map(|process| process.meta.command_hash.is_some()).collect::<Vec<_>>()
@@ -272,9 +199,9 @@ fn blocking_process_loses_only_its_own_command_line() {
     host.cycle(); // would take 2 s, the time-out, if it waited
     host.until("the other's is read", |host| known(host, 1) == [true]);
     assert_eq!((known(&host, 0), host.read_errors("timeout")), (vec![false], 0));
-    assert!(host.cycle_data.processes.of(0)[0].rss_bytes > 0 && host.cycle_data.processes.complete(0));
+    assert!(host.cycle_data.processes.of(0)[0].memory.rss_bytes > 0 && host.cycle_data.processes.complete(0));
     host.until("its read times out", |host| host.read_errors("timeout") == 1);
-    drop(python);
+    drop(locked);
     host.until("it has ended", |host| host.cycle_data.processes.of(0).is_empty());
     assert_eq!(host.read_errors("timeout"), 1, "it is counted once");
 }
@@ -291,7 +218,90 @@ fn counts_containers_over_process_limit_and_reads_the_others() {
     assert_eq!((host.read_errors("too_many"), host.cycle_data.processes.readable), (1, true));
 }
 
-/// S4: reading the list of a threaded cgroup fails with EOPNOTSUPP.
+/// A v2 list contains 0 for a process that was reaped while the kernel wrote it.
+#[test]
+fn pid_zero_is_skipped_in_initial_pid_namespace() {
+    if !HostPaths::default().in_initial_pid_namespace() {
+        return skip("not in the initial pid namespace");
+    }
+    let own = std::process::id();
+    let mut host = Host::new(&[&[0, own], &[own]]);
+    host.cycle();
+    let processes = &host.cycle_data.processes;
+    assert_eq!([0, 1].map(|number| (processes.complete(number), processes.of(number).len())), [(true, 1); 2]);
+}
+
+#[test]
+fn containers_with_the_most_processes_are_beyond_the_limit_of_the_host() {
+    let own = std::process::id();
+    let largest = vec![own; PROCESSES.max];
+    let mut lists = vec![&largest[..]; PROCESSES_OF_HOST.max / PROCESSES.max];
+    lists.push(&largest[..1]);
+    let mut host = Host::new(&lists);
+    host.cycle();
+    let processes = &host.cycle_data.processes;
+    let complete: Vec<bool> = (0..lists.len()).map(|number| processes.complete(number)).collect();
+    assert_eq!(complete.iter().filter(|complete| !**complete).count(), 1);
+    assert!(complete.last().is_some_and(|complete| *complete), "the smallest one is read");
+    assert_eq!(host.read_errors("too_many"), 1);
+}
+
+/// Sleeping children of a shell, which are killed with it.
+struct Crowd(Child, Vec<u32>);
+
+impl Crowd {
+    fn of(count: usize) -> Self {
+        let program =
+            format!("for i in $(seq {count}); do sleep 600 & echo $!; done; echo end; read x; kill 0");
+        let mut command = Program::new("setsid");
+        let mut shell = command.args(["sh", "-c", &program]);
+        shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let pids = lines.take_while(|line| line != "end").filter_map(|line| line.parse().ok()).collect();
+        Self(child, pids)
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn new_processes_are_read_over_several_cycles_and_others_at_once() {
+    let crowd = Crowd::of(NEW_PROCESSES_OF_CONTAINER.max + 50);
+    let own = std::process::id();
+    let mut host = Host::new(&[&crowd.1, &[own]]);
+    host.cycle();
+    let counts = |host: &Host| [0, 1].map(|number| host.cycle_data.processes.of(number).len());
+    let complete = |host: &Host| [0, 1].map(|number| host.cycle_data.processes.complete(number));
+    assert_eq!((counts(&host), complete(&host)), ([NEW_PROCESSES_OF_CONTAINER.max, 1], [false, true]));
+    host.cycle();
+    assert_eq!((counts(&host), complete(&host)), ([crowd.1.len(), 1], [true, true]));
+    assert_eq!(host.read_errors("too_many"), 0, "that is no attack");
+}
+
+#[test]
+fn container_that_is_always_behind_with_new_processes_is_counted() {
+    let mut table = ProcessTable::default();
+    let mut read_errors = ReadErrors::default();
+    let container = container("c", &[]);
+    let too_many = |read_errors: &ReadErrors| read_errors.counts().map(|(_, _, count)| count).sum::<u64>();
+    for _ in 0..MAX_CYCLES_BEHIND {
+        table.note_behind(&container, true, &mut read_errors);
+    }
+    assert_eq!(too_many(&read_errors), 0);
+    table.note_behind(&container, true, &mut read_errors);
+    assert_eq!(too_many(&read_errors), 1);
+    table.note_behind(&container, false, &mut read_errors);
+    table.note_behind(&container, true, &mut read_errors);
+    assert_eq!(too_many(&read_errors), 1);
+}
+
+/// Reading the list of a threaded cgroup fails with EOPNOTSUPP.
 #[test]
 fn threaded_cgroup_below_container_hides_no_process() {
     let root = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);

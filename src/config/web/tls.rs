@@ -57,6 +57,13 @@ pub enum ClientAuth {
     RequireAndVerify,
 }
 
+impl ClientAuth {
+    /// Returns whether a client without a certificate is rejected.
+    pub fn is_mandatory(self) -> bool {
+        matches!(self, Self::RequireAny | Self::RequireAndVerify)
+    }
+}
+
 /// An offered version of TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub enum TlsVersion {

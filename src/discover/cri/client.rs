@@ -12,15 +12,13 @@ use tonic_prost::ProstCodec;
 use tracing::Instrument;
 
 use super::messages::*;
+use crate::host::bounds::{CRI_EVENT, CRI_RESPONSE, CRI_STATUS};
 
 /// Timeout of one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Limit of a response, the same as the kubelet's: two thousand containers with their annotations.
-const MAX_RESPONSE_BYTES: usize = 16 << 20;
-/// Limit for the status of one container: its whole OCI configuration, where arguments and environment may have 2 MiB.
-const MAX_STATUS_BYTES: usize = 4 << 20;
-/// Limit for one event: the status of a sandbox and of its containers, without their configuration.
-const MAX_EVENT_BYTES: usize = 1 << 20;
+const MAX_RESPONSE_BYTES: usize = CRI_RESPONSE.max_bytes;
+const MAX_STATUS_BYTES: usize = CRI_STATUS.max_bytes;
+const MAX_EVENT_BYTES: usize = CRI_EVENT.max_bytes;
 
 /// A failed call.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use tokio::time::timeout_at;
 
 use super::convert::{Sandbox, complete, record};
-use super::messages::{Container, ContainerState, ContainerStatusResponse};
+use super::messages::{Container, ContainerState, ContainerStatus, ContainerStatusResponse};
 use super::{CriClient, CriError, RUNTIME, SocketSearch, find, unix_seconds};
 use crate::config::{CriSettings, Filter};
 use crate::discover::history::{ExistingContainer, HistoryQuery, MAX_QUERIES, RuntimeHistory, TIMEOUT};
@@ -27,7 +27,7 @@ pub async fn history(
             history.error = Some(why);
             return Some(history);
         }
-        Err(_) if !settings.is_asked_for => return None,
+        Err(_) if !settings.is_explicit => return None,
         Err(_) => {
             history.error = Some("it does not respond: restart the container runtime".to_owned());
             return Some(history);
@@ -110,7 +110,8 @@ fn read_status(
         named: details(&record),
         is_running,
         started: record.started,
-        limit_bytes: None,
+        ended: status.and_then(|status| unix_seconds(status.finished_at)),
+        limit_bytes: status.and_then(ContainerStatus::memory_limit),
         restarts: record.pod.as_ref().map(|pod| pod.attempt.into()),
     });
 }

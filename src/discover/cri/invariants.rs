@@ -13,7 +13,7 @@ use crate::discover::ContainerRecord;
 pub fn response(bytes: &[u8]) {
     let settings = CriSettings {
         sockets: vec![],
-        is_asked_for: false,
+        is_explicit: false,
         labels: vec![("app".to_owned(), "label_app".into())],
         annotations: vec![],
         pod_logs: "".into(),

@@ -189,6 +189,33 @@ pub struct ContainerStatus {
     /// `Completed`, `Error`, `OOMKilled`.
     #[prost(string, tag = "10")]
     pub reason: String,
+    /// Its limits; of runtimes for Kubernetes 1.27 and later.
+    #[prost(message, optional, tag = "16")]
+    pub resources: Option<ContainerResources>,
+}
+
+impl ContainerStatus {
+    /// Returns its memory limit in bytes; `None` if it has none, or if it is unknown.
+    pub fn memory_limit(&self) -> Option<u64> {
+        let limit = self.resources.as_ref()?.linux.as_ref()?.memory_limit_in_bytes;
+        u64::try_from(limit).ok().filter(|limit| *limit > 0)
+    }
+}
+
+/// Limits of a container.
+#[derive(Clone, PartialEq, Message)]
+pub struct ContainerResources {
+    /// On Linux.
+    #[prost(message, optional, tag = "1")]
+    pub linux: Option<LinuxContainerResources>,
+}
+
+/// Limits of a container on Linux.
+#[derive(Clone, PartialEq, Message)]
+pub struct LinuxContainerResources {
+    /// In bytes; 0 without one.
+    #[prost(int64, tag = "4")]
+    pub memory_limit_in_bytes: i64,
 }
 
 /// Subscribes to events from now on.
@@ -198,3 +225,22 @@ pub struct GetEventsRequest {}
 /// An event of a container or a sandbox. Its fields are not read: each event triggers a list.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerEventResponse {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By the numbers of the fields in Kubernetes' api.proto.
+    #[test]
+    fn memory_limit_is_in_the_resources_of_a_status() {
+        let limit_of = |limit: &[u8]| {
+            let linux = [&[0x08, 0x01, 0x20], limit].concat(); // cpu_period 1, memory_limit_in_bytes
+            let resources = [&[0x0a, linux.len() as u8], &linux[..]].concat();
+            let status = [&[0x82, 0x01, resources.len() as u8], &resources[..]].concat();
+            ContainerStatus::decode(&status[..]).expect("a message").memory_limit()
+        };
+        assert_eq!(limit_of(&[0x80, 0x80, 0x80, 0x20]), Some(64 << 20));
+        assert_eq!(limit_of(&[0x00]), None, "no limit");
+        assert_eq!(ContainerStatus::default().memory_limit(), None, "an older runtime");
+    }
+}

@@ -81,13 +81,21 @@ pub async fn follow(
         let mut pause = RETRY_DELAY.0;
         match find(&settings).await {
             SocketSearch::Runtime(socket, client) => {
-                last_logged.clear();
                 let reconciler = CriReconciler::new(&settings, &filter, &source, &mut resume);
                 let error = follow_once(reconciler, &client, &socket).await;
+                let error = error.to_string();
                 if source.lock().connection == ConnectionState::Up {
-                    tracing::warn!(runtime = RUNTIME, %error, "connection lost, retrying; container names are kept");
-                    source.set_connection(ConnectionState::Down);
+                    tracing::warn!(
+                        runtime = RUNTIME,
+                        error,
+                        "connection lost, retrying; container names are kept"
+                    );
+                    last_logged.clear();
+                } else if last_logged != error {
+                    tracing::warn!(runtime = RUNTIME, error, "listing containers failed, retrying");
+                    last_logged = error;
                 }
+                source.set_connection(ConnectionState::Down);
             }
             SocketSearch::Nothing { connection, why } => {
                 let was_there =
@@ -147,7 +155,7 @@ pub async fn find(settings: &CriSettings) -> SocketSearch {
     let (mut connection, mut why) = (ConnectionState::NoSocket, String::new());
     for socket in settings.sockets.iter().filter(|socket| socket.exists()) {
         let reason = match connect(socket).await {
-            Ok((client, pods)) if pods > 0 || settings.is_asked_for => {
+            Ok((client, pods)) if pods > 0 || settings.is_explicit => {
                 return SocketSearch::Runtime(socket.clone(), client);
             }
             Ok(_) => {
@@ -155,7 +163,7 @@ pub async fn find(settings: &CriSettings) -> SocketSearch {
                 format!("{} has none", socket.display())
             }
             Err(error) => {
-                if settings.is_asked_for {
+                if settings.is_explicit {
                     connection = ConnectionState::Down;
                 }
                 format!("{}: {error}: {}", socket.display(), error.advice(socket))
@@ -163,7 +171,7 @@ pub async fn find(settings: &CriSettings) -> SocketSearch {
         };
         why = if why.is_empty() { reason } else { format!("{why}; {reason}") };
     }
-    if settings.is_asked_for && why.is_empty() && !settings.sockets.is_empty() {
+    if settings.is_explicit && why.is_empty() && !settings.sockets.is_empty() {
         let paths: Vec<_> = settings.sockets.iter().map(|socket| socket.display().to_string()).collect();
         (connection, why) = (ConnectionState::Down, format!("no socket at {}", paths.join(", ")));
     }

@@ -1,7 +1,8 @@
 //! GPUs that the kubelet allocated to each container, from its pod-resources socket (`v1`). The socket is optional, and all
 //! calls are read-only.
 //!
-//! Only resources of NVIDIA's device plugin and of its MIG strategies are read. Their device ids are the driver's own uuids (or
+//! Only resources of the device plugins of NVIDIA, with its MIG strategies, and AMD are read. AMD's device ids are addresses on the
+//! PCI bus, or names of partitions such as `amdgpu_xcp_1`, which match no device. NVIDIA's device ids are the driver's own uuids (or
 //! its index, if the plugin is configured so). A time-sliced device has `::NUMBER` after its id. GKE's own plugin names device
 //! files ([`DeviceFile`]), with `/vgpuNUMBER` after a shared one. A name of another form matches no device and is logged
 //! ([`first_unknown_device`]). Not here: dynamic resource allocation, whose device names only its driver understands.
@@ -23,8 +24,8 @@ use crate::series::bounded;
 
 /// Interval of lists.
 const LIST_INTERVAL: Duration = Duration::from_secs(5);
-/// Prefix of NVIDIA's resources.
-const RESOURCE_PREFIX: &str = "nvidia.com/";
+/// Prefixes of the resources.
+const RESOURCE_PREFIXES: [&str; 2] = ["nvidia.com/", "amd.com/gpu"];
 /// Prefixes of those whose device ids may be indices. KubeVirt's resources are named after the model, such as
 /// `nvidia.com/GA102GL_A10`, and their ids are IOMMU groups.
 const INDEXED_PREFIXES: [&str; 2] = ["nvidia.com/gpu", "nvidia.com/mig-"];
@@ -85,8 +86,8 @@ fn parse_allocations(response: ListResponse) -> Allocations {
     let mut allocations = Allocations::new();
     for pod in response.pods {
         for container in &pod.containers {
-            let gpus =
-                container.devices.iter().filter(|devices| devices.resource_name.starts_with(RESOURCE_PREFIX));
+            let is_gpu = |name: &str| RESOURCE_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+            let gpus = container.devices.iter().filter(|devices| is_gpu(&devices.resource_name));
             let ids = gpus.flat_map(|devices| {
                 let is_indexed =
                     INDEXED_PREFIXES.iter().any(|prefix| devices.resource_name.starts_with(prefix));
@@ -144,11 +145,19 @@ fn number(text: &str) -> Option<&str> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then_some(text)
 }
 
+/// Returns true for an address such as `0000:03:00.0`.
+fn is_pci_address(id: &str) -> bool {
+    let digits = id
+        .split([':', '.'])
+        .map(|part| part.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(part.len()));
+    id.len() == "0000:03:00.0".len() && digits.eq([4, 2, 2, 1].map(Some))
+}
+
 /// Returns the first name of an unknown form.
 pub fn first_unknown_device(allocations: &Allocations) -> Option<&str> {
     let is_known = |id: &str| {
         let is_own = id.starts_with("GPU-") || id.starts_with("MIG-");
-        is_own || number(id).is_some() || DeviceFile::read(id).is_some()
+        is_own || number(id).is_some() || DeviceFile::read(id).is_some() || is_pci_address(id)
     };
     allocations.values().flat_map(|ids| ids.iter()).map(|id| &**id).find(|id| !is_known(id))
 }
@@ -265,12 +274,26 @@ mod tests {
     }
 
     #[test]
-    fn recognizes_device_names_of_both_plugins_only() {
+    fn recognizes_device_names_of_the_plugins_only() {
         assert_eq!(
-            first_unknown_device(&given_to("a", &["0", "GPU-b", "MIG-c", "nvidia0", "nvidia12/gi7"])),
+            first_unknown_device(&given_to(
+                "a",
+                &["0", "GPU-b", "MIG-c", "nvidia0", "nvidia12/gi7", "0000:c3:00.0"]
+            )),
             None
         );
-        for id in ["nvidia", "nvidia0/", "nvidia0/gi", "nvidia0/ci1", "nvidiactl", "card0", ""] {
+        for id in [
+            "nvidia",
+            "nvidia0/",
+            "nvidia0/gi",
+            "nvidia0/ci1",
+            "nvidiactl",
+            "card0",
+            "0000:03:00",
+            "0000.03:00.00",
+            "amdgpu_xcp_1",
+            "",
+        ] {
             assert_eq!(first_unknown_device(&given_to("a", &["GPU-b", id])), Some(id), "{id}");
         }
     }
@@ -336,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_only_nvidia_devices_and_shared_ones_once() {
+    fn reads_only_gpus_and_shared_ones_once() {
         let devices = |resource: &str, ids: &[&str]| ContainerDevices {
             resource_name: resource.into(),
             device_ids: ids.iter().map(|id| id.to_string()).collect(),
@@ -354,6 +377,7 @@ mod tests {
                             devices("nvidia.com/mig-1g.5gb", &["MIG-a"]),
                             devices("nvidia.com/GA102GL_A10", &["13"]), // an IOMMU group of KubeVirt
                             devices("rdma/hca", &["mlx5_0"]),
+                            devices("amd.com/gpu", &["0000:03:00.0"]),
                         ],
                     ),
                     container("log", vec![]),
@@ -362,7 +386,7 @@ mod tests {
         });
         let identity =
             Identity { k8s_namespace: "ml".into(), k8s_pod: "train-0".into(), name: "main".into() };
-        let wanted: Arc<[Arc<str>]> = Arc::from(["GPU-b".into(), "MIG-a".into()]);
+        let wanted: Arc<[Arc<str>]> = Arc::from(["0000:03:00.0".into(), "GPU-b".into(), "MIG-a".into()]);
         assert_eq!(allocations, Allocations::from([(identity, wanted)]));
     }
 }

@@ -1,7 +1,7 @@
 //! The past of containers, as Docker and Podman still know it: all containers with the end of their last run, and the last
 //! events (Docker keeps 256 of them until the daemon is restarted), which name containers that are gone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use bollard::Docker;
 use bollard::errors::Error;
@@ -17,6 +17,7 @@ use super::{Watcher, explain};
 use crate::config::{Filter, RuntimeEndpoint};
 use crate::discover::history::{ExistingContainer, HistoryQuery, MAX_QUERIES, RuntimeHistory};
 use crate::discover::{ContainerDetails, ContainerId, EventKind, RuntimeEvent, RuntimeState};
+use crate::host::bounds::PAST_EVENTS;
 
 /// Reads what an engine knows of the past.
 pub async fn history(endpoint: &RuntimeEndpoint, filter: &Filter, query: HistoryQuery<'_>) -> RuntimeHistory {
@@ -30,20 +31,21 @@ pub async fn history(endpoint: &RuntimeEndpoint, filter: &Filter, query: History
     };
     let source = RuntimeState::new(endpoint.runtime, Default::default());
     let watcher = Watcher { endpoint, filter, source: &source };
-    let (events, runs) = tokio::join!(past_events(&docker, &allowance, &watcher, query), async {
-        // the watcher of the endpoint, which runs at the same time, logs a list that is too large
-        match timeout_at(query.deadline, watcher.list(&docker, || {})).await {
-            Ok(Ok(listed)) => inspect_all(&docker, &watcher, listed, query, &mut history).await,
-            Ok(Err(error)) => {
-                history.error = Some(explain(&error, &endpoint.socket));
-                vec![]
+    let ((events, has_dropped), runs) =
+        tokio::join!(past_events(&docker, &allowance, &watcher, query), async {
+            // the watcher of the endpoint, which runs at the same time, logs a list that is too large
+            match timeout_at(query.deadline, watcher.list(&docker, || {})).await {
+                Ok(Ok(listed)) => inspect_all(&docker, &watcher, listed, query, &mut history).await,
+                Ok(Err(error)) => {
+                    history.error = Some(explain(&error, &endpoint.socket));
+                    vec![]
+                }
+                Err(_) => {
+                    history.error = Some(explain(&Error::RequestTimeoutError, &endpoint.socket));
+                    vec![]
+                }
             }
-            Err(_) => {
-                history.error = Some(explain(&Error::RequestTimeoutError, &endpoint.socket));
-                vec![]
-            }
-        }
-    });
+        });
     for mut run in runs {
         move_to_events(&mut run, &events);
         run.retain(|recorded| !is_reported(recorded, &events));
@@ -51,17 +53,17 @@ pub async fn history(endpoint: &RuntimeEndpoint, filter: &Filter, query: History
         history.events.extend(run);
     }
     history.events.extend(events);
-    history.has_lost_events = allowance.is_exceeded();
+    history.has_lost_events = has_dropped || allowance.is_exceeded();
     history
 }
 
-/// Reads the last events; as many as arrive in time.
+/// Reads the last events: as many as arrive in time, and of these the newest [`PAST_EVENTS`]. The second value: older ones were dropped.
 async fn past_events(
     docker: &Docker,
     allowance: &Allowance,
     watcher: &Watcher<'_>,
     query: HistoryQuery<'_>,
-) -> Vec<RuntimeEvent> {
+) -> (Vec<RuntimeEvent>, bool) {
     let only = |values: &[&str]| values.iter().map(|value| value.to_string()).collect::<Vec<_>>();
     let filters =
         HashMap::from([("type".to_owned(), only(&["container"])), ("event".to_owned(), only(&EVENT_TYPES))]);
@@ -71,14 +73,17 @@ async fn past_events(
     let since = Some((query.since.max(0.0) as u64).to_string());
     let options = EventsOptions { since, until: Some(until), filters: Some(filters) };
     let mut messages = std::pin::pin!(docker.events(Some(options)));
-    let mut found = Vec::new();
+    let (mut found, mut has_dropped) = (VecDeque::new(), false);
     while let Ok(Some(Ok(message))) = timeout_at(query.deadline, messages.next()).await {
         allowance.renew();
         let event = DockerEvent::read(message, query.now);
         let runtime = watcher.endpoint.runtime;
         found.extend(event.and_then(|event| event.runtime_event(runtime, watcher.filter, true)));
+        if found.len() > PAST_EVENTS.max {
+            has_dropped = found.pop_front().is_some();
+        }
     }
-    found
+    (found.into(), has_dropped)
 }
 
 /// Inspects the listed containers: the wanted one first, then the newest. Returns the last run of each.
@@ -134,6 +139,7 @@ fn read_inspect(
         named,
         is_running: state.running == Some(true) && state.restarting != Some(true),
         started: state.started_at.as_deref().and_then(unix_seconds),
+        ended: state.finished_at.as_deref().and_then(unix_seconds),
         limit_bytes: limit_bytes.filter(|limit| *limit > 0),
         restarts: response.restart_count.and_then(|restarts| u64::try_from(restarts).ok()),
     });

@@ -54,14 +54,19 @@ pub async fn follow_all(
     let mut followed = HashSet::new();
     let mut resumable = ResumeStates::default();
     let mut tasks = FuturesUnordered::new();
+    let mut has_warned = false;
     loop {
         for endpoint in &endpoints {
             let ends_with_socket = is_pattern(&endpoint.socket);
-            for socket in matches(&endpoint.socket) {
-                let is_full = ends_with_socket && followed.len() >= MAX_MATCHES;
-                if is_full || !followed.insert(socket.clone()) {
+            for socket in matches_in_background(endpoint.socket.clone()).await {
+                if followed.contains(&socket) {
                     continue;
                 }
+                if ends_with_socket && followed.len() >= MAX_MATCHES {
+                    warn_once(&mut has_warned, &socket);
+                    continue;
+                }
+                followed.insert(socket.clone());
                 let endpoint = RuntimeEndpoint { runtime: endpoint.runtime, socket: socket.clone() };
                 let resume = resumable
                     .remove(&socket)
@@ -86,6 +91,20 @@ pub async fn follow_all(
             }
         }
     }
+}
+
+fn warn_once(has_warned: &mut bool, socket: &Path) {
+    if !std::mem::replace(has_warned, true) {
+        tracing::warn!(socket = %socket.display(), "more than {MAX_MATCHES} sockets match; ignoring the others");
+    }
+}
+
+/// Returns [`matches`], read on a blocking thread: a directory of the pattern may be on a slow file system.
+async fn matches_in_background(pattern: PathBuf) -> Vec<PathBuf> {
+    if !is_pattern(&pattern) {
+        return vec![pattern];
+    }
+    tokio::task::spawn_blocking(move || matches(&pattern)).await.unwrap_or_default()
 }
 
 fn is_pattern(path: &Path) -> bool {

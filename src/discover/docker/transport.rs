@@ -27,13 +27,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 
 use super::RESPONSE_TIMEOUT;
+use crate::host::bounds::{DOCKER_EVENT, DOCKER_INSPECT, DOCKER_LIST};
 
-/// Four thousand containers with 2 KiB of names and labels each.
-const MAX_LIST_BYTES: usize = 8 << 20;
-/// The kernel starts no program with more than 2 MiB of arguments and environment (a quarter of the stack's usual limit).
-const MAX_INSPECT_BYTES: usize = 2 << 20;
-/// An event contains the labels of its container, and nothing else that is long.
-const MAX_EVENT_BYTES: usize = 1 << 20;
+const MAX_LIST_BYTES: usize = DOCKER_LIST.max_bytes;
+const MAX_INSPECT_BYTES: usize = DOCKER_INSPECT.max_bytes;
+const MAX_EVENT_BYTES: usize = DOCKER_EVENT.max_bytes;
 /// hyper's read buffer, which may hold whole events.
 const READ_AHEAD_BYTES: usize = 64 << 10;
 

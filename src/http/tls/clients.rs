@@ -24,7 +24,7 @@ pub fn verifier(
     ca: &[u8],
     provider: &Arc<CryptoProvider>,
 ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
-    let is_mandatory = matches!(settings.client_auth, ClientAuth::RequireAny | ClientAuth::RequireAndVerify);
+    let is_mandatory = settings.client_auth.is_mandatory();
     let chain = match settings.client_auth {
         ClientAuth::None => return Ok(None),
         ClientAuth::Request | ClientAuth::RequireAny => None,

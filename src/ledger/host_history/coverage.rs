@@ -12,7 +12,7 @@ const JOURNAL: &str = "journalctl -k -b | memledger why --kernel-log -";
 
 /// A sentence about what may be missing, and the command that gives it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Hint {
+pub struct CoverageHint {
     /// The sentence.
     pub text: String,
     /// A command for a shell.
@@ -119,34 +119,42 @@ impl Coverage {
     }
 
     /// Describes how far the sources reach, and what gives the rest. `command`: the same question with all rights.
-    pub fn hints(&self, command: &str) -> Vec<Hint> {
-        let mut hints = vec![self.log_hint(command)];
+    pub fn hints(&self, command: &str) -> Vec<CoverageHint> {
+        let mut hints = vec![self.log_hint()];
         for RuntimeCoverage { runtime, unread, has_lost_events, error } in &self.runtimes {
             if *has_lost_events {
                 let text = format!(
-                    "An event of {runtime} is too large, so the later ones are missing, and with them names of removed containers and \
-                     requests to stop."
+                    "Events of {runtime} are missing, because one is too large or there are too many, and with them names of removed \
+                     containers and requests to stop."
                 );
-                hints.push(Hint { text, command: None });
+                hints.push(CoverageHint { text, command: None });
             }
             if let Some(error) = error {
-                let text = format!("The containers of {runtime} are unknown: {error}. With all rights:");
-                hints.push(Hint { text, command: Some(command.to_owned()) });
+                let text = format!("The containers of {runtime} are unknown: {error}.");
+                hints.push(CoverageHint { text, command: None });
             }
             if *unread > 0 {
                 let text = format!(
                     "{runtime} did not describe all of its containers in time: up to {unread} have no exit here."
                 );
-                hints.push(Hint { text, command: None });
+                hints.push(CoverageHint { text, command: None });
             }
+        }
+        let is_unreadable =
+            matches!(self.kernel_log, LogCoverage::Unreadable { .. }) && self.kills_of_boot != Some(0);
+        if is_unreadable || self.runtimes.iter().any(|it| it.error.is_some()) {
+            hints.push(CoverageHint {
+                text: "With all rights:".to_owned(),
+                command: Some(command.to_owned()),
+            });
         }
         hints
     }
 
-    fn log_hint(&self, command: &str) -> Hint {
+    fn log_hint(&self) -> CoverageHint {
         let boot = format!("this boot ({})", time(self.booted_at));
-        let plain = |text: String| Hint { text, command: None };
-        let journal = |text: String| Hint {
+        let plain = |text: String| CoverageHint { text, command: None };
+        let journal = |text: String| CoverageHint {
             text: format!("{text} The journal may have the others:"),
             command: Some(JOURNAL.to_owned()),
         };
@@ -171,13 +179,10 @@ impl Coverage {
                 count(self.kills_in_log)
             )),
             (LogCoverage::Read { since: None }, _) => journal("The kernel log is empty.".to_owned()),
-            (LogCoverage::Unreadable { reason }, kills) => Hint {
-                text: format!(
-                    "The kernel log cannot be read ({reason}), so the records of {} of {boot} are missing here. To read it:",
-                    kills.map_or("all OOM kills".to_owned(), all_kills)
-                ),
-                command: Some(command.to_owned()),
-            },
+            (LogCoverage::Unreadable { reason }, kills) => plain(format!(
+                "The kernel log cannot be read ({reason}), so the records of {} of {boot} are missing here.",
+                kills.map_or("all OOM kills".to_owned(), all_kills)
+            )),
             (LogCoverage::Off, _) => plain("The kernel log was not read (--oom.kernel-log=off).".to_owned()),
         }
     }
@@ -205,8 +210,9 @@ mod tests {
     ) -> (String, Option<String>) {
         let coverage = Coverage { kernel_log, booted_at: 0.0, kills_in_log, kills_of_boot, runtimes: vec![] };
         let hints = coverage.hints("sudo memledger why train");
-        let [hint] = &hints[..] else { panic!("{hints:?}") };
-        (hint.text.clone(), hint.command.clone())
+        let commands: Vec<_> = hints.iter().filter_map(|hint| hint.command.clone()).collect();
+        assert!(commands.len() <= 1, "{hints:?}");
+        (hints[0].text.clone(), commands.first().cloned())
     }
 
     #[test]
@@ -236,6 +242,24 @@ mod tests {
             assert!(text.contains(says), "no {says:?} in {text:?}");
             assert_eq!(given, *command, "{text}");
         }
+    }
+
+    #[test]
+    fn one_command_gives_all_that_is_unreadable() {
+        let runtime = |runtime| RuntimeCoverage {
+            runtime,
+            unread: 0,
+            has_lost_events: false,
+            error: Some("no permission".into()),
+        };
+        let coverage = Coverage {
+            kernel_log: LogCoverage::Unreadable { reason: "refused".into() },
+            runtimes: vec![runtime("docker"), runtime("podman")],
+            ..Coverage::default()
+        };
+        let hints = coverage.hints("sudo memledger events");
+        let commands: Vec<_> = hints.iter().filter_map(|hint| hint.command.as_deref()).collect();
+        assert_eq!((hints.len(), &commands[..]), (4, &["sudo memledger events"][..]), "{hints:?}");
     }
 
     #[test]

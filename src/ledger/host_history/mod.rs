@@ -24,7 +24,7 @@ use super::store::Query;
 use super::victim_probe::VictimProbe;
 use crate::clock::Timestamp;
 use crate::collect::cgroup_oom_events::CgroupCounters;
-use crate::collect::kernel_log::{KernelLog, LogEntry};
+use crate::collect::kernel_log::{KernelLog, LogEntry, LogPosition};
 use crate::collect::vmstat_oom::OomCounter;
 use crate::config::Config;
 use crate::discover::cgroup_tree::CgroupTree;
@@ -34,7 +34,7 @@ use crate::discover::{
 };
 use crate::host::Dir;
 use crate::text::error_chain;
-pub use coverage::{Coverage, Hint, LogCoverage};
+pub use coverage::{Coverage, CoverageHint, LogCoverage};
 use replay::Replay;
 pub use replay::SETTLED_AFTER;
 
@@ -69,21 +69,31 @@ pub struct CurrentUsage {
 
 /// Reads what the host knows, within two seconds.
 ///
-/// `container`: the container whose details are read first. `known`: events of the ledger, for the names of containers that are
-/// gone.
-pub fn read(config: &Config, now: Timestamp, container: Option<&str>, known: &[LedgerEvent]) -> HostHistory {
+/// `container`: the container whose details are read first. `known`: reads events of the ledger, for the names of containers that
+/// are gone, while the host is read.
+pub fn read(
+    config: &Config,
+    now: Timestamp,
+    container: Option<&str>,
+    known: impl FnOnce() -> Vec<LedgerEvent>,
+) -> HostHistory {
     let booted_at = now.unix_seconds_of_kernel(0);
-    let (runtimes, log, counted) = std::thread::scope(|scope| {
+    let (runtimes, log, counted, known) = std::thread::scope(|scope| {
         let runtimes = scope.spawn(|| match config.oom.runtime {
             true => history::read(config, now, booted_at, container).unwrap_or_default(),
             false => vec![],
         });
-        let log = read_log(config, now);
-        // after the log: a kill is counted before it is logged
-        let counted = OomCounter::open(&config.host_paths).and_then(|mut counter| counter.read()).ok();
-        (runtimes.join().unwrap_or_default(), log, counted)
+        let log = scope.spawn(|| {
+            let log = read_log(config, now);
+            // after the log: a kill is counted before it is logged
+            let counted = OomCounter::open(&config.host_paths).and_then(|mut counter| counter.read()).ok();
+            (log, counted)
+        });
+        let known = known();
+        let (log, counted) = log.join().unwrap_or_default();
+        (runtimes.join().unwrap_or_default(), log, counted, known)
     });
-    let (lines, log) = log;
+    let ReadLog { lines, coverage: log, lost_before } = log;
     let coverage = Coverage::new(log, &lines, counted, booted_at, &runtimes);
     let mut events: Vec<RuntimeEvent> = known.iter().filter_map(|event| name_of(event, booted_at)).collect();
     let mut containers = Vec::new();
@@ -91,16 +101,19 @@ pub fn read(config: &Config, now: Timestamp, container: Option<&str>, known: &[L
         events.extend(its);
         containers.extend(existing);
     }
+    let ends = containers.iter().filter_map(|it| Some((it.id.as_str().to_owned(), it.ended?))).collect();
     let limits = containers.iter().filter_map(|it| Some((it.id.as_str().to_owned(), it.limit_bytes?)));
     let replay = Replay {
         boot_id: config.host_paths.boot_id().unwrap_or_default().into(),
         host_pids: config.host_paths.in_initial_pid_namespace(),
         limits: limits.collect(),
         log_since: coverage.log_since(),
+        ends,
+        lost_before,
     };
     let mut host = HostHistory { events: replay.run(now, events, lines), containers, coverage };
     if host.coverage.has_lost_records() {
-        let counted = counted_kills(config, now, &host, known);
+        let counted = counted_kills(config, now, &host, &known);
         host.events.extend(counted.into_iter().map(LedgerEvent::OomKill));
     }
     host.events.sort_by(|one, other| one.at().total_cmp(&other.at()));
@@ -126,8 +139,17 @@ fn name_of(event: &LedgerEvent, at: f64) -> Option<RuntimeEvent> {
     Some(RuntimeEvent { runtime, id, at, named: Some(named), what: EventKind::Exists })
 }
 
+/// What the kernel log has.
+#[derive(Debug, Default)]
+struct ReadLog {
+    lines: Vec<ObservedLine>,
+    coverage: LogCoverage,
+    /// Position of the oldest record, if there were earlier ones in this boot.
+    lost_before: Option<LogPosition>,
+}
+
 /// Reads the kernel log from its oldest record.
-fn read_log(config: &Config, now: Timestamp) -> (Vec<ObservedLine>, LogCoverage) {
+fn read_log(config: &Config, now: Timestamp) -> ReadLog {
     let mut refused: Vec<String> = Vec::new();
     for backend in log_backends(config.oom.kernel_log) {
         let read = KernelLog::open(&config.host_paths, *backend)
@@ -143,21 +165,28 @@ fn read_log(config: &Config, now: Timestamp) -> (Vec<ObservedLine>, LogCoverage)
                 let hierarchy = Hierarchy::detect(&config.host_paths).ok();
                 let mut probe = VictimProbe::new(&config.host_paths, hierarchy.as_ref());
                 let since = oldest.map(|oldest| now.unix_seconds_of_kernel(oldest.usec));
-                return (probe.probe(now, placed), LogCoverage::Read { since });
+                // the first record of a boot has number 0, and stamp 0
+                let is_first = |oldest: &LogPosition| oldest.sequence.unwrap_or(oldest.usec) == 0;
+                return ReadLog {
+                    lines: probe.probe(placed),
+                    coverage: LogCoverage::Read { since },
+                    lost_before: oldest.filter(|oldest| !is_first(oldest)),
+                };
             }
             Err(error) => refused.push(error_chain(&error)),
         }
     }
-    match refused.is_empty() {
-        true => (vec![], LogCoverage::Off),
-        false => (vec![], LogCoverage::Unreadable { reason: refused.join("; ") }),
-    }
+    let coverage = match refused.is_empty() {
+        true => LogCoverage::Off,
+        false => LogCoverage::Unreadable { reason: refused.join("; ") },
+    };
+    ReadLog { coverage, ..ReadLog::default() }
 }
 
 /// Returns kills that only the counters of running containers show: their records are overwritten.
 fn counted_kills(config: &Config, now: Timestamp, host: &HostHistory, known: &[LedgerEvent]) -> Vec<Kill> {
     let Ok(hierarchy) = Hierarchy::detect(&config.host_paths) else { return vec![] };
-    let (readings, _) = CgroupCounters::new(&hierarchy).sweep(now);
+    let (readings, _) = CgroupCounters::new(&hierarchy).sweep(now, |_, _| false);
     let boot_id: Arc<str> = config.host_paths.boot_id().unwrap_or_default().into();
     let mut kills = Vec::new();
     let log_since = host.coverage.log_since().unwrap_or(now.unix_seconds());
@@ -205,7 +234,7 @@ impl RunKills {
         };
         let is_ownerless = |event: &LedgerEvent| {
             let LedgerEvent::OomKill(kill) = event else { return false };
-            matches!(kill.owner, KillOwner::Open | KillOwner::Unattributed) && kill.at > since
+            matches!(kill.owner, KillOwner::Pending | KillOwner::Unattributed) && kill.at > since
         };
         let number = |selects: &dyn Fn(&LedgerEvent) -> bool| {
             let is_new = |event: &&LedgerEvent| {
@@ -298,14 +327,24 @@ impl HostHistory {
             .filter(|event| !ledger.iter().any(|known| is_same(known, event)))
     }
 
-    /// Returns the kills of which no runtime knows the container any more, and those without any container.
-    pub fn nameless_kills(&self) -> impl Iterator<Item = &Kill> {
-        self.events.iter().filter_map(|event| match event {
+    /// Returns the kills of which neither a runtime nor the ledger knows the container, and those without any. `ledger`: its events
+    /// that the host may have.
+    pub fn kills_of_unknown_containers<'s>(
+        &'s self,
+        ledger: &'s [LedgerEvent],
+    ) -> impl Iterator<Item = &'s Kill> {
+        let has_name =
+            |subject: &ContainerRef| !subject.container_id.starts_with(&*subject.name.container_name);
+        let is_unnamed = move |event: &&LedgerEvent| {
+            let mut same = ledger.iter().filter(|known| is_same(known, event));
+            !same.any(|known| known.subject().is_some_and(has_name))
+        };
+        self.events.iter().filter(is_unnamed).filter_map(|event| match event {
             LedgerEvent::OomKill(kill) => match &kill.owner {
                 KillOwner::Container(subject) => {
                     subject.container_id.starts_with(&*subject.name.container_name).then_some(kill)
                 }
-                KillOwner::Open | KillOwner::Unattributed => Some(kill),
+                KillOwner::Pending | KillOwner::Unattributed => Some(kill),
                 KillOwner::Host => None,
             },
             LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,

@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::event_id;
+use super::{SAME_EXIT, event_id};
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::LogPosition;
 use crate::discover::{ContainerId, EventKind, RuntimeEvent};
@@ -40,8 +40,12 @@ pub struct Replay {
     pub host_pids: bool,
     /// Limits of the containers that still exist, by id.
     pub limits: HashMap<String, u64>,
+    /// Unix times of the last ends of the containers that still exist, as their runtime records them, by id.
+    pub ends: HashMap<String, f64>,
     /// Unix time from which on the kernel log has every kill; `None` if it was not read.
     pub log_since: Option<f64>,
+    /// Position of the oldest record, if there were earlier ones.
+    pub lost_before: Option<LogPosition>,
 }
 
 /// The kernel log's clock, by exits that its kills explain: it may be a minute off after a month.
@@ -217,6 +221,9 @@ impl Replay {
         let reconciler = Reconciler::new(config, &LoadedState::default(), start, 0);
         let mut run = ReplayState { reconciler, at: began, now, found: BTreeMap::new() };
         run.reconciler.apply_log(start, self.log_since.map(|_| [].as_slice()), LogPosition::default());
+        if let Some(oldest) = self.lost_before {
+            run.reconciler.records_lost(oldest);
+        }
         let mut is_before_boot = began < booted_at;
         for (at, item) in items {
             if is_before_boot && at >= booted_at {
@@ -236,14 +243,14 @@ impl Replay {
             since + drift.shift(uptime) + if is_measured { 0.0 } else { uptime * MAX_DRIFT }
         });
         let completed = run.found.into_values().map(|event| self.complete(event, log_since));
-        completed.filter(|event| !is_mere_end(event)).collect()
+        completed.filter(|event| !is_end_without_cause(event)).collect()
     }
 
     /// Gives an event its id, and what a ledger would have read from the cgroup.
     fn complete(&self, event: LedgerEvent, log_since: Option<f64>) -> LedgerEvent {
         match event {
             LedgerEvent::OomKill(kill) => LedgerEvent::OomKill(self.complete_kill(kill)),
-            LedgerEvent::Exit(exit) => LedgerEvent::Exit(complete_exit(exit, log_since)),
+            LedgerEvent::Exit(exit) => LedgerEvent::Exit(self.complete_exit(exit, log_since)),
             other @ (LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_)) => other,
         }
     }
@@ -267,25 +274,28 @@ impl Replay {
         }
         kill
     }
+
+    /// Gives an exit its id. `log_since`: Unix time from which on every kill is known.
+    fn complete_exit(&self, mut exit: Exit, log_since: Option<f64>) -> Exit {
+        // the time of a restart is computed anew in each read
+        let restarted = exit.subject.started.filter(|_| exit.reason == Some(ExitReason::HostRestart));
+        // while the engine has the event of an end, its time is that of the event
+        let recorded = self.ends.get(&*exit.subject.container_id).copied();
+        let recorded = recorded.filter(|ended| (ended - exit.at).abs() < SAME_EXIT);
+        let millis = ((restarted.or(recorded).unwrap_or(exit.at) * 1e3) as u64).to_string();
+        exit.id = event_id(&[&exit.subject.container_id, &millis]);
+        exit.kernel_log_read = log_since.is_some_and(|since| since <= exit.at - EXIT_WINDOW);
+        if exit.reason == Some(ExitReason::Killed) && !exit.kernel_log_read {
+            exit.reason = Some(ExitReason::Unknown); // the record of an OOM kill may have been lost
+        }
+        exit
+    }
 }
 
 /// Returns whether this is an exit of which only the time is known, and which explains no kill: the run before that of a
 /// container that runs.
-fn is_mere_end(event: &LedgerEvent) -> bool {
+fn is_end_without_cause(event: &LedgerEvent) -> bool {
     matches!(event, LedgerEvent::Exit(Exit { exit_code: None, oom_kills: 0, subject, .. }) if subject.started.is_none())
-}
-
-/// Gives an exit its id. `log_since`: Unix time from which on every kill is known.
-fn complete_exit(mut exit: Exit, log_since: Option<f64>) -> Exit {
-    // the time of a restart is computed anew in each read
-    let restarted = exit.subject.started.filter(|_| exit.reason == Some(ExitReason::HostRestart));
-    let millis = ((restarted.unwrap_or(exit.at) * 1e3) as u64).to_string();
-    exit.id = event_id(&[&exit.subject.container_id, &millis]);
-    exit.kernel_log_read = log_since.is_some_and(|since| since <= exit.at - EXIT_WINDOW);
-    if exit.reason == Some(ExitReason::Killed) && !exit.kernel_log_read {
-        exit.reason = Some(ExitReason::Unknown); // the record of an OOM kill may have been lost
-    }
-    exit
 }
 
 /// Returns the evidence in the order of time: names first, and lines of the log in their own order.

@@ -15,13 +15,25 @@ struct Past {
     /// The kernel log's clock is so many seconds behind, and the reader knows that it may be off by `uncertainty`.
     drift: f64,
     uncertainty: f64,
+    /// Position of the oldest record, if there were earlier ones.
+    lost_before: Option<LogPosition>,
+    /// Last ends of containers, as their runtime records them.
+    ends: std::collections::HashMap<String, f64>,
 }
 
 impl Past {
     fn new() -> Self {
         // so that the kernel's clock has some time behind it
         let now = Timestamp::now().plus(std::time::Duration::from_secs(100_000));
-        Self { now, events: vec![], lines: vec![], drift: 0.0, uncertainty: 0.0 }
+        Self {
+            now,
+            events: vec![],
+            lines: vec![],
+            drift: 0.0,
+            uncertainty: 0.0,
+            lost_before: None,
+            ends: Default::default(),
+        }
     }
 
     /// The same after a month without a restart.
@@ -71,6 +83,8 @@ impl Past {
             host_pids: true,
             limits: [(ID.to_owned(), 64 << 20)].into(),
             log_since: Some(self.now.unix_seconds() - log_since),
+            ends: self.ends.clone(),
+            lost_before: self.lost_before,
         };
         replay.run(self.now, self.events.clone(), self.lines.clone())
     }
@@ -92,6 +106,33 @@ fn exits(events: &[LedgerEvent]) -> Vec<(Option<ExitReason>, Option<i64>)> {
         _ => None,
     };
     events.iter().filter_map(exit).collect()
+}
+
+#[test]
+fn context_near_the_begin_of_the_log_names_its_own_victim_only() {
+    let mut past = Past::new();
+    past.killed(10.0, 7, &format!("/docker/{ID}"));
+    let Line::Killed(killed) = &mut past.lines[1].entry.line else { panic!("{:?}", past.lines) };
+    killed.pid = 8;
+    let has_owner = |past: &Past| {
+        let found = past.found(1_000.0);
+        matches!(&kills(&found)[..], [Kill { owner: KillOwner::Container(_), .. }])
+    };
+    assert!(has_owner(&past), "a thread: the log has every begin of a block");
+    past.lost_before = Some(past.lines[0].entry.position);
+    assert!(!has_owner(&past), "its own block may not have been logged");
+}
+
+#[test]
+fn exit_has_the_same_id_after_the_engine_has_forgotten_its_event() {
+    let mut past = Past::new();
+    past.ran(90.0, 60.004, 3);
+    past.ends = [(ID.to_owned(), past.now.unix_seconds() - 60.0)].into();
+    let [with_event, without] = [60.004, 60.0].map(|ago| {
+        past.events.last_mut().unwrap().at = past.now.unix_seconds() - ago;
+        past.found(1_000.0)[0].id()
+    });
+    assert_eq!(with_event, without);
 }
 
 #[test]
@@ -137,7 +178,7 @@ fn kill_of_a_removed_container_has_no_name() {
         let mut past = Past::new();
         past.killed(ago, 7, &format!("/docker/{ID}"));
         let host = HostHistory { events: past.found(1_000.0), ..HostHistory::default() };
-        let ids = host.nameless_kills().map(|kill| match &kill.owner {
+        let ids = host.kills_of_unknown_containers(&[]).map(|kill| match &kill.owner {
             KillOwner::Container(subject) => (kill.pid, subject.container_id.to_string()),
             other => panic!("{other:?}, {ago} s ago"),
         });
@@ -147,7 +188,7 @@ fn kill_of_a_removed_container_has_no_name() {
         assert_eq!(victim, settled, "nothing shows whether the container went on");
         past.event(90.0, EventKind::Exists);
         let host = HostHistory { events: past.found(1_000.0), ..HostHistory::default() };
-        assert_eq!(host.nameless_kills().count(), 0, "an event still has its name");
+        assert_eq!(host.kills_of_unknown_containers(&[]).count(), 0, "an event still has its name");
     }
 }
 
@@ -326,6 +367,7 @@ fn counted_kills_are_the_union_of_ledger_and_host() {
         named: ContainerDetails { name: "train".into(), pod: None, image: "i".into(), labels_match: true },
         is_running: true,
         started: Some(past.now.unix_seconds() - 5_000.0),
+        ended: None,
         limit_bytes: None,
         restarts: None,
     };

@@ -21,6 +21,8 @@ struct Counter {
     /// Kills that were attributed to it before it was read.
     expected: u64,
     read: Timestamp,
+    /// Unix time of the first read.
+    first_read: f64,
 }
 
 impl Counter {
@@ -41,16 +43,29 @@ impl Counter {
         self.read = now;
     }
 
-    /// Notes kills of that time. One from before the last read that is in no growth was given up, or is of another run.
+    /// Notes kills of that time.
     fn attribute(&mut self, kills: u64, happened: &Interval) {
         for _ in 0..kills {
-            match self.growth.iter_mut().find(|(counted, _)| counted.overlaps(happened)) {
-                Some((_, growth)) => *growth -= 1,
-                None if happened.latest + CLOCK_TOLERANCE >= self.read.unix_seconds() => self.expected += 1,
-                None => {}
+            let is_read = happened.latest + CLOCK_TOLERANCE < self.read.unix_seconds();
+            match self.growth_of(happened, is_read) {
+                Some(at) => self.growth[at].1 -= 1,
+                None if !is_read => self.expected += 1,
+                None => {} // it was given up, or is of another run
             }
             self.growth.retain(|(_, growth)| *growth > 0);
         }
+    }
+
+    /// Returns the growth that includes a kill of that time: the first that overlaps it. A kill with a less certain time may have used
+    /// up that growth; then the nearest one that is left, which would otherwise be matched to a kill in another container.
+    ///
+    /// `is_read`: the kill happened before the last read.
+    fn growth_of(&self, happened: &Interval, is_read: bool) -> Option<usize> {
+        let first = self.growth.iter().position(|(counted, _)| counted.overlaps(happened));
+        let distance = |at: &usize| -self.growth[*at].0.overlap(happened);
+        let nearest =
+            || (0..self.growth.len()).min_by(|one, other| distance(one).total_cmp(&distance(other)));
+        first.or_else(|| nearest().filter(|_| is_read))
     }
 }
 
@@ -115,8 +130,11 @@ impl Counters {
                     self.changed.push(reading.inode);
                 }
                 let (id, path) = (reading.id.clone(), reading.path.clone());
-                Counter { id, path, kills_read: before, growth: vec![], expected: 0, read: now }
+                let first_read = now.unix_seconds();
+                Counter { id, path, kills_read: before, growth: vec![], expected: 0, read: now, first_read }
             });
+            // until a runtime reports a nested container, its cgroup is a part of the outer one's
+            counter.id.clone_from(&reading.id);
             counter.grow(reading.kills, last_sweep, now, read_at);
         }
         self.first_start = false;
@@ -157,20 +175,34 @@ impl Counters {
         inner.filter(|(other, _)| other.latest == counted.latest).map(|(_, kills)| kills).sum()
     }
 
-    /// Notes kills that were attributed to this container. A kill of a run whose counter is gone changes none.
-    pub fn attribute(&mut self, id: &ContainerId, kills: u64, happened: &Interval) {
+    /// Notes kills that were attributed to this container, whose own cgroup has this path if that is known. A kill of a run whose
+    /// counter is gone changes only the counters of the containers around it.
+    pub fn attribute(&mut self, id: &ContainerId, cgroup: Option<&str>, kills: u64, happened: &Interval) {
         let own = self.by_inode.iter().filter(|(_, counter)| counter.id == *id);
         let explains =
             |counter: &Counter| counter.growth.iter().any(|(counted, _)| counted.overlaps(happened));
         let chosen = own.max_by_key(|(_, counter)| (explains(counter), counter.read));
-        let Some((&inode, counter)) = chosen else { return };
-        let path = counter.path.clone();
+        let inode = chosen.map(|(inode, _)| *inode);
+        let path = chosen.map(|(_, counter)| counter.path.clone()).or(cgroup.map(str::to_owned));
+        let Some(path) = path else { return };
         for (other, counter) in &mut self.by_inode {
-            if *other == inode || (self.hierarchical && is_below(&path, &counter.path)) {
+            if Some(*other) == inode || (self.hierarchical && is_below(&path, &counter.path)) {
                 counter.attribute(kills, happened);
                 self.changed.push(*other);
             }
         }
+    }
+
+    /// Returns true if a counter includes the cgroups below its own.
+    pub fn is_hierarchical(&self) -> bool {
+        self.hierarchical
+    }
+
+    /// Returns true if one counter of this container was read from this Unix time on until the last read.
+    pub fn is_read_since(&self, id: &ContainerId, since: f64) -> bool {
+        let newest = self.by_inode.values().map(|counter| counter.read).max();
+        let mut own = self.by_inode.values().filter(|counter| counter.id == *id);
+        own.any(|counter| Some(counter.read) == newest && counter.first_read <= since + CLOCK_TOLERANCE)
     }
 
     /// Writes off growth that no kill explained in time, so that it is not matched to a kill hours later.
@@ -221,9 +253,26 @@ mod tests {
         let now = Timestamp::now();
         counters.update(now, now, &[reading("a", "a", 1, 3, false), reading("b", "b", 2, 1, true)], false);
         assert_eq!(counts(&counters), [(ContainerId::new("b"), 1)]);
-        counters.attribute(&ContainerId::new("b"), 1, &Interval::at(now.unix_seconds()));
+        counters.attribute(&ContainerId::new("b"), None, 1, &Interval::at(now.unix_seconds()));
         assert!(counts(&counters).is_empty());
         assert_eq!(counters.take_changed(), [(1, Some(3)), (2, Some(1))]);
+    }
+
+    #[test]
+    fn kill_of_uncertain_time_leaves_no_growth_for_another_container() {
+        let mut counters = Counters::new(HashMap::new(), None, false);
+        let start = Timestamp::now();
+        let after = |seconds| start.plus(Duration::from_secs(seconds));
+        for (seconds, kills) in [(0, 0), (1, 1), (2, 2)] {
+            let now = after(seconds);
+            counters.update(now, now, &[reading("a", "a", 1, kills, false)], false);
+        }
+        let within = |from: u64, to: u64| Interval::new(after(from).unix_seconds(), after(to).unix_seconds());
+        // it was the second, and takes the growth of the first, which is known better
+        counters.attribute(&ContainerId::new("a"), None, 1, &within(0, 2));
+        let first = Interval::at(start.unix_seconds() + 0.5);
+        counters.attribute(&ContainerId::new("a"), None, 1, &first);
+        assert!(counts(&counters).is_empty());
     }
 
     #[test]
@@ -231,7 +280,7 @@ mod tests {
         let mut counters = Counters::new(HashMap::new(), None, false);
         let now = Timestamp::now();
         counters.update(now, now, &[reading("a", "a", 1, 0, true)], false);
-        counters.attribute(&ContainerId::new("a"), 1, &Interval::at(now.unix_seconds()));
+        counters.attribute(&ContainerId::new("a"), None, 1, &Interval::at(now.unix_seconds()));
         counters.update(now, now, &[reading("a", "a", 1, 1, false)], false);
         assert!(counts(&counters).is_empty());
     }
@@ -252,7 +301,7 @@ mod tests {
         counters.update(start, start, &[reading("a", "a", 1, 0, true)], false);
         counters.update(after(10), after(10), &[reading("a", "a", 1, 1, false)], false);
         assert_eq!(counters.explained_at(), Some(start.unix_seconds()), "one is not attributed yet");
-        counters.attribute(&ContainerId::new("a"), 1, &Interval::at(after(5).unix_seconds()));
+        counters.attribute(&ContainerId::new("a"), None, 1, &Interval::at(after(5).unix_seconds()));
         let explained_at = counters.explained_at();
         assert_eq!(explained_at, Some(after(10).unix_seconds()));
 
@@ -284,13 +333,26 @@ mod tests {
     }
 
     #[test]
+    fn counter_of_nested_container_is_its_own_once_it_is_known() {
+        let mut counters = Counters::new(HashMap::new(), None, false);
+        let now = Timestamp::now();
+        counters.update(now, now, &[reading("outer", "a/b", 1, 0, true)], false);
+        counters.update(now, now, &[reading("inner", "a/b", 1, 1, false)], false);
+        assert_eq!(counts(&counters), [(ContainerId::new("inner"), 1)]);
+    }
+
+    #[test]
     fn nested_container_explains_the_outer_ones_count_on_v2() {
         let mut counters = Counters::new(HashMap::new(), None, false);
         let readings = [reading("a", "a", 1, 1, true), reading("b", "a/x/b", 2, 1, true)];
         let now = Timestamp::now();
         counters.update(now, now, &readings, true);
         assert_eq!(counts(&counters), [(ContainerId::new("b"), 1)]);
-        counters.attribute(&ContainerId::new("b"), 1, &Interval::at(now.unix_seconds()));
+        counters.attribute(&ContainerId::new("b"), None, 1, &Interval::at(now.unix_seconds()));
         assert!(counts(&counters).is_empty(), "it also explains the outer one's count");
+        // its cgroup was created and removed between two reads
+        counters.update(now, now, &[reading("a", "a", 1, 2, true)], true);
+        counters.attribute(&ContainerId::new("c"), Some("a/x/c"), 1, &Interval::at(now.unix_seconds()));
+        assert!(counts(&counters).is_empty());
     }
 }

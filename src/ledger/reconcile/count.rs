@@ -270,9 +270,13 @@ impl OomAccounting {
             }
             _ if usec <= self.checkpoint.since_usec => {} // older than the ledger
             Line::Group { path } => {
-                let pid = block.newest?;
-                (block.group, block.repeats) = (Some(path.clone()), Some(pid));
-                return Some(LogFinding::Group { pid, path: path.clone() });
+                // without a victim before it: that was exiting already, and the rest of the group follows
+                (block.group, block.repeats, block.last_usec) = (Some(path.clone()), block.newest, usec);
+                return Some(LogFinding::Group { pid: block.newest?, path: path.clone() });
+            }
+            Line::NoKill => {
+                self.context = None;
+                (block.newest, block.has_header) = (None, false);
             }
             Line::Killed(killed) => {
                 // two records can have the same stamp if the kernel's clock is coarse
@@ -306,12 +310,16 @@ impl OomAccounting {
         self.checkpoint.records += 1;
         let is_certain = !block.may_be_rate_limited(usec);
         // another pid than the context's is another thread of its victim, or the victim of another block
-        let is_own = |context: &OomContext| is_certain || context.pid.is_none_or(|pid| pid == killed.pid);
+        let is_thread = || report.is_some_and(|report| is_thread_of_context(report, killed.pid));
+        let is_own = |context: &OomContext| {
+            is_certain || context.pid.is_none_or(|pid| pid == killed.pid) || is_thread()
+        };
         let context = self.context.take().filter(is_own);
-        let group = block.group.clone().filter(|_| is_certain && in_group);
+        let is_listed = || self.report.as_ref().is_some_and(|report| report.process(killed.pid).is_some());
+        let group = block.group.clone().filter(|_| in_group && (is_certain || is_listed()));
         if group.is_none() {
             let is_reported = |report: &&Arc<OomReport>| is_report_of(report, killed.pid, context.is_some());
-            self.report = report.filter(is_reported).cloned();
+            self.report = report.filter(is_reported).map(|report| with_victim(report, killed.pid));
         }
         LogFinding::Kill { killed: killed.clone(), context, group, report: self.report.clone() }
     }
@@ -370,6 +378,21 @@ impl OomAccounting {
         self.checkpoint.balanced_at = Some(balanced.unix_seconds());
         Reconciliation { lost: least, late: 0 }
     }
+}
+
+/// Returns whether the victim, which the table does not list, is certainly a thread of the process in the context line.
+fn is_thread_of_context(report: &OomReport, pid: u32) -> bool {
+    report.has_size_of_victim && report.process(pid).is_none()
+}
+
+/// Returns the report of this kill with the victim's row marked, which can have another pid.
+fn with_victim(report: &Arc<OomReport>, pid: u32) -> Arc<OomReport> {
+    let mut report = Arc::clone(report);
+    let row = report.process(pid).or_else(|| report.process(report.context_pid?));
+    if let Some(victim) = row.map(|row| row.pid) {
+        Arc::make_mut(&mut report).victim_pid = Some(victim);
+    }
+    report
 }
 
 /// Returns whether there is evidence that a report is of the kill that follows it: the block's context line names the victim,

@@ -11,9 +11,10 @@ use super::owner::ATTRIBUTION_TIMEOUT;
 use super::victim::EXIT_WINDOW;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
-use crate::ledger::container_table::End;
-use crate::ledger::events::{Evidence, Exit, ExitReason, KillOwner, LedgerEvent, OomScope, Victim};
-use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
+use crate::ledger::container_state::End;
+use crate::ledger::events::{Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim};
+use crate::ledger::hit_limit::HitLimit;
+use crate::ledger::interval::{CLOCK_TOLERANCE, Interval, LOG_DELAY};
 use crate::ledger::run::{Run, SIGKILL_STATUS, STOP_REQUEST_WINDOW};
 use crate::ledger::run_record::{RunFigures, RunRecord};
 
@@ -28,7 +29,7 @@ const STOP_TIMEOUT: f64 = 10.0;
 const UNCAUGHT_OOM_WINDOW: f64 = 120.0;
 /// A program that catches such an error and gives up ends within this many seconds.
 const CUDA_OOM_WINDOW: f64 = 5.0;
-/// The same for an error in the log, of which nobody knows whether it was caught. A launcher needs some seconds to notice.
+/// The same for an error in the log, which does not say whether it was caught. A launcher needs some seconds to notice.
 const LOG_OOM_WINDOW: f64 = 15.0;
 /// Signals that request an exit.
 const STOP_SIGNALS: [i32; 3] = [2, 3, 15];
@@ -87,7 +88,7 @@ fn runtime_evidence(run: &Run, at: f64) -> Vec<Evidence> {
             None => add("stop request, signal unknown".to_owned()),
         }
     }
-    if run.oom_told {
+    if run.oom_event_at.is_some() {
         add("oom event, which is also sent without a kill".to_owned());
     }
     match run.exit_code {
@@ -131,9 +132,10 @@ impl Reconciler {
         if self.containers.get(&pending.id).is_some_and(|known| known.hidden) {
             return;
         }
-        let stored = || Some(&self.containers.get(&pending.id)?.run_ended_at(pending.exit.at)?.figures);
-        if let Some(figures) = pending.figures.as_ref().or_else(stored) {
-            let record = RunRecord::of_exit(figures, &pending.exit);
+        let run = self.containers.get(&pending.id).and_then(|known| known.run_ended_at(pending.exit.at));
+        if let Some(figures) = pending.figures.as_ref().or(run.map(|run| &run.figures)) {
+            let oom_limit = run.and_then(|run| run.oom_limit);
+            let record = RunRecord { oom_limit, ..RunRecord::of_exit(figures, &pending.exit) };
             self.changes.runs.insert(pending.exit.id, record);
         }
     }
@@ -192,6 +194,12 @@ impl Reconciler {
         let may_be_oom = || self.unattributed.iter().any(|(_, happened)| happened.overlaps(&window));
         Some(match exit.exit_code {
             _ if is_stopped => ExitReason::Stopped,
+            // no runtime knows the exit code
+            None if run.is_some_and(|run| is_before(run.uncaught_cuda_oom, exit.at, CUDA_OOM_WINDOW))
+                && !may_be_oom() =>
+            {
+                ExitReason::CudaOom
+            }
             Some(_) if !may_be_oom() => ExitReason::Killed,
             _ => ExitReason::Unknown,
         })
@@ -216,8 +224,10 @@ enum StopRequest {
 /// A request explains an exit by its own signal, one soon after it, and one that the runtime confirms by a further
 /// request without a signal, which Docker reports at the end of a stop.
 fn stop_request(run: &Run, ended: f64, code: Option<i64>) -> StopRequest {
-    let requests =
-        run.asked.iter().filter(|(at, _)| (0.0..STOP_REQUEST_WINDOW).contains(&(ended - at).max(0.0)));
+    let requests = run
+        .stop_requests
+        .iter()
+        .filter(|(at, _)| (0.0..STOP_REQUEST_WINDOW).contains(&(ended - at).max(0.0)));
     let mut outcome = StopRequest::None;
     for (at, signal) in requests {
         let explains = match signal {
@@ -238,15 +248,30 @@ fn stop_request(run: &Run, ended: f64, code: Option<i64>) -> StopRequest {
 
 /// Returns true if a run that ended with an error did so because of a CUDA out-of-memory error.
 fn ended_by_cuda_oom(run: &Run, pending: &PendingExit) -> bool {
-    let ended = pending.exit.at;
-    let is_before =
-        |oom: Option<f64>, most: f64| oom.is_some_and(|at| (-CLOCK_TOLERANCE..most).contains(&(ended - at)));
+    let is_before = |oom, most| is_before(oom, pending.exit.at, most);
     let figures = pending.figures.as_ref().unwrap_or(&run.figures);
     // the log has the errors that processes report too, and does not say which were caught
     let in_log = run.cuda_oom_in_log.filter(|_| !figures.has_reports());
     is_before(run.uncaught_cuda_oom, UNCAUGHT_OOM_WINDOW)
         || is_before(run.cuda_oom, CUDA_OOM_WINDOW)
         || is_before(in_log, LOG_OOM_WINDOW)
+}
+
+/// Returns true if an error was less than `most` seconds before the end of a run.
+fn is_before(oom: Option<f64>, ended: f64, most: f64) -> bool {
+    oom.is_some_and(|at| (-CLOCK_TOLERANCE..most).contains(&(ended - at)))
+}
+
+impl LedgerEvent {
+    /// Returns when an unattributed kill happened; `None` for other events.
+    pub fn unattributed_at(&self) -> Option<Interval> {
+        match self {
+            LedgerEvent::OomKill(kill) if kill.owner == KillOwner::Unattributed => {
+                Some(Interval::new(kill.earliest.unwrap_or(kill.at - LOG_DELAY), kill.at))
+            }
+            _ => None,
+        }
+    }
 }
 
 fn oom_reason(scope: OomScope) -> ExitReason {
@@ -265,7 +290,12 @@ impl Run {
     }
 
     /// Records a kill, which may have ended this run.
-    pub fn record_kill(&mut self, victim: Victim, scope: OomScope) {
+    pub fn record_kill(&mut self, victim: Victim, kill: &Kill, container_id: &str) {
+        let scope = kill.scope;
+        let last = self.history.newest();
+        let limits = last.map(|last| (last.limit_bytes, last.effective_limit_bytes)).unwrap_or_default();
+        let hit = HitLimit::of(kill, container_id, limits);
+        self.oom_limit = if self.ended_by.is_some() { self.oom_limit } else { hit };
         self.kills += 1;
         if victim == Victim::Main {
             self.ended_by = Some(scope);

@@ -15,7 +15,8 @@ use crate::ledger::totals::Total;
 
 /// How long a late record can still fill a gap.
 const LATE_RECORD_TIMEOUT: Duration = Duration::from_secs(600);
-/// Maximum number of settled gaps that a late record can fill; beyond that the oldest are dropped.
+/// Maximum number of settled gaps that a late record can fill; beyond that the oldest are dropped. Also the maximum number of pending
+/// kills to which gaps are added: further ones are counted as unattributed at once, without events of their own.
 const MAX_GAPS: usize = 4_096;
 
 /// Where a gap is kept.
@@ -35,10 +36,12 @@ impl Reconciler {
         let difference = self.accounting.compare(now, counter, self.log_up);
         let (after, before) = self.accounting.lost_between();
         let happened = Interval::new(after.unwrap_or(self.config.booted_at), before);
-        for _ in 0..difference.lost {
+        let with_event = difference.lost.min(MAX_GAPS.saturating_sub(self.pending.len()) as u64);
+        for _ in 0..with_event {
             let text = "the kernel counted a kill whose log record is missing";
             self.add_gap(now, happened, Evidence::new("vmstat", text));
         }
+        self.count_without_event(difference.lost - with_event);
         for _ in 0..difference.late {
             // the late records are the oldest of this step
             let is_late =
@@ -66,6 +69,20 @@ impl Reconciler {
         }
     }
 
+    /// Counts kills without a record, of which there are too many for an event each: the newest pending kill notes them.
+    fn count_without_event(&mut self, kills: u64) {
+        if kills == 0 {
+            return;
+        }
+        for total in [Total::Host, Total::Gaps, Total::Unattributed] {
+            self.totals.add(total, kills as i64);
+        }
+        if let Some(newest) = self.pending.back_mut() {
+            let text = format!("{kills} more kills without a record until then have no event of their own");
+            newest.kill.evidence.push(Evidence::new("vmstat", text));
+        }
+    }
+
     fn add_gap(&mut self, now: Timestamp, happened: Interval, evidence: Evidence) {
         let kill = Kill {
             id: self.new_id(),
@@ -76,7 +93,7 @@ impl Reconciler {
             ..Kill::unknown()
         };
         self.totals.add(Total::Host, 1);
-        self.pending.push(PendingKill::new(kill, happened, Hints::default(), now));
+        self.pending.push_back(PendingKill::new(kill, happened, Hints::default(), now));
     }
 
     /// Returns the gap whose record this can be, and whether it is likely by the record's stamp: one of the same
@@ -107,7 +124,7 @@ impl Reconciler {
     /// counter shows that it is counted already.
     fn fill_gap(&mut self, at: usize) {
         let place = self.gap_of(&self.pending[at]).map(|(place, _)| place);
-        let record = self.pending.remove(at);
+        let Some(record) = self.pending.remove(at) else { return };
         self.totals.add(Total::Host, -1);
         let after_removal = |gap: usize| if gap > at { gap - 1 } else { gap };
         let oldest = || self.pending.iter().position(|gap| gap.kill.kernel_usec.is_none());
@@ -135,12 +152,22 @@ impl Reconciler {
         if !self.ownerless().is_empty() {
             return; // they are from before the sources failed, and may be the same kills
         }
-        for Count { id, kills, counted } in self.counters.counts() {
+        for count in self.counters.counts() {
+            let is_own = !self.may_be_of_inner(&count);
+            let Count { id, kills, counted } = count;
             for _ in 0..kills {
                 self.accounting.add_cgroup_gap();
-                let text = "only the container's own counter shows this kill";
+                let text = if is_own {
+                    "only the container's own counter shows this kill"
+                } else {
+                    "only the counter of a container with others inside shows this kill"
+                };
                 self.add_gap(now, counted, Evidence::new("cgroup", text));
-                self.assign_owner(self.pending.len() - 1, PathOwner::Container(id.clone()), "cgroup");
+                if is_own {
+                    self.assign_owner(self.pending.len() - 1, PathOwner::Container(id.clone()), "cgroup");
+                } else {
+                    self.explain_count(&id, 1, &counted);
+                }
             }
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::count::{LogFinding, OomAccounting};
 use super::reports::complete;
-use crate::collect::kernel_log::LogEntry;
+use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::discover::{PathOwner, owner_of_paths};
 use crate::ledger::events::{ContainerLabels, ContainerRef, Kill, KillOwner};
 use crate::parse::container_id;
@@ -31,6 +31,8 @@ pub struct LoggedKill {
 #[derive(Debug)]
 pub struct LoggedKills {
     accounting: OomAccounting,
+    /// The begin of the log was noted.
+    has_begun: bool,
     kills: VecDeque<LoggedKill>,
     omitted: u64,
     number: u64,
@@ -39,13 +41,17 @@ pub struct LoggedKills {
 impl Default for LoggedKills {
     fn default() -> Self {
         let accounting = OomAccounting::new(None, "", 0);
-        Self { accounting, kills: VecDeque::new(), omitted: 0, number: 0 }
+        Self { accounting, has_begun: false, kills: VecDeque::new(), omitted: 0, number: 0 }
     }
 }
 
 impl LoggedKills {
-    /// Reads a relevant line.
-    pub fn read(&mut self, line: TextLine) {
+    /// Reads a relevant line of a log that began at `began_usec`, by the same clock.
+    pub fn read(&mut self, line: TextLine, began_usec: u64) {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            // begins of blocks may be among the records before it
+            self.accounting.records_lost(LogPosition { sequence: None, usec: began_usec });
+        }
         let TextLine { found, stamp } = line;
         let entry = LogEntry::from(found);
         match self.accounting.read(&entry) {

@@ -5,6 +5,7 @@
 //! the sum of their numbers is the number of kills, each gets its number, in order of time. The numbers are right then,
 //! but which process was whose is not known, and the event says so (method `set`). Everything else stays unattributed.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::Reconciler;
@@ -12,7 +13,7 @@ use super::cgroup_counters::Count;
 use super::victim::EXIT_WINDOW;
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, PathOwner};
-use crate::ledger::container_table::ContainerState;
+use crate::ledger::container_state::ContainerState;
 use crate::ledger::events::Evidence;
 use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
 use crate::ledger::run::Run;
@@ -22,6 +23,8 @@ use crate::ledger::run::Run;
 const FORCED_MATCH_AFTER: Duration = Duration::from_secs(9);
 /// The runtimes' OOM events are not used before this, because they may be incomplete.
 const RUNTIME_EVENT_DELAY: Duration = Duration::from_secs(2);
+/// The runtime reports an OOM at most this many seconds after it happened.
+const MAX_OOM_EVENT_DELAY: f64 = 1.5;
 /// An exit that is reported within this many seconds after the ledger's first start may belong to an earlier kill.
 const MAX_EXIT_DELAY: f64 = 1.0;
 
@@ -128,10 +131,10 @@ fn assign_connected(kills: &[&OwnerlessKill], candidates: &[&Candidate], is_fina
     if kills.iter().all(is_gap) && (sum == counted || is_final && sum < counted) {
         // a kill without a record is only a number: any of that time will do
         let is_certain = |candidate: &&&Candidate| sum == counted || candidate.source == "cgroup";
-        let mut left = kills.to_vec();
+        let mut left = VecDeque::from(kills.to_vec());
         let assignment = |owner: &Candidate| {
             let at = left.iter().position(|kill| owner.happened.overlaps(&kill.happened))?;
-            Some(to(&left.remove(at), owner, owner.source))
+            Some(to(&left.remove(at)?, owner, owner.source))
         };
         return repeated(candidates.iter().filter(is_certain)).filter_map(assignment).collect();
     }
@@ -204,7 +207,20 @@ impl Reconciler {
     fn counted(&self) -> Vec<Candidate> {
         let candidate =
             |Count { id, kills, counted }| Candidate { id, kills, happened: counted, source: "cgroup" };
-        self.counters.counts().into_iter().map(candidate).collect()
+        let counts = self.counters.counts().into_iter();
+        counts.filter(|count| !self.may_be_of_inner(count)).map(candidate).collect()
+    }
+
+    /// Returns true if this growth may be that of a container inside this one, whose own counter is gone.
+    pub(super) fn may_be_of_inner(&self, count: &Count) -> bool {
+        let outer = self.containers.get(&count.id).and_then(|known| known.cgroup.as_ref());
+        let Some(outer) = outer.filter(|_| self.counters.is_hierarchical()) else { return false };
+        let is_inner = |known: &ContainerState| {
+            known.cgroup.as_ref().is_some_and(|cgroup| cgroup != outer && cgroup.starts_with(outer))
+        };
+        let mut inner = self.containers.iter().filter(|(id, known)| **id != count.id && is_inner(known));
+        // its next run may have begun and ended, and not be reported yet
+        inner.any(|(id, _)| !self.counters.is_read_since(id, count.counted.earliest))
     }
 
     /// Returns containers that ended by SIGKILL without a stop request, for which the runtime reported an OOM and no
@@ -223,10 +239,10 @@ impl Reconciler {
                 self.pending.iter().any(|kill| is_its(kill.container.as_ref(), kill.run))
             };
             let runs = known.all_runs().filter(|run| run.kills == 0 && !is_attributed(run));
-            for run in runs.filter(|run| run.is_sigkill_unexplained() && reports_oom(known, run)) {
-                let Some(ended) = run.ended.filter(|ended| *ended >= begun) else { continue };
-                let earliest = run.started.map_or(f64::MIN, |started| started - CLOCK_TOLERANCE);
-                let happened = Interval::new((ended - EXIT_WINDOW).max(earliest), ended);
+            for run in runs.filter(|run| run.is_sigkill_unexplained()) {
+                let Some(happened) = reported_oom(known, run).filter(|oom| oom.latest >= begun) else {
+                    continue;
+                };
                 found.push(Candidate { id: id.clone(), kills: 1, happened, source: "runtime" });
             }
         }
@@ -248,10 +264,20 @@ impl Reconciler {
     }
 }
 
-/// Returns true if the runtime reported an OOM for this run. Its event may be applied before the run's start.
-fn reports_oom(known: &ContainerState, run: &Run) -> bool {
-    let is_near = |told: f64| run.ended.is_some_and(|ended| (told - ended).abs() < EXIT_WINDOW);
-    run.oom_told || run.oom_flag == Some(true) || known.oom_told.is_some_and(is_near)
+/// Returns when the OOM happened that the runtime reported at the end of this run; `None` if it reported none. Docker sends its event
+/// without a kill too, and its flag stays set until the exit: an event long before the exit is no evidence, and explains the flag. The
+/// event may be applied before the run's start.
+fn reported_oom(known: &ContainerState, run: &Run) -> Option<Interval> {
+    let ended = run.ended?;
+    let is_near = |at: &f64| (at - ended).abs() < EXIT_WINDOW;
+    let event = run.oom_event_at.or(known.oom_event_at.filter(is_near));
+    let start = run.started.map_or(f64::MIN, |started| started - CLOCK_TOLERANCE);
+    let earliest = match event {
+        Some(at) if is_near(&at) => at - MAX_OOM_EVENT_DELAY,
+        None if run.oom_flag == Some(true) => ended - EXIT_WINDOW,
+        _ => return None,
+    };
+    Some(Interval::new(earliest.max(start), ended))
 }
 
 #[cfg(test)]

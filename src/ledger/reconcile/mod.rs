@@ -9,9 +9,10 @@
 //! | `reports.rs` | whose are the processes in the kernel's report? |
 //! | `victim.rs` | did the kill end the container? |
 //! | `exit_reason.rs` | why did the container exit? |
+//! | `kill_record.rs`, `output.rs` | what does a record show, and what is stored and published? |
 //! | `cuda_ooms.rs` | whose CUDA out-of-memory error was it, and who held the GPU? |
 //!
-//! A step applies the cycle, the runtime events, the kernel log, the cgroups' counters and the kernel's counter, in
+//! A step applies the cycle and the runtime events in order of time, the kernel log, the cgroups' counters and the kernel's counter, in
 //! this order; then [`Reconciler::settle`] draws the conclusions. A kill is pending until its owner is known and
 //! whether it ended the container. The host's total includes it at once. Published counts never decrease, so a container's
 //! count waits until its labels are known.
@@ -21,13 +22,16 @@ mod count;
 mod cuda_ooms;
 mod exit_reason;
 mod gaps;
+mod kill_record;
 mod logged;
 mod match_counters;
+mod output;
 mod owner;
 mod reports;
 mod victim;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,15 +40,14 @@ use crate::collect::cgroup_oom_events::CounterReading;
 use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::config::Filter;
 use crate::discover::{ContainerId, EventKind, RuntimeEvent};
-use crate::ledger::container_table::{ContainerTable, RunTransition};
-use crate::ledger::events::{
-    ContainerLabels, Evidence, GpuError, Kill, KillOwner, LedgerEvent, OomReport, OomScope,
-};
-use crate::ledger::exchange::{ContainerFigures, CycleReport, LedgerFigures};
+use crate::ledger::container_state::{ContainerState, RunTransition};
+use crate::ledger::container_table::ContainerTable;
+use crate::ledger::events::{ContainerLabels, GpuError, Kill, KillOwner, LedgerEvent, OomReport};
+use crate::ledger::exchange::CycleReport;
 use crate::ledger::interval::{Interval, LOG_DELAY, LogClock};
 use crate::ledger::store::{LoadedState, WriteBatch};
 use crate::ledger::totals::{CudaOomSource, Total, Totals};
-use crate::parse::kernel_log::{Killed, OomContext};
+use crate::parse::kernel_log::Killed;
 use cgroup_counters::Counters;
 pub use count::AccountingCheckpoint;
 use count::{LogFinding, OomAccounting};
@@ -55,8 +58,6 @@ pub use owner::PersistedKill;
 use owner::{Hints, PendingKill};
 use reports::ReportLabels;
 
-/// Interval between removals of ended containers.
-const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 /// Largest disorder of a runtime's events, in seconds.
 const MAX_DISORDER: f64 = 1.0;
 
@@ -66,10 +67,6 @@ const COUNTER_TIMEOUT: Duration = Duration::from_secs(13);
 const UNATTRIBUTED_KEPT: Duration = Duration::from_secs(3600);
 /// Maximum number of such kills.
 const MAX_UNATTRIBUTED: usize = 256;
-/// Interval between writes of how far the sources were read if there are no events.
-const CHECKPOINT_INTERVAL: f64 = 600.0;
-/// Maximum number of ended containers whose figures are shown, newest first.
-const MAX_ENDED_SHOWN: usize = 500;
 
 /// Configuration of the reconciler.
 #[derive(Clone, Debug, Default)]
@@ -118,7 +115,7 @@ pub struct Reconciler {
     pub(super) containers: ContainerTable,
     pub(super) counters: Counters,
     pub(super) totals: Totals,
-    pub(super) pending: Vec<PendingKill>,
+    pub(super) pending: VecDeque<PendingKill>,
     pub(super) pending_exits: Vec<PendingExit>,
     pub(super) changes: WriteBatch,
     /// Kills that were noticed in this step.
@@ -148,6 +145,8 @@ impl Reconciler {
         let same_boot = of_this_boot.is_some();
         let explained_at = of_this_boot.and_then(|account| account.cgroups_explained_at);
         let stored = contents.containers.clone().into_iter();
+        let unattributed_since = now.unix_seconds() - UNATTRIBUTED_KEPT.as_secs_f64();
+        let is_kept = |happened: &&Interval| happened.latest > unattributed_since;
         let mut changes = WriteBatch::default();
         let mut counters = HashMap::new();
         for (inode, kills) in &contents.cgroup_kills {
@@ -157,12 +156,18 @@ impl Reconciler {
                 changes.cgroup_kills.insert(*inode, None);
             }
         }
+        // if only the accounting was lost, it goes on after the last kill that is known: the log may have newer ones
+        let started_at = contents.started_at.filter(|_| !contents.is_new() && account.is_none());
+        let started_usec = |at: f64| ((at - now.unix_seconds_of_kernel(0)).max(0.0) * 1e6) as u64;
+        let last_record = contents.last_records.get(&*config.boot_id).copied();
+        let since_usec =
+            last_record.or(started_at.map(started_usec)).map_or(now_usec, |usec| usec.min(now_usec));
         let mut reconciler = Self {
             containers: ContainerTable::new(config.filter.clone(), config.without_runtimes, stored),
-            counters: Counters::new(counters, explained_at, account.is_none()),
-            accounting: OomAccounting::new(account, &config.boot_id, now_usec),
+            counters: Counters::new(counters, explained_at, contents.is_new()),
+            accounting: OomAccounting::new(account, &config.boot_id, since_usec),
             totals: Totals::new(contents),
-            pending: vec![],
+            pending: VecDeque::new(),
             pending_exits: vec![],
             changes,
             notices: vec![],
@@ -170,7 +175,7 @@ impl Reconciler {
             cuda_ooms: CudaOoms::default(),
             logs_being_read: HashSet::new(),
             settled_gaps: VecDeque::new(),
-            unattributed: VecDeque::new(),
+            unattributed: contents.unattributed.iter().filter(is_kept).map(|at| (now, *at)).collect(),
             settled_victims: VecDeque::new(),
             last_event_times: BTreeMap::new(),
             stored_checkpoint: None,
@@ -194,13 +199,18 @@ impl Reconciler {
         reconciler
     }
 
+    /// Returns a reconciler with the same configuration that continues from this state.
+    pub fn reloaded(&self, contents: &LoadedState, now: Timestamp, now_usec: u64) -> Self {
+        Self::new(self.config.clone(), contents, now, now_usec)
+    }
+
     /// Restores the kills and exits that were pending when memledger stopped.
     fn reopen(&mut self, contents: &LoadedState, now: Timestamp) {
         for event in &contents.unsettled {
             match event {
                 LedgerEvent::OomKill(kill) => {
-                    let noted = contents.pending_kills.get(&kill.id).cloned().unwrap_or_default();
-                    self.pending.push(PendingKill::stored(kill.clone(), noted, now));
+                    let persisted = contents.pending_kills.get(&kill.id).cloned().unwrap_or_default();
+                    self.pending.push_back(PendingKill::stored(kill.clone(), persisted, now));
                 }
                 LedgerEvent::Exit(exit) => self.pending_exits.push(PendingExit::stored(exit.clone(), now)),
                 LedgerEvent::CudaOom(oom) => self.reopen_cuda_oom(oom.clone()),
@@ -231,6 +241,29 @@ impl Reconciler {
     /// Marks the runs that had not ended before this boot.
     pub(in crate::ledger) fn apply_host_restart(&mut self) {
         self.containers.apply_host_restart(self.config.booted_at);
+    }
+
+    /// Applies a cycle and the events of each runtime, in order of time: a cycle lists only the newest run of a container, so events
+    /// before it must be applied first.
+    pub fn apply_cycle_and_events(
+        &mut self,
+        now: Timestamp,
+        report: Option<&CycleReport>,
+        runtime_events: &[Vec<RuntimeEvent>],
+    ) {
+        let cycle_at = report.map_or(f64::MIN, |report| report.at.unix_seconds());
+        let split = |events: &Vec<RuntimeEvent>| {
+            events.iter().position(|event| event.at > cycle_at).unwrap_or(events.len())
+        };
+        for events in runtime_events {
+            self.apply_runtime_events(now, &events[..split(events)]);
+        }
+        if let Some(report) = report {
+            self.apply_cycle(now, report);
+        }
+        for events in runtime_events {
+            self.apply_runtime_events(now, &events[split(events)..]);
+        }
     }
 
     /// Applies the data of a cycle.
@@ -369,21 +402,37 @@ impl Reconciler {
         };
         self.totals.add(Total::Host, 1);
         let happened = Interval::new(written.earliest - LOG_DELAY, written.latest);
-        self.pending.push(PendingKill::new(kill, happened, hints, now));
+        self.pending.push_back(PendingKill::new(kill, happened, hints, now));
     }
 
     fn add_duplicate(&mut self, pid: u32) {
         self.totals.add(Total::Duplicates, 1);
         if let Some(pending) = self.pending.iter_mut().rev().find(|pending| pending.kill.pid == Some(pid)) {
             pending.duplicates += 1;
-            if let Some(id) = &pending.container {
-                self.counters.attribute(id, 1, &pending.happened);
+            if let Some(id) = pending.container.clone() {
+                let happened = pending.happened;
+                self.explain_count(&id, 1, &happened);
             }
         } else if let Some((_, Some(id), happened)) =
-            self.settled_victims.iter().rev().find(|(settled, ..)| *settled == pid)
+            self.settled_victims.iter().rev().find(|(settled, ..)| *settled == pid).cloned()
         {
-            self.counters.attribute(id, 1, happened);
+            self.explain_count(&id, 1, &happened);
         }
+    }
+
+    /// Notes that the cgroup of this container, and those around it, counted these kills.
+    fn explain_count(&mut self, id: &ContainerId, kills: u64, happened: &Interval) {
+        let cgroup = self.containers.get(id).and_then(|known| known.cgroup.as_deref()?.to_str());
+        self.counters.attribute(id, cgroup, kills, happened);
+    }
+
+    /// Returns true if a runtime reported this container, and its cgroup has this path or can have it: one inside another container.
+    pub fn is_container_at(&self, id: &ContainerId, path: &Path) -> bool {
+        let is_at = |known: &ContainerState| match &known.cgroup {
+            Some(cgroup) => cgroup == path,
+            None => known.is_running(),
+        };
+        self.containers.get(id).is_some_and(|known| known.named && is_at(known))
     }
 
     /// Applies a read of the cgroups' counters, which began after `now` and ended at `read_at`. Must come before
@@ -422,12 +471,25 @@ impl Reconciler {
         self.settle_kills(now);
         self.settle_cuda_ooms(now);
         self.decide_exits(now);
+        self.drop_decided_runs(now);
         self.forget_settled_gaps(now);
         self.unattributed.retain(|(at, _)| now.since(*at) < UNATTRIBUTED_KEPT);
         self.unattributed.drain(..self.unattributed.len().saturating_sub(MAX_UNATTRIBUTED));
         self.counters.write_off(now, COUNTER_TIMEOUT);
         self.write(now);
         (std::mem::take(&mut self.changes), std::mem::take(&mut self.notices))
+    }
+
+    /// Drops ended runs that no pending kill and no pending exit can be of.
+    fn drop_decided_runs(&mut self, now: Timestamp) {
+        let (kills, exits) = (&self.pending, &self.pending_exits);
+        self.containers.drop_decided_runs(now, |id, run| {
+            let is_kill_of = |kill: &PendingKill| {
+                kill.container.as_ref() == Some(id) && kill.run.is_none_or(|number| number == run.number)
+            };
+            kills.iter().any(is_kill_of)
+                || exits.iter().any(|exit| exit.id == *id && run.ended == Some(exit.exit.at))
+        });
     }
 
     /// Finishes a kill: its id and attribution will not change again.
@@ -448,183 +510,6 @@ impl Reconciler {
         }
         self.changes.pending_kills.insert(kill.id, None);
         self.changes.events.insert(kill.id, LedgerEvent::OomKill(kill));
-    }
-
-    fn write(&mut self, now: Timestamp) {
-        for pending in &mut self.pending {
-            let persisted = pending.persisted();
-            if pending.stored.as_ref() != Some(&persisted) {
-                self.changes.pending_kills.insert(pending.kill.id, Some(persisted.clone()));
-                pending.stored = Some(persisted);
-            }
-        }
-        let containers = &self.containers;
-        self.totals.write(&mut self.changes, |name| containers.iter().any(|(_, known)| known.name == *name));
-        for id in self.containers.take_changed() {
-            let known = self.containers.get(&id).filter(|known| known.run.is_some() || known.told > 0.0);
-            self.changes.containers.insert(id, known.cloned());
-        }
-        for (inode, attributed) in self.counters.take_changed() {
-            self.changes.cgroup_kills.insert(inode, attributed);
-        }
-        if self.last_forget.is_none_or(|last_forget| now.since(last_forget) >= FORGET_INTERVAL) {
-            self.last_forget = Some(now);
-            let before = now.unix_seconds() - self.config.keep_ended.as_secs_f64().max(3600.0);
-            let kills = self.pending.iter().filter_map(|pending| pending.container.as_ref());
-            let needed: HashSet<_> = kills.chain(self.pending_exits.iter().map(|exit| &exit.id)).collect();
-            for id in self.containers.remove_ended(before, |id| needed.contains(id)) {
-                self.changes.containers.insert(id, None);
-            }
-        }
-        self.write_checkpoints();
-    }
-
-    /// Writes the running containers with the next step.
-    pub fn mark_running_changed(&mut self) {
-        self.containers.mark_running_changed();
-    }
-
-    /// Writes the whole state with the next step: the store lost it.
-    pub fn mark_all_changed(&mut self) {
-        self.containers.mark_all_changed();
-        self.totals.mark_all_changed();
-        self.counters.mark_all_changed();
-        self.stored_checkpoint = None;
-        self.pending.iter_mut().for_each(|pending| pending.stored = None);
-        let kills = self.pending.iter().map(|pending| LedgerEvent::OomKill(pending.kill.clone()));
-        let exits = self.pending_exits.iter().map(|pending| LedgerEvent::Exit(pending.exit.clone()));
-        let ooms = self.cuda_ooms.pending.iter().map(|pending| LedgerEvent::CudaOom(pending.event.clone()));
-        self.changes.events.extend(kills.chain(exits).chain(ooms).map(|event| (event.id(), event)));
-    }
-
-    /// Returns the highest id of an event.
-    pub fn last_id(&self) -> u64 {
-        self.next_id - 1
-    }
-
-    /// Stores how far the sources were read: together with events, else only occasionally, because reading old lines
-    /// without kills again changes nothing.
-    fn write_checkpoints(&mut self) {
-        let mut account = self.accounting.checkpoint().clone();
-        account.cgroups_explained_at = self.counters.explained_at();
-        let counts = |account: &AccountingCheckpoint| {
-            let written = account.balanced_at.map(|at| (at / CHECKPOINT_INTERVAL) as u64);
-            (account.records, account.duplicates, account.gaps, account.opened_at, written)
-        };
-        let moved = self
-            .stored_checkpoint
-            .as_ref()
-            .is_none_or(|stored| counts(stored) != counts(&account) || stored.boot_id != account.boot_id);
-        if moved || !self.changes.is_empty() {
-            self.changes.accounting = Some(account.clone());
-            self.stored_checkpoint = Some(account);
-            for (runtime, since) in &self.last_event_times {
-                self.changes.runtime_cursors.insert((*runtime).to_owned(), *since);
-            }
-        }
-    }
-
-    /// Returns the current figures. The caller adds the state of the sources and of the store.
-    pub fn figures(&self, now: Timestamp) -> LedgerFigures {
-        let shown_since = now.unix_seconds() - self.config.keep_ended.as_secs_f64();
-        let mut shown: Vec<(f64, &ContainerLabels)> = Vec::new();
-        for (_, known) in self.containers.iter().filter(|(_, known)| !known.hidden) {
-            let until = match &known.run {
-                Some(run) => run.ended.unwrap_or(f64::INFINITY),
-                // one of its processes was killed before it was seen running
-                None => self.totals.figures(&known.name).last_kill.unwrap_or(0.0),
-            };
-            if until > shown_since {
-                shown.push((until, &known.name));
-            }
-        }
-        shown.sort_by(|one, other| other.0.total_cmp(&one.0));
-        let running = shown.iter().take_while(|(until, _)| until.is_infinite()).count();
-        shown.truncate(running + MAX_ENDED_SHOWN);
-        let containers: BTreeMap<&ContainerLabels, ContainerFigures> =
-            shown.into_iter().map(|(_, name)| (name, self.totals.figures(name))).collect();
-        LedgerFigures {
-            host_kills: self.totals.get(Total::Host),
-            host_process_kills: self.totals.get(Total::HostProcess),
-            unattributed: self.totals.get(Total::Unattributed),
-            gaps: self.totals.get(Total::Gaps),
-            duplicate_lines: self.totals.get(Total::Duplicates),
-            containers: containers.into_values().collect(),
-            ..LedgerFigures::default()
-        }
-    }
-}
-
-fn context_text(context: &OomContext) -> String {
-    let victim = context.task_cgroups.join(" or ");
-    match (&context.oom_cgroup, context.global) {
-        (Some(limit), _) => format!("the limit of {limit} was hit; the victim was in {victim}"),
-        (None, true) => format!("the machine ran out of memory; the victim was in {victim}"),
-        (None, false) => format!("a limit was hit; the victim was in {victim}"),
-    }
-}
-
-impl Kill {
-    /// Returns what the kernel log shows of a kill.
-    fn of_record(
-        entry: &LogEntry,
-        killed: &Killed,
-        context: Option<&OomContext>,
-        report: Option<Arc<OomReport>>,
-    ) -> Self {
-        // before 5.1 the record does not show whose memory was exhausted
-        let by_report =
-            || report.as_ref().filter(|report| report.usage_bytes.is_some()).map(|report| report.host);
-        let global =
-            killed.global.or(context.map(|context| context.global)).or_else(by_report).unwrap_or(false);
-        let mut evidence = vec![Evidence::new("kmsg", entry.text.to_string())];
-        if let Some(context) = context {
-            evidence.insert(0, Evidence::new("kmsg", context_text(context)));
-        }
-        let limit_cgroup = context.and_then(|context| context.oom_cgroup.as_deref());
-        Self {
-            kernel_usec: Some(entry.position.usec),
-            pid: Some(killed.pid),
-            process: killed.process.as_str().into(),
-            scope: if global { OomScope::Host } else { OomScope::Container },
-            anon_bytes: killed.anon_bytes,
-            file_bytes: killed.file_bytes,
-            shmem_bytes: killed.shmem_bytes,
-            oom_score_adj: killed.oom_score_adj,
-            limit_cgroup: limit_cgroup.unwrap_or_default().into(),
-            limit_bytes: report.as_ref().filter(|report| !report.host).and_then(|report| report.limit_bytes),
-            report,
-            evidence,
-            ..Self::unknown()
-        }
-    }
-
-    /// Returns a kill of which nothing is known.
-    pub(super) fn unknown() -> Self {
-        Self {
-            id: 0,
-            at: 0.0,
-            earliest: None,
-            boot_id: "".into(),
-            kernel_usec: None,
-            pid: None,
-            process: "".into(),
-            role: "".into(),
-            owner: KillOwner::Open,
-            victim: None,
-            scope: OomScope::Container,
-            anon_bytes: None,
-            file_bytes: None,
-            shmem_bytes: None,
-            oom_score_adj: None,
-            limit_cgroup: "".into(),
-            limit_bytes: None,
-            method: "".into(),
-            report: None,
-            before_start: false,
-            evidence: vec![],
-            before: None,
-        }
     }
 }
 

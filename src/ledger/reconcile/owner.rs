@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::{ProcInfo, Reconciler};
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, PathOwner, owner_of_paths};
-use crate::ledger::container_table::ContainerState;
+use crate::ledger::container_state::ContainerState;
 use crate::ledger::events::{ContainerRef, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
 use crate::ledger::interval::Interval;
 use crate::parse::kernel_log::OomContext;
@@ -101,12 +101,12 @@ impl PendingKill {
     }
 
     /// Restores a pending kill that was stored before a restart.
-    pub fn stored(kill: Kill, noted: PersistedKill, now: Timestamp) -> Self {
+    pub fn stored(kill: Kill, persisted: PersistedKill, now: Timestamp) -> Self {
         let container = match &kill.owner {
             KillOwner::Container(subject) => Some(ContainerId::new(&subject.container_id)),
-            _ => noted.container.as_deref().map(ContainerId::new),
+            _ => persisted.container.as_deref().map(ContainerId::new),
         };
-        let PersistedKill { run, happened, limit_bytes, duplicates, .. } = noted;
+        let PersistedKill { run, happened, limit_bytes, duplicates, .. } = persisted;
         let hints = Hints { proc_info: ProcInfo { limit_bytes, ..ProcInfo::default() }, ..Hints::default() };
         let happened = happened.unwrap_or(Interval::new(kill.earliest.unwrap_or(kill.at), kill.at));
         Self { container, run, duplicates, is_logged: true, ..Self::new(kill, happened, hints, now) }
@@ -126,7 +126,7 @@ impl PendingKill {
     }
 
     pub(super) fn is_ownerless(&self) -> bool {
-        self.container.is_none() && self.kill.owner == KillOwner::Open
+        self.container.is_none() && self.kill.owner == KillOwner::Pending
     }
 }
 
@@ -170,7 +170,7 @@ impl Reconciler {
         if run.is_some_and(|(run, is_certain)| is_certain && run.number != number) {
             let pending = &mut self.pending[at];
             (pending.run, pending.kill.before) = (None, None);
-            pending.kill.owner = KillOwner::Open;
+            pending.kill.owner = KillOwner::Pending;
         }
     }
 
@@ -225,8 +225,9 @@ impl Reconciler {
         pending.kill.method = method.into();
         match owner {
             PathOwner::Container(id) => {
-                self.counters.attribute(&id, 1 + pending.duplicates, &pending.happened);
-                pending.container = Some(id);
+                pending.container = Some(id.clone());
+                let (kills, happened) = (1 + pending.duplicates, pending.happened);
+                self.explain_count(&id, kills, &happened);
             }
             PathOwner::Host => pending.kill.owner = KillOwner::Host,
             PathOwner::Unknown => {}
@@ -242,7 +243,7 @@ impl Reconciler {
     /// `timeout`: how long it waits until a runtime has reported both.
     fn label_kill(&mut self, at: usize, now: Timestamp, timeout: Duration) {
         let pending = &self.pending[at];
-        let Some(id) = pending.container.clone().filter(|_| pending.kill.owner == KillOwner::Open) else {
+        let Some(id) = pending.container.clone().filter(|_| pending.kill.owner == KillOwner::Pending) else {
             return;
         };
         let known = self.containers.get(&id);
@@ -256,7 +257,7 @@ impl Reconciler {
         }
         let known = self.containers.modify(&id);
         if known.run.is_none() {
-            known.told = known.told.max(pending.kill.at);
+            known.first_event_at = known.first_event_at.max(pending.kill.at);
         }
         let known: &ContainerState = known;
         let run = number.and_then(|number| known.run(number));

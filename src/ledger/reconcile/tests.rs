@@ -13,7 +13,7 @@
 //! | L5 | a kill that is named late gets the next run's start and samples | `runs::kill_read_after_the_next_start_keeps_its_own_run_and_samples` |
 //! | L6 | a drifted log clock chooses the wrong run | `runs::drifted_stamp_in_restart_loop_finds_the_run_by_the_time_of_reading` |
 //! | L7 | series of a container known only by its kill vanish | `runs::container_known_only_by_its_kill_is_shown_for_the_configured_time` |
-//! | L8 | an old record is compared with a living process | `ledger::victim_probe::tests::old_record_is_not_compared_with_a_running_process` |
+//! | L8 | an old record is compared with a living process | `ledger::victim_probe::tests::process_that_began_after_the_record_is_not_its_victim` |
 //! | L9 | one run has two exits | `runs::cgroup_that_outlives_its_container_does_not_reopen_the_run`, `runs::assumed_exit_of_a_container_that_is_listed_again_is_not_counted_twice` |
 //! | L10 | one unreadable row costs all counts | `ledger::store::tests::damage::unreadable_rows_cost_only_themselves` |
 //! | L11 | an id goes to two events, or a dropped event counts again | `oom::followers::ids_are_not_reused_when_the_state_is_lost`, `ledger::store::tests::damage::dropped_event_is_not_pending_after_restart` |
@@ -22,7 +22,9 @@
 //! | L14 | an ignored stop request explains a crash minutes later | `runs::ignored_stop_request_does_not_explain_a_crash_minutes_later` |
 
 mod cuda_ooms;
+mod exits;
 mod groups;
+mod reports;
 mod runs;
 mod stories;
 mod story;
@@ -35,7 +37,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 
 use super::*;
-use crate::ledger::events::{ContainerLabels, Exit, ExitReason, Victim};
+use crate::ledger::events::{ContainerLabels, Exit, ExitReason, OomScope, Victim};
+use crate::ledger::exchange::ContainerFigures;
 use crate::ledger::interval::LogClock;
 use crate::ledger::run_record::RunRecord;
 use crate::ledger::store::Store;
@@ -82,6 +85,7 @@ impl MemoryStore {
         self.events.extend(changes.events);
         self.runs.extend(changes.runs);
         self.contents.unsettled = self.events.values().filter(|event| !event.settled()).cloned().collect();
+        self.contents.unattributed = self.events.values().filter_map(LedgerEvent::unattributed_at).collect();
         self.contents.last_id = self.events.keys().next_back().copied().unwrap_or(0);
     }
 
@@ -128,6 +132,7 @@ struct Simulation<'a> {
     was_away: bool,
     first_sweep: Option<u64>,
     swept: Option<u64>,
+    cycled: Option<u64>,
     disk: Option<(tempfile::TempDir, Option<Store>)>,
 }
 
@@ -146,6 +151,7 @@ impl<'a> Simulation<'a> {
             was_away: false,
             first_sweep: None,
             swept: None,
+            cycled: None,
             disk: world.is_on_disk.then(|| {
                 let folder = tempfile::tempdir().expect("a folder");
                 let opened = Store::open(folder.path(), Duration::ZERO).expect("a store");
@@ -182,14 +188,17 @@ impl<'a> Simulation<'a> {
         let is_requested =
             |when: &u64| since.is_none_or(|since| world.clocks(begin, *when).unix_seconds() >= since - 1.0);
         self.events_to = (0..at).find(is_requested).unwrap_or(at);
-        (self.first_sweep, self.swept, self.was_away) = (None, None, true);
+        (self.first_sweep, self.swept, self.cycled, self.was_away) = (None, None, None, true);
     }
 
     fn step(&mut self, at: u64, is_lost: bool) {
         let (world, now) = (self.world, self.world.clocks(self.begin, at));
         let reported = at.saturating_sub(world.sources.runtime_lag).max(self.events_to);
-        self.reconciler
-            .apply_runtime_events(now, &world.runtime_events(self.begin, self.events_to, reported));
+        let has_cycle = world.sources.cycles && self.cycled.is_none_or(|cycled| at >= cycled + 1_000);
+        self.cycled = if has_cycle { Some(at) } else { self.cycled };
+        let report = has_cycle.then(|| world.cycle(self.begin, at));
+        let events = world.runtime_events(self.begin, self.events_to, reported);
+        self.reconciler.apply_cycle_and_events(now, report.as_ref(), &[events]);
         self.events_to = reported;
         let read_after = self.read_to;
         let lines = world.log(self.begin, read_after, at);
@@ -210,12 +219,12 @@ impl<'a> Simulation<'a> {
         if self.reconciler.needs_cgroup_sweep() || self.swept.is_none_or(|swept| at >= swept + 1_000) {
             let first = *self.first_sweep.get_or_insert(at);
             self.swept = Some(at);
-            self.reconciler.apply_cgroup_counters(
-                now,
-                now,
-                &world.readings(at, first),
-                world.sources.hierarchical,
-            );
+            let is_known = |container: usize| {
+                let cgroup = world.cgroup(container);
+                self.reconciler.is_container_at(&World::id(container), Path::new(&cgroup))
+            };
+            let readings = world.readings(at, first, is_known);
+            self.reconciler.apply_cgroup_counters(now, now, &readings, world.sources.hierarchical);
         }
         self.reconciler.apply_vmstat(now, counter);
         let (changes, _) = self.reconciler.settle(now);

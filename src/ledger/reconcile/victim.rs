@@ -23,8 +23,9 @@ impl Reconciler {
     pub(super) fn settle_kills(&mut self, now: Timestamp) {
         let mut at = 0;
         while at < self.pending.len() {
-            if self.settle_kill(at, now) {
-                let pending = self.pending.remove(at);
+            if self.settle_kill(at, now)
+                && let Some(pending) = self.pending.remove(at)
+            {
                 self.finish_kill(now, pending);
             } else {
                 at += 1;
@@ -48,7 +49,7 @@ impl Reconciler {
                 if let (Some(id), Some(number)) = (&pending.container, pending.run)
                     && let Some(run) = self.containers.modify(id).run_mut(number)
                 {
-                    run.record_kill(victim, scope);
+                    run.record_kill(victim, &pending.kill, id.as_str());
                     if victim == Victim::Child && !is_child_of_other_process(run, pending) {
                         run.possible_end = Some((when, scope));
                     }
@@ -130,7 +131,7 @@ impl Reconciler {
         let by_it = ended - pending.kill.at < EXIT_WINDOW
             && later.is_empty()
             && !is_explained
-            && !run.asked.iter().any(kills);
+            && !run.stop_requests.iter().any(kills);
         Some(match run.exit_code {
             Some(SIGKILL_STATUS) if by_it => Victim::Main,
             // the exit status is unknown: only a victim that is not known to be a child can have ended the container

@@ -3,6 +3,10 @@
 //! [`RunFigures`] grow with each cycle while the container runs, and are stored with it at least once a minute. With the exit they
 //! become a [`RunRecord`], which is kept. A run in progress is a record without an end.
 
+pub mod allocator;
+mod gpu_figures;
+mod measures;
+pub mod names;
 pub mod sample;
 
 use std::collections::BTreeMap;
@@ -10,22 +14,21 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::container_table::ContainerState;
+use super::container_state::ContainerState;
 use super::events::{ContainerRef, Exit, ExitReason};
 use super::exchange::ContainerUsage;
 use super::usage_history::by_role;
 use crate::clock::Timestamp;
 use crate::config::GROUP_SETTING;
 use crate::discover::{Container, ContainerId};
-use crate::text::nearest;
+use crate::ledger::hit_limit::HitLimit;
+use measures::{Growth, Mean};
 use sample::{MAX_SCOPES, ReportingRank, RunGpuSample, RunSample, ScopeSample};
 
 /// Maximum number of points of a timeline: then every other one is dropped, and they come half as often.
 const MAX_POINTS: usize = 60;
 /// Maximum number of settings: each process of a container may report others.
 const MAX_SETTINGS: usize = 64;
-/// Longest interval between two samples of which the time counts, in seconds; that of sampling is at most an hour.
-const MAX_GAP: f64 = 7_200.0;
 /// A run in progress whose last stored sample is older than this, in seconds, may have ended while memledger was stopped.
 const FRESH_FOR: f64 = 180.0;
 /// A larger number in a setting is taken for none: a container may set anything.
@@ -36,54 +39,6 @@ const POINT_INTERVAL: f64 = 10.0;
 /// Returns a setting that is a number of reasonable size.
 pub fn setting_number(value: &str) -> Option<u64> {
     value.trim().parse().ok().filter(|number| *number <= MAX_SETTING)
-}
-
-/// The mean of samples.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Mean {
-    sum: f64,
-    count: u64,
-}
-
-impl Mean {
-    fn record(&mut self, value: Option<f64>) {
-        if let Some(value) = value {
-            self.sum += value;
-            self.count += 1;
-        }
-    }
-
-    fn value(&self) -> Option<f64> {
-        (self.count > 0).then(|| self.sum / self.count as f64)
-    }
-}
-
-/// The growth of a counter, which may begin again at 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Growth {
-    last: Option<(f64, f64)>,
-    total: f64,
-    seconds: f64,
-}
-
-impl Growth {
-    fn record(&mut self, at: f64, value: Option<f64>) {
-        let Some(value) = value else { return };
-        // a wall clock that is set forward is no time that passed
-        if let Some((before, last)) = self.last.replace((at, value))
-            && value >= last
-            && at > before
-            && at - before <= MAX_GAP
-        {
-            self.total += value - last;
-            self.seconds += at - before;
-        }
-    }
-
-    /// Returns the growth per second.
-    fn rate(&self) -> Option<f64> {
-        (self.seconds > 0.0).then(|| self.total / self.seconds)
-    }
 }
 
 /// What is known of a run so far.
@@ -105,6 +60,9 @@ pub struct RunFigures {
     unreclaimable_peak_bytes: Option<u64>,
     unreclaimable: Mean,
     shm_peak_bytes: Option<u64>,
+    /// Memory of the host, and the most of it that was in use beside this run.
+    host_total_bytes: Option<u64>,
+    host_others_peak_bytes: Option<u64>,
     cpu: Growth,
     steps: Growth,
     samples_of_training: Growth,
@@ -127,6 +85,8 @@ pub struct RunFigures {
 struct GpuFigures {
     total_bytes: Option<u64>,
     peak_bytes: Option<u64>,
+    /// The peak of the run when a search for a batch size had ended.
+    search_peak_bytes: Option<u64>,
     last_used: Option<u64>,
     used: Mean,
     utilization: Mean,
@@ -141,6 +101,9 @@ pub struct RolePeak {
     pub processes: u32,
     /// Largest resident memory of one process. Resident memory of several processes has no sum: they share pages.
     pub process_rss_bytes: u64,
+    /// Largest anonymous part of it; it is absent in records from before it was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process_anon_bytes: Option<u64>,
     /// Largest sum of proportional set sizes (PSS), if they were measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pss_bytes: Option<u64>,
@@ -194,8 +157,8 @@ impl RunFigures {
         self.last_sampled
     }
 
-    /// Records one cycle; `last_cycle` is when the one before it began. Returns true if it is to be stored soon: it is the first sample,
-    /// or settings became known.
+    /// Records one cycle; `last_cycle` is when the one before it began. Returns true if it must be stored before the
+    /// next interval: it is the first sample, settings became known, or it holds memory of another GPU.
     pub fn record(
         &mut self,
         at: Timestamp,
@@ -234,14 +197,9 @@ impl RunFigures {
         self.steps.record(at, run.steps);
         self.samples_of_training.record(at, run.samples);
         self.torch_ooms = self.torch_ooms.max(run.torch_ooms.map(|count| count as u64));
-        self.gpus.values_mut().for_each(|gpu| gpu.last_used = None);
-        for (uuid, gpu) in &run.gpus {
-            self.gpus.entry(Arc::clone(uuid)).or_default().record(gpu);
-        }
-        for (uuid, bytes) in &usage.gpu_peaks {
-            let gpu = self.gpus.entry(Arc::clone(uuid)).or_default();
-            gpu.peak_bytes = gpu.peak_bytes.max(Some(*bytes));
-        }
+        let held = |figures: &Self| figures.gpus.values().filter(|gpu| gpu.peak_bytes > Some(0)).count();
+        let gpus_before = held(self);
+        self.record_gpus(last_cycle, usage);
         for ((component, operation), scope) in &run.scopes {
             self.record_scope(at, component, operation, scope);
         }
@@ -254,7 +212,17 @@ impl RunFigures {
             gpu_bytes: sum(|gpu| gpu.used_bytes),
             torch_reserved_bytes: sum(|gpu| gpu.torch_reserved_bytes),
         });
-        self.samples == 1 || has_new_settings
+        self.samples == 1 || has_new_settings || held(self) > gpus_before
+    }
+
+    /// Records the memory of the host, total and available, in a cycle that sampled this run: what the container does not hold of it,
+    /// others do.
+    pub fn record_host(&mut self, memory: Option<(u64, u64)>, usage: &ContainerUsage) {
+        let Some((total, available)) = memory else { return };
+        let Some(own) = usage.sample.and_then(|sample| sample.unreclaimable_bytes) else { return };
+        self.host_total_bytes = Some(total);
+        let others = total.saturating_sub(available).saturating_sub(own);
+        self.host_others_peak_bytes = self.host_others_peak_bytes.max(Some(others));
     }
 
     /// Returns whether a process of the run reported from inside.
@@ -306,7 +274,8 @@ impl RunFigures {
         }
         for process in &usage.processes {
             let peak = self.roles.entry(process.role.label().into()).or_default();
-            peak.process_rss_bytes = peak.process_rss_bytes.max(process.rss_bytes);
+            peak.process_rss_bytes = peak.process_rss_bytes.max(process.memory.rss_bytes);
+            peak.process_anon_bytes = peak.process_anon_bytes.max(Some(process.memory.anon_bytes));
         }
     }
 
@@ -412,9 +381,19 @@ pub struct RunRecord {
     /// Unix time of the last of these cycles.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_sampled: Option<f64>,
+    /// The limit that an OOM kill hit: of the kill that ended the run, else of the last one. Absent without one, and if the host ran
+    /// out of memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oom_limit: Option<HitLimit>,
     /// Lowest limit on the path to the root cgroup, at the last sample.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
+    /// Memory of the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_total_bytes: Option<u64>,
+    /// The most of it that was in use, or not available, beside this run at a sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_others_peak_bytes: Option<u64>,
     /// Highest usage, page cache included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_peak_bytes: Option<u64>,
@@ -494,7 +473,8 @@ impl RunRecord {
     /// Returns the record of the current run of a container; `None` if it does not run, or if no cycle has seen it.
     pub fn of_running(id: &ContainerId, known: &ContainerState) -> Option<Self> {
         let run = known.run.as_ref().filter(|run| run.ended.is_none() && run.figures.samples > 0)?;
-        Some(Self { oom_kills: run.kills, ..Self::of_figures(known.subject(id, Some(run)), &run.figures) })
+        let (oom_kills, oom_limit) = (run.kills, run.oom_limit);
+        Some(Self { oom_kills, oom_limit, ..Self::of_figures(known.subject(id, Some(run)), &run.figures) })
     }
 
     /// Returns the record of a run that ended.
@@ -526,6 +506,8 @@ impl RunRecord {
             observed_seconds: (figures.samples > 0).then_some(figures.observed_seconds),
             last_sampled: figures.last_sampled,
             limit_bytes: figures.limit_bytes,
+            host_total_bytes: figures.host_total_bytes,
+            host_others_peak_bytes: figures.host_others_peak_bytes,
             usage_peak_bytes: figures.usage_peak_bytes,
             unreclaimable_peak_bytes: figures.unreclaimable_peak_bytes,
             unreclaimable_mean_bytes: figures.unreclaimable.value().map(|mean| mean as u64),
@@ -549,18 +531,6 @@ impl RunRecord {
         self.ended.is_none() && self.last_sampled.is_some_and(|last| now - last <= FRESH_FOR)
     }
 
-    /// Returns true if this is its run id, its group, or the name or the beginning of the id of its container.
-    pub fn matches(&self, wanted: &str) -> bool {
-        let name = &self.subject.name;
-        let in_pod = || format!("{}/{}", name.k8s_pod_name, name.container_name);
-        let in_namespace = || format!("{}/{}", name.k8s_namespace_name, in_pod());
-        *self.run == *wanted
-            || *self.group == *wanted
-            || *name.container_name == *wanted
-            || (!name.k8s_pod_name.is_empty() && (in_pod() == wanted || in_namespace() == wanted))
-            || (wanted.len() >= 4 && self.subject.container_id.starts_with(wanted))
-    }
-
     /// Returns the largest peak of GPU memory on one GPU.
     pub fn gpu_peak_bytes(&self) -> Option<u64> {
         self.gpus.values().filter_map(|gpu| gpu.peak_bytes).max()
@@ -570,13 +540,6 @@ impl RunRecord {
     pub fn torch_allocated_peak_bytes(&self) -> Option<u64> {
         self.gpus.values().filter_map(|gpu| gpu.torch_allocated_peak_bytes).max()
     }
-}
-
-/// Returns the end of a message about an unknown name: the known names that are most like it.
-pub fn nearest_names(known: &[RunRecord], wanted: &str) -> String {
-    let names = known.iter().flat_map(|run| [&run.group, &run.subject.name.container_name, &run.run]);
-    let nearest = nearest(names, wanted);
-    if nearest.is_empty() { "; no run is recorded yet".to_owned() } else { nearest }
 }
 
 impl GpuFigures {

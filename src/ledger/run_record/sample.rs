@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::FamilyId;
+use crate::clock::Timestamp;
 use crate::collect::CycleData;
 use crate::series::{Label, Row, Series};
 
@@ -31,8 +32,10 @@ pub struct RunSample {
     pub cpu_seconds: Option<f64>,
     /// Training steps of the rank with the most, as its programs report them.
     pub steps: Option<f64>,
-    /// Samples of the rank with the most.
+    /// Samples of all ranks.
     pub samples: Option<f64>,
+    /// When a program last searched for a batch size, as far as it reported: GPU memory of that time is not that of the settings.
+    pub searched: Option<Timestamp>,
     /// CUDA out-of-memory errors that PyTorch counted.
     pub torch_ooms: Option<f64>,
     /// Settings that one process reports.
@@ -174,4 +177,88 @@ fn add(sum: &mut Option<f64>, value: f64) {
 
 fn raise(most: &mut Option<f64>, value: f64) {
     *most = Some(most.map_or(value, |most| most.max(value)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::{self, Family};
+    use crate::clock::Timestamp;
+    use crate::collect::gpu::{GpuDevice, GpuReading};
+
+    fn two_gpus() -> CycleData {
+        let devices = vec![GpuDevice::with_ids("0", "GPU-a"), GpuDevice::with_ids("1", "GPU-b")];
+        let reading = GpuReading::of_devices(Timestamp::now(), devices);
+        CycleData { gpus: vec![Arc::new(reading)], ..CycleData::default() }
+    }
+
+    /// A training of two ranks on two GPUs, and a neighbour on one of them.
+    #[test]
+    fn series_become_the_values_of_their_container() {
+        let mut series = Series::default();
+        let rank = |rank: u64| [Label::Number(rank)];
+        for gpu in [0, 1] {
+            series.gpu(catalog::GPU_MEMORY_TOTAL, gpu, [], 12.0);
+            series.gpu(catalog::GPU_UTILIZATION, gpu, [], 0.25);
+            series.container_gpu(catalog::CONTAINER_GPU_MEMORY, 0, gpu, [], 5.0 + f64::from(gpu));
+        }
+        // the driver says the share of one container on the first GPU alone
+        series.container_gpu(catalog::CONTAINER_GPU_UTILIZATION, 0, 0, [], 0.75);
+        series.container_gpu(catalog::CONTAINER_GPU_MEMORY, 1, 0, [], 2.0);
+        let two_ranks: [(Family<catalog::ContainerGpu, 1>, [f64; 2]); 4] = [
+            (catalog::CONTAINER_TORCH_ALLOCATED, [1.0, 2.0]),
+            (catalog::CONTAINER_TORCH_RESERVED, [3.0, 4.0]),
+            (catalog::CONTAINER_TORCH_ALLOCATED_PEAK, [5.0, 4.5]),
+            (catalog::CONTAINER_TORCH_RESERVED_PEAK, [6.0, 7.0]),
+        ];
+        for (family, values) in two_ranks {
+            for (number, value) in (0..).zip(values) {
+                series.container_gpu(family, 0, 0, rank(number), value);
+            }
+        }
+        series.container_gpu(catalog::CONTAINER_TORCH_OOMS, 0, 0, [], 1.0);
+        series.container_gpu(catalog::CONTAINER_TORCH_OOMS, 0, 1, [], 2.0);
+        for (number, steps) in [(0, 100.0), (1, 101.0)] {
+            series.container(catalog::CONTAINER_STEPS, 0, rank(number), steps);
+            series.container(catalog::CONTAINER_SAMPLES, 0, rank(number), 3200.0);
+        }
+        series.container(catalog::CONTAINER_CPU, 0, ["user".into()], 10.0);
+        series.container(catalog::CONTAINER_CPU, 0, ["system".into()], 2.0);
+        let scope = || [Label::Text("model".into()), Label::Text("forward".into())];
+        series.container(catalog::CONTAINER_SCOPE_ALLOCATED, 0, scope(), 1.0);
+        series.container(catalog::CONTAINER_SCOPE_RSS, 0, scope(), 9.0);
+
+        let [training, neighbour] = &samples(2, &two_gpus(), &series)[..] else { panic!("two containers") };
+        assert_eq!((training.cpu_seconds, training.torch_ooms), (Some(12.0), Some(3.0)));
+        assert_eq!(
+            (training.steps, training.samples),
+            (Some(101.0), Some(6400.0)),
+            "each rank has its own samples"
+        );
+        assert_eq!(
+            training.gpus["GPU-a"],
+            RunGpuSample {
+                total_bytes: Some(12.0),
+                used_bytes: Some(5.0),
+                utilization: Some(0.75),
+                torch_allocated_bytes: Some(3.0),
+                torch_reserved_bytes: Some(7.0),
+                torch_allocated_peak_bytes: Some(5.0),
+                torch_reserved_peak_bytes: Some(7.0),
+            }
+        );
+        let other = RunGpuSample {
+            total_bytes: Some(12.0),
+            used_bytes: Some(6.0),
+            utilization: Some(0.25),
+            ..RunGpuSample::default()
+        };
+        assert_eq!(training.gpus["GPU-b"], other, "the share of the whole GPU, and no value of PyTorch");
+        let scope =
+            ScopeSample { torch_allocated_bytes: Some(1.0), rss_bytes: Some(9.0), ..ScopeSample::default() };
+        assert_eq!(training.scopes, [(("model".into(), "forward".into()), scope)].into());
+        assert_eq!(neighbour.gpus.len(), 1);
+        assert_eq!(neighbour.gpus["GPU-a"].used_bytes, Some(2.0));
+        assert_eq!((neighbour.steps, neighbour.scopes.len()), (None, 0));
+    }
 }

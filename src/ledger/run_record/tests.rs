@@ -1,3 +1,4 @@
+use super::names::{NameKind, check_unambiguous, nearest_names};
 use super::*;
 use crate::discover::{Identity, Pod};
 use crate::ledger::events::UsageSample;
@@ -193,7 +194,7 @@ fn resident_memory_of_processes_has_no_sum() {
         comm: "python".into(),
         role: crate::attribute::Role::DataloaderWorker,
         python: true,
-        rss_bytes,
+        memory: crate::collect::process::ResidentMemory { rss_bytes, anon_bytes: rss_bytes - 1 },
         pss_bytes,
     };
     let mut figures = RunFigures::default();
@@ -205,8 +206,13 @@ fn resident_memory_of_processes_has_no_sum() {
         &container(&[]),
         &ContainerUsage { processes: vec![process(1, 6, None)], ..usage(1.0, 1, 1) },
     );
-    let workers =
-        RolePeak { processes: 2, process_rss_bytes: 7, pss_bytes: Some(6), process_pss_bytes: Some(3) };
+    let workers = RolePeak {
+        processes: 2,
+        process_rss_bytes: 7,
+        process_anon_bytes: Some(6),
+        pss_bytes: Some(6),
+        process_pss_bytes: Some(3),
+    };
     assert_eq!(record(&figures).roles["dataloader_worker"], workers);
 }
 
@@ -214,15 +220,98 @@ fn resident_memory_of_processes_has_no_sum() {
 fn names_that_match_and_names_that_are_near() {
     let mut run = record(&RunFigures { group: "vision/trainer".into(), ..RunFigures::default() });
     run.subject.name.container_name = "train-1".into();
-    for wanted in ["train-1", "vision/trainer", "3f2a1b4c5d6e", "3f2a", &*run.run.clone()] {
-        assert!(run.matches(wanted), "{wanted}");
-    }
-    for wanted in ["train", "3f2", "vision", ""] {
-        assert!(!run.matches(wanted), "{wanted}");
+    for (wanted, kind) in [
+        (&*run.run.clone(), Some(NameKind::Run)),
+        ("vision/trainer", Some(NameKind::Group)),
+        ("train-1", Some(NameKind::Container)),
+        ("3f2a1b4c5d6e7", Some(NameKind::Id)),
+        ("3f2a", Some(NameKind::Id)),
+        ("train", None),
+        ("3f2", None),
+        ("vision", None),
+        ("", None),
+    ] {
+        assert_eq!(run.name_kind(wanted), kind, "{wanted}");
     }
     assert_eq!(
         nearest_names(&[run], "trian-1"),
         "; the nearest known names are \"train-1\", \"vision/trainer\", \"3f2a1b4c5d6e\""
     );
     assert_eq!(nearest_names(&[], "train"), "; no run is recorded yet");
+}
+
+#[test]
+fn gpu_memory_of_a_search_for_a_batch_size_is_not_of_the_run() {
+    let mut figures = RunFigures::default();
+    let cycle = |second: f64, bytes: u64, peak: u64, searched: Option<f64>| {
+        let mut usage = usage(second, GIB, bytes);
+        usage.gpu_peaks = vec![("GPU-a".into(), peak)];
+        usage.run.searched = searched.map(at);
+        let gpu = usage.run.gpus.get_mut("GPU-a").unwrap();
+        gpu.torch_allocated_bytes = Some(bytes as f64);
+        (second, usage)
+    };
+    let cycles = [
+        cycle(0.0, GIB, GIB, None),
+        cycle(5.0, 7 * GIB, 9 * GIB, Some(4.0)),
+        // it ended since the cycle before
+        cycle(10.0, 2 * GIB, 10 * GIB, Some(6.0)),
+        cycle(15.0, 3 * GIB, 10 * GIB, Some(6.0)),
+    ];
+    for (second, usage) in &cycles {
+        figures.record(at(*second), Some(at((second - 5.0).max(0.0))), &container(&[]), usage);
+    }
+    let peaks = |figures: &RunFigures| {
+        let gpu = &record(figures).gpus["GPU-a"];
+        (gpu.peak_bytes, gpu.torch_allocated_peak_bytes)
+    };
+    assert_eq!(peaks(&figures), (Some(3 * GIB), Some(3 * GIB)));
+    // more than the search used
+    let (second, usage) = cycle(20.0, 3 * GIB, 11 * GIB, Some(6.0));
+    figures.record(at(second), Some(at(15.0)), &container(&[]), &usage);
+    assert_eq!(peaks(&figures).0, Some(11 * GIB));
+}
+
+#[test]
+fn container_name_of_several_groups_is_ambiguous() {
+    let of = |group: &str| {
+        let mut run = record(&RunFigures { group: group.into(), ..RunFigures::default() });
+        run.subject.name.container_name = "trainer".into();
+        run
+    };
+    let runs = [of("team-a/job/trainer"), of("team-b/job/trainer"), of("team-b/job/trainer")];
+    assert_eq!(
+        check_unambiguous(&runs, "trainer").unwrap_err(),
+        "\"trainer\" is the name of containers of 2 groups; name one: \"team-a/job/trainer\", \"team-b/job/trainer\""
+    );
+    assert_eq!(check_unambiguous(&runs[1..], "trainer"), Ok(()));
+    assert_eq!(check_unambiguous(&runs[1..], "team-b/job/trainer"), Ok(()));
+}
+
+#[test]
+fn others_hold_what_is_neither_available_nor_of_the_run() {
+    let mut figures = RunFigures::default();
+    let mut at_second = |second: f64, own: u64, available: u64| {
+        let usage = usage(second, own, 1);
+        figures.record_host(Some((32 * GIB, available)), &usage);
+        figures.record(at(second), None, &container(&[]), &usage);
+        let run = record(&figures);
+        (run.host_total_bytes, run.host_others_peak_bytes)
+    };
+    assert_eq!(at_second(0.0, GIB, 25 * GIB), (Some(32 * GIB), Some(6 * GIB)));
+    assert_eq!(at_second(1.0, 10 * GIB, 18 * GIB), (Some(32 * GIB), Some(6 * GIB)), "the most counts");
+    assert_eq!(at_second(2.0, 10 * GIB, 15 * GIB), (Some(32 * GIB), Some(7 * GIB)));
+    figures.record_host(None, &usage(3.0, 1, 1));
+    assert_eq!(record(&figures).host_others_peak_bytes, Some(7 * GIB));
+}
+
+#[test]
+fn first_memory_of_a_gpu_is_stored_at_once() {
+    let mut figures = RunFigures::default();
+    let mut is_stored =
+        |second: f64, gpu| figures.record(at(second), None, &container(&[]), &usage(second, 1, gpu));
+    assert!(is_stored(0.0, 0), "the first sample");
+    assert!(!is_stored(1.0, 0));
+    assert!(is_stored(2.0, GIB), "another container may be about to check who holds it");
+    assert!(!is_stored(3.0, 2 * GIB));
 }

@@ -36,7 +36,7 @@ use crate::clock::Timestamp;
 pub use error::StoreError;
 use lock::Lock;
 pub use reader::{EventReader, SettledEvents, StoreConnection};
-pub use runs::RunQuery;
+pub use runs::{RunCursor, RunQuery};
 use schema::FileKind;
 pub use select::{Cursor, Page};
 pub use state::{LoadedState, WriteBatch};
@@ -225,6 +225,18 @@ impl Store {
     /// The file cannot be read.
     pub fn runs(&self, query: &RunQuery) -> Result<Vec<RunRecord>, StoreError> {
         self.check(runs::select(&self.connection, query))
+    }
+
+    /// Like [`EventReader::run_page`].
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn run_page(
+        &self,
+        query: &RunQuery,
+        at: Option<RunCursor>,
+    ) -> Result<(Vec<String>, Option<RunCursor>), StoreError> {
+        self.check(runs::page(&self.connection, query, at))
     }
 
     /// Returns the Unix time of the oldest event; `None` if there is none.

@@ -1,15 +1,20 @@
 //! Reading the events: by commands, HTTP responses and the followers.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rusqlite::{Connection, params};
 
-use super::runs::{self, RunQuery};
+use super::runs::{self, RunCursor, RunQuery};
 use super::select::{self, Cursor, Page};
 use super::{FILE, LoadedState, Query, Store, StoreError, limit, schema, signed, state, unsigned};
 use crate::ledger::events::LedgerEvent;
 use crate::ledger::run_record::RunRecord;
+
+/// Number of newest events among which unattributed kills are loaded.
+const MAX_RECENT: u64 = 1_000;
 
 /// New events for a follower.
 #[derive(Debug, Default)]
@@ -40,8 +45,16 @@ impl StoreConnection {
     /// # Errors
     /// There is no ledger, it cannot be read, or the file is not a ledger.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
+        Self::open_within(directory, schema::BUSY)
+    }
+
+    /// Like [`StoreConnection::open`], and waits at most so long for the lock of another program, also in each read.
+    ///
+    /// # Errors
+    /// See [`StoreConnection::open`].
+    pub fn open_within(directory: &Path, busy_timeout: Duration) -> Result<Self, StoreError> {
         let path = directory.join(FILE);
-        let connection = schema::connect_to_read(&path)?;
+        let connection = schema::connect_to_read(&path, busy_timeout.min(schema::BUSY))?;
         Ok(Self { connection, path })
     }
 
@@ -79,6 +92,14 @@ impl StoreConnection {
         self.wrap(runs::select(&self.connection, query))
     }
 
+    fn run_page(
+        &self,
+        query: &RunQuery,
+        at: Option<RunCursor>,
+    ) -> Result<(Vec<String>, Option<RunCursor>), StoreError> {
+        self.wrap(runs::page(&self.connection, query, at))
+    }
+
     /// Returns the number of runs that ended and have a record.
     ///
     /// # Errors
@@ -109,6 +130,17 @@ impl StoreConnection {
     /// The file cannot be read, or an older memledger wrote it and no newer one has opened it for writing.
     pub fn load(&self) -> Result<LoadedState, StoreError> {
         self.wrap(load(&self.connection))
+    }
+
+    /// Returns the newest `max` events with a higher id than `id`, by id.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn newest_after(&self, id: u64, max: usize) -> Result<Vec<LedgerEvent>, StoreError> {
+        let sql = "SELECT id, body FROM (SELECT id, body FROM events WHERE id > ?1 ORDER BY id DESC LIMIT ?2) \
+                   ORDER BY id";
+        let rows = self.wrap(raw(&self.connection, sql, params![signed(id), limit(max)]))?;
+        Ok(parse(rows).events)
     }
 
     fn wrap<T>(&self, outcome: rusqlite::Result<T>) -> Result<T, StoreError> {
@@ -162,6 +194,23 @@ impl EventReader {
         }
     }
 
+    /// Returns a part of the selected records of runs as JSON, oldest first, and the cursor of the next part.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn run_page(
+        &self,
+        query: &RunQuery,
+        at: Option<RunCursor>,
+    ) -> Result<(Vec<String>, Option<RunCursor>), StoreError> {
+        match self {
+            EventReader::Memory(store) => {
+                store.lock().unwrap_or_else(PoisonError::into_inner).run_page(query, at)
+            }
+            EventReader::Disk(directory) => StoreConnection::open(directory)?.run_page(query, at),
+        }
+    }
+
     /// Like [`Store::settled_after`].
     ///
     /// # Errors
@@ -181,9 +230,24 @@ pub(super) fn load(connection: &Connection) -> rusqlite::Result<LoadedState> {
     let unsettled = parse(raw(connection, "SELECT id, body FROM events WHERE settled = 0 ORDER BY id", [])?);
     let last_id = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'";
     let last_id = unsigned(connection.query_row(last_id, [], |row| row.get(0))?);
-    let state = state::load_state(connection)?;
+    let mut state = state::load_state(connection)?;
+    if state.accounting.is_none() && state.started_at.is_some() {
+        state.last_records = last_records(connection)?;
+    }
+    let sql =
+        "SELECT id, body FROM events WHERE id > ?1 AND settled = 1 AND container_name IS NULL ORDER BY id";
+    let recent = parse(raw(connection, sql, [signed(last_id.saturating_sub(MAX_RECENT))])?);
+    state.unattributed = recent.events.iter().filter_map(LedgerEvent::unattributed_at).collect();
     let unreadable_rows = state.unreadable_rows + unsettled.unreadable.len() as u64;
     Ok(LoadedState { unsettled: unsettled.events, last_id, unreadable_rows, ..state })
+}
+
+/// Returns the stamp of the newest record of each boot that is in the events, in microseconds of the kernel's clock.
+fn last_records(connection: &Connection) -> rusqlite::Result<BTreeMap<String, u64>> {
+    let sql = "SELECT json_extract(body, '$.boot_id'), max(json_extract(body, '$.kernel_usec')) FROM events \
+               WHERE json_valid(body) AND json_extract(body, '$.kernel_usec') IS NOT NULL GROUP BY 1";
+    let mut statement = connection.prepare(sql)?;
+    statement.query_map([], |row| Ok((row.get(0)?, unsigned(row.get(1)?))))?.collect()
 }
 
 pub(super) fn newest(connection: &Connection, query: &Query) -> rusqlite::Result<Vec<LedgerEvent>> {

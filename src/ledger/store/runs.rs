@@ -1,20 +1,25 @@
 //! Records of runs: one row each, written with the exit. Runs in progress are in the table of containers.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use rusqlite::{Connection, Transaction, params};
+use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
 
 use super::{limit, signed, unsigned};
 use crate::discover::ContainerId;
-use crate::ledger::container_table::ContainerState;
+use crate::ledger::container_state::ContainerState;
 use crate::ledger::run_record::RunRecord;
+use crate::ledger::run_record::names::NameKind;
+
+/// Bytes of records after which a part of a response ends.
+const PAGE_BYTES: usize = 256 << 10;
 
 /// Selects records of runs.
 #[derive(Clone, Debug, Default)]
 pub struct RunQuery {
     /// Runs that are in progress, or that ended since this Unix time.
     pub since: Option<f64>,
-    /// A run, a group, or a container: see [`RunRecord::matches`].
+    /// A run, a group, or a container: the first kind of name that fits counts, see [`NameKind`].
     pub wanted: Option<String>,
     /// Maximum number, the newest. 0: all.
     pub limit: usize,
@@ -34,35 +39,150 @@ pub fn write(transaction: &Transaction<'_>, runs: &BTreeMap<u64, RunRecord>) -> 
     Ok(())
 }
 
+/// Where a selected record is stored.
+#[derive(Clone, Debug)]
+enum RunPlace {
+    /// A run that ended, by the id of its row.
+    Ended(i64),
+    /// A run in progress, by the id of its container.
+    Running(String),
+}
+
+/// The selected records that are still unread, the oldest last.
+#[derive(Clone, Debug)]
+pub struct RunCursor(Vec<RunPlace>);
+
+/// What identifies a run among the selected ones.
+struct RunKey {
+    run: Arc<str>,
+    started: Option<f64>,
+    has_ended: bool,
+}
+
+impl RunKey {
+    fn of(run: &RunRecord) -> Self {
+        Self { run: Arc::clone(&run.run), started: run.subject.started, has_ended: run.ended.is_some() }
+    }
+
+    /// Returns whether an older record is of this run: its container was missing for a while and was taken for ended.
+    fn is_same(&self, older: &RunRecord) -> bool {
+        self.run == older.run
+            && self.started == older.subject.started
+            && (!self.has_ended || self.started.is_some())
+    }
+}
+
 /// Returns the newest selected records, oldest first; those in progress are last. One that cannot be parsed is logged and skipped.
 pub fn select(connection: &Connection, query: &RunQuery) -> rusqlite::Result<Vec<RunRecord>> {
-    let wanted = |run: &RunRecord| query.wanted.as_deref().is_none_or(|wanted| run.matches(wanted));
-    let mut runs = running(connection)?;
-    runs.retain(wanted);
-    let started = |run: &RunRecord| run.subject.started.unwrap_or(f64::MIN);
-    runs.sort_by(|one, other| started(other).total_cmp(&started(one)));
-    // a run is in both lists if its container was missing for a while and was taken for ended
-    let is_same = |newer: &RunRecord, run: &RunRecord| {
-        let (started, other) = (newer.subject.started, run.subject.started);
-        newer.run == run.run && started == other && (newer.ended.is_none() || started.is_some())
+    selected(connection, query, |_, run| run)
+}
+
+/// Returns a part of the selected records as JSON, oldest first, and the cursor of the next part; without a cursor the first part.
+/// It has at most [`PAGE_BYTES`] and one record more, so a response of any length costs the memory of one part. A record that is
+/// removed, and a run that ends, between two parts is missing.
+pub fn page(
+    connection: &Connection,
+    query: &RunQuery,
+    at: Option<RunCursor>,
+) -> rusqlite::Result<(Vec<String>, Option<RunCursor>)> {
+    let mut unread = match at {
+        Some(RunCursor(unread)) => unread,
+        None => {
+            let mut places = selected(connection, query, |place, _| place)?;
+            places.reverse();
+            places
+        }
     };
+    let (mut raw_json, mut bytes) = (Vec::new(), 0);
+    while bytes < PAGE_BYTES
+        && let Some(place) = unread.pop()
+    {
+        let Some(run) = read(connection, &place)? else { continue };
+        let text = serde_json::to_string(&run)
+            .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
+        bytes += text.len();
+        raw_json.push(text);
+    }
+    Ok((raw_json, (!unread.is_empty()).then_some(RunCursor(unread))))
+}
+
+/// Reads a record; `None` if it is no longer there.
+fn read(connection: &Connection, place: &RunPlace) -> rusqlite::Result<Option<RunRecord>> {
+    let body = |sql: &str, key: &dyn ToSql| -> rusqlite::Result<Option<String>> {
+        connection.prepare(sql)?.query_row([key], |row| row.get(0)).optional()
+    };
+    Ok(match place {
+        RunPlace::Ended(id) => {
+            body("SELECT body FROM runs WHERE id = ?1", id)?.and_then(|body| serde_json::from_str(&body).ok())
+        }
+        RunPlace::Running(id) => {
+            body("SELECT value FROM containers WHERE key = ?1", id)?.and_then(|state| running(id, &state))
+        }
+    })
+}
+
+/// The runs that a name selects, so far, the newest first, and what is kept of each.
+struct RunSelection<'a, T> {
+    wanted: Option<&'a str>,
+    kind: Option<NameKind>,
+    runs: Vec<(RunKey, T)>,
+}
+
+impl<T> RunSelection<'_, T> {
+    /// Adds a run that the name fits, unless it fits another one better.
+    fn add(&mut self, run: RunRecord, keep: impl FnOnce(RunRecord) -> T) {
+        if let Some(wanted) = self.wanted {
+            let Some(kind) = run.name_kind(wanted) else { return };
+            if self.kind.is_some_and(|best| best < kind) {
+                return;
+            }
+            if self.kind.is_some_and(|best| best > kind) {
+                self.runs.clear();
+            }
+            self.kind = Some(kind);
+        }
+        self.runs.push((RunKey::of(&run), keep(run)));
+    }
+
+    /// Returns true if no other run can change the newest `max`: a better kind of name may come later, but a group has no run's id.
+    fn is_complete(&self, max: usize) -> bool {
+        self.runs.len() >= max && (self.wanted.is_none() || self.kind <= Some(NameKind::Group))
+    }
+}
+
+/// Returns what `keep` makes of the newest selected records, oldest first; those in progress are last.
+fn selected<T>(
+    connection: &Connection,
+    query: &RunQuery,
+    keep: impl Fn(RunPlace, RunRecord) -> T,
+) -> rusqlite::Result<Vec<T>> {
+    let mut selection = RunSelection { wanted: query.wanted.as_deref(), kind: None, runs: vec![] };
+    let mut statement = connection.prepare("SELECT key, value FROM containers")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let (id, state): (String, String) = (row.get(0)?, row.get(1)?);
+        if let Some(run) = running(&id, &state) {
+            selection.add(run, |run| keep(RunPlace::Running(id), run));
+        }
+    }
+    let started = |key: &RunKey| key.started.unwrap_or(f64::MIN);
+    selection.runs.sort_by(|(one, _), (other, _)| started(other).total_cmp(&started(one)));
     let max = if query.limit == 0 { usize::MAX } else { query.limit };
     let mut statement =
         connection.prepare("SELECT id, body FROM runs WHERE ended >= ?1 ORDER BY ended DESC, id DESC")?;
     let mut rows = statement.query([query.since.unwrap_or(f64::MIN)])?;
-    while runs.len() < max
+    while !selection.is_complete(max)
         && let Some(row) = rows.next()?
     {
         let (id, body): (i64, String) = (row.get(0)?, row.get(1)?);
         match serde_json::from_str(&body) {
-            Ok(run) if runs.iter().any(|newer| is_same(newer, &run)) => {}
-            Ok(run) => runs.extend(Some(run).filter(wanted)),
+            Ok(run) if selection.runs.iter().any(|(newer, _)| newer.is_same(&run)) => {}
+            Ok(run) => selection.add(run, |run| keep(RunPlace::Ended(id), run)),
             Err(error) => tracing::error!(run = id, %error, "record of a run is unreadable; skipped"),
         }
     }
-    runs.truncate(max);
-    runs.reverse();
-    Ok(runs)
+    selection.runs.truncate(max);
+    Ok(selection.runs.into_iter().rev().map(|(_, kept)| kept).collect())
 }
 
 /// Returns all records with their ids, for another store.
@@ -74,19 +194,11 @@ pub fn all(connection: &Connection) -> rusqlite::Result<BTreeMap<u64, RunRecord>
     Ok(rows.into_iter().filter_map(parse).collect())
 }
 
-/// Returns the runs in progress.
-fn running(connection: &Connection) -> rusqlite::Result<Vec<RunRecord>> {
-    let mut statement = connection.prepare("SELECT key, value FROM containers")?;
-    let mut rows = statement.query([])?;
-    let mut running = Vec::new();
-    while let Some(row) = rows.next()? {
-        let (id, state): (String, String) = (row.get(0)?, row.get(1)?);
-        // an unreadable one is counted when memledger serve loads it
-        if let Ok(state) = serde_json::from_str::<ContainerState>(&state) {
-            running.extend(RunRecord::of_running(&ContainerId::new(&id), &state));
-        }
-    }
-    Ok(running)
+/// Returns the run in progress of a container; `None` if there is none, or if its state is unreadable, which is counted when
+/// `memledger serve` loads it.
+fn running(id: &str, state: &str) -> Option<RunRecord> {
+    let state: ContainerState = serde_json::from_str(state).ok()?;
+    RunRecord::of_running(&ContainerId::new(id), &state)
 }
 
 /// Returns the number of records.
@@ -158,6 +270,65 @@ mod tests {
         assert_eq!(ended(&store, &query(Some(20.0), Some("eval"), 0)), [20.0, 40.0]);
         assert_eq!(ended(&store, &query(None, Some("run-2"), 0)), [10.0]);
         assert!(ended(&store, &query(None, Some("other"), 0)).is_empty());
+    }
+
+    #[test]
+    fn group_selects_no_container_of_another_group() {
+        let store = store(&[(10.0, "cafe"), (20.0, "cafe"), (30.0, "other"), (40.0, "cafe")]);
+        let mut all = store.all_runs().unwrap();
+        all.get_mut(&3).unwrap().subject.container_id = "cafe0123".into();
+        all.get_mut(&4).unwrap().group = "team/cafe".into();
+        let mut store = store;
+        store.commit(&WriteBatch { runs: all, ..WriteBatch::default() }).unwrap();
+        let of = |wanted: &str, limit| {
+            ended(&store, &RunQuery { since: None, wanted: Some(wanted.to_owned()), limit })
+        };
+        assert_eq!(of("cafe", 0), [10.0, 20.0], "the group, and neither the container nor the id");
+        assert_eq!(of("cafe", 1), [20.0]);
+        assert_eq!(of("cafe0", 0), [30.0]);
+        assert_eq!(of("team/cafe", 0), [40.0]);
+    }
+
+    #[test]
+    fn pages_together_are_the_selected_records_and_none_is_large() {
+        let mut store = Store::in_memory(0).unwrap();
+        let settings: BTreeMap<_, _> = [("note".into(), "x".repeat(20_000).into())].into();
+        let record = |id: u64| {
+            let (run, ended) = (format!("run-{id}").into(), Some(id as f64));
+            (id, RunRecord { run, ended, settings: settings.clone(), ..RunRecord::default() })
+        };
+        store.commit(&WriteBatch { runs: (1..=60).map(record).collect(), ..WriteBatch::default() }).unwrap();
+        for limit in [0, 1, 13, 60, 100] {
+            let query = RunQuery { limit, ..RunQuery::default() };
+            let (mut parts, mut at) = (vec![], None);
+            loop {
+                let (raw_json, next) = store.run_page(&query, at).unwrap();
+                parts.push(raw_json);
+                at = next;
+                if at.is_none() {
+                    break;
+                }
+            }
+            let parsed: Vec<RunRecord> =
+                parts.concat().iter().map(|text| serde_json::from_str(text).unwrap()).collect();
+            assert_eq!(parsed, store.runs(&query).unwrap(), "{limit}");
+            let bytes = |part: &Vec<String>| part.iter().map(String::len).sum::<usize>();
+            assert!(parts.iter().all(|part| bytes(part) < PAGE_BYTES + 21_000), "{limit}");
+            assert!(parts.iter().all(|part| !part.is_empty()), "{limit}");
+        }
+        assert_eq!(
+            store.run_page(&RunQuery { since: Some(61.0), ..RunQuery::default() }, None).unwrap().0.len(),
+            0
+        );
+    }
+
+    #[test]
+    fn record_that_is_removed_between_two_pages_is_missing() {
+        let store = store(&[(10.0, "a"), (20.0, "b"), (30.0, "c")]);
+        let unread = selected(&store.connection, &RunQuery::default(), |place, _| place).unwrap();
+        remove(&store.connection, 15.0, 10, 0).unwrap();
+        let (raw_json, next) = store.run_page(&RunQuery::default(), Some(RunCursor(unread))).unwrap();
+        assert_eq!((raw_json.len(), next.is_none()), (2, true));
     }
 
     #[test]

@@ -79,7 +79,7 @@ const UNFINISHED: &str = ".new";
 /// A larger file is not checked at the start, which would take seconds; its damage is detected on access.
 const MAX_CHECKED: u64 = 256 << 20;
 /// How long to wait for a lock of another program.
-const BUSY: Duration = Duration::from_secs(5);
+pub const BUSY: Duration = Duration::from_secs(5);
 
 /// The kind of file at the ledger's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,7 +258,7 @@ pub fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
 pub fn connect_to_write(path: &Path) -> Result<Connection, StoreError> {
     if has_remains(path) {
         // a newer schema may exist only in a write-ahead log, and a writer would copy that into the file
-        drop(connect_to_read(path)?);
+        drop(connect_to_read(path, BUSY)?);
     }
     let wrap = |error| StoreError::from_sqlite(path, error);
     let mut connection = Connection::open_with_flags(path, write_flags()).map_err(wrap)?;
@@ -277,7 +277,7 @@ pub fn connect_to_write(path: &Path) -> Result<Connection, StoreError> {
 
 /// Opens a file for reading, after checking that it is a ledger with a supported schema. Rolls a transaction back that a crash has
 /// interrupted, as any reader of SQLite must.
-pub fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
+pub fn connect_to_read(path: &Path, busy_timeout: Duration) -> Result<Connection, StoreError> {
     let refused = |error: rusqlite::Error| match StoreError::from_sqlite(path, error) {
         StoreError::NotWritable { source, .. } => {
             StoreError::NotReadable { path: path.to_path_buf(), source }
@@ -296,7 +296,7 @@ pub fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let open = |path: &Path, flags| {
         let connection = Connection::open_with_flags(path, flags)?;
-        connection.busy_timeout(BUSY)?;
+        connection.busy_timeout(busy_timeout)?;
         let (id, schema) = (pragma(&connection, "application_id")?, pragma(&connection, "user_version")?);
         Ok::<_, rusqlite::Error>((connection, id, schema))
     };

@@ -109,6 +109,7 @@ pub fn count(connection: &Connection, max: usize) -> rusqlite::Result<usize> {
 
 /// Returns the first page of the newest selected events, or the one at a cursor.
 pub fn page(connection: &Connection, query: &Query, at: Option<Cursor>) -> rusqlite::Result<Page> {
+    let _snapshot = connection.unchecked_transaction()?; // an event that is added between two statements would move the limit
     let condition = Condition::of(connection, query)?;
     let cursor = match at {
         Some(cursor) => cursor,

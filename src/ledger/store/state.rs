@@ -12,8 +12,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::discover::ContainerId;
-use crate::ledger::container_table::ContainerState;
+use crate::ledger::container_state::ContainerState;
 use crate::ledger::events::{ContainerLabels, LedgerEvent};
+use crate::ledger::interval::Interval;
 use crate::ledger::reconcile::{AccountingCheckpoint, PersistedKill};
 use crate::ledger::run_record::RunRecord;
 use crate::ledger::totals::{ContainerCounters, Total};
@@ -75,8 +76,19 @@ pub struct LoadedState {
     pub unsettled: Vec<LedgerEvent>,
     /// The highest id that any event ever had, even if it was removed; 0 if there was none.
     pub last_id: u64,
+    /// When the newest unattributed kills happened: they may explain an exit that is reported late.
+    pub unattributed: Vec<Interval>,
+    /// Only if the row of `accounting` is unreadable: by boot, the stamp of the newest record among the events.
+    pub last_records: BTreeMap<String, u64>,
     /// Rows that could not be parsed and were skipped.
     pub unreadable_rows: u64,
+}
+
+impl LoadedState {
+    /// Returns true if no ledger was ever written.
+    pub fn is_new(&self) -> bool {
+        self.accounting.is_none() && self.started_at.is_none()
+    }
 }
 
 impl WriteBatch {

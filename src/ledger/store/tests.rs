@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::discover::ContainerId;
-use crate::ledger::container_table::ContainerState;
+use crate::ledger::container_state::ContainerState;
 use crate::ledger::events::*;
 use crate::ledger::reconcile::{AccountingCheckpoint, PersistedKill};
 use crate::ledger::totals::ContainerCounters;
@@ -157,7 +157,7 @@ fn committed_events_and_state_are_loaded_again() {
     assert_eq!((text(&loaded), moved_aside), (text(&LoadedState::default()), None));
     let events = [
         kill(1, 100.5, KillOwner::Container(subject("train", 'a'))),
-        kill(2, 101.0, KillOwner::Open),
+        kill(2, 101.0, KillOwner::Pending),
         kill(3, 102.0, KillOwner::Host),
         kill(4, 103.0, KillOwner::Unattributed),
         exit(5, 104.0, "train", 'a'),
@@ -176,8 +176,7 @@ fn committed_events_and_state_are_loaded_again() {
     let counters = ContainerCounters::default();
     all.container_counters =
         BTreeMap::from([(named("a/b"), Some(counters.clone())), (named("old"), Some(counters))]);
-    let mut container = ContainerState::default();
-    container.name = named("c");
+    let container = ContainerState { name: named("c"), ..ContainerState::default() };
     all.containers = BTreeMap::from([(ContainerId::new("c0ffee"), Some(container))]);
     all.pending_kills = BTreeMap::from([(2, Some(PersistedKill::default()))]);
     let mut accounting = AccountingCheckpoint::default();
@@ -214,7 +213,7 @@ fn committed_events_and_state_are_loaded_again() {
 #[test]
 fn repeated_commit_changes_nothing_and_newer_event_wins() {
     let mut store = Store::in_memory(0).unwrap();
-    let mut first = changes([kill(1, 100.0, KillOwner::Open)]);
+    let mut first = changes([kill(1, 100.0, KillOwner::Pending)]);
     first.totals.insert(Total::Host, 1);
     first.cgroup_kills.insert(7, Some(5));
     store.commit(&first).unwrap();
@@ -278,12 +277,24 @@ fn finds_container_by_its_pod() {
 }
 
 #[test]
+fn consumer_gets_no_kill_from_before_the_first_start() {
+    let mut store = Store::in_memory(0).unwrap();
+    let mut past = kill(2, 1.0, KillOwner::Host);
+    let LedgerEvent::OomKill(marked) = &mut past else { panic!("{past:?}") };
+    marked.before_start = true;
+    store.commit(&changes([exit(1, 3.0, "a", 'a'), past, exit(3, 3.0, "a", 'a')])).unwrap();
+    assert_eq!(ids(&store.settled_after(0, 10).unwrap().events), [1, 3]);
+    assert_eq!(ids(&store.settled_after(1, 10).unwrap().events), [3], "by its mark, not by a cursor");
+    assert_eq!(ids(&store.events(&Query::default()).unwrap()), [2, 1, 3], "others show it");
+}
+
+#[test]
 fn consumer_gets_settled_events_in_order_up_to_first_pending() {
     let mut store = Store::in_memory(0).unwrap();
     let all = [
         exit(1, 3.0, "a", 'a'),
         exit(2, 2.0, "a", 'a'),
-        kill(3, 1.0, KillOwner::Open),
+        kill(3, 1.0, KillOwner::Pending),
         exit(4, 1.0, "a", 'a'),
     ];
     store.commit(&changes(all)).unwrap();
@@ -304,7 +315,7 @@ fn writer_that_is_killed() {
     let Some(directory) = std::env::var_os(WRITER) else { return };
     let mut store = open(Path::new(&directory)).store;
     for number in 1.. {
-        let mut all = changes([kill(number, number as f64, KillOwner::Open)]);
+        let mut all = changes([kill(number, number as f64, KillOwner::Pending)]);
         all.totals.insert(Total::Host, number);
         store.commit(&all).unwrap();
         eprintln!("committed {number}");
@@ -384,7 +395,7 @@ fn removes_old_events_and_never_reuses_ids() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(dir.path()).store;
     let mut all = changes((1..=1200).map(|id| exit(id, id as f64, "train", 'a')));
-    all.events.insert(5, kill(5, 5.0, KillOwner::Open));
+    all.events.insert(5, kill(5, 5.0, KillOwner::Pending));
     all.totals.insert(Total::Host, 9);
     all.follower_cursors.insert("log".into(), 7);
     store.commit(&all).unwrap();

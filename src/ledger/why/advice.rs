@@ -5,12 +5,14 @@
 
 use std::sync::Arc;
 
+use super::limit::{inside, limit_bytes, limit_of};
 use super::text::{bytes, lasted, name, path, role_one, roles, signal_of, time};
-use super::verdict::{Limit, SIGKILL, full_shm, inside, limit_bytes, limit_of};
+use super::verdict::{SIGKILL, full_shm};
 use super::{Cause, RunSummary, cuda_oom, report};
 use crate::ledger::events::{
     ContainerRef, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, RoleUsage, UsageSample,
 };
+use crate::ledger::hit_limit::LimitPosition;
 
 /// Share of a limit that is left free when a number of workers is computed: they grow, and the kernel needs some.
 const FREE_SHARE: f64 = 0.1;
@@ -21,36 +23,43 @@ const MIN_GROWTH: f64 = 0.05;
 
 /// Returns the advice, the most promising first.
 pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>) -> Vec<String> {
-    let before = run.before(lead).map(Arc::as_ref);
-    let mut advice = Vec::new();
     // a service at its own limit is outside containers, too
     let is_own_limit =
         cause == Cause::OomHostProcess && lead.is_some_and(|kill| kill.scope == OomScope::Container);
     let is_host = matches!(cause, Cause::OomHost | Cause::OomHostProcess) && !is_own_limit;
-    let proven = lead.map(|kill| report::of(kill, run)).unwrap_or_default();
-    let (before_all, after_hosts) = if is_host { (vec![], proven) } else { (proven, vec![]) };
-    advice.extend(before_all);
+    let mut proven = lead.map(|kill| report::of(kill, run)).unwrap_or_default();
+    let mut advice = Vec::new();
+    if !is_host {
+        advice.append(&mut proven);
+    }
+    match (cause, lead) {
+        (Cause::OomHostProcess, Some(kill)) if is_own_limit => own_limit(kill, &mut advice),
+        _ => by_cause(cause, run, lead, &mut advice),
+    }
+    // on a host the other containers come first
+    advice.append(&mut proven);
+    if let Some(kill) = lead {
+        score(kill, run, &mut advice);
+    }
+    advice
+}
+
+/// Adds the advice on a cause.
+fn by_cause<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>, advice: &mut Vec<String>) {
+    let before = run.before(lead).map(Arc::as_ref);
     match (cause, lead) {
         (Cause::OomSysrq, _) => {}
-        (Cause::OomHostProcess, Some(kill)) if is_own_limit => {
-            let which = match &*kill.limit_cgroup {
-                "" => "its cgroup".into(),
-                limit_cgroup => path(limit_cgroup),
-            };
-            advice.push(format!(
-                "Raise the memory limit of {which} (MemoryMax= of a systemd unit), or run less in it."
-            ));
-        }
-        (Cause::OomHost | Cause::OomHostProcess, _) => host(run, lead, before, &mut advice),
-        (Cause::OomParentLimit, Some(kill)) => parent(kill, run, before, &mut advice),
-        (Cause::OomLimitShm, Some(kill)) => shared(kill, run, before, &mut advice),
+        (Cause::OomNodes, _) => nodes(advice),
+        (Cause::OomHost | Cause::OomHostProcess, _) => host(run, lead, before, advice),
+        (Cause::OomParentLimit, Some(kill)) => parent(kill, run, before, advice),
+        (Cause::OomLimitShm, Some(kill)) => shared(kill, run, before, advice),
         (
             Cause::OomLimitMain | Cause::OomLimitWorker | Cause::OomLimitWorkerThenExit | Cause::OomLimit,
             Some(kill),
         ) => {
-            limit(kill, run, before, &mut advice);
+            limit(kill, run, before, advice);
         }
-        (Cause::OomUnnamed, Some(kill)) => unnamed(kill, run, before, &mut advice),
+        (Cause::OomUnnamed, Some(kill)) => unnamed(kill, run, before, advice),
         (Cause::OomLimitMain, None) => advice.push(raise_unknown(None, run)),
         (Cause::OomUnattributed, _) if run.log_time.is_some() => {}
         (Cause::OomFlagOnly, _) => {
@@ -62,13 +71,13 @@ pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>)
                 "Search the kernel log around that time: dmesg -T | grep -i -B40 'killed process'".to_owned(),
             );
         }
-        (Cause::ShmFull, _) => shm_full(run, &mut advice),
-        (Cause::Stopped, _) if run.exit.and_then(|exit| exit.asked_signal()) == Some(SIGKILL) => {
+        (Cause::ShmFull, _) => shm_full(run, advice),
+        (Cause::Stopped, _) if run.exit.and_then(|exit| exit.requested_signal()) == Some(SIGKILL) => {
             advice.push(RAISE_STOP_TIMEOUT.to_owned());
         }
-        (Cause::KilledOutside, _) => killed_outside(run, &mut advice),
-        (Cause::CrashedSignal | Cause::EndedBySignal, _) => signal(run, &mut advice),
-        (Cause::ErrorExit, _) => error_exit(run, &mut advice),
+        (Cause::KilledOutside, _) => killed_outside(run, advice),
+        (Cause::CrashedSignal | Cause::EndedBySignal, _) => signal(run, advice),
+        (Cause::ErrorExit, _) => error_exit(run, advice),
         (
             Cause::CudaOom
             | Cause::CudaOomFragmented
@@ -76,17 +85,23 @@ pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>)
             | Cause::CudaOomOwnShare
             | Cause::CudaOomSurvived,
             _,
-        ) => cuda_oom::advice(run, &mut advice),
+        ) => cuda_oom::advice(run, advice),
         (Cause::Unknown, _) => {
             advice.push(format!("Read its last log lines, if it still exists: {}", logs(run)))
         }
         _ => {}
     }
-    advice.extend(after_hosts);
-    if let Some(kill) = lead {
-        score(kill, run, &mut advice);
-    }
-    advice
+}
+
+/// Advises on the limit of a cgroup that is no container's.
+fn own_limit(kill: &Kill, advice: &mut Vec<String>) {
+    let which = match &*kill.limit_cgroup {
+        "" => "its cgroup".into(),
+        limit_cgroup => path(limit_cgroup),
+    };
+    advice.push(format!(
+        "Raise the memory limit of {which} (MemoryMax= of a systemd unit), or run less in it."
+    ));
 }
 
 fn error_exit(run: &RunSummary<'_>, advice: &mut Vec<String>) {
@@ -150,6 +165,16 @@ fn setting<'a>(before: Option<&'a PriorUsage>, key: &str) -> Option<&'a str> {
     settings.iter().find(|(its, _)| its.eq_ignore_ascii_case(key)).map(|(_, value)| &**value)
 }
 
+/// Returns ` (now 8)`, the value of a setting; empty if it is unknown.
+fn value_now(value: Option<&str>) -> String {
+    value.map_or_else(String::new, |value| format!(" (now {})", name(value)))
+}
+
+/// Returns ` (now 8)`, the number of DataLoader workers that is set; empty if it is unknown.
+fn workers_now(before: Option<&PriorUsage>) -> String {
+    value_now(setting(before, "num_workers"))
+}
+
 fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let total = unreclaimable(before);
     let share =
@@ -172,10 +197,7 @@ fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, 
 fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let count = workers.processes;
     let now = setting(before, "num_workers");
-    let value = match now {
-        Some(value) => format!(" (now {})", name(value)),
-        None => String::new(),
-    };
+    let value = value_now(now);
     let held = roles("dataloader_worker", count);
     let Some(pss) = workers.pss_bytes else {
         advice.push(format!(
@@ -255,7 +277,7 @@ fn raise<'a>(kill: &'a Kill, run: &RunSummary<'a>, advice: &mut Vec<String>) {
     };
     let verb = if advice.is_empty() { "Raise" } else { "Or raise" };
     advice.push(match limit_of(kill, run) {
-        Limit::Inside => format!(
+        LimitPosition::Inside => format!(
             "{verb} the limit of {}, which was set inside the container{}.",
             inside(kill, run.subject),
             now("; ")
@@ -332,7 +354,7 @@ fn shared(kill: &Kill, run: &RunSummary<'_>, before: Option<&PriorUsage>, advice
              a smaller prefetch_factor. A larger --shm-size does not help here.",
             bytes(used),
             bytes(size),
-            setting(before, "num_workers").map_or_else(String::new, |v| format!(" (now {})", name(v)))
+            workers_now(before)
         ));
     }
     let now = kill.limit_bytes.map_or_else(String::new, |limit| format!(" (now {})", bytes(limit)));
@@ -378,6 +400,12 @@ fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, 
              memledger_container_memory_unreclaimable_bytes of `memledger serve`."
                 .to_owned(),
         );
+        } else if run.log_time.is_none() {
+            advice.push(
+                "The kernel logs processes, which share pages, but not what each container held: only samples of `memledger serve` \
+                 show that, and there is none of that time."
+                    .to_owned(),
+            );
         }
         advice.push("Give every container a memory limit whose sum leaves room for the system.".to_owned());
         return;
@@ -415,12 +443,23 @@ fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, 
         if let Some((workers, pss)) = workers.and_then(|held| Some((held, held.pss_bytes?))) {
             advice.push(format!(
                 "Fewer NUM_WORKERS{} also save memory: {} held {}.",
-                setting(before, "num_workers").map_or_else(String::new, |v| format!(" (now {})", name(v))),
+                workers_now(before),
                 roles("dataloader_worker", workers.processes),
                 bytes(pss)
             ));
         }
     }
+}
+
+fn nodes(advice: &mut Vec<String>) {
+    advice.push(
+        "Let it use more nodes: docker run --cpuset-mems, cpuset.mems of its cgroup; numactl --membind in its command, where \
+         --preferred prefers a node and may use the others. Other nodes may have had free memory: numactl --hardware shows each."
+            .to_owned(),
+    );
+    advice.push(
+        "Or keep other programs from these nodes: the kernel kills the largest process there.".to_owned(),
+    );
 }
 
 fn held(holder: &MemoryHolder, own: &str) -> String {
@@ -456,7 +495,7 @@ fn shm_full(run: &RunSummary<'_>, advice: &mut Vec<String>) {
         ));
     }
     let before = run.before(None).map(Arc::as_ref);
-    let workers = setting(before, "num_workers").map_or_else(String::new, |v| format!(" (now {})", name(v)));
+    let workers = workers_now(before);
     advice.push(format!(
         "Or put less there: fewer NUM_WORKERS{workers}, a smaller prefetch_factor or batch, or \
          torch.multiprocessing.set_sharing_strategy('file_system')."

@@ -1,9 +1,9 @@
 //! CUDA out-of-memory errors of a run: which of them ended it, and what their numbers prove.
 
-use super::text::{bytes, lasted, name, time};
+use super::text::{bytes, lasted, name, time, torch_size};
 use super::{Cause, Confidence, RunSummary};
 use crate::ledger::events::{CudaOom, Evidence, Exit, GpuHolder};
-use crate::ledger::run_record::setting_number;
+use crate::ledger::run_record::{allocator, setting_number};
 use crate::ledger::totals::CudaOomSource;
 
 /// Maximum number of holders in a line.
@@ -91,7 +91,7 @@ pub(super) fn also(run: &RunSummary<'_>) -> Option<String> {
 fn attempt(oom: &CudaOom) -> String {
     let tried = oom.tried_bytes.map_or_else(
         || "an allocation failed".to_owned(),
-        |tried| format!("it tried to allocate {}", bytes(tried)),
+        |tried| format!("it tried to allocate {}", torch_size(tried)),
     );
     let on = if oom.gpu.is_empty() { "a GPU".to_owned() } else { format!("GPU {}", name(&oom.gpu)) };
     let scope = match &*oom.component {
@@ -100,7 +100,7 @@ fn attempt(oom: &CudaOom) -> String {
     };
     let free = oom.free_bytes.zip(oom.total_bytes);
     let free = free.map_or_else(String::new, |(free, total)| {
-        format!(", where {} of {} were free", bytes(free.min(total)), bytes(total))
+        format!(", where {} of {} were free", torch_size(free.min(total)), torch_size(total))
     });
     format!("{tried} on {on}{scope}{free}")
 }
@@ -117,7 +117,7 @@ fn proven(oom: &CudaOom) -> (Cause, String) {
             Cause::CudaOomFragmented,
             format!(
                 " PyTorch's cache had {} in free pieces: with what was free enough, but each too small.",
-                bytes(pieces)
+                torch_size(pieces)
             ),
         ),
         Some(Reason::OtherHolders { others }) => (
@@ -142,15 +142,15 @@ fn reason(oom: &CudaOom) -> Option<Reason> {
     let (tried, free) = oom.tried_bytes.zip(oom.free_bytes)?;
     let total = oom.total_bytes.unwrap_or(u64::MAX);
     // what the process may still take
-    let room = total.saturating_sub(oom.reserved_bytes.unwrap_or(0));
-    if free >= tried && room < tried {
+    let remaining = total.saturating_sub(oom.reserved_bytes.unwrap_or(0));
+    if free >= tried && remaining < tried {
         return Some(Reason::OwnShare);
     }
-    let free = free.min(room);
+    let free = free.min(remaining);
     let others = others_of(oom, |holder| holder.bytes.unwrap_or(0));
     let growth = others_of(oom, GpuHolder::growth);
-    let is_much = |bytes: u64| bytes as f64 >= MIN_OTHERS * total as f64;
-    if is_much(growth) && free.saturating_add(growth) >= tried {
+    let is_significant = |bytes: u64| bytes as f64 >= MIN_OTHERS * total as f64;
+    if is_significant(growth) && free.saturating_add(growth) >= tried {
         return Some(Reason::OtherGrowth { growth });
     }
     // a text has only what is not allocated; whole blocks of it PyTorch has given back before it fails
@@ -160,7 +160,8 @@ fn reason(oom: &CudaOom) -> Option<Reason> {
     if pieces > 0 && free.saturating_add(pieces) >= tried {
         return Some(Reason::Fragmented { pieces });
     }
-    (is_much(others) && free.saturating_add(others) >= tried).then_some(Reason::OtherHolders { others })
+    (is_significant(others) && free.saturating_add(others) >= tried)
+        .then_some(Reason::OtherHolders { others })
 }
 
 /// Returns the sum of a figure over the other holders.
@@ -173,7 +174,7 @@ fn others(oom: &CudaOom) -> impl Iterator<Item = &GpuHolder> {
     oom.holders.iter().filter(|holder| !holder.own && holder.bytes != Some(0))
 }
 
-fn held(holder: &GpuHolder) -> String {
+fn holder_text(holder: &GpuHolder) -> String {
     let held = holder.bytes.map_or_else(|| "unknown".to_owned(), bytes);
     let growth = match holder.growth() {
         0 => String::new(),
@@ -182,25 +183,29 @@ fn held(holder: &GpuHolder) -> String {
     format!("{} {held}{growth}", name(&holder.name))
 }
 
-/// Returns the numbers of the error.
+/// Returns the numbers of the error, as its text has them, and who held the GPU.
 pub(super) fn evidence(run: &RunSummary<'_>) -> Vec<Evidence> {
     let Some(oom) = leading(run) else { return vec![] };
-    let parts = [
-        ("tried", oom.tried_bytes),
-        ("free", oom.free_bytes),
-        ("total", oom.total_bytes),
+    let pid = oom.pid.map_or_else(String::new, |pid| format!("pid {pid}: "));
+    // PyTorch's text has the difference
+    let unallocated = oom.reserved_bytes.zip(oom.allocated_bytes);
+    let unallocated = unallocated.map(|(reserved, allocated)| reserved.saturating_sub(allocated));
+    let of_gpu = vec![("tried", oom.tried_bytes), ("free", oom.free_bytes), ("total", oom.total_bytes)];
+    let of_torch = vec![
         ("allocated", oom.allocated_bytes),
         ("reserved", oom.reserved_bytes),
+        ("unallocated", unallocated),
         ("inactive split", oom.inactive_split_bytes),
     ];
-    let parts: Vec<_> =
-        parts.into_iter().filter_map(|(what, of)| Some(format!("{what} {}", bytes(of?)))).collect();
-    let pid = oom.pid.map_or_else(String::new, |pid| format!("pid {pid}: "));
     let mut lines = Vec::new();
-    if !parts.is_empty() {
-        lines.push(Evidence::new(&oom.source, format!("{pid}{}", parts.join(", "))));
+    for (begin, numbers) in [(&*pid, of_gpu), ("", of_torch)] {
+        let known = numbers.into_iter().filter_map(|(what, bytes)| Some((what, bytes?)));
+        let parts: Vec<_> = known.map(|(what, bytes)| format!("{what} {}", torch_size(bytes))).collect();
+        if !parts.is_empty() {
+            lines.push(Evidence::new(&oom.source, format!("{begin}{}", parts.join(", "))));
+        }
     }
-    let holders: Vec<_> = oom.holders.iter().take(MAX_HOLDERS).map(held).collect();
+    let holders: Vec<_> = oom.holders.iter().take(MAX_HOLDERS).map(holder_text).collect();
     if !holders.is_empty() {
         lines.push(Evidence::new("driver", format!("GPU {}: {}", name(&oom.gpu), holders.join(", "))));
     }
@@ -215,31 +220,8 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     let settings = at_exit.filter(|settings| !settings.is_empty()).unwrap_or(&oom.settings);
     let setting =
         |wanted: &str| settings.iter().find(|(name, _)| **name == *wanted).map(|(_, value)| &**value);
+    advice.extend(advice_of_reason(oom, setting));
     let number = |wanted: &str| setting(wanted).and_then(setting_number);
-    match reason(oom) {
-        Some(Reason::OwnShare) => {
-            advice.push(
-                "Raise the share of the GPU that it may take, if the rest is not promised to others."
-                    .to_owned(),
-            );
-        }
-        Some(Reason::Fragmented { .. }) => {
-            let is_set = setting("pytorch_cuda_alloc_conf")
-                .is_some_and(|value| value.contains("expandable_segments:True"));
-            if !is_set {
-                advice.push(
-                    "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: PyTorch then joins free pieces of its cache."
-                        .to_owned(),
-                );
-            }
-        }
-        Some(Reason::OtherHolders { .. } | Reason::OtherGrowth { .. }) => {
-            let names: Vec<_> = others(oom).take(MAX_HOLDERS).map(held).collect();
-            advice
-                .push(format!("Give it a GPU of its own, or end what else is on it: {}.", names.join(", ")));
-        }
-        None => {}
-    }
     match number("batch_size").filter(|batch| *batch > 1 && batch.is_multiple_of(2)) {
         Some(batch) => {
             let steps = number("accum").unwrap_or(1).max(1);
@@ -266,6 +248,25 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
         "Which batch sizes fit, if other runs were measured: memledger advise {}",
         name(&run.subject.name.container_name)
     ));
+}
+
+/// Returns what to try against what the numbers prove.
+fn advice_of_reason<'a>(oom: &CudaOom, setting: impl Fn(&str) -> Option<&'a str>) -> Option<String> {
+    match reason(oom)? {
+        Reason::OwnShare => Some(
+            "Raise the share of the GPU that it may take, if the rest is not promised to others.".to_owned(),
+        ),
+        Reason::Fragmented { .. } => (!allocator::has_expandable_segments(&setting)).then(|| {
+            format!(
+                "Add expandable_segments:True to {}: PyTorch then joins free pieces of its cache.",
+                allocator::variable(&setting)
+            )
+        }),
+        Reason::OtherHolders { .. } | Reason::OtherGrowth { .. } => {
+            let names: Vec<_> = others(oom).take(MAX_HOLDERS).map(holder_text).collect();
+            Some(format!("Give it a GPU of its own, or end what else is on it: {}.", names.join(", ")))
+        }
+    }
 }
 
 fn is_validation(operation: &str) -> bool {

@@ -10,6 +10,7 @@
 
 mod advice;
 mod cuda_oom;
+mod limit;
 mod report;
 mod verdict;
 mod text;
@@ -26,7 +27,8 @@ use super::host_history::CurrentUsage;
 use super::store::Query;
 use crate::discover::history::ExistingContainer;
 use crate::discover::same_start;
-pub use text::{lasted, printable, roles, short_ids, time};
+pub use text::{lasted, printable, roles, short_ids, time, torch_size};
+pub use verdict::is_cuda_oom;
 
 /// A kill at most this many seconds before the exit of its container counts as its cause.
 const CAUSE_WINDOW: f64 = 300.0;
@@ -58,6 +60,8 @@ pub enum Cause {
     OomParentLimit,
     /// The host ran out of memory.
     OomHost,
+    /// The NUMA nodes that the program may use ran out of memory.
+    OomNodes,
     /// An operator or a program requested the kill by sysrq.
     OomSysrq,
     /// An OOM kill known only from counters: the kernel's record is missing.
@@ -104,7 +108,7 @@ pub enum Cause {
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Cause; 28] = [
+    pub const ALL: [Cause; 29] = [
         Cause::OomLimitMain,
         Cause::OomLimitWorker,
         Cause::OomLimitWorkerThenExit,
@@ -112,6 +116,7 @@ impl Cause {
         Cause::OomLimitShm,
         Cause::OomParentLimit,
         Cause::OomHost,
+        Cause::OomNodes,
         Cause::OomSysrq,
         Cause::OomUnnamed,
         Cause::OomFlagOnly,
@@ -147,6 +152,7 @@ impl Cause {
             Cause::OomLimitShm => "OUT OF MEMORY at its own limit, mostly by shared memory",
             Cause::OomParentLimit => "OUT OF MEMORY at the limit of a cgroup above it",
             Cause::OomHost => "OUT OF MEMORY of the whole machine",
+            Cause::OomNodes => "OUT OF MEMORY of the NUMA nodes that may be used",
             Cause::OomSysrq => "KILLED by the kernel's OOM killer on request (sysrq)",
             Cause::OomUnnamed => "OUT OF MEMORY, known from the kernel's counters only",
             Cause::OomFlagOnly => "OUT OF MEMORY, by the runtime's flag only",
@@ -201,7 +207,7 @@ pub struct Verdict {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_time: Option<String>,
     /// Unix time of the query.
-    pub asked_at: f64,
+    pub requested_at: f64,
     /// One sentence: what ended the container or killed a process of it, and when.
     pub what: String,
     /// Other events of the same run, one line each.
@@ -349,7 +355,7 @@ pub fn explain_last(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
 ///
 /// # Errors
 /// Errors of `events`.
-pub fn ask<E>(
+pub fn query_verdict<E>(
     container: Option<&str>,
     now: f64,
     events: impl Fn(&Query) -> Result<Vec<LedgerEvent>, E>,
@@ -425,7 +431,12 @@ fn similar(a: &str, b: &str) -> bool {
 }
 
 /// Returns the verdict on a container without events. `is_running`: it runs now, and uses so much of its memory.
-pub fn nothing(subject: ContainerRef, is_running: bool, usage: Option<&CurrentUsage>, now: f64) -> Verdict {
+pub fn verdict_without_events(
+    subject: ContainerRef,
+    is_running: bool,
+    usage: Option<&CurrentUsage>,
+    now: f64,
+) -> Verdict {
     let name = text::name(&subject.name.container_name);
     let since = subject.started.map_or_else(String::new, |at| format!(" since its start at {}", time(at)));
     let what = match is_running {
@@ -444,7 +455,7 @@ pub fn nothing(subject: ContainerRef, is_running: bool, usage: Option<&CurrentUs
         cause: Cause::Nothing,
         confidence: Confidence::Unsure,
         at: None,
-        asked_at: now,
+        requested_at: now,
         what,
         also: usage.into_iter().collect(),
         evidence: vec![],
@@ -527,7 +538,7 @@ fn run_of<'a>(
         _ => oom.at > end_before && oom.at <= until,
     };
     let unattributed_kills = events.iter().filter_map(|event| match event {
-        LedgerEvent::OomKill(kill) if matches!(kill.owner, KillOwner::Open | KillOwner::Unattributed) => {
+        LedgerEvent::OomKill(kill) if matches!(kill.owner, KillOwner::Pending | KillOwner::Unattributed) => {
             Some(kill)
         }
         _ => None,

@@ -25,12 +25,14 @@ pub(super) fn of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Vec<String> {
                 .to_owned(),
         ];
     }
+    // the figures are the whole host's, and prove nothing of some of its nodes
+    let of_all = |found: Option<String>| found.filter(|_| report.nodes.is_empty());
     let found = [
-        kind(kill, report, run),
-        largest(kill, report, run),
+        of_all(kind(kill, report, run)),
+        of_all(largest(kill, report, run)),
         victim(kill, report, run),
-        swap(kill, report, run),
-        fragmentation(kill, report),
+        of_all(swap(kill, report, run)),
+        of_all(fragmentation(report)),
     ];
     let mut advice: Vec<String> = found.into_iter().flatten().collect();
     if report.incomplete {
@@ -110,7 +112,8 @@ fn largest<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Opti
     // mapped files can be shared with processes elsewhere
     let own = first.rss_bytes.saturating_sub(first.file_bytes.unwrap_or(0));
     if own as f64 >= MOST * usage as f64 {
-        let which = if Some(first.pid) == kill.pid { ", the victim," } else { "" };
+        let victim = kill.pid.and_then(|pid| report.victim(pid));
+        let which = if victim.is_some_and(|row| row.pid == first.pid) { ", the victim," } else { "" };
         return Some(format!(
             "One process held most of it: {}{which} with {} resident. Look there for data that is kept in RAM.",
             process(first),
@@ -158,19 +161,24 @@ fn victim(kill: &Kill, report: &OomReport, run: &RunSummary<'_>) -> Option<Strin
     let pid = kill.pid?;
     // also if it died in the same group kill
     let was_killed = |pid: u32| run.kills.iter().any(|kill| kill.pid == Some(pid));
-    if first.pid == pid
-        || first.tgid == Some(pid)
+    let row = report.victim(pid);
+    if row.zip(report.victim_pid).is_some_and(|(row, chosen)| row.pid != chosen) {
+        return None; // it died with the others of its group
+    }
+    if row.is_some_and(|row| row.pid == first.pid)
         || was_killed(first.pid)
         || first.tgid.is_some_and(was_killed)
     {
         return None;
     }
-    let own = match report.process(pid) {
+    let own = match row {
         Some(row) => row.rss_bytes,
         None => kill.anon_bytes?.checked_add(kill.file_bytes?)?.checked_add(kill.shmem_bytes.unwrap_or(0))?,
     };
-    // the counters are approximate
-    if (first.rss_bytes as f64) < 1.1 * own as f64 {
+    // the kernel compares resident memory and swap; the counters are approximate
+    let swap = |row: &ReportProcess| row.swap_bytes.unwrap_or(0);
+    let with_swap = |resident: u64, swap: u64| resident.saturating_add(swap) as f64;
+    if with_swap(first.rss_bytes, swap(first)) < 1.1 * with_swap(own, row.map_or(0, swap)) {
         return None;
     }
     let why = match first.oom_score_adj {
@@ -184,9 +192,17 @@ fn victim(kill: &Kill, report: &OomReport, run: &RunSummary<'_>) -> Option<Strin
     Some(format!(
         "The victim was not the largest: {} held {}, the victim {}.{why}",
         process(first),
-        bytes(first.rss_bytes),
-        bytes(own)
+        resident_and_swap(first.rss_bytes, swap(first)),
+        resident_and_swap(own, row.map_or(0, swap))
     ))
+}
+
+/// Returns `5.0 GiB`, or `5.0 GiB and 2.0 GiB in swap`.
+fn resident_and_swap(resident: u64, swap: u64) -> String {
+    match swap {
+        0 => bytes(resident),
+        swap => format!("{} and {} in swap", bytes(resident), bytes(swap)),
+    }
 }
 
 /// Describes swap that was exhausted, or not there.
@@ -208,12 +224,12 @@ fn swap(kill: &Kill, report: &OomReport, run: &RunSummary<'_>) -> Option<String>
 }
 
 /// Describes free memory in pieces that are too small for the request.
-fn fragmentation(kill: &Kill, report: &OomReport) -> Option<String> {
-    let order = report.order.filter(|order| (1..32).contains(order) && kill.scope == OomScope::Host)?;
+fn fragmentation(report: &OomReport) -> Option<String> {
+    let order = report.order.filter(|order| (1..32).contains(order) && report.fragmented)?;
     let free = report.free_bytes?;
     Some(format!(
-        "The request was for {} contiguous pages (order {order}), and the {} that were free were in smaller pieces or reserved: a \
-         driver or the network needs them. A larger vm.min_free_kbytes keeps some.",
+        "The request was for {} contiguous pages (order {order}), and the {} that were free were in smaller pieces: a driver or \
+         the network needs them. A larger vm.min_free_kbytes keeps some.",
         1_u64 << order,
         bytes(free)
     ))

@@ -72,6 +72,17 @@ pub fn time(at: f64) -> String {
     }
 }
 
+/// Returns a size as PyTorch's messages have it: with two decimals, so that both can be compared.
+pub fn torch_size(bytes: u64) -> String {
+    let units = [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    // a whole unit is a thousand of the smaller one there
+    let unit = units.into_iter().find(|(size, _)| bytes > *size);
+    unit.map_or_else(
+        || format!("{bytes} bytes"),
+        |(size, name)| format!("{:.2} {name}", bytes as f64 / size as f64),
+    )
+}
+
 /// Formats seconds with at most two units.
 pub fn lasted(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;

@@ -1,10 +1,12 @@
 //! Determines the cause and the sentence that describes it.
 
+use super::limit::{inside, limit_bytes, limit_of};
 use super::text::{bytes, lasted, name, path, role_one, signal, signal_of, time};
 use super::{
     CAUSE_WINDOW, Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, last_sample, report,
 };
-use crate::ledger::events::{ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
+use crate::ledger::events::{Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
+use crate::ledger::hit_limit::LimitPosition;
 
 /// From this used share on, a `/dev/shm` counts as full: another batch does not fit.
 const SHM_FULL_ABOVE: f64 = 0.9;
@@ -14,60 +16,6 @@ pub(super) const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 /// Exit code after SIGKILL.
 const SIGKILL_STATUS: i64 = 137;
-
-/// The limit that was hit, relative to the container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Limit {
-    /// The container's own cgroup.
-    Own,
-    /// A cgroup inside the container.
-    Inside,
-    /// A cgroup above it.
-    Above,
-    /// The kernel's record does not name it.
-    Unnamed,
-}
-
-/// Returns which limit a kill in this container hit.
-pub(super) fn limit_of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Limit {
-    let id = &*run.subject.container_id;
-    let last = last_sample(run.before(Some(kill)));
-    if kill.limit_cgroup.is_empty() {
-        // the container has no limit of its own: it was one above it
-        let only_above =
-            last.is_some_and(|last| last.limit_bytes.is_none() && last.effective_limit_bytes.is_some());
-        return if only_above { Limit::Above } else { Limit::Unnamed };
-    }
-    let mut parts = kill.limit_cgroup.split('/').filter(|part| !part.is_empty()).rev();
-    let is_it = |part: &str| !id.is_empty() && part.contains(id);
-    match parts.next() {
-        Some(part) if is_it(part) => Limit::Own,
-        _ if parts.any(is_it) => Limit::Inside,
-        _ if id.is_empty() => Limit::Unnamed,
-        _ => Limit::Above,
-    }
-}
-
-/// Returns the path of the limit's cgroup as seen inside the container.
-pub(super) fn inside(kill: &Kill, subject: &ContainerRef) -> String {
-    let id = &*subject.container_id;
-    let at = kill.limit_cgroup.rfind(id).filter(|_| !id.is_empty());
-    let below = at.and_then(|at| kill.limit_cgroup[at + id.len()..].find('/').map(|end| at + id.len() + end));
-    path(&kill.limit_cgroup[below.unwrap_or(0)..])
-}
-
-/// Returns the limit that was hit, if known. The ledger stores the lowest limit on the path; for a cgroup above the
-/// container that is the container's own limit if that is lower.
-pub(super) fn limit_bytes<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Option<u64> {
-    if let Some(limit) =
-        kill.report.as_ref().filter(|report| !report.host).and_then(|report| report.limit_bytes)
-    {
-        return Some(limit); // the kernel's own figure
-    }
-    let own = last_sample(run.before(Some(kill))).and_then(|last| last.limit_bytes);
-    let foreign = limit_of(kill, run) == Limit::Above && own.is_some() && own == kill.limit_bytes;
-    kill.limit_bytes.filter(|_| !foreign)
-}
 
 /// Returns true if at least half of the unreclaimable memory was shared memory.
 fn mostly_shared<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> bool {
@@ -113,7 +61,7 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
             .or(last_cuda_oom)
             .filter(|_| run.log_time.is_none()),
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
-        asked_at: now,
+        requested_at: now,
         what,
         also: also(run, lead)
             .into_iter()
@@ -128,7 +76,7 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
 }
 
 /// Returns true if the verdict is about a CUDA out-of-memory error.
-fn is_cuda_oom(cause: Cause) -> bool {
+pub fn is_cuda_oom(cause: Cause) -> bool {
     matches!(
         cause,
         Cause::CudaOom
@@ -145,8 +93,11 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
         KillOwner::Host if is_requested(kill) => {
             (Cause::OomSysrq, Confidence::Certain, "It belongs to no container.")
         }
+        KillOwner::Host if nodes_of(kill).is_some() => {
+            (Cause::OomNodes, Confidence::Certain, "It belongs to no container.")
+        }
         KillOwner::Host => (Cause::OomHostProcess, Confidence::Certain, "It belongs to no container."),
-        KillOwner::Open => (
+        KillOwner::Pending => (
             Cause::OomUnattributed,
             Confidence::Unsure,
             "Evidence of its owner may still arrive: retry in a few seconds.",
@@ -159,7 +110,7 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
     };
     let why = match kill.scope {
         _ if is_requested(kill) => "that was requested by sysrq".to_owned(),
-        OomScope::Host => "the machine ran out of memory".to_owned(),
+        OomScope::Host => host_ran_out(kill, "the machine"),
         OomScope::Container => reached("a cgroup", kill.limit_bytes),
     };
     let what = match kill.kernel_usec {
@@ -179,7 +130,7 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
         confidence,
         at: Some(kill.at).filter(|_| run.log_time.is_none()),
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
-        asked_at: now,
+        requested_at: now,
         what,
         also: vec![],
         evidence: kill.evidence.clone(),
@@ -219,23 +170,24 @@ fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, S
     let cause = match (kill.kernel_usec, kill.scope) {
         (None, _) => Cause::OomUnnamed,
         _ if is_requested(kill) => Cause::OomSysrq,
+        _ if nodes_of(kill).is_some() => Cause::OomNodes,
         (_, OomScope::Host) => Cause::OomHost,
-        _ if limit == Limit::Above => Cause::OomParentLimit,
+        _ if limit == LimitPosition::Above => Cause::OomParentLimit,
         _ if mostly_shared(kill, run) => Cause::OomLimitShm,
         _ if main => Cause::OomLimitMain,
         _ if failed => Cause::OomLimitWorkerThenExit,
         _ if !is_decided(kill) && run.exit.is_none() => Cause::OomLimit,
         _ => Cause::OomLimitWorker,
     };
-    let is_complete = is_decided(kill) && (limit != Limit::Unnamed || kill.scope == OomScope::Host);
+    let is_complete = is_decided(kill) && (limit != LimitPosition::Unnamed || kill.scope == OomScope::Host);
     let confidence = match cause {
         Cause::OomUnnamed => Confidence::Likely,
         _ if is_one_of_a_set(kill) => Confidence::Likely,
         Cause::OomParentLimit if kill.limit_cgroup.is_empty() => Confidence::Likely,
         _ if is_complete => Confidence::Certain,
         // the cause is certain; what it did to the container is not claimed
-        Cause::OomLimit | Cause::OomLimitShm if limit != Limit::Unnamed => Confidence::Certain,
-        Cause::OomHost if run.log_time.is_some() => Confidence::Certain,
+        Cause::OomLimit | Cause::OomLimitShm if limit != LimitPosition::Unnamed => Confidence::Certain,
+        Cause::OomHost | Cause::OomNodes if run.log_time.is_some() => Confidence::Certain,
         _ => Confidence::Likely,
     };
     (cause, confidence, sentence(kill, run, main, limit))
@@ -246,12 +198,28 @@ fn is_requested(kill: &Kill) -> bool {
     kill.report.as_ref().is_some_and(|report| report.order == Some(-1))
 }
 
+/// Returns the NUMA nodes to which the request for memory was restricted, if any.
+fn nodes_of(kill: &Kill) -> Option<&str> {
+    let report = kill.report.as_ref().filter(|_| kill.scope == OomScope::Host)?;
+    Some(&*report.nodes).filter(|nodes| !nodes.is_empty())
+}
+
+fn host_ran_out(kill: &Kill, machine: &str) -> String {
+    match nodes_of(kill) {
+        Some(nodes) => format!(
+            "the memory of the NUMA nodes to which a cpuset or a memory policy restricts it ({}) ran out",
+            name(nodes)
+        ),
+        None => format!("{machine} ran out of memory"),
+    }
+}
+
 /// Returns true if several containers lost processes at that time, and which was whose is not known.
 fn is_one_of_a_set(kill: &Kill) -> bool {
     &*kill.method == "set"
 }
 
-fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: Limit) -> String {
+fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: LimitPosition) -> String {
     let after = after(kill, run, main);
     if kill.kernel_usec.is_none() {
         let source =
@@ -265,12 +233,18 @@ fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: Limit) 
     let bytes = limit_bytes(kill, run);
     let why = match (kill.scope, limit) {
         _ if is_requested(kill) => "that was requested by sysrq".to_owned(),
-        (OomScope::Host, _) => "the whole machine ran out of memory".to_owned(),
-        (_, Limit::Own) => reached("the container", bytes),
-        (_, Limit::Inside) => reached(&format!("the cgroup {} inside it", inside(kill, run.subject)), bytes),
-        (_, Limit::Above) if kill.limit_cgroup.is_empty() => reached("a cgroup above the container", bytes),
-        (_, Limit::Above) => reached(&format!("the cgroup {} above it", path(&kill.limit_cgroup)), bytes),
-        (_, Limit::Unnamed) => reached("a cgroup (most likely the container's own)", bytes),
+        (OomScope::Host, _) => host_ran_out(kill, "the whole machine"),
+        (_, LimitPosition::Own) => reached("the container", bytes),
+        (_, LimitPosition::Inside) => {
+            reached(&format!("the cgroup {} inside it", inside(kill, run.subject)), bytes)
+        }
+        (_, LimitPosition::Above) if kill.limit_cgroup.is_empty() => {
+            reached("a cgroup above the container", bytes)
+        }
+        (_, LimitPosition::Above) => {
+            reached(&format!("the cgroup {} above it", path(&kill.limit_cgroup)), bytes)
+        }
+        (_, LimitPosition::Unnamed) => reached("a cgroup (most likely the container's own)", bytes),
     };
     let or_another = if is_one_of_a_set(kill) {
         " (or another process at that time: other containers lost some too, and only their number is known)"
@@ -411,7 +385,7 @@ fn lost_kill(cause: Cause, at: &str, why: &str) -> (Cause, Confidence, String) {
 }
 
 fn stopped(exit: &Exit, at: &str) -> (Cause, Confidence, String) {
-    match exit.asked_signal() {
+    match exit.requested_signal() {
         // the first step of `docker stop`
         Some(SIGKILL) if exit.stop_signals.contains(&Some(SIGTERM)) => {
             let what = format!(

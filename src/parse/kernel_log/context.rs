@@ -9,7 +9,7 @@
 //! in pid and uid; the name before them has at most 15 bytes; and the victim's cgroup is the one whose limit was hit, or lies
 //! below it. A path whose beginning the kernel wrote stays below the cgroup of the process that chose the rest.
 
-use super::{OomContext, strip_number};
+use super::{OomContext, rfind, strip_number};
 use crate::parse::{container_id, find, printable};
 
 /// Longest name of a process.
@@ -48,9 +48,11 @@ impl OomContext {
             // a kernel without memory cgroups
             (None, None) => {
                 let global = !text.starts_with(b"CONSTRAINT_MEMCG");
-                return find(text, b",task=").map(|_| Self { global, pid, ..Self::default() });
+                let nodes = find(text, b",task=").map(|end| nodes(&text[..end]))?;
+                return Some(Self { global, nodes, pid, ..Self::default() });
             }
         };
+        let nodes = global.filter(|_| is_global).map(|end| nodes(&text[..end])).unwrap_or_default();
         let mut readings = Vec::new();
         let starts = if is_global { global? + GLOBAL.len() } else { limit? + LIMIT.len() };
         let paths_and_name = &text[starts - 1..];
@@ -69,7 +71,7 @@ impl OomContext {
                 break;
             }
         }
-        Some(Self { global: is_global, pid, ..Self::from_readings(&readings) })
+        Some(Self { global: is_global, nodes, pid, ..Self::from_readings(&readings) })
     }
 
     fn of_old(text: &[u8]) -> Option<Self> {
@@ -119,6 +121,24 @@ impl ContextReading<'_> {
         let has_container = container_id::in_path(&complete).next().is_some();
         has_container.then_some(complete)
     }
+}
+
+/// Returns the NUMA nodes to which the request was restricted; empty if it was not, or if the line does not have them. `head` is the
+/// line up to the paths, without what is before the constraint.
+fn nodes(head: &[u8]) -> Box<str> {
+    const POLICY: &[u8] = b"CONSTRAINT_MEMORY_POLICY,nodemask=";
+    const ALLOWED: &[u8] = b",mems_allowed=";
+    let is_list = |byte: &u8| byte.is_ascii_digit() || b"-,".contains(byte);
+    let list = if let Some(rest) = head.strip_prefix(POLICY) {
+        rest.split(|byte| !is_list(byte)).next()
+    } else if head.starts_with(b"CONSTRAINT_CPUSET,") {
+        // the name of the cpuset is before it, and may imitate it
+        rfind(head, ALLOWED).map(|at| &head[at + ALLOWED.len()..]).filter(|list| list.iter().all(is_list))
+    } else {
+        None
+    };
+    let list = list.unwrap_or_default();
+    printable(list.strip_suffix(b",").unwrap_or(list)).into()
 }
 
 /// Returns whether the kernel may print this as the path of a cgroup.

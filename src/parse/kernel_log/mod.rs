@@ -7,6 +7,7 @@
 //! Not here: the container of a victim, and duplicate kills (`ledger`).
 
 mod context;
+mod fragments;
 pub mod records;
 pub mod report;
 pub mod text_log;
@@ -34,6 +35,10 @@ pub enum Line {
         /// The cgroup.
         path: String,
     },
+    /// `Memory cgroup out of memory: OOM victim PID (NAME) is already exiting. Skip killing the task`, or `Out of memory and no
+    /// killable processes...`: the OOM ended without a kill, so the next [`Line::Killed`] is of another one, or of the rest of a
+    /// group. Silent before 5.9.
+    NoKill,
     /// `NVRM: Xid (PCI:0000:01:00): 31, pid=1234, name=python, ...`: NVIDIA's driver reports an error of a GPU.
     Xid(Xid),
 }
@@ -41,8 +46,10 @@ pub enum Line {
 /// The cgroup of the victim, as reported by the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OomContext {
-    /// The host ran out of memory (`global_oom`).
+    /// The host ran out of memory (`global_oom`), or those of its NUMA nodes that are in `nodes`.
     pub global: bool,
+    /// The NUMA nodes to which a cpuset or a memory policy restricted the request, such as `0-1`; empty if it was not restricted.
+    pub nodes: Box<str>,
     /// Possible cgroups of the victim. More than one only if a name imitates the kernel's own words, so that the line has
     /// several readings. Empty if the kernel truncated the path before a container's id, or has no memory cgroups.
     pub task_cgroups: Vec<String>,
@@ -89,6 +96,9 @@ impl Line {
         if let Some(context) = OomContext::of(text) {
             return Some(Line::Context(context));
         }
+        if is_without_kill(text) {
+            return Some(Line::NoKill);
+        }
         if let Some(rest) = text.strip_prefix(b"Tasks in ") {
             let path = rest.strip_suffix(b" are going to be killed due to memory.oom.group set")?;
             return path.starts_with(b"/").then(|| Line::Group { path: printable(path) });
@@ -103,23 +113,41 @@ impl Line {
             Line::Killed(_) => level == 3,
             Line::Invoked => level == 4,
             Line::Context(_) | Line::Group { .. } => level == 6,
+            Line::NoKill => matches!(level, 4 | 6),
             Line::Xid(_) => true,
         }
     }
 }
 
+/// What the kernel writes before `Killed process` and `OOM victim`, and whether the host ran out of memory.
+const KILL_MESSAGES: [(&[u8], bool); 3] = [
+    (b"Memory cgroup out of memory: ", false),
+    (b"Out of memory: ", true),
+    (b"Out of memory (oom_kill_allocating_task): ", true),
+];
+
+/// Strips the message before `Killed process` and `OOM victim`; returns also whether the host ran out of memory.
+fn strip_message(text: &[u8]) -> Option<(&[u8], bool)> {
+    KILL_MESSAGES.iter().find_map(|(message, global)| Some((text.strip_prefix(*message)?, *global)))
+}
+
+/// Returns whether an OOM ended with this line, without a kill.
+fn is_without_kill(text: &[u8]) -> bool {
+    let is_victim = |(rest, _): (&[u8], bool)| {
+        let rest = rest.strip_prefix(b"OOM victim ").and_then(|rest| digits_before(rest, b" ("));
+        rest.is_some_and(|(_, name)| name.ends_with(b") is already exiting. Skip killing the task"))
+    };
+    text == b"Out of memory and no killable processes..." || strip_message(text).is_some_and(is_victim)
+}
+
 impl Killed {
     fn of(text: &[u8]) -> Option<Self> {
-        const PREFIXES: [(&[u8], Option<bool>); 4] = [
-            (b"Memory cgroup out of memory: ", Some(false)),
-            (b"Out of memory: ", Some(true)),
-            (b"Out of memory (oom_kill_allocating_task): ", Some(true)),
-            (b"", None),
-        ];
-        let (text, global) = PREFIXES.iter().find_map(|(prefix, global)| {
-            let rest = text.strip_prefix(*prefix)?.strip_prefix(b"Killed process ")?;
-            Some((rest, *global))
-        })?;
+        // before 5.1 the message is in a line of its own
+        let (text, global) = match strip_message(text) {
+            Some((rest, global)) => (rest, Some(global)),
+            None => (text, None),
+        };
+        let text = text.strip_prefix(b"Killed process ")?;
         let open = find(text, b" (")?;
         let pid = u32::try_from(digits(&text[..open])?).ok()?;
         let text = &text[open + 2..];

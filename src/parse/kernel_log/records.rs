@@ -13,6 +13,7 @@
 
 use std::sync::Arc;
 
+use super::fragments::{MAX_FRAGMENTS, is_complete, may_have_fragments};
 use super::report::{OomReport, ReportAssembler};
 use super::{Line, digits};
 use crate::parse::find;
@@ -127,7 +128,7 @@ impl RecordAssembler {
         }
         self.finish(out);
         let KmsgRecord { sequence, usec, text, .. } = record;
-        if comes_in_fragments(&text) || text.starts_with(b"Memory cgroup stats for ") {
+        if may_have_fragments(&text) {
             self.pending =
                 Some(PendingLine { sequence, usec, caller: record.caller.map(<[u8]>::to_vec), text });
         } else {
@@ -179,11 +180,6 @@ impl RecordAssembler {
         let report = self.reports.push(usec, &text, line.as_ref()).map(Arc::new);
         out.extend(line.map(|line| OomLine { sequence: Some(sequence), usec, line, text, report }));
     }
-}
-
-/// Returns whether the kernel prints this line in fragments: those with a path.
-fn comes_in_fragments(text: &[u8]) -> bool {
-    [&b"oom-kill:"[..], b"Task in ", b"Tasks in "].iter().any(|head| text.starts_with(head))
 }
 
 /// One line of syslog(2).
@@ -250,7 +246,7 @@ impl SyslogText {
         let mut from = 0;
         while from < lines.len() {
             let same = lines[from..].iter().take_while(|line| line.prefix == lines[from].prefix).count();
-            this.read_block(&lines, from, from + same, reports);
+            this.read_stamp_group(&lines, from, from + same, reports);
             from += same;
         }
         if let Some(first) = lines.first() {
@@ -261,7 +257,7 @@ impl SyslogText {
     }
 
     /// Reads the lines of one level and stamp: one record, or several.
-    fn read_block(
+    fn read_stamp_group(
         &mut self,
         lines: &[SyslogLine<'_>],
         from: usize,
@@ -277,11 +273,18 @@ impl SyslogText {
                 found.report = reports.push(found.usec, &found.text, Some(&found.line)).map(Arc::new);
                 self.found.push(found);
                 next += after;
-            } else if comes_in_fragments(lines[next].text) {
+            } else if may_have_fragments(lines[next].text) && !is_complete(lines[next].text) {
                 match with_fragments(&lines[next..]) {
-                    Some(found) => {
-                        reports.push(found.usec, &found.text, Some(&found.line));
-                        self.found.push(found);
+                    Some(text) => {
+                        let (usec, line) = (lines[next].usec, Line::of(&text));
+                        reports.push(usec, &text, line.as_ref());
+                        self.found.extend(line.map(|line| OomLine {
+                            sequence: None,
+                            usec,
+                            line,
+                            text,
+                            report: None,
+                        }));
                     }
                     None if to == lines.len() => self.settled = lines[next].start,
                     None => {}
@@ -335,17 +338,16 @@ fn joined(lines: &[SyslogLine<'_>]) -> Option<(OomLine, usize)> {
     best
 }
 
-/// Returns a line that was printed in fragments: the rest is in the following lines, at the kernel's level for
+/// Returns the text of a line that was printed in fragments: the rest is in the following lines, at the kernel's level for
 /// continuations.
-fn with_fragments(lines: &[SyslogLine<'_>]) -> Option<OomLine> {
-    const MAX_FRAGMENTS: usize = 16;
+fn with_fragments(lines: &[SyslogLine<'_>]) -> Option<Vec<u8>> {
     const LEVEL: u32 = 4;
     let first = lines.first()?;
     let mut text = first.text.to_vec();
     for part in lines.iter().skip(1).take(MAX_FRAGMENTS).take_while(|part| part.priority == LEVEL) {
         text.extend_from_slice(part.text);
-        if let Some(line) = Line::of(&text).filter(|line| line.has_level(first.priority)) {
-            return Some(OomLine { sequence: None, usec: first.usec, line, text, report: None });
+        if is_complete(&text) && Line::of(&text).is_none_or(|line| line.has_level(first.priority)) {
+            return Some(text);
         }
     }
     None

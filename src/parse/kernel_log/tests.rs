@@ -137,10 +137,43 @@ fn reads_new_oom_and_group_kill() {
 }
 
 #[test]
+fn reads_end_without_a_kill() {
+    for message in
+        ["Memory cgroup out of memory", "Out of memory", "Out of memory (oom_kill_allocating_task)"]
+    {
+        let text = format!("{message}: OOM victim 5 (a) is (b) is already exiting. Skip killing the task");
+        assert_eq!(Line::of(text.as_bytes()), Some(Line::NoKill), "{text}");
+    }
+    assert_eq!(Line::of(b"Out of memory and no killable processes..."), Some(Line::NoKill));
+    let cut = "Memory cgroup out of memory: OOM victim 5 (a) is already exiting. Skip killing";
+    assert_eq!(Line::of(cut.as_bytes()), None);
+}
+
+#[test]
+fn reads_nodes_to_which_the_request_was_restricted() {
+    for (middle, nodes) in [
+        ("CPUSET,nodemask=(null),cpuset=train,mems_allowed=0,2-3", "0,2-3"),
+        ("CPUSET,nodemask=0-7,cpuset=a,mems_allowed=9,mems_allowed=1", "1"),
+        ("CPUSET,nodemask=(null),cpuset=a,mems_allowed=x", ""),
+        ("MEMORY_POLICY,nodemask=0,2,cpuset=/,mems_allowed=0-3", "0,2"),
+        ("MEMORY_POLICY,nodemask=1", "1"),
+        ("NONE,nodemask=(null),cpuset=/,mems_allowed=0-1", ""),
+    ] {
+        let text =
+            format!("oom-kill:constraint=CONSTRAINT_{middle},global_oom,task_memcg=/a,task=b,pid=5,uid=0");
+        let context = context(&text).unwrap_or_else(|| panic!("{text}"));
+        assert_eq!((context.global, &*context.nodes), (true, nodes), "{text}");
+    }
+    let limit = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0-1,oom_memcg=/a,task_memcg=/a,task=b,pid=5,uid=0";
+    assert_eq!(&*context(limit).unwrap().nodes, "");
+}
+
+#[test]
 fn reads_cgroup_of_victim_with_and_without_optional_fields() {
     let path = format!("/system.slice/docker-{A}.scope");
     let want = |global, limit: Option<&str>| OomContext {
         global,
+        nodes: "".into(),
         task_cgroups: vec![path.clone()],
         oom_cgroup: limit.map(Into::into),
         pid: Some(5),
@@ -190,6 +223,7 @@ fn reads_recorded_kill_from_kmsg_and_syslog() {
         task_cgroups: vec![path.clone()],
         oom_cgroup: Some(path),
         pid: Some(32096),
+        nodes: "".into(),
     };
     let killed = Killed {
         pid: 32096,
@@ -287,7 +321,7 @@ fn joins_fragments_of_a_record() {
             task_cgroups: vec![path.clone()],
             oom_cgroup: Some(path),
             pid: Some(5),
-            global: false
+            ..OomContext::default()
         })
     );
     assert!(matches!(&found[1], Line::Killed(killed) if killed.process == "a\\x0ab"));

@@ -6,15 +6,17 @@
 
 use std::sync::Arc;
 
+use super::fragments::{MAX_FRAGMENTS, is_complete, is_unfinished, may_continue};
 use super::records::{KmsgRecord, OomLine, RecordAssembler};
 use super::report::ReportAssembler;
 use super::{Line, digits_before};
 use crate::parse::{find, number, printable};
 
-/// Fragments of one line that are joined.
-const MAX_FRAGMENTS: u32 = 16;
 /// A stamp, with the name of a host, is shorter.
 const MAX_PREFIX_BYTES: usize = 200;
+/// A stamp that is this many microseconds before the last one is of the next day or boot.
+const MAX_DISORDER_USEC: u64 = 10_000_000;
+const HOUR_USEC: u64 = 3_600_000_000;
 
 /// A relevant line of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,12 +32,43 @@ pub struct TextLine {
 pub struct TextLog {
     reports: ReportAssembler,
     records: RecordAssembler,
-    /// A context line that came in fragments, and the number of them.
-    fragments: Option<(Vec<u8>, u32)>,
+    /// A line that comes in fragments, and the number of them.
+    fragments: Option<(Vec<u8>, usize)>,
     lines: u64,
     kernel_lines: u64,
     stamp: String,
+    clock: TextClock,
+}
+
+/// The time of a text's lines in microseconds, which goes on where its stamps begin anew: at midnight, or with another boot.
+#[derive(Debug, Default)]
+struct TextClock {
     usec: u64,
+    first: Option<u64>,
+    /// The newest stamp, and what is added to it.
+    stamp: u64,
+    offset: u64,
+    /// The date of the newest stamp, if it is a time of day.
+    day: Option<Vec<u8>>,
+}
+
+impl TextClock {
+    /// Sets the time of a stamp. `day`: its date, which may be empty, if it is a time of day.
+    fn set(&mut self, stamp: u64, day: Option<&[u8]>) {
+        let is_back = stamp.saturating_add(MAX_DISORDER_USEC) < self.stamp;
+        let is_next_day = self.day.as_deref().zip(day).is_some_and(|(before, day)| before != day);
+        if day.is_some() && (is_back || is_next_day) {
+            self.offset = self.offset.saturating_add(24 * HOUR_USEC);
+        } else if is_back {
+            self.offset = self.offset.saturating_add(self.stamp - stamp).saturating_add(HOUR_USEC);
+        }
+        if self.day.as_deref() != day {
+            self.day = day.map(<[u8]>::to_vec);
+        }
+        self.stamp = stamp;
+        self.usec = stamp.saturating_add(self.offset);
+        self.first.get_or_insert(self.usec);
+    }
 }
 
 /// A line without its prefix.
@@ -45,6 +78,8 @@ struct Prefixed<'a> {
     stamp: Option<&'a [u8]>,
     /// The time in it in microseconds: since boot, or since midnight.
     usec: Option<u64>,
+    /// The date before a time of day; empty without one. `None`: the time is since boot.
+    day: Option<&'a [u8]>,
     is_kernel: bool,
     text: &'a [u8],
 }
@@ -58,6 +93,11 @@ impl TextLog {
     /// Returns the number of lines with the prefix of a kernel log so far.
     pub fn kernel_lines(&self) -> u64 {
         self.kernel_lines
+    }
+
+    /// Returns the time of the first line with a stamp in microseconds, by the clock of the lines that are found; 0 without one.
+    pub fn began_usec(&self) -> u64 {
+        self.clock.first.unwrap_or(0)
     }
 
     /// Returns true if a block is open: a log that ends here is cut.
@@ -75,7 +115,8 @@ impl TextLog {
         if line.starts_with(b"{") {
             if let Some(entry) = JournalEntry::of(line) {
                 self.kernel_lines += 1;
-                (self.usec, self.stamp) = (entry.usec, entry.stamp);
+                self.clock.set(entry.usec, None);
+                self.stamp = entry.stamp;
                 self.push_text(&entry.message, out);
             }
             return;
@@ -83,7 +124,7 @@ impl TextLog {
         if let Some(record) = KmsgRecord::of(line) {
             return self.push_record(record, out);
         }
-        let Prefixed { stamp, usec, is_kernel, text } = Prefixed::of(line);
+        let Prefixed { stamp, usec, day, is_kernel, text } = Prefixed::of(line);
         if !is_kernel {
             return;
         }
@@ -94,7 +135,9 @@ impl TextLog {
         {
             self.stamp = printable(stamp);
         }
-        self.usec = usec.unwrap_or(self.usec);
+        if let Some(usec) = usec {
+            self.clock.set(usec, day);
+        }
         let text = if stamp.is_none() { text.trim_ascii_start() } else { text };
         self.push_text(text, out);
     }
@@ -102,14 +145,13 @@ impl TextLog {
     fn push_record(&mut self, record: KmsgRecord<'_>, out: &mut Vec<TextLine>) {
         self.kernel_lines += u64::from(record.is_kernel());
         let mut found = Vec::new();
-        let usec = record.usec;
+        self.clock.set(record.usec, None);
         self.records.push(record, &mut found);
         self.records.drained(&mut found);
         for found in found {
             let stamp = since_boot(found.usec);
             out.push(TextLine { found: OomLine { sequence: Some(self.lines), ..found }, stamp });
         }
-        self.usec = usec;
     }
 
     fn push_text(&mut self, text: &[u8], out: &mut Vec<TextLine>) {
@@ -117,25 +159,31 @@ impl TextLog {
         let unescaped = (text.starts_with(b"anon ") || text.starts_with(b"active_anon:"))
             .then(|| replace(text, b"#012", b'\n'));
         let text = unescaped.as_deref().unwrap_or(text);
-        let joined = match self.fragments.take() {
-            Some((before, count)) if Line::of(text).is_none() && count < MAX_FRAGMENTS => {
+        match self.fragments.take() {
+            Some((before, count)) if count < MAX_FRAGMENTS && may_continue(&before, text) => {
                 let joined = [before.as_slice(), text].concat();
-                if Line::of(&joined).is_none() {
+                if !is_complete(&joined) {
                     self.fragments = Some((joined, count + 1));
                     return;
                 }
-                Some(joined)
+                return self.push_line(&joined, out);
             }
-            _ => None,
-        };
-        let text = joined.as_deref().unwrap_or(text);
-        let line = Line::of(text);
-        if line.is_none() && text.starts_with(b"oom-kill:constraint=") {
+            // the rest is missing
+            Some((before, _)) => self.push_line(&before, out),
+            None => {}
+        }
+        if is_unfinished(text) {
             self.fragments = Some((text.to_vec(), 1));
             return;
         }
+        self.push_line(text, out);
+    }
+
+    /// Reads the text of a complete line.
+    fn push_line(&mut self, text: &[u8], out: &mut Vec<TextLine>) {
+        let line = Line::of(text);
         // of a line without a stamp the time is not known, but it has one: 0 is before the begin of a ledger
-        let usec = self.usec.max(1);
+        let usec = self.clock.usec.max(1);
         let report = self.reports.push(usec, text, line.as_ref()).map(Arc::new);
         let sequence = Some(self.lines);
         out.extend(line.map(|line| TextLine {
@@ -163,7 +211,7 @@ fn replace(text: &[u8], from: &[u8], to: u8) -> Vec<u8> {
 
 impl<'a> Prefixed<'a> {
     fn of(line: &'a [u8]) -> Self {
-        let mut this = Self { stamp: None, usec: None, is_kernel: true, text: line };
+        let mut this = Self { stamp: None, usec: None, day: None, is_kernel: true, text: line };
         if let Some((priority, rest)) = level(line) {
             (this.is_kernel, this.text) = (priority >> 3 == 0, rest);
         }
@@ -172,15 +220,21 @@ impl<'a> Prefixed<'a> {
             this.text = find(rest, b": ").filter(|at| *at <= 6).map_or(this.text, |at| &rest[at + 2..]);
         }
         if let Some((stamp, rest)) = bracketed(this.text) {
-            (this.stamp, this.usec, this.text) = (Some(stamp), time_in(stamp), rest);
+            this.set_stamp(stamp);
+            this.text = rest;
             this.strip_caller();
         }
         let is_stripped = this.strip_host();
         if let (false, None, Some((stamp, rest))) = (is_stripped, this.stamp, iso_stamp(this.text)) {
-            (this.stamp, this.usec, this.text) = (Some(stamp), time_in(stamp), rest);
+            this.set_stamp(stamp);
+            this.text = rest;
             this.strip_caller();
         }
         this
+    }
+
+    fn set_stamp(&mut self, stamp: &'a [u8]) {
+        (self.stamp, self.usec, self.day) = (Some(stamp), time_in(stamp), day_in(stamp));
     }
 
     /// Strips `Nov 22 08:49:56 host kernel: [ 3124.417658] `, with its stamp. Returns false if the line does not begin so.
@@ -198,12 +252,14 @@ impl<'a> Prefixed<'a> {
         if !is_stamp && (self.stamp.is_none() || time.is_some()) {
             return false;
         }
-        if is_stamp {
-            (self.stamp, self.usec) = (time, time.and_then(time_in));
+        if let Some(time) = time.filter(|_| is_stamp) {
+            self.set_stamp(time);
         }
         self.text = &self.text[at + KERNEL.len()..];
         if let Some((inner, rest)) = bracketed(self.text) {
-            self.usec = time_in(inner).or(self.usec);
+            if let Some(usec) = time_in(inner) {
+                (self.usec, self.day) = (Some(usec), day_in(inner));
+            }
             self.text = rest;
             self.strip_caller();
         }
@@ -263,11 +319,21 @@ fn has_time_of_day(text: &[u8]) -> bool {
     time_of_day(text).is_some()
 }
 
-fn time_of_day(text: &[u8]) -> Option<u64> {
-    let at = text.windows(5).position(|window| {
+/// Returns the position of `08:49`.
+fn position_of_time(text: &[u8]) -> Option<usize> {
+    text.windows(5).position(|window| {
         let [a, b, colon, c, d] = window else { return false };
         *colon == b':' && [a, b, c, d].into_iter().all(u8::is_ascii_digit)
-    })?;
+    })
+}
+
+/// Returns the date of a stamp with a time of day: what is before that.
+fn day_in(stamp: &[u8]) -> Option<&[u8]> {
+    position_of_time(stamp).map(|at| &stamp[..at])
+}
+
+fn time_of_day(text: &[u8]) -> Option<u64> {
+    let at = position_of_time(text)?;
     let two = |at: usize| {
         let pair = text.get(at..at + 2).filter(|pair| pair.iter().all(u8::is_ascii_digit))?;
         Some(u64::from(pair[0] - b'0') * 10 + u64::from(pair[1] - b'0'))
@@ -339,6 +405,48 @@ mod tests {
             "{line:?}"
         );
         Some((line.stamp, line.found.usec))
+    }
+
+    #[test]
+    fn time_goes_on_at_midnight_and_with_another_boot() {
+        let usecs = |prefixes: &[&str]| {
+            let (mut log, mut out) = (TextLog::default(), vec![]);
+            prefixes.iter().for_each(|prefix| log.push(format!("{prefix}{KILLED}").as_bytes(), &mut out));
+            out.iter().map(|line| line.found.usec).collect::<Vec<_>>()
+        };
+        let days = usecs(&[
+            "[Sun Nov 22 08:49:56 2026] ",
+            "[Sun Nov 22 23:59:59 2026] ",
+            "[Mon Nov 23 00:00:00 2026] ",
+            "[Wed Nov 25 00:00:01 2026] ",
+        ]);
+        let between: Vec<u64> = days.windows(2).map(|pair| (pair[1] - pair[0]) / 1_000_000).collect();
+        assert_eq!(between, [15 * 3600 + 10 * 60 + 3, 1, 24 * 3600 + 1], "a day is at least one");
+        let boots = usecs(&["[ 3124.417658] ", "[ 3124.417600] ", "[    7.000000] "]);
+        assert_eq!(boots[..2], [3_124_417_658, 3_124_417_600], "two CPUs disagree a little");
+        assert!(boots[2] > boots[0] + 60_000_000, "{boots:?}");
+    }
+
+    #[test]
+    fn joins_fragments_of_a_long_path_before_5_3() {
+        let path = format!("/docker/{}", "a/".repeat(400));
+        let head = "hog invoked oom-killer: gfp_mask=0x14000c0(GFP_KERNEL), nodemask=(null),  order=0, oom_score_adj=0";
+        let counters =
+            " cache:0KB rss:65024KB rss_huge:0KB shmem:0KB mapped_file:0KB dirty:0KB writeback:0KB";
+        let (mut log, mut out) = (TextLog::default(), vec![]);
+        for text in [
+            head.to_owned(),
+            "memory: usage 65536kB, limit 65536kB, failcnt 9".to_owned(),
+            format!("Memory cgroup stats for {path}"),
+            format!(":{counters}"),
+            " inactive_anon:0KB active_anon:65024KB inactive_file:0KB active_file:0KB unevictable:0KB"
+                .to_owned(),
+            KILLED.to_owned(),
+        ] {
+            log.push(format!("[ 3124.417658] {text}").as_bytes(), &mut out);
+        }
+        let report = out.last().and_then(|line| line.found.report.clone()).expect("a report");
+        assert_eq!((report.anon_bytes, report.incomplete), (Some(65_024 << 10), false));
     }
 
     #[test]

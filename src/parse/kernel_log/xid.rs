@@ -18,6 +18,8 @@ pub struct PciAddress {
 pub struct Xid {
     /// Its GPU.
     pub gpu: PciAddress,
+    /// The ids of its GPU instance and its compute instance, if the driver attributes it to them (MIG).
+    pub instance: [Option<u64>; 2],
     /// Its number.
     pub xid: u64,
     /// Host pid of the process that used the GPU; `None` if the driver does not report it.
@@ -38,15 +40,20 @@ impl Xid {
     pub(super) fn of(text: &[u8]) -> Option<Self> {
         let rest = text.strip_prefix(b"NVRM: Xid (")?;
         let rest = rest.strip_prefix(b"PCI:").unwrap_or(rest); // missing in older drivers
-        let (gpu, rest) = rest.split_at(find(rest, b"): ")?);
+        let (place, rest) = rest.split_at(find(rest, b"): ")?);
         let rest = &rest[3..];
+        let mut words = place.split(|byte| *byte == b' ');
+        let gpu = PciAddress::of(words.next()?)?;
+        let ids: Vec<_> = words.collect(); // such as `GPU-I:05 GPU-CI:00`
+        let id = |prefix: &[u8]| ids.iter().find_map(|word| digits(word.strip_prefix(prefix)?));
+        let instance = [id(b"GPU-I:"), id(b"GPU-CI:")];
         let end = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
         let (xid, rest) = rest.split_at(end);
         let pid = rest.strip_prefix(b", pid=").and_then(|rest| {
             let end = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
             u32::try_from(digits(&rest[..end])?).ok().filter(|pid| *pid > 0)
         });
-        Some(Self { gpu: PciAddress::of(gpu)?, xid: digits(xid)?, pid })
+        Some(Self { gpu, instance, xid: digits(xid)?, pid })
     }
 }
 
@@ -59,7 +66,7 @@ mod tests {
         fn reads_any_error_of_any_gpu(domain: u16, bus: u8, device in 0_u8..32, xid in 1_u64..1_000, pid in 1_u32..4_194_304, name in "[^\n]{0,15}") {
             let gpu = PciAddress { domain: domain.into(), bus: bus.into(), device: device.into() };
             let line = format!("NVRM: Xid (PCI:{domain:04x}:{bus:02x}:{device:02x}): {xid}, pid={pid}, name={name}, Ch 00000008");
-            proptest::prop_assert_eq!(Xid::of(line.as_bytes()), Some(Xid { gpu, xid, pid: Some(pid) }));
+            proptest::prop_assert_eq!(Xid::of(line.as_bytes()), Some(Xid { gpu, instance: [None; 2], xid, pid: Some(pid) }));
             let by_nvml = format!("{domain:08X}:{bus:02X}:{device:02X}.0");
             proptest::prop_assert_eq!(PciAddress::of(by_nvml.as_bytes()), Some(gpu));
         }
@@ -92,6 +99,18 @@ mod tests {
         ] {
             assert_eq!(of(text), wanted, "{text}");
         }
+    }
+
+    #[test]
+    fn reads_the_instance_of_an_error_on_a_mig_gpu() {
+        let of = |place: &str| {
+            let line =
+                format!("NVRM: Xid (PCI:0000:65:00{place}): 94, pid=7194, Contained: CE User Channel (0x9).");
+            Xid::of(line.as_bytes()).map(|xid| (xid.instance, xid.xid, xid.pid))
+        };
+        assert_eq!(of(" GPU-I:05 GPU-CI:00"), Some(([Some(5), Some(0)], 94, Some(7194))));
+        assert_eq!(of(" GPU-I:05"), Some(([Some(5), None], 94, Some(7194))));
+        assert_eq!(of(" GPU-I:x other"), Some(([None, None], 94, Some(7194))));
     }
 
     #[test]

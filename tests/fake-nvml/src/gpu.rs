@@ -129,7 +129,7 @@ impl Gpu {
         }
         let numbers = crate::abi::number_names();
         if let Some(name) = self.numbers.keys().find(|name| !numbers.contains(&name.as_str())) {
-            return Err(format!("{name} is not among the symbols that answer one number"));
+            return Err(format!("{name} is not among the symbols that return one number"));
         }
         if crate::abi::bus_address(&self.bus_id).is_none() {
             return Err(format!("{:?} is no PCI bus id", self.bus_id));

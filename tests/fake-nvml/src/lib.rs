@@ -14,7 +14,7 @@
 //! let nvml = Nvml::builder().lib_path(fake.path().as_os_str()).init()?;
 //! ```
 //!
-//! It models the header and NVIDIA's documentation, not a driver: where the documentation says nothing, the README lists
+//! It models the header and NVIDIA's documentation, not a driver: where the documentation has nothing, the README lists
 //! the choices made here.
 //!
 //! `abi` has the C functions, `library` the state of the loaded library between calls.

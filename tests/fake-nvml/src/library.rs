@@ -3,7 +3,7 @@
 //! Every call checks the file and reads it again if its inode, length or time of change differ. If a file does not parse,
 //! the old state is kept and the error is printed once on stderr. Without a file the host has no GPUs.
 //!
-//! One lock guards all of it and is never held while a call waits, so a hung symbol blocks no other call.
+//! One lock guards all of it and is never locked while a call waits, so a hung symbol blocks no other call.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{CStr, OsStr, OsString, c_void};

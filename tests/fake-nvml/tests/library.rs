@@ -22,7 +22,7 @@ fn load(fake: &FakeNvml) -> Nvml {
 }
 
 #[test]
-fn a_hung_call_stays_hung_while_other_symbols_and_later_calls_answer() {
+fn hung_call_does_not_block_other_symbols_and_later_calls() {
     let dir = tempfile::tempdir().unwrap();
     let mut state = State { count_calls: true, ..State::with_gpus(1) };
     let hung = "nvmlDeviceGetMemoryInfo_v2";
@@ -44,7 +44,7 @@ fn a_hung_call_stays_hung_while_other_symbols_and_later_calls_answer() {
 }
 
 #[test]
-fn a_slow_symbol_answers_late() {
+fn slow_symbol_returns_late() {
     let dir = tempfile::tempdir().unwrap();
     let mut state = State::with_gpus(1);
     state.slow_ms.insert("nvmlDeviceGetCount_v2".into(), 50);
@@ -73,7 +73,7 @@ fn calls_are_counted_only_on_demand() {
 }
 
 #[test]
-fn a_state_survives_json_and_a_left_out_field_takes_its_default() {
+fn state_survives_json_and_an_omitted_field_has_its_default() {
     let mut state = State::with_gpus_on_r535(2);
     state.gpus[1].temperature_c = None;
     state.gpus[1].mig = Some(vec![fake_nvml::MigDevice::default()]);
@@ -87,7 +87,7 @@ fn a_state_survives_json_and_a_left_out_field_takes_its_default() {
 }
 
 #[test]
-fn a_state_with_a_mistake_in_it_is_refused_in_words() {
+fn invalid_state_is_rejected_with_a_message() {
     let refused = |json: &str| State::from_json(json.as_bytes()).unwrap_err();
     assert!(refused(r#"{"gpu": []}"#).contains("unknown field `gpu`"));
     assert_eq!(refused(r#"{"hang": ["nvmlInit_v3"]}"#), "this library has no symbol nvmlInit_v3");
@@ -97,7 +97,7 @@ fn a_state_with_a_mistake_in_it_is_refused_in_words() {
     let script = r#"{"gpus": [{}], "script": {"nvmlDeviceGetName": [{"patch": {"nam": "x"}}]}}"#;
     assert!(refused(script).starts_with("script of nvmlDeviceGetName, step 0: unknown field `nam`"));
     let numbers = r#"{"gpus": [{"numbers": {"nvmlDeviceGetName": 1}}]}"#;
-    assert_eq!(refused(numbers), "nvmlDeviceGetName is not among the symbols that answer one number");
+    assert_eq!(refused(numbers), "nvmlDeviceGetName is not among the symbols that return one number");
     assert!(refused(r#"{"gpus": [{"processes": [{"pid": 1, "kind": "X"}]}]}"#).contains("use C, G and M"));
 }
 

@@ -41,7 +41,7 @@ fn load(path: &Path) -> Result<Nvml, NvmlError> {
 }
 
 #[test]
-fn a_host_with_two_gpus_tells_who_they_are() {
+fn host_with_two_gpus_has_the_identity_of_each() {
     let host = host(&State::with_gpus(2));
     assert_eq!(host.nvml.device_count().unwrap(), 2);
     assert_eq!(host.nvml.sys_driver_version().unwrap(), "580.95.05");
@@ -75,7 +75,7 @@ fn used_memory_excludes_the_reserved_in_v2_and_includes_it_in_v1() {
 }
 
 #[test]
-fn processes_stand_in_the_lists_of_their_kind_and_unknown_memory_is_not_a_number() {
+fn processes_are_in_the_list_of_their_kind_and_unknown_memory_is_not_a_number() {
     let mut state = State::with_gpus(1);
     state.gpus[0].processes = vec![
         Process::compute(11, Some(5 * GIB)),
@@ -102,7 +102,7 @@ fn processes_stand_in_the_lists_of_their_kind_and_unknown_memory_is_not_a_number
 }
 
 #[test]
-fn a_gpu_lost_between_two_calls_is_lost_in_all_and_recovers() {
+fn gpu_lost_between_two_calls_is_lost_in_all_and_recovers() {
     let mut state = State::with_gpus(2);
     let host = host(&state);
     let device = host.nvml.device_by_index(0).unwrap();
@@ -135,7 +135,7 @@ fn injected_errors_hit_their_symbol_on_their_gpu_and_no_other() {
 }
 
 #[test]
-fn what_a_gpu_cannot_tell_is_not_supported() {
+fn values_that_a_gpu_lacks_are_not_supported() {
     let mut state = State::with_gpus(1);
     let gpu = &mut state.gpus[0];
     gpu.memory.supported = false;
@@ -153,7 +153,7 @@ fn what_a_gpu_cannot_tell_is_not_supported() {
 }
 
 #[test]
-fn a_script_answers_successive_readings_of_one_symbol_differently_and_its_last_step_stays() {
+fn script_changes_successive_readings_of_one_symbol_and_repeats_its_last_step() {
     let mut state = State::with_gpus(2);
     state.gpus[0].processes = vec![Process::compute(11, Some(GIB))];
     let steps = vec![
@@ -165,7 +165,7 @@ fn a_script_answers_successive_readings_of_one_symbol_differently_and_its_last_s
     let host = host(&state);
     let device = host.nvml.device_by_index(0).unwrap();
     assert_eq!(host.nvml.device_by_index(1).unwrap().running_compute_processes().unwrap(), []);
-    // nvml-wrapper asks twice for one reading, first for the length: that does not use a step up.
+    // nvml-wrapper calls twice for one reading, first for the length: that uses no step.
     let pids = |list: Vec<nvml_wrapper::struct_wrappers::device::ProcessInfo>| -> Vec<u32> {
         list.iter().map(|process| process.pid).collect()
     };
@@ -182,7 +182,7 @@ fn a_script_answers_successive_readings_of_one_symbol_differently_and_its_last_s
 }
 
 #[test]
-fn a_new_state_is_younger_than_the_one_it_replaces_also_within_one_tick_of_the_clock() {
+fn new_state_has_a_later_time_also_within_one_clock_tick() {
     let mut state = State::with_gpus(1);
     let host = host(&state);
     let file = std::fs::File::open(format!("{}.json", host.fake.path().display())).unwrap();
@@ -211,7 +211,7 @@ fn a_torn_state_file_keeps_the_old_state_and_a_missing_one_is_a_host_without_gpu
 }
 
 #[test]
-fn a_driver_that_is_not_loaded_says_so_until_it_is() {
+fn driver_is_reported_as_not_loaded_until_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let mut state = State { init_error: Some(9), ..State::with_gpus(1) };
     let fake = FakeNvml::install(dir.path(), &state).unwrap();
@@ -233,7 +233,7 @@ fn after_shutdown_the_library_is_uninitialised_for_its_handles() {
 }
 
 #[test]
-fn a_symbol_can_be_absent_from_the_library() {
+fn symbol_can_be_absent_from_the_library() {
     let missing = "nvmlDeviceGetMemoryInfo_v2".to_owned();
     let mut state = State { missing_symbols: [missing].into(), ..State::with_gpus(1) };
     let host = host(&state);

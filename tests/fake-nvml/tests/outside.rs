@@ -2,7 +2,7 @@
 //! project.
 //!
 //! Needs `nvidia-ml-py` for the interpreter that `MEMLEDGER_TEST_PYTHON` names (default `python3`). Without
-//! it the test is skipped and says why; where `CI` or `MEMLEDGER_TESTS_REQUIRED` is set, that is a failure.
+//! it the test is skipped and prints the reason; where `CI` or `MEMLEDGER_TESTS_REQUIRED` is set, that is a failure.
 
 use std::env;
 use std::io::{self, Write};
@@ -16,8 +16,8 @@ const GIB: u64 = 1 << 30;
 /// The script's exit status without the binding.
 const NO_BINDING: i32 = 77;
 
-/// What the script sees of a library, or why it cannot look.
-fn look(library: &Path) -> Result<Value, String> {
+/// Returns the values that the script reads from a library, or why it cannot run.
+fn query(library: &Path) -> Result<Value, String> {
     let python = env::var("MEMLEDGER_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/outside.py");
     let directory = library.parent().expect("the library is in a directory");
@@ -93,12 +93,12 @@ fn expected_split_gpu() -> Value {
 }
 
 #[test]
-fn nvidias_python_binding_reads_what_the_state_says() {
+fn nvidias_python_binding_reads_the_state() {
     let lost = Gpu { lost: true, ..Gpu::numbered(2) };
     let state = State { gpus: vec![training_gpu(), split_gpu(), lost], ..State::default() };
     let dir = tempfile::tempdir().expect("a temporary directory");
     let fake = FakeNvml::install(dir.path(), &state).expect("installing the library");
-    match look(fake.path()) {
+    match query(fake.path()) {
         Ok(seen) => {
             let gpus = [expected_training_gpu(), expected_split_gpu(), json!({"error": 15})];
             assert_eq!(seen, json!({"driver": "580.95.05", "gpus": gpus}));

@@ -1,4 +1,4 @@
-"""The check itself; tests/gpu/check.sh says what it is and how to run it.
+"""The check itself; tests/gpu/check.sh describes it and how to run it.
 
 Every comparison has a tolerance and can fail. A part that cannot run on this machine is skipped, and its reason stands in
 the report. A part that breaks is a failure of its own; the others go on.
@@ -61,22 +61,22 @@ def nvml_elsewhere():
         return next((path for place in places if os.path.exists(path := f"{place}/libnvidia-ml.so.1")), None)
 
 
-class Watch(threading.Thread):
-    """Scrapes all the time. Whatever a scrape shows must hold in each of them."""
+class Scraper(threading.Thread):
+    """Scrapes in a loop, and checks what must be true in each scrape."""
 
     def __init__(self, memledger):
         super().__init__(daemon=True)
         self.memledger, self.stopped = memledger, threading.Event()
-        self.scrapes, self.open_books, self.garbage, self.failed, self.errors = 0, [], [], 0, []
+        self.scrapes, self.unbalanced, self.garbage, self.failed, self.errors = 0, [], [], 0, []
 
     def run(self):
         while not self.stopped.wait(0.15):
             try:
-                self.look(self.memledger.metrics())
+                self.check(self.memledger.metrics())
             except OSError as error:
                 self.errors.append(str(error))
 
-    def look(self, metrics):
+    def check(self, metrics):
         self.scrapes += 1
         self.failed += metrics.get("memledger_collector_success", collector="gpu") != 1
         for labels, used in metrics.all("memledger_gpu_memory_used_bytes", gpu_instance_id=""):
@@ -86,7 +86,7 @@ class Watch(threading.Thread):
             attributed = metrics.sum(CONTAINER, **gpu) + metrics.sum(HOST, **gpu)
             # where the readings raced, nothing is unattributed and the race is counted
             if rest is None or (used != attributed + rest and not (rest == 0 and races)):
-                self.open_books.append(f"used {used:.0f}, attributed {attributed:.0f}, unattributed {rest}")
+                self.unbalanced.append(f"used {used:.0f}, attributed {attributed:.0f}, unattributed {rest}")
         for family, labels, value in metrics.series:
             if value >= 2 ** 62 or (family.endswith("_bytes") and value < 0):
                 self.garbage.append(f"{family} {labels} {value}")
@@ -106,7 +106,7 @@ class Check:
         record = os.path.join(self.out, "cgroups.txt")
         open(record, "w").close()
         self.cgroups, self.smi = Cgroups(record), Smi(options.nvidia_smi)
-        self.memledger = self.watch = self.uuid = None
+        self.memledger = self.scraper = self.uuid = None
         self.torch_version, self.python_version = "", platform.python_version()
         self.workers, self.baseline, self.names_processes, self.launched = {}, None, False, False
 
@@ -174,8 +174,8 @@ class Check:
             self.note(f"memledger's log: {text(self.memledger.log_path)[-1500:]}")
         version = self.memledger.metrics().all("memledger_build_info")
         self.report.facts["memledger"] = " ".join(version[0][0].values()) if version else "?"
-        self.watch = Watch(self.memledger)
-        self.watch.start()
+        self.scraper = Scraper(self.memledger)
+        self.scraper.start()
 
     def launch(self):
         """Four PyTorch processes at once: two in one container, one in another, one in none."""
@@ -188,9 +188,9 @@ class Check:
             self.workers[name] = Worker(self.python, self.cgroups, place, env)
         for worker in self.workers.values():
             worker.start()
-        told = self.workers["first"].first
-        self.torch_version = told["version"]
-        self.report.facts.update({"torch": told["version"], "CUDA of torch": told["cuda"]})
+        stats = self.workers["first"].first
+        self.torch_version = stats["version"]
+        self.report.facts.update({"torch": stats["version"], "CUDA of torch": stats["cuda"]})
         listed = wait_for(lambda: self.workers["first"].pid in self.smi.processes(self.uuid), 5)
         self.names_processes = bool(listed) and in_first_pid_namespace()
         if not listed:
@@ -205,7 +205,7 @@ class Check:
 
     def needs_processes(self):
         if not self.names_processes:
-            self.skip("all of it", "the driver names no processes that could be looked up here")
+            self.skip("all of it", "the driver lists no processes that exist here")
         return self.names_processes
 
     def needs_containers(self, name):
@@ -218,14 +218,14 @@ class Check:
 
     def settle(self, worker):
         """Waits until memledger shows what nvidia-smi shows of a process. Returns both, whether they agree or not."""
-        def look():
+        def read():
             smi = self.smi.processes(self.uuid).get(worker.pid)
             metrics = self.memledger.fresh()
-            look.last = (metrics, smi)
+            read.last = (metrics, smi)
             ours = self.of_process(metrics, worker)
             return None not in (ours, smi) and abs(ours - smi) <= PROCESS_TOLERANCE
-        wait_for(look, 12 if self.options.stand_in else 8)
-        return look.last
+        wait_for(read, 12 if self.options.stand_in else 8)
+        return read.last
 
     def compare_process(self, name, worker):
         metrics, smi = self.settle(worker)
@@ -252,8 +252,8 @@ class Check:
         self.compare("falls by 2 GiB", more - less if None not in (more, less) else None, 2048 * MIB, PROCESS_TOLERANCE)
 
     def devices(self):
-        """The books of the device: against nvidia-smi and against CUDA's own total and free."""
-        told = self.workers["host"].do("tell")
+        """The memory of the device: against nvidia-smi and against CUDA's own total and free."""
+        stats = self.workers["host"].do("stats")
         smi = next(gpu for gpu in self.smi.gpus() if gpu["uuid"] == self.uuid)
         metrics = self.memledger.fresh()
         part = {name: metrics.get(f"memledger_gpu_memory_{name}_bytes", gpu_uuid=self.uuid, gpu_instance_id="")
@@ -261,15 +261,15 @@ class Check:
         for name, value in part.items():
             wanted = self.smi.mib(smi[f"memory.{name}"])
             if wanted is None:
-                self.skip(f"{name}: as nvidia-smi", f"nvidia-smi says {smi[f'memory.{name}']}")
+                self.skip(f"{name}: as nvidia-smi", f"nvidia-smi reports {smi[f'memory.{name}']}")
             else:
                 self.compare(f"{name}: as nvidia-smi", value, wanted, DEVICE_TOLERANCE)
         if None not in part.values():
             self.compare("total = used + free + reserved", part["used"] + part["free"] + part["reserved"],
                          part["total"], 0)
         self.compare("total: as CUDA's, which leaves out what is reserved",
-                     part["total"] - (part["reserved"] or 0) if part["total"] else None, told["total"], TOTAL_TOLERANCE)
-        self.compare("free: as CUDA's", part["free"], told["free"], TOTAL_TOLERANCE)
+                     part["total"] - (part["reserved"] or 0) if part["total"] else None, stats["total"], TOTAL_TOLERANCE)
+        self.compare("free: as CUDA's", part["free"], stats["free"], TOTAL_TOLERANCE)
 
     def two(self):
         """Two processes of one container, one of another, one of none, on one GPU."""
@@ -307,19 +307,19 @@ class Check:
             worker.do("alloc", name="tensors", mib=mib)
         workers[0].do("alloc", name="cache", mib=256)
         workers[0].do("drop", name="cache")
-        told = [worker.do("tell") for worker in workers]
-        tensors = sum(one["allocated"] for one in told)
-        wanted = {"tensors": tensors, "torch_cache": sum(one["reserved"] for one in told) - tensors, "not_reporting": 0}
+        stats = [worker.do("stats") for worker in workers]
+        tensors = sum(one["allocated"] for one in stats)
+        wanted = {"tensors": tensors, "torch_cache": sum(one["reserved"] for one in stats) - tensors, "not_reporting": 0}
         labels = {"gpu_uuid": self.uuid, "container_name": workers[0].container[:12]}
 
-        def look():
+        def read():
             self.settle(workers[0])
             metrics = self.settle(workers[1])[0]
             holders = {own["holder"]: value for own, value in metrics.all(HOLDER, **labels)}
-            look.last = (metrics, holders)
+            read.last = (metrics, holders)
             return all(holders.get(holder) == value for holder, value in wanted.items())
-        wait_for(look, 10)
-        metrics, holders = look.last
+        wait_for(read, 10)
+        metrics, holders = read.last
         for holder, value in wanted.items():
             self.compare(f"{holder}: as torch's", holders.get(holder), value, 0)
         self.between("outside of torch: two contexts", holders.get("outside_torch"), *(2 * bytes for bytes in OVERHEAD))
@@ -340,9 +340,9 @@ class Check:
         worker = self.workers["other"]
         before = self.settle(worker)[0]
         # in the dry run longer: other tests keep the machine busy, and a late sample would be no finding
-        told = worker.do("spike", mib=3072, ms=1500 if self.options.stand_in else 300)
+        stats = worker.do("spike", mib=3072, ms=1500 if self.options.stand_in else 300)
         metrics = self.memledger.fresh()
-        self.note(f"the spike took {told['took_ms']} ms")
+        self.note(f"the spike took {stats['took_ms']} ms")
         self.compare("after it, as before it", self.of_process(metrics, worker), self.of_process(before, worker),
                      PROCESS_TOLERANCE)
         wanted = (self.of_process(before, worker) or 0) + 3072 * MIB
@@ -362,7 +362,7 @@ class Check:
             return
         worker, seen = self.workers["second"], []
         before = self.of_process(self.settle(worker)[0], worker)
-        begin = worker.do("tell")["reserved"]
+        begin = worker.do("stats")["reserved"]
         leaking = Background(lambda: worker.do("leak", mib=128, times=8, ms=400))
         while leaking.is_alive():
             seen.append(self.of_process(self.memledger.metrics(), worker))
@@ -398,46 +398,47 @@ class Check:
                 self.between(f"{family}: the most that was seen", most[family], 0.3, 1.0, show=lambda value: f"{value:.2f}")
 
     def exhaust(self):
-        """Takes all memory there is, until PyTorch says that there is no more."""
+        """Takes all memory there is, until PyTorch has no more."""
         if not self.needs_processes():
             return
         worker = self.workers["other"]
         before = self.of_process(self.settle(worker)[0], worker)
-        told = worker.do("exhaust", 90, mib=1024, ms=2000 if self.options.stand_in else 500)
-        self.compare_text("PyTorch ran out of GPU memory", "yes" if told["error"] and "out of memory" in told["error"] else
-                          str(told["error"]), "yes", f"torch had reserved {size(told['at_peak'])}")
+        stats = worker.do("exhaust", 90, mib=1024, ms=2000 if self.options.stand_in else 500)
+        self.compare_text("PyTorch ran out of GPU memory", "yes" if stats["error"] and "out of memory" in stats["error"] else
+                          str(stats["error"]), "yes", f"torch had reserved {size(stats['at_peak'])}")
         metrics = self.memledger.fresh()
         self.compare("afterwards, as before", self.of_process(metrics, worker), before, PROCESS_TOLERANCE)
         family = "memledger_process_gpu_memory_peak_bytes"
         if metrics.has(family):
             self.between("peak: at least what torch had reserved", metrics.get(family, gpu_uuid=self.uuid, pid=worker.pid),
-                         told["at_peak"] - PROCESS_TOLERANCE, told["at_peak"] + OVERHEAD[1])
+                         stats["at_peak"] - PROCESS_TOLERANCE, stats["at_peak"] + OVERHEAD[1])
         else:
             self.skip("peak", f"this memledger has no {family}")
         if self.needs_containers("the event of that error"):
-            self.compare_event(worker, told)
+            self.compare_event(worker, stats)
 
-    def compare_event(self, worker, told):
+    def compare_event(self, worker, stats):
         """The event of the error, by torch's observer, against the text that torch raised."""
-        def look():
+        def read():
             events = json.loads(self.memledger.get(f"/api/v1/events?container={worker.container[:12]}"))["events"]
-            look.last = next((event for event in events if event["type"] == "cuda_oom"), {})
-            return look.last
-        wait_for(look, 10)
-        event, error = look.last, told["error"] or ""
+            read.last = next((event for event in events if event["type"] == "cuda_oom"), {})
+            return read.last
+        wait_for(read, 10)
+        event, error = read.last, stats["error"] or ""
         # to two decimals of a unit
         sizes = {unit: float(number) * scale for number, unit, scale in
                  ((number, what, {"bytes": 1, "KiB": 1 << 10, "MiB": MIB, "GiB": 1 << 30}[unit]) for what, pattern in
                   (("tried", r"Tried to allocate ([0-9.]+) (\w+)"), ("free", r"of which ([0-9.]+) (\w+) is free"),
-                   ("total", r"total capac\w* of ([0-9.]+) (\w+)"))
+                   ("total", r"total capac\w* of ([0-9.]+) (\w+)"),
+                   ("allocated", r"Of the allocated memory ([0-9.]+) (\w+) is allocated"))
                   for number, unit in re.findall(pattern, error)[:1])}
-        for what in ("tried", "total", "free"):
+        for what in ("tried", "total", "free", "allocated"):
             self.compare(f"event: {what}: as in torch's text", event.get(f"{what}_bytes"), sizes.get(what), DEVICE_TOLERANCE)
-        self.compare("event: reserved: as torch's", event.get("reserved_bytes"), told["at_peak"], PROCESS_TOLERANCE)
+        self.compare("event: reserved: as torch's", event.get("reserved_bytes"), stats["at_peak"], PROCESS_TOLERANCE)
         self.compare_text("event: the GPU", event.get("gpu_uuid", "none"), self.uuid)
 
     def cleanup(self):
-        """A training gives its cache back when it is asked to."""
+        """A training frees its cache on request."""
         if not self.needs_processes() or not self.needs_containers("all of it"):
             return
         worker = self.workers["other"]
@@ -449,11 +450,11 @@ class Check:
         command = [self.options.binary, "cleanup", worker.container[:12], "--json", self.control]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=40)
         steps.result()
-        after = worker.do("tell")
-        self.compare_text("all processes answered", str(ended.returncode), "0", ended.stderr.strip()[:300])
+        after = worker.do("stats")
+        self.compare_text("all processes responded", str(ended.returncode), "0", ended.stderr.strip()[:300])
         process = (json.loads(ended.stdout)["processes"] if ended.stdout else [{}])[0]
-        self.compare("held before: as torch's", process.get("reserved_before_bytes"), before["reserved"], 0)
-        self.compare("held after: as torch's", process.get("reserved_after_bytes"), after["reserved"], 0)
+        self.compare("reserved before: as torch's", process.get("reserved_before_bytes"), before["reserved"], 0)
+        self.compare("reserved after: as torch's", process.get("reserved_after_bytes"), after["reserved"], 0)
         self.between("given back", before["reserved"] - after["reserved"], 512 * MIB, 2048 * MIB)
         holds = self.of_process(self.settle(worker)[0], worker)
         self.compare("the driver's memory falls by as much", held - holds if None not in (held, holds) else None,
@@ -461,7 +462,7 @@ class Check:
         worker.do("free", name="tensors")
 
     def ends(self):
-        """All processes end: nothing stays behind in the books."""
+        """All processes end: their memory is freed."""
         pids = [worker.pid for worker in self.workers.values()]
         for worker in self.workers.values():
             worker.finish()
@@ -476,16 +477,16 @@ class Check:
         self.compare("used memory of the GPU, as before the check", back.last, self.baseline, 4 * DEVICE_TOLERANCE)
 
     def closing(self):
-        """What held in every scrape, and what memledger itself cost."""
+        """The checks of every scrape, and memledger's own cost."""
         self.report.part = "always"
-        self.watch.stopped.set()
-        self.watch.join(10)
-        watch = self.watch
-        self.compare_text("the books balance in every scrape", (watch.open_books or ["all balance"])[0], "all balance",
-                          f"{watch.scrapes} scrapes, {len(watch.open_books)} with open books")
-        self.compare_text("no sentinel and nothing negative in any scrape", (watch.garbage or ["none"])[0], "none")
-        self.compare_text("the driver answered in every scrape", str(watch.failed), "0", "scrapes without an answer")
-        self.compare_text("every scrape was answered", (watch.errors or ["yes"])[0], "yes")
+        self.scraper.stopped.set()
+        self.scraper.join(10)
+        scraper = self.scraper
+        self.compare_text("the memory adds up in every scrape", (scraper.unbalanced or ["all add up"])[0], "all add up",
+                          f"{scraper.scrapes} scrapes, {len(scraper.unbalanced)} that do not add up")
+        self.compare_text("no sentinel and nothing negative in any scrape", (scraper.garbage or ["none"])[0], "none")
+        self.compare_text("the driver responded in every scrape", str(scraper.failed), "0", "scrapes without a response")
+        self.compare_text("every scrape had a response", (scraper.errors or ["yes"])[0], "yes")
         metrics = self.memledger.metrics()
         with open(os.path.join(self.out, "metrics.prom"), "w") as file:
             file.write(metrics.text)
@@ -495,12 +496,12 @@ class Check:
                   f"of NVML took {1000 * (metrics.get('memledger_collector_duration_seconds', collector='gpu') or 0):.1f} ms")
         races = metrics.get("memledger_gpu_memory_accounting_conflicts_total", gpu_uuid=self.uuid, gpu_instance_id="")
         rest = metrics.get(REST, gpu_uuid=self.uuid, gpu_instance_id="")
-        self.note(f"races of the books: {races}; unattributed at the end: {size(rest)}")
+        self.note(f"races: {races}; unattributed at the end: {size(rest)}")
 
     def run(self):
         wanted = self.options.only.split(",") if self.options.only else PARTS
         self.guarded("start", 30, self.start)
-        if self.watch is None:
+        if self.scraper is None:
             return
         if set(wanted) & set(PARTS[:-1]):
             self.guarded("launch", 120, self.launch)
@@ -511,8 +512,8 @@ class Check:
         self.guarded("always", 0, self.closing)
 
     def clean(self):
-        if self.watch:
-            self.watch.stopped.set()
+        if self.scraper:
+            self.scraper.stopped.set()
         Process.end_all()
         if self.memledger:
             self.memledger.end()
@@ -549,7 +550,7 @@ def main():
     known = [*PARTS, *(tree[0] for tree in trees.TREES)]
     unknown = set(options.only.split(",")) - set(known) - {""}
     if unknown:
-        give_up(64, f"--only knows {' '.join(known)}, not {' '.join(unknown)}")
+        give_up(64, f"--only has {' '.join(known)}, not {' '.join(unknown)}")
     if not shutil.which(options.nvidia_smi):
         give_up(2, f"no {options.nvidia_smi}: this check needs an NVIDIA driver with its tools")
     for number in SIGNALS:

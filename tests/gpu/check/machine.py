@@ -25,18 +25,18 @@ def text(path):
         return ""
 
 
-def wait_for(look, seconds=PATIENCE_S, pause=0.1):
-    """Asks again and again until `look` answers something true; None at the deadline."""
+def wait_for(condition, seconds=PATIENCE_S, pause=0.1):
+    """Polls until `condition` returns a true value, which is returned; None at the deadline."""
     until = time.monotonic() + seconds
     while True:
-        found = look()
+        found = condition()
         if found or time.monotonic() > until:
             return found
         time.sleep(pause)
 
 
 class Cgroups:
-    """Cgroups that look like containers of Docker's cgroupfs driver. `why_not` says why there are none. Each is named in
+    """Cgroups that look like containers of Docker's cgroupfs driver. `why_not` is the reason if there are none. Each is named in
     the file `record` when it is made."""
 
     def __init__(self, record):
@@ -98,7 +98,7 @@ class Cgroups:
 
     @staticmethod
     def _enable(path):
-        """The memory controller for what lies below. Where that is refused the cgroups still hold processes."""
+        """The memory controller for what lies below. Where that is rejected the cgroups still have processes."""
         try:
             with open(f"{path}/cgroup.subtree_control", "w") as file:
                 file.write("+memory")
@@ -144,7 +144,7 @@ class Cgroups:
                 except OSError:
                     return False
                 return True
-            # the level above holds no process of ours: another may use it by now
+            # the level above has no process of ours: another may use it by now
             if path.endswith("/docker"):
                 try:
                     os.rmdir(path)
@@ -187,7 +187,7 @@ class Process:
 
 
 class Worker(Process):
-    """work.py: a PyTorch process that does what it is told. Every answer is awaited with a deadline."""
+    """work.py: a PyTorch process that runs commands. Each response has a deadline."""
 
     def __init__(self, python, cgroups, id, env):
         program = os.path.join(os.path.dirname(__file__), "work.py")
@@ -213,7 +213,7 @@ class Worker(Process):
         if not line or not line[0]:
             self.log.seek(0)
             tail = self.log.read().decode("utf-8", "replace")[-2000:]
-            raise RuntimeError(f"PyTorch process {self.pid} gave no answer within {seconds} s: {tail}")
+            raise RuntimeError(f"PyTorch process {self.pid} did not respond within {seconds} s: {tail}")
         return json.loads(line[0])
 
     def finish(self):
@@ -227,24 +227,24 @@ class Worker(Process):
 
 
 class Background(threading.Thread):
-    """Something that goes on while the check looks. `result` waits for it, and raises what went wrong in it."""
+    """A command that runs beside the check. `result` waits for its end, and raises its exception."""
 
     def __init__(self, run):
         super().__init__(daemon=True)
-        self.work, self.told, self.error = run, None, None
+        self.work, self.value, self.error = run, None, None
         self.start()
 
     def run(self):
         try:
-            self.told = self.work()
-        except Exception as error:  # raised again where the result is asked for
+            self.value = self.work()
+        except Exception as error:  # raised again by `result`
             self.error = error
 
     def result(self):
         self.join()
         if self.error:
             raise self.error
-        return self.told
+        return self.value
 
 
 LINE = re.compile(r"^([a-z_]+)(?:\{(.*)\})? (\S+)$")
@@ -300,15 +300,15 @@ class Memledger:
             raise RuntimeError(f"memledger has no first snapshot: {text(self.log_path)[-2000:]}")
 
     def is_ready(self):
-        """Returns whether the first snapshot exists; until then /metrics answers 503."""
+        """Returns whether the first snapshot exists; until then /metrics returns 503."""
         try:
             return bool(self.get("/-/ready"))
         except urllib.error.HTTPError:
             return False
 
     def get(self, path):
-        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as answer:
-            return answer.read().decode()
+        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as response:
+            return response.read().decode()
 
     def metrics(self):
         return Metrics(self.get("/metrics"))
@@ -338,12 +338,12 @@ class Memledger:
 
 
 class Smi:
-    """nvidia-smi. `None` is what it does not tell."""
+    """nvidia-smi. `None`: it does not report the value."""
 
     def __init__(self, program):
         self.program = program
 
-    def ask(self, what, fields):
+    def query(self, what, fields):
         command = [self.program, f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
         if done.returncode:
@@ -357,12 +357,12 @@ class Smi:
 
     def processes(self, gpu_uuid):
         """Bytes by pid on one GPU."""
-        rows = self.ask("compute-apps", ["gpu_uuid", "pid", "used_gpu_memory"])
+        rows = self.query("compute-apps", ["gpu_uuid", "pid", "used_gpu_memory"])
         return {int(row["pid"]): self.mib(row["used_gpu_memory"]) for row in rows
                 if row["gpu_uuid"] == gpu_uuid and row["pid"].isdigit()}
 
     def gpus(self):
-        return self.ask("gpu", ["uuid", "name", "driver_version", "memory.total", "memory.used", "memory.free",
+        return self.query("gpu", ["uuid", "name", "driver_version", "memory.total", "memory.used", "memory.free",
                                 "memory.reserved", "mig.mode.current"])
 
 

@@ -30,13 +30,13 @@ class Report:
         return sum(result.state == state for result in self.results)
 
     def status(self):
-        """The exit code: 0 all held, 1 one did not, 2 nothing was compared."""
+        """The exit code: 0 all agreed, 1 one did not, 2 nothing was compared."""
         if self.count("FAILED"):
             return 1
         return 0 if self.count("ok") else 2
 
     def text(self):
-        verdict = {0: "every comparison held", 1: f"{self.count('FAILED')} comparisons FAILED",
+        verdict = {0: "every comparison agrees", 1: f"{self.count('FAILED')} comparisons FAILED",
                    2: "nothing could be compared"}[self.status()]
         out = [f"# memledger on a GPU: {verdict}", ""]
         stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

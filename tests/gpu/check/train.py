@@ -1,5 +1,5 @@
 """A small PyTorch training whose process tree is recorded. Every rank writes the pids that it knows, and what
-each is, to `rank-N.json` in --folder, and lives until a file `stop` is there.
+each is, to `rank-N.json` in --folder, and runs until a file `stop` exists.
 
 usage: train.py --workers fork|spawn|forkserver|none --backend none|gloo|nccl --folder DIR
 """

@@ -1,8 +1,8 @@
 """Records the process trees of real PyTorch training, as test data for the roles.
 
-One JSON object a line, one tree each: how it was started, and its processes with what the roles look at (src/attribute/
+One JSON object a line, one tree each: how it was started, and its processes with what the roles depend on (src/attribute/
 roles.rs): pid, parent, name, program, the shape of the command line, whether that is the parent's (a fork without exec),
-whether the process holds GPU memory, and which role it really has, by what the training itself told.
+whether the process holds GPU memory, and which role it really has, as the training itself reports it.
 
 No argument is recorded as it is: paths and values become `*`.
 """
@@ -87,19 +87,19 @@ def record(check, name, workers, backend, ranks):
             raise RuntimeError(f"the training {name} did not get ready: {text(folder + '/log')[-1500:]}")
         truth = {}
         for file in files:
-            told = json.loads(text(file))
-            truth[told["trainer"]] = "trainer"
-            truth.update(dict.fromkeys(told["workers"], "dataloader_worker"))
+            reported = json.loads(text(file))
+            truth[reported["trainer"]] = "trainer"
+            truth.update(dict.fromkeys(reported["workers"], "dataloader_worker"))
         holders = check.smi.processes(check.uuid)
         pids = check.cgroups.pids(id) if id else sorted(descendants(training.pid))
         tree = [found for pid in sorted(pids) if (found := process(pid, holders, truth))]
-        line = {"tree": name, "torch": told["torch"], "python": check.python_version,
+        line = {"tree": name, "torch": reported["torch"], "python": check.python_version,
                 "processes": tree, "memledger": None}
         if id:
             line["memledger"] = roles(check, id, {one["pid"]: one["role"] for one in tree})
         with open(os.path.join(check.out, "trees.jsonl"), "a") as file:
             file.write(json.dumps(line) + "\n")
-        check.note(f"{name}: {len(tree)} processes recorded, {sum(one['holds_gpu'] for one in tree)} hold the GPU")
+        check.note(f"{name}: {len(tree)} processes recorded, {sum(one['holds_gpu'] for one in tree)} use the GPU")
     finally:
         open(os.path.join(folder, "stop"), "w").close()
         try:
@@ -122,13 +122,13 @@ def roles(check, id, truth):
     wait_for(same, 20, 0.3)
     found = {pid: same.last.get(pid) for pid in truth}
     wrong = {pid: (truth[pid], role) for pid, role in found.items() if role != truth[pid]}
-    check.compare_text("roles of all processes", "as the training told" if not wrong else f"{wrong}",
-                       "as the training told", f"{len(truth)} processes; (truth, memledger) by pid where they differ")
+    check.compare_text("roles of all processes", "as the training reported" if not wrong else f"{wrong}",
+                       "as the training reported", f"{len(truth)} processes; (truth, memledger) by pid where they differ")
     return {str(pid): role for pid, role in found.items()}
 
 
 def descendants(pid):
-    """A process and all below it, without a cgroup that holds them together."""
+    """A process and all below it, without a cgroup of their own."""
     parents = {}
     for name in os.listdir("/proc"):
         stat = text(f"/proc/{name}/stat") if name.isdigit() else ""

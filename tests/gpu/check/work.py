@@ -1,15 +1,15 @@
-"""A PyTorch process that does what it is told: one JSON object a line in, one out. Run by the check, in its cgroup."""
+"""A PyTorch process that runs commands: one JSON object a line in, one out. Run by the check, in its cgroup."""
 import json
 import os
 import sys
 import time
 
 MIB = 1 << 20
-held = {}
+allocated = {}
 
 
-def tell(torch, **more):
-    """What torch knows of itself and of the GPU."""
+def memory_stats(torch, **more):
+    """Returns torch's figures of itself and of the GPU."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return {"pid": os.getpid(), "allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved(),
@@ -21,27 +21,27 @@ def block(torch, mib):
 
 
 def spike(torch, mib, ms):
-    """Holds a block for so long, with the caching allocator emptied right after."""
+    """Allocates a block for `ms`, and empties the caching allocator right after."""
     began = time.monotonic()
-    block_held = block(torch, mib)
+    peak_block = block(torch, mib)
     torch.cuda.synchronize()
     time.sleep(max(0, ms / 1000 - (time.monotonic() - began)))
     at_peak = torch.cuda.memory_reserved()
-    del block_held
+    del peak_block
     torch.cuda.empty_cache()
     return {"at_peak": at_peak, "took_ms": round((time.monotonic() - began) * 1000)}
 
 
 def leak(torch, mib, times, ms):
-    """Keeps another block each time."""
+    """Allocates another block `times` times, and frees none."""
     for number in range(times):
-        held[f"leak {number}"] = block(torch, mib)
+        allocated[f"leak {number}"] = block(torch, mib)
         time.sleep(ms / 1000)
     return {}
 
 
 def exhaust(torch, mib, ms):
-    """Takes blocks until the GPU has no more; holds them for so long, and gives all of them back."""
+    """Allocates blocks until the GPU is full, and frees all of them after `ms`."""
     torch.cuda.reset_peak_memory_stats()
     blocks, error = [], None
     while error is None and len(blocks) < 4096:
@@ -84,23 +84,23 @@ def main():
     torch.cuda.init()
     torch.ones(1, device="cuda")  # makes the context
     torch.cuda.empty_cache()
-    print(json.dumps(tell(torch, version=torch.__version__, cuda=torch.version.cuda)), flush=True)
+    print(json.dumps(memory_stats(torch, version=torch.__version__, cuda=torch.version.cuda)), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
         do = order.pop("do")
         more = {}
         if do == "alloc":
-            held[order["name"]] = block(torch, order["mib"])
+            allocated[order["name"]] = block(torch, order["mib"])
         elif do == "free":
-            held.pop(order["name"], None)
+            allocated.pop(order["name"], None)
             torch.cuda.empty_cache()
         elif do == "drop":  # stays in torch's cache
-            held.pop(order["name"], None)
+            allocated.pop(order["name"], None)
         elif do == "end":
             break
-        elif do != "tell":
+        elif do != "stats":
             more = {"spike": spike, "leak": leak, "exhaust": exhaust, "compute": compute, "steps": steps}[do](torch, **order)
-        print(json.dumps(tell(torch, **more)), flush=True)
+        print(json.dumps(memory_stats(torch, **more)), flush=True)
 
 
 main()

@@ -25,7 +25,7 @@
 //! wait=FILE      waits until the file exists
 //! pause=MS       waits for so many milliseconds
 //! again          restarts with the first step
-//! hold           waits for ever
+//! hold           waits until it is killed
 //! abort          ends by a signal of its own
 //! exit=CODE      exits
 //! ```
@@ -151,7 +151,7 @@ fn set_score(score: &str) {
     std::fs::write(SCORE, score).expect("the score is set");
 }
 
-/// Waits up to a second until a killed child has given its memory back: whoever reads its figures can delay that, and the
+/// Waits up to a second until the memory of a killed child is freed: a reader of its figures can delay that, and the
 /// kernel would kill this process for the next one.
 fn wait_for_memory() {
     let number = |file: &str| -> Option<u64> {

@@ -175,6 +175,9 @@ export function checkOptions(panel) {
   }
 }
 
+// Labels of containers in pods: where no row is of one, there is no such column, and Grafana puts nothing into the link.
+const OPTIONAL = new Set(['k8s_namespace_name', 'k8s_pod_name']);
+
 /** Complains of overrides that meet no column, and of links that name none. */
 export function checkColumns(panel, frames) {
   const namesOf = (frame) => frame.fields.flatMap((field) => [field.name, getFieldDisplayName(field, frame, frames)]);
@@ -185,7 +188,7 @@ export function checkColumns(panel, frames) {
     }
     const links = properties.filter((property) => property.id === 'links').flatMap((property) => property.value);
     for (const [, plain, quoted] of JSON.stringify(links).matchAll(/__data\.fields(?:\.(\w+)|\[\\"(.+?)\\"\])/g)) {
-      if (!names.has(plain ?? quoted)) {
+      if (!names.has(plain ?? quoted) && !OPTIONAL.has(plain)) {
         complain(panel, `a link takes ${plain ?? quoted} of the row, which has none`);
       }
     }

@@ -9,9 +9,9 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::AccountingStats;
 
 use super::library::field;
-use super::memory::MAX_MEMORY;
 use crate::clock::Timestamp;
 use crate::collect::gpu::types::GpuProcess;
+use crate::parse::MAX_GPU_MEMORY;
 
 /// How often the accounting mode is read.
 const MODE_INTERVAL: Duration = Duration::from_secs(60);
@@ -55,7 +55,7 @@ impl Accounting {
             self.previous.clear();
             return Ok(vec![]);
         }
-        let max_bytes = max_bytes.unwrap_or(MAX_MEMORY);
+        let max_bytes = max_bytes.unwrap_or(MAX_GPU_MEMORY);
         let mut record = |pid: u32| match device.accounting_stats_for(pid) {
             Err(NvmlError::NotFound) => Ok::<_, NvmlError>(None), // too young, or overwritten in the driver's ring buffer
             other => field(other, read_errors),

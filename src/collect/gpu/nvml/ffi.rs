@@ -17,7 +17,7 @@ const RECORD_BYTES: usize = 32;
 /// Minimum capacity of the buffer in records.
 const MIN_RECORDS: usize = 64;
 /// Maximum capacity of the buffer in records, whatever the driver requests.
-const MAX_RECORDS: usize = 65_536;
+const MAX_RECORDS: usize = crate::host::bounds::NVML_RECORDS.max;
 /// Maximum attempts for a list that does not fit; each doubles the capacity.
 const MAX_ATTEMPTS: usize = 5;
 /// `NVML_VALUE_NOT_AVAILABLE`: the memory of a process is N/A.
@@ -254,9 +254,106 @@ pub fn retired_pages(device: &NvmlDevice<'_>, cause: c_uint) -> Result<u32, Nvml
     nvml_try_count(code).map(|()| count)
 }
 
+/// A field that [`field_values`] reads.
+#[derive(Clone, Copy, Debug)]
+pub struct FieldQuery {
+    /// The field.
+    pub id: u32,
+    /// What it is read of: for fields of a link its number, or [`ALL_LINKS`]; 0 for others.
+    pub scope: u32,
+}
+
+/// The scope for the sum over all NVLinks.
+pub const ALL_LINKS: u32 = u32::MAX;
+
+/// The value of a field that is an integer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FieldNumber {
+    /// The value.
+    pub value: u64,
+    /// It has 64 bits.
+    pub is_wide: bool,
+}
+
+/// `nvmlFieldValue_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FieldValue {
+    id: u32,
+    scope: u32,
+    timestamp: i64,
+    latency_us: i64,
+    kind: u32,
+    code: u32,
+    bits: u64,
+}
+
+impl FieldValue {
+    /// Returns the value; `None` if the device does not report it, or it is no integer or negative.
+    fn number(&self) -> Option<FieldNumber> {
+        const UNSIGNED_INT: u32 = 1;
+        const UNSIGNED_LONG: u32 = 2;
+        const UNSIGNED_LONG_LONG: u32 = 3;
+        const SIGNED_LONG_LONG: u32 = 4;
+        nvml_try(self.code).ok()?;
+        match self.kind {
+            // the first member of a union: with the lowest address
+            UNSIGNED_INT => {
+                let [a, b, c, d, ..] = self.bits.to_ne_bytes();
+                let value = u32::from_ne_bytes([a, b, c, d]).into();
+                Some(FieldNumber { value, is_wide: false })
+            }
+            UNSIGNED_LONG | UNSIGNED_LONG_LONG => Some(FieldNumber { value: self.bits, is_wide: true }),
+            SIGNED_LONG_LONG => {
+                let value = u64::try_from(self.bits.cast_signed()).ok()?;
+                Some(FieldNumber { value, is_wide: true })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Reads fields with one call. The wrapper cannot pass a scope.
+///
+/// # Errors
+/// Any error of NVML. A field that fails alone is `None`.
+pub fn field_values(
+    device: &NvmlDevice<'_>,
+    queries: &[FieldQuery],
+) -> Result<Vec<Option<FieldNumber>>, NvmlError> {
+    let symbol = nvml_sym(device.nvml().lib().nvmlDeviceGetFieldValues.as_ref())?;
+    let empty = FieldValue { id: 0, scope: 0, timestamp: 0, latency_us: 0, kind: 0, code: 0, bits: 0 };
+    let mut values: Vec<_> =
+        queries.iter().map(|query| FieldValue { id: query.id, scope: query.scope, ..empty }).collect();
+    let count = values.len() as std::ffi::c_int;
+    // SAFETY: the handle is of this initialised library; the values have the layout of `nvmlFieldValue_t`, are as many as
+    // `count`, and outlive the call.
+    nvml_try(unsafe { symbol(device.handle(), count, values.as_mut_ptr().cast()) })?;
+    Ok(values.iter().map(FieldValue::number).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn value_of_a_field_is_its_integer_or_absent() {
+        let of = |kind, code, bits| {
+            let value = FieldValue { id: 1, scope: 0, timestamp: 0, latency_us: 0, kind, code, bits };
+            value.number().map(|number| (number.value, number.is_wide))
+        };
+        assert_eq!(size_of::<FieldValue>(), 40);
+        assert_eq!(
+            (of(1, 0, 7), of(2, 0, 8), of(3, 0, 9)),
+            (Some((7, false)), Some((8, true)), Some((9, true)))
+        );
+        assert_eq!((of(4, 0, 10), of(4, 0, u64::MAX)), (Some((10, true)), None));
+        assert_eq!(
+            (of(0, 0, 1), of(3, 3, 1), of(9, 0, 1)),
+            (None, None, None),
+            "a double, unsupported, unknown"
+        );
+    }
 
     /// Returns a buffer after a driver has written records of this size into it.
     fn written(size: usize, processes: &[(u32, u64)]) -> Vec<u8> {

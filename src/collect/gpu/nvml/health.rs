@@ -5,13 +5,11 @@
 
 use nvml_wrapper::Device as NvmlDevice;
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
-use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::sys_exports::field_id::*;
 use std::time::Duration;
 
-use super::ffi;
+use super::ffi::{self, ALL_LINKS, FieldNumber, FieldQuery};
 use super::library::field;
 use crate::clock::Timestamp;
 use crate::collect::gpu::device_metrics::DeviceHealth;
@@ -45,6 +43,11 @@ const NVLINK_FIELDS: [u32; 5] = [
 
 /// Bytes over the PCIe link, in the order of [`DIRECTIONS`](crate::collect::gpu::device_metrics::DIRECTIONS).
 const PCIE_FIELDS: [u32; 2] = [NVML_FI_DEV_PCIE_COUNT_TX_BYTES, NVML_FI_DEV_PCIE_COUNT_RX_BYTES];
+
+/// KiB of data over all NVLinks, in the order of [`DIRECTIONS`](crate::collect::gpu::device_metrics::DIRECTIONS), without the
+/// protocol's overhead.
+const NVLINK_DATA_FIELDS: [u32; 2] =
+    [NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX];
 
 /// The fields, each a bit of [`HealthState::unsupported`].
 #[derive(Clone, Copy, Debug)]
@@ -203,29 +206,26 @@ fn read_field_values(
     health: &mut DeviceHealth,
 ) -> Result<(), NvmlError> {
     let values = fields.query(Field::OtherValues, || {
-        let ids = [&NVLINK_FIELDS[..], &PCIE_FIELDS, &[NVML_FI_DEV_MEMORY_TEMP]].concat();
-        let ids: Vec<_> = ids.into_iter().map(FieldId).collect();
-        let samples = device.field_values_for(&ids)?.into_iter();
-        let values: Vec<_> = samples.map(|sample| sample.ok()?.value.ok()).collect();
+        let of_device = [&NVLINK_FIELDS[..], &PCIE_FIELDS, &[NVML_FI_DEV_MEMORY_TEMP]].concat();
+        let of_device = of_device.into_iter().map(|id| FieldQuery { id, scope: 0 });
+        let of_links = NVLINK_DATA_FIELDS.map(|id| FieldQuery { id, scope: ALL_LINKS });
+        let values = ffi::field_values(device, &of_device.chain(of_links).collect::<Vec<_>>())?;
         if values.iter().all(Option::is_none) { Err(NvmlError::NotSupported) } else { Ok(values) }
     })?;
     let mut values = values.into_iter().flatten();
-    health.nvlink_errors = NVLINK_FIELDS.map(|_| values.next().flatten().and_then(integer));
+    health.nvlink_errors = NVLINK_FIELDS.map(|_| values.next().flatten().and_then(plausible));
     // a 32-bit counter of bytes overflows many times between two readings
-    let is_wide = |value: &SampleValue| matches!(value, SampleValue::U64(_));
-    health.pcie_bytes = PCIE_FIELDS.map(|_| values.next().flatten().filter(is_wide).and_then(integer));
-    let celsius = values.next().flatten().and_then(integer);
+    let mut wide = || values.next().flatten().filter(|number| number.is_wide).and_then(plausible);
+    health.pcie_bytes = PCIE_FIELDS.map(|_| wide());
+    let celsius = values.next().flatten().and_then(plausible);
     health.memory_temperature_celsius =
         celsius.filter(|celsius| *celsius < MAX_CELSIUS.into()).map(|celsius| celsius as f64);
+    let mut wide = || values.next().flatten().filter(|number| number.is_wide).and_then(plausible);
+    health.nvlink_bytes = NVLINK_DATA_FIELDS.map(|_| wide().and_then(|kib| kib.checked_mul(1024)));
     Ok(())
 }
 
-fn integer(value: SampleValue) -> Option<u64> {
-    let value = match value {
-        SampleValue::U32(value) => u64::from(value),
-        SampleValue::U64(value) => value,
-        SampleValue::I64(value) => u64::try_from(value).ok()?,
-        SampleValue::F64(_) => return None,
-    };
-    (value < MAX_OF_64 && value != MAX_OF_32).then_some(value)
+/// Returns the value, unless it is a sentinel.
+fn plausible(number: FieldNumber) -> Option<u64> {
+    (number.value < MAX_OF_64 && number.value != MAX_OF_32).then_some(number.value)
 }

@@ -6,9 +6,7 @@ use nvml_wrapper::error::NvmlError;
 use super::api_versions::{ApiVersions, DeviceMemoryInfo};
 use super::library::field;
 use crate::collect::gpu::types::DeviceMemory;
-
-/// Maximum plausible memory of a GPU, 1 PiB: values above are sentinels or garbage.
-pub const MAX_MEMORY: u64 = 1 << 50;
+use crate::parse::MAX_GPU_MEMORY;
 
 /// Reads the memory of a device. All values are absent if the device does not report them (unified memory), or reports
 /// garbage.
@@ -32,7 +30,7 @@ pub fn read(
 /// Returns the memory if its parts fit into the total; sentinels and garbage do not.
 fn plausible(info: DeviceMemoryInfo) -> Option<DeviceMemory> {
     let parts = info.used.checked_add(info.free)?.checked_add(info.reserved.unwrap_or(0))?; // v1: a part of used
-    (info.total > 0 && info.total <= MAX_MEMORY && parts <= info.total).then_some(DeviceMemory {
+    (info.total > 0 && info.total <= MAX_GPU_MEMORY && parts <= info.total).then_some(DeviceMemory {
         total: Some(info.total),
         used: Some(info.used),
         free: Some(info.free),
@@ -66,7 +64,7 @@ mod tests {
         ) {
             let memory = plausible(DeviceMemoryInfo { total, used, free, reserved });
             if let Some(DeviceMemory { total: Some(total), used: Some(used), free: Some(free), reserved }) = memory {
-                prop_assert!(total <= MAX_MEMORY && used + free + reserved.unwrap_or(0) <= total);
+                prop_assert!(total <= MAX_GPU_MEMORY && used + free + reserved.unwrap_or(0) <= total);
             } else {
                 prop_assert_eq!(memory, None);
             }

@@ -29,6 +29,7 @@ use nvml_wrapper::error::NvmlError;
 use super::protocol::{DriverReading, DriverSample, DriverVersions, EndedProcess, SampledDevice};
 use super::types::GpuDevice;
 use crate::clock::Timestamp;
+use crate::host::READ_ERROR_REASONS;
 use crate::series::bounded;
 use crate::text::error_chain;
 use api_versions::ApiVersions;
@@ -96,7 +97,8 @@ impl<'nvml> Session<'nvml> {
         reading.registered = uuids.filter(|uuid| self.events.is_registered(uuid)).cloned().collect();
         reading.has_accounting = self.gpus.values().any(|gpu| gpu.accounting.is_on());
         reading.without_accounting = self.gpus.values().filter(|gpu| gpu.accounting.could_be_on()).count();
-        reading.read_errors = read_errors.into_iter().map(str::to_owned).collect();
+        reading.read_errors = READ_ERROR_REASONS
+            .map(|reason| read_errors.iter().filter(|error| **error == reason).count() as u32);
         Ok(reading)
     }
 

@@ -8,8 +8,8 @@ use nvml_wrapper::error::NvmlError;
 use super::api_versions::ApiVersions;
 use super::ffi::{NvmlProcess, ProcessListKind};
 use super::library::{field, is_transient};
-use super::memory::MAX_MEMORY;
 use crate::collect::gpu::types::GpuProcess;
+use crate::parse::MAX_GPU_MEMORY;
 
 /// Pids are below this (PID_MAX_LIMIT of Linux).
 const PID_LIMIT: u32 = 1 << 22;
@@ -49,7 +49,7 @@ pub fn read(
         }
     }
     let Some(records) = records.filter(|_| !has_failed) else { return Ok((None, filled)) };
-    let merged = merge(records, total.unwrap_or(MAX_MEMORY));
+    let merged = merge(records, total.unwrap_or(MAX_GPU_MEMORY));
     if merged.is_malformed {
         read_errors.push("malformed");
     }

@@ -73,6 +73,71 @@ fn report_of_block_without_kill_is_not_of_the_next_rate_limited_one() {
 }
 
 #[test]
+fn end_without_a_kill_leaves_nothing_to_the_next_kill() {
+    let mut accounting = opened(0);
+    for line in
+        [Line::Invoked, Line::Context(OomContext { pid: Some(7), ..OomContext::default() }), Line::NoKill]
+    {
+        accounting.read(&entry(1, line));
+    }
+    let found = accounting.read(&killed(2, 8));
+    assert!(matches!(&found, Some(LogFinding::Kill { context: None, report: None, .. })), "{found:?}");
+}
+
+#[test]
+fn group_whose_chosen_victim_was_exiting_names_the_others() {
+    let mut accounting = opened(0);
+    let group = Line::Group { path: "/a".into() };
+    accounting.read(&killed(1, 5));
+    for line in [Line::Invoked, Line::Context(OomContext::default()), Line::NoKill] {
+        accounting.read(&entry(2, line));
+    }
+    assert_eq!(accounting.read(&entry(3, group)), None, "5 is of an earlier block");
+    let found = [killed(4, 8), killed(5, 9)].map(|kill| accounting.read(&kill));
+    let is_of_group = |found: &Option<LogFinding>| matches!(found, Some(LogFinding::Kill { group: Some(path), .. }) if path == "/a");
+    assert!(found.iter().all(is_of_group), "{found:?}");
+}
+
+/// The tenth block's victim was exiting, which kernels before 5.9 do not log, and the kill after it is another block's.
+#[test]
+fn begin_of_the_log_is_no_proof_that_a_block_has_its_begin() {
+    let victim = |pid: u32, size: bool| {
+        let mut accounting = opened(0);
+        accounting.records_lost(LogPosition { sequence: None, usec: 1 });
+        accounting.read(&entry(2, Line::Invoked));
+        accounting.read(&context(3, Some(7)));
+        let mut kill = reported(4, pid, Some(7), &[(7, 7), (20, 20)]);
+        Arc::make_mut(kill.report.as_mut().unwrap()).has_size_of_victim = size;
+        match accounting.read(&kill) {
+            Some(LogFinding::Kill { context, report, .. }) => (context.is_some(), report),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(victim(7, true).0, "by its pid");
+    let (has_context, report) = victim(37, true);
+    assert!(has_context, "a thread of the process in the context line");
+    assert_eq!(report.unwrap().victim(37).map(|row| row.pid), Some(7), "its row is the victim's");
+    assert_eq!(victim(37, false), (false, None));
+    assert_eq!(victim(20, true), (false, None), "it has a row of its own");
+}
+
+#[test]
+fn begin_of_the_log_leaves_a_group_its_listed_members() {
+    let mut accounting = opened(0);
+    accounting.records_lost(LogPosition { sequence: None, usec: 1 });
+    accounting.read(&entry(2, Line::Invoked));
+    accounting.read(&context(3, Some(7)));
+    accounting.read(&reported(4, 7, Some(7), &[(7, 7), (8, 8)]));
+    accounting.read(&entry(5, Line::Group { path: "/a".into() }));
+    let mut group_of = |usec, pid| match accounting.read(&killed(usec, pid)) {
+        Some(LogFinding::Kill { group, .. }) => group,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(group_of(6, 8).as_deref(), Some("/a"));
+    assert_eq!(group_of(7, 99), None, "it may be of another block");
+}
+
+#[test]
 fn victims_of_a_group_share_one_report() {
     let mut accounting = opened(0);
     accounting.read(&entry(1, Line::Invoked));

@@ -68,6 +68,14 @@ fn exit_with_an_error_just_after_one_is_explained() {
 }
 
 #[test]
+fn exit_of_unknown_code_is_explained_by_an_uncaught_error_alone() {
+    let ended = [observed(), uncaught()];
+    assert_eq!(reason_after(&ended, 1.0, None), Some(ExitReason::CudaOom));
+    assert_eq!(reason_after(&ended, 6.0, None), Some(ExitReason::Unknown));
+    assert_eq!(reason_after(&[observed()], 1.0, None), Some(ExitReason::Unknown));
+}
+
+#[test]
 fn other_ends_keep_their_reason() {
     let ended = [observed(), uncaught()];
     assert_eq!(reason_after(&ended, 1.0, Some(0)), Some(ExitReason::Completed));

@@ -5,7 +5,10 @@ use crate::collect::kernel_log::LogPosition;
 use crate::discover::EventKind;
 use crate::ledger::events::{ExitReason, KillOwner, UsageSample};
 use crate::ledger::exchange::ContainerUsage;
+use crate::ledger::hit_limit::{HitLimit, LimitPosition};
+use crate::ledger::interval::Interval;
 use crate::ledger::reconcile::ProcInfo;
+use crate::ledger::totals::Total;
 use crate::parse::kernel_log::{Line, OomContext};
 
 fn ended(exit_code: Option<i64>) -> EventKind {
@@ -295,7 +298,173 @@ fn slow_stop_that_the_runtime_confirms_is_stopped() {
     assert_eq!(story.reasons('a'), [Some(ExitReason::Stopped)]);
 }
 
+// ---- records of runs
+
+/// Sets the sample of the next cycles.
+fn hold(story: &mut Story, bytes: u64) {
+    let sample = UsageSample {
+        unreclaimable_bytes: Some(bytes),
+        limit_bytes: Some(1000),
+        effective_limit_bytes: Some(900),
+        ..UsageSample::default()
+    };
+    story.usage = ContainerUsage {
+        sample: Some(sample),
+        peak_unreclaimable_bytes: Some(bytes),
+        ..ContainerUsage::default()
+    };
+}
+
+#[test]
+fn crash_loses_at_most_a_minute_of_a_record() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    let mut stored_after = |at: f64, bytes: u64| {
+        hold(&mut story, bytes);
+        story.cycle(at, &[('a', Some(0.1))], &[("docker", true)]);
+        story.settle(at);
+        let run = story.stored_record('a');
+        (run.samples, run.unreclaimable_peak_bytes)
+    };
+    assert_eq!(stored_after(1.0, 100), (1, Some(100)), "the first sample at once");
+    for at in [2.0, 30.0, 60.0] {
+        assert_eq!(stored_after(at, 100 + at as u64), (1, Some(100)), "at {at}");
+    }
+    assert_eq!(stored_after(61.1, 200), (5, Some(200)), "all that was sampled meanwhile");
+    assert_eq!(stored_after(90.0, 300), (5, Some(200)));
+    assert_eq!(stored_after(121.2, 250), (7, Some(300)));
+    // memledger is killed and started again: the run goes on from there
+    story.restart(125.0);
+    hold(&mut story, 150);
+    story.cycle(126.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.end('a', 130.0, Some(0));
+    story.settle(130.0);
+    let run = story.run_record();
+    assert_eq!((run.samples, run.unreclaimable_peak_bytes), (8, Some(300)));
+}
+
+#[test]
+fn record_has_the_limit_that_was_hit_and_the_memory_of_the_host() {
+    let above = "/kubepods/pod7";
+    for (context, position) in [(path('a'), LimitPosition::Own), (above.to_owned(), LimitPosition::Above)] {
+        let mut story = Story::new();
+        story.host_memory = Some((8000, 5000));
+        story.event('a', 0.1, EventKind::Started);
+        story.event('a', 0.1, running(70));
+        hold(&mut story, 700);
+        story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+        let context =
+            OomContext { oom_cgroup: Some(context), task_cgroups: vec![path('a')], ..OomContext::default() };
+        let lines = vec![
+            (Line::Context(context), ProcInfo::default()),
+            (Line::Killed(killed(70)), ProcInfo::default()),
+        ];
+        story.log(2.0, lines);
+        story.end('a', 2.1, KILLED);
+        for at in [2.2, 9.0] {
+            story.settle(at);
+        }
+        let run = story.run_record();
+        assert_eq!(run.exit_reason, Some(ExitReason::OomContainer));
+        let own = Some(1000).filter(|_| position == LimitPosition::Own);
+        assert_eq!(run.oom_limit, Some(HitLimit { position, bytes: own }));
+        assert_eq!((run.limit_bytes, run.host_total_bytes), (Some(900), Some(8000)));
+        assert_eq!(run.host_others_peak_bytes, Some(2300), "in use, and not by this run");
+    }
+}
+
 // ---- kills while memledger was down
+
+#[test]
+fn runs_before_the_newest_cycle_are_known_although_both_are_read_at_once() {
+    let mut story = Story::new();
+    let begin = |run: u32| 1.0 + f64::from(run) * 0.7;
+    let cycle = story.report(6.0, &[('a', Some(begin(6)))], &[("docker", true)], |letter| letter.to_string());
+    let mut events = Vec::new();
+    for run in 0..7 {
+        events.push(story.runtime_event('a', begin(run), EventKind::Started));
+        events.extend((run < 6).then(|| story.runtime_event('a', begin(run) + 0.6, ended(Some(1)))));
+    }
+    story.reconciler.apply_cycle_and_events(story.at(6.1), Some(&cycle), &[events]);
+    for at in [6.1, 10.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), vec![Some(ExitReason::Error); 6]);
+}
+
+#[test]
+fn repeated_start_of_the_run_before_is_not_that_of_a_quick_restart() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 0.1, running(70));
+    story.end('a', 0.6, Some(1));
+    story.event('a', 0.8, EventKind::Started);
+    story.settle(0.9);
+    story.restart(1.0);
+    story.late_event('a', 0.1, 1.0, EventKind::Started);
+    story.late_event('a', 0.1, 1.0, running(70));
+    story.late_event('a', 0.8, 1.0, running(71));
+    story.kill_in('a', 1.5, 71);
+    story.settle(1.5);
+    story.end('a', 1.6, KILLED);
+    for at in [1.7, 8.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Error), Some(ExitReason::OomContainer)]);
+    assert_eq!(story.counted("a"), (1, 0));
+}
+
+#[test]
+fn unattributed_kill_before_a_restart_may_explain_an_exit_that_is_reported_after_it() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill(100.0, 1, None, ProcInfo::default());
+    for at in [100.0, 105.0, 111.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.last_kill().owner, KillOwner::Unattributed);
+    story.restart(112.0);
+    story.late_event('a', 100.1, 112.5, ended(KILLED));
+    for at in [112.5, 116.0, 123.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)]);
+}
+
+#[test]
+fn each_run_of_a_restart_loop_while_down_has_its_own_kill_and_reason() {
+    let mut story = Story::new();
+    story.log_read(0.5, 0.5, vec![]);
+    story.settle(0.5);
+    let runs = 40;
+    let begin = |run: u32| 1.0 + f64::from(run) * 0.7;
+    for run in 0..runs {
+        story.late_event('a', begin(run), 60.0, EventKind::Started);
+        if run % 10 == 9 {
+            story.late_event('a', begin(run) + 0.5, 60.0, stop_request(9));
+        }
+        let code = if run % 10 == 8 { Some(1) } else { KILLED };
+        story.late_event('a', begin(run) + 0.6, 60.0, ended(code));
+    }
+    let killed = (0..runs).filter(|run| run % 10 < 8);
+    let records = killed.map(|run| (begin(run) + 0.55, record_of('a', 100 + run))).collect();
+    story.log_read_together(60.0, records);
+    for at in [60.0, 61.0, 66.0, 80.0, 90.0] {
+        story.settle(at);
+    }
+    let reason = |run: u32| match run % 10 {
+        8 => ExitReason::Error,
+        9 => ExitReason::Stopped,
+        _ => ExitReason::OomContainer,
+    };
+    assert_eq!(story.reasons('a'), (0..runs).map(|run| Some(reason(run))).collect::<Vec<_>>());
+    assert_eq!(story.counted("a"), (32, 0));
+    let known = story.store.contents.containers.get(&id('a')).expect("the container");
+    assert_eq!(known.all_runs().count(), 5, "the older ones are dropped");
+    let at = story.at(begin(3) + 0.55).unix_seconds();
+    let run = known.run_of_kill(&Interval::at(at), at, None);
+    assert!(run.is_none(), "a kill of a dropped run is of none of the others");
+}
 
 /// A container is killed while memledger is down; the kernel log is overwritten. Returns the scenario with the exit
 /// and the kernel's counter applied.
@@ -376,4 +545,53 @@ fn exit_of_the_next_run_is_no_evidence_of_a_kill_before_its_start() {
     }
     let owners: Vec<_> = story.store.kills().map(|kill| kill.owner.clone()).collect();
     assert_eq!(owners, [KillOwner::Unattributed, KillOwner::Unattributed], "one of them is another's");
+}
+
+/// Returns the number of kills while memledger was down that only the kernel's counter shows, and the story a minute later.
+fn many_gaps() -> (u64, Story) {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.log_read(0.5, 0.5, vec![]);
+    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.settle(0.5);
+    story.restart(86_400.0);
+    let kills = 100_000;
+    for step in 0..120 {
+        let at = 86_400.0 + f64::from(step) * 0.5;
+        story.log_read(at, at, vec![]);
+        story.reconciler.apply_vmstat(story.at(at), Some(7 + kills));
+        story.settle(at);
+    }
+    (kills, story)
+}
+
+#[test]
+fn kills_beyond_thousands_without_record_are_counted_without_events() {
+    let (kills, story) = many_gaps();
+    for total in [Total::Host, Total::Gaps, Total::Unattributed] {
+        assert_eq!(story.store.total(total), kills, "{total:?}");
+    }
+    assert_eq!(story.store.kills().count(), 4_096);
+    let texts: Vec<_> =
+        story.store.kills().flat_map(|kill| &kill.evidence).map(|it| it.text.clone()).collect();
+    assert!(
+        texts.contains(&"95904 more kills without a record until then have no event of their own".to_owned())
+    );
+}
+
+#[test]
+fn oom_event_hours_before_the_exit_is_no_evidence() {
+    // `docker kill` by another process sets no request, and Docker's flag stays set after the event
+    for flag in [None, Some(true)] {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        story.event('a', 1.0, EventKind::Oom);
+        story.kill(7_200.0, 1, None, ProcInfo::default());
+        story.event('a', 7_200.5, EventKind::Ended { exit_code: KILLED, oom_flag: flag });
+        for at in [7_201.0, 7_204.0, 7_212.0, 7_216.0] {
+            story.settle(at);
+        }
+        assert_eq!(story.last_kill().owner, KillOwner::Unattributed);
+        assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)], "{flag:?}");
+    }
 }

@@ -26,6 +26,8 @@ pub struct Story {
     pub store: MemoryStore,
     /// Usage of all containers in the next cycles.
     pub usage: ContainerUsage,
+    /// Total and available memory of the host in the next cycles.
+    pub host_memory: Option<(u64, u64)>,
     /// GPUs in the next cycles.
     pub gpus: Vec<GpuUse>,
     /// Seconds by which the kernel log's clock is ahead.
@@ -69,8 +71,19 @@ impl Story {
         let (usage, drift) = (ContainerUsage::default(), 0.0);
         let mut clock = LogClock::default();
         clock.drained(begin);
-        let mut story =
-            Self { begin, reconciler, store, usage, gpus: vec![], drift, filter, boot, clock, lines: 0 };
+        let mut story = Self {
+            begin,
+            reconciler,
+            store,
+            usage,
+            host_memory: None,
+            gpus: vec![],
+            drift,
+            filter,
+            boot,
+            clock,
+            lines: 0,
+        };
         story.settle(0.0);
         story
     }
@@ -100,13 +113,8 @@ impl Story {
     }
 
     pub fn late_event(&mut self, letter: char, happened: f64, reported: f64, what: EventKind) {
-        let named = ContainerDetails {
-            name: letter.to_string().into(),
-            pod: None,
-            image: "".into(),
-            labels_match: true,
-        };
-        self.named_event(letter, happened, reported, Some(named), what);
+        let runtime_event = self.runtime_event(letter, happened, what);
+        self.reconciler.apply_runtime_events(self.at(reported), &[runtime_event]);
     }
 
     pub fn named_event(
@@ -117,9 +125,20 @@ impl Story {
         named: Option<ContainerDetails>,
         what: EventKind,
     ) {
-        let at = self.begin.unix_seconds() + happened;
-        let runtime_event = RuntimeEvent { runtime: "docker", id: id(letter), at, named, what };
+        let runtime_event = RuntimeEvent { named, ..self.runtime_event(letter, happened, what) };
         self.reconciler.apply_runtime_events(self.at(reported), &[runtime_event]);
+    }
+
+    /// Returns an event of the container a, b, ... by its name.
+    pub fn runtime_event(&self, letter: char, happened: f64, what: EventKind) -> RuntimeEvent {
+        let named = ContainerDetails {
+            name: letter.to_string().into(),
+            pod: None,
+            image: "".into(),
+            labels_match: true,
+        };
+        let at = self.begin.unix_seconds() + happened;
+        RuntimeEvent { runtime: "docker", id: id(letter), at, named: Some(named), what }
     }
 
     pub fn end(&mut self, letter: char, at: f64, exit_code: Option<i64>) {
@@ -132,14 +151,21 @@ impl Story {
 
     /// Applies lines that were logged at one time and read at another.
     pub fn log_read(&mut self, logged: f64, at: f64, lines: Vec<(Line, ProcInfo)>) {
-        let usec = self.at(logged).kernel_usec().saturating_add_signed((self.drift * 1e6) as i64);
+        self.log_read_together(at, vec![(logged, lines)]);
+    }
+
+    /// Applies lines that were logged at several times and read at once.
+    pub fn log_read_together(&mut self, at: f64, all: Vec<(f64, Vec<(Line, ProcInfo)>)>) {
         let mut observed = Vec::new();
-        for (line, proc_info) in lines {
-            self.lines += 1;
-            let position = LogPosition { sequence: Some(self.lines), usec: usec + self.lines };
-            let written = self.clock.written(position.usec, self.at(at));
-            let entry = LogEntry { position, line, text: Arc::from("a line"), report: None };
-            observed.push(ObservedLine { entry, written, proc_info });
+        for (logged, lines) in all {
+            let usec = self.at(logged).kernel_usec().saturating_add_signed((self.drift * 1e6) as i64);
+            for (line, proc_info) in lines {
+                self.lines += 1;
+                let position = LogPosition { sequence: Some(self.lines), usec: usec + self.lines };
+                let written = self.clock.written(position.usec, self.at(at));
+                let entry = LogEntry { position, line, text: Arc::from("a line"), report: None };
+                observed.push(ObservedLine { entry, written, proc_info });
+            }
         }
         let position = observed.last().map_or(LogPosition::default(), |line| line.entry.position);
         self.clock.drained(self.at(at));
@@ -188,6 +214,18 @@ impl Story {
         runtimes: &[(&'static str, bool)],
         name: impl Fn(char) -> String,
     ) {
+        let handed = self.report(at, running, runtimes, name);
+        self.reconciler.apply_cycle(self.at(at), &handed);
+    }
+
+    /// Returns what a cycle reports.
+    pub fn report(
+        &self,
+        at: f64,
+        running: &[(char, Option<f64>)],
+        runtimes: &[(&'static str, bool)],
+        name: impl Fn(char) -> String,
+    ) -> CycleReport {
         let runtime = runtimes.first().map_or("", |(runtime, _)| runtime);
         let container = |(letter, started): &(char, Option<f64>)| {
             Arc::new(Container {
@@ -209,14 +247,13 @@ impl Story {
         let containers: Vec<_> = running.iter().map(container).collect();
         let inventory = Arc::new(Inventory { containers, runtimes: runtimes.to_vec() });
         let containers = vec![self.usage.clone(); running.len()];
-        let handed = CycleReport {
+        CycleReport {
             at: self.at(at),
             inventory,
             containers,
-            host_memory: None,
+            host_memory: self.host_memory,
             gpus: self.gpus.clone(),
-        };
-        self.reconciler.apply_cycle(self.at(at), &handed);
+        }
     }
 
     pub fn last_kill(&self) -> &Kill {
@@ -237,6 +274,12 @@ impl Story {
     /// Returns the record of the last run that ended.
     pub fn run_record(&self) -> &RunRecord {
         self.store.runs.values().next_back().expect("a record")
+    }
+
+    /// Returns the stored record of the run in progress, as it is after a crash of memledger.
+    pub fn stored_record(&self, letter: char) -> RunRecord {
+        let known = &self.store.contents.containers[&id(letter)];
+        RunRecord::of_running(&id(letter), known).expect("a run in progress")
     }
 
     pub fn reasons(&self, letter: char) -> Vec<Option<ExitReason>> {

@@ -1,24 +1,22 @@
 //! A simulated world for the property tests: containers with runs, processes that are killed, and what each available
 //! source reports about that. Times are milliseconds since the start of the world.
 
-use std::sync::Arc;
+mod cgroups;
+mod sources;
+
 use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::clock::Timestamp;
-use crate::collect::cgroup_oom_events::CounterReading;
-use crate::collect::kernel_log::{LogEntry, LogPosition};
-use crate::discover::{ContainerDetails, ContainerId, EventKind, RuntimeEvent};
+use crate::discover::ContainerId;
 use crate::ledger::events::{ExitReason, OomScope};
-use crate::ledger::reconcile::ProcInfo;
-use crate::parse::kernel_log::{Killed, Line, OomContext};
 
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    Lives,
+    StillRunning,
     Completed,
     Error,
     Crash,
@@ -32,7 +30,7 @@ impl Ending {
     /// Exit code and reason.
     fn truth(self) -> Option<(i64, ExitReason)> {
         Some(match self {
-            Ending::Lives => return None,
+            Ending::StillRunning => return None,
             Ending::Completed => (0, ExitReason::Completed),
             Ending::Error => (1, ExitReason::Error),
             Ending::Crash => (139, ExitReason::Signal),
@@ -84,6 +82,9 @@ pub enum Group {
     Member,
 }
 
+/// A container that restarts fast has at least so many runs.
+const LOOP_RUNS: usize = 6;
+
 /// An actual run.
 #[derive(Clone, Debug)]
 pub struct TrueRun {
@@ -114,6 +115,8 @@ pub struct Sources {
     pub reads_at_once: bool,
     /// A cgroup's counter includes those below it.
     pub hierarchical: bool,
+    /// Cycles list the containers with their processes.
+    pub cycles: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -121,6 +124,8 @@ pub struct World {
     pub runs: Vec<Vec<TrueRun>>,
     pub kills: Vec<TrueKill>,
     pub sources: Sources,
+    /// The container in which all others are.
+    pub outer: Option<usize>,
     /// When ten OOMs found a victim that was exiting already: ten contexts without a kill.
     pub skipped: Vec<u64>,
     /// When the wall clock is set, and by how many milliseconds.
@@ -158,7 +163,7 @@ fn trace(complete: bool) -> impl Strategy<Value = Trace> {
 
 fn ending() -> impl Strategy<Value = Ending> {
     prop_oneof![
-        1 => Just(Ending::Lives),
+        1 => Just(Ending::StillRunning),
         1 => Just(Ending::Completed),
         1 => Just(Ending::Error),
         1 => Just(Ending::Crash),
@@ -176,15 +181,32 @@ fn run(complete: bool) -> impl Strategy<Value = RunPlan> {
     (100_u64..4_000, children, prop_oneof![60_u64..500, 500_u64..8_000], ending(), trace(complete), group)
 }
 
+/// A run of a container that is restarted at once.
+fn run_of_loop(complete: bool) -> impl Strategy<Value = RunPlan> {
+    let ending = prop_oneof![
+        2 => Just(Ending::Oom(OomScope::Container)),
+        1 => Just(Ending::Error),
+        1 => Just(Ending::DockerKill),
+    ];
+    (100_u64..400, 60_u64..500, ending, trace(complete))
+        .prop_map(|(pause, rest, ending, trace)| (pause, vec![], rest, ending, trace, None))
+}
+
 /// Returns a world; if it is `complete`, every source is available and complete.
 pub fn world(complete: bool) -> impl Strategy<Value = World> {
-    let clock = (prop_oneof![Just(0), -90_i64..90], prop::bool::weighted(0.7), any::<bool>());
+    let clock = (prop_oneof![Just(0), -90_i64..90], prop::bool::weighted(0.7), any::<[bool; 2]>());
     let sources = (any::<[bool; 3]>(), prop::bool::weighted(0.7), 0_u64..1_500, clock).prop_map(
-        move |([log, vmstat, cgroups], runtime, runtime_lag, (drift, reads_at_once, hierarchical))| Sources {
+        move |(
+            [log, vmstat, cgroups],
+            runtime,
+            runtime_lag,
+            (drift, reads_at_once, [hierarchical, cycles]),
+        )| Sources {
             // read once per step, records tell little of the clock, and the run of some kills is a guess
             drift: if complete && !reads_at_once { 0 } else { drift },
             reads_at_once,
             hierarchical,
+            cycles: cycles && (runtime || complete), // they list what the runtime reported
             log: log || complete,
             vmstat: vmstat || complete,
             cgroups: cgroups || complete,
@@ -192,26 +214,38 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
             runtime_lag: if complete { runtime_lag.min(400) } else { runtime_lag },
         },
     );
-    let containers = vec(vec(run(complete), 1..4), 2..5);
-    let hosts = vec((0_u64..15_000, trace(complete)), 0..4);
-    let step = (1_u64..900, prop::bool::weighted(0.08), any::<bool>());
+    let few = vec(run(complete), 1..4);
+    let runs = prop_oneof![4 => few, 1 => vec(run_of_loop(complete), LOOP_RUNS..20)];
+    let containers = vec(runs, 2..5);
+    let hosts = vec((1_u64..15_000, trace(complete)), 0..4); // the first read is at 0
+    let pause = prop_oneof![40 => 1_u64..900, 1 => 5_000_u64..12_000];
+    let step = (pause, prop::bool::weighted(0.08), any::<bool>());
     let skipped = vec(0_u64..15_000, 0..4);
     let at_once = prop::option::weighted(0.3, (1_000_u64..8_000, any::<bool>()));
     let clock_step = prop::option::weighted(0.2, (1_000_u64..15_000, -1_800_000_i64..1_800_000));
     let uptime_hours = prop_oneof![Just(4_u64), Just(30), Just(1_000)];
-    let settings = (skipped, at_once, clock_step, uptime_hours, prop::bool::weighted(0.1));
+    let is_nested = prop::bool::weighted(0.3);
+    let settings = (skipped, at_once, clock_step, uptime_hours, (prop::bool::weighted(0.1), is_nested));
     let plans = (containers, hosts, sources, settings, vec(step, 60..100));
-    plans.prop_map(move |(mut containers, hosts, sources, settings, steps)| {
-        let (mut skipped, at_once, clock_step, uptime_hours, is_on_disk) = settings;
+    plans.prop_map(move |(mut containers, hosts, mut sources, settings, mut steps)| {
+        let (mut skipped, at_once, clock_step, uptime_hours, (is_on_disk, is_nested)) = settings;
         let clock_step = clock_step.filter(|_| !complete);
+        if complete && containers.iter().any(|plans| plans.len() >= LOOP_RUNS) {
+            sources.drift = 0; // of a kill while memledger was away, the run of 200 ms would be a guess
+        }
         if let Some((rest, is_rate_limited)) = at_once {
             kill_two_groups_at_once(&mut containers, rest);
             skipped.extend(is_rate_limited.then_some(rest)); // shortly before
+        }
+        let outer = (is_nested && sources.cycles).then_some(containers.len());
+        if outer.is_some() {
+            nest(&mut containers, &mut steps);
         }
         let mut world = World {
             runs: vec![],
             kills: vec![],
             sources,
+            outer,
             skipped,
             clock_step,
             uptime_hours,
@@ -243,6 +277,17 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
         world.reuse_pids();
         world
     })
+}
+
+/// Adds a container around the others, whose first kills are later than the cycle that lists them: before that, their cgroups are
+/// parts of the outer container's.
+fn nest(containers: &mut Vec<Vec<RunPlan>>, steps: &mut [(u64, bool, bool)]) {
+    for (_, children, rest, ..) in containers.iter_mut().filter_map(|plans| plans.first_mut()) {
+        *children.first_mut().map_or(rest, |(after, _)| after) += 4_000;
+    }
+    let (_, _, _, _, trace, _) = containers[0][0].clone();
+    containers.push(vec![(1, vec![], 60, Ending::StillRunning, trace, None)]);
+    steps.iter_mut().for_each(|(pause, ..)| *pause = (*pause).min(900));
 }
 
 /// Makes two containers lose all processes in the same millisecond.
@@ -343,7 +388,7 @@ impl World {
                 self.add_last_kills(at, (container, number), scope, trace, group);
                 at += 60;
             }
-            let end = (ending != Ending::Lives).then_some(at);
+            let end = (ending != Ending::StillRunning).then_some(at);
             runs.push(TrueRun { start, end, pid, ending });
             if end.is_none() {
                 break;
@@ -423,183 +468,6 @@ impl World {
 
     pub fn name(container: usize) -> String {
         format!("job{container}")
-    }
-
-    /// Returns true if a record that was logged until then, after a position, was overwritten.
-    pub fn has_lost_records(&self, begin: Timestamp, after: u64, at: u64) -> bool {
-        let lost = |kill: &&TrueKill| kill.trace.lost && kill.logged <= at;
-        self.kills.iter().filter(lost).any(|kill| self.stamp(begin, kill.logged) > after)
-    }
-
-    /// Returns the kernel log until then, after a position. `None`: it cannot be read.
-    pub fn log(&self, begin: Timestamp, after: u64, at: u64) -> Option<Vec<(LogEntry, ProcInfo)>> {
-        if !self.sources.log {
-            return None;
-        }
-        let mut entries = Vec::new();
-        for kill in self.kills.iter().filter(|kill| !kill.trace.lost && kill.logged <= at) {
-            entries.extend(self.lines(begin, kill, at));
-        }
-        for logged in self.skipped.iter().filter(|logged| **logged <= at) {
-            let usec = self.stamp(begin, *logged) + 100;
-            for number in 0..10 {
-                let task_cgroups = vec![format!("/docker/{}", Self::id(0).as_str())];
-                let context = OomContext { task_cgroups, pid: Some(9_999), ..OomContext::default() };
-                for (place, line) in [Line::Invoked, Line::Context(context)].into_iter().enumerate() {
-                    let usec = usec + 2 * number + place as u64;
-                    let position = LogPosition { sequence: Some(usec), usec };
-                    entries.push((
-                        LogEntry { position, line, text: "a line".into(), report: None },
-                        ProcInfo::default(),
-                    ));
-                }
-            }
-        }
-        entries.sort_by_key(|(entry, _)| entry.position.usec);
-        entries.retain(|(entry, _)| entry.position.usec > after);
-        Some(entries)
-    }
-
-    /// Returns the stamps of records until then, after a position, that have nothing to do with OOM: those of the network
-    /// devices of a container that starts.
-    pub fn other_stamps(&self, begin: Timestamp, after: u64, at: u64) -> Vec<u64> {
-        let starts = self.runs.iter().flatten().map(|run| run.start);
-        let logged = starts.flat_map(|start| start..start + 3).filter(|logged| *logged <= at);
-        logged.map(|logged| self.stamp(begin, logged)).filter(|usec| *usec > after).collect()
-    }
-
-    /// Returns the stamp of a record that is logged then.
-    pub fn stamp(&self, begin: Timestamp, logged: u64) -> u64 {
-        self.stamp_of_begin(begin) + logged * 1_000
-    }
-
-    /// Returns when a record with this stamp is logged.
-    pub fn logged(&self, begin: Timestamp, usec: u64) -> u64 {
-        usec.saturating_sub(self.stamp_of_begin(begin)) / 1_000
-    }
-
-    fn stamp_of_begin(&self, begin: Timestamp) -> u64 {
-        let tolerated = begin.kernel_usec() as i64 / 10_000;
-        begin.kernel_usec().saturating_add_signed(tolerated * self.sources.drift / 100)
-    }
-
-    fn lines(&self, begin: Timestamp, kill: &TrueKill, at: u64) -> Vec<(LogEntry, ProcInfo)> {
-        let path = match kill.owner {
-            Some((container, _)) => format!("/docker/{}", Self::id(container).as_str()),
-            None => "/system.slice/cron.service".to_owned(),
-        };
-        let entry_at = |logged: u64, number: u64, line: Line| {
-            let usec = self.stamp(begin, logged) + number;
-            let position = LogPosition { sequence: Some(usec), usec };
-            LogEntry { position, line, text: Arc::from("a line"), report: None }
-        };
-        let entry = |number: u64, line: Line| entry_at(kill.logged, number, line);
-        let mut lines = Vec::new();
-        if kill.trace.context {
-            lines.push((entry(0, Line::Invoked), ProcInfo::default()));
-            let context = OomContext {
-                global: kill.scope == OomScope::Host,
-                task_cgroups: vec![path.clone()],
-                oom_cgroup: (kill.scope == OomScope::Container).then(|| path.clone()),
-                pid: Some(kill.pid),
-            };
-            lines.push((entry(1, Line::Context(context)), ProcInfo::default()));
-        }
-        let killed = || {
-            Line::Killed(Killed {
-                pid: kill.pid,
-                process: NAMES[kill.trace.name].into(),
-                global: Some(kill.scope == OomScope::Host),
-                ..Killed::default()
-            })
-        };
-        let hint = ProcInfo { cgroup: kill.trace.hint.then(|| path.clone()), ..ProcInfo::default() };
-        lines.push((entry(2, killed()), hint));
-        if kill.group == Group::Chosen {
-            lines.push((entry(3, Line::Group { path }), ProcInfo::default()));
-        }
-        if let Some(repeated) = kill.repeated.filter(|repeated| *repeated <= at) {
-            lines.push((entry_at(repeated, 4, killed()), ProcInfo::default()));
-        }
-        lines
-    }
-
-    /// Returns the counters of the cgroups that exist then.
-    pub fn readings(&self, at: u64, first_sweep: u64) -> Vec<CounterReading> {
-        let mut readings = Vec::new();
-        for (container, runs) in self.runs.iter().enumerate().filter(|_| self.sources.cgroups) {
-            for (number, run) in runs.iter().enumerate() {
-                if run.start <= at && run.end.is_none_or(|end| at < end) {
-                    let own = |kill: &&TrueKill| kill.owner == Some((container, number)) && kill.at <= at;
-                    let is_repeated = |kill: &TrueKill| kill.repeated.is_some_and(|repeated| repeated <= at);
-                    let count = |kill| 1 + u64::from(is_repeated(kill));
-                    let kills = self.kills.iter().filter(own).map(count).sum();
-                    readings.push(CounterReading {
-                        id: Self::id(container),
-                        path: format!("docker/{container}"),
-                        inode: (container * 100 + number) as u64,
-                        kills,
-                        fresh: run.start > first_sweep,
-                    });
-                }
-            }
-        }
-        readings
-    }
-
-    /// Returns the runtime's events between these times, in order.
-    pub fn runtime_events(&self, begin: Timestamp, after: u64, at: u64) -> Vec<RuntimeEvent> {
-        let mut runtime_events: Vec<(u64, RuntimeEvent)> = Vec::new();
-        for (container, runs) in self.runs.iter().enumerate().filter(|_| self.sources.runtime) {
-            let mut add = |when: u64, what| {
-                runtime_events.push((when, self.runtime_event(begin, container, when, what)))
-            };
-            for (number, run) in runs.iter().enumerate() {
-                add(run.start, EventKind::Started);
-                if run.reports_pid() {
-                    add(run.start + 100, EventKind::Running { pid: Some(run.pid) });
-                }
-                for kill in self.kills.iter().filter(|kill| kill.owner == Some((container, number))) {
-                    add(kill.at, EventKind::Oom);
-                }
-                let Some((end, (code, _))) = run.end.zip(run.ending.truth()) else { continue };
-                match run.ending {
-                    Ending::Stopped => add(end - 30, EventKind::SignalRequested { signal: Some(15) }),
-                    Ending::DockerKill => add(end - 30, EventKind::SignalRequested { signal: Some(9) }),
-                    _ => {}
-                }
-                add(end, EventKind::Ended { exit_code: Some(code), oom_flag: Some(false) });
-                if run.ending == Ending::Stopped {
-                    add(end + 1, EventKind::SignalRequested { signal: None });
-                }
-            }
-        }
-        runtime_events.sort_by_key(|(when, _)| *when);
-        let reported = runtime_events.into_iter().filter(|(when, _)| (after..at).contains(when));
-        reported.map(|(_, runtime_event)| runtime_event).collect()
-    }
-
-    /// Returns one event; `Running` has the time of the start.
-    pub fn runtime_event(
-        &self,
-        begin: Timestamp,
-        container: usize,
-        when: u64,
-        what: EventKind,
-    ) -> RuntimeEvent {
-        let when = if matches!(what, EventKind::Running { .. }) { when - 100 } else { when };
-        RuntimeEvent {
-            runtime: "docker",
-            id: Self::id(container),
-            at: self.clocks(begin, when).unix_seconds(),
-            named: Some(ContainerDetails {
-                name: Self::name(container).into(),
-                pod: None,
-                image: "image".into(),
-                labels_match: true,
-            }),
-            what,
-        }
     }
 
     /// Returns the reasons of a container's exits.

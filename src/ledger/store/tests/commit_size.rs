@@ -13,9 +13,11 @@ fn labels(number: usize) -> ContainerLabels {
 }
 
 fn container_rows(number: usize, batch: &mut WriteBatch) {
-    let mut container = ContainerState::default();
-    container.name = labels(number);
-    container.image = "registry.example/team/train:1.2".into();
+    let container = ContainerState {
+        name: labels(number),
+        image: "registry.example/team/train:1.2".into(),
+        ..ContainerState::default()
+    };
     batch.containers.insert(ContainerId::new(&format!("{number:064x}")), Some(container));
     batch.container_counters.insert(labels(number), Some(ContainerCounters::default()));
 }
@@ -30,7 +32,7 @@ fn one_kill_beside_a_hundred_containers_writes_few_bytes() {
     let before = written_bytes();
     // noticed, with the owner; and settled
     for (owner, records) in [
-        (KillOwner::Open, 1),
+        (KillOwner::Pending, 1),
         (KillOwner::Container(ContainerRef { started: Some(1.0), ..subject("train", 'a') }), 2),
     ] {
         let mut batch = changes([kill(51, 100.0, owner)]);

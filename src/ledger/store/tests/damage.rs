@@ -81,8 +81,8 @@ fn unreadable_rows_cost_only_themselves() {
     let mut store = open(dir.path()).store;
     let mut all = changes([
         kill(1, 1.0, KillOwner::Host),
-        kill(2, 2.0, KillOwner::Open),
-        kill(3, 3.0, KillOwner::Open),
+        kill(2, 2.0, KillOwner::Pending),
+        kill(3, 3.0, KillOwner::Pending),
         exit(4, 4.0, "train", 'a'),
     ]);
     all.totals.insert(Total::Host, 3);
@@ -129,11 +129,11 @@ fn unreadable_rows_cost_only_themselves() {
 fn dropped_event_is_not_pending_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(dir.path()).store;
-    store.commit(&changes([kill(1, 1.0, KillOwner::Open), kill(2, 2.0, KillOwner::Open)])).unwrap();
+    store.commit(&changes([kill(1, 1.0, KillOwner::Pending), kill(2, 2.0, KillOwner::Pending)])).unwrap();
     // the disk is full: they settle, and the oldest is dropped
     let mut waiting = changes([kill(1, 1.0, KillOwner::Host), kill(2, 2.0, KillOwner::Host)]);
     waiting.merge(changes([
-        kill(3, 3.0, KillOwner::Open),
+        kill(3, 3.0, KillOwner::Pending),
         exit(4, 4.0, "train", 'a'),
         exit(5, 5.0, "train", 'a'),
     ]));

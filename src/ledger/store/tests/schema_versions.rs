@@ -99,8 +99,20 @@ fn first_version(directory: &Path) {
 
 #[test]
 fn store_of_the_version_before_keeps_everything() {
-    let dir = tempfile::tempdir().unwrap();
-    first_version(dir.path());
+    for newest in [1, 2] {
+        let dir = tempfile::tempdir().unwrap();
+        first_version(dir.path());
+        if newest == 2 {
+            // as its program left it: migrated, and written
+            let connection = Connection::open(dir.path().join(FILE)).unwrap();
+            connection.execute_batch(schema::MIGRATIONS[1]).unwrap();
+            connection.pragma_update(None, "user_version", 2).unwrap();
+        }
+        keeps_everything(&dir);
+    }
+}
+
+fn keeps_everything(dir: &tempfile::TempDir) {
     let OpenedStore { store, state, moved_aside } = open(dir.path());
     assert_eq!((moved_aside, state.last_id, state.unreadable_rows), (None, 6, 0));
     assert_eq!(state.totals, BTreeMap::from([(Total::Host, 9)]));

@@ -171,6 +171,18 @@ impl ReportedCgroupMemory {
     }
 }
 
+/// Free memory of a zone of a NUMA node, in kilobytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Zone {
+    free_kib: Option<u64>,
+    low_kib: Option<u64>,
+    /// Size of the largest free block that any request may use; `None` without a line of the buddy allocator.
+    largest_kib: Option<u64>,
+}
+
+/// Maximum number of zones that are kept.
+const MAX_ZONES: usize = 512;
+
 /// Memory of the host, in pages where not noted otherwise.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReportedHostMemory {
@@ -183,6 +195,8 @@ pub(super) struct ReportedHostMemory {
     total: Option<u64>,
     reserved: Option<u64>,
     page_kib: Option<u64>,
+    /// By node and name: `0 Normal`.
+    zones: BTreeMap<Vec<u8>, Zone>,
 }
 
 /// Counters of the host that are used.
@@ -263,16 +277,68 @@ impl ReportedHostMemory {
             *sum = sum.saturating_add(pages.saturating_mul(kib));
             return true;
         }
-        let mut after_zone = words().skip_while(|word| !word.ends_with(b":"));
-        let Some(first) = after_zone.nth(1) else { return false };
-        let kib = find(first, b"*").and_then(|at| leading(&first[at + 1..], b"kB"));
-        match kib.filter(|kib| kib.is_power_of_two() && (4..=1024).contains(kib)) {
-            Some(kib) => {
-                self.page_kib.get_or_insert(kib);
-                true
+        if let (Some(free), Some(low)) = (value(b"free:", b"kB"), value(b"low:", b"kB")) {
+            if let Some(zone) = find(line, b" free:").and_then(|end| self.zone(&line[..end])) {
+                (zone.free_kib, zone.low_kib) = (Some(free), Some(low));
             }
-            None => false,
+            return true;
         }
+        self.read_blocks(line)
+    }
+
+    /// `Node 0 Normal: 142*4kB (UE) 0*8kB 1*16kB (H) ... = 160000kB`. Without `Node 0` in a log whose lines were cut.
+    fn read_blocks(&mut self, line: &[u8]) -> bool {
+        let Some(colon) = find(line, b": ") else { return false };
+        let mut words =
+            line[colon + 2..].split(|&byte| byte == b' ').filter(|word| !word.is_empty()).peekable();
+        let block =
+            |word: &[u8]| Some((leading(word, b"*")?, leading(&word[find(word, b"*")? + 1..], b"kB")?));
+        let page = words.peek().and_then(|word| block(word)).map(|(_, kib)| kib);
+        let Some(page) = page.filter(|kib| kib.is_power_of_two() && (4..=1024).contains(kib)) else {
+            return false;
+        };
+        self.page_kib.get_or_insert(page);
+        let mut largest = 0;
+        while let Some(word) = words.next() {
+            let Some((count, kib)) = block(word) else { continue };
+            // blocks that are reserved for requests of other kinds: highatomic, contiguous memory of devices, isolated
+            let is_reserved = words
+                .peek()
+                .and_then(|types| types.strip_prefix(b"(")?.strip_suffix(b")"))
+                .is_some_and(|types| types.iter().all(|kind| b"HCI".contains(kind)));
+            if count > 0 && !is_reserved {
+                largest = largest.max(kib);
+            }
+        }
+        if let Some(zone) = self.zone(&line[..colon]) {
+            zone.largest_kib = Some(largest);
+        }
+        true
+    }
+
+    /// Returns the zone of `Node 0 Normal`.
+    fn zone(&mut self, name: &[u8]) -> Option<&mut Zone> {
+        let name = name.strip_prefix(b"Node ")?;
+        if self.zones.len() >= MAX_ZONES && !self.zones.contains_key(name) {
+            return None;
+        }
+        Some(self.zones.entry(name.to_vec()).or_default())
+    }
+
+    /// Returns whether free memory was in pieces: zones had more than their low watermark free, and none of them a block of this
+    /// order. Lower zones are not considered: most of their memory is reserved for requests that need them.
+    fn is_fragmented(&self, order: u32) -> bool {
+        let Some(needed) = self.page_kib.and_then(|page| page.checked_mul(1_u64.checked_shl(order)?)) else {
+            return false;
+        };
+        let of_kind = |kind: &'static [u8]| self.zones.iter().filter(move |(name, _)| name.ends_with(kind));
+        let highest =
+            [&b" Normal"[..], b" DMA32", b" DMA"].into_iter().find(|kind| of_kind(kind).next().is_some());
+        let zones = highest.into_iter().flat_map(of_kind).map(|(_, zone)| zone);
+        let mut with_free =
+            zones.filter(|zone| zone.free_kib.zip(zone.low_kib).is_none_or(|(free, low)| free > low));
+        let is_in_pieces = |zone: &Zone| zone.largest_kib.is_some_and(|largest| largest < needed);
+        with_free.next().is_some_and(is_in_pieces) && with_free.all(is_in_pieces)
     }
 
     /// `active_anon:44 inactive_anon:501493 isolated_anon:0`, without units.
@@ -297,6 +363,8 @@ impl ReportedHostMemory {
         let kib = |kib: u64| kib.saturating_mul(1024);
         let sum = |names: &[&str]| names.iter().try_fold(0_u64, |sum, name| sum.checked_add(get(name)?));
         report.host = true;
+        let order = report.order.and_then(|order| u32::try_from(order).ok()).filter(|order| *order > 0);
+        report.fragmented = order.is_some_and(|order| self.is_fragmented(order));
         report.free_bytes = get("free").map(bytes);
         report.limit_bytes =
             self.total.zip(self.reserved).map(|(all, reserved)| bytes(all.saturating_sub(reserved)));

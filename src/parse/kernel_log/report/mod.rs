@@ -43,6 +43,13 @@ pub struct OomReport {
     /// The host ran out of memory, so the figures are the host's.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub host: bool,
+    /// NUMA nodes whose memory ran out, such as `0-1`: a cpuset or a memory policy restricted the request to them. The figures are
+    /// those of the whole host.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub nodes: String,
+    /// No block of the requested order was free, though more than the low watermark was: free memory was in pieces.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub fragmented: bool,
     /// Memory in use: charged to the cgroup, or of the host all that was not free.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_bytes: Option<u64>,
@@ -85,9 +92,17 @@ pub struct OomReport {
     /// All processes by role, if the ledger knows roles.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub roles: Vec<RoleRange>,
+    /// Pid in the row of the process that the kernel chose. The record of its kill can have the pid of a thread without a row, and
+    /// with `memory.oom.group` others were killed with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub victim_pid: Option<u32>,
     /// The victim's pid in the context line. The victim can be logged with the pid of another thread.
     #[serde(skip)]
     pub context_pid: Option<u32>,
+    /// The process in the context line had an address space of the killed one's size, to the page: they are threads of one
+    /// process, or copies of each other.
+    #[serde(skip)]
+    pub has_size_of_victim: bool,
 }
 
 /// One row of the kernel's table. Resident memory of several processes must not be added up: forked processes share pages.
@@ -153,6 +168,11 @@ impl OomReport {
         let mut rows = self.processes.iter();
         rows.find(|row| row.pid == pid).or_else(|| self.processes.iter().find(|row| row.tgid == Some(pid)))
     }
+
+    /// Returns the row of the process that was killed. `pid`: that of the record of its kill.
+    pub fn victim(&self, pid: u32) -> Option<&ReportProcess> {
+        self.process(pid).or_else(|| self.process(self.victim_pid?))
+    }
 }
 
 /// Folds the records of a block into a report.
@@ -175,6 +195,7 @@ struct ReportBlock {
     records: u32,
     last_usec: u64,
     context_pid: Option<u32>,
+    nodes: Box<str>,
     cgroup: ReportedCgroupMemory,
     host: ReportedHostMemory,
     table: ReportTable,
@@ -185,15 +206,17 @@ impl ReportAssembler {
     pub fn push(&mut self, usec: u64, text: &[u8], line: Option<&Line>) -> Option<OomReport> {
         match line {
             Some(Line::Invoked) => self.block = Some(Box::new(ReportBlock::begin(usec, text))),
-            Some(Line::Context(OomContext { pid, .. })) => {
+            Some(Line::Context(OomContext { pid, nodes, .. })) => {
                 if let Some(block) = &mut self.block {
                     (block.context_pid, block.last_usec) = (*pid, usec);
+                    block.nodes.clone_from(nodes);
                 }
             }
             Some(Line::Killed(killed)) => {
                 let block = self.block.take().filter(|block| block.includes(usec))?;
                 return block.finish(killed, self.page_bytes);
             }
+            Some(Line::NoKill) => self.block = None,
             Some(Line::Group { .. } | Line::Xid(_)) => {}
             None => self.fold(usec, text),
         }
@@ -221,7 +244,7 @@ impl ReportAssembler {
             }
             Some(block) => {
                 block.records += 1;
-                if block.records > MAX_RECORDS || !block.includes(usec) || ends_without_kill(text) {
+                if block.records > MAX_RECORDS || !block.includes(usec) {
                     self.block = None;
                 } else if block.fold(text, &mut self.columns) {
                     block.last_usec = usec;
@@ -246,13 +269,6 @@ fn is_part_of_block(text: &[u8]) -> bool {
         Some(b'[') => Columns::of(text).is_some() || table::is_row(text),
         _ => false,
     }
-}
-
-/// Returns whether the kernel gave up here.
-fn ends_without_kill(text: &[u8]) -> bool {
-    text.ends_with(b" is already exiting. Skip killing the task")
-        || text.starts_with(b"Out of memory and no killable processes...")
-        || text.starts_with(b"System is deadlocked on memory")
 }
 
 impl ReportBlock {
@@ -299,12 +315,21 @@ impl ReportBlock {
     }
 
     fn finish(self, killed: &Killed, page_bytes: Option<u64>) -> Option<OomReport> {
-        let Self { requested_by, order, cgroup, host, table, context_pid, .. } = self;
+        let Self { requested_by, order, cgroup, host, table, context_pid, nodes, .. } = self;
         let page = page_bytes.or(host.page_bytes()).or_else(|| table.page_bytes(killed, context_pid));
         let has_memory = cgroup.is_known() || host.is_known();
         let unreadable = table.has_unreadable() || (page.is_none() && table.has_rows());
         let incomplete = !self.has_begin || self.is_damaged || !has_memory || unreadable;
-        let mut report = OomReport { requested_by, order, incomplete, context_pid, ..OomReport::default() };
+        let has_size_of_victim = table.has_size_of(killed, context_pid, page);
+        let mut report = OomReport {
+            requested_by,
+            order,
+            incomplete,
+            nodes: nodes.into(),
+            context_pid,
+            has_size_of_victim,
+            ..OomReport::default()
+        };
         match (cgroup.is_known(), page) {
             (true, _) => cgroup.write(&mut report),
             (false, Some(page)) => host.write(page, &mut report),

@@ -217,6 +217,13 @@ impl ReportTable {
         (bytes % pages == 0 && page.is_power_of_two() && (4_096..=1 << 20).contains(&page)).then_some(page)
     }
 
+    /// Returns whether the process in the context line had the address space of the one that was killed.
+    pub(super) fn has_size_of(&self, killed: &Killed, context_pid: Option<u32>, page: Option<u64>) -> bool {
+        let row = context_pid.and_then(|pid| self.rows.iter().find(|row| row.is_of(pid)));
+        let size = row.and_then(|row| row.total_vm?.checked_mul(page?));
+        size.is_some() && size == killed.total_vm_bytes
+    }
+
     pub(super) fn write(mut self, page: Option<u64>, report: &mut OomReport) {
         let Some(page) = page else { return };
         if !self.has_header || (self.has_unreadable && self.rows.is_empty()) {

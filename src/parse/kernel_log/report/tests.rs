@@ -66,6 +66,7 @@ fn folds_recorded_block_of_cgroup_v1() {
         process_count: Some(1),
         processes: vec![row],
         context_pid: Some(22212),
+        has_size_of_victim: true,
         ..OomReport::default()
     };
     assert_eq!(report, want);
@@ -195,6 +196,42 @@ fn page_size_is_that_of_the_kernel_that_wrote_the_log() {
 }
 
 #[test]
+fn free_memory_is_in_pieces_if_no_block_of_the_order_is_free() {
+    const DMA: &str = "Node 0 DMA free:15360kB boost:0kB min:100kB low:200kB high:300kB managed:15360kB";
+    const DMA_BLOCKS: &str = "Node 0 DMA: 0*4kB 0*8kB 0*16kB 0*32kB 3*4096kB (M) = 15360kB";
+    let is_fragmented = |order: i32, free: u64, blocks: &str| {
+        let invoked =
+            format!("hog invoked oom-killer: gfp_mask=0x40dc0(GFP_KERNEL), order={order}, oom_score_adj=0");
+        let zone = format!(
+            "Node 0 Normal free:{free}kB boost:0kB min:40000kB low:50000kB high:60000kB managed:8000000kB"
+        );
+        let blocks = format!("Node 0 Normal: {blocks} = 160000kB");
+        let lines = [
+            &*invoked,
+            "Mem-Info:",
+            "active_anon:1 free:40000 shmem:0",
+            DMA,
+            &zone,
+            DMA_BLOCKS,
+            &blocks,
+            &killed(1),
+        ];
+        of(&lines).unwrap().fragmented
+    };
+    let small = "30000*4kB (UME) 5000*8kB (UME) 0*16kB 0*32kB 0*64kB";
+    assert!(is_fragmented(3, 160_000, small));
+    assert!(
+        is_fragmented(3, 160_000, "30000*4kB (UME) 0*16kB 7*32kB (H) 1*64kB (CH)"),
+        "reserved for others"
+    );
+    assert!(!is_fragmented(3, 160_000, "30000*4kB (UME) 0*16kB 1*32kB (UM) 0*64kB"));
+    assert!(!is_fragmented(1, 160_000, small), "two pages were free");
+    assert!(!is_fragmented(3, 30_000, small), "memory was exhausted");
+    assert!(!is_fragmented(0, 160_000, small));
+    assert!(!is_fragmented(-1, 160_000, small));
+}
+
+#[test]
 fn sysrq_has_order_minus_one() {
     let invoked = "kworker/0:1 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=-1, oom_score_adj=0";
     let report = of(&[invoked, &killed(1)]).unwrap();
@@ -237,7 +274,7 @@ fn block_without_its_begin_or_its_header_is_incomplete() {
 fn block_that_ended_without_a_kill_has_no_report() {
     let skipped =
         "Memory cgroup out of memory: OOM victim 7493 (hog) is already exiting. Skip killing the task";
-    for end in [skipped, "Out of memory and no killable processes...", "System is deadlocked on memory"] {
+    for end in [skipped, "Out of memory and no killable processes..."] {
         assert_eq!(of(&[INVOKED, USAGE, HEADER, ROW, end, &killed(7493)]), None, "{end}");
     }
     let mut assembler = ReportAssembler::default();

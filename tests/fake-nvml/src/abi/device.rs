@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int, c_uint};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlPciInfo_t};
 
 use super::{
-    Answer, Call, GPU_IS_LOST, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, Text, entry_points, handle,
-    injected, put_chars,
+    Call, GPU_IS_LOST, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, NvmlResult, Out, Text, entry_points,
+    handle, injected, put_chars,
 };
 use crate::gpu::Gpu;
 use crate::library::library;
@@ -100,7 +100,7 @@ entry_points! {
 }
 
 /// A lost GPU is still counted, but has no handle.
-fn by_index(call: &Call, index: usize) -> Answer<nvmlDevice_t> {
+fn by_index(call: &Call, index: usize) -> NvmlResult<nvmlDevice_t> {
     let loaded = call.loaded()?;
     let gpu = library().take_step(loaded, call.symbol, index).ok_or(INVALID_ARGUMENT)?;
     if gpu.lost {
@@ -110,12 +110,12 @@ fn by_index(call: &Call, index: usize) -> Answer<nvmlDevice_t> {
     Ok(handle(index, None))
 }
 
-fn find(call: &Call, wanted: impl Fn(&Gpu) -> bool) -> Answer<nvmlDevice_t> {
+fn find(call: &Call, wanted: impl Fn(&Gpu) -> bool) -> NvmlResult<nvmlDevice_t> {
     let index = call.loaded()?.gpus.iter().position(|gpu| wanted(gpu)).ok_or(NOT_FOUND)?;
     by_index(call, index)
 }
 
-fn by_bus_id(call: &Call, bus_id: &str) -> Answer<nvmlDevice_t> {
+fn by_bus_id(call: &Call, bus_id: &str) -> NvmlResult<nvmlDevice_t> {
     let address = bus_address(bus_id).ok_or(NOT_FOUND)?;
     find(call, |gpu| bus_address(&gpu.bus_id) == Some(address))
 }

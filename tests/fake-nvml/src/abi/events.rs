@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t, nvmlEventTypeAll};
 
 use super::{
-    Answer, GPU_IS_LOST, INVALID_ARGUMENT, NO_INSTANCE, NOT_SUPPORTED, Out, TIMEOUT, UNINITIALIZED,
+    GPU_IS_LOST, INVALID_ARGUMENT, NO_INSTANCE, NOT_SUPPORTED, NvmlResult, Out, TIMEOUT, UNINITIALIZED,
     entry_points, handle,
 };
 use crate::library::library;
@@ -73,7 +73,7 @@ fn supported_kinds() -> u64 {
 ///
 /// # Errors
 /// The set was freed, the library shut down, or one of the set's GPUs lost.
-fn next_event(set: usize) -> Answer<Option<nvmlEventData_t>> {
+fn next_event(set: usize) -> NvmlResult<Option<nvmlEventData_t>> {
     let mut library = library();
     let loaded = library.current();
     if library.initialised == 0 {

@@ -1,6 +1,7 @@
 //! Field values: many values in one call, each with its own return code.
 
 use std::ffi::c_int;
+use std::ops::RangeInclusive;
 
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlFieldValue_t, nvmlValue_t, nvmlValueType_enum_NVML_VALUE_TYPE_DOUBLE as DOUBLE,
@@ -11,22 +12,28 @@ use nvml_wrapper_sys::bindings::{
 };
 use serde_json::Number;
 
-use super::{Answer, INVALID_ARGUMENT, NOT_SUPPORTED, Out, SUCCESS, entry_points, now_us};
+use super::{INVALID_ARGUMENT, NOT_SUPPORTED, NvmlResult, Out, SUCCESS, entry_points, now_us};
 use crate::gpu::{Field, FieldKind};
 
+/// Data and raw traffic over NVLinks, transmitted and received.
+const OF_LINKS: RangeInclusive<u32> = 138..=141;
+/// The scope of their sums over all links.
+const ALL_LINKS: u32 = u32::MAX;
+
 entry_points! {
-    /// The scope of a field (such as a link) is ignored.
+    /// The traffic over NVLinks is that of all links, and no link has a value of its own. Other fields have no scope.
     fn nvmlDeviceGetFieldValues(call, device: nvmlDevice_t, count: c_int, values: Out<nvmlFieldValue_t>) {
         let gpu = call.gpu(device)?;
         let count = usize::try_from(count).map_err(|_| INVALID_ARGUMENT)?;
         for value in values.slice(count)? {
-            answer(value, gpu.fields.get(&value.fieldId));
+            let has_scope = !OF_LINKS.contains(&value.fieldId) || value.scopeId == ALL_LINKS;
+            fill_value(value, gpu.fields.get(&value.fieldId).filter(|_| has_scope));
         }
         Ok(())
     }
 }
 
-fn answer(value: &mut nvmlFieldValue_t, field: Option<&Field>) {
+fn fill_value(value: &mut nvmlFieldValue_t, field: Option<&Field>) {
     value.timestamp = now_us().cast_signed();
     value.latencyUsec = 0;
     match encode(field) {
@@ -39,7 +46,7 @@ fn answer(value: &mut nvmlFieldValue_t, field: Option<&Field>) {
     }
 }
 
-fn encode(field: Option<&Field>) -> Answer<(nvmlValueType_t, nvmlValue_t)> {
+fn encode(field: Option<&Field>) -> NvmlResult<(nvmlValueType_t, nvmlValue_t)> {
     let (number, kind) = match field {
         None => return Err(NOT_SUPPORTED),
         Some(Field::Error(fault)) => return Err(fault.error),

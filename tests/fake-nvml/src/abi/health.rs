@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlMemoryLocation_enum_NVML_MEMORY_LOCATION_DRAM as DRAM,
 };
 
-use super::{Answer, INVALID_ARGUMENT, NOT_SUPPORTED, Out, entry_points};
+use super::{INVALID_ARGUMENT, NOT_SUPPORTED, NvmlResult, Out, entry_points};
 use crate::gpu::{Gpu, NvLink, RetiredPages};
 
 entry_points! {
@@ -100,7 +100,7 @@ entry_points! {
     }
 }
 
-fn ecc_errors(gpu: &Gpu, error: c_uint, counter: c_uint) -> Answer<u64> {
+fn ecc_errors(gpu: &Gpu, error: c_uint, counter: c_uint) -> NvmlResult<u64> {
     let ecc = gpu.ecc.as_ref().ok_or(NOT_SUPPORTED)?;
     match (error, counter) {
         (0, 0) => Ok(ecc.volatile_corrected),
@@ -111,11 +111,11 @@ fn ecc_errors(gpu: &Gpu, error: c_uint, counter: c_uint) -> Answer<u64> {
     }
 }
 
-fn retired_pages(gpu: &Gpu) -> Answer<&RetiredPages> {
+fn retired_pages(gpu: &Gpu) -> NvmlResult<&RetiredPages> {
     gpu.retired_pages.as_ref().ok_or(NOT_SUPPORTED)
 }
 
-fn pages_by_cause(gpu: &Gpu, cause: c_uint) -> Answer<&[u64]> {
+fn pages_by_cause(gpu: &Gpu, cause: c_uint) -> NvmlResult<&[u64]> {
     let pages = retired_pages(gpu)?;
     match cause {
         0 => Ok(&pages.single_bit),
@@ -124,7 +124,7 @@ fn pages_by_cause(gpu: &Gpu, cause: c_uint) -> Answer<&[u64]> {
     }
 }
 
-fn nvlink(gpu: &Gpu, link: c_uint) -> Answer<&NvLink> {
+fn nvlink(gpu: &Gpu, link: c_uint) -> NvmlResult<&NvLink> {
     if gpu.nvlinks.is_empty() {
         return Err(NOT_SUPPORTED);
     }

@@ -43,7 +43,7 @@ use crate::library::{Loaded, library};
 use crate::state::Fault;
 
 /// A result, or the code that the C caller gets instead.
-type Answer<T = ()> = Result<T, nvmlReturn_t>;
+type NvmlResult<T = ()> = Result<T, nvmlReturn_t>;
 
 /// `NVML_VALUE_NOT_AVAILABLE` of 64 bits.
 const NOT_AVAILABLE: u64 = u64::MAX;
@@ -58,7 +58,7 @@ macro_rules! entry_points {
             $(#[$doc])*
             #[unsafe(no_mangle)]
             extern "C" fn $name($($argument: $kind),*) -> nvml_wrapper_sys::bindings::nvmlReturn_t {
-                $crate::abi::answer(stringify!($name), |$call| $body)
+                $crate::abi::respond(stringify!($name), |$call| $body)
             }
         )*
         pub(super) const NAMES: &[&str] = &[$(stringify!($name)),*];
@@ -89,7 +89,7 @@ pub(crate) fn number_names() -> &'static [&'static str] {
     numbers::NAMES
 }
 
-fn answer(symbol: &'static str, body: impl FnOnce(&Call) -> Answer) -> nvmlReturn_t {
+fn respond(symbol: &'static str, body: impl FnOnce(&Call) -> NvmlResult) -> nvmlReturn_t {
     match Call::enter(symbol).and_then(|call| body(&call)) {
         Ok(()) => SUCCESS,
         Err(code) => code,
@@ -103,7 +103,7 @@ struct Call {
 }
 
 impl Call {
-    fn enter(symbol: &'static str) -> Answer<Self> {
+    fn enter(symbol: &'static str) -> NvmlResult<Self> {
         let loaded = library().enter(symbol);
         let state = &loaded.state;
         while state.hang.contains(symbol) {
@@ -123,12 +123,12 @@ impl Call {
     }
 
     /// Returns the state; fails if the library is not initialised.
-    fn loaded(&self) -> Answer<&Loaded> {
+    fn loaded(&self) -> NvmlResult<&Loaded> {
         if library().initialised == 0 { Err(UNINITIALIZED) } else { Ok(&self.loaded) }
     }
 
     /// Returns the target of a handle.
-    fn target(&self, device: nvmlDevice_t) -> Answer<Target> {
+    fn target(&self, device: nvmlDevice_t) -> NvmlResult<Target> {
         let loaded = self.loaded()?;
         let (index, mig) = handle_parts(device).ok_or(INVALID_ARGUMENT)?;
         let gpu = library().take_step(loaded, self.symbol, index).ok_or(INVALID_ARGUMENT)?;
@@ -146,7 +146,7 @@ impl Call {
     }
 
     /// Returns the GPU of a handle, for values that a MIG device does not have.
-    fn gpu(&self, device: nvmlDevice_t) -> Answer<Arc<Gpu>> {
+    fn gpu(&self, device: nvmlDevice_t) -> NvmlResult<Arc<Gpu>> {
         let target = self.target(device)?;
         if target.mig.is_some() { Err(NOT_SUPPORTED) } else { Ok(target.gpu) }
     }
@@ -158,7 +158,7 @@ impl Call {
         count: Out<c_uint>,
         buffer: Out<T>,
         list: &[T],
-    ) -> Answer {
+    ) -> NvmlResult {
         let room = count.get()? as usize;
         count.put(list.len() as c_uint)?;
         if list.is_empty() {
@@ -187,9 +187,9 @@ fn commit(fault: Fault) {
         Fault::Segfault => unsafe { std::ptr::without_provenance_mut::<u32>(16).write_volatile(1) },
         Fault::Abort => std::process::abort(),
         Fault::Grow => {
-            let mut held: Vec<Vec<u8>> = Vec::new();
-            while held.len() < 512 {
-                held.push(vec![1; MIB]);
+            let mut blocks: Vec<Vec<u8>> = Vec::new();
+            while blocks.len() < 512 {
+                blocks.push(vec![1; MIB]);
             }
             loop {
                 thread::park();
@@ -203,7 +203,7 @@ fn commit(fault: Fault) {
     }
 }
 
-fn injected(code: Option<&u32>) -> Answer {
+fn injected(code: Option<&u32>) -> NvmlResult {
     match code {
         None | Some(0) => Ok(()),
         Some(code) => Err(*code),
@@ -218,7 +218,7 @@ struct Target {
 }
 
 impl Target {
-    fn memory(&self) -> Answer<&Memory> {
+    fn memory(&self) -> NvmlResult<&Memory> {
         let memory = self.mig.as_ref().map_or(&self.gpu.memory, |mig| &mig.memory);
         if memory.supported { Ok(memory) } else { Err(NOT_SUPPORTED) }
     }
@@ -247,7 +247,7 @@ impl<T: Copy> Out<T> {
         self.0.is_null()
     }
 
-    fn put(&self, value: T) -> Answer {
+    fn put(&self, value: T) -> NvmlResult {
         if self.is_null() {
             return Err(INVALID_ARGUMENT);
         }
@@ -257,7 +257,7 @@ impl<T: Copy> Out<T> {
     }
 
     /// Reads what the caller wrote there before the call, such as a version or a size.
-    fn get(&self) -> Answer<T> {
+    fn get(&self) -> NvmlResult<T> {
         if self.is_null() {
             return Err(INVALID_ARGUMENT);
         }
@@ -267,7 +267,7 @@ impl<T: Copy> Out<T> {
 
     /// The caller's array of `length` elements.
     #[allow(clippy::mut_from_ref)] // the memory is the caller's, not that of `self`
-    fn slice(&self, length: usize) -> Answer<&mut [T]> {
+    fn slice(&self, length: usize) -> NvmlResult<&mut [T]> {
         if self.is_null() {
             return Err(INVALID_ARGUMENT);
         }
@@ -283,7 +283,7 @@ impl<T: Copy> Out<T> {
 
 impl Out<c_char> {
     /// Writes a C string into a buffer of `length` bytes.
-    fn put_text(&self, length: c_uint, text: &str) -> Answer {
+    fn put_text(&self, length: c_uint, text: &str) -> NvmlResult {
         if text.len() >= length as usize {
             return Err(INSUFFICIENT_SIZE);
         }
@@ -306,7 +306,7 @@ fn put_chars(buffer: &mut [c_char], text: &str) {
 struct Text(*const c_char);
 
 impl Text {
-    fn get(&self) -> Answer<String> {
+    fn get(&self) -> NvmlResult<String> {
         if self.0.is_null() {
             return Err(INVALID_ARGUMENT);
         }
@@ -316,7 +316,7 @@ impl Text {
 }
 
 /// `NVML_STRUCT_VERSION`: the size of the struct, and its version in the high byte.
-fn check_version<T>(given: c_uint, version: c_uint) -> Answer {
+fn check_version<T>(given: c_uint, version: c_uint) -> NvmlResult {
     if given == size_of::<T>() as c_uint | version << 24 { Ok(()) } else { Err(VERSION_MISMATCH) }
 }
 

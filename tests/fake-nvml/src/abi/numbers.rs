@@ -6,7 +6,7 @@ use std::ffi::c_uint;
 
 use nvml_wrapper_sys::bindings::nvmlDevice_t;
 
-use super::{Answer, Call, NOT_SUPPORTED, Out, entry_points};
+use super::{Call, NOT_SUPPORTED, NvmlResult, Out, entry_points};
 
 macro_rules! numbers {
     ($($name:ident = $default:literal;)*) => {
@@ -41,7 +41,7 @@ numbers! {
     nvmlDeviceGetPowerState = 0;
 }
 
-fn read(call: &Call, device: nvmlDevice_t, default: u32) -> Answer<u32> {
+fn read(call: &Call, device: nvmlDevice_t, default: u32) -> NvmlResult<u32> {
     let gpu = call.gpu(device)?;
     gpu.numbers.get(call.symbol).copied().unwrap_or(Some(default)).ok_or(NOT_SUPPORTED)
 }

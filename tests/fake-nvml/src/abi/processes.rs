@@ -11,7 +11,7 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::{
-    Answer, Call, INVALID_ARGUMENT, NO_INSTANCE, NOT_AVAILABLE, NOT_FOUND, NOT_SUPPORTED, Out, Target,
+    Call, INVALID_ARGUMENT, NO_INSTANCE, NOT_AVAILABLE, NOT_FOUND, NOT_SUPPORTED, NvmlResult, Out, Target,
     check_version, entry_points, now_us,
 };
 use crate::gpu::Process;
@@ -107,7 +107,7 @@ entry_points! {
     }
 }
 
-fn put_v1(call: &Call, device: nvmlDevice_t, count: Count, list: V1, kind: char) -> Answer {
+fn put_v1(call: &Call, device: nvmlDevice_t, count: Count, list: V1, kind: char) -> NvmlResult {
     let target = call.target(device)?;
     let records: Vec<_> = records(&target, kind)
         .map(|record| nvmlProcessInfo_v1_t { pid: record.pid, usedGpuMemory: record.usedGpuMemory })
@@ -115,7 +115,7 @@ fn put_v1(call: &Call, device: nvmlDevice_t, count: Count, list: V1, kind: char)
     call.put_list(device, count, list, &records)
 }
 
-fn put_v2(call: &Call, device: nvmlDevice_t, count: Count, list: V2, kind: char) -> Answer {
+fn put_v2(call: &Call, device: nvmlDevice_t, count: Count, list: V2, kind: char) -> NvmlResult {
     let target = call.target(device)?;
     let records: Vec<_> = records(&target, kind)
         .map(|record| nvmlProcessInfo_v2_t {
@@ -132,7 +132,7 @@ fn put_v2(call: &Call, device: nvmlDevice_t, count: Count, list: V2, kind: char)
 ///
 /// Such a driver writes beyond an array that the caller sized for records of 24 bytes. This library returns
 /// *insufficient size* instead, so that a test sees a wrong number and not corrupted memory.
-fn put_v3(call: &Call, device: nvmlDevice_t, count: Count, list: V2, kind: char) -> Answer {
+fn put_v3(call: &Call, device: nvmlDevice_t, count: Count, list: V2, kind: char) -> NvmlResult {
     if call.loaded.state.process_record_bytes != 32 {
         return put_v2(call, device, count, list, kind);
     }

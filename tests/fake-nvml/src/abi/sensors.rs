@@ -6,7 +6,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlTemperature_v1_t, nvmlUtilization_t, nvmlViolationTime_t,
 };
 
-use super::{Answer, Call, INVALID_ARGUMENT, NOT_SUPPORTED, Out, check_version, entry_points, now_us};
+use super::{Call, INVALID_ARGUMENT, NOT_SUPPORTED, NvmlResult, Out, check_version, entry_points, now_us};
 use crate::gpu::{Clocks, Utilization};
 
 /// Period over which a driver averages the utilization of the engines.
@@ -42,10 +42,10 @@ entry_points! {
     }
 
     fn nvmlDeviceGetTemperatureV(call, device: nvmlDevice_t, reading: Out<nvmlTemperature_v1_t>) {
-        let mut answer = reading.get()?;
-        check_version::<nvmlTemperature_v1_t>(answer.version, 1)?;
-        answer.temperature = temperature(call, device, answer.sensorType)? as c_int;
-        reading.put(answer)
+        let mut value = reading.get()?;
+        check_version::<nvmlTemperature_v1_t>(value.version, 1)?;
+        value.temperature = temperature(call, device, value.sensorType)? as c_int;
+        reading.put(value)
     }
 
     fn nvmlDeviceGetTemperatureThreshold(
@@ -133,7 +133,7 @@ entry_points! {
 }
 
 /// NVML's documents exclude GPUs in MIG mode from all utilization.
-fn utilization(call: &Call, device: nvmlDevice_t) -> Answer<Utilization> {
+fn utilization(call: &Call, device: nvmlDevice_t) -> NvmlResult<Utilization> {
     let gpu = call.gpu(device)?;
     if gpu.mig.is_some() {
         return Err(NOT_SUPPORTED);
@@ -142,12 +142,12 @@ fn utilization(call: &Call, device: nvmlDevice_t) -> Answer<Utilization> {
 }
 
 /// There is one sensor, on the die.
-fn temperature(call: &Call, device: nvmlDevice_t, sensor: c_uint) -> Answer<u32> {
+fn temperature(call: &Call, device: nvmlDevice_t, sensor: c_uint) -> NvmlResult<u32> {
     let gpu = call.gpu(device)?;
     if sensor == 0 { gpu.temperature_c.ok_or(NOT_SUPPORTED) } else { Err(INVALID_ARGUMENT) }
 }
 
-fn clock(call: &Call, device: nvmlDevice_t, which: c_uint, all: fn(&Clocks) -> [u32; 4]) -> Answer<u32> {
+fn clock(call: &Call, device: nvmlDevice_t, which: c_uint, all: fn(&Clocks) -> [u32; 4]) -> NvmlResult<u32> {
     let gpu = call.gpu(device)?;
     let clocks = gpu.clocks.as_ref().ok_or(NOT_SUPPORTED)?;
     all(clocks).get(which as usize).copied().ok_or(INVALID_ARGUMENT)

@@ -5,7 +5,7 @@ use std::fs;
 
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
-use super::{Answer, Call, NOT_FOUND, Out, UNINITIALIZED, entry_points, put_chars};
+use super::{Call, NOT_FOUND, NvmlResult, Out, UNINITIALIZED, entry_points, put_chars};
 use crate::library::library;
 
 entry_points! {
@@ -57,7 +57,7 @@ entry_points! {
     }
 }
 
-fn initialise(call: &Call) -> Answer {
+fn initialise(call: &Call) -> NvmlResult {
     match call.loaded.state.init_error {
         None | Some(0) => {
             library().initialised += 1;

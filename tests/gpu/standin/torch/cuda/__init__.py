@@ -62,7 +62,9 @@ def take(size):
             observe(0, size, total, free + (1 << 30 if gpu.LIE == "torch-oom" else 0))
         raise OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {size / (1 << 30):.2f} GiB. GPU 0 has a total capacity of"
-            f" {total / (1 << 30):.2f} GiB of which {free / (1 << 30):.2f} GiB is free. (stand-in)"
+            f" {total / (1 << 30):.2f} GiB of which {free / (1 << 30):.2f} GiB is free."
+            f" Of the allocated memory {allocated / (1 << 30):.2f} GiB is allocated by PyTorch, and"
+            f" {(reserved - allocated) / (1 << 30):.2f} GiB is reserved by PyTorch but unallocated. (stand-in)"
         )
     allocated += size
     if grow:

@@ -8,7 +8,7 @@ use super::site::{ALONE, exchange, get};
 use crate::support::load::{other_address, own_address};
 use crate::support::{Memledger, eventually, skip};
 
-const PATIENT: &[&str] = &["--web.idle-timeout=1h", "--web.header-timeout=5m"];
+const LONG_TIMEOUTS: &[&str] = &["--web.idle-timeout=1h", "--web.header-timeout=5m"];
 
 /// Returns whether the connection is open and nothing was received on it.
 fn is_open(stream: &TcpStream) -> bool {
@@ -25,10 +25,10 @@ fn connect_to(address: SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn ten_thousand_idle_connections_keep_no_other_client_out() {
+fn ten_thousand_idle_connections_block_no_other_client() {
     let Some(address) = own_address() else { return skip("this host has no address but loopback") };
     let listen = format!("--web.listen-address={address}:0");
-    let memledger = Memledger::start(&[ALONE, PATIENT, &[&listen]].concat());
+    let memledger = Memledger::start(&[ALONE, LONG_TIMEOUTS, &[&listen]].concat());
     let other = other_address(&memledger);
     let before = memledger.anonymous_bytes();
     // from this host, then from another address: each has its own share of the 256 connections
@@ -52,7 +52,7 @@ fn ten_thousand_idle_connections_keep_no_other_client_out() {
                 left => Err(left.to_string()),
             }
         });
-        // a quarter of 256; a connection that was closed just before may still hold a permit
+        // a quarter of 256; a connection that was closed just before may still have a permit
         assert!((62..=64).contains(&left), "{left}");
         assert_eq!(exchange(connect_to(rest), &get("/metrics", "")).unwrap().0, 200);
         drop(open);

@@ -1,19 +1,19 @@
-"""Holds 32 MiB, and 16 MiB more for every line that comes in."""
+"""Allocates 32 MiB, and 16 MiB more for each input line."""
 import mmap
 import sys
 
-kept = []
+areas = []
 
 
-def take(mib):
+def allocate(mib):
     area = mmap.mmap(-1, mib << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for at in range(0, mib << 20, 4096):
         area[at] = 1
-    kept.append(area)
+    areas.append(area)
 
 
-take(32)
+allocate(32)
 print("ready", flush=True)
 for _ in sys.stdin:
-    take(16)
+    allocate(16)
     print("grown", flush=True)

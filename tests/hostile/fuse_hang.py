@@ -1,8 +1,10 @@
-"""A FUSE server in a mount namespace of its own; `mode` says what it does to whoever looks.
+"""A FUSE server that does not respond, in a mount namespace of its own. It ends when standard input is closed. argv[1]:
 
-shm     /dev/shm is a FUSE mount that never answers anything
-lock    a file of FUSE that never answers a read is mapped, and is read through /proc/self/mem: that holds the lock of this
-        process's memory map until the answer comes. A thread waits to write, and all readers wait for it
+shm     /dev/shm is a FUSE mount that responds to no request
+lock    after an input line, locks the memory map of this process: reads a mapped FUSE file through /proc/self/mem, which needs
+        the lock until FUSE responds to the read. Another thread waits to lock it for writing, so all later readers wait too
+
+tests/support/passthrough.py is a second server because it serves a folder to a program that it starts.
 """
 import ctypes
 import os
@@ -38,32 +40,33 @@ def attributes(inode):
 
 
 def serve(device):
+    """Responds to all requests but reads, until standard input is closed: when the test has ended, also by a failure."""
     poll = select.poll()
     poll.register(device, select.POLLIN)
-    poll.register(0, 0)  # closed when the test has ended, however it did
+    poll.register(0, 0)
     while not any(file == 0 for file, _ in poll.poll()):
         request = os.read(device, 1 << 17)
         operation, unique, inode = struct.unpack("=4xIQQ", request[:24])
         if operation in (READ, FORGET):
             continue
-        error, answer = 0, b""
+        error, response = 0, b""
         if operation == INIT:
-            answer = struct.pack("=IIIIHHIIHHI7I", 7, 31, 1 << 16, 0, 12, 10, 1 << 16, 1, 32, *[0] * 9)
+            response = struct.pack("=IIIIHHIIHHI7I", 7, 31, 1 << 16, 0, 12, 10, 1 << 16, 1, 32, *[0] * 9)
         elif operation == LOOKUP:
-            answer = struct.pack("=QQQQII", 2, 0, 1000, 1000, 0, 0) + attributes(2)
+            response = struct.pack("=QQQQII", 2, 0, 1000, 1000, 0, 0) + attributes(2)
         elif operation == GETATTR:
-            answer = struct.pack("=QII", 1000, 0, 0) + attributes(inode)
+            response = struct.pack("=QII", 1000, 0, 0) + attributes(inode)
         elif operation == OPEN:
-            answer = struct.pack("=QII", 1, 0, 0)
+            response = struct.pack("=QII", 1, 0, 0)
         elif operation not in (RELEASE, FLUSH):
             error = -38  # ENOSYS
-        os.write(device, struct.pack("=IiQ", 16 + len(answer), error, unique) + answer)
+        os.write(device, struct.pack("=IiQ", 16 + len(response), error, unique) + response)
 
 
-def lock_the_memory_map():
+def lock_memory_map():
     folder = tempfile.mkdtemp()
     device = mount(folder)
-    # a process of its own: a thread that waits for its answer cannot be killed, and would keep the device open for ever
+    # a process of its own: a thread that waits for FUSE cannot be killed, and would keep the device open
     if os.fork() == 0:
         print("ready", flush=True)
         serve(device)
@@ -71,19 +74,19 @@ def lock_the_memory_map():
     os.close(device)
     file = os.open(folder + "/file", os.O_RDONLY)
     area = libc.mmap(None, 4096, 1, 2, file, 0)  # PROT_READ, MAP_PRIVATE
-    libc.umount2(folder.encode(), 2)  # MNT_DETACH: it stays for who has it open
+    libc.umount2(folder.encode(), 2)  # MNT_DETACH: open files keep it
     os.rmdir(folder)
     memory = os.open("/proc/self/mem", os.O_RDONLY)
-    want_to_write = threading.Timer(0.2, lambda: libc.mmap(None, 4096, 3, 0x22, -1, 0))
+    lock_for_writing = threading.Timer(0.2, lambda: libc.mmap(None, 4096, 3, 0x22, -1, 0))
     sys.stdin.readline()
-    want_to_write.start()
+    lock_for_writing.start()
     os.pread(memory, 1, area)
 
 
 check(libc.unshare(CLONE_NEWNS), "unshare")
 check(libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None), "private mounts")
 if sys.argv[1] == "lock":
-    lock_the_memory_map()
+    lock_memory_map()
 else:
     device = mount("/dev/shm")
     print("ready", flush=True)

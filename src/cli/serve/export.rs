@@ -1,0 +1,63 @@
+//! Starts the export over OTLP.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use crate::clock::Timestamp;
+use crate::config::Config;
+use crate::http::{SnapshotCache, stale_after};
+use crate::ledger::exchange::SharedState;
+use crate::ledger::service::LedgerService;
+use crate::ledger::store::EventReader;
+use crate::otlp::traces::SpanQueue;
+use crate::otlp::{self, Origins, OtlpExporter, resource};
+
+/// Returns the position where the export resumes: when the ledger began to count, and the last acknowledged event.
+pub(super) fn export_position(config: &Config, ledger_service: &LedgerService) -> (f64, u64) {
+    let cursor_name = config.otlp.as_ref().map(otlp::cursor_name).unwrap_or_default();
+    (ledger_service.started_at(), ledger_service.cursor(&cursor_name))
+}
+
+/// Starts the OTLP exporter; `None` if none is configured.
+pub(super) fn start_exporter(
+    config: &Config,
+    (started_at, acknowledged): (f64, u64),
+    snapshot_cache: &Arc<SnapshotCache>,
+    shared_state: Arc<SharedState>,
+    event_reader: Option<EventReader>,
+    spans: Option<SpanQueue>,
+) -> anyhow::Result<Option<OtlpExporter>> {
+    let Some(settings) = &config.otlp else { return Ok(None) };
+    let host =
+        otlp::resource_detection::host(&config.host_paths, config.listen.first().map(SocketAddr::port));
+    if host.name.is_empty() && !settings.resource.iter().any(|(key, _)| key == "host.name") {
+        tracing::warn!(
+            "OTLP: the host's name is unreadable from this container, so host.name is missing; \
+             set OTEL_RESOURCE_ATTRIBUTES=host.name=NAME"
+        );
+    }
+    let boot = config.host_paths.boot_time().unwrap_or_default(); // 0 means *unknown* in OTLP
+    let now = Timestamp::now().unix_nanos();
+    let shared = otlp::OtlpContext {
+        snapshot_cache: Arc::clone(snapshot_cache),
+        stale_after: stale_after(config),
+        shared_state,
+        event_reader,
+        cursor_name: otlp::cursor_name(settings),
+        acknowledged: acknowledged.into(),
+        resource: resource(&host, &settings.resource),
+        origins: Origins { memledger: now, boot: boot * 1_000_000_000, ledger: (started_at * 1e9) as u64 },
+        otlp_stats: Arc::default(),
+        spans,
+    };
+    let targets = [("metrics", &settings.metrics), ("logs", &settings.logs), ("traces", &settings.traces)];
+    for (signal, target) in targets {
+        if let Some(target) = target {
+            let protocol = if target.grpc { "grpc" } else { "http/protobuf" };
+            tracing::info!(signal, endpoint = %target.endpoint, protocol, "exporting over OTLP");
+        }
+    }
+    Ok(Some(OtlpExporter::start(settings.clone(), shared).context("the OTLP thread failed to start")?))
+}

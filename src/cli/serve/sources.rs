@@ -1,0 +1,128 @@
+//! Starts what delivers data to the cycle and the ledger, and the cycle itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::clock::Timestamp;
+use crate::config::Config;
+use crate::discover::{Hierarchy, RuntimeState, Version, cri, docker};
+use crate::host::Waker;
+use crate::host::panics::{essential, run_essential};
+use crate::http::SnapshotCache;
+use crate::ledger::service::LedgerService;
+use crate::reporter::{self, ReporterState};
+use crate::sampler::stalled::IndependentSources;
+use crate::sampler::{CycleOutcome, Sampler, run_until};
+use crate::text::error_chain;
+
+/// How often a stalled cycle is looked for.
+const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Starts to receive what processes report from inside. A failure is only a warning: everything else works without.
+/// `waker` is signalled with each out-of-memory error.
+pub(super) fn start_reporter(config: &Config, waker: Arc<Waker>) -> Option<Arc<ReporterState>> {
+    let directory = config.reporter.directory.as_deref();
+    if directory.is_none() && config.reporter.auto_cleanup.is_some() {
+        tracing::warn!("--reporter.auto-cleanup does nothing while --reporter.directory is empty");
+    }
+    let directory = directory?;
+    let hierarchy = Hierarchy::detect(&config.host_paths).ok()?; // its absence is reported by the sampler
+    match reporter::start(directory, &config.host_paths, hierarchy.version == Version::V1, waker) {
+        Ok(state) => {
+            tracing::info!(directory = %directory.display(), "receiving reports of processes");
+            Some(state)
+        }
+        Err(error) => {
+            tracing::warn!(error = error_chain(&error), "no view from inside: processes cannot report");
+            None
+        }
+    }
+}
+
+/// Starts a task per container runtime.
+pub(super) fn start_runtimes(config: &Config, ledger_service: &LedgerService) -> Vec<Arc<RuntimeState>> {
+    let shared_state = ledger_service.shared_state();
+    let mut sources = Vec::new();
+    if !config.cri.sockets.is_empty() {
+        let source = RuntimeState::new(cri::RUNTIME, Arc::clone(&shared_state.waker));
+        let memory = cri::CriResumeState::new(
+            ledger_service.since(cri::RUNTIME),
+            ledger_service.running(cri::RUNTIME),
+        );
+        let follow = cri::follow(config.cri.clone(), config.filter.clone(), Arc::clone(&source), memory);
+        tokio::spawn(essential(cri::RUNTIME, follow));
+        if let Some(socket) = config.cri.pod_resources.clone() {
+            tokio::spawn(essential("pod resources", cri::pod_resources::follow(socket, Arc::clone(&source))));
+        }
+        sources.push(source);
+    }
+    for endpoints in config.endpoints.chunk_by(|one, other| one.runtime == other.runtime) {
+        let Some(runtime) = endpoints.first().map(|endpoint| endpoint.runtime) else { continue };
+        let source = RuntimeState::new(runtime, Arc::clone(&shared_state.waker));
+        let (since, open) = (ledger_service.since(runtime), ledger_service.running(runtime));
+        let (filter, shared) = (config.filter.clone(), Arc::clone(&source));
+        let follow = docker::follow_all(endpoints.to_vec(), filter, shared, since, open);
+        tokio::spawn(essential(runtime, follow));
+        sources.push(source);
+    }
+    sources
+}
+
+/// Keeps the metrics that need no cycle up to date while none finishes, for ever.
+pub(super) async fn serve_through_stalls(
+    mut sources: IndependentSources,
+    snapshot_cache: Arc<SnapshotCache>,
+    stale_after: Duration,
+) {
+    let nearly_stale = stale_after.saturating_sub(2 * STALL_CHECK_INTERVAL); // ready when the snapshot is stale
+    refresh_partial(&mut sources, &snapshot_cache, nearly_stale).await;
+}
+
+/// Serves the metrics that need no cycle once the newest snapshot is older than `max_age`; until the future is dropped.
+pub(super) async fn refresh_partial(
+    sources: &mut IndependentSources,
+    snapshot_cache: &SnapshotCache,
+    max_age: Duration,
+) {
+    loop {
+        tokio::time::sleep(STALL_CHECK_INTERVAL).await;
+        snapshot_cache.refresh_partial(max_age, |last| sources.snapshot(last, Timestamp::now()));
+    }
+}
+
+/// The thread of the cycle.
+pub(super) struct SamplerThread {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::Thread,
+}
+
+impl SamplerThread {
+    /// Does not wait for the thread, which may be in a slow read.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.unpark();
+    }
+}
+
+pub(super) fn start_sampler(
+    sampler: Sampler,
+    interval: Duration,
+    snapshot_cache: Arc<SnapshotCache>,
+    first: Arc<Notify>,
+) -> std::io::Result<SamplerThread> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let publish = move |outcome| match outcome {
+        CycleOutcome::Finished(snapshot) => {
+            snapshot_cache.publish(snapshot);
+            first.notify_one();
+        }
+        CycleOutcome::Failing => snapshot_cache.set_failing(),
+    };
+    let body = move || run_essential("cycle", || run_until(sampler, interval, &stopped, publish));
+    let handle = std::thread::Builder::new().name("cycle".into()).spawn(body)?;
+    Ok(SamplerThread { stop, thread: handle.thread().clone() })
+}

@@ -1,0 +1,165 @@
+//! What the thread of a source has read since the previous cycle, and how the cycle exports it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::assembler::MAX_READ_ERRORS;
+use super::types::{GpuReading, GpuSample, PidTrust};
+use crate::catalog::COLLECTOR_SUCCESS;
+use crate::clock::Timestamp;
+use crate::collect::{Context, Output};
+use crate::config::GpuSettings;
+
+/// Samples that are kept for the next cycle; beyond that the oldest are dropped.
+const MAX_SAMPLES: usize = 2_000;
+
+/// The output since the previous cycle.
+#[derive(Clone, Debug)]
+pub struct ReaderOutput {
+    /// The newest reading, however old.
+    pub latest: Option<Arc<GpuReading>>,
+    /// The samples since the previous call, oldest first, including one for each full reading.
+    pub samples: VecDeque<GpuSample>,
+    /// Read errors since the previous call.
+    pub read_errors: Vec<&'static str>,
+    /// Whether the driver was read at least once, or failed.
+    pub has_answered: bool,
+    /// When the thread was started, or the driver became available again.
+    pub started: Timestamp,
+}
+
+/// The output of a thread, shared with the cycle.
+#[derive(Debug, Default)]
+pub struct SharedOutput(Mutex<ReaderOutput>);
+
+impl Default for ReaderOutput {
+    fn default() -> Self {
+        Self {
+            latest: None,
+            samples: VecDeque::new(),
+            read_errors: vec![],
+            has_answered: false,
+            started: Timestamp::now(),
+        }
+    }
+}
+
+impl SharedOutput {
+    /// Returns the output for a short time.
+    pub fn lock(&self) -> MutexGuard<'_, ReaderOutput> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ReaderOutput {
+    /// Adds samples and, if there is one, a full reading with its read errors.
+    pub fn publish(&mut self, reading: Option<Arc<GpuReading>>, samples: Vec<GpuSample>) {
+        self.has_answered = true;
+        self.samples.extend(samples);
+        let excess = self.samples.len().saturating_sub(MAX_SAMPLES);
+        self.samples.drain(..excess);
+        if let Some(reading) = reading {
+            self.count_errors(reading.read_errors.iter().copied());
+            self.latest = Some(reading);
+        }
+    }
+
+    /// Adds read errors, up to a limit.
+    pub fn count_errors(&mut self, reasons: impl IntoIterator<Item = &'static str>) {
+        self.read_errors.extend(reasons);
+        self.read_errors.truncate(MAX_READ_ERRORS);
+    }
+
+    /// Discards the newest reading and all samples. After a failure the driver counts as one that has answered.
+    pub fn discard_readings(&mut self, has_failed: bool) {
+        self.latest = None;
+        self.samples.clear();
+        self.has_answered |= has_failed;
+    }
+
+    /// Takes the output.
+    pub fn take(&mut self) -> Self {
+        let samples = std::mem::take(&mut self.samples);
+        let read_errors = std::mem::take(&mut self.read_errors);
+        Self { samples, read_errors, ..self.clone() }
+    }
+
+    /// Returns whether the first reading is still within its deadline.
+    pub fn is_starting(&self, now: Timestamp, deadline: Duration) -> bool {
+        !self.has_answered && now.since(self.started) < deadline
+    }
+}
+
+/// The export of one source's readings.
+#[derive(Debug)]
+pub struct ReadingExport {
+    /// Older readings are not exported.
+    max_age: Duration,
+    /// The label of [`COLLECTOR_SUCCESS`] for whether the pids are trusted.
+    attribution: &'static str,
+    /// What to do where they are not.
+    advice: &'static str,
+    /// Whether a reading was exported before.
+    pub has_succeeded: bool,
+    /// The duration of the reading that was exported last.
+    pub read_duration: Duration,
+    /// The trust that was logged last.
+    reported_trust: Option<PidTrust>,
+}
+
+impl ReadingExport {
+    /// Returns the export of a source without a reading yet.
+    pub fn new(settings: &GpuSettings, attribution: &'static str, advice: &'static str) -> Self {
+        Self {
+            max_age: settings.interval + settings.deadline,
+            attribution,
+            advice,
+            has_succeeded: false,
+            read_duration: Duration::ZERO,
+            reported_trust: None,
+        }
+    }
+
+    /// Exports the output of a thread. Returns false if there is no recent reading.
+    pub fn export(&mut self, taken: ReaderOutput, context: &Context<'_>, output: &mut Output<'_>) -> bool {
+        for reason in taken.read_errors {
+            output.read_errors.count(reason);
+        }
+        output.cycle_data.gpu_samples.extend(taken.samples);
+        let is_recent = |reading: &Arc<GpuReading>| context.now.since(reading.at) <= self.max_age;
+        let Some(reading) = taken.latest.filter(is_recent) else { return false };
+        self.has_succeeded = true;
+        self.read_duration = reading.took;
+        self.warn_if_untrusted(reading.pids);
+        let is_trusted = f64::from(u8::from(reading.pids == PidTrust::Trusted));
+        output.series.global(COLLECTOR_SUCCESS, [self.attribution.into()], is_trusted);
+        let first = output.cycle_data.add_gpus(Arc::clone(&reading));
+        super::write(&reading, first, output.series);
+        true
+    }
+
+    /// Warns once for each reason for which processes cannot be attributed.
+    fn warn_if_untrusted(&mut self, pids: PidTrust) {
+        if let (PidTrust::Untrusted(reason), true) = (pids, self.reported_trust != Some(pids)) {
+            tracing::warn!(reason, "GPU memory cannot be attributed to containers; {}", self.advice);
+        }
+        self.reported_trust = Some(pids);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_reading_has_until_the_deadline() {
+        let mut output = ReaderOutput::default();
+        let deadline = Duration::from_secs(5);
+        let is_starting =
+            |output: &ReaderOutput, after| output.is_starting(output.started.plus(after), deadline);
+        assert!(is_starting(&output, deadline / 2) && !is_starting(&output, deadline));
+        output.discard_readings(true);
+        assert!(!is_starting(&output, deadline / 2), "a failure is an answer");
+    }
+}

@@ -1,0 +1,94 @@
+//! The query string of a request.
+
+use crate::config::percent::decoded;
+use crate::config::since;
+
+/// Returns the parameters of a query string; an error for a value that is not percent-encoded text.
+pub fn parameters(text: &str) -> impl Iterator<Item = Result<(&str, String), String>> {
+    text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let decoded =
+            decoded(value).ok_or_else(|| format!("{key:?}: {value:?} is not percent-encoded text"))?;
+        Ok((key, decoded))
+    })
+}
+
+/// Which rows of the ledger a request selects.
+#[derive(Debug)]
+pub struct Selection {
+    /// Since this Unix time.
+    pub since: Option<f64>,
+    /// The value of the parameter that names what is selected.
+    pub name: Option<String>,
+    /// Maximum number, the newest.
+    pub limit: usize,
+}
+
+/// Limit of a [`Selection`] that has none.
+const DEFAULT_LIMIT: usize = 100;
+
+/// Parses `since`, `limit` up to `max`, and the parameter `name`, whose value must be `expected`.
+pub fn selection(
+    text: &str,
+    now_unix: f64,
+    max: usize,
+    (name, expected): (&str, &str),
+) -> Result<Selection, String> {
+    let mut selection = Selection { since: None, name: None, limit: DEFAULT_LIMIT };
+    for parameter in parameters(text) {
+        let (key, value) = parameter?;
+        match key {
+            "since" => {
+                let since = since::since(&value, now_unix).map_err(|wanted| format!("since: {wanted}"))?;
+                selection.since = Some(since);
+            }
+            "limit" => {
+                let limit = value.parse().ok().filter(|limit| (1..=max).contains(limit));
+                selection.limit =
+                    limit.ok_or_else(|| format!("limit: {value:?} is not valid; expected 1 to {max}"))?;
+            }
+            key if key == name && value.is_empty() => return Err(format!("{name}: expected {expected}")),
+            key if key == name => selection.name = Some(value),
+            _ => return Err(format!("unknown parameter {key:?}; allowed: since, {name}, limit")),
+        }
+    }
+    Ok(selection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str, now_unix: f64) -> Result<Selection, String> {
+        selection(text, now_unix, 500, ("container", "a name, an id, or the beginning of an id"))
+    }
+
+    #[test]
+    fn parses_parameters() {
+        let found = parse("since=1h&container=tr%61in&limit=7", 10_000.0).unwrap();
+        assert_eq!((found.since, found.name.as_deref(), found.limit), (Some(6400.0), Some("train"), 7));
+        let found = parse("since=1970-01-01T01:00:10+01:00", 0.0).unwrap();
+        assert_eq!((found.since, found.name, found.limit), (Some(10.0), None, DEFAULT_LIMIT));
+        assert_eq!(parse("", 0.0).unwrap().limit, DEFAULT_LIMIT);
+    }
+
+    #[test]
+    fn rejects_invalid_parameters_with_the_allowed_values() {
+        for (text, says) in [
+            ("since=yesterday", "since: \"yesterday\" is not valid; expected a duration such as"),
+            ("since", "since: \"\" is not valid"),
+            ("limit=0", "expected 1 to 500"),
+            ("limit=501", "expected 1 to 500"),
+            ("limit=-1", "expected 1 to 500"),
+            ("container=", "the beginning of an id"),
+            ("container=%zz", "percent-encoded"),
+            ("container=%ff", "percent-encoded"),
+            ("container=%+1", "percent-encoded"),
+            ("container=a%4", "percent-encoded"),
+            ("sice=1h", "allowed: since, container, limit"),
+        ] {
+            let error = parse(text, 0.0).unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

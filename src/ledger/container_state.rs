@@ -1,0 +1,378 @@
+//! One container that the ledger knows, and the starts and ends of its runs. Pure.
+//!
+//! Runtime events and the cycle's inventory both report each run; equal start times identify it.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::events::{ContainerLabels, ContainerRef, PriorUsage};
+use super::interval::{CLOCK_TOLERANCE, Interval};
+use super::run::{MAX_START_EVENT_DELAY, Run, START_TOLERANCE};
+use super::run_record::RunFigures;
+use super::usage_history::by_role;
+use crate::clock::Timestamp;
+use crate::discover::{ContainerId, RuntimeEvent};
+
+/// The runtime reports the end of a stop within this many seconds after the exit.
+const STOP_REPORT_DELAY: f64 = 2.0;
+/// Maximum number of stop requests that are kept per run.
+const MAX_STOP_REQUESTS: usize = 8;
+/// Maximum number of ended runs that are kept per container once nothing of them is undecided, for late kills.
+pub const MAX_ENDED_RUNS: usize = 4;
+/// Maximum number of ended runs before that: after a pause, the runtime's events of many runs are applied before the kernel
+/// log of that time is read.
+const MAX_UNDECIDED_RUNS: usize = 1_024;
+
+/// One container.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ContainerState {
+    /// Labels of its series.
+    pub name: ContainerLabels,
+    /// The name is from a runtime; otherwise it is the short id.
+    #[serde(default)]
+    pub named: bool,
+    /// Image; empty if no runtime reported it.
+    pub image: Arc<str>,
+    /// Runtime; empty if unknown.
+    pub runtime: Arc<str>,
+    /// Unix time of the runtime's last OOM event that is of no run: its start may not be reported yet.
+    #[serde(default, alias = "oom_told")]
+    pub oom_event_at: Option<f64>,
+    /// Cgroup path, relative to the root of the hierarchy, from the inventory.
+    #[serde(default)]
+    pub cgroup: Option<PathBuf>,
+    /// Excluded by the filters.
+    #[serde(default)]
+    pub hidden: bool,
+    /// Current or last run; `None` if it was never seen running.
+    pub run: Option<Run>,
+    /// Unix time of the first event, or of the last kill if it was never seen running.
+    #[serde(default, alias = "told")]
+    pub first_event_at: f64,
+    #[serde(skip)]
+    pub(super) missing_since: Option<Timestamp>,
+    /// Runs before the current one, oldest first.
+    #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
+    pub(super) ended_runs: VecDeque<Run>,
+    /// Unix time of the end of the last run that was dropped: an older kill belongs to none of the known runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) dropped_until: Option<f64>,
+    #[serde(skip)]
+    pub(super) settings: Vec<(Arc<str>, Arc<str>)>,
+}
+
+/// A start or an end of a run.
+#[derive(Clone, Debug)]
+pub enum RunTransition {
+    /// A run began.
+    Began(ContainerId),
+    /// A run ended.
+    Ended(Box<End>),
+}
+
+/// The data of a run that ended.
+#[derive(Clone, Debug)]
+pub struct End {
+    /// Id of the container.
+    pub id: ContainerId,
+    /// The container.
+    pub subject: ContainerRef,
+    /// The run, with its exit.
+    pub run: Run,
+    /// Usage before the exit.
+    pub before: Option<PriorUsage>,
+    /// Highest usage during the run.
+    pub peak_usage_bytes: Option<u64>,
+    /// Highest sample of unreclaimable memory.
+    pub peak_unreclaimable_bytes: Option<u64>,
+}
+
+/// How well a run fits a kill; the first field decides.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+struct RunRank {
+    by_pid: bool,
+    is_unexplained: bool,
+    /// Seconds from the likely time to the run, negated.
+    nearness: f64,
+    overlap: f64,
+}
+
+impl ContainerState {
+    /// Returns true if it is running, as far as known.
+    pub fn is_running(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.ended.is_none())
+    }
+
+    /// Returns the container as the subject of an event of this run.
+    pub fn subject(&self, id: &ContainerId, run: Option<&Run>) -> ContainerRef {
+        ContainerRef {
+            name: self.name.clone(),
+            container_id: Arc::clone(id.shared()),
+            image: Arc::clone(&self.image),
+            runtime: Arc::clone(&self.runtime),
+            started: run.and_then(|run| run.started),
+        }
+    }
+
+    /// Returns the run in which a process was killed, and whether it is certain; `None` if no known run can have been it.
+    /// A first process with its pid decides; for a kill without a pid, an exit by SIGKILL that nothing explains; then
+    /// the most likely time `at`; then the longest overlap, which is not certain: a later run may not be reported yet.
+    pub fn run_of_kill(&self, happened: &Interval, at: f64, pid: Option<u32>) -> Option<(&Run, bool)> {
+        let mut begin = self.dropped_until.map_or(f64::NEG_INFINITY, |ended| ended + CLOCK_TOLERANCE);
+        let mut best: Option<(RunRank, bool, &Run)> = None;
+        for run in self.all_runs() {
+            let start = run.begin().map_or(f64::NEG_INFINITY, |started| started - MAX_START_EVENT_DELAY);
+            let window = Interval::new(begin.max(start), run.ended.unwrap_or(f64::INFINITY));
+            begin = run.ended.map_or(begin, |ended| ended + CLOCK_TOLERANCE);
+            if !window.overlaps(happened) {
+                continue;
+            }
+            let rank = RunRank {
+                by_pid: pid.is_some() && run.pid == pid,
+                is_unexplained: pid.is_none() && run.is_sigkill_unexplained(),
+                nearness: -(run.started.unwrap_or(window.earliest) - at).max(at - window.latest).max(0.0),
+                overlap: window.overlap(happened),
+            };
+            let is_likely = (window.earliest..=window.latest + CLOCK_TOLERANCE).contains(&at);
+            if best.is_none_or(|(other, ..)| rank > other) {
+                best = Some((rank, rank.by_pid || rank.is_unexplained || is_likely, run));
+            }
+        }
+        best.map(|(_, is_certain, run)| (run, is_certain))
+    }
+
+    /// Returns when the run before the current one ended, or the last time at which it is known not to have ended.
+    pub(super) fn previous_end(&self) -> Option<f64> {
+        self.ended_runs.back()?.latest_known()
+    }
+
+    /// Returns the run with this number.
+    pub fn run(&self, number: u32) -> Option<&Run> {
+        self.all_runs().find(|run| run.number == number)
+    }
+
+    /// Returns the run with this number for a change.
+    pub fn run_mut(&mut self, number: u32) -> Option<&mut Run> {
+        self.ended_runs.iter_mut().chain(&mut self.run).find(|run| run.number == number)
+    }
+
+    /// Returns the run at this Unix time for a change.
+    pub fn run_at_mut(&mut self, at: f64) -> Option<&mut Run> {
+        let runs = self.ended_runs.iter_mut().chain(&mut self.run);
+        runs.into_iter().find(|run| {
+            run.begin().is_none_or(|started| started <= at + CLOCK_TOLERANCE)
+                && run.ended.is_none_or(|ended| ended + CLOCK_TOLERANCE >= at)
+        })
+    }
+
+    /// Returns true if the kernel's path is the container's own cgroup or below it.
+    pub fn contains_path(&self, path: &str) -> bool {
+        let path = Path::new(path.trim_start_matches('/'));
+        self.cgroup.as_ref().is_some_and(|cgroup| path.starts_with(cgroup))
+    }
+
+    /// Returns the known runs, oldest first.
+    pub fn all_runs(&self) -> impl Iterator<Item = &Run> {
+        self.ended_runs.iter().chain(&self.run)
+    }
+
+    /// Returns the run that ended at this Unix time.
+    pub fn run_ended_at(&self, at: f64) -> Option<&Run> {
+        self.all_runs().find(|run| run.ended == Some(at))
+    }
+
+    /// Forgets the figures of a run whose record is complete.
+    pub fn forget_figures(&mut self, ended: f64) {
+        // one that is listed again goes on
+        let last = self.run.iter_mut().filter(|run| !run.is_exit_assumed);
+        let runs = self.ended_runs.iter_mut().chain(last).filter(|run| run.ended == Some(ended));
+        runs.for_each(|run| run.figures = RunFigures::default());
+    }
+
+    /// Returns the exit of the current run as a transition, once.
+    pub(super) fn end_transition(&mut self, id: &ContainerId) -> Option<RunTransition> {
+        let run = self.run.as_mut()?;
+        if std::mem::replace(&mut run.is_exit_recorded, true) {
+            return None;
+        }
+        let run = run.clone();
+        let usage = run.last_usage();
+        Some(RunTransition::Ended(Box::new(End {
+            id: id.clone(),
+            subject: self.subject(id, Some(&run)),
+            before: self.prior_usage(&run),
+            peak_usage_bytes: usage.and_then(|usage| usage.peak_usage_bytes),
+            peak_unreclaimable_bytes: usage.and_then(|usage| usage.peak_unreclaimable_bytes),
+            run,
+        })))
+    }
+
+    /// Returns the settings of labels and environment.
+    pub fn settings(&self) -> &[(Arc<str>, Arc<str>)] {
+        &self.settings
+    }
+
+    /// Returns the usage up to now or to the end of the run.
+    pub fn prior_usage(&self, run: &Run) -> Option<PriorUsage> {
+        let samples = run.history.samples()?;
+        let roles = run.last_usage().map_or(vec![], |usage| by_role(&usage.processes));
+        let settings = run.figures.settings_over(&self.settings);
+        Some(PriorUsage { samples, roles, settings, ..PriorUsage::default() })
+    }
+
+    /// Starts a run that began at `started`, unless it is known already.
+    pub(super) fn begin_run(
+        &mut self,
+        id: &ContainerId,
+        started: Option<f64>,
+        pid: Option<u32>,
+        is_event: bool,
+    ) -> Vec<RunTransition> {
+        let mut transitions = Vec::new();
+        let previous_end = self.previous_end();
+        if let Some(run) = self.run.as_mut() {
+            let is_after = |end: f64| run.started.is_some_and(|known| end <= known);
+            let is_before = |end: f64| started.is_some_and(|reported| reported < end);
+            if previous_end.is_some_and(|end| is_after(end) && is_before(end)) {
+                return transitions; // a repeated report of an earlier run
+            }
+            let is_of_this_boot = run.host_restart.is_none() || run.ended.is_some();
+            let same = is_of_this_boot
+                && match (run.started, started, run.ended) {
+                    // a late report after the exit; a start after that exit is another run, however soon it came
+                    (_, Some(other), Some(ended)) => other <= ended,
+                    (Some(_), Some(other), None) => {
+                        run.began_at(other, previous_end) || is_event && run.can_have_start_event(other)
+                    }
+                    (_, _, ended) => ended.is_none(),
+                };
+            if same {
+                run.pid = run.pid.or(pid);
+                run.started = run.started.or(started);
+                if run.ended.is_none() {
+                    run.add_start(started, previous_end);
+                    run.start_event = run.start_event.or(started.filter(|_| is_event));
+                }
+                return transitions;
+            }
+            if run.started.zip(started).is_some_and(|(known, reported)| reported < known) {
+                return transitions; // a late report of an earlier run
+            }
+            if run.ended.is_none() {
+                // its exit was not reported, and the next run has begun
+                (run.ended, run.is_exit_assumed) = (run.host_restart.or(started), true);
+                transitions.extend(self.end_transition(id));
+            }
+        }
+        let number = self.run.as_ref().map_or(0, |run| run.number + 1);
+        self.ended_runs.extend(self.run.take());
+        if self.ended_runs.len() > MAX_UNDECIDED_RUNS {
+            self.drop_oldest_run();
+        }
+        let is_of_run = |at: &mut f64| started.is_some_and(|started| *at >= started - CLOCK_TOLERANCE);
+        let oom_event_at = self.oom_event_at.take_if(is_of_run);
+        let start_event = started.filter(|_| is_event);
+        self.run = Some(Run { number, started, start_event, pid, oom_event_at, ..Run::default() });
+        self.missing_since = None;
+        transitions.push(RunTransition::Began(id.clone()));
+        transitions
+    }
+
+    /// Returns true if more ended runs are kept than late kills need.
+    pub(super) fn has_surplus_runs(&self) -> bool {
+        self.ended_runs.len() > MAX_ENDED_RUNS
+    }
+
+    /// Drops the oldest ended runs beyond [`MAX_ENDED_RUNS`] that were replaced so long ago that the records of their kills must
+    /// have been read, and of which nothing is undecided. Returns whether it dropped any.
+    pub(super) fn drop_decided_runs(
+        &mut self,
+        now: Timestamp,
+        after: Duration,
+        is_undecided: impl Fn(&Run) -> bool,
+    ) -> bool {
+        let before = self.ended_runs.len();
+        for run in &mut self.ended_runs {
+            run.replaced_at.get_or_insert(now);
+        }
+        while self.has_surplus_runs() {
+            let is_old = |run: &Run| run.replaced_at.is_some_and(|at| now.since(at) >= after);
+            if !self.ended_runs.front().is_some_and(|run| is_old(run) && !is_undecided(run)) {
+                break;
+            }
+            self.drop_oldest_run();
+        }
+        self.ended_runs.len() < before
+    }
+
+    fn drop_oldest_run(&mut self) {
+        if let Some(run) = self.ended_runs.pop_front() {
+            self.dropped_until = run.ended.or(self.dropped_until);
+        }
+    }
+
+    /// Applies a request to stop the container, or to send it a signal.
+    pub(super) fn apply_stop_request(&mut self, at: f64, signal: Option<i32>) {
+        let just_ended = |run: &&mut Run| {
+            let ended = run.ended.is_some_and(|ended| (0.0..STOP_REPORT_DELAY).contains(&(at - ended)));
+            signal.is_none() && ended
+        };
+        if let Some(run) = self.run.as_mut().filter(just_ended) {
+            run.is_stop_confirmed = true;
+        }
+        // repeated after a restart, it may belong to an earlier run
+        let is_new_request = |run: &&mut Run| {
+            run.ended.is_none()
+                && run.begin().is_none_or(|started| started <= at + CLOCK_TOLERANCE)
+                && !run.stop_requests.contains(&(at, signal))
+        };
+        if let Some(run) = self.run.as_mut().filter(is_new_request) {
+            run.stop_requests.push((at, signal));
+            if run.stop_requests.len() > MAX_STOP_REQUESTS {
+                run.stop_requests.remove(0);
+            }
+        }
+    }
+
+    /// Applies the exit of a run. Returns `None` if the exit is known already or belongs to an earlier run.
+    pub(super) fn apply_exit(
+        &mut self,
+        runtime_event: &RuntimeEvent,
+        exit_code: Option<i64>,
+        oom_flag: Option<bool>,
+    ) -> Option<RunTransition> {
+        // its start may be forgotten
+        let run = self.run.get_or_insert_default();
+        if run.begin().is_some_and(|started| runtime_event.at < started) {
+            let same = |run: &&mut Run| {
+                run.ended.is_some_and(|ended| (ended - runtime_event.at).abs() < START_TOLERANCE)
+            };
+            if let Some(earlier) = self.ended_runs.iter_mut().rev().find(same) {
+                earlier.exit_code = earlier.exit_code.or(exit_code);
+                earlier.oom_flag = earlier.oom_flag.or(oom_flag);
+                return None;
+            }
+        }
+        if run.begin().is_some_and(|started| runtime_event.at + START_TOLERANCE < started) {
+            return None;
+        }
+        if run.ended.is_some() {
+            // reported already, or assumed: add what was missing
+            run.exit_code = run.exit_code.or(exit_code);
+            run.oom_flag = run.oom_flag.or(oom_flag);
+            run.is_exit_assumed = false;
+            return None;
+        }
+        // an exit before the restart has a reason of its own
+        run.host_restart = run.host_restart.filter(|restart| runtime_event.at >= *restart);
+        run.ended = Some(run.host_restart.unwrap_or(runtime_event.at));
+        run.exit_code = exit_code;
+        run.oom_flag = oom_flag;
+        run.is_exit_recorded = false; // the container may have been taken for removed before, with an exit of unknown reason
+        self.end_transition(&runtime_event.id)
+    }
+}

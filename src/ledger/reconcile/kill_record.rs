@@ -1,0 +1,83 @@
+//! What the kernel log shows of a kill. Pure.
+
+use std::sync::Arc;
+
+use crate::collect::kernel_log::LogEntry;
+use crate::ledger::events::{Evidence, Kill, KillOwner, OomReport, OomScope};
+use crate::parse::kernel_log::{Killed, OomContext};
+
+fn context_text(context: &OomContext) -> String {
+    let victim = context.task_cgroups.join(" or ");
+    match (&context.oom_cgroup, context.global) {
+        (Some(limit), _) => format!("the limit of {limit} was hit; the victim was in {victim}"),
+        (None, true) if !context.nodes.is_empty() => {
+            format!("NUMA nodes {} ran out of memory; the victim was in {victim}", context.nodes)
+        }
+        (None, true) => format!("the machine ran out of memory; the victim was in {victim}"),
+        (None, false) => format!("a limit was hit; the victim was in {victim}"),
+    }
+}
+
+impl Kill {
+    /// Returns what the kernel log shows of a kill.
+    pub(super) fn of_record(
+        entry: &LogEntry,
+        killed: &Killed,
+        context: Option<&OomContext>,
+        report: Option<Arc<OomReport>>,
+    ) -> Self {
+        // before 5.1 the record does not show whose memory was exhausted
+        let by_report =
+            || report.as_ref().filter(|report| report.usage_bytes.is_some()).map(|report| report.host);
+        let global =
+            killed.global.or(context.map(|context| context.global)).or_else(by_report).unwrap_or(false);
+        let mut evidence = vec![Evidence::new("kmsg", entry.text.to_string())];
+        if let Some(context) = context {
+            evidence.insert(0, Evidence::new("kmsg", context_text(context)));
+        }
+        let limit_cgroup = context.and_then(|context| context.oom_cgroup.as_deref());
+        Self {
+            kernel_usec: Some(entry.position.usec),
+            pid: Some(killed.pid),
+            process: killed.process.as_str().into(),
+            scope: if global { OomScope::Host } else { OomScope::Container },
+            anon_bytes: killed.anon_bytes,
+            file_bytes: killed.file_bytes,
+            shmem_bytes: killed.shmem_bytes,
+            oom_score_adj: killed.oom_score_adj,
+            limit_cgroup: limit_cgroup.unwrap_or_default().into(),
+            limit_bytes: report.as_ref().filter(|report| !report.host).and_then(|report| report.limit_bytes),
+            report,
+            evidence,
+            ..Self::unknown()
+        }
+    }
+
+    /// Returns a kill of which nothing is known.
+    pub(in crate::ledger) fn unknown() -> Self {
+        Self {
+            id: 0,
+            at: 0.0,
+            earliest: None,
+            boot_id: "".into(),
+            kernel_usec: None,
+            pid: None,
+            process: "".into(),
+            role: "".into(),
+            owner: KillOwner::Pending,
+            victim: None,
+            scope: OomScope::Container,
+            anon_bytes: None,
+            file_bytes: None,
+            shmem_bytes: None,
+            oom_score_adj: None,
+            limit_cgroup: "".into(),
+            limit_bytes: None,
+            method: "".into(),
+            report: None,
+            before_start: false,
+            evidence: vec![],
+            before: None,
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What a step changes in the store, and the figures that are published. Pure.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use super::{AccountingCheckpoint, Reconciler};
+use crate::clock::Timestamp;
+use crate::ledger::events::{ContainerLabels, LedgerEvent};
+use crate::ledger::exchange::{ContainerFigures, LedgerFigures};
+use crate::ledger::totals::Total;
+
+/// Interval between removals of ended containers.
+const FORGET_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval between writes of how far the sources were read if there are no events.
+const CHECKPOINT_INTERVAL: f64 = 600.0;
+/// Maximum number of ended containers whose figures are shown, newest first.
+const MAX_ENDED_SHOWN: usize = 500;
+
+impl Reconciler {
+    pub(super) fn write(&mut self, now: Timestamp) {
+        for pending in &mut self.pending {
+            let persisted = pending.persisted();
+            if pending.stored.as_ref() != Some(&persisted) {
+                self.changes.pending_kills.insert(pending.kill.id, Some(persisted.clone()));
+                pending.stored = Some(persisted);
+            }
+        }
+        let containers = &self.containers;
+        self.totals.write(&mut self.changes, |name| containers.iter().any(|(_, known)| known.name == *name));
+        for id in self.containers.take_changed() {
+            let known =
+                self.containers.get(&id).filter(|known| known.run.is_some() || known.first_event_at > 0.0);
+            self.changes.containers.insert(id, known.cloned());
+        }
+        for (inode, attributed) in self.counters.take_changed() {
+            self.changes.cgroup_kills.insert(inode, attributed);
+        }
+        if self.last_forget.is_none_or(|last_forget| now.since(last_forget) >= FORGET_INTERVAL) {
+            self.last_forget = Some(now);
+            let before = now.unix_seconds() - self.config.keep_ended.as_secs_f64().max(3600.0);
+            let kills = self.pending.iter().filter_map(|pending| pending.container.as_ref());
+            let needed: HashSet<_> = kills.chain(self.pending_exits.iter().map(|exit| &exit.id)).collect();
+            for id in self.containers.remove_ended(before, |id| needed.contains(id)) {
+                self.changes.containers.insert(id, None);
+            }
+        }
+        self.write_checkpoints();
+    }
+
+    /// Writes the running containers with the next step.
+    pub fn mark_running_changed(&mut self) {
+        self.containers.mark_running_changed();
+    }
+
+    /// Writes the whole state with the next step: the store lost it.
+    pub fn mark_all_changed(&mut self) {
+        self.containers.mark_all_changed();
+        self.totals.mark_all_changed();
+        self.counters.mark_all_changed();
+        self.stored_checkpoint = None;
+        self.pending.iter_mut().for_each(|pending| pending.stored = None);
+        let kills = self.pending.iter().map(|pending| LedgerEvent::OomKill(pending.kill.clone()));
+        let exits = self.pending_exits.iter().map(|pending| LedgerEvent::Exit(pending.exit.clone()));
+        let ooms = self.cuda_ooms.pending.iter().map(|pending| LedgerEvent::CudaOom(pending.event.clone()));
+        self.changes.events.extend(kills.chain(exits).chain(ooms).map(|event| (event.id(), event)));
+    }
+
+    /// Returns the highest id of an event.
+    pub fn last_id(&self) -> u64 {
+        self.next_id - 1
+    }
+
+    /// Stores how far the sources were read: together with events, else only occasionally, because reading old lines
+    /// without kills again changes nothing.
+    fn write_checkpoints(&mut self) {
+        let mut account = self.accounting.checkpoint().clone();
+        account.cgroups_explained_at = self.counters.explained_at();
+        let counts = |account: &AccountingCheckpoint| {
+            let written = account.balanced_at.map(|at| (at / CHECKPOINT_INTERVAL) as u64);
+            (account.records, account.duplicates, account.gaps, account.opened_at, written)
+        };
+        let moved = self
+            .stored_checkpoint
+            .as_ref()
+            .is_none_or(|stored| counts(stored) != counts(&account) || stored.boot_id != account.boot_id);
+        if moved || !self.changes.is_empty() {
+            self.changes.accounting = Some(account.clone());
+            self.stored_checkpoint = Some(account);
+            for (runtime, since) in &self.last_event_times {
+                self.changes.runtime_cursors.insert((*runtime).to_owned(), *since);
+            }
+        }
+    }
+
+    /// Returns the current figures. The caller adds the state of the sources and of the store.
+    pub fn figures(&self, now: Timestamp) -> LedgerFigures {
+        let shown_since = now.unix_seconds() - self.config.keep_ended.as_secs_f64();
+        let mut shown: Vec<(f64, &ContainerLabels)> = Vec::new();
+        for (_, known) in self.containers.iter().filter(|(_, known)| !known.hidden) {
+            let until = match &known.run {
+                Some(run) => run.ended.unwrap_or(f64::INFINITY),
+                // one of its processes was killed before it was seen running
+                None => self.totals.figures(&known.name).last_kill.unwrap_or(0.0),
+            };
+            if until > shown_since {
+                shown.push((until, &known.name));
+            }
+        }
+        shown.sort_by(|one, other| other.0.total_cmp(&one.0));
+        let running = shown.iter().take_while(|(until, _)| until.is_infinite()).count();
+        shown.truncate(running + MAX_ENDED_SHOWN);
+        let containers: BTreeMap<&ContainerLabels, ContainerFigures> =
+            shown.into_iter().map(|(_, name)| (name, self.totals.figures(name))).collect();
+        LedgerFigures {
+            host_kills: self.totals.get(Total::Host),
+            host_process_kills: self.totals.get(Total::HostProcess),
+            unattributed: self.totals.get(Total::Unattributed),
+            gaps: self.totals.get(Total::Gaps),
+            duplicate_lines: self.totals.get(Total::Duplicates),
+            containers: containers.into_values().collect(),
+            ..LedgerFigures::default()
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Single scenarios: the reason of an exit, and how long it waits for evidence.
+
+use super::figures;
+use super::story::{KILLED, Story, stop_request};
+use crate::discover::EventKind;
+use crate::ledger::events::ExitReason;
+use crate::ledger::reconcile::ProcInfo;
+
+#[test]
+fn each_exit_code_has_its_reason() {
+    for (code, reason) in [(0, ExitReason::Completed), (1, ExitReason::Error), (139, ExitReason::Signal)] {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        story.end('a', 1.0, Some(code));
+        story.settle(1.0);
+        assert_eq!(story.reasons('a'), [Some(reason)]);
+        let exit = story.exits('a')[0];
+        assert!((exit.duration_seconds.unwrap() - 0.9).abs() < 1e-3 && exit.exit_code == Some(code));
+    }
+}
+
+#[test]
+fn code_137_without_kill_is_killed_after_waiting_for_evidence() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.end('a', 1.0, KILLED);
+    story.settle(1.0);
+    assert_eq!(story.reasons('a'), [None]);
+    story.restart(2.0);
+    story.settle(5.1);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Killed)], "reported once despite a restart");
+    assert_eq!(figures(&story.store.totals(), "a").exits.iter().sum::<u64>(), 1);
+}
+
+#[test]
+fn code_137_with_late_attributed_kill_is_oom() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill(1.0, 1, None, ProcInfo::default());
+    story.end('a', 1.1, KILLED);
+    story.settle(1.1);
+    assert_eq!(story.reasons('a'), [None]);
+    story.counters(2.0, &[('a', 1)]);
+    story.settle(2.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer)]);
+}
+
+#[test]
+fn exit_reported_late_is_of_the_kill_before_it() {
+    let mut story = Story::new();
+    for letter in ['a', 'b'] {
+        story.event(letter, 0.1, EventKind::Started);
+        story.kill_in(letter, 1.0, 71); // below a shell, which returns its child's status
+    }
+    for at in [1.0, 7.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.counted("a"), (0, 1), "no exit was reported in time");
+    story.late_event('a', 1.1, 8.0, EventKind::Ended { exit_code: KILLED, oom_flag: None });
+    story.late_event('b', 7.9, 8.0, EventKind::Ended { exit_code: KILLED, oom_flag: None });
+    for at in [8.0, 12.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer)]);
+    assert_eq!(story.reasons('b'), [Some(ExitReason::Killed)], "seven seconds after the kill");
+}
+
+#[test]
+fn exit_does_not_wait_for_ever_for_records_that_keep_missing() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.log(0.5, vec![]);
+    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.end('a', 1.0, KILLED);
+    for step in 0..40_u64 {
+        let at = 1.0 + step as f64 * 0.4;
+        story.log(at, vec![]);
+        story.reconciler.apply_vmstat(story.at(at), Some(8 + step));
+        story.settle(at);
+    }
+    assert!(story.reasons('a')[0].is_some(), "its end is known");
+}
+
+#[test]
+fn request_without_a_signal_explains_only_an_exit_soon_after_it() {
+    let mut story = Story::new();
+    for (letter, ended) in [('a', 5.0), ('b', 300.0)] {
+        story.event(letter, 0.1, EventKind::Started);
+        story.event(letter, 1.0, EventKind::SignalRequested { signal: None });
+        story.end(letter, ended, Some(139));
+    }
+    for at in [300.0, 304.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Stopped)]);
+    assert_eq!(story.reasons('b'), [Some(ExitReason::Signal)]);
+}
+
+#[test]
+fn error_one_minute_after_killed_child_is_error() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill_in('a', 1.0, 71);
+    for at in [1.0, 7.0] {
+        story.settle(at);
+    }
+    story.end('a', 61.0, Some(1));
+    story.settle(61.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Error)]);
+    assert_eq!((story.counted("a"), story.exits('a')[0].oom_kills), ((0, 1), 1));
+}
+
+#[test]
+fn stop_with_timeout_is_stopped_with_both_signals_as_evidence() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 1.0, stop_request(15));
+    story.kill_in('a', 9.0, 71); // a child, shortly before Docker's stop timeout
+    story.event('a', 11.0, stop_request(9));
+    story.end('a', 11.1, KILLED);
+    story.event('a', 11.2, EventKind::SignalRequested { signal: None });
+    story.settle(11.2);
+    assert_eq!((story.reasons('a'), story.counted("a")), (vec![Some(ExitReason::Stopped)], (0, 1)));
+    let lines: Vec<&str> = story.exits('a')[0].evidence.iter().map(|line| line.text.as_str()).collect();
+    assert!(lines[0].contains("signal 15") && lines[1].contains("signal 9"), "{lines:?}");
+}
+
+#[test]
+fn exit_without_code_is_unknown_or_stopped_on_request() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('b', 0.1, EventKind::Started);
+    story.event('b', 0.9, stop_request(15));
+    story.end('a', 1.0, None);
+    story.end('b', 1.0, None);
+    story.settle(1.0);
+    story.settle(4.1);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)]);
+    assert_eq!(story.reasons('b'), [Some(ExitReason::Stopped)]);
+}

@@ -1,0 +1,168 @@
+//! The log records and runtime events of the world, as memledger reads them.
+
+use std::sync::Arc;
+
+use super::{Ending, Group, NAMES, TrueKill, World};
+use crate::clock::Timestamp;
+use crate::collect::kernel_log::{LogEntry, LogPosition};
+use crate::discover::{ContainerDetails, EventKind, RuntimeEvent};
+use crate::ledger::events::OomScope;
+use crate::ledger::reconcile::ProcInfo;
+use crate::parse::kernel_log::{Killed, Line, OomContext};
+
+impl World {
+    /// Returns true if a record that was logged until then, after a position, was overwritten.
+    pub fn has_lost_records(&self, begin: Timestamp, after: u64, at: u64) -> bool {
+        let lost = |kill: &&TrueKill| kill.trace.lost && kill.logged <= at;
+        self.kills.iter().filter(lost).any(|kill| self.stamp(begin, kill.logged) > after)
+    }
+
+    /// Returns the kernel log until then, after a position. `None`: it cannot be read.
+    pub fn log(&self, begin: Timestamp, after: u64, at: u64) -> Option<Vec<(LogEntry, ProcInfo)>> {
+        if !self.sources.log {
+            return None;
+        }
+        let mut entries = Vec::new();
+        for kill in self.kills.iter().filter(|kill| !kill.trace.lost && kill.logged <= at) {
+            entries.extend(self.lines(begin, kill, at));
+        }
+        for logged in self.skipped.iter().filter(|logged| **logged <= at) {
+            let usec = self.stamp(begin, *logged) + 100;
+            for number in 0..10 {
+                let task_cgroups = vec![format!("/{}", self.cgroup(0))];
+                let context = OomContext { task_cgroups, pid: Some(9_999), ..OomContext::default() };
+                for (place, line) in [Line::Invoked, Line::Context(context)].into_iter().enumerate() {
+                    let usec = usec + 2 * number + place as u64;
+                    let position = LogPosition { sequence: Some(usec), usec };
+                    entries.push((
+                        LogEntry { position, line, text: "a line".into(), report: None },
+                        ProcInfo::default(),
+                    ));
+                }
+            }
+        }
+        entries.sort_by_key(|(entry, _)| entry.position.usec);
+        entries.retain(|(entry, _)| entry.position.usec > after);
+        Some(entries)
+    }
+
+    /// Returns the stamps of records until then, after a position, that have nothing to do with OOM: those of the network
+    /// devices of a container that starts.
+    pub fn other_stamps(&self, begin: Timestamp, after: u64, at: u64) -> Vec<u64> {
+        let starts = self.runs.iter().flatten().map(|run| run.start);
+        let logged = starts.flat_map(|start| start..start + 3).filter(|logged| *logged <= at);
+        logged.map(|logged| self.stamp(begin, logged)).filter(|usec| *usec > after).collect()
+    }
+
+    /// Returns the stamp of a record that is logged then.
+    pub fn stamp(&self, begin: Timestamp, logged: u64) -> u64 {
+        self.stamp_of_begin(begin) + logged * 1_000
+    }
+
+    /// Returns when a record with this stamp is logged.
+    pub fn logged(&self, begin: Timestamp, usec: u64) -> u64 {
+        usec.saturating_sub(self.stamp_of_begin(begin)) / 1_000
+    }
+
+    fn stamp_of_begin(&self, begin: Timestamp) -> u64 {
+        let tolerated = begin.kernel_usec() as i64 / 10_000;
+        begin.kernel_usec().saturating_add_signed(tolerated * self.sources.drift / 100)
+    }
+
+    fn lines(&self, begin: Timestamp, kill: &TrueKill, at: u64) -> Vec<(LogEntry, ProcInfo)> {
+        let path = match kill.owner {
+            Some((container, _)) => format!("/{}", self.cgroup(container)),
+            None => "/system.slice/cron.service".to_owned(),
+        };
+        let entry_at = |logged: u64, number: u64, line: Line| {
+            let usec = self.stamp(begin, logged) + number;
+            let position = LogPosition { sequence: Some(usec), usec };
+            LogEntry { position, line, text: Arc::from("a line"), report: None }
+        };
+        let entry = |number: u64, line: Line| entry_at(kill.logged, number, line);
+        let mut lines = Vec::new();
+        if kill.trace.context {
+            lines.push((entry(0, Line::Invoked), ProcInfo::default()));
+            let context = OomContext {
+                global: kill.scope == OomScope::Host,
+                task_cgroups: vec![path.clone()],
+                oom_cgroup: (kill.scope == OomScope::Container).then(|| path.clone()),
+                pid: Some(kill.pid),
+                ..OomContext::default()
+            };
+            lines.push((entry(1, Line::Context(context)), ProcInfo::default()));
+        }
+        let killed = || {
+            Line::Killed(Killed {
+                pid: kill.pid,
+                process: NAMES[kill.trace.name].into(),
+                global: Some(kill.scope == OomScope::Host),
+                ..Killed::default()
+            })
+        };
+        let hint = ProcInfo { cgroup: kill.trace.hint.then(|| path.clone()), ..ProcInfo::default() };
+        lines.push((entry(2, killed()), hint));
+        if kill.group == Group::Chosen {
+            lines.push((entry(3, Line::Group { path }), ProcInfo::default()));
+        }
+        if let Some(repeated) = kill.repeated.filter(|repeated| *repeated <= at) {
+            lines.push((entry_at(repeated, 4, killed()), ProcInfo::default()));
+        }
+        lines
+    }
+
+    /// Returns the runtime's events between these times, in order.
+    pub fn runtime_events(&self, begin: Timestamp, after: u64, at: u64) -> Vec<RuntimeEvent> {
+        let mut runtime_events: Vec<(u64, RuntimeEvent)> = Vec::new();
+        for (container, runs) in self.runs.iter().enumerate().filter(|_| self.sources.runtime) {
+            let mut add = |when: u64, what| {
+                runtime_events.push((when, self.runtime_event(begin, container, when, what)))
+            };
+            for (number, run) in runs.iter().enumerate() {
+                add(run.start, EventKind::Started);
+                if run.reports_pid() {
+                    add(run.start + 100, EventKind::Running { pid: Some(run.pid) });
+                }
+                for kill in self.kills.iter().filter(|kill| kill.owner == Some((container, number))) {
+                    add(kill.at, EventKind::Oom);
+                }
+                let Some((end, (code, _))) = run.end.zip(run.ending.truth()) else { continue };
+                match run.ending {
+                    Ending::Stopped => add(end - 30, EventKind::SignalRequested { signal: Some(15) }),
+                    Ending::DockerKill => add(end - 30, EventKind::SignalRequested { signal: Some(9) }),
+                    _ => {}
+                }
+                add(end, EventKind::Ended { exit_code: Some(code), oom_flag: Some(false) });
+                if run.ending == Ending::Stopped {
+                    add(end + 1, EventKind::SignalRequested { signal: None });
+                }
+            }
+        }
+        runtime_events.sort_by_key(|(when, _)| *when);
+        let reported = runtime_events.into_iter().filter(|(when, _)| (after..at).contains(when));
+        reported.map(|(_, runtime_event)| runtime_event).collect()
+    }
+
+    /// Returns one event; `Running` has the time of the start.
+    pub fn runtime_event(
+        &self,
+        begin: Timestamp,
+        container: usize,
+        when: u64,
+        what: EventKind,
+    ) -> RuntimeEvent {
+        let when = if matches!(what, EventKind::Running { .. }) { when - 100 } else { when };
+        RuntimeEvent {
+            runtime: "docker",
+            id: Self::id(container),
+            at: self.clocks(begin, when).unix_seconds(),
+            named: Some(ContainerDetails {
+                name: Self::name(container).into(),
+                pod: None,
+                image: "image".into(),
+                labels_match: true,
+            }),
+            what,
+        }
+    }
+}

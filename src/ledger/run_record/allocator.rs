@@ -1,0 +1,43 @@
+//! The configuration of PyTorch's allocator among the settings of a run.
+
+/// Names of the setting, newest first. PyTorch knows the first one from 2.9 on; it still reads the second.
+const NAMES: [&str; 2] = ["pytorch_alloc_conf", "pytorch_cuda_alloc_conf"];
+
+/// Returns whether the allocator may join free pieces of its cache; `setting` returns the value of a name.
+pub fn has_expandable_segments<'a>(setting: impl Fn(&str) -> Option<&'a str>) -> bool {
+    NAMES.iter().any(|name| setting(name).is_some_and(|value| value.contains("expandable_segments:True")))
+}
+
+/// Returns the variable that has the configuration of a run, or both names if it has none.
+pub fn variable<'a>(setting: impl Fn(&str) -> Option<&'a str>) -> &'static str {
+    match NAMES.map(|name| setting(name).is_some()) {
+        [true, _] => "PYTORCH_ALLOC_CONF",
+        [false, true] => "PYTORCH_CUDA_ALLOC_CONF",
+        _ => "PYTORCH_ALLOC_CONF (before PyTorch 2.9 PYTORCH_CUDA_ALLOC_CONF)",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn either_name_has_the_configuration() {
+        let segments = "max_split_size_mb:64,expandable_segments:True";
+        for (settings, is_set, name) in [
+            (vec![], false, "PYTORCH_ALLOC_CONF (before PyTorch 2.9 PYTORCH_CUDA_ALLOC_CONF)"),
+            (vec![("pytorch_alloc_conf", segments)], true, "PYTORCH_ALLOC_CONF"),
+            (vec![("pytorch_cuda_alloc_conf", segments)], true, "PYTORCH_CUDA_ALLOC_CONF"),
+            (vec![("pytorch_cuda_alloc_conf", "backend:native")], false, "PYTORCH_CUDA_ALLOC_CONF"),
+            (
+                vec![("batch_size", segments)],
+                false,
+                "PYTORCH_ALLOC_CONF (before PyTorch 2.9 PYTORCH_CUDA_ALLOC_CONF)",
+            ),
+        ] {
+            let setting =
+                |wanted: &str| settings.iter().find(|(name, _)| *name == wanted).map(|(_, value)| *value);
+            assert_eq!((has_expandable_segments(setting), variable(setting)), (is_set, name), "{settings:?}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What is kept of many samples of one value: their mean, or the growth of a counter.
+
+use serde::{Deserialize, Serialize};
+
+/// Longest interval between two samples of which the time counts, in seconds; that of sampling is at most an hour.
+const MAX_GAP: f64 = 7_200.0;
+
+/// The mean of samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Mean {
+    sum: f64,
+    count: u64,
+}
+
+impl Mean {
+    /// Records a sample.
+    pub fn record(&mut self, value: Option<f64>) {
+        if let Some(value) = value {
+            self.sum += value;
+            self.count += 1;
+        }
+    }
+
+    /// Returns the mean.
+    pub fn value(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum / self.count as f64)
+    }
+}
+
+/// The growth of a counter, which may begin again at 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Growth {
+    last: Option<(f64, f64)>,
+    total: f64,
+    seconds: f64,
+}
+
+impl Growth {
+    /// Records a sample.
+    pub fn record(&mut self, at: f64, value: Option<f64>) {
+        let Some(value) = value else { return };
+        // a wall clock that is set forward is no time that passed
+        if let Some((before, last)) = self.last.replace((at, value))
+            && value >= last
+            && at > before
+            && at - before <= MAX_GAP
+        {
+            self.total += value - last;
+            self.seconds += at - before;
+        }
+    }
+
+    /// Returns the growth per second.
+    pub fn rate(&self) -> Option<f64> {
+        (self.seconds > 0.0).then(|| self.total / self.seconds)
+    }
+}

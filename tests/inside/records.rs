@@ -1,0 +1,87 @@
+//! The record of a run whose program reports from inside: settings, steps, operations, and a search for a batch size that is not part
+//! of it.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::cuda_oom::exit_of;
+use super::{Host, MIB};
+use crate::support::docker::{Engine, of, unique};
+use crate::support::run_on_ledger;
+
+const GIB: u64 = 1 << 30;
+/// Beside torch.
+const CONTEXT: u64 = 300 * MIB;
+const RESERVED: &str = "memledger_container_torch_reserved_bytes";
+
+/// Holds 1 GiB, searches with 7 GiB until it runs out of memory, and trains with 2 GiB; goes on with each signal.
+const PROGRAM: &str = r#"
+import memledger, signal, torch
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+memledger.start(settings={"batch_size": 16})
+torch.cuda.standin_allocate(1 << 30)
+print("ready", flush=True)
+signal.sigwait({signal.SIGUSR1})
+with memledger.batch_search():
+    torch.cuda.standin_allocate(6 << 30)
+    try:
+        torch.cuda.standin_allocate(20 << 30)
+    except RuntimeError:
+        pass
+    signal.sigwait({signal.SIGUSR1})
+    torch.cuda.standin_free(6 << 30)
+    torch.cuda.empty_cache()
+with memledger.track("model", "forward"):
+    torch.cuda.standin_allocate(1 << 30)
+while signal.sigtimedwait({signal.SIGUSR1}, 0.02) is None:
+    memledger.step(batch_size=16)
+"#;
+
+fn state_flag(folder: &Path) -> String {
+    format!("--state.path={}", folder.join("state").display())
+}
+
+#[test]
+fn record_has_what_the_program_reported_without_its_search_for_a_batch_size() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("searches");
+    let host = Host::start_with(&engine, &name, |folder| vec![state_flag(folder)]);
+    let container = host.run(&engine, &name, PROGRAM);
+    let grow_to = |gib: u64| {
+        host.set_gpu_memory(&container, gib * GIB + CONTEXT);
+        host.memledger.eventually("its memory", |metrics| {
+            let torch = metrics.try_value(RESERVED, &[of(&name)[0], ("rank", "0")])?;
+            let driver = metrics.try_value(super::USED, &of(&name))?;
+            let wanted = ((gib * GIB) as f64, (gib * GIB + CONTEXT) as f64);
+            if (torch, driver) == wanted { Ok(()) } else { Err(format!("{torch} {driver}")) }
+        });
+    };
+    let go_on = || container.docker(&["kill", "-s", "USR1"]);
+    grow_to(1);
+    go_on();
+    grow_to(7);
+    host.set_gpu_memory(&container, 2 * GIB + CONTEXT);
+    go_on();
+    grow_to(2);
+    host.memledger.eventually("many steps", |metrics| {
+        let steps =
+            metrics.try_value("memledger_container_training_steps_total", &[of(&name)[0], ("rank", "0")])?;
+        if steps > 100.0 { Ok(()) } else { Err(format!("{steps} steps")) }
+    });
+    go_on();
+    assert_eq!(exit_of(&host.memledger, &name), ("completed".to_owned(), 0));
+    let (code, out, err) =
+        run_on_ledger(&["report", &name, "--format=json", &state_flag(host.folder.path())]);
+    assert_eq!((code, &*err), (Some(0), ""), "{out}");
+    let record: Value = serde_json::from_str(&out).expect("JSON");
+    let gpu = record["gpus"].as_object().and_then(|gpus| gpus.values().next()).expect("a GPU");
+    assert_eq!(gpu["peak_bytes"], 2 * GIB + CONTEXT, "{record}");
+    assert_eq!(gpu["torch_allocated_peak_bytes"], 2 * GIB, "{record}");
+    assert_eq!(record["torch_ooms"], 0, "{record}");
+    assert_eq!(record["settings"]["batch_size"], "16", "{record}");
+    assert_eq!(record["scopes"][0]["operation"], "forward", "{record}");
+    let steps = record["steps_per_second"].as_f64().expect("steps");
+    let samples = record["samples_per_second"].as_f64().expect("samples");
+    assert!(steps > 0.0 && (samples / steps - 16.0).abs() < 0.01, "{record}");
+}
