@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::support::{Memledger, eventually_true, run, skip};
+use crate::support::{Memledger, eventually_true, holds_in_time, processes_naming, run, skip};
 
 /// A service with its socket and storage, removed when dropped.
 pub struct Podman {
@@ -17,7 +17,8 @@ impl Podman {
             skip("no /usr/bin/podman; tests/setup/setup.sh installs it");
             return None;
         }
-        let mut podman = Self { dir: tempfile::tempdir().expect("a folder"), service: None };
+        let dir = tempfile::Builder::new().prefix("mlt-podman-").tempdir().expect("a folder");
+        let mut podman = Self { dir, service: None };
         let socket = format!("unix://{}", podman.socket());
         let mut service = podman.command(&["system", "service", "-t", "0", &socket]);
         podman.service = Some(service.stderr(Stdio::null()).spawn().expect("podman starts"));
@@ -65,6 +66,8 @@ impl Drop for Podman {
             let _ = service.kill();
             let _ = service.wait();
         }
+        // the monitor of each container starts one more podman, which makes its folders anew where they are gone
+        holds_in_time(|| processes_naming(&self.dir.path().join("root")).is_empty());
     }
 }
 

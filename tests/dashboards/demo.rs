@@ -10,7 +10,9 @@ use super::{in_repository, script};
 use crate::prometheus::provided;
 use crate::support::docker::{Engine, signal};
 use crate::support::oom::hog;
-use crate::support::{Metrics, binary, cgroups, eventually, eventually_true, run, terminate};
+use crate::support::{
+    Metrics, binary, cgroups, eventually, eventually_true, processes_naming, run, terminate,
+};
 
 /// A demo on its own ports and in its own folder. Killed by SIGKILL when dropped; the next one removes what that leaves.
 struct Demo {
@@ -104,18 +106,6 @@ fn traces(engine: Option<&Engine>, mark: &str) -> Vec<String> {
         found.extend(path.exists().then(|| path.display().to_string()));
     }
     found
-}
-
-/// Returns the processes with this path in their command line.
-fn processes_below(path: &Path) -> Vec<u32> {
-    let path = path.display().to_string();
-    let pids = std::fs::read_dir("/proc").expect("/proc").flatten();
-    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let names = |pid: &u32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains(&path)
-    };
-    pids.filter(names).collect()
 }
 
 /// alerts.py must report a status that differs from what the demo did.
@@ -213,7 +203,7 @@ fn second_demo_is_independent_and_removes_what_a_killed_one_left() {
     let folder = std::env::temp_dir().join(&mark);
     killed.child.kill().expect("it is killed");
     killed.child.wait().expect("it ends");
-    eventually_true("its programs exit with it", || processes_below(&folder).is_empty());
+    eventually_true("its programs exit with it", || processes_naming(&folder).is_empty());
     assert!(!traces(Some(&engine), &mark).is_empty(), "a killed demo leaves its containers");
     let Some(next) = Demo::start(&[]) else { return };
     eventually("the next demo removes them", || match traces(Some(&engine), &mark) {

@@ -253,10 +253,7 @@ impl Drop for PrivateEngine {
         // its containerd, if it outlived it: only one that was started below our folder
         let pid_file = self.path("exec/containerd/containerd.pid");
         let pid = std::fs::read_to_string(pid_file).ok().and_then(|text| text.trim().parse().ok());
-        let ours = |pid: u32| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&line).contains(self.folder.path().to_str().expect("text"))
-        };
+        let ours = |pid: u32| super::processes_naming(self.folder.path()).contains(&pid);
         if let Some(pid) = pid.filter(|pid| ours(*pid)) {
             signal("TERM", pid);
             super::holds_in_time(|| !ours(pid));

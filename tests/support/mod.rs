@@ -83,6 +83,18 @@ pub fn holds_in_time(mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Returns the processes with this path in their command line.
+pub fn processes_naming(path: &Path) -> Vec<u32> {
+    let path = path.display().to_string();
+    let pids = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let names = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&path)
+    };
+    pids.filter(names).collect()
+}
+
 /// Ends a child with SIGTERM, so that it can clean up, and with SIGKILL after the deadline. True if SIGTERM was enough.
 /// Never panics.
 pub fn terminate(child: &mut Child) -> bool {
