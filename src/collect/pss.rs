@@ -240,8 +240,8 @@ impl Collector for Pss {
         output.read_errors.init_at_zero("too_large");
         let low_headroom = self.headroom.update(context, output.cycle_data);
         self.take(context.now, output);
-        let containers = &context.inventory.containers;
-        self.started.retain(|id, _| containers.iter().any(|container| container.id == *id));
+        let running = context.inventory.ids();
+        self.started.retain(|id, _| running.contains(id));
         let before = self.shares.len();
         self.shares.retain(|id, measured| {
             // on a large host a measurement takes longer than the interval

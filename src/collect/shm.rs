@@ -23,7 +23,7 @@ use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::discover::{Container, ContainerId};
 use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool};
-use crate::host::{HostPaths, KernelFile, ReadError, classify};
+use crate::host::{Dir, HostPaths, KernelFile, ReadError, classify};
 use crate::parse::mount;
 
 /// Minimum interval between reads of the sizes.
@@ -164,24 +164,30 @@ fn mount_of(fd: &impl AsFd) -> Result<MountKey, Errno> {
 
 /// Reads the container's own `/dev/shm` as one of its processes sees it.
 ///
-/// The mount table is most of the cost, so it is read only for a mount that is not known yet. Ids of mounts are reused: should another
-/// file system get both the id and the device of a tmpfs, its type gives it away, and a read that it blocks has a deadline.
+/// The mount table is most of the cost, so it is read only for a mount that is not known yet, as is whether the pid is still that of
+/// the process: whoever sees the container's mount sees its size. Ids of mounts are reused: should another file system get both the id
+/// and the device of a tmpfs, its type gives it away, and a read that it blocks has a deadline.
 fn container_shm(
     host_paths: &HostPaths,
     ShmRead { process, host, known }: ShmRead,
     buffer: &mut Vec<u8>,
 ) -> Result<ShmFound, ReadError> {
-    let dir = process.open(&host_paths.proc, buffer)?;
+    let dir = Dir::open(&host_paths.process(process.pid))?;
     let what = || format!("/dev/shm of process {}", process.pid);
-    let root = openat(&dir, "root", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|errno| classify(errno, what()))?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = openat(&dir, "root", flags, Mode::empty()).map_err(|errno| classify(errno, what()))?;
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_MAGICLINKS
         | ResolveFlags::CACHED;
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let shm = match openat2(&root, "dev/shm", flags, Mode::empty(), resolve) {
-        Ok(shm) => shm,
+    let shm = openat2(&root, "dev/shm", flags, Mode::empty(), resolve);
+    let opened = shm.and_then(|shm| Ok((mount_of(&shm)?, shm)));
+    let is_known = opened.as_ref().is_ok_and(|(mount, _)| known == Some(*mount));
+    if !is_known {
+        process.check(&dir, buffer)?;
+    }
+    let (mount, shm) = match opened {
+        Ok(opened) => opened,
         // no such directory, a link, or a lookup that needs a request to the container's file system
         Err(Errno::NOENT | Errno::NOTDIR | Errno::AGAIN) => return Ok(ShmFound::NotItsOwn),
         Err(Errno::LOOP | Errno::XDEV) => return Ok(ShmFound::NoTmpfs),
@@ -189,11 +195,10 @@ fn container_shm(
         Err(Errno::INVAL) => return Err(ReadError::Absent("openat2 with RESOLVE_CACHED".to_owned())),
         Err(errno) => return Err(classify(errno, what())),
     };
-    let mount = mount_of(&shm).map_err(|errno| classify(errno, what()))?;
     if host == Some(mount.device) {
         return Ok(ShmFound::NotItsOwn); // shared with the host, not reported again
     }
-    if known != Some(mount) {
+    if !is_known {
         let is_tmpfs = dir.file("mountinfo")?.find_line(buffer, |lines| {
             let found = mount::find(lines, mount.id)?;
             Some(found.fs_type == b"tmpfs" && found.mount_point.ends_with(b"/dev/shm"))
@@ -304,9 +309,8 @@ impl Collector for SharedMemory {
         });
         let age = self.last.map(|last| context.now.since(last));
         if age.is_none_or(|age| age >= MIN_INTERVAL || (has_new && age >= Duration::from_secs(1))) {
-            let ids: HashSet<_> =
-                context.inventory.containers.iter().map(|container| &container.id).collect();
-            self.sizes.retain(|id, _| ids.contains(id));
+            let running = context.inventory.ids();
+            self.sizes.retain(|id, _| running.contains(id));
             self.submit(context, output);
             self.last = Some(context.now);
         }

@@ -54,10 +54,19 @@ impl Target {
     /// [`ReadError::Gone`] if it ended, also if its pid was reused.
     pub fn open(self, proc: &Path, buffer: &mut Vec<u8>) -> Result<Dir, ReadError> {
         let dir = Dir::open(&proc.join(self.pid.to_string()))?;
+        self.check(&dir, buffer)?;
+        Ok(dir)
+    }
+
+    /// Checks that a procfs directory is that of this process.
+    ///
+    /// # Errors
+    /// As [`Target::open`].
+    pub fn check(self, dir: &Dir, buffer: &mut Vec<u8>) -> Result<(), ReadError> {
         let stat = dir.file("stat")?.read_once(buffer).map(Stat::parse)?;
         let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
         if stat.start_ticks == self.start_ticks {
-            Ok(dir)
+            Ok(())
         } else {
             Err(ReadError::Gone(format!("process {}", self.pid)))
         }

@@ -50,8 +50,8 @@ impl ContainerLogs {
     /// Takes the containers of a cycle.
     pub fn update(&self, inventory: &Arc<Inventory>) {
         let reading = self.reading();
-        let is_known = |id: &ContainerId| inventory.containers.iter().any(|container| container.id == *id);
-        lock(&self.ooms).retain(|id| is_known(id) || reading.contains(id));
+        let running = inventory.ids();
+        lock(&self.ooms).retain(|id| running.contains(id) || reading.contains(id));
         self.inventory.send_replace(Arc::clone(inventory));
     }
 

@@ -13,6 +13,7 @@ pub mod registry;
 mod runtime_state;
 mod status_queries;
 
+use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -277,6 +278,11 @@ pub struct Inventory {
 }
 
 impl Inventory {
+    /// Returns the ids of the containers.
+    pub fn ids(&self) -> HashSet<&ContainerId> {
+        self.containers.iter().map(|container| &container.id).collect()
+    }
+
     /// Returns the container of a process by its path in `/proc/PID/cgroup`; `None` if it is in none. The container may not be
     /// in the inventory.
     ///

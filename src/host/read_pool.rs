@@ -16,7 +16,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::fs::File;
 use std::hash::Hash;
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,6 +28,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::ReadError;
 use super::bounds::{STUCK_READS, STUCK_READS_OF_GROUP};
 use crate::clock::Timestamp;
+use crate::parse::number;
 
 /// A read that waits longer than this, but not for a CPU, is slow.
 const SLOW_READ: Duration = Duration::from_millis(10);
@@ -234,16 +237,19 @@ where
 
     /// Body of a thread: makes queued reads until the pool is dropped or another thread takes over.
     fn run_thread(&self, id: u64) {
-        let mut buffer = Vec::new();
+        let (mut buffer, run_delay) = (Vec::new(), RunDelay::of_this_thread());
         while let Some(key) = self.next(id) {
-            let (cpu, delay) = (cpu_time(), run_delay());
+            let (began, cpu, delay) = (Timestamp::now(), cpu_time(), run_delay.so_far());
             let read = catch_unwind(AssertUnwindSafe(|| (self.read)(&key, &mut buffer)));
             let cpu = cpu_time().saturating_sub(cpu);
-            let delay = run_delay().saturating_sub(delay);
+            let mut waited = Timestamp::now().since(began).saturating_sub(cpu);
+            if waited >= SLOW_READ {
+                waited = waited.saturating_sub(run_delay.so_far().saturating_sub(delay));
+            }
             buffer.clear();
             buffer.shrink_to(super::bounds::MAX_RETAINED_BYTES);
             let read = read.unwrap_or_else(|_| Err(ReadError::malformed("a read panicked")));
-            self.finish(id, cpu, delay, read);
+            self.finish(id, cpu, waited, read);
         }
     }
 
@@ -278,12 +284,11 @@ where
         }
     }
 
-    /// Notes the end of a read. `cpu`: for how long it ran; `delay`: for how long it could have.
-    fn finish(&self, id: u64, cpu: Duration, delay: Duration, read: Result<T, ReadError>) {
+    /// Notes the end of a read. `cpu`: for how long it ran; `waited`: for how long it did not, although there was a CPU.
+    fn finish(&self, id: u64, cpu: Duration, waited: Duration, read: Result<T, ReadError>) {
         let mut state = self.lock();
         let now = Timestamp::now();
         let Some(running) = state.threads.get_mut(&id).and_then(Option::take) else { return };
-        let waited = now.since(running.began).saturating_sub(cpu + delay);
         let slow_pause =
             if waited >= SLOW_READ { (waited * PAUSE_FACTOR).min(MAX_PAUSE) } else { Duration::ZERO };
         let own_rest = cpu * self.config.rest_factor;
@@ -298,8 +303,13 @@ where
             tracing::info!(reads = self.config.name, "reads are no longer blocked");
         }
         state.outcomes.push((running.owner, running.key, ReadOutcome::Finished(read)));
+        // waking a waiting cycle costs more than most reads
+        let is_last = !state.owner_order.iter().any(|owner| state.can_read(owner, now));
+        let has_others = state.threads.len() > 1;
         drop(state);
-        self.changed.notify_all();
+        if is_last || has_others {
+            self.changed.notify_all();
+        }
     }
 }
 
@@ -435,11 +445,22 @@ fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or(Duration::ZERO)
 }
 
-/// Returns for how long this thread was ready while other threads had the CPUs; zero on a kernel that does not count that.
-pub(crate) fn run_delay() -> Duration {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    let nanos = text.split(' ').nth(1).and_then(|nanos| nanos.parse().ok());
-    Duration::from_nanos(nanos.unwrap_or(0))
+/// For how long a thread was ready while other threads had the CPUs.
+pub(crate) struct RunDelay(Option<File>);
+
+impl RunDelay {
+    /// Opens the file with it, since opening costs more than most reads.
+    pub(crate) fn of_this_thread() -> Self {
+        Self(File::open("/proc/thread-self/schedstat").ok())
+    }
+
+    /// Returns the time since the thread began; zero on a kernel that does not count it.
+    pub(crate) fn so_far(&self) -> Duration {
+        let mut text = [0; 64];
+        let length = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+        let nanos = text[..length].split(|byte| *byte == b' ').nth(1).and_then(number);
+        Duration::from_nanos(nanos.unwrap_or(0))
+    }
 }
 
 #[cfg(test)]

@@ -228,7 +228,9 @@ impl ContainerTable {
             known.cgroup = cgroup.cloned().or(known.cgroup.take());
         }
         known.missing_since = None;
-        known.settings.clone_from(&container.settings);
+        if known.settings != container.settings {
+            known.settings.clone_from(&container.settings);
+        }
     }
 
     /// Continues a run that was taken for ended and is still listed. Returns whether there was one.

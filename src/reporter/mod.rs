@@ -68,7 +68,8 @@ impl ReporterState {
     /// this inventory's containers.
     pub fn take(&self, inventory: &Arc<Inventory>) -> Reports {
         *self.inventory.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(inventory));
-        let is_running = |id: &ContainerId| inventory.containers.iter().any(|container| container.id == *id);
+        let running = inventory.ids();
+        let is_running = |id: &ContainerId| running.contains(id);
         self.ooms().retain(is_running);
         let mut reports = self.lock();
         reports.retain(is_running);

@@ -456,8 +456,8 @@ impl Collector for ProcessTable {
         self.known.retain(|_, entry| entry.cycle == cycle);
         self.open = self.known.values().filter(|entry| entry.statm.is_some()).count();
         self.lists.close_unused();
-        let containers = &context.inventory.containers;
-        self.behind.retain(|id, _| containers.iter().any(|container| container.id == *id));
+        let running = context.inventory.ids();
+        self.behind.retain(|id, _| running.contains(id));
         let readable = !counts.is_foreign && (counts.listed == 0 || counts.read > 0);
         if !readable {
             found.clear();

@@ -9,7 +9,7 @@ use crate::collect::{CycleData, ReadErrors};
 use crate::discover::{Cgroup, Hierarchy, Inventory};
 use crate::host::HostPaths;
 use crate::host::bounds::PROCESSES;
-use crate::host::read_pool::run_delay;
+use crate::host::read_pool::RunDelay;
 use crate::series::Series;
 
 /// Longer than any cycle that a blocked read does not delay; half of the time-out of such a read.
@@ -108,7 +108,8 @@ impl Host {
 
     /// Runs one cycle and returns its duration, without the time for which this thread waited for a CPU.
     fn cycle(&mut self) -> Duration {
-        let (began, delayed) = (Timestamp::now(), run_delay());
+        let run_delay = RunDelay::of_this_thread();
+        let (began, delayed) = (Timestamp::now(), run_delay.so_far());
         let host_paths = HostPaths::default();
         let context = Context {
             now: began,
@@ -125,7 +126,7 @@ impl Host {
             read_errors: &mut self.read_errors,
         };
         assert_eq!(self.table.collect(&context, &mut output), CollectOutcome::Ok);
-        Timestamp::now().since(began).saturating_sub(run_delay() - delayed)
+        Timestamp::now().since(began).saturating_sub(run_delay.so_far() - delayed)
     }
 
     /// Runs cycles until the condition holds.

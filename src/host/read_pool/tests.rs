@@ -51,7 +51,8 @@ fn pool_of(config: PoolConfig, released: Mutex<mpsc::Receiver<()>>) -> Pool {
             Ok(0)
         }
         Task::Compute(time) => {
-            compute(|| cpu_time() >= *time);
+            let before = cpu_time();
+            compute(|| cpu_time() - before >= *time);
             Ok(0)
         }
     };
