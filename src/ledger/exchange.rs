@@ -2,7 +2,7 @@
 //!
 //! Each lock is held only to move a pointer, so neither side waits for the other's reads and writes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,6 +16,8 @@ use crate::discover::{ContainerId, Inventory};
 use crate::host::Waker;
 use crate::parse::kernel_log::{Line, Xid};
 
+/// Maximum number of cycles that wait for the ledger: a write to a busy disk may take that long.
+const MAX_WAITING_CYCLES: usize = 5;
 /// Maximum number of GPU errors that wait for a cycle.
 const MAX_XIDS: usize = 10_000;
 
@@ -157,7 +159,8 @@ pub struct ContainerFigures {
 pub struct SharedState {
     /// Wakes the ledger's thread when there is work for it.
     pub waker: Arc<Waker>,
-    cycle: Mutex<Option<CycleReport>>,
+    /// Cycles that the ledger has not taken yet.
+    cycles: Mutex<VecDeque<CycleReport>>,
     /// Stamp of the kernel log's newest record at the start, by the log's own clock. Older records are ignored.
     log_start_usec: u64,
     xids: Mutex<KernelXids>,
@@ -190,14 +193,19 @@ impl SharedState {
         Self { log_start_usec, ..Self::default() }
     }
 
-    /// Publishes the data of a cycle; data that the ledger has not taken yet is replaced.
+    /// Publishes the data of a cycle. If the ledger has not taken the cycles before it, the oldest of them is dropped at some time:
+    /// the newest one lists no container that has ended meanwhile.
     pub fn publish_cycle(&self, report: CycleReport) {
-        *self.cycle.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+        let mut cycles = self.cycles.lock().unwrap_or_else(PoisonError::into_inner);
+        if cycles.len() == MAX_WAITING_CYCLES {
+            cycles.pop_front();
+        }
+        cycles.push_back(report);
     }
 
-    /// Takes the data of the newest cycle.
-    pub fn take_cycle(&self) -> Option<CycleReport> {
-        self.cycle.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Takes the data of the cycles since the last call, oldest first.
+    pub fn take_cycles(&self) -> VecDeque<CycleReport> {
+        std::mem::take(&mut *self.cycles.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Stores the GPU errors among these kernel log entries and returns the other entries. Errors from before the start
@@ -333,6 +341,24 @@ mod tests {
         assert_eq!(at(30), (7, Some(false), 0));
         shared.publish(now.plus(Duration::from_secs(30)), LedgerFigures::default());
         assert_eq!(at(30), (0, None, 0), "without a store there is none that is down");
+    }
+
+    #[test]
+    fn keeps_the_newest_cycles_until_the_ledger_takes_them() {
+        let (shared_state, began) = (SharedState::default(), Timestamp::now());
+        let at = |second: u64| began.plus(Duration::from_secs(second));
+        for second in 0..7 {
+            shared_state.publish_cycle(CycleReport {
+                at: at(second),
+                inventory: Arc::default(),
+                containers: vec![],
+                host_memory: None,
+                gpus: vec![],
+            });
+        }
+        let taken: Vec<_> = shared_state.take_cycles().iter().map(|report| report.at).collect();
+        assert_eq!(taken, [2, 3, 4, 5, 6].map(at));
+        assert!(shared_state.take_cycles().is_empty());
     }
 
     #[test]

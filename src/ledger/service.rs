@@ -233,11 +233,11 @@ impl LedgerService {
     }
 
     fn step(&mut self, now: Timestamp) {
-        let report = self.shared_state.take_cycle();
+        let reports = self.shared_state.take_cycles();
         let read = self.sources.iter().map(|source| source.drain_events());
         let runtime_events: Vec<Vec<RuntimeEvent>> =
             read.map(|events| if self.use_runtimes { events } else { keep_names(events) }).collect();
-        self.reconciler.apply_cycle_and_events(now, report.as_ref(), &runtime_events);
+        self.reconciler.apply_cycles_and_events(now, &reports, &runtime_events);
         if !self.writer.has_counts() {
             let space = MAX_KEPT_EVENTS.saturating_sub(self.kept_events.len());
             self.kept_events.extend(runtime_events.into_iter().flatten().take(space));

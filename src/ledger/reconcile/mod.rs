@@ -245,24 +245,26 @@ impl Reconciler {
 
     /// Applies a cycle and the events of each runtime, in order of time: a cycle lists only the newest run of a container, so events
     /// before it must be applied first.
-    pub fn apply_cycle_and_events(
+    pub fn apply_cycles_and_events<'a>(
         &mut self,
         now: Timestamp,
-        report: Option<&CycleReport>,
+        reports: impl IntoIterator<Item = &'a CycleReport>,
         runtime_events: &[Vec<RuntimeEvent>],
     ) {
-        let cycle_at = report.map_or(f64::MIN, |report| report.at.unix_seconds());
-        let split = |events: &Vec<RuntimeEvent>| {
-            events.iter().position(|event| event.at > cycle_at).unwrap_or(events.len())
-        };
-        for events in runtime_events {
-            self.apply_runtime_events(now, &events[..split(events)]);
-        }
-        if let Some(report) = report {
+        let mut rest: Vec<&[RuntimeEvent]> = runtime_events.iter().map(Vec::as_slice).collect();
+        for report in reports {
+            let cycle_at = report.at.unix_seconds();
+            for events in &mut rest {
+                let is_later = |event: &RuntimeEvent| event.at > cycle_at;
+                let (before, after) =
+                    events.split_at(events.iter().position(is_later).unwrap_or(events.len()));
+                self.apply_runtime_events(now, before);
+                *events = after;
+            }
             self.apply_cycle(now, report);
         }
-        for events in runtime_events {
-            self.apply_runtime_events(now, &events[split(events)..]);
+        for events in rest {
+            self.apply_runtime_events(now, events);
         }
     }
 

@@ -198,7 +198,7 @@ impl<'a> Simulation<'a> {
         self.cycled = if has_cycle { Some(at) } else { self.cycled };
         let report = has_cycle.then(|| world.cycle(self.begin, at));
         let events = world.runtime_events(self.begin, self.events_to, reported);
-        self.reconciler.apply_cycle_and_events(now, report.as_ref(), &[events]);
+        self.reconciler.apply_cycles_and_events(now, &report, &[events]);
         self.events_to = reported;
         let read_after = self.read_to;
         let lines = world.log(self.begin, read_after, at);

@@ -376,6 +376,21 @@ fn record_has_the_limit_that_was_hit_and_the_memory_of_the_host() {
 // ---- kills while memledger was down
 
 #[test]
+fn container_of_an_earlier_cycle_is_known_although_the_newest_is_read_with_it() {
+    let mut story = Story::new();
+    let report = |at: f64, running: &[(char, Option<f64>)]| {
+        story.report(at, running, &[("docker", true)], |letter| letter.to_string())
+    };
+    let reports = [report(2.0, &[('a', Some(1.0))]), report(3.0, &[]), report(4.0, &[])];
+    let events = vec![story.runtime_event('a', 2.5, ended(Some(1)))];
+    story.reconciler.apply_cycles_and_events(story.at(4.1), &reports, &[events]);
+    for at in [4.1, 8.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), vec![Some(ExitReason::Error)]);
+}
+
+#[test]
 fn runs_before_the_newest_cycle_are_known_although_both_are_read_at_once() {
     let mut story = Story::new();
     let begin = |run: u32| 1.0 + f64::from(run) * 0.7;
@@ -385,7 +400,7 @@ fn runs_before_the_newest_cycle_are_known_although_both_are_read_at_once() {
         events.push(story.runtime_event('a', begin(run), EventKind::Started));
         events.extend((run < 6).then(|| story.runtime_event('a', begin(run) + 0.6, ended(Some(1)))));
     }
-    story.reconciler.apply_cycle_and_events(story.at(6.1), Some(&cycle), &[events]);
+    story.reconciler.apply_cycles_and_events(story.at(6.1), [&cycle], &[events]);
     for at in [6.1, 10.0] {
         story.settle(at);
     }
