@@ -94,10 +94,8 @@ struct ShmRead {
 /// The host's own `/dev/shm`. Keeps no descriptor of it, which would keep the mount busy.
 #[derive(Debug, Default)]
 pub struct HostShm {
-    /// The mount table of process 1.
-    mountinfo: Option<KernelFile>,
-    /// Whether that table has a mount with this id.
-    known: Option<(u64, bool)>,
+    /// The mount table of process 1, and the device of what that has at `/dev/shm`.
+    mountinfo: Option<(KernelFile, Option<u64>)>,
 }
 
 impl HostShm {
@@ -107,15 +105,15 @@ impl HostShm {
     }
 
     /// Opens it. In a container, memledger's own may be the container's: it is the host's if process 1 of the host has the
-    /// same mount. Otherwise the one of process 1 is opened; if that fails, memledger's own is used only if `/dev` was
-    /// configured.
+    /// same file system there. Otherwise the one of process 1 is opened, which needs more rights; if that fails, memledger's own is
+    /// used only if `/dev` was configured.
     fn open(&mut self, host_paths: &HostPaths) -> Option<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let ours = open(host_paths.dev.join("shm"), flags, Mode::empty()).ok();
         if host_paths.in_initial_pid_namespace() {
             let first = host_paths.process(1);
             if let Some(Ok(mount)) = ours.as_ref().map(mount_of)
-                && self.is_mount_of_host(&first, mount.id)
+                && self.device(&first) == Some(mount.device)
             {
                 return ours;
             }
@@ -126,23 +124,24 @@ impl HostShm {
         ours.filter(|_| host_paths.dev != HostPaths::default().dev)
     }
 
-    /// Returns whether process 1 has this mount. Its table, which is long on a host with many containers, is read only after a
-    /// change.
-    fn is_mount_of_host(&mut self, first: &Path, id: u64) -> bool {
-        if let (Some(file), Some((known, is_there))) = (&self.mountinfo, self.known)
-            && known == id
+    /// Returns the device of what process 1 has there. Its mount table, which is long on a host with many containers, is read only
+    /// after a change.
+    fn device(&mut self, first: &Path) -> Option<u64> {
+        if let Some((file, device)) = &self.mountinfo
             && !file.has_changed()
         {
-            return is_there;
+            return *device;
         }
-        self.mountinfo = KernelFile::open(&first.join("mountinfo")).ok();
-        let found = self
-            .mountinfo
-            .as_ref()
-            .map(|file| file.find_line(&mut Vec::new(), |lines| mount::find(lines, id).map(drop)));
-        let is_there = matches!(found, Some(Ok(Some(()))));
-        self.known = Some((id, is_there));
-        is_there
+        self.mountinfo = KernelFile::open(&first.join("mountinfo")).ok().map(|file| {
+            let mut device = None;
+            let read = file.find_line(&mut Vec::new(), |lines| {
+                device = mount::device_at(lines, b"/dev/shm").or(device);
+                None::<()>
+            });
+            let device = device.filter(|_| read.is_ok()).map(|(major, minor)| makedev(major, minor));
+            (file, device)
+        });
+        self.mountinfo.as_ref()?.1
     }
 }
 

@@ -24,6 +24,20 @@ pub fn find(mountinfo: &[u8], id: u64) -> Option<Mount<'_>> {
     })
 }
 
+/// Returns major and minor number of the device that is mounted there, by the last of these mounts, which hides the others.
+pub fn device_at(mountinfo: &[u8], mount_point: &[u8]) -> Option<(u32, u32)> {
+    let devices = super::lines(mountinfo).filter_map(|line| {
+        let mut fields = line.split(|&b| b == b' ').skip(2);
+        let device = fields.next()?;
+        if fields.nth(1)? != mount_point {
+            return None;
+        }
+        let mut numbers = device.split(|&b| b == b':').map(|part| u32::try_from(super::number(part)?).ok());
+        Some((numbers.next()??, numbers.next()??))
+    });
+    devices.last()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,6 +49,15 @@ mod tests {
         assert_eq!(find(text, 25), Some(Mount { mount_point: b"/dev/shm", fs_type: b"tmpfs" }));
         assert_eq!(find(text, 26), Some(Mount { mount_point: b"/a\\040b", fs_type: b"ext4" }));
         assert_eq!(find(text, 2), None);
+    }
+
+    #[test]
+    fn last_mount_at_a_place_is_the_one_that_is_seen() {
+        let text = b"25 24 0:23 / /dev/shm rw - tmpfs tmpfs rw\n30 25 0:27 / /dev/shm rw shared:2 - tmpfs tmpfs rw\n\
+            31 24 0:28 / /dev/shm/a rw - tmpfs tmpfs rw\n32 24 x:1 / /odd rw - tmpfs tmpfs rw\n";
+        assert_eq!(device_at(text, b"/dev/shm"), Some((0, 27)));
+        assert_eq!(device_at(text, b"/odd"), None);
+        assert_eq!(device_at(text, b"/dev"), None);
     }
 
     proptest! {
@@ -52,6 +75,7 @@ mod tests {
         #[test]
         fn never_panics_on_any_bytes(bytes: Vec<u8>, id: u64) {
             let _ = find(&bytes, id);
+            let _ = device_at(&bytes, b"/dev/shm");
         }
     }
 }

@@ -193,13 +193,16 @@ fn case_12_two_group_kills_at_once_beyond_the_rate_limit_count_each_process_once
     }
     let Some(scene) = Scene::new("groups") else { return };
     let ledger = scene.start_memledger(&["--sample.interval=1s"]);
-    let noise = ["wait=/control/noise0", "par=10:eat", "wait=/control/noise1", "par=10:eat", "hold"];
-    let noise = scene.run("noise", &[], &noise);
+    const ROUNDS: usize = 4;
+    let waits: Vec<_> = (0..ROUNDS).map(|round| format!("wait=/control/noise{round}")).collect();
+    let mut steps: Vec<_> = waits.iter().flat_map(|wait| [wait.as_str(), "par=10:eat"]).collect();
+    steps.push("hold");
+    let noise = scene.run("noise", &[], &steps);
     ledger.settles(&noise.name, 0, 0);
     // a busy host may need more than five seconds from the ten kills to the groups: then the kernel logs their cgroups
-    let rounds = (0..2).find(|round| two_groups_are_killed(&scene, &ledger, *round));
+    let rounds = (0..ROUNDS).find(|round| two_groups_are_killed(&scene, &ledger, *round));
     assert!(rounds.is_some(), "the kernel logged the cgroups in each round");
-    ledger.settles(&noise.name, 0, 10 * (rounds.unwrap_or(1) + 1));
+    ledger.settles(&noise.name, 0, 10 * (rounds.unwrap_or(0) + 1));
     let tally = ledger.tally(&scene);
     assert_eq!((tally.unattributed, tally.host), (0, 0), "{tally:?}");
     eprintln!("{} kills, those of two groups among them", tally.sum());

@@ -32,10 +32,11 @@ say() { printf '%s\n' "$*" >&3; }
 # The host's python3 is bind-mounted into containers together with /usr, so it must be the system's own, with its
 # standard library (multiprocessing). mmdebstrap, e2fsprogs, kmod and user-mode-linux make and run the v2 guest.
 # `docker run --init` finds docker-init in tini. openssl and curl are clients of our TLS, systemd-analyze judges our unit.
+# rotel, the collector of the OTLP tests, needs the library of Python as its own file.
 # gcc and libc6-dev link what Rust builds and the part of the v2 guest that is C; kill is in procps.
 step_packages() {
   local wanted=(gcc libc6-dev ca-certificates procps util-linux mount iproute2 python3-minimal libpython3-stdlib python3-venv
-    mmdebstrap e2fsprogs kmod user-mode-linux openssl curl systemd)
+    libpython3.11 mmdebstrap e2fsprogs kmod user-mode-linux openssl curl systemd)
   local missing=() p
   # Another engine than Debian's must not be replaced by it.
   has dockerd || wanted+=(docker.io)
