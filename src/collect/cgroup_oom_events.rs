@@ -14,6 +14,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::clock::Timestamp;
 use crate::discover::cgroup_tree::{CgroupTree, ContainerCgroup};
@@ -27,7 +28,7 @@ pub struct CounterReading {
     /// The container.
     pub id: ContainerId,
     /// The cgroup, relative to the root of the hierarchy.
-    pub path: String,
+    pub path: Arc<str>,
     /// The cgroup's inode.
     pub inode: u64,
     /// Number of kills: on v2 including all descendants, on v1 without them.
@@ -41,8 +42,10 @@ pub struct CounterReading {
 pub struct CgroupCounters {
     hierarchy: Hierarchy,
     tree: CgroupTree,
-    open: HashMap<PathBuf, OpenCounter>,
+    open: Vec<(PathBuf, OpenCounter)>,
     has_swept: bool,
+    /// A counter could not be opened or read in the last sweep, or its cgroup was gone.
+    is_incomplete: bool,
     /// The inotify queue for `memory.events`, if watching is on.
     watch: Option<WatchQueue>,
     /// The watches in it, of open counters.
@@ -53,6 +56,7 @@ pub struct CgroupCounters {
 #[derive(Debug)]
 struct OpenCounter {
     id: ContainerId,
+    path: Arc<str>,
     inode: u64,
     file: KernelFile,
     fresh: bool,
@@ -66,8 +70,9 @@ impl CgroupCounters {
         Self {
             hierarchy: hierarchy.clone(),
             tree: CgroupTree::new(hierarchy),
-            open: HashMap::new(),
+            open: vec![],
             has_swept: false,
+            is_incomplete: false,
             watch: None,
             watches: HashMap::new(),
             buffer: vec![],
@@ -86,7 +91,7 @@ impl CgroupCounters {
             self.watches.clear();
         } else if self.watch.is_none() {
             self.watch = WatchQueue::new().ok();
-            let paths: Vec<_> = self.open.keys().cloned().collect();
+            let paths: Vec<_> = self.open.iter().map(|(path, _)| path.clone()).collect();
             paths.iter().for_each(|path| self.add_watch(path));
         }
     }
@@ -123,34 +128,51 @@ impl CgroupCounters {
         now: Timestamp,
         is_container: impl Fn(&ContainerId, &Path) -> bool,
     ) -> (Vec<CounterReading>, Result<(), ReadError>) {
-        let (_, walked) = self.tree.refresh(now);
-        let mut failed = walked;
+        let (has_changed, mut outcome) = self.tree.refresh(now);
+        // which of the nested ones are containers can change without the tree
+        let has_nested = self.tree.candidates().iter().any(|candidate| candidate.inside.is_some());
+        if has_changed || has_nested || std::mem::take(&mut self.is_incomplete) {
+            outcome = outcome.and(self.open_wanted(is_container));
+        }
+        let mut readings = Vec::with_capacity(self.open.len());
+        let mut open = std::mem::take(&mut self.open);
+        open.retain_mut(|(_, counter)| {
+            let read = counter.read(&mut self.buffer);
+            self.is_incomplete |= read.is_err();
+            match read {
+                Ok(kills) => counter.kills = Some(kills),
+                Err(error) if error.is_gone() => return false,
+                Err(error) => outcome = std::mem::replace(&mut outcome, Ok(())).and(Err(error)),
+            }
+            readings.extend(counter.reading());
+            true
+        });
+        self.open = open;
+        self.has_swept = true;
+        (readings, outcome)
+    }
+
+    /// Opens the counters of all existing containers, and closes all others.
+    fn open_wanted(&mut self, is_container: impl Fn(&ContainerId, &Path) -> bool) -> Result<(), ReadError> {
+        let mut outcome = Ok(());
         let wanted = self.wanted(is_container);
-        let mut readings = Vec::with_capacity(wanted.len());
-        let mut before = std::mem::take(&mut self.open);
+        let mut before: HashMap<PathBuf, OpenCounter> = std::mem::take(&mut self.open).into_iter().collect();
         for (id, path, inode) in wanted {
             let known = before
                 .remove(&path)
                 .filter(|open| open.id == id && inode.is_none_or(|inode| inode == open.inode));
-            let mut open = match known.map_or_else(|| self.open(id, &path), Ok) {
-                Ok(open) => open,
-                Err(error) if error.is_gone() => continue,
+            match known.map_or_else(|| self.open(id, &path), Ok) {
+                Ok(open) => self.open.push((path, open)),
+                Err(error) if error.is_gone() => self.is_incomplete = true,
                 Err(error) => {
-                    failed = failed.and(Err(error));
-                    continue;
+                    self.is_incomplete = true;
+                    outcome = outcome.and(Err(error));
                 }
-            };
-            match self.read(&open) {
-                Ok(kills) => open.kills = Some(kills),
-                Err(error) if error.is_gone() => continue,
-                Err(error) => failed = failed.and(Err(error)),
             }
-            readings.extend(reading(&path, &open));
-            self.open.insert(path, open);
         }
-        self.watches.retain(|path, _| self.open.contains_key(path));
-        self.has_swept = true;
-        (readings, failed)
+        let open: HashSet<&PathBuf> = self.open.iter().map(|(path, _)| path).collect();
+        self.watches.retain(|path, _| open.contains(path));
+        outcome
     }
 
     /// Returns the cgroups to read, with the container of each and its inode if it is known.
@@ -189,6 +211,7 @@ impl CgroupCounters {
         let name = if self.hierarchical() { "memory.events" } else { "memory.oom_control" };
         let open = OpenCounter {
             id,
+            path: path.to_string_lossy().into(),
             inode: dir.inode()?,
             file: dir.file(name)?,
             fresh: self.has_swept,
@@ -197,21 +220,23 @@ impl CgroupCounters {
         self.add_watch(path);
         Ok(open)
     }
-
-    fn read(&mut self, open: &OpenCounter) -> Result<u64, ReadError> {
-        let text = open.file.read_once(&mut self.buffer)?;
-        oom_kill(text).ok_or_else(|| ReadError::malformed("no oom_kill in the OOM events of a cgroup"))
-    }
 }
 
-fn reading(path: &Path, open: &OpenCounter) -> Option<CounterReading> {
-    Some(CounterReading {
-        id: open.id.clone(),
-        path: path.to_string_lossy().into_owned(),
-        inode: open.inode,
-        kills: open.kills?,
-        fresh: open.fresh,
-    })
+impl OpenCounter {
+    fn read(&self, buffer: &mut Vec<u8>) -> Result<u64, ReadError> {
+        let text = self.file.read_once(buffer)?;
+        oom_kill(text).ok_or_else(|| ReadError::malformed("no oom_kill in the OOM events of a cgroup"))
+    }
+
+    fn reading(&self) -> Option<CounterReading> {
+        Some(CounterReading {
+            id: self.id.clone(),
+            path: Arc::clone(&self.path),
+            inode: self.inode,
+            kills: self.kills?,
+            fresh: self.fresh,
+        })
+    }
 }
 
 fn oom_kill(text: &[u8]) -> Option<u64> {

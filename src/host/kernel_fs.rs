@@ -235,6 +235,9 @@ impl Dir {
     }
 }
 
+/// The least that one read asks for: with less, the kernel returns fewer records than fit a page.
+const READ_BYTES: usize = 4 * 1024;
+
 /// Drains an inotify queue, up to the kernel's default queue length, since notifications may arrive as fast as they are
 /// read. Returns true if there were any.
 pub fn take_notifications(queue: &OwnedFd) -> bool {
@@ -310,22 +313,25 @@ impl KernelFile {
         clear(buffer);
         buffer.reserve(FIRST_READ_BYTES);
         let got = self.read_at(buffer, 0)?;
-        if got < FIRST_READ_BYTES { Ok(buffer) } else { self.read_rest(buffer) }
+        if got < FIRST_READ_BYTES { Ok(buffer) } else { self.read_rest(buffer, 1) }
     }
 
-    /// Reads a file of many records (pid lists, vmstat) to its end.
+    /// Reads a file of many short records (pid lists, vmstat) to its end: the kernel returns whole records until a page is full,
+    /// so a read that leaves room for one more was the last one.
     ///
     /// # Errors
     /// As [`KernelFile::read_once`].
     pub fn read_all<'a>(&self, buffer: &'a mut Vec<u8>) -> Result<&'a [u8], ReadError> {
+        const RECORD_BYTES: usize = 128;
         clear(buffer);
-        self.read_rest(buffer)
+        self.read_rest(buffer, READ_BYTES - RECORD_BYTES)
     }
 
-    fn read_rest<'a>(&self, buffer: &'a mut Vec<u8>) -> Result<&'a [u8], ReadError> {
+    /// Reads on until a read returns less than this.
+    fn read_rest<'a>(&self, buffer: &'a mut Vec<u8>, full: usize) -> Result<&'a [u8], ReadError> {
         loop {
-            buffer.reserve(4 * 1024);
-            if self.read_at(buffer, buffer.len() as u64)? == 0 {
+            buffer.reserve(READ_BYTES);
+            if self.read_at(buffer, buffer.len() as u64)? < full {
                 return Ok(buffer);
             }
             if buffer.len() > self.bound.max_bytes {

@@ -4,6 +4,7 @@
 //! starts at 0. So each counter belongs to one run.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Timestamp;
@@ -14,7 +15,7 @@ use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
 #[derive(Debug)]
 struct Counter {
     id: ContainerId,
-    path: String,
+    path: Arc<str>,
     kills_read: u64,
     /// Growth that no kill explains yet, by the interval between two reads, oldest first.
     growth: Vec<(Interval, u64)>,
@@ -129,7 +130,7 @@ impl Counters {
                 if before > 0 {
                     self.changed.push(reading.inode);
                 }
-                let (id, path) = (reading.id.clone(), reading.path.clone());
+                let (id, path) = (reading.id.clone(), Arc::clone(&reading.path));
                 let first_read = now.unix_seconds();
                 Counter { id, path, kills_read: before, growth: vec![], expected: 0, read: now, first_read }
             });
@@ -183,7 +184,7 @@ impl Counters {
             |counter: &Counter| counter.growth.iter().any(|(counted, _)| counted.overlaps(happened));
         let chosen = own.max_by_key(|(_, counter)| (explains(counter), counter.read));
         let inode = chosen.map(|(inode, _)| *inode);
-        let path = chosen.map(|(_, counter)| counter.path.clone()).or(cgroup.map(str::to_owned));
+        let path = chosen.map(|(_, counter)| Arc::clone(&counter.path)).or_else(|| cgroup.map(Into::into));
         let Some(path) = path else { return };
         for (other, counter) in &mut self.by_inode {
             if Some(*other) == inode || (self.hierarchical && is_below(&path, &counter.path)) {

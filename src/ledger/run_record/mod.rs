@@ -273,7 +273,7 @@ impl RunFigures {
             peak.process_pss_bytes = peak.process_pss_bytes.max(each);
         }
         for process in &usage.processes {
-            let peak = self.roles.entry(process.role.label().into()).or_default();
+            let Some(peak) = self.roles.get_mut(process.role.label()) else { continue };
             peak.process_rss_bytes = peak.process_rss_bytes.max(process.memory.rss_bytes);
             peak.process_anon_bytes = peak.process_anon_bytes.max(Some(process.memory.anon_bytes));
         }

@@ -193,7 +193,7 @@ impl Story {
     pub fn counters(&mut self, at: f64, counters: &[(char, u64)]) {
         let reading = |(letter, kills): &(char, u64)| CounterReading {
             id: id(*letter),
-            path: format!("docker/{letter}"),
+            path: format!("docker/{letter}").into(),
             inode: u64::from(*letter as u32),
             kills: *kills,
             fresh: true,

@@ -55,7 +55,7 @@ impl World {
             for number in (0..runs.len()).filter(|number| self.is_running(container, *number, at)) {
                 readings.push(CounterReading {
                     id: Self::id(outer.unwrap_or(container)),
-                    path: self.cgroup(container),
+                    path: self.cgroup(container).into(),
                     inode: Self::inode(container, number),
                     kills: self.counted(container, number, at),
                     fresh: runs[number].start > first_sweep,
