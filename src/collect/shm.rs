@@ -65,6 +65,8 @@ enum ShmFound {
     NotItsOwn,
     /// Something else than a tmpfs, such as a link.
     NoTmpfs,
+    /// The kernel's cache could not tell: the path is not in it, or something was mounted meanwhile.
+    NotCached,
 }
 
 /// The collector.
@@ -187,8 +189,8 @@ fn container_shm(
     }
     let (mount, shm) = match opened {
         Ok(opened) => opened,
-        // no such directory, a link, or a lookup that needs a request to the container's file system
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::AGAIN) => return Ok(ShmFound::NotItsOwn),
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(ShmFound::NotItsOwn),
+        Err(Errno::AGAIN) => return Ok(ShmFound::NotCached),
         Err(Errno::LOOP | Errno::XDEV) => return Ok(ShmFound::NoTmpfs),
         // Linux 5.6 has openat2, 5.12 has the flag
         Err(Errno::INVAL) => return Err(ReadError::Absent("openat2 with RESOLVE_CACHED".to_owned())),
@@ -246,6 +248,8 @@ impl SharedMemory {
             let size = match outcome {
                 ReadOutcome::Finished(Ok(ShmFound::Tmpfs(size))) => Some(size),
                 ReadOutcome::Finished(Ok(ShmFound::NotItsOwn)) => None,
+                // the last size stays
+                ReadOutcome::Finished(Ok(ShmFound::NotCached)) => self.sizes.get(&id).copied().flatten(),
                 ReadOutcome::Finished(Ok(ShmFound::NoTmpfs)) => {
                     output.read_errors.warn(
                         &id,
