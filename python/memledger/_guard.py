@@ -40,7 +40,7 @@ def warn_once(kind: str, text: str, stacklevel: int = 3) -> None:
 def never_raises(default: Optional[Callable[[], Any]] = None, warns: bool = False) -> Callable[[Function], Function]:
     """Makes a function return ``default()``, or None, where it would raise, and warns once of wrong arguments.
 
-    ``warns``: of every error, for a function whose result is for a person.
+    ``warns``: of every error, for a function whose result a person reads.
     Only ``Exception`` is swallowed: KeyboardInterrupt and SystemExit belong to the program.
     """
 

@@ -65,7 +65,7 @@ enum ShmFound {
     NotItsOwn,
     /// Something else than a tmpfs, such as a link.
     NoTmpfs,
-    /// The kernel's cache could not tell: the path is not in it, or something was mounted meanwhile.
+    /// The path is not in the kernel's cache, or something was mounted anywhere on the host during the lookup.
     NotCached,
 }
 
