@@ -24,8 +24,10 @@ cgroups() {
     grep -vE '/(docker|libpod_parent(/conmon)?)$' || true
 }
 
-# The mounts that systemd makes for log-ins and services, and those of an engine for its running containers.
-mounts() { awk '{ print $2 }' /proc/self/mounts | grep -vE '^/run/(user|credentials)/|^/var/lib/(docker|containers)/' || true; }
+# Not the mounts that systemd makes for log-ins and services, nor an engine's own: the file systems and networks of its
+# running containers, which are found as containers, and the host's network, which it keeps from the first container on that
+# asks for it.
+mounts() { awk '{ print $2 }' /proc/self/mounts | grep -vE '^/run/(user|credentials|docker)/|^/var/lib/(docker|containers)/' || true; }
 
 list() {
   engine ps -a --no-trunc --format 'container {{.ID}} {{.Names}}'
