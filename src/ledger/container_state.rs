@@ -126,8 +126,11 @@ impl ContainerState {
         let mut best: Option<(RunRank, bool, &Run)> = None;
         for run in self.all_runs() {
             let start = run.begin().map_or(f64::NEG_INFINITY, |started| started - MAX_START_EVENT_DELAY);
-            let window = Interval::new(begin.max(start), run.ended.unwrap_or(f64::INFINITY));
-            begin = run.ended.map_or(begin, |ended| ended + CLOCK_TOLERANCE);
+            // it began after the end of the one before, unless the clock was set back between them
+            let is_set_back = run.begin().is_some_and(|known| known < begin - START_TOLERANCE);
+            let earliest = if is_set_back { start } else { begin.max(start) };
+            let window = Interval::new(earliest, run.latest_end().unwrap_or(f64::INFINITY));
+            begin = run.latest_end().map_or(begin, |ended| ended + CLOCK_TOLERANCE);
             if !window.overlaps(happened) {
                 continue;
             }
@@ -200,11 +203,12 @@ impl ContainerState {
             return None;
         }
         let run = run.clone();
-        let usage = run.last_usage();
+        let ended = run.ended.unwrap_or(f64::INFINITY);
+        let usage = run.usage_until(ended);
         Some(RunTransition::Ended(Box::new(End {
             id: id.clone(),
             subject: self.subject(id, Some(&run)),
-            before: self.prior_usage(&run),
+            before: self.prior_usage(&run, ended),
             peak_usage_bytes: usage.and_then(|usage| usage.peak_usage_bytes),
             peak_unreclaimable_bytes: usage.and_then(|usage| usage.peak_unreclaimable_bytes),
             run,
@@ -216,10 +220,13 @@ impl ContainerState {
         &self.settings
     }
 
-    /// Returns the usage up to now or to the end of the run.
-    pub fn prior_usage(&self, run: &Run) -> Option<PriorUsage> {
-        let samples = run.history.samples()?;
-        let roles = run.last_usage().map_or(vec![], |usage| by_role(&usage.processes));
+    /// Returns the usage up to this Unix time; `None` if there is no sample.
+    pub fn prior_usage(&self, run: &Run, until: f64) -> Option<PriorUsage> {
+        let samples = run.samples_until(until);
+        if samples.is_empty() {
+            return None;
+        }
+        let roles = run.usage_until(until).map_or(vec![], |usage| by_role(&usage.processes));
         let settings = run.figures.settings_over(&self.settings);
         Some(PriorUsage { samples, roles, settings, ..PriorUsage::default() })
     }
@@ -235,7 +242,7 @@ impl ContainerState {
         let mut transitions = Vec::new();
         let previous_end = self.previous_end();
         if let Some(run) = self.run.as_mut() {
-            let is_after = |end: f64| run.started.is_some_and(|known| end <= known);
+            let is_after = |end: f64| run.begin().is_some_and(|known| end <= known);
             let is_before = |end: f64| started.is_some_and(|reported| reported < end);
             if previous_end.is_some_and(|end| is_after(end) && is_before(end)) {
                 return transitions; // a repeated report of an earlier run
@@ -259,7 +266,7 @@ impl ContainerState {
                 }
                 return transitions;
             }
-            if run.started.zip(started).is_some_and(|(known, reported)| reported < known) {
+            if run.begin().zip(started).is_some_and(|(known, reported)| reported < known) {
                 return transitions; // a late report of an earlier run
             }
             if run.ended.is_none() {

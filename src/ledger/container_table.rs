@@ -17,7 +17,7 @@ use super::interval::Interval;
 use super::run::{Run, START_TOLERANCE};
 use crate::clock::Timestamp;
 use crate::config::Filter;
-use crate::discover::{Container, ContainerId, EventKind, Identity, Inventory, RuntimeEvent};
+use crate::discover::{Container, ContainerId, EventKind, Identity, RuntimeEvent};
 
 /// A container that is listed this many seconds after its assumed exit has not exited.
 const REOPEN_AFTER: f64 = 10.0;
@@ -193,16 +193,17 @@ impl ContainerTable {
         self.host_memory = report.host_memory;
         for (container, held) in std::iter::zip(&report.inventory.containers, &report.containers) {
             self.apply_listed(container);
+            self.apply_clock(now, &container.id);
             if !self.reopen_listed(now, container) && self.is_another_run(container) {
                 transitions.extend(self.begin_run(&container.id, container.started, None, false));
             }
-            self.record_sample(report.at, last_cycle, container, held);
+            self.record_sample(now, report.at, last_cycle, container, held);
         }
         if self.figures_stored.is_none_or(|stored| now.since(stored) >= FIGURES_INTERVAL) {
             self.figures_stored = Some(now);
             self.changed.extend(report.inventory.containers.iter().map(|container| container.id.clone()));
         }
-        transitions.extend(self.end_vanished(now, &report.inventory));
+        transitions.extend(self.end_vanished(now, report));
         transitions
     }
 
@@ -233,6 +234,15 @@ impl ContainerTable {
         }
     }
 
+    /// Lets a run that began in the future have begun before now: the wall clock was set back since.
+    fn apply_clock(&mut self, now: Timestamp, id: &ContainerId) {
+        let Some(run) = &mut self.entry(id).run else { return };
+        if run.begin().is_some_and(|begin| begin > now.unix_seconds() + START_TOLERANCE) {
+            run.earliest_start = Some(now.unix_seconds());
+            self.changed.push(id.clone());
+        }
+    }
+
     /// Continues a run that was taken for ended and is still listed. Returns whether there was one.
     fn reopen_listed(&mut self, now: Timestamp, container: &Container) -> bool {
         let Some(run) = &mut self.entry(&container.id).run else { return false };
@@ -258,6 +268,7 @@ impl ContainerTable {
     /// Records what a container held in the cycle at `at`, if that was after the begin of its run.
     fn record_sample(
         &mut self,
+        now: Timestamp,
         at: Timestamp,
         last_cycle: Option<Timestamp>,
         container: &Container,
@@ -270,7 +281,7 @@ impl ContainerTable {
         if run.begin().is_some_and(|started| started > at.unix_seconds() + START_TOLERANCE) {
             return;
         }
-        run.record_usage(at, held);
+        run.record_usage(now, at, held);
         // a cycle that began before the run saw the one before it
         let is_of_run = |started: f64| {
             let same = |listed: f64| run.began_at(listed, previous_end);
@@ -290,14 +301,14 @@ impl ContainerTable {
     }
 
     /// Ends runs that are not listed any more and whose exit was not reported.
-    fn end_vanished(&mut self, now: Timestamp, inventory: &Inventory) -> Vec<RunTransition> {
-        let listed: HashSet<_> = inventory.containers.iter().map(|c| &c.id).collect();
+    fn end_vanished(&mut self, now: Timestamp, report: &CycleReport) -> Vec<RunTransition> {
+        let listed: HashSet<_> = report.inventory.containers.iter().map(|c| &c.id).collect();
         let mut transitions = Vec::new();
         for (id, known) in &mut self.known {
             if !known.is_running() || known.hidden || listed.contains(id) {
                 continue;
             }
-            let since = *known.missing_since.get_or_insert(now);
+            let since = *known.missing_since.get_or_insert(report.at);
             let timeout = match self.connections.iter().find(|(runtime, _)| **runtime == *known.runtime) {
                 Some((_, true)) => EXIT_EVENT_TIMEOUT,
                 Some((_, false)) => RECONNECT_TIMEOUT,
@@ -319,10 +330,13 @@ impl ContainerTable {
         transitions
     }
 
-    /// Marks the runs that had not ended before the host was restarted at this Unix time.
+    /// Marks the runs that began before the host was restarted at this Unix time, and had not ended.
     pub fn apply_host_restart(&mut self, at: f64) {
+        // if the ledger lost which boot it is of, they may be of this one
+        let is_of_old_boot =
+            |run: &&mut Run| run.ended.is_none() && run.begin().is_none_or(|begin| begin < at);
         for (id, known) in &mut self.known {
-            if let Some(run) = known.run.as_mut().filter(|run| run.ended.is_none()) {
+            if let Some(run) = known.run.as_mut().filter(is_of_old_boot) {
                 run.host_restart = Some(at);
                 self.changed.push(id.clone());
             }
@@ -333,7 +347,7 @@ impl ContainerTable {
     pub fn memory_holders(&self, at: f64) -> (Vec<MemoryHolder>, Option<(u64, u64)>) {
         let holder = |known: &ContainerState| {
             let run = known.run.as_ref().filter(|run| run.ended.is_none_or(|ended| ended >= at - 1.0))?;
-            let unreclaimable_bytes = run.history.newest()?.unreclaimable_bytes?;
+            let unreclaimable_bytes = run.samples_until(at).pop()?.unreclaimable_bytes?;
             Some(MemoryHolder { name: Arc::clone(&known.name.container_name), unreclaimable_bytes })
         };
         let mut holders: Vec<_> = self.known.values().filter_map(holder).collect();

@@ -16,8 +16,11 @@ use crate::discover::{ContainerId, Inventory};
 use crate::host::Waker;
 use crate::parse::kernel_log::{Line, Xid};
 
-/// Maximum number of cycles that wait for the ledger: a write to a busy disk may take that long.
-const MAX_WAITING_CYCLES: usize = 5;
+/// How many cycles wait for the ledger at most: a write to a busy disk may take seconds, and a cycle much less.
+const MAX_WAITING_CYCLES: usize = 50;
+/// Beyond this many containers in all of them, only the newest [`MIN_WAITING_CYCLES`] wait, so that they need little memory.
+const MAX_WAITING_CONTAINERS: usize = 5_000;
+const MIN_WAITING_CYCLES: usize = 5;
 /// Maximum number of GPU errors that wait for a cycle.
 const MAX_XIDS: usize = 10_000;
 
@@ -197,10 +200,15 @@ impl SharedState {
     /// the newest one lists no container that has ended meanwhile.
     pub fn publish_cycle(&self, report: CycleReport) {
         let mut cycles = self.cycles.lock().unwrap_or_else(PoisonError::into_inner);
-        if cycles.len() == MAX_WAITING_CYCLES {
+        cycles.push_back(report);
+        let containers = |cycles: &VecDeque<CycleReport>| -> usize {
+            cycles.iter().map(|report| report.containers.len()).sum()
+        };
+        while cycles.len() > MAX_WAITING_CYCLES
+            || (cycles.len() > MIN_WAITING_CYCLES && containers(&cycles) > MAX_WAITING_CONTAINERS)
+        {
             cycles.pop_front();
         }
-        cycles.push_back(report);
     }
 
     /// Takes the data of the cycles since the last call, oldest first.
@@ -347,18 +355,20 @@ mod tests {
     fn keeps_the_newest_cycles_until_the_ledger_takes_them() {
         let (shared_state, began) = (SharedState::default(), Timestamp::now());
         let at = |second: u64| began.plus(Duration::from_secs(second));
-        for second in 0..7 {
-            shared_state.publish_cycle(CycleReport {
-                at: at(second),
-                inventory: Arc::default(),
-                containers: vec![],
-                host_memory: None,
-                gpus: vec![],
-            });
+        for (containers, kept) in [(1, 50), (500, 10), (1_000, 5), (6_000, 5)] {
+            for second in 0..60 {
+                shared_state.publish_cycle(CycleReport {
+                    at: at(second),
+                    inventory: Arc::default(),
+                    containers: vec![ContainerUsage::default(); containers],
+                    host_memory: None,
+                    gpus: vec![],
+                });
+            }
+            let taken: Vec<_> = shared_state.take_cycles().iter().map(|report| report.at).collect();
+            assert_eq!(taken, (60 - kept..60).map(at).collect::<Vec<_>>(), "{containers}");
+            assert!(shared_state.take_cycles().is_empty());
         }
-        let taken: Vec<_> = shared_state.take_cycles().iter().map(|report| report.at).collect();
-        assert_eq!(taken, [2, 3, 4, 5, 6].map(at));
-        assert!(shared_state.take_cycles().is_empty());
     }
 
     #[test]

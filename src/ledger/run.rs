@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::events::OomScope;
+use super::events::{OomScope, UsageSample};
 use super::exchange::{ContainerUsage, ProcessUsage};
 use super::hit_limit::HitLimit;
 use super::interval::Interval;
@@ -98,9 +98,12 @@ pub struct Run {
     pub before_stored: Option<f64>,
     #[serde(skip)]
     pub(super) history: History,
-    /// Processes and peaks of the newest cycles, newest last, with their Unix times.
+    /// Processes and memory of the cycle before the ledger's newest step and of the cycles in it, newest last, with their Unix times.
     #[serde(skip)]
     pub(super) usage: VecDeque<(f64, Arc<ContainerUsage>)>,
+    /// When the newest of them were applied.
+    #[serde(skip)]
+    pub(super) usage_applied: Option<Timestamp>,
 }
 
 impl Run {
@@ -147,18 +150,23 @@ impl Run {
             && self.ended.is_some_and(|ended| !is_requested(ended))
     }
 
+    /// Returns when it ended, or the restart of the host before which it must have.
+    pub fn latest_end(&self) -> Option<f64> {
+        self.ended.or(self.host_restart)
+    }
+
     /// Returns true if this was its first process, by the runtime, and it can have been killed at that time.
     pub fn had_first_pid(&self, pid: u32, happened: &Interval) -> bool {
         let start = self.started.map_or(f64::NEG_INFINITY, |started| started - START_TOLERANCE);
         // a replayed record of this pid may be of another process, before or after this run
-        let end = self.ended.map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
+        let end = self.latest_end().map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
         self.pid == Some(pid) && Interval::new(start, end).overlaps(happened)
     }
 
     /// Returns true if a cycle saw this process, and it can have been killed at that time: not long before it was seen,
     /// nor after a cycle that did not see it any more.
     pub fn had_process(&self, pid: u32, comm: &str, happened: &Interval) -> bool {
-        let mut gone = self.ended.map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
+        let mut gone = self.latest_end().map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
         for (at, usage) in self.usage.iter().rev() {
             if usage.processes.iter().any(|process| process.pid == pid && *process.comm == *comm) {
                 return Interval::new(at - LISTED_AFTER_KILL, gone.max(*at)).overlaps(happened);
@@ -168,25 +176,35 @@ impl Run {
         false
     }
 
-    /// Returns processes and peaks from the newest cycle that saw any.
-    pub fn last_usage(&self) -> Option<&ContainerUsage> {
-        self.usage.back().map(|(_, usage)| &**usage)
-    }
-
     /// Returns the process with this pid from the newest cycles.
     pub fn process(&self, pid: u32) -> Option<&ProcessUsage> {
         let usages = self.usage.iter().rev();
         usages.flat_map(|(_, usage)| &usage.processes).find(|process| process.pid == pid)
     }
 
-    /// Records the sample and the processes of a cycle.
-    pub fn record_usage(&mut self, at: Timestamp, usage: &ContainerUsage) {
+    /// Returns processes and memory from the newest cycle that saw any until this Unix time.
+    pub fn usage_until(&self, until: f64) -> Option<&ContainerUsage> {
+        self.usage.iter().rev().find(|(at, _)| *at <= until).map(|(_, usage)| &**usage)
+    }
+
+    /// Returns the samples until this Unix time, oldest first: one for every ten seconds, and the last.
+    pub fn samples_until(&self, until: f64) -> Vec<UsageSample> {
+        let newest = self.usage_until(until).and_then(|usage| usage.sample);
+        let mut samples: Vec<_> = self.history.samples().filter(|sample| sample.at <= until).collect();
+        samples.extend(newest.filter(|newest| samples.last() != Some(newest)));
+        samples
+    }
+
+    /// Records the sample and the processes of a cycle that is applied `now`.
+    pub fn record_usage(&mut self, now: Timestamp, at: Timestamp, usage: &ContainerUsage) {
         if let Some(sample) = usage.sample {
             self.history.record(at, sample);
         }
         if usage.sample.is_some() || !usage.processes.is_empty() {
-            // a victim is missing in the first cycle after its kill, whose record may be read later
-            self.usage.drain(..self.usage.len().saturating_sub(1));
+            // a victim is missing in the first cycle after its kill, whose record is read after all cycles of a step
+            if self.usage_applied.replace(now) != Some(now) {
+                self.usage.drain(..self.usage.len().saturating_sub(1));
+            }
             self.usage.push_back((at.unix_seconds(), Arc::new(usage.clone())));
         }
     }

@@ -17,13 +17,11 @@ const MAX_SAMPLES: usize = 30;
 pub struct History {
     kept: VecDeque<UsageSample>,
     kept_at: Option<Timestamp>,
-    newest: Option<UsageSample>,
 }
 
 impl History {
-    /// Records the sample of one cycle.
+    /// Records the sample of one cycle, if it is time for one.
     pub fn record(&mut self, now: Timestamp, sample: UsageSample) {
-        self.newest = Some(sample);
         if self.kept_at.is_none_or(|kept| now.since(kept) >= SAMPLE_INTERVAL) {
             self.kept_at = Some(now);
             self.kept.push_back(sample);
@@ -33,19 +31,9 @@ impl History {
         }
     }
 
-    /// Returns the newest sample.
-    pub fn newest(&self) -> Option<UsageSample> {
-        self.newest
-    }
-
-    /// Returns all samples, oldest first; `None` if no cycle saw the container.
-    pub fn samples(&self) -> Option<Vec<UsageSample>> {
-        let newest = self.newest?;
-        let mut samples: Vec<_> = self.kept.iter().copied().collect();
-        if samples.last() != Some(&newest) {
-            samples.push(newest);
-        }
-        Some(samples)
+    /// Returns the samples, oldest first.
+    pub fn samples(&self) -> impl Iterator<Item = UsageSample> {
+        self.kept.iter().copied()
     }
 }
 
@@ -72,16 +60,14 @@ mod tests {
     use crate::attribute::Role;
 
     #[test]
-    fn keeps_five_minutes_and_the_newest_sample() {
+    fn keeps_a_sample_of_every_ten_seconds_for_five_minutes() {
         let (mut history, begin) = (History::default(), Timestamp::now());
-        assert_eq!(history.samples(), None);
         for second in 0..400 {
             let sample = UsageSample { at: f64::from(second), ..UsageSample::default() };
             history.record(begin.plus(Duration::from_secs(second as u64)), sample);
         }
-        let samples = history.samples().unwrap();
-        let ends = (samples[0].at, samples[29].at, samples[30].at);
-        assert_eq!((samples.len(), ends), (31, (100.0, 390.0, 399.0)));
+        let samples: Vec<f64> = history.samples().map(|sample| sample.at).collect();
+        assert_eq!((samples.len(), samples[0], samples[29]), (30, 100.0, 390.0));
     }
 
     #[test]

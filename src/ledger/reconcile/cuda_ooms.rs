@@ -43,8 +43,10 @@ pub struct CudaOoms {
     pub(super) pending: Vec<PendingCudaOom>,
     /// Errors that were settled as caught, oldest first.
     settled: VecDeque<PendingCudaOom>,
-    /// The last two readings of the GPUs.
+    /// The reading of the GPUs before the ledger's newest step, and those in it.
     gpus: Vec<GpuUseReading>,
+    /// When the newest of them were applied.
+    gpus_applied: Option<Timestamp>,
     /// Readings of the minutes before, oldest first.
     earlier: VecDeque<GpuUseReading>,
 }
@@ -208,16 +210,17 @@ impl Reconciler {
     }
 
     /// Takes the GPUs of a cycle.
-    pub(super) fn apply_gpus(&mut self, at: Timestamp, gpus: &[GpuUse]) {
+    pub(super) fn apply_gpus(&mut self, now: Timestamp, at: Timestamp, gpus: &[GpuUse]) {
         let known = &mut self.cuda_ooms;
         let reading = GpuUseReading { at, gpus: gpus.to_vec() };
         if known.earlier.back().is_none_or(|last| at.since(last.at) >= EARLIER_INTERVAL) {
             known.earlier.push_back(reading.clone());
             known.earlier.drain(..known.earlier.len().saturating_sub(MAX_EARLIER));
         }
-        let previous = known.gpus.pop();
-        known.gpus.clear();
-        known.gpus.extend(previous);
+        // an error is reported after all cycles of a step
+        if known.gpus_applied.replace(now) != Some(now) {
+            known.gpus.drain(..known.gpus.len().saturating_sub(1));
+        }
         known.gpus.push(reading);
     }
 }

@@ -262,7 +262,7 @@ impl Reconciler {
         let known: &ContainerState = known;
         let run = number.and_then(|number| known.run(number));
         let subject = known.subject(&id, run);
-        let before = run.and_then(|run| known.prior_usage(run));
+        let before = run.and_then(|run| known.prior_usage(run, pending.kill.at));
         let role = run.and_then(|run| Some(run.process(pid?)?.role.label()));
         let ended = run.and_then(|run| run.ended);
         let pending = &mut self.pending[at];

@@ -1,10 +1,12 @@
 //! Scenarios of runs: which run a kill belongs to, late and repeated reports, reboots.
 
 use super::story::{KILLED, Story, id, killed, path, running, stop_request};
+use crate::attribute::Role;
 use crate::collect::kernel_log::LogPosition;
+use crate::collect::process::ResidentMemory;
 use crate::discover::EventKind;
-use crate::ledger::events::{ExitReason, KillOwner, UsageSample};
-use crate::ledger::exchange::ContainerUsage;
+use crate::ledger::events::{ExitReason, KillOwner, PriorUsage, UsageSample};
+use crate::ledger::exchange::{ContainerUsage, ProcessUsage};
 use crate::ledger::hit_limit::{HitLimit, LimitPosition};
 use crate::ledger::interval::Interval;
 use crate::ledger::reconcile::ProcInfo;
@@ -103,6 +105,32 @@ fn exit_after_the_clock_was_set_back_is_that_of_the_run() {
     let durations: Vec<_> =
         story.exits('a').iter().map(|exit| exit.duration_seconds.map(f64::round)).collect();
     assert_eq!(durations, [Some(2.0)]);
+}
+
+/// The clock was an hour ahead when the first two runs began, and was set back after that.
+#[test]
+fn runs_go_on_to_be_counted_after_the_clock_was_set_back() {
+    const HOUR: f64 = 3600.0;
+    let mut story = Story::new();
+    story.late_event('a', HOUR, 0.1, EventKind::Started);
+    story.late_event('a', HOUR + 0.5, 0.6, ended(Some(1)));
+    story.late_event('a', HOUR + 0.8, 0.9, EventKind::Started);
+    story.late_event('a', HOUR + 0.8, 0.9, running(70));
+    story.settle(1.0);
+    story.cycle(2.0, &[('a', Some(HOUR + 0.8))], &[("docker", true)]);
+    story.kill_in('a', 19.9, 70);
+    story.end('a', 20.0, KILLED);
+    story.event('a', 20.5, EventKind::Started);
+    story.cycle(21.0, &[('a', Some(20.5))], &[("docker", true)]);
+    story.end('a', 30.0, Some(0));
+    for at in [30.1, 40.0] {
+        story.settle(at);
+    }
+    let expected = [ExitReason::OomContainer, ExitReason::Completed, ExitReason::Error].map(Some);
+    assert_eq!(story.reasons('a'), expected, "by time, and the first one ended in the future");
+    let durations =
+        story.exits('a').iter().map(|exit| exit.duration_seconds.map(f64::round)).collect::<Vec<_>>();
+    assert_eq!(durations[..2], [Some(18.0), Some(10.0)]);
 }
 
 #[test]
@@ -375,19 +403,96 @@ fn record_has_the_limit_that_was_hit_and_the_memory_of_the_host() {
 
 // ---- kills while memledger was down
 
+/// The ledger waited for its disk from 0.1 to 4.1.
 #[test]
-fn container_of_an_earlier_cycle_is_known_although_the_newest_is_read_with_it() {
+fn cycles_and_events_that_wait_for_the_ledger_are_those_of_their_time() {
     let mut story = Story::new();
-    let report = |at: f64, running: &[(char, Option<f64>)]| {
+    let report = |story: &mut Story, at: f64, process: Option<u32>| {
+        let sample =
+            UsageSample { at: story.at(at).unix_seconds(), usage_bytes: 64, ..UsageSample::default() };
+        let process = process.map(|pid| ProcessUsage {
+            pid,
+            ppid: 70,
+            comm: "python".into(),
+            role: Role::DataloaderWorker,
+            python: true,
+            memory: ResidentMemory { rss_bytes: 1, anon_bytes: 1 },
+            pss_bytes: None,
+        });
+        story.usage = ContainerUsage {
+            sample: Some(sample),
+            processes: process.into_iter().collect(),
+            ..ContainerUsage::default()
+        };
+        let running: &[_] = if at < 4.0 { &[('a', Some(0.1))] } else { &[] };
         story.report(at, running, &[("docker", true)], |letter| letter.to_string())
     };
-    let reports = [report(2.0, &[('a', Some(1.0))]), report(3.0, &[]), report(4.0, &[])];
-    let events = vec![story.runtime_event('a', 2.5, ended(Some(1)))];
+    story.event('a', 0.1, EventKind::Started);
+    let reports =
+        [(1.0, Some(71)), (2.0, None), (3.0, None), (4.0, None)].map(|(at, pid)| report(&mut story, at, pid));
+    let events = vec![story.runtime_event('a', 3.5, ended(Some(1)))];
     story.reconciler.apply_cycles_and_events(story.at(4.1), &reports, &[events]);
+    story.log_read(1.5, 4.1, record_of('a', 71));
     for at in [4.1, 8.0] {
         story.settle(at);
     }
-    assert_eq!(story.reasons('a'), vec![Some(ExitReason::Error)]);
+    let begin = story.at(0.0).unix_seconds();
+    let times = |before: &PriorUsage| -> Vec<f64> {
+        before.samples.iter().map(|sample| (sample.at - begin).round()).collect()
+    };
+    let kill = story.last_kill();
+    let before = kill.before.as_ref().unwrap();
+    assert_eq!((story.owner().as_deref(), &*kill.role), (Some("a"), "dataloader_worker"));
+    assert_eq!((times(before), before.roles.len()), (vec![1.0], 1), "not what it held after the kill");
+    let exit = story.exits('a')[0];
+    assert_eq!(
+        (exit.reason, times(exit.before.as_ref().unwrap())),
+        (Some(ExitReason::Error), vec![1.0, 3.0])
+    );
+    assert_eq!(story.run_record().samples, 3);
+}
+
+/// A container that no runtime reports ends when it is not listed any more, and not when the ledger reads that.
+#[test]
+fn end_that_is_read_late_is_that_of_the_first_cycle_without_the_container() {
+    let mut story = Story::new();
+    story.cycle(1.0, &[('a', Some(0.1))], &[]);
+    story.cycle(2.0, &[('a', Some(0.1))], &[]);
+    let reports = [3.0, 4.0, 5.0, 6.0].map(|at| story.report(at, &[], &[], |letter| letter.to_string()));
+    story.reconciler.apply_cycles_and_events(story.at(8.0), &reports, &[]);
+    for at in [8.0, 9.0, 20.0] {
+        story.cycle(at, &[], &[]);
+        story.settle(at);
+    }
+    let ended = story.exits('a')[0].at - story.at(0.0).unix_seconds();
+    assert_eq!(ended.round(), 3.0);
+}
+
+#[test]
+fn run_of_this_boot_does_not_end_with_the_host_if_the_accounting_is_lost() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.settle(1.0);
+    story.store.contents.accounting = None;
+    story.restart(2.0);
+    story.cycle(3.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.end('a', 4.0, Some(0));
+    story.settle(5.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Completed)]);
+}
+
+#[test]
+fn pid_of_a_first_process_before_a_reboot_owns_no_kill_after_it() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 0.1, running(70));
+    story.settle(1.0);
+    story.reboot(100.0);
+    story.kill(105.0, 70, None, ProcInfo::default());
+    for at in [105.0, 111.0, 120.0] {
+        story.settle(at);
+    }
+    assert_eq!((story.owner(), story.counted("a")), (None, (0, 0)));
 }
 
 #[test]
