@@ -14,7 +14,7 @@ use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::discover::history::ExistingContainer;
 use crate::export::verdict_text::{render, wrapped};
-use crate::ledger::events::{Kill, LedgerEvent};
+use crate::ledger::events::{Kill, KillOwner, LedgerEvent};
 use crate::ledger::host_history::{HostHistory, current_usage, subject_of};
 use crate::ledger::store::Query;
 use crate::ledger::why::{
@@ -195,7 +195,8 @@ impl Answer<'_> {
     }
 
     /// Returns the kills of which one may be meant beside the verdict: of a container of that name that was removed, before the
-    /// container that is known, or after its end. A kill before it is not listed where it has a kill of its own.
+    /// container that is known, or after its end; or of one that the kernel did not name. One before its end is not listed where it has a
+    /// kill of its own.
     fn kills_that_may_be_meant(&self, verdict: &Verdict) -> Vec<&Kill> {
         let Some((wanted, subject)) = self.wanted.zip(verdict.subject.as_ref()) else { return vec![] };
         if verdict.at.is_some() && subject.container_id.starts_with(wanted) {
@@ -205,7 +206,7 @@ impl Answer<'_> {
         let may_be_meant = |kill: &&Kill| {
             let is_before = subject.started.map_or(verdict.at.is_none(), |started| kill.at <= started);
             let is_after = verdict.at.is_some_and(|at| kill.at > at);
-            is_after || (is_before && !has_kill)
+            is_after || ((is_before || kill.owner == KillOwner::Unattributed) && !has_kill)
         };
         self.kills_of_unknown_containers().into_iter().filter(may_be_meant).collect()
     }
@@ -235,11 +236,12 @@ fn add_kills_of_unknown_containers(text: &mut String, kills: &[&Kill]) {
     if kills.is_empty() {
         return;
     }
-    text.push_str("\nOOM kills in containers that no runtime knows any more\n");
+    text.push_str("\nOOM kills whose container is not known\n");
     wrapped(
         text,
         "",
-        "One of them may have been in it: it was removed (--rm), or created anew under its name.",
+        "One of them may have been in it: the kernel's record does not name the container, or that was removed (--rm), or created anew \
+         under its name.",
     );
     let skipped = kills.len().saturating_sub(MAX_UNKNOWN);
     for kill in &kills[skipped..] {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::measurement::{
-    BATCH, FailedBatches, PLANNED_SHARE, PRECISION, WORKER_ROLE, fullest_gpu, gpu_need, has_failed,
-    has_same_gpu, has_same_rest, human, is_measurement, number, settings, was_killed_within,
+    BATCH, FailedBatches, PLANNED_SHARE, PRECISION, WORKER_ROLE, gpu_need, has_failed, has_same_gpu,
+    has_same_rest, human, is_measurement, number, settings, was_killed_within,
 };
 use super::ram_budget::{RamBudgetParts, TrainingSettings};
 use super::ram_capacity::RamCapacity;
@@ -296,7 +296,8 @@ fn minimum_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     let measured: Vec<_> = alike.iter().filter(|run| is_measurement(run)).collect();
     let ram = measured.iter().filter_map(|run| run.unreclaimable_peak_bytes).max();
     let ram = ram.map(|bytes| bytes as f64 / PLANNED_SHARE);
-    let gpus = measured.iter().filter_map(|run| Some((fullest_gpu(run)?.0 / PLANNED_SHARE, run.gpus.len())));
+    let gpus =
+        measured.iter().filter_map(|run| Some((gpu_need(run)? as f64 / PLANNED_SHARE, run.gpus.len())));
     let vram = gpus.max_by(|one, other| one.0.total_cmp(&other.0));
     // one on a smaller GPU proves nothing about this much
     let too_small = |run: &RunRecord| {

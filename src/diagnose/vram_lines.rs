@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::advice::AdviceLine;
 use super::measurement::{
     ACCUMULATION, BATCH, FailedBatches, differ_only_in_batch, fullest_gpu, gpu_need, has_failed, human,
-    is_measurement, number, was_killed_within,
+    is_measurement, number, settings, was_killed_within,
 };
 use super::ram_capacity::RamCapacity;
 use super::vram_fit::{BatchSizes, MIN_SIZES, MeasuredSizes, VramFit};
@@ -46,8 +46,9 @@ pub fn vram_lines(
     let fits = sizes.maximum.is_some_and(|maximum| batch <= maximum);
     lines.push(line(fits, fit_text(&fit, sizes), from.clone()));
     if let Some(maximum) = sizes.maximum.filter(|maximum| *maximum < batch) {
-        let effective = batch * number(newest, ACCUMULATION).unwrap_or(1);
-        lines.push(line(false, smaller_batch_text(effective, maximum), from));
+        let effective = batch * number(newest, ACCUMULATION).unwrap_or(1).max(1);
+        let ranks = settings(newest).ranks;
+        lines.push(line(false, smaller_batch_text(effective, maximum, ranks), from));
     }
     (lines, Some(sizes))
 }
@@ -105,18 +106,20 @@ fn fit_text(fit: &VramFit, sizes: BatchSizes) -> String {
 }
 
 /// Returns the settings that have the effective batch with at most `maximum` samples at a time, or nearly so.
-fn smaller_batch_text(effective: u64, maximum: u64) -> String {
+/// Both are of one rank.
+fn smaller_batch_text(effective: u64, maximum: u64, ranks: u64) -> String {
+    let of = if ranks > 1 { " in each rank" } else { "" };
     let is_whole_part = |size: &u64| effective.is_multiple_of(*size);
     // a batch of less than half would only cost speed
     if let Some(size) = (maximum / 2 + 1..=maximum).rev().find(is_whole_part) {
         return format!(
-            "BATCH_SIZE={size} ACCUM={} keeps the effective batch of {effective}",
+            "BATCH_SIZE={size} ACCUM={} keeps the effective batch of {effective}{of}",
             effective / size
         );
     }
     let steps = effective.div_ceil(maximum);
     format!(
-        "BATCH_SIZE={maximum} ACCUM={steps}: an effective batch of {} instead of {effective}",
+        "BATCH_SIZE={maximum} ACCUM={steps}: an effective batch of {} instead of {effective}{of}",
         maximum * steps
     )
 }

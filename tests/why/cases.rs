@@ -111,6 +111,21 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
             computed: &[],
         },
         Case {
+            name: "worker at the limit, with shares from before it grew",
+            events: vec![killed(Kill {
+                before: Some(Arc::new(PriorUsage {
+                    roles: vec![role("dataloader_worker", 8, Some(8 * GIB))],
+                    ..before(42 * GIB, 43 * GIB, Some(44 * GIB))
+                })),
+                ..kill(Victim::Child)
+            })],
+            cause: Cause::OomLimitWorker,
+            confidence: Confidence::Certain,
+            expected: &["8 DataLoader workers ran, with 1.0 GiB each (PSS) when that was last measured"],
+            not: &["held 8.0 GiB of", "Not one fits", "beside the other"],
+            computed: &["1.0"],
+        },
+        Case {
             name: "worker at the limit, nothing recorded before",
             events: vec![killed(Kill { before: None, limit_bytes: None, ..kill(Victim::Child) })],
             cause: Cause::OomLimitWorker,
@@ -202,6 +217,16 @@ fn with_what_filled_the_limit() -> Vec<Case> {
             &["may use no swap"],
         ),
         reported(
+            "no swap at the limit of a job of Slurm",
+            Kill {
+                limit_cgroup: "/system.slice/slurmstepd.scope/job_123".into(),
+                ..with(|report| report.swap_limit_bytes = Some(0))
+            },
+            Cause::OomParentLimit,
+            &["This cgroup may use no swap."],
+            &["--memory", "MemorySwapMax", "MemoryMax"],
+        ),
+        reported(
             "no swap, and a part of the report is missing",
             with(|report| (report.swap_limit_bytes, report.incomplete) = (Some(0), true)),
             Cause::OomLimitWorker,
@@ -276,6 +301,19 @@ fn with_processes_of_the_report() -> Vec<Case> {
             Cause::OomHost,
             &["for 8 contiguous pages (order 3)", "300.0 MiB that were free"],
             &["Largest holders of the machine"],
+        ),
+        reported(
+            "a request that free memory does not serve",
+            of_host(|report| report.free_bytes = report.limit_bytes.map(|all| all / 2)),
+            Cause::OomHost,
+            &["could not serve a request for memory, although", "below 4 GiB"],
+            &[
+                "machine ran out",
+                "filled the host's memory",
+                "Largest holders",
+                "Give every container",
+                "has no swap",
+            ],
         ),
         reported(
             "a request for several pages where memory was exhausted",

@@ -194,6 +194,13 @@ pub fn normal_or_unknown() -> Vec<Case> {
             &["exit code 1", "its own error", "CUDA"],
         ),
         case(
+            "an error without a ledger, where the kernel log could not be read",
+            Exit { id: 1 << 52, kernel_log_read: false, ..exit(ExitReason::Error, 1, 0.0) },
+            Cause::ErrorExit,
+            Confidence::Unsure,
+            &["The kernel log could not be read for that time", "if a child of it was OOM-killed"],
+        ),
+        case(
             "the host was restarted",
             exit(ExitReason::HostRestart, 255, 0.0),
             Cause::HostRestart,

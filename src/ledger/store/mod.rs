@@ -49,6 +49,8 @@ pub const FILE: &str = "ledger.sqlite3";
 pub struct Query {
     /// Events since this Unix time.
     pub since: Option<f64>,
+    /// Events until this Unix time.
+    pub until: Option<f64>,
     /// Events of this container: its name, in a pod also `POD/NAME` or `NAMESPACE/POD/NAME`; if no container has this
     /// name, its id or a prefix of its id.
     pub container: Option<String>,
@@ -60,7 +62,7 @@ pub struct Query {
 
 impl Default for Query {
     fn default() -> Self {
-        Self { since: None, container: None, limit: 0, max_bytes: usize::MAX }
+        Self { since: None, until: None, container: None, limit: 0, max_bytes: usize::MAX }
     }
 }
 

@@ -124,6 +124,8 @@ fn read(connection: &Connection, place: &RunPlace) -> rusqlite::Result<Option<Ru
 /// The runs that a name selects, so far, the newest first, and what is kept of each.
 struct RunSelection<'a, T> {
     wanted: Option<&'a str>,
+    /// At most this many are kept of those that ended, which are added from the newest on.
+    max: usize,
     kind: Option<NameKind>,
     runs: Vec<(RunKey, T)>,
 }
@@ -141,12 +143,15 @@ impl<T> RunSelection<'_, T> {
             }
             self.kind = Some(kind);
         }
+        if run.ended.is_some() && self.runs.len() >= self.max {
+            return;
+        }
         self.runs.push((RunKey::of(&run), keep(run)));
     }
 
     /// Returns true if no other run can change the newest `max`: a better kind of name may come later, but a group has no run's id.
-    fn is_complete(&self, max: usize) -> bool {
-        self.runs.len() >= max && (self.wanted.is_none() || self.kind <= Some(NameKind::Group))
+    fn is_complete(&self) -> bool {
+        self.runs.len() >= self.max && (self.wanted.is_none() || self.kind <= Some(NameKind::Group))
     }
 }
 
@@ -156,7 +161,8 @@ fn selected<T>(
     query: &RunQuery,
     keep: impl Fn(RunPlace, RunRecord) -> T,
 ) -> rusqlite::Result<Vec<T>> {
-    let mut selection = RunSelection { wanted: query.wanted.as_deref(), kind: None, runs: vec![] };
+    let max = if query.limit == 0 { usize::MAX } else { query.limit };
+    let mut selection = RunSelection { wanted: query.wanted.as_deref(), max, kind: None, runs: vec![] };
     let mut statement = connection.prepare("SELECT key, value FROM containers")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
@@ -167,11 +173,10 @@ fn selected<T>(
     }
     let started = |key: &RunKey| key.started.unwrap_or(f64::MIN);
     selection.runs.sort_by(|(one, _), (other, _)| started(other).total_cmp(&started(one)));
-    let max = if query.limit == 0 { usize::MAX } else { query.limit };
     let mut statement =
         connection.prepare("SELECT id, body FROM runs WHERE ended >= ?1 ORDER BY ended DESC, id DESC")?;
     let mut rows = statement.query([query.since.unwrap_or(f64::MIN)])?;
-    while !selection.is_complete(max)
+    while !selection.is_complete()
         && let Some(row) = rows.next()?
     {
         let (id, body): (i64, String) = (row.get(0)?, row.get(1)?);

@@ -38,7 +38,7 @@ pub struct Page {
 
 /// A condition on events, and the values of its parameters, which are numbered from 1.
 struct Condition {
-    sql: &'static str,
+    sql: String,
     values: Vec<Value>,
 }
 
@@ -69,13 +69,18 @@ impl Condition {
                 }
             }
         };
+        let (mut sql, mut values) = (sql.to_owned(), values);
+        if let Some(until) = query.until {
+            values.push(Value::Real(until));
+            sql.push_str(&format!(" AND at <= ?{}", values.len()));
+        }
         Ok(Self { sql, values })
     }
 
     /// A statement with more parameters behind those of the condition, written as `?` in `sql`, and all values.
     fn with(&self, sql: &str, more: impl IntoIterator<Item = Value>) -> (String, Vec<Value>) {
         let values = self.values.iter().cloned().chain(more).collect();
-        (sql.replace("{}", self.sql), values)
+        (sql.replace("{}", &self.sql), values)
     }
 }
 

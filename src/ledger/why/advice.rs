@@ -16,6 +16,8 @@ use crate::ledger::hit_limit::LimitPosition;
 
 /// Share of a limit that is left free when a number of workers is computed: they grow, and the kernel needs some.
 const FREE_SHARE: f64 = 0.1;
+/// Shares that explain less than this of what a container held are older than that.
+const MIN_EXPLAINED: f64 = 0.8;
 /// Page cache above this share of the usage may look like the cause.
 const MIN_CACHE_SHARE: f64 = 0.1;
 /// Growth below this share of the usage is ignored.
@@ -50,6 +52,8 @@ fn by_cause<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>, advi
     match (cause, lead) {
         (Cause::OomSysrq, _) => {}
         (Cause::OomNodes, _) => nodes(advice),
+        (Cause::OomHost | Cause::OomHostProcess, Some(kill)) if report::free_but_unusable(kill).is_some() => {
+        }
         (Cause::OomHost | Cause::OomHostProcess, _) => host(run, lead, before, advice),
         (Cause::OomParentLimit, Some(kill)) => parent(kill, run, before, advice),
         (Cause::OomLimitShm, Some(kill)) => shared(kill, run, before, advice),
@@ -99,9 +103,11 @@ fn own_limit(kill: &Kill, advice: &mut Vec<String>) {
         "" => "its cgroup".into(),
         limit_cgroup => path(limit_cgroup),
     };
-    advice.push(format!(
-        "Raise the memory limit of {which} (MemoryMax= of a systemd unit), or run less in it."
-    ));
+    let setting = match LimitSetter::of(&ContainerRef::default(), &kill.limit_cgroup) {
+        LimitSetter::Systemd => " (MemoryMax= of a systemd unit)",
+        _ => "",
+    };
+    advice.push(format!("Raise the memory limit of {which}{setting}, or run less in it."));
 }
 
 fn error_exit(run: &RunSummary<'_>, advice: &mut Vec<String>) {
@@ -123,33 +129,44 @@ pub(super) enum LimitSetter {
     Kubernetes,
     Systemd,
     Engine,
+    /// It is neither the container's own cgroup nor a unit, such as that of a job of Slurm.
+    Unknown,
 }
 
 impl LimitSetter {
     /// Returns who sets the limit of this container, whose limit `cgroup` is if it is known.
     pub(super) fn of(subject: &ContainerRef, cgroup: &str) -> Self {
+        let id = &*subject.container_id;
+        let is_own = cgroup.is_empty() || cgroup.rsplit('/').next().is_some_and(|last| last.contains(id));
         if !subject.name.k8s_pod_name.is_empty() || cgroup.contains("kubepods") {
             Self::Kubernetes
-        } else if cgroup.ends_with(".service") || cgroup.ends_with(".slice") {
+        } else if !id.is_empty() && is_own {
+            Self::Engine
+        } else if [".service", ".slice", ".scope"].iter().any(|unit| cgroup.ends_with(unit)) {
             Self::Systemd
         } else {
-            Self::Engine
+            Self::Unknown
         }
     }
 
-    /// Returns the names of the setting.
+    /// Returns the names of the setting; empty if it is not known.
     pub(super) fn limit(self) -> &'static str {
         match self {
             Self::Kubernetes => "resources.limits.memory",
             Self::Systemd => "MemoryMax=",
             Self::Engine => "--memory, mem_limit",
+            Self::Unknown => "",
         }
     }
 }
 
 fn raise_unknown(kill: Option<&Kill>, run: &RunSummary<'_>) -> String {
     let setter = LimitSetter::of(run.subject, kill.map_or("", |kill| &kill.limit_cgroup));
-    format!("Raise its memory limit ({}), or reduce its memory use.", setter.limit())
+    let setting = match setter.limit() {
+        "" => String::new(),
+        names => format!(" ({names})"),
+    };
+    format!("Raise its memory limit{setting}, or reduce its memory use.")
 }
 
 fn unreclaimable(before: Option<&PriorUsage>) -> Option<u64> {
@@ -208,6 +225,14 @@ fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, 
     };
     let each = pss / u64::from(count);
     let total = unreclaimable(before);
+    if !are_shares_recent(before) {
+        advice.push(format!(
+            "Fewer NUM_WORKERS{value}. {held} ran, with {} each (PSS) when that was last measured; the container grew since, so what \
+             they held in the end, and how many fit, is not known.",
+            bytes(each)
+        ));
+        return;
+    }
     let of_all = total.map_or_else(String::new, |total| format!(" of {}", bytes(total)));
     let mut text =
         format!("Fewer NUM_WORKERS{value}: {held} held {}{of_all}, {} each (PSS).", bytes(pss), bytes(each));
@@ -215,6 +240,16 @@ fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, 
         text.push_str(&fitting(limit, total, pss, count, now));
     }
     advice.push(text);
+}
+
+/// Returns whether the shares of the processes can be those of the last sample: they are measured less often, and not at all while a
+/// container has little memory left. Then they sum to less than it held.
+fn are_shares_recent(before: Option<&PriorUsage>) -> bool {
+    let Some(before) = before else { return false };
+    let Some(last) = before.samples.last() else { return false };
+    let shares: u64 = before.roles.iter().filter_map(|role| role.pss_bytes).sum();
+    let explained = shares.saturating_add(last.shmem_bytes.unwrap_or(0));
+    last.unreclaimable_bytes.is_none_or(|total| explained as f64 >= MIN_EXPLAINED * total as f64)
 }
 
 fn fitting_below(kill: &Kill, before: Option<&PriorUsage>) -> Option<u64> {
@@ -282,11 +317,13 @@ fn raise<'a>(kill: &'a Kill, run: &RunSummary<'a>, advice: &mut Vec<String>) {
             inside(kill, run.subject),
             now("; ")
         ),
-        _ => format!(
-            "{verb} the memory limit ({}{}). A kill does not show by how much.",
-            LimitSetter::of(run.subject, &kill.limit_cgroup).limit(),
-            now("; ")
-        ),
+        _ => {
+            let names = LimitSetter::of(run.subject, &kill.limit_cgroup).limit();
+            let words = [names.to_owned(), now("")];
+            let words: Vec<_> = words.into_iter().filter(|word| !word.is_empty()).collect();
+            let which = if words.is_empty() { String::new() } else { format!(" ({})", words.join("; ")) };
+            format!("{verb} the memory limit{which}. A kill does not show by how much.")
+        }
     });
 }
 
@@ -358,8 +395,11 @@ fn shared(kill: &Kill, run: &RunSummary<'_>, before: Option<&PriorUsage>, advice
         ));
     }
     let now = kill.limit_bytes.map_or_else(String::new, |limit| format!(" (now {})", bytes(limit)));
-    let setter = LimitSetter::of(run.subject, &kill.limit_cgroup);
-    advice.push(format!("Or raise the memory limit{now}: {}.", setter.limit()));
+    let how = match LimitSetter::of(run.subject, &kill.limit_cgroup).limit() {
+        "" => String::new(),
+        names => format!(": {names}"),
+    };
+    advice.push(format!("Or raise the memory limit{now}{how}."));
     page_cache(kill, before, advice);
 }
 
@@ -367,10 +407,16 @@ fn parent<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>,
     let which =
         if kill.limit_cgroup.is_empty() { "the cgroup above".into() } else { path(&kill.limit_cgroup) };
     let now = limit_bytes(kill, run).map_or_else(String::new, |limit| format!(" (now {})", bytes(limit)));
-    let how = if run.subject.name.k8s_pod_name.is_empty() {
-        "systemctl set-property SLICE MemoryMax=..., or docker run --cgroup-parent with another one"
-    } else {
-        "resources.limits.memory of the pod's containers, whose sum is the pod's limit"
+    let how = match LimitSetter::of(run.subject, &kill.limit_cgroup) {
+        LimitSetter::Kubernetes => {
+            "resources.limits.memory of the pod's containers, whose sum is the pod's limit"
+        }
+        LimitSetter::Systemd => {
+            "systemctl set-property SLICE MemoryMax=..., or docker run --cgroup-parent with another one"
+        }
+        LimitSetter::Engine | LimitSetter::Unknown => {
+            "its memory.max, or with cgroup v1 memory.limit_in_bytes, by whoever made it; or docker run --cgroup-parent with another one"
+        }
     };
     advice.push(format!("Raise the limit of {which}{now}: {how}."));
     advice.push(

@@ -225,8 +225,9 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     match number("batch_size").filter(|batch| *batch > 1 && batch.is_multiple_of(2)) {
         Some(batch) => {
             let steps = number("accum").unwrap_or(1).max(1);
+            let of = if number("num_devices").is_some_and(|ranks| ranks > 1) { " in each rank" } else { "" };
             advice.push(format!(
-                "Halve the batch size: BATCH_SIZE={} ACCUM={} keeps the effective batch of {}.",
+                "Halve the batch size: BATCH_SIZE={} ACCUM={} keeps the effective batch of {}{of}.",
                 batch / 2,
                 steps * 2,
                 batch * steps

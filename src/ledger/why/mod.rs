@@ -378,9 +378,10 @@ pub fn query_verdict<E>(
     // a GPU error does not end a container by itself; `memledger events` shows it
     found.retain(|event| !matches!(event, LedgerEvent::GpuError(_)));
     if let Some(newest) = found.last().map(LedgerEvent::at) {
-        // unattributed kills near the newest event
+        // unattributed kills near the newest event, and not the newest of the host, of which there may be too many
         let near = Query {
             since: Some(newest - EXIT_WINDOW),
+            until: Some(newest + EXIT_WINDOW),
             limit: MAX_EVENTS,
             max_bytes: MAX_BYTES,
             ..Query::default()

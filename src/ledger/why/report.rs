@@ -12,6 +12,8 @@ use crate::ledger::events::{Kill, OomReport, OomScope, ReportProcess, RoleUsage}
 const MOST: f64 = 0.5;
 /// From this number of processes of similar size on, their number is the setting to change.
 const MIN_ALIKE: usize = 4;
+/// From this free share of a host's memory on, it had not run out: only what the request was for had.
+const MUCH_FREE: f64 = 0.05;
 /// From this used share on, swap is exhausted: the kernel keeps some for itself.
 const SWAP_FULL: f64 = 0.98;
 
@@ -25,14 +27,24 @@ pub(super) fn of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Vec<String> {
                 .to_owned(),
         ];
     }
-    // the figures are the whole host's, and prove nothing of some of its nodes
-    let of_all = |found: Option<String>| found.filter(|_| report.nodes.is_empty());
+    // the figures are the whole host's, and prove nothing of some of its nodes, nor of a request that what is free does not serve
+    let free = free_but_unusable(kill);
+    let of_all = |found: Option<String>| found.filter(|_| report.nodes.is_empty() && free.is_none());
+    let fragmented = fragmentation(report).filter(|_| report.nodes.is_empty());
+    let unusable = free.filter(|_| fragmented.is_none()).map(|free| {
+        format!(
+            "{} were free, but not for this request: it was for memory of a certain zone, such as that below 4 GiB, or for contiguous \
+             pages. A driver is the most likely cause, and no container.",
+            bytes(free)
+        )
+    });
     let found = [
+        unusable,
         of_all(kind(kill, report, run)),
         of_all(largest(kill, report, run)),
         victim(kill, report, run),
         of_all(swap(kill, report, run)),
-        of_all(fragmentation(report)),
+        fragmented,
     ];
     let mut advice: Vec<String> = found.into_iter().flatten().collect();
     if report.incomplete {
@@ -41,6 +53,14 @@ pub(super) fn of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Vec<String> {
         );
     }
     advice
+}
+
+/// Returns how much memory the host had free at a kill, if that was much: then the request could not be served by it.
+pub(super) fn free_but_unusable(kill: &Kill) -> Option<u64> {
+    let report = kill.report.as_deref().filter(|_| kill.scope == OomScope::Host)?;
+    let (free, all) = (report.free_bytes?, report.limit_bytes?);
+    let is_much = report.nodes.is_empty() && report.order != Some(-1) && free as f64 > MUCH_FREE * all as f64;
+    is_much.then_some(free)
 }
 
 /// Returns true if at least half of the memory in use was shared memory; `None` if the report does not show it. Page cache that
@@ -211,7 +231,7 @@ fn swap(kill: &Kill, report: &OomReport, run: &RunSummary<'_>) -> Option<String>
     if limit == 0 {
         let text = match (kill.scope, LimitSetter::of(run.subject, &kill.limit_cgroup)) {
             (OomScope::Host, _) => "The host has no swap: some swap gives idle memory a place.",
-            (_, LimitSetter::Kubernetes) => "This cgroup may use no swap.",
+            (_, LimitSetter::Kubernetes | LimitSetter::Unknown) => "This cgroup may use no swap.",
             (_, LimitSetter::Systemd) => "This cgroup may use no swap: MemorySwapMax= permits some.",
             (_, LimitSetter::Engine) => {
                 "This cgroup may use no swap: --memory-swap above --memory permits some."

@@ -14,6 +14,8 @@ const SHM_FULL_ABOVE: f64 = 0.9;
 const SIGBUS: i64 = 7;
 pub(super) const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
+/// A time in a log from elsewhere that is at least this many seconds is a Unix time, and none since the host's start.
+const MIN_UNIX_SECONDS: f64 = 1e9;
 /// Exit code after SIGKILL.
 const SIGKILL_STATUS: i64 = 137;
 
@@ -146,10 +148,11 @@ fn when(kill: &Kill, run: &RunSummary<'_>) -> String {
     match run.log_time {
         None => format!("At {}", time(kill.at)),
         Some("") => "At an unknown time".to_owned(),
-        Some(stamp) if stamp.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') => {
-            format!("{stamp} s after the host's start")
-        }
-        Some(stamp) => format!("At {}", name(stamp)),
+        Some(stamp) => match stamp.parse::<f64>() {
+            Ok(seconds) if seconds >= MIN_UNIX_SECONDS => format!("At {}", time(seconds)),
+            Ok(_) if !stamp.starts_with('+') => format!("{stamp} s after the host's start"),
+            _ => format!("At {}", name(stamp)),
+        },
     }
 }
 
@@ -210,7 +213,12 @@ fn host_ran_out(kill: &Kill, machine: &str) -> String {
             "the memory of the NUMA nodes to which a cpuset or a memory policy restricts it ({}) ran out",
             name(nodes)
         ),
-        None => format!("{machine} ran out of memory"),
+        None => match report::free_but_unusable(kill) {
+            Some(free) => {
+                format!("{machine} could not serve a request for memory, although {} were free", bytes(free))
+            }
+            None => format!("{machine} ran out of memory"),
+        },
     }
 }
 
@@ -492,6 +500,13 @@ fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
             "{at}. At that time the kernel's OOM killer killed {} of an unknown container: if it was a child of this one, that \
              is the cause; else it was its own error.",
             process(kill)
+        );
+        return (Cause::ErrorExit, Confidence::Unsure, what);
+    }
+    if run.exit.is_some_and(|exit| exit.is_unrecorded() && !exit.kernel_log_read) {
+        let what = format!(
+            "{at}. The kernel log could not be read for that time: if a child of it was OOM-killed, that is the cause; else it was its \
+             own error."
         );
         return (Cause::ErrorExit, Confidence::Unsure, what);
     }

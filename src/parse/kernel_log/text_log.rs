@@ -286,14 +286,17 @@ fn level(line: &[u8]) -> Option<(u64, &[u8])> {
     Some((priority, rest))
 }
 
-/// Strips a stamp in brackets: `[ 3124.417658] `, `[  +0.000012] `, `[ 3124.417658 <    0.000012>] `, `[Nov22 08:49] `, `[Sun Nov 22 08:49:56 2026] `. A row of the
-/// table of processes begins with a pid in brackets.
+/// Strips a stamp in brackets: `[ 3124.417658] `, `[  +0.000012] `, `[ 3124.417658 <    0.000012>] `, `[Nov22 08:49] `,
+/// `[Sun Nov 22 08:49:56 2026] `; and `[<    0.000012>] `, which is no time but a difference, so the stamp is empty. A row of the table of
+/// processes begins with a pid in brackets.
 fn bracketed(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = text.strip_prefix(b"[")?;
     let close = rest.iter().take(64).position(|&byte| byte == b']')?;
+    let difference = rest[..close].strip_prefix(b"<").and_then(|inner| inner.strip_suffix(b">"));
     let inner = rest[..close].split(|&byte| byte == b'<').next().unwrap_or_default().trim_ascii();
     let seconds = inner.strip_prefix(b"+").unwrap_or(inner);
-    if !is_seconds(seconds) && !has_time_of_day(inner) {
+    let has_time = is_seconds(seconds) || has_time_of_day(inner);
+    if !has_time && !difference.is_some_and(|seconds| is_seconds(seconds.trim_ascii())) {
         return None;
     }
     let rest = &rest[close + 1..];
@@ -468,6 +471,8 @@ mod tests {
             ("[ 3124.417658][ C1] ", "3124.417658", boot),
             ("[ 3124.417658] [    T2] ", "3124.417658", boot),
             ("[  +0.000012] ", "+0.000012", 1),
+            ("[<    0.500000>] ", "", 1),
+            ("1795337396.123456 host kernel: ", "1795337396.123456", 1_795_337_396_123_456),
             ("[Nov22 08:49] ", "Nov22 08:49", day - 56_000_000),
             ("[Sun Nov 22 08:49:56 2026] ", "Sun Nov 22 08:49:56 2026", day),
             ("[dim. nov. 22 08:49:56 2026] ", "dim. nov. 22 08:49:56 2026", day),
