@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, fstatfs, makedev, open, openat, openat2, statx,
+    AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags, fstatfs, makedev, open, openat, openat2, statx,
 };
 use rustix::io::Errno;
 
@@ -28,6 +28,8 @@ use crate::parse::mount;
 
 /// Minimum interval between reads of the sizes.
 const MIN_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a size is shown that could not be read again.
+const MAX_AGE: Duration = Duration::from_secs(60);
 /// Maximum wait of a cycle for the sizes. Later results are used in a later cycle.
 const MAX_WAIT: Duration = Duration::from_millis(10);
 const POOL_CONFIG: PoolConfig = PoolConfig {
@@ -46,7 +48,8 @@ type Size = (u64, u64);
 /// A mount: its id, and the device of its file system, which containers may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MountKey {
-    id: u64,
+    /// The id that no later mount gets, unlike the one in the mount table. `None` before Linux 6.8.
+    unique_id: Option<u64>,
     device: u64,
 }
 
@@ -55,6 +58,7 @@ struct MountKey {
 struct ContainerShm {
     mount: MountKey,
     size: Size,
+    read_at: Timestamp,
 }
 
 /// What a container has at `/dev/shm`.
@@ -69,6 +73,9 @@ enum ShmFound {
     NotCached,
 }
 
+/// `STATX_MNT_ID_UNIQUE`, which rustix does not name.
+const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+
 /// The collector.
 #[derive(Debug, Default)]
 pub struct SharedMemory {
@@ -78,6 +85,8 @@ pub struct SharedMemory {
     pending: HashSet<ContainerId>,
     /// Containers that were read; `None` if a container has no `/dev/shm` of its own, or it could not be read.
     sizes: HashMap<ContainerId, Option<ContainerShm>>,
+    /// Containers whose first read found nothing in the kernel's cache.
+    not_cached: HashSet<ContainerId>,
     host: HostShm,
     denied: bool,
     /// This kernel lacks the flag that makes the lookup safe.
@@ -156,18 +165,24 @@ fn sizes(fd: &impl AsFd) -> Result<Option<Size>, Errno> {
     Ok(Some(((stat.f_blocks - stat.f_bfree) * block, stat.f_blocks * block)))
 }
 
-/// Returns the mount of an open descriptor, without a request to the file system (`DONT_SYNC`).
+/// Returns the attributes of an open descriptor that are those of its mount, without a request to the file system (`DONT_SYNC`).
+fn statx_mount(fd: &impl AsFd, mask: StatxFlags) -> Result<Statx, Errno> {
+    statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, mask)
+}
+
+/// Returns the mount of an open descriptor.
 fn mount_of(fd: &impl AsFd) -> Result<MountKey, Errno> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = statx(fd, c"", flags, StatxFlags::MNT_ID)?;
-    Ok(MountKey { id: stat.stx_mnt_id, device: makedev(stat.stx_dev_major, stat.stx_dev_minor) })
+    let stat = statx_mount(fd, MNT_ID_UNIQUE)?;
+    let is_unique = stat.stx_mask & MNT_ID_UNIQUE.bits() != 0;
+    let device = makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    Ok(MountKey { unique_id: is_unique.then_some(stat.stx_mnt_id), device })
 }
 
 /// Reads the container's own `/dev/shm` as one of its processes sees it.
 ///
 /// The mount table is most of the cost, so it is read only for a mount that is not known yet, as is whether the pid is still that of
-/// the process: whoever sees the container's mount sees its size. Ids of mounts are reused: should another file system get both the id
-/// and the device of a tmpfs, its type gives it away, and a read that it blocks has a deadline.
+/// the process: whoever sees the container's mount sees its size. Before Linux 6.8 it is always read: a later mount can get the id of
+/// a tmpfs and its device, and a FUSE file system that does not answer holds on to the thread, and so to the process at its end.
 fn container_shm(
     host_paths: &HostPaths,
     ShmRead { process, host, known }: ShmRead,
@@ -183,7 +198,7 @@ fn container_shm(
         | ResolveFlags::CACHED;
     let shm = openat2(&root, "dev/shm", flags, Mode::empty(), resolve);
     let opened = shm.and_then(|shm| Ok((mount_of(&shm)?, shm)));
-    let is_known = opened.as_ref().is_ok_and(|(mount, _)| known == Some(*mount));
+    let is_known = opened.as_ref().is_ok_and(|(mount, _)| mount.unique_id.is_some() && known == Some(*mount));
     if !is_known {
         process.check(&dir, buffer)?;
     }
@@ -200,8 +215,9 @@ fn container_shm(
         return Ok(ShmFound::NotItsOwn); // shared with the host, not reported again
     }
     if !is_known {
+        let listed = statx_mount(&shm, StatxFlags::MNT_ID).map_err(|errno| classify(errno, what()))?;
         let is_tmpfs = dir.file("mountinfo")?.find_line(buffer, |lines| {
-            let found = mount::find(lines, mount.id)?;
+            let found = mount::find(lines, listed.stx_mnt_id)?;
             Some(found.fs_type == b"tmpfs" && found.mount_point.ends_with(b"/dev/shm"))
         })?;
         if is_tmpfs != Some(true) {
@@ -209,7 +225,9 @@ fn container_shm(
         }
     }
     let size = sizes(&shm).map_err(|errno| classify(errno, what()))?;
-    Ok(size.map_or(ShmFound::NotItsOwn, |size| ShmFound::Tmpfs(ContainerShm { mount, size })))
+    Ok(size.map_or(ShmFound::NotItsOwn, |size| {
+        ShmFound::Tmpfs(ContainerShm { mount, size, read_at: Timestamp::now() })
+    }))
 }
 
 impl SharedMemory {
@@ -241,15 +259,21 @@ impl SharedMemory {
         pool.wait(MAX_WAIT);
     }
 
-    fn take(&mut self, output: &mut Output<'_>) {
+    fn take(&mut self, now: Timestamp, output: &mut Output<'_>) {
         let outcomes = self.pool.as_ref().map(ReadPool::take).unwrap_or_default();
         for (TargetOwner { id, .. }, _, outcome) in outcomes {
             self.pending.remove(&id);
             let size = match outcome {
                 ReadOutcome::Finished(Ok(ShmFound::Tmpfs(size))) => Some(size),
                 ReadOutcome::Finished(Ok(ShmFound::NotItsOwn)) => None,
-                // the last size stays
-                ReadOutcome::Finished(Ok(ShmFound::NotCached)) => self.sizes.get(&id).copied().flatten(),
+                // the last size stays for a while: it may also have been removed, of which the cache has nothing
+                ReadOutcome::Finished(Ok(ShmFound::NotCached)) => {
+                    if !self.sizes.contains_key(&id) && self.not_cached.insert(id.clone()) {
+                        continue; // a new container is read again at once, a second time
+                    }
+                    let last = self.sizes.get(&id).copied().flatten();
+                    last.filter(|shm| now.since(shm.read_at) < MAX_AGE)
+                }
                 ReadOutcome::Finished(Ok(ShmFound::NoTmpfs)) => {
                     output.read_errors.warn(
                         &id,
@@ -288,7 +312,7 @@ impl SharedMemory {
             output.cycle_data.shm.push(found.map(|shm| shm.size));
             // without a name, the first one can be the sandbox of a pod, which nobody looks for
             let is_named = *container.identity.name != *container.id.short();
-            if let Some(ContainerShm { mount, size: (used, size) }) = found
+            if let Some(ContainerShm { mount, size: (used, size), .. }) = found
                 && (!is_named || shown.insert(mount.device))
             {
                 output.series.container(CONTAINER_SHM_USED, number as u32, [], used as f64);
@@ -314,10 +338,11 @@ impl Collector for SharedMemory {
         if age.is_none_or(|age| age >= MIN_INTERVAL || (has_new && age >= Duration::from_secs(1))) {
             let running = context.inventory.ids();
             self.sizes.retain(|id, _| running.contains(id));
+            self.not_cached.retain(|id| running.contains(id));
             self.submit(context, output);
             self.last = Some(context.now);
         }
-        self.take(output);
+        self.take(context.now, output);
         self.write(&context.inventory.containers, output);
         let nothing = self.sizes.values().all(Option::is_none);
         match () {
@@ -336,7 +361,10 @@ mod tests {
     #[test]
     fn size_of_shared_one_is_known_for_each_container_and_exported_once() {
         let ids = ["own", "sidecar", "trainer"];
-        let shm = |device, size| Some(ContainerShm { mount: MountKey { id: 30 + device, device }, size });
+        let shm = |device, size| {
+            let mount = MountKey { unique_id: Some(30 + device), device };
+            Some(ContainerShm { mount, size, read_at: Timestamp::now() })
+        };
         let (pod, own) = (shm(7, (60, 64)), shm(8, (1, 64)));
         let sizes = ids.map(ContainerId::new).into_iter().zip([own, pod, pod]).collect();
         let collector = SharedMemory { sizes, ..SharedMemory::default() };

@@ -139,7 +139,8 @@ settings! {
     /// The sockets of Docker and Podman.
     struct RuntimeSockets {
         /// Docker's socket; several for several engines. `*` stands for any part of a name, as in /run/user/*/docker.sock for
-        /// the engines of users, which are then trusted: see SECURITY.md. At most 64 sockets that match are used. Empty: off.
+        /// the engines of users, which are then trusted: see SECURITY.md. At most 64 sockets that match are used. The
+        /// service needs CAP_DAC_OVERRIDE for sockets of users. Empty: off.
         docker: Vec<PathBuf> = path("docker.socket", &["/var/run/docker.sock"]);
         /// Podman's socket; several and `*` as for Docker, such as /run/user/*/podman/podman.sock. Empty: off.
         podman: Vec<PathBuf> = path("podman.socket", &["/run/podman/podman.sock"]);
@@ -202,6 +203,7 @@ settings! {
         /// Maximum size of the ledger; beyond it the oldest events are removed. At least 1MiB.
         max_size_bytes: u64 = setting("state.max-size", ("SIZE", "a size such as 512KiB, 64MiB or 1GiB"), &["64MiB"], |text| size(text, 1 << 20));
         /// File to append each OOM kill and each exit to, as one line of JSON. It may be renamed at any time, as by logrotate.
+        /// The service may write below /var/log/memledger and /var/lib/memledger, a container into a mounted directory.
         events_file: Option<PathBuf> = path("events.file", &[]);
     }
 

@@ -221,17 +221,17 @@ impl CgroupTree {
         &self.candidates
     }
 
-    /// Drains the notifications. Returns true if they require a walk, or if there are no watches.
+    /// Drains the notifications. Returns true if they require a walk. Without watches, it is required whenever the pause is over.
     fn needs_walk(&mut self, now: Timestamp) -> bool {
-        let Some(watch) = &self.watch else { return true };
+        let is_pause_over =
+            self.walked.is_none_or(|walked| now.since(walked) >= self.walk_time * (PAUSE_FACTOR + 1));
+        let Some(watch) = &self.watch else { return is_pause_over };
         for_each_notification(watch, |descriptor| {
             // -1: the queue overflowed, most likely through a container, so it counts as a change inside one
             let is_inside = descriptor == -1 || self.inside.iter().any(|set| set.contains(&descriptor));
             self.changed_inside |= is_inside;
             self.changed_outside |= !is_inside;
         });
-        let is_pause_over =
-            self.walked.is_none_or(|walked| now.since(walked) >= self.walk_time * (PAUSE_FACTOR + 1));
         let has_few = self.outside <= FEW_OUTSIDE;
         (self.changed_outside && (has_few || is_pause_over)) || (self.changed_inside && is_pause_over)
     }

@@ -123,7 +123,7 @@ impl<R: Runtime> RuntimeFollower<R> {
                             return error;
                         }
                         self.event_rate.count_and_wait().await;
-                        if Instant::now() >= next_list {
+                        if Instant::now() >= next_list || self.queue.is_full() {
                             break; // the next event may be there already, for ever
                         }
                     }

@@ -9,6 +9,7 @@ use std::fmt::Display;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -22,6 +23,8 @@ use crate::clock::Timestamp;
 const LIST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Concurrency limits: of first queries, and of retries.
 const MAX_QUERIES: (usize, usize) = (16, 4);
+/// Maximum number of queries that wait because of events, each of which may need one.
+const MAX_WAITING_QUERIES: usize = 2_000;
 /// Timeouts: of a first query, because others wait for its permit; and of a retry. On a node with memory or disk pressure
 /// every response takes some seconds.
 const QUERY_TIMEOUT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
@@ -43,6 +46,8 @@ struct Pending {
     generation: u64,
     /// The current list waits for it.
     is_waited_for: bool,
+    /// Set when it is cancelled: a query that has no permit yet is then not sent.
+    is_cancelled: Arc<AtomicBool>,
 }
 
 /// Back-off of a query without a response.
@@ -97,17 +102,22 @@ where
         let (permits, query) = (Arc::clone(permits), query(timeout));
         self.last_generation += 1;
         let (id, generation) = (id.to_owned(), self.last_generation);
-        self.pending.insert(id.clone(), Pending { generation, is_waited_for: is_first });
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let pending =
+            Pending { generation, is_waited_for: is_first, is_cancelled: Arc::clone(&is_cancelled) };
+        self.pending.insert(id.clone(), pending);
         self.queries.push(Box::pin(async move {
             let _permit = permits.acquire().await;
-            let response = query.await;
+            let response = if is_cancelled.load(Ordering::Relaxed) { Ok(None) } else { query.await };
             (id, generation, verbose, response)
         }));
     }
 
     /// Drops the pending query of a container, whose response would be outdated, and its back-off.
     pub fn cancel(&mut self, id: &str) {
-        self.pending.remove(id);
+        if let Some(pending) = self.pending.remove(id) {
+            pending.is_cancelled.store(true, Ordering::Relaxed);
+        }
         self.backoffs.remove(id);
     }
 
@@ -148,6 +158,11 @@ where
     /// Drops the back-off of containers that are not `wanted`.
     pub fn retain(&mut self, wanted: &HashSet<String>) {
         self.backoffs.retain(|id, _| wanted.contains(id));
+    }
+
+    /// Returns whether so many queries wait, also of cancelled ones, that they must be served before more events are read.
+    pub fn is_full(&self) -> bool {
+        self.queries.len() >= MAX_WAITING_QUERIES
     }
 
     /// Returns whether a query is pending.
@@ -214,6 +229,25 @@ mod tests {
         }
         assert_eq!(all, [("a".to_owned(), Ok(Some(())))]);
         assert!(queue.time_to_retry(now).is_none());
+    }
+
+    #[tokio::test]
+    async fn cancelled_query_that_waits_is_not_sent() {
+        let (mut queue, now) = (queue(), Timestamp::now());
+        let hanging: Vec<_> = (0..MAX_QUERIES.0).map(|number| format!("h{number}")).collect();
+        for id in &hanging {
+            queue.submit(id, true, now, |_| std::future::pending());
+        }
+        for _ in 0..MAX_WAITING_QUERIES {
+            queue.submit("a", true, now, |_| async { panic!("sent") });
+            queue.cancel("a");
+        }
+        assert!(queue.is_full(), "before more events are read, these must be served");
+        let served = queue.permits.0.clone();
+        served.add_permits(1);
+        queue.submit("b", true, now, |_| responded());
+        assert_eq!(answered(queue.first_responses().await), responses(&[("b", true)]));
+        assert!(!queue.is_full());
     }
 
     #[tokio::test]

@@ -83,11 +83,14 @@ byte_bounds! {
     DOCKER_LIST: "list of containers of Docker or Podman", 8 << 20,
         "the connection is closed; stopped containers are left out of the next request; counted as `too_large` of the collector `discover`, logged once";
     /// The kernel starts no program with more than 2 MiB of arguments and environment (a quarter of the stack's usual limit).
-    DOCKER_INSPECT: "inspect of Docker or Podman, eight at a time", 2 << 20,
+    DOCKER_INSPECT: "inspect of Docker or Podman, twenty at a time", 2 << 20,
         "the connection is closed; the container keeps the name and image of the list or the event and has no settings; counted, logged once for each container";
     /// An event contains the labels of its container, and nothing else that is long.
     DOCKER_EVENT: "one event of Docker or Podman", 1 << 20,
         "the connection is closed, containers are listed again; counted, logged once";
+    /// Those of all runtimes have 64.
+    CONTAINER_ID: "id of a container in an event or a list of Docker or Podman", 1 << 10,
+        "the event is ignored, and so is the container";
     /// The same as the kubelet's limit: two thousand containers with their annotations.
     CRI_RESPONSE: "one list of a CRI runtime, or of the kubelet's pod-resources", 16 << 20,
         "the call fails: `memledger_runtime_up` is 0, or the kubelet's allocations are missing; logged";

@@ -216,7 +216,7 @@ impl PidResolver {
         if pid == KTHREADD || stat.ppid == KTHREADD {
             return Ok(None);
         }
-        let comm = String::from_utf8_lossy(&stat.comm);
+        let comm = crate::parse::printable(&stat.comm);
         let known = match known {
             Some(known) if known.owner.start_ticks != stat.start_ticks => return self.read(pid), // the pid was reused
             Some(mut known) => {

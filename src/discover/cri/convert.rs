@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::messages::{Container, ContainerStatusResponse, PodSandbox};
 use super::{RUNTIME, unix_seconds};
@@ -15,6 +15,10 @@ use crate::series::bounded;
 const JOB_NAME: &str = "batch.kubernetes.io/job-name";
 /// Annotation with the source of a pod.
 const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
+/// The file of a cgroup whose value a pod's specification can set.
+const MEMORY_MIN: &str = "memory.min";
+/// Maximum length of a setting's name and value, of which less is shown.
+const MAX_SETTING_CHARS: usize = 2_048;
 /// Name of a pod's pause process in the ledger, the same as cAdvisor's.
 const SANDBOX_NAME: &str = "POD";
 
@@ -140,46 +144,102 @@ pub fn complete(
     started
 }
 
-/// Parses `info`, the extension of containerd and CRI-O: these fields are common to both forms.
+/// `info`, the extension of containerd and CRI-O: these fields are common to both forms.
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+struct StatusInfo {
+    pid: u32,
+    runtime_spec: RuntimeSpec,
+}
+
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default)]
+struct RuntimeSpec {
+    process: SpecProcess,
+    linux: SpecLinux,
+}
+
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default)]
+struct SpecProcess {
+    env: Vec<String>,
+}
+
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default)]
+struct SpecLinux {
+    resources: SpecResources,
+}
+
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default)]
+struct SpecResources {
+    unified: HashMap<String, String>,
+}
+
+const INFO_KEY: &str = "info";
+
+fn info_of(response: &ContainerStatusResponse) -> Option<StatusInfo> {
+    serde_json::from_str(response.info.get(INFO_KEY)?).ok()
+}
+
 fn parse_info(response: &ContainerStatusResponse) -> Started {
-    #[derive(Default, Deserialize)]
-    #[serde(default, rename_all = "camelCase")]
-    struct Info {
-        pid: u32,
-        runtime_spec: Spec,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Spec {
-        process: Process,
-        linux: Linux,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Process {
-        env: Vec<String>,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Linux {
-        resources: Resources,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Resources {
-        unified: HashMap<String, String>,
-    }
-    let info = response.info.get("info").and_then(|text| serde_json::from_str::<Info>(text).ok());
-    let Some(info) = info else { return Started::default() };
+    let Some(info) = info_of(response) else { return Started::default() };
+    let unified = info.runtime_spec.linux.resources.unified;
     Started {
         pid: Some(info.pid).filter(|pid| *pid > 0),
         environment: info.runtime_spec.process.env,
-        memory_min_bytes: info
-            .runtime_spec
-            .linux
-            .resources
-            .unified
-            .get("memory.min")
-            .and_then(|bytes| bytes.parse().ok()),
+        memory_min_bytes: unified.get(MEMORY_MIN).and_then(|bytes| bytes.parse().ok()),
+    }
+}
+
+/// Reduces a response to what [`complete`] reads. The author of a pod chooses its environment, of which a response has MiBs, and those
+/// of all containers are kept until the last one has arrived.
+pub fn reduce(response: &mut ContainerStatusResponse, filter: &Filter) {
+    let mut info = info_of(response);
+    response.info.clear();
+    let Some(info) = &mut info else { return };
+    let env = &mut info.runtime_spec.process.env;
+    env.retain(|line| !filter.settings_of([line.as_str()]).is_empty());
+    env.iter_mut().for_each(|line| *line = line.chars().take(MAX_SETTING_CHARS).collect());
+    info.runtime_spec.linux.resources.unified.retain(|key, _| key == MEMORY_MIN);
+    response.info.extend(serde_json::to_string(info).ok().map(|text| (INFO_KEY.to_owned(), text)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reduced_response_has_what_is_read_of_it_and_no_more() {
+        let info = |extra: &str| {
+            let env = format!(
+                r#"["BATCH_SIZE=32","PATH=/bin","LONG={}","ACCUM={}"]"#,
+                "x".repeat(1 << 20),
+                "2".repeat(9_000)
+            );
+            format!(
+                r#"{{"pid":7,"config":{{"envs":{env}}},"runtimeSpec":{{"process":{{"env":{env}}},
+                "linux":{{"resources":{{"unified":{{"memory.min":"4096"{extra}}}}}}}}}}}"#
+            )
+        };
+        let filter = Filter { settings: vec!["BATCH_SIZE".into(), "ACCUM".into()], ..Filter::default() };
+        let mut response = ContainerStatusResponse::default();
+        response.info.insert(INFO_KEY.to_owned(), info(r#","memory.low":"1""#));
+        response.info.insert("sandbox".to_owned(), "x".repeat(1 << 20));
+        let settings = |response: &ContainerStatusResponse| {
+            let started = parse_info(response);
+            let environment = started.environment.iter().map(String::as_str);
+            (started.pid, started.memory_min_bytes, filter.settings_of(environment))
+        };
+        let whole = settings(&response);
+        assert_eq!((whole.0, whole.1, whole.2.len()), (Some(7), Some(4096), 2));
+        reduce(&mut response, &filter);
+        assert_eq!(settings(&response), whole);
+        let bytes: usize = response.info.values().map(String::len).sum();
+        assert!(bytes < 4_096, "{bytes}");
+        response.info.insert(INFO_KEY.to_owned(), "no JSON".to_owned());
+        reduce(&mut response, &filter);
+        assert!(response.info.is_empty());
     }
 }

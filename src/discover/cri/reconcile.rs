@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use tonic::Streaming;
 
 use super::client::{CriClient, CriError};
-use super::convert::{Sandbox, complete, record};
+use super::convert::{Sandbox, complete, record, reduce};
 use super::messages::{Container, ContainerEventResponse, ContainerState, ContainerStatusResponse};
 use super::{CriResumeState, EVENT_DEBOUNCE, LIST_INTERVAL, RUNTIME, unix_seconds};
 use crate::clock::Timestamp;
@@ -428,10 +428,13 @@ impl Runtime for CriConnection<'_> {
         verbose: bool,
         timeout: Duration,
     ) -> impl Future<Output = CriStatus> + Send + 'static {
-        let (client, id) = (self.client.clone(), id.to_owned());
+        let (client, filter, id) = (self.client.clone(), self.reconciler.filter.clone(), id.to_owned());
         async move {
             match client.status(&id, verbose, timeout).await {
-                Ok(response) => Ok(Some(response)),
+                Ok(mut response) => {
+                    reduce(&mut response, &filter);
+                    Ok(Some(response))
+                }
                 Err(error) if error.is_gone() => Ok(None),
                 Err(error) => Err(error),
             }

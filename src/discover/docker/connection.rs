@@ -20,6 +20,7 @@ use crate::clock::Timestamp;
 use crate::discover::ContainerId;
 use crate::discover::reconcile::{FollowRequest, Responses, Runtime};
 use crate::discover::status_queries::StatusResult;
+use crate::host::bounds::CONTAINER_ID;
 
 /// Idle time after which the stream has delivered all events from before the list.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -90,7 +91,9 @@ impl Runtime for DockerConnection<'_> {
         self.reconciler.listed.at = Timestamp::now();
         let watcher = self.reconciler.watcher;
         let record = || watcher.source.record_oversized("the list of containers, of stopped ones too");
-        watcher.list(&self.docker, record).await
+        let mut list = watcher.list(&self.docker, record).await?;
+        list.retain(|listed| listed.id.as_ref().is_none_or(|id| id.len() <= CONTAINER_ID.max_bytes));
+        Ok(list)
     }
 
     fn wanted(&self, list: &[ContainerSummary]) -> Vec<(String, bool)> {

@@ -98,8 +98,8 @@ impl Watcher<'_> {
 
 /// Returns the GPUs requested with `--gpus` or as CDI devices: a container only starts if it gets them.
 ///
-/// A count means the first GPUs, because Docker requests those from NVIDIA's runtime. Requests of other drivers are ignored,
-/// and parts of a GPU by number (`0:1`) match no GPU.
+/// A count means the first GPUs, because Docker requests those from NVIDIA's runtime. Requests of other drivers are ignored, and so are
+/// those for `utility` alone, as of a container that only watches the GPUs. Parts of a GPU by number (`0:1`) match no GPU.
 fn gpus(requests: Vec<DeviceRequest>) -> Arc<[Arc<str>]> {
     const CDI: &str = "nvidia.com/gpu=";
     const MAX_GPUS: usize = 1024; // more than any host has: a count may be any number
@@ -109,20 +109,25 @@ fn gpus(requests: Vec<DeviceRequest>) -> Arc<[Arc<str>]> {
         let ids = request.device_ids.unwrap_or_default();
         match (request.driver.as_deref().unwrap_or_default(), request.count) {
             ("cdi", _) => gpus.extend(ids.iter().filter_map(|id| id.strip_prefix(CDI)).map(bounded)),
-            ("" | "nvidia", count) if capabilities.iter().flatten().any(|capability| capability == "gpu") => {
-                match count {
-                    Some(-1) => gpus.push("all".into()),
-                    Some(count @ 1..) => {
-                        gpus.extend((0..count).take(MAX_GPUS).map(|index| index.to_string().into()));
-                    }
-                    _ => gpus.extend(ids.iter().map(|id| bounded(id))),
+            ("" | "nvidia", count) if capabilities.iter().any(|all| is_to_compute(all)) => match count {
+                Some(-1) => gpus.push("all".into()),
+                Some(count @ 1..) => {
+                    gpus.extend((0..count).take(MAX_GPUS).map(|index| index.to_string().into()));
                 }
-            }
+                _ => gpus.extend(ids.iter().map(|id| bounded(id))),
+            },
             _ => {}
         }
         gpus.truncate(MAX_GPUS);
     }
     gpus.into()
+}
+
+/// Returns whether a device request with these capabilities is for GPUs, and for more than to watch them.
+fn is_to_compute(capabilities: &[String]) -> bool {
+    let has = |wanted: &str| capabilities.iter().any(|capability| capability == wanted);
+    let only_watches = has("utility") && capabilities.iter().all(|it| matches!(&**it, "gpu" | "utility"));
+    has("gpu") && !only_watches
 }
 
 /// Returns whether a listed container may run: also while it is paused or waits for a restart.
@@ -166,7 +171,7 @@ mod tests {
 
     #[test]
     fn gpus_are_those_that_docker_requests() {
-        let gpu = Some(vec![vec!["gpu".to_owned(), "utility".to_owned()]]);
+        let gpu = Some(vec![vec!["gpu".to_owned()]]);
         let request = |driver: &str, count: i64, ids: &[&str]| DeviceRequest {
             driver: Some(driver.into()),
             count: Some(count),
@@ -180,6 +185,11 @@ mod tests {
         assert_eq!(of(request("", 0, &["GPU-a", "1"])), "GPU-a 1");
         assert_eq!(of(request("cdi", 0, &["nvidia.com/gpu=GPU-a", "vendor.com/net=0"])), "GPU-a");
         assert_eq!(of(request("amd", -1, &[])), "");
+        let with = |capabilities: &[&str]| {
+            let capabilities = vec![capabilities.iter().map(|it| it.to_string()).collect()];
+            of(DeviceRequest { capabilities: Some(capabilities), ..request("", -1, &[]) })
+        };
+        assert_eq!((&*with(&["utility", "gpu"]), &*with(&["compute", "utility", "gpu"])), ("", "all"));
         assert_eq!(of(DeviceRequest { capabilities: None, ..request("", -1, &[]) }), "");
     }
 

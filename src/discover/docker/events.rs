@@ -14,6 +14,7 @@ use crate::clock::Timestamp;
 use crate::config::Filter;
 use crate::discover::registry::strip_compose_prefix;
 use crate::discover::{ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent};
+use crate::host::bounds::CONTAINER_ID;
 use crate::series::bounded;
 
 /// The subscribed event types. `died` is Podman's name for `die`.
@@ -63,7 +64,7 @@ impl DockerEvent {
         };
         let nanos = message.time_nano.map(|nanos| nanos as f64 / 1e9);
         Some(Self {
-            id: ContainerId::new(&actor.id?),
+            id: ContainerId::new(&actor.id.filter(|id| id.len() <= CONTAINER_ID.max_bytes)?),
             action,
             at: nanos.or(message.time.map(|time| time as f64)).unwrap_or(now.unix_seconds()),
             nanos: message.time_nano,

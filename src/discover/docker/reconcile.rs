@@ -98,8 +98,12 @@ impl<'a> DockerReconciler<'a> {
         let Some(id) = listed.id.as_deref().map(ContainerId::new).filter(|_| may_run(listed)) else {
             return false;
         };
+        let name = self.watcher.record_from_list(listed).map(|record| record.name);
         let state = self.watcher.source.lock();
-        let is_known = state.running.get(&id).is_some_and(|record| record.started.is_some());
+        // another name: the event that renamed it was lost
+        let is_known = state.running.get(&id).is_some_and(|record| {
+            record.started.is_some() && name.as_ref().is_none_or(|name| record.name == *name)
+        });
         let is_current = is_known && self.known.contains(&id) && !is_recent(listed);
         !is_current && !self.oversized.contains(&id)
     }

@@ -6,7 +6,7 @@
 //! | response | limit |
 //! | --- | --- |
 //! | the list of containers | [`MAX_LIST_BYTES`] |
-//! | inspect, and everything else | [`MAX_INSPECT_BYTES`], with up to eight at once |
+//! | inspect, and everything else | [`MAX_INSPECT_BYTES`], with up to twenty at once |
 //! | one event, and one piece of a log | [`MAX_EVENT_BYTES`]; the stream itself has no end |
 
 use std::io;

@@ -113,10 +113,21 @@ fn event_is_used_while_inspect_fails() {
 fn listed(id: &str, status: &str) -> ContainerSummary {
     ContainerSummary {
         id: Some(id.into()),
-        names: Some(vec![format!("/{id}")]),
+        names: Some(vec!["/train".to_owned()]),
         status: Some(status.into()),
         ..Default::default()
     }
+}
+
+#[test]
+fn list_heals_a_lost_rename() {
+    reconciler_on(&[], |reconciler, _| {
+        reconciler.apply_list(&[listed("a", "Up 3 hours")], HashMap::new());
+        reconciler.apply_result(&id(), runs());
+        assert!(!reconciler.needs_inspect(&listed("a", "Up 3 hours")));
+        let names = Some(vec!["/other".to_owned()]);
+        assert!(reconciler.needs_inspect(&ContainerSummary { names, ..listed("a", "Up 3 hours") }));
+    });
 }
 
 #[test]
@@ -158,7 +169,7 @@ fn oversized_container_ends_by_the_list() {
         reconciler.settle();
         let ends: Vec<_> = source.drain_events().into_iter().filter(|event| event.what == UNKNOWN).collect();
         assert_eq!(ends.len(), 1);
-        assert_eq!((ends[0].id.as_str(), &*ends[0].named.as_ref().unwrap().name), ("a", "a"));
+        assert_eq!((ends[0].id.as_str(), &*ends[0].named.as_ref().unwrap().name), ("a", "train"));
         reconciler.apply_list(&list, HashMap::new());
         reconciler.settle();
         assert_eq!(reported(source), [], "reported once");
