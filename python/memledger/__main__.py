@@ -14,7 +14,8 @@ def main() -> None:
         raise SystemExit(0 if len(sys.argv) > 1 else 2)
     script = sys.argv[1]
     sys.argv[:] = sys.argv[1:]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    if not getattr(sys.flags, "safe_path", False):  # with it, Python adds no directory of the script, and -m none to replace
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
     _startup.install()
     runpy.run_path(script, run_name="__main__")
 

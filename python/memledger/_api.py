@@ -1,5 +1,6 @@
 """The functions of ``import memledger``."""
 
+import functools
 from contextlib import ContextDecorator
 from typing import Any, Dict, Mapping, Optional
 
@@ -8,6 +9,8 @@ from memledger._cuda_oom import mark_scope, scopes
 from memledger._cleanup import clean, cleaner, is_capturing, raise_on_sigterm
 from memledger._guard import never_raises, warn_once
 from memledger._reporter import Pair, reporter, valid_name
+
+CO_COROUTINE = 0x80  # of an `async def`; the module inspect takes long to import
 
 
 @never_raises()
@@ -67,6 +70,18 @@ class track(ContextDecorator):
 
     def _recreate_cm(self) -> "track":
         return track(*self._pair)  # a decorated function may call itself
+
+    def __call__(self, function: Any) -> Any:
+        code = getattr(function, "__code__", None)
+        if code is None or not code.co_flags & CO_COROUTINE:
+            return super().__call__(function)
+
+        @functools.wraps(function)
+        async def tracked(*arguments: Any, **named: Any) -> Any:
+            with self._recreate_cm():
+                return await function(*arguments, **named)
+
+        return tracked
 
     def __enter__(self) -> "track":
         self._enter()

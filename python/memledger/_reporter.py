@@ -77,11 +77,13 @@ def _optional_count(name: str, value: Any) -> Optional[int]:
 
 
 def _setting(value: Any) -> Any:
-    if isinstance(value, (bool, str)):
-        return value[:MAX_NAME] if isinstance(value, str) else value
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):  # a file name that is not UTF-8 has surrogates, which are no JSON
+        return value[:MAX_NAME].encode("utf-8", "replace").decode()
     if isinstance(value, (int, float)) and abs(value) <= 1 << 50:  # not NaN, which is no JSON
         return value
-    return str(value)[:MAX_NAME]
+    return _setting(str(value))
 
 
 def _environment_number(name: str) -> Optional[int]:
@@ -307,18 +309,18 @@ class Reporter:
 
     def _send_ooms(self) -> None:
         """Sends the newest error and what is known of its consequences. What cannot be sent now stays."""
-        with self._count_lock:
+        with self._count_lock:  # taken: an error that comes while this one is sent does not skip it
             pending, skipped, ended_by = self._pending_oom, self._skipped_ooms, self._ended_by
+            self._pending_oom, self._skipped_ooms = None, 0
         if pending is not None:
             at, message = pending
             ago = int(1000 * (time.monotonic() - at))
             if not self._connection.send({**message, "skipped": skipped, "ago_ms": ago}):
-                self._connection.lost -= 1  # it is tried again
+                self._connection.lost -= 1  # it is tried again, but for a newer one
+                with self._count_lock:
+                    self._skipped_ooms += skipped + (self._pending_oom is not None)
+                    self._pending_oom = self._pending_oom or pending
                 return
-            with self._count_lock:
-                self._skipped_ooms -= skipped
-                if self._pending_oom is pending:
-                    self._pending_oom = None
         if ended_by is not None and self._connection.send(ended_by):
             self._ended_by = None
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 from conftest import ROOT, STANDIN, TORCH_VERSIONS, Receiver, eventually
@@ -262,6 +264,48 @@ def test_module_runs_a_script_as_python_does(tmp_path, receiver, run):
     receiver.wait("hello")
     code, out, err = program.end()
     assert (code, out, err) == (0, "__main__ []\n", "")
+
+
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_module_finds_the_modules_that_python_would(tmp_path, run, is_safe):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "library").mkdir()
+    (tmp_path / "real" / "train.py").write_text("import neighbour\nprint('found')\n")
+    (tmp_path / ("library" if is_safe else "real") / "neighbour.py").write_text("")
+    link = tmp_path / "train.py"
+    link.symlink_to("real/train.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "library"), str(ROOT)])}
+    if is_safe:
+        environment["PYTHONSAFEPATH"] = "1"
+    for arguments in ([str(link)], ["-m", "memledger", str(link)]):
+        ended = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+        assert (ended.returncode, ended.stdout) == (0, "found\n"), ended.stderr
+
+
+def test_tracked_coroutine_function_is_tracked_until_it_ends(run, receiver):
+    program = run(
+        """
+import asyncio, memledger
+from memledger._cuda_oom import scopes
+@memledger.track("model", "generate")
+async def generate():
+    await asyncio.sleep(0)
+    return scopes.current()
+print(asyncio.run(generate()), scopes.current())
+input()
+"""
+    )
+    program.go()
+    code, out, err = program.end()
+    assert (code, out, err) == (0, "('model', 'generate') None\n", "")
+
+
+def test_setting_that_is_no_utf8_does_not_lose_the_others(run, receiver):
+    program = run("import memledger\nmemledger.start({'data': 'caf\\udce9', 'lr': 0.5})\ninput()\n")
+    settings = receiver.wait("settings")["kv"]
+    assert settings == {"data": "caf?", "lr": 0.5}
+    program.go()
+    assert program.end()[0] == 0
 
 
 def test_calls_never_raise_and_interrupts_pass(receiver, run):

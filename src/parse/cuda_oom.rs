@@ -72,7 +72,7 @@ static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
         ),
         (
             "jax",
-            r"RESOURCE_EXHAUSTED: Out of memory while trying to allocate (?<tried>[0-9.]+ ?(?:bytes|KiB|MiB|GiB|TiB))"
+            r"RESOURCE_EXHAUSTED: Out of memory (?:while trying to allocate|allocating) (?<tried>[0-9.]+ ?(?:bytes|KiB|MiB|GiB|TiB))"
                 .to_owned(),
         ),
         (
@@ -82,8 +82,10 @@ static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
         ),
         (
             "tensorflow",
-            r"OOM when allocating tensor with shape\[[0-9,]*\](?: and type \w+ on \S*GPU:(?<device>[0-9]+))?".to_owned(),
+            r"OOM when allocating tensor with shape\[[0-9,]*\] and type \w+ on \S*GPU:(?<device>[0-9]+)".to_owned(),
         ),
+        // without a device; the text goes on if it is one of the host
+        ("tensorflow", r"OOM when allocating tensor with shape\[[0-9,]*\](?: ?$| ?[^ a])".to_owned()),
         (
             "vllm",
             r"Free memory on device (?:cuda:(?<device>[0-9]+) )?\((?<free>[0-9.]+)/(?<total>[0-9.]+ GiB)\) on startup is less than"
@@ -307,6 +309,8 @@ mod tests {
             "RuntimeError: [enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory",
             // a report of vLLM, not a refusal
             "Free memory on device (23.19/23.69 GiB) on startup. Desired GPU memory utilization is (0.9, 21.32 GiB).",
+            // memory of the host
+            "OOM when allocating tensor with shape[16,19,19,1024] and type float on /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu",
             "set PYTORCH_CUDA_ALLOC_CONF to avoid CUDA fragmentation; see OOM notes",
         ] {
             assert_eq!(CudaOomText::find(text), None, "{text}");

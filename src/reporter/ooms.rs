@@ -15,6 +15,8 @@ const MAX_EVENTS: (u32, u32) = (1, 16);
 const MINUTE: Duration = Duration::from_secs(60);
 /// Messages of one container that a process ended by an error, per second and at once: at most one for each process.
 const MAX_ENDS: (u32, u32) = (1, 128);
+/// Errors of one container that become events although there are too many, because a process ended by them: per minute and at once.
+const MAX_LATE_EVENTS: (u32, u32) = (1, 128);
 /// Maximum number of processes of a container of which an error without an event is kept.
 const MAX_DROPPED: usize = 128;
 
@@ -52,6 +54,7 @@ pub struct OomQueue {
 struct ContainerLimit {
     events: RateLimit,
     ends: RateLimit,
+    late_events: RateLimit,
     /// Errors since the last event.
     skipped: u64,
     /// Errors that are not counted yet, and the newest of them.
@@ -89,6 +92,7 @@ impl OomQueue {
         let limit = self.containers.entry(oom.container.clone()).or_insert_with(|| ContainerLimit {
             events: RateLimit::every(MINUTE, now, MAX_EVENTS.0, MAX_EVENTS.1),
             ends: RateLimit::new(now, MAX_ENDS.0, MAX_ENDS.1),
+            late_events: RateLimit::every(MINUTE, now, MAX_LATE_EVENTS.0, MAX_LATE_EVENTS.1),
             skipped: 0,
             uncounted: None,
             dropped: HashMap::new(),
@@ -96,9 +100,11 @@ impl OomQueue {
         if oom.message.is_only_uncaught() {
             let is_allowed = limit.ends.take(now);
             let dropped = oom.process.and_then(|process| limit.dropped.remove(&process));
+            let dropped = dropped.filter(|dropped| dropped.message.number == oom.message.number);
             // its error was counted when it happened
-            let end = match dropped.filter(|dropped| dropped.message.number == oom.message.number) {
+            let end = match dropped.filter(|_| is_allowed && limit.late_events.take(now)) {
                 Some(mut error) => {
+                    limit.skipped = limit.skipped.saturating_sub(error.errors);
                     (error.errors, error.is_event, error.message.is_uncaught) = (0, true, true);
                     error
                 }
@@ -198,5 +204,24 @@ mod tests {
         let ends =
             taken.iter().filter(|oom| oom.is_event && oom.message.is_uncaught && oom.message.tried.is_some());
         assert_eq!(ends.count(), 48, "errors that were no events are events once they ended a process");
+        let next = |number| OomMessage { number, tried: Some(1), ..OomMessage::default() };
+        let of = |pid, message| ReportedOom::of_process(now, &reports, (pid, 1), message).unwrap();
+        assert!(queue.add(now.plus(MINUTE), of(1, next(2))));
+        assert_eq!(queue.take()[0].skipped, 0, "all of them have an event");
+    }
+
+    #[test]
+    fn errors_that_are_said_to_have_ended_a_process_fill_no_ledger() {
+        let (now, mut reports, mut queue) = (Timestamp::now(), Reports::default(), OomQueue::default());
+        reports.hello((1, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices: vec![] });
+        let of = |message| ReportedOom::of_process(now, &reports, (1, 1), message).unwrap();
+        let mut events = 0;
+        for second in 0..3_600 {
+            let (number, later) = (second + 1, now.plus(Duration::from_secs(second)));
+            queue.add(later, of(OomMessage { number, tried: Some(1), ..OomMessage::default() }));
+            queue.add(later, of(OomMessage { number, is_uncaught: true, ..OomMessage::default() }));
+            events += queue.take().iter().filter(|oom| oom.is_event && oom.message.tried.is_some()).count();
+        }
+        assert!(events < 2 * 60 + 16 + 128 + 2, "{events} in an hour");
     }
 }

@@ -207,6 +207,10 @@ impl Reports {
         let Some(process) = self.processes.get(&key) else { return };
         let entry = self.containers.entry(process.container.clone()).or_default();
         let totals = entry.totals(key);
+        if step.steps < totals.progress.steps {
+            // the process executed another program, which counts from 0
+            (totals.steps_before, totals.progress) = (totals.steps(), TrainingProgress::default());
+        }
         let before = totals.progress.samples.unwrap_or(0); // none counted before
         let samples = step.samples.map(|all| all.saturating_sub(before));
         totals.progress = TrainingProgress { steps: step.steps, samples: step.samples };
@@ -332,6 +336,16 @@ mod tests {
 
     fn sample(lost: u64, device: TorchMemory) -> Sample {
         Sample { lost, is_search: false, devices: vec![device] }
+    }
+
+    #[test]
+    fn steps_and_samples_go_on_after_a_process_executes_another_program() {
+        let mut reports = reports(0);
+        for steps in [1_000, 1, 900] {
+            reports.step(KEY, Step { steps, samples: Some(steps * 4) });
+        }
+        let progress = &reports.containers[&ContainerId::new("a")].progress[&0];
+        assert_eq!((progress.steps, progress.samples), (1_900, Some(7_600)));
     }
 
     #[test]
