@@ -143,6 +143,12 @@ def test_printed_command_for_more_rights_runs(image, containers):
     eventually("the verdict", lambda: is_verdict(output_of(*verb, containers[-1]), containers[-1]))
 
 
+def test_documented_image_gets_all_gpus():
+    """No test has a GPU: without `all`, Docker gives it one of them."""
+    words = documented_run("Image")
+    assert words[words.index("--gpus") + 1] == "all,capabilities=utility"
+
+
 def test_documented_image_of_another_user_keeps_its_ledger_without_a_capability(image, containers, tmp_path):
     command = Command(documented_run("Not as root"), tmp_path)
     command.flags = [str(os.stat("/var/run/docker.sock").st_gid) if word.startswith("$(stat") else word for word in command.flags]
