@@ -333,16 +333,7 @@ mod tests {
     use super::*;
 
     fn empty_snapshot() -> Snapshot {
-        let (finished, series) = (Timestamp::now(), Series::default());
-        Snapshot {
-            finished,
-            series,
-            containers: vec![],
-            running: 0,
-            gpus: vec![],
-            processes: vec![],
-            processes_complete: vec![],
-        }
+        Snapshot::of_series(Timestamp::now(), Series::default())
     }
 
     #[test]

@@ -31,6 +31,22 @@ pub struct Snapshot {
     pub processes_complete: Vec<bool>,
 }
 
+#[cfg(test)]
+impl Snapshot {
+    /// Returns the snapshot of a cycle that found nothing but these series.
+    pub fn of_series(finished: Timestamp, series: Series) -> Self {
+        Self {
+            finished,
+            series,
+            containers: vec![],
+            running: 0,
+            gpus: vec![],
+            processes: vec![],
+            processes_complete: vec![],
+        }
+    }
+}
+
 /// Number of series that snapshots left out, by family.
 pub type Dropped = BTreeMap<FamilyId, u64>;
 

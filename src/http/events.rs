@@ -37,48 +37,13 @@ pub(super) fn parse_query(text: &str, now_unix: f64) -> Result<Query, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::http::CurrentRoutes;
-
-    fn config() -> crate::config::Config {
-        let command = crate::config::arguments(clap::Command::new("memledger").no_binary_name(true));
-        crate::config::Config::load(&command.get_matches_from(["--web.enable-api"])).unwrap()
-    }
+    use crate::http::test_server::TestServer;
 
     #[test]
     fn serves_events_of_the_store() {
-        use crate::ledger::store::{EventReader, Store, WriteBatch};
         let body = r#"{"type":"exit","id":7,"at":5.0,"container_name":"train","container_id":"abc","kernel_log_read":false,"oom_kills":0,"evidence":[]}"#;
-        let mut store = Store::in_memory(0).unwrap();
-        let event = serde_json::from_str(body).unwrap();
-        store.commit(&WriteBatch { events: [(7, event)].into(), ..WriteBatch::default() }).unwrap();
-        let snapshot_cache = Arc::new(super::super::SnapshotCache::default());
-        let event_reader = Some(EventReader::Memory(Arc::new(std::sync::Mutex::new(store))));
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
-        let address = listener.local_addr().unwrap();
-        let config = config();
-        let access_control = Arc::new(super::super::AccessControl::new(&config, Default::default()).unwrap());
-        let router = super::super::router(
-            &config,
-            snapshot_cache,
-            event_reader,
-            Default::default(),
-            None,
-            &access_control,
-        );
-        let _server = runtime.spawn(super::super::serve(
-            listener,
-            CurrentRoutes::new(router),
-            access_control,
-            std::future::pending(),
-        ));
-        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
-        let get = |query: &str| {
-            let mut response = agent.get(format!("http://{address}/api/v1/events{query}")).call().unwrap();
-            (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
-        };
+        let server = TestServer::with_event(body);
+        let get = |query: &str| server.get(&format!("events{query}"), "*/*");
         assert_eq!(get(""), (200, format!("{{\"events\":[\n{body}\n]}}\n")));
         assert_eq!(get("?container=ab&since=1&limit=3").0, 200);
         assert_eq!(get("?since=6"), (200, "{\"events\":[]}\n".to_owned()));

@@ -17,6 +17,8 @@ mod query;
 mod runs;
 mod server;
 mod snapshot_cache;
+#[cfg(test)]
+mod test_server;
 mod timeouts;
 mod tls;
 mod why;

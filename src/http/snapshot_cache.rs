@@ -165,15 +165,7 @@ mod tests {
     use crate::series::Series;
 
     fn empty_snapshot(finished: Timestamp) -> Snapshot {
-        Snapshot {
-            finished,
-            series: Series::default(),
-            containers: vec![],
-            running: 0,
-            gpus: vec![],
-            processes: vec![],
-            processes_complete: vec![],
-        }
+        Snapshot::of_series(finished, Series::default())
     }
 
     #[test]
@@ -232,7 +224,7 @@ mod tests {
         series.global(crate::catalog::HOST_MEMORY_TOTAL, [], 1024.0);
         let snapshot_cache = SnapshotCache::default();
         let now = Timestamp::now();
-        snapshot_cache.publish(Snapshot { series, ..empty_snapshot(now) });
+        snapshot_cache.publish(Snapshot::of_series(now, series));
         let newest = snapshot_cache.newest(now, Duration::MAX).unwrap();
         let (first, again) = (newest.text(false).unwrap(), newest.text(false).unwrap());
         assert_eq!(first.as_ptr(), again.as_ptr(), "rendered once");

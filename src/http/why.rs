@@ -88,52 +88,21 @@ fn reference(container: &Container) -> ContainerRef {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::http::CurrentRoutes;
+    use crate::http::test_server::TestServer;
 
     #[test]
     fn serves_the_verdict_as_json_and_text() {
-        use crate::ledger::store::{EventReader, Store, WriteBatch};
-        let body = r#"{"type":"exit","id":7,"at":5.0,"container_name":"my train","container_id":"abc","oom_kills":0,
-            "reason":"error","exit_code":3,"evidence":[]}"#;
-        let mut store = Store::in_memory(0).unwrap();
-        let event = serde_json::from_str(body).unwrap();
-        store.commit(&WriteBatch { events: [(7, event)].into(), ..WriteBatch::default() }).unwrap();
-        let event_reader = Some(EventReader::Memory(Arc::new(std::sync::Mutex::new(store))));
-        let command = crate::config::arguments(clap::Command::new("memledger").no_binary_name(true));
-        let config = crate::config::Config::load(&command.get_matches_from(["--web.enable-api"])).unwrap();
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
-        let address = listener.local_addr().unwrap();
-        let access_control = Arc::new(super::super::AccessControl::new(&config, Default::default()).unwrap());
-        let router = super::super::router(
-            &config,
-            Arc::new(super::super::SnapshotCache::default()),
-            event_reader,
-            Default::default(),
-            None,
-            &access_control,
+        let server = TestServer::with_event(
+            r#"{"type":"exit","id":7,"at":5.0,"container_name":"my train","container_id":"abc","oom_kills":0,
+            "reason":"error","exit_code":3,"evidence":[]}"#,
         );
-        let _server = runtime.spawn(super::super::serve(
-            listener,
-            CurrentRoutes::new(router),
-            access_control,
-            std::future::pending(),
-        ));
-        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
-        let get = |name: &str, header: &str, value: &str| {
-            let request = agent.get(format!("http://{address}/api/v1/{name}"));
-            let mut response = request.header(header, value).call().unwrap();
-            (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
-        };
-        let (status, text) = get("containers/my%20train/why", "Accept", "*/*");
+        let (status, text) = server.get("containers/my%20train/why", "*/*");
         let verdict: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((status, &verdict["cause"]), (200, &"error_exit".into()), "{text}");
-        assert_eq!(get("containers/abc/why", "Accept", "application/json").0, 200);
-        let (status, text) = get("containers/my%20train/why", "Accept", "text/plain");
+        assert_eq!(server.get("containers/abc/why", "application/json").0, 200);
+        let (status, text) = server.get("containers/my%20train/why", "text/plain");
         assert!(status == 200 && text.starts_with("my train (abc)\nENDED WITH AN ERROR"), "{text}");
-        let (status, text) = get("containers/other/why", "Accept", "text/plain");
+        let (status, text) = server.get("containers/other/why", "text/plain");
         assert!(
             text.starts_with(
                 "Nothing is known about other; known containers: my train\nOnly the ledger was read"
@@ -141,7 +110,7 @@ mod tests {
             "{text}"
         );
         assert_eq!(status, 404);
-        let (status, text) = get("why", "Accept", "text/plain");
+        let (status, text) = server.get("why", "text/plain");
         assert!(status == 200 && text.starts_with("my train (abc)"), "{text}");
     }
 }

@@ -113,15 +113,7 @@ mod tests {
         snapshot_cache.refresh_partial(Duration::ZERO, |_| {
             let mut series = Series::default();
             series.global(crate::catalog::HOST_OOM_KILLS, [], 3.0);
-            Snapshot {
-                finished: now,
-                series,
-                containers: vec![],
-                running: 0,
-                gpus: vec![],
-                processes: vec![],
-                processes_complete: vec![],
-            }
+            Snapshot::of_series(now, series)
         });
         let otlp_stats = Arc::new(OtlpStats::default());
         let context = OtlpContext {
