@@ -309,14 +309,14 @@ class Reporter:
 
     def _send_ooms(self) -> None:
         """Sends the newest error and what is known of its consequences. What cannot be sent now stays."""
-        with self._count_lock:  # taken: an error that comes while this one is sent does not skip it
+        with self._count_lock:  # an error that comes while this one is sent must not count it as skipped
             pending, skipped, ended_by = self._pending_oom, self._skipped_ooms, self._ended_by
             self._pending_oom, self._skipped_ooms = None, 0
         if pending is not None:
             at, message = pending
             ago = int(1000 * (time.monotonic() - at))
             if not self._connection.send({**message, "skipped": skipped, "ago_ms": ago}):
-                self._connection.lost -= 1  # it is tried again, but for a newer one
+                self._connection.lost -= 1  # it is sent later, unless there is a newer one then
                 with self._count_lock:
                     self._skipped_ooms += skipped + (self._pending_oom is not None)
                     self._pending_oom = self._pending_oom or pending

@@ -182,7 +182,7 @@ fn mount_of(fd: &impl AsFd) -> Result<MountKey, Errno> {
 ///
 /// The mount table is most of the cost, so it is read only for a mount that is not known yet, as is whether the pid is still that of
 /// the process: whoever sees the container's mount sees its size. Before Linux 6.8 it is always read: a later mount can get the id of
-/// a tmpfs and its device, and a FUSE file system that does not answer holds on to the thread, and so to the process at its end.
+/// a tmpfs and its device. If that is a FUSE file system that does not answer, the thread hangs, and the process cannot end.
 fn container_shm(
     host_paths: &HostPaths,
     ShmRead { process, host, known }: ShmRead,

@@ -123,7 +123,12 @@ impl<R: Runtime> RuntimeFollower<R> {
                             return error;
                         }
                         self.event_rate.count_and_wait().await;
-                        if Instant::now() >= next_list || self.queue.is_full() {
+                        if self.queue.is_full() {
+                            self.serve_requests();
+                            self.wait_for_queries().await;
+                        }
+                        if Instant::now() >= next_list {
+                            self.serve_requests();
                             break; // the next event may be there already, for ever
                         }
                     }
@@ -140,6 +145,15 @@ impl<R: Runtime> RuntimeFollower<R> {
             }
             if let Err(error) = self.list().await {
                 return error;
+            }
+        }
+    }
+
+    /// Waits until fewer queries wait, each of which has a timeout.
+    async fn wait_for_queries(&mut self) {
+        while self.queue.is_full() {
+            if let Some((id, response)) = self.queue.next_response().await {
+                self.runtime.apply_response(id, response);
             }
         }
     }

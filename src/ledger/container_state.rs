@@ -204,7 +204,7 @@ impl ContainerState {
         }
         let run = run.clone();
         let ended = run.ended.unwrap_or(f64::INFINITY);
-        let usage = run.usage_until(ended);
+        let usage = run.usage.back().map(|(_, usage)| usage); // peaks only grow
         Some(RunTransition::Ended(Box::new(End {
             id: id.clone(),
             subject: self.subject(id, Some(&run)),

@@ -318,7 +318,8 @@ impl ContainerTable {
                 }
                 None => NO_RUNTIME_TIMEOUT,
             };
-            if now.since(since) >= timeout
+            // by the cycles: the newest of those that waited may list it again
+            if report.at.since(since) >= timeout
                 && let Some(run) = known.run.as_mut()
             {
                 let missing = now.unix_seconds() - now.since(since).as_secs_f64();
@@ -330,11 +331,11 @@ impl ContainerTable {
         transitions
     }
 
-    /// Marks the runs that began before the host was restarted at this Unix time, and had not ended.
-    pub fn apply_host_restart(&mut self, at: f64) {
-        // if the ledger lost which boot it is of, they may be of this one
+    /// Marks the runs that had not ended before the host was restarted at this Unix time. If it `is_known` that there is none of this
+    /// boot among them, those that seem to have begun later are marked too: the clock may have been wrong.
+    pub fn apply_host_restart(&mut self, at: f64, is_known: bool) {
         let is_of_old_boot =
-            |run: &&mut Run| run.ended.is_none() && run.begin().is_none_or(|begin| begin < at);
+            |run: &&mut Run| run.ended.is_none() && (is_known || run.begin().is_none_or(|begin| begin < at));
         for (id, known) in &mut self.known {
             if let Some(run) = known.run.as_mut().filter(is_of_old_boot) {
                 run.host_restart = Some(at);

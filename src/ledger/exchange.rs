@@ -18,8 +18,8 @@ use crate::parse::kernel_log::{Line, Xid};
 
 /// How many cycles wait for the ledger at most: a write to a busy disk may take seconds, and a cycle much less.
 const MAX_WAITING_CYCLES: usize = 50;
-/// Beyond this many containers in all of them, only the newest [`MIN_WAITING_CYCLES`] wait, so that they need little memory.
-const MAX_WAITING_CONTAINERS: usize = 5_000;
+/// Beyond this many containers and processes in all of them only the newest [`MIN_WAITING_CYCLES`] wait, so that they need little memory.
+const MAX_WAITING_USAGES: usize = 5_000;
 const MIN_WAITING_CYCLES: usize = 5;
 /// Maximum number of GPU errors that wait for a cycle.
 const MAX_XIDS: usize = 10_000;
@@ -201,11 +201,12 @@ impl SharedState {
     pub fn publish_cycle(&self, report: CycleReport) {
         let mut cycles = self.cycles.lock().unwrap_or_else(PoisonError::into_inner);
         cycles.push_back(report);
-        let containers = |cycles: &VecDeque<CycleReport>| -> usize {
-            cycles.iter().map(|report| report.containers.len()).sum()
+        let of = |report: &CycleReport| -> usize {
+            report.containers.iter().map(|usage| 1 + usage.processes.len()).sum()
         };
+        let usages = |cycles: &VecDeque<CycleReport>| cycles.iter().map(of).sum::<usize>();
         while cycles.len() > MAX_WAITING_CYCLES
-            || (cycles.len() > MIN_WAITING_CYCLES && containers(&cycles) > MAX_WAITING_CONTAINERS)
+            || (cycles.len() > MIN_WAITING_CYCLES && usages(&cycles) > MAX_WAITING_USAGES)
         {
             cycles.pop_front();
         }

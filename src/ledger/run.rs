@@ -20,6 +20,10 @@ pub const START_TOLERANCE: f64 = 1.0;
 pub const MAX_START_EVENT_DELAY: f64 = 5.0;
 /// A killed process may be listed for this many seconds, until its memory is released.
 const LISTED_AFTER_KILL: f64 = 2.0;
+/// For how many seconds processes and memory are kept: a kill may get its owner that long after it.
+const USAGE_KEPT: f64 = 2.0;
+/// With a short sampling interval at most this many are kept from step to step.
+const MAX_USAGES: usize = 8;
 /// How many seconds before an exit a stop request still explains it.
 pub const STOP_REQUEST_WINDOW: f64 = 600.0;
 /// Exit status of a process that was ended by SIGKILL.
@@ -98,7 +102,8 @@ pub struct Run {
     pub before_stored: Option<f64>,
     #[serde(skip)]
     pub(super) history: History,
-    /// Processes and memory of the cycle before the ledger's newest step and of the cycles in it, newest last, with their Unix times.
+    /// Processes and memory of the newest cycles, newest last, with their Unix times: of all in the ledger's newest step, and of
+    /// [`USAGE_KEPT`] before it.
     #[serde(skip)]
     pub(super) usage: VecDeque<(f64, Arc<ContainerUsage>)>,
     /// When the newest of them were applied.
@@ -203,7 +208,9 @@ impl Run {
         if usage.sample.is_some() || !usage.processes.is_empty() {
             // a victim is missing in the first cycle after its kill, whose record is read after all cycles of a step
             if self.usage_applied.replace(now) != Some(now) {
-                self.usage.drain(..self.usage.len().saturating_sub(1));
+                let is_before = |(taken, _): &(f64, _)| *taken <= at.unix_seconds() - USAGE_KEPT;
+                let newest_before = self.usage.iter().rposition(is_before).unwrap_or(0);
+                self.usage.drain(..newest_before.max(self.usage.len().saturating_sub(MAX_USAGES)));
             }
             self.usage.push_back((at.unix_seconds(), Arc::new(usage.clone())));
         }

@@ -72,7 +72,7 @@ static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
         ),
         (
             "jax",
-            r"RESOURCE_EXHAUSTED: Out of memory (?:while trying to allocate|allocating) (?<tried>[0-9.]+ ?(?:bytes|KiB|MiB|GiB|TiB))"
+            r"RESOURCE_EXHAUSTED: Out of memory while trying to allocate (?<tried>[0-9.]+ ?(?:bytes|KiB|MiB|GiB|TiB))"
                 .to_owned(),
         ),
         (
@@ -310,6 +310,7 @@ mod tests {
             // a report of vLLM, not a refusal
             "Free memory on device (23.19/23.69 GiB) on startup. Desired GPU memory utilization is (0.9, 21.32 GiB).",
             // memory of the host
+            "RESOURCE_EXHAUSTED: Out of memory allocating 20029400304 bytes.",
             "OOM when allocating tensor with shape[16,19,19,1024] and type float on /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu",
             "set PYTORCH_CUDA_ALLOC_CONF to avoid CUDA fragmentation; see OOM notes",
         ] {

@@ -59,8 +59,10 @@ struct ContainerLimit {
     skipped: u64,
     /// Errors that are not counted yet, and the newest of them.
     uncounted: Option<ReportedOom>,
-    /// The newest error without an event of each process: it becomes one if the process ends by it.
-    dropped: HashMap<ProcessKey, ReportedOom>,
+    /// Number of events.
+    made: u64,
+    /// The newest error without an event of each process, and the number of events before it: it becomes one if the process ends by it.
+    dropped: HashMap<ProcessKey, (u64, ReportedOom)>,
 }
 
 impl ReportedOom {
@@ -95,16 +97,19 @@ impl OomQueue {
             late_events: RateLimit::every(MINUTE, now, MAX_LATE_EVENTS.0, MAX_LATE_EVENTS.1),
             skipped: 0,
             uncounted: None,
+            made: 0,
             dropped: HashMap::new(),
         });
         if oom.message.is_only_uncaught() {
             let is_allowed = limit.ends.take(now);
             let dropped = oom.process.and_then(|process| limit.dropped.remove(&process));
-            let dropped = dropped.filter(|dropped| dropped.message.number == oom.message.number);
+            let dropped = dropped.filter(|(_, dropped)| dropped.message.number == oom.message.number);
             // its error was counted when it happened
             let end = match dropped.filter(|_| is_allowed && limit.late_events.take(now)) {
-                Some(mut error) => {
-                    limit.skipped = limit.skipped.saturating_sub(error.errors);
+                Some((made, mut error)) => {
+                    // unless an event after it has it among those before
+                    let skipped = if made == limit.made { error.errors } else { 0 };
+                    limit.skipped = limit.skipped.saturating_sub(skipped);
                     (error.errors, error.is_event, error.message.is_uncaught) = (0, true, true);
                     error
                 }
@@ -114,6 +119,7 @@ impl OomQueue {
             return is_allowed;
         }
         if limit.events.take(now) {
+            limit.made += 1;
             oom.skipped = oom.skipped.saturating_add(std::mem::take(&mut limit.skipped));
             self.waiting.push(oom);
             return true;
@@ -122,7 +128,7 @@ impl OomQueue {
         if let Some(process) = oom.process
             && (limit.dropped.len() < MAX_DROPPED || limit.dropped.contains_key(&process))
         {
-            limit.dropped.insert(process, oom.clone());
+            limit.dropped.insert(process, (limit.made, oom.clone()));
         }
         let before = limit.uncounted.take().map_or(0, |before| before.errors);
         (oom.errors, oom.is_event) = (oom.errors.saturating_add(before), false);

@@ -121,9 +121,12 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
             })],
             cause: Cause::OomLimitWorker,
             confidence: Confidence::Certain,
-            expected: &["8 DataLoader workers ran, with 1.0 GiB each (PSS) when that was last measured"],
+            expected: &[
+                "8 DataLoader workers ran, with 1.0 GiB each (PSS) when that was last measured",
+                "All measured shares are 8.0 GiB of the 43.0 GiB that it held",
+            ],
             not: &["held 8.0 GiB of", "Not one fits", "beside the other"],
-            computed: &["1.0"],
+            computed: &["1.0", "8.0"],
         },
         Case {
             name: "worker at the limit, nothing recorded before",
@@ -307,13 +310,7 @@ fn with_processes_of_the_report() -> Vec<Case> {
             of_host(|report| report.free_bytes = report.limit_bytes.map(|all| all / 2)),
             Cause::OomHost,
             &["could not serve a request for memory, although", "below 4 GiB"],
-            &[
-                "machine ran out",
-                "filled the host's memory",
-                "Largest holders",
-                "Give every container",
-                "has no swap",
-            ],
+            &["machine ran out", "filled the host's memory", "has no swap"],
         ),
         reported(
             "a request for several pages where memory was exhausted",

@@ -1,6 +1,6 @@
 //! Converts CRI responses into container records and pods.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -200,7 +200,11 @@ pub fn reduce(response: &mut ContainerStatusResponse, filter: &Filter) {
     response.info.clear();
     let Some(info) = &mut info else { return };
     let env = &mut info.runtime_spec.process.env;
-    env.retain(|line| !filter.settings_of([line.as_str()]).is_empty());
+    let mut names = HashSet::new();
+    env.retain(|line| {
+        let name = line.split_once('=').map(|(name, _)| name.to_owned());
+        !filter.settings_of([line.as_str()]).is_empty() && names.insert(name)
+    });
     env.iter_mut().for_each(|line| *line = line.chars().take(MAX_SETTING_CHARS).collect());
     info.runtime_spec.linux.resources.unified.retain(|key, _| key == MEMORY_MIN);
     response.info.extend(serde_json::to_string(info).ok().map(|text| (INFO_KEY.to_owned(), text)));

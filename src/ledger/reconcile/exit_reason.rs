@@ -292,7 +292,8 @@ impl Run {
     /// Records a kill, which may have ended this run.
     pub fn record_kill(&mut self, victim: Victim, kill: &Kill, container_id: &str) {
         let scope = kill.scope;
-        let last = self.samples_until(kill.at).pop();
+        let newest = || self.usage.back().and_then(|(_, usage)| usage.sample);
+        let last = self.samples_until(kill.at).pop().or_else(newest);
         let limits = last.map(|last| (last.limit_bytes, last.effective_limit_bytes)).unwrap_or_default();
         let hit = HitLimit::of(kill, container_id, limits);
         self.oom_limit = if self.ended_by.is_some() { self.oom_limit } else { hit };

@@ -193,7 +193,9 @@ impl Reconciler {
             reconciler.last_event_times.insert(runtime, since);
         }
         if !same_boot {
-            reconciler.containers.apply_host_restart(reconciler.config.booted_at);
+            // without its accounting the ledger does not say of which boot it is
+            let is_known = contents.accounting.is_some();
+            reconciler.containers.apply_host_restart(reconciler.config.booted_at, is_known);
         }
         reconciler.reopen(contents, now);
         reconciler
@@ -240,7 +242,7 @@ impl Reconciler {
 
     /// Marks the runs that had not ended before this boot.
     pub(in crate::ledger) fn apply_host_restart(&mut self) {
-        self.containers.apply_host_restart(self.config.booted_at);
+        self.containers.apply_host_restart(self.config.booted_at, true);
     }
 
     /// Applies a cycle and the events of each runtime, in order of time: a cycle lists only the newest run of a container, so events

@@ -16,7 +16,7 @@ use crate::ledger::hit_limit::LimitPosition;
 
 /// Share of a limit that is left free when a number of workers is computed: they grow, and the kernel needs some.
 const FREE_SHARE: f64 = 0.1;
-/// Shares that explain less than this of what a container held are older than that.
+/// Shares that are less than this part of what a container held do not show what its processes held.
 const MIN_EXPLAINED: f64 = 0.8;
 /// Page cache above this share of the usage may look like the cause.
 const MIN_CACHE_SHARE: f64 = 0.1;
@@ -52,8 +52,6 @@ fn by_cause<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>, advi
     match (cause, lead) {
         (Cause::OomSysrq, _) => {}
         (Cause::OomNodes, _) => nodes(advice),
-        (Cause::OomHost | Cause::OomHostProcess, Some(kill)) if report::free_but_unusable(kill).is_some() => {
-        }
         (Cause::OomHost | Cause::OomHostProcess, _) => host(run, lead, before, advice),
         (Cause::OomParentLimit, Some(kill)) => parent(kill, run, before, advice),
         (Cause::OomLimitShm, Some(kill)) => shared(kill, run, before, advice),
@@ -225,11 +223,13 @@ fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, 
     };
     let each = pss / u64::from(count);
     let total = unreclaimable(before);
-    if !are_shares_recent(before) {
+    if !do_shares_explain(before) {
         advice.push(format!(
-            "Fewer NUM_WORKERS{value}. {held} ran, with {} each (PSS) when that was last measured; the container grew since, so what \
-             they held in the end, and how many fit, is not known.",
-            bytes(each)
+            "Fewer NUM_WORKERS{value}. {held} ran, with {} each (PSS) when that was last measured. All measured shares are {}{}, so how \
+             many workers fit is not known.",
+            bytes(each),
+            bytes(shares(before)),
+            total.map_or_else(String::new, |total| format!(" of the {} that it held", bytes(total)))
         ));
         return;
     }
@@ -242,13 +242,16 @@ fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, 
     advice.push(text);
 }
 
-/// Returns whether the shares of the processes can be those of the last sample: they are measured less often, and not at all while a
-/// container has little memory left. Then they sum to less than it held.
-fn are_shares_recent(before: Option<&PriorUsage>) -> bool {
-    let Some(before) = before else { return false };
-    let Some(last) = before.samples.last() else { return false };
-    let shares: u64 = before.roles.iter().filter_map(|role| role.pss_bytes).sum();
-    let explained = shares.saturating_add(last.shmem_bytes.unwrap_or(0));
+/// Returns the sum of the shares that are known.
+fn shares(before: Option<&PriorUsage>) -> u64 {
+    before.iter().flat_map(|before| &before.roles).filter_map(|role| role.pss_bytes).sum()
+}
+
+/// Returns whether the shares of the processes explain what the container held at the last sample. They are measured less often, and
+/// not at all while a container has little memory left; and not all may be known.
+fn do_shares_explain(before: Option<&PriorUsage>) -> bool {
+    let Some(last) = before.and_then(|before| before.samples.last()) else { return false };
+    let explained = shares(before).saturating_add(last.shmem_bytes.unwrap_or(0));
     last.unreclaimable_bytes.is_none_or(|total| explained as f64 >= MIN_EXPLAINED * total as f64)
 }
 
@@ -415,7 +418,8 @@ fn parent<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>,
             "systemctl set-property SLICE MemoryMax=..., or docker run --cgroup-parent with another one"
         }
         LimitSetter::Engine | LimitSetter::Unknown => {
-            "its memory.max, or with cgroup v1 memory.limit_in_bytes, by whoever made it; or docker run --cgroup-parent with another one"
+            "memory.max (cgroup v1: memory.limit_in_bytes), which the program that made it sets; or start the container below another \
+             cgroup (docker run --cgroup-parent)"
         }
     };
     advice.push(format!("Raise the limit of {which}{now}: {how}."));

@@ -12,7 +12,7 @@ use crate::ledger::events::{Kill, OomReport, OomScope, ReportProcess, RoleUsage}
 const MOST: f64 = 0.5;
 /// From this number of processes of similar size on, their number is the setting to change.
 const MIN_ALIKE: usize = 4;
-/// From this free share of a host's memory on, it had not run out: only what the request was for had.
+/// From this free share of a host's memory on, what filled the rest does not explain why it ran out.
 const MUCH_FREE: f64 = 0.05;
 /// From this used share on, swap is exhausted: the kernel keeps some for itself.
 const SWAP_FULL: f64 = 0.98;
@@ -34,7 +34,7 @@ pub(super) fn of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Vec<String> {
     let unusable = free.filter(|_| fragmented.is_none()).map(|free| {
         format!(
             "{} were free, but not for this request: it was for memory of a certain zone, such as that below 4 GiB, or for contiguous \
-             pages. A driver is the most likely cause, and no container.",
+             pages, or vm.min_free_kbytes reserves that much.",
             bytes(free)
         )
     });

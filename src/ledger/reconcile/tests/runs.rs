@@ -469,6 +469,22 @@ fn end_that_is_read_late_is_that_of_the_first_cycle_without_the_container() {
 }
 
 #[test]
+fn container_that_one_of_the_waiting_cycles_does_not_list_goes_on() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    let lists: [&[_]; 3] = [&[], &[], &[('a', Some(0.1))]];
+    let report =
+        |(second, list)| story.report(second, list, &[("docker", true)], |letter| letter.to_string());
+    let reports: Vec<_> = std::iter::zip([1.0, 2.0, 3.0], lists).map(report).collect();
+    story.reconciler.apply_cycles_and_events(story.at(20.0), &reports, &[]);
+    story.end('a', 21.0, Some(0));
+    for at in [20.0, 21.0, 30.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Completed)]);
+}
+
+#[test]
 fn run_of_this_boot_does_not_end_with_the_host_if_the_accounting_is_lost() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
