@@ -57,8 +57,9 @@ class track(ContextDecorator):
 
     Host memory, tensors and torch's cache are those at the end of the operation. The peak of a device is exact if torch's peak
     rose within the operation, and absent otherwise: torch has one peak for the whole process, which is not reset here
-    because the program may use it. Coroutines that are tracked at the same time in one thread share these figures. Of several devices all have to rise, and the peak is the sum of theirs. Names have 1 to 64
-    of the characters A-Z a-z 0-9 _ . : - and are changed to that, with a warning.
+    because the program may use it. Coroutines that are tracked at the same time in one thread share these figures. Of several
+    devices all have to rise, and the peak is the sum of theirs. Names have 1 to 64 of the characters A-Z a-z 0-9 _ . : - and are
+    changed to that, with a warning.
     """
 
     _pair: Pair = ("invalid", "invalid")  # where the arguments were wrong

@@ -1,7 +1,8 @@
 //! Finds the hierarchy that has the memory controller, and the containers among its cgroups.
 //!
 //! The tree is walked after an inotify event for a created or removed cgroup, and every [`RESCAN`] in case an event was lost:
-//! on an idle host a cycle costs one read of an empty queue. Without inotify watches, every cycle walks the tree.
+//! on an idle host a cycle costs one read of an empty queue. Without inotify watches, the
+//! tree is walked whenever ten times the duration of the last walk is over.
 //!
 //! A container may create and remove cgroups below its own without a pause, and a user in a slice that was delegated to it. Walks
 //! for changes inside containers are limited to a duty cycle of 10 % ([`PAUSE_FACTOR`]); changes outside of containers are
@@ -252,7 +253,7 @@ impl CgroupTree {
                 Ok(descriptor) if inside.is_some() => drop(self.inside[0].insert(descriptor)),
                 Err(rustix::io::Errno::NOSPC) => {
                     tracing::warn!(
-                        "inotify watch limit reached: every cycle walks the cgroup tree; raise fs.inotify.max_user_watches"
+                        "inotify watch limit reached: the cgroup tree is walked again and again, which costs CPU time and may delay new containers; raise fs.inotify.max_user_watches"
                     );
                     self.watch = None;
                 }

@@ -107,7 +107,7 @@ impl OomQueue {
             // its error was counted when it happened
             let end = match dropped.filter(|_| is_allowed && limit.late_events.take(now)) {
                 Some((made, mut error)) => {
-                    // unless an event after it has it among those before
+                    // an event after it counts it among those before
                     let skipped = if made == limit.made { error.errors } else { 0 };
                     limit.skipped = limit.skipped.saturating_sub(skipped);
                     (error.errors, error.is_event, error.message.is_uncaught) = (0, true, true);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_that_are_said_to_have_ended_a_process_fill_no_ledger() {
+    fn forged_ends_of_processes_fill_no_ledger() {
         let (now, mut reports, mut queue) = (Timestamp::now(), Reports::default(), OomQueue::default());
         reports.hello((1, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices: vec![] });
         let of = |message| ReportedOom::of_process(now, &reports, (1, 1), message).unwrap();

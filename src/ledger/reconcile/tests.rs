@@ -7,7 +7,7 @@
 //! | | fault | tests, here if no module is named |
 //! | --- | --- | --- |
 //! | L1 | a group kill names the next container | `groups::group_kill_does_not_name_the_next_container`, `groups::each_group_line_names_its_own_victims`, `groups::two_group_kills_at_once_are_matched_by_their_counters`, `groups::group_line_after_lost_records_does_not_name_the_next_container` |
-//! | L2 | an exit whose record was overwritten is "not an OOM kill" | `runs::exit_that_a_lost_record_may_explain_is_unknown`, `runs::lost_record_is_attributed_to_the_exit_that_the_runtime_calls_an_oom` |
+//! | L2 | an exit whose record was overwritten is "not an OOM kill" | `late::exit_that_a_lost_record_may_explain_is_unknown`, `late::lost_record_is_attributed_to_the_exit_that_the_runtime_calls_an_oom` |
 //! | L3 | counters fall to 0 if the store cannot be written at the start | `oom::durable::read_only_directory_keeps_counts_over_restarts`, `oom::durable::full_disk_at_start_keeps_counts_and_is_written_when_there_is_space` |
 //! | L4 | after a power loss each container has an error of its own | `runs::run_of_an_earlier_boot_ends_by_the_restart_of_the_host`, `runs::exit_before_the_reboot_keeps_its_own_reason` |
 //! | L5 | a kill that is named late gets the next run's start and samples | `runs::kill_read_after_the_next_start_keeps_its_own_run_and_samples` |
@@ -17,7 +17,7 @@
 //! | L9 | one run has two exits | `runs::cgroup_that_outlives_its_container_does_not_reopen_the_run`, `runs::assumed_exit_of_a_container_that_is_listed_again_is_not_counted_twice` |
 //! | L10 | one unreadable row costs all counts | `ledger::store::tests::damage::unreadable_rows_cost_only_themselves` |
 //! | L11 | an id goes to two events, or a dropped event counts again | `oom::followers::ids_are_not_reused_when_the_state_is_lost`, `ledger::store::tests::damage::dropped_event_is_not_pending_after_restart` |
-//! | L12 | a late record fills the gap of another container | `runs::late_record_fills_the_oldest_gap_of_its_owner` |
+//! | L12 | a late record fills the gap of another container | `late::late_record_fills_the_oldest_gap_of_its_owner` |
 //! | L13 | the limit is forgotten between two reads of the log | `ledger::victim_probe::tests::limit_is_known_if_context_and_kill_are_read_apart` |
 //! | L14 | an ignored stop request explains a crash minutes later | `runs::ignored_stop_request_does_not_explain_a_crash_minutes_later` |
 
@@ -25,6 +25,7 @@ mod cuda_ooms;
 mod exits;
 mod groups;
 mod reports;
+mod late;
 mod runs;
 mod stories;
 mod story;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::limit::{inside, limit_bytes, limit_of};
+use super::limit::{LimitSetter, inside, limit_bytes, limit_of};
 use super::text::{bytes, lasted, name, path, role_one, roles, signal_of, time};
 use super::verdict::{SIGKILL, full_shm};
 use super::{Cause, RunSummary, cuda_oom, report};
@@ -121,50 +121,9 @@ const RAISE_STOP_TIMEOUT: &str = "If it has to save its state first: raise the s
      handle SIGTERM, which the first process of a container ignores unless it has a handler (docker run --init helps \
      programs without one).";
 
-/// Who sets the limits of a cgroup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LimitSetter {
-    Kubernetes,
-    Systemd,
-    Engine,
-    /// It is neither the container's own cgroup nor a unit, such as that of a job of Slurm.
-    Unknown,
-}
-
-impl LimitSetter {
-    /// Returns who sets the limit of this container, whose limit `cgroup` is if it is known.
-    pub(super) fn of(subject: &ContainerRef, cgroup: &str) -> Self {
-        let id = &*subject.container_id;
-        let is_own = cgroup.is_empty() || cgroup.rsplit('/').next().is_some_and(|last| last.contains(id));
-        if !subject.name.k8s_pod_name.is_empty() || cgroup.contains("kubepods") {
-            Self::Kubernetes
-        } else if !id.is_empty() && is_own {
-            Self::Engine
-        } else if [".service", ".slice", ".scope"].iter().any(|unit| cgroup.ends_with(unit)) {
-            Self::Systemd
-        } else {
-            Self::Unknown
-        }
-    }
-
-    /// Returns the names of the setting; empty if it is not known.
-    pub(super) fn limit(self) -> &'static str {
-        match self {
-            Self::Kubernetes => "resources.limits.memory",
-            Self::Systemd => "MemoryMax=",
-            Self::Engine => "--memory, mem_limit",
-            Self::Unknown => "",
-        }
-    }
-}
-
 fn raise_unknown(kill: Option<&Kill>, run: &RunSummary<'_>) -> String {
     let setter = LimitSetter::of(run.subject, kill.map_or("", |kill| &kill.limit_cgroup));
-    let setting = match setter.limit() {
-        "" => String::new(),
-        names => format!(" ({names})"),
-    };
-    format!("Raise its memory limit{setting}, or reduce its memory use.")
+    format!("Raise its memory limit{}, or reduce its memory use.", setter.limit(None))
 }
 
 fn unreclaimable(before: Option<&PriorUsage>) -> Option<u64> {
@@ -310,22 +269,16 @@ fn large_trainers(trainers: &RoleUsage, before: Option<&PriorUsage>, advice: &mu
 }
 
 fn raise<'a>(kill: &'a Kill, run: &RunSummary<'a>, advice: &mut Vec<String>) {
-    let now = |between: &str| {
-        kill.limit_bytes.map_or_else(String::new, |limit| format!("{between}now {}", bytes(limit)))
-    };
     let verb = if advice.is_empty() { "Raise" } else { "Or raise" };
     advice.push(match limit_of(kill, run) {
         LimitPosition::Inside => format!(
             "{verb} the limit of {}, which was set inside the container{}.",
             inside(kill, run.subject),
-            now("; ")
+            kill.limit_bytes.map_or_else(String::new, |limit| format!("; now {}", bytes(limit)))
         ),
         _ => {
-            let names = LimitSetter::of(run.subject, &kill.limit_cgroup).limit();
-            let words = [names.to_owned(), now("")];
-            let words: Vec<_> = words.into_iter().filter(|word| !word.is_empty()).collect();
-            let which = if words.is_empty() { String::new() } else { format!(" ({})", words.join("; ")) };
-            format!("{verb} the memory limit{which}. A kill does not show by how much.")
+            let limit = LimitSetter::of(run.subject, &kill.limit_cgroup).limit(kill.limit_bytes);
+            format!("{verb} the memory limit{limit}. A kill does not show by how much.")
         }
     });
 }
@@ -397,12 +350,8 @@ fn shared(kill: &Kill, run: &RunSummary<'_>, before: Option<&PriorUsage>, advice
             workers_now(before)
         ));
     }
-    let now = kill.limit_bytes.map_or_else(String::new, |limit| format!(" (now {})", bytes(limit)));
-    let how = match LimitSetter::of(run.subject, &kill.limit_cgroup).limit() {
-        "" => String::new(),
-        names => format!(": {names}"),
-    };
-    advice.push(format!("Or raise the memory limit{now}{how}."));
+    let limit = LimitSetter::of(run.subject, &kill.limit_cgroup).limit(kill.limit_bytes);
+    advice.push(format!("Or raise the memory limit{limit}."));
     page_cache(kill, before, advice);
 }
 

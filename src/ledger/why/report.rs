@@ -3,7 +3,7 @@
 //! A report is one moment: it proves nothing about growth. Resident memory of several processes is never added up, because
 //! forked processes share pages.
 
-use super::advice::LimitSetter;
+use super::limit::LimitSetter;
 use super::text::{bytes, name, roles};
 use super::{RunSummary, last_sample};
 use crate::ledger::events::{Kill, OomReport, OomScope, ReportProcess, RoleUsage};
