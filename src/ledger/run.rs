@@ -109,6 +109,9 @@ pub struct Run {
     /// When the newest of them were applied.
     #[serde(skip)]
     pub(super) usage_applied: Option<Timestamp>,
+    /// Unix time of the first cycle that saw no process of it, if none has seen one since.
+    #[serde(skip)]
+    pub(super) empty_since: Option<f64>,
 }
 
 impl Run {
@@ -200,8 +203,16 @@ impl Run {
         samples
     }
 
+    /// Returns when it had ended at the latest. A runtime reports an exit, and the time of it, once it has handled it, which takes
+    /// a busy one seconds; a cycle may have seen before that that no process was left.
+    pub fn latest_exit(&self) -> Option<f64> {
+        Some(self.ended?.min(self.empty_since.unwrap_or(f64::INFINITY)))
+    }
+
     /// Records the sample and the processes of a cycle that is applied `now`.
     pub fn record_usage(&mut self, now: Timestamp, at: Timestamp, usage: &ContainerUsage) {
+        let is_empty = usage.processes.is_empty();
+        self.empty_since = is_empty.then(|| self.empty_since.unwrap_or(at.unix_seconds()));
         if let Some(sample) = usage.sample {
             self.history.record(at, sample);
         }

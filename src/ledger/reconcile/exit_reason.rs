@@ -175,7 +175,8 @@ impl Reconciler {
         }
         // SIGKILL or unknown: a kill without an owner yet may be the reason
         let is_stopped = request == StopRequest::Explains;
-        let window = Interval::new(exit.at - EXIT_WINDOW, exit.at);
+        let exited = run.map_or(exit.at, |run| self.latest_exit(run, exit.at));
+        let window = Interval::new(exited - EXIT_WINDOW, exit.at);
         let is_undecided = self.pending.iter().any(|kill| {
             let may_be_its = kill.container.is_none() || kill.container.as_ref() == Some(&pending.id);
             may_be_its && kill.kill.owner != KillOwner::Host && kill.happened.overlaps(&window)
@@ -187,7 +188,7 @@ impl Reconciler {
         }
         if exit.exit_code.is_some()
             && !is_stopped
-            && let Some(scope) = run.and_then(|run| run.scope_of_kill_before(exit.at))
+            && let Some(scope) = run.and_then(|run| run.scope_of_kill_before(exited))
         {
             return Some(oom_reason(scope));
         }

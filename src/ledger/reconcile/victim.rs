@@ -15,6 +15,8 @@ use crate::ledger::totals::Total;
 pub const EXIT_WINDOW: f64 = 5.0;
 /// How long to wait for such an exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait for it if no process is left in the container.
+const LATE_EXIT_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long to wait for the runtime's exit event once the kill is known to have ended the container.
 const MAIN_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -90,8 +92,15 @@ impl Reconciler {
             }
             return self.decide_victim_of_ended_run(pending, run, ended, first, age);
         }
-        let decided = age >= EXIT_TIMEOUT || run.is_some_and(|run| is_child_of_other_process(run, pending));
+        let is_empty = self.config.host_pids && run.is_some_and(|run| run.empty_since.is_some());
+        let timeout = if is_empty { LATE_EXIT_TIMEOUT } else { EXIT_TIMEOUT };
+        let decided = age >= timeout || run.is_some_and(|run| is_child_of_other_process(run, pending));
         decided.then_some(Victim::Child)
+    }
+
+    /// Returns when a run that ended then had ended at the latest. Other pid namespaces hide the processes from the cycles.
+    pub(super) fn latest_exit(&self, run: &Run, ended: f64) -> f64 {
+        run.latest_exit().filter(|_| self.config.host_pids).unwrap_or(ended)
     }
 
     /// The same for a run that has ended. `is_first`: the victim was its first process, if that is known.
@@ -120,15 +129,16 @@ impl Reconciler {
         if !is_explained && later.iter().any(may_move) {
             return None;
         }
-        let exit = Interval::new(ended - EXIT_WINDOW, ended);
-        let may_be_its = |kill: &PendingKill| kill.is_ownerless() && kill.happened.overlaps(&exit);
+        let exit = self.latest_exit(run, ended);
+        let window = Interval::new(exit - EXIT_WINDOW, ended);
+        let may_be_its = |kill: &PendingKill| kill.is_ownerless() && kill.happened.overlaps(&window);
         let is_counter_ahead = self.accounting.has_missing_records() && age < ATTRIBUTION_TIMEOUT;
         if !is_explained && (is_counter_ahead || self.pending.iter().any(may_be_its)) {
             return None; // one of them may have killed the main process
         }
         // a kill request: the runtime reports none for a container that is dead already
-        let kills = |(at, signal): &(f64, Option<i32>)| *signal == Some(9) && ended - at < EXIT_WINDOW;
-        let by_it = ended - pending.kill.at < EXIT_WINDOW
+        let kills = |(at, signal): &(f64, Option<i32>)| *signal == Some(9) && exit - at < EXIT_WINDOW;
+        let by_it = exit - pending.kill.at < EXIT_WINDOW
             && later.is_empty()
             && !is_explained
             && !run.stop_requests.iter().any(kills);

@@ -340,3 +340,36 @@ fn oom_event_hours_before_the_exit_is_no_evidence() {
         assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)], "{flag:?}");
     }
 }
+
+/// A busy runtime handles an exit late, and reports it with that time.
+#[test]
+fn kill_that_left_no_process_ended_the_container_however_late_its_exit_is_reported() {
+    let running: &[_] = &[('a', Some(0.1))];
+    for (alive_until, expected) in [(1.0, (1, 0)), (8.0, (0, 1))] {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        for (second, log) in [(1.0, false), (2.0, true), (8.0, false), (12.0, false)] {
+            let process = ProcessUsage {
+                pid: 70,
+                ppid: 1,
+                comm: "train".into(),
+                role: Role::Other,
+                python: false,
+                memory: ResidentMemory { rss_bytes: 1, anon_bytes: 1 },
+                pss_bytes: None,
+            };
+            story.usage.processes = if second <= alive_until { vec![process] } else { vec![] };
+            if log {
+                story.kill_in('a', 1.5, 71);
+            }
+            story.cycle(second, running, &[("docker", true)]);
+            story.settle(second);
+        }
+        story.late_event('a', 14.0, 14.5, ended(KILLED));
+        for at in [14.5, 18.0, 24.0] {
+            story.settle(at);
+        }
+        let reason = if expected == (1, 0) { ExitReason::OomContainer } else { ExitReason::Killed };
+        assert_eq!((story.counted("a"), story.reasons('a')), (expected, vec![Some(reason)]), "{alive_until}");
+    }
+}
