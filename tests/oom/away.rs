@@ -175,6 +175,27 @@ fn case_19_kills_while_docker_is_down_are_attributed() {
 }
 
 #[test]
+fn kill_that_ended_its_container_is_known_although_a_busy_docker_reports_the_exit_late() {
+    let Some((private, scene)) = Scene::with_private_docker("busy") else { return };
+    let ledger = scene.start_memledger(&[]);
+    // the first process is not the victim, and its exit is that of a child within five seconds after the kill
+    let shell = scene.run("shell", &[], &["/bin/sh", "-c", "/hog wait=/control/go eat; exit $?"]);
+    let worker = scene.run("worker", &[], &["wait=/control/go", "seq=1:eat", "hold"]);
+    for container in [&shell, &worker] {
+        ledger.settles(&container.name, 0, 0);
+    }
+    private.while_busy(|| {
+        scene.release("go");
+        scene.wait_for_kills(2);
+        let killed = uptime();
+        eventually_true("longer than a kill waits for an exit", || uptime() - killed >= 8.0);
+    });
+    ledger.settles(&shell.name, 1, 0);
+    ledger.ends(&shell.name, "oom_container", 1);
+    ledger.settles(&worker.name, 0, 1);
+}
+
+#[test]
 fn case_24_memledger_stopped_for_half_a_minute_counts_all_kills() {
     let Some(scene) = Scene::new("half-minute") else { return };
     let ledger = scene.start_memledger(&[]);

@@ -229,6 +229,20 @@ impl PrivateEngine {
         self.engine.docker(&["load", "-i", tar]);
     }
 
+    /// Lets the daemon stand still while this runs, as one that is too busy to handle anything.
+    pub fn while_busy(&self, run: impl FnOnce()) {
+        struct Continue(u32);
+        impl Drop for Continue {
+            fn drop(&mut self) {
+                signal("CONT", self.0);
+            }
+        }
+        let pid = self.child.as_ref().expect("it runs").id();
+        let _continue = Continue(pid);
+        signal("STOP", pid);
+        run();
+    }
+
     /// Stops the daemon with SIGTERM, as a service manager does, and waits for its end.
     pub fn stop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
