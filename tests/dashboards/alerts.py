@@ -115,7 +115,10 @@ class Watcher:
                 yield f"{labels} fired for a container that must have no alerts"
         for name in always - {dict(one)["alertname"] for one in fired}:
             yield f"{name} does not fire"
-        for name, severity in {(dict(one)["alertname"], dict(one)["severity"]) for one in fired}:
+        # alerts that a busy machine or a kill outside the demo causes may end before a receiver gets them
+        delivered = [labels for labels in map(dict, fired)
+                     if labels["alertname"] not in OF_A_BUSY_MACHINE and not self.is_external(labels)]
+        for name, severity in {(labels["alertname"], labels["severity"]) for labels in delivered}:
             if self.receivers.get(name, {}).get(severity) != {RECEIVERS[severity]}:
                 yield f"{name} ({severity}) went to {self.receivers.get(name, {}).get(severity)}"
         yield from self.check_runs()

@@ -95,6 +95,8 @@ def settings(root):
             kind = {"type": "integer", "minimum": 0}
         elif takes.startswith("one of "):
             kind = {"enum": takes.removeprefix("one of ").split(", ")}
+        elif takes.startswith("a number"):
+            kind = {"type": ["number", "string"]}
         elif takes.startswith("a duration"):
             kind = {"$ref": "#/$defs/duration"}
         else:

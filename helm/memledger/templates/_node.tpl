@@ -33,7 +33,7 @@
 - name: MEMLEDGER_{{ $key | replace "." "_" | replace "-" "_" | upper }}
   {{- if kindIs "slice" $value }}
   value: {{ join "," $value | quote }}
-  {{- else if kindIs "float64" $value }}
+  {{- else if and (kindIs "float64" $value) (eq $value (floor $value)) }}
   value: {{ int64 $value | quote }}
   {{- else }}
   value: {{ toString $value | quote }}
