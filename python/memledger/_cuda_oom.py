@@ -206,6 +206,8 @@ class CudaOoms:
             if error is None:
                 break
             is_recent = self._observed > 0 and time.monotonic() - self._observed_at < MAX_CONTEXT_AGE
+            if isinstance(error, KeyboardInterrupt):
+                is_recent = False  # a person ended the program while it handled the error
             if error.__cause__ is not None:
                 error = error.__cause__
             elif is_recent and not error.__suppress_context__:

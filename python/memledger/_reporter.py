@@ -118,7 +118,6 @@ class Reporter:
         self.records = Records()
         self._steps = 0
         self._samples: Optional[int] = None
-        self._batch_size: Optional[int] = None
         self._settings: Dict[str, Any] = {}
         self._search = BatchSearch()
 
@@ -154,6 +153,7 @@ class Reporter:
         scopes.clear()
         cleaner.reset()
         restore_sigterm()
+        _guard.swallowed = 0
         self._clear()
         self._reset()
         connection.close()
@@ -209,8 +209,6 @@ class Reporter:
             self._steps += steps
             if samples is not None:
                 self._samples = (self._samples or 0) + samples
-            if batch_size is not None:
-                self._batch_size = batch_size
 
     def add_settings(self, settings: Mapping[str, Any]) -> None:
         """Adds settings of the training, to be sent on each connection."""
@@ -385,14 +383,12 @@ class Reporter:
 
     def _report_steps(self) -> None:
         with self._count_lock:
-            progress, batch_size = (self._steps, self._samples), self._batch_size
+            progress = (self._steps, self._samples)
         if progress == self._sent_steps:
             return
         message: Dict[str, Any] = {"t": "step", "n": progress[0]}
         if progress[1] is not None:
             message["samples"] = progress[1]
-        if batch_size is not None:
-            message["batch_size"] = batch_size
         if self._connection.send(message):
             self._sent_steps = progress
 

@@ -1,5 +1,7 @@
 """CUDA out-of-memory errors, with the stand-in's allocator, which calls the observer as torch does."""
 
+import signal
+
 import pytest
 from conftest import TORCH_VERSIONS
 
@@ -95,7 +97,7 @@ def test_first_allocation_that_fails_has_no_memory_of_torch(receiver, run):
     assert (message["uuid"], message["alloc"], message["res"], message["split"]) == (NUMBERS["uuid"], 0, 0, 0)
 
 
-@pytest.mark.parametrize("what", ["cause", "context", "thread", "library", "wrapped", "other", "old", "none"])
+@pytest.mark.parametrize("what", ["cause", "context", "thread", "library", "wrapped", "other", "old", "none", "interrupt"])
 def test_error_that_ends_the_program_is_found(receiver, run, what):
     caught = f"""
 try:
@@ -107,6 +109,7 @@ except RuntimeError as error:
         "context": caught + "    raise ValueError('the step failed')",
         "old": caught + "    memledger._cuda_oom.MAX_CONTEXT_AGE = 0.0\n    raise KeyError('an hour later')",
         "none": caught + "    raise ValueError('not because of it') from None",
+        "interrupt": caught + "    raise KeyboardInterrupt",
         "thread": f"""
 import threading
 thread = threading.Thread(target=lambda: {OOM})
@@ -118,7 +121,7 @@ thread.join()
         "other": 'raise RuntimeError("no memory of another kind")',
     }[what]
     program = run(f"import memledger, torch\ntorch.cuda.init()\nmemledger.start()\ninput()\nmemledger.step()\n{raising}\n")
-    assert end_after_sample(receiver, program)[0] == (0 if what == "thread" else 1)
+    assert end_after_sample(receiver, program)[0] == {"thread": 0, "interrupt": -signal.SIGINT}.get(what, 1)
     receiver.wait("step")  # sent last
     found = of(receiver)
     if what == "other":
@@ -127,7 +130,7 @@ thread.join()
         text = found[0]["text"]
         assert found == [{"t": "oom", "n": 1, "uncaught": True, "text": text, "skipped": 0}]
         assert text.startswith("CUBLAS_STATUS_ALLOC_FAILED when calling")
-    elif what in ("thread", "old", "none"):
+    elif what in ("thread", "old", "none", "interrupt"):
         assert [message.get("uncaught", False) for message in found] == [False]
     else:
         assert [(message["n"], message.get("uncaught", False)) for message in found] == [(1, False), (1, True)]

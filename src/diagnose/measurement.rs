@@ -22,11 +22,23 @@ pub const TRAINER_ROLE: &str = "trainer";
 const MAX_UNOBSERVED: f64 = 5.0;
 const UNOBSERVED_SHARE: f64 = 0.2;
 
+/// Exit statuses of a program that was asked to end, by SIGHUP, SIGINT, SIGQUIT or SIGTERM: a pod's runtime does not report who did.
+const STOP_STATUSES: [i64; 4] = [129, 130, 131, 143];
+
 /// Returns true if a run had CUDA out-of-memory errors, also if it survived them, as far as PyTorch or its log reported them: its
 /// settings need more than its peak.
 pub fn has_failed(run: &RunRecord) -> bool {
     let has = |ooms: Option<u64>| ooms.is_some_and(|ooms| ooms > 0);
     has(run.torch_ooms) || has(run.cuda_ooms_in_log) || run.exit_reason == Some(ExitReason::CudaOom)
+}
+
+/// Returns true if a run had such errors and no later one of these runs completed with a larger batch: then others had held the GPU.
+pub fn has_lasting_failure<'a>(failed: &RunRecord, mut runs: impl Iterator<Item = &'a RunRecord>) -> bool {
+    let is_more = |run: &RunRecord| {
+        let is_completed = run.exit_reason == Some(ExitReason::Completed) && !has_failed(run);
+        is_completed && run.ended > failed.ended && number(run, BATCH) > number(failed, BATCH)
+    };
+    has_failed(failed) && !runs.any(is_more)
 }
 
 /// Returns true if a process of a run was killed because memory was exhausted, although the run had at least so many bytes: of a limit
@@ -52,7 +64,7 @@ pub fn was_killed_within(run: &RunRecord, bytes: f64) -> bool {
 /// The smallest batches of runs that did not complete for a reason that a larger batch shares.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FailedBatches {
-    /// Of runs with CUDA out-of-memory errors.
+    /// Of runs with CUDA out-of-memory errors, where no later run with a larger batch completed: others may have held the GPU.
     pub out_of_memory: Option<u64>,
     /// Of runs that ended with an error or a signal of which the cause is not known, where no run with as large a batch completed: it may
     /// have been such an error.
@@ -68,12 +80,17 @@ impl FailedBatches {
         let completed = runs.clone().filter(is_completed).filter_map(batch).max();
         let is_unexplained = |run: &&RunRecord| {
             matches!(run.exit_reason, Some(ExitReason::Error | ExitReason::Signal))
+                && !run.exit_code.is_some_and(|code| STOP_STATUSES.contains(&code))
                 && !has_failed(run)
                 && run.oom_kills == 0
         };
         let unexplained = runs.clone().filter(is_unexplained).filter_map(batch);
         Self {
-            out_of_memory: runs.filter(|run| has_failed(run)).filter_map(batch).min(),
+            out_of_memory: runs
+                .clone()
+                .filter(|run| has_lasting_failure(run, runs.clone()))
+                .filter_map(batch)
+                .min(),
             unexplained: unexplained.filter(|batch| Some(*batch) > completed).min(),
         }
     }

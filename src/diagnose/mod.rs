@@ -7,3 +7,5 @@ mod ram_capacity;
 mod ram_lines;
 pub mod vram_fit;
 mod vram_lines;
+
+pub use measurement::has_failed;

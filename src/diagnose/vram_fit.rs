@@ -23,13 +23,15 @@ const T_QUANTILE_OF_MANY: f64 = 2.04;
 pub struct MeasuredSizes {
     /// Batch size and peak of allocated bytes of each run.
     pub peaks: Vec<(u64, f64)>,
-    /// Batch sizes of runs that had CUDA out-of-memory errors, or whose RAM did not suffice. Their peaks are no measurements: they
-    /// needed more.
+    /// Batch sizes of runs that had CUDA out-of-memory errors, or whose RAM did not suffice, where no later run with a larger one completed.
+    /// Their peaks are no measurements: they needed more.
     pub failed: Vec<u64>,
     /// The smallest batch that failed for a reason that is not known, where no larger one completed.
     pub unexplained: Option<u64>,
     /// The largest batch for which there is RAM, where that is known.
     pub largest_for_ram: Option<u64>,
+    /// The most memory of the GPU that a run held beside these peaks, in bytes: PyTorch's cache, and what is not PyTorch's.
+    pub beside: f64,
     /// Memory of the GPU in bytes.
     pub total: f64,
 }
@@ -52,6 +54,8 @@ pub struct VramFit {
     pub base: f64,
     /// Bytes for each sample.
     pub per_sample: f64,
+    /// Bytes beside the peaks.
+    pub beside: f64,
     runs: f64,
     mean_size: f64,
     spread: f64,
@@ -121,6 +125,7 @@ impl MeasuredSizes {
         Some(VramFit {
             base,
             per_sample,
+            beside: self.beside,
             runs,
             mean_size,
             spread,
@@ -136,11 +141,11 @@ impl MeasuredSizes {
 }
 
 impl VramFit {
-    /// Returns the bytes below which the peak of a run with this batch size will be, 97.5 times in a hundred.
+    /// Returns the bytes below which the memory of a run with this batch size will stay, 97.5 times in a hundred.
     pub fn upper_bound(&self, size: u64) -> f64 {
         let distance = size as f64 - self.mean_size;
         let width = (1.0 + 1.0 / self.runs + distance * distance / self.spread).sqrt();
-        self.base + self.per_sample * size as f64 + self.quantile * self.deviation * width
+        self.beside + self.base + self.per_sample * size as f64 + self.quantile * self.deviation * width
     }
 
     /// Returns the batch sizes for this GPU.

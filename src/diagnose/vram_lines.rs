@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::advice::AdviceLine;
 use super::measurement::{
-    ACCUMULATION, BATCH, FailedBatches, differ_only_in_batch, fullest_gpu, gpu_need, has_failed, human,
-    is_measurement, number, settings, was_killed_within,
+    ACCUMULATION, BATCH, FailedBatches, differ_only_in_batch, fullest_gpu, gpu_need, has_failed,
+    has_lasting_failure, human, is_measurement, number, settings, was_killed_within,
 };
 use super::ram_capacity::RamCapacity;
 use super::vram_fit::{BatchSizes, MIN_SIZES, MeasuredSizes, VramFit};
+use crate::ledger::events::ExitReason;
 use crate::ledger::run_record::RunRecord;
 
 /// A GPU that is fuller than this has nothing to spare.
@@ -27,14 +28,16 @@ pub fn vram_lines(
 ) -> (Vec<AdviceLine>, Option<BatchSizes>) {
     let has_used = |run: &&RunRecord| run.ended.is_some() && fullest_gpu(run).is_some();
     let used = if has_used(&newest) { Some(newest) } else { runs.iter().rfind(has_used) };
+    let mut lines: Vec<_> = failed_line(newest).into_iter().collect();
     let Some((used, (peak, total))) = used.and_then(|run| Some((run, fullest_gpu(run)?))) else {
-        return (vec![], None);
+        return (lines, None);
     };
     let share = 100.0 * peak / total;
     let of = if used.run == newest.run { "" } else { " in the newest run that used it" };
-    let text = format!("peak {} of {} ({share:.0} %){of}", human(peak), human(total));
-    let mut lines =
-        vec![line(!has_failed(newest) && share <= FULL_PERCENT, text, vec![Arc::clone(&used.run)])];
+    // it needed more
+    let what = if has_failed(used) { "highest sample" } else { "peak" };
+    let text = format!("{what} {} of {} ({share:.0} %){of}", human(peak), human(total));
+    lines.push(line(share <= FULL_PERCENT, text, vec![Arc::clone(&used.run)]));
     let Some(batch) = number(newest, BATCH) else { return (lines, None) };
     let (measured, from) = measured_sizes(newest, runs, total);
     let measured = MeasuredSizes { largest_for_ram, ..measured };
@@ -44,13 +47,26 @@ pub fn vram_lines(
     };
     let sizes = fit.batch_sizes();
     let fits = sizes.maximum.is_some_and(|maximum| batch <= maximum);
-    lines.push(line(fits, fit_text(&fit, sizes), from.clone()));
+    lines.push(line(fits, fit_text(&fit, sizes, largest_for_ram), from.clone()));
     if let Some(maximum) = sizes.maximum.filter(|maximum| *maximum < batch) {
         let effective = batch * number(newest, ACCUMULATION).unwrap_or(1).max(1);
         let ranks = settings(newest).ranks;
         lines.push(line(false, smaller_batch_text(effective, maximum, ranks), from));
     }
     (lines, Some(sizes))
+}
+
+/// Returns that a run had CUDA out-of-memory errors.
+fn failed_line(run: &RunRecord) -> Option<AdviceLine> {
+    if !has_failed(run) {
+        return None;
+    }
+    let text = match (run.exit_reason, run.torch_ooms.or(run.cuda_ooms_in_log)) {
+        (Some(ExitReason::CudaOom), _) => "it ended by a CUDA out-of-memory error".to_owned(),
+        (_, Some(1)) => "it had a CUDA out-of-memory error".to_owned(),
+        (_, errors) => format!("it had {} CUDA out-of-memory errors", errors.unwrap_or(0)),
+    };
+    Some(line(false, format!("{text}: see `memledger why`"), vec![Arc::clone(&run.run)]))
 }
 
 /// Returns what batch sizes needed on a GPU with `total` bytes, with the settings of `newest` otherwise, and the runs that it comes from.
@@ -64,17 +80,19 @@ fn measured_sizes(newest: &RunRecord, runs: &[RunRecord], total: f64) -> (Measur
     // PyTorch's own peak if all runs have it: the driver's includes its cache
     let has_torch = alike.iter().all(|run| run.torch_allocated_peak_bytes().is_some());
     let peak_of = |run: &RunRecord| if has_torch { run.torch_allocated_peak_bytes() } else { gpu_need(run) };
-    let completed = alike.iter().filter(|run| is_measurement(run));
-    let peaks = completed.filter_map(|run| Some((number(run, BATCH)?, peak_of(run)? as f64))).collect();
+    let completed = || alike.iter().filter(|run| is_measurement(run));
+    let beside =
+        completed().filter_map(|run| Some(gpu_need(run)? as f64 - peak_of(run)? as f64)).fold(0.0, f64::max);
+    let peaks = completed().filter_map(|run| Some((number(run, BATCH)?, peak_of(run)? as f64))).collect();
     // a batch for which the container has too little RAM does not fit either
     let ram = RamCapacity::of(newest).map_or(f64::INFINITY, |capacity| capacity.bytes);
-    let is_failure = |run: &&&RunRecord| has_failed(run) || was_killed_within(run, ram);
+    let is_failure =
+        |run: &&&RunRecord| has_lasting_failure(run, alike.iter().copied()) || was_killed_within(run, ram);
     let failures = || alike.iter().chain(&unused).filter(is_failure);
     let failed = failures().filter_map(|run| number(run, BATCH)).collect();
-    let completed = alike.iter().filter(|run| is_measurement(run));
-    let from = completed.chain(failures()).map(|run| Arc::clone(&run.run)).collect();
+    let from = completed().chain(failures()).map(|run| Arc::clone(&run.run)).collect();
     let unexplained = FailedBatches::of(alike.iter().chain(&unused).copied()).unexplained;
-    (MeasuredSizes { peaks, failed, unexplained, total, largest_for_ram: None }, from)
+    (MeasuredSizes { peaks, failed, unexplained, beside, total, largest_for_ram: None }, from)
 }
 
 /// Returns why there is no fit, and which sizes to run for one; `None` if no size would help.
@@ -93,10 +111,17 @@ fn unknown_text(measured: &MeasuredSizes) -> Option<String> {
     })
 }
 
-fn fit_text(fit: &VramFit, sizes: BatchSizes) -> String {
+fn fit_text(fit: &VramFit, sizes: BatchSizes, largest_for_ram: Option<u64>) -> String {
     let size = |size: Option<u64>| size.map_or("none".to_owned(), |size| size.to_string());
-    let needs = format!("{} and {} for each sample", human(fit.base.max(0.0)), human(fit.per_sample));
-    let Some(maximum) = sizes.maximum else { return format!("no batch size fits: a run needs {needs}") };
+    let mut needs = format!("{} and {} for each sample", human(fit.base.max(0.0)), human(fit.per_sample));
+    if fit.beside > 0.0 {
+        needs.push_str(&format!(", and up to {} beside its tensors", human(fit.beside)));
+    }
+    let Some(maximum) = sizes.maximum else {
+        let what =
+            if largest_for_ram == Some(0) { "no batch size fits into the RAM" } else { "no batch size fits" };
+        return format!("{what}: a run needs {needs} of the GPU");
+    };
     format!(
         "batch size: at most {maximum} ({}), recommended {}, safe {}; a run needs {needs}",
         fit.bound_above(maximum),

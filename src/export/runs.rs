@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::events::{duration, sanitize_for_terminal, time};
 use crate::config::GROUP_SETTING;
 use crate::diagnose::advice::Advice;
+use crate::diagnose::has_failed;
 use crate::ledger::events::ExitReason;
 use crate::ledger::hit_limit::LimitPosition;
 use crate::ledger::run_record::{GpuPeak, RolePeak, RunRecord, ScopePeak};
@@ -25,6 +26,8 @@ const MAX_NAME_CHARS: usize = 18;
 const MAX_POD_CHARS: usize = 20;
 /// Maximum characters of the name of a setting in a comparison.
 const MAX_SETTING_CHARS: usize = 14;
+/// Before a peak of a run that needed more.
+const MORE: &str = ">";
 /// Bytes of the unit that `memory_usage` calls MB.
 const MB: f64 = 1_048_576.0;
 
@@ -60,9 +63,20 @@ fn row(run: &RunRecord, now: f64) -> [String; 6] {
         name_in_pod(run),
         lasted,
         exit(run),
-        bytes(run.unreclaimable_peak_bytes),
-        bytes(run.gpu_peak_bytes()),
+        peak(run.unreclaimable_peak_bytes, needed_more_ram(run)),
+        peak(run.gpu_peak_bytes(), has_failed(run)),
     ]
+}
+
+/// Returns a peak, marked if the run needed more than what was sampled of it.
+fn peak(peak: Option<u64>, needed_more: bool) -> String {
+    let mark = if needed_more && peak.is_some() { MORE } else { "" };
+    format!("{mark}{}", bytes(peak))
+}
+
+/// Returns true if a process of the run was killed because memory was exhausted.
+fn needed_more_ram(run: &RunRecord) -> bool {
+    run.oom_kills > 0 || matches!(run.exit_reason, Some(ExitReason::OomContainer | ExitReason::OomHost))
 }
 
 /// Returns the name of the container, in a pod after the end of that one's name: replicas differ there.
@@ -124,8 +138,27 @@ pub fn report(run: &RunRecord, zone: &TimeZone) -> String {
             format!("{}/{}: {}", safe(&scope.component, 32), safe(&scope.operation, 32), words.join(", ")),
         );
     }
-    line("samples", run.samples.to_string());
+    line("CUDA OOM", cuda_ooms(run));
+    line("sampled", sampled(run));
     text
+}
+
+/// Returns how many errors about GPU memory there were, and who counted them.
+fn cuda_ooms(run: &RunRecord) -> String {
+    let of = |count: Option<u64>, what: &str| {
+        count.filter(|count| *count > 0).map(|count| format!("{count} {what}"))
+    };
+    let counts = [of(run.torch_ooms, "by PyTorch"), of(run.cuda_ooms_in_log, "in its log")];
+    counts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// Returns in how many cycles and for how much of its time the run was sampled.
+fn sampled(run: &RunRecord) -> String {
+    let cycles = if run.samples == 1 { "1 cycle".to_owned() } else { format!("{} cycles", run.samples) };
+    match (run.observed_seconds, run.duration_seconds) {
+        (Some(seconds), Some(lasted)) => format!("{cycles}, {} of {}", duration(seconds), duration(lasted)),
+        _ => cycles,
+    }
 }
 
 fn end(run: &RunRecord, zone: &TimeZone) -> String {
@@ -258,16 +291,19 @@ pub fn comparison(runs: &[RunRecord], now: f64) -> String {
         (!shares.is_empty()).then(|| 100.0 * shares.iter().sum::<f64>() / shares.len() as f64)
     };
     let worker = |run: &RunRecord| run.roles.get("dataloader_worker").and_then(|role| role.process_pss_bytes);
-    lines.extend(measured("RAM peak", runs, |run| number(run.unreclaimable_peak_bytes), human_bytes));
-    lines.extend(measured("RAM mean", runs, |run| number(run.unreclaimable_mean_bytes), human_bytes));
-    lines.extend(measured("RAM limit", runs, |run| number(run.limit_bytes), human_bytes));
-    lines.extend(measured("worker PSS", runs, |run| number(worker(run)), human_bytes));
-    lines.extend(measured("VRAM peak", runs, |run| number(run.gpu_peak_bytes()), human_bytes));
-    lines.extend(measured("tensors peak", runs, |run| number(run.torch_allocated_peak_bytes()), human_bytes));
-    lines.extend(measured("GPU busy", runs, share, |share| format!("{share:.0} %")));
-    lines.extend(measured("CPU cores", runs, |run| run.cpu_mean_cores, |cores| format!("{cores:.2}")));
-    lines.extend(measured("steps/s", runs, |run| run.steps_per_second, |rate| format!("{rate:.2}")));
-    lines.extend(measured("samples/s", runs, |run| run.samples_per_second, |rate| format!("{rate:.1}")));
+    let of_bytes = |value: f64, _: &RunRecord| human_bytes(value);
+    let ram = |value: f64, run: &RunRecord| peak_text(value, needed_more_ram(run));
+    let vram = |value: f64, run: &RunRecord| peak_text(value, has_failed(run));
+    lines.extend(measured("RAM peak", runs, |run| number(run.unreclaimable_peak_bytes), ram));
+    lines.extend(measured("RAM mean", runs, |run| number(run.unreclaimable_mean_bytes), of_bytes));
+    lines.extend(measured("RAM limit", runs, |run| number(run.limit_bytes), of_bytes));
+    lines.extend(measured("worker PSS", runs, |run| number(worker(run)), of_bytes));
+    lines.extend(measured("VRAM peak", runs, |run| number(run.gpu_peak_bytes()), vram));
+    lines.extend(measured("tensors peak", runs, |run| number(run.torch_allocated_peak_bytes()), vram));
+    lines.extend(measured("GPU busy", runs, share, |share, _| format!("{share:.0} %")));
+    lines.extend(measured("CPU cores", runs, |run| run.cpu_mean_cores, |cores, _| format!("{cores:.2}")));
+    lines.extend(measured("steps/s", runs, |run| run.steps_per_second, |rate, _| format!("{rate:.2}")));
+    lines.extend(measured("samples/s", runs, |run| run.samples_per_second, |rate, _| format!("{rate:.1}")));
     lines.concat()
 }
 
@@ -289,18 +325,26 @@ fn measured(
     what: &str,
     runs: &[RunRecord],
     value: impl Fn(&RunRecord) -> Option<f64>,
-    render: impl Fn(f64) -> String,
+    render: impl Fn(f64, &RunRecord) -> String,
 ) -> Option<String> {
     let first = runs.first().and_then(&value).filter(|first| *first > 0.0);
     runs.iter().any(|run| value(run).is_some()).then(|| {
-        line(what, runs, |run| match (value(run), first) {
-            (None, _) => "-".to_owned(),
-            (Some(value), Some(first)) if (value / first - 1.0).abs() >= 0.005 => {
-                format!("{} ({})", render(value), change(value / first))
+        line(what, runs, |run| {
+            let Some(value) = value(run) else { return "-".to_owned() };
+            let text = render(value, run);
+            match first {
+                // of what is more than this the change is not known
+                Some(first) if (value / first - 1.0).abs() >= 0.005 && !text.starts_with(MORE) => {
+                    format!("{text} ({})", change(value / first))
+                }
+                _ => text,
             }
-            (Some(value), _) => render(value),
         })
     })
+}
+
+fn peak_text(bytes: f64, needed_more: bool) -> String {
+    format!("{}{}", if needed_more { MORE } else { "" }, human_bytes(bytes))
 }
 
 /// Returns a ratio as a change in percent, or as a factor where percents would not fit into a column.

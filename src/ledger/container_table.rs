@@ -309,6 +309,9 @@ impl ContainerTable {
                 continue;
             }
             let since = *known.missing_since.get_or_insert(report.at);
+            if let Some(run) = known.run.as_mut() {
+                run.record_processes(report.at, false);
+            }
             let timeout = match self.connections.iter().find(|(runtime, _)| **runtime == *known.runtime) {
                 Some((_, true)) => EXIT_EVENT_TIMEOUT,
                 Some((_, false)) => RECONNECT_TIMEOUT,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::events::{OomScope, UsageSample};
 use super::exchange::{ContainerUsage, ProcessUsage};
 use super::hit_limit::HitLimit;
-use super::interval::Interval;
+use super::interval::{CLOCK_TOLERANCE, Interval};
 use super::run_record::RunFigures;
 use super::usage_history::History;
 use crate::clock::Timestamp;
@@ -203,16 +203,20 @@ impl Run {
         samples
     }
 
-    /// Returns when it had ended at the latest. A runtime reports an exit, and the time of it, once it has handled it, which takes
-    /// a busy one seconds; a cycle may have seen before that that no process was left.
-    pub fn latest_exit(&self) -> Option<f64> {
-        Some(self.ended?.min(self.empty_since.unwrap_or(f64::INFINITY)))
+    /// Returns the time of the first cycle that saw no process of it any more after a kill at this time. If none was seen before that
+    /// either, processes are hidden from the cycles, and their absence says nothing.
+    pub fn emptied_after(&self, kill: f64) -> Option<f64> {
+        self.empty_since.filter(|since| *since >= kill - CLOCK_TOLERANCE)
+    }
+
+    /// Records whether a cycle saw processes of it.
+    pub fn record_processes(&mut self, at: Timestamp, has_any: bool) {
+        self.empty_since = (!has_any).then(|| self.empty_since.unwrap_or(at.unix_seconds()));
     }
 
     /// Records the sample and the processes of a cycle that is applied `now`.
     pub fn record_usage(&mut self, now: Timestamp, at: Timestamp, usage: &ContainerUsage) {
-        let is_empty = usage.processes.is_empty();
-        self.empty_since = is_empty.then(|| self.empty_since.unwrap_or(at.unix_seconds()));
+        self.record_processes(at, !usage.processes.is_empty());
         if let Some(sample) = usage.sample {
             self.history.record(at, sample);
         }

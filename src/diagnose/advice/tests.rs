@@ -205,17 +205,19 @@ fn batch_that_died_is_replaced_by_a_smaller_one_and_accumulation() {
     let advice = advise(&runs).unwrap();
     assert_eq!((advice.maximum_batch_size, advice.batch_size), (Some(128), Some(256)));
     let lines = texts(&advice, "vram");
-    assert_eq!(lines[2], "BATCH_SIZE=128 ACCUM=2 keeps the effective batch of 256");
+    assert_eq!(lines[0], "it had a CUDA out-of-memory error: see `memledger why`");
+    assert_eq!(lines[1], "highest sample 10.7 GiB of 11.2 GiB (96 %)");
+    assert_eq!(lines[3], "BATCH_SIZE=128 ACCUM=2 keeps the effective batch of 256");
     let mut with = |batch: &str| {
         runs.last_mut().unwrap().settings = [("batch_size".into(), batch.into())].into();
-        texts(&advise(&runs).unwrap(), "vram")[2].clone()
+        texts(&advise(&runs).unwrap(), "vram")[3].clone()
     };
     assert_eq!(with("192"), "BATCH_SIZE=96 ACCUM=2 keeps the effective batch of 192");
     assert_eq!(with("211"), "BATCH_SIZE=128 ACCUM=2: an effective batch of 256 instead of 211");
     with("256");
     runs.remove(0);
     let lines = texts(&advise(&runs).unwrap(), "vram");
-    assert_eq!(lines[1], "the largest batch is not known yet: 3 sizes were measured, run also 16");
+    assert_eq!(lines[2], "the largest batch is not known yet: 3 sizes were measured, run also 16");
 }
 
 #[test]
@@ -281,7 +283,11 @@ fn size_that_failed_by_its_log_or_for_its_ram_is_not_proposed() {
     let runs: Vec<_> = sizes.iter().map(|(batch, vram)| with(*batch, 500, Some(*vram))).collect();
     let maximum = |last: RunRecord| {
         let advice = advise(&[runs.clone(), vec![last]].concat()).unwrap();
-        (advice.maximum_batch_size, texts(&advice, "vram")[1].clone())
+        let lines = texts(&advice, "vram");
+        (
+            advice.maximum_batch_size,
+            lines.into_iter().find(|text| text.starts_with("batch size")).unwrap_or_default(),
+        )
     };
     assert_eq!(maximum(with(128, 500, Some(3277))).0, Some(256));
     let mut logged = with(256, 500, Some(11_000));
@@ -294,6 +300,33 @@ fn size_that_failed_by_its_log_or_for_its_ram_is_not_proposed() {
         let (size, text) = maximum(failed);
         assert!(size == Some(128) && text.contains("at most 128 (a larger one ran out of memory)"), "{text}");
     }
+    // one that a later run with a larger batch refutes: others had held the GPU
+    let mut early = with(16, 500, Some(1126));
+    (early.exit_reason, early.ended) = (Some(ExitReason::CudaOom), Some(1.0));
+    let later = |run: &RunRecord| RunRecord { ended: Some(2.0), ..run.clone() };
+    let all: Vec<_> = std::iter::once(early.clone()).chain(runs.iter().map(later)).collect();
+    assert_eq!(advise(&all).unwrap().maximum_batch_size, Some(256));
+    early.ended = Some(3.0);
+    assert_eq!(
+        advise(&[all[1..].to_vec(), vec![early]].concat()).unwrap().maximum_batch_size,
+        Some(8),
+        "the newest counts"
+    );
+    // what is held beside the tensors needs room too
+    let beside = |run: &RunRecord| {
+        let mut run = run.clone();
+        run.gpus.values_mut().for_each(|gpu| {
+            gpu.torch_allocated_peak_bytes = gpu.peak_bytes;
+            gpu.peak_bytes = gpu.peak_bytes.map(|bytes| bytes + (4 << 30));
+        });
+        run
+    };
+    let crowded = advise(&runs.iter().map(beside).collect::<Vec<_>>()).unwrap();
+    assert_eq!(crowded.maximum_batch_size, Some(128), "{crowded:?}");
+    assert!(
+        texts(&crowded, "vram")[1].ends_with("for each sample, and up to 4.0 GiB beside its tensors"),
+        "{crowded:?}"
+    );
     assert_eq!(maximum(killed(with(64, 990, Some(2048)))).0, Some(32));
 }
 
@@ -370,6 +403,11 @@ fn size_that_failed_for_an_unknown_reason_is_not_proposed() {
         texts(&advice, "batch")[0].starts_with("it is not known why BATCH_SIZE=256 failed"),
         "{advice:?}"
     );
+    // a pod that is deleted ends by SIGTERM
+    let last = runs.last_mut().unwrap();
+    (last.exit_reason, last.exit_code) = (Some(ExitReason::Signal), Some(143));
+    assert_eq!(advise(&runs).unwrap().maximum_batch_size, Some(256));
+    (runs[4].exit_reason, runs[4].exit_code) = (Some(ExitReason::Error), Some(1));
     runs.push(with(256, 6000));
     assert!(
         texts(&advise(&runs).unwrap(), "batch").is_empty(),

@@ -133,7 +133,9 @@ impl Reconciler {
             return;
         }
         let run = self.containers.get(&pending.id).and_then(|known| known.run_ended_at(pending.exit.at));
-        if let Some(figures) = pending.figures.as_ref().or(run.map(|run| &run.figures)) {
+        let in_run = run.map(|run| &run.figures);
+        let figures = pending.figures.clone().map(|figures| figures.with_cuda_ooms_of(in_run));
+        if let Some(figures) = figures.as_ref().or(in_run) {
             let oom_limit = run.and_then(|run| run.oom_limit);
             let record = RunRecord { oom_limit, ..RunRecord::of_exit(figures, &pending.exit) };
             self.changes.runs.insert(pending.exit.id, record);
@@ -175,8 +177,7 @@ impl Reconciler {
         }
         // SIGKILL or unknown: a kill without an owner yet may be the reason
         let is_stopped = request == StopRequest::Explains;
-        let exited = run.map_or(exit.at, |run| self.latest_exit(run, exit.at));
-        let window = Interval::new(exited - EXIT_WINDOW, exit.at);
+        let window = Interval::new(exit.at - EXIT_WINDOW, exit.at);
         let is_undecided = self.pending.iter().any(|kill| {
             let may_be_its = kill.container.is_none() || kill.container.as_ref() == Some(&pending.id);
             may_be_its && kill.kill.owner != KillOwner::Host && kill.happened.overlaps(&window)
@@ -188,7 +189,7 @@ impl Reconciler {
         }
         if exit.exit_code.is_some()
             && !is_stopped
-            && let Some(scope) = run.and_then(|run| run.scope_of_kill_before(exited))
+            && let Some(scope) = run.and_then(|run| self.scope_of_possible_end(run, exit.at))
         {
             return Some(oom_reason(scope));
         }
@@ -204,6 +205,13 @@ impl Reconciler {
             Some(_) if !may_be_oom() => ExitReason::Killed,
             _ => ExitReason::Unknown,
         })
+    }
+
+    /// Returns the scope of the kill that ended the run, if its exit was reported so late that the kill was settled as a
+    /// child's.
+    fn scope_of_possible_end(&self, run: &Run, ended: f64) -> Option<OomScope> {
+        let (at, scope) = run.possible_end?;
+        (-CLOCK_TOLERANCE..EXIT_WINDOW).contains(&(self.latest_exit(run, ended, at) - at)).then_some(scope)
     }
 
     /// Returns the scope of the kill that ended this run, if there is one.
@@ -252,7 +260,7 @@ fn ended_by_cuda_oom(run: &Run, pending: &PendingExit) -> bool {
     let is_before = |oom, most| is_before(oom, pending.exit.at, most);
     let figures = pending.figures.as_ref().unwrap_or(&run.figures);
     // the log has the errors that processes report too, and does not say which were caught
-    let in_log = run.cuda_oom_in_log.filter(|_| !figures.has_reports());
+    let in_log = run.cuda_oom_in_log.filter(|_| !figures.has_reports() && !run.figures.has_reports());
     is_before(run.uncaught_cuda_oom, UNCAUGHT_OOM_WINDOW)
         || is_before(run.cuda_oom, CUDA_OOM_WINDOW)
         || is_before(in_log, LOG_OOM_WINDOW)
@@ -283,13 +291,6 @@ fn oom_reason(scope: OomScope) -> ExitReason {
 }
 
 impl Run {
-    /// Returns the scope of the kill that ended the run, if its exit was reported so late that the kill was settled as a
-    /// child's.
-    fn scope_of_kill_before(&self, ended: f64) -> Option<OomScope> {
-        let (at, scope) = self.possible_end?;
-        (-CLOCK_TOLERANCE..EXIT_WINDOW).contains(&(ended - at)).then_some(scope)
-    }
-
     /// Records a kill, which may have ended this run.
     pub fn record_kill(&mut self, victim: Victim, kill: &Kill, container_id: &str) {
         let scope = kill.scope;

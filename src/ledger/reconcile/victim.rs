@@ -76,7 +76,7 @@ impl Reconciler {
         // after a restart, a container that was never seen running is not known
         let known = pending.container.as_ref().and_then(|id| self.containers.get(id));
         let run = known.zip(pending.run).and_then(|(known, number)| known.run(number));
-        if run.is_none() && age < EXIT_TIMEOUT {
+        if run.is_none() && age < LATE_EXIT_TIMEOUT {
             return None;
         }
         let by_runtime = || Some(run?.pid? == pending.kill.pid?).filter(|_| self.config.host_pids);
@@ -92,15 +92,21 @@ impl Reconciler {
             }
             return self.decide_victim_of_ended_run(pending, run, ended, first, age);
         }
-        let is_empty = self.config.host_pids && run.is_some_and(|run| run.empty_since.is_some());
+        let is_empty = run.is_some_and(|run| self.emptied_after(run, pending.kill.at).is_some());
         let timeout = if is_empty { LATE_EXIT_TIMEOUT } else { EXIT_TIMEOUT };
         let decided = age >= timeout || run.is_some_and(|run| is_child_of_other_process(run, pending));
         decided.then_some(Victim::Child)
     }
 
-    /// Returns when a run that ended then had ended at the latest. Other pid namespaces hide the processes from the cycles.
-    pub(super) fn latest_exit(&self, run: &Run, ended: f64) -> f64 {
-        run.latest_exit().filter(|_| self.config.host_pids).unwrap_or(ended)
+    /// Returns when a run had ended at the latest, if a kill at this time ended it. A runtime reports an exit, and the time of it, once
+    /// it has handled it, which takes a busy one seconds; a cycle may have seen before that that no process was left.
+    pub(super) fn latest_exit(&self, run: &Run, ended: f64, kill: f64) -> f64 {
+        self.emptied_after(run, kill).map_or(ended, |emptied| ended.min(emptied))
+    }
+
+    /// Another pid namespace hides the processes from the cycles.
+    fn emptied_after(&self, run: &Run, kill: f64) -> Option<f64> {
+        run.emptied_after(kill).filter(|_| self.config.host_pids)
     }
 
     /// The same for a run that has ended. `is_first`: the victim was its first process, if that is known.
@@ -129,7 +135,7 @@ impl Reconciler {
         if !is_explained && later.iter().any(may_move) {
             return None;
         }
-        let exit = self.latest_exit(run, ended);
+        let exit = self.latest_exit(run, ended, pending.kill.at);
         let window = Interval::new(exit - EXIT_WINDOW, ended);
         let may_be_its = |kill: &PendingKill| kill.is_ownerless() && kill.happened.overlaps(&window);
         let is_counter_ahead = self.accounting.has_missing_records() && age < ATTRIBUTION_TIMEOUT;

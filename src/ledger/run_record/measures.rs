@@ -31,6 +31,8 @@ impl Mean {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
     last: Option<(f64, f64)>,
+    #[serde(default)]
+    parts: usize,
     total: f64,
     seconds: f64,
 }
@@ -38,7 +40,23 @@ pub struct Growth {
 impl Growth {
     /// Records a sample.
     pub fn record(&mut self, at: f64, value: Option<f64>) {
+        self.record_sum(at, value, 0);
+    }
+
+    /// Records a sample of what a training did. The time after the last of it does not count: the container may do something else.
+    pub fn record_progress(&mut self, at: f64, value: Option<f64>, parts: usize) {
+        if value.is_some() && value == self.last.map(|(_, last)| last) && self.parts == parts {
+            return;
+        }
+        self.record_sum(at, value, parts);
+    }
+
+    /// Records a sample of a sum. Another number of parts is no growth: after a restart of memledger they return one by one.
+    fn record_sum(&mut self, at: f64, value: Option<f64>, parts: usize) {
         let Some(value) = value else { return };
+        if std::mem::replace(&mut self.parts, parts) != parts {
+            self.last = None;
+        }
         // a wall clock that is set forward is no time that passed
         if let Some((before, last)) = self.last.replace((at, value))
             && value >= last

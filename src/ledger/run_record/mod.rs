@@ -194,8 +194,8 @@ impl RunFigures {
         self.record_roles(usage);
         let run = &usage.run;
         self.cpu.record(at, run.cpu_seconds);
-        self.steps.record(at, run.steps);
-        self.samples_of_training.record(at, run.samples);
+        self.steps.record_progress(at, run.steps, 0);
+        self.samples_of_training.record_progress(at, run.samples, run.ranks_with_samples);
         self.torch_ooms = self.torch_ooms.max(run.torch_ooms.map(|count| count as u64));
         let held = |figures: &Self| figures.gpus.values().filter(|gpu| gpu.peak_bytes > Some(0)).count();
         let gpus_before = held(self);
@@ -233,6 +233,15 @@ impl RunFigures {
     /// Counts CUDA out-of-memory errors that the program reported at once.
     pub fn count_cuda_ooms(&mut self, errors: u64) {
         self.cuda_ooms = self.cuda_ooms.saturating_add(errors);
+    }
+
+    /// Takes those errors that were counted in other figures of the same run only: they came after its exit was noticed.
+    pub fn with_cuda_ooms_of(mut self, other: Option<&Self>) -> Self {
+        if let Some(other) = other {
+            self.cuda_ooms = self.cuda_ooms.max(other.cuda_ooms);
+            self.cuda_ooms_in_log = self.cuda_ooms_in_log.max(other.cuda_ooms_in_log);
+        }
+        self
     }
 
     /// Counts CUDA out-of-memory errors in the container's log.

@@ -34,6 +34,8 @@ pub struct RunSample {
     pub steps: Option<f64>,
     /// Samples of all ranks.
     pub samples: Option<f64>,
+    /// How many ranks these are of.
+    pub ranks_with_samples: usize,
     /// When a program last searched for a batch size, as far as it reported: GPU memory of that time is not that of the settings.
     pub searched: Option<Timestamp>,
     /// CUDA out-of-memory errors that PyTorch counted.
@@ -147,7 +149,10 @@ fn add_container(sample: &mut RunSample, row: &Row, labels: &[Label]) {
     match row.family {
         FamilyId::CONTAINER_CPU => add(&mut sample.cpu_seconds, row.value),
         FamilyId::CONTAINER_STEPS => raise(&mut sample.steps, row.value),
-        FamilyId::CONTAINER_SAMPLES => add(&mut sample.samples, row.value),
+        FamilyId::CONTAINER_SAMPLES => {
+            add(&mut sample.samples, row.value);
+            sample.ranks_with_samples += 1;
+        }
         FamilyId::CONTAINER_SCOPE_ALLOCATED
         | FamilyId::CONTAINER_SCOPE_ALLOCATED_PEAK
         | FamilyId::CONTAINER_SCOPE_RESERVED

@@ -72,6 +72,35 @@ fn counter_that_begins_again_is_no_negative_speed() {
 }
 
 #[test]
+fn speed_of_a_training_is_that_until_its_last_step() {
+    let mut growth = Growth::default();
+    for second in 0..100 {
+        growth.record_progress(f64::from(second), Some(f64::from(second.min(10))), 0);
+    }
+    assert_eq!(growth.rate(), Some(1.0));
+    growth.record_progress(100.0, Some(55.0), 0);
+    assert_eq!(growth.rate(), Some(0.55), "it had not ended");
+}
+
+/// After a restart of memledger they return one by one, each with all that it has counted.
+#[test]
+fn ranks_that_return_are_no_growth() {
+    let mut growth = Growth::default();
+    let cycles = [
+        (0.0, 800.0, 8),
+        (10.0, 880.0, 8),
+        (20.0, 110.0, 1),
+        (21.0, 550.0, 5),
+        (22.0, 888.0, 8),
+        (32.0, 968.0, 8),
+    ];
+    for (at, samples, ranks) in cycles {
+        growth.record_progress(at, Some(samples), ranks);
+    }
+    assert_eq!(growth.rate(), Some(8.0));
+}
+
+#[test]
 fn figures_continue_after_they_were_stored() {
     let (mut whole, mut stored) = (RunFigures::default(), RunFigures::default());
     for second in 1..100 {

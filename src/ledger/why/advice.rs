@@ -151,8 +151,9 @@ fn workers_now(before: Option<&PriorUsage>) -> String {
 
 fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let total = unreclaimable(before);
-    let share =
-        |held: &RoleUsage| total.and_then(|total| Some(held.pss_bytes? * 2 >= total)).unwrap_or(false);
+    let share = |held: &RoleUsage| {
+        total.and_then(|total| Some(held.pss_bytes? >= total.div_ceil(2))).unwrap_or(false)
+    };
     let workers = held_by(before, "dataloader_worker");
     let trainers = held_by(before, "trainer");
     if let Some(workers) = workers.filter(|held| share(held) || &*kill.role == "dataloader_worker") {
@@ -203,7 +204,11 @@ fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, 
 
 /// Returns the sum of the shares that are known.
 fn shares(before: Option<&PriorUsage>) -> u64 {
-    before.iter().flat_map(|before| &before.roles).filter_map(|role| role.pss_bytes).sum()
+    before
+        .iter()
+        .flat_map(|before| &before.roles)
+        .filter_map(|role| role.pss_bytes)
+        .fold(0, u64::saturating_add)
 }
 
 /// Returns whether the shares of the processes explain what the container held at the last sample. They are measured less often, and
@@ -305,7 +310,7 @@ fn sudden(kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let Some(last) = before.and_then(|before| before.samples.last()) else { return };
     let (Some(held), Some(limit)) = (last.unreclaimable_bytes, kill.limit_bytes) else { return };
     let after = kill.at - last.at;
-    if after >= 0.0 && held * 2 < limit {
+    if after >= 0.0 && held < limit.div_ceil(2) {
         advice.push(format!(
             "It held {} at the last sample and reached the limit within {}: sudden growth, not slow.",
             bytes(held),

@@ -80,7 +80,8 @@ pub(super) fn survived(run: &RunSummary<'_>) -> Option<(Cause, Confidence, Strin
 /// Returns a line about errors beside another cause.
 pub(super) fn also(run: &RunSummary<'_>) -> Option<String> {
     let last = run.cuda_ooms.last()?;
-    let errors: u64 = run.cuda_ooms.iter().map(|oom| oom.skipped + 1).sum();
+    let errors =
+        run.cuda_ooms.iter().fold(0_u64, |sum, oom| sum.saturating_add(oom.skipped).saturating_add(1));
     let noun = if errors == 1 { "CUDA out-of-memory error" } else { "CUDA out-of-memory errors" };
     // what came after the last event is in none
     let least = if run.cuda_ooms.iter().any(|oom| oom.skipped > 0) { "at least " } else { "" };
@@ -134,6 +135,11 @@ fn proven(oom: &CudaOom) -> (Cause, String) {
                 bytes(growth)
             ),
         ),
+        None if oom.free_bytes.zip(oom.tried_bytes).is_some_and(|(free, tried)| free >= tried) => (
+            Cause::CudaOom,
+            " That much was free, so these numbers do not say why: memory was freed meanwhile, or another limit applies."
+                .to_owned(),
+        ),
         None => (Cause::CudaOom, String::new()),
     }
 }
@@ -147,6 +153,9 @@ fn reason(oom: &CudaOom) -> Option<Reason> {
         return Some(Reason::OwnShare);
     }
     let free = free.min(remaining);
+    if free >= tried {
+        return None; // neither pieces nor others can be the reason
+    }
     let others = others_of(oom, |holder| holder.bytes.unwrap_or(0));
     let growth = others_of(oom, GpuHolder::growth);
     let is_significant = |bytes: u64| bytes as f64 >= MIN_OTHERS * total as f64;
@@ -307,6 +316,9 @@ mod tests {
             // half of a GPU of 24 GiB
             (1, 11, 12, 12, 0, 0, Some(Reason::OwnShare)),
             (1, 11, 12, 12, 3, 0, Some(Reason::OwnShare)),
+            // enough was free without the pieces, and beside the others
+            (1, 4, 12, 7, 1, 0, None),
+            (1, 4, 12, 2, 0, 6, None),
         ] {
             assert_eq!(
                 reason(&oom(tried, free, total, reserved, split, others)),

@@ -345,7 +345,8 @@ fn oom_event_hours_before_the_exit_is_no_evidence() {
 #[test]
 fn kill_that_left_no_process_ended_the_container_however_late_its_exit_is_reported() {
     let running: &[_] = &[('a', Some(0.1))];
-    for (alive_until, expected) in [(1.0, (1, 0)), (8.0, (0, 1))] {
+    // the last one's processes are hidden from the cycles
+    for (alive_until, expected) in [(1.0, (1, 0)), (8.0, (0, 1)), (0.0, (0, 1))] {
         let mut story = Story::new();
         story.event('a', 0.1, EventKind::Started);
         for (second, log) in [(1.0, false), (2.0, true), (8.0, false), (12.0, false)] {
@@ -372,4 +373,21 @@ fn kill_that_left_no_process_ended_the_container_however_late_its_exit_is_report
         let reason = if expected == (1, 0) { ExitReason::OomContainer } else { ExitReason::Killed };
         assert_eq!((story.counted("a"), story.reasons('a')), (expected, vec![Some(reason)]), "{alive_until}");
     }
+}
+
+/// It was killed before the runtime said which container this is, so that no cycle listed it.
+#[test]
+fn kill_ended_a_container_that_no_cycle_saw_and_whose_exit_is_reported_late() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill_in('a', 0.5, 71);
+    for second in [1.0, 2.0, 6.0, 8.0] {
+        story.cycle(second, &[], &[("docker", true)]);
+        story.settle(second);
+    }
+    story.late_event('a', 8.5, 8.6, ended(KILLED));
+    for at in [8.6, 12.0, 20.0] {
+        story.settle(at);
+    }
+    assert_eq!((story.counted("a"), story.reasons('a')), ((1, 0), vec![Some(ExitReason::OomContainer)]));
 }

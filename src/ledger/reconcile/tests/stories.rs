@@ -160,7 +160,7 @@ fn unnamed_container_gets_short_id_and_its_kill_is_settled_after_restart() {
     story.settle(4.5);
     assert_eq!(story.owner().as_deref(), Some("aaaaaaaaaaaa"));
     story.restart(4.6);
-    story.settle(10.0);
+    story.settle(20.0);
     assert_eq!(story.last_kill().victim, Some(Victim::Child));
     assert_eq!(story.counted("aaaaaaaaaaaa"), (0, 1));
 }
