@@ -20,7 +20,7 @@ use futures_util::StreamExt;
 
 use crate::clock::Timestamp;
 use crate::collect::gpu::DriverRelease;
-use crate::config::{Config, RuntimeEndpoint};
+use crate::config::{self, Config, RuntimeEndpoint};
 use crate::discover::cgroup_tree::CgroupTree;
 use crate::discover::{Hierarchy, Version, docker};
 use crate::host::KernelFile;
@@ -134,6 +134,7 @@ pub async fn run_checks(
         checks.push(control_socket::run_check(config)); // and by creating it
     }
     checks.extend([reporter::run_check(config), open_files(), web(config)]);
+    checks.extend(unknown_variables());
     if pods::in_pod() {
         checks.iter_mut().for_each(pods::advise);
     }
@@ -321,6 +322,16 @@ fn open_files() -> Check {
     }
     let fix = "docker run --ulimit nofile=65536; systemd: LimitNOFILE=65536";
     Check::bad(name, format!("only {limit}"), "with many containers and processes, some are unreadable", fix)
+}
+
+/// Returns a check for each environment variable whose name is a mistake.
+fn unknown_variables() -> Vec<Check> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let check = |name| {
+        let found = format!("{name} is no setting and is ignored");
+        Check::bad("environment", found, "what it should set", "correct the name: see docs/config.md")
+    };
+    config::unknown_variables(names).into_iter().map(check).collect()
 }
 
 /// Checks the access control of the HTTP server.

@@ -9,10 +9,12 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let checks = runtime.block_on(checks::run_checks(&config, checks::Verbosity::Full, None));
     runtime.shutdown_background();
-    let works = checks.iter().all(|check| !check.required || check.state == checks::CheckState::Good);
+    let is_missing = |check: &&checks::Check| check.required && check.state != checks::CheckState::Good;
+    let missing: Vec<_> = checks.iter().filter(is_missing).map(|check| check.source).collect();
+    let works = missing.is_empty();
     let verdict = match works {
-        true => "memledger can run here: the memory of containers is readable.",
-        false => "memledger cannot run here: the memory of containers is unreadable.",
+        true => "memledger can run here: the memory of containers is readable.".to_owned(),
+        false => format!("memledger cannot run here without: {}.", missing.join(", ")),
     };
     super::print(&format!("{}\n{verdict}\n", checks::render(&checks, checks::Verbosity::Full)))?;
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -36,6 +36,8 @@ pub enum LedgerSource<'a> {
     },
     /// There is none.
     Missing,
+    /// There is one that cannot be read, or a memledger that does not show it.
+    Unreadable,
 }
 
 impl<'a> LedgerSource<'a> {
@@ -57,7 +59,7 @@ impl<'a> LedgerSource<'a> {
             Err(StoreError::NoLedger { .. }) => (Self::Missing, Some(no_ledger(directory))),
             Err(error) => {
                 let why = format!("The ledger cannot be read: {}.", crate::text::error_chain(&error));
-                (Self::Missing, Some(why))
+                (Self::Unreadable, Some(why))
             }
         }
     }
@@ -66,7 +68,7 @@ impl<'a> LedgerSource<'a> {
     fn of_socket(config: &'a Config, timeout: Duration) -> (Self, Option<String>) {
         match control::events(config, &Query { limit: 1, ..Query::default() }, timeout) {
             Ok(_) => (Self::ControlSocket { config, timeout }, None),
-            Err(error) => (Self::Missing, Some(unreadable(&error))),
+            Err(error) => (Self::Unreadable, Some(unreadable(&error))),
         }
     }
 
@@ -81,7 +83,7 @@ impl<'a> LedgerSource<'a> {
                 let events = control::events(config, query, *timeout)?;
                 Ok(events.iter().filter_map(|event| serde_json::from_str(event.get()).ok()).collect())
             }
-            Self::Missing => Ok(vec![]),
+            Self::Missing | Self::Unreadable => Ok(vec![]),
         }
     }
 
@@ -93,7 +95,7 @@ impl<'a> LedgerSource<'a> {
         match self {
             Self::File(ledger) => Ok(ledger.runs(query)?),
             Self::ControlSocket { config, timeout } => control::runs(config, query, *timeout),
-            Self::Missing => Ok(vec![]),
+            Self::Missing | Self::Unreadable => Ok(vec![]),
         }
     }
 
@@ -117,7 +119,7 @@ impl<'a> LedgerSource<'a> {
                 let raw_json = events[skipped..].iter().map(|event| event.get().to_owned()).collect();
                 Ok(Box::new(std::iter::once(Ok(Page { raw_json, has_older, next: None }))))
             }
-            Self::Missing => Ok(Box::new(std::iter::empty())),
+            Self::Missing | Self::Unreadable => Ok(Box::new(std::iter::empty())),
         }
     }
 
@@ -149,7 +151,7 @@ impl<'a> LedgerSource<'a> {
         let host = host_history::read(config, now, container, || {
             (ledger, missing) = Self::open(config, TIMEOUT);
             ledger.events(&query).unwrap_or_else(|error| {
-                (ledger, missing) = (Self::Missing, Some(unreadable(&error)));
+                (ledger, missing) = (Self::Unreadable, Some(unreadable(&error)));
                 vec![]
             })
         });

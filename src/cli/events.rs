@@ -24,7 +24,7 @@ pub fn command() -> Command {
         .long_about(
             "Show OOM kills and exits of containers, oldest first: those of the ledger of memledger serve, and those that only the \
              kernel log and the container runtimes of this host have.\n\
-             Exit status: 0 also if there are none, 1 the ledger cannot be read to its end, 2 wrong use.",
+             Exit status: 0 also if there are none, 1 the ledger cannot be read, or not to its end, 2 wrong use.",
         )
         .arg(
             Arg::new("since")
@@ -66,7 +66,7 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let (mut ledger, host, mut missing) =
         LedgerSource::open_with_host(&config, Timestamp::now(), query.container.as_deref());
     let known = ledger.same_events(&host, &query).unwrap_or_else(|error| {
-        (ledger, missing) = (LedgerSource::Missing, Some(event_source::unreadable(&error)));
+        (ledger, missing) = (LedgerSource::Unreadable, Some(event_source::unreadable(&error)));
         vec![]
     });
     let replaced = replaced_gaps(&known, host.missing_in(&known, &query));
@@ -74,6 +74,7 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         .missing_in(&known, &query)
         .map(|event| Ok((event.at(), serde_json::to_string(event)?)))
         .collect::<anyhow::Result<_>>()?;
+    let is_socket = matches!(ledger, LedgerSource::ControlSocket { .. });
     let listed = EventList::new(&ledger, &query, of_host, replaced)?;
     let is_json = matches.get_flag("json");
     match if is_json { print_json(&listed) } else { print_table(&listed) } {
@@ -83,7 +84,7 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     }
     if listed.shown == 0 {
         eprintln!("no matching events");
-    } else if listed.has_older && limit > 0 {
+    } else if listed.has_older && limit > 0 && (limit <= MAX_EVENTS || !is_socket) {
         eprintln!("only the newest {limit} events are shown; --limit=0 shows all");
     } else if listed.has_older {
         eprintln!("only the newest {MAX_EVENTS} events are shown, the most that the control socket returns");
@@ -96,7 +97,7 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let command = coverage::command_with_all_rights(&config, &question);
         eprint!("{}", coverage::section(&host.coverage, missing.as_deref(), &command));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if matches!(ledger, LedgerSource::Unreadable) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

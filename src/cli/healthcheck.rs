@@ -52,12 +52,12 @@ pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
         }
     }
     let response = response.unwrap_or_else(|| connect(address).and_then(request));
-    let status = response.with_context(|| format!("{url} does not respond"))?;
+    let (status, text) = response.with_context(|| format!("{url} does not respond"))?;
     if status.split_whitespace().nth(1) == Some("200") {
         super::print("memledger is ready.\n")?;
         return Ok(ExitCode::SUCCESS);
     }
-    bail!("{url} responds {status:?}: there is no sample yet")
+    bail!("{url} responds {status:?}: {text}")
 }
 
 /// Replaces *all addresses* by the loopback address.
@@ -78,13 +78,15 @@ fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends the request and returns the status line of the response.
-fn request(mut stream: impl Read + Write) -> std::io::Result<String> {
+/// Sends the request and returns the status line of the response, and the first line of its text.
+fn request(mut stream: impl Read + Write) -> std::io::Result<(String, String)> {
     stream.write_all(b"GET /-/ready HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
     let mut response = Vec::new();
     stream.take(4096).read_to_end(&mut response)?;
     let text = String::from_utf8_lossy(&response);
-    Ok(text.lines().next().unwrap_or_default().to_owned())
+    let first = |text: &str| text.lines().next().unwrap_or_default().to_owned();
+    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    Ok((first(&text), first(body)))
 }
 
 fn with_tls(stream: TcpStream) -> std::io::Result<impl Read + Write> {

@@ -40,10 +40,11 @@ fn command() -> Command {
         .about("Show what memledger can read here, what is missing without the rest, and how to fix it.")
         .long_about(
             "Show what memledger can read here, what is missing without the rest, and how to fix it.\n\
-             Exit status 0 if the memory of containers is readable, else 1.",
+             Exit status 0 if memledger can run here, else 1.",
         );
     let healthcheck = Command::new("healthcheck").about(
-        "Check whether the memledger with these settings responds and has a sample. Exit status 0 if so.",
+        "Check whether the memledger with these settings responds and has a sample. Exit status 0 if so, also if there is no HTTP \
+         listener, or if it requires a client certificate and so does not say whether it has one.",
     );
     Command::new("memledger")
         .about("Shows which container uses the RAM and VRAM of a GPU host, and why one was killed.")

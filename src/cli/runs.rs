@@ -141,7 +141,13 @@ pub fn compare(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode
     let mut seen = BTreeSet::new();
     selected.retain(|run| seen.insert((Arc::clone(&run.run), run.ended.map(f64::to_bits))));
     if selected.len() < 2 {
-        bail!("{} has only one run; name another run, container or group to compare it with", wanted[0]);
+        match wanted.len() {
+            1 => bail!(
+                "{} has only one run; name another run, container or group to compare it with",
+                wanted[0]
+            ),
+            _ => bail!("these names are of one run; `memledger runs` lists the others"),
+        }
     }
     if matches.get_flag("json") {
         print(&(serde_json::to_string_pretty(&serde_json::json!({ "runs": selected }))? + "\n"))?;
@@ -198,7 +204,9 @@ struct Runs<'a>(LedgerSource<'a>);
 impl<'a> Runs<'a> {
     fn open(config: &'a Config) -> anyhow::Result<Self> {
         match LedgerSource::open(config, super::control::TIMEOUT) {
-            (LedgerSource::Missing, why) => bail!("{}", why.unwrap_or_default().trim_end_matches('.')),
+            (LedgerSource::Missing | LedgerSource::Unreadable, why) => {
+                bail!("{}", why.unwrap_or_default().trim_end_matches('.'))
+            }
             (source, _) => Ok(Self(source)),
         }
     }

@@ -31,8 +31,8 @@ pub use settings::{
     Config, CriSettings, Filter, GpuSettings, HttpLimits, KernelLogChoice, LocalSettings, LogSelection,
     OomSettings, ReporterSettings, RuntimeEndpoint, StateSettings,
 };
-pub use sources::arguments;
 use sources::{CONFIG_FILE, Layer, RawValue, Values};
+pub use sources::{arguments, unknown_variables};
 
 /// All settings, in the order of the help.
 pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {

@@ -1,6 +1,6 @@
 //! Where values come from: flags, the environment, the settings file, defaults, in this order of precedence.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use clap::parser::ValueSource;
@@ -204,6 +204,18 @@ fn from_flag(setting: &Setting, flags: &ArgMatches) -> Result<Option<Vec<RawValu
     let texts = flags.get_many::<String>(setting.key).into_iter().flatten();
     let texts: Vec<_> = texts.flat_map(|text| setting.split(text)).collect();
     Ok(is_set.then(|| raw_values(&texts, &format!("--{}", setting.key), Layer::Flag)))
+}
+
+/// Returns those of these variables that have the prefix of a group of settings and are none, such as `MEMLEDGER_WEB_CONFIGFILE`.
+pub fn unknown_variables(names: impl IntoIterator<Item = String>) -> Vec<String> {
+    let known: BTreeSet<String> = SETTINGS.iter().map(Setting::variable).collect();
+    let group = |setting: &Setting| Some(setting.key.split_once('.')?.0.to_ascii_uppercase());
+    let groups: BTreeSet<_> = SETTINGS.iter().filter_map(group).collect();
+    let is_unknown = |name: &String| {
+        let group = name.strip_prefix("MEMLEDGER_").and_then(|rest| rest.split('_').next());
+        group.is_some_and(|group| groups.contains(group)) && !known.contains(name) && name != CONFIG_FILE.1
+    };
+    names.into_iter().filter(is_unknown).collect()
 }
 
 fn from_variable(setting: &Setting, environment: Environment<'_>) -> Option<Vec<RawValue>> {

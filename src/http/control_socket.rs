@@ -71,7 +71,7 @@ pub fn bind(path: &Path, settings: &LocalSettings) -> Result<ControlSocket, Stri
         Ok(file) if !file.file_type().is_socket() => {
             return Err(format!("{} exists and is not a socket", path.display()));
         }
-        Ok(_) if is_live(path) => {
+        Ok(_) if is_live(path).map_err(|error| failed("connect to", error))? => {
             return Err(format!("another memledger listens on {}", path.display()));
         }
         Ok(_) => std::fs::remove_file(path).map_err(|error| failed("replace", error))?,
@@ -96,11 +96,16 @@ pub fn bind(path: &Path, settings: &LocalSettings) -> Result<ControlSocket, Stri
 }
 
 /// Returns whether a process listens on the socket. Does not wait for it.
-fn is_live(path: &Path) -> bool {
+fn is_live(path: &Path) -> std::io::Result<bool> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .and_then(|socket| connect(&socket, &SocketAddrUnix::new(path)?));
-    !matches!(connected, Err(Errno::CONNREFUSED | Errno::NOENT))
+    match connected {
+        Ok(()) | Err(Errno::AGAIN) => Ok(true), // its queue may be full
+        // nothing listens; or it belongs to another user, who may have ended: then its directory decides whether it can be replaced
+        Err(Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Returns the number of a group, given by name or number.

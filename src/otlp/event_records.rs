@@ -32,7 +32,7 @@ pub struct EventRecords {
 }
 
 impl EventRecords {
-    /// Encodes as many events as fit into one request, at max_events `max_events`.
+    /// Encodes as many events as fit into one request, at most `max_events`.
     pub fn new(events: &[LedgerEvent], max_events: usize, resource: &Resource, now: Timestamp) -> Self {
         let empty = resource.encoded_len() + scope().encoded_len() + 2 * ENVELOPE_BYTES;
         let (mut records, mut included, mut size) = (vec![], 0, empty);

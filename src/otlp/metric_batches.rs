@@ -116,7 +116,7 @@ impl<'a> MetricBatches<'a> {
             CounterOrigin::Device => 0, // unknown, in OTLP
             CounterOrigin::Container => self.container_start(row).unwrap_or(self.origins.boot),
         };
-        let (start, pending) = counters.start(key(row, &point.attributes), row.value, now, origin.min(now));
+        let (start, pending) = counters.start(key(row, &point.attributes), row.value, now, origin);
         point.start_time_unix_nano = start;
         (point, Some(pending))
     }

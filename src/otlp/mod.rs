@@ -166,7 +166,7 @@ fn run(settings: &OtlpSettings, context: &OtlpContext, stop: &Stop) -> std::io::
     Ok(())
 }
 
-/// Runs one signal to its end. After a panic, which is a bug, it restarts with a delay; the other signal goes on.
+/// Runs one signal to its end. After a panic, which is a bug, it restarts with a delay; the other signals go on.
 async fn guarded(signal: OtlpSignal, stop: &Stop, delay: Duration, run: impl AsyncFn()) {
     let mut stop = stop.clone();
     while AssertUnwindSafe(run()).catch_unwind().await.is_err() {

@@ -196,7 +196,7 @@ impl RetryingExporter {
                 signal = self.signal.label(),
                 endpoint = %self.target.endpoint,
                 reason,
-                "OTLP export failing; retrying. Lost items are counted in memledger_otlp_lost_total"
+                "OTLP export failing. What is not sent later is counted in memledger_otlp_lost_total"
             );
         }
         self.otlp_stats.set_up(self.signal, false);

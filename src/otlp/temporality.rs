@@ -45,14 +45,15 @@ pub struct PendingPoint {
 pub struct CounterStates(HashMap<u64, LastPoint>);
 
 impl CounterStates {
-    /// Returns the start of a point, and its pending state. `origin` is the start time of the counter, 0 if unknown.
+    /// Returns the start of a point, and its pending state. `origin` is the start time of the counter, 0 if unknown; it is in the future
+    /// after the clock was set back.
     pub fn start(&self, key: u64, value: f64, at: u64, origin: u64) -> (u64, PendingPoint) {
         let start = match self.0.get(&key) {
             // the counter of a restarted container may be as high as the one before
-            Some(last) if origin > last.at => origin,
+            Some(last) if origin > last.at && origin <= at => origin,
             Some(last) if value >= last.value => last.start,
             Some(last) => last.at,
-            None => origin,
+            None => origin.min(at),
         };
         (start, PendingPoint { key, point: LastPoint { start, at, value } })
     }
@@ -97,6 +98,16 @@ mod tests {
         assert_eq!(start, 150, "restarted, with a higher value");
         counters.commit(&[pending]);
         assert_eq!(counters.start(1, 8.0, 300, 150).0, 150);
+    }
+
+    #[test]
+    fn counter_that_began_in_the_future_is_no_reset_in_each_export() {
+        let mut counters = CounterStates::default();
+        for (value, at) in [(5.0, 100), (5.0, 200), (7.0, 300)] {
+            let (start, pending) = counters.start(1, value, at, 1_000);
+            assert_eq!(start, 100, "at {at}");
+            counters.commit(&[pending]);
+        }
     }
 
     #[test]

@@ -34,7 +34,8 @@ pub struct IndependentSources {
     max_gpu_age: Duration,
     pub(super) http_stats: Arc<HttpStats>,
     otlp_stats: Option<Arc<OtlpStats>>,
-    own: SelfMetrics,
+    /// `None` if it is disabled.
+    own: Option<SelfMetrics>,
 }
 
 impl IndependentSources {
@@ -48,7 +49,7 @@ impl IndependentSources {
             max_gpu_age: config.gpu.interval + config.gpu.deadline,
             http_stats,
             otlp_stats: None,
-            own: SelfMetrics::default(),
+            own: config.collectors.contains("own").then(SelfMetrics::default),
         }
     }
 
@@ -85,7 +86,9 @@ impl IndependentSources {
             series.global(SOURCE_TIMESTAMP, [reading.source.into()], reading.at.unix_seconds());
         }
         self.driver_release.write(now, &mut series);
-        self.own.record(now, &mut series);
+        if let Some(own) = &mut self.own {
+            own.record(now, &mut series);
+        }
         self.http_stats.write(&mut series);
         if let Some(otlp_stats) = &self.otlp_stats {
             otlp_stats.write(&mut series);

@@ -27,13 +27,13 @@ const RAMFS: i64 = 0x8584_58f6;
 const OVERLAY: i64 = 0x794c_7630;
 
 /// Checks each of them once.
-pub fn run_checks(config: &Config, look: Verbosity) -> [Check; 5] {
+pub fn run_checks(config: &Config, verbosity: Verbosity) -> [Check; 5] {
     [
         kernel_log(config),
         kernel_counter(config),
         cgroup_counters(config),
         cgroup_namespace(config),
-        state(config, look),
+        state(config, verbosity),
     ]
 }
 
@@ -44,7 +44,7 @@ fn kernel_log(config: &Config) -> Check {
                        [/dev/kmsg:/dev/kmsg:r], cap_add: [SYSLOG]; Kubernetes: capabilities.add: [SYSLOG], then \
                        syslog(2) is used; systemd: AmbientCapabilities=CAP_SYSLOG; privileged is not needed";
     let name = "kernel log";
-    let ways: &[LogBackend] = match config.oom.kernel_log {
+    let backends: &[LogBackend] = match config.oom.kernel_log {
         KernelLogChoice::Auto => &[LogBackend::Device, LogBackend::Syslog],
         KernelLogChoice::Device => &[LogBackend::Device],
         KernelLogChoice::Syslog => &[LogBackend::Syslog],
@@ -53,8 +53,8 @@ fn kernel_log(config: &Config) -> Check {
         }
     };
     let mut refused = Vec::new();
-    for way in ways {
-        match (KernelLog::open(&config.host_paths, *way), way) {
+    for backend in backends {
+        match (KernelLog::open(&config.host_paths, *backend), backend) {
             (Ok(_), LogBackend::Device) => return Check::good(name, "/dev/kmsg is readable").detail(),
             (Ok(_), LogBackend::Syslog) => {
                 let why = refused.first().map_or_else(String::new, |error| format!(" ({error})"));
@@ -140,7 +140,7 @@ fn cgroup_namespace(config: &Config) -> Check {
     }
 }
 
-fn state(config: &Config, look: Verbosity) -> Check {
+fn state(config: &Config, verbosity: Verbosity) -> Check {
     const LOST: &str = "counters restart at 0 and events are lost when memledger restarts";
     const FIX: &str = "docker run -v memledger:/var/lib/memledger; Compose: volumes: [memledger:/var/lib/memledger]; \
                        systemd: StateDirectory=memledger; or another directory with --state.path";
@@ -153,7 +153,7 @@ fn state(config: &Config, look: Verbosity) -> Check {
     if let Err(why) = writable(directory, &[FILE, LOCK]) {
         return Check::bad(name, format!("{found}: {why}"), LOST, FIX);
     }
-    if look == Verbosity::Full {
+    if verbosity == Verbosity::Full {
         match events(directory) {
             Ok(text) => found = format!("{found}: {text}{}", written_by(config, directory)),
             Err(error) => return Check::bad(name, error_chain(&error), LOST, FIX),
@@ -204,8 +204,8 @@ fn written_by(config: &Config, directory: &Path) -> String {
     };
     match holder(&locks, inode) {
         Some(_) => {
-            let told = std::fs::read_to_string(lock).unwrap_or_default();
-            format!(", written by the memledger with {}", told.trim())
+            let holder = std::fs::read_to_string(lock).unwrap_or_default();
+            format!(", written by the memledger with {}", holder.trim())
         }
         None => ", no writer visible from here".to_owned(),
     }

@@ -14,7 +14,7 @@ pub async fn run_checks(config: &Config) -> Vec<Check> {
     let ignored = config.otlp_ignored.iter().map(|what| {
         let fix = "correct or unset the variable: see docs/otlp.md";
         let (name, lost) = ("OTLP settings", "the setting of that variable");
-        if what.starts_with("OTEL_SDK_DISABLED") {
+        if what.starts_with("OTEL_SDK_DISABLED") && config.otlp.is_none() {
             return Check::none(name, what.clone(), "OTLP, intentionally", fix);
         }
         Check::bad(name, what.clone(), lost, fix)
