@@ -122,6 +122,7 @@ fn names_and_values_survive_daemon_restart() {
     let leaves = private.engine.run(&format!("{name}-leaves"), &["--rm", "--label=keep"], &["sleep", "1000"]);
     let rss = "memledger_container_memory_rss_bytes";
     let before = memledger.eventually("both", |metrics| {
+        stays.is_inspected(metrics)?;
         metrics.try_value(USAGE, &of(&leaves.name))?;
         metrics.try_value(rss, &of(&stays.name))
     });

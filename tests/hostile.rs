@@ -31,7 +31,7 @@ const PROGRAM_BYTES: f64 = 16.0 * MIB;
 /// Minimum number of cycles during an attack. 30 of them take 6 s.
 const MIN_CYCLES: usize = 30;
 /// Limit of memledger's CPU time per cycle in seconds, with all its threads. A debug build needs up to 0.11, a thread that runs without a pause 0.2.
-const MAX_CPU_PER_CYCLE: f64 = if cfg!(debug_assertions) { 0.15 } else { 0.1 };
+const MAX_CPU_PER_CYCLE: f64 = if cfg!(debug_assertions) { 0.18 } else { 0.1 };
 /// Limit of the duration of each cycle in seconds, without the run delay of its thread: attackers and other tests use the
 /// machine's two CPUs too. A debug build computes several times as long.
 const MAX_CYCLE: f64 = if cfg!(debug_assertions) { 1.0 } else { 0.1 };

@@ -82,14 +82,13 @@ fn finds_containers_through_podman_socket() {
     let labels = [("container_name", name.as_str())];
     memledger.eventually("the container", |metrics| {
         metrics.try_value("memledger_container_memory_usage_bytes", &labels)?;
-        metrics.try_value("memledger_container_run_info", &labels)?;
+        metrics.try_value("memledger_container_run_info", &[labels[0], ("batch_size", "8")])?;
         metrics.try_value("memledger_container_processes", &[labels[0], ("role", "other")])
     });
     let metrics = memledger.metrics();
     assert_eq!(metrics.value("memledger_runtime_up", &[("runtime", "podman")]), 1.0);
     let info = [labels[0], ("runtime", "podman"), ("container_id", id.as_str())];
     assert_eq!(metrics.value("memledger_container_info", &info), 1.0);
-    assert_eq!(metrics.value("memledger_container_run_info", &[labels[0], ("batch_size", "8")]), 1.0);
     assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &labels), f64::from(128 << 20));
     let running = metrics.value("memledger_containers", &[("runtime", "podman")]);
     assert_eq!(running, 1.0, "the monitor process is not a container");

@@ -93,7 +93,7 @@ if (($# == 0)); then
   # The guest takes the longest, so it starts first and runs beside all tests: it is a process with a kernel of its own, so its kills
   # are not counted here.
   set -m # a process group of its own, which is ended as a whole
-  V2_TEST_ARGS=$V2_TESTS V2_TEST_LIMIT=400 V2_LIMIT=4500 as_root_with_environment \
+  V2_TEST_ARGS=$V2_TESTS V2_TEST_LIMIT=900 V2_LIMIT=4500 as_root_with_environment \
     tests/v2host/test.sh --file "$MEMLEDGER_TEST_HOG" "$memledger" "$real" >"$work/guest.log" 2>&1 &
   guest=$!
   set +m

@@ -86,7 +86,7 @@ fn start(scene: &Scene, what: &str, batch: &str, workers: &str) -> Container {
 }
 
 /// Waits until its memory was sampled with all of its processes, and for most of its time, and ends it.
-fn finish(scene: &Scene, ledger: &Ledger, training: &Training, what: &str, batch: f64) {
+fn finish(scene: &Scene, ledger: &Ledger, training: &Training, what: &str, batch: f64, workers: f64) {
     let Training { container, recorded } = training;
     let unobserved = recorded.duration_since(container.started()).unsigned_abs();
     let name = [("container_name", container.name.as_str())];
@@ -94,7 +94,7 @@ fn finish(scene: &Scene, ledger: &Ledger, training: &Training, what: &str, batch
     ledger.eventually("its memory and its workers' share", |metrics| {
         let peak = metrics.try_value("memledger_container_memory_unreclaimable_peak_bytes", &name)?;
         let share = metrics.try_value("memledger_container_process_pss_bytes", &worker)?;
-        let is_complete = peak >= (60.0 + batch) * 1_048_576.0 && share >= 20.0 * 1_048_576.0;
+        let is_complete = peak >= (60.0 + batch) * 1_048_576.0 && share >= workers * 20.0 * 1_048_576.0;
         let observed = Timestamp::now().duration_since(*recorded).unsigned_abs();
         if is_complete && observed > Duration::from_secs(1) + (9 * unobserved / 2) {
             return Ok(());
@@ -137,7 +137,7 @@ fn advised_settings_stay_under_the_limit_that_killed_others() {
         scene.start_memledger(&[&scene.state(), &socket, "--web.enable-api", "--sample.interval=250ms"]);
     for (what, batch) in [("small", 32), ("middle", 64)] {
         let container = train(&scene, what, &batch.to_string(), "1");
-        finish(&scene, &ledger, &container, what, f64::from(batch));
+        finish(&scene, &ledger, &container, what, f64::from(batch), 1.0);
     }
     let large = train(&scene, "large", "256", "1");
     ledger.ends(&large.container.name, "oom_container", 1);
@@ -167,7 +167,7 @@ fn advised_settings_stay_under_the_limit_that_killed_others() {
     assert_eq!((batch.as_deref(), accumulation.as_deref()), (Some("128"), Some("2")), "{screen}");
 
     let advised = train(&scene, "advised", "128", "1");
-    finish(&scene, &ledger, &advised, "advised", 128.0);
+    finish(&scene, &ledger, &advised, "advised", 128.0, 1.0);
     let peak = runs(&scene, 4)[3]["unreclaimable_peak_bytes"].as_u64().expect("its peak");
     let needs = words[words.iter().position(|word| *word == "about").expect("a number") + 1];
     let needs = needs.parse::<f64>().expect("MiB") * 1_048_576.0;
@@ -225,7 +225,7 @@ fn advised_number_of_workers_stays_under_the_limit_that_killed_more() {
     let Some(scene) = Scene::new("workers") else { return };
     let ledger = scene.start_memledger(&[&scene.state(), "--local.socket=", "--sample.interval=250ms"]);
     let container = train(&scene, "few", "8", "2");
-    finish(&scene, &ledger, &container, "few", 8.0);
+    finish(&scene, &ledger, &container, "few", 8.0, 2.0);
     // these fill it before the batch is taken
     let many = start(&scene, "many", "8", "14");
     ledger.eventually("a worker is killed", |metrics| {
@@ -248,7 +248,7 @@ fn advised_number_of_workers_stays_under_the_limit_that_killed_more() {
     // 50 MiB and 24 for each worker, of 95 % of the limit: as many as fit, but for the rounding of what Python takes
     assert!((6..=9).contains(&workers), "{text}");
     let advised = train(&scene, "advised", "8", &workers.to_string());
-    finish(&scene, &ledger, &advised, "advised", 8.0);
+    finish(&scene, &ledger, &advised, "advised", 8.0, f64::from(workers));
     let records = runs(&scene, 3);
     assert_eq!(records[2]["oom_kills"], 0, "{}", records[2]);
     let compared = json(&verb(&scene, &["compare", &scene.name, "--json"]));
@@ -300,7 +300,7 @@ fn record_survives_a_killed_memledger_and_is_one_after_its_restart() {
     ledger.memledger.signal("KILL");
     drop(ledger);
     ledger = scene.start_memledger(&flags);
-    finish(&scene, &ledger, &container, "it", 16.0);
+    finish(&scene, &ledger, &container, "it", 16.0, 1.0);
     let records = runs(&scene, 1);
     assert_eq!((records.len(), &records[0]["run"]), (1, &running["run"]));
     assert!(records[0]["samples"].as_u64() > running["samples"].as_u64(), "{records:?}");

@@ -95,7 +95,7 @@ fn later_readings_call_only_fields_that_change() {
     const READINGS: u64 = 25;
     let memory =
         |calls: &BTreeMap<String, u64>| calls.get("nvmlDeviceGetMemoryInfo_v2").copied().unwrap_or(0);
-    let flags = ["--gpu.interval=50ms", "--gpu.sample-interval=0s"];
+    let flags = ["--gpu.interval=50ms", "--gpu.deadline=1h", "--gpu.sample-interval=0s"];
     let calls = calls(&flags, |calls| memory(calls) >= READINGS * GPUS);
     let readings = memory(&calls).div_ceil(GPUS);
     for symbol in FIXED {

@@ -165,9 +165,9 @@ fn hang_removes_gpu_families_within_five_seconds() {
     let driver = Driver::new(&state);
     let memledger = driver.memledger_with(&[], &["--gpu.interval=1s", "--gpu.deadline=4s"]); // the defaults
     await_value(&memledger, USED, &[], GIB);
-    let hung_at = memledger::clock::Timestamp::now().unix_seconds();
     state.hang.insert(MEMORY_INFO.into());
     driver.set(&state);
+    let hung_at = memledger::clock::Timestamp::now().unix_seconds();
     // by the times of the snapshots, however late this test reads them
     let mut last_seen = hung_at;
     memledger.eventually("no GPU", |metrics| {

@@ -179,7 +179,7 @@ fn each_run_of_a_container_counts_its_own_errors_once() {
     let name = unique("again");
     let host = start(&engine, &name, "all");
     // a run that no cycle sees is not read
-    let text = format!("print({TEXT:?}, flush=True)\nimport time\ntime.sleep(2.5)\nexit(1)");
+    let text = format!("print({TEXT:?}, flush=True)\nimport time\ntime.sleep(5)\nexit(1)");
     let flags = ["--restart=on-failure:2", "-v", "/usr:/usr:ro"];
     let _container = engine.run(&name, &flags, &["/usr/bin/python3", "-u", "-c", &text]);
     // the third run is the last

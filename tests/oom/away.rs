@@ -158,7 +158,7 @@ fn case_19_kills_while_docker_is_down_are_attributed() {
     let main = scene.run("main", &[], &["wait=/control/go", "eat"]);
     let worker = scene.run("worker", &[], &["wait=/control/go", "seq=1:eat", "hold"]);
     for container in [&main, &worker] {
-        ledger.settles(&container.name, 0, 0);
+        ledger.knows(container);
     }
     private.stop();
     scene.release("go");
@@ -180,15 +180,17 @@ fn kill_that_ended_its_container_is_known_although_a_busy_docker_reports_the_exi
     let ledger = scene.start_memledger(&[]);
     // the first process is not the victim, and its exit is that of a child within five seconds after the kill
     let shell = scene.run("shell", &[], &["/bin/sh", "-c", "/hog wait=/control/go eat; exit $?"]);
-    let worker = scene.run("worker", &[], &["wait=/control/go", "seq=1:eat", "hold"]);
+    let worker = scene.run("worker", &[], &["wait=/control/worker", "seq=1:eat", "hold"]);
     for container in [&shell, &worker] {
-        ledger.settles(&container.name, 0, 0);
+        ledger.knows(container);
     }
+    scene.release("worker");
+    scene.wait_for_kills(1);
     private.while_busy(|| {
         scene.release("go");
         scene.wait_for_kills(2);
         let killed = uptime();
-        eventually_true("longer than a kill waits for an exit", || uptime() - killed >= 8.0);
+        eventually_true("longer than a kill waits for an exit", || uptime() - killed >= 6.0);
     });
     ledger.settles(&shell.name, 1, 0);
     ledger.ends(&shell.name, "oom_container", 1);
@@ -256,7 +258,7 @@ fn clock_jump_of_a_day_changes_no_count() {
         move_clock(seconds);
         scene.release(release);
         let fails = scene.run(&format!("fails-{release}"), &[], &["exit=3"]);
-        let dies = scene.run(&format!("dies-{release}"), &[], &["eat"]);
+        let dies = scene.run_known(&ledger, &format!("dies-{release}"), &[], &["eat"]);
         scene.wait_for_kills(3 + 2 * number);
         ledger.settles(&container.name, 0, 2 + number);
         ledger.settles(&dies.name, 1, 0);

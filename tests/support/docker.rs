@@ -127,6 +127,15 @@ impl Container {
         self.inspect("{{.State.StartedAt}}").parse().expect("a time")
     }
 
+    /// Returns an error until memledger has the response to its inspect request: on a busy machine a container is shown before, by the
+    /// list or an event.
+    pub fn is_inspected(&self, metrics: &Metrics) -> Result<(), String> {
+        let of = [("container_name", self.name.as_str())];
+        let shown = metrics.try_value("memledger_container_start_time_seconds", &of)?;
+        let started = self.started().as_nanosecond() as f64 / 1e9;
+        if (shown - started).abs() < 1e-5 { Ok(()) } else { Err(format!("begun at {shown}, not {started}")) }
+    }
+
     /// Returns the host pid of its first process.
     pub fn pid(&self) -> u32 {
         self.inspect("{{.State.Pid}}").parse().expect("a pid")

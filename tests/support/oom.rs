@@ -247,7 +247,7 @@ impl Scene {
     pub fn run_known(&self, ledger: &Ledger, what: &str, flags: &[&str], command: &[&str]) -> Container {
         let wait = format!("wait=/control/{what}");
         let container = self.run(what, flags, &[&[wait.as_str()], command].concat());
-        ledger.settles(&container.name, 0, 0);
+        ledger.knows(&container);
         self.release(what);
         container
     }

@@ -212,9 +212,10 @@ fn main() -> ExitCode {
             "shm" if argument.is_empty() => eat_shared(usize::MAX),
             "shm" => eat_shared(number(argument)),
             "threads" => eat_in_threads(number(argument)),
-            "seq" => children(argument, |child| {
-                reap(child);
-                wait_for_memory();
+            "seq" => children(argument, |mut child| {
+                let status = child.wait().expect("it ends");
+                wait_for_memory(); // before it prints, which takes memory
+                report(child.id(), status);
             }),
             "par" => in_parallel(argument),
             "together" => wait_for_parent(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{DUPLICATES, EXITS, GAPS, HOST_KILLS, KILLS, SOURCE_UP, Scene, oom_kills};
-use crate::support::docker::of;
+use crate::support::docker::{Container, of};
 use crate::support::{Memledger, Metrics, eventually};
 
 /// The kills of a scene in the ledger.
@@ -66,6 +66,12 @@ impl Ledger {
         };
         self.eventually(&format!("{name}: {main} main and {child} child"), right);
         right(&self.memledger.fresh_metrics()).expect("a count stays");
+    }
+
+    /// Waits until it has a container without kills, and which process the runtime says is its first.
+    pub fn knows(&self, container: &Container) {
+        self.settles(&container.name, 0, 0);
+        self.eventually("its first process", |metrics| container.is_inspected(metrics));
     }
 
     /// Like [`Ledger::settles`], with all kills in one scope.
