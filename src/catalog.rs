@@ -391,7 +391,7 @@ catalog! {
         "Processes of the container by role: trainer, dataloader_worker, other.";
     CONTAINER_OOM_KILLS = Counter Container "memledger_container_oom_kills_total" ["victim", "scope"] max CONTAINERS * 4, since Ledger,
         "Processes of the container that the kernel's OOM killer killed, from the ledger; begins at 0 with the container.",
-        "`victim`: `main` if the kill ended the container (its first process, or a child whose death made it exit with that status within 5 s), else `child`. `scope`: `container` if the limit of a cgroup was hit, `host` if the host ran out of memory. Continues over restarts of the container and of memledger. The kill of a child is counted once the container is known to survive, up to 5 s later, or 15 s if no process is left in it.";
+        "`victim`: `main` if the kill ended the container (its first process, or a child whose death made it exit with that status within 5 s), else `child`. `scope`: `container` if the limit of a cgroup was hit, `host` if the host ran out of memory. Continues over restarts of the container and of memledger. The kill of a child is counted once the container is known to survive, up to 5 s later, or 15 s if no process of it is seen.";
     CONTAINER_LAST_OOM_KILL = Gauge Container "memledger_container_last_oom_kill_timestamp_seconds" [] max CONTAINERS,
         "Unix time of the last OOM kill of a process of the container; absent until the first.";
     CONTAINER_EXITS = Counter Container "memledger_container_exits_total" ["reason"] max CONTAINERS * 10, since Ledger,
@@ -538,12 +538,12 @@ catalog! {
         "High beside a failed allocation means fragmentation.";
     CONTAINER_TORCH_ALLOCATED_PEAK = Gauge ContainerGpu "memledger_container_torch_allocated_peak_bytes" ["rank"] max TORCH,
         "Highest memory of tensors since the process connected, by torch's own exact peak; absent if two processes share a rank.",
-        "A program that resets torch's peaks does not reset this one.";
+        "A program that resets torch's peaks does not reset this one, unless torch holds nothing on the GPU at that moment.";
     CONTAINER_TORCH_RESERVED_PEAK = Gauge ContainerGpu "memledger_container_torch_reserved_peak_bytes" ["rank"] max TORCH,
         "Highest memory that torch's allocator held since the process connected; absent if two processes share a rank.";
-    CONTAINER_TORCH_OOMS = Counter ContainerGpu "memledger_container_torch_ooms_total" [] max 4_096,
+    CONTAINER_TORCH_OOMS = Counter ContainerGpu "memledger_container_torch_ooms_total" [] max 4_096, since Container,
         "Out-of-memory errors that torch's allocator raised in processes of the container, also those that the program survived.";
-    CONTAINER_TORCH_RETRIES = Counter ContainerGpu "memledger_container_torch_alloc_retries_total" [] max 4_096,
+    CONTAINER_TORCH_RETRIES = Counter ContainerGpu "memledger_container_torch_alloc_retries_total" [] max 4_096, since Container,
         "Allocations of torch that succeeded only after it emptied its cache, in processes of the container.";
     CONTAINER_SCOPE_ALLOCATED = Gauge Container "memledger_container_scope_torch_allocated_bytes" ["component", "operation"] max SCOPES,
         "Memory of tensors when an operation of a component was last reported, over all GPUs of the process.",
@@ -555,10 +555,10 @@ catalog! {
         "Memory that torch's allocator held when an operation of a component was last reported.";
     CONTAINER_SCOPE_RSS = Gauge Container "memledger_container_scope_rss_bytes" ["component", "operation"] max SCOPES,
         "Resident memory of the process when an operation of a component was last reported.";
-    CONTAINER_STEPS = Counter Container "memledger_container_training_steps_total" ["rank"] max TORCH,
+    CONTAINER_STEPS = Counter Container "memledger_container_training_steps_total" ["rank"] max TORCH, since Container,
         "Training steps that processes of the container reported, by local rank.",
         "Each rank of a distributed training counts the same steps: take the maximum over `rank`, never the sum.";
-    CONTAINER_SAMPLES = Counter Container "memledger_container_training_samples_total" ["rank"] max TORCH,
+    CONTAINER_SAMPLES = Counter Container "memledger_container_training_samples_total" ["rank"] max TORCH, since Container,
         "Training samples that processes of the container reported, by local rank; absent if the program does not count them.",
         "Each rank has samples of its own: sum them.";
     PROCESS_GPU_MEMORY = Gauge ContainerGpu "memledger_process_gpu_memory_used_bytes" ["pid", "process", "role"] max 256,

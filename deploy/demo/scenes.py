@@ -75,7 +75,7 @@ PIPER = Training(
 PIPER_AGAIN = Training(
     PIPER.name, 512, ("name=python3", spawn(2, 30, "hold"), "shm=8", "grow=140:1500", "hold"), run_of(16, 2), in_group("piper", "lion"), gpu=gpus.TRAINS
 )
-LEAK = Training("whisper-finetune-1", 256, ("name=python3", "eat=70", "grow=180:1000", "hold"), run_of(32, 0), gpu=gpus.FULL)
+LEAK = Training("whisper-finetune-1", 256, ("name=python3", "eat=70", "grow=110:1600", "hold"), run_of(32, 0), gpu=gpus.FULL)
 SAW = Training("segmenter-train-1", 160, ("name=python3", "grow=90:25", "pause=1500", "free", "pause=800", "again"))
 SERVICE = Training(
     "rag-api-1", 192, ("name=uvicorn", "eat=40", "hold"), gpu=gpus.SPLIT,
@@ -183,11 +183,11 @@ def acts(paper_container):
 
 def of_containers():
     return [
-        container(0, LEAK, "leaks a MiB a second", ("MemledgerContainerMemoryLeakSuspected", WARNING), most=130),
+        container(0, LEAK, "leaks steadily", ("MemledgerContainerMemoryLeakSuspected", WARNING), most=190),
         stays(1, SAW, "allocates and frees repeatedly: a saw-tooth, not a leak"),
         stays(2, SERVICE, "serves, in a Compose project and on a MIG instance"),
         stays(3, PIPER, "trains with BATCH_SIZE=8, reaches its plateau, and completes"),
-        container(4, NOTEBOOK, "holds 24 GiB of VRAM and is idle", ("MemledgerGpuAllocatedButIdle", WARNING), most=75),
+        container(4, NOTEBOOK, "holds 24 GiB of VRAM and is idle", ("MemledgerGpuMemoryHeldButIdle", WARNING), most=75),
         container(5, LOADER, "has four DataLoader workers that hold most of its memory",
                   ("MemledgerDataLoaderMemoryShareHigh", INFO), high(INFO)),
         container(6, FILLED, "fills its memory up to 94 % of the limit", high(INFO), high(WARNING), high(CRITICAL)),

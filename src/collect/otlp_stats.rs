@@ -81,11 +81,9 @@ impl OtlpStats {
         self.change(signal, |stats| stats.lost[reason as usize] += count);
     }
 
-    /// Sets whether the newest export succeeded. Returns the previous value; `None` before the first export.
-    pub fn set_up(&self, signal: OtlpSignal, up: bool) -> Option<bool> {
-        let mut previous = None;
-        self.change(signal, |stats| previous = stats.up.replace(up));
-        previous
+    /// Sets whether the newest export succeeded.
+    pub fn set_up(&self, signal: OtlpSignal, up: bool) {
+        self.change(signal, |stats| stats.up = Some(up));
     }
 
     /// Writes the metrics.
@@ -121,10 +119,8 @@ mod tests {
         otlp_stats.enable(OtlpSignal::Logs);
         otlp_stats.write(&mut series);
         assert_eq!(series.rows().iter().map(|row| row.value).collect::<Vec<_>>(), [0.0; 5]);
-        assert_eq!(
-            (otlp_stats.set_up(OtlpSignal::Logs, false), otlp_stats.set_up(OtlpSignal::Logs, true)),
-            (None, Some(false))
-        );
+        otlp_stats.set_up(OtlpSignal::Logs, false);
+        otlp_stats.set_up(OtlpSignal::Logs, true);
         otlp_stats.count_lost(OtlpSignal::Logs, LossReason::TooLarge, 3);
         let mut series = Series::default();
         otlp_stats.write(&mut series);

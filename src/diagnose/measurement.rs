@@ -36,7 +36,10 @@ pub fn has_failed(run: &RunRecord) -> bool {
 pub fn has_lasting_failure<'a>(failed: &RunRecord, mut runs: impl Iterator<Item = &'a RunRecord>) -> bool {
     let is_more = |run: &RunRecord| {
         let is_completed = run.exit_reason == Some(ExitReason::Completed) && !has_failed(run);
-        is_completed && run.ended > failed.ended && number(run, BATCH) > number(failed, BATCH)
+        is_completed
+            && failed.ended.is_some()
+            && run.ended > failed.ended
+            && number(run, BATCH) > number(failed, BATCH)
     };
     has_failed(failed) && !runs.any(is_more)
 }

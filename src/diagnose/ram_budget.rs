@@ -61,14 +61,24 @@ impl RamBudgetParts {
     /// Returns the parts of these settings, of which `shm` is in the fixed part, beside what `others` hold of the `available` bytes.
     pub fn new(model: &RamModel, settings: &TrainingSettings, shm: f64, others: f64, available: f64) -> Self {
         let ranks = settings.ranks as f64;
+        let parts = [
+            others,
+            ranks * model.per_rank,
+            ranks * settings.workers as f64 * model.per_worker,
+            ranks * settings.batch as f64 * model.per_sample,
+            shm,
+            model.fixed - shm,
+        ];
+        let parts = parts.map(|bytes| bytes as u64);
+        let [others_bytes, ranks_bytes, workers_bytes, batch_bytes, shm_bytes, buffers_bytes] = parts;
         Self {
-            others_bytes: others as u64,
-            ranks_bytes: (ranks * model.per_rank) as u64,
-            workers_bytes: (ranks * settings.workers as f64 * model.per_worker) as u64,
-            batch_bytes: (ranks * settings.batch as f64 * model.per_sample) as u64,
-            shm_bytes: shm as u64,
-            buffers_bytes: (model.fixed - shm) as u64,
-            total_bytes: (others + model.needs(settings)) as u64,
+            others_bytes,
+            ranks_bytes,
+            workers_bytes,
+            batch_bytes,
+            shm_bytes,
+            buffers_bytes,
+            total_bytes: parts.into_iter().fold(0, u64::saturating_add),
             available_bytes: available as u64,
             settings: *settings,
         }

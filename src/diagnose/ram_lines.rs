@@ -206,9 +206,11 @@ fn proposal_lines(
     largest_for_gpu: Option<u64>,
 ) -> Vec<AdviceLine> {
     let Some(budget) = &plan.budget else {
-        let text = "it is not known which settings fit: run this group with a smaller batch size, and with another number of \
-                    workers, until they complete";
-        return vec![line(false, text.to_owned(), vec![])];
+        let until = if was_killed(newest) { ", until they complete" } else { "" };
+        let text = format!(
+            "it is not known which settings fit: run this group with a smaller batch size, and with another number of workers{until}"
+        );
+        return vec![line(false, text, vec![])];
     };
     let RamBudget { model, from, wanted, .. } = budget;
     let capacity = &plan.capacity;

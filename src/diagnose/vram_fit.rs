@@ -30,8 +30,8 @@ pub struct MeasuredSizes {
     pub unexplained: Option<u64>,
     /// The largest batch for which there is RAM, where that is known.
     pub largest_for_ram: Option<u64>,
-    /// The most memory of the GPU that a run held beside these peaks, in bytes: PyTorch's cache, and what is not PyTorch's.
-    pub beside: f64,
+    /// The most memory of the GPU that a run held outside of PyTorch, in bytes, if these are peaks of PyTorch.
+    pub outside: f64,
     /// Memory of the GPU in bytes.
     pub total: f64,
 }
@@ -54,8 +54,8 @@ pub struct VramFit {
     pub base: f64,
     /// Bytes for each sample.
     pub per_sample: f64,
-    /// Bytes beside the peaks.
-    pub beside: f64,
+    /// Bytes outside of PyTorch.
+    pub outside: f64,
     runs: f64,
     mean_size: f64,
     spread: f64,
@@ -125,7 +125,7 @@ impl MeasuredSizes {
         Some(VramFit {
             base,
             per_sample,
-            beside: self.beside,
+            outside: self.outside,
             runs,
             mean_size,
             spread,
@@ -145,7 +145,7 @@ impl VramFit {
     pub fn upper_bound(&self, size: u64) -> f64 {
         let distance = size as f64 - self.mean_size;
         let width = (1.0 + 1.0 / self.runs + distance * distance / self.spread).sqrt();
-        self.beside + self.base + self.per_sample * size as f64 + self.quantile * self.deviation * width
+        self.outside + self.base + self.per_sample * size as f64 + self.quantile * self.deviation * width
     }
 
     /// Returns the batch sizes for this GPU.

@@ -10,7 +10,7 @@ use super::measurement::{
 use super::ram_capacity::RamCapacity;
 use super::vram_fit::{BatchSizes, MIN_SIZES, MeasuredSizes, VramFit};
 use crate::ledger::events::ExitReason;
-use crate::ledger::run_record::RunRecord;
+use crate::ledger::run_record::{GpuPeak, RunRecord};
 
 /// A GPU that is fuller than this has nothing to spare.
 const FULL_PERCENT: f64 = 95.0;
@@ -61,12 +61,18 @@ fn failed_line(run: &RunRecord) -> Option<AdviceLine> {
     if !has_failed(run) {
         return None;
     }
-    let text = match (run.exit_reason, run.torch_ooms.or(run.cuda_ooms_in_log)) {
+    let text = match (run.exit_reason, run.torch_ooms.max(run.cuda_ooms_in_log).unwrap_or(0)) {
         (Some(ExitReason::CudaOom), _) => "it ended by a CUDA out-of-memory error".to_owned(),
-        (_, Some(1)) => "it had a CUDA out-of-memory error".to_owned(),
-        (_, errors) => format!("it had {} CUDA out-of-memory errors", errors.unwrap_or(0)),
+        (_, 1) => "it had a CUDA out-of-memory error".to_owned(),
+        (_, errors) => format!("it had {errors} CUDA out-of-memory errors"),
     };
     Some(line(false, format!("{text}: see `memledger why`"), vec![Arc::clone(&run.run)]))
+}
+
+/// Returns the most memory of a GPU that a run held outside of PyTorch, whose cache is not needed; `None` if that is not known.
+fn outside_torch(run: &RunRecord) -> Option<u64> {
+    let of = |gpu: &GpuPeak| Some(gpu.peak_bytes?.saturating_sub(gpu.torch_reserved_peak_bytes?));
+    run.gpus.values().filter_map(of).max()
 }
 
 /// Returns what batch sizes needed on a GPU with `total` bytes, with the settings of `newest` otherwise, and the runs that it comes from.
@@ -81,8 +87,7 @@ fn measured_sizes(newest: &RunRecord, runs: &[RunRecord], total: f64) -> (Measur
     let has_torch = alike.iter().all(|run| run.torch_allocated_peak_bytes().is_some());
     let peak_of = |run: &RunRecord| if has_torch { run.torch_allocated_peak_bytes() } else { gpu_need(run) };
     let completed = || alike.iter().filter(|run| is_measurement(run));
-    let beside =
-        completed().filter_map(|run| Some(gpu_need(run)? as f64 - peak_of(run)? as f64)).fold(0.0, f64::max);
+    let outside = completed().filter_map(|run| outside_torch(run)).max().unwrap_or(0) as f64;
     let peaks = completed().filter_map(|run| Some((number(run, BATCH)?, peak_of(run)? as f64))).collect();
     // a batch for which the container has too little RAM does not fit either
     let ram = RamCapacity::of(newest).map_or(f64::INFINITY, |capacity| capacity.bytes);
@@ -92,7 +97,17 @@ fn measured_sizes(newest: &RunRecord, runs: &[RunRecord], total: f64) -> (Measur
     let failed = failures().filter_map(|run| number(run, BATCH)).collect();
     let from = completed().chain(failures()).map(|run| Arc::clone(&run.run)).collect();
     let unexplained = FailedBatches::of(alike.iter().chain(&unused).copied()).unexplained;
-    (MeasuredSizes { peaks, failed, unexplained, beside, total, largest_for_ram: None }, from)
+    (
+        MeasuredSizes {
+            peaks,
+            failed,
+            unexplained,
+            outside: if has_torch { outside } else { 0.0 },
+            total,
+            largest_for_ram: None,
+        },
+        from,
+    )
 }
 
 /// Returns why there is no fit, and which sizes to run for one; `None` if no size would help.
@@ -114,13 +129,14 @@ fn unknown_text(measured: &MeasuredSizes) -> Option<String> {
 fn fit_text(fit: &VramFit, sizes: BatchSizes, largest_for_ram: Option<u64>) -> String {
     let size = |size: Option<u64>| size.map_or("none".to_owned(), |size| size.to_string());
     let mut needs = format!("{} and {} for each sample", human(fit.base.max(0.0)), human(fit.per_sample));
-    if fit.beside > 0.0 {
-        needs.push_str(&format!(", and up to {} beside its tensors", human(fit.beside)));
+    if fit.outside > 0.0 {
+        needs.push_str(&format!(", beside {} that are not PyTorch's", human(fit.outside)));
     }
     let Some(maximum) = sizes.maximum else {
-        let what =
-            if largest_for_ram == Some(0) { "no batch size fits into the RAM" } else { "no batch size fits" };
-        return format!("{what}: a run needs {needs} of the GPU");
+        return match largest_for_ram {
+            Some(0) => "no batch size fits into the RAM".to_owned(),
+            _ => format!("no batch size fits: a run needs {needs}"),
+        };
     };
     format!(
         "batch size: at most {maximum} ({}), recommended {}, safe {}; a run needs {needs}",

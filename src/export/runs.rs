@@ -327,13 +327,14 @@ fn measured(
     value: impl Fn(&RunRecord) -> Option<f64>,
     render: impl Fn(f64, &RunRecord) -> String,
 ) -> Option<String> {
-    let first = runs.first().and_then(&value).filter(|first| *first > 0.0);
+    let is_marked = |run: &RunRecord| value(run).is_some_and(|value| render(value, run).starts_with(MORE));
+    let first = runs.first().filter(|run| !is_marked(run)).and_then(&value).filter(|first| *first > 0.0);
     runs.iter().any(|run| value(run).is_some()).then(|| {
         line(what, runs, |run| {
             let Some(value) = value(run) else { return "-".to_owned() };
             let text = render(value, run);
             match first {
-                // of what is more than this the change is not known
+                // of and to what is more than this the change is not known
                 Some(first) if (value / first - 1.0).abs() >= 0.005 && !text.starts_with(MORE) => {
                     format!("{text} ({})", change(value / first))
                 }

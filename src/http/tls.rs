@@ -41,7 +41,7 @@ impl ConfigFiles {
         })
     }
 
-    /// Returns whether `other` admits the same clients: users, and all TLS settings but the server's own certificate.
+    /// Returns whether `other` admits the same clients: users, CA, and the TLS settings that decide who may connect.
     pub fn admits_same_clients(&self, other: &Self) -> bool {
         let tls = |files: &Self| {
             files.config.tls.clone().map(|tls| (tls.client_auth, tls.client_names, tls.lowest..=tls.highest))

@@ -272,7 +272,7 @@ impl ContainerTable {
         at: Timestamp,
         last_cycle: Option<Timestamp>,
         container: &Container,
-        held: &ContainerUsage,
+        held: &Arc<ContainerUsage>,
     ) {
         let host_memory = self.host_memory;
         let known = self.entry(&container.id);

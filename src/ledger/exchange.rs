@@ -32,7 +32,7 @@ pub struct CycleReport {
     /// Running containers.
     pub inventory: Arc<Inventory>,
     /// Usage by container, in the order of the inventory.
-    pub containers: Vec<ContainerUsage>,
+    pub containers: Vec<Arc<ContainerUsage>>,
     /// MemTotal and MemAvailable, in bytes.
     pub host_memory: Option<(u64, u64)>,
     /// Who holds memory of the GPUs.
@@ -77,6 +77,8 @@ pub struct ContainerUsage {
     pub sample: Option<UsageSample>,
     /// Processes.
     pub processes: Vec<ProcessUsage>,
+    /// They are all: an empty list means that there is none.
+    pub has_all_processes: bool,
     /// Highest usage during the run.
     pub peak_usage_bytes: Option<u64>,
     /// Highest sample of unreclaimable memory.
@@ -116,6 +118,8 @@ const MAX_FIGURES_AGE: Duration = Duration::from_secs(30);
 pub struct LedgerFigures {
     /// False if there is a ledger whose counts cannot be read: counts from 0 would later jump, so none is shown.
     pub has_counts: bool,
+    /// Unix time since which the ledger counts: its first start.
+    pub counted_since: f64,
     /// OOM kills on this host.
     pub host_kills: u64,
     /// Of these, kills of processes outside containers.
@@ -361,7 +365,7 @@ mod tests {
                 shared_state.publish_cycle(CycleReport {
                     at: at(second),
                     inventory: Arc::default(),
-                    containers: vec![ContainerUsage::default(); containers],
+                    containers: vec![Arc::default(); containers],
                     host_memory: None,
                     gpus: vec![],
                 });

@@ -201,10 +201,13 @@ impl Ledger {
                 pss_bytes: attributed.pss_bytes,
             });
         }
+        for (number, held) in containers.iter_mut().enumerate() {
+            held.has_all_processes = cycle_data.processes.complete(number);
+        }
         self.shared_state.publish_cycle(CycleReport {
             at: context.now,
             inventory: Arc::clone(context.inventory),
-            containers,
+            containers: containers.into_iter().map(Arc::new).collect(),
             host_memory: host_memory(series),
             gpus: gpu_uses(context, cycle_data, attribution),
         });

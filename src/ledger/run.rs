@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::events::{OomScope, UsageSample};
 use super::exchange::{ContainerUsage, ProcessUsage};
 use super::hit_limit::HitLimit;
-use super::interval::{CLOCK_TOLERANCE, Interval};
+use super::interval::Interval;
 use super::run_record::RunFigures;
 use super::usage_history::History;
 use crate::clock::Timestamp;
@@ -203,10 +203,10 @@ impl Run {
         samples
     }
 
-    /// Returns the time of the first cycle that saw no process of it any more after a kill at this time. If none was seen before that
-    /// either, processes are hidden from the cycles, and their absence says nothing.
+    /// Returns since when there is no process of it after a kill at this time, as far as cycles saw that: one that began just before the
+    /// kill may have looked after it.
     pub fn emptied_after(&self, kill: f64) -> Option<f64> {
-        self.empty_since.filter(|since| *since >= kill - CLOCK_TOLERANCE)
+        self.empty_since.map(|since| since.max(kill))
     }
 
     /// Records whether a cycle saw processes of it.
@@ -215,8 +215,10 @@ impl Run {
     }
 
     /// Records the sample and the processes of a cycle that is applied `now`.
-    pub fn record_usage(&mut self, now: Timestamp, at: Timestamp, usage: &ContainerUsage) {
-        self.record_processes(at, !usage.processes.is_empty());
+    pub fn record_usage(&mut self, now: Timestamp, at: Timestamp, usage: &Arc<ContainerUsage>) {
+        if usage.has_all_processes || !usage.processes.is_empty() {
+            self.record_processes(at, !usage.processes.is_empty());
+        }
         if let Some(sample) = usage.sample {
             self.history.record(at, sample);
         }
@@ -227,7 +229,7 @@ impl Run {
                 let newest_before = self.usage.iter().rposition(is_before).unwrap_or(0);
                 self.usage.drain(..newest_before.max(self.usage.len().saturating_sub(MAX_USAGES)));
             }
-            self.usage.push_back((at.unix_seconds(), Arc::new(usage.clone())));
+            self.usage.push_back((at.unix_seconds(), Arc::clone(usage)));
         }
     }
 

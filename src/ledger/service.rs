@@ -163,11 +163,6 @@ impl LedgerService {
         self.writer.cursor(follower)
     }
 
-    /// Returns the Unix time of the ledger's first start.
-    pub fn started_at(&self) -> f64 {
-        self.writer.started_at()
-    }
-
     /// Returns the Unix time of the last event of a runtime.
     pub fn since(&self, runtime: &str) -> Option<f64> {
         self.reconciler.last_event_times().get(runtime).copied()
@@ -383,7 +378,7 @@ impl LedgerService {
     fn publish(&self, now: Timestamp, counted: bool) {
         let has_counts = self.writer.has_counts();
         let mut figures = if has_counts { self.reconciler.figures(now) } else { LedgerFigures::default() };
-        figures.has_counts = has_counts;
+        (figures.has_counts, figures.counted_since) = (has_counts, self.writer.started_at());
         // sources that are switched off, and runtimes that were never present, are left out: they must not raise an
         // alert
         let log = (self.log_choice != KernelLogChoice::Off).then(|| self.log.is_some());

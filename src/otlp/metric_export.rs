@@ -11,7 +11,7 @@ use axum::body::Bytes;
 use super::OtlpContext;
 use super::metric_batches::MetricBatches;
 use super::retry::{DeliveryOutcome, RetryingExporter};
-use super::temporality::CounterStates;
+use super::temporality::{CounterStates, Origins};
 use crate::clock::Timestamp;
 use crate::collect::otlp_stats::LossReason;
 use crate::http::RenderedSnapshot;
@@ -56,7 +56,11 @@ async fn export(
     counters: &mut CounterStates,
 ) {
     let snapshot = newest.snapshot();
-    let mut batches = MetricBatches::new(snapshot, &context.resource, context.origins);
+    // that of a ledger that could not be read at the start is known later
+    let figures = context.shared_state.figures(Timestamp::now());
+    let ledger = figures.map_or(0, |figures| (figures.counted_since * 1e9) as u64);
+    let origins = Origins { ledger, ..context.origins };
+    let mut batches = MetricBatches::new(snapshot, &context.resource, origins);
     let mut is_accepted = true;
     while let Some(batch) = batches.next(counters) {
         exporter.count(0, batch.too_large as u64, LossReason::TooLarge);
@@ -124,7 +128,7 @@ mod tests {
             cursor_name: String::new(),
             acknowledged: 0.into(),
             resource: super::super::Resource::default(),
-            origins: super::super::Origins::default(),
+            origins: Origins::default(),
             otlp_stats: Arc::clone(&otlp_stats),
             spans: None,
         };

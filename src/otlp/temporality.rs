@@ -21,13 +21,14 @@ pub struct Origins {
     pub memledger: u64,
     /// The machine's boot.
     pub boot: u64,
-    /// The ledger's first start.
+    /// The ledger's first start; 0 if it is not known yet.
     pub ledger: u64,
 }
 
 /// The last accepted point of a counter.
 #[derive(Clone, Copy, Debug)]
 struct LastPoint {
+    origin: u64,
     start: u64,
     at: u64,
     value: f64,
@@ -50,12 +51,12 @@ impl CounterStates {
     pub fn start(&self, key: u64, value: f64, at: u64, origin: u64) -> (u64, PendingPoint) {
         let start = match self.0.get(&key) {
             // the counter of a restarted container may be as high as the one before
-            Some(last) if origin > last.at && origin <= at => origin,
-            Some(last) if value >= last.value => last.start,
+            Some(last) if origin != last.origin && origin > last.at && origin <= at => origin,
+            Some(last) if value >= last.value => last.start.min(at),
             Some(last) => last.at,
             None => origin.min(at),
         };
-        (start, PendingPoint { key, point: LastPoint { start, at, value } })
+        (start, PendingPoint { key, point: LastPoint { origin, start, at, value } })
     }
 
     /// Records points that the endpoint accepted.
@@ -103,7 +104,7 @@ mod tests {
     #[test]
     fn counter_that_began_in_the_future_is_no_reset_in_each_export() {
         let mut counters = CounterStates::default();
-        for (value, at) in [(5.0, 100), (5.0, 200), (7.0, 300)] {
+        for (value, at) in [(5.0, 100), (5.0, 200), (7.0, 300), (7.0, 2_000)] {
             let (start, pending) = counters.start(1, value, at, 1_000);
             assert_eq!(start, 100, "at {at}");
             counters.commit(&[pending]);

@@ -125,10 +125,14 @@ impl OomQueue {
             return true;
         }
         limit.skipped = limit.skipped.saturating_add(oom.errors);
-        if let Some(process) = oom.process
-            && (limit.dropped.len() < MAX_DROPPED || limit.dropped.contains_key(&process))
-        {
+        if let Some(process) = oom.process {
             limit.dropped.insert(process, (limit.made, oom.clone()));
+            // the oldest other one is most likely of a process that has ended
+            let others = limit.dropped.iter().filter(|(other, _)| **other != process);
+            let oldest = others.min_by_key(|(_, (made, _))| *made).map(|(oldest, _)| *oldest);
+            if let Some(oldest) = oldest.filter(|_| limit.dropped.len() > MAX_DROPPED) {
+                limit.dropped.remove(&oldest);
+            }
         }
         let before = limit.uncounted.take().map_or(0, |before| before.errors);
         (oom.errors, oom.is_event) = (oom.errors.saturating_add(before), false);
@@ -214,6 +218,24 @@ mod tests {
         let of = |pid, message| ReportedOom::of_process(now, &reports, (pid, 1), message).unwrap();
         assert!(queue.add(now.plus(MINUTE), of(1, next(2))));
         assert_eq!(queue.take()[0].skipped, 0, "all of them have an event");
+    }
+
+    #[test]
+    fn survived_errors_of_many_processes_do_not_hide_the_one_that_ended_the_last() {
+        let (now, mut reports, mut queue) = (Timestamp::now(), Reports::default(), OomQueue::default());
+        let error = OomMessage { number: 1, tried: Some(1), ..OomMessage::default() };
+        let last = 2 * MAX_DROPPED as u32;
+        for pid in 1..=last {
+            reports.hello((pid, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices: vec![] });
+            queue.add(now, ReportedOom::of_process(now, &reports, (pid, 1), error.clone()).unwrap());
+            reports.disconnect((pid, 1));
+        }
+        queue.take();
+        reports.hello((last, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices: vec![] });
+        let end = OomMessage { number: 1, is_uncaught: true, ..OomMessage::default() };
+        queue.add(now, ReportedOom::of_process(now, &reports, (last, 1), end).unwrap());
+        let ended = queue.take();
+        assert!(ended[0].is_event && ended[0].message.tried.is_some(), "{ended:?}");
     }
 
     #[test]

@@ -14,16 +14,16 @@ use crate::ledger::store::EventReader;
 use crate::otlp::traces::SpanQueue;
 use crate::otlp::{self, Origins, OtlpExporter, resource};
 
-/// Returns the position where the export resumes: when the ledger began to count, and the last acknowledged event.
-pub(super) fn export_position(config: &Config, ledger_service: &LedgerService) -> (f64, u64) {
+/// Returns the position where the export resumes: the last acknowledged event.
+pub(super) fn export_position(config: &Config, ledger_service: &LedgerService) -> u64 {
     let cursor_name = config.otlp.as_ref().map(otlp::cursor_name).unwrap_or_default();
-    (ledger_service.started_at(), ledger_service.cursor(&cursor_name))
+    ledger_service.cursor(&cursor_name)
 }
 
 /// Starts the OTLP exporter; `None` if none is configured.
 pub(super) fn start_exporter(
     config: &Config,
-    (started_at, acknowledged): (f64, u64),
+    acknowledged: u64,
     snapshot_cache: &Arc<SnapshotCache>,
     shared_state: Arc<SharedState>,
     event_reader: Option<EventReader>,
@@ -48,7 +48,7 @@ pub(super) fn start_exporter(
         cursor_name: otlp::cursor_name(settings),
         acknowledged: acknowledged.into(),
         resource: resource(&host, &settings.resource),
-        origins: Origins { memledger: now, boot: boot * 1_000_000_000, ledger: (started_at * 1e9) as u64 },
+        origins: Origins { memledger: now, boot: boot * 1_000_000_000, ..Origins::default() },
         otlp_stats: Arc::default(),
         spans,
     };

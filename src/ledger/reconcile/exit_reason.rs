@@ -180,7 +180,9 @@ impl Reconciler {
         let window = Interval::new(exit.at - EXIT_WINDOW, exit.at);
         let is_undecided = self.pending.iter().any(|kill| {
             let may_be_its = kill.container.is_none() || kill.container.as_ref() == Some(&pending.id);
-            may_be_its && kill.kill.owner != KillOwner::Host && kill.happened.overlaps(&window)
+            let is_of_run =
+                kill.container.is_some() && kill.run.is_some() && kill.run == run.map(|run| run.number);
+            may_be_its && kill.kill.owner != KillOwner::Host && (is_of_run || kill.happened.overlaps(&window))
         });
         let is_record_missing =
             self.accounting.has_missing_records() && now.since(pending.noticed) < ATTRIBUTION_TIMEOUT;

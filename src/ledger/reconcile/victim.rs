@@ -143,7 +143,9 @@ impl Reconciler {
             return None; // one of them may have killed the main process
         }
         // a kill request: the runtime reports none for a container that is dead already
-        let kills = |(at, signal): &(f64, Option<i32>)| *signal == Some(9) && exit - at < EXIT_WINDOW;
+        let kills = |(at, signal): &(f64, Option<i32>)| {
+            *signal == Some(9) && (-CLOCK_TOLERANCE..EXIT_WINDOW).contains(&(exit - at))
+        };
         let by_it = exit - pending.kill.at < EXIT_WINDOW
             && later.is_empty()
             && !is_explained

@@ -33,6 +33,9 @@ pub struct Growth {
     last: Option<(f64, f64)>,
     #[serde(default)]
     parts: usize,
+    /// Seconds since the last growth.
+    #[serde(default)]
+    idle: f64,
     total: f64,
     seconds: f64,
 }
@@ -40,31 +43,27 @@ pub struct Growth {
 impl Growth {
     /// Records a sample.
     pub fn record(&mut self, at: f64, value: Option<f64>) {
-        self.record_sum(at, value, 0);
+        self.record_progress(at, value, 0);
+        self.seconds += std::mem::take(&mut self.idle);
     }
 
-    /// Records a sample of what a training did. The time after the last of it does not count: the container may do something else.
+    /// Records a sample of what a training did, as the sum of so many parts. The time after the last of it does not count: the container
+    /// may do something else. Another number of parts is no growth: after a restart of memledger they return one by one.
     pub fn record_progress(&mut self, at: f64, value: Option<f64>, parts: usize) {
-        if value.is_some() && value == self.last.map(|(_, last)| last) && self.parts == parts {
-            return;
-        }
-        self.record_sum(at, value, parts);
-    }
-
-    /// Records a sample of a sum. Another number of parts is no growth: after a restart of memledger they return one by one.
-    fn record_sum(&mut self, at: f64, value: Option<f64>, parts: usize) {
         let Some(value) = value else { return };
         if std::mem::replace(&mut self.parts, parts) != parts {
-            self.last = None;
+            (self.last, self.idle) = (None, 0.0);
         }
+        let Some((before, last)) = self.last.replace((at, value)) else { return };
         // a wall clock that is set forward is no time that passed
-        if let Some((before, last)) = self.last.replace((at, value))
-            && value >= last
-            && at > before
-            && at - before <= MAX_GAP
-        {
+        if value < last || at <= before || at - before > MAX_GAP {
+            self.idle = 0.0;
+            return;
+        }
+        self.idle += at - before;
+        if value > last {
             self.total += value - last;
-            self.seconds += at - before;
+            self.seconds += std::mem::take(&mut self.idle);
         }
     }
 

@@ -80,6 +80,12 @@ fn speed_of_a_training_is_that_until_its_last_step() {
     assert_eq!(growth.rate(), Some(1.0));
     growth.record_progress(100.0, Some(55.0), 0);
     assert_eq!(growth.rate(), Some(0.55), "it had not ended");
+    // a step of three hours
+    let mut growth = Growth::default();
+    for minute in 0..=360 {
+        growth.record_progress(60.0 * f64::from(minute), Some(f64::from(minute / 180)), 0);
+    }
+    assert_eq!(growth.rate(), Some(2.0 / 21_600.0));
 }
 
 /// After a restart of memledger they return one by one, each with all that it has counted.

@@ -360,6 +360,7 @@ fn kill_that_left_no_process_ended_the_container_however_late_its_exit_is_report
                 pss_bytes: None,
             };
             story.usage.processes = if second <= alive_until { vec![process] } else { vec![] };
+            story.usage.has_all_processes = alive_until > 0.0;
             if log {
                 story.kill_in('a', 1.5, 71);
             }

@@ -82,7 +82,7 @@ impl World {
             let Some(run) = (0..runs.len()).find(is_listed) else { continue };
             inventory.containers.push(Arc::new(self.listed(begin, container, run)));
             let processes = self.processes(container, run, at);
-            report.containers.push(ContainerUsage { processes, ..ContainerUsage::default() });
+            report.containers.push(Arc::new(ContainerUsage { processes, ..ContainerUsage::default() }));
         }
         report.inventory = Arc::new(inventory);
         report
