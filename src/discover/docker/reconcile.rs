@@ -68,7 +68,13 @@ impl<'a> DockerReconciler<'a> {
 
     /// Returns the whole second before the list: events from then on count as new.
     pub fn present_from(&self) -> u64 {
-        self.listed.at.unix_whole_seconds().saturating_sub(1)
+        (self.listed_at() as u64).saturating_sub(1)
+    }
+
+    /// Returns the Unix time of the list, by the clock as it is now: it may have been set back since, and events have its time.
+    fn listed_at(&self) -> f64 {
+        let moved = Timestamp::now().wall_moved_since(self.listed.at);
+        (self.listed.at.unix_seconds() + moved.min(0.0)).max(0.0)
     }
 
     fn publish(&mut self, runtime_event: RuntimeEvent) {
@@ -216,7 +222,7 @@ impl<'a> DockerReconciler<'a> {
         if !self.resume.seen.is_new(&event) {
             return;
         }
-        if !self.settled && event.at > self.listed.at.unix_seconds() {
+        if !self.settled && event.at > self.listed_at() {
             self.settle();
         }
         self.resume.since = Some(event.at);

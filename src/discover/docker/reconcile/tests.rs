@@ -70,6 +70,18 @@ fn reports_start_at_once_and_pid_after_inspect() {
 }
 
 #[test]
+fn start_after_the_clock_was_set_back_is_no_old_event() {
+    reconciler_on(&[], |reconciler, source| {
+        reconciler.settled = true;
+        reconciler.listed.at = reconciler.listed.at.with_wall_moved(86_400_000);
+        reconciler.apply(event("start", 5));
+        assert_eq!(requests(reconciler), "-a +a");
+        reconciler.apply_result(&id(), runs());
+        assert_eq!(counts(source), (1, 0));
+    });
+}
+
+#[test]
 fn inspect_is_outdated_by_later_events() {
     reconciler_on(&[], |reconciler, source| {
         reconciler.apply(event("start", 5));
