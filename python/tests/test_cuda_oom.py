@@ -187,4 +187,5 @@ assert os.waitpid(child, 0)[1] == 0
 """
     )
     assert end_after_sample(receiver, program) == (0, "", "")
+    receiver.wait("oom")
     assert len(of(receiver)) == 1

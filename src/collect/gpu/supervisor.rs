@@ -231,6 +231,9 @@ impl Task {
             let deadline = if is_first { first_deadline } else { began.plus(settings.deadline) };
             self.query(process, is_full, deadline)?;
             is_first = false;
+            if is_full && !self.unkillable.is_empty() {
+                self.count_processes(true);
+            }
             let ended = Timestamp::now();
             self.worked_since.get_or_insert(ended);
             if is_full {
