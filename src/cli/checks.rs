@@ -324,7 +324,7 @@ fn open_files() -> Check {
     Check::bad(name, format!("only {limit}"), "with many containers and processes, some are unreadable", fix)
 }
 
-/// Returns a check for each environment variable whose name is a mistake.
+/// Returns a check for each environment variable that has the prefix of a group of settings and is none.
 fn unknown_variables() -> Vec<Check> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let check = |name| {

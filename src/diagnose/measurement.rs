@@ -44,6 +44,11 @@ pub fn has_lasting_failure<'a>(failed: &RunRecord, mut runs: impl Iterator<Item 
     has_failed(failed) && !runs.any(is_more)
 }
 
+/// Returns true if a process of the run was killed because memory was exhausted.
+pub fn was_killed(run: &RunRecord) -> bool {
+    run.oom_kills > 0 || matches!(run.exit_reason, Some(ExitReason::OomContainer | ExitReason::OomHost))
+}
+
 /// Returns true if a process of a run was killed because memory was exhausted, although the run had at least so many bytes: of a limit
 /// of its own, or of what others left of the host. A limit above the container says nothing about these settings: others may have used
 /// it up.

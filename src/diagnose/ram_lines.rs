@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::advice::AdviceLine;
 use super::measurement::{
     BATCH, FailedBatches, PLANNED_SHARE, TRAINER_ROLE, WORKER_ROLE, differ_only_in_batch, has_same_gpu,
-    has_same_rest, human, is_ram_measurement, number, settings, settings_with, was_killed_within,
+    has_same_rest, human, is_ram_measurement, number, settings, settings_with, was_killed, was_killed_within,
 };
 use super::ram_budget::{RamBudgetParts, RamModel, TrainingSettings};
 use super::ram_capacity::RamCapacity;
@@ -18,11 +18,6 @@ const MAX_EXTRAPOLATION: u64 = 2;
 
 fn line(is_ok: bool, text: String, runs: Vec<Arc<str>>) -> AdviceLine {
     AdviceLine { topic: "ram", is_ok, text, runs }
-}
-
-/// Returns true if a process of the run was killed because memory was exhausted.
-fn was_killed(run: &RunRecord) -> bool {
-    run.oom_kills > 0 || matches!(run.exit_reason, Some(ExitReason::OomContainer | ExitReason::OomHost))
 }
 
 /// The RAM that the settings of a run need, against what there is.

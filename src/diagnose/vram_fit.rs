@@ -23,7 +23,7 @@ const T_QUANTILE_OF_MANY: f64 = 2.04;
 pub struct MeasuredSizes {
     /// Batch size and peak of allocated bytes of each run.
     pub peaks: Vec<(u64, f64)>,
-    /// Batch sizes of runs that had CUDA out-of-memory errors, or whose RAM did not suffice, where no later run with a larger one completed.
+    /// Batch sizes of runs that had CUDA out-of-memory errors, or that ran out of RAM, where no later run with a larger batch completed.
     /// Their peaks are no measurements: they needed more.
     pub failed: Vec<u64>,
     /// The smallest batch that failed for a reason that is not known, where no larger one completed.

@@ -69,7 +69,8 @@ fn failed_line(run: &RunRecord) -> Option<AdviceLine> {
     Some(line(false, format!("{text}: see `memledger why`"), vec![Arc::clone(&run.run)]))
 }
 
-/// Returns the most memory of a GPU that a run held outside of PyTorch, whose cache is not needed; `None` if that is not known.
+/// Returns the most memory of a GPU that a run held outside of PyTorch, in bytes; `None` if the driver or PyTorch reported none. What PyTorch
+/// caches does not count: it frees that before an allocation fails.
 fn outside_torch(run: &RunRecord) -> Option<u64> {
     let of = |gpu: &GpuPeak| Some(gpu.peak_bytes?.saturating_sub(gpu.torch_reserved_peak_bytes?));
     run.gpus.values().filter_map(of).max()

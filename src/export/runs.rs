@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::events::{duration, sanitize_for_terminal, time};
 use crate::config::GROUP_SETTING;
 use crate::diagnose::advice::Advice;
-use crate::diagnose::has_failed;
+use crate::diagnose::{has_failed, was_killed};
 use crate::ledger::events::ExitReason;
 use crate::ledger::hit_limit::LimitPosition;
 use crate::ledger::run_record::{GpuPeak, RolePeak, RunRecord, ScopePeak};
@@ -63,20 +63,14 @@ fn row(run: &RunRecord, now: f64) -> [String; 6] {
         name_in_pod(run),
         lasted,
         exit(run),
-        peak(run.unreclaimable_peak_bytes, needed_more_ram(run)),
+        peak(run.unreclaimable_peak_bytes, was_killed(run)),
         peak(run.gpu_peak_bytes(), has_failed(run)),
     ]
 }
 
 /// Returns a peak, marked if the run needed more than what was sampled of it.
 fn peak(peak: Option<u64>, needed_more: bool) -> String {
-    let mark = if needed_more && peak.is_some() { MORE } else { "" };
-    format!("{mark}{}", bytes(peak))
-}
-
-/// Returns true if a process of the run was killed because memory was exhausted.
-fn needed_more_ram(run: &RunRecord) -> bool {
-    run.oom_kills > 0 || matches!(run.exit_reason, Some(ExitReason::OomContainer | ExitReason::OomHost))
+    peak.map_or_else(|| bytes(None), |peak| peak_text(peak as f64, needed_more))
 }
 
 /// Returns the name of the container, in a pod after the end of that one's name: replicas differ there.
@@ -292,7 +286,7 @@ pub fn comparison(runs: &[RunRecord], now: f64) -> String {
     };
     let worker = |run: &RunRecord| run.roles.get("dataloader_worker").and_then(|role| role.process_pss_bytes);
     let of_bytes = |value: f64, _: &RunRecord| human_bytes(value);
-    let ram = |value: f64, run: &RunRecord| peak_text(value, needed_more_ram(run));
+    let ram = |value: f64, run: &RunRecord| peak_text(value, was_killed(run));
     let vram = |value: f64, run: &RunRecord| peak_text(value, has_failed(run));
     lines.extend(measured("RAM peak", runs, |run| number(run.unreclaimable_peak_bytes), ram));
     lines.extend(measured("RAM mean", runs, |run| number(run.unreclaimable_mean_bytes), of_bytes));
