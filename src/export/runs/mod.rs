@@ -1,13 +1,13 @@
-//! Renders records of runs: as tables and text for people, as CSV, and as the `memory_usage.json` of older tools.
+//! Renders records of runs: as tables and text for people, and as files for other tools.
 //!
 //! Names come from containers that may be hostile: [`sanitize_for_terminal`] escapes control sequences in them.
 
-use std::fmt::Write;
-use std::sync::Arc;
+mod comparison;
+mod files;
 
-use jiff::Timestamp;
+use std::fmt::Write;
+
 use jiff::tz::TimeZone;
-use serde_json::{Value, json};
 
 use super::events::{duration, sanitize_for_terminal, time};
 use crate::config::GROUP_SETTING;
@@ -15,21 +15,18 @@ use crate::diagnose::advice::Advice;
 use crate::diagnose::{has_failed, was_killed};
 use crate::ledger::events::ExitReason;
 use crate::ledger::hit_limit::LimitPosition;
-use crate::ledger::run_record::{GpuPeak, RolePeak, RunRecord, ScopePeak};
+use crate::ledger::run_record::{GpuPeak, RolePeak, RunRecord};
 use crate::series::human_bytes;
 
-/// Maximum number of runs beside one another: more do not fit into a hundred columns.
-pub const MAX_COMPARED: usize = 4;
+pub use comparison::{MAX_COMPARED, comparison};
+pub use files::{csv, memory_usage};
+
 /// Maximum characters of a name in the list, and of a value in a comparison.
 const MAX_NAME_CHARS: usize = 18;
 /// The same of a pod and its container in the list.
 const MAX_POD_CHARS: usize = 20;
-/// Maximum characters of the name of a setting in a comparison.
-const MAX_SETTING_CHARS: usize = 14;
 /// Before a peak of a run that needed more.
 const MORE: &str = ">";
-/// Bytes of the unit that `memory_usage` calls MB.
-const MB: f64 = 1_048_576.0;
 
 /// Returns a table with one line per run, at the Unix time `now`.
 pub fn table(runs: &[RunRecord], now: f64) -> String {
@@ -71,6 +68,10 @@ fn row(run: &RunRecord, now: f64) -> [String; 6] {
 /// Returns a peak, marked if the run needed more than what was sampled of it.
 fn peak(peak: Option<u64>, needed_more: bool) -> String {
     peak.map_or_else(|| bytes(None), |peak| peak_text(peak as f64, needed_more))
+}
+
+fn peak_text(bytes: f64, needed_more: bool) -> String {
+    format!("{}{}", if needed_more { MORE } else { "" }, human_bytes(bytes))
 }
 
 /// Returns the name of the container, in a pod after the end of that one's name: replicas differ there.
@@ -258,99 +259,6 @@ fn speed(run: &RunRecord) -> String {
     format!("{steps:.2} per second{}", samples.unwrap_or_default())
 }
 
-/// Returns a table with one column per run, at the Unix time `now`, and what changed from the first in percent. At most
-/// [`MAX_COMPARED`] runs.
-pub fn comparison(runs: &[RunRecord], now: f64) -> String {
-    let mut lines = vec![line("", runs, |run| safe(&run.subject.name.container_name, MAX_NAME_CHARS))];
-    if runs.iter().any(|run| !run.subject.name.k8s_pod_name.is_empty()) {
-        lines.push(line("pod", runs, |run| safe_end(&run.subject.name.k8s_pod_name, MAX_NAME_CHARS)));
-    }
-    lines.push(line("run", runs, |run| safe(run_time(run), MAX_NAME_CHARS)));
-    lines.push(line("group", runs, |run| safe_end(&run.group, MAX_NAME_CHARS)));
-    let settings = runs.iter().flat_map(|run| run.settings.keys());
-    let mut names: Vec<&Arc<str>> = settings.filter(|name| ***name != *GROUP_SETTING).collect();
-    names.sort();
-    names.dedup();
-    for name in names {
-        let value = |run: &RunRecord| {
-            run.settings.get(name).map_or("-".to_owned(), |value| safe(value, MAX_NAME_CHARS))
-        };
-        lines.push(line(&safe(name, MAX_SETTING_CHARS), runs, value));
-    }
-    lines.push(line("lasted", runs, |run| run.duration_seconds.map_or_else(|| state(run, now), duration)));
-    lines.push(line("exit", runs, exit));
-    let number = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
-    let share = |run: &RunRecord| {
-        let shares: Vec<_> = run.gpus.values().filter_map(|gpu| gpu.utilization_mean).collect();
-        (!shares.is_empty()).then(|| 100.0 * shares.iter().sum::<f64>() / shares.len() as f64)
-    };
-    let worker = |run: &RunRecord| run.roles.get("dataloader_worker").and_then(|role| role.process_pss_bytes);
-    let of_bytes = |value: f64, _: &RunRecord| human_bytes(value);
-    let ram = |value: f64, run: &RunRecord| peak_text(value, was_killed(run));
-    let vram = |value: f64, run: &RunRecord| peak_text(value, has_failed(run));
-    lines.extend(measured("RAM peak", runs, |run| number(run.unreclaimable_peak_bytes), ram));
-    lines.extend(measured("RAM mean", runs, |run| number(run.unreclaimable_mean_bytes), of_bytes));
-    lines.extend(measured("RAM limit", runs, |run| number(run.limit_bytes), of_bytes));
-    lines.extend(measured("worker PSS", runs, |run| number(worker(run)), of_bytes));
-    lines.extend(measured("VRAM peak", runs, |run| number(run.gpu_peak_bytes()), vram));
-    lines.extend(measured("tensors peak", runs, |run| number(run.torch_allocated_peak_bytes()), vram));
-    lines.extend(measured("GPU busy", runs, share, |share, _| format!("{share:.0} %")));
-    lines.extend(measured("CPU cores", runs, |run| run.cpu_mean_cores, |cores, _| format!("{cores:.2}")));
-    lines.extend(measured("steps/s", runs, |run| run.steps_per_second, |rate, _| format!("{rate:.2}")));
-    lines.extend(measured("samples/s", runs, |run| run.samples_per_second, |rate, _| format!("{rate:.1}")));
-    lines.concat()
-}
-
-/// Returns the part of a run's id after that of its container.
-fn run_time(run: &RunRecord) -> &str {
-    run.run.split_once('-').map_or(&*run.run, |(_, time)| time)
-}
-
-fn line(what: &str, runs: &[RunRecord], value: impl Fn(&RunRecord) -> String) -> String {
-    let cells = runs.iter().fold(format!("{what:<MAX_SETTING_CHARS$}"), |mut line, run| {
-        let _ = write!(line, "  {:<19}", value(run));
-        line
-    });
-    format!("{}\n", cells.trim_end())
-}
-
-/// Returns the line of a value, if any run has it.
-fn measured(
-    what: &str,
-    runs: &[RunRecord],
-    value: impl Fn(&RunRecord) -> Option<f64>,
-    render: impl Fn(f64, &RunRecord) -> String,
-) -> Option<String> {
-    let is_marked = |run: &RunRecord| value(run).is_some_and(|value| render(value, run).starts_with(MORE));
-    let first = runs.first().filter(|run| !is_marked(run)).and_then(&value).filter(|first| *first > 0.0);
-    runs.iter().any(|run| value(run).is_some()).then(|| {
-        line(what, runs, |run| {
-            let Some(value) = value(run) else { return "-".to_owned() };
-            let text = render(value, run);
-            match first {
-                // of and to what is more than this the change is not known
-                Some(first) if (value / first - 1.0).abs() >= 0.005 && !text.starts_with(MORE) => {
-                    format!("{text} ({})", change(value / first))
-                }
-                _ => text,
-            }
-        })
-    })
-}
-
-fn peak_text(bytes: f64, needed_more: bool) -> String {
-    format!("{}{}", if needed_more { MORE } else { "" }, human_bytes(bytes))
-}
-
-/// Returns a ratio as a change in percent, or as a factor where percents would not fit into a column.
-fn change(ratio: f64) -> String {
-    match ratio {
-        ratio if ratio < 10.0 => format!("{:+.0} %", 100.0 * (ratio - 1.0)),
-        ratio if ratio < 1e5 => format!("x{ratio:.0}"),
-        ratio => format!("x{ratio:.0e}"),
-    }
-}
-
 /// Returns advice as text.
 pub fn advice(advice: &Advice) -> String {
     let mut text = String::new();
@@ -372,89 +280,6 @@ pub fn advice(advice: &Advice) -> String {
         }
     }
     text
-}
-
-/// Returns the timeline of a run as CSV, in bytes; a value that was not measured is empty.
-pub fn csv(run: &RunRecord) -> String {
-    let cell = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
-    let header = "timestamp,unreclaimable_bytes,gpu_bytes,torch_reserved_bytes\n".to_owned();
-    run.timeline.iter().fold(header, |mut text, point| {
-        let cells = [point.unreclaimable_bytes, point.gpu_bytes, point.torch_reserved_bytes].map(cell);
-        let _ = writeln!(text, "{:.3},{}", point.at, cells.join(","));
-        text
-    })
-}
-
-/// Returns a run as the `memory_usage.json` of the Python client and of older tools: MB are 2^20 bytes, `null` is not measured.
-/// One entry for each scope that the program reported, else for each point of the timeline.
-pub fn memory_usage(run: &RunRecord) -> Value {
-    let mb = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / MB);
-    let entry = |component: &str, operation: &str, at: f64, bytes: [Option<u64>; 4]| {
-        json!({"component": component, "operation": operation, "timestamp": utc(at),
-            "cpu_ram_used_mb": mb(bytes[0]), "gpu_ram_used_mb": mb(bytes[1]),
-            "gpu_ram_peak_mb": mb(bytes[2]), "reserved_gpu_ram_mb": mb(bytes[3])})
-    };
-    let name = &run.subject.name.container_name;
-    let mut log: Vec<Value> = run
-        .scopes
-        .iter()
-        .map(|scope| {
-            let bytes = [
-                scope.rss_bytes,
-                scope.torch_allocated_bytes,
-                scope.torch_allocated_peak_bytes,
-                scope.torch_reserved_bytes,
-            ];
-            entry(&scope.component, &scope.operation, scope.at, bytes)
-        })
-        .collect();
-    if log.is_empty() {
-        let points = run.timeline.iter();
-        log = points
-            .map(|point| {
-                let bytes = [point.unreclaimable_bytes, point.gpu_bytes, None, point.torch_reserved_bytes];
-                entry(name, "sample", point.at, bytes)
-            })
-            .collect();
-    }
-    log.sort_by(|one, other| one["timestamp"].as_str().cmp(&other["timestamp"].as_str()));
-    json!({"detailed_log": log, "peak_usage": match run.scopes.is_empty() {
-        true => sampled_peaks(run),
-        false => scope_peaks(run),
-    }})
-}
-
-/// Returns the peaks of a run whose program reports no scopes: of the container, and of its processes on all GPUs.
-fn sampled_peaks(run: &RunRecord) -> Value {
-    let sum =
-        |of: fn(&GpuPeak) -> Option<u64>| run.gpus.values().filter_map(of).reduce(|one, other| one + other);
-    peaks([
-        run.unreclaimable_peak_bytes,
-        sum(|gpu| gpu.peak_bytes),
-        sum(|gpu| gpu.torch_allocated_peak_bytes),
-        sum(|gpu| gpu.torch_reserved_peak_bytes),
-    ])
-}
-
-/// Returns the highest values of the scopes, as the Python client does: none is lower than an entry of the log.
-fn scope_peaks(run: &RunRecord) -> Value {
-    let most = |of: fn(&ScopePeak) -> Option<u64>| run.scopes.iter().filter_map(of).max();
-    peaks([
-        most(|scope| scope.rss_bytes),
-        most(|scope| scope.torch_allocated_bytes),
-        most(|scope| scope.torch_allocated_peak_bytes),
-        most(|scope| scope.torch_reserved_bytes),
-    ])
-}
-
-fn peaks(bytes: [Option<u64>; 4]) -> Value {
-    let [cpu, gpu, gpu_peak, reserved] = bytes.map(|bytes| bytes.map(|bytes| bytes as f64 / MB));
-    json!({"cpu_ram_used_mb": cpu, "gpu_ram_used_mb": gpu, "gpu_ram_peak_mb": gpu_peak, "reserved_gpu_ram_mb": reserved})
-}
-
-fn utc(at: f64) -> String {
-    let moment = Timestamp::from_microsecond((at * 1e6) as i64).unwrap_or_default();
-    moment.strftime("%Y-%m-%dT%H:%M:%S.%6f+00:00").to_string()
 }
 
 fn settings(run: &RunRecord) -> String {
@@ -499,11 +324,12 @@ fn safe_end(text: &str, max: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::ledger::events::{ContainerLabels, ContainerRef};
-    use crate::ledger::run_record::TimelinePoint;
 
-    fn run(name: &str, batch: &str, peak: u64) -> RunRecord {
+    pub(super) fn run(name: &str, batch: &str, peak: u64) -> RunRecord {
         let gpu = GpuPeak { total_bytes: Some(12 << 30), peak_bytes: Some(peak), ..GpuPeak::default() };
         RunRecord {
             run: "3f2a1b4c5d6e-20261123T112233Z".into(),
@@ -563,14 +389,6 @@ mod tests {
     }
 
     #[test]
-    fn comparison_has_what_changed() {
-        let text = comparison(&[run("train", "32", 4 << 30), run("train", "64", 6 << 30)], 0.0);
-        assert!(text.contains("batch_size      32                   64\n"), "{text}");
-        assert!(text.contains("VRAM peak       4.0 GiB              6.0 GiB (+50 %)\n"), "{text}");
-        assert!(!text.contains("steps/s"), "nobody measured them: {text}");
-    }
-
-    #[test]
     fn report_has_limit_exit_and_gpu() {
         let text = report(&run("train", "32", 4 << 30), &TimeZone::UTC);
         for part in [
@@ -582,38 +400,5 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is missing:\n{text}");
         }
-    }
-
-    #[test]
-    fn memory_usage_has_scopes_or_else_the_timeline() {
-        let mut run = run("train", "32", 4 << 20);
-        run.timeline =
-            vec![TimelinePoint { at: 1.5, unreclaimable_bytes: Some(3 << 20), ..TimelinePoint::default() }];
-        let entry = json!({"component": "train", "operation": "sample", "timestamp": "1970-01-01T00:00:01.500000+00:00",
-            "cpu_ram_used_mb": 3.0, "gpu_ram_used_mb": null, "gpu_ram_peak_mb": null, "reserved_gpu_ram_mb": null});
-        assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
-        let peaks = json!({"cpu_ram_used_mb": 2.0, "gpu_ram_used_mb": 4.0, "gpu_ram_peak_mb": null, "reserved_gpu_ram_mb": null});
-        assert_eq!(memory_usage(&run)["peak_usage"], peaks);
-        let gpu = run.gpus.get_mut("GPU-a").expect("a GPU");
-        gpu.torch_allocated_peak_bytes = Some(1 << 20);
-        assert_eq!(memory_usage(&run)["peak_usage"]["gpu_ram_used_mb"], 4.0, "as the entries, by the driver");
-        run.scopes = vec![ScopePeak {
-            component: "model".into(),
-            operation: "load".into(),
-            at: 2.0,
-            torch_allocated_bytes: Some(1 << 20),
-            torch_allocated_peak_bytes: Some(2 << 20),
-            torch_reserved_bytes: Some(3 << 20),
-            rss_bytes: Some(4 << 20),
-        }];
-        let entry = json!({"component": "model", "operation": "load", "timestamp": "1970-01-01T00:00:02.000000+00:00",
-            "cpu_ram_used_mb": 4.0, "gpu_ram_used_mb": 1.0, "gpu_ram_peak_mb": 2.0, "reserved_gpu_ram_mb": 3.0});
-        assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
-        let peaks = json!({"cpu_ram_used_mb": 4.0, "gpu_ram_used_mb": 1.0, "gpu_ram_peak_mb": 2.0, "reserved_gpu_ram_mb": 3.0});
-        assert_eq!(memory_usage(&run)["peak_usage"], peaks, "no lower than the log");
-        run.scopes.insert(0, ScopePeak { operation: "train".into(), at: 3.0, ..run.scopes[0].clone() });
-        let log = memory_usage(&run)["detailed_log"].clone();
-        assert_eq!([&log[0]["operation"], &log[1]["operation"]], ["load", "train"], "by time");
-        assert_eq!(csv(&run).lines().nth(1), Some("1.500,3145728,,"));
     }
 }

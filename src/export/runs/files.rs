@@ -1,0 +1,134 @@
+//! A run for other tools: its timeline as CSV, and the `memory_usage.json` of older ones.
+
+use std::fmt::Write;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::ledger::run_record::{GpuPeak, RunRecord, ScopePeak};
+
+/// Bytes of the unit that `memory_usage` calls MB.
+const MB: f64 = 1_048_576.0;
+
+/// Returns the timeline of a run as CSV, in bytes; a value that was not measured is empty.
+pub fn csv(run: &RunRecord) -> String {
+    let cell = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
+    let header = "timestamp,unreclaimable_bytes,gpu_bytes,torch_reserved_bytes\n".to_owned();
+    run.timeline.iter().fold(header, |mut text, point| {
+        let cells = [point.unreclaimable_bytes, point.gpu_bytes, point.torch_reserved_bytes].map(cell);
+        let _ = writeln!(text, "{:.3},{}", point.at, cells.join(","));
+        text
+    })
+}
+
+/// Returns a run as the `memory_usage.json` of the Python client and of older tools: MB are 2^20 bytes, `null` is not measured.
+/// One entry for each scope that the program reported, else for each point of the timeline.
+pub fn memory_usage(run: &RunRecord) -> Value {
+    let mb = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / MB);
+    let entry = |component: &str, operation: &str, at: f64, bytes: [Option<u64>; 4]| {
+        json!({"component": component, "operation": operation, "timestamp": utc(at),
+            "cpu_ram_used_mb": mb(bytes[0]), "gpu_ram_used_mb": mb(bytes[1]),
+            "gpu_ram_peak_mb": mb(bytes[2]), "reserved_gpu_ram_mb": mb(bytes[3])})
+    };
+    let name = &run.subject.name.container_name;
+    let mut log: Vec<Value> = run
+        .scopes
+        .iter()
+        .map(|scope| {
+            let bytes = [
+                scope.rss_bytes,
+                scope.torch_allocated_bytes,
+                scope.torch_allocated_peak_bytes,
+                scope.torch_reserved_bytes,
+            ];
+            entry(&scope.component, &scope.operation, scope.at, bytes)
+        })
+        .collect();
+    if log.is_empty() {
+        let points = run.timeline.iter();
+        log = points
+            .map(|point| {
+                let bytes = [point.unreclaimable_bytes, point.gpu_bytes, None, point.torch_reserved_bytes];
+                entry(name, "sample", point.at, bytes)
+            })
+            .collect();
+    }
+    log.sort_by(|one, other| one["timestamp"].as_str().cmp(&other["timestamp"].as_str()));
+    json!({"detailed_log": log, "peak_usage": match run.scopes.is_empty() {
+        true => sampled_peaks(run),
+        false => scope_peaks(run),
+    }})
+}
+
+/// Returns the peaks of a run whose program reports no scopes: of the container, and of its processes on all GPUs.
+fn sampled_peaks(run: &RunRecord) -> Value {
+    let sum =
+        |of: fn(&GpuPeak) -> Option<u64>| run.gpus.values().filter_map(of).reduce(|one, other| one + other);
+    peaks([
+        run.unreclaimable_peak_bytes,
+        sum(|gpu| gpu.peak_bytes),
+        sum(|gpu| gpu.torch_allocated_peak_bytes),
+        sum(|gpu| gpu.torch_reserved_peak_bytes),
+    ])
+}
+
+/// Returns the highest values of the scopes, as the Python client does: none is lower than an entry of the log.
+fn scope_peaks(run: &RunRecord) -> Value {
+    let most = |of: fn(&ScopePeak) -> Option<u64>| run.scopes.iter().filter_map(of).max();
+    peaks([
+        most(|scope| scope.rss_bytes),
+        most(|scope| scope.torch_allocated_bytes),
+        most(|scope| scope.torch_allocated_peak_bytes),
+        most(|scope| scope.torch_reserved_bytes),
+    ])
+}
+
+fn peaks(bytes: [Option<u64>; 4]) -> Value {
+    let [cpu, gpu, gpu_peak, reserved] = bytes.map(|bytes| bytes.map(|bytes| bytes as f64 / MB));
+    json!({"cpu_ram_used_mb": cpu, "gpu_ram_used_mb": gpu, "gpu_ram_peak_mb": gpu_peak, "reserved_gpu_ram_mb": reserved})
+}
+
+fn utc(at: f64) -> String {
+    let moment = Timestamp::from_microsecond((at * 1e6) as i64).unwrap_or_default();
+    moment.strftime("%Y-%m-%dT%H:%M:%S.%6f+00:00").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::runs::tests::run;
+    use crate::ledger::run_record::TimelinePoint;
+
+    #[test]
+    fn memory_usage_has_scopes_or_else_the_timeline() {
+        let mut run = run("train", "32", 4 << 20);
+        run.timeline =
+            vec![TimelinePoint { at: 1.5, unreclaimable_bytes: Some(3 << 20), ..TimelinePoint::default() }];
+        let entry = json!({"component": "train", "operation": "sample", "timestamp": "1970-01-01T00:00:01.500000+00:00",
+            "cpu_ram_used_mb": 3.0, "gpu_ram_used_mb": null, "gpu_ram_peak_mb": null, "reserved_gpu_ram_mb": null});
+        assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
+        let peaks = json!({"cpu_ram_used_mb": 2.0, "gpu_ram_used_mb": 4.0, "gpu_ram_peak_mb": null, "reserved_gpu_ram_mb": null});
+        assert_eq!(memory_usage(&run)["peak_usage"], peaks);
+        let gpu = run.gpus.get_mut("GPU-a").expect("a GPU");
+        gpu.torch_allocated_peak_bytes = Some(1 << 20);
+        assert_eq!(memory_usage(&run)["peak_usage"]["gpu_ram_used_mb"], 4.0, "as the entries, by the driver");
+        run.scopes = vec![ScopePeak {
+            component: "model".into(),
+            operation: "load".into(),
+            at: 2.0,
+            torch_allocated_bytes: Some(1 << 20),
+            torch_allocated_peak_bytes: Some(2 << 20),
+            torch_reserved_bytes: Some(3 << 20),
+            rss_bytes: Some(4 << 20),
+        }];
+        let entry = json!({"component": "model", "operation": "load", "timestamp": "1970-01-01T00:00:02.000000+00:00",
+            "cpu_ram_used_mb": 4.0, "gpu_ram_used_mb": 1.0, "gpu_ram_peak_mb": 2.0, "reserved_gpu_ram_mb": 3.0});
+        assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
+        let peaks = json!({"cpu_ram_used_mb": 4.0, "gpu_ram_used_mb": 1.0, "gpu_ram_peak_mb": 2.0, "reserved_gpu_ram_mb": 3.0});
+        assert_eq!(memory_usage(&run)["peak_usage"], peaks, "no lower than the log");
+        run.scopes.insert(0, ScopePeak { operation: "train".into(), at: 3.0, ..run.scopes[0].clone() });
+        let log = memory_usage(&run)["detailed_log"].clone();
+        assert_eq!([&log[0]["operation"], &log[1]["operation"]], ["load", "train"], "by time");
+        assert_eq!(csv(&run).lines().nth(1), Some("1.500,3145728,,"));
+    }
+}
