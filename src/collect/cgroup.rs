@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cgroup_limits::{LevelRoom, LimitFiles, LimitWatch, Limits, UnknownRoom};
-use super::container_cpu::CpuFiles;
+use super::cgroup_limits::{LevelHeadroom, LimitFiles, LimitWatch, Limits, UnknownHeadroom};
+use super::container_cpu::{CpuFiles, CpuTimes};
 use super::{CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::discover::{Cgroup, Container, ContainerId, Hierarchy, Inventory, Version};
-use crate::host::{Dir, HostPaths, KernelFile, ReadError, classify};
+use crate::host::{Dir, KernelFile, ReadError, classify};
 use crate::parse::kubernetes::Qos;
 use crate::parse::{cgroup as parse, number, psi};
 use crate::series::Series;
@@ -142,7 +142,10 @@ impl ContainerMemory {
 /// The collector. Keeps the files of every container and of every level above one open.
 #[derive(Debug, Default)]
 pub struct Cgroups {
-    containers: HashMap<ContainerId, OpenContainer>,
+    /// Those that were read in this cycle, or whose reads failed.
+    containers: HashMap<ContainerId, Box<OpenContainer>>,
+    /// Number of their open files.
+    files: usize,
     levels: HashMap<PathBuf, Level>,
     /// When each container was first listed without a cgroup.
     without_cgroup: HashMap<ContainerId, Timestamp>,
@@ -158,7 +161,6 @@ struct OpenContainer {
     cpu: CpuFiles,
     /// The levels above, nearest first, without the root, which has no limit.
     above: Vec<PathBuf>,
-    cycle: u64,
 }
 
 /// A cgroup above containers.
@@ -169,7 +171,7 @@ struct Level {
     inode: u64,
     cycle: u64,
     limit: Option<u64>,
-    room: LevelRoom,
+    headroom: LevelHeadroom,
 }
 
 /// The open files that memory and limits of a cgroup need.
@@ -360,38 +362,54 @@ fn apply_v1(memory: &mut ContainerMemory, stat: parse::StatV1, kernel: Option<u6
 }
 
 impl Cgroups {
-    /// Reads one container. Opens its files if they are not open or belong to an earlier run.
-    fn container(
+    /// Opens the files of a container and reads its memory.
+    fn open(
         &mut self,
+        context: &Context<'_>,
         hierarchy: &Hierarchy,
-        host_paths: &HostPaths,
-        id: &ContainerId,
         cgroup: &Arc<Cgroup>,
-        now: Timestamp,
         read_errors: &mut ReadErrors,
-    ) -> Result<ContainerMemory, ReadError> {
-        let cycle = self.cycle;
-        if let Some(open) = self.containers.get_mut(id).filter(|open| open.cgroup.path == cgroup.path) {
-            match open.files.read(&self.watch, &mut self.buffer, read_errors) {
-                Ok(memory) => {
-                    open.cycle = cycle;
-                    return Ok(memory);
-                }
-                Err(error) if error.is_gone() => {}
-                Err(error) => {
-                    open.cycle = cycle;
-                    return Err(error);
-                }
-            }
-        }
+    ) -> Result<(Box<OpenContainer>, ContainerMemory), ReadError> {
         let mut files = CgroupFiles::open(hierarchy, &cgroup.path, &mut self.watch)?;
         let memory = files.read(&self.watch, &mut self.buffer, read_errors)?;
+        let cpu = CpuFiles::open(hierarchy, context.host_paths, &cgroup.path, context.now, read_errors);
         let above = cgroup.path.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty());
         let above = above.map(Path::to_path_buf).collect();
-        let cpu = CpuFiles::open(hierarchy, host_paths, &cgroup.path, now, read_errors);
-        let open = OpenContainer { cgroup: Arc::clone(cgroup), files, cpu, above, cycle };
+        Ok((Box::new(OpenContainer { cgroup: Arc::clone(cgroup), files, cpu, above }), memory))
+    }
+
+    /// Reads one container, from its files of the last cycle if they are still those of its cgroup.
+    fn read(
+        &mut self,
+        context: &Context<'_>,
+        hierarchy: &Hierarchy,
+        container: &Container,
+        cgroup: &Arc<Cgroup>,
+        open: Option<Box<OpenContainer>>,
+        read_errors: &mut ReadErrors,
+    ) -> Result<(ContainerMemory, Option<CpuTimes>), ReadError> {
+        let (mut open, mut memory) = match open.filter(|open| open.cgroup.path == cgroup.path) {
+            Some(mut open) => match open.files.read(&self.watch, &mut self.buffer, read_errors) {
+                Ok(memory) => (open, memory),
+                Err(error) if error.is_gone() => self.open(context, hierarchy, cgroup, read_errors)?,
+                Err(error) => {
+                    self.keep(&container.id, open);
+                    return Err(error);
+                }
+            },
+            None => self.open(context, hierarchy, cgroup, read_errors)?,
+        };
+        self.apply_levels(hierarchy, &open.above, &mut memory, read_errors);
+        let times = open.cpu.read(context.now, &mut self.buffer, read_errors);
+        let times = read_errors.value(times);
+        self.keep(&container.id, open);
+        Ok((memory, times))
+    }
+
+    /// Keeps the files of a container for the next cycle.
+    fn keep(&mut self, id: &ContainerId, open: Box<OpenContainer>) {
+        self.files += open.files.count() + open.cpu.count();
         self.containers.insert(id.clone(), open);
-        Ok(memory)
     }
 
     /// Returns limit and headroom of one level above containers, read at most once per cycle.
@@ -418,8 +436,8 @@ impl Cgroups {
                 Some(_) => files.parts(&mut self.buffer, read_errors)?.unreclaimable,
                 None => None,
             };
-            let (limit, room) = (limits.max, LevelRoom::of(limits, pinned));
-            self.levels.insert(path.to_path_buf(), Level { files, inode, cycle, limit, room });
+            let (limit, headroom) = (limits.max, LevelHeadroom::of(limits, pinned));
+            self.levels.insert(path.to_path_buf(), Level { files, inode, cycle, limit, headroom });
         }
         self.levels.get(path).ok_or_else(|| ReadError::Gone(path.display().to_string()))
     }
@@ -428,39 +446,33 @@ impl Cgroups {
     fn apply_levels(
         &mut self,
         hierarchy: &Hierarchy,
-        id: &ContainerId,
+        above: &[PathBuf],
         memory: &mut ContainerMemory,
         read_errors: &mut ReadErrors,
     ) {
         memory.effective_limit = memory.limit;
         let own = Limits { max: memory.limit, high: memory.high, swap: memory.swap_limit };
-        let mut room = LevelRoom::of(own, memory.unreclaimable);
-        let Some(open) = self.containers.get_mut(id) else { return };
-        let above = std::mem::take(&mut open.above);
-        for path in &above {
+        let mut tightest = LevelHeadroom::of(own, memory.unreclaimable);
+        for path in above {
             match self.level(hierarchy, path, read_errors) {
                 Ok(level) => {
                     memory.effective_limit = memory.effective_limit.into_iter().chain(level.limit).min();
-                    room = room.tightest(level.room);
+                    tightest = tightest.tightest(level.headroom);
                 }
                 Err(error) => {
                     read_errors.record(&error);
                     // the limit of this level is unknown, and so is the minimum
                     memory.effective_limit = None;
-                    room = LevelRoom { headroom: Err(UnknownRoom), utilization: Err(UnknownRoom) };
+                    tightest =
+                        LevelHeadroom { headroom: Err(UnknownHeadroom), utilization: Err(UnknownHeadroom) };
                     break;
                 }
             }
         }
-        memory.headroom = room.headroom.ok().flatten();
-        memory.limit_utilization = room.utilization.ok().flatten();
-        if let Some(open) = self.containers.get_mut(id) {
-            open.above = above;
-        }
+        memory.headroom = tightest.headroom.ok().flatten();
+        memory.limit_utilization = tightest.utilization.ok().flatten();
     }
-}
 
-impl Cgroups {
     /// Returns true if a container without a cgroup has existed for so long that it will get none, as a rootless container on
     /// cgroup v1: its memory is that of other processes.
     fn is_outside_cgroups(&mut self, id: &ContainerId, now: Timestamp) -> bool {
@@ -468,27 +480,15 @@ impl Cgroups {
         now.since(*since) >= STARTUP
     }
 
-    fn write_cpu(&mut self, number: u32, id: &ContainerId, now: Timestamp, output: &mut Output<'_>) {
-        let Some(open) = self.containers.get_mut(id) else { return };
-        let times = open.cpu.read(now, &mut self.buffer, output.read_errors);
-        if let Some(times) = output.read_errors.value(times) {
-            times.write(number, output.series);
-        }
-    }
-
-    /// Closes the files of cgroups that were not read in this cycle, and counts the others.
+    /// Closes the files of levels that were not read in this cycle, and counts the others.
     fn end_cycle(&mut self, inventory: &Inventory, cycle_data: &mut CycleData) {
         let cycle = self.cycle;
-        self.containers.retain(|_, open| open.cycle == cycle);
         self.levels.retain(|_, level| level.cycle == cycle);
         let containers = &inventory.containers;
         self.without_cgroup.retain(|id, _| containers.iter().any(|c| c.cgroup.is_none() && c.id == *id));
-        let of_container = |container: &Arc<Container>| match self.containers.get(&container.id) {
-            Some(open) => open.files.count() + open.cpu.count(),
-            None => MAX_FILES,
-        };
         let of_levels = self.levels.values().map(|level| level.files.count()).sum::<usize>();
-        cycle_data.cgroup_files = containers.iter().map(of_container).sum::<usize>() + of_levels;
+        let not_open = containers.len().saturating_sub(self.containers.len());
+        cycle_data.cgroup_files = self.files + not_open * MAX_FILES + of_levels;
     }
 }
 
@@ -509,18 +509,17 @@ impl Collector for Cgroups {
         self.cycle += 1;
         self.watch.begin_cycle(context.now);
         output.cycle_data.memory.clear();
+        let mut open = std::mem::replace(
+            &mut self.containers,
+            HashMap::with_capacity(context.inventory.containers.len()),
+        );
+        self.files = 0;
         let (mut read, mut failed, mut uncontrolled) = (0, 0, false);
         for (number, container) in context.inventory.containers.iter().enumerate() {
             let reading = match &container.cgroup {
                 Some(cgroup) => {
-                    let reading = self.container(
-                        hierarchy,
-                        context.host_paths,
-                        &container.id,
-                        cgroup,
-                        context.now,
-                        output.read_errors,
-                    );
+                    let files = open.remove(&container.id);
+                    let reading = self.read(context, hierarchy, container, cgroup, files, output.read_errors);
                     if let Err(error) = &reading {
                         // a cgroup without the memory controller, as of a rootless container, has memory too
                         let is_there = || Dir::open(&hierarchy.root.join(&cgroup.path)).is_ok();
@@ -534,19 +533,17 @@ impl Collector for Cgroups {
                     None
                 }
             };
-            let reading = reading.map(|mut memory| {
-                self.apply_levels(hierarchy, &container.id, &mut memory, output.read_errors);
-                memory
-            });
-            if let Some(memory) = &reading {
+            if let Some((memory, times)) = &reading {
                 memory.write(number as u32, output.series);
-                self.write_cpu(number as u32, &container.id, context.now, output);
+                if let Some(times) = times {
+                    times.write(number as u32, output.series);
+                }
                 if let Some(bytes) = request(container, memory) {
                     output.series.container(CONTAINER_MEMORY_REQUEST, number as u32, [], bytes as f64);
                 }
                 read += 1;
             }
-            output.cycle_data.memory.push(reading);
+            output.cycle_data.memory.push(reading.map(|(memory, _)| memory));
         }
         self.end_cycle(context.inventory, output.cycle_data);
         output.cycle_data.memory_complete = failed == 0 && !uncontrolled;

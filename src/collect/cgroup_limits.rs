@@ -29,21 +29,21 @@ impl Limits {
 
 /// The memory of a level that its limits are compared with is unknown.
 #[derive(Clone, Copy, Debug)]
-pub struct UnknownRoom;
+pub struct UnknownHeadroom;
 
 /// The rest of the limits of a level: `None` when unlimited.
 #[derive(Clone, Copy, Debug)]
-pub struct LevelRoom {
+pub struct LevelHeadroom {
     /// Limit minus unreclaimable memory.
-    pub headroom: Result<Option<i64>, UnknownRoom>,
+    pub headroom: Result<Option<i64>, UnknownHeadroom>,
     /// Unreclaimable memory as a part of the lower of limit and high.
-    pub utilization: Result<Option<f64>, UnknownRoom>,
+    pub utilization: Result<Option<f64>, UnknownHeadroom>,
 }
 
-impl LevelRoom {
-    /// Returns the room of a level with these limits and this unreclaimable memory.
+impl LevelHeadroom {
+    /// Returns the headroom of a level with these limits and this unreclaimable memory.
     pub fn of(limits: Limits, unreclaimable: Option<u64>) -> Self {
-        let pinned = unreclaimable.ok_or(UnknownRoom);
+        let pinned = unreclaimable.ok_or(UnknownHeadroom);
         let headroom = |limit: u64| Ok(limit as i64 - pinned? as i64);
         let utilization = |limit: u64| Ok(pinned? as f64 / limit as f64);
         Self {
@@ -52,7 +52,7 @@ impl LevelRoom {
         }
     }
 
-    /// Returns the tightest of both levels. If the room of one is unknown, so is the result.
+    /// Returns the tightest of both levels. If that of one is unknown, so is the result.
     pub fn tightest(self, other: Self) -> Self {
         let minimum = |a: Option<i64>, b: Option<i64>| a.into_iter().chain(b).min();
         let maximum = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);

@@ -46,6 +46,9 @@ const STARTUP: Duration = Duration::from_secs(60);
 /// The interval at which missing files are opened again after that.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
+/// v1: how often `cpu.stat` is read while there was no quota, without which nothing is throttled.
+const QUOTA_INTERVAL: Duration = Duration::from_secs(10);
+
 /// The files of one container, each open or missing.
 #[derive(Debug)]
 pub struct CpuFiles {
@@ -53,6 +56,8 @@ pub struct CpuFiles {
     last_attempt: Timestamp,
     /// v2: `cpu.stat`; v1: `cpuacct.stat` and `cpu.stat`.
     files: Vec<CpuFile>,
+    /// v1: when `cpu.stat` was last read, if there was no quota until then.
+    without_quota: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -104,7 +109,7 @@ impl CpuFiles {
                 vec![file(&time, "cpuacct.stat"), file(&quota, "cpu.stat")]
             }
         };
-        let mut this = Self { first_attempt: now, last_attempt: now, files };
+        let mut this = Self { first_attempt: now, last_attempt: now, files, without_quota: None };
         this.open_missing(read_errors);
         this
     }
@@ -148,7 +153,11 @@ impl CpuFiles {
                 let ticks = rustix::param::clock_ticks_per_second().max(1) as f64;
                 let times = time.values([&b"user"[..], b"system"], buffer)?;
                 let [user, system] = times.map(|value| value.map(seconds(ticks)));
-                let [throttled] = quota.values([&b"throttled_time"[..]], buffer)?;
+                if self.without_quota.is_some_and(|at| now.since(at) < QUOTA_INTERVAL) {
+                    return Ok(CpuTimes { user, system, throttled: Some(0.0) });
+                }
+                let [periods, throttled] = quota.values([&b"nr_periods"[..], b"throttled_time"], buffer)?;
+                self.without_quota = (periods == Some(0)).then_some(now);
                 Ok(CpuTimes { user, system, throttled: throttled.map(seconds(1e9)) })
             }
             _ => Ok(CpuTimes::default()),
@@ -209,6 +218,13 @@ mod tests {
         write(folder.path(), "cpu/a/cpu.stat", "nr_periods 1\nthrottled_time 3000000000\n");
         assert_eq!(read(91).throttled, None, "once a minute later");
         assert_eq!(read(150).throttled, Some(3.0));
+        write(folder.path(), "cpu/a/cpu.stat", "nr_periods 0\nthrottled_time 0\n");
+        assert_eq!(read(151).throttled, Some(0.0));
+        write(folder.path(), "cpu/a/cpu.stat", "nr_periods 9\nthrottled_time 4000000000\n");
+        assert_eq!(read(160).throttled, Some(0.0), "without a quota read less often");
+        assert_eq!(read(161).throttled, Some(4.0));
+        write(folder.path(), "cpu/a/cpu.stat", "nr_periods 9\nthrottled_time 5000000000\n");
+        assert_eq!(read(162).throttled, Some(5.0));
         assert_eq!(read_errors.counts().count(), 0, "a missing file is no error");
     }
 

@@ -30,7 +30,7 @@ use crate::parse::mount;
 const MIN_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a size is shown that could not be read again.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// Maximum wait of a cycle for the sizes. Later results are used in a later cycle.
+/// Maximum wait of a cycle for the sizes of new containers. Later results are used in a later cycle.
 const MAX_WAIT: Duration = Duration::from_millis(10);
 const POOL_CONFIG: PoolConfig = PoolConfig {
     name: "shm-sizes",
@@ -231,8 +231,8 @@ fn container_shm(
 }
 
 impl SharedMemory {
-    /// Queues reads of the sizes of all containers, and waits a little for the outcomes.
-    fn submit(&mut self, context: &Context<'_>, output: &Output<'_>) {
+    /// Queues reads of the sizes of all containers, and waits a little for the outcomes if one of them is new.
+    fn submit(&mut self, context: &Context<'_>, output: &Output<'_>, has_new: bool) {
         let host = self.host.open(context.host_paths).and_then(|fd| Some(mount_of(&fd).ok()?.device));
         let mut reads = Vec::new();
         for (number, container) in context.inventory.containers.iter().enumerate() {
@@ -256,7 +256,9 @@ impl SharedMemory {
             })
         });
         pool.submit(reads);
-        pool.wait(MAX_WAIT);
+        if has_new {
+            pool.wait(MAX_WAIT);
+        }
     }
 
     fn take(&mut self, now: Timestamp, output: &mut Output<'_>) {
@@ -304,16 +306,18 @@ impl SharedMemory {
 
 impl SharedMemory {
     /// Writes the sizes of each container for the ledger, and as series, where the one that the containers of a pod share is
-    /// written once.
+    /// written once: for the first with a name, or else for the first.
     fn write(&self, containers: &[Arc<Container>], output: &mut Output<'_>) {
+        let found: Vec<_> =
+            containers.iter().map(|container| self.sizes.get(&container.id).copied().flatten()).collect();
+        output.cycle_data.shm.extend(found.iter().map(|found| found.map(|shm| shm.size)));
+        // one without a name can be the sandbox of a pod, which nobody looks for
+        let is_named = |number: &usize| *containers[*number].identity.name != *containers[*number].id.short();
+        let (named, others): (Vec<_>, Vec<_>) = (0..containers.len()).partition(is_named);
         let mut shown = HashSet::new();
-        for (number, container) in containers.iter().enumerate() {
-            let found = self.sizes.get(&container.id).copied().flatten();
-            output.cycle_data.shm.push(found.map(|shm| shm.size));
-            // without a name, the first one can be the sandbox of a pod, which nobody looks for
-            let is_named = *container.identity.name != *container.id.short();
-            if let Some(ContainerShm { mount, size: (used, size), .. }) = found
-                && (!is_named || shown.insert(mount.device))
+        for number in named.into_iter().chain(others) {
+            if let Some(ContainerShm { mount, size: (used, size), .. }) = found[number]
+                && shown.insert(mount.device)
             {
                 output.series.container(CONTAINER_SHM_USED, number as u32, [], used as f64);
                 output.series.container(CONTAINER_SHM_SIZE, number as u32, [], size as f64);
@@ -339,7 +343,7 @@ impl Collector for SharedMemory {
             let running = context.inventory.ids();
             self.sizes.retain(|id, _| running.contains(id));
             self.not_cached.retain(|id| running.contains(id));
-            self.submit(context, output);
+            self.submit(context, output, has_new);
             self.last = Some(context.now);
         }
         self.take(context.now, output);
@@ -360,13 +364,14 @@ mod tests {
 
     #[test]
     fn size_of_shared_one_is_known_for_each_container_and_exported_once() {
-        let ids = ["own", "sidecar", "trainer"];
+        let ids = ["own", "sidecar", "trainer", "pause", "unnamed-1", "unnamed-2"];
         let shm = |device, size| {
             let mount = MountKey { unique_id: Some(30 + device), device };
             Some(ContainerShm { mount, size, read_at: Timestamp::now() })
         };
-        let (pod, own) = (shm(7, (60, 64)), shm(8, (1, 64)));
-        let sizes = ids.map(ContainerId::new).into_iter().zip([own, pod, pod]).collect();
+        let (pod, own, unnamed) = (shm(7, (60, 64)), shm(8, (1, 64)), shm(9, (2, 64)));
+        let sizes = [own, pod, pod, pod, unnamed, unnamed];
+        let sizes = ids.map(ContainerId::new).into_iter().zip(sizes).collect();
         let collector = SharedMemory { sizes, ..SharedMemory::default() };
         let (mut series, mut cycle_data, mut read_errors) = Default::default();
         let mut output =
@@ -376,10 +381,14 @@ mod tests {
             let identity = Identity::named(&format!("{id}-1"));
             Arc::new(Container { identity, ..Container::clone(&plain(id)) })
         };
-        let containers = [plain("none"), plain("own"), named("sidecar"), named("trainer")];
+        let unnamed = ["none", "own", "pause", "unnamed-1", "unnamed-2"].map(plain);
+        let containers: Vec<_> = unnamed.into_iter().chain([named("sidecar"), named("trainer")]).collect();
         collector.write(&containers, &mut output);
-        assert_eq!(cycle_data.shm, [None, Some((1, 64)), Some((60, 64)), Some((60, 64))]);
+        let (pod, unnamed) = (Some((60, 64)), Some((2, 64)));
+        assert_eq!(cycle_data.shm, [None, Some((1, 64)), pod, unnamed, unnamed, pod, pod]);
         let used = series.rows().iter().filter(|row| row.family == FamilyId::CONTAINER_SHM_USED);
-        assert_eq!(used.map(|row| (row.container, row.value)).collect::<Vec<_>>(), [(1, 1.0), (2, 60.0)]);
+        let mut used: Vec<_> = used.map(|row| (row.container, row.value)).collect();
+        used.sort_by_key(|(container, _)| *container);
+        assert_eq!(used, [(1, 1.0), (3, 2.0), (5, 60.0)], "the first with a name, or else the first");
     }
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::clock::Timestamp;
 use crate::collect::CycleData;
 use crate::discover::Inventory;
+use crate::host::HostPaths;
 
 /// Creates a cgroup in a folder that has the place of cgroup v2.
 fn cgroup(root: &Path, path: &str, files: &[(&str, &str)]) {

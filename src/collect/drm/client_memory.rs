@@ -20,7 +20,7 @@ use crate::parse::drm::DrmClient;
 pub type CardClient<'a> = (DrmProcessKey, &'a DrmClient);
 
 /// The memory of the processes on one GPU, in bytes; `None` if a part is unknown. Processes without memory are omitted.
-pub type HeldMemory = BTreeMap<DrmProcessKey, Option<u64>>;
+pub type ProcessMemory = BTreeMap<DrmProcessKey, Option<u64>>;
 
 /// Returns true for the GPU's own memory.
 fn is_local(region: &[u8]) -> bool {
@@ -39,10 +39,10 @@ pub fn clients<'a>(descriptors: &[CardClient<'a>]) -> Vec<CardClient<'a>> {
 }
 
 /// Returns the memory of the processes on one GPU, from all its descriptors.
-pub fn sum_clients(descriptors: &[CardClient<'_>]) -> HeldMemory {
+pub fn sum_clients(descriptors: &[CardClient<'_>]) -> ProcessMemory {
     let mut regions = descriptors.iter().flat_map(|(_, client)| client.regions.keys());
     let own_memory = regions.any(|region| is_local(region));
-    let mut held = HeldMemory::new();
+    let mut held = ProcessMemory::new();
     let (mut most_shared, mut sharer) = (0, None);
     for (process, client) in clients(descriptors) {
         let memory = memory_of(client, own_memory);
@@ -78,7 +78,7 @@ fn memory_of(client: &DrmClient, own_memory: bool) -> Option<(u64, u64)> {
 }
 
 /// Adds the memory that a process allocated for computing. Its fdinfo contains that too, if it could be read.
-pub fn add_computing(held: &mut HeldMemory, process: DrmProcessKey, bytes: u64) {
+pub fn add_computing(held: &mut ProcessMemory, process: DrmProcessKey, bytes: u64) {
     if bytes > 0 {
         let known = held.entry(process).or_default();
         *known = Some(known.map_or(bytes, |known| known.max(bytes)));
@@ -86,7 +86,7 @@ pub fn add_computing(held: &mut HeldMemory, process: DrmProcessKey, bytes: u64) 
 }
 
 /// Returns the sum of all known values.
-pub fn sum(held: &HeldMemory) -> u64 {
+pub fn sum(held: &ProcessMemory) -> u64 {
     held.values().flatten().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 

@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::client_memory::{self, CardClient, HeldMemory};
+use super::client_memory::{self, CardClient, ProcessMemory};
 use super::devices::{self, Card};
 use super::drm_process::{DrmProcess, DrmProcesses};
 use super::engines::{Engines, Work};
@@ -165,7 +165,7 @@ fn clients<'a>(card: &Card, processes: &'a DrmProcesses) -> Vec<CardClient<'a>> 
 }
 
 /// Returns the memory of the processes on a card.
-fn held(card: &Card, processes: &DrmProcesses) -> HeldMemory {
+fn held(card: &Card, processes: &DrmProcesses) -> ProcessMemory {
     let mut held = client_memory::sum_clients(&clients(card, processes));
     for (key, process) in processes {
         for (_, bytes) in process.computing.iter().flatten().filter(|(node, _)| card.is_of(node, None)) {
@@ -185,7 +185,7 @@ fn choose(before: DeviceMemory, after: DeviceMemory, of_processes: u64) -> Devic
 fn device(
     card: &Card,
     memory: DeviceMemory,
-    held: &HeldMemory,
+    held: &ProcessMemory,
     processes: &DrmProcesses,
     work: &Work,
 ) -> GpuDevice {
