@@ -7,7 +7,7 @@ use crate::reporter::message::OomMessage;
 use crate::reporter::ooms::ReportedOom;
 
 /// Longer lines are read in parts, as the runtimes divide them.
-pub const MAX_LINE: usize = 16 << 10;
+pub const MAX_LINE: usize = crate::host::bounds::CONTAINER_LOG_LINE.max_bytes;
 
 /// The line that is being read.
 #[derive(Debug)]

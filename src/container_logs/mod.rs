@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use crate::clock::Timestamp;
 use crate::config::{Config, LogSelection, RuntimeEndpoint};
 use crate::discover::{Container, ContainerId, Inventory, cri};
-use crate::host::Waker;
+use crate::host::{Waker, bounds};
 use crate::reporter::ooms::{OomQueue, ReportedOom};
 use budget::SharedBudget;
 
@@ -31,8 +31,7 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// A runtime takes the time of a start after the program has begun, and Podman's logs have whole seconds.
 const START_TOLERANCE: f64 = 2.0;
-/// Maximum number of logs that are read at once; each takes a connection or a file.
-const MAX_LOGS: usize = 256;
+const MAX_LOGS: usize = bounds::CONTAINER_LOGS_AT_ONCE.max;
 
 /// What the tasks share with the cycle and the ledger.
 #[derive(Debug)]

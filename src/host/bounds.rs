@@ -115,6 +115,9 @@ byte_bounds! {
     /// The log of one container, in a second.
     CONTAINER_LOG: "log of one container, per second", 1 << 20,
         "reading waits; a reader that is 10 s behind skips the rest";
+    /// Docker splits lines there.
+    CONTAINER_LOG_LINE: "line of a container's log", 16 << 10,
+        "it is read in parts";
     /// The logs of all containers, in a second.
     CONTAINER_LOGS: "logs of all containers, per second", 8 << 20,
         "reading waits in the same way";
@@ -225,6 +228,27 @@ pub static PAST_EVENTS: ListBound = ListBound {
     on_overflow: "older ones are dropped",
 };
 
+/// Limit on the logs that are read at once: each takes a connection or a file.
+pub static CONTAINER_LOGS_AT_ONCE: ListBound = ListBound {
+    source: "logs of containers that are read at once",
+    max: 256,
+    on_overflow: "further ones are not read, logged once",
+};
+
+/// Limit on the sockets that match the patterns of a runtime.
+pub static RUNTIME_SOCKETS: ListBound = ListBound {
+    source: "sockets of Docker or Podman that match a pattern",
+    max: 64,
+    on_overflow: "further ones are ignored, logged once",
+};
+
+/// Limit on the headers of a request.
+pub static REQUEST_HEADERS: ListBound = ListBound {
+    source: "headers of an HTTP request",
+    max: 64,
+    on_overflow: "the request is rejected with 431",
+};
+
 /// Limit on the events of the ledger in one response.
 pub static API_EVENTS: ListBound = ListBound {
     source: "events of the ledger in a response of `/api/v1/events`, read in pages of 256 KiB while they are sent",
@@ -272,7 +296,7 @@ pub static REPORTED_SCOPES: ListBound = ListBound {
 };
 
 /// All limits of lists.
-pub static LISTS: [&ListBound; 20] = [
+pub static LISTS: [&ListBound; 23] = [
     &PROCESSES,
     &PROCESSES_OF_HOST,
     &NEW_PROCESSES,
@@ -289,7 +313,10 @@ pub static LISTS: [&ListBound; 20] = [
     &RUNTIME_EVENTS,
     &RUNTIME_EVENT_RATE,
     &PAST_EVENTS,
+    &CONTAINER_LOGS_AT_ONCE,
+    &RUNTIME_SOCKETS,
     &API_EVENTS,
+    &REQUEST_HEADERS,
     &REPORTER_CONNECTIONS,
     &REPORTER_CONNECTIONS_OF_CONTAINER,
     &REPORTED_SCOPES,

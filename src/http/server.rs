@@ -40,7 +40,7 @@ use crate::text::first_chars;
 
 /// Largest request head in bytes, its URL included, and the most headers.
 const MAX_HEAD_BYTES: usize = crate::host::bounds::REQUEST_HEAD.max_bytes;
-const MAX_HEADERS: usize = 64;
+const MAX_HEADERS: usize = crate::host::bounds::REQUEST_HEADERS.max;
 /// Socket send buffer. The kernel doubles it, for its own overhead.
 const SEND_BUFFER_BYTES: u32 = 128 << 10;
 /// Socket receive buffer, which the kernel doubles too. It is small because no route reads a body.

@@ -15,6 +15,7 @@ use crate::collect::kernel_log::{KernelLog, LogBackend};
 use crate::collect::vmstat_oom::OomCounter;
 use crate::config::{Config, KernelLogChoice};
 use crate::discover::Hierarchy;
+use crate::host::KernelFile;
 use crate::ledger::store::{FILE, StoreConnection, StoreError};
 use crate::text::error_chain;
 
@@ -199,15 +200,15 @@ fn events(directory: &Path) -> Result<String, StoreError> {
 fn written_by(config: &Config, directory: &Path) -> String {
     let lock = directory.join(LOCK);
     let Ok(inode) = std::fs::metadata(&lock).map(|file| file.ino()) else { return String::new() };
-    let Ok(locks) = std::fs::read_to_string(config.host_paths.proc.join("locks")) else {
-        return String::new();
-    };
-    match holder(&locks, inode) {
-        Some(_) => {
+    let find = |lines: &[u8]| holder(&String::from_utf8_lossy(lines), inode);
+    let locks = KernelFile::open(&config.host_paths.proc.join("locks"));
+    match locks.and_then(|file| file.find_line(&mut Vec::new(), find)) {
+        Err(_) => String::new(),
+        Ok(Some(_)) => {
             let holder = std::fs::read_to_string(lock).unwrap_or_default();
             format!(", written by the memledger with {}", holder.trim())
         }
-        None => ", no writer visible from here".to_owned(),
+        Ok(None) => ", no writer visible from here".to_owned(),
     }
 }
 

@@ -15,8 +15,7 @@ use crate::discover::{ConnectionState, ContainerId};
 
 /// Interval at which patterns are matched again.
 const MATCH_INTERVAL: Duration = Duration::from_secs(5);
-/// Limit of the sockets that match patterns.
-const MAX_MATCHES: usize = 64;
+const MAX_MATCHES: usize = crate::host::bounds::RUNTIME_SOCKETS.max;
 
 /// Resume states of sockets that are gone, oldest first. The daemon of a user removes its socket when it is restarted.
 #[derive(Debug, Default)]
