@@ -321,7 +321,7 @@ catalog! {
         "All memory charged to the container, including page cache: memory.current (cgroup v2) or memory.usage_in_bytes (v1).";
     CONTAINER_MEMORY_WORKING_SET = Gauge Container "memledger_container_memory_working_set_bytes" [] max CONTAINERS,
         like "container.memory.working_set",
-        "Usage minus inactive file cache, at least 0: MEM USAGE of docker stats.";
+        "Usage minus inactive file cache (memory.stat), at least 0: MEM USAGE of docker stats.";
     CONTAINER_MEMORY_RSS = Gauge Container "memledger_container_memory_rss_bytes" [] max CONTAINERS,
         like "container.memory.rss",
         "Anonymous memory of the container: anon (cgroup v2) or total_rss (v1) of memory.stat.";
@@ -362,7 +362,8 @@ catalog! {
     CONTAINER_CPU = Counter Container "memledger_container_cpu_seconds_total" ["mode"] max CONTAINERS * 2, since Container,
         "CPU time of the container by mode (user, system): cpu.stat (cgroup v2) or cpuacct.stat (v1).";
     CONTAINER_CPU_THROTTLED = Counter Container "memledger_container_cpu_throttled_seconds_total" [] max CONTAINERS, since Container,
-        "Time for which the container's CPU limit kept it from running, over all CPUs, from cpu.stat; absent without a CPU controller.";
+        "Time for which the container's CPU limit kept it from running, over all CPUs, from cpu.stat; absent without a CPU controller.",
+        "cgroup v1: while the container has no CPU limit, looked at every 10 s.";
     CONTAINER_MEMORY_PEAK = Gauge Container "memledger_container_memory_peak_bytes" [] max CONTAINERS,
         "Highest usage since the container's start, including page cache: memory.peak (cgroup v2) or memory.max_usage_in_bytes (v1).",
         "memory.peak exists since Linux 5.19; on older kernels it is the highest sample of memledger. Kept as long as `memledger_container_info`.";
@@ -388,7 +389,7 @@ catalog! {
         "Proportional set size of the container's processes by role, from /proc/PID/smaps_rollup; needs CAP_SYS_PTRACE.",
         "It can be summed. Read at most every `--pss.interval` and cached until the next read, which is postponed by up to ten minutes while the container or the host is about to run out of memory; absent for a role that has a process younger than the last read.";
     CONTAINER_PROCESSES = Gauge Container "memledger_container_processes" ["role"] max PER_ROLE,
-        "Processes of the container by role: trainer, dataloader_worker, other.";
+        "Processes of the container by role (trainer, dataloader_worker, other), from cgroup.procs and /proc; absent if not all can be read.";
     CONTAINER_OOM_KILLS = Counter Container "memledger_container_oom_kills_total" ["victim", "scope"] max CONTAINERS * 4, since Ledger,
         "Processes of the container that the kernel's OOM killer killed, from the ledger; begins at 0 with the container.",
         "`victim`: `main` if the kill ended the container (its first process, or a child whose death made it exit with that status within 5 s), else `child`. `scope`: `container` if the limit of a cgroup was hit, `host` if the host ran out of memory. Continues over restarts of the container and of memledger. The kill of a child is counted once the container is known to survive, up to 5 s later, or 15 s if no process of it is seen.";
@@ -437,10 +438,10 @@ catalog! {
         "Memory of the GPU, from NVML or amdgpu's sysfs; absent on unified memory and for other DRM drivers.",
         "A GPU in MIG mode and its instances are both exported: sum those without `gpu_instance_id`, or those with one, never both; compute instances of one GPU instance share its memory. On hosts with coherent memory it is a part of `memledger_host_memory_total_bytes`.";
     GPU_MEMORY_USED = Gauge Gpu "memledger_gpu_memory_used_bytes" [] max GPUS, like "hw.gpu.memory.usage",
-        "Used memory of the GPU without the driver's reserved memory, from NVML memory info or amdgpu's sysfs.",
+        "Used memory of the GPU without the driver's reserved memory, from NVML memory info or amdgpu's sysfs; absent on unified memory and for other DRM drivers.",
         "NVIDIA drivers without the second version of memory info count reserved memory as used. MIG: see `memledger_gpu_memory_total_bytes`.";
     GPU_MEMORY_FREE = Gauge Gpu "memledger_gpu_memory_free_bytes" [] max GPUS,
-        "Free memory of the GPU, from NVML memory info; for amdgpu, total minus used.",
+        "Free memory of the GPU, from NVML memory info; for amdgpu, total minus used; absent where the used memory is.",
         "MIG: see `memledger_gpu_memory_total_bytes`.";
     GPU_MEMORY_RESERVED = Gauge Gpu "memledger_gpu_memory_reserved_bytes" [] max GPUS,
         "Memory that driver and firmware reserve for themselves, from NVML memory info v2; absent where the driver does not report it.",
@@ -464,17 +465,17 @@ catalog! {
         "Share of the driver's last sample period in which device memory was read or written, from NVML; absent in MIG mode.",
         "It does not say how full the memory is.";
     GPU_POWER = Gauge Gpu "memledger_gpu_power_watts" [] max GPUS, like "hw.power",
-        "Power drawn by the board, from NVML or the hardware monitor of amdgpu.";
+        "Power drawn by the board, from NVML or the hardware monitor of amdgpu; absent without such a sensor.";
     GPU_ENERGY = Counter Gpu "memledger_gpu_energy_joules_total" [] max GPUS, since Boot, like "hw.energy",
-        "Energy used since the driver was loaded, from NVML.";
+        "Energy used since the driver was loaded, from NVML; absent where the driver does not report it.";
     GPU_TEMPERATURE = Gauge Gpu "memledger_gpu_temperature_celsius" [] max GPUS, like "hw.temperature",
-        "Temperature of the die, from NVML or the hardware monitor of amdgpu.";
+        "Temperature of the die, from NVML or the hardware monitor of amdgpu; absent without such a sensor.";
     GPU_MEMORY_TEMPERATURE = Gauge Gpu "memledger_gpu_memory_temperature_celsius" [] max GPUS,
         "Temperature of the device memory, from NVML or the hardware monitor of amdgpu; absent without such a sensor.";
     GPU_POWER_LIMIT = Gauge Gpu "memledger_gpu_power_limit_watts" [] max GPUS,
-        "Power limit that the driver enforces, from NVML or the hardware monitor of amdgpu.";
+        "Power limit that the driver enforces, from NVML or the hardware monitor of amdgpu; absent where it has none.";
     GPU_CLOCK = Gauge Gpu "memledger_gpu_clock_hertz" ["clock"] max GPUS * 2,
-        "Current clock of a GPU domain, from NVML or the hardware monitor of amdgpu.",
+        "Current clock of a GPU domain, from NVML or the hardware monitor of amdgpu; absent where the driver does not report it.",
         "`clock`: `sm`, the multiprocessors; `memory`.";
     GPU_PCIE_BYTES = Counter Gpu "memledger_gpu_pcie_bytes_total" ["direction"] max GPUS * 2, since Boot,
         "Bytes over the PCIe link by direction (transmitted, received), from NVML's 64-bit counters; absent on older drivers.";
@@ -500,7 +501,7 @@ catalog! {
     GPU_RETIRED_PAGES_PENDING = Gauge Gpu "memledger_gpu_retired_pages_pending" [] max GPUS,
         "1 if a memory page is to be retired at the next reboot, else 0, from NVML; before Ampere.";
     GPU_PCIE_REPLAYS = Counter Gpu "memledger_gpu_pcie_replays_total" [] max GPUS, since Boot,
-        "Replays on the PCIe link since the driver was loaded, from NVML.";
+        "Replays on the PCIe link since the driver was loaded, from NVML; absent where the driver does not report it.";
     GPU_NVLINK_ERRORS = Counter Gpu "memledger_gpu_nvlink_errors_total" ["kind"] max GPUS * 5, since Boot,
         "Errors over all NVLinks of the GPU by kind, from NVML; absent without NVLink and for kinds that the driver does not report.",
         "`crc_flit`, `crc_data`, `replay`, `recovery`, `ecc_data`.";
@@ -518,10 +519,10 @@ catalog! {
     CONTAINER_GPU_MEMORY_RECENT_PEAK = Gauge ContainerGpu "memledger_container_gpu_memory_recent_peak_bytes" [] max 4_096,
         "Highest memledger_container_gpu_memory_used_bytes in the last minute, sampled every --gpu.sample-interval.";
     CONTAINER_GPU_PROCESSES = Gauge ContainerGpu "memledger_container_gpu_processes" [] max 4_096,
-        "Processes of the container that hold a context on the GPU.";
+        "Processes of the container that hold a context on the GPU, from NVML's lists or the fdinfo of DRM drivers; absent without any.";
     CONTAINER_GPU_UTILIZATION = Gauge ContainerGpu "memledger_container_gpu_utilization_ratio" [] max 4_096,
         "Share of the GPU's time in which a kernel of the container ran; absent where the driver does not report it, as in MIG mode.",
-        "The sum over the container's processes, each the mean of NVML's own samples since the previous reading, at least of the last second, at most 1; a process without samples was idle. For DRM drivers: the share of the busiest engine; absent for processes that compute through /dev/kfd, whose work the driver does not report.";
+        "The sum over the container's processes, each the mean of NVML's own samples since the previous reading, at least of the last 1.5 seconds, at most 1; a process without samples was idle. For DRM drivers: the share of the busiest engine; absent for processes that compute through /dev/kfd, whose work the driver does not report.";
     CONTAINER_GPU_ALLOCATED = Gauge ContainerGpu "memledger_container_gpu_allocated" [] max 4_096,
         "1 for each GPU or MIG instance allocated to the container by the kubelet or Docker, in use or not; absent where neither has it.",
         "From the kubelet's pod-resources socket (resources nvidia.com/... and amd.com/gpu), or from the device requests of a Docker container (`--gpus`). Neither has it for NVIDIA_VISIBLE_DEVICES, or for a GPU that no driver reports.";

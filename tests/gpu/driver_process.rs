@@ -4,8 +4,8 @@ use std::process::Command;
 
 use fake_nvml::{Fault, Process, State};
 
-use super::drivers::called_symbols;
 use super::faults::{assert_no_gpu, await_success, success};
+use super::mig::{instance, mig_gpu};
 use super::{
     Driver, GIB, MEMORY_INFO, MIB, OF_CONTAINER, RESTARTS, UNKILLABLE, USED, assert_stops_in_time,
     await_value, children, gpus, nvml_process, nvml_processes, process_in,
@@ -104,12 +104,32 @@ fn only_the_process_loads_the_library_and_it_is_restricted() {
     assert_stops_in_time(memledger);
 }
 
+/// Returns a GPU with a process, and one under MIG.
+fn two_gpus(pid: u32) -> State {
+    let mut state = gpus(&[GIB, 0]);
+    state.gpus[0].processes = vec![Process::compute(pid, Some(GIB))];
+    state.gpus[1] = mig_gpu(1, vec![instance(1, 0, GIB)], vec![]);
+    state
+}
+
+/// Returns all functions of the library that a start and its readings call.
+fn called_functions() -> Vec<String> {
+    let mut state = two_gpus(std::process::id());
+    state.count_calls = true;
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    await_value(&memledger, USED, &[("gpu", "0")], GIB);
+    let calls: Vec<_> = driver.fake.calls().unwrap().into_keys().collect();
+    let at_start =
+        ["nvmlInit_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlEventSetCreate", "nvmlEventSetWait_v2"];
+    let missing: Vec<_> = at_start.iter().filter(|name| !calls.iter().any(|call| call == *name)).collect();
+    assert!(missing.is_empty() && calls.len() > 30, "{missing:?} of {calls:?}");
+    calls
+}
+
 /// Damages each call, each in a memledger of its own: a process that is new, so that calls at its start are reached too.
 fn damage_each_call(reason: &str, damage: impl Fn(&mut State, &str) + Sync) {
-    let at_start =
-        ["nvmlInit_v2", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount_v2", "nvmlDeviceGetUUID"];
-    let symbols: Vec<_> = at_start.into_iter().map(str::to_owned).chain(called_symbols()).collect();
-    assert!(symbols.len() > 24, "{symbols:?}");
+    let symbols = called_functions();
     std::thread::scope(|scope| {
         for part in symbols.chunks(symbols.len().div_ceil(4)) {
             let damage = &damage;
@@ -121,8 +141,7 @@ fn damage_each_call(reason: &str, damage: impl Fn(&mut State, &str) + Sync) {
 fn damage_call(symbol: &str, reason: &str, damage: impl Fn(&mut State, &str)) {
     let container = TestCgroup::container();
     let python = process_in(&container);
-    let mut state = gpus(&[GIB]);
-    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(GIB))];
+    let mut state = two_gpus(python.pid());
     let driver = Driver::new(&state);
     let memledger = driver.memledger_with(&[&container], &SHORT);
     await_value(&memledger, OF_CONTAINER, &[], GIB);
@@ -132,9 +151,11 @@ fn damage_call(symbol: &str, reason: &str, damage: impl Fn(&mut State, &str)) {
     let before = restarts(&memledger, reason);
     nvml_processes(&memledger).into_iter().for_each(kill);
     await_restarts(&memledger, symbol, reason, before + 2.0); // one may be that of the kill
-    assert_only_gpus_are_missing(&memledger.fresh_metrics(), symbol);
+    // the first reading of each process is complete if the call comes after it
+    assert_only_gpus_are_missing(&await_success(&memledger, Some(0.0)), symbol);
     driver.set(&good);
     await_value(&memledger, OF_CONTAINER, &[], GIB);
+    assert!(!is_mapped(memledger.pid(), &driver), "by memledger itself: {symbol}");
     assert_stops_in_time(memledger);
 }
 
@@ -312,6 +333,7 @@ fn many_restarts_leak_nothing() {
     let grown = memledger.anonymous_bytes().saturating_sub(resident_before);
     assert!(grown < 4 * MIB, "{grown} bytes more after {wanted} restarts");
     nvml_process(&memledger); // and no zombie
+    assert!(!is_mapped(memledger.pid(), &driver), "by memledger itself");
     assert!(restarts(&memledger, "ended") >= wanted as f64);
 }
 

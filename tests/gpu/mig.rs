@@ -6,7 +6,7 @@ use super::{Driver, GIB, HOST, MIB, OF_CONTAINER, OF_PROCESS, UNATTRIBUTED, USED
 use crate::support::Metrics;
 use crate::support::cgroups::TestCgroup;
 
-fn instance(gi: u32, ci: u32, used: u64) -> MigDevice {
+pub fn instance(gi: u32, ci: u32, used: u64) -> MigDevice {
     MigDevice {
         uuid: format!("MIG-00000000-0000-4000-8000-00000000{gi:02}{ci:02}"),
         name: Some("NVIDIA H100 80GB HBM3 MIG 1g.10gb".into()),
@@ -22,7 +22,7 @@ fn process(pid: u32, gi: u32, ci: u32, used: u64) -> Process {
 }
 
 /// Returns a GPU with these instances and processes that uses the memory of its GPU instances.
-fn mig_gpu(index: u32, instances: Vec<MigDevice>, processes: Vec<Process>) -> Gpu {
+pub fn mig_gpu(index: u32, instances: Vec<MigDevice>, processes: Vec<Process>) -> Gpu {
     let mut gpu = Gpu::numbered(index);
     let mut seen = std::collections::BTreeMap::new();
     for instance in &instances {

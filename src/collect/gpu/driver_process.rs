@@ -44,7 +44,7 @@ impl From<ChannelError> for QueryError {
     }
 }
 
-/// A running NVML process. It is killed when this is dropped, as by a panic.
+/// A running NVML process. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct DriverProcess {
     /// `None` after [`DriverProcess::kill`].

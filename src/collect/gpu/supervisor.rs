@@ -65,15 +65,7 @@ impl Supervisor {
         };
         let run = move || {
             while !task.driver_release.is_stopping() {
-                // a bug must not end the thread, whose end ends the process
-                if catch_unwind(AssertUnwindSafe(|| task.run_process())).is_err() {
-                    tracing::error!(
-                        "reading the GPU driver failed unexpectedly (a bug in memledger); retrying"
-                    );
-                    task.shared.lock().discard_readings(true);
-                    task.count_processes(false);
-                    task.wait(BACK_OFF.1);
-                }
+                task.run_process();
             }
         };
         let thread = std::thread::Builder::new().name("nvml".into());
@@ -120,6 +112,8 @@ enum SessionEnd {
     DriverFailed(String),
     /// The process has failed.
     ProcessFailed(FailureKind, String),
+    /// memledger itself has failed. That must not end the thread, whose end ends the process.
+    Panicked,
 }
 
 impl From<QueryError> for SessionEnd {
@@ -179,9 +173,10 @@ impl Task {
             }
         };
         self.count_processes(true);
-        let end = match self.read_until(&mut process) {
-            Ok(never) => match never {},
-            Err(end) => end,
+        let end = match catch_unwind(AssertUnwindSafe(|| self.read_until(&mut process))) {
+            Ok(Ok(never)) => match never {},
+            Ok(Err(end)) => end,
+            Err(_) => SessionEnd::Panicked,
         };
         if matches!(end, SessionEnd::Released | SessionEnd::DriverFailed(_))
             && !self.driver_release.is_stopping()
@@ -362,6 +357,9 @@ impl Task {
                 self.driver_release.count_restart(*kind);
                 let text = format!("the NVML process failed: {error}");
                 self.driver_release.set_probe_result(Err(text));
+            }
+            SessionEnd::Panicked => {
+                tracing::error!("reading the GPU driver failed unexpectedly (a bug in memledger); retrying");
             }
         }
         self.logged_error.clear();

@@ -17,8 +17,9 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// A timestamp further in the future than this is garbage: if it were kept, no later sample would ever be read.
 const CLOCK_SLACK_US: u64 = 60_000_000;
 /// Each reading takes samples that are younger than this, also those that the previous one took: the driver samples less
-/// often than it can be read, so that there may be none since the last one though the process was active.
-const WINDOW_US: u64 = 1_000_000;
+/// often than it can be read, so that there may be none since the last one though the process was active. The slowest take
+/// one a second; the rest is reserve.
+const WINDOW_US: u64 = 1_500_000;
 /// Sums over engines may be above 100; what is far above is garbage.
 const MAX_PERCENT: u32 = 1_000;
 
@@ -30,7 +31,7 @@ pub struct ProcessUtilization {
 }
 
 impl ProcessUtilization {
-    /// Fills in the utilization of each process since the previous reading, at least in the last second: the mean of its
+    /// Fills in the utilization of each process since the previous reading, at least in the last 1.5 seconds: the mean of its
     /// samples, each at most 1. The driver lists only processes that were active, so the others are 0, also if there are no
     /// samples at all. A process whose samples are all garbage has none. Where the driver does not report samples, nothing changes.
     ///
