@@ -349,12 +349,15 @@ fn events_over_a_repeatedly_broken_connection_are_reported_once() {
     }
 }
 
-/// As [`relay_events_for`], without any event.
+/// As [`relay_events_for`], with a stream in which every event is lost.
 fn relay_without_events(mut client: UnixStream, upstream: &Path) -> std::io::Result<()> {
     let mut head = [0; 4096];
     let length = client.read(&mut head)?;
     let mut engine = UnixStream::connect(upstream)?;
     if String::from_utf8_lossy(&head[..length]).contains("/events?") {
+        client.write_all(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
+        )?;
         let _ = client.read(&mut head)?; // until the client closes it
         return Ok(());
     }

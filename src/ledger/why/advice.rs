@@ -414,17 +414,9 @@ fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, 
         advice.push("Give every container a memory limit whose sum leaves room for the system.".to_owned());
         return;
     };
-    let total = before.and_then(|before| before.host_total_bytes);
-    let list: Vec<_> = holders.iter().map(|holder| held(holder, own)).collect();
-    let list = list.join(", ");
-    let list = match total {
-        Some(total) => {
-            format!("Largest holders of the machine's {} at the last sample: {list}.", bytes(total))
-        }
-        None => format!("Largest holders at the last sample: {list}."),
-    };
     if lead.is_none_or(|kill| kill.report.is_none()) {
-        advice.push(list); // else they are shown with the report
+        // else they are shown with the report
+        advice.push(largest_holders(holders, before.and_then(|before| before.host_total_bytes), own));
     }
     let first_container = holders.iter().find(|holder| &*holder.name != OUTSIDE_CONTAINERS);
     if &*most.name == OUTSIDE_CONTAINERS {
@@ -453,6 +445,12 @@ fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, 
             ));
         }
     }
+}
+
+fn largest_holders(holders: &[MemoryHolder], host_total: Option<u64>, own: &str) -> String {
+    let total = host_total.map_or_else(String::new, |total| format!(" of the machine's {}", bytes(total)));
+    let list: Vec<_> = holders.iter().map(|holder| held(holder, own)).collect();
+    format!("Largest holders{total} at the last sample: {}.", list.join(", "))
 }
 
 fn nodes(advice: &mut Vec<String>) {
