@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -145,7 +145,7 @@ struct Floor {
 }
 
 impl Floor {
-    fn open(containers: &Containers) -> std::io::Result<Self> {
+    fn open(paths: &[PathBuf]) -> std::io::Result<Self> {
         let names: &[&str] = if is_v2() {
             &[
                 "memory.current",
@@ -166,12 +166,12 @@ impl Floor {
         };
         let mut files = vec![File::open("/proc/meminfo")?];
         let mut directories = vec![];
-        for path in &containers.paths {
+        for path in paths {
             if !is_v2() {
                 directories.push(File::open(path)?);
             }
             let of_memory = names.iter().map(|name| path.join(name));
-            // v1's cpu.stat has nothing while there is no quota
+            // v1's cpu.stat is read every 10 s while there is no quota
             let of_cpu = cgroups_of(path).into_iter().skip(1).map(|cgroup| cgroup.join("cpuacct.stat"));
             for file in of_memory.chain(of_cpu) {
                 match File::open(file) {
@@ -242,17 +242,56 @@ struct Row {
     threads: BTreeMap<String, f64>,
 }
 
-/// Returns times of the floor, for half as many cycles as are measured: once before them and once after, since the files that
-/// both keep open may be more than one process can have.
-fn floor_times(containers: &Containers) -> std::io::Result<Vec<f64>> {
-    let mut floor = Floor::open(containers)?;
-    floor.read();
-    Ok((0..CYCLES / 2).map(|_| timed(|| floor.read())).collect())
+/// The floor in a process of its own: with the files of the cycle, all would be more than one process may have open.
+struct FloorProcess {
+    child: Child,
+    requests: ChildStdin,
+    times: BufReader<ChildStdout>,
+}
+
+impl FloorProcess {
+    const VERB: &str = "floor";
+
+    fn start(containers: &Containers) -> std::io::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(Self::VERB).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut requests = child.stdin.take().expect("piped");
+        let times = BufReader::new(child.stdout.take().expect("piped"));
+        for path in &containers.paths {
+            writeln!(requests, "{}", path.display())?;
+        }
+        writeln!(requests)?;
+        Ok(Self { child, requests, times })
+    }
+
+    /// Body of the process: a line for each container and an empty one, then a time in milliseconds for each further line.
+    fn serve() -> std::io::Result<()> {
+        let mut lines = std::io::stdin().lines().map_while(Result::ok);
+        let paths: Vec<_> = lines.by_ref().take_while(|line| !line.is_empty()).map(PathBuf::from).collect();
+        let mut floor = Floor::open(&paths)?;
+        lines.for_each(|_| println!("{}", timed(|| floor.read())));
+        Ok(())
+    }
+
+    fn read_ms(&mut self) -> std::io::Result<f64> {
+        writeln!(self.requests)?;
+        let mut line = String::new();
+        self.times.read_line(&mut line)?;
+        line.trim().parse().map_err(std::io::Error::other)
+    }
+}
+
+impl Drop for FloorProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
     let containers = Containers::make(count, processes)?;
-    let mut floors = floor_times(&containers)?;
+    let mut floor = FloorProcess::start(&containers)?;
     let config = config();
     let sources = IndependentSources::new(&config, Default::default(), Default::default());
     let mut sampler = Sampler::new(&config, vec![], Default::default(), &sources);
@@ -261,9 +300,11 @@ fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
     for cycle in 0..WARM_UP {
         sampler.cycle(at(cycle));
     }
-    let (mut cycles, mut allocations) = (vec![], vec![]);
+    let (mut floors, mut cycles, mut allocations) = (vec![], vec![], vec![]);
     let mut last = None;
+    floor.read_ms()?;
     for cycle in WARM_UP..WARM_UP + CYCLES {
+        floors.push(floor.read_ms()?);
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         cycles.push(timed(|| last = Some(sampler.cycle(at(cycle)))));
         allocations.push((ALLOCATIONS.load(Ordering::Relaxed) - before) as f64);
@@ -273,8 +314,7 @@ fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
     let mut bytes = 0;
     let renders: Vec<f64> =
         (0..20).map(|_| timed(|| bytes = prometheus::render(&snapshot).expect("text").len())).collect();
-    drop((sampler, snapshot));
-    floors.extend(floor_times(&containers)?);
+    drop((floor, sampler, snapshot));
     let (resident_mib, threads) = resident()?;
     Ok(Row {
         containers: count,
@@ -365,7 +405,7 @@ fn part(rows: &[Row], docker: Option<f64>) -> String {
          v{version}. Absolute times are this machine's; the ratio is what to \
          compare.\n\n\
          *Floor*: the same kernel files, kept open (but for v1's lists of pids, which go stale), read by a minimal loop that \
-         parses nothing. *Cycle*: the whole \
+         parses nothing, in a process of its own. *Cycle*: the whole \
          cycle without the GPU driver and the proportional set sizes, which have threads of their own; its mean over {CYCLES} \
          simulated seconds includes what happens only every 5, 10 or 64 seconds. *Resident*: the peak of the real \
          binary, all collectors on, scraped once a second. *CPU*: its share of one core.\n\n\
@@ -433,6 +473,9 @@ fn main() -> std::io::Result<()> {
         return Ok(());
     }
     memledger::host::raise_open_file_limit();
+    if std::env::args().nth(1).as_deref() == Some(FloorProcess::VERB) {
+        return FloorProcess::serve();
+    }
     let mut rows = Vec::new();
     for (count, processes) in SIZES {
         eprintln!("{count} containers ...");

@@ -363,7 +363,7 @@ catalog! {
         "CPU time of the container by mode (user, system): cpu.stat (cgroup v2) or cpuacct.stat (v1).";
     CONTAINER_CPU_THROTTLED = Counter Container "memledger_container_cpu_throttled_seconds_total" [] max CONTAINERS, since Container,
         "Time for which the container's CPU limit kept it from running, over all CPUs, from cpu.stat; absent without a CPU controller.",
-        "cgroup v1: while the container has no CPU limit, looked at every 10 s.";
+        "cgroup v1: of a container older than a minute, read every 10 s until it has a CPU limit.";
     CONTAINER_MEMORY_PEAK = Gauge Container "memledger_container_memory_peak_bytes" [] max CONTAINERS,
         "Highest usage since the container's start, including page cache: memory.peak (cgroup v2) or memory.max_usage_in_bytes (v1).",
         "memory.peak exists since Linux 5.19; on older kernels it is the highest sample of memledger. Kept as long as `memledger_container_info`.";
@@ -378,7 +378,7 @@ catalog! {
         "A part of `memledger_container_memory_pressure_waiting_seconds_total`: do not add the two.";
     CONTAINER_SHM_USED = Gauge Container "memledger_container_shm_used_bytes" [] max CONTAINERS,
         "Used bytes of the container's own /dev/shm, from statfs; absent if it is not a tmpfs or is the host's, and without CAP_SYS_PTRACE.",
-        "Containers that share one, as those of a pod do, have it once: the first by name. Read at most every 5 s.";
+        "Containers that share one, as those of a pod do, have it once: the first that has a name, or else the first. Read at most every 5 s.";
     CONTAINER_SHM_SIZE = Gauge Container "memledger_container_shm_size_bytes" [] max CONTAINERS,
         "Size of the container's own /dev/shm, from statfs; needs CAP_SYS_PTRACE and Linux 5.12.",
         "Docker's default of 64 MiB is what kills DataLoaders. Read at most every 5 s.";
@@ -519,7 +519,7 @@ catalog! {
     CONTAINER_GPU_MEMORY_RECENT_PEAK = Gauge ContainerGpu "memledger_container_gpu_memory_recent_peak_bytes" [] max 4_096,
         "Highest memledger_container_gpu_memory_used_bytes in the last minute, sampled every --gpu.sample-interval.";
     CONTAINER_GPU_PROCESSES = Gauge ContainerGpu "memledger_container_gpu_processes" [] max 4_096,
-        "Processes of the container that hold a context on the GPU, from NVML's lists or the fdinfo of DRM drivers; absent without any.";
+        "Processes of the container that hold a context on the GPU, from NVML's lists, or fdinfo and KFD of DRM drivers; absent without any.";
     CONTAINER_GPU_UTILIZATION = Gauge ContainerGpu "memledger_container_gpu_utilization_ratio" [] max 4_096,
         "Share of the GPU's time in which a kernel of the container ran; absent where the driver does not report it, as in MIG mode.",
         "The sum over the container's processes, each the mean of NVML's own samples since the previous reading, at least of the last 1.5 seconds, at most 1; a process without samples was idle. For DRM drivers: the share of the busiest engine; absent for processes that compute through /dev/kfd, whose work the driver does not report.";

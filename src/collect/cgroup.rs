@@ -142,10 +142,10 @@ impl ContainerMemory {
 /// The collector. Keeps the files of every container and of every level above one open.
 #[derive(Debug, Default)]
 pub struct Cgroups {
-    /// Those that were read in this cycle, or whose reads failed.
-    containers: HashMap<ContainerId, Box<OpenContainer>>,
-    /// Number of their open files.
-    files: usize,
+    /// The files that stay open until the next cycle.
+    containers: HashMap<ContainerId, Box<ContainerFiles>>,
+    /// Their number.
+    file_count: usize,
     levels: HashMap<PathBuf, Level>,
     /// When each container was first listed without a cgroup.
     without_cgroup: HashMap<ContainerId, Timestamp>,
@@ -154,10 +154,11 @@ pub struct Cgroups {
     cycle: u64,
 }
 
+/// The open files of a container.
 #[derive(Debug)]
-struct OpenContainer {
+struct ContainerFiles {
     cgroup: Arc<Cgroup>,
-    files: CgroupFiles,
+    memory: CgroupFiles,
     cpu: CpuFiles,
     /// The levels above, nearest first, without the root, which has no limit.
     above: Vec<PathBuf>,
@@ -185,7 +186,7 @@ struct LevelFiles {
     kernel: Option<KernelFile>,
 }
 
-/// The open files of a container's cgroup.
+/// The open memory files of a container's cgroup.
 #[derive(Debug)]
 struct CgroupFiles {
     level: LevelFiles,
@@ -363,19 +364,20 @@ fn apply_v1(memory: &mut ContainerMemory, stat: parse::StatV1, kernel: Option<u6
 
 impl Cgroups {
     /// Opens the files of a container and reads its memory.
-    fn open(
+    fn open_files(
         &mut self,
         context: &Context<'_>,
         hierarchy: &Hierarchy,
         cgroup: &Arc<Cgroup>,
         read_errors: &mut ReadErrors,
-    ) -> Result<(Box<OpenContainer>, ContainerMemory), ReadError> {
-        let mut files = CgroupFiles::open(hierarchy, &cgroup.path, &mut self.watch)?;
-        let memory = files.read(&self.watch, &mut self.buffer, read_errors)?;
+    ) -> Result<(Box<ContainerFiles>, ContainerMemory), ReadError> {
+        let mut memory_files = CgroupFiles::open(hierarchy, &cgroup.path, &mut self.watch)?;
+        let memory = memory_files.read(&self.watch, &mut self.buffer, read_errors)?;
         let cpu = CpuFiles::open(hierarchy, context.host_paths, &cgroup.path, context.now, read_errors);
         let above = cgroup.path.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty());
         let above = above.map(Path::to_path_buf).collect();
-        Ok((Box::new(OpenContainer { cgroup: Arc::clone(cgroup), files, cpu, above }), memory))
+        let files = ContainerFiles { cgroup: Arc::clone(cgroup), memory: memory_files, cpu, above };
+        Ok((Box::new(files), memory))
     }
 
     /// Reads one container, from its files of the last cycle if they are still those of its cgroup.
@@ -385,31 +387,31 @@ impl Cgroups {
         hierarchy: &Hierarchy,
         container: &Container,
         cgroup: &Arc<Cgroup>,
-        open: Option<Box<OpenContainer>>,
+        files: Option<Box<ContainerFiles>>,
         read_errors: &mut ReadErrors,
     ) -> Result<(ContainerMemory, Option<CpuTimes>), ReadError> {
-        let (mut open, mut memory) = match open.filter(|open| open.cgroup.path == cgroup.path) {
-            Some(mut open) => match open.files.read(&self.watch, &mut self.buffer, read_errors) {
-                Ok(memory) => (open, memory),
-                Err(error) if error.is_gone() => self.open(context, hierarchy, cgroup, read_errors)?,
+        let (mut files, mut memory) = match files.filter(|files| files.cgroup.path == cgroup.path) {
+            Some(mut files) => match files.memory.read(&self.watch, &mut self.buffer, read_errors) {
+                Ok(memory) => (files, memory),
+                Err(error) if error.is_gone() => self.open_files(context, hierarchy, cgroup, read_errors)?,
                 Err(error) => {
-                    self.keep(&container.id, open);
+                    self.keep(&container.id, files);
                     return Err(error);
                 }
             },
-            None => self.open(context, hierarchy, cgroup, read_errors)?,
+            None => self.open_files(context, hierarchy, cgroup, read_errors)?,
         };
-        self.apply_levels(hierarchy, &open.above, &mut memory, read_errors);
-        let times = open.cpu.read(context.now, &mut self.buffer, read_errors);
+        self.apply_levels(hierarchy, &files.above, &mut memory, read_errors);
+        let times = files.cpu.read(context.now, &mut self.buffer, read_errors);
         let times = read_errors.value(times);
-        self.keep(&container.id, open);
+        self.keep(&container.id, files);
         Ok((memory, times))
     }
 
     /// Keeps the files of a container for the next cycle.
-    fn keep(&mut self, id: &ContainerId, open: Box<OpenContainer>) {
-        self.files += open.files.count() + open.cpu.count();
-        self.containers.insert(id.clone(), open);
+    fn keep(&mut self, id: &ContainerId, files: Box<ContainerFiles>) {
+        self.file_count += files.memory.count() + files.cpu.count();
+        self.containers.insert(id.clone(), files);
     }
 
     /// Returns limit and headroom of one level above containers, read at most once per cycle.
@@ -457,7 +459,7 @@ impl Cgroups {
             match self.level(hierarchy, path, read_errors) {
                 Ok(level) => {
                     memory.effective_limit = memory.effective_limit.into_iter().chain(level.limit).min();
-                    tightest = tightest.tightest(level.headroom);
+                    tightest = tightest.and(level.headroom);
                 }
                 Err(error) => {
                     read_errors.record(&error);
@@ -488,7 +490,7 @@ impl Cgroups {
         self.without_cgroup.retain(|id, _| containers.iter().any(|c| c.cgroup.is_none() && c.id == *id));
         let of_levels = self.levels.values().map(|level| level.files.count()).sum::<usize>();
         let not_open = containers.len().saturating_sub(self.containers.len());
-        cycle_data.cgroup_files = self.files + not_open * MAX_FILES + of_levels;
+        cycle_data.cgroup_files = self.file_count + not_open * MAX_FILES + of_levels;
     }
 }
 
@@ -509,16 +511,16 @@ impl Collector for Cgroups {
         self.cycle += 1;
         self.watch.begin_cycle(context.now);
         output.cycle_data.memory.clear();
-        let mut open = std::mem::replace(
+        let mut before = std::mem::replace(
             &mut self.containers,
             HashMap::with_capacity(context.inventory.containers.len()),
         );
-        self.files = 0;
+        self.file_count = 0;
         let (mut read, mut failed, mut uncontrolled) = (0, 0, false);
         for (number, container) in context.inventory.containers.iter().enumerate() {
             let reading = match &container.cgroup {
                 Some(cgroup) => {
-                    let files = open.remove(&container.id);
+                    let files = before.remove(&container.id);
                     let reading = self.read(context, hierarchy, container, cgroup, files, output.read_errors);
                     if let Err(error) = &reading {
                         // a cgroup without the memory controller, as of a rootless container, has memory too

@@ -52,8 +52,8 @@ impl LevelHeadroom {
         }
     }
 
-    /// Returns the tightest of both levels. If that of one is unknown, so is the result.
-    pub fn tightest(self, other: Self) -> Self {
+    /// Returns the tightest of both levels. If one of them is unknown, so is the result.
+    pub fn and(self, other: Self) -> Self {
         let minimum = |a: Option<i64>, b: Option<i64>| a.into_iter().chain(b).min();
         let maximum = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
         let headroom = self.headroom.and_then(|own| Ok(minimum(own, other.headroom?)));

@@ -46,7 +46,8 @@ const STARTUP: Duration = Duration::from_secs(60);
 /// The interval at which missing files are opened again after that.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// v1: how often `cpu.stat` is read while there was no quota, without which nothing is throttled.
+/// v1: how often `cpu.stat` of a container that is no longer young is read until a quota has begun its first period; nothing is
+/// throttled before that.
 const QUOTA_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The files of one container, each open or missing.
@@ -56,7 +57,7 @@ pub struct CpuFiles {
     last_attempt: Timestamp,
     /// v2: `cpu.stat`; v1: `cpuacct.stat` and `cpu.stat`.
     files: Vec<CpuFile>,
-    /// v1: when `cpu.stat` was last read, if there was no quota until then.
+    /// v1: when `cpu.stat` was last read, if no quota had begun until then.
     without_quota: Option<Timestamp>,
 }
 
@@ -157,7 +158,8 @@ impl CpuFiles {
                     return Ok(CpuTimes { user, system, throttled: Some(0.0) });
                 }
                 let [periods, throttled] = quota.values([&b"nr_periods"[..], b"throttled_time"], buffer)?;
-                self.without_quota = (periods == Some(0)).then_some(now);
+                self.without_quota =
+                    (periods == Some(0) && now.since(self.first_attempt) >= STARTUP).then_some(now);
                 Ok(CpuTimes { user, system, throttled: throttled.map(seconds(1e9)) })
             }
             _ => Ok(CpuTimes::default()),

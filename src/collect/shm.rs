@@ -30,7 +30,7 @@ use crate::parse::mount;
 const MIN_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a size is shown that could not be read again.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// Maximum wait of a cycle for the sizes of new containers. Later results are used in a later cycle.
+/// Maximum wait of a cycle for sizes, if a container is new or cycles are rare. Later results are used in a later cycle.
 const MAX_WAIT: Duration = Duration::from_millis(10);
 const POOL_CONFIG: PoolConfig = PoolConfig {
     name: "shm-sizes",
@@ -231,8 +231,8 @@ fn container_shm(
 }
 
 impl SharedMemory {
-    /// Queues reads of the sizes of all containers, and waits a little for the outcomes if one of them is new.
-    fn submit(&mut self, context: &Context<'_>, output: &Output<'_>, has_new: bool) {
+    /// Queues reads of the sizes of all containers, and may wait a little for the outcomes.
+    fn submit(&mut self, context: &Context<'_>, output: &Output<'_>, must_wait: bool) {
         let host = self.host.open(context.host_paths).and_then(|fd| Some(mount_of(&fd).ok()?.device));
         let mut reads = Vec::new();
         for (number, container) in context.inventory.containers.iter().enumerate() {
@@ -256,7 +256,7 @@ impl SharedMemory {
             })
         });
         pool.submit(reads);
-        if has_new {
+        if must_wait {
             pool.wait(MAX_WAIT);
         }
     }
@@ -311,7 +311,7 @@ impl SharedMemory {
         let found: Vec<_> =
             containers.iter().map(|container| self.sizes.get(&container.id).copied().flatten()).collect();
         output.cycle_data.shm.extend(found.iter().map(|found| found.map(|shm| shm.size)));
-        // one without a name can be the sandbox of a pod, which nobody looks for
+        // one without a name can be the sandbox of a pod, which is nobody's program
         let is_named = |number: &usize| *containers[*number].identity.name != *containers[*number].id.short();
         let (named, others): (Vec<_>, Vec<_>) = (0..containers.len()).partition(is_named);
         let mut shown = HashSet::new();
@@ -338,12 +338,15 @@ impl Collector for SharedMemory {
         let has_new = context.inventory.containers.iter().enumerate().any(|(number, container)| {
             !self.sizes.contains_key(&container.id) && !output.cycle_data.processes.of(number).is_empty()
         });
+        self.take(context.now, output);
         let age = self.last.map(|last| context.now.since(last));
         if age.is_none_or(|age| age >= MIN_INTERVAL || (has_new && age >= Duration::from_secs(1))) {
             let running = context.inventory.ids();
             self.sizes.retain(|id, _| running.contains(id));
             self.not_cached.retain(|id| running.contains(id));
-            self.submit(context, output, has_new);
+            // with a long sampling interval the next cycle would be late to show them
+            let is_rare = age.is_some_and(|age| age >= MIN_INTERVAL + Duration::from_secs(1));
+            self.submit(context, output, has_new || is_rare);
             self.last = Some(context.now);
         }
         self.take(context.now, output);

@@ -203,7 +203,7 @@ fn written_by(config: &Config, directory: &Path) -> String {
     let find = |lines: &[u8]| holder(&String::from_utf8_lossy(lines), inode);
     let locks = KernelFile::open(&config.host_paths.proc.join("locks"));
     match locks.and_then(|file| file.find_line(&mut Vec::new(), find)) {
-        Err(_) => String::new(),
+        Err(_) => ", its writer is unknown".to_owned(),
         Ok(Some(_)) => {
             let holder = std::fs::read_to_string(lock).unwrap_or_default();
             format!(", written by the memledger with {}", holder.trim())

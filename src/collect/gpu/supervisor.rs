@@ -65,7 +65,11 @@ impl Supervisor {
         };
         let run = move || {
             while !task.driver_release.is_stopping() {
-                task.run_process();
+                // a bug must not end the thread, whose end ends the process
+                if catch_unwind(AssertUnwindSafe(|| task.run_process())).is_err() {
+                    task.log_end(&SessionEnd::Panicked);
+                    task.wait(BACK_OFF.1);
+                }
             }
         };
         let thread = std::thread::Builder::new().name("nvml".into());
@@ -112,7 +116,7 @@ enum SessionEnd {
     DriverFailed(String),
     /// The process has failed.
     ProcessFailed(FailureKind, String),
-    /// memledger itself has failed. That must not end the thread, whose end ends the process.
+    /// A bug in memledger.
     Panicked,
 }
 
@@ -201,7 +205,10 @@ impl Task {
         if !matches!(end, SessionEnd::Released) {
             // a hang before the first reading is no work, however long it lasts
             let worked = self.worked_since.map_or(Duration::ZERO, |since| Timestamp::now().since(since));
-            let pause = self.back_off.pause(worked);
+            let pause = match end {
+                SessionEnd::Panicked => BACK_OFF.1,
+                _ => self.back_off.pause(worked),
+            };
             self.wait(pause);
         }
     }
@@ -360,6 +367,7 @@ impl Task {
             }
             SessionEnd::Panicked => {
                 tracing::error!("reading the GPU driver failed unexpectedly (a bug in memledger); retrying");
+                self.driver_release.set_probe_result(Err("a bug in memledger".to_owned()));
             }
         }
         self.logged_error.clear();

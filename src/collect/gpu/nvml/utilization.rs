@@ -17,8 +17,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// A timestamp further in the future than this is garbage: if it were kept, no later sample would ever be read.
 const CLOCK_SLACK_US: u64 = 60_000_000;
 /// Each reading takes samples that are younger than this, also those that the previous one took: the driver samples less
-/// often than it can be read, so that there may be none since the last one though the process was active. The slowest take
-/// one a second; the rest is reserve.
+/// often than it can be read, so that there may be none since the last one though the process was active. NVML's header
+/// allows one a second; the rest is margin.
 const WINDOW_US: u64 = 1_500_000;
 /// Sums over engines may be above 100; what is far above is garbage.
 const MAX_PERCENT: u32 = 1_000;
