@@ -42,11 +42,12 @@ impl Controlled {
 
     fn get(&self, path: &str) -> String {
         let mut stream = UnixStream::connect(self.path()).unwrap();
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
-        let mut response = String::new();
-        match stream.read_to_string(&mut response) {
-            Ok(_) => response,
-            Err(error) => error.to_string(), // beyond the connections that get a refusal, they are closed
+        // a connection beyond the limit is rejected and closed before its request is read
+        let written = write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+        let mut response = Vec::new();
+        match written.and(stream.read_to_end(&mut response).map(drop)) {
+            Err(error) if response.is_empty() => error.to_string(), // beyond those that are rejected they are closed
+            _ => String::from_utf8_lossy(&response).into_owned(),
         }
     }
 }
@@ -171,6 +172,15 @@ fn connections_above_the_limit_and_rejections_get_a_response_and_are_counted() {
             }
             Err(response)
         }
+    });
+    eventually("the reason from a verb", || {
+        let (code, text, errors) = controlled.verb(&["events"]);
+        assert!(code == Some(0) || errors.contains("too many connections"), "{text}{errors}");
+        if code == Some(0) {
+            connections.push(UnixStream::connect(controlled.path()).unwrap());
+            return Err(text);
+        }
+        Ok(())
     });
     drop(connections);
     eventually("a free place", || match controlled.get("/-/ready") {

@@ -18,6 +18,8 @@ use crate::ledger::store::{Query, RunQuery};
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Longer than a memledger that is not stuck takes to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How the response to a rejected connection begins.
+const REJECTION: &[u8] = b"HTTP/1.0 503";
 
 /// Sends a request to the control socket and returns status and body.
 pub fn request(config: &Config, method: &str, target: &str, accept: &str) -> anyhow::Result<(u16, String)> {
@@ -121,13 +123,17 @@ pub fn exchange(
     // in one piece: who answers the beginning of a request may close before the rest is written
     let request = format!("{method} {target} HTTP/1.0\r\nHost: memledger\r\nAccept: {accept}\r\n\r\n");
     let mut response = Vec::new();
-    let outcome = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_end(&mut response));
-    outcome.map_err(|error| match error.kind() {
-        ErrorKind::WouldBlock => {
-            std::io::Error::new(ErrorKind::TimedOut, format!("no complete response within {timeout:?}"))
+    let written = stream.write_all(request.as_bytes());
+    let read = stream.read_to_end(&mut response).map(drop);
+    match written.and(read) {
+        // a connection beyond the limit is rejected and closed before its request is read
+        Err(_) if response.starts_with(REJECTION) => {}
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            let text = format!("no complete response within {timeout:?}");
+            return Err(std::io::Error::new(ErrorKind::TimedOut, text));
         }
-        _ => error,
-    })?;
+        outcome => outcome?,
+    }
     let response = String::from_utf8_lossy(&response);
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
