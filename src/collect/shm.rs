@@ -311,7 +311,7 @@ impl SharedMemory {
         let found: Vec<_> =
             containers.iter().map(|container| self.sizes.get(&container.id).copied().flatten()).collect();
         output.cycle_data.shm.extend(found.iter().map(|found| found.map(|shm| shm.size)));
-        // one without a name can be the sandbox of a pod, which is nobody's program
+        // one without a name can be the sandbox of a pod, which runs no program of a user
         let is_named = |number: &usize| *containers[*number].identity.name != *containers[*number].id.short();
         let (named, others): (Vec<_>, Vec<_>) = (0..containers.len()).partition(is_named);
         let mut shown = HashSet::new();

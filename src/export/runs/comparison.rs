@@ -114,6 +114,6 @@ mod tests {
         let text = comparison(&[run("train", "32", 4 << 30), run("train", "64", 6 << 30)], 0.0);
         assert!(text.contains("batch_size      32                   64\n"), "{text}");
         assert!(text.contains("VRAM peak       4.0 GiB              6.0 GiB (+50 %)\n"), "{text}");
-        assert!(!text.contains("steps/s"), "nobody measured them: {text}");
+        assert!(!text.contains("steps/s"), "no run has them: {text}");
     }
 }
