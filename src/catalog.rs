@@ -378,7 +378,7 @@ catalog! {
         "A part of `memledger_container_memory_pressure_waiting_seconds_total`: do not add the two.";
     CONTAINER_SHM_USED = Gauge Container "memledger_container_shm_used_bytes" [] max CONTAINERS,
         "Used bytes of the container's own /dev/shm, from statfs; absent if it is not a tmpfs or is the host's, and without CAP_SYS_PTRACE.",
-        "Containers that share one, as those of a pod do, have it once: the first that has a name, or else the first. Read at most every 5 s.";
+        "Containers that share one, as those of a pod do, have it once: the first that has a name, or else the one that started last. Read at most every 5 s.";
     CONTAINER_SHM_SIZE = Gauge Container "memledger_container_shm_size_bytes" [] max CONTAINERS,
         "Size of the container's own /dev/shm, from statfs; needs CAP_SYS_PTRACE and Linux 5.12.",
         "Docker's default of 64 MiB is what kills DataLoaders. Read at most every 5 s.";

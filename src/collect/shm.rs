@@ -6,6 +6,7 @@
 //! by the kernel's own mount table before its size is read. Nothing stays open, since that would keep the memory of an
 //! ended container. The reads run on another thread ([`ReadPool`]), because there may be other ways to block them.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -58,6 +59,8 @@ struct MountKey {
 struct ContainerShm {
     mount: MountKey,
     size: Size,
+    /// Start of the container's oldest process, in clock ticks since boot.
+    start_ticks: u64,
     read_at: Timestamp,
 }
 
@@ -226,7 +229,12 @@ fn container_shm(
     }
     let size = sizes(&shm).map_err(|errno| classify(errno, what()))?;
     Ok(size.map_or(ShmFound::NotItsOwn, |size| {
-        ShmFound::Tmpfs(ContainerShm { mount, size, read_at: Timestamp::now() })
+        ShmFound::Tmpfs(ContainerShm {
+            mount,
+            size,
+            start_ticks: process.start_ticks,
+            read_at: Timestamp::now(),
+        })
     }))
 }
 
@@ -306,19 +314,20 @@ impl SharedMemory {
 
 impl SharedMemory {
     /// Writes the sizes of each container for the ledger, and as series, where the one that the containers of a pod share is
-    /// written once: for the first with a name, or else for the first.
+    /// written once: for the first with a name, or else for the one that started last, since a pod's sandbox starts first.
     fn write(&self, containers: &[Arc<Container>], output: &mut Output<'_>) {
         let found: Vec<_> =
             containers.iter().map(|container| self.sizes.get(&container.id).copied().flatten()).collect();
         output.cycle_data.shm.extend(found.iter().map(|found| found.map(|shm| shm.size)));
-        // one without a name can be the sandbox of a pod, which runs no program of a user
-        let is_named = |number: &usize| *containers[*number].identity.name != *containers[*number].id.short();
-        let (named, others): (Vec<_>, Vec<_>) = (0..containers.len()).partition(is_named);
+        let mut found: Vec<_> =
+            found.into_iter().enumerate().filter_map(|(number, shm)| Some((number, shm?))).collect();
+        found.sort_by_key(|(number, shm)| {
+            let container = &containers[*number];
+            (*container.identity.name == *container.id.short()).then_some(Reverse(shm.start_ticks))
+        });
         let mut shown = HashSet::new();
-        for number in named.into_iter().chain(others) {
-            if let Some(ContainerShm { mount, size: (used, size), .. }) = found[number]
-                && shown.insert(mount.device)
-            {
+        for (number, ContainerShm { mount, size: (used, size), .. }) in found {
+            if shown.insert(mount.device) {
                 output.series.container(CONTAINER_SHM_USED, number as u32, [], used as f64);
                 output.series.container(CONTAINER_SHM_SIZE, number as u32, [], size as f64);
             }
@@ -367,13 +376,14 @@ mod tests {
 
     #[test]
     fn size_of_shared_one_is_known_for_each_container_and_exported_once() {
-        let ids = ["own", "sidecar", "trainer", "pause", "unnamed-1", "unnamed-2"];
-        let shm = |device, size| {
+        let ids = ["own", "sidecar", "trainer", "pause", "trainer-2", "pause-2"];
+        let shm = |device, size, start_ticks| {
             let mount = MountKey { unique_id: Some(30 + device), device };
-            Some(ContainerShm { mount, size, read_at: Timestamp::now() })
+            Some(ContainerShm { mount, size, start_ticks, read_at: Timestamp::now() })
         };
-        let (pod, own, unnamed) = (shm(7, (60, 64)), shm(8, (1, 64)), shm(9, (2, 64)));
-        let sizes = [own, pod, pod, pod, unnamed, unnamed];
+        let pod = |start_ticks| shm(7, (60, 64), start_ticks);
+        let unnamed = |start_ticks| shm(9, (2, 64), start_ticks);
+        let sizes = [shm(8, (1, 64), 1), pod(12), pod(11), pod(10), unnamed(21), unnamed(20)];
         let sizes = ids.map(ContainerId::new).into_iter().zip(sizes).collect();
         let collector = SharedMemory { sizes, ..SharedMemory::default() };
         let (mut series, mut cycle_data, mut read_errors) = Default::default();
@@ -384,7 +394,7 @@ mod tests {
             let identity = Identity::named(&format!("{id}-1"));
             Arc::new(Container { identity, ..Container::clone(&plain(id)) })
         };
-        let unnamed = ["none", "own", "pause", "unnamed-1", "unnamed-2"].map(plain);
+        let unnamed = ["none", "own", "pause", "pause-2", "trainer-2"].map(plain);
         let containers: Vec<_> = unnamed.into_iter().chain([named("sidecar"), named("trainer")]).collect();
         collector.write(&containers, &mut output);
         let (pod, unnamed) = (Some((60, 64)), Some((2, 64)));
@@ -392,6 +402,6 @@ mod tests {
         let used = series.rows().iter().filter(|row| row.family == FamilyId::CONTAINER_SHM_USED);
         let mut used: Vec<_> = used.map(|row| (row.container, row.value)).collect();
         used.sort_by_key(|(container, _)| *container);
-        assert_eq!(used, [(1, 1.0), (3, 2.0), (5, 60.0)], "the first with a name, or else the first");
+        assert_eq!(used, [(1, 1.0), (4, 2.0), (5, 60.0)], "the first with a name, or else the youngest");
     }
 }
