@@ -256,6 +256,13 @@ pub static API_EVENTS: ListBound = ListBound {
     on_overflow: "older ones are omitted; of concurrent reads of the ledger two are served, and a request that waits 10 s gets 503 with `Retry-After`",
 };
 
+/// Limit on the records of runs in one response, and on those that advice is made from.
+pub static RUN_RECORDS: ListBound = ListBound {
+    source: "records of runs in a response of `/api/v1/runs`, read in pages of 256 KiB while they are sent, and those that advice is made from",
+    max: 500,
+    on_overflow: "older ones are omitted",
+};
+
 /// Limit on the names read from `/proc` when the processes of the host are listed.
 pub static NAMES: ListBound =
     ListBound { source: "names in `/proc`", max: 100_000, on_overflow: "the rest is ignored" };
@@ -296,7 +303,7 @@ pub static REPORTED_SCOPES: ListBound = ListBound {
 };
 
 /// All limits of lists.
-pub static LISTS: [&ListBound; 23] = [
+pub static LISTS: [&ListBound; 24] = [
     &PROCESSES,
     &PROCESSES_OF_HOST,
     &NEW_PROCESSES,
@@ -316,6 +323,7 @@ pub static LISTS: [&ListBound; 23] = [
     &CONTAINER_LOGS_AT_ONCE,
     &RUNTIME_SOCKETS,
     &API_EVENTS,
+    &RUN_RECORDS,
     &REQUEST_HEADERS,
     &REPORTER_CONNECTIONS,
     &REPORTER_CONNECTIONS_OF_CONTAINER,

@@ -15,7 +15,7 @@ use crate::ledger::run_record::names::{check_unambiguous, nearest_names};
 use crate::ledger::store::{EventReader, RunQuery};
 
 /// Maximum of `limit`, and of the records that advice is made from.
-pub const MAX_RUNS: usize = 500;
+pub const MAX_RUNS: usize = crate::host::bounds::RUN_RECORDS.max;
 
 /// Responds with the newest selected records, oldest first.
 pub async fn list(
