@@ -17,7 +17,7 @@ use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use crate::config::{Filter, GROUP_SETTING};
+use crate::config::{Filter, GROUP_SETTING, RunSettings};
 use crate::parse::kubernetes::{Qos, qos};
 use crate::series::bounded;
 
@@ -167,6 +167,22 @@ pub struct ContainerRecord {
     pub reads_log: bool,
 }
 
+impl ContainerRecord {
+    /// Returns its details, for an event.
+    pub fn details(&self) -> ContainerDetails {
+        let identity = Identity::canonical(&self.name, self.pod.as_deref());
+        let compose = [&self.compose_project, &self.compose_service];
+        ContainerDetails {
+            group: group(&self.settings, &identity, self.pod.as_deref(), compose),
+            name: identity.name,
+            pod: self.pod.clone(),
+            image: Arc::clone(&self.image),
+            settings: self.settings.clone(),
+            labels_match: self.labels_match,
+        }
+    }
+}
+
 /// One container of the inventory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Container {
@@ -198,23 +214,33 @@ pub struct Container {
     pub reads_log: bool,
 }
 
+/// See [`Container::group`].
+fn group(
+    settings: &[(Arc<str>, Arc<str>)],
+    identity: &Identity,
+    pod: Option<&Pod>,
+    [project, service]: [&Arc<str>; 2],
+) -> Arc<str> {
+    if let Some((_, group)) = settings.iter().find(|(name, _)| **name == *GROUP_SETTING) {
+        return Arc::clone(group);
+    }
+    if !identity.k8s_pod.is_empty() {
+        let job = pod.map(|pod| &pod.job).filter(|job| !job.is_empty());
+        let owner = job.unwrap_or(&identity.k8s_pod);
+        return bounded(&format!("{}/{owner}/{}", identity.k8s_namespace, identity.name));
+    }
+    if !project.is_empty() && !service.is_empty() {
+        return bounded(&format!("{project}/{service}"));
+    }
+    Arc::clone(&identity.name)
+}
+
 impl Container {
     /// Returns what makes the runs of a container comparable with others: its setting `group`; in a pod its namespace, Job or else pod,
     /// and name; its Compose project and service; or its name.
     pub fn group(&self) -> Arc<str> {
-        if let Some((_, group)) = self.settings.iter().find(|(name, _)| **name == *GROUP_SETTING) {
-            return Arc::clone(group);
-        }
-        let identity = &self.identity;
-        if !identity.k8s_pod.is_empty() {
-            let job = self.pod.as_ref().map(|pod| &pod.job).filter(|job| !job.is_empty());
-            let owner = job.unwrap_or(&identity.k8s_pod);
-            return bounded(&format!("{}/{owner}/{}", identity.k8s_namespace, identity.name));
-        }
-        if !self.compose_project.is_empty() && !self.compose_service.is_empty() {
-            return bounded(&format!("{}/{}", self.compose_project, self.compose_service));
-        }
-        Arc::clone(&identity.name)
+        let compose = [&self.compose_project, &self.compose_service];
+        group(&self.settings, &self.identity, self.pod.as_deref(), compose)
     }
 
     /// Returns the settings but the group.
@@ -315,14 +341,14 @@ pub struct RuntimeEvent {
     pub id: ContainerId,
     /// Unix time, by the runtime's clock if it reports one.
     pub at: f64,
-    /// Name and image, if the runtime reported them with the event.
+    /// The container's name, image and settings, if the runtime reported them with the event.
     pub named: Option<ContainerDetails>,
     /// The kind of the event.
     pub what: EventKind,
 }
 
-/// Name, pod and image of a container, as part of an event.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What is known of a container, as part of an event.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerDetails {
     /// The name, without the leading slash of the API.
     pub name: Arc<str>,
@@ -330,6 +356,10 @@ pub struct ContainerDetails {
     pub pod: Option<Arc<Pod>>,
     /// The image reference that was requested.
     pub image: Arc<str>,
+    /// Its group, as that of [`Container::group`]; empty if unknown.
+    pub group: Arc<str>,
+    /// Its settings; without those of its environment if only an event reported it.
+    pub settings: RunSettings,
     /// Whether the container's labels pass `--container.label`.
     pub labels_match: bool,
 }

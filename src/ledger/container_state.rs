@@ -61,6 +61,9 @@ pub struct ContainerState {
     /// Unix time of the end of the last run that was dropped: an older kill belongs to none of the known runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) dropped_until: Option<f64>,
+    /// What its runs are compared with; empty if unknown.
+    #[serde(skip)]
+    pub(super) group: Arc<str>,
     #[serde(skip)]
     pub(super) settings: Vec<(Arc<str>, Arc<str>)>,
 }

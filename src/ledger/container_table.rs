@@ -133,6 +133,11 @@ impl ContainerTable {
             }
             known.image = Arc::clone(&named.image);
             known.hidden = !shown;
+            known.group = Arc::clone(&named.group);
+            // an event has those of its labels only
+            if known.settings.len() < named.settings.len() {
+                known.settings.clone_from(&named.settings);
+            }
         }
         match &runtime_event.what {
             EventKind::Exists | EventKind::Renamed => vec![],

@@ -67,8 +67,8 @@ impl Sandbox {
         ContainerDetails {
             name: SANDBOX_NAME.into(),
             pod: Some(Arc::new(self.pod.clone())),
-            image: "".into(),
             labels_match: filter.labels_match(&self.labels),
+            ..ContainerDetails::default()
         }
     }
 }

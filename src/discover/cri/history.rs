@@ -10,7 +10,7 @@ use super::messages::{Container, ContainerState, ContainerStatus, ContainerStatu
 use super::{CriClient, CriError, RUNTIME, SocketSearch, find, unix_seconds};
 use crate::config::{CriSettings, Filter};
 use crate::discover::history::{ExistingContainer, HistoryQuery, MAX_QUERIES, RuntimeHistory, TIMEOUT};
-use crate::discover::{ConnectionState, ContainerDetails, ContainerRecord, EventKind, RuntimeEvent};
+use crate::discover::{ConnectionState, ContainerRecord, EventKind, RuntimeEvent};
 
 /// Reads what the kubelet's runtime knows of the past; `None` if there is none.
 pub async fn history(
@@ -107,7 +107,7 @@ fn read_status(
     history.containers.push(ExistingContainer {
         id: record.id.clone(),
         runtime: RUNTIME,
-        named: details(&record),
+        named: record.details(),
         is_running,
         started: record.started,
         ended: status.and_then(|status| unix_seconds(status.finished_at)),
@@ -117,14 +117,5 @@ fn read_status(
 }
 
 fn event_of(record: &ContainerRecord, at: f64, what: EventKind) -> RuntimeEvent {
-    RuntimeEvent { runtime: RUNTIME, id: record.id.clone(), at, named: Some(details(record)), what }
-}
-
-fn details(record: &ContainerRecord) -> ContainerDetails {
-    ContainerDetails {
-        name: record.name.as_str().into(),
-        pod: record.pod.clone(),
-        image: std::sync::Arc::clone(&record.image),
-        labels_match: record.labels_match,
-    }
+    RuntimeEvent { runtime: RUNTIME, id: record.id.clone(), at, named: Some(record.details()), what }
 }

@@ -22,9 +22,7 @@ use crate::clock::Timestamp;
 use crate::config::{CriSettings, Filter};
 use crate::discover::reconcile::{FollowRequest, Responses, Runtime};
 use crate::discover::status_queries;
-use crate::discover::{
-    ConnectionState, ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent, RuntimeState,
-};
+use crate::discover::{ConnectionState, ContainerId, ContainerRecord, EventKind, RuntimeEvent, RuntimeState};
 
 /// Sandboxes are listed at least once per this many lists of containers.
 const LISTS_PER_SANDBOX_LIST: u32 = 2;
@@ -488,13 +486,7 @@ impl Runtime for CriConnection<'_> {
 }
 
 fn runtime_event(record: &ContainerRecord, at: f64, what: EventKind) -> RuntimeEvent {
-    let named = ContainerDetails {
-        name: record.name.as_str().into(),
-        pod: record.pod.clone(),
-        image: record.image.clone(),
-        labels_match: record.labels_match,
-    };
-    RuntimeEvent { runtime: RUNTIME, id: record.id.clone(), at, named: Some(named), what }
+    RuntimeEvent { runtime: RUNTIME, id: record.id.clone(), at, named: Some(record.details()), what }
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use bollard::models::{
 };
 
 use super::Watcher;
-use super::events::named;
 use crate::config::{label_settings, merged};
 use crate::discover::{ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent};
 use crate::series::bounded;
@@ -19,7 +18,7 @@ pub enum InspectResult {
     Running(ContainerRecord, Option<u32>),
     /// It does not run.
     Stopped {
-        /// Its name and image.
+        /// Its name, image and settings.
         named: ContainerDetails,
         /// Exit code of its last run.
         exit_code: Option<i64>,
@@ -40,23 +39,13 @@ impl Watcher<'_> {
         };
         let config = response.config.unwrap_or_default();
         let labels = config.labels.unwrap_or_default();
-        let image = config.image.unwrap_or_default();
-        let labels_match = self.filter.labels_match(&labels);
-        if state.running != Some(true) {
-            return InspectResult::Stopped {
-                named: named(&name, &image, labels_match),
-                exit_code: state.exit_code,
-                oom_flag: state.oom_killed,
-                finished: state.finished_at.as_deref().and_then(unix_seconds),
-            };
-        }
         let label = |key: &str| bounded(labels.get(key).map_or("", String::as_str));
         let record = ContainerRecord {
             id: ContainerId::new(&id),
             runtime: self.endpoint.runtime,
             name: bounded(name.trim_start_matches('/')).to_string(),
             pod: None,
-            image: bounded(&image),
+            image: bounded(config.image.as_deref().unwrap_or_default()),
             compose_project: label("com.docker.compose.project"),
             compose_service: label("com.docker.compose.service"),
             settings: merged(
@@ -65,14 +54,22 @@ impl Watcher<'_> {
             ),
             gpus: gpus(response.host_config.and_then(|host| host.device_requests).unwrap_or_default()),
             started: state.started_at.as_deref().and_then(unix_seconds),
-            labels_match,
+            labels_match: self.filter.labels_match(&labels),
             reads_log: self.filter.reads_log(&labels),
         };
+        if state.running != Some(true) {
+            return InspectResult::Stopped {
+                named: record.details(),
+                exit_code: state.exit_code,
+                oom_flag: state.oom_killed,
+                finished: state.finished_at.as_deref().and_then(unix_seconds),
+            };
+        }
         let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
         InspectResult::Running(record, pid)
     }
 
-    /// Creates a record from the list alone, without settings and start time.
+    /// Creates a record from the list alone, without settings of its environment and start time.
     pub fn record_from_list(&self, listed: &ContainerSummary) -> Option<ContainerRecord> {
         let labels = listed.labels.clone().unwrap_or_default();
         let label = |key: &str| bounded(labels.get(key).map_or("", String::as_str));
@@ -87,7 +84,7 @@ impl Watcher<'_> {
             image: bounded(listed.image.as_deref().unwrap_or_default()),
             compose_project: label("com.docker.compose.project"),
             compose_service: label("com.docker.compose.service"),
-            settings: vec![],
+            settings: label_settings(&labels),
             gpus: Arc::default(),
             started: None,
             labels_match: self.filter.labels_match(&labels),
@@ -154,8 +151,13 @@ pub fn exists(record: &ContainerRecord, at: f64) -> RuntimeEvent {
 }
 
 fn event_of(record: &ContainerRecord, what: EventKind) -> RuntimeEvent {
-    let named = named(&record.name, &record.image, record.labels_match);
-    RuntimeEvent { runtime: record.runtime, id: record.id.clone(), at: 0.0, named: Some(named), what }
+    RuntimeEvent {
+        runtime: record.runtime,
+        id: record.id.clone(),
+        at: 0.0,
+        named: Some(record.details()),
+        what,
+    }
 }
 
 /// Converts an API time stamp to Unix time; Docker writes UTC, Podman local time with its offset.

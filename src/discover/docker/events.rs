@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bollard::models::EventMessage;
 
 use crate::clock::Timestamp;
-use crate::config::Filter;
+use crate::config::{Filter, label_settings};
 use crate::discover::registry::strip_compose_prefix;
 use crate::discover::{ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent};
 use crate::host::bounds::CONTAINER_ID;
@@ -91,13 +91,8 @@ impl DockerEvent {
                 signal: self.attributes.get("signal").and_then(|text| signal(text)),
             },
         };
-        Some(RuntimeEvent { runtime, id: self.id.clone(), at: self.at, named: self.named(filter), what })
-    }
-
-    fn named(&self, filter: &Filter) -> Option<ContainerDetails> {
-        let image = self.attributes.get("image").map_or("", String::as_str);
-        let name = self.attributes.get("name").filter(|name| !name.is_empty())?;
-        Some(named(name, image, filter.labels_match(&self.attributes)))
+        let named = self.record(runtime, filter).map(|record| record.details());
+        Some(RuntimeEvent { runtime, id: self.id.clone(), at: self.at, named, what })
     }
 
     /// Creates the record of a run from this event alone; `None` without a name.
@@ -111,7 +106,7 @@ impl DockerEvent {
             image: value("image"),
             compose_project: value("com.docker.compose.project"),
             compose_service: value("com.docker.compose.service"),
-            settings: vec![],
+            settings: label_settings(&self.attributes),
             gpus: Arc::default(),
             started: Some(self.at),
             labels_match: filter.labels_match(&self.attributes),
@@ -124,7 +119,7 @@ impl DockerEvent {
 /// Creates the details of a container, with the name without Compose's temporary prefix.
 pub fn named(name: &str, image: &str, labels_match: bool) -> ContainerDetails {
     let name = bounded(strip_compose_prefix(name.trim_start_matches('/')));
-    ContainerDetails { name, pod: None, image: bounded(image), labels_match }
+    ContainerDetails { name, image: bounded(image), labels_match, ..ContainerDetails::default() }
 }
 
 /// Parses a signal from its number or its name with or without `SIG`; numbers of Linux on x86 and Arm.

@@ -15,7 +15,7 @@ use bollard::models::{ContainerInspectResponse, ContainerSummary};
 
 use super::connection::DockerConnection;
 use super::convert::{InspectResult, exists, is_recent, may_run, running};
-use super::events::{Action, DockerEvent, named};
+use super::events::{Action, DockerEvent};
 use super::{DockerResumeState, Watcher, is_too_large};
 use crate::clock::Timestamp;
 use crate::discover::reconcile::{FollowRequest, Responses};
@@ -172,7 +172,7 @@ impl<'a> DockerReconciler<'a> {
             let listed = list.iter().find(|listed| listed.id.as_deref() == Some(id.as_str()));
             let record = listed.and_then(|listed| self.watcher.record_from_list(listed));
             let found = record.map_or(InspectResult::Gone, |record| InspectResult::Stopped {
-                named: named(&record.name, &record.image, record.labels_match),
+                named: record.details(),
                 exit_code: None,
                 oom_flag: None,
                 finished: None,
@@ -290,9 +290,17 @@ impl<'a> DockerReconciler<'a> {
                 false => self.listed.ends.push((id.clone(), found)),
             },
             // already ended; with --rm there is nothing left to inspect, and the event has name, image and start
-            Ok(InspectResult::Stopped { .. } | InspectResult::Gone) => {
-                if began.is_some() {
-                    self.watcher.source.end_run(id, Timestamp::now().unix_seconds(), began);
+            Ok(found @ (InspectResult::Stopped { .. } | InspectResult::Gone)) => {
+                let Some(began) = began else { return };
+                let now = Timestamp::now().unix_seconds();
+                self.watcher.source.end_run(id, now, Some(began));
+                if let InspectResult::Stopped { named, .. } = found
+                    && self.settled
+                {
+                    // no cycle may have seen it: the settings of its environment are known from here only
+                    let (runtime, named) = (self.watcher.endpoint.runtime, Some(named));
+                    let what = EventKind::Exists;
+                    self.publish(RuntimeEvent { runtime, id: id.clone(), at: now, named, what });
                 }
             }
             Err(_) => {

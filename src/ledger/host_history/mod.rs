@@ -133,6 +133,7 @@ fn name_of(event: &LedgerEvent, at: f64) -> Option<RuntimeEvent> {
         pod: None,
         image: Arc::clone(&subject.image),
         labels_match: true,
+        ..ContainerDetails::default()
     };
     let runtime = RUNTIMES.into_iter().find(|runtime| **runtime == *subject.runtime)?;
     let id = ContainerId::new(&subject.container_id);

@@ -44,8 +44,13 @@ impl Past {
     }
 
     fn event(&mut self, ago: f64, what: EventKind) {
-        let named =
-            ContainerDetails { name: "train".into(), pod: None, image: "i".into(), labels_match: true };
+        let named = ContainerDetails {
+            name: "train".into(),
+            pod: None,
+            image: "i".into(),
+            labels_match: true,
+            ..ContainerDetails::default()
+        };
         let (id, at) = (ContainerId::new(ID), self.now.unix_seconds() - ago);
         self.events.push(RuntimeEvent { runtime: "docker", id, at, named: Some(named), what });
     }
@@ -364,7 +369,13 @@ fn counted_kills_are_the_union_of_ledger_and_host() {
     let container = ExistingContainer {
         id: ContainerId::new(ID),
         runtime: "docker",
-        named: ContainerDetails { name: "train".into(), pod: None, image: "i".into(), labels_match: true },
+        named: ContainerDetails {
+            name: "train".into(),
+            pod: None,
+            image: "i".into(),
+            labels_match: true,
+            ..ContainerDetails::default()
+        },
         is_running: true,
         started: Some(past.now.unix_seconds() - 5_000.0),
         ended: None,

@@ -244,6 +244,14 @@ impl RunFigures {
         self
     }
 
+    /// Takes what runtime events say of the container, if no cycle has seen the run with its name.
+    pub fn complete(&mut self, id: &ContainerId, group: &Arc<str>, settings: &[(Arc<str>, Arc<str>)]) {
+        if (self.group.is_empty() || *self.group == *id.short()) && !group.is_empty() {
+            self.group = Arc::clone(group);
+            self.settings = settings.iter().cloned().collect();
+        }
+    }
+
     /// Counts CUDA out-of-memory errors in the container's log.
     pub fn count_logged_cuda_ooms(&mut self, errors: u64) {
         self.cuda_ooms_in_log = self.cuda_ooms_in_log.saturating_add(errors);

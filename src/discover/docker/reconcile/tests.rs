@@ -199,6 +199,7 @@ fn end_that_a_list_showed_is_not_reported_again_by_its_event() {
                 pod: None,
                 image: "i".into(),
                 labels_match: true,
+                ..ContainerDetails::default()
             },
             exit_code: Some(7),
             oom_flag: Some(false),
@@ -248,7 +249,13 @@ fn events_before_the_list_are_reported_once() {
 
 #[test]
 fn lost_container_ends_by_event_or_inspect() {
-    let named = ContainerDetails { name: "train".into(), pod: None, image: "i".into(), labels_match: true };
+    let named = ContainerDetails {
+        name: "train".into(),
+        pod: None,
+        image: "i".into(),
+        labels_match: true,
+        ..ContainerDetails::default()
+    };
     let stopped = || InspectResult::Stopped {
         named: named.clone(),
         exit_code: Some(137),

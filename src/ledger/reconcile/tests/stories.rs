@@ -342,7 +342,13 @@ fn new_name_has_own_counts_but_temporary_compose_name_does_not() {
         story.settle(at);
     }
     let named = |name: &str| {
-        Some(ContainerDetails { name: name.into(), pod: None, image: "".into(), labels_match: true })
+        Some(ContainerDetails {
+            name: name.into(),
+            pod: None,
+            image: "".into(),
+            labels_match: true,
+            ..ContainerDetails::default()
+        })
     };
     story.named_event('a', 8.0, 8.0, named("0123456789ab_a"), EventKind::Renamed);
     story.kill_in('a', 9.0, 72);

@@ -136,6 +136,7 @@ impl Story {
             pod: None,
             image: "".into(),
             labels_match: true,
+            ..ContainerDetails::default()
         };
         let at = self.begin.unix_seconds() + happened;
         RuntimeEvent { runtime: "docker", id: id(letter), at, named: Some(named), what }

@@ -161,6 +161,7 @@ impl World {
                 pod: None,
                 image: "image".into(),
                 labels_match: true,
+                ..ContainerDetails::default()
             }),
             what,
         }
