@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ import scenes
 import stage
 from hosts import REPOSITORY, GpuHost, PaperHost, PlainHost
 from monitoring import Monitoring, Watch
-from processes import Folder, Trouble, one_at_a_time, others, remove
+from processes import INTERRUPTS, Folder, Trouble, one_at_a_time, others, remove
 from timelapse import Unknown
 
 TICK = 0.5
@@ -315,17 +314,7 @@ def main():
     if os.geteuid():
         sys.exit("The demo creates cgroups and a mount, and reads the kernel log: it must run as root (sudo make demo).")
 
-    interrupts = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def handle_all(handler):
-        for number in interrupts:
-            signal.signal(number, handler)
-
-    def interrupt(*_):
-        handle_all(signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    handle_all(interrupt)
+    INTERRUPTS.watch()
     reporter = Reporter(given.status)
     status, play, folder = 0, None, None
     try:
@@ -342,7 +331,7 @@ def main():
         reporter.write(f"\nthe demo failed: {trouble}")
         status = 1
     finally:
-        handle_all(signal.SIG_IGN)
+        INTERRUPTS.ignore()
         if play:
             play.close()
         elif folder:

@@ -44,21 +44,59 @@ def await_(what, look, deadline=DEADLINE):
         time.sleep(0.05)  # poll
 
 
+class Interrupts:
+    """The signals that end the demo: the first one raises KeyboardInterrupt, the others are ignored."""
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self):
+        self.delays, self.is_pending = 0, False
+
+    def watch(self):
+        for number in self.numbers:
+            signal.signal(number, self.handle)
+
+    def ignore(self):
+        for number in self.numbers:
+            signal.signal(number, signal.SIG_IGN)
+
+    def handle(self, *_):
+        self.ignore()
+        self.is_pending = True
+        self.raise_pending()
+
+    def raise_pending(self):
+        if self.is_pending and not self.delays:
+            self.is_pending = False
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def delayed(self):
+        """A signal that comes within is raised at the end."""
+        self.delays += 1
+        try:
+            yield
+        finally:
+            self.delays -= 1
+            self.raise_pending()
+
+
+INTERRUPTS = Interrupts()
+
+
 def run(*words, **more):
     """Runs a command that must succeed; returns its output. An interrupt waits for the end of the command: Docker may create a
-    container after its client was killed, and nothing would remove it."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*map(str, words)], start_new_session=True, **pipes, **more) as command:
+    container after its client was killed, or not waited for, and nothing would remove it."""
+    with INTERRUPTS.delayed():
         try:
-            out, errors = command.communicate()
-        except KeyboardInterrupt:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                command.communicate(timeout=DEADLINE)
-            command.kill()
-            raise
+            command = subprocess.run(
+                [*map(str, words)], capture_output=True, text=True, start_new_session=True, timeout=DEADLINE, check=False, **more
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as expired:
+            raise Trouble(f"{' '.join(map(str, words))}: has not ended within {DEADLINE} s") from expired
     if command.returncode:
-        raise Trouble(f"{' '.join(map(str, words))}: {(errors or out).strip()}")
-    return out.strip()
+        raise Trouble(f"{' '.join(map(str, words))}: {(command.stderr or command.stdout).strip()}")
+    return command.stdout.strip()
 
 
 def attempt(*words):

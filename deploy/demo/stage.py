@@ -4,6 +4,7 @@ The image of the containers is built here from one static program (`tests/hog`),
 
 Not here: what the trainings do (scenes.py).
 """
+import contextlib
 import hashlib
 import os
 import signal
@@ -82,13 +83,16 @@ class Docker:
 
 
 def clear_engine(mark):
-    """Removes a demo's containers and image. Twice, because the engine may still be creating a container."""
-    for _ in range(2):
-        found = subprocess.run(
-            [*DOCKER, "ps", "-aq", "--filter", f"label={LABEL}={mark}"], capture_output=True, text=True
-        ).stdout.split()  # fmt: skip
+    """Removes a demo's containers and image. Until none is listed, because the engine may still be creating one, or removing it."""
+
+    def gone():
+        found = run(*DOCKER, "ps", "-aq", "--filter", f"label={LABEL}={mark}").split()
         if found:
             attempt(*DOCKER, "rm", "-f", "-v", *found)
+        return not found
+
+    with contextlib.suppress(Trouble):
+        await_("removal of the demo's containers", gone, 20)
     attempt(*DOCKER, "rmi", "-f", f"memledger-demo:{mark}")
 
 

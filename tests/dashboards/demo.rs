@@ -217,6 +217,31 @@ fn second_demo_is_independent_and_removes_what_a_killed_one_left() {
     }
 }
 
+/// Docker creates a container although its client was not waited for.
+#[test]
+fn interrupt_waits_for_the_end_of_a_command_even_while_it_is_started() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = r#"
+import os, signal, subprocess, sys
+import processes
+fork = subprocess._fork_exec
+def fork_and_interrupt(*words):
+    pid = fork(*words)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return pid
+subprocess._fork_exec = fork_and_interrupt
+processes.INTERRUPTS.watch()
+try:
+    processes.run("/bin/sh", "-c", 'sleep 0.5; touch "$0/done"', sys.argv[1])
+except KeyboardInterrupt:
+    print(sorted(os.listdir(sys.argv[1])))
+"#;
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(["-B", "-c", program]).arg(folder.path()).env("PYTHONPATH", in_repository("deploy/demo"));
+    let output = command.output().expect("python3");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "['done']", "{output:?}");
+}
+
 #[test]
 fn demo_uses_cgroups_without_an_engine() {
     let Some(demo) = Demo::start(&["--no-docker"]) else { return };
