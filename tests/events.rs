@@ -160,7 +160,8 @@ fn ten_responses_with_the_whole_ledger_need_little_memory_and_are_complete() {
     let size = std::fs::metadata(dir.path().join(FILE)).expect("the file").len();
     assert!(size > 64 << 20, "{size}");
     let (state, room) = (state(dir.path()), ["--state.max-size=1GiB", "--state.retention=87840h"]);
-    let requests = ["--web.max-requests=120"]; // a quarter for one client
+    // a quarter for one client; and a slow machine takes long for ten responses of 66 MB
+    let requests = ["--web.max-requests=120", "--web.idle-timeout=1h"];
     let memledger = Memledger::start(&[ALONE, &[&state], &room, &requests].concat());
     let peak = peak_with_ten(&memledger, || {
         // by name: kills of other tests come between

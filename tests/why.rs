@@ -424,13 +424,16 @@ fn hanging_memledger_does_not_delay_the_verdict() {
         ("why", ["x", &*state, "--local.socket="], "database is locked"),
         ("events", ["--json", &*state, "--local.socket="], "database is locked"),
     ] {
-        let began = Timestamp::now();
-        let (code, out, err) = run(&[&[verb], &arguments[..]].concat());
-        let took = Timestamp::now().since(began);
-        let text = format!("{out}{err}").split_whitespace().collect::<Vec<_>>().join(" ");
-        assert_eq!(code, Some(1), "{text}");
-        assert!(text.contains(expected), "{verb} {arguments:?}: no {expected:?} in {text}");
-        // two seconds, and as much again for a busy machine
-        assert!(took < Duration::from_secs(4), "{verb} {arguments:?} took {took:?}");
+        let is_fast = |_| {
+            let began = Timestamp::now();
+            let (code, out, err) = run(&[&[verb], &arguments[..]].concat());
+            let took = Timestamp::now().since(began);
+            let text = format!("{out}{err}").split_whitespace().collect::<Vec<_>>().join(" ");
+            assert_eq!(code, Some(1), "{text}");
+            assert!(text.contains(expected), "{verb} {arguments:?}: no {expected:?} in {text}");
+            took < Duration::from_secs(2)
+        };
+        // a busy machine may take longer, so one of several times is enough
+        assert!((1..=10).any(is_fast), "{verb} {arguments:?} never took less than two seconds");
     }
 }

@@ -15,6 +15,8 @@ use crate::support::{Memledger, Metrics, binary, eventually, eventually_true, ru
 
 /// The shortest deadline: a process has 1.2 s for its first reading.
 const SHORT: [&str; 2] = ["--gpu.interval=50ms", "--gpu.deadline=100ms"];
+/// A deadline that a process also meets beside many others.
+const LONGER: [&str; 2] = ["--gpu.interval=50ms", "--gpu.deadline=400ms"];
 
 fn kill(pid: u32) {
     // an error means that it has ended
@@ -133,22 +135,22 @@ fn called_functions() -> Vec<String> {
 }
 
 /// Damages each call, each in a memledger of its own: a process that is new, so that calls at its start are reached too.
-fn damage_each_call(reason: &str, damage: impl Fn(&mut State, &str) + Sync) {
+fn damage_each_call(flags: &[&str], reason: &str, damage: impl Fn(&mut State, &str) + Sync) {
     let symbols = called_functions();
     std::thread::scope(|scope| {
         for part in symbols.chunks(symbols.len().div_ceil(4)) {
             let damage = &damage;
-            scope.spawn(move || part.iter().for_each(|symbol| damage_call(symbol, reason, damage)));
+            scope.spawn(move || part.iter().for_each(|symbol| damage_call(symbol, flags, reason, damage)));
         }
     });
 }
 
-fn damage_call(symbol: &str, reason: &str, damage: impl Fn(&mut State, &str)) {
+fn damage_call(symbol: &str, flags: &[&str], reason: &str, damage: impl Fn(&mut State, &str)) {
     let container = TestCgroup::container();
     let python = process_in(&container);
     let mut state = two_gpus(python.pid());
     let driver = Driver::new(&state);
-    let memledger = driver.memledger_with(&[&container], &SHORT);
+    let memledger = driver.memledger_with(&[&container], flags);
     await_value(&memledger, OF_CONTAINER, &[], GIB);
     let good = state.clone();
     damage(&mut state, symbol);
@@ -166,21 +168,21 @@ fn damage_call(symbol: &str, reason: &str, damage: impl Fn(&mut State, &str)) {
 
 #[test]
 fn segmentation_fault_in_any_call_removes_only_gpu_families() {
-    damage_each_call("ended", |state, symbol| {
+    damage_each_call(&LONGER, "ended", |state, symbol| {
         state.faults.insert(symbol.into(), Fault::Segfault);
     });
 }
 
 #[test]
 fn abort_in_any_call_removes_only_gpu_families() {
-    damage_each_call("ended", |state, symbol| {
+    damage_each_call(&LONGER, "ended", |state, symbol| {
         state.faults.insert(symbol.into(), Fault::Abort);
     });
 }
 
 #[test]
 fn hang_in_any_call_removes_only_gpu_families() {
-    damage_each_call("timeout", |state, symbol| {
+    damage_each_call(&SHORT, "timeout", |state, symbol| {
         state.hang.insert(symbol.into());
     });
 }

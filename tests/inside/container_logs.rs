@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::Host;
 use super::cuda_oom::{events, exit_of};
-use crate::support::docker::{Engine, of, unique};
+use crate::support::docker::{Engine, of, signal, unique};
 use crate::support::eventually;
 
 const OOMS: &str = "memledger_container_cuda_ooms_total";
@@ -178,11 +178,16 @@ fn each_run_of_a_container_counts_its_own_errors_once() {
     let Some(engine) = Engine::shared() else { return };
     let name = unique("again");
     let host = start(&engine, &name, "all");
-    // a run that no cycle sees is not read
-    let text = format!("print({TEXT:?}, flush=True)\nimport time\ntime.sleep(5)\nexit(1)");
+    let text = format!(
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}})\nprint({TEXT:?}, flush=True)\n\
+         signal.sigwait({{signal.SIGUSR1}})\nexit(1)"
+    );
     let flags = ["--restart=on-failure:2", "-v", "/usr:/usr:ro"];
-    let _container = engine.run(&name, &flags, &["/usr/bin/python3", "-u", "-c", &text]);
-    // the third run is the last
+    let container = engine.run(&name, &flags, &["/usr/bin/python3", "-u", "-c", &text]);
+    for run in 1..=3 {
+        reaches(&host, &name, f64::from(run)); // a run that no cycle sees is not read
+        signal("USR1", container.pid()); // Docker would not start again what `docker kill` ended
+    }
     eventually("the exits", || {
         let exits = events(&host.memledger, &name).iter().filter(|event| event["type"] == "exit").count();
         if exits == 3 { Ok(()) } else { Err(format!("{exits} {}", host.memledger.log())) }

@@ -79,7 +79,7 @@ fn why_explains_a_kill_on_a_host_where_memledger_never_ran() {
         }
     }
     let json = |words: &[&str]| -> Value {
-        let (code, text) = verb(&scene, &[words, &["--json", NO_LEDGER]].concat());
+        let (code, text) = verb_with_engine(&scene, &[words, &["--json", NO_LEDGER]].concat());
         assert_eq!(code, Some(0), "{text}");
         serde_json::from_str(&text).expect("JSON")
     };
@@ -232,7 +232,7 @@ fn kill_while_memledger_is_down_is_found_and_keeps_one_entry_after_its_start() {
     );
     let kills = || {
         let filter = format!("--container={}", container.name);
-        let (_, text) = verb(&scene, &["events", "--json", "--limit=0", &filter, &state]);
+        let (_, text) = verb_with_engine(&scene, &["events", "--json", "--limit=0", &filter, &state]);
         let events = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         events.filter(|event| event["type"] == "oom_kill").map(|kill| kill["id"].clone()).collect::<Vec<_>>()
     };

@@ -314,7 +314,7 @@ class Memledger:
         return Metrics(self.get("/metrics"))
 
     def fresh(self):
-        """A scrape whose cycle began after this call, and whose GPU reading did too."""
+        """A scrape whose cycle began after this call, and whose GPU reading did too unless the machine is very busy."""
         stamp = lambda metrics: metrics.get("memledger_snapshot_timestamp_seconds")
         seen = {stamp(self.metrics())}
 
