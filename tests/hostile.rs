@@ -278,7 +278,8 @@ impl AttackTest {
     ) {
         durations.sort_by(f64::total_cmp);
         // the machine may stop once, which is in no run delay; what an attack makes slow is slow more than once
-        let (median, longest) = (durations[durations.len() / 2], durations[durations.len() - 2]);
+        let [.., second, longest] = durations[..] else { panic!("no cycles") };
+        let median = durations[durations.len() / 2];
         let increase = |family: &str| last.value(family, &[]) - first.value(family, &[]);
         let skipped = increase("memledger_cycles_skipped_total");
         let peak = self.memledger.peak_bytes() as f64;
@@ -286,10 +287,11 @@ impl AttackTest {
         let log = self.memledger.log();
         let log_lines = count_log_lines(&log) - self.log_lines_before;
         eprintln!(
-            "peak {:.1} MiB; {} cycles, median {:.1} ms, second longest {:.1} ms, {skipped} skipped; {log_lines} lines in the log",
+            "peak {:.1} MiB; {} cycles, median {:.1} ms, longest {:.1} and {:.1} ms, {skipped} skipped; {log_lines} lines in the log",
             peak / MIB,
             durations.len(),
             median * 1e3,
+            second * 1e3,
             longest * 1e3,
         );
         let collectors: BTreeMap<_, _> = last
@@ -307,10 +309,8 @@ impl AttackTest {
             per_cycle <= self.max_cpu_per_cycle * time_factor(),
             "{per_cycle} s of CPU time for each cycle"
         );
-        assert!(
-            longest <= MAX_CYCLE * time_factor(),
-            "two cycles took {longest} s and longer: {durations:?}"
-        );
+        assert!(second <= MAX_CYCLE * time_factor(), "two cycles took {second} s and longer: {durations:?}");
+        assert!(longest <= 3.0 * MAX_CYCLE * time_factor(), "a cycle took {longest} s: {durations:?}");
         let skipped = skipped - run_delay / INTERVAL;
         assert!(skipped <= count * time_factor() / 4.0, "{skipped} cycles skipped: {durations:?}");
         assert!(log_lines <= MAX_LOG_LINES, "{log_lines} lines in the log: {log}");

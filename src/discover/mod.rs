@@ -155,7 +155,7 @@ pub struct ContainerRecord {
     pub compose_project: Arc<str>,
     /// Compose service; empty without.
     pub compose_service: Arc<str>,
-    /// Run settings from the allow-listed environment: label name and value.
+    /// Run settings of its labels and of the environment variables that a setting names: label name and value.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
     /// GPUs allocated to it, if the runtime reports them: index, uuid, or `all`.
     pub gpus: Arc<[Arc<str>]>,
@@ -173,7 +173,7 @@ impl ContainerRecord {
         let identity = Identity::canonical(&self.name, self.pod.as_deref());
         let compose = [&self.compose_project, &self.compose_service];
         ContainerDetails {
-            group: group(&self.settings, &identity, self.pod.as_deref(), compose),
+            group: group(&self.settings, &identity, self.pod.as_deref(), compose).unwrap_or_default(),
             name: identity.name,
             pod: self.pod.clone(),
             image: Arc::clone(&self.image),
@@ -214,25 +214,23 @@ pub struct Container {
     pub reads_log: bool,
 }
 
-/// See [`Container::group`].
+/// Returns the group of a container, see [`Container::group`]; `None` if that is its name.
 fn group(
     settings: &[(Arc<str>, Arc<str>)],
     identity: &Identity,
     pod: Option<&Pod>,
     [project, service]: [&Arc<str>; 2],
-) -> Arc<str> {
+) -> Option<Arc<str>> {
     if let Some((_, group)) = settings.iter().find(|(name, _)| **name == *GROUP_SETTING) {
-        return Arc::clone(group);
+        return Some(Arc::clone(group));
     }
     if !identity.k8s_pod.is_empty() {
         let job = pod.map(|pod| &pod.job).filter(|job| !job.is_empty());
         let owner = job.unwrap_or(&identity.k8s_pod);
-        return bounded(&format!("{}/{owner}/{}", identity.k8s_namespace, identity.name));
+        return Some(bounded(&format!("{}/{owner}/{}", identity.k8s_namespace, identity.name)));
     }
-    if !project.is_empty() && !service.is_empty() {
-        return bounded(&format!("{project}/{service}"));
-    }
-    Arc::clone(&identity.name)
+    let is_compose = !project.is_empty() && !service.is_empty();
+    is_compose.then(|| bounded(&format!("{project}/{service}")))
 }
 
 impl Container {
@@ -240,7 +238,8 @@ impl Container {
     /// and name; its Compose project and service; or its name.
     pub fn group(&self) -> Arc<str> {
         let compose = [&self.compose_project, &self.compose_service];
-        group(&self.settings, &self.identity, self.pod.as_deref(), compose)
+        let group = group(&self.settings, &self.identity, self.pod.as_deref(), compose);
+        group.unwrap_or_else(|| Arc::clone(&self.identity.name))
     }
 
     /// Returns the settings but the group.
@@ -356,9 +355,9 @@ pub struct ContainerDetails {
     pub pod: Option<Arc<Pod>>,
     /// The image reference that was requested.
     pub image: Arc<str>,
-    /// Its group, as that of [`Container::group`]; empty if unknown.
+    /// Its group, as that of [`Container::group`]; empty if that is its name.
     pub group: Arc<str>,
-    /// Its settings; without those of its environment if only an event reported it.
+    /// Its settings; those of its environment only if they come from an inspect.
     pub settings: RunSettings,
     /// Whether the container's labels pass `--container.label`.
     pub labels_match: bool,

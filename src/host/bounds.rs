@@ -84,7 +84,7 @@ byte_bounds! {
         "the connection is closed; stopped containers are left out of the next request; counted as `too_large` of the collector `discover`, logged once";
     /// The kernel starts no program with more than 2 MiB of arguments and environment (a quarter of the stack's usual limit).
     DOCKER_INSPECT: "inspect of Docker or Podman, twenty at a time", 2 << 20,
-        "the connection is closed; the container keeps the name and image of the list or the event and has no settings; counted, logged once for each container";
+        "the connection is closed; the container keeps the name and image of the list or the event and has no settings of its environment; counted, logged once for each container";
     /// An event contains the labels of its container, and nothing else that is long.
     DOCKER_EVENT: "one event of Docker or Podman", 1 << 20,
         "the connection is closed, containers are listed again; counted, logged once";
@@ -96,7 +96,7 @@ byte_bounds! {
         "the call fails: `memledger_runtime_up` is 0, or the kubelet's allocations are missing; logged";
     /// The status of one container: its whole OCI configuration, where arguments and environment may have 2 MiB.
     CRI_STATUS: "status of one container of a CRI runtime", 4 << 20,
-        "the call fails: the container has no settings, and is queried again later";
+        "the call fails: the container has no settings of its environment, and is queried again later";
     /// The status of a sandbox and of its containers, without their configuration.
     CRI_EVENT: "one event of a CRI runtime", 1 << 20,
         "events are not used, containers are listed every second";

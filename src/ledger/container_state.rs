@@ -61,9 +61,6 @@ pub struct ContainerState {
     /// Unix time of the end of the last run that was dropped: an older kill belongs to none of the known runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) dropped_until: Option<f64>,
-    /// What its runs are compared with; empty if unknown.
-    #[serde(skip)]
-    pub(super) group: Arc<str>,
     #[serde(skip)]
     pub(super) settings: Vec<(Arc<str>, Arc<str>)>,
 }
@@ -108,6 +105,15 @@ impl ContainerState {
     /// Returns true if it is running, as far as known.
     pub fn is_running(&self) -> bool {
         self.run.as_ref().is_some_and(|run| run.ended.is_none())
+    }
+
+    /// Adds what the event says of the container to its current run, for a run that no cycle sees.
+    pub fn complete_run(&mut self, runtime_event: &RuntimeEvent) {
+        if let (Some(run), Some(details)) = (&mut self.run, &runtime_event.named)
+            && !self.hidden
+        {
+            run.figures.complete(&runtime_event.id, details);
+        }
     }
 
     /// Returns the container as the subject of an event of this run.

@@ -133,12 +133,21 @@ impl ContainerTable {
             }
             known.image = Arc::clone(&named.image);
             known.hidden = !shown;
-            known.group = Arc::clone(&named.group);
-            // an event has those of its labels only
-            if known.settings.len() < named.settings.len() {
-                known.settings.clone_from(&named.settings);
-            }
         }
+        let is_end = matches!(runtime_event.what, EventKind::Ended { .. });
+        if is_end {
+            known.complete_run(runtime_event); // before its figures are taken
+        }
+        let transitions = self.apply_kind(runtime_event);
+        if !is_end {
+            self.entry(id).complete_run(runtime_event);
+        }
+        transitions
+    }
+
+    fn apply_kind(&mut self, runtime_event: &RuntimeEvent) -> Vec<RunTransition> {
+        let id = &runtime_event.id;
+        let known = self.modify(id);
         match &runtime_event.what {
             EventKind::Exists | EventKind::Renamed => vec![],
             EventKind::Started => self.begin_run(id, Some(runtime_event.at), None, true),

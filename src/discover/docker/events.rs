@@ -91,7 +91,10 @@ impl DockerEvent {
                 signal: self.attributes.get("signal").and_then(|text| signal(text)),
             },
         };
-        let named = self.record(runtime, filter).map(|record| record.details());
+        let mut named = self.record(runtime, filter).map(|record| record.details());
+        if let (EventKind::Oom | EventKind::SignalRequested { .. }, Some(named)) = (&what, &mut named) {
+            named.settings = vec![]; // there may be many in one run
+        }
         Some(RuntimeEvent { runtime, id: self.id.clone(), at: self.at, named, what })
     }
 
@@ -232,6 +235,8 @@ pub mod tests {
             ("name", "0123456789ab_train-1"),
             ("image", "i:1"),
             ("team", "speech"),
+            ("memledger.run.seed", "7"),
+            ("memledger.run.group", "vision"),
             ("containerExitCode", "0"),
         ];
         let filter = Filter { labels: vec![("team".into(), Some("vision".into()))], ..Filter::default() };
@@ -244,6 +249,10 @@ pub mod tests {
         let named = runtime_event.named.unwrap();
         assert_eq!((&*named.name, &*named.image), ("train-1", "i:1"));
         assert!(!named.labels_match, "reported and marked");
+        assert_eq!(&*named.group, "vision");
+        assert_eq!(named.settings, [("group".into(), "vision".into()), ("seed".into(), "7".into())]);
+        let signal = event("a", "kill", 1, &attributes).runtime_event("docker", &filter, true);
+        assert_eq!(signal.unwrap().named.unwrap().settings, [], "there may be many");
         assert_eq!(event("a", "create", 1, &[]).runtime_event("docker", &filter, false).unwrap().named, None);
     }
 

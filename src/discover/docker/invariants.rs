@@ -73,6 +73,14 @@ fn check_record(record: &ContainerRecord) {
 
 fn check_event(runtime_event: &RuntimeEvent) {
     assert!(runtime_event.at.is_finite());
+    if let Some(details) = &runtime_event.named {
+        let texts = details.settings.iter().flat_map(|(name, value)| [name, value]);
+        assert!(
+            texts.chain([&details.group]).all(|text| text.chars().count() <= MAX_LABEL_CHARS),
+            "{details:?}"
+        );
+        assert!(details.settings.len() <= 64, "{details:?}");
+    }
     if let EventKind::SignalRequested { signal: Some(signal) } = runtime_event.what {
         assert!((1..=64).contains(&signal), "{signal}");
     }

@@ -290,17 +290,9 @@ impl<'a> DockerReconciler<'a> {
                 false => self.listed.ends.push((id.clone(), found)),
             },
             // already ended; with --rm there is nothing left to inspect, and the event has name, image and start
-            Ok(found @ (InspectResult::Stopped { .. } | InspectResult::Gone)) => {
-                let Some(began) = began else { return };
-                let now = Timestamp::now().unix_seconds();
-                self.watcher.source.end_run(id, now, Some(began));
-                if let InspectResult::Stopped { named, .. } = found
-                    && self.settled
-                {
-                    // no cycle may have seen it: the settings of its environment are known from here only
-                    let (runtime, named) = (self.watcher.endpoint.runtime, Some(named));
-                    let what = EventKind::Exists;
-                    self.publish(RuntimeEvent { runtime, id: id.clone(), at: now, named, what });
+            Ok(InspectResult::Stopped { .. } | InspectResult::Gone) => {
+                if began.is_some() {
+                    self.watcher.source.end_run(id, Timestamp::now().unix_seconds(), began);
                 }
             }
             Err(_) => {

@@ -129,19 +129,15 @@ impl Reconciler {
 
     /// Writes the record of the run that ended so.
     fn write_run(&mut self, pending: &PendingExit) {
-        let known = self.containers.get(&pending.id);
-        if known.is_some_and(|known| known.hidden) {
+        if self.containers.get(&pending.id).is_some_and(|known| known.hidden) {
             return;
         }
-        let run = known.and_then(|known| known.run_ended_at(pending.exit.at));
+        let run = self.containers.get(&pending.id).and_then(|known| known.run_ended_at(pending.exit.at));
         let in_run = run.map(|run| &run.figures);
         let figures = pending.figures.clone().map(|figures| figures.with_cuda_ooms_of(in_run));
-        if let Some(mut figures) = figures.or_else(|| in_run.cloned()) {
-            if let Some(known) = known {
-                figures.complete(&pending.id, &known.group, &known.settings);
-            }
+        if let Some(figures) = figures.as_ref().or(in_run) {
             let oom_limit = run.and_then(|run| run.oom_limit);
-            let record = RunRecord { oom_limit, ..RunRecord::of_exit(&figures, &pending.exit) };
+            let record = RunRecord { oom_limit, ..RunRecord::of_exit(figures, &pending.exit) };
             self.changes.runs.insert(pending.exit.id, record);
         }
     }

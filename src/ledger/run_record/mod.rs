@@ -20,7 +20,7 @@ use super::exchange::ContainerUsage;
 use super::usage_history::by_role;
 use crate::clock::Timestamp;
 use crate::config::GROUP_SETTING;
-use crate::discover::{Container, ContainerId};
+use crate::discover::{Container, ContainerDetails, ContainerId};
 use crate::ledger::hit_limit::HitLimit;
 use measures::{Growth, Mean};
 use sample::{MAX_SCOPES, ReportingRank, RunGpuSample, RunSample, ScopeSample};
@@ -244,11 +244,13 @@ impl RunFigures {
         self
     }
 
-    /// Takes what runtime events say of the container, if no cycle has seen the run with its name.
-    pub fn complete(&mut self, id: &ContainerId, group: &Arc<str>, settings: &[(Arc<str>, Arc<str>)]) {
-        if (self.group.is_empty() || *self.group == *id.short()) && !group.is_empty() {
-            self.group = Arc::clone(group);
-            self.settings = settings.iter().cloned().collect();
+    /// Takes the group and the settings of a runtime event, as far as no cycle has seen the run with its name.
+    pub fn complete(&mut self, id: &ContainerId, details: &ContainerDetails) {
+        if !details.group.is_empty() && (self.group.is_empty() || *self.group == *id.short()) {
+            self.group = Arc::clone(&details.group);
+        }
+        for (name, value) in &details.settings {
+            self.settings.entry(Arc::clone(name)).or_insert_with(|| Arc::clone(value));
         }
     }
 

@@ -499,3 +499,29 @@ fn cgroup_counters_count_without_log_and_vmstat_and_late_records_add_nothing() {
     story.settle(4.0);
     assert_eq!(story.store.total(Total::Host), 3, "a new kill is counted");
 }
+
+#[test]
+fn run_that_no_cycle_sees_has_the_group_and_settings_of_its_events() {
+    let mut story = Story::new();
+    let details = |group: &str, settings: &[(&str, &str)]| {
+        let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        let (name, group) = ("a".into(), group.into());
+        Some(ContainerDetails { name, group, settings, labels_match: true, ..ContainerDetails::default() })
+    };
+    story.named_event('a', 0.1, 0.1, details("vision", &[("seed", "7")]), EventKind::Started);
+    let of_inspect = details("vision", &[("batch_size", "8"), ("seed", "7")]);
+    story.named_event('a', 0.1, 0.2, of_inspect, running(7));
+    // older versions of Podman send no labels with it
+    let end = EventKind::Ended { exit_code: Some(3), oom_flag: None };
+    story.named_event('a', 0.3, 0.3, details("", &[]), end);
+    story.settle(16.0);
+    let record = story.run_record();
+    assert_eq!((&*record.group, record.samples), ("vision", 0));
+    let settings: Vec<_> = record.settings.iter().map(|(name, value)| (&**name, &**value)).collect();
+    assert_eq!(settings, [("batch_size", "8"), ("seed", "7")]);
+    // and without a group of its own it has its name
+    story.named_event('b', 20.0, 20.0, details("", &[]), EventKind::Started);
+    story.end('b', 20.5, Some(0));
+    story.settle(36.0);
+    assert_eq!(&*story.run_record().group, "a");
+}
