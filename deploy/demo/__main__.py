@@ -25,7 +25,7 @@ from processes import INTERRUPTS, Folder, Trouble, one_at_a_time, others, remove
 from timelapse import Unknown
 
 TICK = 0.5
-PATIENCE = 180  # seconds for which an act waits for its alerts on a slow machine
+PATIENCE = 400  # seconds for which an act waits for its alerts on a slow machine
 STAYS = 3  # seconds for which an act continues after all its alerts fired
 
 

@@ -183,7 +183,7 @@ def acts(paper_container):
 
 def of_containers():
     return [
-        container(0, LEAK, "leaks steadily", ("MemledgerContainerMemoryLeakSuspected", WARNING), most=190),
+        container(0, LEAK, "leaks steadily", ("MemledgerContainerMemoryLeakSuspected", WARNING), most=400),
         stays(1, SAW, "allocates and frees repeatedly: a saw-tooth, not a leak"),
         stays(2, SERVICE, "serves, in a Compose project and on a MIG instance"),
         stays(3, PIPER, "trains with BATCH_SIZE=8, reaches its plateau, and completes"),

@@ -83,10 +83,13 @@ class Docker:
 
 
 def clear_engine(mark):
-    """Removes a demo's containers and image. Until none is listed, because the engine may still be creating one, or removing it."""
+    """Removes a demo's containers and image. Removing may fail for a moment, as of a container that the engine just starts."""
 
     def gone():
-        found = run(*DOCKER, "ps", "-aq", "--filter", f"label={LABEL}={mark}").split()
+        try:
+            found = run(*DOCKER, "ps", "-aq", "--filter", f"label={LABEL}={mark}").split()
+        except Trouble:
+            return False  # a busy engine
         if found:
             attempt(*DOCKER, "rm", "-f", "-v", *found)
         return not found
