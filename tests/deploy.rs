@@ -93,7 +93,7 @@ fn image_runs_with_the_options_of_compose_and_is_healthy() {
         "healthy" => Ok(()),
         other => Err(other.to_owned()),
     });
-    // on a busy machine a check may take longer than its time-out, which it says
+    // on a busy machine a check may take longer than its time-out
     let report = eventually("a report with all responses", || match exec(&["doctor"]) {
         Ok(report) if !report.contains("does not respond within") => Ok(report),
         Ok(report) | Err(report) => Err(report),

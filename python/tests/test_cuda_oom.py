@@ -31,9 +31,14 @@ def of(receiver):
     return [timeless(message) for message in receiver.of("oom")]
 
 
+def await_observer(receiver):
+    """Waits until the observer is attached: before the second sample at the latest, since CUDA was not initialised before the first."""
+    receiver.wait("sample", lambda _: len(receiver.of("sample")) > 1)
+
+
 def end_after_sample(receiver, program):
     """Lets a program go on once its observer is attached, and returns its end."""
-    receiver.wait("sample")
+    await_observer(receiver)
     program.go()
     return program.end()
 
@@ -70,7 +75,8 @@ print("trained")
     assert end_after_sample(receiver, program) == (0, "trained\n", "")
     receiver.wait("oom", lambda message: message["n"] == 1000)
     found = of(receiver)
-    assert [timeless(found[0])] == [{"t": "oom", "n": 1, **NUMBERS, "skipped": 0}]
+    # a busy machine may skip the first ones, too
+    assert found[0] == {"t": "oom", **NUMBERS, "n": found[0]["n"], "skipped": found[0]["n"] - 1}
     assert len(found) < 100 and len(found) + sum(message["skipped"] for message in found) == 1000
 
 
@@ -162,7 +168,7 @@ except RuntimeError:
 input()
 """
     )
-    receiver.wait("sample")
+    await_observer(receiver)
     receiver.close()
     program.go()
     receiver.open()

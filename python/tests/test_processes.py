@@ -192,7 +192,7 @@ os.execv(sys.executable, [sys.executable, "-c",
     receiver.wait("sample")
     program.go()
     assert program.line() == "second"
-    receiver.wait("sample", lambda message: message["dev"][0]["alloc"] == 7 * MIB)
+    receiver.wait("sample", lambda message: message["dev"] and message["dev"][0]["alloc"] == 7 * MIB)
     assert {pid for pid, _ in receiver.messages} == {program.pid}
 
 

@@ -190,13 +190,14 @@ mod tests {
     #[test]
     fn reports_are_dropped_while_the_ledger_hangs_and_kills_are_not() {
         let report = OomReport { processes: vec![ReportProcess::default(); 4_096], ..OomReport::default() };
+        let report = Arc::new(report);
         let mut rows = 0;
         let kept = (0..MAX_WAITING).filter(|_| {
             let mut entry = LogEntry {
                 position: LogPosition::default(),
                 line: Line::Killed(Killed::default()),
                 text: "".into(),
-                report: Some(Arc::new(report.clone())),
+                report: Some(Arc::clone(&report)),
             };
             limit_reports(&mut entry, &mut rows);
             entry.report.is_some()

@@ -56,12 +56,7 @@ fn fails_and_recovers(grpc: bool, behave: serde_json::Value, reason: &str) {
     receiver.behave(json!({"as": "ok"}));
     await_up(&memledger, 1.0);
     assert!(!list(&receiver.take(), "points").is_empty());
-    assert_eq!(
-        log_count(&memledger, "OTLP export recovered signal=metrics endpoint"),
-        1,
-        "{}",
-        memledger.log()
-    );
+    assert_eq!(log_count(&memledger, "OTLP export recovered\" signal=metrics"), 1, "{}", memledger.log());
 }
 
 #[test]

@@ -239,12 +239,11 @@ fn ten_thousand_requests_do_not_grow_memory_or_delay_cycles() {
             crate::support::Metrics::parse(text.split_once("\r\n\r\n").unwrap().1).value(name, &[])
         };
         let stamp = "memledger_snapshot_timestamp_seconds";
-        // without those for which the thread waited for a processor
-        let skipped = || {
-            let waited = run_delay_nanos(memledger.pid(), "cycle") / 1e9;
-            read("memledger_cycles_skipped_total") - waited
-        };
-        let (before, began, skipped_before) = (memledger.anonymous_bytes(), read(stamp), skipped());
+        let skipped = || read("memledger_cycles_skipped_total");
+        // of which other tests may have most, and the requests some
+        let run_delay = || run_delay_nanos(memledger.pid(), "cycle") / 1e9;
+        let (before, began, skipped_before, run_delay_before) =
+            (memledger.anonymous_bytes(), read(stamp), skipped(), run_delay());
         send_requests(10_000);
         let grown = memledger.anonymous_bytes().saturating_sub(before);
         assert!(grown < 8 << 20, "{}: {grown} bytes more", served.scheme());
@@ -255,7 +254,7 @@ fn ten_thousand_requests_do_not_grow_memory_or_delay_cycles() {
         let late = skipped() - skipped_before;
         let passed = read(stamp) - began;
         assert!(
-            late <= 1.0 + passed / 10.0,
+            late <= 1.0 + passed / 10.0 + (run_delay() - run_delay_before) && late <= 2.0 + passed / 2.0,
             "{}: {late} cycles of {passed} s were left out",
             served.scheme()
         );

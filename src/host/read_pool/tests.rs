@@ -234,13 +234,16 @@ fn pauses_only_the_slow_owner() {
 fn waiting_for_a_cpu_is_not_slow() {
     let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let seen = Arc::clone(&is_over);
-    let (has_begun, begun) = mpsc::channel();
+    let (has_begun, begun) = mpsc::channel::<()>();
     let busy = std::thread::spawn(move || {
-        has_begun.send(()).unwrap();
-        compute(|| seen.load(std::sync::atomic::Ordering::Relaxed));
+        let mut has_begun = Some(has_begun); // it is dropped when it computes
+        compute(|| {
+            has_begun = None;
+            seen.load(std::sync::atomic::Ordering::Relaxed)
+        });
     });
     let (pool, _release) = pool(LONG);
-    begun.recv().unwrap();
+    begun.recv().unwrap_err();
     let began = Timestamp::now();
     pool.submit([("a", Task::Compute(10 * SLOW_READ))]);
     until("it returns", || !outcomes(&pool).0.is_empty());
