@@ -107,9 +107,10 @@ impl ContainerState {
         self.run.as_ref().is_some_and(|run| run.ended.is_none())
     }
 
-    /// Adds what the event says of the container to its current run, for a run that no cycle sees.
+    /// Adds the details of an event to the run in progress, for a run that no cycle sees.
     pub fn complete_run(&mut self, runtime_event: &RuntimeEvent) {
         if let (Some(run), Some(details)) = (&mut self.run, &runtime_event.named)
+            && run.ended.is_none()
             && !self.hidden
         {
             run.figures.complete(&runtime_event.id, details);
@@ -383,6 +384,8 @@ impl ContainerState {
             run.is_exit_assumed = false;
             return None;
         }
+        self.complete_run(runtime_event);
+        let run = self.run.as_mut()?;
         // an exit before the restart has a reason of its own
         run.host_restart = run.host_restart.filter(|restart| runtime_event.at >= *restart);
         run.ended = Some(run.host_restart.unwrap_or(runtime_event.at));

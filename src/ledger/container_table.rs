@@ -125,6 +125,8 @@ impl ContainerTable {
             known.runtime = runtime_event.runtime.into();
             known.first_event_at = runtime_event.at;
         }
+        // older versions of Podman report an end without labels
+        let is_end_of_known = known.named && matches!(runtime_event.what, EventKind::Ended { .. });
         if let Some((named, shown, identity)) = named {
             // keep the inventory's name: it is unique over all runtimes
             if !known.named || matches!(runtime_event.what, EventKind::Renamed) {
@@ -132,16 +134,10 @@ impl ContainerTable {
                 known.named = true;
             }
             known.image = Arc::clone(&named.image);
-            known.hidden = !shown;
-        }
-        let is_end = matches!(runtime_event.what, EventKind::Ended { .. });
-        if is_end {
-            known.complete_run(runtime_event); // before its figures are taken
+            known.hidden = if is_end_of_known { known.hidden } else { !shown };
         }
         let transitions = self.apply_kind(runtime_event);
-        if !is_end {
-            self.entry(id).complete_run(runtime_event);
-        }
+        self.entry(id).complete_run(runtime_event);
         transitions
     }
 

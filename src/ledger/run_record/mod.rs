@@ -169,8 +169,11 @@ impl RunFigures {
         let known_settings = self.settings.len() + self.reported_settings.len();
         // without its runtime a container has its id for a name, and no settings
         // and a run id without a start, until its processes are read
-        if !self.run.contains('-') || *container.identity.name != *container.id.short() {
+        let is_named = *container.identity.name != *container.id.short();
+        if is_named || self.group.is_empty() {
             self.group = container.group();
+        }
+        if is_named || !self.run.contains('-') {
             self.run = Arc::clone(&usage.run_id);
         }
         for (name, value) in &container.settings {
@@ -246,7 +249,8 @@ impl RunFigures {
 
     /// Takes the group and the settings of a runtime event, as far as no cycle has seen the run with its name.
     pub fn complete(&mut self, id: &ContainerId, details: &ContainerDetails) {
-        if !details.group.is_empty() && (self.group.is_empty() || *self.group == *id.short()) {
+        let is_set = || details.settings.iter().any(|(name, _)| **name == *GROUP_SETTING);
+        if self.group.is_empty() || *self.group == *id.short() || (self.samples == 0 && is_set()) {
             self.group = Arc::clone(&details.group);
         }
         for (name, value) in &details.settings {

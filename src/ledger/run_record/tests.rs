@@ -167,6 +167,43 @@ fn reported_settings_are_those_of_the_first_process_of_the_lowest_rank() {
 }
 
 #[test]
+fn group_of_an_event_precedes_the_short_id_of_a_container_without_a_name() {
+    let mut unnamed = container(&[]);
+    unnamed.identity = Identity::named(unnamed.id.short());
+    let id = unnamed.id.clone();
+    let details = |group: &str| ContainerDetails { group: group.into(), ..ContainerDetails::default() };
+    let group_of = |events: &dyn Fn(&mut RunFigures)| {
+        let mut figures = RunFigures::default();
+        events(&mut figures);
+        figures.group.to_string()
+    };
+    let cycle = |figures: &mut RunFigures| {
+        figures.record(at(0.0), None, &unnamed, &usage(0.0, 1, 1));
+    };
+    let before = |figures: &mut RunFigures| {
+        figures.complete(&id, &details("vision"));
+        cycle(figures);
+    };
+    assert_eq!(group_of(&before), "vision");
+    let after = |figures: &mut RunFigures| {
+        cycle(figures);
+        figures.complete(&id, &details("vision"));
+    };
+    assert_eq!(group_of(&after), "vision");
+    let named = |figures: &mut RunFigures| {
+        cycle(figures);
+        figures.complete(&id, &details(""));
+    };
+    assert_eq!(group_of(&named), "", "its name");
+    let set = |figures: &mut RunFigures| {
+        figures.complete(&id, &details("project/service"));
+        let settings = vec![(GROUP_SETTING.into(), "vision".into())];
+        figures.complete(&id, &ContainerDetails { settings, ..details("vision") });
+    };
+    assert_eq!(group_of(&set), "vision", "an inspect has more than the event");
+}
+
+#[test]
 fn groups_have_an_order_and_stay_while_the_runtime_is_away() {
     let mut compose = container(&[]);
     assert_eq!(&*compose.group(), "train");

@@ -511,9 +511,10 @@ fn run_that_no_cycle_sees_has_the_group_and_settings_of_its_events() {
     story.named_event('a', 0.1, 0.1, details("vision", &[("seed", "7")]), EventKind::Started);
     let of_inspect = details("vision", &[("batch_size", "8"), ("seed", "7")]);
     story.named_event('a', 0.1, 0.2, of_inspect, running(7));
-    // older versions of Podman send no labels with it
+    // older versions of Podman send no labels with it, so that it does not match a filter by labels
     let end = EventKind::Ended { exit_code: Some(3), oom_flag: None };
-    story.named_event('a', 0.3, 0.3, details("", &[]), end);
+    let without_labels = details("", &[]).map(|details| ContainerDetails { labels_match: false, ..details });
+    story.named_event('a', 0.3, 0.3, without_labels, end.clone());
     story.settle(16.0);
     let record = story.run_record();
     assert_eq!((&*record.group, record.samples), ("vision", 0));
@@ -524,4 +525,10 @@ fn run_that_no_cycle_sees_has_the_group_and_settings_of_its_events() {
     story.end('b', 20.5, Some(0));
     story.settle(36.0);
     assert_eq!(&*story.run_record().group, "a");
+    // its start is unknown
+    story.named_event('c', 40.0, 40.0, details("vision", &[]), EventKind::Exists);
+    story.named_event('c', 40.5, 40.5, details("vision", &[("seed", "8")]), end);
+    story.settle(56.0);
+    let record = story.run_record();
+    assert_eq!((&*record.group, record.settings.len()), ("vision", 1));
 }
