@@ -32,7 +32,7 @@ def of(receiver):
 
 
 def await_observer(receiver):
-    """Waits until the observer is attached: before the second sample at the latest, since CUDA was not initialised before the first."""
+    """Waits until the observer is attached, which is tried before each sample: before the first one CUDA may not be initialised yet."""
     receiver.wait("sample", lambda _: len(receiver.of("sample")) > 1)
 
 

@@ -1,9 +1,10 @@
 //! Events that are reported for a sequence of lists, events and inspects.
 
 use super::*;
+use crate::discover::RuntimeState;
 use crate::discover::docker::events;
+use crate::discover::docker::events::named;
 use crate::discover::docker::tests::{counts, started_at, watcher_on};
-use crate::discover::{ContainerDetails, RuntimeState};
 use bollard::models::ContainerSummaryStateEnum::EXITED;
 use std::sync::Arc;
 
@@ -194,13 +195,7 @@ fn end_that_a_list_showed_is_not_reported_again_by_its_event() {
     reconciler_on(&["a"], |reconciler, source| {
         let at = Timestamp::now().unix_seconds() + 4.5;
         let stopped = InspectResult::Stopped {
-            named: ContainerDetails {
-                name: "train".into(),
-                pod: None,
-                image: "i".into(),
-                labels_match: true,
-                ..ContainerDetails::default()
-            },
+            named: named("train", "i", true),
             exit_code: Some(7),
             oom_flag: Some(false),
             finished: Some(at),
@@ -249,13 +244,7 @@ fn events_before_the_list_are_reported_once() {
 
 #[test]
 fn lost_container_ends_by_event_or_inspect() {
-    let named = ContainerDetails {
-        name: "train".into(),
-        pod: None,
-        image: "i".into(),
-        labels_match: true,
-        ..ContainerDetails::default()
-    };
+    let named = named("train", "i", true);
     let stopped = || InspectResult::Stopped {
         named: named.clone(),
         exit_code: Some(137),
