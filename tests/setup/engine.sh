@@ -4,6 +4,8 @@
 # Our own has its data, log and pid file in the cache folder and listens where clients look by default. It has no bridge
 # and touches neither packet filter nor forwarding: no test needs a network, and the machine keeps its own. (Containers
 # then run with the loopback only; `docker run` warns about forwarding unless it has `--network none` or `host`.)
+# A dockerd without a bridge deletes a docker0 that it finds. Where there is one, it is another engine's, so ours runs in a network
+# namespace of its own; the tests of the image with `--network host` (`make test-packages`) cannot reach their containers then.
 # Not a service: nothing starts it again after a reboot, `setup.sh` does.
 #
 # usage: engine.sh start | stop | status
@@ -49,7 +51,9 @@ start() {
     # The group of the caller owns the socket, so that tests of a user with sudo reach it.
     # It must not keep the descriptors of setup.sh: its lock (9), and the pipe (3) whose reader waits for the last writer.
     # dockerd picks the storage driver: overlay2, or vfs where the cache itself lies on an overlay.
-    as_root env -u DOCKER_HOST setsid dockerd --pidfile "$pid_file" --data-root "$folder/data" -H "unix://$socket" \
+    local apart=()
+    if [[ -e /sys/class/net/docker0 ]]; then apart=(unshare --net); fi
+    as_root env -u DOCKER_HOST setsid "${apart[@]}" dockerd --pidfile "$pid_file" --data-root "$folder/data" -H "unix://$socket" \
       -G "$(id -g)" --bridge none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false \
       >"$log" 2>&1 </dev/null 3>&- 9>&- &
     disown

@@ -215,7 +215,9 @@ impl PrivateEngine {
         std::fs::write(self.path("daemon.json"), "{}").expect("a file"); // instead of the machine's own
         let log = std::fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
         let option = |name: &str, file: &str| format!("--{name}={}", self.path(file).display());
-        let child = Command::new("dockerd")
+        // in a network namespace of its own: without a bridge, it deletes the docker0 of the machine's engine
+        let child = Command::new("unshare")
+            .args(["--net", "dockerd"])
             .args([option("data-root", "data"), option("exec-root", "exec"), option("pidfile", "pid")])
             .arg(option("config-file", "daemon.json"))
             .arg(format!("--host=unix://{}", self.engine.socket.display()))
