@@ -1,4 +1,4 @@
-# memledger: `make run` shows the main job, `make test` installs what tests need and runs them all.
+# memledger: `make run` shows the main job, `make test` installs what its tests need and runs them.
 # Everything is built as the user who calls make; what needs root calls sudo itself.
 .DEFAULT_GOAL := help
 SETUP := tests/setup/setup.sh
@@ -24,13 +24,16 @@ demo: cargo ## without a GPU host: containers go wrong, memledger watches (ARGS=
 	$(CARGO) rustc --release --locked --package hog --target-dir $(TARGET)/demo -- -C target-feature=+crt-static
 	$(SUDO) python3 -B deploy/demo --target $(TARGET) $(ARGS)
 
-test: cargo ## install what the tests need, and run all of them, also in the cgroup v2 guest (ARGS="..." for nextest: a part)
-	@tests/run.sh $(ARGS)
+test: cargo ## what each change has to pass: format, lints, unit tests, and a real test of each promise; installs what they need (10 min)
+	@tests/run.sh gate $(ARGS)
 
-soak: cargo ## counts too high for make test: 10,000 simulated worlds of the ledger, two times 2,000 real kills, 10,000 restarts of the NVML process (2 h)
+test-all: cargo ## all other tests: real systems, the cgroup v2 guest, the demo, the chart, the packages (ARGS="..." for nextest: a part of all)
+	@tests/run.sh all $(ARGS)
+
+soak: cargo ## counts too high for make test-all: 10,000 simulated worlds of the ledger, two times 2,000 real kills, 10,000 restarts of the NVML process (2 h)
 	MEMLEDGER_TEST_CASES=10000 $(CARGO) test --locked --release --lib -- ledger::reconcile::tests::counts ledger::reconcile::tests::kills
-	NEXTEST_PROFILE=soak MEMLEDGER_TEST_KILLS=2000 tests/run.sh --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill) + test(=oom::bursts::docker_restart_during_burst_loses_no_kill)'
-	NEXTEST_PROFILE=soak MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh -E 'test(/many_restarts_leak_nothing/)'
+	NEXTEST_PROFILE=soak MEMLEDGER_TEST_KILLS=2000 tests/run.sh all --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill) + test(=oom::bursts::docker_restart_during_burst_loses_no_kill)'
+	NEXTEST_PROFILE=soak MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh all -E 'test(/many_restarts_leak_nothing/)'
 
 test-fresh: cargo ## README's two commands on a fresh Debian 12, in a folder of this machine (ARGS="--help")
 	@tests/fresh/fresh.sh $(ARGS)
@@ -38,8 +41,8 @@ test-fresh: cargo ## README's two commands on a fresh Debian 12, in a folder of 
 test-torch: ## the Python client beside the real torch from PyPI, on the CPU (5.4 GB, downloaded once; some minutes)
 	@tests/torch.sh $(ARGS)
 
-test-loop: cargo ## the whole suite TIMES (10) times in a row, one line for each; STRESS=1: beside stress-ng
-	@tests/loop.sh $(or $(TIMES),10)
+test-loop: cargo ## make test TIMES (10) times in a row, one line for each; STRESS=1: beside stress-ng; TIER=all: make test-all
+	@tests/loop.sh $(or $(TIER),gate) $(or $(TIMES),10)
 
 check: cargo ## format, lints, and the tests that need nothing installed
 	$(CARGO) fmt --all --check
@@ -93,11 +96,11 @@ wheel: dist ## the wheel alone is target/packages/memledger-*.whl
 image: dist ## the image around the program of make dist, without a network (IMAGE=NAME:TAG)
 	@deploy/packages/image.sh $(TARGET)/packages/memledger $(or $(IMAGE),$(IMAGE_NAME))
 
-test-packages: dist ## install wheel, deb, tarball, image and Compose files for real, each on a clean root
+test-packages: dist ## install wheel, deb, tarball, image and Compose files for real, each on a clean root; a part of make test-all
 	@tests/packages/run.sh $(TARGET)/packages $(ARGS)
 
 # with what to do where there is none, as under sudo
 cargo:
 	@bash -c '. tests/setup/lib.sh; need_cargo'
 
-.PHONY: wheel image test-packages soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run doctor demo test check golden pictures manifests bench
+.PHONY: wheel image test-all test-packages soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run doctor demo test check golden pictures manifests bench

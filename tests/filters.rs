@@ -85,12 +85,15 @@ fn alternatives_are_tried_one_by_one() {
 }
 
 #[test]
-fn each_filter_of_nextest_scripts_and_makefile_selects_a_test() {
+fn each_filter_of_tiers_nextest_scripts_and_makefile_selects_a_test() {
     let (integration, unit) = (integration_tests(), unit_tests());
     let (configuration, script, makefile) =
         (file(".config/nextest.toml"), file("tests/run.sh"), file("Makefile"));
-    let all = [&*configuration, &*script, &*makefile].map(patterns).concat();
+    let mut all = [&*configuration, &*script, &*makefile].map(patterns).concat();
     assert!(all.len() > 20, "{all:?}");
+    let gate = file("tests/gate.txt");
+    let gate = gate.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    all.extend(gate.flat_map(|line| alternatives(&format!("^{line}"))));
     let selects = |pattern: &String| {
         let pattern = Regex::new(pattern).expect("a pattern");
         integration.iter().chain(&unit).any(|name| pattern.is_match(name))

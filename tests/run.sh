@@ -1,9 +1,16 @@
 #!/bin/bash
-# `make test`: installs what the tests need, runs them here, and beside that those of the kernel's figures in the cgroup v2
-# guest. Ends with the runner's closing line; fails if a test failed, if no test ran in the guest, or if anything was left
-# behind.
+# Runs the tests of this repository, in two tiers:
 #
-# usage: run.sh [ARGUMENT...]    for `cargo nextest run`, such as a filter; with any, the guest's tests do not run
+# gate   `make test`: what each change has to pass. Format, lints, unit tests, recorded hosts, the fast tests of the Python client,
+#        and those real tests that gate.txt names. Nothing is repeated.
+# all    `make test-all`: what `gate` leaves out. The other real tests, those of the kernel's figures in the cgroup v2 guest, which
+#        run beside them, the other tests of the Python client, and the packages. Tests that fail run once more, one at a time:
+#        one that passes then is flaky, which is listed and fails nothing.
+#
+# Installs what the tests need. Fails if a test failed, if no test ran in the guest, or if anything was left behind. Ends with a
+# closing line as that of nextest.
+#
+# usage: run.sh gate|all [ARGUMENT...]    for `cargo nextest run`, such as a filter: those tests instead, with what the tier installs
 #
 # As a user who is not root, it builds as that user and runs the tests with sudo.
 #
@@ -12,6 +19,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=setup/lib.sh
 . tests/setup/lib.sh
+# shellcheck source=runners.sh
+. tests/runners.sh
 need_cargo
 
 # The tests of the ledger that the kernel or systemd can make different in the guest: a container takes seconds to start
@@ -20,8 +29,20 @@ readonly V2_TESTS="truth:: roles:: vanishing:: oom::limits oom::host oom::names:
   oom::names::case_21 oom::away::case_15 oom::away::case_19 oom::away::clock_jump oom::exits::case_26
   oom::bursts::case_23 oom::pods oom::sources::in_a hostile::scale::cgroups_10000
   --skip roles::trees --skip oom::limits::case_01_process_below --skip oom::limits::case_11_restarting"
+# These measure memory and time under load, so they run with nothing but the guest beside them.
+readonly LOADED='test(/^(otlp::many::|web::slow::|web::limits::ten_thousand)/)'
 
-tests/setup/setup.sh
+case ${1:-} in
+  gate) repeat='' ;;
+  all) repeat=1 ;;
+  *) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
+esac
+tier=$1
+shift
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+flaky=$target/flaky/$(date +%Y%m%dT%H%M%S)
+
+tests/setup/setup.sh "$tier"
 set -a
 # shellcheck disable=SC1090,SC1091 # written by setup.sh
 . "$(tests/setup/setup.sh cache)/env"
@@ -49,8 +70,10 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 status=0
-cargo fmt --all --check
-cargo clippy --workspace --all-targets --locked -- -D warnings
+if [[ $tier == gate ]]; then
+  cargo fmt --all --check
+  cargo clippy --workspace --all-targets --locked -- -D warnings
+fi
 built=$(cargo build --workspace --locked --bins --tests --message-format=json-render-diagnostics)
 # executable NAME KIND TEST: the executable of a target, and not its unit tests
 executable() {
@@ -63,8 +86,6 @@ for line in sys.stdin:
     if message.get("executable") and (target["name"], target["kind"], message["profile"]["test"]) == (name, [kind], test):
         print(message["executable"])' "$@"
 }
-memledger=$(executable memledger bin binary)
-real=$(executable real test test)
 
 # the message of a failed test names its place: a backtrace only pushes it off the screen
 export RUST_BACKTRACE=0
@@ -77,12 +98,6 @@ if ((EUID != 0)); then
   export CARGO_TARGET_"$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')"_RUNNER="$PWD/tests/as-root.sh"
 fi
 
-# run_tests ARGUMENT...: nextest, with its output appended to the log. In the background, so that a signal is acted on at once.
-run_tests() {
-  ("$MEMLEDGER_TEST_NEXTEST" nextest run --workspace --locked --no-fail-fast "$@" 2>&1 | tee -a "$work/log") &
-  wait $!
-}
-
 # phase NAME: prints how long the one before took, so that a growth is noticed
 phase_name='setup, lints and build' phase_began=0
 phase() {
@@ -90,36 +105,59 @@ phase() {
   phase_name=$1 phase_began=$SECONDS
 }
 
-phase 'the tests under load'
-if (($# == 0)); then
-  # The guest takes the longest, so it starts first and runs beside all tests: it is a process with a kernel of its own, so its kills
-  # are not counted here.
+# start_guest: the tests in the guest take the longest, so they start first. It is a process with a kernel of its own, so its kills
+# are not counted here.
+start_guest() {
   set -m # a process group of its own, which is ended as a whole
-  V2_TEST_ARGS=$V2_TESTS V2_TEST_LIMIT=900 V2_LIMIT=4500 as_root_with_environment \
-    tests/v2host/test.sh --file "$MEMLEDGER_TEST_HOG" "$memledger" "$real" >"$work/guest.log" 2>&1 &
+  V2_TEST_ARGS=$V2_TESTS V2_TEST_LIMIT=900 V2_LIMIT=4500 V2_RESULTS=$work/guest.results V2_FLAKY=$flaky as_root_with_environment \
+    tests/v2host/test.sh --file "$MEMLEDGER_TEST_HOG" "$(executable memledger bin binary)" "$(executable real test test)" \
+    >"$work/guest.log" 2>&1 &
   guest=$!
   set +m
-  # These measure memory and time under load, so they run with nothing but the guest beside them.
-  loaded='test(/^(otlp::many::|web::slow::|web::limits::ten_thousand)/)'
-  run_tests -E "$loaded" || status=1
-  # The tests of the Python client need neither root nor the binary; the check of what an addition touches compiles a copy.
-  (
-    timeout --kill-after=10 900 tests/python.sh && timeout --kill-after=10 900 python3 -B tests/extend.py
-  ) >"$work/python.log" 2>&1 &
-  python=$!
-  set -- -E "not ($loaded)"
-fi
-phase 'the other tests'
-run_tests "$@" || status=1
-phase 'waiting for the guest'
-if [[ -n $python ]]; then
-  wait "$python" || status=1
-  cat "$work/python.log"
-fi
-if [[ -n $guest ]]; then
+}
+
+wait_for_guest() {
   wait "$guest" || status=1
   guest=''
   cat "$work/guest.log"
+  if [[ -e $work/guest.results ]]; then cat "$work/guest.results" >>"$work/results"; fi
+}
+
+# start_python ARGUMENT...: the tests of the Python client need neither root nor the binary.
+start_python() {
+  (run_pytest python timeout --kill-after=10 900 tests/python.sh "$@") >"$work/python.log" 2>&1 &
+  python=$!
+}
+
+wait_for_python() {
+  wait "$python" || status=1
+  cat "$work/python.log"
+}
+
+touch "$work/results"
+phase 'the tests'
+if (($#)); then
+  run_nextest host "$@" || status=1
+  repeat_nextest host || status=1
+elif [[ $tier == gate ]]; then
+  start_python -m 'not slow'
+  run_nextest host -E "$(gate)" || status=1
+  repeat_nextest host || status=1
+  wait_for_python
+else
+  start_guest
+  run_nextest loaded -E "$LOADED - ($(gate))" || status=1
+  phase 'the other tests'
+  start_python -m slow
+  run_nextest host -E "not ($LOADED + $(gate))" || status=1
+  # what an addition touches: compiles a copy
+  if timeout --kill-after=10 900 python3 -B tests/extend.py; then result=passed; else result=failed; fi
+  echo "python $result extend.py" >>"$work/results"
+  wait_for_python
+  phase 'waiting for the guest'
+  wait_for_guest
+  phase 'repeats'
+  repeat_nextest loaded host || status=1
 fi
 phase 'the check for leftovers'
 
@@ -131,9 +169,19 @@ else
   status=1
   printf 'FAILED: left behind by the tests:\n%s\n' "$left"
 fi
-missing=$MEMLEDGER_TEST_NO_CRATES$MEMLEDGER_TEST_NO_CARGO_DENY
-[[ -z $missing ]] || echo "SKIPPED: tests of supply.rs: $missing"
-[[ -z $MEMLEDGER_TEST_NO_HELM ]] || echo "SKIPPED: tests of helm.rs: $MEMLEDGER_TEST_NO_HELM"
+if [[ $tier == all ]] && ((!$#)); then
+  phase 'packages'
+  (
+    unset TMPDIR MEMLEDGER_TEST_RUN
+    "${MAKE:-make}" dist && REPEAT=1 FLAKY=$flaky tests/packages/run.sh "$target/packages"
+  ) || status=1
+  cat "$target/test-results/packages" >>"$work/results" || status=1
+  missing=$MEMLEDGER_TEST_NO_CRATES$MEMLEDGER_TEST_NO_CARGO_DENY
+  [[ -z $missing ]] || echo "SKIPPED: tests of supply.rs: $missing"
+  [[ -z $MEMLEDGER_TEST_NO_HELM ]] || echo "SKIPPED: tests of helm.rs: $MEMLEDGER_TEST_NO_HELM"
+fi
 phase 'nothing else'
-grep -E '^ +Summary ' "$work/log" | tail -2
+if ((!$#)); then mkdir -p "$target/test-results" && cp "$work/results" "$target/test-results/$tier"; fi
+results summary "$SECONDS" "$work/results"
+if grep -qE '^[a-z]+ failed ' "$work/results"; then status=1; fi
 exit "$status"

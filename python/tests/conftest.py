@@ -23,6 +23,10 @@ DEADLINE_SECONDS = 120
 TORCH_VERSIONS = ("2.4.1", "2.5.1", "2.8.0", "2.9.1", "2.15.0")
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: runs in `make test-all`; what has no mark gates each change (`make test`)")
+
+
 def eventually(what, check):
     """Returns the first true result of ``check``; fails at the deadline."""
     end = time.monotonic() + DEADLINE_SECONDS

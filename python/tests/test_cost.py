@@ -3,7 +3,10 @@
 import json
 import shutil
 
+import pytest
 from conftest import ROOT
+
+pytestmark = pytest.mark.slow
 
 COST = """
 import json, os, resource, sys, time

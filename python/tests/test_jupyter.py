@@ -6,6 +6,7 @@ import pytest
 from conftest import DEADLINE_SECONDS, ROOT, STANDIN, eventually
 from jupyter_client.manager import KernelManager
 
+pytestmark = pytest.mark.slow
 MIB = 1 << 20
 
 

@@ -6,16 +6,17 @@
 # of apt, cargo, pip and npm of the user who calls this, with the certificates that they name. Caches start empty. The
 # packages that README names are installed, then `make run` must serve, then `make test` must pass.
 #
-# Own: the mount namespace, the root, /tmp, /run, and the Docker engine. Shared: the kernel with its log and its cgroups,
-# /dev, the network and process ids. So nothing else may run that kills for memory, and port 10853 must be free.
+# Own: the mount namespace, the root, /tmp, /run, and the Docker engine, which leaves the docker0 of the machine's engine alone
+# (setup/engine.sh). Shared: the kernel with its log and its cgroups, /dev, the network and process ids. So nothing else may run that kills for memory, and port 10853 must be free.
 # Not proven: that rustup can be downloaded. The toolchain is copied, and rustup itself is not in the root.
 #
-# usage: fresh.sh [--user] [--folder FOLDER] [--skip-run] [--keep] [ARGUMENT...]
+# usage: fresh.sh [--user] [--folder FOLDER] [--skip-run] [--all] [--keep] [ARGUMENT...]
 #        --user      as a user with sudo, instead of as root
 #        --folder    where the root is made: about 12 GB (default: /var/tmp)
 #        --skip-run  without `make run`
+#        --all       then also `make test-all`
 #        --keep      leaves the root in its folder, for a look; processes and cgroups are cleared away
-#        ARGUMENT    for `cargo nextest run`, such as -E and a filter; the guest's tests do not run then
+#        ARGUMENT    for `cargo nextest run`, such as -E and a filter: those tests instead of those of `make test`
 # needs: root (or sudo), mmdebstrap, git
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -140,13 +141,14 @@ clean() {
 }
 
 main() {
-  local as_user='' folder=/var/tmp skip_run='' began reach
+  local as_user='' folder=/var/tmp skip_run='' all='' began reach
   keep='' home=/root
   while (($#)); do
     case $1 in
       --user) as_user=1 home=/home/anna; shift ;;
       --folder) folder=$2; shift 2 ;;
       --skip-run) skip_run=1; shift ;;
+      --all) all=1; shift ;;
       --keep) keep=1; shift ;;
       -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit ;;
       *) break ;;
@@ -154,7 +156,7 @@ main() {
   done
   if ((EUID != 0)); then
     mapfile -d '' -t reach < <(grep -zE "$REACH" /proc/self/environ || true) # sudo drops them
-    exec sudo env "${reach[@]}" "PATH=$PATH" "FRESH_HOME=$HOME" "$0" ${as_user:+--user} ${skip_run:+--skip-run} ${keep:+--keep} \
+    exec sudo env "${reach[@]}" "PATH=$PATH" "FRESH_HOME=$HOME" "$0" ${as_user:+--user} ${skip_run:+--skip-run} ${all:+--all} ${keep:+--keep} \
       --folder "$folder" "$@"
   fi
   caller_home=${FRESH_HOME:-$HOME}
@@ -175,7 +177,7 @@ main() {
   # In the background, so that a signal ends this at once and not when the tests end.
   env -i "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" LANG=C.UTF-8 TERM=dumb \
     unshare --mount --propagation private "$0" --enter "$root" \
-    /bin/bash "$home/memledger/tests/fresh/inside.sh" "$home" "${skip_run:-0}" "$@" &
+    /bin/bash "$home/memledger/tests/fresh/inside.sh" "$home" "${skip_run:-0}" "${all:-0}" "$@" &
   # without a namespace of its own it must not be looked for by that, or the whole machine would be found
   if wait_until 60 entered; then namespace=$(readlink "/proc/$!/ns/mnt" || true); fi
   wait $!

@@ -1,12 +1,13 @@
 #!/bin/bash
 # The part of fresh.sh that runs as root in the fresh Debian: README's commands, each with its time.
 #
-# usage: inside.sh HOME SKIP_RUN [ARGUMENT...]
+# usage: inside.sh HOME SKIP_RUN ALL [ARGUMENT...]
 #        HOME      /root, or the home of a user who is made with sudo
 #        SKIP_RUN  1: not `make run`
+#        ALL       1: also `make test-all`
 set -euo pipefail
-home=$1 skip_run=$2
-shift 2
+home=$1 skip_run=$2 all=$3
+shift 3
 readonly RUN_LIMIT_S=1200 # for building the release and serving
 cd "$home/memledger"
 
@@ -89,8 +90,12 @@ if [[ $skip_run == 0 ]]; then
   stage "make run"
 fi
 status=0
-if (($#)); then as_caller tests/run.sh "$@" || status=$?; else as_caller make test || status=$?; fi
+if (($#)); then as_caller tests/run.sh gate "$@" || status=$?; else as_caller make test || status=$?; fi
 stage "make test"
+if [[ $all == 1 ]]; then
+  as_caller make test-all || status=$?
+  stage "make test-all"
+fi
 sizes
 as_caller tests/setup/engine.sh stop
 exit "$status"

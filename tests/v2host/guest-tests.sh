@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# The guest's half of test.sh: runs every test of every executable in /host/in, one process each.
-# test.sh prepends the variables (MEMLEDGER_*, test_limit); results go to /host/results, output to stdout.
+# The guest's half of test.sh: runs every test of every executable in /host/in, one process each, and one that fails once more.
+# test.sh prepends the variables (MEMLEDGER_*, test_limit); results go to /host/results, what a test printed when it failed first to
+# /host/failed, output to stdout.
 
 shopt -s nullglob
 set -u
@@ -12,6 +13,23 @@ chmod 755 memledger ./*.test
 mapfile -t args </host/args
 [[ -n ${args[0]:-} ]] || args=()
 
+# run_test EXECUTABLE NAME: sets `result`; the output stays in /host/output.
+run_test() {
+  local status=0
+  echo "--- $(basename "$1" .test) $2"
+  # shellcheck disable=SC2154 # from test.sh
+  timeout -k 5 "$test_limit" "$1" "${args[@]}" --exact "$2" --test-threads=1 >/host/output 2>&1 || status=$?
+  result=failed
+  if ((status == 0)); then
+    result=passed
+    grep -q '^test result: ok. 0 passed; 0 failed; [1-9][0-9]* ignored' /host/output && result=ignored
+  fi
+  ((status != 124)) || echo "killed after $test_limit s" >>/host/output
+  cat /host/output
+}
+
+mkdir -p /host/failed
+repeated=0
 for exe in ./*.test; do
   short=$(basename "$exe" .test)
   if ! list=$("$exe" "${args[@]}" --list --format terse 2>&1); then
@@ -21,18 +39,14 @@ for exe in ./*.test; do
   fi
   mapfile -t tests < <(printf '%s\n' "$list" | sed -n 's/: test$//p')
   for name in "${tests[@]}"; do
-    echo "--- $short $name"
     began=$SECONDS
-    # shellcheck disable=SC2154 # from test.sh
-    timeout -k 5 "$test_limit" "$exe" "${args[@]}" --exact "$name" --test-threads=1 >/host/output 2>&1
-    status=$?
-    result=failed
-    if ((status == 0)); then
-      result=ok
-      grep -q '^test result: ok. 0 passed; 0 failed; [1-9][0-9]* ignored' /host/output && result=ignored
+    run_test "$exe" "$name"
+    if [[ $result == failed ]] && ((++repeated <= 10)); then # with more, the change is wrong or the guest
+      cp /host/output "/host/failed/$short-${name//:/-}"
+      echo "--- $short $name failed; once more:"
+      run_test "$exe" "$name"
+      [[ $result != passed ]] || result=flaky
     fi
-    ((status != 124)) || echo "killed after $test_limit s" >>/host/output
-    cat /host/output
     echo "$result $((SECONDS - began)) $short $name" >>/host/results
   done
 done

@@ -3,7 +3,8 @@
 # one after the other, prints their output and a list of results, ends the guest.
 #
 # A process per test, as nextest does: the result is the exit status and needs no guessing from mixed output, and a test
-# that hangs loses only itself. No test run at all is a failure.
+# that hangs loses only itself. A test that fails runs once more; if it passes then, it is flaky, and the run has not failed. No test
+# run at all is a failure.
 # The executables are dynamically linked and must fit the guest's C library, which is this machine's release.
 #
 # usage: test.sh [--file PATH]... MEMLEDGER_BINARY TEST_EXECUTABLE...
@@ -11,6 +12,8 @@
 #        $V2_TEST_ARGS    further arguments for the executables, split at spaces: a filter, --skip NAME, --include-ignored
 #        $V2_TEST_LIMIT   seconds for one test, default 180
 #        $V2_LIMIT        seconds for the whole, default 1800
+#        $V2_RESULTS      a file that gets a line "guest RESULT NAME" for each test
+#        $V2_FLAKY        a folder that gets what each flaky test printed when it failed
 # In the guest: MEMLEDGER_BIN is the path of the binary, MEMLEDGER_TEST_IMAGE the containers' image, MEMLEDGER_V2HOST=1;
 # the current folder is that of the executables.
 set -euo pipefail
@@ -68,16 +71,24 @@ failed_to_run=0
 results=$run/share/results
 touch "$results"
 count() { grep -c "^$1 " "$results" || true; }
-ok=$(count ok) failed=$(count failed) ignored=$(count ignored)
+passed=$(count passed) flaky=$(count flaky) failed=$(count failed) ignored=$(count ignored)
+ran=$((passed + flaky + failed))
 echo
-echo "v2 host: $((ok + failed)) tests ran, $failed failed:"
+echo "v2 host: $ran tests ran, $failed failed, $flaky passed when repeated:"
 awk '{ printf "  %-8s %5s s  %s %s\n", $1, $2, $3, $4 }' "$results"
+if [[ -n ${V2_RESULTS:-} ]]; then awk '$1 != "ignored" { print "guest", $1, $4 }' "$results" >"$V2_RESULTS"; fi
+if ((flaky)) && [[ -n ${V2_FLAKY:-} ]]; then
+  mkdir -p "$V2_FLAKY"
+  awk '$1 == "flaky" { gsub(":", "-", $4); print $3 "-" $4 }' "$results" | while read -r name; do
+    cp "$run/share/failed/$name" "$V2_FLAKY/guest-$name"
+  done
+fi
 if ((failed_to_run)); then
   echo "v2 host: the run itself ended with status $failed_to_run" >&2
   exit 1
 fi
 ((ignored == 0)) || echo "v2 host: $ignored ignored (V2_TEST_ARGS=--include-ignored runs them)"
-if ((ok + failed == 0)); then
+if ((ran == 0)); then
   echo "v2 host: no test ran, which counts as a failure" >&2
   exit 1
 fi
