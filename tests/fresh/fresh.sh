@@ -7,7 +7,8 @@
 # packages that README names are installed, then `make run` must serve, then `make test` must pass.
 #
 # Own: the mount namespace, the root, /tmp, /run, and the Docker engine, which leaves the docker0 of the machine's engine alone
-# (setup/engine.sh). Shared: the kernel with its log and its cgroups, /dev, the network and process ids. So nothing else may run that kills for memory, and port 10853 must be free.
+# (setup/engine.sh). Shared: the kernel with its log and its cgroups, /dev, the network and process ids. So nothing else may run
+# that kills for memory, and port 10853 must be free.
 # Not proven: that rustup can be downloaded. The toolchain is copied, and rustup itself is not in the root.
 #
 # usage: fresh.sh [--user] [--folder FOLDER] [--skip-run] [--all] [--keep] [ARGUMENT...]
