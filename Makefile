@@ -42,7 +42,7 @@ test-torch: ## the Python client beside the real torch from PyPI, on the CPU (5.
 	@tests/torch.sh $(ARGS)
 
 test-loop: cargo ## make test TIMES (10) times in a row, one line for each; STRESS=1: beside stress-ng; TIER=all: make test-all
-	@tests/loop.sh $(or $(TIER),gate) $(or $(TIMES),10)
+	@tests/loop.sh $(or $(TIER),gate) $(or $(TIMES),10) $(ARGS)
 
 check: cargo ## format, lints, and the tests that need nothing installed
 	$(CARGO) fmt --all --check

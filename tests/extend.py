@@ -2,7 +2,7 @@
 """Adds a metric and a collector to a copy of the tree and compiles it: a metric touches two source files, a collector three.
 
 What a contributor writes stands here, in EDITS; the count of files is the promise of ARCHITECTURE.md. Compiles only memledger
-itself, with the dependencies of this tree's target directory: some 30 s. Run by `make test`.
+itself, with the dependencies of this tree's target directory: some 30 s. Run by `make test-all`.
 """
 
 import os

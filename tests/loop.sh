@@ -3,7 +3,7 @@
 # seconds, and the names of what failed, was flaky, or was left behind. Fails if a round failed or had a flaky test; the log of
 # such a round stays.
 #
-# usage: loop.sh gate|all TIMES
+# usage: loop.sh gate|all TIMES [ARGUMENT...]    ARGUMENT as for run.sh
 #        $STRESS  1: beside `stress-ng --cpu 2`, which is installed if it is missing
 #        lines go to standard output and to target/test-loop/rounds; logs lie beside that
 set -euo pipefail
@@ -12,6 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tests/setup/lib.sh
 
 tier=${1:?usage: loop.sh gate|all TIMES} times=${2:?usage: loop.sh gate|all TIMES}
+shift 2
 target=${CARGO_TARGET_DIR:-target}
 folder=$target/test-loop
 mkdir -p "$folder"
@@ -37,7 +38,7 @@ for ((round = 1; round <= times; round++)); do
   began=$SECONDS
   result=ok
   rm -f "$target/test-results/$tier"
-  tests/run.sh "$tier" >"$log" 2>&1 || result=FAILED
+  tests/run.sh "$tier" "$@" >"$log" 2>&1 || result=FAILED
   touch "$target/test-results/$tier" # of a round that failed before its tests
   printf '%s%s %s %s of %s: %s, %s passed, %s flaky, %s failed, %s left behind, %s s %s\n' "$(date +%F\ %T)" "${stress:+ (stress)}" \
     "$tier" "$round" "$times" "$result" "$(count passed)" "$(count flaky)" "$(count failed)" "$(leftovers "$log" | wc -l)" \

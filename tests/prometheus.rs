@@ -18,7 +18,7 @@ const EMPTY: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.in
 /// Returns the value of an environment variable that `tests/setup/setup.sh` sets.
 ///
 /// Also `None` where `setup.sh` could not fetch it: not a defect of this repository, so it is skipped even where tests are required.
-/// `make test` repeats the reason at its end.
+/// `make test-all` repeats the reason at its end.
 pub(crate) fn provided(name: &str) -> Option<String> {
     let missing = std::env::var(name.replacen("MEMLEDGER_TEST_", "MEMLEDGER_TEST_NO_", 1));
     if let Some(reason) = missing.ok().filter(|reason| !reason.is_empty()) {

@@ -173,6 +173,7 @@ else
 fi
 if [[ $tier == all ]] && ((!$#)); then
   phase 'the packages'
+  rm -f "$target/test-results/packages"
   (unset TMPDIR MEMLEDGER_TEST_RUN && REPEAT=1 FLAKY=$flaky tests/packages/run.sh "$target/packages") || status=1
   cat "$target/test-results/packages" >>"$work/results" || status=1
   missing=$MEMLEDGER_TEST_NO_CRATES$MEMLEDGER_TEST_NO_CARGO_DENY
@@ -180,7 +181,8 @@ if [[ $tier == all ]] && ((!$#)); then
   [[ -z $MEMLEDGER_TEST_NO_HELM ]] || echo "SKIPPED: tests of helm.rs: $MEMLEDGER_TEST_NO_HELM"
 fi
 phase 'nothing else'
-if ((!$#)); then mkdir -p "$target/test-results" && cp "$work/results" "$target/test-results/$tier"; fi
+mkdir -p "$target/test-results"
+cp "$work/results" "$target/test-results/$tier"
 results summary "$SECONDS" "$work/results"
 if grep -qE '^[a-z]+ failed ' "$work/results"; then status=1; fi
 exit "$status"

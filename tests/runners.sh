@@ -38,7 +38,7 @@ repeat_nextest() {
 run_pytest() {
   local runner=$1 junit=$work/$1.xml status=0 again=()
   shift
-  set -- "$@" -o "cache_dir=$work/$runner.cache"
+  set -- "$@" -o "cache_dir=$work/$runner.cache" -o junit_logging=all
   "$@" --junitxml="$junit" || status=$?
   if ((status == 1)) && [[ -n $repeat ]] && results repeat "$junit" >/dev/null; then
     echo "$runner: the tests that failed, once more:"

@@ -10,7 +10,7 @@ use crate::prometheus::provided;
 ///
 /// `None`, with the reason printed, where cargo-deny is not installed, or where crates of other targets are missing because
 /// `setup.sh` could not reach the registry: not a defect of this repository, so it is skipped even where tests are required.
-/// `make test` repeats the reason at its end.
+/// `make test-all` repeats the reason at its end.
 fn run_deny(rules: &str) -> Option<(bool, String)> {
     if let Some(reason) = std::env::var("MEMLEDGER_TEST_NO_CRATES").ok().filter(|reason| !reason.is_empty()) {
         eprintln!("SKIPPED: {reason}");
