@@ -24,16 +24,16 @@ demo: cargo ## without a GPU host: containers go wrong, memledger watches (ARGS=
 	$(CARGO) rustc --release --locked --package hog --target-dir $(TARGET)/demo -- -C target-feature=+crt-static
 	$(SUDO) python3 -B deploy/demo --target $(TARGET) $(ARGS)
 
-test: cargo ## what each change has to pass: format, lints, unit tests, and a real test of each promise; installs what they need (10 min)
+test: cargo ## what each change has to pass: format, lints, unit tests, and a real test of each promise; installs what they need
 	@tests/run.sh gate $(ARGS)
 
 test-all: cargo ## all other tests: real systems, the cgroup v2 guest, the demo, the chart, the packages (ARGS="..." for nextest: a part of all)
 	@tests/run.sh all $(ARGS)
 
-soak: cargo ## counts too high for make test-all: 10,000 simulated worlds of the ledger, two times 2,000 real kills, 10,000 restarts of the NVML process (2 h)
+soak: cargo ## counts too high for make test and test-all: 10,000 simulated worlds of the ledger, two times 2,000 real kills, 10,000 restarts of the NVML process (2 h)
 	MEMLEDGER_TEST_CASES=10000 $(CARGO) test --locked --release --lib -- ledger::reconcile::tests::counts ledger::reconcile::tests::kills
-	NEXTEST_PROFILE=soak MEMLEDGER_TEST_KILLS=2000 tests/run.sh all --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill) + test(=oom::bursts::docker_restart_during_burst_loses_no_kill)'
-	NEXTEST_PROFILE=soak MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh all -E 'test(/many_restarts_leak_nothing/)'
+	NEXTEST_PROFILE=soak MEMLEDGER_TEST_KILLS=2000 tests/run.sh gate --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill) + test(=oom::bursts::docker_restart_during_burst_loses_no_kill)'
+	NEXTEST_PROFILE=soak MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh gate -E 'test(/many_restarts_leak_nothing/)'
 
 test-fresh: cargo ## README's two commands on a fresh Debian 12, in a folder of this machine (ARGS="--help")
 	@tests/fresh/fresh.sh $(ARGS)

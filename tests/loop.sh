@@ -37,9 +37,8 @@ for ((round = 1; round <= times; round++)); do
   log=$folder/$(date +%Y%m%dT%H%M%S).log
   began=$SECONDS
   result=ok
-  rm -f "$target/test-results/$tier"
   tests/run.sh "$tier" "$@" >"$log" 2>&1 || result=FAILED
-  touch "$target/test-results/$tier" # of a round that failed before its tests
+  touch "$target/test-results/$tier" # there is none if it failed before its tests
   printf '%s%s %s %s of %s: %s, %s passed, %s flaky, %s failed, %s left behind, %s s %s\n' "$(date +%F\ %T)" "${stress:+ (stress)}" \
     "$tier" "$round" "$times" "$result" "$(count passed)" "$(count flaky)" "$(count failed)" "$(leftovers "$log" | wc -l)" \
     "$((SECONDS - began))" "$({ grep -E '^[a-z]+ (flaky|failed) ' "$target/test-results/$tier"; leftovers "$log"; } | paste -sd';')" |

@@ -5,4 +5,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../python"
 python=${MEMLEDGER_TEST_PYTHON:-$(../tests/setup/setup.sh cache)/venv/bin/python}
 folder=$(mktemp -d "${TMPDIR:-/tmp}/mlt-py.XXXXXX")
 trap 'rm -rf "$folder"' EXIT
-"$python" -B -m pytest --basetemp="$folder/t" "$@"
+"$python" -B -m pytest --basetemp="$folder/t" -o "cache_dir=$folder/cache" "$@"

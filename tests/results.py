@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Reads the results of all runners of the tests: which tests to repeat, which are flaky, and the counts.
+"""Reads the results of all runners of the tests: which tests to retry, which are flaky, and the counts.
 
-A file of results has a line "RUNNER RESULT NAME" for each test; RESULT is passed, failed, or flaky: failed, then passed when it was
-repeated.
+A file of results has a line "RUNNER RESULT NAME" for each test; RESULT is passed, failed, skipped, or flaky: failed, then passed when
+it was retried. The runner "run" is the run itself, with what failed besides tests.
 
-usage: results.py repeat JUNIT...                      prints nextest's filter for the tests that failed; fails if there is none, or
-                                                       if they are more than can be flaky
-       results.py collect RUNNER FOLDER JUNIT... [--repeated JUNIT]
-                                                       prints the lines of a runner; writes what a flaky test printed when it
-                                                       failed into FOLDER
-       results.py summary SECONDS FILE...              prints a table of the flaky tests and then a closing line like nextest's
+usage: results.py retry JUNIT...      prints nextest's filter for the tests that failed; fails if there is none, or if they are more
+                                      than can be flaky
+       results.py collect RUNNER FOLDER JUNIT... [--retried JUNIT]
+                                      prints the lines of a runner; writes what a flaky test printed when it failed into FOLDER
+       results.py summary SECONDS FILE...
+                                      prints the flaky tests, what failed, and a summary like nextest's
 """
 
 import collections
@@ -18,73 +18,76 @@ import re
 import sys
 import xml.etree.ElementTree
 
-#: With more failures than this the change is wrong, or the machine: repeating them one by one could take hours.
-MAX_REPEATED = 10
+#: With more failures than this the change is wrong, or the machine: retrying them one by one could take hours.
+MAX_RETRIED = 10
 
 
 def read(path):
-    """Returns whether each test of a JUnit file passed, and what it printed, by its binary and its name."""
+    """Returns the result of each test of a JUnit file, and what it printed, by its binary and its name."""
     tests = {}
     for case in xml.etree.ElementTree.parse(path).iter("testcase"):
-        if case.find("skipped") is not None:
-            continue
-        broken = [part for part in case if part.tag in ("failure", "error")]
+        tags = {part.tag for part in case}
+        result = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
         printed = [part.text or "" for part in case if part.tag in ("failure", "error", "system-out", "system-err")]
-        tests[case.get("classname", ""), case.get("name", "")] = (not broken, "\n".join(printed))
+        key = case.get("classname", ""), case.get("name", "")
+        before, printed_before = tests.get(key, ("passed", []))  # of pytest, a test and its teardown are two cases
+        tests[key] = ("failed" if "failed" in (before, result) else result, printed_before + printed)
     return tests
 
 
 def read_all(paths):
     tests = {}
     for path in paths:
-        tests.update(read(path))
+        if pathlib.Path(path).exists():
+            tests.update(read(path))
     return tests
 
 
-def repeat(paths):
-    failed = [test for test, (passed, _) in read_all(paths).items() if not passed]
-    if not 0 < len(failed) <= MAX_REPEATED:
-        print(f"{len(failed)} failed" if failed else "none failed", file=sys.stderr)
+def retry(paths):
+    failed = [test for test, (result, _) in read_all(paths).items() if result == "failed"]
+    if not 0 < len(failed) <= MAX_RETRIED:
+        print(f"{len(failed)} tests failed: not retried", file=sys.stderr)
         return 1
     print(" + ".join(f"(binary_id(={binary}) & test(={name}))" for binary, name in failed))
     return 0
 
 
-def collect(runner, folder, paths, repeated):
-    tests = read_all(paths)
-    again = read(repeated) if repeated else {}
-    for (binary, name), (passed, printed) in tests.items():
-        flaky = not passed and again.get((binary, name), (False, ""))[0]
+def collect(runner, folder, paths, retried):
+    again = read_all([retried] if retried else [])
+    for (binary, name), (result, printed) in read_all(paths).items():
+        if result == "failed" and again.get((binary, name), ("failed", []))[0] == "passed":
+            result = "flaky"
         full_name = f"{binary}::{name}" if binary else name
-        print(runner, "passed" if passed else "flaky" if flaky else "failed", full_name)
-        if flaky:
+        print(runner, result, full_name)
+        if result == "flaky":
             file = pathlib.Path(folder, re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{runner}-{full_name}")[:200])
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(printed)
+            file.write_text("\n".join(printed))
+    for path in map(pathlib.Path, paths):
+        if not path.exists():
+            print(runner, "failed", f"there is no {path.name}")
 
 
 def summary(seconds, paths):
-    lines = [line.split(" ", 2) for path in paths for line in pathlib.Path(path).read_text().splitlines()]
     names = collections.defaultdict(list)
-    for runner, result, name in lines:
-        names[result].append((runner, name))
-    for result, what in (("flaky", "failed, and passed when repeated: see tests/flaky.md"), ("failed", "failed")):
-        if names[result]:
-            print(f"\n{len(names[result])} {result} ({what}):" if result == "flaky" else f"\n{len(names[result])} failed:")
-        for runner, name in sorted(names[result]):
-            print(f"  {runner:<9} {name}")
-    flaky, failed = len(names["flaky"]), len(names["failed"])
-    passed = f"{len(names['passed']) + flaky} passed" + (f" ({flaky} flaky)" if flaky else "")
-    print(f"     Summary [{seconds:>8}.000s] {len(lines)} tests run: {passed}" + (f", {failed} failed" if failed else "")
-          + ", 0 skipped")
+    for path in paths:
+        for line in pathlib.Path(path).read_text().splitlines():
+            runner, result, name = line.split(" ", 2)
+            names[result].append(f"  {runner:<9} {name}")
+    print()
+    for result, title in (("flaky", "flaky: failed, and passed when retried; see tests/flaky.md"), ("failed", "failed")):
+        print(f"{len(names[result])} {title}", *sorted(names[result]), sep="\n")
+    passed, flaky, failed, skipped = (len(names[result]) for result in ("passed", "flaky", "failed", "skipped"))
+    counts = f"{passed + flaky} passed" + f" ({flaky} flaky)" * (flaky > 0) + f", {failed} failed" * (failed > 0)
+    print(f"     Summary [{seconds:>8}.000s] {passed + flaky + failed} tests run: {counts}, {skipped} skipped")
 
 
 def main(arguments):
     match arguments:
-        case ["repeat", *paths]:
-            return repeat(paths)
-        case ["collect", runner, folder, *paths, "--repeated", repeated]:
-            collect(runner, folder, paths, repeated)
+        case ["retry", *paths]:
+            return retry(paths)
+        case ["collect", runner, folder, *paths, "--retried", retried]:
+            collect(runner, folder, paths, retried)
         case ["collect", runner, folder, *paths]:
             collect(runner, folder, paths, None)
         case ["summary", seconds, *paths]:

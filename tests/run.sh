@@ -2,13 +2,13 @@
 # Runs the tests of this repository, in two tiers:
 #
 # gate   `make test`: what each change has to pass. Format, lints, unit tests, recorded hosts, the fast tests of the Python client,
-#        and those real tests that gate.txt names. Nothing is repeated.
+#        and those real tests that gate.txt names. Nothing is retried.
 # all    `make test-all`: what `gate` leaves out. The other real tests, those of the kernel's figures in the cgroup v2 guest, which
-#        run beside them, the other tests of the Python client, and the packages. Tests that fail run once more, one at a time:
+#        run beside them, the other tests of the Python client, and the packages. Tests that fail are retried once, one at a time:
 #        one that passes then is flaky, which is listed and fails nothing.
 #
 # Installs what the tests need. Fails if a test failed, if no test ran in the guest, or if anything was left behind. Ends with a
-# closing line as that of nextest.
+# summary like nextest's; the results are in target/test-results/gate or all.
 #
 # usage: run.sh gate|all [ARGUMENT...]    for `cargo nextest run`, such as a filter: those tests instead, with what the tier installs
 #
@@ -30,17 +30,19 @@ readonly V2_TESTS="truth:: roles:: vanishing:: oom::limits oom::host oom::names:
   oom::bursts::case_23 oom::pods oom::sources::in_a hostile::scale::cgroups_10000
   --skip roles::trees --skip oom::limits::case_01_process_below --skip oom::limits::case_11_restarting"
 # These measure memory and time under load, so they run with nothing but the guest beside them.
-readonly LOADED='test(/^(otlp::many::|web::slow::|web::limits::ten_thousand)/)'
+readonly UNDER_LOAD='test(/^(otlp::many::|web::slow::|web::limits::ten_thousand)/)'
 
 case ${1:-} in
-  gate) repeat='' ;;
-  all) repeat=1 ;;
+  gate) retry='' ;;
+  all) retry=1 ;;
   *) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
 esac
 tier=$1
 shift
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 flaky=$target/flaky/$(date +%Y%m%dT%H%M%S)
+mkdir -p "$target/test-results"
+rm -f "$target/test-results/$tier"
 
 tests/setup/setup.sh "$tier"
 set -a
@@ -51,7 +53,7 @@ export MEMLEDGER_TESTS_REQUIRED=1
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/mlt.XXXXXX")
 chmod 755 "$work" # some tests run as another user
-guest='' python=''
+guest='' python='' other=''
 # shellcheck disable=SC2329 # called by the trap
 clean() {
   local status=$?
@@ -60,6 +62,7 @@ clean() {
     as_root kill -- -"$guest" 2>/dev/null || true
     wait "$guest" 2>/dev/null || true
   fi
+  kill ${python:+"$python"} ${other:+"$other"} 2>/dev/null || true
   if ((status > 128)) && [[ -e $work/before ]]; then
     env -u MEMLEDGER_TEST_RUN tests/leftovers.sh remove "$work" "$MEMLEDGER_TEST_RUN" || true
   fi
@@ -69,7 +72,6 @@ trap clean EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-status=0
 if [[ $tier == gate ]]; then
   cargo fmt --all --check
   cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -99,17 +101,27 @@ if ((EUID != 0)); then
 fi
 
 # phase NAME: prints how long the one before took, so that a growth is noticed
-phase_name='setup, lints and build' phase_began=0
+phase_name='setup and build' phase_began=0
 phase() {
   printf 'time: %s took %s s, at %s s\n' "$phase_name" "$((SECONDS - phase_began))" "$SECONDS"
   phase_name=$1 phase_began=$SECONDS
+}
+
+# in_background COMMAND...: waits for it, and acts on a signal meanwhile.
+in_background() {
+  local status=0
+  "$@" &
+  other=$!
+  wait "$other" || status=$?
+  other=''
+  return "$status"
 }
 
 # start_guest: the tests in the guest take the longest, so they start first. It is a process with a kernel of its own, so its kills
 # are not counted here.
 start_guest() {
   set -m # a process group of its own, which is ended as a whole
-  V2_TEST_ARGS=$V2_TESTS V2_TEST_LIMIT=900 V2_LIMIT=4500 V2_RESULTS=$work/guest.results V2_FLAKY=$flaky as_root_with_environment \
+  V2_TEST_ARGS=$V2_TESTS V2_TEST_LIMIT=900 V2_LIMIT=4500 V2_RESULTS=$work/guest.results V2_FLAKY=$work/guest.flaky as_root_with_environment \
     tests/v2host/test.sh --file "$MEMLEDGER_TEST_HOG" "$(executable memledger bin binary)" "$(executable real test test)" \
     >"$work/guest.log" 2>&1 &
   guest=$!
@@ -117,10 +129,11 @@ start_guest() {
 }
 
 wait_for_guest() {
-  wait "$guest" || status=1
+  wait "$guest" || fail 'the guest'
   guest=''
   cat "$work/guest.log"
   if [[ -e $work/guest.results ]]; then cat "$work/guest.results" >>"$work/results"; fi
+  if [[ -e $work/guest.flaky ]]; then mkdir -p "$flaky" && cp "$work"/guest.flaky/* "$flaky/"; fi
 }
 
 # start_python ARGUMENT...: the tests of the Python client need neither root nor the binary.
@@ -130,36 +143,40 @@ start_python() {
 }
 
 wait_for_python() {
-  wait "$python" || status=1
+  wait "$python" || fail 'the tests of the Python client'
+  python=''
   cat "$work/python.log"
 }
 
+extend() { timeout --kill-after=10 900 python3 -B tests/extend.py; }
+build_packages() (unset TMPDIR MEMLEDGER_TEST_RUN && exec nice make dist)
+test_packages() (unset TMPDIR MEMLEDGER_TEST_RUN && RETRY=1 FLAKY=$flaky exec tests/packages/run.sh "$target/packages")
+
 touch "$work/results"
 phase 'the tests'
+has_packages=''
 if (($#)); then
-  run_nextest host "$@" || status=1
-  repeat_nextest host || status=1
+  run_nextest host "$@"
+  collect_nextest host
 elif [[ $tier == gate ]]; then
   start_python -m 'not slow'
-  run_nextest host -E "$(gate)" || status=1
-  repeat_nextest host || status=1
+  run_nextest host -E "$(gate)"
   wait_for_python
+  collect_nextest host
 else
   start_guest
-  run_nextest loaded -E "$LOADED - ($(gate))" || status=1
+  run_nextest under-load -E "$UNDER_LOAD - ($(gate))"
   phase 'the other tests'
   start_python -m slow
-  run_nextest host -E "not ($LOADED + $(gate))" || status=1
-  # what an addition touches: compiles a copy
-  if timeout --kill-after=10 900 python3 -B tests/extend.py; then result=passed; else result=failed; fi
-  echo "python $result extend.py" >>"$work/results"
+  run_nextest host -E "not ($UNDER_LOAD + $(gate))"
+  in_background extend || fail extend.py # compiles a copy
   wait_for_python
   phase 'building the packages' # beside the guest, which has one processor and goes first
-  (unset TMPDIR MEMLEDGER_TEST_RUN && nice "${MAKE:-make}" dist) || status=1
+  if in_background build_packages; then has_packages=1; else fail 'make dist'; fi
   phase 'waiting for the guest'
   wait_for_guest
-  phase 'repeats'
-  repeat_nextest loaded host || status=1
+  phase 'the retries'
+  collect_nextest under-load host
 fi
 phase 'the check for leftovers'
 
@@ -168,21 +185,21 @@ docker image prune --force --filter label=memledger.test >/dev/null 2>&1 || true
 if left=$(env -u MEMLEDGER_TEST_RUN tests/leftovers.sh after "$work" "$MEMLEDGER_TEST_RUN"); then
   echo "nothing was left behind"
 else
-  status=1
+  fail 'the check for leftovers'
   printf 'FAILED: left behind by the tests:\n%s\n' "$left"
 fi
 if [[ $tier == all ]] && ((!$#)); then
   phase 'the packages'
-  rm -f "$target/test-results/packages"
-  (unset TMPDIR MEMLEDGER_TEST_RUN && REPEAT=1 FLAKY=$flaky tests/packages/run.sh "$target/packages") || status=1
-  cat "$target/test-results/packages" >>"$work/results" || status=1
+  if [[ -n $has_packages ]]; then
+    rm -f "$target/test-results/packages"
+    in_background test_packages || true # its results say so
+    cat "$target/test-results/packages" >>"$work/results" || fail 'the tests of the packages'
+  fi
   missing=$MEMLEDGER_TEST_NO_CRATES$MEMLEDGER_TEST_NO_CARGO_DENY
   [[ -z $missing ]] || echo "SKIPPED: tests of supply.rs: $missing"
   [[ -z $MEMLEDGER_TEST_NO_HELM ]] || echo "SKIPPED: tests of helm.rs: $MEMLEDGER_TEST_NO_HELM"
 fi
-phase 'nothing else'
-mkdir -p "$target/test-results"
+phase ''
 cp "$work/results" "$target/test-results/$tier"
 results summary "$SECONDS" "$work/results"
-if grep -qE '^[a-z]+ failed ' "$work/results"; then status=1; fi
-exit "$status"
+! has_failed

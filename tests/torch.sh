@@ -18,4 +18,4 @@ if [[ ! -e $venv/made ]]; then
 fi
 folder=$(mktemp -d "${TMPDIR:-/tmp}/mlt-py.XXXXXX")
 trap 'rm -rf "$folder"' EXIT
-"$venv/bin/python" -B -m pytest --basetemp="$folder/t" tests/torch "$@"
+"$venv/bin/python" -B -m pytest --basetemp="$folder/t" -o "cache_dir=$folder/cache" tests/torch "$@"

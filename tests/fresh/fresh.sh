@@ -15,7 +15,7 @@
 #        --user      as a user with sudo, instead of as root
 #        --folder    where the root is made: about 12 GB (default: /var/tmp)
 #        --skip-run  without `make run`
-#        --all       then also `make test-all`
+#        --all       then also `make test-all`, whose tests of the image need a machine without a docker0
 #        --keep      leaves the root in its folder, for a look; processes and cgroups are cleared away
 #        ARGUMENT    for `cargo nextest run`, such as -E and a filter: those tests instead of those of `make test`
 # needs: root (or sudo), mmdebstrap, git

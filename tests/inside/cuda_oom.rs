@@ -176,5 +176,9 @@ for _ in range(3):
     let container = host.run(&engine, &name, &program(survives));
     host.set_gpu_memory(&container, 10 * GIB + 300 * MIB);
     container.docker(&["kill", "-s", "USR1"]);
-    assert_eq!(exit_of(&host.memledger, &name), ("completed".to_owned(), 3));
+    // the last errors are sent at the end of the process, and may arrive after the runtime has reported the exit
+    eventually("its exit and three errors", || match exit_of(&host.memledger, &name) {
+        (reason, 3) if reason == "completed" => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
 }

@@ -3,7 +3,7 @@
 # `why` there. Fails if a test failed or if anything was left behind. Part of `make test-all`.
 #
 # usage: run.sh FOLDER [ARGUMENT...]    FOLDER has the packages; arguments are for pytest
-#        $REPEAT  1: tests that fail run once more; what they printed goes to the folder $FLAKY if they pass then
+#        $RETRY   1: tests that fail are retried; what they printed goes to the folder $FLAKY if they pass then
 #        the results go to target/test-results/packages, a line for each test
 # needs: root or sudo, Docker; tests/setup/setup.sh installs the rest
 set -euo pipefail
@@ -38,23 +38,21 @@ trap 'exit 143' TERM HUP
 env -u MEMLEDGER_TEST_RUN tests/leftovers.sh before "$work"
 export TMPDIR=$work/tmp
 
-status=0
 # shellcheck disable=SC2034 # of runners.sh
-repeat=${REPEAT:-} flaky=${FLAKY:-$work/flaky}
+retry=${RETRY:-} flaky=${FLAKY:-$work/flaky}
 touch "$work/results"
 # in the background, so that a signal is acted on at once
 run_pytest packages as_root_with_environment timeout --kill-after=10 1800 "$MEMLEDGER_TEST_PYTHON" -B -m pytest \
   -c tests/packages/pytest.ini --basetemp="$work/pytest" tests/packages "$@" &
-wait $! || status=1
+wait $! || fail 'the tests of the packages'
 if left=$(env -u MEMLEDGER_TEST_RUN tests/leftovers.sh after "$work" "$MEMLEDGER_TEST_RUN"); then
   echo "nothing was left behind"
 else
-  status=1
+  fail 'the check for leftovers of the packages'
   printf 'FAILED: left behind by the tests:\n%s\n' "$left"
 fi
 target=${CARGO_TARGET_DIR:-target}
 mkdir -p "$target/test-results"
 cp "$work/results" "$target/test-results/packages"
 results summary "$SECONDS" "$work/results"
-if grep -qE '^[a-z]+ failed ' "$work/results"; then status=1; fi
-exit "$status"
+! has_failed

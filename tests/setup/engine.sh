@@ -51,9 +51,9 @@ start() {
     # The group of the caller owns the socket, so that tests of a user with sudo reach it.
     # It must not keep the descriptors of setup.sh: its lock (9), and the pipe (3) whose reader waits for the last writer.
     # dockerd picks the storage driver: overlay2, or vfs where the cache itself lies on an overlay.
-    local apart=()
-    if [[ -e /sys/class/net/docker0 ]]; then apart=(unshare --net); fi
-    as_root env -u DOCKER_HOST setsid "${apart[@]}" dockerd --pidfile "$pid_file" --data-root "$folder/data" -H "unix://$socket" \
+    local netns=()
+    if [[ -e /sys/class/net/docker0 ]]; then netns=(unshare --net); fi
+    as_root env -u DOCKER_HOST setsid "${netns[@]}" dockerd --pidfile "$pid_file" --data-root "$folder/data" -H "unix://$socket" \
       -G "$(id -g)" --bridge none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false \
       >"$log" 2>&1 </dev/null 3>&- 9>&- &
     disown

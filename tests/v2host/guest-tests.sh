@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The guest's half of test.sh: runs every test of every executable in /host/in, one process each, and one that fails once more.
+# The guest's half of test.sh: runs every test of every executable in /host/in, one process each, and retries one that fails.
 # test.sh prepends the variables (MEMLEDGER_*, test_limit); results go to /host/results, what a test printed when it failed first to
 # /host/failed, output to stdout.
 
@@ -29,7 +29,7 @@ run_test() {
 }
 
 mkdir -p /host/failed
-repeated=0
+retried=0
 for exe in ./*.test; do
   short=$(basename "$exe" .test)
   if ! list=$("$exe" "${args[@]}" --list --format terse 2>&1); then
@@ -41,7 +41,7 @@ for exe in ./*.test; do
   for name in "${tests[@]}"; do
     began=$SECONDS
     run_test "$exe" "$name"
-    if [[ $result == failed ]] && ((++repeated <= 10)); then # with more, the change is wrong or the guest
+    if [[ $result == failed ]] && ((++retried <= 10)); then # with more, the change is wrong or the guest
       cp /host/output "/host/failed/$short-${name//:/-}"
       echo "--- $short $name failed; once more:"
       run_test "$exe" "$name"

@@ -3,7 +3,7 @@
 # one after the other, prints their output and a list of results, ends the guest.
 #
 # A process per test, as nextest does: the result is the exit status and needs no guessing from mixed output, and a test
-# that hangs loses only itself. A test that fails runs once more; if it passes then, it is flaky, and the run has not failed. No test
+# that hangs loses only itself. A test that fails is retried; if it passes then, it is flaky, and the run has not failed. No test
 # run at all is a failure.
 # The executables are dynamically linked and must fit the guest's C library, which is this machine's release.
 #
@@ -74,7 +74,7 @@ count() { grep -c "^$1 " "$results" || true; }
 passed=$(count passed) flaky=$(count flaky) failed=$(count failed) ignored=$(count ignored)
 ran=$((passed + flaky + failed))
 echo
-echo "v2 host: $ran tests ran, $failed failed, $flaky passed when repeated:"
+echo "v2 host: $ran tests ran, $failed failed, $flaky passed when retried:"
 awk '{ printf "  %-8s %5s s  %s %s\n", $1, $2, $3, $4 }' "$results"
 if [[ -n ${V2_RESULTS:-} ]]; then awk '$1 != "ignored" { print "guest", $1, $4 }' "$results" >"$V2_RESULTS"; fi
 if ((flaky)) && [[ -n ${V2_FLAKY:-} ]]; then
