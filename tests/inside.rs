@@ -64,12 +64,18 @@ impl Host {
         engine.run_python(name, &flags, program)
     }
 
-    /// Sets the memory that the driver reports for the container's first process.
+    /// Sets the memory that the driver reports for the container's first process, and waits until memledger has read it.
     fn set_gpu_memory(&self, container: &Container, used: u64) {
         let mut state = State::with_gpus(1);
         state.gpus[0].memory.used = used + 50 * MIB;
         state.gpus[0].processes = vec![Process::compute(container.pid(), Some(used))];
         self.fake.set(&state).expect("the state is written");
+        self.memledger.eventually("its GPU memory", |metrics| {
+            match metrics.get(USED, &of(&container.name)) {
+                Some(read) if read == used as f64 => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
     }
 }
 

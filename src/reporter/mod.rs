@@ -19,6 +19,7 @@ pub mod reports;
 mod server;
 pub mod stats;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -89,6 +90,11 @@ impl ReporterState {
         if oom.is_some_and(|oom| self.ooms().add(now, oom)) {
             self.waker.wake();
         }
+    }
+
+    /// Returns the containers with a connected process, also those that have ended until its last message is read.
+    pub fn connected(&self) -> HashSet<ContainerId> {
+        self.lock().processes.values().map(|process| process.container.clone()).collect()
     }
 
     /// Takes the out-of-memory errors that were reported since the last call.

@@ -73,6 +73,11 @@ impl Reconciler {
         self.logs_being_read = containers;
     }
 
+    /// Sets the containers with a process that is connected to the reporter.
+    pub fn set_connected(&mut self, containers: HashSet<ContainerId>) {
+        self.connected = containers;
+    }
+
     /// Adds errors that processes reported, or that were read in logs.
     pub fn add_cuda_ooms(&mut self, now: Timestamp, reported: Vec<ReportedOom>) {
         for oom in reported {

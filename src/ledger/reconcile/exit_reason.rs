@@ -171,7 +171,7 @@ impl Reconciler {
                 (_, Some(0)) => Some(ExitReason::Completed),
                 (_, Some(129..=192)) => Some(ExitReason::Signal),
                 _ if run.is_some_and(|run| ended_by_cuda_oom(run, pending)) => Some(ExitReason::CudaOom),
-                _ if is_early && self.logs_being_read.contains(&pending.id) => None,
+                _ if is_early && self.may_report_errors(&pending.id) => None,
                 _ => Some(ExitReason::Error),
             };
         }
@@ -207,6 +207,11 @@ impl Reconciler {
             Some(_) if !may_be_oom() => ExitReason::Killed,
             _ => ExitReason::Unknown,
         })
+    }
+
+    /// Returns whether the log or the last messages of a container that has ended are not read yet.
+    fn may_report_errors(&self, id: &ContainerId) -> bool {
+        self.logs_being_read.contains(id) || self.connected.contains(id)
     }
 
     /// Returns the scope of the kill that ended the run, if its exit was reported so late that the kill was settled as a

@@ -124,6 +124,8 @@ pub struct Reconciler {
     pub(super) cuda_ooms: CudaOoms,
     /// Containers whose logs are being read: an exit may still get its reason from there.
     pub(super) logs_being_read: HashSet<ContainerId>,
+    /// Containers with a process that is connected to the reporter: its last messages may not be read yet.
+    pub(super) connected: HashSet<ContainerId>,
     /// Settled gaps that a late record can still fill.
     settled_gaps: VecDeque<(Timestamp, PendingKill)>,
     /// When the kills happened that stayed unattributed.
@@ -174,6 +176,7 @@ impl Reconciler {
             reports: ReportLabels::default(),
             cuda_ooms: CudaOoms::default(),
             logs_being_read: HashSet::new(),
+            connected: HashSet::new(),
             settled_gaps: VecDeque::new(),
             unattributed: contents.unattributed.iter().filter(is_kept).map(|at| (now, *at)).collect(),
             settled_victims: VecDeque::new(),

@@ -68,6 +68,28 @@ fn exit_with_an_error_just_after_one_is_explained() {
 }
 
 #[test]
+fn exit_waits_for_the_last_messages_of_a_connected_process() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.reconciler.set_connected([id('a')].into());
+    story.end('a', 10.0, Some(1));
+    story.settle(10.5);
+    assert_eq!(story.reasons('a'), [None]);
+    oom(&mut story, 'a', 10.0, uncaught());
+    story.reconciler.set_connected([].into());
+    story.settle(10.6);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::CudaOom)]);
+    // a process that stays connected delays it for a moment only
+    story.event('b', 20.1, EventKind::Started);
+    story.reconciler.set_connected([id('b')].into());
+    story.end('b', 30.0, Some(1));
+    story.settle(31.0);
+    assert_eq!(story.reasons('b'), [None]);
+    story.settle(33.1);
+    assert_eq!(story.reasons('b'), [Some(ExitReason::Error)]);
+}
+
+#[test]
 fn exit_of_unknown_code_is_explained_by_an_uncaught_error_alone() {
     let ended = [observed(), uncaught()];
     assert_eq!(reason_after(&ended, 1.0, None), Some(ExitReason::CudaOom));
