@@ -24,6 +24,9 @@ const MAX_SETTLED: usize = 256;
 /// Time between two earlier readings of the GPUs, and their number.
 const EARLIER_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_EARLIER: usize = 6;
+/// Readings of this age and of this number are kept for errors whose message is read late, as on a busy host.
+const MAX_RECENT_AGE: Duration = Duration::from_secs(10);
+const MAX_RECENT: usize = 64;
 /// Older readings say nothing about the minutes before an error.
 const MAX_EARLIER_AGE: Duration = Duration::from_secs(360);
 
@@ -43,10 +46,8 @@ pub struct CudaOoms {
     pub(super) pending: Vec<PendingCudaOom>,
     /// Errors that were settled as caught, oldest first.
     settled: VecDeque<PendingCudaOom>,
-    /// The reading of the GPUs before the ledger's newest step, and those in it.
-    gpus: Vec<GpuUseReading>,
-    /// When the newest of them were applied.
-    gpus_applied: Option<Timestamp>,
+    /// The readings of the last seconds, oldest first.
+    recent: VecDeque<GpuUseReading>,
     /// Readings of the minutes before, oldest first.
     earlier: VecDeque<GpuUseReading>,
 }
@@ -215,18 +216,19 @@ impl Reconciler {
     }
 
     /// Takes the GPUs of a cycle.
-    pub(super) fn apply_gpus(&mut self, now: Timestamp, at: Timestamp, gpus: &[GpuUse]) {
+    pub(super) fn apply_gpus(&mut self, at: Timestamp, gpus: &[GpuUse]) {
         let known = &mut self.cuda_ooms;
         let reading = GpuUseReading { at, gpus: gpus.to_vec() };
         if known.earlier.back().is_none_or(|last| at.since(last.at) >= EARLIER_INTERVAL) {
             known.earlier.push_back(reading.clone());
             known.earlier.drain(..known.earlier.len().saturating_sub(MAX_EARLIER));
         }
-        // an error is reported after all cycles of a step
-        if known.gpus_applied.replace(now) != Some(now) {
-            known.gpus.drain(..known.gpus.len().saturating_sub(1));
+        known.recent.push_back(reading);
+        let is_old = |reading: &GpuUseReading| at.since(reading.at) > MAX_RECENT_AGE;
+        // one that is older stays while the next one is not: it was the newest for a part of that time
+        while known.recent.len() > MAX_RECENT || known.recent.get(1).is_some_and(is_old) {
+            known.recent.pop_front();
         }
-        known.gpus.push(reading);
     }
 }
 
@@ -241,8 +243,8 @@ impl CudaOoms {
     /// Returns the GPU of an error before it: by its UUID, else the only one that its process is on, or its container where the
     /// process is unknown.
     fn gpu_of(&self, oom: &ReportedOom) -> Option<&GpuUse> {
-        let before = self.gpus.iter().rev().find(|reading| reading.at <= oom.at);
-        let gpus = &before.or(self.gpus.first())?.gpus;
+        let before = self.recent.iter().rev().find(|reading| reading.at <= oom.at);
+        let gpus = &before.or(self.recent.front())?.gpus;
         let by_uuid = gpus.iter().find(|gpu| Some(&normalized_uuid(&gpu.uuid)) == oom.device.as_ref());
         by_uuid.or_else(|| {
             let is_on = |gpu: &&GpuUse| match &oom.process {

@@ -275,7 +275,7 @@ impl Reconciler {
 
     /// Applies the data of a cycle.
     pub fn apply_cycle(&mut self, now: Timestamp, report: &CycleReport) {
-        self.apply_gpus(now, report.at, &report.gpus);
+        self.apply_gpus(report.at, &report.gpus);
         for transition in self.containers.apply_cycle(now, report) {
             self.apply_transition(now, transition);
         }

@@ -182,14 +182,16 @@ fn holders_are_those_of_a_reading_before_the_error() {
     };
     // the ledger waits for its disk from 2.1 to 5.1
     let mut reports = Vec::new();
-    for (at, bytes) in [(1.0, 10), (2.0, 20), (3.0, 0), (4.0, 0), (5.0, 0)] {
+    for (at, bytes) in [(1.0, 10), (2.0, 20), (3.0, 0), (4.0, 0), (5.0, 0), (6.0, 0)] {
         story.gpus = vec![gpu(bytes)];
         reports.push(story.report(at, &[('a', Some(0.1))], &[("docker", true)], |letter| letter.to_string()));
     }
     for report in &reports[..2] {
         story.reconciler.apply_cycle(report.at, report);
     }
-    story.reconciler.apply_cycles_and_events(story.at(5.1), &reports[2..], &[]);
+    story.reconciler.apply_cycles_and_events(story.at(5.1), &reports[2..5], &[]);
+    // and the message is read a step later, as on a busy host
+    story.reconciler.apply_cycle(reports[5].at, &reports[5]);
     // it waited in its process, which has ended since
     let reported = ReportedOom {
         at: story.at(2.5),
@@ -202,8 +204,8 @@ fn holders_are_those_of_a_reading_before_the_error() {
         is_event: true,
         message: observed(),
     };
-    story.reconciler.add_cuda_ooms(story.at(5.1), vec![reported]);
-    story.settle(5.1);
+    story.reconciler.add_cuda_ooms(story.at(6.1), vec![reported]);
+    story.settle(6.1);
     let [event] = events(&story)[..] else { panic!("one event") };
     assert_eq!((event.holders[0].bytes, event.skipped), (Some(20), 4));
     assert!((event.at - story.at(2.5).unix_seconds()).abs() < 1e-3, "{}", event.at);
