@@ -63,6 +63,7 @@ clean() {
     wait "$guest" 2>/dev/null || true
   fi
   kill ${python:+"$python"} ${other:+"$other"} 2>/dev/null || true
+  if [[ -n $other ]]; then wait "$other" 2>/dev/null || true; fi
   if ((status > 128)) && [[ -e $work/before ]]; then
     env -u MEMLEDGER_TEST_RUN tests/leftovers.sh remove "$work" "$MEMLEDGER_TEST_RUN" || true
   fi
@@ -148,9 +149,16 @@ wait_for_python() {
   cat "$work/python.log"
 }
 
-extend() { timeout --kill-after=10 900 python3 -B tests/extend.py; }
-build_packages() (unset TMPDIR MEMLEDGER_TEST_RUN && exec nice make dist)
-test_packages() (unset TMPDIR MEMLEDGER_TEST_RUN && RETRY=1 FLAKY=$flaky exec tests/packages/run.sh "$target/packages")
+# in_background runs these in a process of their own, which becomes the program: so that gets the signal
+extend() { exec timeout --kill-after=10 900 python3 -B tests/extend.py; }
+build_packages() {
+  unset TMPDIR MEMLEDGER_TEST_RUN
+  exec nice make dist
+}
+test_packages() {
+  unset TMPDIR MEMLEDGER_TEST_RUN
+  RETRY=1 FLAKY=$flaky exec tests/packages/run.sh "$target/packages"
+}
 
 touch "$work/results"
 phase 'the tests'

@@ -22,11 +22,12 @@ run_nextest() {
   local name=$1 junit=target/nextest/${NEXTEST_PROFILE:-default}/junit.xml status=0 # nextest's own folder, whatever cargo's is
   shift
   rm -f "$junit"
-  ("$MEMLEDGER_TEST_NEXTEST" nextest run --workspace --locked --no-fail-fast "$@" 2>&1 | tee "$work/$name.log") &
+  ("$MEMLEDGER_TEST_NEXTEST" nextest run --color never --workspace --locked --no-fail-fast "$@" 2>&1 | tee "$work/$name.log") &
   wait $! || status=$?
   [[ ! -e $junit ]] || cp "$junit" "$work/$name.xml"
-  # "5/9 tests run": it was interrupted
-  if ((status != 0 && status != 100)) || grep -qE '^ +Summary .* [0-9]+/[0-9]+ tests? run' "$work/$name.log"; then
+  # 100: tests failed; "5/9 tests run": it was interrupted
+  if ((status != 0 && status != 100)) || grep -qE '^ +Summary .* [0-9]+/[0-9]+ tests? run' "$work/$name.log" ||
+    { ((status == 100)) && ! grep -qE '<(failure|error)' "$work/$name.xml"; }; then
     fail "nextest ($name, status $status)"
   fi
 }

@@ -250,7 +250,9 @@ impl LedgerService {
         self.reconciler.apply_vmstat(Timestamp::now(), counted);
         self.reconciler.add_gpu_errors(self.shared_state.take_gpu_errors());
         if let Some(reporter) = &self.reporter {
-            let connected = reporter.connected(); // before the errors, of which none comes after the end of a connection
+            // before the errors, of which none comes after the end of a connection; only pending exits need it
+            let has_pending = self.reconciler.has_pending();
+            let connected = if has_pending { reporter.connected() } else { HashSet::new() };
             self.reconciler.add_cuda_ooms(Timestamp::now(), reporter.take_ooms());
             self.reconciler.set_connected(connected);
         }

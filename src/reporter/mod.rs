@@ -92,7 +92,8 @@ impl ReporterState {
         }
     }
 
-    /// Returns the containers with a connected process, also those that have ended until its last message is read.
+    /// Returns the containers with a connected process that has sent its first message, also those that have ended until its last one is
+    /// read.
     pub fn connected(&self) -> HashSet<ContainerId> {
         self.lock().processes.values().map(|process| process.container.clone()).collect()
     }

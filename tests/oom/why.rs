@@ -72,10 +72,11 @@ impl Case {
     }
 }
 
-/// A trainer with two workers, named as by PyTorch: the first eats when `/control/eat-WHAT` exists. The code after it
-/// is what the trainer does when a worker has ended.
+/// A trainer with two workers, named as by PyTorch: the first eats when `/control/eat-WHAT` exists. The second only waits: if it needed
+/// memory while the first one's is being freed, the kernel would kill it too. The code after it is what the trainer does when a worker
+/// has ended.
 const TRAINER: &str = r#"
-import os, sys, time
+import os, signal, sys, time
 def wait_for(file):
     while not os.path.exists('/control/' + file):
         time.sleep(0.01)
@@ -83,7 +84,9 @@ def work(eats):
     with open('/proc/self/comm', 'w') as comm:
         comm.write('pt_data_worker')
     kept = [bytearray(b'x' * (8 << 20))]
-    wait_for('eat-' + what if eats else 'never')
+    if not eats:
+        signal.pause()
+    wait_for('eat-' + what)
     while True:
         kept.append(bytearray(b'x' * (1 << 20)))
 for eats in (True, False):

@@ -24,9 +24,11 @@ const MAX_SETTLED: usize = 256;
 /// Time between two earlier readings of the GPUs, and their number.
 const EARLIER_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_EARLIER: usize = 6;
-/// Readings of this age and of this number are kept for errors whose message is read late, as on a busy host.
+/// Readings are kept for so long for errors whose message is read late, as on a busy host: at most so many, with so many processes and
+/// holders.
 const MAX_RECENT_AGE: Duration = Duration::from_secs(10);
 const MAX_RECENT: usize = 64;
+const MAX_RECENT_USES: usize = 16_384;
 /// Older readings say nothing about the minutes before an error.
 const MAX_EARLIER_AGE: Duration = Duration::from_secs(360);
 
@@ -226,8 +228,15 @@ impl Reconciler {
         known.recent.push_back(reading);
         let is_old = |reading: &GpuUseReading| at.since(reading.at) > MAX_RECENT_AGE;
         // one that is older stays while the next one is not: it was the newest for a part of that time
-        while known.recent.len() > MAX_RECENT || known.recent.get(1).is_some_and(is_old) {
-            known.recent.pop_front();
+        let uses = |reading: &GpuUseReading| {
+            reading.gpus.iter().map(|gpu| gpu.processes.len() + gpu.holders.len()).sum::<usize>()
+        };
+        let mut all_uses: usize = known.recent.iter().map(uses).sum();
+        while known.recent.len() > MAX_RECENT
+            || known.recent.len() > 2 && all_uses > MAX_RECENT_USES
+            || known.recent.get(1).is_some_and(is_old)
+        {
+            all_uses -= known.recent.pop_front().as_ref().map_or(0, uses);
         }
     }
 }
