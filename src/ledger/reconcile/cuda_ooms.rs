@@ -24,10 +24,11 @@ const MAX_SETTLED: usize = 256;
 /// Time between two earlier readings of the GPUs, and their number.
 const EARLIER_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_EARLIER: usize = 6;
-/// Readings are kept for so long for errors whose message is read late, as on a busy host: at most so many, with so many processes and
-/// holders.
+/// Maximum age of the readings that are kept: on a busy host the message of an error is read late.
 const MAX_RECENT_AGE: Duration = Duration::from_secs(10);
+/// Maximum number of these readings.
 const MAX_RECENT: usize = 64;
+/// Maximum number of processes and holders in these readings.
 const MAX_RECENT_USES: usize = 16_384;
 /// Older readings say nothing about the minutes before an error.
 const MAX_EARLIER_AGE: Duration = Duration::from_secs(360);
