@@ -228,11 +228,11 @@ impl Reconciler {
         }
         known.recent.push_back(reading);
         let is_old = |reading: &GpuUseReading| at.since(reading.at) > MAX_RECENT_AGE;
-        // one that is older stays while the next one is not: it was the newest for a part of that time
         let uses = |reading: &GpuUseReading| {
             reading.gpus.iter().map(|gpu| gpu.processes.len() + gpu.holders.len()).sum::<usize>()
         };
         let mut all_uses: usize = known.recent.iter().map(uses).sum();
+        // an old one stays while the next one is not old: it was the newest for a part of that time
         while known.recent.len() > MAX_RECENT
             || known.recent.len() > 2 && all_uses > MAX_RECENT_USES
             || known.recent.get(1).is_some_and(is_old)
