@@ -18,10 +18,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use memledger::clock::Timestamp;
-use memledger::ledger::events::{
-    ContainerLabels, ContainerRef, Kill, KillOwner, LedgerEvent, OomScope, Victim,
-};
-use memledger::ledger::store::{Store, Total, WriteBatch};
+use memledger::ledger::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, OomScope, Victim};
+use memledger::ledger::store::{StateKind, Store, WriteBatch};
 
 const KILLS: usize = 20;
 /// Number of kills in the filled store, and of their containers.
@@ -262,13 +260,14 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
     let now = Timestamp::now().unix_seconds();
     let event = |id: u64| {
         let number = id % CONTAINERS;
-        let name = ContainerLabels {
-            container_name: format!("trainer-{number}").into(),
-            ..ContainerLabels::default()
-        };
+        let name = Identity { name: format!("trainer-{number}").into(), ..Identity::default() };
         let container_id = format!("{number:064x}").into();
-        let subject =
-            ContainerRef { name, container_id, started: Some(now - 1e5), ..ContainerRef::default() };
+        let subject = ContainerRef {
+            identity: name,
+            container_id,
+            started: Some(now - 1e5),
+            ..ContainerRef::default()
+        };
         let kill = Kill {
             id,
             at: now - (kills - id) as f64,
@@ -280,6 +279,7 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
             role: "dataloader_worker".into(),
             owner: KillOwner::Container(subject),
             victim: Some(Victim::Child),
+            number: Some(id),
             scope: OomScope::Container,
             anon_bytes: Some(1 << 30),
             file_bytes: None,
@@ -287,17 +287,16 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
             oom_score_adj: None,
             limit_cgroup: "".into(),
             limit_bytes: None,
-            before_start: false,
             method: "kmsg".into(),
             report: None,
             evidence: vec![],
             before: None,
         };
-        (id, LedgerEvent::OomKill(kill))
+        LedgerEvent::OomKill(kill)
     };
-    let events = (1..=kills).map(event).collect();
-    let totals = [(Total::Host, kills)].into();
-    store.commit(&WriteBatch { events, totals, ..WriteBatch::default() })?;
+    let mut batch: WriteBatch = (1..=kills).map(event).collect();
+    batch.put(StateKind::Total, "host_oom_kills", &kills);
+    store.commit(&batch)?;
     Ok(())
 }
 

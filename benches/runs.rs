@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use memledger::clock::Timestamp;
-use memledger::ledger::events::{ContainerLabels, ContainerRef, Exit, ExitReason, LedgerEvent};
+use memledger::ledger::events::{ContainerRef, Exit, ExitReason, Identity, LedgerEvent};
 use memledger::ledger::run_record::{GpuPeak, RolePeak, RunRecord, TimelinePoint};
 use memledger::ledger::store::{FILE, Store, WriteBatch};
 use support::{Memledger, cpu_nanos};
@@ -54,10 +54,7 @@ fn record(number: u64, now: f64) -> RunRecord {
         run: format!("{number:012x}-20261123T120000Z").into(),
         group: format!("vision/train-{group}").into(),
         subject: ContainerRef {
-            name: ContainerLabels {
-                container_name: format!("train-{number}").into(),
-                ..ContainerLabels::default()
-            },
+            identity: Identity { name: format!("train-{number}").into(), ..Identity::default() },
             container_id: format!("{number:064x}").into(),
             started: Some(started),
             ..ContainerRef::default()
@@ -85,8 +82,8 @@ fn write_ledger(directory: &Path, runs: u64) -> Outcome<()> {
     let now = Timestamp::now().unix_seconds();
     let mut store = Store::open(directory, Duration::ZERO)?.store;
     let runs = (0..runs).map(|number| (number + 1, record(number, now))).collect();
-    let name = ContainerLabels { container_name: "train-500".into(), ..ContainerLabels::default() };
-    let subject = ContainerRef { name, ..ContainerRef::default() };
+    let name = Identity { name: "train-500".into(), ..Identity::default() };
+    let subject = ContainerRef { identity: name, ..ContainerRef::default() };
     let exit = Exit {
         id: 1,
         at: now,
@@ -95,8 +92,7 @@ fn write_ledger(directory: &Path, runs: u64) -> Outcome<()> {
         exit_code: Some(1),
         ..Exit::default()
     };
-    let events = BTreeMap::from([(1, LedgerEvent::Exit(exit))]);
-    store.commit(&WriteBatch { runs, events, ..WriteBatch::default() })?;
+    store.commit(&WriteBatch { runs, ..WriteBatch::from_iter([LedgerEvent::Exit(exit)]) })?;
     Ok(())
 }
 

@@ -6,27 +6,33 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Seconds that kernel log timestamps may be off before they are corrected.
-const MAX_CLOCK_DRIFT: f64 = 2.0;
+/// A shorter suspend is none: the machine was only busy between two readings.
+const MIN_SUSPEND: Duration = Duration::from_millis(500);
 
-/// One reading of both clocks.
+/// One reading of the clocks.
 ///
 /// The monotonic part measures durations; the wall clock is for people and Prometheus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp {
     /// Time since the boot without suspend (CLOCK_MONOTONIC), which is also the kernel log's clock.
     monotonic: Duration,
+    /// Time that the machine has been suspended since the boot (CLOCK_BOOTTIME without CLOCK_MONOTONIC).
+    suspended: Duration,
     /// Time since the Unix epoch; zero if the host's clock is set before 1970.
     wall: Duration,
 }
 
 impl Timestamp {
-    /// Reads both clocks.
+    /// Reads the clocks.
     #[allow(clippy::disallowed_methods)] // the only place
     pub fn now() -> Self {
+        let read = |clock| Duration::try_from(clock_gettime(clock)).unwrap_or(Duration::ZERO);
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        let monotonic = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or(Duration::ZERO);
-        Self { monotonic, wall }
+        let monotonic = read(ClockId::Monotonic);
+        let suspended = read(ClockId::Boottime).saturating_sub(monotonic);
+        // the clocks are read one after the other
+        let suspended = if suspended < MIN_SUSPEND { Duration::ZERO } else { suspended };
+        Self { monotonic, suspended, wall }
     }
 
     /// Returns the monotonic time from `earlier` to `self`; zero if `earlier` is later.
@@ -36,26 +42,36 @@ impl Timestamp {
 
     /// Returns this timestamp moved forward on both clocks.
     pub fn plus(&self, by: Duration) -> Self {
-        Self { monotonic: self.monotonic + by, wall: self.wall + by }
+        Self { monotonic: self.monotonic + by, wall: self.wall + by, ..*self }
     }
 
     /// Returns this timestamp moved back on both clocks, at most to their begins.
     pub fn minus(&self, by: Duration) -> Self {
-        Self { monotonic: self.monotonic.saturating_sub(by), wall: self.wall.saturating_sub(by) }
+        Self { monotonic: self.monotonic.saturating_sub(by), wall: self.wall.saturating_sub(by), ..*self }
     }
 
-    /// Returns this timestamp moved on both clocks to a Unix time. The monotonic clock does not go below 0: times before the
-    /// boot are all at its begin.
+    /// Returns this timestamp moved to a Unix time, on a machine that was never suspended. The monotonic clock does not go below 0:
+    /// times before the boot are all at its begin.
     pub fn moved_to(&self, unix_seconds: f64) -> Self {
         let wall = Duration::try_from_secs_f64(unix_seconds).unwrap_or(Duration::ZERO);
-        let monotonic = (self.monotonic + wall).saturating_sub(self.wall);
-        Self { monotonic, wall }
+        let monotonic = (self.monotonic + self.suspended + wall).saturating_sub(self.wall);
+        Self { monotonic, suspended: Duration::ZERO, wall }
     }
 
     /// Returns the seconds by which the wall clock was set since `earlier`.
     pub fn wall_moved_since(&self, earlier: Timestamp) -> f64 {
-        let offset = |at: Timestamp| at.wall.as_secs_f64() - at.monotonic.as_secs_f64();
+        let offset = |at: Timestamp| at.wall.as_secs_f64() - (at.monotonic + at.suspended).as_secs_f64();
         offset(*self) - offset(earlier)
+    }
+
+    /// Returns the Unix time at which the machine was booted.
+    pub fn booted_at(&self) -> f64 {
+        self.wall.saturating_sub(self.monotonic + self.suspended).as_secs_f64()
+    }
+
+    /// Returns how long the machine has been suspended since the boot.
+    pub fn suspended(&self) -> Duration {
+        self.suspended
     }
 
     /// Returns this timestamp as it is read after the wall clock was set by so many milliseconds.
@@ -63,6 +79,12 @@ impl Timestamp {
     pub fn with_wall_moved(&self, millis: i64) -> Self {
         let by = Duration::from_millis(millis.unsigned_abs());
         Self { wall: if millis < 0 { self.wall - by } else { self.wall + by }, ..*self }
+    }
+
+    /// Returns this timestamp as it is read after the machine was suspended for so long, also before.
+    #[cfg(test)]
+    pub fn with_suspended(&self, suspended: Duration) -> Self {
+        Self { wall: self.wall + suspended, suspended: self.suspended + suspended, ..*self }
     }
 
     /// Returns the present of a host that was booted so many hours ago. What is tolerated of the kernel log's clock grows with that time,
@@ -82,21 +104,13 @@ impl Timestamp {
         u64::try_from(self.wall.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Converts a kernel log timestamp, in microseconds since the boot, to Unix time, at most `self`.
+    /// Converts a kernel log timestamp, in microseconds since the boot without suspend, to Unix time, at most `self`. It must not be
+    /// older than the last suspend: the kernel's clock stops meanwhile.
     ///
     /// The two clocks of the kernel drift apart by some milliseconds a day: the younger the timestamp, the better the result.
     pub fn unix_seconds_of_kernel(&self, usec: u64) -> f64 {
         let age = self.monotonic.saturating_sub(Duration::from_micros(usec));
         self.wall.saturating_sub(age).as_secs_f64()
-    }
-
-    /// Converts the timestamp of a kernel log record to Unix time. The log's clock is not synchronized with the others and
-    /// may be a minute off after a month; but a record that was not in the log at the previous read (Unix time) is younger
-    /// than that read.
-    pub fn unix_seconds_of_record(&self, usec: u64, previous_read: Option<f64>) -> f64 {
-        let converted = self.unix_seconds_of_kernel(usec);
-        let corrected = previous_read.filter(|read| read - converted > MAX_CLOCK_DRIFT);
-        corrected.unwrap_or(converted).min(self.unix_seconds())
     }
 
     /// Returns the kernel log's clock at this time, in microseconds.
@@ -125,7 +139,11 @@ mod tests {
 
     #[test]
     fn moved_timestamp_keeps_the_distance_of_both_clocks() {
-        let now = Timestamp { monotonic: Duration::from_secs(100), wall: Duration::from_secs(1_000_000) };
+        let now = Timestamp {
+            monotonic: Duration::from_secs(100),
+            suspended: Duration::ZERO,
+            wall: Duration::from_secs(1_000_000),
+        };
         let earlier = now.moved_to(999_990.5);
         assert_eq!(now.since(earlier), Duration::from_millis(9_500));
         assert_eq!(earlier.unix_seconds_of_kernel(90_000_000), 999_990.0);
@@ -136,7 +154,11 @@ mod tests {
 
     #[test]
     fn converts_kernel_timestamps_to_unix_time_never_in_the_future() {
-        let now = Timestamp { monotonic: Duration::from_secs(100), wall: Duration::from_secs(1_000_000) };
+        let now = Timestamp {
+            monotonic: Duration::from_secs(100),
+            suspended: Duration::ZERO,
+            wall: Duration::from_secs(1_000_000),
+        };
         assert_eq!(now.unix_seconds_of_kernel(97_500_000), 999_997.5);
         assert_eq!(
             now.unix_seconds_of_kernel(100_000_001),
@@ -146,6 +168,21 @@ mod tests {
         assert_eq!(now.unix_seconds_of_kernel(u64::MAX), 1_000_000.0);
         let before_1970 = Timestamp { wall: Duration::ZERO, ..now };
         assert_eq!(before_1970.unix_seconds_of_kernel(0), 0.0);
+    }
+
+    #[test]
+    fn suspend_belongs_to_the_time_since_the_boot_and_is_no_change_of_the_wall_clock() {
+        let night = Duration::from_secs(8 * 3600);
+        let evening = Timestamp {
+            monotonic: Duration::from_secs(1_000),
+            suspended: Duration::ZERO,
+            wall: Duration::from_secs(1_000_000),
+        };
+        let morning = evening.with_suspended(night).plus(Duration::from_secs(1));
+        assert_eq!((evening.booted_at(), morning.booted_at()), (999_000.0, 999_000.0));
+        assert_eq!(morning.since(evening), Duration::from_secs(1));
+        assert_eq!(morning.wall_moved_since(evening), 0.0);
+        assert_eq!(morning.moved_to(evening.unix_seconds()), evening);
     }
 
     #[test]

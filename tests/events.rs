@@ -1,6 +1,5 @@
 //! `memledger events` and `/api/v1/events` against a real store.
 
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -26,8 +25,7 @@ pub(crate) fn exit(id: u64, name: &str, at: f64) -> LedgerEvent {
 
 pub(crate) fn store_with(directory: &Path, events: impl IntoIterator<Item = LedgerEvent>) -> Store {
     let mut store = Store::open(directory, Duration::ZERO).expect("a store").store;
-    let events: BTreeMap<_, _> = events.into_iter().map(|event| (event.id(), event)).collect();
-    store.commit(&WriteBatch { events, ..WriteBatch::default() }).expect("committed");
+    store.commit(&events.into_iter().collect()).expect("committed");
     store
 }
 

@@ -13,10 +13,10 @@ use std::time::Duration;
 use memledger::clock::Timestamp;
 use memledger::export::verdict_text::render;
 use memledger::ledger::events::{
-    ContainerLabels, ContainerRef, CudaOom, Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent,
-    PriorUsage, ReportProcess, RoleRange, Victim,
+    ContainerRef, CudaOom, Evidence, Exit, ExitReason, Identity, Kill, KillOwner, LedgerEvent, PriorUsage,
+    ReportProcess, RoleRange, Victim,
 };
-use memledger::ledger::store::{FILE, Store, WriteBatch};
+use memledger::ledger::store::{FILE, Store};
 use memledger::ledger::why::{Cause, Verdict, explain, explain_last, torch_size, verdict_without_events};
 
 use crate::support::{golden, run_on_ledger as run};
@@ -118,7 +118,8 @@ fn screen(name: &str, verdict: &Verdict, most_lines: usize) {
 fn killed_worker_fits_one_screen() {
     let mut first = kill(Victim::Child);
     (first.id, first.at) = (5, AT - 200.0);
-    let events = [killed(first), killed(kill(Victim::Child)), ended(exit(ExitReason::Error, 1, 72.0))];
+    let events =
+        [killed(first), killed(kill(Victim::Child)), ended(after_kill(exit(ExitReason::Error, 1, 72.0)))];
     screen("worker", &explain(&events, NOW).unwrap(), 24);
 }
 
@@ -141,7 +142,7 @@ fn kernels_report_leads_on_the_screen() {
         }];
         (report.swap_bytes, report.swap_limit_bytes) = (Some(0), Some(0));
     });
-    let events = [killed(reported), ended(exit(ExitReason::Error, 1, 72.0))];
+    let events = [killed(reported), ended(after_kill(exit(ExitReason::Error, 1, 72.0)))];
     screen("report", &explain(&events, NOW).unwrap(), 36);
 }
 
@@ -276,8 +277,8 @@ fn several_killed_workers_of_a_run_are_one_line() {
 #[test]
 fn last_verdict_is_the_newest_kill_or_abnormal_exit() {
     let done = |at: f64, reason, code| {
-        let name = ContainerLabels { container_name: "other".into(), ..ContainerLabels::default() };
-        let subject = ContainerRef { name, container_id: "ab".repeat(32).into(), ..subject() };
+        let name = Identity { name: "other".into(), ..Identity::default() };
+        let subject = ContainerRef { identity: name, container_id: "ab".repeat(32).into(), ..subject() };
         ended(Exit { id: 50, subject, ..exit(reason, code, at) })
     };
     let mut events = vec![killed(kill(Victim::Child)), done(5.0, ExitReason::Completed, 0)];
@@ -309,7 +310,7 @@ fn hostile_names_cannot_control_terminal_or_layout() {
     let evil = "\x1b]0;x\x07\x1b[2J\r\nVERDICT: fine\u{202e}\u{9b}31m\u{200b}".repeat(20);
     let mut kill = kill(Victim::Child);
     kill.owner = KillOwner::Container(ContainerRef {
-        name: ContainerLabels { container_name: evil.as_str().into(), ..ContainerLabels::default() },
+        identity: Identity { name: evil.as_str().into(), ..Identity::default() },
         image: evil.as_str().into(),
         runtime: evil.as_str().into(),
         ..subject()
@@ -330,16 +331,15 @@ fn hostile_names_cannot_control_terminal_or_layout() {
 /// Creates a ledger on disk with a worker's kill, the exit after it, and a normal exit of another container.
 fn ledger() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
-    let name = ContainerLabels { container_name: "notebook".into(), ..ContainerLabels::default() };
-    let other = ContainerRef { name, container_id: "ab".repeat(32).into(), ..subject() };
+    let name = Identity { name: "notebook".into(), ..Identity::default() };
+    let other = ContainerRef { identity: name, container_id: "ab".repeat(32).into(), ..subject() };
     let events = [
         killed(kill(Victim::Child)),
-        ended(exit(ExitReason::Error, 1, 72.0)),
+        ended(after_kill(exit(ExitReason::Error, 1, 72.0))),
         ended(Exit { id: 10, subject: other, ..exit(ExitReason::Completed, 0, 80.0) }),
     ];
     let mut store = Store::open(directory.path(), Duration::ZERO).unwrap().store;
-    let events = events.into_iter().map(|event| (event.id(), event)).collect();
-    store.commit(&WriteBatch { events, ..WriteBatch::default() }).unwrap();
+    store.commit(&events.into_iter().collect()).unwrap();
     directory
 }
 

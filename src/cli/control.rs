@@ -1,13 +1,12 @@
 //! Requests to the control socket of the memledger that runs on this host.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
-use serde_json::value::RawValue;
 
 use crate::config::Config;
 use crate::http::{MAX_EVENTS, MAX_RUNS};
@@ -18,6 +17,8 @@ use crate::ledger::store::{Query, RunQuery};
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Longer than a memledger that is not stuck takes to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum size of the text of an error.
+const MAX_REJECTION: u64 = 64 << 10;
 /// How the response to a rejected connection begins.
 const REJECTION: &[u8] = b"HTTP/1.0 503";
 
@@ -70,16 +71,73 @@ pub fn query(config: &Config, target: &str, accept: &str, timeout: Duration) -> 
     }
 }
 
-/// Queries the newest events of the ledger of `memledger serve`, oldest first, at most [`MAX_EVENTS`].
-pub fn events(config: &Config, query: &Query, timeout: Duration) -> anyhow::Result<Vec<Box<RawValue>>> {
-    /// The response of `/api/v1/events`.
-    #[derive(serde::Deserialize)]
-    struct EventList {
-        events: Vec<Box<RawValue>>,
+/// Queries the newest events of the ledger of `memledger serve`, oldest first, at most [`MAX_EVENTS`]. They are read one by one, because
+/// all together may need more memory than a container has.
+pub fn events(config: &Config, query: &Query, timeout: Duration) -> anyhow::Result<EventLines> {
+    let Some(path) = &config.local.socket else {
+        bail!("--local.socket is empty, so there is no control socket to query");
+    };
+    let no_answer = || format!("no memledger serve answers on the control socket {}", path.display());
+    let opened = EventLines::request(path, &events_target(query), timeout).with_context(no_answer);
+    let (status, mut lines) = match config.state.path {
+        None => opened.context("--state.path is empty, so the ledger is in the memory of memledger serve")?,
+        Some(_) => opened?,
+    };
+    if status != 200 {
+        let mut text = String::new();
+        lines.body.by_ref().take(MAX_REJECTION).read_to_string(&mut text)?;
+        bail!("{}", text.trim_end());
     }
-    let body = self::query(config, &events_target(query), "application/json", timeout)?;
-    let EventList { events } = serde_json::from_str(&body)?;
-    Ok(events)
+    Ok(lines)
+}
+
+/// The events of a response of `/api/v1/events` as JSON, each of which is a line of it.
+pub struct EventLines {
+    body: BufReader<UnixStream>,
+}
+
+impl EventLines {
+    /// Sends a request, and returns the status of the response.
+    fn request(path: &Path, target: &str, timeout: Duration) -> std::io::Result<(u16, Self)> {
+        let mut stream = connect(path, timeout.min(CONNECT_TIMEOUT))?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        let request = format!("GET {target} HTTP/1.0\r\nHost: memledger\r\nAccept: application/json\r\n\r\n");
+        let written = stream.write_all(request.as_bytes());
+        let (mut body, mut head, mut status) = (BufReader::new(stream), String::new(), None);
+        // a connection beyond the limit is rejected and closed before its request is read
+        while body.read_line(&mut head)? > 0 && head != "\r\n" {
+            status = status.or_else(|| head.split(' ').nth(1)?.parse().ok());
+            head.clear();
+        }
+        if status.is_none() {
+            written?;
+        }
+        let status = status.ok_or_else(|| std::io::Error::other("its response is not HTTP"))?;
+        Ok((status, Self { body }))
+    }
+}
+
+impl Iterator for EventLines {
+    type Item = anyhow::Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let mut line = String::new();
+            match self.body.read_line(&mut line) {
+                Ok(0) => return None,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Some(Err(anyhow::anyhow!("the control socket sent no complete response")));
+                }
+                Err(error) => return Some(Err(error.into())),
+                Ok(_) => {}
+            }
+            let event = line.trim_end().trim_end_matches(',');
+            if !event.starts_with("{\"events\":[") && !event.starts_with("]}") {
+                return Some(Ok(event.to_owned()));
+            }
+        }
+    }
 }
 
 /// Queries the newest records of runs of the ledger of `memledger serve`, oldest first, at most [`MAX_RUNS`].

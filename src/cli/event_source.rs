@@ -1,18 +1,22 @@
 //! What `memledger why`, `events` and the verbs of runs show: the ledger, from its file or through the control socket, and the
 //! events of this host that no ledger has.
 
+use std::collections::{HashSet, VecDeque};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::control;
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::http::MAX_EVENTS;
-use crate::ledger::events::LedgerEvent;
-use crate::ledger::host_history::{self, HostHistory};
+use crate::ledger::events::{ContainerRef, Kill, LedgerEvent};
+use crate::ledger::host_history::{self, HostHistory, KnownPast};
 use crate::ledger::run_record::RunRecord;
-use crate::ledger::store::{Page, Query, RunQuery, StoreConnection, StoreError};
+use crate::ledger::store::{self, Page, Query, RunQuery, StoreError, StoreReader};
 
+/// Bytes of events after which a page from the control socket ends.
+const PAGE_BYTES: usize = 256 << 10;
 /// Events of the ledger that name containers that are gone.
 const MAX_NAMING: usize = 5_000;
 
@@ -26,7 +30,7 @@ type Pages<'s> = Box<dyn Iterator<Item = anyhow::Result<Page>> + 's>;
 /// The ledger of this host.
 pub enum LedgerSource<'a> {
     /// Its file.
-    File(StoreConnection),
+    File(StoreReader),
     /// The memledger that runs.
     ControlSocket {
         /// Its configuration.
@@ -49,7 +53,7 @@ impl<'a> LedgerSource<'a> {
                 false => (Self::Missing, Some(no_server(config))),
             };
         };
-        match StoreConnection::open_within(directory, timeout) {
+        match StoreReader::open_within(directory, timeout) {
             Ok(ledger) => (Self::File(ledger), None),
             Err(StoreError::NoLedger { .. } | StoreError::NotReadable { .. })
                 if control::is_available(config, timeout) =>
@@ -72,19 +76,70 @@ impl<'a> LedgerSource<'a> {
         }
     }
 
-    /// Returns the newest selected events, oldest first.
+    /// Returns the newest selected events, oldest first, at most [`MAX_EVENTS`](store::MAX_EVENTS) and
+    /// [`MAX_BYTES`](store::MAX_BYTES).
     ///
     /// # Errors
     /// The ledger cannot be read.
     pub fn events(&self, query: &Query) -> anyhow::Result<Vec<LedgerEvent>> {
-        match self {
-            Self::File(ledger) => Ok(ledger.events(query)?),
-            Self::ControlSocket { config, timeout } => {
-                let events = control::events(config, query, *timeout)?;
-                Ok(events.iter().filter_map(|event| serde_json::from_str(event.get()).ok()).collect())
+        let (config, timeout) = match self {
+            Self::File(ledger) => return Ok(ledger.events(query)?),
+            Self::ControlSocket { config, timeout } => (config, *timeout),
+            Self::Missing | Self::Unreadable => return Ok(vec![]),
+        };
+        let max = if query.limit == 0 { store::MAX_EVENTS } else { query.limit };
+        let (mut newest, mut bytes) = (VecDeque::new(), 0);
+        // the route does not know these conditions
+        let is_selected = |event: &LedgerEvent| {
+            (!query.only_notable || event.is_notable())
+                && (query.ids.is_empty() || query.ids.contains(&event.id()))
+        };
+        let is_plain = !query.only_notable && query.ids.is_empty();
+        let all = Query { limit: if is_plain { max } else { 0 }, ..query.clone() };
+        for line in control::events(config, &all, timeout)? {
+            let line = line?;
+            let Ok(event) = serde_json::from_str::<LedgerEvent>(&line) else { continue };
+            if is_selected(&event) {
+                bytes += line.len();
+                newest.push_back((line.len(), event));
             }
-            Self::Missing | Self::Unreadable => Ok(vec![]),
+            while newest.len() > max || bytes > store::MAX_BYTES && newest.len() > 1 {
+                bytes -= newest.pop_front().map_or(0, |(size, _)| size);
+            }
         }
+        Ok(newest.into_iter().map(|(_, event)| event).collect())
+    }
+
+    /// Returns what the ledger knows of containers that are gone, and of the kills of this boot.
+    fn past(&self, boot_id: &str) -> anyhow::Result<KnownPast> {
+        let (config, timeout) = match self {
+            Self::File(ledger) => {
+                let (containers, kills) =
+                    (ledger.containers(MAX_NAMING)?, ledger.kills(boot_id, store::MAX_EVENTS)?);
+                return Ok(KnownPast { containers, kills });
+            }
+            Self::ControlSocket { config, timeout } => (config, *timeout),
+            Self::Missing | Self::Unreadable => return Ok(KnownPast::default()),
+        };
+        let mut past = KnownPast::default();
+        let mut seen = HashSet::new();
+        let query = Query { limit: MAX_NAMING.min(MAX_EVENTS), ..Query::default() };
+        for line in control::events(config, &query, timeout)? {
+            let Ok(event) = serde_json::from_str::<LedgerEvent>(&line?) else { continue };
+            if let Some(subject) =
+                event.subject().filter(|subject| seen.insert(Arc::clone(&subject.container_id)))
+            {
+                past.containers.push(ContainerRef { started: None, ..subject.clone() });
+            }
+            if let LedgerEvent::OomKill(kill) = event
+                && *kill.boot_id == *boot_id
+            {
+                let kill = Kill { report: None, before: None, evidence: vec![], ..kill };
+                past.kills.push(LedgerEvent::OomKill(kill));
+                past.kills.drain(..past.kills.len().saturating_sub(store::MAX_EVENTS));
+            }
+        }
+        Ok(past)
     }
 
     /// Returns the newest selected records of runs, oldest first; those in progress are last.
@@ -113,11 +168,23 @@ impl<'a> LedgerSource<'a> {
                 // one more than wanted shows whether there are more
                 let wanted = if query.limit == 0 { MAX_EVENTS } else { query.limit };
                 let more = Query { limit: wanted.saturating_add(1), ..query.clone() };
-                let events = control::events(config, &more, *timeout)?;
-                let has_older = events.len() > wanted || events.len() == MAX_EVENTS;
-                let skipped = events.len().saturating_sub(wanted);
-                let raw_json = events[skipped..].iter().map(|event| event.get().to_owned()).collect();
-                Ok(Box::new(std::iter::once(Ok(Page { raw_json, has_older, next: None }))))
+                let mut lines = control::events(config, &more, *timeout)?.peekable();
+                let pages = std::iter::from_fn(move || {
+                    lines.peek()?;
+                    let (mut raw_json, mut bytes) = (Vec::new(), 0);
+                    while bytes < PAGE_BYTES
+                        && let Some(line) = lines.next()
+                    {
+                        let line = match line {
+                            Ok(line) => line,
+                            Err(error) => return Some(Err(error)),
+                        };
+                        bytes += line.len();
+                        raw_json.push(line);
+                    }
+                    Some(Ok(Page { raw_json, has_older: false, next: None }))
+                });
+                Ok(Box::new(pages))
             }
             Self::Missing | Self::Unreadable => Ok(Box::new(std::iter::empty())),
         }
@@ -146,13 +213,13 @@ impl<'a> LedgerSource<'a> {
         now: Timestamp,
         container: Option<&str>,
     ) -> (Self, HostHistory, Option<String>) {
-        let query = Query { limit: MAX_NAMING.min(MAX_EVENTS), ..Query::default() };
         let (mut ledger, mut missing) = (Self::Missing, None);
+        let boot_id = config.host_paths.boot_id().unwrap_or_default();
         let host = host_history::read(config, now, container, || {
             (ledger, missing) = Self::open(config, TIMEOUT);
-            ledger.events(&query).unwrap_or_else(|error| {
+            ledger.past(&boot_id).unwrap_or_else(|error| {
                 (ledger, missing) = (Self::Unreadable, Some(unreadable(&error)));
-                vec![]
+                KnownPast::default()
             })
         });
         (ledger, host, missing)

@@ -27,7 +27,7 @@ use crate::otlp::traces::SpanQueue;
 use crate::sampler::Sampler;
 use crate::sampler::stalled::IndependentSources;
 use crate::text::error_chain;
-use export::{export_position, start_exporter};
+use export::start_exporter;
 use servers::{Servers, bind_control_socket, check_outlets, listen, log_settings, print_startup_summary};
 use sources::{
     SamplerThread, refresh_partial, serve_through_stalls, start_reporter, start_runtimes, start_sampler,
@@ -146,9 +146,8 @@ fn start(
     spans: Option<SpanQueue>,
     servers: &mut Servers,
 ) -> anyhow::Result<ServiceParts> {
-    let (shared_state, event_reader) = (ledger_service.shared_state(), Some(ledger_service.event_reader()));
+    let (shared_state, event_reader) = (ledger_service.shared_state(), ledger_service.event_reader());
     let runtimes = start_runtimes(config, &ledger_service);
-    let resume = export_position(config, &ledger_service);
     let reporter = start_reporter(config, Arc::clone(&shared_state.waker));
     let logs = container_logs::start(config, Arc::clone(&shared_state.waker));
     let ledger = ledger_service.start(runtimes.clone(), reporter.clone(), logs.clone())?;
@@ -159,14 +158,8 @@ fn start(
     if let Some(logs) = logs {
         sampler.show_inventory_to(logs);
     }
-    let exporter = start_exporter(
-        config,
-        resume,
-        snapshot_cache,
-        Arc::clone(&shared_state),
-        event_reader.clone(),
-        spans,
-    )?;
+    let exporter =
+        start_exporter(config, snapshot_cache, Arc::clone(&shared_state), event_reader.clone(), spans)?;
     let otlp_stats = exporter.as_ref().map(OtlpExporter::stats);
     if let Some(otlp_stats) = &otlp_stats {
         sampler.show_otlp_stats(Arc::clone(otlp_stats));

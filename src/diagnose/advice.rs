@@ -132,7 +132,7 @@ pub fn check(runs: &[RunRecord], running: &[RunRecord], now: f64) -> Option<Advi
             .iter()
             .map(|(run, bytes)| {
                 let age = now - run.last_sampled.unwrap_or(now);
-                let name = &run.subject.name.container_name;
+                let name = &run.subject.identity.name;
                 format!("{name} with {}, {age:.0} s ago", human(*bytes as f64))
             })
             .collect();

@@ -14,8 +14,13 @@ mod runtime_state;
 mod status_queries;
 
 use std::collections::HashSet;
+use std::convert::Infallible;
+use std::fmt::{Display, Formatter};
 use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use crate::config::{Filter, GROUP_SETTING, RunSettings};
 use crate::parse::kubernetes::{Qos, qos};
@@ -55,16 +60,54 @@ impl ContainerId {
     }
 }
 
-/// The identity of a container across restarts and re-creation: the labels of all its series.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+impl Display for ContainerId {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl FromStr for ContainerId {
+    type Err = Infallible;
+
+    fn from_str(id: &str) -> Result<Self, Infallible> {
+        Ok(Self::new(id))
+    }
+}
+
+/// The identity of a container across restarts and re-creation: the labels of all its series. Events have it in this form.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Identity {
     /// Kubernetes namespace; empty elsewhere.
+    #[serde(rename = "k8s_namespace_name", default, skip_serializing_if = "str::is_empty")]
     pub k8s_namespace: Arc<str>,
     /// Kubernetes pod; empty elsewhere.
+    #[serde(rename = "k8s_pod_name", default, skip_serializing_if = "str::is_empty")]
     pub k8s_pod: Arc<str>,
-    /// The container's name.
+    /// The container's name; its short id if no runtime reported one.
+    #[serde(rename = "container_name")]
     pub name: Arc<str>,
 }
+
+/// `NAMESPACE/POD/NAME`: namespace and pod cannot contain a slash.
+impl Display for Identity {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}/{}/{}", self.k8s_namespace, self.k8s_pod, self.name)
+    }
+}
+
+impl FromStr for Identity {
+    type Err = NoIdentity;
+
+    fn from_str(text: &str) -> Result<Self, NoIdentity> {
+        let mut parts = text.splitn(3, '/');
+        let mut part = || parts.next().map(Arc::from).ok_or(NoIdentity);
+        Ok(Self { k8s_namespace: part()?, k8s_pod: part()?, name: part()? })
+    }
+}
+
+/// A text that is not `NAMESPACE/POD/NAME`.
+#[derive(Debug)]
+pub struct NoIdentity;
 
 impl Identity {
     /// Creates an identity outside Kubernetes.
@@ -336,6 +379,8 @@ impl Inventory {
 pub struct RuntimeEvent {
     /// The runtime that reported it.
     pub runtime: &'static str,
+    /// The socket of the runtime; empty if it has only one.
+    pub socket: Arc<str>,
     /// Full id.
     pub id: ContainerId,
     /// Unix time, by the runtime's clock if it reports one.

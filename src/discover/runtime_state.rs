@@ -245,6 +245,7 @@ mod tests {
         let source = RuntimeState::new("docker", Arc::default());
         let event = |number: usize| RuntimeEvent {
             runtime: "docker",
+            socket: Arc::default(),
             id: ContainerId::new("a"),
             at: number as f64,
             named: None,

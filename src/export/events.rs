@@ -118,8 +118,8 @@ fn container(event: &LedgerEvent) -> String {
 }
 
 fn container_path(subject: &ContainerRef) -> String {
-    let own = &subject.name;
-    let parts = [&own.k8s_namespace_name, &own.k8s_pod_name, &own.container_name];
+    let own = &subject.identity;
+    let parts = [&own.k8s_namespace, &own.k8s_pod, &own.name];
     let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).map(|part| name(part)).collect();
     if parts.is_empty() { name(subject.container_id.get(..12).unwrap_or("")) } else { parts.join("/") }
 }
@@ -165,9 +165,6 @@ fn kill_details(kill: &Kill) -> String {
     });
     if kill.kernel_usec.is_none() {
         parts.push("known only from a counter: the kernel log record is missing".to_owned());
-    }
-    if kill.before_start {
-        parts.push("before the first start of memledger: no metric counts it".to_owned());
     }
     parts.join("; ")
 }

@@ -65,16 +65,16 @@ pub fn wrapped(text: &mut String, first: &str, words: &str) {
 fn heading(text: &mut String, verdict: &Verdict) {
     if let Some(subject) = &verdict.subject {
         let mut who = String::new();
-        for part in [&subject.name.k8s_namespace_name, &subject.name.k8s_pod_name] {
+        for part in [&subject.identity.k8s_namespace, &subject.identity.k8s_pod] {
             if !part.is_empty() {
                 let _ = write!(who, "{}/", printable(part));
             }
         }
-        who.push_str(&printable(&subject.name.container_name));
+        who.push_str(&printable(&subject.identity.name));
         let id = subject.container_id.get(..12).unwrap_or(&subject.container_id);
         let details: Vec<String> = [&*subject.runtime, id, &*subject.image]
             .into_iter()
-            .filter(|it| !it.is_empty() && *it != &*subject.name.container_name)
+            .filter(|it| !it.is_empty() && *it != &*subject.identity.name)
             .map(printable)
             .collect();
         if !details.is_empty() {

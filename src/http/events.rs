@@ -22,7 +22,7 @@ pub async fn route(
     let query = parse_query(query.as_deref().unwrap_or(""), Timestamp::now().unix_seconds());
     let query = query.map_err(bad_request)?;
     let read = move |at| {
-        let page = event_reader.page(&query, at).map_err(|error| error.to_string())?;
+        let page = event_reader.read(|store| store.page(&query, at)).map_err(|error| error.to_string())?;
         Ok((page.raw_json, page.next))
     };
     pages::respond(shared, "events", read).await
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn serves_events_of_the_store() {
-        let body = r#"{"type":"exit","id":7,"at":5.0,"container_name":"train","container_id":"abc","kernel_log_read":false,"oom_kills":0,"evidence":[]}"#;
+        let body = r#"{"type":"exit","id":7,"at":5.0,"container_name":"train","container_id":"abc","kernel_log_read":false,"oom_kills":0,"requests_known":false,"evidence":[]}"#;
         let server = TestServer::with_event(body);
         let get = |query: &str| server.get(&format!("events{query}"), "*/*");
         assert_eq!(get(""), (200, format!("{{\"events\":[\n{body}\n]}}\n")));

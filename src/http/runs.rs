@@ -12,7 +12,7 @@ use crate::clock::Timestamp;
 use crate::export::runs;
 use crate::ledger::run_record::RunRecord;
 use crate::ledger::run_record::names::{check_unambiguous, nearest_names};
-use crate::ledger::store::{EventReader, RunQuery};
+use crate::ledger::store::{EventReader, RunCursor, RunQuery};
 
 /// Maximum of `limit`, and of the records that advice is made from.
 pub const MAX_RUNS: usize = crate::host::bounds::RUN_RECORDS.max;
@@ -27,7 +27,9 @@ pub async fn list(
     let selection = query::selection(text, now, MAX_RUNS, ("run", "a run, a container or a group"));
     let Selection { since, name: wanted, limit } = selection.map_err(bad_request)?;
     let query = RunQuery { since, wanted, limit };
-    let read = move |at| event_reader.run_page(&query, at).map_err(|error| error.to_string());
+    let read = move |at: Option<RunCursor>| {
+        event_reader.read(|store| store.run_page(&query, at)).map_err(|error| error.to_string())
+    };
     pages::respond(shared, "runs", read).await
 }
 
@@ -112,7 +114,7 @@ const RECENT: RunQuery = RunQuery { since: None, wanted: None, limit: 100 };
 type Rejected = (StatusCode, String);
 
 fn read_runs(event_reader: &EventReader, query: &RunQuery) -> Result<Vec<RunRecord>, String> {
-    event_reader.runs(query).map_err(|error| error.to_string())
+    event_reader.read(|store| store.runs(query)).map_err(|error| error.to_string())
 }
 
 /// Returns the newest runs that a name selects, oldest first; 409 if it is the name of containers of several groups.

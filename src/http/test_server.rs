@@ -19,7 +19,7 @@ impl TestServer {
     pub fn with_event(event: &str) -> Self {
         let command = arguments(clap::Command::new("memledger").no_binary_name(true));
         let config = Config::load(&command.get_matches_from(["--web.enable-api"])).unwrap();
-        let mut store = Store::in_memory(0).unwrap();
+        let mut store = Store::in_memory().unwrap();
         let event = serde_json::from_str(event).unwrap();
         store.commit(&WriteBatch { events: [(7, event)].into(), ..WriteBatch::default() }).unwrap();
         let event_reader = Some(EventReader::Memory(Arc::new(Mutex::new(store))));

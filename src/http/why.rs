@@ -11,7 +11,7 @@ use super::{HttpState, accepts, ledger_not_open, only_container};
 use crate::clock::Timestamp;
 use crate::discover::Container;
 use crate::export::verdict_text::render;
-use crate::ledger::events::{ContainerLabels, ContainerRef};
+use crate::ledger::events::ContainerRef;
 use crate::ledger::why::{Verdict, not_found, query_verdict, verdict_without_events};
 
 /// What an answer without an event is based on.
@@ -44,7 +44,7 @@ async fn respond(
     let running = shared.running_containers().unwrap_or_default();
     let work = move || {
         let name = name.as_deref();
-        let found = query_verdict(name, now, |query| event_reader.events(query))
+        let found = query_verdict(name, now, |query| event_reader.read(|store| store.events(query)))
             .map_err(|error| error.to_string())?;
         if let Some(verdict) = found {
             return body(&verdict, plain).map(Ok);
@@ -56,7 +56,7 @@ async fn respond(
                 body(&verdict, plain).map(Ok)
             }
             Some(Err((StatusCode::CONFLICT, text))) => Ok(Err((StatusCode::CONFLICT, text))),
-            _ => not_found(name, std::iter::empty(), |query| event_reader.events(query))
+            _ => not_found(name, std::iter::empty(), |query| event_reader.read(|store| store.events(query)))
                 .map(|known| Err((StatusCode::NOT_FOUND, format!("{known}\n{ONLY_LEDGER}"))))
                 .map_err(|error| error.to_string()),
         }
@@ -78,7 +78,7 @@ fn body(verdict: &Verdict, plain: bool) -> Result<String, String> {
 
 fn reference(container: &Container) -> ContainerRef {
     ContainerRef {
-        name: ContainerLabels::from(&container.identity),
+        identity: container.identity.clone(),
         container_id: Arc::clone(container.id.shared()),
         image: Arc::clone(&container.image),
         runtime: container.runtime.into(),

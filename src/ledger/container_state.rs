@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::events::{ContainerLabels, ContainerRef, PriorUsage};
+use super::events::{ContainerRef, Identity, PriorUsage};
 use super::interval::{CLOCK_TOLERANCE, Interval};
 use super::run::{MAX_START_EVENT_DELAY, Run, START_TOLERANCE};
 use super::run_record::RunFigures;
@@ -31,7 +31,7 @@ const MAX_UNDECIDED_RUNS: usize = 1_024;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ContainerState {
     /// Labels of its series.
-    pub name: ContainerLabels,
+    pub identity: Identity,
     /// The name is from a runtime; otherwise it is the short id.
     #[serde(default)]
     pub named: bool,
@@ -63,6 +63,9 @@ pub struct ContainerState {
     pub(super) dropped_until: Option<f64>,
     #[serde(skip)]
     pub(super) settings: Vec<(Arc<str>, Arc<str>)>,
+    /// Starts that are not counted yet: it had no name.
+    #[serde(default)]
+    pub(super) uncounted_starts: u32,
 }
 
 /// A start or an end of a run.
@@ -85,10 +88,6 @@ pub struct End {
     pub run: Run,
     /// Usage before the exit.
     pub before: Option<PriorUsage>,
-    /// Highest usage during the run.
-    pub peak_usage_bytes: Option<u64>,
-    /// Highest sample of unreclaimable memory.
-    pub peak_unreclaimable_bytes: Option<u64>,
 }
 
 /// How well a run fits a kill; the first field decides.
@@ -120,7 +119,7 @@ impl ContainerState {
     /// Returns the container as the subject of an event of this run.
     pub fn subject(&self, id: &ContainerId, run: Option<&Run>) -> ContainerRef {
         ContainerRef {
-            name: self.name.clone(),
+            identity: self.identity.clone(),
             container_id: Arc::clone(id.shared()),
             image: Arc::clone(&self.image),
             runtime: Arc::clone(&self.runtime),
@@ -214,13 +213,10 @@ impl ContainerState {
         }
         let run = run.clone();
         let ended = run.ended.unwrap_or(f64::INFINITY);
-        let usage = run.usage.back().map(|(_, usage)| usage); // peaks only grow
         Some(RunTransition::Ended(Box::new(End {
             id: id.clone(),
             subject: self.subject(id, Some(&run)),
             before: self.prior_usage(&run, ended),
-            peak_usage_bytes: usage.and_then(|usage| usage.peak_usage_bytes),
-            peak_unreclaimable_bytes: usage.and_then(|usage| usage.peak_unreclaimable_bytes),
             run,
         })))
     }

@@ -6,12 +6,13 @@
 //!
 //! A container is kept for a while after its end, so that a late kill can still be labelled.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::container_state::{ContainerState, RunTransition};
-use super::events::{ContainerLabels, MemoryHolder};
+use super::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
 use super::exchange::{ContainerUsage, CycleReport};
 use super::interval::Interval;
 use super::run::{Run, START_TOLERANCE};
@@ -31,6 +32,12 @@ const NO_RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
 const FIGURES_INTERVAL: Duration = Duration::from_secs(60);
 /// How long after the next run was noticed an ended run is kept at least: its kills are decided by then.
 const RUN_DECIDED_AFTER: Duration = Duration::from_secs(15);
+/// Number of cycles whose memory of the host is kept: a kill may get its owner that long after it.
+const MAX_HOST_MEMORY: usize = 64;
+/// Maximum number of holders of the host's memory in an event.
+const MAX_HOLDERS: usize = 5;
+/// The runtime that reports requests to stop. Pods have none in CRI, and Podman has none at its API.
+const REPORTS_REQUESTS: &str = "docker";
 /// Maximum number of ended containers that are kept.
 const MAX_ENDED: usize = 5_000;
 
@@ -43,7 +50,10 @@ pub struct ContainerTable {
     without_runtimes: bool,
     /// Each runtime, and whether it is connected.
     connections: Vec<(&'static str, bool)>,
-    host_memory: Option<(u64, u64)>,
+    /// Unix time since which each runtime has been connected.
+    connected_since: HashMap<&'static str, f64>,
+    /// Total and available memory of the host in the newest cycles, with their Unix times, oldest first.
+    host_memory: VecDeque<(f64, (u64, u64))>,
     /// When the last cycle began.
     last_cycle: Option<Timestamp>,
     /// When the figures of running containers were last stored.
@@ -51,6 +61,11 @@ pub struct ContainerTable {
     changed: Vec<ContainerId>,
     /// Containers with more ended runs than late kills need.
     with_surplus_runs: HashSet<ContainerId>,
+}
+
+/// Returns whether a container has ended although it is listed: no runtime knows it, and its cgroup has no process.
+fn is_left(container: &Container, held: &ContainerUsage) -> bool {
+    container.runtime.is_empty() && held.has_all_processes && held.processes.is_empty()
 }
 
 impl ContainerTable {
@@ -77,7 +92,7 @@ impl ContainerTable {
         self.changed.push(id.clone());
         let filter = &self.filter;
         self.known.entry(id.clone()).or_insert_with(|| ContainerState {
-            name: ContainerLabels { container_name: id.short().into(), ..ContainerLabels::default() },
+            identity: Identity { name: id.short().into(), ..Identity::default() },
             hidden: !filter.labels.is_empty() || !filter.shows(&[id.short()]),
             ..ContainerState::default()
         })
@@ -86,6 +101,19 @@ impl ContainerTable {
     /// Iterates over all containers.
     pub fn iter(&self) -> impl Iterator<Item = (&ContainerId, &ContainerState)> {
         self.known.iter()
+    }
+
+    /// Takes the starts that were not counted yet of the containers that changed and have a name.
+    pub fn take_named_starts(&mut self) -> Vec<(Identity, u32)> {
+        let mut found = Vec::new();
+        for id in &self.changed {
+            if let Some(known) =
+                self.known.get_mut(id).filter(|known| known.named && known.uncounted_starts > 0)
+            {
+                found.push((known.identity.clone(), std::mem::take(&mut known.uncounted_starts)));
+            }
+        }
+        found
     }
 
     /// Makes all containers count as changed.
@@ -130,7 +158,7 @@ impl ContainerTable {
         if let Some((named, shown, identity)) = named {
             // keep the inventory's name: it is unique over all runtimes
             if !known.named || matches!(runtime_event.what, EventKind::Renamed) {
-                known.name = ContainerLabels::from(&identity);
+                known.identity = identity;
                 known.named = true;
             }
             known.image = Arc::clone(&named.image);
@@ -200,10 +228,22 @@ impl ContainerTable {
         if !self.without_runtimes {
             self.connections.clone_from(&report.inventory.runtimes);
         }
-        self.host_memory = report.host_memory;
+        for (runtime, is_up) in &report.inventory.runtimes {
+            if *is_up {
+                self.connected_since.entry(runtime).or_insert(report.at.unix_seconds());
+            } else {
+                self.connected_since.remove(runtime);
+            }
+        }
+        self.host_memory.extend(report.host_memory.map(|memory| (report.at.unix_seconds(), memory)));
+        self.host_memory.drain(..self.host_memory.len().saturating_sub(MAX_HOST_MEMORY));
         for (container, held) in std::iter::zip(&report.inventory.containers, &report.containers) {
             self.apply_listed(container);
             self.apply_clock(now, &container.id);
+            if is_left(container, held) {
+                continue;
+            }
+            self.entry(&container.id).missing_since = None;
             if !self.reopen_listed(now, container) && self.is_another_run(container) {
                 transitions.extend(self.begin_run(&container.id, container.started, None, false));
             }
@@ -219,18 +259,18 @@ impl ContainerTable {
 
     /// Takes the name, the cgroup and the settings of a container from the inventory.
     fn apply_listed(&mut self, container: &Container) {
-        let name = ContainerLabels::from(&container.identity);
+        let name = container.identity.clone();
         let cgroup = container.cgroup.as_ref().map(|cgroup| &cgroup.path);
-        let named = *name.container_name != *container.id.short();
+        let named = *name.name != *container.id.short();
         let new = self.known.get(&container.id).is_none_or(|known| {
-            let renamed = known.name != name && (named || !known.named);
+            let renamed = known.identity != name && (named || !known.named);
             let moved = cgroup.is_some() && known.cgroup.as_ref() != cgroup;
             renamed || moved || known.hidden || known.run.is_none()
         });
         let known = if new { self.modify(&container.id) } else { self.entry(&container.id) };
         if new && (named || !known.named) {
             known.named = named;
-            known.name = name;
+            known.identity = name;
             known.image = Arc::clone(&container.image);
             known.runtime = container.runtime.into();
         }
@@ -238,7 +278,6 @@ impl ContainerTable {
             known.hidden = false;
             known.cgroup = cgroup.cloned().or(known.cgroup.take());
         }
-        known.missing_since = None;
         if known.settings != container.settings {
             known.settings.clone_from(&container.settings);
         }
@@ -256,8 +295,10 @@ impl ContainerTable {
     /// Continues a run that was taken for ended and is still listed. Returns whether there was one.
     fn reopen_listed(&mut self, now: Timestamp, container: &Container) -> bool {
         let Some(run) = &mut self.entry(&container.id).run else { return false };
-        // the inventory may be slightly older than the exit
-        let is_listed_after = |ended: f64| run.is_exit_assumed && now.unix_seconds() - ended > REOPEN_AFTER;
+        // the inventory may be slightly older than the exit; without a runtime the cgroup had no process, and has new ones
+        let is_listed_after = |ended: f64| {
+            run.is_exit_assumed && !container.runtime.is_empty() && now.unix_seconds() - ended > REOPEN_AFTER
+        };
         if !run.ended.is_some_and(is_listed_after) {
             return false;
         }
@@ -273,6 +314,7 @@ impl ContainerTable {
         let is_later = |(one, other): (f64, f64)| other >= one + START_TOLERANCE;
         run.started.zip(container.started).is_some_and(is_later)
             || run.ended.is_none() && run.host_restart.is_some()
+            || run.ended.is_some() && container.runtime.is_empty()
     }
 
     /// Records what a container held in the cycle at `at`, if that was after the begin of its run.
@@ -284,7 +326,7 @@ impl ContainerTable {
         container: &Container,
         held: &Arc<ContainerUsage>,
     ) {
-        let host_memory = self.host_memory;
+        let host_memory = self.host_memory.back().map(|(_, memory)| *memory);
         let known = self.entry(&container.id);
         let previous_end = known.previous_end();
         let Some(run) = &mut known.run else { return };
@@ -312,7 +354,11 @@ impl ContainerTable {
 
     /// Ends runs that are not listed any more and whose exit was not reported.
     fn end_vanished(&mut self, now: Timestamp, report: &CycleReport) -> Vec<RunTransition> {
-        let listed: HashSet<_> = report.inventory.containers.iter().map(|c| &c.id).collect();
+        let listed = std::iter::zip(&report.inventory.containers, &report.containers);
+        let listed: HashSet<_> = listed
+            .filter(|(container, held)| !is_left(container, held))
+            .map(|(container, _)| &container.id)
+            .collect();
         let mut transitions = Vec::new();
         for (id, known) in &mut self.known {
             if !known.is_running() || known.hidden || listed.contains(id) {
@@ -357,17 +403,46 @@ impl ContainerTable {
         }
     }
 
-    /// Returns the five largest holders of unreclaimable host memory at that time, and the memory of the host.
-    pub fn memory_holders(&self, at: f64) -> (Vec<MemoryHolder>, Option<(u64, u64)>) {
+    /// Returns who held the memory of the host in the last cycle before this Unix time: the largest containers, and what was in use
+    /// outside all of them; `None` if that is not known.
+    pub fn host_usage(&self, at: f64) -> Option<PriorUsage> {
+        let (_, (total, available)) = *self.host_memory.iter().rev().find(|(taken, _)| *taken <= at)?;
         let holder = |known: &ContainerState| {
             let run = known.run.as_ref().filter(|run| run.ended.is_none_or(|ended| ended >= at - 1.0))?;
             let unreclaimable_bytes = run.samples_until(at).pop()?.unreclaimable_bytes?;
-            Some(MemoryHolder { name: Arc::clone(&known.name.container_name), unreclaimable_bytes })
+            let holder = MemoryHolder { name: Arc::clone(&known.identity.name), unreclaimable_bytes };
+            Some((known.cgroup.clone().unwrap_or_default(), holder))
         };
-        let mut holders: Vec<_> = self.known.values().filter_map(holder).collect();
+        let mut by_path: Vec<_> = self.known.values().filter_map(holder).collect();
+        by_path.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let mut outer: Option<PathBuf> = None;
+        // what a container inside another one holds is held by that one
+        by_path.retain(|(path, _)| {
+            let is_inside = outer.as_ref().is_some_and(|outer| path != outer && path.starts_with(outer));
+            if !is_inside && !path.as_os_str().is_empty() {
+                outer = Some(path.clone());
+            }
+            !is_inside
+        });
+        let mut holders: Vec<_> = by_path.into_iter().map(|(_, holder)| holder).collect();
+        let inside: u64 = holders.iter().map(|holder| holder.unreclaimable_bytes).sum();
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.unreclaimable_bytes));
-        holders.truncate(5);
-        (holders, self.host_memory)
+        holders.truncate(MAX_HOLDERS);
+        let outside = total.saturating_sub(available).saturating_sub(inside);
+        holders.push(MemoryHolder { name: OUTSIDE_CONTAINERS.into(), unreclaimable_bytes: outside });
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.unreclaimable_bytes));
+        Some(PriorUsage {
+            holders,
+            host_total_bytes: Some(total),
+            host_available_bytes: Some(available),
+            ..PriorUsage::default()
+        })
+    }
+
+    /// Returns whether every request to stop is known that this runtime got until a container of it ended: it reports them, and has been
+    /// connected since before.
+    pub fn reports_requests(&self, runtime: &str, ended: f64) -> bool {
+        runtime == REPORTS_REQUESTS && self.connected_since.get(runtime).is_some_and(|since| *since <= ended)
     }
 
     /// Returns the container that alone had a process with this pid at that time: the first process of a run, by the

@@ -56,7 +56,7 @@ fn log_gpu_error(error: &GpuError) {
         gpu_uuid = &*error.gpu_uuid,
         xid = error.xid,
         pid = error.pid,
-        container_name = error.subject.as_ref().map(|subject| &*subject.name.container_name),
+        container_name = error.subject.as_ref().map(|subject| &*subject.identity.name),
         "GPU reported an error"
     );
 }
@@ -64,7 +64,7 @@ fn log_gpu_error(error: &GpuError) {
 fn log_cuda_oom(oom: &CudaOom) {
     tracing::warn!(
         event = oom.id,
-        container_name = &*oom.subject.name.container_name,
+        container_name = &*oom.subject.identity.name,
         container_id = &*oom.subject.container_id,
         pid = oom.pid,
         gpu = &*oom.gpu,
@@ -78,11 +78,8 @@ fn log_cuda_oom(oom: &CudaOom) {
 fn log_exit(exit: &Exit) {
     let reason = exit.reason.map_or("", ExitReason::label);
     let is_normal = matches!(exit.reason, Some(ExitReason::Completed | ExitReason::Stopped));
-    let owner = OwnerFields {
-        kind: "container",
-        name: &exit.subject.name.container_name,
-        id: &exit.subject.container_id,
-    };
+    let owner =
+        OwnerFields { kind: "container", name: &exit.subject.identity.name, id: &exit.subject.container_id };
     if is_normal {
         tracing::info!(
             event = exit.id,
@@ -114,8 +111,8 @@ struct OwnerFields<'a> {
 impl<'a> OwnerFields<'a> {
     fn of(kill: &'a Kill) -> Self {
         match &kill.owner {
-            KillOwner::Container(ContainerRef { name, container_id, .. }) => {
-                Self { kind: "container", name: &name.container_name, id: container_id }
+            KillOwner::Container(ContainerRef { identity: name, container_id, .. }) => {
+                Self { kind: "container", name: &name.name, id: container_id }
             }
             KillOwner::Pending => Self { kind: "pending", name: "", id: "" },
             KillOwner::Host => Self { kind: "host", name: "", id: "" },

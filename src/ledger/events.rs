@@ -7,56 +7,21 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::host_history::FIRST_ID;
-use crate::discover::Identity;
+pub use crate::discover::Identity;
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
 
-/// The holder of what processes outside containers hold.
-pub const OUTSIDE_CONTAINERS: &str = "processes outside containers";
+/// The holder of what is in use outside containers: by processes and by the kernel.
+pub const OUTSIDE_CONTAINERS: &str = "outside containers";
 
 /// The holder of GPU memory of processes outside the containers that are shown.
 pub const OTHER_PROCESSES: &str = "other processes";
-
-/// The labels of a container, which the ledger keeps after its end.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ContainerLabels {
-    /// Kubernetes namespace; empty outside Kubernetes.
-    #[serde(default, skip_serializing_if = "str::is_empty")]
-    pub k8s_namespace_name: Arc<str>,
-    /// Kubernetes pod; empty outside Kubernetes.
-    #[serde(default, skip_serializing_if = "str::is_empty")]
-    pub k8s_pod_name: Arc<str>,
-    /// Name of the container; its short id if no runtime reported a name.
-    pub container_name: Arc<str>,
-}
-
-impl ContainerLabels {
-    /// Returns whether `wanted` names it: `NAME`, in a pod also `POD/NAME` and `NAMESPACE/POD/NAME`.
-    pub fn matches(&self, wanted: &str) -> bool {
-        let identity = Identity {
-            k8s_namespace: Arc::clone(&self.k8s_namespace_name),
-            k8s_pod: Arc::clone(&self.k8s_pod_name),
-            name: Arc::clone(&self.container_name),
-        };
-        identity.matches_name(wanted)
-    }
-}
-
-impl From<&Identity> for ContainerLabels {
-    fn from(identity: &Identity) -> Self {
-        Self {
-            k8s_namespace_name: Arc::clone(&identity.k8s_namespace),
-            k8s_pod_name: Arc::clone(&identity.k8s_pod),
-            container_name: Arc::clone(&identity.name),
-        }
-    }
-}
 
 /// A container at the time of an event.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ContainerRef {
     /// Labels of its series.
     #[serde(flatten)]
-    pub name: ContainerLabels,
+    pub identity: Identity,
     /// Full id.
     pub container_id: Arc<str>,
     /// Image; empty if no runtime reported it.
@@ -154,6 +119,9 @@ pub struct Kill {
     /// `None` while pending, and for processes outside containers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub victim: Option<Victim>,
+    /// Its number among the OOM kills of its run, from 1 on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub number: Option<u64>,
     /// Which memory was exhausted.
     pub scope: OomScope,
     /// Anonymous memory of the victim.
@@ -182,13 +150,9 @@ pub struct Kill {
     /// of this kill. Victims of one group kill share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<Arc<OomReport>>,
-    /// It happened before the first start of memledger, and was read from the kernel log then: no metric counts it, and no follower
-    /// gets it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub before_start: bool,
     /// Evidence in the order in which it arrived.
     pub evidence: Vec<Evidence>,
-    /// Usage of the container before the kill; for a host-wide OOM also the largest memory holders.
+    /// Usage of the container before the kill; for a host-wide OOM, of any process, also the largest memory holders.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<Arc<PriorUsage>>,
 }
@@ -282,6 +246,16 @@ pub struct Exit {
     pub duration_seconds: Option<f64>,
     /// OOM kills of processes during this run.
     pub oom_kills: u64,
+    /// Id of the OOM kill that ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_by: Option<u64>,
+    /// Ids of OOM kills that may have ended it: of its own processes shortly before it ended with an error, and of processes whose owner
+    /// is not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub may_be: Vec<u64>,
+    /// The runtime reports requests to stop, and memledger was connected to it at the end: without one there was none.
+    #[serde(default)]
+    pub requests_known: bool,
     /// Highest usage during the run, page cache included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_usage_bytes: Option<u64>,
@@ -455,6 +429,16 @@ impl LedgerEvent {
         }
     }
 
+    /// Moves its Unix time.
+    pub fn move_time(&mut self, by: f64) {
+        match self {
+            LedgerEvent::OomKill(kill) => kill.at += by,
+            LedgerEvent::Exit(exit) => exit.at += by,
+            LedgerEvent::GpuError(error) => error.at += by,
+            LedgerEvent::CudaOom(oom) => oom.at += by,
+        }
+    }
+
     /// Returns the container of the event, if it has one.
     pub fn subject(&self) -> Option<&ContainerRef> {
         match self {
@@ -464,6 +448,39 @@ impl LedgerEvent {
             LedgerEvent::GpuError(error) => error.subject.as_ref(),
             LedgerEvent::CudaOom(oom) => Some(&oom.subject),
         }
+    }
+
+    /// Returns whether `memledger why` without a name may be about it: a kill, or an exit that nobody wanted.
+    pub fn is_notable(&self) -> bool {
+        match self {
+            LedgerEvent::OomKill(_) => true,
+            LedgerEvent::Exit(exit) => match exit.reason {
+                Some(ExitReason::Completed | ExitReason::Stopped) => false,
+                Some(_) => true,
+                None => exit.exit_code != Some(0) && exit.stop_signals.is_empty(),
+            },
+            // a program may survive it: its exit says whether it did
+            LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => false,
+        }
+    }
+
+    /// Returns about how many bytes it takes in memory.
+    pub fn size_estimate(&self) -> usize {
+        let before = |before: &Option<Arc<PriorUsage>>| {
+            before.as_ref().map_or(0, |it| it.samples.len() * size_of::<UsageSample>())
+        };
+        let text = |evidence: &[Evidence]| {
+            evidence.iter().map(|line| line.text.len() + size_of::<Evidence>()).sum::<usize>()
+        };
+        size_of::<Self>()
+            + match self {
+                LedgerEvent::OomKill(kill) => {
+                    let rows = kill.report.as_ref().map_or(0, |report| report.processes.len());
+                    before(&kill.before) + text(&kill.evidence) + rows * 200
+                }
+                LedgerEvent::Exit(exit) => before(&exit.before) + text(&exit.evidence),
+                LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => 0,
+            }
     }
 
     /// Returns true once the event is final.
@@ -492,9 +509,10 @@ pub struct PriorUsage {
     pub roles: Vec<RoleUsage>,
     /// Allow-listed settings from the container's environment, such as `num_workers`.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
-    /// For a host-wide OOM: the five largest holders of unreclaimable memory, largest first.
+    /// For a host-wide OOM: the five containers with the most unreclaimable memory, and all that was in use outside containers, largest
+    /// first.
     pub holders: Vec<MemoryHolder>,
-    /// For a host-wide OOM: MemTotal and MemAvailable at the last sample.
+    /// For a host-wide OOM: MemTotal and MemAvailable in the last cycle before the kill.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_total_bytes: Option<u64>,
     /// See `host_total_bytes`.
@@ -552,7 +570,7 @@ pub struct RoleUsage {
 /// A holder of host memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryHolder {
-    /// Name of the container, or `processes outside containers`.
+    /// Name of the container, or `outside containers`.
     pub name: Arc<str>,
     /// Memory that the kernel could not reclaim.
     pub unreclaimable_bytes: u64,

@@ -5,9 +5,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Thread;
 use std::time::Duration;
 
-use super::events::{ContainerLabels, ExitReason, GpuError, Kill, UsageSample};
+use super::events::{ExitReason, GpuError, Identity, UsageSample};
+use super::interval::Interval;
 use super::run_record::sample::RunSample;
 use crate::attribute::Role;
 use crate::clock::Timestamp;
@@ -144,7 +146,7 @@ pub struct LedgerFigures {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerFigures {
     /// Labels of the container.
-    pub name: ContainerLabels,
+    pub identity: Identity,
     /// By victim (main, child) and scope (container, host).
     pub kills: [[u64; 2]; 2],
     /// Unix time of the last kill.
@@ -170,28 +172,20 @@ pub struct SharedState {
     cycles: Mutex<VecDeque<CycleReport>>,
     /// Stamp of the kernel log's newest record at the start, by the log's own clock. Older records are ignored.
     log_start_usec: u64,
-    xids: Mutex<KernelXids>,
+    /// GPU errors from the kernel log with their Unix times.
+    xids: Mutex<Vec<(f64, Xid)>>,
     /// GPU errors, deduplicated and attributed, that become events.
     gpu_errors: Mutex<Vec<GpuError>>,
-    /// Kills from before the first start, that become events.
-    past_kills: Mutex<Vec<Kill>>,
     /// Figures, and when they were published.
     figures: Mutex<Option<(Timestamp, Arc<LedgerFigures>)>>,
     /// Number of commits that wrote events.
     writes: AtomicU64,
     /// By follower, the id of the last event that it has acknowledged.
     acknowledged: Mutex<BTreeMap<String, u64>>,
-    /// By follower, the cursors of a ledger that could not be read at the start.
-    loaded_cursors: Mutex<BTreeMap<String, u64>>,
-}
-
-/// GPU errors from the kernel log.
-#[derive(Debug, Default)]
-struct KernelXids {
-    /// Unix time of the last complete read of the log.
-    last_read: Option<f64>,
-    /// Errors with their Unix times.
-    reported: Vec<(f64, Xid)>,
+    /// By follower, its cursor when the ledger was opened.
+    cursors: Mutex<Option<BTreeMap<String, u64>>>,
+    /// The thread that follows the events and is woken for new ones.
+    follower: Mutex<Option<Thread>>,
 }
 
 impl SharedState {
@@ -223,24 +217,26 @@ impl SharedState {
 
     /// Stores the GPU errors among these kernel log entries and returns the other entries. Errors from before the start
     /// are dropped: their pids are no longer valid.
-    pub fn store_xids(&self, now: Timestamp, entries: Vec<LogEntry>) -> Vec<LogEntry> {
+    pub fn store_xids(
+        &self,
+        read_at: Timestamp,
+        mut entries: Vec<(LogEntry, Interval)>,
+    ) -> Vec<(LogEntry, Interval)> {
         let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
-        let last_read = xids.last_read.replace(now.unix_seconds());
-        let mut rest = entries;
-        rest.retain(|entry| match &entry.line {
-            Line::Xid(xid) if entry.position.usec > self.log_start_usec && xids.reported.len() < MAX_XIDS => {
-                xids.reported.push((now.unix_seconds_of_record(entry.position.usec, last_read), *xid));
-                false
+        entries.retain(|(entry, written)| {
+            let Line::Xid(xid) = &entry.line else { return true };
+            let usec = entry.position.usec;
+            if usec > self.log_start_usec && xids.len() < MAX_XIDS {
+                xids.push((written.nearest(read_at.unix_seconds_of_kernel(usec)), *xid));
             }
-            Line::Xid(_) => false,
-            _ => true,
+            false
         });
-        rest
+        entries
     }
 
     /// Takes the stored kernel log errors with their Unix times.
     pub fn take_xids(&self) -> Vec<(f64, Xid)> {
-        std::mem::take(&mut self.xids.lock().unwrap_or_else(PoisonError::into_inner).reported)
+        std::mem::take(&mut *self.xids.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Adds GPU errors; the ledger assigns their ids.
@@ -260,20 +256,17 @@ impl SharedState {
         self.log_start_usec
     }
 
-    /// Adds kills from before the first start, and wakes the ledger.
-    pub fn add_past_kills(&self, kills: Vec<Kill>) {
-        self.past_kills.lock().unwrap_or_else(PoisonError::into_inner).extend(kills);
-        self.waker.wake();
-    }
-
-    /// Takes the added kills.
-    pub fn take_past_kills(&self) -> Vec<Kill> {
-        std::mem::take(&mut *self.past_kills.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
     /// Notes that events were written to the store.
     pub fn mark_written(&self) {
         self.writes.fetch_add(1, Ordering::Relaxed);
+        if let Some(follower) = &*self.follower.lock().unwrap_or_else(PoisonError::into_inner) {
+            follower.unpark();
+        }
+    }
+
+    /// Sets the thread that is woken for new events.
+    pub fn set_follower(&self, follower: Thread) {
+        *self.follower.lock().unwrap_or_else(PoisonError::into_inner) = Some(follower);
     }
 
     /// Returns a number that changes whenever events are written, so that a follower knows when to read.
@@ -292,15 +285,17 @@ impl SharedState {
         std::mem::take(&mut *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sets the followers' cursors of a ledger that could not be read at the start. Must come before
-    /// [`SharedState::mark_written`].
-    pub fn set_loaded_cursors(&self, cursors: BTreeMap<String, u64>) {
-        *self.loaded_cursors.lock().unwrap_or_else(PoisonError::into_inner) = cursors;
+    /// Sets the cursors of the followers: the ledger was opened.
+    pub fn set_cursors(&self, cursors: BTreeMap<String, u64>) {
+        *self.cursors.lock().unwrap_or_else(PoisonError::into_inner) = Some(cursors);
+        self.mark_written();
     }
 
-    /// Returns the cursor of a follower if the ledger could not be read at the start and was read since.
-    pub fn loaded_cursor(&self, follower: &str) -> Option<u64> {
-        self.loaded_cursors.lock().unwrap_or_else(PoisonError::into_inner).get(follower).copied()
+    /// Returns the id of the last event that a follower had processed when the ledger was opened, 0 if it had none; `None` while the
+    /// ledger is not open.
+    pub fn cursor(&self, follower: &str) -> Option<u64> {
+        let cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        cursors.as_ref().map(|cursors| cursors.get(follower).copied().unwrap_or(0))
     }
 
     /// Publishes new figures.
@@ -384,16 +379,9 @@ mod tests {
             LogEntry { position: LogPosition { sequence: None, usec }, line, text: text.into(), report: None }
         };
         let (now, shared_state) = (Timestamp::now(), SharedState::new(70));
-        assert_eq!(shared_state.store_xids(now, vec![entry(69), entry(70), entry(71)]), []);
-        let times = |shared_state: &SharedState| {
-            shared_state.take_xids().iter().map(|(at, _)| *at).collect::<Vec<_>>()
-        };
-        assert_eq!(times(&shared_state), [now.unix_seconds_of_kernel(71)]);
-        shared_state.store_xids(now.plus(Duration::from_secs(1)), vec![entry(72)]);
-        assert_eq!(
-            times(&shared_state),
-            [now.unix_seconds()],
-            "a record that was not there a second ago is new: the log's clock is behind"
-        );
+        let entries = [69, 70, 71].map(|usec| (entry(usec), Interval::at(usec as f64))).to_vec();
+        assert_eq!(shared_state.store_xids(now, entries), []);
+        let times: Vec<f64> = shared_state.take_xids().iter().map(|(at, _)| *at).collect();
+        assert_eq!(times, [71.0], "its time is that of the log's clock");
     }
 }

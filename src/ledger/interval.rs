@@ -4,9 +4,13 @@
 //! knows more: a record that was not in the log at the previous read, and is in it now, was written in between. The
 //! [`LogClock`] combines both, and learns the drift from records that are read soon after they were written.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
+use crate::collect::kernel_log::LogEntry;
+use crate::parse::kernel_log::Line;
 
 /// Largest difference between two clocks of the host at the same moment, in seconds: between a stamp of the kernel and
 /// one of the runtime.
@@ -68,12 +72,38 @@ pub struct LogClock {
     at_most: Option<(f64, u64)>,
     /// When the log was last known to be read to its end.
     drained: Option<u64>,
+    /// Microseconds for which the machine had been suspended then.
+    suspended: u64,
 }
 
 impl LogClock {
     /// Notes that the log was read to its end at this time.
     pub fn drained(&mut self, at: Timestamp) {
         self.drained = Some(at.kernel_usec());
+        self.suspended = at.suspended().as_micros() as u64;
+    }
+
+    /// Returns entries that were read together, in their order, with when each was written. The clock of the log stops while the
+    /// machine is suspended; the kernel logs the end of that ([`Line::Resumed`]), and only what it logged before is older.
+    pub fn place(&mut self, entries: Vec<LogEntry>, read_at: Timestamp) -> Vec<(LogEntry, Interval)> {
+        let suspended =
+            read_at.suspended().saturating_sub(Duration::from_micros(self.suspended)).as_secs_f64();
+        let resumed = entries.iter().filter(|entry| entry.line == Line::Resumed).count();
+        let (mut before, mut placed) = (0, Vec::with_capacity(entries.len() - resumed));
+        for entry in entries {
+            if entry.line == Line::Resumed {
+                before += 1;
+                continue;
+            }
+            let written = self.written(entry.position.usec, read_at);
+            let (least, most) = match before {
+                _ if before == resumed => (0.0, 0.0),
+                0 => (suspended, suspended),
+                _ => (0.0, suspended), // between two of them
+            };
+            placed.push((entry, Interval::new(written.earliest - most, written.latest - least)));
+        }
+        placed
     }
 
     /// Returns when a record with this stamp was written that was in the log at `read_at`, but not when that was last drained.
@@ -86,7 +116,7 @@ impl LogClock {
         let mut high = self.at_most.map_or(f64::MAX, |(most, measured)| most + widening(measured));
         let (not_before, not_after) = (self.drained.map_or(f64::MIN, behind), behind(now));
         if not_before > high || not_after < low {
-            (low, high) = (f64::MIN, f64::MAX); // the clock jumped, as after a suspend
+            (low, high) = (f64::MIN, f64::MAX); // the clock jumped
         }
         if self.drained.is_some() && not_before >= low {
             (self.at_least, low) = (Some((not_before, now)), not_before);
@@ -110,7 +140,8 @@ impl LogClock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use crate::collect::kernel_log::LogPosition;
+    use crate::parse::kernel_log::Killed;
 
     /// Returns a function that returns a timestamp this many seconds after now, which stays the same.
     fn clock() -> impl Fn(f64) -> Timestamp {
@@ -178,5 +209,32 @@ mod tests {
         let tolerance = CLOCK_TOLERANCE + usec as f64 * 1e-6 * MAX_DRIFT;
         assert!((written.latest - written.earliest) <= 2.0 * tolerance + 1e-3, "{written:?}");
         assert!(written.overlaps(&Interval::at(at(0.0).unix_seconds())));
+    }
+
+    #[test]
+    fn what_was_logged_before_a_suspend_is_older_by_it() {
+        let (at, night) = (clock(), Duration::from_secs(8 * 3600));
+        let entry = |seconds: f64, line: Line| {
+            let position = LogPosition { sequence: None, usec: at(seconds).kernel_usec() };
+            LogEntry { position, line, text: "".into(), report: None }
+        };
+        let killed = || Line::Killed(Killed::default());
+        let entries = vec![entry(1.0, killed()), entry(2.0, Line::Resumed), entry(3.0, killed())];
+        let read_at = at(4.0).with_suspended(night);
+        for mut clock in [LogClock::default(), read_after(at(0.0))] {
+            let placed = clock.place(entries.clone(), read_at);
+            let is_at = |number: usize, truth: f64| {
+                let written: Interval = placed[number].1;
+                (truth - 1.0..truth + 1.0).contains(&written.nearest(truth))
+                    && written.latest - written.earliest < 60.0
+            };
+            assert!(placed.len() == 2 && is_at(0, at(1.0).unix_seconds()), "{placed:?}");
+            assert!(is_at(1, at(3.0).with_suspended(night).unix_seconds()), "{placed:?}");
+            clock.drained(read_at);
+            let later = at(9.0).with_suspended(night);
+            let placed = clock.place(vec![entry(8.0, killed())], later);
+            let truth = at(8.0).with_suspended(night).unix_seconds();
+            assert!((placed[0].1.nearest(truth) - truth).abs() < 0.1, "a suspend counts once: {placed:?}");
+        }
     }
 }

@@ -120,11 +120,10 @@ impl KmsgShared {
         if read.rewound {
             self.clock = LogClock::default();
         }
-        let mut lines = Vec::new();
-        for mut entry in self.shared_state.store_xids(read_at, read.entries) {
-            limit_reports(&mut entry, &mut self.rows);
-            let written = self.clock.written(entry.position.usec, read_at);
-            lines.push((entry, written));
+        let placed = self.clock.place(read.entries, read_at);
+        let mut lines = self.shared_state.store_xids(read_at, placed);
+        for (entry, _) in &mut lines {
+            limit_reports(entry, &mut self.rows);
         }
         let position = self.log.position();
         if position.usec > before.usec {

@@ -50,7 +50,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use events::{ContainerLabels, ExitReason, GpuError, OTHER_PROCESSES, UsageSample};
+use events::{ExitReason, GpuError, OTHER_PROCESSES, UsageSample};
 use exchange::{
     ContainerFigures, ContainerUsage, CycleReport, GpuUse, GpuUser, LedgerFigures, ProcessUsage, SharedState,
 };
@@ -294,7 +294,7 @@ pub fn write_figures(figures: &LedgerFigures, series: &mut Series) -> Vec<Arc<Co
     let containers = figures.containers.iter().enumerate();
     let containers = containers.map(|(number, figures)| {
         write_container(figures, number as u32, series);
-        Arc::new(container_of_labels(&figures.name))
+        Arc::new(container_of_labels(&figures.identity))
     });
     containers.collect()
 }
@@ -308,32 +308,32 @@ fn write_containers(
     shown: &mut Vec<Arc<Container>>,
     series: &mut Series,
 ) {
-    let by_name: HashMap<&ContainerLabels, &ContainerFigures> =
-        figures.containers.iter().map(|figures| (&figures.name, figures)).collect();
+    let by_name: HashMap<&Identity, &ContainerFigures> =
+        figures.containers.iter().map(|figures| (&figures.identity, figures)).collect();
     let running = &context.inventory.containers;
     let mut written = HashSet::new();
     for (number, container) in running.iter().chain(shown.iter()).enumerate() {
-        let name = ContainerLabels::from(&container.identity);
+        let name = container.identity.clone();
         if let Some(figures) = by_name.get(&name) {
             write_container(figures, number as u32, series);
         }
         written.insert(name);
     }
-    for figures in figures.containers.iter().filter(|figures| !written.contains(&figures.name)) {
+    for figures in figures.containers.iter().filter(|figures| !written.contains(&figures.identity)) {
         let number = running.len() + shown.len();
         write_container(figures, number as u32, series);
-        shown.push(Arc::new(container_of_labels(&figures.name)));
+        shown.push(Arc::new(container_of_labels(&figures.identity)));
     }
 }
 
 /// Returns a container of which only the name is known.
-fn container_of_labels(name: &ContainerLabels) -> Container {
+fn container_of_labels(name: &Identity) -> Container {
     Container {
         id: ContainerId::new(""),
         identity: Identity {
-            k8s_namespace: Arc::clone(&name.k8s_namespace_name),
-            k8s_pod: Arc::clone(&name.k8s_pod_name),
-            name: Arc::clone(&name.container_name),
+            k8s_namespace: Arc::clone(&name.k8s_namespace),
+            k8s_pod: Arc::clone(&name.k8s_pod),
+            name: Arc::clone(&name.name),
         },
         runtime: "",
         pod: None,

@@ -29,6 +29,17 @@ pub const STOP_REQUEST_WINDOW: f64 = 600.0;
 /// Exit status of a process that was ended by SIGKILL.
 pub const SIGKILL_STATUS: i64 = 137;
 
+/// A kill of a child that may have ended its run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PossibleEnd {
+    /// Id of the kill.
+    pub id: u64,
+    /// Unix time at which the victim was last seen.
+    pub at: f64,
+    /// Which memory was exhausted.
+    pub scope: OomScope,
+}
+
 /// One run of a container, from start to exit.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
@@ -61,15 +72,18 @@ pub struct Run {
     /// OOM kills of its processes.
     #[serde(default)]
     pub kills: u64,
-    /// Which memory was exhausted when the first process was OOM-killed.
+    /// Id of the kill that ended it, and which memory was exhausted.
     #[serde(default)]
-    pub ended_by: Option<OomScope>,
+    pub ended_by: Option<(u64, OomScope)>,
+    /// Id and Unix time of its last kill.
+    #[serde(default)]
+    pub last_kill: Option<(u64, f64)>,
     /// The limit that the kill of the first process hit, else that of the last other kill.
     #[serde(default)]
     pub oom_limit: Option<HitLimit>,
-    /// Unix time and scope of the last kill of a child that may have ended the run: no exit was reported in time.
+    /// The last kill of a child that may have ended the run: no exit was reported in time.
     #[serde(default)]
-    pub possible_end: Option<(f64, OomScope)>,
+    pub possible_end: Option<PossibleEnd>,
     /// Unix time at which the host was restarted: the run began before that, and no exit before that is reported.
     #[serde(default)]
     pub host_restart: Option<f64>,

@@ -313,7 +313,7 @@ impl RunPeaksTable {
         })?;
         let container = &peaks.container;
         Some(ContainerRef {
-            name: (&container.identity).into(),
+            identity: container.identity.clone(),
             container_id: container.id.as_str().into(),
             image: Arc::clone(&container.image),
             runtime: container.runtime.into(),

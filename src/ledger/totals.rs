@@ -1,12 +1,13 @@
 //! Counters that never decrease: of the host, and of each container name. They outlive the events that they count.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::events::{ContainerLabels, ExitReason, OomScope, Victim};
+use super::events::{ExitReason, Identity, OomScope, Victim};
 use super::exchange::ContainerFigures;
-use super::store::{LoadedState, WriteBatch};
+use super::store::{LedgerState, StateKind, WriteBatch};
 
 /// Maximum number of names; beyond that those without recent events are removed.
 const MAX_NAMES: usize = 20_000;
@@ -71,7 +72,7 @@ pub enum Total {
     /// Kills without an owner.
     Unattributed,
     /// Kills without a record.
-    Gaps,
+    WithoutRecord,
     /// Second records of the same kill.
     Duplicates,
 }
@@ -79,34 +80,46 @@ pub enum Total {
 impl Total {
     /// All of them.
     pub const ALL: [Total; 5] =
-        [Total::Host, Total::HostProcess, Total::Unattributed, Total::Gaps, Total::Duplicates];
+        [Total::Host, Total::HostProcess, Total::Unattributed, Total::WithoutRecord, Total::Duplicates];
 
     /// Returns the key in the store.
-    pub fn key(self) -> &'static str {
+    fn key(self) -> &'static str {
         match self {
             Total::Host => "host_oom_kills",
             Total::HostProcess => "host_process_oom_kills",
             Total::Unattributed => "oom_kills_unattributed",
-            Total::Gaps => "oom_gaps",
+            Total::WithoutRecord => "oom_kills_without_record",
             Total::Duplicates => "oom_duplicate_lines",
         }
     }
 }
 
+impl FromStr for Total {
+    type Err = UnknownTotal;
+
+    fn from_str(key: &str) -> Result<Self, UnknownTotal> {
+        Total::ALL.into_iter().find(|total| total.key() == key).ok_or(UnknownTotal)
+    }
+}
+
+/// A counter of the host that this version does not have.
+#[derive(Debug)]
+pub struct UnknownTotal;
+
 /// All counters.
 #[derive(Debug, Default)]
 pub struct Totals {
     host: BTreeMap<Total, u64>,
-    names: HashMap<ContainerLabels, ContainerCounters>,
-    changed: BTreeSet<ContainerLabels>,
+    names: HashMap<Identity, ContainerCounters>,
+    changed: BTreeSet<Identity>,
     host_changed: bool,
 }
 
 impl Totals {
     /// Creates the counters from the stored values.
-    pub fn new(contents: &LoadedState) -> Self {
-        let names = contents.container_counters.clone().into_iter().collect();
-        Self { host: contents.totals.clone(), names, ..Self::default() }
+    pub fn new(state: &LedgerState) -> Self {
+        let names = state.container_counters.clone().into_iter().collect();
+        Self { host: state.totals.clone(), names, ..Self::default() }
     }
 
     /// Writes all counters with the next changes: the store lost them.
@@ -127,7 +140,7 @@ impl Totals {
         self.host.get(&total).copied().unwrap_or(0)
     }
 
-    fn entry(&mut self, name: &ContainerLabels, at: f64) -> &mut ContainerCounters {
+    fn entry(&mut self, name: &Identity, at: f64) -> &mut ContainerCounters {
         self.changed.insert(name.clone());
         let counts = self.names.entry(name.clone()).or_default();
         counts.touched = counts.touched.max(at);
@@ -135,31 +148,44 @@ impl Totals {
     }
 
     /// Counts a kill in a container of this name.
-    pub fn count_kill(&mut self, name: &ContainerLabels, victim: Victim, scope: OomScope, at: f64) {
+    pub fn count_kill(&mut self, name: &Identity, victim: Victim, scope: OomScope, at: f64) {
         let counts = self.entry(name, at);
         counts.kills[victim as usize][scope as usize] += 1;
     }
 
     /// Sets the time of the last kill of a container of this name, before the kill is settled.
-    pub fn set_last_kill(&mut self, name: &ContainerLabels, at: f64) {
+    pub fn set_last_kill(&mut self, name: &Identity, at: f64) {
         let counts = self.entry(name, at);
         counts.last_kill = Some(counts.last_kill.map_or(at, |last| last.max(at)));
     }
 
+    /// Moves the last times from the future to this Unix time: the clock was wrong, and an alert on them would never end.
+    pub fn clamp_times(&mut self, latest: f64) {
+        for (name, counts) in &mut self.names {
+            for last in [&mut counts.last_kill, &mut counts.last_cuda_oom] {
+                if last.is_some_and(|last| last > latest) {
+                    *last = Some(latest);
+                    self.changed.insert(name.clone());
+                }
+            }
+            counts.touched = counts.touched.min(latest);
+        }
+    }
+
     /// Counts a start of a container of this name.
-    pub fn count_start(&mut self, name: &ContainerLabels, at: f64) {
+    pub fn count_start(&mut self, name: &Identity, at: f64) {
         self.entry(name, at).starts += 1;
     }
 
     /// Begins to count CUDA out-of-memory errors of containers of this name, whose processes report or whose log is read.
-    pub fn begin_cuda_ooms(&mut self, name: &ContainerLabels, source: CudaOomSource, at: f64) {
+    pub fn begin_cuda_ooms(&mut self, name: &Identity, source: CudaOomSource, at: f64) {
         if self.names.get_mut(name).is_none_or(|counts| counts.cuda_ooms_mut(source).is_none()) {
             *self.entry(name, at).cuda_ooms_mut(source) = Some(0);
         }
     }
 
     /// Counts CUDA out-of-memory errors in a container of this name.
-    pub fn count_cuda_ooms(&mut self, name: &ContainerLabels, source: CudaOomSource, errors: u64, at: f64) {
+    pub fn count_cuda_ooms(&mut self, name: &Identity, source: CudaOomSource, errors: u64, at: f64) {
         let counts = self.entry(name, at);
         let count = counts.cuda_ooms_mut(source);
         *count = Some(count.unwrap_or(0).saturating_add(errors));
@@ -167,23 +193,17 @@ impl Totals {
     }
 
     /// Counts an exit of a container of this name.
-    pub fn count_exit(
-        &mut self,
-        name: &ContainerLabels,
-        reason: ExitReason,
-        exit_code: Option<i64>,
-        at: f64,
-    ) {
+    pub fn count_exit(&mut self, name: &Identity, reason: ExitReason, exit_code: Option<i64>, at: f64) {
         let counts = self.entry(name, at);
         *counts.exits.entry(reason.label().to_owned()).or_insert(0) += 1;
         counts.last_exit_code = exit_code.or(counts.last_exit_code);
     }
 
     /// Returns the figures of one name; all 0 if it has no events.
-    pub fn figures(&self, name: &ContainerLabels) -> ContainerFigures {
+    pub fn figures(&self, name: &Identity) -> ContainerFigures {
         let counts = self.names.get(name).cloned().unwrap_or_default();
         ContainerFigures {
-            name: name.clone(),
+            identity: name.clone(),
             kills: counts.kills,
             last_kill: counts.last_kill,
             exits: ExitReason::ALL.map(|reason| counts.exits.get(reason.label()).copied().unwrap_or(0)),
@@ -195,13 +215,17 @@ impl Totals {
     }
 
     /// Writes the changes. If there are too many names, removes unused ones, those without kills first.
-    pub fn write(&mut self, changes: &mut WriteBatch, is_used: impl Fn(&ContainerLabels) -> bool) {
+    pub fn write(&mut self, changes: &mut WriteBatch, is_used: impl Fn(&Identity) -> bool) {
         if std::mem::take(&mut self.host_changed) {
-            changes.totals.extend(self.host.clone());
+            for (total, count) in &self.host {
+                changes.put(StateKind::Total, total.key(), count);
+            }
         }
         for name in std::mem::take(&mut self.changed) {
-            let counters = self.names.get(&name).cloned();
-            changes.container_counters.insert(name, counters);
+            match self.names.get(&name) {
+                Some(counters) => changes.put(StateKind::Counters, &name, counters),
+                None => changes.remove(StateKind::Counters, &name),
+            }
         }
         if self.names.len() > MAX_NAMES {
             let mut by_age: Vec<_> = self
@@ -213,7 +237,7 @@ impl Totals {
             by_age.sort_by(|one, other| one.0.0.cmp(&other.0.0).then(one.0.1.total_cmp(&other.0.1)));
             for (_, name) in by_age.into_iter().take(MAX_NAMES / 10) {
                 self.names.remove(&name);
-                changes.container_counters.insert(name, None);
+                changes.remove(StateKind::Counters, &name);
             }
         }
     }
@@ -225,7 +249,7 @@ mod tests {
 
     #[test]
     fn counters_continue_from_the_stored_values() {
-        let name = ContainerLabels { container_name: "train".into(), ..ContainerLabels::default() };
+        let name = Identity { name: "train".into(), ..Identity::default() };
         let mut totals = Totals::default();
         totals.add(Total::Host, 2);
         totals.add(Total::Host, -1);
@@ -235,13 +259,11 @@ mod tests {
         totals.count_exit(&name, ExitReason::OomHost, Some(137), 4.0);
         let mut changes = WriteBatch::default();
         totals.write(&mut changes, |_| true);
-        let container_counters =
-            changes.container_counters.into_iter().filter_map(|(name, counters)| Some((name, counters?)));
-        let stored = LoadedState {
-            totals: changes.totals,
-            container_counters: container_counters.collect(),
-            ..LoadedState::default()
-        };
+        let mut rows = crate::ledger::store::StateRows::default();
+        for ((kind, key), value) in changes.state {
+            rows.add(kind.label().to_owned(), key, value.unwrap());
+        }
+        let stored = LedgerState::of_rows(rows);
         let again = Totals::new(&stored);
         assert_eq!(again.get(Total::Host), 1);
         assert_eq!(again.figures(&name), totals.figures(&name));
@@ -251,10 +273,7 @@ mod tests {
 
     #[test]
     fn removes_least_recently_used_names_above_the_limit() {
-        let name = |number: usize| ContainerLabels {
-            container_name: number.to_string().into(),
-            ..ContainerLabels::default()
-        };
+        let name = |number: usize| Identity { name: number.to_string().into(), ..Identity::default() };
         let mut totals = Totals::default();
         for number in 0..=MAX_NAMES {
             totals.count_start(&name(number), number as f64);
@@ -262,7 +281,7 @@ mod tests {
         let mut changes = WriteBatch::default();
         totals.write(&mut changes, |_| false);
         assert_eq!(totals.names.len(), MAX_NAMES + 1 - MAX_NAMES / 10);
-        assert_eq!(changes.container_counters[&name(0)], None, "also removed from the store");
-        assert!(changes.container_counters[&name(MAX_NAMES)].is_some());
+        let row = |number: usize| changes.state[&(StateKind::Counters, name(number).to_string())].is_some();
+        assert!(!row(0) && row(MAX_NAMES), "also removed from the store");
     }
 }

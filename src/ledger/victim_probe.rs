@@ -62,7 +62,7 @@ impl VictimProbe {
                     }
                 }
                 Line::Invoked | Line::NoKill => self.limit_cgroup = None,
-                Line::Group { .. } | Line::Xid(_) => {}
+                Line::Group { .. } | Line::Xid(_) | Line::Resumed => {}
             }
             ObservedLine { entry, written, proc_info }
         };

@@ -202,7 +202,7 @@ mod tests {
     use crate::collect::gpu::{GpuDevice, GpuReading};
     use crate::discover::Inventory;
     use crate::host::HostPaths;
-    use crate::ledger::events::ContainerLabels;
+    use crate::ledger::events::Identity;
     use crate::parse::kernel_log::Line;
 
     fn xid(text: &str) -> Xid {
@@ -230,7 +230,7 @@ mod tests {
         let start = Timestamp::now();
         let mut xids = XidCounts::default();
         let host_paths = HostPaths::default();
-        let name = ContainerLabels { container_name: "train".into(), ..ContainerLabels::default() };
+        let name = Identity { name: "train".into(), ..Identity::default() };
         let run = |id: &str| {
             Arc::new(Container { id: ContainerId::new(id), ..super::super::container_of_labels(&name) })
         };

@@ -47,11 +47,13 @@ pub async fn run(context: &OtlpContext, mut exporter: RetryingExporter, event_re
     loop {
         let is_stopping = exporter.is_stopping();
         let written = context.shared_state.written();
-        if let Some(loaded) = context.shared_state.loaded_cursor(&context.cursor_name) {
-            progress.acknowledged = progress.acknowledged.max(loaded);
-        }
+        let stored = context.shared_state.cursor(&context.cursor_name); // none while the ledger is not open
+        progress.acknowledged = progress.acknowledged.max(stored.unwrap_or(0));
         let mut delay = POLL_INTERVAL;
-        if exported != Some(written) && (exporter.remaining_backoff().is_zero() || is_stopping) {
+        if stored.is_some()
+            && exported != Some(written)
+            && (exporter.remaining_backoff().is_zero() || is_stopping)
+        {
             match export_pending(context, &mut exporter, event_reader, &mut progress).await {
                 Ok(is_complete) => {
                     if is_complete {
@@ -120,8 +122,10 @@ async fn export_pending(
     let mut search = PoisonBisect { max_events: MAX_BATCH_EVENTS, suspects: 0, last_suspect: 0 };
     loop {
         let (reader, last) = (event_reader.clone(), progress.acknowledged);
-        let settled =
-            run_blocking(&LEDGER_PERMIT, move || reader.settled_after(last, MAX_BATCH_EVENTS)).await?;
+        let settled = run_blocking(&LEDGER_PERMIT, move || {
+            reader.read(|store| store.settled_after(last, MAX_BATCH_EVENTS))
+        })
+        .await?;
         let events =
             &settled.events[settled.events.partition_point(|event| event.id() <= search.last_suspect)..];
         if events.is_empty() {

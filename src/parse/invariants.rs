@@ -193,7 +193,7 @@ fn check_line(found: &OomLine) {
         Line::Killed(killed) => vec![&killed.process],
         Line::Group { path } => vec![path],
         Line::Context(context) => context.task_cgroups.iter().chain(&context.oom_cgroup).collect(),
-        Line::Invoked | Line::NoKill | Line::Xid(_) => vec![],
+        Line::Invoked | Line::NoKill | Line::Xid(_) | Line::Resumed => vec![],
     };
     assert!(shown.iter().all(|text| printable(text.as_bytes()) == **text), "{shown:?}");
     if let Line::Context(context) = &found.line {

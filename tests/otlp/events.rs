@@ -1,11 +1,10 @@
 //! Events of the ledger as log records: each at least once, with all fields, across restarts of both sides.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
 use memledger::ledger::events::LedgerEvent;
-use memledger::ledger::store::{FILE, Store, WriteBatch};
+use memledger::ledger::store::{FILE, Store};
 use serde_json::{Value, json};
 
 use super::{Receiver, list, memledger};
@@ -34,8 +33,7 @@ pub(super) fn exit(id: u64, name: &str) -> LedgerEvent {
 
 pub(super) fn write(directory: &Path, events: impl IntoIterator<Item = LedgerEvent>) {
     let mut store = Store::open(directory, Duration::from_secs(10)).expect("a store").store;
-    let events: BTreeMap<_, _> = events.into_iter().map(|event| (event.id(), event)).collect();
-    store.commit(&WriteBatch { events, ..WriteBatch::default() }).expect("committed");
+    store.commit(&events.into_iter().collect()).expect("committed");
 }
 
 /// Waits for this many records.

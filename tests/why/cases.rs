@@ -83,7 +83,7 @@ fn at_its_own_limit() -> Vec<Case> {
         },
         Case {
             name: "worker at the limit, then an error",
-            events: vec![killed(kill(Victim::Child)), ended(exit(ExitReason::Error, 1, 72.0))],
+            events: vec![killed(kill(Victim::Child)), ended(after_kill(exit(ExitReason::Error, 1, 72.0)))],
             cause: Cause::OomLimitWorkerThenExit,
             confidence: Confidence::Certain,
             expected: &["kept running and ended 1 min 12 s later with exit code 1", "NUM_WORKERS"],
@@ -512,8 +512,26 @@ fn with_records_lost_or_none() -> Vec<Case> {
 fn beside_unattributed_kill() -> Vec<Case> {
     vec![
         Case {
+            name: "a restart of the host a minute after the kill of a worker",
+            events: vec![killed(kill(Victim::Child)), ended(exit(ExitReason::HostRestart, 255, 60.0))],
+            cause: Cause::HostRestart,
+            confidence: Confidence::Certain,
+            expected: &["the host was restarted or lost power"],
+            not: &["OOM killer"],
+            computed: &[],
+        },
+        Case {
+            name: "kill -9 four minutes after the kill of a worker",
+            events: vec![killed(kill(Victim::Child)), ended(exit(ExitReason::Killed, 137, 240.0))],
+            cause: Cause::KilledOutside,
+            confidence: Confidence::Certain,
+            expected: &["NOT an OOM kill", "no stop request"],
+            not: &["kept running"],
+            computed: &["3", "16"],
+        },
+        Case {
             name: "137 beside an unattributed kill",
-            events: vec![killed(unattributed()), ended(exit(ExitReason::Killed, 137, 0.0))],
+            events: vec![killed(unattributed()), ended(after_kill(exit(ExitReason::Unknown, 137, 0.0)))],
             cause: Cause::Unknown,
             confidence: Confidence::Unsure,
             expected: &["of an unknown container", "it may have been"],
@@ -522,7 +540,7 @@ fn beside_unattributed_kill() -> Vec<Case> {
         },
         Case {
             name: "an error beside an unattributed kill",
-            events: vec![killed(unattributed()), ended(exit(ExitReason::Error, 1, 0.0))],
+            events: vec![killed(unattributed()), ended(after_kill(exit(ExitReason::Error, 1, 0.0)))],
             cause: Cause::ErrorExit,
             confidence: Confidence::Unsure,
             expected: &["of an unknown container", "if it was a child of this one"],

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use memledger::ledger::events::{
-    ContainerLabels, ContainerRef, CudaOom, Evidence, Exit, ExitReason, GpuHolder, Kill, KillOwner,
-    LedgerEvent, MemoryHolder, OomReport, OomScope, PriorUsage, ReportProcess, RoleUsage, UsageSample,
-    Victim,
+    ContainerRef, CudaOom, Evidence, Exit, ExitReason, GpuHolder, Identity, Kill, KillOwner, LedgerEvent,
+    MemoryHolder, OomReport, OomScope, PriorUsage, ReportProcess, RoleUsage, UsageSample, Victim,
 };
 
 pub const GIB: u64 = 1 << 30;
@@ -17,7 +16,7 @@ pub const ID: &str = "4f1c2a9b7d3e5a6b8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6f708192a
 
 pub fn subject() -> ContainerRef {
     ContainerRef {
-        name: ContainerLabels { container_name: "piper1-gpl-train-1".into(), ..ContainerLabels::default() },
+        identity: Identity { name: "piper1-gpl-train-1".into(), ..Identity::default() },
         container_id: ID.into(),
         image: "piper:1.2".into(),
         runtime: "docker".into(),
@@ -69,6 +68,7 @@ pub fn kill(victim: Victim) -> Kill {
         role: "dataloader_worker".into(),
         owner: KillOwner::Container(subject()),
         victim: Some(victim),
+        number: Some(1),
         scope: OomScope::Container,
         anon_bytes: Some(5 * GIB),
         file_bytes: Some(0),
@@ -76,7 +76,6 @@ pub fn kill(victim: Victim) -> Kill {
         oom_score_adj: Some(0),
         limit_cgroup: format!("/docker/{ID}").into(),
         limit_bytes: Some(44 * GIB),
-        before_start: false,
         method: "kmsg".into(),
         report: None,
         evidence: vec![
@@ -152,11 +151,19 @@ pub fn exit(reason: ExitReason, exit_code: i64, after: f64) -> Exit {
         kernel_log_read: true,
         duration_seconds: Some(11_520.0 + after),
         oom_kills: 0,
+        ended_by: None,
+        may_be: vec![],
+        requests_known: true,
         peak_usage_bytes: Some(44 * GIB),
         peak_unreclaimable_bytes: Some(43 * GIB),
         evidence: vec![Evidence::new("runtime", format!("die with exit code {exit_code}"))],
         before: Some(Arc::new(before(20 * GIB, 20 * GIB, Some(44 * GIB)))),
     }
+}
+
+/// Returns an exit with an error that the kill of a process of the container, or of an unknown one, may have caused.
+pub fn after_kill(exit: Exit) -> Exit {
+    Exit { may_be: vec![7, 8], ..exit }
 }
 
 /// An error on a GPU of 12 GiB, of which the process uses 10 GiB, 4 of them for tensors.
@@ -224,7 +231,7 @@ pub fn of_host() -> Kill {
     usage.holders = vec![
         holder("notebook", 38 * GIB),
         holder("piper1-gpl-train-1", 20 * GIB),
-        holder("processes outside containers", 2 * GIB),
+        holder("outside containers", 4 * GIB - 300 * MIB),
     ];
     usage.host_total_bytes = Some(62 * GIB);
     usage.host_available_bytes = Some(300 * MIB);
@@ -254,13 +261,9 @@ pub fn shared() -> Kill {
 
 /// Returns a kill in a Kubernetes pod, at the pod's limit.
 pub fn in_a_pod() -> Kill {
-    let name = ContainerLabels {
-        k8s_namespace_name: "ml".into(),
-        k8s_pod_name: "train-0".into(),
-        container_name: "trainer".into(),
-    };
+    let name = Identity { k8s_namespace: "ml".into(), k8s_pod: "train-0".into(), name: "trainer".into() };
     Kill {
-        owner: KillOwner::Container(ContainerRef { name, ..subject() }),
+        owner: KillOwner::Container(ContainerRef { identity: name, ..subject() }),
         limit_cgroup: "/kubepods.slice/kubepods-pod1.slice".into(),
         oom_score_adj: Some(936),
         ..kill(Victim::Child)

@@ -1,6 +1,6 @@
 //! The part of the table with exits that no kill explains: signals, errors, and errors of GPU memory.
 
-use memledger::ledger::events::{CudaOom, Exit, ExitReason, LedgerEvent, Victim};
+use memledger::ledger::events::{ContainerRef, CudaOom, Exit, ExitReason, LedgerEvent, Victim};
 use memledger::ledger::host_history::FIRST_ID;
 use memledger::ledger::why::{Cause, Confidence};
 
@@ -60,6 +60,12 @@ pub fn on_request_and_by_signals() -> Vec<Case> {
     ]
 }
 
+/// Returns an exit in a runtime that reports no requests to stop.
+fn without_requests(runtime: &str, exit: Exit) -> Exit {
+    let subject = ContainerRef { runtime: runtime.into(), ..exit.subject };
+    Exit { requests_known: false, subject, ..exit }
+}
+
 pub fn by_bus_errors_and_errors() -> Vec<Case> {
     vec![
         case(
@@ -94,7 +100,7 @@ pub fn by_bus_errors_and_errors() -> Vec<Case> {
             exit(ExitReason::Signal, 129, 0.0),
             Cause::EndedBySignal,
             Confidence::Certain,
-            &["SIGHUP", "without a stop request"],
+            &["SIGHUP", "there was no stop request to the runtime"],
         ),
     ]
 }
@@ -251,10 +257,38 @@ pub fn normal_or_unknown() -> Vec<Case> {
         ),
         case(
             "SIGKILL that no ledger has recorded",
-            Exit { id: FIRST_ID, ..exit(ExitReason::Killed, 137, 0.0) },
+            Exit { id: FIRST_ID, requests_known: false, ..exit(ExitReason::Killed, 137, 0.0) },
             Cause::KilledOutside,
             Confidence::Likely,
-            &["NOT an OOM kill", "no stop request is known any more"],
+            &["NOT an OOM kill", "whether it was told to stop is not known"],
+        ),
+        case(
+            "SIGKILL in a pod",
+            without_requests("cri", exit(ExitReason::Killed, 137, 0.0)),
+            Cause::KilledOutside,
+            Confidence::Likely,
+            &["NOT an OOM kill", "pods report no stop requests, as of a deletion"],
+        ),
+        case(
+            "SIGTERM in a pod",
+            without_requests("cri", exit(ExitReason::Signal, 143, 0.0)),
+            Cause::EndedBySignal,
+            Confidence::Certain,
+            &["by SIGTERM; whether it was told to stop is not known", "a deletion or an eviction of its pod"],
+        ),
+        case(
+            "SIGTERM with Podman",
+            without_requests("podman", exit(ExitReason::Signal, 143, 0.0)),
+            Cause::EndedBySignal,
+            Confidence::Certain,
+            &["Podman reports no stop requests"],
+        ),
+        case(
+            "a request long before kill -9",
+            Exit { stop_signals: vec![Some(15)], ..exit(ExitReason::Killed, 137, 0.0) },
+            Cause::KilledOutside,
+            Confidence::Certain,
+            &["no stop request shortly before explains it"],
         ),
         case(
             "evidence may still arrive",

@@ -16,7 +16,7 @@ use crate::collect::vmstat_oom::OomCounter;
 use crate::config::{Config, KernelLogChoice};
 use crate::discover::Hierarchy;
 use crate::host::KernelFile;
-use crate::ledger::store::{FILE, StoreConnection, StoreError};
+use crate::ledger::store::{FILE, StoreError, StoreReader};
 use crate::text::error_chain;
 
 /// The lock file of the ledger's only writer.
@@ -177,7 +177,7 @@ fn kept_by_nobody(directory: &Path) -> Option<&'static str> {
 }
 
 fn events(directory: &Path) -> Result<String, StoreError> {
-    let reader = match StoreConnection::open(directory) {
+    let reader = match StoreReader::open(directory) {
         Ok(reader) => reader,
         Err(StoreError::NoLedger { .. }) => return Ok("no ledger yet, it can be created".to_owned()),
         Err(error) => return Err(error),

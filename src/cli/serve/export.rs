@@ -9,21 +9,13 @@ use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::http::{SnapshotCache, stale_after};
 use crate::ledger::exchange::SharedState;
-use crate::ledger::service::LedgerService;
 use crate::ledger::store::EventReader;
 use crate::otlp::traces::SpanQueue;
 use crate::otlp::{self, Origins, OtlpExporter, resource};
 
-/// Returns the position where the export resumes: the last acknowledged event.
-pub(super) fn export_position(config: &Config, ledger_service: &LedgerService) -> u64 {
-    let cursor_name = config.otlp.as_ref().map(otlp::cursor_name).unwrap_or_default();
-    ledger_service.cursor(&cursor_name)
-}
-
 /// Starts the OTLP exporter; `None` if none is configured.
 pub(super) fn start_exporter(
     config: &Config,
-    acknowledged: u64,
     snapshot_cache: &Arc<SnapshotCache>,
     shared_state: Arc<SharedState>,
     event_reader: Option<EventReader>,
@@ -46,7 +38,7 @@ pub(super) fn start_exporter(
         shared_state,
         event_reader,
         cursor_name: otlp::cursor_name(settings),
-        acknowledged: acknowledged.into(),
+        acknowledged: 0.into(),
         resource: resource(&host, &settings.resource),
         origins: Origins { memledger: now, boot: boot * 1_000_000_000, ..Origins::default() },
         otlp_stats: Arc::default(),

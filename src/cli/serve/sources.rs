@@ -1,5 +1,7 @@
 //! Starts what delivers data to the cycle and the ledger, and the cycle itself.
 
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -49,7 +51,7 @@ pub(super) fn start_runtimes(config: &Config, ledger_service: &LedgerService) ->
     if !config.cri.sockets.is_empty() {
         let source = RuntimeState::new(cri::RUNTIME, Arc::clone(&shared_state.waker));
         let memory = cri::CriResumeState::new(
-            ledger_service.since(cri::RUNTIME),
+            ledger_service.since(cri::RUNTIME, ""),
             ledger_service.running(cri::RUNTIME),
         );
         let follow = cri::follow(config.cri.clone(), config.filter.clone(), Arc::clone(&source), memory);
@@ -62,7 +64,13 @@ pub(super) fn start_runtimes(config: &Config, ledger_service: &LedgerService) ->
     for endpoints in config.endpoints.chunk_by(|one, other| one.runtime == other.runtime) {
         let Some(runtime) = endpoints.first().map(|endpoint| endpoint.runtime) else { continue };
         let source = RuntimeState::new(runtime, Arc::clone(&shared_state.waker));
-        let (since, open) = (ledger_service.since(runtime), ledger_service.running(runtime));
+        let cursors: HashMap<PathBuf, f64> = endpoints
+            .iter()
+            .flat_map(|endpoint| docker::matches(&endpoint.socket))
+            .filter_map(|socket| Some((socket.clone(), ledger_service.since(runtime, socket.to_str()?)?)))
+            .collect();
+        let since = move |socket: &Path| cursors.get(socket).copied();
+        let open = ledger_service.running(runtime);
         let (filter, shared) = (config.filter.clone(), Arc::clone(&source));
         let follow = docker::follow_all(endpoints.to_vec(), filter, shared, since, open);
         tokio::spawn(essential(runtime, follow));

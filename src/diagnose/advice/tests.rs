@@ -362,7 +362,7 @@ fn check_names_who_holds_the_gpu_while_that_is_known() {
     let newest = run("a", &[("batch_size", "8")], 500, Some(4000));
     let mut other = run("b", &[], 100, Some(3000));
     (other.ended, other.last_sampled) = (None, Some(95.0));
-    other.subject.name.container_name = "neighbour".into();
+    other.subject.identity.name = "neighbour".into();
     other.gpus.values_mut().for_each(|gpu| gpu.used_bytes = Some(1024 * MIB));
     let lines = |running: &[RunRecord], now: f64| {
         texts(&check(std::slice::from_ref(&newest), running, now).unwrap(), "gpu")

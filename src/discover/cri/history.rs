@@ -117,5 +117,12 @@ fn read_status(
 }
 
 fn event_of(record: &ContainerRecord, at: f64, what: EventKind) -> RuntimeEvent {
-    RuntimeEvent { runtime: RUNTIME, id: record.id.clone(), at, named: Some(record.details()), what }
+    RuntimeEvent {
+        runtime: RUNTIME,
+        socket: std::sync::Arc::default(),
+        id: record.id.clone(),
+        at,
+        named: Some(record.details()),
+        what,
+    }
 }

@@ -181,6 +181,7 @@ impl<'a> CriReconciler<'a> {
         let new = self.pods.iter().filter(|(id, _)| !state.sandboxes.contains(&ContainerId::new(id)));
         let exists = |(id, sandbox): (&String, &Sandbox)| RuntimeEvent {
             runtime: RUNTIME,
+            socket: std::sync::Arc::default(),
             id: ContainerId::new(id),
             at: now.unix_seconds(),
             named: Some(sandbox.details(self.filter)),
@@ -315,6 +316,7 @@ impl<'a> CriReconciler<'a> {
                 _ if is_there => {}
                 ReportedState::Running => runtime_events.push(RuntimeEvent {
                     runtime: RUNTIME,
+                    socket: std::sync::Arc::default(),
                     id: id.clone(),
                     at,
                     named: None,
@@ -486,7 +488,14 @@ impl Runtime for CriConnection<'_> {
 }
 
 fn runtime_event(record: &ContainerRecord, at: f64, what: EventKind) -> RuntimeEvent {
-    RuntimeEvent { runtime: RUNTIME, id: record.id.clone(), at, named: Some(record.details()), what }
+    RuntimeEvent {
+        runtime: RUNTIME,
+        socket: std::sync::Arc::default(),
+        id: record.id.clone(),
+        at,
+        named: Some(record.details()),
+        what,
+    }
 }
 
 #[cfg(test)]

@@ -153,6 +153,7 @@ pub fn exists(record: &ContainerRecord, at: f64) -> RuntimeEvent {
 fn event_of(record: &ContainerRecord, what: EventKind) -> RuntimeEvent {
     RuntimeEvent {
         runtime: record.runtime,
+        socket: Arc::default(),
         id: record.id.clone(),
         at: 0.0,
         named: Some(record.details()),

@@ -95,7 +95,8 @@ impl DockerEvent {
         if let (EventKind::Oom | EventKind::SignalRequested { .. }, Some(named)) = (&what, &mut named) {
             named.settings = vec![]; // there may be many in one run
         }
-        Some(RuntimeEvent { runtime, id: self.id.clone(), at: self.at, named, what })
+        let socket = Arc::default(); // set by the follower
+        Some(RuntimeEvent { runtime, socket, id: self.id.clone(), at: self.at, named, what })
     }
 
     /// Creates the record of a run from this event alone; `None` without a name.

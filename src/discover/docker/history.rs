@@ -154,7 +154,10 @@ fn last_run(
     named: &ContainerDetails,
     state: &ContainerState,
 ) -> Vec<RuntimeEvent> {
-    let event = |at, what| RuntimeEvent { runtime, id: id.clone(), at, named: Some(named.clone()), what };
+    let event = |at, what| {
+        let (socket, named) = (std::sync::Arc::default(), Some(named.clone()));
+        RuntimeEvent { runtime, socket, id: id.clone(), at, named, what }
+    };
     let Some(started) = state.started_at.as_deref().and_then(unix_seconds) else { return vec![] };
     let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
     let began = event(started, EventKind::Running { pid });
@@ -257,7 +260,14 @@ mod tests {
     fn run_of_a_millisecond_is_the_run_of_its_events() {
         let record = |at, what| {
             let named = Some(named("train", "i", true));
-            RuntimeEvent { runtime: "docker", id: ContainerId::new("a"), at, named, what }
+            RuntimeEvent {
+                runtime: "docker",
+                socket: std::sync::Arc::default(),
+                id: ContainerId::new("a"),
+                at,
+                named,
+                what,
+            }
         };
         let ended = |oom_flag| EventKind::Ended { exit_code: Some(137), oom_flag };
         let events = [

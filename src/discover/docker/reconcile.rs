@@ -78,6 +78,8 @@ impl<'a> DockerReconciler<'a> {
     }
 
     fn publish(&mut self, runtime_event: RuntimeEvent) {
+        let socket = self.watcher.endpoint.socket.to_string_lossy().into();
+        let runtime_event = RuntimeEvent { socket, ..runtime_event };
         self.resume.track(&runtime_event);
         self.watcher.source.publish([runtime_event]);
     }
@@ -320,7 +322,14 @@ impl<'a> DockerReconciler<'a> {
         };
         let at = finished.unwrap_or_else(|| Timestamp::now().unix_seconds());
         self.resume.healed.insert(id.clone(), at);
-        self.publish(RuntimeEvent { runtime: self.watcher.endpoint.runtime, id, at, named, what });
+        self.publish(RuntimeEvent {
+            runtime: self.watcher.endpoint.runtime,
+            socket: std::sync::Arc::default(),
+            id,
+            at,
+            named,
+            what,
+        });
     }
 }
 

@@ -35,16 +35,18 @@ impl ResumeStates {
     }
 }
 
-/// Follows all sockets of one runtime for ever. `since` and `open`: see [`DockerResumeState::new`].
+/// Follows all sockets of one runtime for ever. `open`: see [`DockerResumeState::new`]. `since`: returns the Unix time of the last event
+/// of a socket that the ledger has.
 pub async fn follow_all(
     endpoints: Vec<RuntimeEndpoint>,
     filter: Filter,
     source: Arc<RuntimeState>,
-    since: Option<f64>,
+    since: impl Fn(&Path) -> Option<f64>,
     open: HashSet<ContainerId>,
 ) {
     let has_siblings = endpoints.len() > 1 || endpoints.iter().any(|endpoint| is_pattern(&endpoint.socket));
-    let mut first = DockerResumeState { has_siblings, ..DockerResumeState::new(since, open) };
+    let mut first = DockerResumeState { has_siblings, ..DockerResumeState::new(None, open) };
+    let mut is_first = true;
     for endpoint in &endpoints {
         let guess =
             if is_pattern(&endpoint.socket) { ConnectionState::NoSocket } else { ConnectionState::Starting };
@@ -67,9 +69,10 @@ pub async fn follow_all(
                 }
                 followed.insert(socket.clone());
                 let endpoint = RuntimeEndpoint { runtime: endpoint.runtime, socket: socket.clone() };
-                let resume = resumable
-                    .remove(&socket)
-                    .unwrap_or_else(|| DockerResumeState { ends_with_socket, ..first.clone() });
+                let resume = resumable.remove(&socket).unwrap_or_else(|| {
+                    let since = since(&socket).filter(|_| is_first);
+                    DockerResumeState { ends_with_socket, since, ..first.clone() }
+                });
                 let (filter, source) = (filter.clone(), Arc::clone(&source));
                 tasks.push(async move {
                     let resume = follow(endpoint, filter, source, resume).await;
@@ -78,7 +81,7 @@ pub async fn follow_all(
             }
         }
         // the containers of the ledger are of engines that ran when memledger started
-        first = DockerResumeState { has_siblings, ..DockerResumeState::default() };
+        (is_first, first) = (false, DockerResumeState { has_siblings, ..DockerResumeState::default() });
         let mut pause = std::pin::pin!(tokio::time::sleep(MATCH_INTERVAL));
         loop {
             tokio::select! {
@@ -196,7 +199,7 @@ mod tests {
         let first = daemon(&socket);
         let shared = Arc::clone(&source);
         let follow =
-            tokio::spawn(follow_all(vec![endpoint], Filter::default(), shared, None, HashSet::new()));
+            tokio::spawn(follow_all(vec![endpoint], Filter::default(), shared, |_| None, HashSet::new()));
         assert!(!targets.recv().await.unwrap().contains(&format!("since={last}")));
         while source.drain_events().is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -18,9 +18,9 @@ const MAX_SETTING_CHARS: usize = 14;
 /// Returns a table with one column per run, at the Unix time `now`, and what changed from the first in percent. At most
 /// [`MAX_COMPARED`] runs.
 pub fn comparison(runs: &[RunRecord], now: f64) -> String {
-    let mut lines = vec![line("", runs, |run| safe(&run.subject.name.container_name, MAX_NAME_CHARS))];
-    if runs.iter().any(|run| !run.subject.name.k8s_pod_name.is_empty()) {
-        lines.push(line("pod", runs, |run| safe_end(&run.subject.name.k8s_pod_name, MAX_NAME_CHARS)));
+    let mut lines = vec![line("", runs, |run| safe(&run.subject.identity.name, MAX_NAME_CHARS))];
+    if runs.iter().any(|run| !run.subject.identity.k8s_pod.is_empty()) {
+        lines.push(line("pod", runs, |run| safe_end(&run.subject.identity.k8s_pod, MAX_NAME_CHARS)));
     }
     lines.push(line("run", runs, |run| safe(run_time(run), MAX_NAME_CHARS)));
     lines.push(line("group", runs, |run| safe_end(&run.group, MAX_NAME_CHARS)));

@@ -30,7 +30,7 @@ pub fn memory_usage(run: &RunRecord) -> Value {
             "cpu_ram_used_mb": mb(bytes[0]), "gpu_ram_used_mb": mb(bytes[1]),
             "gpu_ram_peak_mb": mb(bytes[2]), "reserved_gpu_ram_mb": mb(bytes[3])})
     };
-    let name = &run.subject.name.container_name;
+    let name = &run.subject.identity.name;
     let mut log: Vec<Value> = run
         .scopes
         .iter()

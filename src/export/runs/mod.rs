@@ -30,7 +30,7 @@ const MORE: &str = ">";
 
 /// Returns a table with one line per run, at the Unix time `now`.
 pub fn table(runs: &[RunRecord], now: f64) -> String {
-    let is_pod = |run: &RunRecord| !run.subject.name.k8s_pod_name.is_empty();
+    let is_pod = |run: &RunRecord| !run.subject.identity.k8s_pod.is_empty();
     let name = if runs.iter().any(is_pod) { "POD/CONTAINER" } else { "CONTAINER" };
     let header = ["RUN", name, "LASTED", "EXIT", "RAM PEAK", "VRAM PEAK"].map(str::to_owned);
     let rows: Vec<_> = std::iter::once(header).chain(runs.iter().map(|run| row(run, now))).collect();
@@ -76,10 +76,10 @@ fn peak_text(bytes: f64, needed_more: bool) -> String {
 
 /// Returns the name of the container, in a pod after the end of that one's name: replicas differ there.
 fn name_in_pod(run: &RunRecord) -> String {
-    let name = &run.subject.name;
-    match &*name.k8s_pod_name {
-        "" => safe(&name.container_name, MAX_NAME_CHARS),
-        pod => safe_end(&format!("{pod}/{}", name.container_name), MAX_POD_CHARS),
+    let name = &run.subject.identity;
+    match &*name.k8s_pod {
+        "" => safe(&name.name, MAX_NAME_CHARS),
+        pod => safe_end(&format!("{pod}/{}", name.name), MAX_POD_CHARS),
     }
 }
 
@@ -97,12 +97,12 @@ fn state(run: &RunRecord, now: f64) -> String {
 /// Returns everything about a run as text.
 pub fn report(run: &RunRecord, zone: &TimeZone) -> String {
     let mut text = String::new();
-    let name = &run.subject.name;
-    let in_pod = match &*name.k8s_pod_name {
+    let name = &run.subject.identity;
+    let in_pod = match &*name.k8s_pod {
         "" => String::new(),
-        pod => format!(" in pod {}/{}", safe(&name.k8s_namespace_name, 48), safe(pod, 48)),
+        pod => format!(" in pod {}/{}", safe(&name.k8s_namespace, 48), safe(pod, 48)),
     };
-    let heading = format!("{}{in_pod}: run {}", safe(&name.container_name, 48), safe(&run.run, 40));
+    let heading = format!("{}{in_pod}: run {}", safe(&name.name, 48), safe(&run.run, 40));
     super::verdict_text::wrapped(&mut text, "", &heading);
     let mut line = |what: &str, words: String| {
         if !words.is_empty() {
@@ -327,7 +327,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::ledger::events::{ContainerLabels, ContainerRef};
+    use crate::ledger::events::{ContainerRef, Identity};
 
     pub(super) fn run(name: &str, batch: &str, peak: u64) -> RunRecord {
         let gpu = GpuPeak { total_bytes: Some(12 << 30), peak_bytes: Some(peak), ..GpuPeak::default() };
@@ -335,7 +335,7 @@ mod tests {
             run: "3f2a1b4c5d6e-20261123T112233Z".into(),
             group: "vision".into(),
             subject: ContainerRef {
-                name: ContainerLabels { container_name: name.into(), ..ContainerLabels::default() },
+                identity: Identity { name: name.into(), ..Identity::default() },
                 started: Some(1_795_432_953.0),
                 ..ContainerRef::default()
             },
@@ -357,7 +357,7 @@ mod tests {
     fn no_line_is_longer_than_a_hundred_columns() {
         let long = "\u{1b}[2J\u{202e}".repeat(80);
         let mut hostile = run(&long, &long, 900 << 40);
-        (hostile.group, hostile.subject.name.k8s_pod_name) = (long.as_str().into(), long.as_str().into());
+        (hostile.group, hostile.subject.identity.k8s_pod) = (long.as_str().into(), long.as_str().into());
         let advised = Advice {
             group: "a-namespace-of-a-team/a-long-name-of-a-job-7/pytorch".into(),
             run: Arc::clone(&hostile.run),

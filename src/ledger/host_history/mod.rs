@@ -13,9 +13,7 @@ mod replay;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::events::{
-    ContainerLabels, ContainerRef, Evidence, ExitReason, Kill, KillOwner, LedgerEvent, Victim,
-};
+use super::events::{ContainerRef, Evidence, ExitReason, Kill, KillOwner, LedgerEvent, Victim};
 use super::interval::LogClock;
 use super::reconcile::ObservedLine;
 use super::run::{MAX_START_EVENT_DELAY, START_TOLERANCE};
@@ -24,7 +22,7 @@ use super::store::Query;
 use super::victim_probe::VictimProbe;
 use crate::clock::Timestamp;
 use crate::collect::cgroup_oom_events::CgroupCounters;
-use crate::collect::kernel_log::{KernelLog, LogEntry, LogPosition};
+use crate::collect::kernel_log::{KernelLog, LogPosition};
 use crate::collect::vmstat_oom::OomCounter;
 use crate::config::Config;
 use crate::discover::cgroup_tree::CgroupTree;
@@ -58,6 +56,15 @@ pub struct HostHistory {
     pub coverage: Coverage,
 }
 
+/// What a ledger knows of the past.
+#[derive(Debug, Default)]
+pub struct KnownPast {
+    /// The containers of its events, each once.
+    pub containers: Vec<ContainerRef>,
+    /// Its OOM kills of this boot, the newest.
+    pub kills: Vec<LedgerEvent>,
+}
+
 /// Memory of a running container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurrentUsage {
@@ -69,15 +76,15 @@ pub struct CurrentUsage {
 
 /// Reads what the host knows, within two seconds.
 ///
-/// `container`: the container whose details are read first. `known`: reads events of the ledger, for the names of containers that
-/// are gone, while the host is read.
+/// `container`: the container whose details are read first. `known`: reads the ledger, for the names of containers that are gone, while
+/// the host is read.
 pub fn read(
     config: &Config,
     now: Timestamp,
     container: Option<&str>,
-    known: impl FnOnce() -> Vec<LedgerEvent>,
+    known: impl FnOnce() -> KnownPast,
 ) -> HostHistory {
-    let booted_at = now.unix_seconds_of_kernel(0);
+    let booted_at = now.booted_at();
     let (runtimes, log, counted, known) = std::thread::scope(|scope| {
         let runtimes = scope.spawn(|| match config.oom.runtime {
             true => history::read(config, now, booted_at, container).unwrap_or_default(),
@@ -95,7 +102,8 @@ pub fn read(
     });
     let ReadLog { lines, coverage: log, lost_before } = log;
     let coverage = Coverage::new(log, &lines, counted, booted_at, &runtimes);
-    let mut events: Vec<RuntimeEvent> = known.iter().filter_map(|event| name_of(event, booted_at)).collect();
+    let mut events: Vec<RuntimeEvent> =
+        known.containers.iter().filter_map(|container| name_of(container, booted_at)).collect();
     let mut containers = Vec::new();
     for RuntimeHistory { events: its, containers: existing, .. } in runtimes {
         events.extend(its);
@@ -113,19 +121,18 @@ pub fn read(
     };
     let mut host = HostHistory { events: replay.run(now, events, lines), containers, coverage };
     if host.coverage.has_lost_records() {
-        let counted = counted_kills(config, now, &host, &known);
+        let counted = counted_kills(config, now, &host, &known.kills);
         host.events.extend(counted.into_iter().map(LedgerEvent::OomKill));
     }
     host.events.sort_by(|one, other| one.at().total_cmp(&other.at()));
     host
 }
 
-/// Returns the name of the container of an event of the ledger, as a runtime event.
-fn name_of(event: &LedgerEvent, at: f64) -> Option<RuntimeEvent> {
-    let subject = event.subject()?;
-    let name = &subject.name.container_name;
+/// Returns the name of a container of the ledger, as a runtime event.
+fn name_of(subject: &ContainerRef, at: f64) -> Option<RuntimeEvent> {
+    let name = &subject.identity.name;
     // pods keep their names in the runtime; a short id is no name
-    if !subject.name.k8s_pod_name.is_empty() || subject.container_id.starts_with(&**name) {
+    if !subject.identity.k8s_pod.is_empty() || subject.container_id.starts_with(&**name) {
         return None;
     }
     let named = ContainerDetails {
@@ -137,7 +144,14 @@ fn name_of(event: &LedgerEvent, at: f64) -> Option<RuntimeEvent> {
     };
     let runtime = RUNTIMES.into_iter().find(|runtime| **runtime == *subject.runtime)?;
     let id = ContainerId::new(&subject.container_id);
-    Some(RuntimeEvent { runtime, id, at, named: Some(named), what: EventKind::Exists })
+    Some(RuntimeEvent {
+        runtime,
+        socket: Arc::default(),
+        id,
+        at,
+        named: Some(named),
+        what: EventKind::Exists,
+    })
 }
 
 /// What the kernel log has.
@@ -158,11 +172,7 @@ fn read_log(config: &Config, now: Timestamp) -> ReadLog {
         match read {
             Ok((entries, oldest)) => {
                 let mut clock = LogClock::default();
-                let placed = |entry: LogEntry| {
-                    let written = clock.written(entry.position.usec, now);
-                    (entry, written)
-                };
-                let placed = entries.into_iter().map(placed).collect();
+                let placed = clock.place(entries, now);
                 let hierarchy = Hierarchy::detect(&config.host_paths).ok();
                 let mut probe = VictimProbe::new(&config.host_paths, hierarchy.as_ref());
                 let since = oldest.map(|oldest| now.unix_seconds_of_kernel(oldest.usec));
@@ -252,7 +262,7 @@ impl RunKills {
 pub fn subject_of(container: &ExistingContainer) -> ContainerRef {
     let identity = Identity::canonical(&container.named.name, container.named.pod.as_deref());
     ContainerRef {
-        name: ContainerLabels::from(&identity),
+        identity,
         container_id: Arc::clone(container.id.shared()),
         image: Arc::clone(&container.named.image),
         runtime: container.runtime.into(),
@@ -309,7 +319,7 @@ impl HostHistory {
     ) -> impl Iterator<Item = &'a LedgerEvent> {
         let wanted = query.container.as_deref().filter(|wanted| !wanted.is_empty());
         let has_name = |event: &LedgerEvent, wanted: &str| {
-            event.subject().is_some_and(|subject| subject.name.matches(wanted))
+            event.subject().is_some_and(|subject| subject.identity.matches_name(wanted))
         };
         let is_name = wanted.is_some_and(|wanted| {
             self.containers.iter().any(|container| container.has_name(wanted))
@@ -317,6 +327,9 @@ impl HostHistory {
         });
         let is_selected = move |event: &&LedgerEvent| {
             query.since.is_none_or(|since| event.at() >= since)
+                && query.until.is_none_or(|until| event.at() <= until)
+                && (!query.only_notable || event.is_notable())
+                && (query.ids.is_empty() || query.ids.contains(&event.id()))
                 && wanted.is_none_or(|wanted| match is_name {
                     true => has_name(event, wanted),
                     false => event.subject().is_some_and(|it| it.container_id.starts_with(wanted)),
@@ -334,8 +347,7 @@ impl HostHistory {
         &'s self,
         ledger: &'s [LedgerEvent],
     ) -> impl Iterator<Item = &'s Kill> {
-        let has_name =
-            |subject: &ContainerRef| !subject.container_id.starts_with(&*subject.name.container_name);
+        let has_name = |subject: &ContainerRef| !subject.container_id.starts_with(&*subject.identity.name);
         let is_unnamed = move |event: &&LedgerEvent| {
             let mut same = ledger.iter().filter(|known| is_same(known, event));
             !same.any(|known| known.subject().is_some_and(has_name))
@@ -343,7 +355,7 @@ impl HostHistory {
         self.events.iter().filter(is_unnamed).filter_map(|event| match event {
             LedgerEvent::OomKill(kill) => match &kill.owner {
                 KillOwner::Container(subject) => {
-                    subject.container_id.starts_with(&*subject.name.container_name).then_some(kill)
+                    subject.container_id.starts_with(&*subject.identity.name).then_some(kill)
                 }
                 KillOwner::Pending | KillOwner::Unattributed => Some(kill),
                 KillOwner::Host => None,
@@ -409,7 +421,7 @@ fn is_same(known: &LedgerEvent, event: &LedgerEvent) -> bool {
                 (-START_TOLERANCE..hooks + START_TOLERANCE).contains(&(one - other))
             });
             known.subject.container_id == exit.subject.container_id
-                && (is_same_run || (known.at - exit.at).abs() < SAME_EXIT)
+                && (is_same_run || started.is_none() && (known.at - exit.at).abs() < SAME_EXIT)
         }
         _ => false,
     }

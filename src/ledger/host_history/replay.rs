@@ -15,7 +15,7 @@ use crate::ledger::events::{ContainerRef, Exit, ExitReason, Kill, KillOwner, Led
 use crate::ledger::interval::{Interval, MAX_DRIFT};
 use crate::ledger::reconcile::{ObservedLine, Reconciler, ReconcilerConfig};
 use crate::ledger::run::{SIGKILL_STATUS, STOP_REQUEST_WINDOW};
-use crate::ledger::store::LoadedState;
+use crate::ledger::store::LedgerState;
 use crate::parse::kernel_log::Line;
 
 /// Seconds between two steps while something is pending.
@@ -171,7 +171,8 @@ struct ReplayState {
 impl ReplayState {
     fn settle(&mut self) {
         let (changes, _) = self.reconciler.settle(self.now.moved_to(self.at));
-        self.found.extend(changes.events);
+        let events = changes.events.into_iter();
+        self.found.extend(events.filter_map(|(id, event)| Some((id, event?))));
     }
 
     /// Goes on to a time, with steps while something is pending and can still change.
@@ -205,7 +206,7 @@ impl Replay {
         events: Vec<RuntimeEvent>,
         lines: Vec<ObservedLine>,
     ) -> Vec<LedgerEvent> {
-        let booted_at = now.unix_seconds_of_kernel(0);
+        let booted_at = now.booted_at();
         let drift = LogDrift::measure(booted_at, &events, &lines);
         let lines: Vec<_> = lines.into_iter().map(|line| drift.correct(booted_at, now, line)).collect();
         let items = in_order(now, drift, events, lines);
@@ -218,7 +219,7 @@ impl Replay {
             ..ReconcilerConfig::default()
         };
         let start = now.moved_to(began);
-        let reconciler = Reconciler::new(config, &LoadedState::default(), start, 0);
+        let reconciler = Reconciler::new(config, &LedgerState::default(), start, 0);
         let mut run = ReplayState { reconciler, at: began, now, found: BTreeMap::new() };
         run.reconciler.apply_log(start, self.log_since.map(|_| [].as_slice()), LogPosition::default());
         if let Some(oldest) = self.lost_before {
@@ -242,8 +243,16 @@ impl Replay {
             let is_measured = drift.rate.is_some();
             since + drift.shift(uptime) + if is_measured { 0.0 } else { uptime * MAX_DRIFT }
         });
-        let completed = run.found.into_values().map(|event| self.complete(event, log_since));
-        completed.filter(|event| !is_end_without_cause(event)).collect()
+        let mut ids = HashMap::new();
+        let completed = run.found.into_iter().map(|(id, event)| {
+            let event = self.complete(event, log_since);
+            ids.insert(id, event.id());
+            event
+        });
+        let mut completed: Vec<_> = completed.collect();
+        completed.iter_mut().for_each(|event| name_kills_by(event, &ids));
+        completed.retain(|event| !is_end_without_cause(event));
+        completed
     }
 
     /// Gives an event its id, and what a ledger would have read from the cgroup.
@@ -292,6 +301,14 @@ impl Replay {
     }
 }
 
+/// Replaces the ids of the kills that ended an exit, or may have.
+fn name_kills_by(event: &mut LedgerEvent, ids: &HashMap<u64, u64>) {
+    if let LedgerEvent::Exit(exit) = event {
+        exit.ended_by = exit.ended_by.and_then(|id| ids.get(&id).copied());
+        exit.may_be = exit.may_be.iter().filter_map(|id| ids.get(id).copied()).collect();
+    }
+}
+
 /// Returns whether this is an exit of which only the time is known, and which explains no kill: the run before that of a
 /// container that runs.
 fn is_end_without_cause(event: &LedgerEvent) -> bool {
@@ -313,8 +330,8 @@ fn in_order(
     for line in lines {
         let uptime = line.entry.position.usec as f64 / 1e6;
         let at = match drift.shift(uptime) {
-            0.0 => now.unix_seconds_of_kernel(line.entry.position.usec),
-            shift => (now.unix_seconds_of_kernel(0) + uptime + shift).min(now.unix_seconds()),
+            0.0 => line.written.nearest(now.unix_seconds_of_kernel(line.entry.position.usec)),
+            shift => (now.booted_at() + uptime + shift).min(now.unix_seconds()),
         };
         last = last.max(at); // two CPUs may differ
         items.push((last, Item::Line(Box::new(line))));

@@ -1,5 +1,6 @@
 use super::replay::Replay;
 use super::*;
+use crate::collect::kernel_log::LogEntry;
 use crate::collect::kernel_log::LogPosition;
 use crate::ledger::interval::Interval;
 use crate::ledger::reconcile::ProcInfo;
@@ -52,7 +53,14 @@ impl Past {
             ..ContainerDetails::default()
         };
         let (id, at) = (ContainerId::new(ID), self.now.unix_seconds() - ago);
-        self.events.push(RuntimeEvent { runtime: "docker", id, at, named: Some(named), what });
+        self.events.push(RuntimeEvent {
+            runtime: "docker",
+            socket: Arc::default(),
+            id,
+            at,
+            named: Some(named),
+            what,
+        });
     }
 
     fn ran(&mut self, from: f64, to: f64, exit_code: i64) {
@@ -148,7 +156,7 @@ fn past_kill_has_its_container_limit_and_exit() {
     let found = past.found(1_000.0);
     let [kill] = kills(&found)[..] else { panic!("{found:?}") };
     assert_eq!((kill.victim, kill.limit_bytes), (Some(Victim::Main), Some(64 << 20)));
-    assert!(matches!(&kill.owner, KillOwner::Container(it) if *it.name.container_name == *"train"));
+    assert!(matches!(&kill.owner, KillOwner::Container(it) if *it.identity.name == *"train"));
     assert_eq!(exits(&found), [(Some(ExitReason::OomContainer), Some(137))]);
     assert!(found.iter().all(|event| (FIRST_ID..2 * FIRST_ID).contains(&event.id())));
     let ids = |events: &[LedgerEvent]| events.iter().map(LedgerEvent::id).collect::<Vec<_>>();

@@ -68,6 +68,13 @@ pub struct AccountingCheckpoint {
     block: Block,
 }
 
+impl AccountingCheckpoint {
+    /// Returns whether it is of this boot. One without an id is: it could not be read then.
+    pub fn is_of(&self, boot_id: &str) -> bool {
+        self.boot_id == boot_id || self.boot_id.is_empty()
+    }
+}
+
 /// The lines of one OOM so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Block {
@@ -159,7 +166,6 @@ pub struct OomAccounting {
     lost_between: (Option<f64>, f64),
     /// The counter is ahead of the records.
     missing: Option<MissingRecords>,
-    is_counter_unreadable: bool,
 }
 
 /// Records that did not arrive yet.
@@ -179,7 +185,9 @@ impl OomAccounting {
     /// start is the counter's current value the baseline: older kills do not count.
     pub fn new(stored: Option<AccountingCheckpoint>, boot_id: &str, now_usec: u64) -> Self {
         let checkpoint = match stored {
-            Some(checkpoint) if checkpoint.boot_id == boot_id => checkpoint,
+            Some(checkpoint) if checkpoint.is_of(boot_id) => {
+                AccountingCheckpoint { boot_id: boot_id.to_owned(), ..checkpoint }
+            }
             Some(_) => AccountingCheckpoint {
                 boot_id: boot_id.to_owned(),
                 opened_at: Some(0),
@@ -202,19 +210,6 @@ impl OomAccounting {
     /// Returns true if the counter is ahead of the records: they may still arrive.
     pub fn has_missing_records(&self) -> bool {
         self.missing.is_some()
-    }
-
-    /// Returns true if the record of a kill that was counted at this Unix time may still arrive. Without the kernel's
-    /// counter only time can tell.
-    pub fn may_miss_record_of(&self, counted: f64, now: Timestamp) -> bool {
-        let is_recent = now.unix_seconds() - counted < RECORD_TIMEOUT.as_secs_f64();
-        self.has_missing_records() || self.is_counter_unreadable && is_recent
-    }
-
-    /// Stops waiting for records that the counter was ahead of: whether they are still missing cannot be known, and exits
-    /// wait for them.
-    pub fn counter_unreadable(&mut self) {
-        (self.missing, self.is_counter_unreadable) = (None, true);
     }
 
     /// Returns the Unix times between which the kills happened that the last comparison found to be lost. The first is
@@ -290,7 +285,7 @@ impl OomAccounting {
                 }
                 return Some(self.count_kill(killed, usec, entry.report.as_ref()));
             }
-            Line::Xid(_) => {} // not a kill
+            Line::Xid(_) | Line::Resumed => {} // no kill
         }
         None
     }
@@ -332,19 +327,8 @@ impl OomAccounting {
         (block.newest, block.has_header) = (None, false);
     }
 
-    /// Adds a kill that only a cgroup's counter shows.
-    pub fn add_cgroup_gap(&mut self) {
-        self.checkpoint.gaps += 1;
-    }
-
-    /// Removes such a kill: its record arrived, and the kernel's counter cannot confirm it.
-    pub fn remove_gap(&mut self) {
-        self.checkpoint.gaps = self.checkpoint.gaps.saturating_sub(1);
-    }
-
     /// Compares the records with the counter, which was read after the log was drained. `log_up`: the log can be read.
     pub fn compare(&mut self, now: Timestamp, counter: u64, log_up: bool) -> Reconciliation {
-        self.is_counter_unreadable = false;
         let accounted = (self.checkpoint.records + self.checkpoint.duplicates + self.checkpoint.gaps) as i64;
         let opened_at = *self.checkpoint.opened_at.get_or_insert(counter as i64 - accounted);
         let missing = counter as i64 - opened_at - accounted;

@@ -90,7 +90,7 @@ impl Reconciler {
                 continue;
             }
             let (subject, settings) = self.record_in_run(&oom, at);
-            self.totals.count_cuda_ooms(&subject.name, source_of(&oom), oom.errors, at);
+            self.totals.count_cuda_ooms(&subject.identity, source_of(&oom), oom.errors, at);
             // one without a known error has no numbers
             if !oom.is_event || oom.message.is_only_uncaught() {
                 continue;
@@ -100,7 +100,7 @@ impl Reconciler {
                 let (event, number) = (event.clone(), oom.message.number);
                 self.cuda_ooms.pending.push(PendingCudaOom { event, process, number, since: now });
             }
-            self.changes.events.insert(event.id, LedgerEvent::CudaOom(event));
+            self.changes.put_event(LedgerEvent::CudaOom(event));
         }
     }
 
@@ -159,7 +159,7 @@ impl Reconciler {
             known.settled.iter().position(is_it).and_then(|place| known.settled.remove(place))
         {
             late.event.uncaught = Some(true);
-            self.changes.events.insert(late.event.id, LedgerEvent::CudaOom(late.event));
+            self.changes.put_event(LedgerEvent::CudaOom(late.event));
         } else {
             return false;
         }
@@ -203,7 +203,7 @@ impl Reconciler {
                 continue;
             }
             pending.event.uncaught.get_or_insert(false);
-            self.changes.events.insert(pending.event.id, LedgerEvent::CudaOom(pending.event.clone()));
+            self.changes.put_event(LedgerEvent::CudaOom(pending.event.clone()));
             if pending.event.uncaught == Some(false) {
                 let settled = &mut self.cuda_ooms.settled;
                 settled.push_back(pending);
@@ -215,7 +215,7 @@ impl Reconciler {
     /// Settles an error that was pending when memledger stopped: its process has another connection now.
     pub(super) fn reopen_cuda_oom(&mut self, mut event: CudaOom) {
         event.uncaught = Some(false);
-        self.changes.events.insert(event.id, LedgerEvent::CudaOom(event));
+        self.changes.put_event(LedgerEvent::CudaOom(event));
     }
 
     /// Takes the GPUs of a cycle.

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Reconciler;
-use super::cgroup_counters::Count;
 use super::owner::{Hints, PendingKill};
 use crate::clock::Timestamp;
 use crate::discover::PathOwner;
-use crate::ledger::events::{Evidence, Kill, LedgerEvent};
+use crate::ledger::events::{Evidence, Kill, KillOwner, LedgerEvent, Victim};
 use crate::ledger::interval::Interval;
 use crate::ledger::totals::Total;
 
@@ -27,12 +26,8 @@ enum GapPlace {
 }
 
 impl Reconciler {
-    /// Applies the kernel's counter, read after the log was drained. `None`: it cannot be read.
-    pub fn apply_vmstat(&mut self, now: Timestamp, counter: Option<u64>) {
-        let Some(counter) = counter else {
-            self.accounting.counter_unreadable();
-            return if self.log_up { self.fill_gaps_by_time() } else { self.add_cgroup_kills(now) };
-        };
+    /// Applies the kernel's counter, read after the log was drained.
+    pub fn apply_vmstat(&mut self, now: Timestamp, counter: u64) {
         let difference = self.accounting.compare(now, counter, self.log_up);
         let (after, before) = self.accounting.lost_between();
         let happened = Interval::new(after.unwrap_or(self.config.booted_at), before);
@@ -42,30 +37,19 @@ impl Reconciler {
             self.add_gap(now, happened, Evidence::new("vmstat", text));
         }
         self.count_without_event(difference.lost - with_event);
-        for _ in 0..difference.late {
-            // the late records are the oldest of this step
-            let is_late =
-                |at: &usize| self.pending[*at].is_new_record() && self.gap_of(&self.pending[*at]).is_some();
-            let mut new = (0..self.pending.len()).filter(|at| self.pending[*at].is_new_record());
-            let late = (0..self.pending.len()).find(is_late).or_else(|| new.next());
-            if let Some(at) = late {
-                self.fill_gap(at);
+        let (mut late, mut at) = (difference.late, 0);
+        // the late records are the oldest of this step; first those that fit a gap
+        for any in [false, true] {
+            while late > 0 && at < self.pending.len() {
+                let record = &self.pending[at];
+                if record.is_new_record() && (any || self.gap_of(record).is_some()) {
+                    self.fill_gap(at);
+                    late -= 1;
+                } else {
+                    at += 1;
+                }
             }
-        }
-    }
-
-    /// Fills gaps while the log can be read but the kernel's counter cannot: a record that is older than a gap from a
-    /// cgroup's counter is the record of that gap.
-    fn fill_gaps_by_time(&mut self) {
-        let mut at = 0;
-        while at < self.pending.len() {
-            let record = &self.pending[at];
-            if record.is_new_record() && self.gap_of(record).is_some_and(|(_, is_likely)| is_likely) {
-                self.accounting.remove_gap();
-                self.fill_gap(at);
-            } else {
-                at += 1;
-            }
+            at = 0;
         }
     }
 
@@ -74,7 +58,7 @@ impl Reconciler {
         if kills == 0 {
             return;
         }
-        for total in [Total::Host, Total::Gaps, Total::Unattributed] {
+        for total in [Total::Host, Total::WithoutRecord, Total::Unattributed] {
             self.totals.add(total, kills as i64);
         }
         if let Some(newest) = self.pending.back_mut() {
@@ -96,9 +80,9 @@ impl Reconciler {
         self.pending.push_back(PendingKill::new(kill, happened, Hints::default(), now));
     }
 
-    /// Returns the gap whose record this can be, and whether it is likely by the record's stamp: one of the same
-    /// container first, then a likely one, then the oldest.
-    fn gap_of(&self, record: &PendingKill) -> Option<(GapPlace, bool)> {
+    /// Returns the gap whose record this can be: one of the same container first, then one that is likely by the record's stamp, then the
+    /// oldest.
+    fn gap_of(&self, record: &PendingKill) -> Option<GapPlace> {
         let owner = self.find_owner(record).map(|(owner, _)| owner);
         let is_host = owner == Some(PathOwner::Host);
         let owner = match owner {
@@ -117,13 +101,13 @@ impl Reconciler {
             |gap: &PendingKill| gap.happened.overlaps(&Interval::new(record.kill.at, record.kill.at));
         let gaps = settled.chain(pending).filter(|(_, gap)| fits(gap));
         let best = gaps.min_by_key(|(_, gap)| (owner.is_none() || gap.container != owner, !is_likely(gap)));
-        best.map(|(place, gap)| (place, is_likely(gap)))
+        best.map(|(place, _)| place)
     }
 
     /// Moves a record that was added as a new kill into its gap. If none fits, the oldest gap gets it: the kernel's
     /// counter shows that it is counted already.
     fn fill_gap(&mut self, at: usize) {
-        let place = self.gap_of(&self.pending[at]).map(|(place, _)| place);
+        let place = self.gap_of(&self.pending[at]);
         let Some(record) = self.pending.remove(at) else { return };
         self.totals.add(Total::Host, -1);
         let after_removal = |gap: usize| if gap > at { gap - 1 } else { gap };
@@ -137,39 +121,28 @@ impl Reconciler {
             let pending = &mut self.pending[gap];
             pending.kill.filled_by(record.kill);
             (pending.hints, pending.happened) = (record.hints, record.happened);
-            self.changes.events.insert(pending.kill.id, LedgerEvent::OomKill(pending.kill.clone()));
+            self.changes.put_event(LedgerEvent::OomKill(pending.kill.clone()));
             return;
         }
         let settled = if let Some(GapPlace::Settled(settled)) = place { settled } else { 0 };
         if let Some((_, mut gap)) = self.settled_gaps.remove(settled) {
+            let owner = self.owner_of_late(&gap, &record);
             gap.kill.filled_by(record.kill);
-            self.changes.events.insert(gap.kill.id, LedgerEvent::OomKill(gap.kill));
+            if let Some((owner, method)) = owner {
+                (gap.kill.owner, gap.kill.victim, gap.kill.method) =
+                    (owner, Some(Victim::Unknown), method.into());
+            }
+            self.changes.put_event(LedgerEvent::OomKill(gap.kill));
         }
     }
 
-    /// Adds kills from the containers' own counters: neither the log nor the kernel's counter can be read.
-    fn add_cgroup_kills(&mut self, now: Timestamp) {
-        if !self.ownerless().is_empty() {
-            return; // they are from before the sources failed, and may be the same kills
-        }
-        for count in self.counters.counts() {
-            let is_own = !self.may_be_of_inner(&count);
-            let Count { id, kills, counted } = count;
-            for _ in 0..kills {
-                self.accounting.add_cgroup_gap();
-                let text = if is_own {
-                    "only the container's own counter shows this kill"
-                } else {
-                    "only the counter of a container with others inside shows this kill"
-                };
-                self.add_gap(now, counted, Evidence::new("cgroup", text));
-                if is_own {
-                    self.assign_owner(self.pending.len() - 1, PathOwner::Container(id.clone()), "cgroup");
-                } else {
-                    self.explain_count(&id, 1, &counted);
-                }
-            }
-        }
+    /// Returns the owner that a late record shows of a gap which was settled without one. The counts stay: none may decrease.
+    fn owner_of_late(&self, gap: &PendingKill, record: &PendingKill) -> Option<(KillOwner, &'static str)> {
+        let (PathOwner::Container(id), method) = self.find_owner(record)? else { return None };
+        let known = self.containers.get(&id).filter(|_| gap.kill.owner == KillOwner::Unattributed)?;
+        let pid = record.kill.pid.filter(|_| self.config.host_pids);
+        let run = known.run_of_kill(&record.happened, record.kill.at, pid).map(|(run, _)| run);
+        Some((KillOwner::Container(known.subject(&id, run)), method))
     }
 
     /// Drops the settled gaps that no record will fill any more.

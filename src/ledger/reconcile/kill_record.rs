@@ -66,6 +66,7 @@ impl Kill {
             role: "".into(),
             owner: KillOwner::Pending,
             victim: None,
+            number: None,
             scope: OomScope::Container,
             anon_bytes: None,
             file_bytes: None,
@@ -75,7 +76,6 @@ impl Kill {
             limit_bytes: None,
             method: "".into(),
             report: None,
-            before_start: false,
             evidence: vec![],
             before: None,
         }

@@ -9,7 +9,7 @@ use super::count::{LogFinding, OomAccounting};
 use super::reports::complete;
 use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::discover::{PathOwner, owner_of_paths};
-use crate::ledger::events::{ContainerLabels, ContainerRef, Kill, KillOwner};
+use crate::ledger::events::{ContainerRef, Identity, Kill, KillOwner};
 use crate::parse::container_id;
 use crate::parse::kernel_log::text_log::TextLine;
 
@@ -113,7 +113,7 @@ fn owner(paths: &[&str]) -> KillOwner {
             let runtime = paths.first().and_then(|path| container_id::in_path(path).next());
             let short = id.as_str().get(..12).unwrap_or_default();
             KillOwner::Container(ContainerRef {
-                name: ContainerLabels { container_name: short.into(), ..ContainerLabels::default() },
+                identity: Identity { name: short.into(), ..Identity::default() },
                 container_id: id.as_str().into(),
                 runtime: runtime
                     .map(|found| found.runtime)

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::Reconciler;
 use super::cgroup_counters::Count;
-use super::victim::EXIT_WINDOW;
+use super::decide::EXIT_WINDOW;
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, PathOwner};
 use crate::ledger::container_state::ContainerState;
@@ -65,8 +65,14 @@ pub struct Assignment {
     pub method: &'static str,
 }
 
-/// Assigns kills to candidates. `is_final`: no more evidence will arrive for these kills.
-pub fn assign(kills: &[OwnerlessKill], candidates: &[Candidate], is_final: bool) -> Vec<Assignment> {
+/// Assigns kills to candidates. `is_final`: no more evidence will arrive for the kills with these indexes. Kills that can be of one time
+/// are decided together, once all of them are among `kills` that `is_ready`.
+pub fn assign(
+    kills: &[OwnerlessKill],
+    candidates: &[Candidate],
+    is_ready: impl Fn(&OwnerlessKill) -> bool,
+    is_final: impl Fn(&OwnerlessKill) -> bool,
+) -> Vec<Assignment> {
     let mut assigned = Vec::new();
     let mut is_taken = vec![false; kills.len()];
     for first in 0..kills.len() {
@@ -75,6 +81,10 @@ pub fn assign(kills: &[OwnerlessKill], candidates: &[Candidate], is_final: bool)
         }
         let (together, numbers) = connected(first, kills, candidates, &mut is_taken);
         let mut kills: Vec<_> = together.iter().map(|kill| &kills[*kill]).collect();
+        if !kills.iter().all(|kill| is_ready(kill)) {
+            continue;
+        }
+        let is_final = kills.iter().all(|kill| is_final(kill));
         let mut numbers: Vec<_> = numbers.iter().map(|number| &candidates[*number]).collect();
         kills.sort_by(|one, other| one.happened.latest.total_cmp(&other.happened.latest));
         numbers.sort_by(|one, other| one.happened.latest.total_cmp(&other.happened.latest));
@@ -160,25 +170,20 @@ impl Reconciler {
     /// events too.
     pub(super) fn match_counters(&mut self, now: Timestamp) {
         let (ownerless, counted) = (self.ownerless(), self.counted());
-        let newest = counted.iter().map(|candidate| candidate.happened.latest).fold(f64::MIN, f64::max);
-        if ownerless.is_empty() || self.accounting.may_miss_record_of(newest, now) {
+        if ownerless.is_empty() || self.accounting.has_missing_records() {
             return; // a record or a gap is still missing: the numbers cannot match yet
         }
-        self.assign_all(&ownerless, &counted, false);
-        let ready = |after: Duration| {
-            let is_old = |at: &usize| now.since(self.pending[*at].noticed) >= after;
-            let ownerless = self.ownerless();
-            ownerless.iter().all(is_old).then_some(ownerless).filter(|ownerless| !ownerless.is_empty())
-        };
-        if let Some(ownerless) = ready(RUNTIME_EVENT_DELAY) {
+        self.assign_all(now, &ownerless, &counted, Duration::ZERO);
+        let ownerless = self.ownerless();
+        if ownerless.iter().any(|at| now.since(self.pending[*at].noticed) >= RUNTIME_EVENT_DELAY) {
             let mut candidates = self.counted();
             candidates.extend(self.reported_by_runtimes(now, &candidates));
-            let is_final = ready(FORCED_MATCH_AFTER).is_some();
-            self.assign_all(&ownerless, &candidates, is_final);
+            self.assign_all(now, &ownerless, &candidates, RUNTIME_EVENT_DELAY);
         }
     }
 
-    fn assign_all(&mut self, ownerless: &[usize], candidates: &[Candidate], is_final: bool) {
+    /// Assigns kills that were noticed so long ago.
+    fn assign_all(&mut self, now: Timestamp, ownerless: &[usize], candidates: &[Candidate], after: Duration) {
         let kill = |at: &usize| {
             let pending = &self.pending[*at];
             OwnerlessKill {
@@ -189,7 +194,11 @@ impl Reconciler {
             }
         };
         let kills: Vec<_> = ownerless.iter().map(kill).collect();
-        for Assignment { at, id, method } in assign(&kills, candidates, is_final) {
+        let is_older =
+            |kill: &OwnerlessKill, than: Duration| now.since(self.pending[kill.at].noticed) >= than;
+        let is_final = |kill: &OwnerlessKill| after > Duration::ZERO && is_older(kill, FORCED_MATCH_AFTER);
+        let assigned = assign(&kills, candidates, |kill| is_older(kill, after), is_final);
+        for Assignment { at, id, method } in assigned {
             let text = match method {
                 "cgroup" => "its cgroup counted a kill that has no other explanation",
                 "runtime" => "its runtime reported an OOM and an exit by SIGKILL without a stop request",
@@ -212,7 +221,7 @@ impl Reconciler {
     }
 
     /// Returns true if this growth may be that of a container inside this one, whose own counter is gone.
-    pub(super) fn may_be_of_inner(&self, count: &Count) -> bool {
+    fn may_be_of_inner(&self, count: &Count) -> bool {
         let outer = self.containers.get(&count.id).and_then(|known| known.cgroup.as_ref());
         let Some(outer) = outer.filter(|_| self.counters.is_hierarchical()) else { return false };
         let is_inner = |known: &ContainerState| {
@@ -254,7 +263,7 @@ impl Reconciler {
         let candidates = self.counted();
         let rivals = candidates.iter().filter(|candidate| candidate.happened.overlaps(happened));
         let name = |id: &ContainerId| match self.containers.get(id) {
-            Some(known) => known.name.container_name.to_string(),
+            Some(known) => known.identity.name.to_string(),
             None => id.short().to_owned(),
         };
         let names: Vec<_> = rivals.map(|candidate| name(&candidate.id)).take(5).collect();
@@ -293,7 +302,7 @@ mod tests {
     }
 
     fn owners(kills: &[OwnerlessKill], candidates: &[Candidate], is_final: bool) -> Vec<(usize, String)> {
-        let assigned = assign(kills, candidates, is_final);
+        let assigned = assign(kills, candidates, |_| true, |_| is_final);
         let mut owners: Vec<_> =
             assigned.into_iter().map(|it| (it.at, format!("{} {}", it.id.as_str(), it.method))).collect();
         owners.sort();

@@ -7,8 +7,7 @@
 //! | `owner.rs` | to which container and run did the victim belong? |
 //! | `match_counters.rs`, `cgroup_counters.rs` | the same, by evidence that has numbers but no pids |
 //! | `reports.rs` | whose are the processes in the kernel's report? |
-//! | `victim.rs` | did the kill end the container? |
-//! | `exit_reason.rs` | why did the container exit? |
+//! | `decide.rs` | did the kill end the container, and why did that exit? |
 //! | `kill_record.rs`, `output.rs` | what does a record show, and what is stored and published? |
 //! | `cuda_ooms.rs` | whose CUDA out-of-memory error was it, and who held the GPU? |
 //!
@@ -20,7 +19,7 @@
 mod cgroup_counters;
 mod count;
 mod cuda_ooms;
-mod exit_reason;
+mod decide;
 mod gaps;
 mod kill_record;
 mod logged;
@@ -28,7 +27,6 @@ mod match_counters;
 mod output;
 mod owner;
 mod reports;
-mod victim;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
@@ -42,17 +40,17 @@ use crate::config::Filter;
 use crate::discover::{ContainerId, EventKind, RuntimeEvent};
 use crate::ledger::container_state::{ContainerState, RunTransition};
 use crate::ledger::container_table::ContainerTable;
-use crate::ledger::events::{ContainerLabels, GpuError, Kill, KillOwner, LedgerEvent, OomReport};
-use crate::ledger::exchange::CycleReport;
+use crate::ledger::events::{GpuError, Kill, KillOwner, LedgerEvent, OomReport};
+use crate::ledger::exchange::{CycleReport, ProcessUsage};
 use crate::ledger::interval::{Interval, LOG_DELAY, LogClock};
-use crate::ledger::store::{LoadedState, WriteBatch};
+use crate::ledger::store::{LedgerState, StateKind, WriteBatch};
 use crate::ledger::totals::{CudaOomSource, Total, Totals};
 use crate::parse::kernel_log::Killed;
 use cgroup_counters::Counters;
 pub use count::AccountingCheckpoint;
 use count::{LogFinding, OomAccounting};
 use cuda_ooms::CudaOoms;
-use exit_reason::PendingExit;
+use decide::PendingExit;
 pub use logged::{LoggedKill, LoggedKills};
 pub use owner::PersistedKill;
 use owner::{Hints, PendingKill};
@@ -67,6 +65,16 @@ const COUNTER_TIMEOUT: Duration = Duration::from_secs(13);
 const UNATTRIBUTED_KEPT: Duration = Duration::from_secs(3600);
 /// Maximum number of such kills.
 const MAX_UNATTRIBUTED: usize = 256;
+
+/// The cursor of sockets that have had no event: until when memledger ran, with [`MAX_EVENT_DELAY`].
+const ANY_SOCKET: &str = "*";
+/// A runtime reports an event this many seconds after it at most, as long as it is not overloaded.
+const MAX_EVENT_DELAY: f64 = 10.0;
+
+/// Returns the name of the cursor of a socket of a runtime.
+fn cursor_name(runtime: &str, socket: &str) -> String {
+    if socket.is_empty() { runtime.to_owned() } else { format!("{runtime} {socket}") }
+}
 
 /// Configuration of the reconciler.
 #[derive(Clone, Debug, Default)]
@@ -128,11 +136,12 @@ pub struct Reconciler {
     pub(super) connected: HashSet<ContainerId>,
     /// Settled gaps that a late record can still fill.
     settled_gaps: VecDeque<(Timestamp, PendingKill)>,
-    /// When the kills happened that stayed unattributed.
-    pub(super) unattributed: VecDeque<(Timestamp, Interval)>,
+    /// The kills that stayed unattributed, and when they happened.
+    pub(super) unattributed: VecDeque<(Timestamp, u64, Interval)>,
     /// Settled victims: pid, container and time, newest last.
     settled_victims: VecDeque<(u32, Option<ContainerId>, Interval)>,
-    last_event_times: BTreeMap<&'static str, f64>,
+    /// Unix time of the last event of each socket of a runtime, by [`cursor_name`].
+    last_event_times: BTreeMap<String, f64>,
     stored_checkpoint: Option<AccountingCheckpoint>,
     next_id: u64,
     pub(super) log_up: bool,
@@ -141,21 +150,21 @@ pub struct Reconciler {
 
 impl Reconciler {
     /// Continues from the stored state. `now_usec` is the kernel's clock.
-    pub fn new(config: ReconcilerConfig, contents: &LoadedState, now: Timestamp, now_usec: u64) -> Self {
+    pub fn new(config: ReconcilerConfig, contents: &LedgerState, now: Timestamp, now_usec: u64) -> Self {
         let account = contents.accounting.clone();
-        let of_this_boot = account.as_ref().filter(|account| account.boot_id == *config.boot_id);
+        let of_this_boot = account.as_ref().filter(|account| account.is_of(&config.boot_id));
         let same_boot = of_this_boot.is_some();
         let explained_at = of_this_boot.and_then(|account| account.cgroups_explained_at);
         let stored = contents.containers.clone().into_iter();
         let unattributed_since = now.unix_seconds() - UNATTRIBUTED_KEPT.as_secs_f64();
-        let is_kept = |happened: &&Interval| happened.latest > unattributed_since;
+        let is_kept = |(_, happened): &&(u64, Interval)| happened.latest > unattributed_since;
         let mut changes = WriteBatch::default();
         let mut counters = HashMap::new();
         for (inode, kills) in &contents.cgroup_kills {
             if same_boot {
                 counters.insert(*inode, *kills);
             } else {
-                changes.cgroup_kills.insert(*inode, None);
+                changes.remove(StateKind::CgroupKills, inode);
             }
         }
         // if only the accounting was lost, it goes on after the last kill that is known: the log may have newer ones
@@ -178,7 +187,12 @@ impl Reconciler {
             logs_being_read: HashSet::new(),
             connected: HashSet::new(),
             settled_gaps: VecDeque::new(),
-            unattributed: contents.unattributed.iter().filter(is_kept).map(|at| (now, *at)).collect(),
+            unattributed: contents
+                .unattributed
+                .iter()
+                .filter(is_kept)
+                .map(|(id, at)| (now, *id, *at))
+                .collect(),
             settled_victims: VecDeque::new(),
             last_event_times: BTreeMap::new(),
             stored_checkpoint: None,
@@ -187,14 +201,11 @@ impl Reconciler {
             last_forget: None,
             config,
         };
-        for runtime in crate::discover::RUNTIMES {
-            // start counting now for a runtime that is new to the ledger, even if memledger exits before the first
-            // event
-            let stored = contents.runtime_cursors.get(runtime).copied();
-            // the clock may have been set back since; events from the future are impossible
-            let since = f64::min(stored.unwrap_or(f64::MAX), now.unix_seconds());
-            reconciler.last_event_times.insert(runtime, since);
-        }
+        // the clock may have been set back since; events from the future are impossible
+        let stored =
+            contents.runtime_cursors.iter().map(|(name, at)| (name.clone(), at.min(now.unix_seconds())));
+        reconciler.last_event_times = stored.collect();
+        reconciler.last_event_times.entry(ANY_SOCKET.to_owned()).or_insert(now.unix_seconds());
         if !same_boot {
             // without its accounting the ledger does not say of which boot it is
             let is_known = contents.accounting.is_some();
@@ -204,13 +215,8 @@ impl Reconciler {
         reconciler
     }
 
-    /// Returns a reconciler with the same configuration that continues from this state.
-    pub fn reloaded(&self, contents: &LoadedState, now: Timestamp, now_usec: u64) -> Self {
-        Self::new(self.config.clone(), contents, now, now_usec)
-    }
-
     /// Restores the kills and exits that were pending when memledger stopped.
-    fn reopen(&mut self, contents: &LoadedState, now: Timestamp) {
+    fn reopen(&mut self, contents: &LedgerState, now: Timestamp) {
         for event in &contents.unsettled {
             match event {
                 LedgerEvent::OomKill(kill) => {
@@ -232,9 +238,11 @@ impl Reconciler {
             .map(|(id, _)| id)
     }
 
-    /// Returns the Unix time of the last event of each runtime.
-    pub fn last_event_times(&self) -> &BTreeMap<&'static str, f64> {
-        &self.last_event_times
+    /// Returns the Unix time from which on events of a socket of a runtime may be missing: of its last event, or of the end of the
+    /// process before.
+    pub fn runtime_cursor(&self, runtime: &str, socket: &str) -> Option<f64> {
+        let last = self.last_event_times.get(&cursor_name(runtime, socket));
+        last.or_else(|| self.last_event_times.get(ANY_SOCKET)).copied()
     }
 
     /// Returns the position up to which this boot's log was read, and its clock as known then; `None` if it never was read.
@@ -279,12 +287,28 @@ impl Reconciler {
         for transition in self.containers.apply_cycle(now, report) {
             self.apply_transition(now, transition);
         }
+        self.note_seen_victims(report);
+        self.count_starts(now);
         for (container, held) in std::iter::zip(&report.inventory.containers, &report.containers) {
             let are_counted = [held.run.torch_ooms.is_some(), self.logs_being_read.contains(&container.id)];
             for (source, _) in std::iter::zip(CudaOomSource::ALL, are_counted).filter(|(_, counted)| *counted)
             {
-                let name = ContainerLabels::from(&container.identity);
+                let name = container.identity.clone();
                 self.totals.begin_cuda_ooms(&name, source, now.unix_seconds());
+            }
+        }
+    }
+
+    /// Notes which victims a cycle still saw: a large process takes seconds to release its memory.
+    fn note_seen_victims(&mut self, report: &CycleReport) {
+        let at = report.at.unix_seconds();
+        for pending in self.pending.iter_mut().filter(|pending| at > pending.kill.at) {
+            let (Some(id), Some(pid)) = (&pending.container, pending.kill.pid) else { continue };
+            let listed = std::iter::zip(&report.inventory.containers, &report.containers);
+            let usage = listed.into_iter().find(|(container, _)| container.id == *id).map(|(_, usage)| usage);
+            let is_it = |process: &ProcessUsage| process.pid == pid && *process.comm == *pending.kill.process;
+            if self.config.host_pids && usage.is_some_and(|usage| usage.processes.iter().any(is_it)) {
+                pending.seen = Some((report.at, at));
             }
         }
     }
@@ -296,8 +320,11 @@ impl Reconciler {
                 runtime_event.what,
                 EventKind::Started | EventKind::Oom | EventKind::SignalRequested { .. }
             );
-            let since =
-                self.last_event_times.entry(runtime_event.runtime).or_insert_with(|| now.unix_seconds());
+            let first = self.last_event_times.get(ANY_SOCKET).copied().unwrap_or_else(|| now.unix_seconds());
+            let since = self
+                .last_event_times
+                .entry(cursor_name(runtime_event.runtime, &runtime_event.socket))
+                .or_insert(first);
             if is_event {
                 // after the clock was set back, new events must not look old
                 *since = since.min(now.unix_seconds());
@@ -310,14 +337,19 @@ impl Reconciler {
                 self.apply_transition(now, transition);
             }
         }
+        self.count_starts(now);
+    }
+
+    /// Counts the starts of containers that have a name by now: a start under a short id would be missing under the name.
+    fn count_starts(&mut self, now: Timestamp) {
+        for (identity, starts) in self.containers.take_named_starts() {
+            (0..starts).for_each(|_| self.totals.count_start(&identity, now.unix_seconds()));
+        }
     }
 
     fn apply_transition(&mut self, now: Timestamp, transition: RunTransition) {
         match transition {
-            RunTransition::Began(id) => {
-                let name = self.containers.get(&id).map(|known| known.name.clone()).unwrap_or_default();
-                self.totals.count_start(&name, now.unix_seconds());
-            }
+            RunTransition::Began(id) => self.containers.modify(&id).uncounted_starts += 1,
             RunTransition::Ended(end) => {
                 let id = self.new_id();
                 self.pending_exits.push(PendingExit::new(id, *end, now));
@@ -374,17 +406,18 @@ impl Reconciler {
     pub fn add_gpu_errors(&mut self, errors: Vec<GpuError>) {
         for mut error in errors {
             error.id = self.new_id();
-            self.changes.events.insert(error.id, LedgerEvent::GpuError(error));
+            self.changes.put_event(LedgerEvent::GpuError(error));
         }
     }
 
-    /// Adds kills from before the start of this ledger, which are final. They are events only: no total counts them, and no
-    /// metric has their time.
-    pub fn add_past_kills(&mut self, kills: Vec<Kill>) {
-        for mut kill in kills {
-            (kill.id, kill.before_start) = (self.new_id(), true);
-            self.changes.events.insert(kill.id, LedgerEvent::OomKill(kill));
+    /// Moves the times of what is pending: the clock by which they were noted was set by so many seconds.
+    pub fn move_times(&mut self, by: f64, now: Timestamp) {
+        let latest = now.unix_seconds();
+        for pending in &mut self.pending {
+            pending.kill.at = (pending.kill.at + by).min(latest);
+            pending.happened = pending.happened.moved(by);
         }
+        self.totals.clamp_times(latest);
     }
 
     /// Starts the accounting anew: the machine was restored to an earlier state without a reboot.
@@ -401,12 +434,13 @@ impl Reconciler {
         report: Option<Arc<OomReport>>,
     ) {
         let ObservedLine { entry, written, .. } = line;
-        let kill = Kill {
+        let mut kill = Kill {
             id: self.new_id(),
             at: written.nearest(now.unix_seconds_of_kernel(entry.position.usec)),
             boot_id: Arc::clone(&self.config.boot_id),
             ..Kill::of_record(entry, killed, hints.context.as_ref(), report)
         };
+        kill.before = self.host_usage(&kill);
         self.totals.add(Total::Host, 1);
         let happened = Interval::new(written.earliest - LOG_DELAY, written.latest);
         self.pending.push_back(PendingKill::new(kill, happened, hints, now));
@@ -470,17 +504,19 @@ impl Reconciler {
     /// Draws the conclusions. Returns the changes to store and the kills that were noticed in this step.
     pub fn settle(&mut self, now: Timestamp) -> (WriteBatch, Vec<Kill>) {
         self.attribute(now);
-        for pending in self.pending.iter_mut().filter(|pending| !pending.is_logged) {
-            pending.is_logged = true;
-            self.notices.push(pending.kill.clone());
-            self.changes.events.insert(pending.kill.id, LedgerEvent::OomKill(pending.kill.clone()));
+        for at in 0..self.pending.len() {
+            if !std::mem::replace(&mut self.pending[at].is_logged, true) {
+                let kill = self.shown(&self.pending[at]);
+                self.notices.push(kill.clone());
+                self.changes.put_event(LedgerEvent::OomKill(kill));
+            }
         }
         self.settle_kills(now);
         self.settle_cuda_ooms(now);
         self.decide_exits(now);
         self.drop_decided_runs(now);
         self.forget_settled_gaps(now);
-        self.unattributed.retain(|(at, _)| now.since(*at) < UNATTRIBUTED_KEPT);
+        self.unattributed.retain(|(at, ..)| now.since(*at) < UNATTRIBUTED_KEPT);
         self.unattributed.drain(..self.unattributed.len().saturating_sub(MAX_UNATTRIBUTED));
         self.counters.write_off(now, COUNTER_TIMEOUT);
         self.write(now);
@@ -509,14 +545,14 @@ impl Reconciler {
             }
         }
         if kill.owner == KillOwner::Unattributed {
-            self.unattributed.push_back((now, pending.happened));
+            self.unattributed.push_back((now, kill.id, pending.happened));
         }
         if kill.kernel_usec.is_none() {
-            self.totals.add(Total::Gaps, 1);
+            self.totals.add(Total::WithoutRecord, 1);
             self.settled_gaps.push_back((now, pending));
         }
-        self.changes.pending_kills.insert(kill.id, None);
-        self.changes.events.insert(kill.id, LedgerEvent::OomKill(kill));
+        self.changes.remove(StateKind::PendingKill, kill.id);
+        self.changes.put_event(LedgerEvent::OomKill(kill));
     }
 }
 

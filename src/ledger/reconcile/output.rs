@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use super::{AccountingCheckpoint, Reconciler};
+use super::{ANY_SOCKET, AccountingCheckpoint, MAX_EVENT_DELAY, Reconciler};
 use crate::clock::Timestamp;
-use crate::ledger::events::{ContainerLabels, LedgerEvent};
+use crate::ledger::events::{Identity, LedgerEvent};
 use crate::ledger::exchange::{ContainerFigures, LedgerFigures};
+use crate::ledger::store::StateKind;
 use crate::ledger::totals::Total;
 
 /// Interval between removals of ended containers.
@@ -21,19 +22,26 @@ impl Reconciler {
         for pending in &mut self.pending {
             let persisted = pending.persisted();
             if pending.stored.as_ref() != Some(&persisted) {
-                self.changes.pending_kills.insert(pending.kill.id, Some(persisted.clone()));
+                self.changes.put(StateKind::PendingKill, pending.kill.id, &persisted);
                 pending.stored = Some(persisted);
             }
         }
         let containers = &self.containers;
-        self.totals.write(&mut self.changes, |name| containers.iter().any(|(_, known)| known.name == *name));
+        self.totals
+            .write(&mut self.changes, |name| containers.iter().any(|(_, known)| known.identity == *name));
         for id in self.containers.take_changed() {
             let known =
                 self.containers.get(&id).filter(|known| known.run.is_some() || known.first_event_at > 0.0);
-            self.changes.containers.insert(id, known.cloned());
+            match known {
+                Some(known) => self.changes.put(StateKind::Container, id, known),
+                None => self.changes.remove(StateKind::Container, id),
+            }
         }
         for (inode, attributed) in self.counters.take_changed() {
-            self.changes.cgroup_kills.insert(inode, attributed);
+            match attributed {
+                Some(attributed) => self.changes.put(StateKind::CgroupKills, inode, &attributed),
+                None => self.changes.remove(StateKind::CgroupKills, inode),
+            }
         }
         if self.last_forget.is_none_or(|last_forget| now.since(last_forget) >= FORGET_INTERVAL) {
             self.last_forget = Some(now);
@@ -41,10 +49,10 @@ impl Reconciler {
             let kills = self.pending.iter().filter_map(|pending| pending.container.as_ref());
             let needed: HashSet<_> = kills.chain(self.pending_exits.iter().map(|exit| &exit.id)).collect();
             for id in self.containers.remove_ended(before, |id| needed.contains(id)) {
-                self.changes.containers.insert(id, None);
+                self.changes.remove(StateKind::Container, id);
             }
         }
-        self.write_checkpoints();
+        self.write_checkpoints(now);
     }
 
     /// Writes the running containers with the next step.
@@ -59,10 +67,15 @@ impl Reconciler {
         self.counters.mark_all_changed();
         self.stored_checkpoint = None;
         self.pending.iter_mut().for_each(|pending| pending.stored = None);
-        let kills = self.pending.iter().map(|pending| LedgerEvent::OomKill(pending.kill.clone()));
+        let kills = self.pending.iter().map(|pending| LedgerEvent::OomKill(self.shown(pending)));
         let exits = self.pending_exits.iter().map(|pending| LedgerEvent::Exit(pending.exit.clone()));
         let ooms = self.cuda_ooms.pending.iter().map(|pending| LedgerEvent::CudaOom(pending.event.clone()));
-        self.changes.events.extend(kills.chain(exits).chain(ooms).map(|event| (event.id(), event)));
+        kills
+            .chain(exits)
+            .chain(ooms)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|event| self.changes.put_event(event));
     }
 
     /// Returns the highest id of an event.
@@ -72,7 +85,7 @@ impl Reconciler {
 
     /// Stores how far the sources were read: together with events, else only occasionally, because reading old lines
     /// without kills again changes nothing.
-    fn write_checkpoints(&mut self) {
+    fn write_checkpoints(&mut self, now: Timestamp) {
         let mut account = self.accounting.checkpoint().clone();
         account.cgroups_explained_at = self.counters.explained_at();
         let counts = |account: &AccountingCheckpoint| {
@@ -84,38 +97,39 @@ impl Reconciler {
             .as_ref()
             .is_none_or(|stored| counts(stored) != counts(&account) || stored.boot_id != account.boot_id);
         if moved || !self.changes.is_empty() {
-            self.changes.accounting = Some(account.clone());
+            self.changes.put(StateKind::Accounting, "", &account);
             self.stored_checkpoint = Some(account);
-            for (runtime, since) in &self.last_event_times {
-                self.changes.runtime_cursors.insert((*runtime).to_owned(), *since);
+            for (socket, since) in &self.last_event_times {
+                self.changes.put(StateKind::RuntimeCursor, socket, since);
             }
+            self.changes.put(StateKind::RuntimeCursor, ANY_SOCKET, &(now.unix_seconds() - MAX_EVENT_DELAY));
         }
     }
 
     /// Returns the current figures. The caller adds the state of the sources and of the store.
     pub fn figures(&self, now: Timestamp) -> LedgerFigures {
         let shown_since = now.unix_seconds() - self.config.keep_ended.as_secs_f64();
-        let mut shown: Vec<(f64, &ContainerLabels)> = Vec::new();
+        let mut shown: Vec<(f64, &Identity)> = Vec::new();
         for (_, known) in self.containers.iter().filter(|(_, known)| !known.hidden) {
             let until = match &known.run {
                 Some(run) => run.ended.unwrap_or(f64::INFINITY),
                 // one of its processes was killed before it was seen running
-                None => self.totals.figures(&known.name).last_kill.unwrap_or(0.0),
+                None => self.totals.figures(&known.identity).last_kill.unwrap_or(0.0),
             };
             if until > shown_since {
-                shown.push((until, &known.name));
+                shown.push((until, &known.identity));
             }
         }
         shown.sort_by(|one, other| other.0.total_cmp(&one.0));
         let running = shown.iter().take_while(|(until, _)| until.is_infinite()).count();
         shown.truncate(running + MAX_ENDED_SHOWN);
-        let containers: BTreeMap<&ContainerLabels, ContainerFigures> =
+        let containers: BTreeMap<&Identity, ContainerFigures> =
             shown.into_iter().map(|(_, name)| (name, self.totals.figures(name))).collect();
         LedgerFigures {
             host_kills: self.totals.get(Total::Host),
             host_process_kills: self.totals.get(Total::HostProcess),
             unattributed: self.totals.get(Total::Unattributed),
-            gaps: self.totals.get(Total::Gaps),
+            gaps: self.totals.get(Total::WithoutRecord),
             duplicate_lines: self.totals.get(Total::Duplicates),
             containers: containers.into_values().collect(),
             ..LedgerFigures::default()

@@ -17,7 +17,7 @@ use super::{ProcInfo, Reconciler};
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, PathOwner, owner_of_paths};
 use crate::ledger::container_state::ContainerState;
-use crate::ledger::events::{ContainerRef, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
+use crate::ledger::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
 use crate::ledger::interval::Interval;
 use crate::parse::kernel_log::OomContext;
 
@@ -68,6 +68,8 @@ pub struct PendingKill {
     /// The kill was logged.
     pub is_logged: bool,
     pub noticed: Timestamp,
+    /// The last cycle that still saw the victim, and its Unix time.
+    pub seen: Option<(Timestamp, f64)>,
     /// What the store has of it beside its event.
     pub stored: Option<PersistedKill>,
 }
@@ -82,6 +84,9 @@ pub struct PersistedKill {
     happened: Option<Interval>,
     limit_bytes: Option<u64>,
     duplicates: u64,
+    /// The owner in its event is the final one.
+    #[serde(default)]
+    is_labelled: bool,
 }
 
 impl PendingKill {
@@ -96,16 +101,18 @@ impl PendingKill {
             duplicates: 0,
             is_logged: false,
             noticed: now,
+            seen: None,
             stored: None,
         }
     }
 
     /// Restores a pending kill that was stored before a restart.
     pub fn stored(kill: Kill, persisted: PersistedKill, now: Timestamp) -> Self {
-        let container = match &kill.owner {
-            KillOwner::Container(subject) => Some(ContainerId::new(&subject.container_id)),
-            _ => persisted.container.as_deref().map(ContainerId::new),
-        };
+        let mut kill = kill;
+        if !persisted.is_labelled && matches!(kill.owner, KillOwner::Container(_)) {
+            kill.owner = KillOwner::Pending;
+        }
+        let container = persisted.container.as_deref().map(ContainerId::new);
         let PersistedKill { run, happened, limit_bytes, duplicates, .. } = persisted;
         let hints = Hints { proc_info: ProcInfo { limit_bytes, ..ProcInfo::default() }, ..Hints::default() };
         let happened = happened.unwrap_or(Interval::new(kill.earliest.unwrap_or(kill.at), kill.at));
@@ -122,7 +129,18 @@ impl PendingKill {
         let limit_bytes = self.hints.proc_info.limit_bytes;
         let container = self.container.as_ref().map(|id| id.as_str().to_owned());
         let Self { run, duplicates, happened, .. } = *self;
-        PersistedKill { container, run, happened: Some(happened), limit_bytes, duplicates }
+        let is_labelled = self.kill.owner != KillOwner::Pending;
+        PersistedKill { container, run, happened: Some(happened), limit_bytes, duplicates, is_labelled }
+    }
+
+    /// Returns when it was last seen, or noticed.
+    pub fn last_seen(&self) -> Timestamp {
+        self.seen.map_or(self.noticed, |(seen, _)| seen)
+    }
+
+    /// Returns the Unix time from which on the victim may have been gone.
+    pub fn gone_at(&self) -> f64 {
+        self.seen.map_or(self.kill.at, |(_, seen)| seen.max(self.kill.at))
     }
 
     pub(super) fn is_ownerless(&self) -> bool {
@@ -168,8 +186,10 @@ impl Reconciler {
         let known = self.containers.get(id);
         let run = known.and_then(|known| known.run_of_kill(&pending.happened, pending.kill.at, pid));
         if run.is_some_and(|(run, is_certain)| is_certain && run.number != number) {
+            let before = self.host_usage(&self.pending[at].kill);
             let pending = &mut self.pending[at];
-            (pending.run, pending.kill.before) = (None, None);
+            pending.run = None;
+            pending.kill.before = before;
             pending.kill.owner = KillOwner::Pending;
         }
     }
@@ -183,7 +203,7 @@ impl Reconciler {
         let run = known.and_then(|known| known.run_of_kill(&pending.happened, pending.kill.at, pid));
         if let (Some((run, _)), KillOwner::Container(subject)) = (run, &mut pending.kill.owner) {
             (pending.run, subject.started) = (Some(run.number), run.started);
-            self.changes.events.insert(pending.kill.id, LedgerEvent::OomKill(pending.kill.clone()));
+            self.changes.put_event(LedgerEvent::OomKill(pending.kill.clone()));
         }
     }
 
@@ -219,6 +239,21 @@ impl Reconciler {
         }
     }
 
+    /// Returns a pending kill as it is shown until it is settled: with its container as soon as that is known, if only by its id.
+    pub(super) fn shown(&self, pending: &PendingKill) -> Kill {
+        let mut kill = pending.kill.clone();
+        if let (KillOwner::Pending, Some(id)) = (&kill.owner, &pending.container) {
+            let named = self.containers.get(id).map(|known| known.subject(id, None));
+            let unnamed = || ContainerRef {
+                identity: Identity::named(id.short()),
+                container_id: Arc::clone(id.shared()),
+                ..ContainerRef::default()
+            };
+            kill.owner = KillOwner::Container(named.unwrap_or_else(unnamed));
+        }
+        kill
+    }
+
     /// Assigns an owner to a pending kill.
     pub(super) fn assign_owner(&mut self, at: usize, owner: PathOwner, method: &'static str) {
         let pending = &mut self.pending[at];
@@ -232,6 +267,14 @@ impl Reconciler {
             PathOwner::Host => pending.kill.owner = KillOwner::Host,
             PathOwner::Unknown => {}
         }
+    }
+
+    /// Returns who held the memory of the host when it ran out; `None` for a kill at a limit.
+    pub(super) fn host_usage(&self, kill: &Kill) -> Option<Arc<PriorUsage>> {
+        if kill.scope == OomScope::Container {
+            return None;
+        }
+        self.containers.host_usage(kill.at).map(Arc::new)
     }
 
     /// Returns the indexes of pending kills without an owner.
@@ -273,14 +316,13 @@ impl Reconciler {
         }
         self.set_memory(at, &subject, before);
         let kill = &mut self.pending[at].kill;
-        self.totals.set_last_kill(&subject.name, kill.at);
+        self.totals.set_last_kill(&subject.identity, kill.at);
         kill.owner = KillOwner::Container(subject);
-        self.changes.events.insert(kill.id, LedgerEvent::OomKill(kill.clone()));
+        self.changes.put_event(LedgerEvent::OomKill(kill.clone()));
     }
 
-    /// Sets the limit that was hit or the holders of the host's memory, and the prior usage: in a burst of kills only
-    /// one has it.
-    fn set_memory(&mut self, at: usize, subject: &ContainerRef, mut before: Option<PriorUsage>) {
+    /// Sets the limit that was hit, and the prior usage: in a burst of kills only one has it.
+    fn set_memory(&mut self, at: usize, subject: &ContainerRef, before: Option<PriorUsage>) {
         let pending = &mut self.pending[at];
         if pending.kill.scope == OomScope::Container {
             let is_own = pending.kill.limit_cgroup.contains(&*subject.container_id);
@@ -288,18 +330,18 @@ impl Reconciler {
             let sampled = || last_sample.filter(|_| is_own)?.limit_bytes;
             let kill = &mut pending.kill;
             kill.limit_bytes = kill.limit_bytes.or(pending.hints.proc_info.limit_bytes).or_else(sampled);
-        } else if let Some(before) = &mut before {
-            let (holders, host) = self.containers.memory_holders(pending.kill.at);
-            before.holders = holders;
-            (before.host_total_bytes, before.host_available_bytes) = host.unzip();
         }
         let (Some(id), Some(number)) = (&pending.container, pending.run) else { return };
         let at = pending.kill.at;
         if let Some(run) = self.containers.modify(id).run_mut(number)
             && run.before_stored.is_none_or(|stored| stored < at - PRIOR_USAGE_INTERVAL)
+            && let Some(before) = before
         {
             run.before_stored = Some(at);
-            pending.kill.before = before.map(Arc::new);
+            let PriorUsage { holders, host_total_bytes, host_available_bytes, .. } =
+                pending.kill.before.take().map(Arc::unwrap_or_clone).unwrap_or_default();
+            let before = PriorUsage { holders, host_total_bytes, host_available_bytes, ..before };
+            pending.kill.before = Some(Arc::new(before));
         }
     }
 }

@@ -71,7 +71,7 @@ fn label_process(row: &mut ReportProcess, is_host: bool, line: &ObservedLine, co
         _ => None,
     };
     if let Some(id) = sampled.or_else(by_cgroup) {
-        let named = containers.get(&id).map(|known| known.name.container_name.to_string());
+        let named = containers.get(&id).map(|known| known.identity.name.to_string());
         row.container = named.unwrap_or_else(|| id.short().to_owned());
     }
 }

@@ -152,6 +152,16 @@ pub struct TimelinePoint {
 }
 
 impl RunFigures {
+    /// Returns the highest usage, page cache included.
+    pub fn usage_peak_bytes(&self) -> Option<u64> {
+        self.usage_peak_bytes
+    }
+
+    /// Returns the highest sample of unreclaimable memory.
+    pub fn unreclaimable_peak_bytes(&self) -> Option<u64> {
+        self.unreclaimable_peak_bytes
+    }
+
     /// Returns the Unix time of the last sample.
     pub fn last_sampled(&self) -> Option<f64> {
         self.last_sampled
@@ -508,15 +518,13 @@ impl RunRecord {
             exit_reason: exit.reason,
             exit_code: exit.exit_code,
             oom_kills: exit.oom_kills,
-            usage_peak_bytes: figures.usage_peak_bytes.max(exit.peak_usage_bytes),
-            unreclaimable_peak_bytes: figures.unreclaimable_peak_bytes.max(exit.peak_unreclaimable_bytes),
             ..Self::of_figures(exit.subject.clone(), figures)
         }
     }
 
     fn of_figures(subject: ContainerRef, figures: &RunFigures) -> Self {
         let figures = figures.clone();
-        let name = || Arc::clone(&subject.name.container_name);
+        let name = || Arc::clone(&subject.identity.name);
         Self {
             run: match &*figures.run {
                 "" => run_id(&ContainerId::new(&subject.container_id), subject.started),

@@ -30,7 +30,7 @@ impl RunRecord {
             Some(NameKind::Run)
         } else if *self.group == *wanted {
             Some(NameKind::Group)
-        } else if self.subject.name.matches(wanted) {
+        } else if self.subject.identity.matches_name(wanted) {
             Some(NameKind::Container)
         } else {
             is_id().then_some(NameKind::Id)
@@ -63,7 +63,7 @@ pub fn check_unambiguous(runs: &[RunRecord], wanted: &str) -> Result<(), String>
 
 /// Returns the end of a message about an unknown name: the known names that are most like it.
 pub fn nearest_names(known: &[RunRecord], wanted: &str) -> String {
-    let names = known.iter().flat_map(|run| [&run.group, &run.subject.name.container_name, &run.run]);
+    let names = known.iter().flat_map(|run| [&run.group, &run.subject.identity.name, &run.run]);
     let nearest = nearest(names, wanted);
     if nearest.is_empty() { "; no run is recorded yet".to_owned() } else { nearest }
 }

@@ -291,7 +291,7 @@ fn resident_memory_of_processes_has_no_sum() {
 #[test]
 fn names_that_match_and_names_that_are_near() {
     let mut run = record(&RunFigures { group: "vision/trainer".into(), ..RunFigures::default() });
-    run.subject.name.container_name = "train-1".into();
+    run.subject.identity.name = "train-1".into();
     for (wanted, kind) in [
         (&*run.run.clone(), Some(NameKind::Run)),
         ("vision/trainer", Some(NameKind::Group)),
@@ -348,7 +348,7 @@ fn gpu_memory_of_a_search_for_a_batch_size_is_not_of_the_run() {
 fn container_name_of_several_groups_is_ambiguous() {
     let of = |group: &str| {
         let mut run = record(&RunFigures { group: group.into(), ..RunFigures::default() });
-        run.subject.name.container_name = "trainer".into();
+        run.subject.identity.name = "trainer".into();
         run
     };
     let runs = [of("team-a/job/trainer"), of("team-b/job/trainer"), of("team-b/job/trainer")];

@@ -55,6 +55,14 @@ pub enum StoreError {
         /// What was found instead.
         why: String,
     },
+    /// The directory has another ledger than when memledger was started.
+    #[error(
+        "another memledger wrote the ledger in {directory} meanwhile; restart memledger to continue the counts of that one"
+    )]
+    Replaced {
+        /// The directory.
+        directory: PathBuf,
+    },
     /// A newer memledger wrote the file.
     #[error(
         "{path} was written by a newer memledger (schema {schema}; this one supports {newest}) and is not changed; run that \

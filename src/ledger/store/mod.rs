@@ -3,13 +3,12 @@
 //! `memledger events` may read while `memledger serve` runs: a reader waits for a commit, and a commit for the page that is being
 //! read. No file is mapped into memory, so a disk that hangs stops only the threads that use it. Every commit is synced to disk
 //! before it returns (`synchronous=FULL`): an event is exported only once it cannot be lost, and commits are rare. An event is one row
-//! with its JSON as it is served; the searchable fields are columns of their own. All other state has one table per kind
-//! ([`state`]).
+//! with its JSON as it is served; the searchable fields are columns of their own. All other state is in one table ([`state`]).
 //!
 //! A file that memledger did not create, or that a newer version created, is never opened for writing. A damaged file
 //! is moved aside, never deleted.
 //!
-//! The reconciler decides what is written; the service handles a directory that cannot be used.
+//! The reconciler decides what is written; the writer handles a directory that cannot be used.
 
 mod error;
 mod lock;
@@ -22,30 +21,32 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, TransactionBehavior, params};
 
-use super::events::LedgerEvent;
-use super::run_record::RunRecord;
-pub use super::totals::Total;
 use crate::clock::Timestamp;
 pub use error::StoreError;
 use lock::Lock;
-pub use reader::{EventReader, SettledEvents, StoreConnection};
+pub use reader::{EventReader, SettledEvents, StoreReader};
 pub use runs::{RunCursor, RunQuery};
 use schema::FileKind;
-pub use select::{Cursor, Page};
-pub use state::{LoadedState, WriteBatch};
+pub use select::{Cursor, MAX_BYTES, MAX_EVENTS, Page};
+#[cfg(test)]
+pub use state::StateRows;
+pub use state::{LedgerState, StateKind, WriteBatch};
 
 /// Name of the file in the state directory.
 pub const FILE: &str = "ledger.sqlite3";
+/// Suffixes of files that were moved aside.
+const DAMAGED: &str = "corrupt";
+const OLDER: &str = "older";
+/// Events may be this many seconds in the future: several clocks stamp them.
+const FUTURE_TOLERANCE: u64 = 60;
 
 /// Selects events.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Query {
     /// Events since this Unix time.
     pub since: Option<f64>,
@@ -54,16 +55,12 @@ pub struct Query {
     /// Events of this container: its name, in a pod also `POD/NAME` or `NAMESPACE/POD/NAME`; if no container has this
     /// name, its id or a prefix of its id.
     pub container: Option<String>,
-    /// Maximum number, the newest. 0: all.
+    /// Only events of which `memledger why` without a name is about the newest; see [`LedgerEvent::is_notable`].
+    pub only_notable: bool,
+    /// Only events with these ids.
+    pub ids: Vec<u64>,
+    /// Maximum number, the newest. 0: all, in pages.
     pub limit: usize,
-    /// Maximum size of the newest events in bytes; at least one event is returned. Pages have a bound of their own.
-    pub max_bytes: usize,
-}
-
-impl Default for Query {
-    fn default() -> Self {
-        Self { since: None, until: None, container: None, limit: 0, max_bytes: usize::MAX }
-    }
 }
 
 /// The result of opening a store for writing.
@@ -72,27 +69,26 @@ pub struct OpenedStore {
     /// The store.
     pub store: Store,
     /// Its content.
-    pub state: LoadedState,
+    pub state: LedgerState,
     /// New path of a damaged file that was moved aside; the store is empty then.
     pub moved_aside: Option<PathBuf>,
+    /// New path of a file of an older version that was moved aside; the store is empty then.
+    pub older: Option<PathBuf>,
 }
 
 /// The store, owned by its single writer.
 #[derive(Debug)]
 pub struct Store {
     // dropped before the lock: fields are dropped in this order, and the file must be closed while the lock is held
-    connection: Connection,
-    path: PathBuf,
+    reader: StoreReader,
     lock: Option<Lock>,
-    /// An error showed that the file is damaged.
-    is_damaged: Cell<bool>,
 }
 
 impl Store {
     /// Opens or creates the store in a directory, for the single process that writes it.
     ///
     /// Waits up to `timeout` for another memledger that writes there: a container that is being replaced overlaps with
-    /// its successor. Moves a damaged file aside and creates a new one, see [`OpenedStore::moved_aside`].
+    /// its successor. Moves a damaged file, and one of an older version, aside and creates a new one, see [`OpenedStore`].
     ///
     /// # Errors
     /// See [`StoreError`]. Nothing was changed then, except that the directory may have been created.
@@ -100,48 +96,53 @@ impl Store {
         schema::make_directory(directory)?;
         let lock = Some(Lock::take(directory, timeout)?);
         let path = directory.join(FILE);
-        let opened = |(connection, state), moved_aside| OpenedStore {
-            store: Store { connection, path: path.clone(), lock, is_damaged: Cell::default() },
+        let opened = |(connection, state), moved_aside, older| OpenedStore {
+            store: Store { reader: StoreReader::new(connection, path.clone()), lock },
             state,
             moved_aside,
+            older,
         };
-        let is_damaged = match schema::inspect_header(&path)? {
+        let why = match schema::inspect_header(&path)? {
             FileKind::Ours => match connect(&path) {
-                Ok(connected) => return Ok(opened(connected, None)),
-                Err(StoreError::Corrupt { .. }) => true,
+                Ok(connected) => return Ok(opened(connected, None, None)),
+                Err(StoreError::Corrupt { .. }) => Some(DAMAGED),
                 Err(error) => return Err(error),
             },
-            FileKind::Damaged => true,
+            FileKind::Older => Some(OLDER),
+            FileKind::Damaged => Some(DAMAGED),
             // without its database a journal is worthless, but SQLite would apply it to the new one
-            FileKind::Nothing => schema::has_remains(&path),
+            FileKind::Nothing => schema::has_remains(&path).then_some(DAMAGED),
         };
         schema::create_unfinished(&path, |_| Ok(()))?;
-        let moved_aside = if is_damaged { Some(schema::move_aside(&path, unix_now())?) } else { None };
+        let aside = why.map(|why| schema::move_aside(&path, why, unix_now())).transpose()?;
         schema::finish(&path)?;
-        Ok(opened(connect(&path)?, moved_aside))
+        let of = |kind| aside.clone().filter(|_| why == Some(kind));
+        Ok(opened(connect(&path)?, of(DAMAGED), of(OLDER)))
     }
 
-    /// Creates a store that is lost when the process exits. Its events get ids above `last_id`.
+    /// Creates a store that is lost when the process exits.
     ///
     /// # Errors
     /// There is not enough memory.
-    pub fn in_memory(last_id: u64) -> Result<Self, StoreError> {
+    pub fn in_memory() -> Result<Self, StoreError> {
         let path = PathBuf::from(":memory:");
         let create = || {
-            let mut connection = Connection::open_in_memory()?;
+            let connection = Connection::open_in_memory()?;
             schema::initialize(&connection)?;
-            schema::configure(&connection)?;
-            schema::migrate(&mut connection)?;
-            set_last_id(&connection, last_id)?;
             Ok(connection)
         };
         let connection = create().map_err(|error| StoreError::from_sqlite(&path, error))?;
-        Ok(Self { connection, path, lock: None, is_damaged: Cell::default() })
+        Ok(Self { reader: StoreReader::new(connection, path), lock: None })
+    }
+
+    /// Returns the part that reads.
+    pub fn reader(&self) -> &StoreReader {
+        &self.reader
     }
 
     /// Returns true if an error showed that the file is damaged; see [`Store::replace`].
     pub fn is_damaged(&self) -> bool {
-        self.lock.is_some() && self.is_damaged.get()
+        self.lock.is_some() && self.reader.is_damaged()
     }
 
     /// Moves the damaged file aside and writes a new one with this content. Returns the new path of the damaged file.
@@ -149,18 +150,17 @@ impl Store {
     /// # Errors
     /// The store cannot be used until this succeeds.
     pub fn replace(&mut self, content: &WriteBatch, last_id: u64) -> Result<PathBuf, StoreError> {
-        let events = bodies(&self.path, content)?;
-        schema::create_unfinished(&self.path, |connection| {
-            write(connection, content, &events)?;
+        let path = self.reader.path().to_path_buf();
+        schema::create_unfinished(&path, |connection| {
+            write(connection, content)?;
             set_last_id(connection, last_id)
         })?;
         // closed before it is moved: SQLite's locks belong to the open file
-        self.connection =
-            Connection::open_in_memory().map_err(|error| StoreError::from_sqlite(&self.path, error))?;
-        let aside = schema::move_aside(&self.path, unix_now())?;
-        schema::finish(&self.path)?;
-        self.connection = schema::connect_to_write(&self.path)?;
-        self.is_damaged.set(false);
+        let nothing = Connection::open_in_memory().map_err(|error| StoreError::from_sqlite(&path, error))?;
+        self.reader = StoreReader::damaged(nothing, path.clone());
+        let aside = schema::move_aside(&path, DAMAGED, unix_now())?;
+        schema::finish(&path)?;
+        self.reader = StoreReader::new(schema::connect_to_write(&path)?, path);
         Ok(aside)
     }
 
@@ -172,81 +172,8 @@ impl Store {
         if changes.is_empty() {
             return Ok(());
         }
-        let events = bodies(&self.path, changes)?;
-        let written = write(&mut self.connection, changes, &events);
-        self.check(written)
-    }
-
-    /// Converts an error, and remembers it if it shows that the file is damaged.
-    fn check<T>(&self, outcome: rusqlite::Result<T>) -> Result<T, StoreError> {
-        outcome.map_err(|error| {
-            let error = StoreError::from_sqlite(&self.path, error);
-            if matches!(error, StoreError::Corrupt { .. }) {
-                self.is_damaged.set(true);
-            }
-            error
-        })
-    }
-
-    /// Like [`StoreConnection::events`].
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn events(&self, query: &Query) -> Result<Vec<LedgerEvent>, StoreError> {
-        self.check(reader::newest(&self.connection, query))
-    }
-
-    /// Like [`StoreConnection::page`].
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn page(&self, query: &Query, at: Option<Cursor>) -> Result<Page, StoreError> {
-        self.check(select::page(&self.connection, query, at))
-    }
-
-    /// Returns events with a higher id than `id`, by id, up to the first that is not settled: the new events for a
-    /// follower that stores only its last id.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn settled_after(&self, id: u64, max: usize) -> Result<SettledEvents, StoreError> {
-        self.check(reader::settled_after(&self.connection, id, max))
-    }
-
-    /// Returns all records of runs with their ids.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn all_runs(&self) -> Result<BTreeMap<u64, RunRecord>, StoreError> {
-        self.check(runs::all(&self.connection))
-    }
-
-    /// Like [`StoreConnection::runs`].
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn runs(&self, query: &RunQuery) -> Result<Vec<RunRecord>, StoreError> {
-        self.check(runs::select(&self.connection, query))
-    }
-
-    /// Like [`EventReader::run_page`].
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn run_page(
-        &self,
-        query: &RunQuery,
-        at: Option<RunCursor>,
-    ) -> Result<(Vec<String>, Option<RunCursor>), StoreError> {
-        self.check(runs::page(&self.connection, query, at))
-    }
-
-    /// Returns the Unix time of the oldest event; `None` if there is none.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn oldest(&self) -> Result<Option<f64>, StoreError> {
-        self.check(self.connection.query_row("SELECT min(at) FROM events", [], |row| row.get(0)))
+        let written = write(self.reader.connection_mut(), changes);
+        self.reader.check(written)
     }
 
     /// Removes settled events and records of runs that are older than `keep_seconds`, then the oldest until the rest fits into
@@ -258,13 +185,54 @@ impl Store {
     /// # Errors
     /// Some events may have been removed.
     pub fn retain(&mut self, now_unix: f64, keep_seconds: f64, max_bytes: u64) -> Result<usize, StoreError> {
-        let removed = retention::retain(&mut self.connection, now_unix - keep_seconds, max_bytes);
-        self.check(removed)
+        let removed = retention::retain(self.reader.connection_mut(), now_unix - keep_seconds, max_bytes);
+        self.reader.check(removed)
+    }
+
+    /// Moves the Unix times of the events from this id on, and of the runs that ended with them: the clock by which they were recorded
+    /// was set by so many seconds.
+    ///
+    /// # Errors
+    /// Nothing was changed.
+    pub fn move_times(&mut self, first_id: u64, by: f64) -> Result<(), StoreError> {
+        let moved = move_times(self.reader.connection_mut(), "id >= ?2", "{} + ?1", by, first_id);
+        self.reader.check(moved).map(drop)
+    }
+
+    /// Moves events and runs from the future to this Unix time: the clock was wrong when they were recorded. Returns how many.
+    ///
+    /// # Errors
+    /// Nothing was changed.
+    pub fn move_from_future(&mut self, now_unix: f64) -> Result<usize, StoreError> {
+        let moved =
+            move_times(self.reader.connection_mut(), "{} > ?1 + ?2", "?1", now_unix, FUTURE_TOLERANCE);
+        self.reader.check(moved)
     }
 }
 
-/// Opens a ledger for writing, migrates it and reads its content.
-fn connect(path: &Path) -> Result<(Connection, LoadedState), StoreError> {
+/// Sets the times of the rows that fulfil a condition; `{}` is their column.
+fn move_times(
+    connection: &mut Connection,
+    condition: &str,
+    value: &str,
+    first: f64,
+    second: u64,
+) -> rusqlite::Result<usize> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let mut moved = 0;
+    for (table, column) in [("events", "at"), ("runs", "ended")] {
+        let sql = format!(
+            "UPDATE {table} SET {column} = {value}, body = json_set(body, '$.{column}', {value}) \
+             WHERE json_valid(body) AND {condition}"
+        );
+        moved += transaction.execute(&sql.replace("{}", column), params![first, signed(second)])?;
+    }
+    transaction.commit()?;
+    Ok(moved)
+}
+
+/// Opens a ledger for writing and reads its content.
+fn connect(path: &Path) -> Result<(Connection, LedgerState), StoreError> {
     let connection = schema::connect_to_write(path)?;
     let load = || {
         let state = reader::load(&connection)?;
@@ -281,45 +249,34 @@ fn connect(path: &Path) -> Result<(Connection, LoadedState), StoreError> {
     Ok((connection, state))
 }
 
-/// Returns the stored form of the events of a batch.
-fn bodies<'a>(path: &Path, batch: &'a WriteBatch) -> Result<Vec<(&'a LedgerEvent, String)>, StoreError> {
-    let body = |event: &'a LedgerEvent| Ok((event, serde_json::to_string(event)?));
-    let bodies = batch.events.values().map(body).collect::<Result<_, serde_json::Error>>();
-    bodies.map_err(|source| StoreError::Failed { path: path.to_path_buf(), source: source.into() })
-}
-
-fn write(
-    connection: &mut Connection,
-    batch: &WriteBatch,
-    events: &[(&LedgerEvent, String)],
-) -> rusqlite::Result<()> {
+fn write(connection: &mut Connection, batch: &WriteBatch) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    write_events(&transaction, events)?;
-    {
-        let mut remove = transaction.prepare("DELETE FROM events WHERE id = ?1")?;
-        for id in &batch.removed_events {
-            remove.execute(params![signed(*id)])?;
-        }
-    }
-    runs::write(&transaction, &batch.runs)?;
-    batch.write_state(&transaction)?;
-    transaction.commit()
-}
-
-fn write_events(transaction: &Transaction<'_>, events: &[(&LedgerEvent, String)]) -> rusqlite::Result<()> {
-    let mut statement = transaction.prepare(
-        "INSERT INTO events (id, at, settled, container_name, container_id, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6) \
-         ON CONFLICT (id) DO UPDATE SET at = excluded.at, settled = excluded.settled, \
+    let mut remove = transaction.prepare("DELETE FROM events WHERE id = ?1")?;
+    let mut put = transaction.prepare(
+        "INSERT INTO events (id, at, settled, notable, container_name, container_id, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) \
+         ON CONFLICT (id) DO UPDATE SET at = excluded.at, settled = excluded.settled, notable = excluded.notable, \
          container_name = excluded.container_name, container_id = excluded.container_id, body = excluded.body \
          WHERE body <> excluded.body",
     )?;
-    for (event, body) in events {
+    for (id, event) in &batch.events {
+        let Some(event) = event else {
+            remove.execute([signed(*id)])?;
+            continue;
+        };
+        let (settled, notable) = (event.settled(), event.is_notable());
         let subject = event.subject();
-        let name = subject.map(|subject| &*subject.name.container_name);
+        let name = subject.map(|subject| &*subject.identity.name);
         let container = subject.map(|subject| &*subject.container_id);
-        statement.execute(params![signed(event.id()), event.at(), event.settled(), name, container, body])?;
+        put.execute(params![signed(*id), event.at(), settled, notable, name, container, to_json(event)?])?;
     }
-    Ok(())
+    drop((remove, put));
+    runs::write(&transaction, &batch.runs)?;
+    state::write(&transaction, &batch.state)?;
+    transaction.commit()
+}
+
+fn to_json(value: &impl serde::Serialize) -> rusqlite::Result<String> {
+    serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))
 }
 
 /// Ensures that later events get ids above `last_id`.

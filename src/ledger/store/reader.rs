@@ -1,5 +1,6 @@
 //! Reading the events: by commands, HTTP responses and the followers.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,8 +10,8 @@ use rusqlite::{Connection, params};
 
 use super::runs::{self, RunCursor, RunQuery};
 use super::select::{self, Cursor, Page};
-use super::{FILE, LoadedState, Query, Store, StoreError, limit, schema, signed, state, unsigned};
-use crate::ledger::events::LedgerEvent;
+use super::{FILE, LedgerState, Query, Store, StoreError, limit, schema, signed, unsigned};
+use crate::ledger::events::{ContainerRef, LedgerEvent};
 use crate::ledger::run_record::RunRecord;
 
 /// Number of newest events among which unattributed kills are loaded.
@@ -32,14 +33,16 @@ impl SettledEvents {
     }
 }
 
-/// A read-only connection to the store, which may be used while its writer runs.
+/// Reads the store, also while its writer runs.
 #[derive(Debug)]
-pub struct StoreConnection {
+pub struct StoreReader {
     connection: Connection,
     path: PathBuf,
+    /// An error showed that the file is damaged.
+    is_damaged: Cell<bool>,
 }
 
-impl StoreConnection {
+impl StoreReader {
     /// Opens the store in a directory for reading only.
     ///
     /// # Errors
@@ -48,22 +51,48 @@ impl StoreConnection {
         Self::open_within(directory, schema::BUSY)
     }
 
-    /// Like [`StoreConnection::open`], and waits at most so long for the lock of another program, also in each read.
+    /// Like [`StoreReader::open`], and waits at most so long for the lock of another program, also in each read.
     ///
     /// # Errors
-    /// See [`StoreConnection::open`].
+    /// See [`StoreReader::open`].
     pub fn open_within(directory: &Path, busy_timeout: Duration) -> Result<Self, StoreError> {
         let path = directory.join(FILE);
-        let connection = schema::connect_to_read(&path, busy_timeout.min(schema::BUSY))?;
-        Ok(Self { connection, path })
+        Ok(Self::new(schema::connect_to_read(&path, busy_timeout.min(schema::BUSY))?, path))
     }
 
-    /// Returns the newest selected events, oldest first. One that cannot be parsed is logged and skipped.
+    pub(super) fn new(connection: Connection, path: PathBuf) -> Self {
+        Self { connection, path, is_damaged: Cell::default() }
+    }
+
+    /// Creates a reader in place of one of a damaged file.
+    pub(super) fn damaged(connection: Connection, path: PathBuf) -> Self {
+        Self { connection, path, is_damaged: true.into() }
+    }
+
+    pub(super) fn connection_mut(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+
+    #[cfg(test)]
+    pub(super) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn is_damaged(&self) -> bool {
+        self.is_damaged.get()
+    }
+
+    /// Returns the newest selected events, oldest first, at most [`MAX_EVENTS`] and [`MAX_BYTES`]. One that cannot be parsed is logged
+    /// and skipped.
     ///
     /// # Errors
     /// The file cannot be read.
     pub fn events(&self, query: &Query) -> Result<Vec<LedgerEvent>, StoreError> {
-        self.wrap(newest(&self.connection, query))
+        self.check(select::newest(&self.connection, query).map(|rows| parse(rows).events))
     }
 
     /// Returns one page of the selected events as stored JSON, oldest first.
@@ -71,7 +100,7 @@ impl StoreConnection {
     /// # Errors
     /// The file cannot be read.
     pub fn page(&self, query: &Query, at: Option<Cursor>) -> Result<Page, StoreError> {
-        self.wrap(select::page(&self.connection, query, at))
+        self.check(select::page(&self.connection, query, at))
     }
 
     /// Returns all pages of the selected events.
@@ -84,28 +113,48 @@ impl StoreConnection {
         })
     }
 
+    /// Returns the containers that events are about, each once, of at most `max` events, the newest.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn containers(&self, max: usize) -> Result<Vec<ContainerRef>, StoreError> {
+        self.check(select::containers(&self.connection, max))
+    }
+
+    /// Returns the newest OOM kills of a boot, at most `max`, oldest first, without what is large: reports, evidence and samples.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn kills(&self, boot_id: &str, max: usize) -> Result<Vec<LedgerEvent>, StoreError> {
+        self.check(select::kills(&self.connection, boot_id, max).map(|rows| parse(rows).events))
+    }
+
     /// Returns the newest selected records of runs, oldest first; those in progress are last.
     ///
     /// # Errors
-    /// The file cannot be read, or an older memledger wrote it and no newer one has opened it for writing.
+    /// The file cannot be read.
     pub fn runs(&self, query: &RunQuery) -> Result<Vec<RunRecord>, StoreError> {
-        self.wrap(runs::select(&self.connection, query))
+        self.check(runs::select(&self.connection, query))
     }
 
-    fn run_page(
+    /// Returns a part of the selected records of runs as JSON, oldest first, and the cursor of the next part.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn run_page(
         &self,
         query: &RunQuery,
         at: Option<RunCursor>,
     ) -> Result<(Vec<String>, Option<RunCursor>), StoreError> {
-        self.wrap(runs::page(&self.connection, query, at))
+        self.check(runs::page(&self.connection, query, at))
     }
 
     /// Returns the number of runs that ended and have a record.
     ///
     /// # Errors
-    /// See [`StoreConnection::runs`].
+    /// The file cannot be read.
     pub fn count_runs(&self) -> Result<usize, StoreError> {
-        Ok(usize::try_from(self.wrap(runs::count(&self.connection))?).unwrap_or(0))
+        Ok(usize::try_from(self.check(runs::count(&self.connection))?).unwrap_or(0))
     }
 
     /// Returns the number of events, at most `max`.
@@ -113,42 +162,47 @@ impl StoreConnection {
     /// # Errors
     /// The file cannot be read.
     pub fn count(&self, max: usize) -> Result<usize, StoreError> {
-        self.wrap(select::count(&self.connection, max))
+        self.check(select::count(&self.connection, max))
     }
 
-    /// Like [`Store::settled_after`].
+    /// Returns events with a higher id than `id`, by id, up to the first that is not settled: the new events for a
+    /// follower that stores only its last id.
     ///
     /// # Errors
     /// The file cannot be read.
     pub fn settled_after(&self, id: u64, max: usize) -> Result<SettledEvents, StoreError> {
-        self.wrap(settled_after(&self.connection, id, max))
+        self.check(settled_after(&self.connection, id, max))
+    }
+
+    /// Returns the Unix time of the oldest event; `None` if there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn oldest(&self) -> Result<Option<f64>, StoreError> {
+        self.check(self.connection.query_row("SELECT min(at) FROM events", [], |row| row.get(0)))
     }
 
     /// Returns the current content of the store.
     ///
     /// # Errors
-    /// The file cannot be read, or an older memledger wrote it and no newer one has opened it for writing.
-    pub fn load(&self) -> Result<LoadedState, StoreError> {
-        self.wrap(load(&self.connection))
-    }
-
-    /// Returns the newest `max` events with a higher id than `id`, by id.
-    ///
-    /// # Errors
     /// The file cannot be read.
-    pub fn newest_after(&self, id: u64, max: usize) -> Result<Vec<LedgerEvent>, StoreError> {
-        let sql = "SELECT id, body FROM (SELECT id, body FROM events WHERE id > ?1 ORDER BY id DESC LIMIT ?2) \
-                   ORDER BY id";
-        let rows = self.wrap(raw(&self.connection, sql, params![signed(id), limit(max)]))?;
-        Ok(parse(rows).events)
+    pub fn load(&self) -> Result<LedgerState, StoreError> {
+        self.check(load(&self.connection))
     }
 
-    fn wrap<T>(&self, outcome: rusqlite::Result<T>) -> Result<T, StoreError> {
-        outcome.map_err(|error| StoreError::from_sqlite(&self.path, error))
+    /// Converts an error, and remembers it if it shows that the file is damaged.
+    pub(super) fn check<T>(&self, outcome: rusqlite::Result<T>) -> Result<T, StoreError> {
+        outcome.map_err(|error| {
+            let error = StoreError::from_sqlite(&self.path, error);
+            if matches!(error, StoreError::Corrupt { .. }) {
+                self.is_damaged.set(true);
+            }
+            error
+        })
     }
 }
 
-/// Reads the events of this process's own ledger.
+/// Opens this process's own ledger for reading.
 #[derive(Clone, Debug)]
 pub enum EventReader {
     /// On disk: each call opens the file, so that calls do not wait for each other.
@@ -158,88 +212,35 @@ pub enum EventReader {
 }
 
 impl EventReader {
-    /// Like [`StoreConnection::events`].
+    /// Calls `read` with the store.
     ///
     /// # Errors
     /// The ledger cannot be read.
-    pub fn events(&self, query: &Query) -> Result<Vec<LedgerEvent>, StoreError> {
+    pub fn read<T>(&self, read: impl FnOnce(&StoreReader) -> Result<T, StoreError>) -> Result<T, StoreError> {
         match self {
             // a panic of another lock holder leaves no partial transaction: SQLite rolls it back
-            EventReader::Memory(store) => store.lock().unwrap_or_else(PoisonError::into_inner).events(query),
-            EventReader::Disk(directory) => StoreConnection::open(directory)?.events(query),
-        }
-    }
-
-    /// Like [`StoreConnection::page`].
-    ///
-    /// # Errors
-    /// The ledger cannot be read.
-    pub fn page(&self, query: &Query, at: Option<Cursor>) -> Result<Page, StoreError> {
-        match self {
-            EventReader::Memory(store) => {
-                store.lock().unwrap_or_else(PoisonError::into_inner).page(query, at)
-            }
-            EventReader::Disk(directory) => StoreConnection::open(directory)?.page(query, at),
-        }
-    }
-
-    /// Like [`StoreConnection::runs`].
-    ///
-    /// # Errors
-    /// The ledger cannot be read.
-    pub fn runs(&self, query: &RunQuery) -> Result<Vec<RunRecord>, StoreError> {
-        match self {
-            EventReader::Memory(store) => store.lock().unwrap_or_else(PoisonError::into_inner).runs(query),
-            EventReader::Disk(directory) => StoreConnection::open(directory)?.runs(query),
-        }
-    }
-
-    /// Returns a part of the selected records of runs as JSON, oldest first, and the cursor of the next part.
-    ///
-    /// # Errors
-    /// The ledger cannot be read.
-    pub fn run_page(
-        &self,
-        query: &RunQuery,
-        at: Option<RunCursor>,
-    ) -> Result<(Vec<String>, Option<RunCursor>), StoreError> {
-        match self {
-            EventReader::Memory(store) => {
-                store.lock().unwrap_or_else(PoisonError::into_inner).run_page(query, at)
-            }
-            EventReader::Disk(directory) => StoreConnection::open(directory)?.run_page(query, at),
-        }
-    }
-
-    /// Like [`Store::settled_after`].
-    ///
-    /// # Errors
-    /// The ledger cannot be read.
-    pub fn settled_after(&self, id: u64, max: usize) -> Result<SettledEvents, StoreError> {
-        match self {
-            EventReader::Memory(store) => {
-                store.lock().unwrap_or_else(PoisonError::into_inner).settled_after(id, max)
-            }
-            EventReader::Disk(directory) => StoreConnection::open(directory)?.settled_after(id, max),
+            EventReader::Memory(store) => read(store.lock().unwrap_or_else(PoisonError::into_inner).reader()),
+            EventReader::Disk(directory) => read(&StoreReader::open(directory)?),
         }
     }
 }
 
 /// Loads the state and the events that are not settled.
-pub(super) fn load(connection: &Connection) -> rusqlite::Result<LoadedState> {
+pub(super) fn load(connection: &Connection) -> rusqlite::Result<LedgerState> {
     let unsettled = parse(raw(connection, "SELECT id, body FROM events WHERE settled = 0 ORDER BY id", [])?);
     let last_id = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'";
     let last_id = unsigned(connection.query_row(last_id, [], |row| row.get(0))?);
-    let mut state = state::load_state(connection)?;
+    let mut state = LedgerState::load(connection)?;
     if state.accounting.is_none() && state.started_at.is_some() {
         state.last_records = last_records(connection)?;
     }
     let sql =
         "SELECT id, body FROM events WHERE id > ?1 AND settled = 1 AND container_name IS NULL ORDER BY id";
     let recent = parse(raw(connection, sql, [signed(last_id.saturating_sub(MAX_RECENT))])?);
-    state.unattributed = recent.events.iter().filter_map(LedgerEvent::unattributed_at).collect();
+    let unattributed = recent.events.iter().filter_map(|event| Some((event.id(), event.unattributed_at()?)));
+    state.unattributed = unattributed.collect();
     let unreadable_rows = state.unreadable_rows + unsettled.unreadable.len() as u64;
-    Ok(LoadedState { unsettled: unsettled.events, last_id, unreadable_rows, ..state })
+    Ok(LedgerState { unsettled: unsettled.events, last_id, unreadable_rows, ..state })
 }
 
 /// Returns the stamp of the newest record of each boot that is in the events, in microseconds of the kernel's clock.
@@ -250,15 +251,10 @@ fn last_records(connection: &Connection) -> rusqlite::Result<BTreeMap<String, u6
     statement.query_map([], |row| Ok((row.get(0)?, unsigned(row.get(1)?))))?.collect()
 }
 
-pub(super) fn newest(connection: &Connection, query: &Query) -> rusqlite::Result<Vec<LedgerEvent>> {
-    Ok(parse(select::newest(connection, query)?).events)
-}
-
-pub(super) fn settled_after(connection: &Connection, id: u64, max: usize) -> rusqlite::Result<SettledEvents> {
-    // kills from before the first start are no news; in a text of the event the quotes would be escaped
+fn settled_after(connection: &Connection, id: u64, max: usize) -> rusqlite::Result<SettledEvents> {
     let sql = "SELECT id, body FROM events WHERE id > ?1 AND id < \
                coalesce((SELECT min(id) FROM events WHERE settled = 0 AND id > ?1), 9223372036854775807) \
-               AND instr(body, '\"before_start\":true') = 0 ORDER BY id LIMIT ?2";
+               ORDER BY id LIMIT ?2";
     Ok(parse(raw(connection, sql, params![signed(id), limit(max)])?))
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
 
-use super::{limit, signed, unsigned};
+use super::{limit, signed, to_json};
 use crate::discover::ContainerId;
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::run_record::RunRecord;
@@ -32,9 +32,7 @@ pub fn write(transaction: &Transaction<'_>, runs: &BTreeMap<u64, RunRecord>) -> 
          ON CONFLICT (id) DO UPDATE SET ended = excluded.ended, body = excluded.body",
     )?;
     for (id, run) in runs {
-        let body = serde_json::to_string(run)
-            .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
-        statement.execute(params![signed(*id), run.ended.unwrap_or(0.0), body])?;
+        statement.execute(params![signed(*id), run.ended.unwrap_or(0.0), to_json(run)?])?;
     }
     Ok(())
 }
@@ -98,8 +96,7 @@ pub fn page(
         && let Some(place) = unread.pop()
     {
         let Some(run) = read(connection, &place)? else { continue };
-        let text = serde_json::to_string(&run)
-            .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
+        let text = to_json(&run)?;
         bytes += text.len();
         raw_json.push(text);
     }
@@ -115,9 +112,8 @@ fn read(connection: &Connection, place: &RunPlace) -> rusqlite::Result<Option<Ru
         RunPlace::Ended(id) => {
             body("SELECT body FROM runs WHERE id = ?1", id)?.and_then(|body| serde_json::from_str(&body).ok())
         }
-        RunPlace::Running(id) => {
-            body("SELECT value FROM containers WHERE key = ?1", id)?.and_then(|state| running(id, &state))
-        }
+        RunPlace::Running(id) => body("SELECT value FROM state WHERE kind = 'container' AND key = ?1", id)?
+            .and_then(|state| running(id, &state)),
     })
 }
 
@@ -163,7 +159,7 @@ fn selected<T>(
 ) -> rusqlite::Result<Vec<T>> {
     let max = if query.limit == 0 { usize::MAX } else { query.limit };
     let mut selection = RunSelection { wanted: query.wanted.as_deref(), max, kind: None, runs: vec![] };
-    let mut statement = connection.prepare("SELECT key, value FROM containers")?;
+    let mut statement = connection.prepare("SELECT key, value FROM state WHERE kind = 'container'")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let (id, state): (String, String) = (row.get(0)?, row.get(1)?);
@@ -188,15 +184,6 @@ fn selected<T>(
     }
     selection.runs.truncate(max);
     Ok(selection.runs.into_iter().rev().map(|(_, kept)| kept).collect())
-}
-
-/// Returns all records with their ids, for another store.
-pub fn all(connection: &Connection) -> rusqlite::Result<BTreeMap<u64, RunRecord>> {
-    let mut statement = connection.prepare("SELECT id, body FROM runs")?;
-    let rows: Vec<(i64, String)> =
-        statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
-    let parse = |(id, body): (i64, String)| Some((unsigned(id), serde_json::from_str(&body).ok()?));
-    Ok(rows.into_iter().filter_map(parse).collect())
 }
 
 /// Returns the run in progress of a container; `None` if there is none, or if its state is unreadable, which is counted when
@@ -238,11 +225,11 @@ mod tests {
 
     /// Writes runs that ended at these Unix times, with these names.
     fn store(runs: &[(f64, &str)]) -> Store {
-        let mut store = Store::in_memory(0).unwrap();
+        let mut store = Store::in_memory().unwrap();
         let records = (1..).zip(runs).map(|(id, (ended, name))| {
             let mut run =
                 RunRecord { run: format!("run-{id}").into(), ended: Some(*ended), ..RunRecord::default() };
-            run.subject.name.container_name = (*name).into();
+            run.subject.identity.name = (*name).into();
             run.group = (*name).into();
             (id, run)
         });
@@ -255,14 +242,21 @@ mod tests {
         let looping = (0..MAX_OF_GROUP + 50).map(|n| (1000.0 + n as f64, "crashes"));
         let all: Vec<_> = [(1.0, "train"), (2.0, "train")].into_iter().chain(looping).collect();
         let mut store = store(&all);
-        let connection = &mut store.connection;
+        let connection = store.reader.connection_mut();
         assert_eq!(remove(connection, 0.0, all.len(), 0).unwrap(), 0, "there is room");
         assert_eq!(remove(connection, 0.0, all.len() - 10, 0).unwrap(), 10);
         assert_eq!(ended(&store, &RunQuery { limit: 0, ..RunQuery::default() })[..3], [1.0, 2.0, 1010.0]);
     }
 
+    fn all_runs(store: &Store) -> BTreeMap<u64, RunRecord> {
+        let mut statement = store.reader().connection().prepare("SELECT id, body FROM runs").unwrap();
+        let rows =
+            statement.query_map([], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?))).unwrap();
+        rows.flatten().filter_map(|(id, body)| Some((id as u64, serde_json::from_str(&body).ok()?))).collect()
+    }
+
     fn ended(store: &Store, query: &RunQuery) -> Vec<f64> {
-        store.runs(query).unwrap().iter().filter_map(|run| run.ended).collect()
+        store.reader().runs(query).unwrap().iter().filter_map(|run| run.ended).collect()
     }
 
     #[test]
@@ -280,7 +274,7 @@ mod tests {
     #[test]
     fn group_selects_no_container_of_another_group() {
         let store = store(&[(10.0, "cafe"), (20.0, "cafe"), (30.0, "other"), (40.0, "cafe")]);
-        let mut all = store.all_runs().unwrap();
+        let mut all = all_runs(&store);
         all.get_mut(&3).unwrap().subject.container_id = "cafe0123".into();
         all.get_mut(&4).unwrap().group = "team/cafe".into();
         let mut store = store;
@@ -296,7 +290,7 @@ mod tests {
 
     #[test]
     fn pages_together_are_the_selected_records_and_none_is_large() {
-        let mut store = Store::in_memory(0).unwrap();
+        let mut store = Store::in_memory().unwrap();
         let settings: BTreeMap<_, _> = [("note".into(), "x".repeat(20_000).into())].into();
         let record = |id: u64| {
             let (run, ended) = (format!("run-{id}").into(), Some(id as f64));
@@ -307,7 +301,7 @@ mod tests {
             let query = RunQuery { limit, ..RunQuery::default() };
             let (mut parts, mut at) = (vec![], None);
             loop {
-                let (raw_json, next) = store.run_page(&query, at).unwrap();
+                let (raw_json, next) = store.reader().run_page(&query, at).unwrap();
                 parts.push(raw_json);
                 at = next;
                 if at.is_none() {
@@ -316,13 +310,18 @@ mod tests {
             }
             let parsed: Vec<RunRecord> =
                 parts.concat().iter().map(|text| serde_json::from_str(text).unwrap()).collect();
-            assert_eq!(parsed, store.runs(&query).unwrap(), "{limit}");
+            assert_eq!(parsed, store.reader().runs(&query).unwrap(), "{limit}");
             let bytes = |part: &Vec<String>| part.iter().map(String::len).sum::<usize>();
             assert!(parts.iter().all(|part| bytes(part) < PAGE_BYTES + 21_000), "{limit}");
             assert!(parts.iter().all(|part| !part.is_empty()), "{limit}");
         }
         assert_eq!(
-            store.run_page(&RunQuery { since: Some(61.0), ..RunQuery::default() }, None).unwrap().0.len(),
+            store
+                .reader()
+                .run_page(&RunQuery { since: Some(61.0), ..RunQuery::default() }, None)
+                .unwrap()
+                .0
+                .len(),
             0
         );
     }
@@ -330,9 +329,10 @@ mod tests {
     #[test]
     fn record_that_is_removed_between_two_pages_is_missing() {
         let store = store(&[(10.0, "a"), (20.0, "b"), (30.0, "c")]);
-        let unread = selected(&store.connection, &RunQuery::default(), |place, _| place).unwrap();
-        remove(&store.connection, 15.0, 10, 0).unwrap();
-        let (raw_json, next) = store.run_page(&RunQuery::default(), Some(RunCursor(unread))).unwrap();
+        let unread = selected(store.reader().connection(), &RunQuery::default(), |place, _| place).unwrap();
+        remove(store.reader().connection(), 15.0, 10, 0).unwrap();
+        let (raw_json, next) =
+            store.reader().run_page(&RunQuery::default(), Some(RunCursor(unread))).unwrap();
         assert_eq!((raw_json.len(), next.is_none()), (2, true));
     }
 
@@ -342,14 +342,14 @@ mod tests {
         let run = RunRecord { ended: Some(15.0), ..RunRecord::default() };
         store.commit(&WriteBatch { runs: [(1, run)].into(), ..WriteBatch::default() }).unwrap();
         assert_eq!(ended(&store, &RunQuery::default()), [15.0, 20.0]);
-        store.connection.execute("UPDATE runs SET body = 'nonsense' WHERE id = 2", []).unwrap();
+        store.reader().connection().execute("UPDATE runs SET body = 'nonsense' WHERE id = 2", []).unwrap();
         assert_eq!(ended(&store, &RunQuery::default()), [15.0]);
-        assert_eq!(store.all_runs().unwrap().into_keys().collect::<Vec<_>>(), [1]);
+        assert_eq!(all_runs(&store).into_keys().collect::<Vec<_>>(), [1]);
     }
 
     #[test]
     fn run_that_went_on_after_an_assumed_end_is_listed_once() {
-        let mut store = Store::in_memory(0).unwrap();
+        let mut store = Store::in_memory().unwrap();
         let record = |run: &str, started: f64, ended: f64| {
             let subject = ContainerRef { started: Some(started), ..ContainerRef::default() };
             RunRecord { run: run.into(), subject, ended: Some(ended), ..RunRecord::default() }
@@ -369,9 +369,9 @@ mod tests {
     #[test]
     fn retention_removes_by_age_and_the_oldest_above_the_maximum() {
         let store = store(&[(10.0, "a"), (20.0, "b"), (30.0, "c"), (40.0, "d"), (50.0, "e")]);
-        assert_eq!(remove(&store.connection, 15.0, 10, 0).unwrap(), 1);
-        assert_eq!(remove(&store.connection, 15.0, 3, 0).unwrap(), 1);
-        assert_eq!(remove(&store.connection, 15.0, 3, 1).unwrap(), 1);
+        assert_eq!(remove(store.reader().connection(), 15.0, 10, 0).unwrap(), 1);
+        assert_eq!(remove(store.reader().connection(), 15.0, 3, 0).unwrap(), 1);
+        assert_eq!(remove(store.reader().connection(), 15.0, 3, 1).unwrap(), 1);
         assert_eq!(ended(&store, &RunQuery::default()), [40.0, 50.0]);
     }
 }

@@ -1,4 +1,4 @@
-//! The database file: detection, creation, opening and migration.
+//! The database file: detection, creation and opening.
 //!
 //! A new file is created under another name and renamed when it is complete, so that a file with the final name is
 //! complete.
@@ -9,23 +9,23 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::error::{StoreError, directory_of};
 
 /// "mldg" in the header of each of our files.
 const APPLICATION_ID: u32 = 0x6d6c_6467;
 
-/// The migrations, one per schema version, starting with the empty file. A released migration is never changed.
-///
-/// `AUTOINCREMENT` keeps the highest event id even after its row was removed.
-pub(super) const MIGRATIONS: &[&str] = &[FIRST_SCHEMA, TYPED_TABLES, RUNS];
+/// Version of the schema. A file of an older one is set aside: no version was published before this one.
+pub(super) const VERSION: i64 = 4;
 
-const FIRST_SCHEMA: &str = "
+/// `AUTOINCREMENT` keeps the highest event id even after its row was removed.
+const SCHEMA: &str = "
     CREATE TABLE events (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         at REAL NOT NULL,
         settled INTEGER NOT NULL,
+        notable INTEGER NOT NULL,
         container_name TEXT,
         container_id TEXT,
         body TEXT NOT NULL
@@ -34,44 +34,11 @@ const FIRST_SCHEMA: &str = "
     CREATE INDEX events_by_name ON events (container_name, at) WHERE container_name IS NOT NULL;
     CREATE INDEX events_by_container ON events (container_id, at) WHERE container_id IS NOT NULL;
     CREATE INDEX events_unsettled ON events (id) WHERE settled = 0;
-    CREATE TABLE totals (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-    CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-";
-
-/// One table per kind of state in place of `notes`, and new names of fields of events.
-const TYPED_TABLES: &str = "
-    CREATE TABLE container_counters (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-    CREATE TABLE containers (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-    CREATE TABLE pending_kills (key INTEGER PRIMARY KEY, value TEXT NOT NULL) STRICT;
-    CREATE TABLE cgroup_kills (key INTEGER PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-    CREATE TABLE accounting (key INTEGER PRIMARY KEY, value TEXT NOT NULL) STRICT;
-    CREATE TABLE runtime_cursors (key TEXT PRIMARY KEY, value REAL NOT NULL) STRICT, WITHOUT ROWID;
-    CREATE TABLE follower_cursors (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-    CREATE TABLE started_at (key INTEGER PRIMARY KEY, value REAL NOT NULL) STRICT;
-    INSERT INTO container_counters SELECT substr(key, 6), value FROM notes WHERE key LIKE 'name:%';
-    INSERT INTO containers SELECT substr(key, 5), value FROM notes WHERE key LIKE 'run:%';
-    INSERT OR IGNORE INTO pending_kills
-        SELECT CAST(substr(key, 6) AS INTEGER), value FROM notes WHERE key LIKE 'open:%';
-    INSERT OR IGNORE INTO cgroup_kills
-        SELECT CAST(substr(key, 9) AS INTEGER), CAST(value AS INTEGER) FROM notes WHERE key LIKE 'counter:%';
-    INSERT INTO accounting SELECT 1, value FROM notes WHERE key = 'account';
-    INSERT INTO runtime_cursors SELECT substr(key, 7), CAST(value AS REAL) FROM notes WHERE key LIKE 'since:%';
-    INSERT INTO follower_cursors
-        SELECT 'otlp ' || substr(key, 14), CAST(value AS INTEGER) FROM notes WHERE key LIKE 'acknowledged:%';
-    INSERT INTO started_at SELECT 1, CAST(value AS REAL) FROM notes WHERE key = 'begun';
-    DROP TABLE notes;
-    UPDATE events SET body = json_remove(json_set(body, '$.owner',
-        replace(json_extract(body, '$.whose'), 'open', 'pending')), '$.whose', '$.exchangeable')
-        WHERE json_valid(body) AND json_extract(body, '$.whose') IS NOT NULL;
-    UPDATE events SET body = json_remove(json_set(body, '$.stop_signals',
-        json(json_extract(body, '$.asked_signals'))), '$.asked_signals')
-        WHERE json_valid(body) AND json_extract(body, '$.asked_signals') IS NOT NULL;
-";
-
-/// Records of runs that ended, by the id of the exit.
-const RUNS: &str = "
+    CREATE INDEX events_notable ON events (at) WHERE notable = 1;
     CREATE TABLE runs (id INTEGER PRIMARY KEY, ended REAL NOT NULL, body TEXT NOT NULL) STRICT;
     CREATE INDEX runs_by_end ON runs (ended, id);
+    CREATE TABLE state (kind TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (kind, key))
+        STRICT, WITHOUT ROWID;
 ";
 
 /// Suffix of the name of a file that is being created.
@@ -88,6 +55,8 @@ pub enum FileKind {
     Nothing,
     /// A ledger, by its header.
     Ours,
+    /// A ledger of an older version.
+    Older,
     /// An empty file, or one whose beginning is lost, as after a crash of the machine.
     Damaged,
 }
@@ -127,19 +96,18 @@ pub fn inspect_header(path: &Path) -> Result<FileKind, StoreError> {
     match (number(68), number(60)) {
         (Some(APPLICATION_ID), Some(schema)) => {
             check_version(path, schema.into())?;
-            Ok(FileKind::Ours)
+            Ok(if i64::from(schema) < VERSION { FileKind::Older } else { FileKind::Ours })
         }
         (id, _) => foreign(format!("SQLite application id {:#x}", id.unwrap_or_default())),
     }
 }
 
-/// Checks that the schema version is supported.
+/// Checks that no newer version wrote the file.
 fn check_version(path: &Path, schema: i64) -> Result<(), StoreError> {
-    let newest = MIGRATIONS.len() as i64;
-    if schema <= newest {
+    if schema <= VERSION {
         Ok(())
     } else {
-        Err(StoreError::Newer { path: path.to_path_buf(), schema, newest })
+        Err(StoreError::Newer { path: path.to_path_buf(), schema, newest: VERSION })
     }
 }
 
@@ -149,8 +117,8 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Suffixes of the files that SQLite keeps beside the database: its journal, and those of a write-ahead log, which earlier
-/// versions used.
+/// Suffixes of the files that SQLite keeps beside a database: without it they are worthless, but SQLite would apply them to another
+/// one of its name.
 const COMPANIONS: [&str; 3] = ["-journal", "-wal", "-shm"];
 
 /// Returns true if there is a journal or a write-ahead log with content.
@@ -159,13 +127,13 @@ pub fn has_remains(path: &Path) -> bool {
     ["-journal", "-wal"].into_iter().any(has_content)
 }
 
-/// Renames the file and those beside it. Returns the new path.
-pub fn move_aside(path: &Path, unix_seconds: u64) -> Result<PathBuf, StoreError> {
+/// Renames the file and those beside it. Returns the new path, which ends with `why` and the time.
+pub fn move_aside(path: &Path, why: &str, unix_seconds: u64) -> Result<PathBuf, StoreError> {
     let mut number = unix_seconds;
-    let mut target = beside(path, &format!(".corrupt-{number}"));
+    let mut target = beside(path, &format!(".{why}-{number}"));
     while COMPANIONS.iter().chain(&[""]).any(|suffix| beside(&target, suffix).exists()) {
         number += 1;
-        target = beside(path, &format!(".corrupt-{number}"));
+        target = beside(path, &format!(".{why}-{number}"));
     }
     for suffix in COMPANIONS.into_iter().chain([""]) {
         match fs::rename(beside(path, suffix), beside(&target, suffix)) {
@@ -198,8 +166,6 @@ pub fn create_unfinished(
     let make = || {
         let mut connection = Connection::open_with_flags(&unfinished, write_flags())?;
         initialize(&connection)?;
-        configure(&connection)?;
-        migrate(&mut connection)?;
         fill(&mut connection)?;
         connection.close().map_err(|(_, error)| error)
     };
@@ -218,12 +184,14 @@ fn write_flags() -> OpenFlags {
     OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX
 }
 
-/// Sets what must be set before the first table exists. A commit writes whole pages of many small tables, so they are
-/// small.
+/// Creates the tables of a new file. A commit writes whole pages of many small rows, so they are small.
 pub fn initialize(connection: &Connection) -> rusqlite::Result<()> {
     connection.execute_batch(&format!(
-        "PRAGMA page_size = 1024; PRAGMA auto_vacuum = INCREMENTAL; PRAGMA application_id = {APPLICATION_ID};"
-    ))
+        "PRAGMA page_size = 1024; PRAGMA auto_vacuum = INCREMENTAL; PRAGMA application_id = {APPLICATION_ID}; \
+         PRAGMA user_version = {VERSION};"
+    ))?;
+    configure(connection)?;
+    connection.execute_batch(SCHEMA)
 }
 
 /// Configures a connection that writes. A commit ends when its journal is truncated on disk. Not a write-ahead log, because its
@@ -236,19 +204,6 @@ pub fn configure(connection: &Connection) -> rusqlite::Result<()> {
     )
 }
 
-/// Migrates the file to the newest schema, one transaction per version.
-pub fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
-    let has = pragma(connection, "user_version")?;
-    let steps = (1..).zip(MIGRATIONS).skip_while(|(number, _)| *number <= has);
-    for (number, step) in steps {
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        transaction.execute_batch(step)?;
-        transaction.execute_batch(&format!("PRAGMA user_version = {number}"))?;
-        transaction.commit()?;
-    }
-    Ok(())
-}
-
 /// Returns the value of a numeric pragma.
 pub fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
     connection.pragma_query_value(None, name, |row| row.get(0))
@@ -256,12 +211,8 @@ pub fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
 
 /// Opens a file for writing that [`inspect_header`] recognized as a ledger.
 pub fn connect_to_write(path: &Path) -> Result<Connection, StoreError> {
-    if has_remains(path) {
-        // a newer schema may exist only in a write-ahead log, and a writer would copy that into the file
-        drop(connect_to_read(path, BUSY)?);
-    }
     let wrap = |error| StoreError::from_sqlite(path, error);
-    let mut connection = Connection::open_with_flags(path, write_flags()).map_err(wrap)?;
+    let connection = Connection::open_with_flags(path, write_flags()).map_err(wrap)?;
     configure(&connection).map_err(wrap)?;
     let size = fs::metadata(path).map_or(0, |metadata| metadata.len());
     if size <= MAX_CHECKED {
@@ -271,11 +222,10 @@ pub fn connect_to_write(path: &Path) -> Result<Connection, StoreError> {
             return Err(StoreError::Corrupt { path: path.to_path_buf(), source: found.into() });
         }
     }
-    migrate(&mut connection).map_err(wrap)?;
     Ok(connection)
 }
 
-/// Opens a file for reading, after checking that it is a ledger with a supported schema. Rolls a transaction back that a crash has
+/// Opens a file for reading, after checking that it is a ledger of this version. Rolls a transaction back that a crash has
 /// interrupted, as any reader of SQLite must.
 pub fn connect_to_read(path: &Path, busy_timeout: Duration) -> Result<Connection, StoreError> {
     let refused = |error: rusqlite::Error| match StoreError::from_sqlite(path, error) {
@@ -318,5 +268,8 @@ pub fn connect_to_read(path: &Path, busy_timeout: Duration) -> Result<Connection
         return Err(StoreError::Foreign { path: path.to_path_buf(), why });
     }
     check_version(path, schema)?;
+    if schema < VERSION {
+        return Err(StoreError::NoLedger { directory: directory_of(path) }); // `memledger serve` sets it aside
+    }
     Ok(connection)
 }

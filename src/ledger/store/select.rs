@@ -3,11 +3,19 @@
 //! A page has at most [`PAGE_BYTES`] and one row more, so that a response of any length costs the memory of one page. Pages are
 //! read in separate transactions: an event that is removed or added between two of them is missing.
 
+use std::sync::Arc;
+
 use rusqlite::types::Value;
 use rusqlite::{Connection, Row, params_from_iter};
 
 use super::{Query, limit};
+use crate::discover::Identity;
+use crate::ledger::events::ContainerRef;
 
+/// Maximum number of events that are read at once, whatever a query allows, and maximum size of them in bytes; one more is read.
+pub const MAX_EVENTS: usize = 1_000;
+/// See [`MAX_EVENTS`].
+pub const MAX_BYTES: usize = 1 << 20;
 /// Bytes of rows after which a page ends.
 const PAGE_BYTES: usize = 256 << 10;
 
@@ -74,6 +82,13 @@ impl Condition {
             values.push(Value::Real(until));
             sql.push_str(&format!(" AND at <= ?{}", values.len()));
         }
+        if query.only_notable {
+            sql.push_str(" AND notable = 1");
+        }
+        if !query.ids.is_empty() {
+            let ids: Vec<String> = query.ids.iter().map(u64::to_string).collect();
+            sql.push_str(&format!(" AND id IN ({})", ids.join(",")));
+        }
         Ok(Self { sql, values })
     }
 
@@ -84,23 +99,62 @@ impl Condition {
     }
 }
 
-/// Returns ids and stored JSON of the newest selected events, oldest first; at most `query.max_bytes` and one row.
+/// Returns ids and stored JSON of the newest selected events, oldest first.
 pub fn newest(connection: &Connection, query: &Query) -> rusqlite::Result<Vec<(i64, String)>> {
     let condition = Condition::of(connection, query)?;
     let (sql, values) = condition.with(
         "SELECT id, body FROM events WHERE {} ORDER BY at DESC, id DESC LIMIT ?",
-        [Value::Integer(limit(query.limit))],
+        [Value::Integer(limit(if query.limit == 0 { MAX_EVENTS } else { query.limit.min(MAX_EVENTS) }))],
     );
     let mut statement = connection.prepare(&sql)?;
     let mut rows = statement.query(params_from_iter(values))?;
     let (mut found, mut bytes) = (Vec::new(), 0);
-    while bytes <= query.max_bytes
+    while bytes <= MAX_BYTES
         && let Some(row) = rows.next()?
     {
         let (id, body): (i64, String) = (row.get(0)?, row.get(1)?);
         bytes += body.len();
         found.push((id, body));
     }
+    found.reverse();
+    Ok(found)
+}
+
+/// Returns the containers of the newest `max` events, each once: only what identifies them is read.
+pub fn containers(connection: &Connection, max: usize) -> rusqlite::Result<Vec<ContainerRef>> {
+    let field = |name: &str| format!("json_extract(body, '$.{name}')");
+    let sql = format!(
+        "SELECT DISTINCT container_name, container_id, {}, {}, {}, {} FROM (SELECT * FROM events WHERE container_id IS NOT NULL \
+         AND json_valid(body) ORDER BY id DESC LIMIT ?1)",
+        field("k8s_namespace_name"),
+        field("k8s_pod_name"),
+        field("image"),
+        field("runtime")
+    );
+    let mut statement = connection.prepare(&sql)?;
+    let container = |row: &Row<'_>| {
+        let text = |at: usize| {
+            Ok::<Arc<str>, rusqlite::Error>(row.get::<_, Option<String>>(at)?.unwrap_or_default().into())
+        };
+        Ok(ContainerRef {
+            identity: Identity { name: text(0)?, k8s_namespace: text(2)?, k8s_pod: text(3)? },
+            container_id: text(1)?,
+            image: text(4)?,
+            runtime: text(5)?,
+            started: None,
+        })
+    };
+    statement.query_map([limit(max)], container)?.collect()
+}
+
+/// Returns the newest OOM kills of a boot, oldest first, without what is large: reports, evidence and samples.
+pub fn kills(connection: &Connection, boot_id: &str, max: usize) -> rusqlite::Result<Vec<(i64, String)>> {
+    let sql = "SELECT id, json_set(json_remove(body, '$.report', '$.before'), '$.evidence', json_array()) FROM events \
+               WHERE notable = 1 AND json_valid(body) AND json_extract(body, '$.boot_id') = ?1 ORDER BY id DESC LIMIT ?2";
+    let mut statement = connection.prepare(sql)?;
+    let rows =
+        statement.query_map(rusqlite::params![boot_id, limit(max)], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let mut found: Vec<_> = rows.collect::<Result<_, _>>()?;
     found.reverse();
     Ok(found)
 }
@@ -171,20 +225,20 @@ fn first_page(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::events::LedgerEvent;
-    use crate::ledger::store::{Store, WriteBatch};
+    use crate::ledger::events::{Exit, ExitReason, LedgerEvent};
+    use crate::ledger::store::Store;
 
-    fn exit(id: u64, at: f64, name: &str) -> (u64, LedgerEvent) {
-        let text = "x".repeat(40_000);
+    fn exit(id: u64, at: f64, name: &str) -> LedgerEvent {
+        let text = "x".repeat(10_000);
         let event = serde_json::json!({"type": "exit", "id": id, "at": at, "container_name": name, "container_id": format!("{id:064x}"),
             "k8s_pod_name": "pod", "reason": "error", "oom_kills": 0, "evidence": [{"source": "kmsg", "text": text}]});
-        (id, serde_json::from_value(event).unwrap())
+        serde_json::from_value(event).unwrap()
     }
 
     fn all_pages(store: &Store, query: &Query) -> Vec<Vec<String>> {
         let (mut pages, mut at) = (vec![], None);
         loop {
-            let page = store.page(query, at).unwrap();
+            let page = store.reader().page(query, at).unwrap();
             pages.push(page.raw_json);
             let Some(next) = page.next else { return pages };
             at = Some(next);
@@ -193,25 +247,25 @@ mod tests {
 
     #[test]
     fn pages_together_are_the_whole_answer_and_none_is_large() {
-        let mut store = Store::in_memory(0).unwrap();
+        let mut store = Store::in_memory().unwrap();
         // of one moment too, and entered in another order than that of their times
         let events = (1..=60)
             .map(|id| exit(id, 1000.0 - (id / 4) as f64, if id % 3 == 0 { "train" } else { "other" }));
-        store.commit(&WriteBatch { events: events.collect(), ..WriteBatch::default() }).unwrap();
+        store.commit(&events.collect()).unwrap();
         for container in [None, Some("train"), Some("pod/train"), Some("0000"), Some("nobody")] {
             for since in [None, Some(990.0), Some(2000.0)] {
                 for limit in [0, 1, 6, 7, 19, 20, 21, 60, 100] {
                     let container = container.map(str::to_owned);
                     let query = Query { since, container, limit, ..Query::default() };
                     let pages = all_pages(&store, &query);
-                    let whole: Vec<_> = newest(&store.connection, &query)
+                    let whole: Vec<_> = newest(store.reader().connection(), &query)
                         .unwrap()
                         .into_iter()
                         .map(|(_, body)| body)
                         .collect();
                     assert_eq!(pages.concat(), whole, "{query:?}");
                     let bytes = |page: &Vec<String>| page.iter().map(String::len).sum::<usize>();
-                    assert!(pages.iter().all(|page| bytes(page) < PAGE_BYTES + 50_000), "{query:?}");
+                    assert!(pages.iter().all(|page| bytes(page) < PAGE_BYTES + 11_000), "{query:?}");
                     assert!(pages.len() == 1 || pages.iter().all(|page| !page.is_empty()), "{query:?}");
                 }
             }
@@ -219,16 +273,37 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_on_bytes_leaves_out_the_oldest() {
-        let mut store = Store::in_memory(0).unwrap();
-        store
-            .commit(&WriteBatch {
-                events: (1..=9).map(|id| exit(id, id as f64, "train")).collect(),
-                ..WriteBatch::default()
-            })
-            .unwrap();
-        let query = Query { max_bytes: 100_000, ..Query::default() };
-        let ids: Vec<_> = store.events(&query).unwrap().iter().map(LedgerEvent::id).collect();
-        assert_eq!(ids, [7, 8, 9]);
+    fn a_query_reads_no_more_than_a_page_whatever_it_selects() {
+        let mut store = Store::in_memory().unwrap();
+        store.commit(&(1..=200).map(|id| exit(id, id as f64, "train")).collect()).unwrap();
+        let ids: Vec<_> =
+            store.reader().events(&Query::default()).unwrap().iter().map(LedgerEvent::id).collect();
+        let read = newest(store.reader().connection(), &Query::default()).unwrap();
+        let bytes: usize = read.iter().map(|(_, body)| body.len()).sum();
+        assert!(bytes < MAX_BYTES + 50_000, "{bytes}");
+        assert_eq!((ids.len(), ids[ids.len() - 1]), (read.len(), 200), "the oldest are left out");
+    }
+
+    #[test]
+    fn newest_notable_event_is_found_behind_many_others() {
+        let mut store = Store::in_memory().unwrap();
+        let completed = |id: u64| {
+            let LedgerEvent::Exit(exit) = exit(id, id as f64, "train") else { panic!() };
+            LedgerEvent::Exit(Exit { reason: Some(ExitReason::Completed), ..exit })
+        };
+        let events = std::iter::once(exit(1, 1.0, "train")).chain((2..=200).map(completed));
+        store.commit(&events.collect()).unwrap();
+        let query = Query { only_notable: true, limit: 1, ..Query::default() };
+        let found = newest(store.reader().connection(), &query).unwrap();
+        assert_eq!(found.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn containers_are_listed_once_without_what_else_their_events_have() {
+        let mut store = Store::in_memory().unwrap();
+        store.commit(&(1..=9).map(|id| exit(id % 3 + 1, id as f64, "train")).collect()).unwrap();
+        let found = store.reader().containers(100).unwrap();
+        assert_eq!(found.len(), 3);
+        assert_eq!((&*found[0].identity.name, &*found[0].identity.k8s_pod), ("train", "pod"));
     }
 }

@@ -395,7 +395,7 @@ fn parent<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>,
 }
 
 fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
-    let own = &*run.subject.name.container_name;
+    let own = &*run.subject.identity.name;
     let holders = before.map(|before| before.holders.as_slice()).unwrap_or_default();
     let Some(most) = holders.first() else {
         if lead.is_none_or(|kill| kill.report.is_none()) {
@@ -530,7 +530,12 @@ fn signal(run: &RunSummary<'_>, advice: &mut Vec<String>) {
              library in a line with \"segfault at\" or \"trap\"."
                 .to_owned(),
         ),
-        _ => advice.push("It was not sent by the runtime, but by a person, a script, or the program itself.".to_owned()),
+        _ if run.exit.is_some_and(|exit| exit.requests_known) => advice
+            .push("It was not sent by the runtime, but by a person, a script, or the program itself.".to_owned()),
+        _ => advice.push(
+            "Look for who stopped it: a deletion or an eviction of its pod, a stop of the runtime, a person, or a script."
+                .to_owned(),
+        ),
     }
     advice.push(format!("Read its last log lines: {}", logs(run)));
 }
@@ -568,7 +573,7 @@ fn score(kill: &Kill, run: &RunSummary<'_>, advice: &mut Vec<String>) {
              still it was the largest left."
         )
     };
-    text.push_str(if run.subject.name.k8s_pod_name.is_empty() {
+    text.push_str(if run.subject.identity.k8s_pod.is_empty() {
         " docker run --oom-score-adj sets it."
     } else {
         " Kubernetes sets it by the pod's QoS class: requests equal to limits (Guaranteed) make it low."
@@ -582,10 +587,10 @@ fn logs(run: &RunSummary<'_>) -> String {
     let plain = |text: &str| {
         !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
     };
-    let pod = &*subject.name.k8s_pod_name;
-    let container = &*subject.name.container_name;
-    if plain(pod) && plain(container) && plain(&subject.name.k8s_namespace_name) {
-        let namespace = &subject.name.k8s_namespace_name;
+    let pod = &*subject.identity.k8s_pod;
+    let container = &*subject.identity.name;
+    if plain(pod) && plain(container) && plain(&subject.identity.k8s_namespace) {
+        let namespace = &subject.identity.k8s_namespace;
         return format!("kubectl logs --previous -n {namespace} {pod} -c {container}");
     }
     let tool = if &*subject.runtime == "podman" { "podman" } else { "docker" };

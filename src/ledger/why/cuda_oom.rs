@@ -256,7 +256,7 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     );
     advice.push(format!(
         "Which batch sizes fit, if other runs were measured: memledger advise {}",
-        name(&run.subject.name.container_name)
+        name(&run.subject.identity.name)
     ));
 }
 

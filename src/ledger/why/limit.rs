@@ -44,7 +44,7 @@ impl LimitSetter {
     pub(super) fn of(subject: &ContainerRef, cgroup: &str) -> Self {
         let id = &*subject.container_id;
         let is_own = cgroup.is_empty() || cgroup.rsplit('/').next().is_some_and(|last| last.contains(id));
-        if !subject.name.k8s_pod_name.is_empty() || cgroup.contains("kubepods") {
+        if !subject.identity.k8s_pod.is_empty() || cgroup.contains("kubepods") {
             Self::Kubernetes
         } else if !id.is_empty() && is_own {
             Self::Engine

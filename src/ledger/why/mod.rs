@@ -20,8 +20,8 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::events::{
-    ContainerLabels, ContainerRef, CudaOom, Evidence, Exit, Kill, KillOwner, LedgerEvent, OomReport,
-    PriorUsage, UsageSample, Victim,
+    ContainerRef, CudaOom, Evidence, Exit, Identity, Kill, KillOwner, LedgerEvent, OomReport, PriorUsage,
+    UsageSample, Victim,
 };
 use super::host_history::CurrentUsage;
 use super::store::Query;
@@ -35,10 +35,6 @@ const CAUSE_WINDOW: f64 = 300.0;
 /// A kill without a known victim ended the container if that exited within this many seconds.
 const EXIT_WINDOW: f64 = 5.0;
 
-/// Maximum number of events that are read.
-const MAX_EVENTS: usize = 1000;
-/// Maximum size of the events that are read, the newest, in bytes.
-const MAX_BYTES: usize = 1 << 20;
 /// Maximum number of names that are listed.
 const MAX_LISTED_NAMES: usize = 10;
 
@@ -279,15 +275,9 @@ pub fn explain_logged(kill: &Kill, log_time: &str, now: f64) -> Verdict {
     }
 }
 
-/// Returns true if the kill ended the container, by its record or by its time.
+/// Returns true if the kill ended the container.
 fn ended_it(kill: &Kill, exit: Option<&Exit>) -> bool {
-    match kill.victim {
-        Some(Victim::Main) => true,
-        Some(Victim::Child) => false,
-        Some(Victim::Unknown) | None => {
-            exit.is_some_and(|exit| exit.exit_code != Some(0) && (exit.at - kill.at).abs() <= EXIT_WINDOW)
-        }
-    }
+    kill.victim == Some(Victim::Main) || exit.is_some_and(|exit| exit.ended_by == Some(kill.id))
 }
 
 /// Returns the last sample of the prior usage.
@@ -320,7 +310,7 @@ pub fn explain(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
             time(error.at())
         ));
     }
-    let others = others_of_that_name(events, &subject.name);
+    let others = others_of_that_name(events, &subject.identity);
     if others > 0 {
         verdict.also.push(format!(
             "{others} other {} of that name; this is the newest. Use an id for another one.",
@@ -332,7 +322,7 @@ pub fn explain(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
 
 /// Returns the verdict on the newest OOM kill or abnormal exit on the host, or `None` if there was none.
 pub fn explain_last(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
-    let newest = events.iter().rev().find(|event| is_notable(event))?;
+    let newest = events.iter().rev().find(|event| event.is_notable())?;
     match (newest, newest.subject()) {
         (_, Some(subject)) => Some(verdict::verdict(&run_of(events, newest, subject), now)),
         (LedgerEvent::OomKill(kill), None) => {
@@ -361,34 +351,38 @@ pub fn query_verdict<E>(
     events: impl Fn(&Query) -> Result<Vec<LedgerEvent>, E>,
 ) -> Result<Option<Verdict>, E> {
     let Some(container) = container else {
-        let some = explain_last(
-            &events(&Query { limit: MAX_EVENTS, max_bytes: MAX_BYTES, ..Query::default() })?,
-            now,
-        );
-        // a host with many containers that all exit normally
-        return if some.is_some() { Ok(some) } else { Ok(explain_last(&events(&Query::default())?, now)) };
+        let newest = events(&Query { only_notable: true, limit: 1, ..Query::default() })?.pop();
+        let id =
+            newest.as_ref().and_then(LedgerEvent::subject).map(|subject| subject.container_id.to_string());
+        let mut found = match id {
+            Some(id) => events_of(&id, &events)?,
+            None => vec![],
+        };
+        found.extend(newest.filter(|newest| !found.iter().any(|event| event.id() == newest.id())));
+        return Ok(explain_last(&found, now));
     };
-    let query = Query {
-        container: Some(container.to_owned()),
-        limit: MAX_EVENTS,
-        max_bytes: MAX_BYTES,
-        ..Query::default()
-    };
-    let mut found = events(&query)?;
+    Ok(explain(&events_of(container, &events)?, now))
+}
+
+/// Returns the newest events of a container, and the kills without a container that may have ended it.
+fn events_of<E>(
+    container: &str,
+    events: &impl Fn(&Query) -> Result<Vec<LedgerEvent>, E>,
+) -> Result<Vec<LedgerEvent>, E> {
+    let mut found = events(&Query { container: Some(container.to_owned()), ..Query::default() })?;
     // a GPU error does not end a container by itself; `memledger events` shows it
     found.retain(|event| !matches!(event, LedgerEvent::GpuError(_)));
-    if let Some(newest) = found.last().map(LedgerEvent::at) {
-        // unattributed kills near the newest event, and not the newest of the host, of which there may be too many
-        let near = Query {
-            since: Some(newest - EXIT_WINDOW),
-            until: Some(newest + EXIT_WINDOW),
-            limit: MAX_EVENTS,
-            max_bytes: MAX_BYTES,
-            ..Query::default()
-        };
-        found.extend(events(&near)?.into_iter().filter(|event| event.subject().is_none()));
+    let may_be = found.iter().rev().find_map(|event| match event {
+        LedgerEvent::Exit(exit) => Some(exit.may_be.clone()),
+        _ => None,
+    });
+    let ids: Vec<u64> = may_be.unwrap_or_default();
+    let ids: Vec<u64> = ids.into_iter().filter(|id| !found.iter().any(|event| event.id() == *id)).collect();
+    if !ids.is_empty() {
+        found.extend(events(&Query { ids, ..Query::default() })?);
+        found.sort_by(|one, other| one.at().total_cmp(&other.at()));
     }
-    Ok(explain(&found, now))
+    Ok(found)
 }
 
 /// Returns the message for a container without events: the known containers, similar names first. `existing`: names of
@@ -404,12 +398,12 @@ pub fn not_found<'n, E>(
     let Some(container) = container else {
         return Ok("No OOM kill and no abnormal end of a container is known.".to_owned());
     };
-    let recorded = events(&Query { limit: MAX_EVENTS, max_bytes: MAX_BYTES, ..Query::default() })?;
+    let recorded = events(&Query::default())?;
     // a short id in place of a name helps nobody
-    let is_named = |subject: &&ContainerRef| !subject.container_id.starts_with(&*subject.name.container_name);
+    let is_named = |subject: &&ContainerRef| !subject.container_id.starts_with(&*subject.identity.name);
     let recorded = recorded.iter().rev().filter_map(LedgerEvent::subject).filter(is_named);
     let mut known: Vec<String> = Vec::new();
-    let recorded = recorded.map(|subject| subject.name.container_name.to_string());
+    let recorded = recorded.map(|subject| subject.identity.name.to_string());
     for name in recorded.chain(existing.map(str::to_owned)) {
         if !known.contains(&name) {
             known.push(name);
@@ -438,7 +432,7 @@ pub fn verdict_without_events(
     usage: Option<&CurrentUsage>,
     now: f64,
 ) -> Verdict {
-    let name = text::name(&subject.name.container_name);
+    let name = text::name(&subject.identity.name);
     let since = subject.started.map_or_else(String::new, |at| format!(" since its start at {}", time(at)));
     let what = match is_running {
         true => format!("{name} is running, and neither an OOM kill nor an exit is known{since}."),
@@ -486,20 +480,6 @@ pub fn kill_line(kill: &Kill) -> String {
     verdict::kill_line(kill)
 }
 
-fn is_notable(event: &LedgerEvent) -> bool {
-    use super::events::ExitReason;
-    match event {
-        LedgerEvent::OomKill(_) => true,
-        LedgerEvent::Exit(exit) => match exit.reason {
-            Some(ExitReason::Completed | ExitReason::Stopped) => false,
-            Some(_) => true,
-            None => exit.exit_code != Some(0) && exit.stop_signals.is_empty(),
-        },
-        // a program may survive it: its exit says whether it did
-        LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => false,
-    }
-}
-
 /// Returns the run of an event of `subject`.
 fn run_of<'a>(
     events: &'a [LedgerEvent],
@@ -538,14 +518,13 @@ fn run_of<'a>(
         (Some(its), Some(ours)) => same_start(its, ours),
         _ => oom.at > end_before && oom.at <= until,
     };
-    let unattributed_kills = events.iter().filter_map(|event| match event {
-        LedgerEvent::OomKill(kill) if matches!(kill.owner, KillOwner::Pending | KillOwner::Unattributed) => {
-            Some(kill)
-        }
+    let may_have_ended = |event: &&LedgerEvent| {
+        event.subject().is_none() && exit.is_some_and(|exit| exit.may_be.contains(&event.id()))
+    };
+    let unattributed_kills = events.iter().filter(may_have_ended).filter_map(|event| match event {
+        LedgerEvent::OomKill(kill) => Some(kill),
         _ => None,
     });
-    let unattributed_kills =
-        unattributed_kills.filter(|kill| exit.is_some_and(|exit| may_be_at(kill, exit.at)));
     RunSummary {
         subject,
         kills: kills_of(events, subject).filter(belongs).collect(),
@@ -554,13 +533,6 @@ fn run_of<'a>(
         unattributed_kills: unattributed_kills.collect(),
         log_time: None,
     }
-}
-
-/// Returns true if the kill can have ended a container at this time. One without a record happened at an unknown time
-/// before `at`.
-fn may_be_at(kill: &Kill, ended: f64) -> bool {
-    let earliest = kill.earliest.unwrap_or(kill.at);
-    (earliest - EXIT_WINDOW..=kill.at + EXIT_WINDOW).contains(&ended)
 }
 
 fn kills_of<'a>(events: &'a [LedgerEvent], subject: &'a ContainerRef) -> impl Iterator<Item = &'a Kill> {
@@ -576,19 +548,19 @@ fn kills_of<'a>(events: &'a [LedgerEvent], subject: &'a ContainerRef) -> impl It
 /// Compares the ids; if one is unknown, the names.
 fn same_container(a: &ContainerRef, b: &ContainerRef) -> bool {
     if a.container_id.is_empty() || b.container_id.is_empty() {
-        a.name == b.name
+        a.identity == b.identity
     } else {
         a.container_id == b.container_id
     }
 }
 
 /// Counts other containers with the same name, such as other pods of a deployment.
-fn others_of_that_name(events: &[LedgerEvent], name: &ContainerLabels) -> usize {
-    let names: std::collections::BTreeSet<&ContainerLabels> = events
+fn others_of_that_name(events: &[LedgerEvent], name: &Identity) -> usize {
+    let names: std::collections::BTreeSet<&Identity> = events
         .iter()
         .filter_map(LedgerEvent::subject)
-        .map(|subject| &subject.name)
-        .filter(|other| *other != name && other.container_name == name.container_name)
+        .map(|subject| &subject.identity)
+        .filter(|other| *other != name && other.name == name.name)
         .collect();
     names.len()
 }

@@ -2,9 +2,7 @@
 
 use super::limit::{inside, limit_bytes, limit_of};
 use super::text::{bytes, lasted, name, path, role_one, signal, signal_of, time};
-use super::{
-    CAUSE_WINDOW, Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, last_sample, report,
-};
+use super::{Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, last_sample, report};
 use crate::ledger::events::{Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
 use crate::ledger::hit_limit::LimitPosition;
 
@@ -160,9 +158,7 @@ fn when(kill: &Kill, run: &RunSummary<'_>) -> String {
 fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a Kill> {
     let Some(exit) = run.exit else { return run.kills.last().copied() };
     let ended = run.kills.iter().rev().find(|kill| ended_it(kill, run.exit));
-    let has_reason = exit.reason == Some(ExitReason::CudaOom);
-    let linked = || run.kills.iter().rev().find(|kill| !has_reason && exit.at - kill.at <= CAUSE_WINDOW);
-    ended.or_else(linked).copied()
+    ended.or_else(|| run.kills.iter().rev().find(|kill| exit.may_be.contains(&kill.id))).copied()
 }
 
 fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, String) {
@@ -286,7 +282,7 @@ fn process(kill: &Kill) -> String {
 /// Describes a kill in one line.
 pub(super) fn kill_line(kill: &Kill) -> String {
     let container = match &kill.owner {
-        KillOwner::Container(subject) => format!("container {}", name(&subject.name.container_name)),
+        KillOwner::Container(subject) => format!("container {}", name(&subject.identity.name)),
         _ => "container unknown".to_owned(),
     };
     let limit = kill.limit_bytes.map_or_else(String::new, |limit| format!(", limit {}", bytes(limit)));
@@ -307,6 +303,7 @@ fn after(kill: &Kill, run: &RunSummary<'_>, main: bool) -> String {
             (false, _) if run.log_time.is_some() => {
                 "whether that ended the container is not in the log.".to_owned()
             }
+            (false, None) => "no end of the container is recorded so far.".to_owned(),
             (false, _) => "no end of the container is recorded.".to_owned(),
         };
     };
@@ -341,7 +338,12 @@ fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) 
         Some(ExitReason::OomContainer) => lost_kill(Cause::OomLimitMain, &at, "a memory limit was reached"),
         Some(ExitReason::OomHost) => lost_kill(Cause::OomHost, &at, "the machine ran out of memory"),
         Some(ExitReason::Completed) => {
-            (Cause::Completed, Confidence::Certain, format!("{at}: it finished by itself, without an error."))
+            let how = if exit.requests_known {
+                "finished by itself, without an error"
+            } else {
+                "finished without an error"
+            };
+            (Cause::Completed, Confidence::Certain, format!("{at}: it {how}."))
         }
         Some(ExitReason::Stopped) => stopped(exit, &at),
         Some(ExitReason::Killed) => killed(run, &at),
@@ -435,21 +437,18 @@ fn killed(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
     }
     if run.exit.is_some_and(|exit| !exit.kernel_log_read) {
         let what = format!(
-            "{at}, the status after SIGKILL, and there was no stop request to the runtime. The kernel log could not be read \
-             then, so an OOM kill is unlikely but possible: no counter that could be read showed one."
+            "{at}, the status after SIGKILL, and {}. The kernel log could not be read \
+             then, so an OOM kill is unlikely but possible: no counter that could be read showed one.",
+            run.exit.map_or("", no_request)
         );
         return (Cause::KilledOutside, Confidence::Likely, what);
     }
     let flagged = run.exit.is_some_and(|exit| exit.runtime_oom_flag == Some(true));
-    let is_unrecorded = run.exit.is_some_and(Exit::is_unrecorded);
-    let confidence = if flagged || is_unrecorded { Confidence::Likely } else { Confidence::Certain };
-    let no_request = if is_unrecorded {
-        "no stop request is known any more"
-    } else {
-        "there was no stop request to the runtime"
-    };
+    let requests_known = run.exit.is_some_and(|exit| exit.requests_known);
+    let confidence = if flagged || !requests_known { Confidence::Likely } else { Confidence::Certain };
     let what = format!(
-        "{at}, the status after SIGKILL. It was NOT an OOM kill: the kernel recorded none for it. And {no_request}."
+        "{at}, the status after SIGKILL. It was NOT an OOM kill: the kernel recorded none for it. And {}.",
+        run.exit.map_or("", no_request)
     );
     (Cause::KilledOutside, confidence, what)
 }
@@ -474,14 +473,23 @@ fn by_signal(exit: &Exit, run: &RunSummary<'_>, at: &str) -> (Cause, Confidence,
         4..=8 | 11 | 31 => {
             (Cause::CrashedSignal, Confidence::Certain, format!("{at}, by {name}: it crashed."))
         }
-        _ if exit.is_unrecorded() => {
-            let what = format!("{at}, by {name}; a stop request is not known any more.");
-            (Cause::EndedBySignal, Confidence::Certain, what)
-        }
         _ => {
-            let what = format!("{at}, by {name}, without a stop request to the runtime.");
+            let what = format!("{at}, by {name}; {}.", no_request(exit));
             (Cause::EndedBySignal, Confidence::Certain, what)
         }
+    }
+}
+
+/// Says that no stop request explains an exit, or why that is not known.
+fn no_request(exit: &Exit) -> &'static str {
+    match (&*exit.subject.runtime, exit.stop_signals.is_empty()) {
+        (_, false) => "no stop request shortly before explains it",
+        _ if exit.requests_known => "there was no stop request to the runtime",
+        ("cri", _) => {
+            "whether it was told to stop is not known: pods report no stop requests, as of a deletion"
+        }
+        ("podman", _) => "whether it was told to stop is not known: Podman reports no stop requests",
+        _ => "whether it was told to stop is not known",
     }
 }
 

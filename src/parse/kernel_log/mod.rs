@@ -41,6 +41,8 @@ pub enum Line {
     NoKill,
     /// `NVRM: Xid (PCI:0000:01:00): 31, pid=1234, name=python, ...`: NVIDIA's driver reports an error of a GPU.
     Xid(Xid),
+    /// `PM: suspend exit`, or `PM: hibernation exit`: the machine goes on. The clock of the log stopped meanwhile.
+    Resumed,
 }
 
 /// The cgroup of the victim, as reported by the kernel.
@@ -99,6 +101,9 @@ impl Line {
         if is_without_kill(text) {
             return Some(Line::NoKill);
         }
+        if RESUMED.contains(&text) {
+            return Some(Line::Resumed);
+        }
         if let Some(rest) = text.strip_prefix(b"Tasks in ") {
             let path = rest.strip_suffix(b" are going to be killed due to memory.oom.group set")?;
             return path.starts_with(b"/").then(|| Line::Group { path: printable(path) });
@@ -115,9 +120,14 @@ impl Line {
             Line::Context(_) | Line::Group { .. } => level == 6,
             Line::NoKill => matches!(level, 4 | 6),
             Line::Xid(_) => true,
+            Line::Resumed => level == 6,
         }
     }
 }
+
+/// What the kernel writes when a suspend has ended.
+const RESUMED: [&[u8]; 3] =
+    [b"PM: suspend exit", b"PM: hibernation exit", b"PM: hibernation: hibernation exit"];
 
 /// What the kernel writes before `Killed process` and `OOM victim`, and whether the host ran out of memory.
 const KILL_MESSAGES: [(&[u8], bool); 3] = [

@@ -210,19 +210,6 @@ fn repeated_pid_outside_group_is_another_process() {
 }
 
 #[test]
-fn unreadable_counter_ends_the_wait_for_records_and_loses_none() {
-    let mut accounting = opened(10);
-    let now = Timestamp::now();
-    accounting.compare(now, 11, true);
-    assert!(accounting.has_missing_records());
-    accounting.counter_unreadable();
-    assert!(!accounting.has_missing_records());
-    assert_eq!(accounting.compare(now.plus(RECORD_TIMEOUT), 11, true), Reconciliation::default());
-    let found = accounting.compare(now.plus(2 * RECORD_TIMEOUT), 11, true);
-    assert_eq!(found, Reconciliation { lost: 1, late: 0 });
-}
-
-#[test]
 fn record_missing_for_a_second_becomes_gap_during_further_kills() {
     let mut accounting = opened(10);
     let now = Timestamp::now();
@@ -352,4 +339,20 @@ proptest! {
         }
         prop_assert_eq!(total, kills.len() as i64, "late records replace their gaps");
     }
+}
+
+#[test]
+fn boot_without_an_id_is_the_one_that_is_known() {
+    let stored = |boot_id: &str| AccountingCheckpoint {
+        boot_id: boot_id.to_owned(),
+        opened_at: Some(40),
+        records: 3,
+        ..AccountingCheckpoint::default()
+    };
+    let accounting = |stored, boot_id| OomAccounting::new(Some(stored), boot_id, 0).checkpoint().clone();
+    let continued = accounting(stored(""), "b");
+    assert_eq!((continued.records, continued.opened_at, &*continued.boot_id), (3, Some(40), "b"));
+    assert_eq!(accounting(stored("b"), "b").records, 3);
+    let other = accounting(stored("a"), "b");
+    assert_eq!((other.records, other.opened_at), (0, Some(0)), "another boot counts from 0");
 }

@@ -137,7 +137,7 @@ fn event_has_its_run_its_gpu_and_who_held_it() {
     assert_eq!(event.holders, [holder("b", false, 30), holder("a", true, 10)]);
     assert_eq!(event.uncaught, Some(true));
     assert_eq!((event.tried_bytes, event.free_bytes, event.total_bytes), (Some(20), Some(2), None));
-    assert_eq!(&*event.subject.name.container_name, "a");
+    assert_eq!(&*event.subject.identity.name, "a");
     assert!(event.subject.started.is_some());
     let figures = super::figures(&story.store.totals(), "a");
     assert_eq!((figures.cuda_ooms, figures.last_cuda_oom.is_some()), ([Some(1), None], true));

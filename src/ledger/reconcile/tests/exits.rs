@@ -70,12 +70,12 @@ fn exit_does_not_wait_for_ever_for_records_that_keep_missing() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
     story.log(0.5, vec![]);
-    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.reconciler.apply_vmstat(story.at(0.5), 7);
     story.end('a', 1.0, KILLED);
     for step in 0..40_u64 {
         let at = 1.0 + step as f64 * 0.4;
         story.log(at, vec![]);
-        story.reconciler.apply_vmstat(story.at(at), Some(8 + step));
+        story.reconciler.apply_vmstat(story.at(at), 8 + step);
         story.settle(at);
     }
     assert!(story.reasons('a')[0].is_some(), "its end is known");

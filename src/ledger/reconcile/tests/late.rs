@@ -217,14 +217,14 @@ fn killed_while_down(oom_flag: Option<bool>) -> Story {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
     story.log_read(0.5, 0.5, vec![]);
-    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.reconciler.apply_vmstat(story.at(0.5), 7);
     story.settle(0.5);
     story.restart(1_000.0);
     story.late_event('a', 500.0, 1_000.0, EventKind::Ended { exit_code: KILLED, oom_flag });
     for step in 0..80 {
         let at = 1_000.0 + f64::from(step) * 0.2;
         story.log_read(at, at, vec![]);
-        story.reconciler.apply_vmstat(story.at(at), Some(8));
+        story.reconciler.apply_vmstat(story.at(at), 8);
         story.settle(at);
     }
     story
@@ -251,16 +251,16 @@ fn late_record_fills_the_oldest_gap_of_its_owner() {
         story.event(letter, 0.1, EventKind::Started);
     }
     story.reconciler.apply_log(story.at(0.5), None, LogPosition::default());
-    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.reconciler.apply_vmstat(story.at(0.5), 7);
     story.reconciler.apply_log(story.at(1.0), None, LogPosition::default());
     story.counters(1.0, &[('a', 1), ('b', 0)]);
-    story.reconciler.apply_vmstat(story.at(1.0), Some(8));
+    story.reconciler.apply_vmstat(story.at(1.0), 8);
     story.settle(1.0);
     assert_eq!(story.owner().as_deref(), Some("a"));
     // the log is back: the record of the gap, and a new kill
     story.log_read(0.9, 1.4, record_of('a', 1));
     story.log_read(1.3, 1.4, record_of('b', 2));
-    story.reconciler.apply_vmstat(story.at(1.4), Some(9));
+    story.reconciler.apply_vmstat(story.at(1.4), 9);
     for at in [1.4, 9.0] {
         story.settle(at);
     }
@@ -297,14 +297,14 @@ fn many_gaps() -> (u64, Story) {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
     story.log_read(0.5, 0.5, vec![]);
-    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.reconciler.apply_vmstat(story.at(0.5), 7);
     story.settle(0.5);
     story.restart(86_400.0);
     let kills = 100_000;
     for step in 0..120 {
         let at = 86_400.0 + f64::from(step) * 0.5;
         story.log_read(at, at, vec![]);
-        story.reconciler.apply_vmstat(story.at(at), Some(7 + kills));
+        story.reconciler.apply_vmstat(story.at(at), 7 + kills);
         story.settle(at);
     }
     (kills, story)
@@ -313,7 +313,7 @@ fn many_gaps() -> (u64, Story) {
 #[test]
 fn kills_beyond_thousands_without_record_are_counted_without_events() {
     let (kills, story) = many_gaps();
-    for total in [Total::Host, Total::Gaps, Total::Unattributed] {
+    for total in [Total::Host, Total::WithoutRecord, Total::Unattributed] {
         assert_eq!(story.store.total(total), kills, "{total:?}");
     }
     assert_eq!(story.store.kills().count(), 4_096);

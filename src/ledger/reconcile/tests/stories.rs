@@ -5,7 +5,7 @@ use super::story::{KILLED, Story, id, killed, path, running, stop_request};
 use crate::collect::kernel_log::LogPosition;
 use crate::config::Filter;
 use crate::discover::{ContainerDetails, EventKind};
-use crate::ledger::events::{ExitReason, KillOwner, OomScope, Victim};
+use crate::ledger::events::{ExitReason, KillOwner, LedgerEvent, Victim};
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::totals::Total;
 use crate::parse::kernel_log::{Line, OomContext};
@@ -143,7 +143,8 @@ fn kill_before_container_name_waits_for_it_over_restart() {
     let mut story = Story::new();
     story.kill_in('a', 1.0, 1);
     story.settle(1.0);
-    assert_eq!(story.owner(), None);
+    assert_eq!(story.owner().as_deref(), Some("aaaaaaaaaaaa"), "at once, by its id");
+    assert!(!LedgerEvent::OomKill(story.last_kill().clone()).settled());
     story.restart(1.5);
     story.event('a', 0.9, EventKind::Started);
     story.settle(1.6);
@@ -424,21 +425,24 @@ fn late_record_fills_the_gap_of_its_container() {
         story.event(letter, 0.1, EventKind::Started);
     }
     story.reconciler.apply_log(story.at(0.5), None, LogPosition::default());
-    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.reconciler.apply_vmstat(story.at(0.5), 7);
     story.counters(1.0, &[('a', 1), ('b', 1)]);
-    story.reconciler.apply_vmstat(story.at(1.0), Some(9));
+    story.reconciler.apply_vmstat(story.at(1.0), 9);
     story.settle(1.0);
     assert_eq!(story.store.total(Total::Host), 2);
     story.kill_in('b', 1.2, 2);
     story.kill_in('a', 1.2, 1);
-    story.reconciler.apply_vmstat(story.at(1.2), Some(9));
+    story.reconciler.apply_vmstat(story.at(1.2), 9);
     story.settle(1.2);
     story.settle(9.0);
     let found: Vec<_> = story.store.kills().map(|kill| (kill.pid, kill.owner.clone())).collect();
-    assert_eq!((found.len(), story.store.total(Total::Host), story.store.total(Total::Gaps)), (2, 2, 0));
+    assert_eq!(
+        (found.len(), story.store.total(Total::Host), story.store.total(Total::WithoutRecord)),
+        (2, 2, 0)
+    );
     for (pid, owner) in found {
         let KillOwner::Container(subject) = owner else { panic!("{owner:?}") };
-        assert_eq!(subject.name.container_name.as_ref(), if pid == Some(1) { "a" } else { "b" });
+        assert_eq!(subject.identity.name.as_ref(), if pid == Some(1) { "a" } else { "b" });
     }
 }
 
@@ -447,14 +451,14 @@ fn record_of_a_host_process_fills_no_gap_of_a_container() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
     story.reconciler.apply_log(story.at(0.5), None, LogPosition::default());
-    story.reconciler.apply_vmstat(story.at(0.5), Some(7));
+    story.reconciler.apply_vmstat(story.at(0.5), 7);
     story.counters(1.0, &[('a', 1)]);
-    story.reconciler.apply_vmstat(story.at(1.0), Some(9));
+    story.reconciler.apply_vmstat(story.at(1.0), 9);
     story.settle(1.0);
     story.settle(10.0);
     story.kill(1.1, 1, Some("/system.slice/cron.service"), ProcInfo::default());
     story.kill_in('a', 1.1, 2);
-    story.reconciler.apply_vmstat(story.at(10.2), Some(9));
+    story.reconciler.apply_vmstat(story.at(10.2), 9);
     for at in [10.2, 21.0] {
         story.settle(at);
     }
@@ -477,27 +481,6 @@ fn owner_from_a_counter_is_kept_over_a_restart() {
         story.settle(at);
     }
     assert_eq!(story.owner().as_deref(), Some("a"));
-}
-
-#[test]
-fn cgroup_counters_count_without_log_and_vmstat_and_late_records_add_nothing() {
-    let mut story = Story::new();
-    story.event('a', 0.1, EventKind::Started);
-    for (at, kills) in [(0.5, 0), (1.0, 1), (2.0, 1), (3.0, 2)] {
-        story.reconciler.apply_log(story.at(at), None, LogPosition::default());
-        story.counters(at, &[('a', kills)]);
-        story.reconciler.apply_vmstat(story.at(at), None);
-        story.settle(at);
-    }
-    assert_eq!((story.store.total(Total::Host), story.last_kill().scope), (2, OomScope::Container));
-    story.kill_in('a', 2.9, 70);
-    story.reconciler.apply_vmstat(story.at(3.5), None);
-    story.settle(3.5);
-    assert_eq!(story.store.total(Total::Host), 2);
-    story.kill_in('a', 4.0, 71);
-    story.reconciler.apply_vmstat(story.at(4.0), None);
-    story.settle(4.0);
-    assert_eq!(story.store.total(Total::Host), 3, "a new kill is counted");
 }
 
 #[test]

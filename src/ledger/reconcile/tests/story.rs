@@ -139,7 +139,14 @@ impl Story {
             ..ContainerDetails::default()
         };
         let at = self.begin.unix_seconds() + happened;
-        RuntimeEvent { runtime: "docker", id: id(letter), at, named: Some(named), what }
+        RuntimeEvent {
+            runtime: "docker",
+            socket: Arc::default(),
+            id: id(letter),
+            at,
+            named: Some(named),
+            what,
+        }
     }
 
     pub fn end(&mut self, letter: char, at: f64, exit_code: Option<i64>) {
@@ -264,7 +271,7 @@ impl Story {
 
     pub fn owner(&self) -> Option<String> {
         match &self.last_kill().owner {
-            KillOwner::Container(subject) => Some(subject.name.container_name.to_string()),
+            KillOwner::Container(subject) => Some(subject.identity.name.to_string()),
             _ => None,
         }
     }
@@ -291,7 +298,7 @@ impl Story {
     /// Returns the containers that have figures in /metrics.
     pub fn shown(&self, seconds: f64) -> Vec<String> {
         let figures = self.reconciler.figures(self.at(seconds)).containers;
-        figures.iter().map(|container| container.name.container_name.to_string()).collect()
+        figures.iter().map(|container| container.identity.name.to_string()).collect()
     }
 
     pub fn counted(&self, name: &str) -> (u64, u64) {

@@ -105,7 +105,6 @@ impl TrueRun {
 #[derive(Clone, Copy, Debug)]
 pub struct Sources {
     pub log: bool,
-    pub vmstat: bool,
     pub cgroups: bool,
     pub runtime: bool,
     pub runtime_lag: u64,
@@ -195,23 +194,19 @@ fn run_of_loop(complete: bool) -> impl Strategy<Value = RunPlan> {
 /// Returns a world; if it is `complete`, every source is available and complete.
 pub fn world(complete: bool) -> impl Strategy<Value = World> {
     let clock = (prop_oneof![Just(0), -90_i64..90], prop::bool::weighted(0.7), any::<[bool; 2]>());
-    let sources = (any::<[bool; 3]>(), prop::bool::weighted(0.7), 0_u64..1_500, clock).prop_map(
-        move |(
-            [log, vmstat, cgroups],
-            runtime,
-            runtime_lag,
-            (drift, reads_at_once, [hierarchical, cycles]),
-        )| Sources {
-            // read once per step, records tell little of the clock, and the run of some kills is a guess
-            drift: if complete && !reads_at_once { 0 } else { drift },
-            reads_at_once,
-            hierarchical,
-            cycles: cycles && (runtime || complete), // they list what the runtime reported
-            log: log || complete,
-            vmstat: vmstat || complete,
-            cgroups: cgroups || complete,
-            runtime: runtime || complete,
-            runtime_lag: if complete { runtime_lag.min(400) } else { runtime_lag },
+    let sources = (any::<[bool; 2]>(), prop::bool::weighted(0.7), 0_u64..1_500, clock).prop_map(
+        move |([log, cgroups], runtime, runtime_lag, (drift, reads_at_once, [hierarchical, cycles]))| {
+            Sources {
+                // read once per step, records tell little of the clock, and the run of some kills is a guess
+                drift: if complete && !reads_at_once { 0 } else { drift },
+                reads_at_once,
+                hierarchical,
+                cycles: cycles && (runtime || complete), // they list what the runtime reported
+                log: log || complete,
+                cgroups: cgroups || complete,
+                runtime: runtime || complete,
+                runtime_lag: if complete { runtime_lag.min(400) } else { runtime_lag },
+            }
         },
     );
     let few = vec(run(complete), 1..4);
@@ -456,10 +451,10 @@ impl World {
     }
 
     /// Returns the counter of /proc/vmstat, which includes second lines.
-    pub fn vmstat(&self, at: u64) -> Option<u64> {
+    pub fn vmstat(&self, at: u64) -> u64 {
         let is_repeated = |kill: &&TrueKill| kill.repeated.is_some_and(|repeated| repeated <= at);
         let repeated = self.kills.iter().filter(is_repeated).count() as u64;
-        self.sources.vmstat.then(|| 40 + self.killed(at) + repeated)
+        40 + self.killed(at) + repeated
     }
 
     pub fn id(container: usize) -> ContainerId {

@@ -8,18 +8,15 @@ fn written_bytes() -> u64 {
     counters.lines().find_map(|line| line.strip_prefix("wchar: ")?.parse().ok()).unwrap()
 }
 
-fn labels(number: usize) -> ContainerLabels {
-    ContainerLabels { container_name: format!("train-{number}").into(), ..ContainerLabels::default() }
+fn labels(number: usize) -> Identity {
+    Identity { name: format!("train-{number}").into(), ..Identity::default() }
 }
 
-fn container_rows(number: usize, batch: &mut WriteBatch) {
-    let container = ContainerState {
-        name: labels(number),
-        image: "registry.example/team/train:1.2".into(),
-        ..ContainerState::default()
-    };
-    batch.containers.insert(ContainerId::new(&format!("{number:064x}")), Some(container));
-    batch.container_counters.insert(labels(number), Some(ContainerCounters::default()));
+fn container_rows(number: usize, image: &str, batch: &mut WriteBatch) {
+    let container =
+        ContainerState { identity: labels(number), image: image.into(), ..ContainerState::default() };
+    batch.put(StateKind::Container, format!("{number:064x}"), &container);
+    batch.put(StateKind::Counters, labels(number), &ContainerCounters::default());
 }
 
 #[test]
@@ -27,7 +24,7 @@ fn one_kill_beside_a_hundred_containers_writes_few_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(dir.path()).store;
     let mut all = changes((1..=50).map(|id| exit(id, id as f64, "train", 'a')));
-    (0..100).for_each(|number| container_rows(number, &mut all));
+    (0..100).for_each(|number| container_rows(number, "registry.example/team/train:1.2", &mut all));
     store.commit(&all).unwrap();
     let before = written_bytes();
     // noticed, with the owner; and settled
@@ -36,18 +33,17 @@ fn one_kill_beside_a_hundred_containers_writes_few_bytes() {
         (KillOwner::Container(ContainerRef { started: Some(1.0), ..subject("train", 'a') }), 2),
     ] {
         let mut batch = changes([kill(51, 100.0, owner)]);
-        batch.totals.extend([(Total::Host, 1), (Total::Gaps, 0)]);
-        container_rows(7, &mut batch);
-        batch
-            .containers
-            .values_mut()
-            .flatten()
-            .for_each(|state| state.image = format!("{records}").as_str().into());
-        batch.pending_kills.insert(51, (records == 1).then(PersistedKill::default));
+        batch.put(StateKind::Total, "host_oom_kills", &1);
+        batch.put(StateKind::Total, "oom_kills_without_record", &0);
+        container_rows(7, &records.to_string(), &mut batch);
+        match records {
+            1 => batch.put(StateKind::PendingKill, 51, &PersistedKill::default()),
+            _ => batch.remove(StateKind::PendingKill, 51),
+        }
         let mut accounting = AccountingCheckpoint::default();
         accounting.records = records;
-        batch.accounting = Some(accounting);
-        batch.runtime_cursors.insert("docker".into(), records as f64);
+        batch.put(StateKind::Accounting, "", &accounting);
+        batch.put(StateKind::RuntimeCursor, "docker", &(records as f64));
         store.commit(&batch).unwrap();
     }
     let written = written_bytes() - before; // each page twice, to the journal as it was

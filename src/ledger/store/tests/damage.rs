@@ -28,7 +28,7 @@ fn damaged_file_is_moved_aside_and_replaced() {
         let aside = opened.moved_aside.expect("moved aside");
         assert!(aside.to_str().unwrap().contains("ledger.sqlite3.corrupt-1"), "{aside:?}");
         assert_eq!(std::fs::read(aside).unwrap(), damaged);
-        assert_eq!(text(&opened.state), text(&LoadedState::default()));
+        assert_eq!(text(&opened.state), text(&LedgerState::default()));
         drop(opened.store);
         assert_eq!(open(dir.path()).moved_aside, None, "the new one is intact");
     }
@@ -42,7 +42,7 @@ fn damaged_file_is_replaced_by_new_one_while_it_is_written() {
     store.commit(&changes((1..2000).map(|id| exit(id, id as f64, "train", 'a')))).unwrap();
     drop(store);
     let mut store = open(dir.path()).store;
-    store.connection.execute_batch("PRAGMA shrink_memory").unwrap(); // drop the page cache
+    store.reader().connection().execute_batch("PRAGMA shrink_memory").unwrap(); // drop the page cache
     let length = std::fs::metadata(&file).unwrap().len() as usize;
     let handle = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&handle, &vec![0x5a; length - 8192], 8192).unwrap();
@@ -51,7 +51,7 @@ fn damaged_file_is_replaced_by_new_one_while_it_is_written() {
     let error = store.commit(&content).unwrap_err();
     assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
     assert!(store.is_damaged());
-    content.totals.insert(Total::Host, 7);
+    content.put(StateKind::Total, "host_oom_kills", &7);
     let aside = store.replace(&content, 1999).unwrap();
     assert!(std::fs::read(aside).unwrap()[8192..].iter().all(|byte| *byte == 0x5a), "it is kept");
     assert!(!store.is_damaged());
@@ -62,7 +62,7 @@ fn damaged_file_is_replaced_by_new_one_while_it_is_written() {
         (opened.moved_aside, opened.state.totals[&Total::Host], opened.state.last_id),
         (None, 7, 2000)
     );
-    assert_eq!(ids(&opened.store.events(&Query::default()).unwrap()), [5, 2000]);
+    assert_eq!(ids(&opened.store.reader().events(&Query::default()).unwrap()), [5, 2000]);
 }
 
 #[test]
@@ -85,27 +85,27 @@ fn unreadable_rows_cost_only_themselves() {
         kill(3, 3.0, KillOwner::Pending),
         exit(4, 4.0, "train", 'a'),
     ]);
-    all.totals.insert(Total::Host, 3);
+    all.put(StateKind::Total, "host_oom_kills", &3);
     for name in ["good", "bad"] {
-        let labels = ContainerLabels { container_name: name.into(), ..ContainerLabels::default() };
-        all.container_counters.insert(labels, Some(ContainerCounters::default()));
-        all.containers.insert(ContainerId::new(name), Some(ContainerState::default()));
+        let labels = Identity { name: name.into(), ..Identity::default() };
+        all.put(StateKind::Counters, labels, &ContainerCounters::default());
+        all.put(StateKind::Container, name, &ContainerState::default());
     }
-    all.pending_kills.insert(2, Some(PersistedKill::default()));
-    all.pending_kills.insert(3, Some(PersistedKill::default()));
-    all.accounting = Some(AccountingCheckpoint::default());
+    all.put(StateKind::PendingKill, 2, &PersistedKill::default());
+    all.put(StateKind::PendingKill, 3, &PersistedKill::default());
+    all.put(StateKind::Accounting, "", &AccountingCheckpoint::default());
     store.commit(&all).unwrap();
     let damage = "UPDATE events SET body = '{\"type\":\"of_a_newer_version\"}' WHERE id IN (1, 2);
-        UPDATE container_counters SET value = 'x' WHERE key LIKE '%bad';
-        UPDATE containers SET value = '{}' WHERE key = 'bad';
-        UPDATE pending_kills SET value = '[' WHERE key = 2;
-        UPDATE accounting SET value = 'null';
-        INSERT INTO totals VALUES ('of_a_newer_version', 1)";
-    store.connection.execute_batch(damage).unwrap();
-    assert_eq!(ids(&store.events(&Query::default()).unwrap()), [3, 4]);
+        UPDATE state SET value = 'x' WHERE kind = 'counters' AND key LIKE '%bad';
+        UPDATE state SET value = '{}' WHERE kind = 'container' AND key = 'bad';
+        UPDATE state SET value = '[' WHERE kind = 'pending_kill' AND key = '2';
+        UPDATE state SET value = 'null' WHERE kind = 'accounting';
+        INSERT INTO state VALUES ('total', 'of_a_newer_version', '1')";
+    store.reader().connection().execute_batch(damage).unwrap();
+    assert_eq!(ids(&store.reader().events(&Query::default()).unwrap()), [3, 4]);
     drop(store);
 
-    let OpenedStore { mut store, state, moved_aside } = open(dir.path());
+    let OpenedStore { mut store, state, moved_aside, .. } = open(dir.path());
     assert_eq!(moved_aside, None);
     assert_eq!(state.unreadable_rows, 6, "event 1 is settled and not loaded");
     assert_eq!(ids(&state.unsettled), [3]);
@@ -116,13 +116,13 @@ fn unreadable_rows_cost_only_themselves() {
     );
     assert!(state.accounting.is_none());
     // the followers do not wait for an event that never settles
-    let settled = store.settled_after(0, 10).unwrap();
+    let settled = store.reader().settled_after(0, 10).unwrap();
     assert_eq!(
         (ids(&settled.events), &settled.unreadable, settled.last_id()),
         (vec![], &vec![1, 2], Some(2))
     );
     store.commit(&changes([kill(3, 3.0, KillOwner::Host)])).unwrap();
-    assert_eq!(ids(&store.settled_after(2, 10).unwrap().events), [3, 4]);
+    assert_eq!(ids(&store.reader().settled_after(2, 10).unwrap().events), [3, 4]);
 }
 
 #[test]
@@ -137,14 +137,19 @@ fn dropped_event_is_not_pending_after_restart() {
         exit(4, 4.0, "train", 'a'),
         exit(5, 5.0, "train", 'a'),
     ]));
-    waiting.drop_oldest_events(2, 2);
-    assert_eq!(waiting.events.keys().copied().collect::<Vec<_>>(), [3, 5], "pending events are kept");
-    assert_eq!(waiting.removed_events.iter().copied().collect::<Vec<_>>(), [1, 2]);
+    let size = |id: u64| waiting.events[&id].as_ref().map_or(0, LedgerEvent::size_estimate);
+    let max_bytes = size(3) + size(5);
+    waiting.drop_oldest(max_bytes, 2);
+    let of = |is_kept: bool| {
+        let events = waiting.events.iter().filter(|(_, event)| event.is_some() == is_kept);
+        events.map(|(id, _)| *id).collect::<Vec<_>>()
+    };
+    assert_eq!((of(true), of(false)), (vec![3, 5], vec![1, 2]), "pending events are kept");
     store.commit(&waiting).unwrap();
     drop(store);
     let opened = open(dir.path());
     assert_eq!(ids(&opened.state.unsettled), [3], "1 and 2 would be counted again");
-    assert_eq!(ids(&opened.store.events(&Query::default()).unwrap()), [3, 5]);
+    assert_eq!(ids(&opened.store.reader().events(&Query::default()).unwrap()), [3, 5]);
 }
 
 /// Returns a copy of a store with one event, as it is after a crash within a transaction.
@@ -156,8 +161,8 @@ fn interrupted() -> tempfile::TempDir {
     let sql = "PRAGMA cache_size = 1; BEGIN; DELETE FROM events; \
                WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 500) \
                INSERT INTO notes_of_test SELECT hex(randomblob(400)) FROM numbers";
-    store.connection.execute_batch("CREATE TABLE notes_of_test (note TEXT)").unwrap();
-    store.connection.execute_batch(sql).unwrap();
+    store.reader().connection().execute_batch("CREATE TABLE notes_of_test (note TEXT)").unwrap();
+    store.reader().connection().execute_batch(sql).unwrap();
     for name in [FILE.to_owned(), format!("{FILE}-journal")] {
         std::fs::copy(dir.path().join(&name), copy.path().join(&name)).unwrap();
     }
@@ -168,12 +173,12 @@ fn interrupted() -> tempfile::TempDir {
 #[test]
 fn reader_and_writer_roll_an_interrupted_transaction_back() {
     let dir = interrupted();
-    let reader = StoreConnection::open(dir.path()).unwrap();
+    let reader = StoreReader::open(dir.path()).unwrap();
     assert_eq!(ids(&reader.events(&Query::default()).unwrap()), [1]);
     let dir = interrupted();
     let opened = open(dir.path());
     assert_eq!((opened.moved_aside, opened.state.last_id), (None, 1));
-    assert_eq!(ids(&opened.store.events(&Query::default()).unwrap()), [1]);
+    assert_eq!(ids(&opened.store.reader().events(&Query::default()).unwrap()), [1]);
 }
 
 #[test]
@@ -182,5 +187,5 @@ fn journal_without_database_is_not_applied_to_the_new_one() {
     std::fs::remove_file(dir.path().join(FILE)).unwrap();
     let opened = open(dir.path());
     assert!(opened.moved_aside.is_some());
-    assert_eq!(text(&opened.state), text(&LoadedState::default()));
+    assert_eq!(text(&opened.state), text(&LedgerState::default()));
 }

@@ -37,12 +37,12 @@ fn full_disk_delays_writes_without_losing_them() {
     let full = std::fs::write(&filler, vec![1; 2 << 20]).unwrap_err();
     assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
     let mut waiting = changes((2..200).map(|id| exit(id, id as f64, "train", 'a')));
-    waiting.totals.insert(Total::Host, 5);
+    waiting.put(StateKind::Total, "host_oom_kills", &5);
     for _ in 0..3 {
         let error = store.commit(&waiting).unwrap_err();
         assert!(matches!(error, StoreError::Full { .. }), "{error:?}");
         assert!(error.to_string().contains("disk is full"), "{error}");
-        assert_eq!(ids(&store.events(&Query::default()).unwrap()), [1]);
+        assert_eq!(ids(&store.reader().events(&Query::default()).unwrap()), [1]);
     }
     std::fs::remove_file(filler).unwrap();
     waiting.merge(changes([exit(200, 200.0, "train", 'a')]));
@@ -50,7 +50,7 @@ fn full_disk_delays_writes_without_losing_them() {
     drop(store);
     let opened = open(directory);
     assert_eq!((opened.state.last_id, opened.state.totals[&Total::Host]), (200, 5));
-    assert_eq!(opened.store.events(&Query::default()).unwrap().len(), 200);
+    assert_eq!(opened.store.reader().events(&Query::default()).unwrap().len(), 200);
 }
 
 #[test]
@@ -79,6 +79,6 @@ fn read_only_file_system_is_reported_and_readable() {
     assert!(error.to_string().contains("--state.path"), "{error}");
     let error = Store::open(&directory.join("below"), NOW).unwrap_err();
     assert!(matches!(error, StoreError::Directory { .. }), "{error:?}");
-    let reader = StoreConnection::open(directory).unwrap();
+    let reader = StoreReader::open(directory).unwrap();
     assert_eq!(ids(&reader.events(&Query::default()).unwrap()), [1]);
 }

@@ -217,7 +217,7 @@ impl ReportAssembler {
                 return block.finish(killed, self.page_bytes);
             }
             Some(Line::NoKill) => self.block = None,
-            Some(Line::Group { .. } | Line::Xid(_)) => {}
+            Some(Line::Group { .. } | Line::Xid(_) | Line::Resumed) => {}
             None => self.fold(usec, text),
         }
         None

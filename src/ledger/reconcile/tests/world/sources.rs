@@ -153,6 +153,7 @@ impl World {
     ) -> RuntimeEvent {
         let when = if matches!(what, EventKind::Running { .. }) { when - 100 } else { when };
         RuntimeEvent {
+            socket: std::sync::Arc::default(),
             runtime: "docker",
             id: Self::id(container),
             at: self.clocks(begin, when).unix_seconds(),

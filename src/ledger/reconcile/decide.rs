@@ -1,0 +1,541 @@
+//! Decides kills and exits together: whether a kill ended its container, and why a container exited. Pure.
+//!
+//! A kill ended its run if its victim was the first process, or if the first process exited with the status of SIGKILL soon after the
+//! victim was gone. Exit code 137 does not prove an OOM, and the runtime's OOMKilled flag is wrong in both directions; only a kill in
+//! the ledger makes an exit an OOM. So an exit by SIGKILL waits for a moment for the kernel's record. The exit stores which kill ended
+//! it, or which ones may have.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Reconciler;
+use super::owner::{ATTRIBUTION_TIMEOUT, PendingKill, RUNTIME_EVENT_TIMEOUT};
+use crate::clock::Timestamp;
+use crate::discover::ContainerId;
+use crate::ledger::container_state::End;
+use crate::ledger::events::{Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim};
+use crate::ledger::hit_limit::HitLimit;
+use crate::ledger::interval::{CLOCK_TOLERANCE, Interval, LOG_DELAY};
+use crate::ledger::run::{PossibleEnd, Run, SIGKILL_STATUS, STOP_REQUEST_WINDOW};
+use crate::ledger::run_record::{RunFigures, RunRecord};
+use crate::ledger::totals::Total;
+
+/// A container whose first process exits with SIGKILL's status within this many seconds after a victim was gone was ended by that kill.
+pub const EXIT_WINDOW: f64 = 5.0;
+/// How long to wait for such an exit.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait for it if no process is left in the container.
+const LATE_EXIT_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a victim may take until it is gone: the kernel releases its memory, and the driver that of its GPUs.
+const MAX_TEARDOWN: Duration = Duration::from_secs(120);
+/// How long to wait for the runtime's exit event once the kill is known to have ended the container.
+const MAIN_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long to wait for an OOM kill. The kernel's record precedes the runtime's event; without the log, the counters
+/// need a moment.
+const EVIDENCE_TIMEOUT: Duration = Duration::from_secs(3);
+/// An exit at most this many seconds after a stop request that the program may handle is its answer: docker stop waits
+/// as long.
+const STOP_TIMEOUT: f64 = 10.0;
+/// A launcher ends within this many seconds after one of its processes ended by a CUDA out-of-memory error: it stops the others
+/// first.
+const UNCAUGHT_OOM_WINDOW: f64 = 120.0;
+/// A program that catches such an error and gives up ends within this many seconds.
+const CUDA_OOM_WINDOW: f64 = 5.0;
+/// The same for an error in the log, which does not say whether it was caught. A launcher needs some seconds to notice.
+const LOG_OOM_WINDOW: f64 = 15.0;
+/// A program may end with an error because of the kill of one of its processes so many seconds before.
+const CAUSE_WINDOW: f64 = 300.0;
+/// Maximum number of kills that may have ended a run, the newest.
+const MAX_MAY_BE: usize = 16;
+/// Signals that request an exit.
+const STOP_SIGNALS: [i32; 3] = [2, 3, 15];
+
+/// An exit whose reason is not known yet.
+#[derive(Clone, Debug)]
+pub struct PendingExit {
+    /// The event so far.
+    pub exit: Exit,
+    /// Its container.
+    pub id: ContainerId,
+    /// What its run needed; `None` if memledger was restarted since, then the stored run has it.
+    figures: Option<RunFigures>,
+    noticed: Timestamp,
+    stored: bool,
+}
+
+impl PendingExit {
+    /// Creates a new pending exit.
+    pub fn new(number: u64, end: End, now: Timestamp) -> Self {
+        let End { id, subject, mut run, before } = end;
+        let at = run.ended.unwrap_or_else(|| now.unix_seconds());
+        let exit = Exit {
+            id: number,
+            at,
+            reason: None,
+            exit_code: run.exit_code,
+            runtime_oom_flag: run.oom_flag,
+            stop_signals: run.stop_signals_before(at).collect(),
+            kernel_log_read: false,
+            duration_seconds: run.begin().map(|started| (at - started).max(0.0)),
+            oom_kills: run.kills,
+            ended_by: None,
+            may_be: vec![],
+            requests_known: false,
+            peak_usage_bytes: run.figures.usage_peak_bytes(),
+            peak_unreclaimable_bytes: run.figures.unreclaimable_peak_bytes(),
+            evidence: runtime_evidence(&run, at),
+            before: before.map(Arc::new),
+            subject,
+        };
+        let figures = Some(std::mem::take(&mut run.figures));
+        Self { exit, id, figures, noticed: now, stored: false }
+    }
+
+    /// Restores a pending exit that was stored before a restart.
+    pub fn stored(exit: Exit, now: Timestamp) -> Self {
+        let id = ContainerId::new(&exit.subject.container_id);
+        Self { id, exit, figures: None, noticed: now, stored: true }
+    }
+}
+
+fn runtime_evidence(run: &Run, at: f64) -> Vec<Evidence> {
+    let mut lines = Vec::new();
+    let mut add = |text: String| lines.push(Evidence::new("runtime", text));
+    for signal in run.stop_signals_before(at) {
+        match signal {
+            Some(signal) => add(format!("stop request with signal {signal} (docker stop or kill)")),
+            None => add("stop request, signal unknown".to_owned()),
+        }
+    }
+    if run.oom_event_at.is_some() {
+        add("oom event, which is also sent without a kill".to_owned());
+    }
+    match run.exit_code {
+        Some(code) => add(format!("exit code {code}")),
+        None => add("exit code unknown".to_owned()),
+    }
+    if let Some(flag) = run.oom_flag {
+        add(format!("OOMKilled {flag}, which is often wrong"));
+    }
+    lines
+}
+
+impl Reconciler {
+    /// Settles the kills that can be decided, and those that timed out as unattributed.
+    pub(super) fn settle_kills(&mut self, now: Timestamp) {
+        let mut at = 0;
+        while at < self.pending.len() {
+            if self.settle_kill(at, now)
+                && let Some(pending) = self.pending.remove(at)
+            {
+                self.finish_kill(now, pending);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Settles one kill. Returns false if evidence may still arrive.
+    fn settle_kill(&mut self, at: usize, now: Timestamp) -> bool {
+        let pending = &self.pending[at];
+        let age = now.since(pending.noticed);
+        match &pending.kill.owner {
+            KillOwner::Host => {
+                self.totals.add(Total::HostProcess, 1);
+                true
+            }
+            KillOwner::Container(subject) => {
+                let Some(victim) = self.decide_victim(pending, now) else { return false };
+                let (scope, when) = (pending.kill.scope, pending.kill.at);
+                self.totals.count_kill(&subject.identity, victim, scope, when);
+                let mut number_in_run = None;
+                if let (Some(id), Some(number)) = (&pending.container, pending.run)
+                    && let Some(run) = self.containers.modify(id).run_mut(number)
+                {
+                    run.record_kill(victim, &pending.kill, id.as_str());
+                    number_in_run = Some(run.kills);
+                    if victim == Victim::Child && !is_child_of_other_process(run, pending) {
+                        run.possible_end =
+                            Some(PossibleEnd { id: pending.kill.id, at: pending.gone_at(), scope });
+                    }
+                }
+                let kill = &mut self.pending[at].kill;
+                (kill.victim, kill.number) = (Some(victim), number_in_run);
+                true
+            }
+            _ if age >= ATTRIBUTION_TIMEOUT && pending.container.is_none() => {
+                self.totals.add(Total::Unattributed, 1);
+                let text = self.rival_owners(&pending.happened);
+                let kill = &mut self.pending[at].kill;
+                kill.evidence.extend(text.map(|text| Evidence::new("cgroup", text)));
+                kill.owner = KillOwner::Unattributed;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns whether the kill ended its container; `None` if that is not known yet.
+    fn decide_victim(&self, pending: &PendingKill, now: Timestamp) -> Option<Victim> {
+        let age = now.since(pending.noticed);
+        // after a restart, a container that was never seen running is not known
+        let known = pending.container.as_ref().and_then(|id| self.containers.get(id));
+        let run = known.zip(pending.run).and_then(|(known, number)| known.run(number));
+        if run.is_none() && age < LATE_EXIT_TIMEOUT {
+            return None;
+        }
+        let by_runtime = || Some(run?.pid? == pending.kill.pid?).filter(|_| self.config.host_pids);
+        let first = by_runtime();
+        if first == Some(true) {
+            // its exit is reported within milliseconds: until then this may be the run before
+            let is_clear = run.is_none_or(|run| run.ended.is_some()) || age >= MAIN_EXIT_TIMEOUT;
+            return is_clear.then_some(Victim::Main);
+        }
+        if let Some((run, ended)) = run.and_then(|run| Some((run, run.ended?))) {
+            if pending.kill.at > ended + CLOCK_TOLERANCE && age < RUNTIME_EVENT_TIMEOUT {
+                return None; // the next run may have begun, but its start is not reported yet
+            }
+            return self.decide_victim_of_ended_run(pending, run, ended, first, age);
+        }
+        let is_empty = run.is_some_and(|run| self.emptied_after(run, pending.kill.at).is_some());
+        let timeout = if is_empty { LATE_EXIT_TIMEOUT } else { EXIT_TIMEOUT };
+        // the container exits when the victim is gone, and not when it is killed
+        let is_gone = age >= timeout && now.since(pending.last_seen()) >= timeout || age >= MAX_TEARDOWN;
+        let decided = is_gone || run.is_some_and(|run| is_child_of_other_process(run, pending));
+        decided.then_some(Victim::Child)
+    }
+
+    /// Returns when a run had ended at the latest, if a kill at this time ended it. A runtime reports an exit, and the time of it, once
+    /// it has handled it, which takes a busy one seconds; a cycle may have seen before that that no process was left.
+    fn latest_exit(&self, run: &Run, ended: f64, kill: f64) -> f64 {
+        self.emptied_after(run, kill).map_or(ended, |emptied| ended.min(emptied))
+    }
+
+    /// Another pid namespace hides the processes from the cycles.
+    fn emptied_after(&self, run: &Run, kill: f64) -> Option<f64> {
+        run.emptied_after(kill).filter(|_| self.config.host_pids)
+    }
+
+    /// The same for a run that has ended. `is_first`: the victim was its first process, if that is known.
+    fn decide_victim_of_ended_run(
+        &self,
+        pending: &PendingKill,
+        run: &Run,
+        ended: f64,
+        is_first: Option<bool>,
+        age: Duration,
+    ) -> Option<Victim> {
+        let is_later = |other: &&PendingKill| {
+            // the run of the other one may not be certain yet
+            other.container == pending.container
+                && (other.run.is_none() || other.run == pending.run)
+                && is_after(other, pending)
+                && other.happened.earliest <= ended + CLOCK_TOLERANCE
+        };
+        let later: Vec<&PendingKill> = self.pending.iter().filter(is_later).collect();
+        let is_explained = run.ended_by.is_some();
+        // one that was logged after the exit is likely of the next run, whose start may not be reported yet
+        let may_move = |other: &&PendingKill| {
+            let its_age = age.saturating_sub(other.noticed.since(pending.noticed));
+            other.kill.at > ended + CLOCK_TOLERANCE && its_age < RUNTIME_EVENT_TIMEOUT
+        };
+        if !is_explained && later.iter().any(may_move) {
+            return None;
+        }
+        let exit = self.latest_exit(run, ended, pending.kill.at);
+        let window = Interval::new(exit - EXIT_WINDOW, ended);
+        let may_be_its = |kill: &PendingKill| kill.is_ownerless() && kill.happened.overlaps(&window);
+        let is_counter_ahead = self.accounting.has_missing_records() && age < ATTRIBUTION_TIMEOUT;
+        if !is_explained && (is_counter_ahead || self.pending.iter().any(may_be_its)) {
+            return None; // one of them may have killed the main process
+        }
+        // a kill request: the runtime reports none for a container that is dead already
+        let kills = |(at, signal): &(f64, Option<i32>)| {
+            *signal == Some(9) && (-CLOCK_TOLERANCE..EXIT_WINDOW).contains(&(exit - at))
+        };
+        let by_it = exit - pending.gone_at() < EXIT_WINDOW
+            && later.is_empty()
+            && !is_explained
+            && !run.stop_requests.iter().any(kills);
+        Some(match run.exit_code {
+            Some(SIGKILL_STATUS) if by_it => Victim::Main,
+            // the exit status is unknown: only a victim that is not known to be a child can have ended the container
+            None if by_it && is_first.is_none() => Victim::Main,
+            _ => Victim::Child,
+        })
+    }
+}
+
+/// Returns true if a kill was logged after another one, or noticed after it.
+fn is_after(other: &PendingKill, pending: &PendingKill) -> bool {
+    match (other.kill.kernel_usec, pending.kill.kernel_usec) {
+        (Some(its), Some(own)) => (its, other.kill.id) > (own, pending.kill.id),
+        _ => (other.kill.at, other.kill.id) > (pending.kill.at, pending.kill.id),
+    }
+}
+
+/// Returns true if the container's first process will not exit with the status of this victim: the victim's parent is
+/// another process, or the first process is a Python program, which does not pass on a child's status as a shell does.
+fn is_child_of_other_process(run: &Run, pending: &PendingKill) -> bool {
+    let seen = |pid: u32| run.process(pid);
+    let Some(first) = run.pid.and_then(seen) else { return false };
+    if pending.kill.pid == Some(first.pid) {
+        return false;
+    }
+    let parent = || seen(seen(pending.kill.pid?)?.ppid);
+    first.python || parent().is_some_and(|parent| parent.pid != first.pid && parent.python)
+}
+
+impl Reconciler {
+    /// Decides the reasons that can be decided.
+    pub(super) fn decide_exits(&mut self, now: Timestamp) {
+        for mut pending in std::mem::take(&mut self.pending_exits) {
+            self.update_exit(&mut pending.exit, &pending.id);
+            let Some(Decision { reason, ended_by, may_be }) = self.decide_reason(&pending, now) else {
+                let may_be = self.may_have_ended(&pending);
+                if !pending.stored || may_be != pending.exit.may_be {
+                    (pending.stored, pending.exit.may_be) = (true, may_be);
+                    self.changes.put_event(LedgerEvent::Exit(pending.exit.clone()));
+                    self.write_run(&pending);
+                }
+                self.pending_exits.push(pending);
+                continue;
+            };
+            (pending.exit.reason, pending.exit.ended_by, pending.exit.may_be) =
+                (Some(reason), ended_by, may_be);
+            pending.exit.kernel_log_read = self.log_up;
+            let runtime = &pending.exit.subject.runtime;
+            pending.exit.requests_known = self.containers.reports_requests(runtime, pending.exit.at);
+            self.write_run(&pending);
+            if self.containers.get(&pending.id).is_some() {
+                self.containers.modify(&pending.id).forget_figures(pending.exit.at);
+            }
+            let exit = pending.exit;
+            self.totals.count_exit(&exit.subject.identity, reason, exit.exit_code, exit.at);
+            self.changes.put_event(LedgerEvent::Exit(exit));
+        }
+    }
+
+    /// Writes the record of the run that ended so.
+    fn write_run(&mut self, pending: &PendingExit) {
+        if self.containers.get(&pending.id).is_some_and(|known| known.hidden) {
+            return;
+        }
+        let run = self.containers.get(&pending.id).and_then(|known| known.run_ended_at(pending.exit.at));
+        let in_run = run.map(|run| &run.figures);
+        let figures = pending.figures.clone().map(|figures| figures.with_cuda_ooms_of(in_run));
+        if let Some(figures) = figures.as_ref().or(in_run) {
+            let oom_limit = run.and_then(|run| run.oom_limit);
+            let record = RunRecord { oom_limit, ..RunRecord::of_exit(figures, &pending.exit) };
+            self.changes.runs.insert(pending.exit.id, record);
+        }
+    }
+
+    /// Adds what became known about the run since its exit.
+    fn update_exit(&self, exit: &mut Exit, id: &ContainerId) {
+        let Some(run) = self.containers.get(id).and_then(|known| known.run_ended_at(exit.at)) else { return };
+        exit.oom_kills = exit.oom_kills.max(run.kills);
+        if exit.exit_code.is_none() && run.exit_code.is_some() {
+            exit.exit_code = run.exit_code;
+            exit.stop_signals = run.stop_signals_before(exit.at).collect();
+            exit.evidence = runtime_evidence(run, exit.at);
+        }
+    }
+
+    fn decide_reason(&self, pending: &PendingExit, now: Timestamp) -> Option<Decision> {
+        let exit = &pending.exit;
+        let run = self.containers.get(&pending.id).and_then(|known| known.run_ended_at(exit.at));
+        if let Some((id, scope)) = run.and_then(|run| run.ended_by) {
+            return Some(Decision::oom(id, scope));
+        }
+        if run.is_some_and(|run| run.host_restart.is_some()) {
+            return Some(Decision::of(ExitReason::HostRestart));
+        }
+        let request = run.map_or(StopRequest::None, |run| stop_request(run, exit.at, exit.exit_code));
+        let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT;
+        if exit.exit_code.is_some_and(|code| code != SIGKILL_STATUS) {
+            let reason = match (request, exit.exit_code) {
+                (StopRequest::Explains, _) => ExitReason::Stopped,
+                (StopRequest::MayExplain, _) if is_early => return None, // docker reports the end of its stop after the exit
+                (_, Some(0)) => ExitReason::Completed,
+                (_, Some(129..=192)) => ExitReason::Signal,
+                _ if run.is_some_and(|run| ended_by_cuda_oom(run, pending)) => ExitReason::CudaOom,
+                _ if is_early && self.may_report_errors(&pending.id) => return None,
+                // the kill of a worker, which may be the cause, is noticed before
+                _ => {
+                    return Some(Decision {
+                        may_be: self.may_have_ended(pending),
+                        ..Decision::of(ExitReason::Error)
+                    });
+                }
+            };
+            return Some(Decision::of(reason));
+        }
+        // SIGKILL or unknown: a kill without an owner yet may be the reason
+        let is_stopped = request == StopRequest::Explains;
+        let window = Interval::new(exit.at - EXIT_WINDOW, exit.at);
+        let is_undecided = self.pending.iter().any(|kill| {
+            let may_be_its = kill.container.is_none() || kill.container.as_ref() == Some(&pending.id);
+            let is_of_run =
+                kill.container.is_some() && kill.run.is_some() && kill.run == run.map(|run| run.number);
+            may_be_its && kill.kill.owner != KillOwner::Host && (is_of_run || kill.happened.overlaps(&window))
+        });
+        let is_record_missing =
+            self.accounting.has_missing_records() && now.since(pending.noticed) < ATTRIBUTION_TIMEOUT;
+        if is_undecided || is_early && !is_stopped || is_record_missing {
+            return None;
+        }
+        if is_stopped {
+            return Some(Decision::of(ExitReason::Stopped));
+        }
+        if exit.exit_code.is_some()
+            && let Some(end) = run.and_then(|run| self.possible_end(run, exit.at))
+        {
+            return Some(Decision::oom(end.id, end.scope));
+        }
+        let may_be = self.may_have_ended(pending);
+        let is_unattributed =
+            may_be.iter().any(|id| self.unattributed.iter().any(|(_, other, _)| other == id));
+        Some(match exit.exit_code {
+            // no runtime knows the exit code
+            None if run.is_some_and(|run| is_before(run.uncaught_cuda_oom, exit.at, CUDA_OOM_WINDOW))
+                && !is_unattributed =>
+            {
+                Decision::of(ExitReason::CudaOom)
+            }
+            Some(_) if !is_unattributed => Decision::of(ExitReason::Killed),
+            _ => Decision { may_be, ..Decision::of(ExitReason::Unknown) },
+        })
+    }
+
+    /// Returns the ids of the kills that may have ended a run: of its own processes shortly before, and of processes whose owner is not
+    /// known; in order.
+    fn may_have_ended(&self, pending: &PendingExit) -> Vec<u64> {
+        let exit = &pending.exit;
+        let window = Interval::new(exit.at - EXIT_WINDOW, exit.at);
+        let run = self.containers.get(&pending.id).and_then(|known| known.run_ended_at(exit.at));
+        let own = run.and_then(|run| run.last_kill).filter(|(_, at)| exit.at - at <= CAUSE_WINDOW);
+        let pending =
+            self.pending.iter().filter(|kill| kill.is_ownerless() && kill.happened.overlaps(&window));
+        let unattributed = self.unattributed.iter().filter(|(.., happened)| happened.overlaps(&window));
+        let others = unattributed.map(|(_, id, _)| *id).chain(pending.map(|kill| kill.kill.id));
+        let mut ids: Vec<u64> = own.map(|(id, _)| id).into_iter().chain(others).collect();
+        ids.sort_unstable();
+        ids.drain(..ids.len().saturating_sub(MAX_MAY_BE));
+        ids
+    }
+
+    /// Returns whether the log or the last messages of a container that has ended are not read yet.
+    fn may_report_errors(&self, id: &ContainerId) -> bool {
+        self.logs_being_read.contains(id) || self.connected.contains(id)
+    }
+
+    /// Returns the kill that ended the run, if its exit was reported so late that the kill was settled as a child's.
+    fn possible_end(&self, run: &Run, ended: f64) -> Option<PossibleEnd> {
+        let end = run.possible_end?;
+        let exit = self.latest_exit(run, ended, end.at);
+        (-CLOCK_TOLERANCE..EXIT_WINDOW).contains(&(exit - end.at)).then_some(end)
+    }
+}
+
+/// Why a run ended.
+struct Decision {
+    reason: ExitReason,
+    /// Id of the kill that ended it.
+    ended_by: Option<u64>,
+    /// Ids of the kills that may have ended it.
+    may_be: Vec<u64>,
+}
+
+impl Decision {
+    fn of(reason: ExitReason) -> Self {
+        Self { reason, ended_by: None, may_be: vec![] }
+    }
+
+    fn oom(id: u64, scope: OomScope) -> Self {
+        let reason = match scope {
+            OomScope::Container => ExitReason::OomContainer,
+            OomScope::Host => ExitReason::OomHost,
+        };
+        Self { ended_by: Some(id), ..Self::of(reason) }
+    }
+}
+
+/// Whether the stop requests of a run explain its exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StopRequest {
+    None,
+    /// A program may take its time to answer; or it ignored the request.
+    MayExplain,
+    Explains,
+}
+
+/// A request explains an exit by its own signal, one soon after it, and one that the runtime confirms by a further
+/// request without a signal, which Docker reports at the end of a stop.
+fn stop_request(run: &Run, ended: f64, code: Option<i64>) -> StopRequest {
+    let requests = run
+        .stop_requests
+        .iter()
+        .filter(|(at, _)| (0.0..STOP_REQUEST_WINDOW).contains(&(ended - at).max(0.0)));
+    let mut outcome = StopRequest::None;
+    for (at, signal) in requests {
+        let explains = match signal {
+            Some(signal) if code == Some(128 + i64::from(*signal)) => true,
+            Some(9) => code.is_none_or(|code| code == SIGKILL_STATUS),
+            Some(signal) if STOP_SIGNALS.contains(signal) => ended - at <= STOP_TIMEOUT,
+            Some(_) => continue,
+            // the signal may have been any; Podman reports a stop at its end
+            None => code.is_none_or(|code| code == SIGKILL_STATUS) || ended - at <= STOP_TIMEOUT,
+        };
+        if explains || run.is_stop_confirmed {
+            return StopRequest::Explains;
+        }
+        outcome = StopRequest::MayExplain;
+    }
+    outcome
+}
+
+/// Returns true if a run that ended with an error did so because of a CUDA out-of-memory error.
+fn ended_by_cuda_oom(run: &Run, pending: &PendingExit) -> bool {
+    let is_before = |oom, most| is_before(oom, pending.exit.at, most);
+    let figures = pending.figures.as_ref().unwrap_or(&run.figures);
+    // the log has the errors that processes report too, and does not say which were caught
+    let in_log = run.cuda_oom_in_log.filter(|_| !figures.has_reports() && !run.figures.has_reports());
+    is_before(run.uncaught_cuda_oom, UNCAUGHT_OOM_WINDOW)
+        || is_before(run.cuda_oom, CUDA_OOM_WINDOW)
+        || is_before(in_log, LOG_OOM_WINDOW)
+}
+
+/// Returns true if an error was less than `most` seconds before the end of a run.
+fn is_before(oom: Option<f64>, ended: f64, most: f64) -> bool {
+    oom.is_some_and(|at| (-CLOCK_TOLERANCE..most).contains(&(ended - at)))
+}
+
+impl LedgerEvent {
+    /// Returns when an unattributed kill happened; `None` for other events.
+    pub fn unattributed_at(&self) -> Option<Interval> {
+        match self {
+            LedgerEvent::OomKill(kill) if kill.owner == KillOwner::Unattributed => {
+                Some(Interval::new(kill.earliest.unwrap_or(kill.at - LOG_DELAY), kill.at))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Run {
+    /// Records a kill, which may have ended this run.
+    pub fn record_kill(&mut self, victim: Victim, kill: &Kill, container_id: &str) {
+        let scope = kill.scope;
+        let newest = || self.usage.back().and_then(|(_, usage)| usage.sample);
+        let last = self.samples_until(kill.at).pop().or_else(newest);
+        let limits = last.map(|last| (last.limit_bytes, last.effective_limit_bytes)).unwrap_or_default();
+        let hit = HitLimit::of(kill, container_id, limits);
+        self.oom_limit = if self.ended_by.is_some() { self.oom_limit } else { hit };
+        self.kills += 1;
+        self.last_kill = Some((kill.id, kill.at));
+        if victim == Victim::Main {
+            self.ended_by = Some((kill.id, scope));
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Scenarios at the rim of the ledger: slow teardowns, several sockets, what is outside containers, wrong clocks, nameless containers.
+
+use super::story::{KILLED, Story, id, killed, path, running, stop_request};
+use crate::attribute::Role;
+use crate::collect::process::ResidentMemory;
+use crate::discover::{EventKind, RuntimeEvent};
+use crate::ledger::events::{ExitReason, KillOwner, LedgerEvent, UsageSample, Victim};
+use crate::ledger::exchange::{ContainerUsage, ProcessUsage};
+use crate::ledger::reconcile::ProcInfo;
+use crate::ledger::totals::Total;
+use crate::parse::kernel_log::{Killed, Line, OomContext};
+
+fn process(pid: u32, ppid: u32, python: bool) -> ProcessUsage {
+    ProcessUsage {
+        pid,
+        ppid,
+        comm: if python { "python" } else { "sh" }.into(),
+        role: Role::Trainer,
+        python,
+        memory: ResidentMemory { rss_bytes: 1, anon_bytes: 1 },
+        pss_bytes: None,
+    }
+}
+
+fn with_processes(processes: Vec<ProcessUsage>) -> ContainerUsage {
+    ContainerUsage { processes, has_all_processes: true, ..ContainerUsage::default() }
+}
+
+/// A trainer behind a shell, which takes so many seconds until it is gone; the shell exits 0.2 s after it.
+fn teardown(seconds: f64) -> Story {
+    let mut story = Story::new();
+    let docker = [("docker", true)];
+    story.event('a', 0.1, EventKind::Started);
+    story.late_event('a', 0.1, 0.1, running(70));
+    story.usage = with_processes(vec![process(70, 1, false), process(71, 70, true)]);
+    story.cycle(0.9, &[('a', Some(0.1))], &docker);
+    story.kill_in('a', 1.0, 71);
+    let gone = 1.0 + seconds;
+    let mut at = 1.1;
+    while at < gone {
+        story.cycle(at, &[('a', Some(0.1))], &docker);
+        story.settle(at);
+        at += 1.0;
+    }
+    story.usage = with_processes(vec![process(70, 1, false)]);
+    story.cycle(gone, &[('a', Some(0.1))], &docker);
+    story.settle(gone);
+    story.end('a', gone + 0.2, KILLED);
+    story.cycle(gone + 1.0, &[], &docker);
+    for after in [1.0, 5.0, 20.0] {
+        story.settle(gone + after);
+    }
+    story
+}
+
+#[test]
+fn trainer_that_takes_seconds_to_be_gone_ended_its_container() {
+    for seconds in [0.5, 4.0, 8.0, 40.0] {
+        let story = teardown(seconds);
+        assert_eq!(story.last_kill().victim, Some(Victim::Main), "{seconds}");
+        assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer)], "{seconds}");
+        assert_eq!(story.exits('a')[0].ended_by, Some(story.last_kill().id));
+        assert_eq!(story.counted("a"), (1, 0));
+    }
+}
+
+#[test]
+fn child_whose_container_runs_on_is_settled_once_it_is_gone() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.late_event('a', 0.1, 0.1, running(70));
+    story.usage = with_processes(vec![process(70, 1, false), process(71, 70, true)]);
+    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    story.kill_in('a', 1.0, 71);
+    for at in [1.1, 6.0, 9.0] {
+        story.cycle(at, &[('a', Some(0.1))], &[("docker", true)]);
+        story.settle(at);
+    }
+    assert_eq!(story.last_kill().victim, None, "it is still there");
+    story.usage = with_processes(vec![process(70, 1, false)]);
+    story.cycle(10.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.settle(13.0);
+    assert_eq!(story.last_kill().victim, None, "its shell may still exit");
+    story.settle(14.1);
+    assert_eq!(story.last_kill().victim, Some(Victim::Child));
+}
+
+#[test]
+fn events_of_one_socket_do_not_hide_older_ones_of_another() {
+    let mut story = Story::new();
+    story.settle(0.5);
+    story.restart(50.0);
+    let of = |story: &Story, socket: &str, letter, at, what| {
+        let event = story.runtime_event(letter, at, what);
+        RuntimeEvent { socket: socket.into(), ..event }
+    };
+    let first = [of(&story, "/one.sock", 'a', 45.0, EventKind::Started)];
+    let second = [
+        of(&story, "/two.sock", 'b', 10.0, EventKind::Started),
+        of(&story, "/two.sock", 'b', 20.0, stop_request(15)),
+        of(&story, "/two.sock", 'b', 21.0, EventKind::Ended { exit_code: Some(143), oom_flag: None }),
+    ];
+    let now = story.at(50.1);
+    story.reconciler.apply_runtime_events(now, &first);
+    story.reconciler.apply_runtime_events(now, &second);
+    story.settle(50.1);
+    story.settle(60.0);
+    assert_eq!(story.reasons('b'), [Some(ExitReason::Stopped)]);
+    assert_eq!(story.exits('b')[0].duration_seconds, Some(11.0), "its start is known");
+    let begin = story.begin.unix_seconds();
+    let cursor = |socket| story.reconciler.runtime_cursor("docker", socket).map(|at| (at - begin).round());
+    assert_eq!((cursor("/one.sock"), cursor("/two.sock")), (Some(45.0), Some(20.0)));
+}
+
+#[test]
+fn exit_shows_whether_a_stop_request_would_be_known() {
+    for (runtime, connected, is_known) in
+        [("docker", true, true), ("docker", false, false), ("podman", true, false), ("cri", true, false)]
+    {
+        let mut story = Story::new();
+        let event = |story: &Story, at, what| RuntimeEvent { runtime, ..story.runtime_event('a', at, what) };
+        let started = event(&story, 0.1, EventKind::Started);
+        story.reconciler.apply_runtime_events(story.at(0.1), &[started]);
+        story.cycle(0.9, &[('a', Some(0.1))], &[(runtime, connected)]);
+        let ended = event(&story, 2.0, EventKind::Ended { exit_code: Some(143), oom_flag: None });
+        story.reconciler.apply_runtime_events(story.at(2.0), &[ended]);
+        story.settle(2.0);
+        story.settle(9.0);
+        assert_eq!(story.exits('a')[0].requests_known, is_known, "{runtime} {connected}");
+    }
+}
+
+#[test]
+fn request_may_be_unknown_if_the_runtime_was_connected_again_after_the_exit() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(1.9, &[('a', Some(0.1))], &[("docker", false)]);
+    story.cycle(4.9, &[], &[("docker", true)]);
+    story.late_event('a', 2.0, 5.0, EventKind::Ended { exit_code: Some(143), oom_flag: None });
+    story.settle(5.0);
+    story.settle(20.0);
+    assert_eq!(
+        (story.reasons('a'), story.exits('a')[0].requests_known),
+        (vec![Some(ExitReason::Signal)], false)
+    );
+}
+
+fn global_kill(story: &mut Story, at: f64, cgroup: &str, pid: u32) {
+    let context = OomContext { global: true, task_cgroups: vec![cgroup.to_owned()], ..OomContext::default() };
+    let killed = Killed { global: Some(true), ..killed(pid) };
+    let lines =
+        vec![(Line::Context(context), ProcInfo::default()), (Line::Killed(killed), ProcInfo::default())];
+    story.log(at, lines);
+}
+
+#[test]
+fn kill_of_the_host_has_its_holders_with_what_is_outside_containers_from_before_it() {
+    for (cgroup, of_container) in [("/system.slice/sshd.service".to_owned(), false), (path('a'), true)] {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        let cycle = |story: &mut Story, at: f64, unreclaimable: u64, available: u64| {
+            let at_unix = story.at(at).unix_seconds();
+            let sample = UsageSample {
+                at: at_unix,
+                unreclaimable_bytes: Some(unreclaimable),
+                ..UsageSample::default()
+            };
+            story.host_memory = Some((512, available));
+            story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
+            story.cycle(at, &[('a', Some(0.1))], &[("docker", true)]);
+        };
+        cycle(&mut story, 0.9, 30, 2);
+        // after the kill, and applied before its record
+        cycle(&mut story, 1.9, 20, 480);
+        let context = OomContext { global: true, task_cgroups: vec![cgroup], ..OomContext::default() };
+        let killed = Killed { global: Some(true), ..killed(90) };
+        let lines =
+            vec![(Line::Context(context), ProcInfo::default()), (Line::Killed(killed), ProcInfo::default())];
+        story.log_read(1.2, 2.0, lines);
+        story.settle(2.0);
+        story.settle(9.0);
+        assert_eq!(matches!(story.last_kill().owner, KillOwner::Container(_)), of_container);
+        let before = story.last_kill().before.clone().expect("it has the holders");
+        let holders: Vec<_> =
+            before.holders.iter().map(|holder| (&*holder.name, holder.unreclaimable_bytes)).collect();
+        assert_eq!(holders, [("outside containers", 480), ("a", 30)]);
+        assert_eq!((before.host_total_bytes, before.host_available_bytes), (Some(512), Some(2)));
+    }
+}
+
+#[test]
+fn container_inside_another_one_is_no_holder_of_its_own() {
+    let mut story = Story::new();
+    story.host_memory = Some((100, 10));
+    let sample =
+        UsageSample { at: story.at(0.9).unix_seconds(), unreclaimable_bytes: Some(40), ..Default::default() };
+    story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
+    story.event('a', 0.1, EventKind::Started);
+    story.event('b', 0.1, EventKind::Started);
+    story.cycle(0.9, &[('a', Some(0.1)), ('b', Some(0.1))], &[("docker", true)]);
+    story.reconciler.containers.modify(&id('a')).cgroup = Some("docker/a".into());
+    story.reconciler.containers.modify(&id('b')).cgroup = Some("docker/a/docker/b".into());
+    global_kill(&mut story, 1.0, "/init.scope", 3);
+    story.settle(1.0);
+    let before = story.last_kill().before.clone().expect("holders");
+    let names: Vec<_> =
+        before.holders.iter().map(|holder| (&*holder.name, holder.unreclaimable_bytes)).collect();
+    assert_eq!(names, [("outside containers", 50), ("a", 40)]);
+}
+
+#[test]
+fn peaks_of_an_exit_are_those_of_the_whole_run_also_after_a_restart() {
+    let mut story = Story::new();
+    let usage = |at: f64, peak: u64| ContainerUsage {
+        sample: Some(UsageSample { at, usage_bytes: 10, ..UsageSample::default() }),
+        peak_usage_bytes: Some(peak),
+        peak_unreclaimable_bytes: Some(peak - 1),
+        ..ContainerUsage::default()
+    };
+    story.event('a', 0.1, EventKind::Started);
+    story.usage = usage(story.at(1.0).unix_seconds(), 60);
+    story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.settle(1.0);
+    story.restart(100.0);
+    story.usage = usage(story.at(101.0).unix_seconds(), 20);
+    story.cycle(101.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.end('a', 102.0, Some(0));
+    story.settle(102.0);
+    story.settle(110.0);
+    let exit = story.exits('a')[0];
+    assert_eq!((exit.peak_usage_bytes, exit.peak_unreclaimable_bytes), (Some(60), Some(59)));
+    assert_eq!(story.run_record().usage_peak_bytes, Some(60));
+}
+
+#[test]
+fn start_before_the_name_is_known_counts_under_the_name() {
+    let mut story = Story::new();
+    let nameless = |letter| id(letter).short().to_owned();
+    story.cycle_as(1.0, &[('a', Some(0.1))], &[("docker", true)], nameless);
+    story.settle(1.0);
+    story.cycle_as(9.0, &[('a', Some(0.1))], &[("docker", true)], nameless);
+    story.settle(9.0);
+    story.cycle(10.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.end('a', 11.0, Some(1));
+    story.event('a', 12.0, EventKind::Started);
+    story.settle(12.0);
+    assert_eq!(super::figures(&story.store.totals(), "a").restarts, 1);
+}
+
+#[test]
+fn program_without_a_runtime_has_ended_when_its_cgroup_has_no_process() {
+    let mut story = Story::new();
+    let nameless = |letter| id(letter).short().to_owned();
+    let cycle = |story: &mut Story, at: f64, pids: &[u32]| {
+        story.usage = with_processes(pids.iter().map(|pid| process(*pid, 1, true)).collect());
+        let sample =
+            UsageSample { at: story.at(at).unix_seconds(), usage_bytes: 1, ..UsageSample::default() };
+        story.usage.sample = Some(sample);
+        story.cycle_as(at, &[('a', None)], &[], nameless);
+        story.settle(at);
+    };
+    for at in [1.0, 2.0] {
+        cycle(&mut story, at, &[70]);
+    }
+    for at in [3.0, 4.0, 5.0, 6.5] {
+        cycle(&mut story, at, &[]);
+    }
+    story.settle(20.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)]);
+    let ended = story.exits('a')[0].at - story.begin.unix_seconds();
+    assert!((3.0..3.1).contains(&ended), "{ended}");
+    for at in [30.0, 31.0] {
+        cycle(&mut story, at, &[80]);
+    }
+    assert!(story.reconciler.running("").any(|running| *running == id('a')), "a new run");
+    assert_eq!(story.exits('a').len(), 1);
+}
+
+#[test]
+fn recent_kill_without_an_owner_does_not_delay_the_evidence_for_older_ones() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 1.0, EventKind::Oom);
+    story.kill(1.0, 70, None, ProcInfo::default());
+    story.end('a', 1.1, KILLED);
+    story.log(1.4, vec![]);
+    for step in 0..9 {
+        let at = 2.0 + f64::from(step);
+        story.kill(at, 100 + step, Some("/"), ProcInfo::default()); // another one, of nobody, every second
+        story.settle(at);
+    }
+    let first = story.store.kills().next().expect("the first kill").clone();
+    assert!(matches!(&first.owner, KillOwner::Container(owner) if &*owner.identity.name == "a"), "{first:?}");
+}
+
+#[test]
+fn late_record_names_the_container_of_a_kill_that_was_settled_without() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.log(0.5, vec![]);
+    story.reconciler.apply_vmstat(story.at(0.5), 7);
+    for at in [1.0, 2.5, 14.0] {
+        story.log(at, vec![]);
+        story.reconciler.apply_vmstat(story.at(at), 8);
+        story.settle(at);
+    }
+    assert_eq!(story.last_kill().owner, KillOwner::Unattributed);
+    let number = story.store.kills().count();
+    let lines = super::runs::record_of('a', 71);
+    story.log_read(0.9, 15.0, lines);
+    story.reconciler.apply_vmstat(story.at(15.0), 8);
+    story.settle(15.0);
+    assert_eq!((story.store.kills().count(), story.owner().as_deref()), (number, Some("a")));
+    assert_eq!(story.store.total(Total::Unattributed), 1, "counts never decrease");
+    assert!(LedgerEvent::OomKill(story.last_kill().clone()).settled());
+}
+
+#[test]
+fn times_from_the_future_end_with_the_clock_that_is_corrected() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill_in('a', 1.0, 71);
+    story.settle(1.0);
+    let shown = |story: &Story| super::figures(&story.store.totals(), "a").last_kill.expect("a kill");
+    let later = story.at(2.0).with_wall_moved(-86_400_000);
+    assert!(shown(&story) > later.unix_seconds() + 80_000.0);
+    story.reconciler.move_times(-86_400.0, later);
+    let (changes, _) = story.reconciler.settle(later);
+    story.store.commit(changes);
+    assert!(shown(&story) <= later.unix_seconds(), "an alert on it would never end");
+}
+
+#[test]
+fn kill_without_a_runtime_names_its_container_at_once() {
+    let mut story = Story::new();
+    story.kill_in('a', 1.0, 71);
+    story.settle(1.0);
+    let kill = story.last_kill();
+    let KillOwner::Container(owner) = &kill.owner else { panic!("{kill:?}") };
+    assert_eq!((&*owner.container_id, &*owner.identity.name), (id('a').as_str(), id('a').short()));
+    assert!(kill.victim.is_none() && !LedgerEvent::OomKill(kill.clone()).settled(), "the rest is undecided");
+}
