@@ -146,7 +146,7 @@ const GPUS: usize = 128;
 /// Maximum number of series by container, GPU and local rank.
 const TORCH: usize = 4_096;
 /// Maximum number of series by component and operation.
-const SCOPES: usize = 8_192;
+const OPERATIONS: usize = 8_192;
 
 macro_rules! catalog {
     ($($id:ident = $kind:ident $scope:ident $name:literal [$($label:literal),*] max $max:expr,
@@ -295,7 +295,7 @@ catalog! {
         "Those that have sent their first message. Absent with an empty `--reporter.directory`, and where that directory cannot be used.";
     REPORTER_REJECTED = Counter Global "memledger_reporter_rejected_total" ["reason"] max 16,
         "Connections and messages of reporting processes that were rejected, by reason.",
-        "`peer`: the process ended; `no_container`: it is in no container; `connections`: too many; `rate`: a sender was made to wait; `too_large`, `malformed`, `version`: no valid message; `sender`: sent by another process than the one that connected, such as a forked child; `name`: characters that are not allowed; `rank`: a local rank over 63; `scopes`: more than 64 pairs of component and operation in a container.";
+        "`peer`: the process ended; `no_container`: it is in no container; `connections`: too many; `rate`: a sender was made to wait; `too_large`, `malformed`, `version`: no valid message; `sender`: sent by another process than the one that connected, such as a forked child; `name`: characters that are not allowed; `rank`: a local rank over 63; `operations`: more than 64 pairs of component and operation in a container.";
     REPORTER_LOST = Counter Global "memledger_reporter_lost_total" [] max 1,
         "Messages that reporting processes could not send, and errors in their client, as they say themselves.";
     REPORTER_HOLDERS_WITHHELD = Counter Global "memledger_reporter_holders_withheld_total" ["reason"] max 4,
@@ -546,15 +546,15 @@ catalog! {
         "Out-of-memory errors that torch's allocator raised in processes of the container, also those that the program survived.";
     CONTAINER_TORCH_RETRIES = Counter ContainerGpu "memledger_container_torch_alloc_retries_total" [] max 4_096, since Container,
         "Allocations of torch that succeeded only after it emptied its cache, in processes of the container.";
-    CONTAINER_SCOPE_ALLOCATED = Gauge Container "memledger_container_scope_torch_allocated_bytes" ["component", "operation"] max SCOPES,
+    CONTAINER_OPERATION_ALLOCATED = Gauge Container "memledger_container_operation_torch_allocated_bytes" ["component", "operation"] max OPERATIONS,
         "Memory of tensors when an operation of a component was last reported, over all GPUs of the process.",
         "With several ranks: of the one with the most, also in the other families by component and operation. Kept until the container ends.";
-    CONTAINER_SCOPE_ALLOCATED_PEAK = Gauge Container "memledger_container_scope_torch_allocated_peak_bytes" ["component", "operation"] max SCOPES,
+    CONTAINER_OPERATION_ALLOCATED_PEAK = Gauge Container "memledger_container_operation_torch_allocated_peak_bytes" ["component", "operation"] max OPERATIONS,
         "Highest memory of tensors within an operation of a component, when it was last reported.",
         "Absent where it is not exact: torch's peak did not rise within the operation.";
-    CONTAINER_SCOPE_RESERVED = Gauge Container "memledger_container_scope_torch_reserved_bytes" ["component", "operation"] max SCOPES,
+    CONTAINER_OPERATION_RESERVED = Gauge Container "memledger_container_operation_torch_reserved_bytes" ["component", "operation"] max OPERATIONS,
         "Memory that torch's allocator held when an operation of a component was last reported.";
-    CONTAINER_SCOPE_RSS = Gauge Container "memledger_container_scope_rss_bytes" ["component", "operation"] max SCOPES,
+    CONTAINER_OPERATION_RSS = Gauge Container "memledger_container_operation_rss_bytes" ["component", "operation"] max OPERATIONS,
         "Resident memory of the process when an operation of a component was last reported.";
     CONTAINER_STEPS = Counter Container "memledger_container_training_steps_total" ["rank"] max TORCH, since Container,
         "Training steps that processes of the container reported, by local rank.",

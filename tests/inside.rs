@@ -185,7 +185,7 @@ fn memory_tracker_writes_the_old_file_and_its_components_are_metrics() {
     assert_eq!(report["peak_usage"]["gpu_ram_peak_mb"], 300.0, "{report}");
     let labels = [of(&name)[0], ("component", "model"), ("operation", "after_generate")];
     let mib = |metrics: &Metrics, figure: &str| {
-        let bytes = metrics.try_value(&format!("memledger_container_scope_{figure}_bytes"), &labels)?;
+        let bytes = metrics.try_value(&format!("memledger_container_operation_{figure}_bytes"), &labels)?;
         Ok::<f64, String>(bytes / MIB as f64)
     };
     host.memledger.eventually("the component", |metrics| {

@@ -37,7 +37,7 @@ fn every_family_is_in_a_test_or_a_golden_file() {
     let unit_tests: String =
         sources.iter().filter_map(|text| text.split_once("#[cfg(test)]")).map(|(_, tests)| tests).collect();
     let prefixes =
-        ["container_memory_", "container_torch_", "container_scope_", "container_", "gpu_", "host_", ""];
+        ["container_memory_", "container_torch_", "container_operation_", "container_", "gpu_", "host_", ""];
     // tests may put a name together from a prefix and the rest, in which the unit may be a part of the prefix
     let is_tested = |name: &str| {
         text.contains(name)

@@ -50,13 +50,13 @@ __all__ = [
 ]
 
 
-class _NoScope:
+class _NullContext:
     """Takes the place of ``track`` and ``batch_search`` if the client cannot be loaded, such as after its mount is gone."""
 
     def __init__(self, *_args: "Any", **_kwargs: "Any") -> None:
         pass
 
-    def __enter__(self) -> "_NoScope":
+    def __enter__(self) -> "_NullContext":
         return self
 
     def __exit__(self, *_exception: "Any") -> None:
@@ -69,7 +69,7 @@ class _NoScope:
 def _without_client(name: str) -> "Any":
     """Returns what a program can call as before if the client cannot be loaded: it does nothing."""
     if name in ("track", "batch_search"):
-        return _NoScope
+        return _NullContext
     return lambda *_args, **_kwargs: {"peak": {}, "save_report": False}.get(name)
 
 

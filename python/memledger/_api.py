@@ -5,7 +5,7 @@ from contextlib import ContextDecorator
 from typing import Any, Dict, Mapping, Optional
 
 from memledger import _host, _startup, _torch
-from memledger._cuda_oom import mark_scope, scopes
+from memledger._cuda_oom import mark_operation, operations
 from memledger._cleanup import clean, cleaner, is_capturing, raise_on_sigterm
 from memledger._guard import never_raises, warn_once
 from memledger._reporter import Pair, reporter, valid_name
@@ -91,7 +91,7 @@ class track(ContextDecorator):
     @never_raises()
     def _enter(self) -> None:
         reporter.observe_ooms()
-        self._entered = scopes.enter(self._pair)
+        self._entered = operations.enter(self._pair)
         self._peaks_before = {device["i"]: device.get("alloc_peak", 0) for device in _torch.devices() or []}
         reporter.start_unless_stopped()
 
@@ -99,8 +99,8 @@ class track(ContextDecorator):
     def __exit__(self, *exception: Any) -> None:
         entered = getattr(self, "_entered", None)
         if entered is not None:
-            scopes.leave(entered, self._pair)
-        mark_scope(exception[1] if len(exception) > 1 else None, self._pair)
+            operations.leave(entered, self._pair)
+        mark_operation(exception[1] if len(exception) > 1 else None, self._pair)
         devices, before = _torch.devices(), self._peaks_before
         risen = tuple(each["i"] for each in devices or [] if each.get("alloc_peak", 0) > before.get(each["i"], 0))
         peak = _torch.total(devices, "alloc_peak") if devices and len(risen) == len(devices) else None

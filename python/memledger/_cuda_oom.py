@@ -34,7 +34,7 @@ MAX_CAUSES = 16
 MAX_CONTEXT_AGE = 5.0
 
 
-class Scopes:
+class Operations:
     """Operations in progress by thread, innermost last: see ``track``."""
 
     def __init__(self) -> None:
@@ -66,14 +66,14 @@ class Scopes:
 
 
 #: The operations of this process.
-scopes = Scopes()
+operations = Operations()
 
 
 @never_raises()
-def mark_scope(error: Any, pair: Pair) -> None:
+def mark_operation(error: Any, pair: Pair) -> None:
     """Marks an error with the innermost operation that it ended."""
-    if error is not None and not hasattr(error, "_memledger_scope") and _text_of(error) is not None:
-        error._memledger_scope = pair
+    if error is not None and not hasattr(error, "_memledger_operation") and _text_of(error) is not None:
+        error._memledger_operation = pair
 
 
 def _text_of(error: Any) -> Optional[str]:
@@ -168,9 +168,9 @@ class CudaOoms:
         if devices is not None:  # a device that is not listed never had memory of torch
             memory: Dict[str, int] = next((each for each in devices if each["i"] == device), {"alloc": 0, "res": 0, "split": 0})
             message.update({key: memory[key] for key in ("alloc", "res", "split") if key in memory})
-        scope = scopes.current()
-        if scope is not None:
-            message["scope"] = list(scope)
+        operation = operations.current()
+        if operation is not None:
+            message["operation"] = list(operation)
         if self._is_searching:
             self._of_search = message
         else:
@@ -188,9 +188,9 @@ class CudaOoms:
             return
         self._count += 1
         message: Message = {"t": "oom", "n": self._count, "text": text, "uncaught": is_uncaught}
-        scope = getattr(found, "_memledger_scope", None)
-        if scope is not None:
-            message["scope"] = list(scope)
+        operation = getattr(found, "_memledger_operation", None)
+        if operation is not None:
+            message["operation"] = list(operation)
         self._report(message)
 
     def _find(self, error: Any) -> Tuple[Any, Optional[str]]:

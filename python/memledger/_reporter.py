@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from memledger import _guard, _host, _torch
 from memledger._cleanup import cleaner, restore_sigterm
 from memledger._connection import Connection, directory
-from memledger._cuda_oom import CudaOoms, scopes
+from memledger._cuda_oom import CudaOoms, operations
 from memledger._guard import never_raises, record_error, warn_once
 from memledger._records import Record, Records
 from memledger._search import BatchSearch
@@ -28,10 +28,10 @@ INTERVAL_SECONDS = 1.0
 MIN_INTERVAL_MS, MAX_INTERVAL_MS = 100, 60_000
 #: torch counts CUDA as initialised only after it has started the reporter: so many reports follow at this interval until then.
 EARLY_REPORTS, EARLY_INTERVAL_SECONDS = 10, 0.1
-#: Scopes that are sent with one sample: memledger accepts twenty messages per second.
-SCOPES_PER_SAMPLE = 12
-#: Scopes that wait to be sent: the newest of each pair of component and operation.
-MAX_PENDING_SCOPES = 64
+#: Operations that are sent with one sample: memledger accepts twenty messages per second.
+OPERATIONS_PER_SAMPLE = 12
+#: Operations that wait to be sent: the newest of each pair of component and operation.
+MAX_PENDING_OPERATIONS = 64
 #: Seconds between two out-of-memory errors that are sent at once, and the longest wait for the reporter's thread before.
 OOM_INTERVAL_SECONDS, OOM_WAIT_SECONDS = 0.2, 0.05
 #: Longest wait for the reporter's thread before an answer, or the begin of a search for a batch size, is sent at once.
@@ -150,7 +150,7 @@ class Reporter:
         """Makes the child silent: its own descriptor is closed, locks are new, counters begin at 0."""
         connection = self._connection
         self._ooms.reset()
-        scopes.clear()
+        operations.clear()
         cleaner.reset()
         restore_sigterm()
         _guard.swallowed = 0
@@ -177,7 +177,7 @@ class Reporter:
                     _end_with_multiprocessing()
 
     def start_unless_stopped(self) -> None:
-        """Starts the thread for a step or a scope. Not after ``stop``, nor in a process that may become a DataLoader worker."""
+        """Starts the thread for a step or an operation. Not after ``stop``, nor in a process that may become a DataLoader worker."""
         if self._thread is None and not self._is_stopped and not _torch.is_being_spawned():
             self.start()
 
@@ -191,7 +191,7 @@ class Reporter:
         thread.join(EXIT_WAIT_SECONDS)
         if self._lock.acquire(timeout=EXIT_WAIT_SECONDS):
             try:
-                self._report(MAX_PENDING_SCOPES)
+                self._report(MAX_PENDING_OPERATIONS)
                 self._connection.close()
             finally:
                 self._lock.release()
@@ -234,10 +234,10 @@ class Reporter:
             is_exact = device["i"] in risen and self._search.depth == 0
             keys = ("i", "alloc", "res", "alloc_peak") if is_exact else ("i", "alloc", "res")
             short.append({key: device[key] for key in keys if key in device})
-        message = {"t": "scope", "component": pair[0], "operation": pair[1], "rss": rss, "dev": short}
+        message = {"t": "operation", "component": pair[0], "operation": pair[1], "rss": rss, "dev": short}
         with self._count_lock:
             self._pending[pair] = message
-            if len(self._pending) > MAX_PENDING_SCOPES:
+            if len(self._pending) > MAX_PENDING_OPERATIONS:
                 self._pending.popitem(last=False)
                 self._connection.lost += 1
 
@@ -338,13 +338,13 @@ class Reporter:
                         self._connection.close()
                         return
                     self._ooms.attach()
-                    self._report(1 if is_early else SCOPES_PER_SAMPLE)
+                    self._report(1 if is_early else OPERATIONS_PER_SAMPLE)
             except Exception:
                 record_error()
             self._sequence += 1  # also after a failure: never a busy loop
             wait = min(EARLY_INTERVAL_SECONDS, self._interval) if is_early else self._interval
 
-    def _report(self, max_scopes: int) -> None:
+    def _report(self, max_operations: int) -> None:
         if self._connection.connect():
             self._forget_sent()
         if not self._connection.is_open():
@@ -363,7 +363,7 @@ class Reporter:
             self._connection.send(sample)
         cleaner.send_answers(self._connection.send)
         self._report_steps()
-        for _ in range(max_scopes):
+        for _ in range(max_operations):
             with self._count_lock:
                 if not self._pending:
                     break

@@ -31,8 +31,8 @@ tracker.save_log()
     assert [generate[key] for key in amounts[1:]] == [200, 300, 300]
     assert [clear[key] for key in amounts[1:]] == [200, 300, 200]
     assert [report["peak_usage"][key] for key in amounts[1:]] == [200, 300, 300]
-    scope = receiver.wait("scope", lambda message: message["operation"] == "after_generate")
-    assert scope["dev"] == [{"i": 0, "alloc": 200 * MIB, "res": 300 * MIB}]  # the peak is not that of an operation
+    operation = receiver.wait("operation", lambda message: message["operation"] == "after_generate")
+    assert operation["dev"] == [{"i": 0, "alloc": 200 * MIB, "res": 300 * MIB}]  # the peak is not that of an operation
 
 
 def test_gpu_manager_knows_nothing_before_cuda_and_does_not_initialise_it(receiver, run):
@@ -115,7 +115,7 @@ print(torch.cuda.memory_reserved() >> 20, tracker.save_log())
 """
     )
     assert program.end() == (0, "2 True\n", "")
-    last = receiver.wait("scope", lambda message: message["operation"] == "unloaded" and not message["dev"][0]["res"])
+    last = receiver.wait("operation", lambda message: message["operation"] == "unloaded" and not message["dev"][0]["res"])
     assert last["dev"][0]["alloc"] == 0
 
 

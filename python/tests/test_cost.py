@@ -20,13 +20,13 @@ torch.cuda.init()
 torch.cuda.standin_allocate(1 << 20)
 import memledger
 from memledger import _torch
-def scope():
+def tracked():
     with memledger.track("model", "forward"):
         pass
-scope()
+tracked()
 def best(function, calls):
     return min(used(function, calls) for _ in range(3))
-result = {"sample": best(_torch.devices, 10_000), "step": best(memledger.step, 10_000), "track": best(scope, 3_000)}
+result = {"sample": best(_torch.devices, 10_000), "step": best(memledger.step, 10_000), "track": best(tracked, 3_000)}
 print(json.dumps(result))
 """
 IMPORT = """

@@ -57,7 +57,7 @@ with memledger.track("model", "forward"):
     assert code == 1 and err.rstrip().splitlines()[-1].startswith("torch.cuda.OutOfMemoryError: CUDA out of memory")
     receiver.wait("oom", lambda message: message.get("uncaught"))
     numbers = {key: value for key, value in NUMBERS.items() if key != "uuid" or version != "2.4.1"}
-    observed = {"t": "oom", "n": 1, **numbers, "scope": ["model", "attention"], "skipped": 0}
+    observed = {"t": "oom", "n": 1, **numbers, "operation": ["model", "attention"], "skipped": 0}
     assert of(receiver) == [observed, {"t": "oom", "n": 1, "uncaught": True}]
 
 
@@ -187,7 +187,7 @@ except RuntimeError:
     pass
 child = os.fork()
 if child == 0:
-    assert memledger._cuda_oom.scopes.current() is None and memledger._reporter.reporter._ooms._observed == 0
+    assert memledger._cuda_oom.operations.current() is None and memledger._reporter.reporter._ooms._observed == 0
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """

@@ -137,7 +137,7 @@ with memledger.track("notebook", "endless"):
     notebook.manager.interrupt_kernel()
     assert notebook.result(cell) == "KeyboardInterrupt"
     assert notebook.run("memledger.step(); print('on')") == "on"
-    receiver.wait("scope", lambda message: message["operation"] == "endless")
+    receiver.wait("operation", lambda message: message["operation"] == "endless")
     count = len(receiver.of("sample"))
     eventually("more samples", lambda: len(receiver.of("sample")) > count + 1)
 

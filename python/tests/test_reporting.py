@@ -93,7 +93,7 @@ def test_search_for_a_batch_size_does_not_count_as_the_training(receiver, run):
     program.go()
     during = receiver.wait("sample", lambda message: message.get("search") and message["dev"] and message["dev"][0]["alloc"] == 1010 * MIB)["dev"][0]
     assert (during["ooms"], during["retries"]) == (0, 0) and "alloc_peak" not in during and "res_peak" not in during
-    assert "alloc_peak" not in receiver.wait("scope")["dev"][0]
+    assert "alloc_peak" not in receiver.wait("operation")["dev"][0]
     program.go()
     assert program.line() == "searched"
     after = receiver.wait("sample", lambda message: "search" not in message and message["dev"] and message["dev"][0]["alloc"] == 100 * MIB
@@ -145,7 +145,7 @@ def test_program_without_torch_or_cuda_has_no_thread_and_no_connection(receiver,
     assert receiver.messages == []
 
 
-def test_steps_scopes_and_samples_arrive_even_if_the_program_ends_at_once(receiver, run):
+def test_steps_operations_and_samples_arrive_even_if_the_program_ends_at_once(receiver, run):
     program = run(
         """
 import memledger
@@ -158,12 +158,12 @@ memledger.step(2, samples=7)
     )
     assert program.end() == (0, "", "")
     assert receiver.wait("step", lambda message: message["n"] == 5)["samples"] == 3 * 32 + 7
-    scope = receiver.wait("scope")
-    assert (scope["component"], scope["operation"], scope["dev"]) == ("model", "forward", [])
-    assert scope["rss"] > MIB
+    operation = receiver.wait("operation")
+    assert (operation["component"], operation["operation"], operation["dev"]) == ("model", "forward", [])
+    assert operation["rss"] > MIB
 
 
-def test_peak_of_a_scope_is_exact_or_absent(receiver, run):
+def test_peak_of_an_operation_is_exact_or_absent(receiver, run):
     program = run(
         """
 import sys, torch, memledger
@@ -175,9 +175,9 @@ with memledger.track("model", "below"):
 sys.stdin.readline()  # a program that ends waits only a moment for its last report
 """
     )
-    grows = receiver.wait("scope", lambda message: message["operation"] == "grows")["dev"][0]
+    grows = receiver.wait("operation", lambda message: message["operation"] == "grows")["dev"][0]
     assert (grows["alloc"], grows["alloc_peak"]) == (40 * MIB, 100 * MIB)
-    below = receiver.wait("scope", lambda message: message["operation"] == "below")["dev"][0]
+    below = receiver.wait("operation", lambda message: message["operation"] == "below")["dev"][0]
     assert below["alloc"] == 50 * MIB and "alloc_peak" not in below
     program.go()
     assert program.end()[0] == 0
@@ -286,12 +286,12 @@ def test_tracked_coroutine_function_is_tracked_until_it_ends(run, receiver):
     program = run(
         """
 import asyncio, memledger
-from memledger._cuda_oom import scopes
+from memledger._cuda_oom import operations
 @memledger.track("model", "generate")
 async def generate():
     await asyncio.sleep(0)
-    return scopes.current()
-print(asyncio.run(generate()), scopes.current())
+    return operations.current()
+print(asyncio.run(generate()), operations.current())
 input()
 """
     )
@@ -331,8 +331,8 @@ input()
     )
     # those with a number of steps
     receiver.wait("step", lambda message: message["n"] == 4)
-    scope = receiver.wait("scope", lambda message: message["component"] == "a_model")
-    assert scope["operation"] == "None"
+    operation = receiver.wait("operation", lambda message: message["component"] == "a_model")
+    assert operation["operation"] == "None"
     program.go()
     code, out, err = program.end()
     assert (code, out) == (0, "False True\npassed on\n")
@@ -457,7 +457,7 @@ def test_memory_is_reported_soon_after_cuda_is_initialised(tmp_path, run):
     receiver.close()
 
 
-def test_peak_of_a_scope_is_compared_for_each_device(receiver, run, tmp_path):
+def test_peak_of_an_operation_is_compared_for_each_device(receiver, run, tmp_path):
     run(
         """
 import torch, memledger
@@ -474,9 +474,9 @@ input()
 """,
         environment={"STANDIN_GPUS": "a,b"},
     )
-    first, second = receiver.wait("scope", lambda message: message["operation"] == "one")["dev"]
+    first, second = receiver.wait("operation", lambda message: message["operation"] == "one")["dev"]
     assert first["alloc_peak"] == 100 * MIB and "alloc_peak" not in second
-    peaks = [each["alloc_peak"] for each in receiver.wait("scope", lambda message: message["operation"] == "both")["dev"]]
+    peaks = [each["alloc_peak"] for each in receiver.wait("operation", lambda message: message["operation"] == "both")["dev"]]
     assert peaks == [101 * MIB, 100 * MIB]
     log = json.loads((tmp_path / "report.json").read_text())["detailed_log"]
     assert [record["gpu_ram_peak_mb"] for record in log] == [None, 201]
@@ -520,7 +520,7 @@ memledger.step()
     )
     assert program.end() == (0, "", "")
     assert receiver.wait("step")["n"] == 1
-    assert receiver.wait("scope")["dev"] == [] and receiver.of("sample") == []
+    assert receiver.wait("operation")["dev"] == [] and receiver.of("sample") == []
 
 
 def test_steps_from_many_threads_are_all_counted(receiver, run):

@@ -13,7 +13,7 @@ use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::collect::{Context, CycleData};
 use crate::reporter::message::{TorchMemory, normalized_uuid};
-use crate::reporter::reports::{ContainerReports, DeviceUuid, ReportingProcess, Reports, ScopeMemory};
+use crate::reporter::reports::{ContainerReports, DeviceUuid, OperationMemory, ReportingProcess, Reports};
 use crate::series::{Label, NONE, Series};
 
 /// Maximum time between a sample of a process and the driver's reading with which it is combined. Both are taken once a second,
@@ -117,7 +117,7 @@ impl InsideView {
                     reports.processes.iter().filter(|(_, process)| process.container == container.id);
                 write_torch(context.now, number, members, &gpus, series);
                 write_counts(number, of, &gpus, series);
-                write_scopes(number, of, series);
+                write_operations(number, of, series);
             }
         }
     }
@@ -278,14 +278,14 @@ fn write_counts(container: u32, reports: &ContainerReports, gpus: &GpuIndex<'_>,
 }
 
 /// Writes the memory of each component and operation: that of the rank with the most.
-fn write_scopes(container: u32, reports: &ContainerReports, series: &mut Series) {
-    for ((component, operation), ranks) in &reports.scopes {
-        let most = |of: fn(&ScopeMemory) -> Option<u64>| ranks.values().filter_map(of).max();
+fn write_operations(container: u32, reports: &ContainerReports, series: &mut Series) {
+    for ((component, operation), ranks) in &reports.operations {
+        let most = |of: fn(&OperationMemory) -> Option<u64>| ranks.values().filter_map(of).max();
         for (family, bytes) in [
-            (CONTAINER_SCOPE_ALLOCATED, most(|memory| memory.allocated)),
-            (CONTAINER_SCOPE_ALLOCATED_PEAK, most(|memory| memory.allocated_peak)),
-            (CONTAINER_SCOPE_RESERVED, most(|memory| memory.reserved)),
-            (CONTAINER_SCOPE_RSS, most(|memory| memory.rss)),
+            (CONTAINER_OPERATION_ALLOCATED, most(|memory| memory.allocated)),
+            (CONTAINER_OPERATION_ALLOCATED_PEAK, most(|memory| memory.allocated_peak)),
+            (CONTAINER_OPERATION_RESERVED, most(|memory| memory.reserved)),
+            (CONTAINER_OPERATION_RSS, most(|memory| memory.rss)),
         ] {
             if let Some(bytes) = bytes {
                 series.container(family, container, [component.into(), operation.into()], bytes as f64);

@@ -296,10 +296,10 @@ pub static REPORTER_CONNECTIONS_OF_CONTAINER: ListBound = ListBound {
 };
 
 /// Limit on the pairs of component and operation that one container reports.
-pub static REPORTED_SCOPES: ListBound = ListBound {
+pub static REPORTED_OPERATIONS: ListBound = ListBound {
     source: "pairs of component and operation that a container reports",
     max: 64,
-    on_overflow: "further pairs are rejected, counted as `scopes`",
+    on_overflow: "further pairs are rejected, counted as `operations`",
 };
 
 /// All limits of lists.
@@ -327,7 +327,7 @@ pub static LISTS: [&ListBound; 24] = [
     &REQUEST_HEADERS,
     &REPORTER_CONNECTIONS,
     &REPORTER_CONNECTIONS_OF_CONTAINER,
-    &REPORTED_SCOPES,
+    &REPORTED_OPERATIONS,
 ];
 
 #[cfg(test)]

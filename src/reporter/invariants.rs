@@ -19,9 +19,9 @@ pub fn message(packet: &[u8]) {
             );
         }
         Message::Sample(sample) => devices(&sample.devices),
-        Message::Scope(scope) => {
-            assert!(is_plain(&scope.component) && is_plain(&scope.operation));
-            devices(&scope.devices);
+        Message::Operation(tracked) => {
+            assert!(is_plain(&tracked.component) && is_plain(&tracked.operation));
+            devices(&tracked.devices);
         }
         Message::Step(step) => assert!(step.steps.max(step.samples.unwrap_or(0)) <= 1 << 50),
         Message::Settings(settings) => {
@@ -36,7 +36,8 @@ pub fn message(packet: &[u8]) {
             // allocated and unallocated memory of a text are added up
             assert!(numbers.into_iter().flatten().all(|bytes| bytes <= 1 << 51));
             assert!(
-                oom.scope.is_none_or(|(component, operation)| is_plain(&component) && is_plain(&operation))
+                oom.operation
+                    .is_none_or(|(component, operation)| is_plain(&component) && is_plain(&operation))
             );
         }
         Message::Cleaned(cleaned) => {
@@ -58,7 +59,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn packet() -> impl Strategy<Value = String> {
-        let kind = prop::sample::select(vec!["hello", "sample", "scope", "step", "oom"]);
+        let kind = prop::sample::select(vec!["hello", "sample", "operation", "step", "oom"]);
         let field = prop::sample::select(vec![
             "\"v\":1",
             "\"v\":2",
@@ -75,7 +76,7 @@ mod tests {
             "\"local_rank\":64",
             "\"lost\":18446744073709551615",
             "\"tried\":1099511627776",
-            "\"scope\":[\"model\",\"forward\"]",
+            "\"operation\":[\"model\",\"forward\"]",
             "\"text\":\"CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 9 GiB total capacity\"",
             "\"uncaught\":true",
         ]);

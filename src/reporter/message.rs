@@ -39,7 +39,7 @@ pub enum Message {
     /// Memory of torch on each device.
     Sample(Sample),
     /// Memory within one operation of one component.
-    Scope(Scope),
+    Operation(TrackedOperation),
     /// Progress of the training.
     Step(Step),
     /// Settings of the training by name in lower case, as text.
@@ -93,9 +93,9 @@ pub struct TorchMemory {
     pub retries: Option<u64>,
 }
 
-/// Memory at one point of the program.
+/// Memory at the end of an operation that the program tracks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scope {
+pub struct TrackedOperation {
     /// Part of the program, such as `model`.
     pub component: Arc<str>,
     /// What it did, such as `before_generate`.
@@ -139,7 +139,7 @@ pub struct OomMessage {
     /// Free parts of split blocks.
     pub inactive_split: Option<u64>,
     /// Component and operation of the program.
-    pub scope: Option<(Arc<str>, Arc<str>)>,
+    pub operation: Option<(Arc<str>, Arc<str>)>,
     /// The program did not catch it.
     pub is_uncaught: bool,
     /// Errors before this one that have no message.
@@ -209,7 +209,7 @@ struct RawSample {
 }
 
 #[derive(Deserialize)]
-struct RawScope {
+struct RawOperation {
     component: String,
     operation: String,
     rss: Option<u64>,
@@ -233,7 +233,7 @@ struct RawOom {
     res: Option<u64>,
     split: Option<u64>,
     uuid: Option<String>,
-    scope: Option<(String, String)>,
+    operation: Option<(String, String)>,
     text: Option<String>,
     #[serde(default)]
     uncaught: bool,
@@ -283,11 +283,11 @@ impl Message {
                     devices: devices(dev)?,
                 }))
             }
-            "scope" => {
-                let RawScope { component, operation, rss, dev } = parse(packet)?;
+            "operation" => {
+                let RawOperation { component, operation, rss, dev } = parse(packet)?;
                 let (component, operation) = (name(&component)?, name(&operation)?);
                 let rss = rss.map(bounded).transpose()?;
-                Ok(Message::Scope(Scope { component, operation, rss, devices: devices(dev)? }))
+                Ok(Message::Operation(TrackedOperation { component, operation, rss, devices: devices(dev)? }))
             }
             "step" => {
                 let RawStep { n, samples } = parse(packet)?;
@@ -365,7 +365,7 @@ fn oom(raw: RawOom) -> Result<OomMessage, ReportRejection> {
     }
     let text = raw.text.as_deref().map(|text| CudaOomText::find(text).unwrap_or_default());
     let of_text = text.as_ref().map(OomMessage::of_text).unwrap_or_default();
-    let scope = raw.scope.map(|(component, operation)| Ok((name(&component)?, name(&operation)?)));
+    let operation = raw.operation.map(|(component, operation)| Ok((name(&component)?, name(&operation)?)));
     Ok(OomMessage {
         number: raw.n,
         device: raw.i.or(of_text.device),
@@ -376,7 +376,7 @@ fn oom(raw: RawOom) -> Result<OomMessage, ReportRejection> {
         allocated: known(raw.alloc).or(of_text.allocated),
         reserved: known(raw.res).or(of_text.reserved),
         inactive_split: known(raw.split),
-        scope: scope.transpose()?,
+        operation: operation.transpose()?,
         uuid: uuid(raw.uuid)?,
         is_uncaught: raw.uncaught,
         skipped: raw.skipped,
@@ -447,7 +447,7 @@ mod tests {
         let pairs = [("lr", "0.0003"), ("amp", "true"), ("optimizer", "adamw")];
         let pairs = pairs.map(|(name, value)| (name.into(), value.into()));
         assert_eq!(parse(settings), Ok(Message::Settings(pairs.into())));
-        let oom = r#"{"t":"oom","n":2,"i":1,"tried":7,"total":9,"free":1,"alloc":5,"res":6,"split":1,"scope":["model","forward"],"uuid":"GPU-AB","skipped":3,"ago_ms":2000}"#;
+        let oom = r#"{"t":"oom","n":2,"i":1,"tried":7,"total":9,"free":1,"alloc":5,"res":6,"split":1,"operation":["model","forward"],"uuid":"GPU-AB","skipped":3,"ago_ms":2000}"#;
         let numbers = OomMessage {
             number: 2,
             device: Some(1),
@@ -457,7 +457,7 @@ mod tests {
             allocated: Some(5),
             reserved: Some(6),
             inactive_split: Some(1),
-            scope: Some(("model".into(), "forward".into())),
+            operation: Some(("model".into(), "forward".into())),
             uuid: Some("ab".into()),
             skipped: 3,
             ago: Duration::from_secs(2),
@@ -509,15 +509,15 @@ mod tests {
             (r#"{"t":"oom","n":1,"i":64}"#, Malformed),
             (r#"{"t":"oom","n":1,"skipped":18446744073709551615}"#, Malformed),
             (r#"{"t":"oom","n":1,"uuid":"a b"}"#, Malformed),
-            (r#"{"t":"oom","n":1,"scope":["a","b c"]}"#, Name),
+            (r#"{"t":"oom","n":1,"operation":["a","b c"]}"#, Name),
             (r#"{"t":"hello","v":2}"#, Version),
             (r#"{"t":"hello","v":1,"local_rank":64}"#, Rank),
             (r#"{"t":"hello","v":1,"devices":[{"i":0,"uuid":"a\"b"}]}"#, Malformed),
-            (r#"{"t":"scope","component":"","operation":"a"}"#, Name),
-            (r#"{"t":"scope","component":"a b","operation":"a"}"#, Name),
-            (r#"{"t":"scope","component":"a","operation":"x\"} 1\nother"}"#, Name),
-            (r#"{"t":"scope","component":"a","operation":"ä"}"#, Name),
-            (&format!(r#"{{"t":"scope","component":"a","operation":"{}"}}"#, "a".repeat(65)), Name),
+            (r#"{"t":"operation","component":"","operation":"a"}"#, Name),
+            (r#"{"t":"operation","component":"a b","operation":"a"}"#, Name),
+            (r#"{"t":"operation","component":"a","operation":"x\"} 1\nother"}"#, Name),
+            (r#"{"t":"operation","component":"a","operation":"ä"}"#, Name),
+            (&format!(r#"{{"t":"operation","component":"a","operation":"{}"}}"#, "a".repeat(65)), Name),
         ] {
             assert_eq!(parse(text), Err(reason), "{text:.60}");
         }

@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::message::{Hello, MAX_DEVICES, MAX_SETTINGS, Sample, Scope, Step, TorchMemory};
+use super::message::{Hello, MAX_DEVICES, MAX_SETTINGS, Sample, Step, TorchMemory, TrackedOperation};
 use super::stats::ReportRejection;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
-use crate::host::bounds::{REPORTED_SCOPES, REPORTER_CONNECTIONS_OF_CONTAINER};
+use crate::host::bounds::{REPORTED_OPERATIONS, REPORTER_CONNECTIONS_OF_CONTAINER};
 
 /// Maximum number of lost messages that one sample adds to the count of all processes, which one client must not dominate.
 const MAX_LOST: u64 = 10_000;
@@ -69,7 +69,7 @@ pub struct ContainerReports {
     /// Highest steps of the processes of each local rank that are no longer in `counted`.
     ended_steps: BTreeMap<u8, u64>,
     /// Memory of each component and operation, by local rank.
-    pub scopes: BTreeMap<(Arc<str>, Arc<str>), BTreeMap<u8, ScopeMemory>>,
+    pub operations: BTreeMap<(Arc<str>, Arc<str>), BTreeMap<u8, OperationMemory>>,
     /// Last totals of processes that counted; the newest are at the end.
     counted: Vec<(ProcessKey, ProcessTotals)>,
 }
@@ -92,9 +92,9 @@ pub struct AllocationFailures {
     pub retries: u64,
 }
 
-/// Memory at one point of a program, over all devices of a process. A sum is absent if a part of it is not reported.
+/// Memory of an operation of a program, over all devices of a process. A sum is absent if a part of it is not reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScopeMemory {
+pub struct OperationMemory {
     /// In tensors.
     pub allocated: Option<u64>,
     /// Highest in tensors.
@@ -177,27 +177,27 @@ impl Reports {
         lost.min(MAX_LOST)
     }
 
-    /// Records the memory at one point of a program.
+    /// Records the memory of an operation that a program tracks.
     ///
     /// # Errors
     /// The container has the maximum number of pairs of component and operation.
-    pub fn scope(&mut self, key: ProcessKey, scope: Scope) -> Result<(), ReportRejection> {
+    pub fn operation(&mut self, key: ProcessKey, tracked: TrackedOperation) -> Result<(), ReportRejection> {
         let Some(process) = self.processes.get(&key) else { return Ok(()) };
-        let scopes = &mut self.containers.entry(process.container.clone()).or_default().scopes;
-        let pair = (scope.component, scope.operation);
-        if scopes.len() >= REPORTED_SCOPES.max && !scopes.contains_key(&pair) {
-            return Err(ReportRejection::Scopes);
+        let operations = &mut self.containers.entry(process.container.clone()).or_default().operations;
+        let pair = (tracked.component, tracked.operation);
+        if operations.len() >= REPORTED_OPERATIONS.max && !operations.contains_key(&pair) {
+            return Err(ReportRejection::Operations);
         }
         let sum = |of: fn(&TorchMemory) -> Option<u64>| {
-            if scope.devices.is_empty() { None } else { scope.devices.iter().map(of).sum() }
+            if tracked.devices.is_empty() { None } else { tracked.devices.iter().map(of).sum() }
         };
-        let memory = ScopeMemory {
+        let memory = OperationMemory {
             allocated: sum(|device| device.alloc),
             allocated_peak: sum(|device| device.alloc_peak),
             reserved: sum(|device| device.res),
-            rss: scope.rss,
+            rss: tracked.rss,
         };
-        scopes.entry(pair).or_default().insert(process.rank, memory);
+        operations.entry(pair).or_default().insert(process.rank, memory);
         Ok(())
     }
 
@@ -451,19 +451,22 @@ mod tests {
     #[test]
     fn further_pairs_over_the_maximum_are_rejected_and_known_ones_updated() {
         let mut reports = reports(3);
-        let scope = |number: usize, rss| Scope {
+        let tracked = |number: usize, rss| TrackedOperation {
             component: "model".into(),
             operation: number.to_string().into(),
             rss: Some(rss),
             devices: vec![],
         };
-        for number in 0..REPORTED_SCOPES.max {
-            assert_eq!(reports.scope(KEY, scope(number, 1)), Ok(()));
+        for number in 0..REPORTED_OPERATIONS.max {
+            assert_eq!(reports.operation(KEY, tracked(number, 1)), Ok(()));
         }
-        assert_eq!(reports.scope(KEY, scope(1_000, 1)), Err(ReportRejection::Scopes));
-        assert_eq!(reports.scope(KEY, scope(5, 2)), Ok(()));
-        let scopes = &reports.containers[&ContainerId::new("a")].scopes;
-        let changed = &scopes[&("model".into(), "5".into())][&3];
-        assert_eq!((scopes.len(), changed.rss, changed.allocated), (REPORTED_SCOPES.max, Some(2), None));
+        assert_eq!(reports.operation(KEY, tracked(1_000, 1)), Err(ReportRejection::Operations));
+        assert_eq!(reports.operation(KEY, tracked(5, 2)), Ok(()));
+        let operations = &reports.containers[&ContainerId::new("a")].operations;
+        let changed = &operations[&("model".into(), "5".into())][&3];
+        assert_eq!(
+            (operations.len(), changed.rss, changed.allocated),
+            (REPORTED_OPERATIONS.max, Some(2), None)
+        );
     }
 }

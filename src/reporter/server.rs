@@ -371,7 +371,7 @@ impl ReporterConnection {
             }
             _ if !self.is_greeted => return Err(ReportRejection::Malformed),
             Message::Sample(sample) => self.sample = Some(sample),
-            Message::Scope(scope) => state.lock().scope(key, scope)?,
+            Message::Operation(tracked) => state.lock().operation(key, tracked)?,
             Message::Step(step) => state.lock().step(key, step),
             Message::Settings(settings) => state.lock().settings(key, settings),
             Message::Cleaned(cleaned) => state.cleanups().answer(key, &cleaned),

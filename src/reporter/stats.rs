@@ -29,7 +29,7 @@ pub enum ReportRejection {
     /// A local rank over the maximum.
     Rank,
     /// Too many pairs of component and operation in one container.
-    Scopes,
+    Operations,
 }
 
 /// Each reason with its label value.
@@ -44,7 +44,7 @@ const REJECT_REASONS: [(ReportRejection, &str); 11] = [
     (ReportRejection::Sender, "sender"),
     (ReportRejection::Name, "name"),
     (ReportRejection::Rank, "rank"),
-    (ReportRejection::Scopes, "scopes"),
+    (ReportRejection::Operations, "operations"),
 ];
 
 /// Counters of the reporter since memledger's start.

@@ -269,11 +269,11 @@ def add_reports(text, run, moment, usage, peaks):
     text.add("container_training_steps_total", name | {"rank": "0"}, moment, run.steps(usage))
     text.add("container_training_samples_total", name | {"rank": "0"}, moment, usage.samples)
     for component, operation, share in [("model", "forward", 0.92), ("model", "backward", 1.0), ("validation", "forward", 0.8)]:
-        scope = name | {"component": component, "operation": operation}
-        text.add("container_scope_torch_allocated_bytes", scope, moment, int(tensors * share))
-        text.add("container_scope_torch_allocated_peak_bytes", scope, moment, int(tensors * share * 1.03))
-        text.add("container_scope_torch_reserved_bytes", scope, moment, reserved)
-        text.add("container_scope_rss_bytes", scope, moment, size(usage.main))
+        labels = name | {"component": component, "operation": operation}
+        text.add("container_operation_torch_allocated_bytes", labels, moment, int(tensors * share))
+        text.add("container_operation_torch_allocated_peak_bytes", labels, moment, int(tensors * share * 1.03))
+        text.add("container_operation_torch_reserved_bytes", labels, moment, reserved)
+        text.add("container_operation_rss_bytes", labels, moment, size(usage.main))
 
 
 def add_run(text, run, replaced):

@@ -34,8 +34,8 @@ def send(connection, message):
         return False
 
 
-def scope(component, operation):
-    return {"t": "scope", "component": component, "operation": operation, "rss": 7}
+def tracked(component, operation):
+    return {"t": "operation", "component": component, "operation": operation, "rss": 7}
 
 
 def garbage():
@@ -43,9 +43,9 @@ def garbage():
     random.seed(7)
     packets = [b"", b"\0" * 16384, b"x" * 16385, b"[" * 16000, b'{"t":' * 3000, b"\xff\xfe", b"null", b'{"t":"sample"}']
     packets += [{"t": "hello", "v": 2}, {**HELLO, "local_rank": 64}, {**HELLO, "local_rank": -1}]
-    packets += [scope('a",container_name="another', "x"), scope("a\n# HELP", "x"), scope("\u202e", "x"), scope("a" * 65, "x")]
+    packets += [tracked('a",container_name="another', "x"), tracked("a\n# HELP", "x"), tracked("\u202e", "x"), tracked("a" * 65, "x")]
     packets += [{"t": "sample", "dev": [{"i": 0, "alloc": value}]} for value in (-1, 1.5, 1 << 63, 1 << 64, "1", None)]
-    packets += [scope("a", f"operation{number}") for number in range(70)]
+    packets += [tracked("a", f"operation{number}") for number in range(70)]
     while True:
         connection = connect()
         send(connection, b"before the hello")
@@ -93,7 +93,7 @@ def connections():
 def ooms():
     """Twenty processes report forged errors as fast as they can."""
     text = "CUDA out of memory. Tried to allocate " + "9" * 400 + ".00 GiB. GPU 99 has a total capacity of 1e999 GiB\x1b[2J"
-    error = {"t": "oom", "i": 0, "uuid": "GPU-a", "tried": 1 << 60, "total": 1, "scope": ["a", "b"], "skipped": 1 << 40, "ago_ms": 1 << 40}
+    error = {"t": "oom", "i": 0, "uuid": "GPU-a", "tried": 1 << 60, "total": 1, "operation": ["a", "b"], "skipped": 1 << 40, "ago_ms": 1 << 40}
     for _ in range(20):
         if os.fork() == 0:
             connection, number = connect(), 0

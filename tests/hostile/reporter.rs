@@ -84,13 +84,13 @@ fn invalid_messages_are_counted_by_reason_and_become_no_label() {
     for (name, labels, _) in &metrics.series {
         let is_plain =
             |value: &String| value.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-        if name.starts_with("memledger_container_scope_") {
+        if name.starts_with("memledger_container_operation_") {
             assert_eq!(labels[LABEL], attacker.name(), "{name}");
             assert!(is_plain(&labels["component"]) && is_plain(&labels["operation"]), "{labels:?}");
         }
     }
-    let scopes = metrics.all("memledger_container_scope_rss_bytes", &[]).len();
-    assert!(scopes <= 64, "{scopes} pairs");
+    let operations = metrics.all("memledger_container_operation_rss_bytes", &[]).len();
+    assert!(operations <= 64, "{operations} pairs");
 }
 
 #[test]

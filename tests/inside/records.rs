@@ -80,7 +80,7 @@ fn record_has_what_the_program_reported_without_its_search_for_a_batch_size() {
     assert_eq!(gpu["torch_allocated_peak_bytes"], 2 * GIB, "{record}");
     assert_eq!(record["torch_ooms"], 0, "{record}");
     assert_eq!(record["settings"]["batch_size"], "16", "{record}");
-    assert_eq!(record["scopes"][0]["operation"], "forward", "{record}");
+    assert_eq!(record["operations"][0]["operation"], "forward", "{record}");
     let steps = record["steps_per_second"].as_f64().expect("steps");
     let samples = record["samples_per_second"].as_f64().expect("samples");
     assert!(steps > 0.0 && (samples / steps - 16.0).abs() < 0.01, "{record}");

@@ -36,7 +36,7 @@ if __name__ == "__main__":
     code, out, err = program.end()
     assert (code, err) == (0, "") and "cpu_ram_bytes" in out
     assert receiver.wait("step", lambda message: message["n"] == 20)["samples"] == 160
-    operations = {message["operation"] for message in receiver.of("scope")}
+    operations = {message["operation"] for message in receiver.of("operation")}
     assert operations == {"load", "forward", "backward"}
     assert {pid for pid, _ in receiver.messages} == {program.pid}
     assert (tmp_path / "memory_usage.json").exists()

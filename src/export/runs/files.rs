@@ -5,7 +5,7 @@ use std::fmt::Write;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::ledger::run_record::{GpuPeak, RunRecord, ScopePeak};
+use crate::ledger::run_record::{GpuPeak, OperationPeak, RunRecord};
 
 /// Bytes of the unit that `memory_usage` calls MB.
 const MB: f64 = 1_048_576.0;
@@ -22,7 +22,7 @@ pub fn csv(run: &RunRecord) -> String {
 }
 
 /// Returns a run as the `memory_usage.json` of the Python client and of older tools: MB are 2^20 bytes, `null` is not measured.
-/// One entry for each scope that the program reported, else for each point of the timeline.
+/// One entry for each operation that the program reported, else for each point of the timeline.
 pub fn memory_usage(run: &RunRecord) -> Value {
     let mb = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / MB);
     let entry = |component: &str, operation: &str, at: f64, bytes: [Option<u64>; 4]| {
@@ -32,16 +32,16 @@ pub fn memory_usage(run: &RunRecord) -> Value {
     };
     let name = &run.subject.identity.name;
     let mut log: Vec<Value> = run
-        .scopes
+        .operations
         .iter()
-        .map(|scope| {
+        .map(|peak| {
             let bytes = [
-                scope.rss_bytes,
-                scope.torch_allocated_bytes,
-                scope.torch_allocated_peak_bytes,
-                scope.torch_reserved_bytes,
+                peak.rss_bytes,
+                peak.torch_allocated_bytes,
+                peak.torch_allocated_peak_bytes,
+                peak.torch_reserved_bytes,
             ];
-            entry(&scope.component, &scope.operation, scope.at, bytes)
+            entry(&peak.component, &peak.operation, peak.at, bytes)
         })
         .collect();
     if log.is_empty() {
@@ -54,13 +54,13 @@ pub fn memory_usage(run: &RunRecord) -> Value {
             .collect();
     }
     log.sort_by(|one, other| one["timestamp"].as_str().cmp(&other["timestamp"].as_str()));
-    json!({"detailed_log": log, "peak_usage": match run.scopes.is_empty() {
+    json!({"detailed_log": log, "peak_usage": match run.operations.is_empty() {
         true => sampled_peaks(run),
-        false => scope_peaks(run),
+        false => operation_peaks(run),
     }})
 }
 
-/// Returns the peaks of a run whose program reports no scopes: of the container, and of its processes on all GPUs.
+/// Returns the peaks of a run whose program reports no operations: of the container, and of its processes on all GPUs.
 fn sampled_peaks(run: &RunRecord) -> Value {
     let sum =
         |of: fn(&GpuPeak) -> Option<u64>| run.gpus.values().filter_map(of).reduce(|one, other| one + other);
@@ -72,14 +72,14 @@ fn sampled_peaks(run: &RunRecord) -> Value {
     ])
 }
 
-/// Returns the highest values of the scopes, as the Python client does: none is lower than an entry of the log.
-fn scope_peaks(run: &RunRecord) -> Value {
-    let most = |of: fn(&ScopePeak) -> Option<u64>| run.scopes.iter().filter_map(of).max();
+/// Returns the highest values of the operations, as the Python client does: none is lower than an entry of the log.
+fn operation_peaks(run: &RunRecord) -> Value {
+    let most = |of: fn(&OperationPeak) -> Option<u64>| run.operations.iter().filter_map(of).max();
     peaks([
-        most(|scope| scope.rss_bytes),
-        most(|scope| scope.torch_allocated_bytes),
-        most(|scope| scope.torch_allocated_peak_bytes),
-        most(|scope| scope.torch_reserved_bytes),
+        most(|peak| peak.rss_bytes),
+        most(|peak| peak.torch_allocated_bytes),
+        most(|peak| peak.torch_allocated_peak_bytes),
+        most(|peak| peak.torch_reserved_bytes),
     ])
 }
 
@@ -100,7 +100,7 @@ mod tests {
     use crate::ledger::run_record::TimelinePoint;
 
     #[test]
-    fn memory_usage_has_scopes_or_else_the_timeline() {
+    fn memory_usage_has_operations_or_else_the_timeline() {
         let mut run = run("train", "32", 4 << 20);
         run.timeline =
             vec![TimelinePoint { at: 1.5, unreclaimable_bytes: Some(3 << 20), ..TimelinePoint::default() }];
@@ -112,7 +112,7 @@ mod tests {
         let gpu = run.gpus.get_mut("GPU-a").expect("a GPU");
         gpu.torch_allocated_peak_bytes = Some(1 << 20);
         assert_eq!(memory_usage(&run)["peak_usage"]["gpu_ram_used_mb"], 4.0, "as the entries, by the driver");
-        run.scopes = vec![ScopePeak {
+        run.operations = vec![OperationPeak {
             component: "model".into(),
             operation: "load".into(),
             at: 2.0,
@@ -126,7 +126,8 @@ mod tests {
         assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
         let peaks = json!({"cpu_ram_used_mb": 4.0, "gpu_ram_used_mb": 1.0, "gpu_ram_peak_mb": 2.0, "reserved_gpu_ram_mb": 3.0});
         assert_eq!(memory_usage(&run)["peak_usage"], peaks, "no lower than the log");
-        run.scopes.insert(0, ScopePeak { operation: "train".into(), at: 3.0, ..run.scopes[0].clone() });
+        run.operations
+            .insert(0, OperationPeak { operation: "train".into(), at: 3.0, ..run.operations[0].clone() });
         let log = memory_usage(&run)["detailed_log"].clone();
         assert_eq!([&log[0]["operation"], &log[1]["operation"]], ["load", "train"], "by time");
         assert_eq!(csv(&run).lines().nth(1), Some("1.500,3145728,,"));

@@ -123,14 +123,19 @@ pub fn report(run: &RunRecord, zone: &TimeZone) -> String {
         line("GPU", format!("{}: {}", safe(uuid, 48), gpu_words(gpu)));
     }
     line("steps", speed(run));
-    for scope in &run.scopes {
-        let peak = scope.torch_allocated_peak_bytes.or(scope.torch_allocated_bytes);
+    for operation in &run.operations {
+        let peak = operation.torch_allocated_peak_bytes.or(operation.torch_allocated_bytes);
         let vram = peak.map(|peak| format!("tensors {}", human(peak)));
-        let rss = scope.rss_bytes.map(|rss| format!("resident {}", human(rss)));
+        let rss = operation.rss_bytes.map(|rss| format!("resident {}", human(rss)));
         let words: Vec<_> = [vram, rss].into_iter().flatten().collect();
         line(
-            "scope",
-            format!("{}/{}: {}", safe(&scope.component, 32), safe(&scope.operation, 32), words.join(", ")),
+            "operation",
+            format!(
+                "{}/{}: {}",
+                safe(&operation.component, 32),
+                safe(&operation.operation, 32),
+                words.join(", ")
+            ),
         );
     }
     line("CUDA OOM", cuda_ooms(run));

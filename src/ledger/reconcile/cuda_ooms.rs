@@ -112,7 +112,7 @@ impl Reconciler {
         let is_there =
             |user: &GpuUser| gpu.is_some_and(|gpu| gpu.holders.iter().any(|now| now.is_same(user)));
         let has_left = earlier.is_some_and(|gpu| gpu.holders.iter().any(|user| !is_there(user)));
-        let (component, operation) = message.scope.clone().unwrap_or_default();
+        let (component, operation) = message.operation.clone().unwrap_or_default();
         let holder = |user: &GpuUser| GpuHolder {
             name: Arc::clone(&user.name),
             own: user.container.as_ref() == Some(&oom.container),

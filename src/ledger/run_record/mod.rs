@@ -23,7 +23,7 @@ use crate::config::GROUP_SETTING;
 use crate::discover::{Container, ContainerDetails, ContainerId};
 use crate::ledger::hit_limit::HitLimit;
 use measures::{Growth, Mean};
-use sample::{MAX_SCOPES, ReportingRank, RunGpuSample, RunSample, ScopeSample};
+use sample::{MAX_OPERATIONS, OperationSample, ReportingRank, RunGpuSample, RunSample};
 
 /// Maximum number of points of a timeline: then every other one is dropped, and they come half as often.
 const MAX_POINTS: usize = 60;
@@ -74,7 +74,7 @@ pub struct RunFigures {
     cuda_ooms_in_log: u64,
     roles: BTreeMap<Arc<str>, RolePeak>,
     gpus: BTreeMap<Arc<str>, GpuFigures>,
-    scopes: Vec<ScopePeak>,
+    operations: Vec<OperationPeak>,
     timeline: Vec<TimelinePoint>,
     point_interval: f64,
 }
@@ -112,9 +112,9 @@ pub struct RolePeak {
     pub process_pss_bytes: Option<u64>,
 }
 
-/// The largest memory at one place of a program, and when it was last seen.
+/// The largest memory of an operation that a program tracks, and when it was last seen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ScopePeak {
+pub struct OperationPeak {
     /// Component of the program.
     pub component: Arc<str>,
     /// Operation of the component.
@@ -213,8 +213,8 @@ impl RunFigures {
         let held = |figures: &Self| figures.gpus.values().filter(|gpu| gpu.peak_bytes > Some(0)).count();
         let gpus_before = held(self);
         self.record_gpus(last_cycle, usage);
-        for ((component, operation), scope) in &run.scopes {
-            self.record_scope(at, component, operation, scope);
+        for ((component, operation), values) in &run.operations {
+            self.record_operation(at, component, operation, values);
         }
         let sum = |of: fn(&RunGpuSample) -> Option<f64>| {
             run.gpus.values().filter_map(of).reduce(|one, other| one + other).map(|bytes| bytes as u64)
@@ -312,22 +312,29 @@ impl RunFigures {
         }
     }
 
-    fn record_scope(&mut self, at: f64, component: &Arc<str>, operation: &Arc<str>, scope: &ScopeSample) {
-        let same = |known: &&mut ScopePeak| known.component == *component && known.operation == *operation;
+    fn record_operation(
+        &mut self,
+        at: f64,
+        component: &Arc<str>,
+        operation: &Arc<str>,
+        values: &OperationSample,
+    ) {
+        let same =
+            |known: &&mut OperationPeak| known.component == *component && known.operation == *operation;
         let bytes = |value: Option<f64>| value.map(|value| value as u64);
-        let sampled = ScopePeak {
+        let sampled = OperationPeak {
             component: Arc::clone(component),
             operation: Arc::clone(operation),
             at,
-            torch_allocated_bytes: bytes(scope.torch_allocated_bytes),
-            torch_allocated_peak_bytes: bytes(scope.torch_allocated_peak_bytes),
-            torch_reserved_bytes: bytes(scope.torch_reserved_bytes),
-            rss_bytes: bytes(scope.rss_bytes),
+            torch_allocated_bytes: bytes(values.torch_allocated_bytes),
+            torch_allocated_peak_bytes: bytes(values.torch_allocated_peak_bytes),
+            torch_reserved_bytes: bytes(values.torch_reserved_bytes),
+            rss_bytes: bytes(values.rss_bytes),
         };
-        let has_room = self.scopes.len() < MAX_SCOPES;
-        match self.scopes.iter_mut().find(same) {
+        let has_room = self.operations.len() < MAX_OPERATIONS;
+        match self.operations.iter_mut().find(same) {
             Some(known) => {
-                // a scope is in each cycle; its values change with a report
+                // an operation is in each cycle; its values change with a report
                 if known.torch_allocated_bytes != sampled.torch_allocated_bytes
                     || known.rss_bytes < sampled.rss_bytes
                 {
@@ -339,7 +346,7 @@ impl RunFigures {
                 known.torch_reserved_bytes = known.torch_reserved_bytes.max(sampled.torch_reserved_bytes);
                 known.rss_bytes = known.rss_bytes.max(sampled.rss_bytes);
             }
-            None if has_room => self.scopes.push(sampled),
+            None if has_room => self.operations.push(sampled),
             None => {}
         }
     }
@@ -458,9 +465,9 @@ pub struct RunRecord {
     pub roles: BTreeMap<Arc<str>, RolePeak>,
     /// By UUID of the GPU.
     pub gpus: BTreeMap<Arc<str>, GpuPeak>,
-    /// Places of the program, as it reports them.
+    /// Operations that the program tracks, as it reports them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub scopes: Vec<ScopePeak>,
+    pub operations: Vec<OperationPeak>,
     /// Its memory over time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub timeline: Vec<TimelinePoint>,
@@ -550,7 +557,7 @@ impl RunRecord {
             cuda_ooms_in_log: Some(figures.cuda_ooms_in_log).filter(|count| *count > 0),
             roles: figures.roles,
             gpus: figures.gpus.iter().map(|(uuid, gpu)| (Arc::clone(uuid), gpu.peak())).collect(),
-            scopes: figures.scopes,
+            operations: figures.operations,
             timeline: figures.timeline,
             subject,
             ..Self::default()

@@ -11,8 +11,8 @@ use crate::clock::Timestamp;
 use crate::collect::CycleData;
 use crate::series::{Label, Row, Series};
 
-/// Maximum number of scopes of a container.
-pub const MAX_SCOPES: usize = 64;
+/// Maximum number of operations of a container.
+pub const MAX_OPERATIONS: usize = 64;
 
 /// A process that reports settings, in the order in which those of several processes count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub struct RunSample {
     /// By UUID.
     pub gpus: BTreeMap<Arc<str>, RunGpuSample>,
     /// By component and operation.
-    pub scopes: BTreeMap<(Arc<str>, Arc<str>), ScopeSample>,
+    pub operations: BTreeMap<(Arc<str>, Arc<str>), OperationSample>,
 }
 
 /// The values of one container on one GPU.
@@ -69,9 +69,9 @@ pub struct RunGpuSample {
     pub torch_reserved_peak_bytes: Option<f64>,
 }
 
-/// The memory at one place of a program: of the rank with the most.
+/// The memory of an operation that a program tracks: of the rank with the most.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ScopeSample {
+pub struct OperationSample {
     /// PyTorch's allocated bytes.
     pub torch_allocated_bytes: Option<f64>,
     /// PyTorch's peak of allocated bytes.
@@ -153,23 +153,23 @@ fn add_container(sample: &mut RunSample, row: &Row, labels: &[Label]) {
             add(&mut sample.samples, row.value);
             sample.ranks_with_samples += 1;
         }
-        FamilyId::CONTAINER_SCOPE_ALLOCATED
-        | FamilyId::CONTAINER_SCOPE_ALLOCATED_PEAK
-        | FamilyId::CONTAINER_SCOPE_RESERVED
-        | FamilyId::CONTAINER_SCOPE_RSS => {
+        FamilyId::CONTAINER_OPERATION_ALLOCATED
+        | FamilyId::CONTAINER_OPERATION_ALLOCATED_PEAK
+        | FamilyId::CONTAINER_OPERATION_RESERVED
+        | FamilyId::CONTAINER_OPERATION_RSS => {
             let [Label::Text(component), Label::Text(operation)] = labels else { return };
             let key = (Arc::clone(component), Arc::clone(operation));
-            if sample.scopes.len() >= MAX_SCOPES && !sample.scopes.contains_key(&key) {
+            if sample.operations.len() >= MAX_OPERATIONS && !sample.operations.contains_key(&key) {
                 return;
             }
-            let scope = sample.scopes.entry(key).or_default();
+            let values = sample.operations.entry(key).or_default();
             match row.family {
-                FamilyId::CONTAINER_SCOPE_ALLOCATED => scope.torch_allocated_bytes = Some(row.value),
-                FamilyId::CONTAINER_SCOPE_ALLOCATED_PEAK => {
-                    scope.torch_allocated_peak_bytes = Some(row.value);
+                FamilyId::CONTAINER_OPERATION_ALLOCATED => values.torch_allocated_bytes = Some(row.value),
+                FamilyId::CONTAINER_OPERATION_ALLOCATED_PEAK => {
+                    values.torch_allocated_peak_bytes = Some(row.value);
                 }
-                FamilyId::CONTAINER_SCOPE_RESERVED => scope.torch_reserved_bytes = Some(row.value),
-                _ => scope.rss_bytes = Some(row.value),
+                FamilyId::CONTAINER_OPERATION_RESERVED => values.torch_reserved_bytes = Some(row.value),
+                _ => values.rss_bytes = Some(row.value),
             }
         }
         _ => {}
@@ -229,9 +229,9 @@ mod tests {
         }
         series.container(catalog::CONTAINER_CPU, 0, ["user".into()], 10.0);
         series.container(catalog::CONTAINER_CPU, 0, ["system".into()], 2.0);
-        let scope = || [Label::Text("model".into()), Label::Text("forward".into())];
-        series.container(catalog::CONTAINER_SCOPE_ALLOCATED, 0, scope(), 1.0);
-        series.container(catalog::CONTAINER_SCOPE_RSS, 0, scope(), 9.0);
+        let labels = || [Label::Text("model".into()), Label::Text("forward".into())];
+        series.container(catalog::CONTAINER_OPERATION_ALLOCATED, 0, labels(), 1.0);
+        series.container(catalog::CONTAINER_OPERATION_RSS, 0, labels(), 9.0);
 
         let [training, neighbour] = &samples(2, &two_gpus(), &series)[..] else { panic!("two containers") };
         assert_eq!((training.cpu_seconds, training.torch_ooms), (Some(12.0), Some(3.0)));
@@ -259,11 +259,14 @@ mod tests {
             ..RunGpuSample::default()
         };
         assert_eq!(training.gpus["GPU-b"], other, "the share of the whole GPU, and no value of PyTorch");
-        let scope =
-            ScopeSample { torch_allocated_bytes: Some(1.0), rss_bytes: Some(9.0), ..ScopeSample::default() };
-        assert_eq!(training.scopes, [(("model".into(), "forward".into()), scope)].into());
+        let values = OperationSample {
+            torch_allocated_bytes: Some(1.0),
+            rss_bytes: Some(9.0),
+            ..OperationSample::default()
+        };
+        assert_eq!(training.operations, [(("model".into(), "forward".into()), values)].into());
         assert_eq!(neighbour.gpus.len(), 1);
         assert_eq!(neighbour.gpus["GPU-a"].used_bytes, Some(2.0));
-        assert_eq!((neighbour.steps, neighbour.scopes.len()), (None, 0));
+        assert_eq!((neighbour.steps, neighbour.operations.len()), (None, 0));
     }
 }

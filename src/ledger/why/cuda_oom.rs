@@ -95,7 +95,7 @@ fn attempt(oom: &CudaOom) -> String {
         |tried| format!("it tried to allocate {}", torch_size(tried)),
     );
     let on = if oom.gpu.is_empty() { "a GPU".to_owned() } else { format!("GPU {}", name(&oom.gpu)) };
-    let scope = match &*oom.component {
+    let operation = match &*oom.component {
         "" => String::new(),
         component => format!(" in {}/{}", name(component), name(&oom.operation)),
     };
@@ -103,7 +103,7 @@ fn attempt(oom: &CudaOom) -> String {
     let free = free.map_or_else(String::new, |(free, total)| {
         format!(", where {} of {} were free", torch_size(free.min(total)), torch_size(total))
     });
-    format!("{tried} on {on}{scope}{free}")
+    format!("{tried} on {on}{operation}{free}")
 }
 
 /// Returns the cause, and a sentence about what the numbers prove.
