@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use memledger::clock::Timestamp;
-use memledger::ledger::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, OomScope, Victim};
+use memledger::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, OomScope, Victim};
 use memledger::ledger::store::{StateKind, Store, WriteBatch};
 
 const KILLS: usize = 20;

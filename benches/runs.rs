@@ -14,9 +14,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use memledger::clock::Timestamp;
-use memledger::ledger::events::{ContainerRef, Exit, ExitReason, Identity, LedgerEvent};
-use memledger::ledger::run_record::{GpuPeak, RolePeak, RunRecord, TimelinePoint};
+use memledger::events::{ContainerRef, Exit, ExitReason, Identity, LedgerEvent};
 use memledger::ledger::store::{FILE, Store, WriteBatch};
+use memledger::runs::{GpuPeak, RolePeak, RunRecord, TimelinePoint};
 use support::{Memledger, cpu_nanos};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;

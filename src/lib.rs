@@ -18,10 +18,15 @@
 //!                                |
 //!            attribute  assigns each process a container and a role: trainer, worker, other
 //!                                |
-//!            ledger     keeps what outlives a cycle: peaks, ended containers, OOM kills;
-//!                       kills have a thread and a database of their own
+//!            gpu        keeps the peaks and the errors of GPUs over cycles
 //!                                |
-//!            diagnose   advice from records of runs: pure functions
+//!            events     what is kept and explained: kills, exits, errors of GPUs
+//!                                |
+//!            runs       what each run needed: peaks, records, and advice from them
+//!                                |
+//!            ledger     decides kills and exits, on a thread of its own, and keeps them in a database
+//!                                |
+//!            explain    the verdicts of `why`: from events, from the host, from a saved log
 //!                                |
 //!            snapshot   one finished cycle, immutable, shared
 //!                                |
@@ -53,8 +58,11 @@ pub mod reporter;
 pub mod container_logs;
 pub mod collect;
 pub mod attribute;
+pub mod gpu;
+pub mod events;
+pub mod runs;
 pub mod ledger;
-pub mod diagnose;
+pub mod explain;
 pub mod snapshot;
 pub mod sampler;
 pub mod export;

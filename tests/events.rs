@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use memledger::ledger::events::LedgerEvent;
-use memledger::ledger::run_record::RunRecord;
+use memledger::events::LedgerEvent;
 use memledger::ledger::store::{FILE, Store, WriteBatch};
+use memledger::runs::RunRecord;
 use serde_json::{Value, json};
 
 use crate::support::load::connect;

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memledger::clock::Timestamp;
-use memledger::export::verdict_text::render;
-use memledger::ledger::events::{
+use memledger::events::{
     ContainerRef, CudaOom, Evidence, Exit, ExitReason, Identity, Kill, KillOwner, LedgerEvent, PriorUsage,
     ReportProcess, RoleRange, Victim,
 };
+use memledger::explain::{Cause, Verdict, explain, explain_last, torch_size, verdict_without_events};
+use memledger::export::verdict_text::render;
 use memledger::ledger::store::{FILE, Store};
-use memledger::ledger::why::{Cause, Verdict, explain, explain_last, torch_size, verdict_without_events};
 
 use crate::support::{golden, run_on_ledger as run};
 use cases::Case;
@@ -48,12 +48,12 @@ fn allowed(events: &[LedgerEvent], computed: &[&str]) -> BTreeSet<String> {
             serde_json::Value::Number(number) => {
                 let number = number.as_f64().unwrap_or(0.0);
                 out.extend(figures(&memledger::series::human_bytes(number)));
-                out.extend(figures(&memledger::ledger::why::torch_size(number as u64)));
+                out.extend(figures(&memledger::explain::torch_size(number as u64)));
                 out.extend(figures(&format!("{number}")));
-                out.extend(figures(&memledger::ledger::why::time(number)));
-                out.extend(figures(&memledger::ledger::why::lasted(number)));
-                out.extend(figures(&memledger::ledger::why::lasted(number - AT)));
-                out.extend(figures(&memledger::ledger::why::lasted(AT - number)));
+                out.extend(figures(&memledger::explain::time(number)));
+                out.extend(figures(&memledger::explain::lasted(number)));
+                out.extend(figures(&memledger::explain::lasted(number - AT)));
+                out.extend(figures(&memledger::explain::lasted(AT - number)));
             }
             serde_json::Value::String(text) => out.extend(figures(text)),
             serde_json::Value::Array(values) => values.iter().for_each(|value| walk(value, out)),

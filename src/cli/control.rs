@@ -10,8 +10,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 
 use crate::config::Config;
 use crate::http::{MAX_EVENTS, MAX_RUNS};
-use crate::ledger::run_record::RunRecord;
 use crate::ledger::store::{Query, RunQuery};
+use crate::runs::RunRecord;
 
 /// Longer than any response takes.
 pub const TIMEOUT: Duration = Duration::from_secs(60);

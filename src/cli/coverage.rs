@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::config::Config;
+use crate::explain::live::{Coverage, CoverageHint};
 use crate::export::verdict_text::wrapped;
-use crate::ledger::host_history::{Coverage, CoverageHint};
 use crate::parse::container_id;
 
 /// The image of deploy/services.yml, and the privileges that reading the host needs in it; docs/why.md has the same.

@@ -9,11 +9,11 @@ use std::time::Duration;
 use super::control;
 use crate::clock::Timestamp;
 use crate::config::Config;
+use crate::events::{ContainerRef, Kill, LedgerEvent};
+use crate::explain::live::{self, HostHistory, KnownPast};
 use crate::http::MAX_EVENTS;
-use crate::ledger::events::{ContainerRef, Kill, LedgerEvent};
-use crate::ledger::host_history::{self, HostHistory, KnownPast};
-use crate::ledger::run_record::RunRecord;
 use crate::ledger::store::{self, Page, Query, RunQuery, StoreError, StoreReader};
+use crate::runs::RunRecord;
 
 /// Bytes of events after which a page from the control socket ends.
 const PAGE_BYTES: usize = 256 << 10;
@@ -215,7 +215,7 @@ impl<'a> LedgerSource<'a> {
     ) -> (Self, HostHistory, Option<String>) {
         let (mut ledger, mut missing) = (Self::Missing, None);
         let boot_id = config.host_paths.boot_id().unwrap_or_default();
-        let host = host_history::read(config, now, container, || {
+        let host = live::read(config, now, container, || {
             (ledger, missing) = Self::open(config, TIMEOUT);
             ledger.past(&boot_id).unwrap_or_else(|error| {
                 (ledger, missing) = (Self::Unreadable, Some(unreadable(&error)));

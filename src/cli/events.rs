@@ -12,9 +12,9 @@ use super::coverage;
 use super::event_source::{self, LedgerSource};
 use crate::clock::Timestamp;
 use crate::config::{Config, since};
+use crate::explain::live::replaced_gaps;
 use crate::export::events::EventTable;
 use crate::http::MAX_EVENTS;
-use crate::ledger::host_history::replaced_gaps;
 use crate::ledger::store::Query;
 
 /// Returns the verb with its own flags; the flags of the settings are added elsewhere.

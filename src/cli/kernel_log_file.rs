@@ -8,9 +8,9 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use crate::clock::Timestamp;
+use crate::explain::explain_logged;
+use crate::explain::{LoggedKill, LoggedKills};
 use crate::export::verdict_text::render;
-use crate::ledger::why::explain_logged;
-use crate::ledger::{LoggedKill, LoggedKills};
 use crate::parse::kernel_log::text_log::TextLog;
 
 /// Longer lines are cut: a record of the kernel has at most one kilobyte, and four if each byte is escaped.

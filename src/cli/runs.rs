@@ -13,12 +13,12 @@ use super::event_source::LedgerSource;
 use super::print;
 use crate::clock::Timestamp;
 use crate::config::{Config, since};
-use crate::diagnose::advice;
 use crate::export::runs::{self, MAX_COMPARED};
 use crate::http::MAX_RUNS;
-use crate::ledger::run_record::RunRecord;
-use crate::ledger::run_record::names::{check_unambiguous, nearest_names};
 use crate::ledger::store::RunQuery;
+use crate::runs::RunRecord;
+use crate::runs::advice::lines as advice;
+use crate::runs::names::{check_unambiguous, nearest_names};
 
 /// How a run is named on the command line.
 const RUN_HELP: &str =

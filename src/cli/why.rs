@@ -13,13 +13,13 @@ use super::kernel_log_file::{self, LogQuery};
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::discover::history::ExistingContainer;
-use crate::export::verdict_text::{render, wrapped};
-use crate::ledger::events::{Kill, KillOwner, LedgerEvent};
-use crate::ledger::host_history::{HostHistory, current_usage, subject_of};
-use crate::ledger::store::Query;
-use crate::ledger::why::{
+use crate::events::{Kill, KillOwner, LedgerEvent};
+use crate::explain::live::{HostHistory, current_usage, subject_of};
+use crate::explain::{
     Cause, Verdict, add_container, kill_line, not_found, query_verdict, verdict_without_events,
 };
+use crate::export::verdict_text::{render, wrapped};
+use crate::ledger::store::Query;
 
 /// Exit status if neither an end nor a kill is found.
 const NOTHING_FOUND: u8 = 1;

@@ -277,6 +277,25 @@ fn group(
 }
 
 impl Container {
+    /// Creates a container of which only the identity is known.
+    pub fn known_by_name(identity: Identity) -> Self {
+        Self {
+            id: ContainerId::new(""),
+            identity,
+            runtime: "",
+            pod: None,
+            image: "".into(),
+            compose_project: "".into(),
+            compose_service: "".into(),
+            settings: vec![],
+            gpus: Arc::default(),
+            started: None,
+            cgroup: None,
+            nested: false,
+            reads_log: false,
+        }
+    }
+
     /// Returns what makes the runs of a container comparable with others: its setting `group`; in a pod its namespace, Job or else pod,
     /// and name; its Compose project and service; or its name.
     pub fn group(&self) -> Arc<str> {

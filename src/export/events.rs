@@ -8,7 +8,7 @@ use std::fmt::Write;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use crate::ledger::events::{
+use crate::events::{
     ContainerRef, CudaOom, Exit, ExitReason, GpuError, Kill, KillOwner, LedgerEvent, OomScope, Victim,
 };
 use crate::series::human_bytes;

@@ -5,8 +5,8 @@
 
 use std::fmt::Write;
 
-use crate::ledger::events::{Evidence, OomReport, PriorUsage, RoleRange, UsageSample};
-use crate::ledger::why::{Confidence, Verdict, is_cuda_oom, lasted, printable, roles, short_ids};
+use crate::events::{Evidence, OomReport, PriorUsage, RoleRange, UsageSample};
+use crate::explain::{Confidence, Verdict, is_cuda_oom, lasted, printable, roles, short_ids};
 use crate::series::human_bytes;
 use crate::text::first_chars;
 
@@ -258,7 +258,7 @@ fn lowest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     a.into_iter().chain(b).min()
 }
 
-fn role_usage(held: &crate::ledger::events::RoleUsage) -> String {
+fn role_usage(held: &crate::events::RoleUsage) -> String {
     let who = roles(&held.role, held.processes);
     match held.pss_bytes {
         Some(pss) => format!("{who} {}", human_bytes(pss as f64)),

@@ -10,9 +10,9 @@ use super::query::{self, Selection};
 use super::{HttpState, bad_request, ledger_not_open, pages};
 use crate::clock::Timestamp;
 use crate::export::runs;
-use crate::ledger::run_record::RunRecord;
-use crate::ledger::run_record::names::{check_unambiguous, nearest_names};
 use crate::ledger::store::{EventReader, RunCursor, RunQuery};
+use crate::runs::RunRecord;
+use crate::runs::names::{check_unambiguous, nearest_names};
 
 /// Maximum of `limit`, and of the records that advice is made from.
 pub const MAX_RUNS: usize = crate::host::bounds::RUN_RECORDS.max;
@@ -95,9 +95,9 @@ pub async fn advice(
             let query = RunQuery { since: Some(f64::MAX), limit: MAX_RUNS, wanted: None };
             let mut running = read_runs(&event_reader, &query)?;
             running.retain(|run| run.ended.is_none());
-            crate::diagnose::advice::check(&runs, &running, Timestamp::now().unix_seconds())
+            crate::runs::advice::lines::check(&runs, &running, Timestamp::now().unix_seconds())
         } else {
-            crate::diagnose::advice::advise(&runs)
+            crate::runs::advice::lines::advise(&runs)
         };
         let Some(advice) = advice else {
             return Ok(Err(not_found(format!("no run of {wanted:?} has ended yet"))));

@@ -10,9 +10,9 @@ use axum::response::{IntoResponse, Response};
 use super::{HttpState, accepts, ledger_not_open, only_container};
 use crate::clock::Timestamp;
 use crate::discover::Container;
+use crate::events::ContainerRef;
+use crate::explain::{Verdict, not_found, query_verdict, verdict_without_events};
 use crate::export::verdict_text::render;
-use crate::ledger::events::ContainerRef;
-use crate::ledger::why::{Verdict, not_found, query_verdict, verdict_without_events};
 
 /// What an answer without an event is based on.
 const ONLY_LEDGER: &str = "Only the ledger was read. On the host, `memledger why` also reads the kernel log and the runtimes, for what \

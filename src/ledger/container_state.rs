@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::events::{ContainerRef, Identity, PriorUsage};
 use super::interval::{CLOCK_TOLERANCE, Interval};
 use super::run::{MAX_START_EVENT_DELAY, Run, START_TOLERANCE};
-use super::run_record::RunFigures;
-use super::usage_history::by_role;
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, RuntimeEvent};
+use crate::events::{ContainerRef, Identity, PriorUsage};
+use crate::runs::usage_history::by_role;
+use crate::runs::{RunFigures, RunRecord};
 
 /// The runtime reports the end of a stop within this many seconds after the exit.
 const STOP_REPORT_DELAY: f64 = 2.0;
@@ -125,6 +125,12 @@ impl ContainerState {
             runtime: Arc::clone(&self.runtime),
             started: run.and_then(|run| run.started),
         }
+    }
+
+    /// Returns the record of the run in progress; `None` if it does not run, or if no cycle has seen it.
+    pub fn record_of_running(&self, id: &ContainerId) -> Option<RunRecord> {
+        let run = self.run.as_ref().filter(|run| run.ended.is_none())?;
+        RunRecord::of_running(self.subject(id, Some(run)), &run.figures, run.kills, run.oom_limit)
     }
 
     /// Returns the run in which a process was killed, and whether it is certain; `None` if no known run can have been it.

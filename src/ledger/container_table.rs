@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::container_state::{ContainerState, RunTransition};
-use super::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
-use super::exchange::{ContainerUsage, CycleReport};
+use super::exchange::CycleReport;
 use super::interval::Interval;
 use super::run::{Run, START_TOLERANCE};
 use crate::clock::Timestamp;
 use crate::config::Filter;
 use crate::discover::{Container, ContainerId, EventKind, Identity, RuntimeEvent};
+use crate::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
+use crate::runs::usage::ContainerUsage;
 
 /// A container that is listed this many seconds after its assumed exit has not exited.
 const REOPEN_AFTER: f64 = 10.0;

@@ -1,6 +1,6 @@
 //! Logs each kill twice, when it is noticed and when it is settled, and each container exit and GPU error once.
 
-use super::events::{
+use crate::events::{
     ContainerRef, CudaOom, Exit, ExitReason, GpuError, Kill, KillOwner, LedgerEvent, OomScope, Victim,
 };
 

@@ -8,15 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 
-use super::events::{ExitReason, GpuError, Identity, UsageSample};
 use super::interval::Interval;
-use super::run_record::sample::RunSample;
-use crate::attribute::Role;
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::LogEntry;
 use crate::discover::{ContainerId, Inventory};
+use crate::events::{ExitReason, GpuError, Identity};
 use crate::host::Waker;
 use crate::parse::kernel_log::{Line, Xid};
+use crate::runs::usage::ContainerUsage;
 
 /// How many cycles wait for the ledger at most: a write to a busy disk may take seconds, and a cycle much less.
 const MAX_WAITING_CYCLES: usize = 50;
@@ -70,46 +69,6 @@ impl GpuUser {
     pub fn is_same(&self, other: &Self) -> bool {
         self.container.is_some() == other.container.is_some() && self.name == other.name
     }
-}
-
-/// The memory and processes of one container.
-#[derive(Clone, Debug, Default)]
-pub struct ContainerUsage {
-    /// Memory sample.
-    pub sample: Option<UsageSample>,
-    /// Processes.
-    pub processes: Vec<ProcessUsage>,
-    /// They are all: an empty list means that there is none.
-    pub has_all_processes: bool,
-    /// Highest usage during the run.
-    pub peak_usage_bytes: Option<u64>,
-    /// Highest sample of unreclaimable memory.
-    pub peak_unreclaimable_bytes: Option<u64>,
-    /// Highest GPU memory during the run by UUID, from all samples of the driver.
-    pub gpu_peaks: Vec<(Arc<str>, u64)>,
-    /// Id of the run, as in the metrics.
-    pub run_id: Arc<str>,
-    /// What else the record of the run needs.
-    pub run: RunSample,
-}
-
-/// One process of a container.
-#[derive(Clone, Debug)]
-pub struct ProcessUsage {
-    /// Host pid.
-    pub pid: u32,
-    /// Parent pid.
-    pub ppid: u32,
-    /// Name, sanitized for display.
-    pub comm: Arc<str>,
-    /// Role in the training job.
-    pub role: Role,
-    /// The executable is a Python interpreter.
-    pub python: bool,
-    /// Resident memory.
-    pub memory: crate::collect::process::ResidentMemory,
-    /// Proportional share (PSS), if measured.
-    pub pss_bytes: Option<u64>,
 }
 
 /// Figures that are older are those of a ledger that hangs: it publishes them every ten seconds, and a step takes seconds at most.

@@ -14,7 +14,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::events::LedgerEvent;
+use crate::events::LedgerEvent;
 
 /// Maximum size of the end of the file in which the last event is searched.
 const MAX_TAIL_BYTES: u64 = 16 << 20;
@@ -175,7 +175,7 @@ fn last_byte(path: &Path, length: u64) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::events::{ContainerRef, ExitReason, Kill, KillOwner, OomScope};
+    use crate::events::{ContainerRef, ExitReason, Kill, KillOwner, OomScope};
 
     fn event(id: u64) -> LedgerEvent {
         let (at, process) = (id as f64, "two\nlines".into());
@@ -281,7 +281,7 @@ mod tests {
     fn writes_exit_as_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.jsonl");
-        let exit = LedgerEvent::Exit(crate::ledger::events::Exit {
+        let exit = LedgerEvent::Exit(crate::events::Exit {
             id: 9,
             at: 1.0,
             subject: ContainerRef::default(),

@@ -12,12 +12,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::exchange::SharedState;
 use super::interval::LogClock;
-use super::reconcile::ObservedLine;
+use super::reconcile::ObservedRecord;
 use super::victim_probe::VictimProbe;
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::{KernelLog, LogEntry, LogPosition};
 use crate::host::ReadError;
 use crate::host::panics::run_essential;
+use crate::parse::kernel_log::kills::KillAssembler;
 
 /// Maximum number of buffered entries; further ones stay in the kernel's own buffer.
 const MAX_WAITING: usize = 20_000;
@@ -40,6 +41,7 @@ struct KmsgShared {
     probe: VictimProbe,
     shared_state: Arc<SharedState>,
     clock: LogClock,
+    block: KillAssembler,
     /// The last read.
     read_at: Timestamp,
     batch: KmsgBatch,
@@ -50,8 +52,8 @@ struct KmsgShared {
 /// The entries since the last call of [`KmsgReader::take`].
 #[derive(Debug, Default)]
 pub struct KmsgBatch {
-    /// Relevant lines, in order.
-    pub lines: Vec<ObservedLine>,
+    /// What the lines show of kills, in order.
+    pub records: Vec<ObservedRecord>,
     /// Records were overwritten before they were read.
     pub lost: bool,
     /// The log went back to an earlier state, see [`crate::collect::kernel_log::LogBatch`].
@@ -60,6 +62,8 @@ pub struct KmsgBatch {
     pub position: LogPosition,
     /// What is known of the log's clock.
     pub clock: LogClock,
+    /// The lines of the current block.
+    pub block: KillAssembler,
 }
 
 impl KmsgReader {
@@ -68,6 +72,7 @@ impl KmsgReader {
     pub fn start(
         log: KernelLog,
         clock: LogClock,
+        block: KillAssembler,
         probe: VictimProbe,
         shared_state: &Arc<SharedState>,
     ) -> Self {
@@ -77,6 +82,7 @@ impl KmsgReader {
             probe,
             shared_state: Arc::clone(shared_state),
             clock,
+            block,
             read_at: Timestamp::now(),
             batch: KmsgBatch::default(),
             rows: 0,
@@ -100,7 +106,7 @@ impl KmsgReader {
     pub fn take(&self) -> Result<KmsgBatch, ReadError> {
         let mut shared = lock(&self.shared);
         match shared.read() {
-            Err(error) if shared.batch.lines.is_empty() => Err(error),
+            Err(error) if shared.batch.records.is_empty() => Err(error),
             _ => {
                 shared.rows = 0;
                 Ok(std::mem::take(&mut shared.batch))
@@ -116,24 +122,30 @@ impl KmsgShared {
         let read_at = Timestamp::now();
         // the ledger compares all with what its clock shows now
         let moved = read_at.wall_moved_since(std::mem::replace(&mut self.read_at, read_at));
-        self.batch.lines.iter_mut().for_each(|line| line.written = line.written.moved(moved));
+        self.batch.records.iter_mut().for_each(|line| line.written = line.written.moved(moved));
         if read.rewound {
-            self.clock = LogClock::default();
+            (self.clock, self.block) = (LogClock::default(), KillAssembler::default());
+        }
+        if read.lost {
+            self.block.records_lost(self.log.position().usec);
         }
         let placed = self.clock.place(read.entries, read_at);
-        let mut lines = self.shared_state.store_xids(read_at, placed);
-        for (entry, _) in &mut lines {
-            limit_reports(entry, &mut self.rows);
+        for (mut entry, written) in self.shared_state.store_xids(read_at, placed) {
+            limit_reports(&mut entry, &mut self.rows);
+            let LogEntry { position, text, line, report } = entry;
+            let Some(record) = self.block.push(position.usec, &line, report.as_ref()) else { continue };
+            let proc_info = self.probe.probe(&record, &written);
+            self.batch.records.push(ObservedRecord { position, text, record, written, proc_info });
         }
         let position = self.log.position();
         if position.usec > before.usec {
             self.clock.written(position.usec, read_at); // any record tells something of the clock
         }
         self.clock.drained(began);
-        self.batch.lines.extend(self.probe.probe(lines));
         self.batch.lost |= read.lost;
         self.batch.rewound |= read.rewound;
-        (self.batch.position, self.batch.clock) = (position, self.clock);
+        (self.batch.position, self.batch.clock, self.batch.block) =
+            (position, self.clock, self.block.clone());
         Ok(())
     }
 }
@@ -168,9 +180,9 @@ fn watch(device: &OwnedFd, shared: &Weak<Mutex<KmsgShared>>) {
             }
             continue;
         }
-        let is_full = shared.batch.lines.len() >= MAX_WAITING;
+        let is_full = shared.batch.records.len() >= MAX_WAITING;
         let failed = !is_full && shared.read().is_err();
-        if failed || !shared.batch.lines.is_empty() || shared.batch.lost {
+        if failed || !shared.batch.records.is_empty() || shared.batch.lost {
             shared.shared_state.waker.wake();
         }
         drop(shared);

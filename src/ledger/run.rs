@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::events::{OomScope, UsageSample};
-use super::exchange::{ContainerUsage, ProcessUsage};
-use super::hit_limit::HitLimit;
 use super::interval::Interval;
-use super::run_record::RunFigures;
-use super::usage_history::History;
 use crate::clock::Timestamp;
+use crate::events::{OomScope, UsageSample};
+use crate::runs::RunFigures;
+use crate::runs::hit_limit::HitLimit;
+use crate::runs::usage::{ContainerUsage, ProcessUsage};
+use crate::runs::usage_history::History;
 
 /// Largest difference between two reports of the same start, in seconds.
 pub const START_TOLERANCE: f64 = 1.0;

@@ -16,7 +16,6 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::exchange::{LedgerFigures, SharedState};
 use super::followers;
-use super::interval::LogClock;
 use super::kmsg_reader::KmsgReader;
 use super::reconcile::{Reconciler, ReconcilerConfig};
 use super::store::{EventReader, Store, StoreError};
@@ -351,11 +350,8 @@ impl LedgerService {
                     );
                     reconciler.restart_accounting(now.kernel_usec());
                 }
-                if taken.lost {
-                    reconciler.records_lost(taken.position);
-                }
-                reconciler.apply_log(now, Some(&taken.lines), taken.position);
-                reconciler.set_log_clock(taken.clock);
+                reconciler.apply_log(now, Some(&taken.records), taken.position);
+                reconciler.set_log_state(taken.clock, taken.block);
             }
             Some(Err(error)) => {
                 let error: &dyn std::error::Error = &error;
@@ -377,13 +373,13 @@ impl LedgerService {
         for backend in backends {
             match KernelLog::open(&self.config.host_paths, *backend) {
                 Ok(mut log) => {
-                    let mut clock = LogClock::default();
-                    if let Some((position, known_clock)) = reconciler.log_position() {
-                        log.resume_after(position);
-                        clock = known_clock;
+                    let (mut clock, mut block) = Default::default();
+                    if let Some(known) = reconciler.log_position() {
+                        log.resume_after(known.0);
+                        (_, clock, block) = known;
                     }
                     let probe = VictimProbe::new(&self.config.host_paths, self.hierarchy.as_ref());
-                    self.log = Some(KmsgReader::start(log, clock, probe, &self.shared_state));
+                    self.log = Some(KmsgReader::start(log, clock, block, probe, &self.shared_state));
                     self.log_failed = None;
                     break;
                 }
@@ -463,7 +459,7 @@ fn runtimes_up(connections: impl IntoIterator<Item = ConnectionState>) -> Option
 }
 
 /// Returns the backends to try, in order.
-pub(super) fn log_backends(log_choice: KernelLogChoice) -> &'static [LogBackend] {
+pub fn log_backends(log_choice: KernelLogChoice) -> &'static [LogBackend] {
     match log_choice {
         KernelLogChoice::Auto => &[LogBackend::Device, LogBackend::Syslog],
         KernelLogChoice::Device => &[LogBackend::Device],

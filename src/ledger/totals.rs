@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::events::{ExitReason, Identity, OomScope, Victim};
 use super::exchange::ContainerFigures;
 use super::store::{LedgerState, StateKind, WriteBatch};
+use crate::events::{ExitReason, Identity, OomScope, Victim};
 
 /// Maximum number of names; beyond that those without recent events are removed.
 const MAX_NAMES: usize = 20_000;

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::interval::Interval;
-use super::reconcile::{ObservedLine, ProcInfo};
+use super::reconcile::ProcInfo;
 use crate::collect::cgroup_namespace::CgroupNamespace;
-use crate::collect::kernel_log::LogEntry;
 use crate::discover::{Hierarchy, Version};
 use crate::host::{Dir, HostPaths};
+use crate::parse::kernel_log::Killed;
+use crate::parse::kernel_log::kills::KillRecord;
 use crate::parse::kernel_log::report::OomReport;
-use crate::parse::kernel_log::{Killed, Line};
 use crate::parse::process::{Stat, cgroup_path};
 
 /// The start time of a process is exact to a second, because the time of the boot is.
@@ -30,8 +30,6 @@ pub struct VictimProbe {
     host_pids: bool,
     /// The cgroup namespace, to which paths in /proc/PID/cgroup are relative.
     namespace: CgroupNamespace,
-    /// The cgroup whose limit was hit, from the context line, until the record of its victim is read.
-    limit_cgroup: Option<String>,
 }
 
 impl VictimProbe {
@@ -42,31 +40,19 @@ impl VictimProbe {
             hierarchy: hierarchy.map(|found| (found.root.clone(), found.version == Version::V1)),
             host_pids: host_paths.in_initial_pid_namespace(),
             namespace: CgroupNamespace::detect(host_paths, hierarchy).unwrap_or(CgroupNamespace::Unknown),
-            limit_cgroup: None,
         }
     }
 
-    /// Adds the data of the victims to lines that were just read.
-    pub fn probe(&mut self, lines: Vec<(LogEntry, Interval)>) -> Vec<ObservedLine> {
-        let with_info = |(entry, written): (LogEntry, Interval)| {
-            let mut proc_info = ProcInfo::default();
-            match &entry.line {
-                Line::Context(context) => self.limit_cgroup = context.oom_cgroup.clone(),
-                Line::Killed(killed) => {
-                    proc_info = self.proc_info(killed, &written);
-                    proc_info.limit_bytes = self.limit_cgroup.take().and_then(|path| self.limit(&path));
-                    if let Some(report) =
-                        entry.report.as_deref().filter(|report| report.host && self.host_pids)
-                    {
-                        proc_info.report_cgroups = self.report_cgroups(report, killed.pid, &written);
-                    }
-                }
-                Line::Invoked | Line::NoKill => self.limit_cgroup = None,
-                Line::Group { .. } | Line::Xid(_) | Line::Resumed => {}
-            }
-            ObservedLine { entry, written, proc_info }
-        };
-        lines.into_iter().map(with_info).collect()
+    /// Returns what /proc and the cgroups show of the victim of a kill that was just read.
+    pub fn probe(&self, record: &KillRecord, written: &Interval) -> ProcInfo {
+        let KillRecord::Kill { killed, context, report, .. } = record else { return ProcInfo::default() };
+        let mut proc_info = self.proc_info(killed, written);
+        let limit_cgroup = context.as_ref().and_then(|context| context.oom_cgroup.as_deref());
+        proc_info.limit_bytes = limit_cgroup.and_then(|path| self.limit(path));
+        if let Some(report) = report.as_deref().filter(|report| report.host && self.host_pids) {
+            proc_info.report_cgroups = self.report_cgroups(report, killed.pid, written);
+        }
+        proc_info
     }
 
     /// Returns the limit of a cgroup by its path from the root; `None` also if it is unlimited.
@@ -125,7 +111,6 @@ impl VictimProbe {
 mod tests {
     use super::*;
     use crate::clock::Timestamp;
-    use crate::collect::kernel_log::LogPosition;
     use crate::parse::kernel_log::OomContext;
     use crate::parse::kernel_log::report::ReportProcess;
 
@@ -148,25 +133,22 @@ mod tests {
             hierarchy: Some((root.join("cgroup"), false)),
             host_pids: true,
             namespace: CgroupNamespace::Unknown,
-            limit_cgroup: None,
         }
     }
 
-    fn entry(line: Line) -> LogEntry {
-        LogEntry { position: LogPosition::default(), line, text: "".into(), report: None }
-    }
-
-    fn killed() -> LogEntry {
-        entry(Line::Killed(Killed { pid: 7, process: "python".into(), ..Killed::default() }))
+    /// Returns the record of the kill of process 7.
+    fn killed(context: Option<OomContext>, report: Option<OomReport>) -> KillRecord {
+        let killed = Killed { pid: 7, process: "python".into(), ..Killed::default() };
+        KillRecord::Kill { killed, context, group: None, report: report.map(Into::into) }
     }
 
     #[test]
     fn process_that_began_after_the_record_is_not_its_victim() {
         let (root, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
-        let mut probe = probe(root.path()); // the process runs for 900 seconds
-        let mut cgroup = |age: f64| {
+        let probe = probe(root.path()); // the process runs for 900 seconds
+        let cgroup = |age: f64| {
             let written = Interval::at(now.unix_seconds() - age);
-            probe.probe(vec![(killed(), written)])[0].proc_info.cgroup.clone()
+            probe.probe(&killed(None, None), &written).cgroup
         };
         for age in [0.0, 60.0, 890.0] {
             assert_eq!(cgroup(age), Some(format!("/docker/{ID}")), "{age}: it still exists");
@@ -175,23 +157,23 @@ mod tests {
             assert_eq!(cgroup(age), None, "{age}: its pid belongs to another process now");
         }
         let (uncertain, end) = (now.unix_seconds() - 1_500.0, now.unix_seconds() - 300.0);
-        let line = (killed(), Interval::new(uncertain, end));
-        assert_eq!(probe.probe(vec![line])[0].proc_info.cgroup, None, "it may have begun later");
+        let found = probe.probe(&killed(None, None), &Interval::new(uncertain, end));
+        assert_eq!(found.cgroup, None, "it may have begun later");
     }
 
     #[test]
     fn dead_process_keeps_its_container_after_its_cgroup_was_removed() {
         let (root, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
-        let mut probe = probe(root.path());
+        let probe = probe(root.path());
         std::fs::write(root.path().join("proc/7/cgroup"), format!("0::/docker/{ID} (deleted)\n")).unwrap();
-        let lines = vec![(killed(), Interval::at(now.unix_seconds()))];
-        assert_eq!(probe.probe(lines)[0].proc_info.cgroup, Some(format!("/docker/{ID}")));
+        let found = probe.probe(&killed(None, None), &Interval::at(now.unix_seconds()));
+        assert_eq!(found.cgroup, Some(format!("/docker/{ID}")));
     }
 
     #[test]
     fn processes_of_a_report_on_the_host_have_their_cgroups_while_they_run() {
         let (root, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
-        let mut probe = probe(root.path());
+        let probe = probe(root.path());
         let process = |pid: u32, comm: &str, uptime: u64| {
             let folder = root.path().join(format!("proc/{pid}"));
             std::fs::create_dir_all(&folder).unwrap();
@@ -212,24 +194,22 @@ mod tests {
             process: "python".into(),
             ..ReportProcess::default()
         });
-        let mut cgroups = |host| {
+        let cgroups = |host| {
             let report = OomReport { host, processes: rows.to_vec(), ..OomReport::default() };
-            let entry = LogEntry { report: Some(report.into()), ..killed() };
-            let info = &probe.probe(vec![(entry, killed_at)])[0].proc_info;
-            info.report_cgroups.clone().into_iter().collect::<Vec<_>>()
+            let found = probe.probe(&killed(None, Some(report)), &killed_at);
+            found.report_cgroups.into_iter().collect::<Vec<_>>()
         };
         assert_eq!(cgroups(true), [(8, format!("/docker/{ID}"))], "not the victim, nor those of reused pids");
         assert_eq!(cgroups(false), []);
     }
 
     #[test]
-    fn limit_is_known_if_context_and_kill_are_read_apart() {
+    fn limit_is_that_of_the_cgroup_in_the_context_line() {
         let (root, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
-        let mut probe = probe(root.path());
-        let oom_cgroup = Some(format!("/docker/{ID}"));
-        let context = entry(Line::Context(OomContext { oom_cgroup, ..OomContext::default() }));
-        let mut read = |entry| probe.probe(vec![(entry, Interval::at(now.unix_seconds()))]);
-        read(context);
-        assert_eq!(read(killed())[0].proc_info.limit_bytes, Some(64 << 20));
+        let probe = probe(root.path());
+        let context = OomContext { oom_cgroup: Some(format!("/docker/{ID}")), ..OomContext::default() };
+        let limit =
+            |context| probe.probe(&killed(context, None), &Interval::at(now.unix_seconds())).limit_bytes;
+        assert_eq!((limit(Some(context)), limit(None)), (Some(64 << 20), None));
     }
 }

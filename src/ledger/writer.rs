@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::event_log;
-use super::events::{Kill, LedgerEvent};
 use super::exchange::SharedState;
 use super::followers::EVENTS_FILE;
 use super::jsonl_sink::EventsFile;
@@ -20,6 +19,7 @@ use super::store::{
 use super::totals::Total;
 use crate::clock::Timestamp;
 use crate::config::StateSettings;
+use crate::events::{Kill, LedgerEvent};
 
 /// How long to wait for another memledger to exit while it is being replaced.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use super::retry::{DeliveryOutcome, RetryingExporter};
 use super::{LEDGER_PERMIT, OtlpContext, run_blocking};
 use crate::clock::Timestamp;
 use crate::collect::otlp_stats::LossReason;
-use crate::ledger::events::LedgerEvent;
+use crate::events::LedgerEvent;
 use crate::ledger::store::{EventReader, StoreError};
 
 /// How often a change counter is checked for new events.

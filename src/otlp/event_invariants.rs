@@ -5,9 +5,9 @@ use jiff::tz::TimeZone;
 
 use super::event_records::EventRecords;
 use crate::clock::Timestamp;
+use crate::events::LedgerEvent;
+use crate::explain::{explain, explain_last};
 use crate::export::{events, verdict_text};
-use crate::ledger::events::LedgerEvent;
-use crate::ledger::why::{explain, explain_last};
 
 /// Parses rows of the store, one per line. Renders the events in every form, without a panic and without broken lines.
 pub fn stored(rows: &str) {

@@ -14,8 +14,8 @@ use prost::Message;
 use super::encoding::MAX_BYTES;
 use super::resource::scope;
 use crate::clock::Timestamp;
+use crate::events::{ExitReason, LedgerEvent};
 use crate::export::events::sentence;
-use crate::ledger::events::{ExitReason, LedgerEvent};
 
 /// Bytes around a record: field numbers and lengths.
 const ENVELOPE_BYTES: usize = 16;

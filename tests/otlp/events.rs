@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use memledger::ledger::events::LedgerEvent;
+use memledger::events::LedgerEvent;
 use memledger::ledger::store::{FILE, Store};
 use serde_json::{Value, json};
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use memledger::ledger::events::Kill;
-use memledger::ledger::events::{Exit, ExitReason, LedgerEvent, OomReport, PriorUsage, UsageSample, Victim};
-use memledger::ledger::why::{Cause, Confidence};
+use memledger::events::Kill;
+use memledger::events::{Exit, ExitReason, LedgerEvent, OomReport, PriorUsage, UsageSample, Victim};
+use memledger::explain::{Cause, Confidence};
 
 use super::events::*;
 use super::exit_cases;

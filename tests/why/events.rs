@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use memledger::ledger::events::{
+use memledger::events::{
     ContainerRef, CudaOom, Evidence, Exit, ExitReason, GpuHolder, Identity, Kill, KillOwner, LedgerEvent,
     MemoryHolder, OomReport, OomScope, PriorUsage, ReportProcess, RoleUsage, UsageSample, Victim,
 };

@@ -1,8 +1,8 @@
 //! The part of the table with exits that no kill explains: signals, errors, and errors of GPU memory.
 
-use memledger::ledger::events::{ContainerRef, CudaOom, Exit, ExitReason, LedgerEvent, Victim};
-use memledger::ledger::host_history::FIRST_ID;
-use memledger::ledger::why::{Cause, Confidence};
+use memledger::events::FIRST_UNRECORDED_ID;
+use memledger::events::{ContainerRef, CudaOom, Exit, ExitReason, LedgerEvent, Victim};
+use memledger::explain::{Cause, Confidence};
 
 use super::cases::Case;
 use super::events::*;
@@ -230,7 +230,7 @@ pub fn normal_or_unknown() -> Vec<Case> {
         case(
             "only the runtime's flag is left",
             Exit {
-                id: FIRST_ID,
+                id: FIRST_UNRECORDED_ID,
                 reason: Some(ExitReason::Unknown),
                 runtime_oom_flag: Some(true),
                 ..exit(ExitReason::Unknown, 137, 0.0)
@@ -246,7 +246,7 @@ pub fn normal_or_unknown() -> Vec<Case> {
         case(
             "SIGKILL before the oldest record",
             Exit {
-                id: FIRST_ID,
+                id: FIRST_UNRECORDED_ID,
                 reason: Some(ExitReason::Unknown),
                 runtime_oom_flag: Some(false),
                 ..exit(ExitReason::Unknown, 137, 0.0)
@@ -257,7 +257,7 @@ pub fn normal_or_unknown() -> Vec<Case> {
         ),
         case(
             "SIGKILL that no ledger has recorded",
-            Exit { id: FIRST_ID, requests_known: false, ..exit(ExitReason::Killed, 137, 0.0) },
+            Exit { id: FIRST_UNRECORDED_ID, requests_known: false, ..exit(ExitReason::Killed, 137, 0.0) },
             Cause::KilledOutside,
             Confidence::Likely,
             &["NOT an OOM kill", "whether it was told to stop is not known"],

@@ -229,8 +229,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::ledger::run_record::RunRecord;
     use crate::ledger::store::{Store, WriteBatch};
+    use crate::runs::RunRecord;
 
     #[test]
     fn finds_the_lock_holder_by_inode() {

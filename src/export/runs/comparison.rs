@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::{MAX_NAME_CHARS, MORE, exit, peak_text, safe, safe_end, state};
 use crate::config::GROUP_SETTING;
-use crate::diagnose::{has_failed, was_killed};
 use crate::export::events::duration;
-use crate::ledger::run_record::RunRecord;
+use crate::runs::RunRecord;
+use crate::runs::advice::{has_failed, was_killed};
 use crate::series::human_bytes;
 
 /// Maximum number of runs beside one another: more do not fit into a hundred columns.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::ledger::run_record::{GpuPeak, OperationPeak, RunRecord};
+use crate::runs::{GpuPeak, OperationPeak, RunRecord};
 
 /// Bytes of the unit that `memory_usage` calls MB.
 const MB: f64 = 1_048_576.0;
@@ -97,7 +97,7 @@ fn utc(at: f64) -> String {
 mod tests {
     use super::*;
     use crate::export::runs::tests::run;
-    use crate::ledger::run_record::TimelinePoint;
+    use crate::runs::TimelinePoint;
 
     #[test]
     fn memory_usage_has_operations_or_else_the_timeline() {

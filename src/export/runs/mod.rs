@@ -11,11 +11,11 @@ use jiff::tz::TimeZone;
 
 use super::events::{duration, sanitize_for_terminal, time};
 use crate::config::GROUP_SETTING;
-use crate::diagnose::advice::Advice;
-use crate::diagnose::{has_failed, was_killed};
-use crate::ledger::events::ExitReason;
-use crate::ledger::hit_limit::LimitPosition;
-use crate::ledger::run_record::{GpuPeak, RolePeak, RunRecord};
+use crate::events::ExitReason;
+use crate::runs::advice::lines::Advice;
+use crate::runs::advice::{has_failed, was_killed};
+use crate::runs::hit_limit::LimitPosition;
+use crate::runs::{GpuPeak, RolePeak, RunRecord};
 use crate::series::human_bytes;
 
 pub use comparison::{MAX_COMPARED, comparison};
@@ -332,7 +332,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::ledger::events::{ContainerRef, Identity};
+    use crate::events::{ContainerRef, Identity};
 
     pub(super) fn run(name: &str, batch: &str, peak: u64) -> RunRecord {
         let gpu = GpuPeak { total_bytes: Some(12 << 30), peak_bytes: Some(peak), ..GpuPeak::default() };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Reconciler;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
-use crate::ledger::events::{ContainerRef, CudaOom, GpuHolder, LedgerEvent};
+use crate::events::{ContainerRef, CudaOom, GpuHolder, LedgerEvent};
 use crate::ledger::exchange::{GpuUse, GpuUser};
 use crate::ledger::totals::CudaOomSource;
 use crate::reporter::message::normalized_uuid;

@@ -12,13 +12,13 @@ use super::Reconciler;
 use super::owner::{ATTRIBUTION_TIMEOUT, PendingKill, RUNTIME_EVENT_TIMEOUT};
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
+use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim};
 use crate::ledger::container_state::End;
-use crate::ledger::events::{Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim};
-use crate::ledger::hit_limit::HitLimit;
 use crate::ledger::interval::{CLOCK_TOLERANCE, Interval, LOG_DELAY};
 use crate::ledger::run::{PossibleEnd, Run, SIGKILL_STATUS, STOP_REQUEST_WINDOW};
-use crate::ledger::run_record::{RunFigures, RunRecord};
 use crate::ledger::totals::Total;
+use crate::runs::hit_limit::HitLimit;
+use crate::runs::{RunFigures, RunRecord};
 
 /// A container whose first process exits with SIGKILL's status within this many seconds after a victim was gone was ended by that kill.
 pub const EXIT_WINDOW: f64 = 5.0;

@@ -8,7 +8,7 @@ use super::Reconciler;
 use super::owner::{Hints, PendingKill};
 use crate::clock::Timestamp;
 use crate::discover::PathOwner;
-use crate::ledger::events::{Evidence, Kill, KillOwner, LedgerEvent, Victim};
+use crate::events::{Evidence, Kill, KillOwner, LedgerEvent, Victim};
 use crate::ledger::interval::Interval;
 use crate::ledger::totals::Total;
 

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::collect::kernel_log::LogEntry;
-use crate::ledger::events::{Evidence, Kill, KillOwner, OomReport, OomScope};
+use crate::events::{Evidence, Kill, KillOwner, OomReport, OomScope};
 use crate::parse::kernel_log::{Killed, OomContext};
 
 fn context_text(context: &OomContext) -> String {
@@ -20,8 +19,9 @@ fn context_text(context: &OomContext) -> String {
 
 impl Kill {
     /// Returns what the kernel log shows of a kill.
-    pub(super) fn of_record(
-        entry: &LogEntry,
+    pub fn of_record(
+        usec: u64,
+        text: &str,
         killed: &Killed,
         context: Option<&OomContext>,
         report: Option<Arc<OomReport>>,
@@ -31,13 +31,13 @@ impl Kill {
             || report.as_ref().filter(|report| report.usage_bytes.is_some()).map(|report| report.host);
         let global =
             killed.global.or(context.map(|context| context.global)).or_else(by_report).unwrap_or(false);
-        let mut evidence = vec![Evidence::new("kmsg", entry.text.to_string())];
+        let mut evidence = vec![Evidence::new("kmsg", text)];
         if let Some(context) = context {
             evidence.insert(0, Evidence::new("kmsg", context_text(context)));
         }
         let limit_cgroup = context.and_then(|context| context.oom_cgroup.as_deref());
         Self {
-            kernel_usec: Some(entry.position.usec),
+            kernel_usec: Some(usec),
             pid: Some(killed.pid),
             process: killed.process.as_str().into(),
             scope: if global { OomScope::Host } else { OomScope::Container },
@@ -54,7 +54,7 @@ impl Kill {
     }
 
     /// Returns a kill of which nothing is known.
-    pub(in crate::ledger) fn unknown() -> Self {
+    pub fn unknown() -> Self {
         Self {
             id: 0,
             at: 0.0,

@@ -13,8 +13,8 @@ use super::cgroup_counters::Count;
 use super::decide::EXIT_WINDOW;
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, PathOwner};
+use crate::events::Evidence;
 use crate::ledger::container_state::ContainerState;
-use crate::ledger::events::Evidence;
 use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
 use crate::ledger::run::Run;
 

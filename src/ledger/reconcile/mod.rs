@@ -22,7 +22,6 @@ mod cuda_ooms;
 mod decide;
 mod gaps;
 mod kill_record;
-mod logged;
 mod match_counters;
 mod output;
 mod owner;
@@ -35,26 +34,27 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::collect::cgroup_oom_events::CounterReading;
-use crate::collect::kernel_log::{LogEntry, LogPosition};
+use crate::collect::kernel_log::LogPosition;
 use crate::config::Filter;
 use crate::discover::{ContainerId, EventKind, RuntimeEvent};
+use crate::events::{GpuError, Kill, KillOwner, LedgerEvent};
 use crate::ledger::container_state::{ContainerState, RunTransition};
 use crate::ledger::container_table::ContainerTable;
-use crate::ledger::events::{GpuError, Kill, KillOwner, LedgerEvent, OomReport};
-use crate::ledger::exchange::{CycleReport, ProcessUsage};
+use crate::ledger::exchange::CycleReport;
 use crate::ledger::interval::{Interval, LOG_DELAY, LogClock};
 use crate::ledger::store::{LedgerState, StateKind, WriteBatch};
 use crate::ledger::totals::{CudaOomSource, Total, Totals};
-use crate::parse::kernel_log::Killed;
+use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
+use crate::runs::usage::ProcessUsage;
 use cgroup_counters::Counters;
 pub use count::AccountingCheckpoint;
-use count::{LogFinding, OomAccounting};
+use count::OomAccounting;
 use cuda_ooms::CudaOoms;
 use decide::PendingExit;
-pub use logged::{LoggedKill, LoggedKills};
 pub use owner::PersistedKill;
 use owner::{Hints, PendingKill};
 use reports::ReportLabels;
+pub use reports::complete as complete_report;
 
 /// Largest disorder of a runtime's events, in seconds.
 const MAX_DISORDER: f64 = 1.0;
@@ -93,11 +93,15 @@ pub struct ReconcilerConfig {
     pub without_runtimes: bool,
 }
 
-/// A line of the kernel log, and what was observed when it was read.
+/// What the kernel log shows of a kill, and what was observed when it was read.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ObservedLine {
-    /// The line.
-    pub entry: LogEntry,
+pub struct ObservedRecord {
+    /// Position of the line.
+    pub position: LogPosition,
+    /// Its text.
+    pub text: Arc<str>,
+    /// What it shows.
+    pub record: KillRecord,
     /// When it was written.
     pub written: Interval,
     /// The victim, for a kill.
@@ -245,14 +249,15 @@ impl Reconciler {
         last.or_else(|| self.last_event_times.get(ANY_SOCKET)).copied()
     }
 
-    /// Returns the position up to which this boot's log was read, and its clock as known then; `None` if it never was read.
-    pub fn log_position(&self) -> Option<(LogPosition, LogClock)> {
+    /// Returns the position up to which this boot's log was read, and its clock and block as known then; `None` if it never was read.
+    pub fn log_position(&self) -> Option<(LogPosition, LogClock, KillAssembler)> {
         let account = self.accounting.checkpoint();
-        (account.position != LogPosition::default()).then_some((account.position, account.log_clock))
+        let is_read = account.position != LogPosition::default();
+        is_read.then(|| (account.position, account.log_clock, account.block.clone()))
     }
 
     /// Marks the runs that had not ended before this boot.
-    pub(in crate::ledger) fn apply_host_restart(&mut self) {
+    pub fn apply_host_restart(&mut self) {
         self.containers.apply_host_restart(self.config.booted_at, true);
     }
 
@@ -362,29 +367,28 @@ impl Reconciler {
         self.next_id - 1
     }
 
-    /// Applies kernel log lines, in order. `None`: the log cannot be read now.
-    pub fn apply_log(&mut self, now: Timestamp, lines: Option<&[ObservedLine]>, position: LogPosition) {
-        self.log_up = lines.is_some();
-        for line in lines.unwrap_or_default() {
-            let found = self.accounting.read(&line.entry);
-            if matches!(found, Some(LogFinding::Kill { .. } | LogFinding::Duplicate { .. })) {
-                self.accounting.counted_record_of(&line.written, now);
+    /// Applies records of the kernel log, in order. `None`: the log cannot be read now.
+    pub fn apply_log(&mut self, now: Timestamp, records: Option<&[ObservedRecord]>, position: LogPosition) {
+        self.log_up = records.is_some();
+        for observed in records.unwrap_or_default() {
+            if !self.accounting.count(observed.position, &observed.record) {
+                continue;
             }
-            match found {
-                Some(LogFinding::Kill { killed, context, group, report }) => {
-                    let hints = Hints::new(context, group, line.proc_info.clone());
-                    let containers = self.config.host_pids.then_some(&self.containers);
-                    let report = report.map(|report| self.reports.label(&report, line, containers));
-                    self.add_kill(now, line, &killed, hints, report);
+            match &observed.record {
+                KillRecord::Kill { .. } => {
+                    self.accounting.counted_record_of(&observed.written, now);
+                    self.add_kill(now, observed);
                 }
-                Some(LogFinding::Group { pid, path }) => {
+                KillRecord::Second { pid } => {
+                    self.accounting.counted_record_of(&observed.written, now);
+                    self.add_duplicate(*pid);
+                }
+                KillRecord::Group { pid, path } => {
                     let mut newest = self.pending.iter_mut().rev();
-                    if let Some(pending) = newest.find(|pending| pending.kill.pid == Some(pid)) {
-                        pending.hints.group = Some(path);
+                    if let Some(pending) = newest.find(|pending| pending.kill.pid == Some(*pid)) {
+                        pending.hints.group = Some(path.clone());
                     }
                 }
-                Some(LogFinding::Duplicate { pid }) => self.add_duplicate(pid),
-                None => {}
             }
         }
         if self.log_up {
@@ -392,14 +396,9 @@ impl Reconciler {
         }
     }
 
-    /// Notes what is known of the log's clock at the position up to which the log was read.
-    pub fn set_log_clock(&mut self, clock: LogClock) {
-        self.accounting.set_log_clock(clock);
-    }
-
-    /// Notes that records of the log were overwritten before they were read, up to this position.
-    pub fn records_lost(&mut self, up_to: LogPosition) {
-        self.accounting.records_lost(up_to);
+    /// Notes what is known of the log's clock, and of its current block, at the position up to which the log was read.
+    pub fn set_log_state(&mut self, clock: LogClock, block: KillAssembler) {
+        self.accounting.set_log_state(clock, block);
     }
 
     /// Adds GPU errors, which are final at once.
@@ -425,20 +424,17 @@ impl Reconciler {
         self.accounting.restart(now_usec);
     }
 
-    fn add_kill(
-        &mut self,
-        now: Timestamp,
-        line: &ObservedLine,
-        killed: &Killed,
-        hints: Hints,
-        report: Option<Arc<OomReport>>,
-    ) {
-        let ObservedLine { entry, written, .. } = line;
+    fn add_kill(&mut self, now: Timestamp, observed: &ObservedRecord) {
+        let KillRecord::Kill { killed, context, group, report } = &observed.record else { return };
+        let hints = Hints::new(context.clone(), group.clone(), observed.proc_info.clone());
+        let containers = self.config.host_pids.then_some(&self.containers);
+        let report = report.as_ref().map(|report| self.reports.label(report, observed, containers));
+        let (usec, written) = (observed.position.usec, observed.written);
         let mut kill = Kill {
             id: self.new_id(),
-            at: written.nearest(now.unix_seconds_of_kernel(entry.position.usec)),
+            at: written.nearest(now.unix_seconds_of_kernel(usec)),
             boot_id: Arc::clone(&self.config.boot_id),
-            ..Kill::of_record(entry, killed, hints.context.as_ref(), report)
+            ..Kill::of_record(usec, &observed.text, killed, context.as_ref(), report)
         };
         kill.before = self.host_usage(&kill);
         self.totals.add(Total::Host, 1);

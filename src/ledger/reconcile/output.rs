@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{ANY_SOCKET, AccountingCheckpoint, MAX_EVENT_DELAY, Reconciler};
 use crate::clock::Timestamp;
-use crate::ledger::events::{Identity, LedgerEvent};
+use crate::events::{Identity, LedgerEvent};
 use crate::ledger::exchange::{ContainerFigures, LedgerFigures};
 use crate::ledger::store::StateKind;
 use crate::ledger::totals::Total;

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use super::{ProcInfo, Reconciler};
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, PathOwner, owner_of_paths};
+use crate::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
 use crate::ledger::container_state::ContainerState;
-use crate::ledger::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
 use crate::ledger::interval::Interval;
 use crate::parse::kernel_log::OomContext;
 
@@ -42,10 +42,7 @@ pub struct Hints {
 
 impl Hints {
     /// Combines the evidence of the log and of /proc.
-    pub fn new(context: Option<OomContext>, group: Option<String>, mut proc_info: ProcInfo) -> Self {
-        if context.is_none() {
-            proc_info.limit_bytes = None; // of the block before, which ended without a kill
-        }
+    pub fn new(context: Option<OomContext>, group: Option<String>, proc_info: ProcInfo) -> Self {
         Self { context, group, proc_info }
     }
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::ObservedLine;
+use super::ObservedRecord;
 use crate::attribute::roles::role_by_name;
 use crate::discover::{ContainerId, PathOwner, owner_of_paths};
+use crate::events::{OomReport, ReportProcess, RoleRange};
 use crate::ledger::container_table::ContainerTable;
-use crate::ledger::events::{OomReport, ReportProcess, RoleRange};
 
 /// The completed reports: the victims of one group kill share theirs.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ impl ReportLabels {
     pub(super) fn label(
         &mut self,
         report: &Arc<OomReport>,
-        line: &ObservedLine,
+        line: &ObservedRecord,
         containers: Option<&ContainerTable>,
     ) -> Arc<OomReport> {
         if let Some((_, completed)) = self.newest.as_ref().filter(|(logged, _)| Arc::ptr_eq(logged, report)) {
@@ -40,7 +40,7 @@ impl ReportLabels {
 
 /// Returns the report with the roles of all processes in ranges, and the largest processes in rows. `label` sets what is known
 /// of a process.
-pub(super) fn complete(report: &OomReport, label: impl Fn(&mut ReportProcess)) -> OomReport {
+pub fn complete(report: &OomReport, label: impl Fn(&mut ReportProcess)) -> OomReport {
     let mut completed = report.clone();
     for row in &mut completed.processes {
         label(row);
@@ -54,7 +54,7 @@ pub(super) fn complete(report: &OomReport, label: impl Fn(&mut ReportProcess)) -
 }
 
 /// Sets what the last cycles show of a process; its container also by its cgroup, if it still runs.
-fn label_process(row: &mut ReportProcess, is_host: bool, line: &ObservedLine, containers: &ContainerTable) {
+fn label_process(row: &mut ReportProcess, is_host: bool, line: &ObservedRecord, containers: &ContainerTable) {
     let pid = row.tgid.unwrap_or(row.pid);
     let sampled = containers.find_by_pid(pid, &row.process, &line.written);
     let known = sampled.as_ref().and_then(|id| containers.get(id));

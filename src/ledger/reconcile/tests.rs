@@ -39,11 +39,12 @@ use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 
 use super::*;
-use crate::ledger::events::{Exit, ExitReason, Identity, OomScope, Victim};
+use crate::collect::kernel_log::LogEntry;
+use crate::events::{Exit, ExitReason, Identity, OomScope, Victim};
 use crate::ledger::exchange::ContainerFigures;
 use crate::ledger::interval::LogClock;
-use crate::ledger::run_record::RunRecord;
 use crate::ledger::store::{StateRows, Store};
+use crate::runs::RunRecord;
 use world::World;
 
 /// Another test may be starting a program, which holds the lock of a closed store until it has begun.
@@ -130,6 +131,7 @@ struct Simulation<'a> {
     read_to: u64,
     events_to: u64,
     clock: LogClock,
+    block: KillAssembler,
     /// memledger was started since the last step: it reads what was logged meanwhile at once.
     was_away: bool,
     first_sweep: Option<u64>,
@@ -150,6 +152,7 @@ impl<'a> Simulation<'a> {
             read_to: world.stamp(begin, 0),
             events_to: 0,
             clock: LogClock::default(),
+            block: KillAssembler::default(),
             was_away: false,
             first_sweep: None,
             swept: None,
@@ -183,8 +186,8 @@ impl<'a> Simulation<'a> {
         }
         self.reconciler = Self::start(&self.store, world, now);
         let stored = self.reconciler.log_position();
-        self.read_to = stored.map_or(world.stamp(begin, 0), |(position, _)| position.usec);
-        self.clock = stored.map_or(LogClock::default(), |(_, clock)| clock);
+        self.read_to = stored.as_ref().map_or(world.stamp(begin, 0), |(position, ..)| position.usec);
+        (_, self.clock, self.block) = stored.unwrap_or_default();
         let since = self.reconciler.runtime_cursor("docker", "");
         // the runtime's events are requested from one second before the last event
         let is_requested =
@@ -208,14 +211,14 @@ impl<'a> Simulation<'a> {
         let position = LogPosition { sequence: None, usec: world.stamp(self.begin, at) + 999 };
         if lines.is_some() {
             if world.has_lost_records(self.begin, read_after, at) {
-                self.reconciler.records_lost(position);
+                self.block.records_lost(position.usec);
             }
             self.read_to = position.usec;
         }
         let observed = lines.map(|lines| self.observe(at, read_after, lines));
         self.reconciler.apply_log(now, observed.as_deref(), position);
         if observed.is_some() {
-            self.reconciler.set_log_clock(self.clock);
+            self.reconciler.set_log_state(self.clock, self.block.clone());
         }
         let counter = world.vmstat(at);
         if self.reconciler.needs_cgroup_sweep() || self.swept.is_none_or(|swept| at >= swept + 1_000) {
@@ -241,7 +244,7 @@ impl<'a> Simulation<'a> {
 
 impl Simulation<'_> {
     /// Returns these lines, with when they were written as far as that is known.
-    fn observe(&mut self, at: u64, after: u64, lines: Vec<(LogEntry, ProcInfo)>) -> Vec<ObservedLine> {
+    fn observe(&mut self, at: u64, after: u64, lines: Vec<(LogEntry, ProcInfo)>) -> Vec<ObservedRecord> {
         let (world, begin, now) = (self.world, self.begin, self.world.clocks(self.begin, at));
         let reads_at_once = world.sources.reads_at_once && !std::mem::take(&mut self.was_away);
         let mut records: Vec<(u64, Option<(LogEntry, ProcInfo)>)> =
@@ -254,11 +257,9 @@ impl Simulation<'_> {
             let read_at = if reads_at_once { logged.plus(Duration::from_micros(999)) } else { now };
             for (usec, line) in batch {
                 let written = self.clock.written(*usec, read_at).moved(now.wall_moved_since(read_at));
-                observed.extend(line.clone().map(|(entry, proc_info)| ObservedLine {
-                    entry,
-                    written,
-                    proc_info,
-                }));
+                if let Some((entry, proc_info)) = line.clone() {
+                    observed.extend(self::observed(&mut self.block, entry, written, proc_info));
+                }
             }
             if reads_at_once {
                 self.clock.drained(read_at);
@@ -267,6 +268,18 @@ impl Simulation<'_> {
         self.clock.drained(now);
         observed
     }
+}
+
+/// Returns what a line of the log shows of a kill, if anything.
+fn observed(
+    block: &mut KillAssembler,
+    entry: LogEntry,
+    written: Interval,
+    proc_info: ProcInfo,
+) -> Option<ObservedRecord> {
+    let LogEntry { position, line, text, report } = entry;
+    let record = block.push(position.usec, &line, report.as_ref())?;
+    Some(ObservedRecord { position, text, record, written, proc_info })
 }
 
 fn figures(totals: &Totals, name: &str) -> ContainerFigures {

@@ -11,8 +11,8 @@ use rusqlite::{Connection, params};
 use super::runs::{self, RunCursor, RunQuery};
 use super::select::{self, Cursor, Page};
 use super::{FILE, LedgerState, Query, Store, StoreError, limit, schema, signed, unsigned};
-use crate::ledger::events::{ContainerRef, LedgerEvent};
-use crate::ledger::run_record::RunRecord;
+use crate::events::{ContainerRef, LedgerEvent};
+use crate::runs::RunRecord;
 
 /// Number of newest events among which unattributed kills are loaded.
 const MAX_RECENT: u64 = 1_000;

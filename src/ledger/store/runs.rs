@@ -8,8 +8,8 @@ use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
 use super::{limit, signed, to_json};
 use crate::discover::ContainerId;
 use crate::ledger::container_state::ContainerState;
-use crate::ledger::run_record::RunRecord;
-use crate::ledger::run_record::names::NameKind;
+use crate::runs::RunRecord;
+use crate::runs::names::NameKind;
 
 /// Bytes of records after which a part of a response ends.
 const PAGE_BYTES: usize = 256 << 10;
@@ -190,7 +190,7 @@ fn selected<T>(
 /// `memledger serve` loads it.
 fn running(id: &str, state: &str) -> Option<RunRecord> {
     let state: ContainerState = serde_json::from_str(state).ok()?;
-    RunRecord::of_running(&ContainerId::new(id), &state)
+    state.record_of_running(&ContainerId::new(id))
 }
 
 /// Returns the number of records.
@@ -220,7 +220,7 @@ pub fn remove(connection: &Connection, cutoff: f64, max: usize, more: i64) -> ru
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::events::ContainerRef;
+    use crate::events::ContainerRef;
     use crate::ledger::store::{Store, WriteBatch};
 
     /// Writes runs that ended at these Unix times, with these names.

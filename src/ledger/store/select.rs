@@ -10,7 +10,7 @@ use rusqlite::{Connection, Row, params_from_iter};
 
 use super::{Query, limit};
 use crate::discover::Identity;
-use crate::ledger::events::ContainerRef;
+use crate::events::ContainerRef;
 
 /// Maximum number of events that are read at once, whatever a query allows, and maximum size of them in bytes; one more is read.
 pub const MAX_EVENTS: usize = 1_000;
@@ -225,7 +225,7 @@ fn first_page(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::events::{Exit, ExitReason, LedgerEvent};
+    use crate::events::{Exit, ExitReason, LedgerEvent};
     use crate::ledger::store::Store;
 
     fn exit(id: u64, at: f64, name: &str) -> LedgerEvent {

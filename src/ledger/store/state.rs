@@ -12,12 +12,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::discover::ContainerId;
+use crate::events::{Identity, LedgerEvent};
 use crate::ledger::container_state::ContainerState;
-use crate::ledger::events::{Identity, LedgerEvent};
 use crate::ledger::interval::Interval;
 use crate::ledger::reconcile::{AccountingCheckpoint, PersistedKill};
-use crate::ledger::run_record::RunRecord;
 use crate::ledger::totals::{ContainerCounters, Total};
+use crate::runs::RunRecord;
 
 /// Maximum number of records of runs that wait for a full disk; beyond that the oldest are dropped.
 const MAX_WAITING_RUNS: usize = 1_000;

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::discover::ContainerId;
+use crate::events::*;
 use crate::ledger::container_state::ContainerState;
-use crate::ledger::events::*;
 use crate::ledger::reconcile::{AccountingCheckpoint, PersistedKill};
 use crate::ledger::totals::{ContainerCounters, Total};
 

@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::ledger::events::{Exit, ExitReason, KillOwner};
+use crate::events::{Exit, ExitReason, KillOwner};
 use crate::ledger::store::{FILE, Query};
 
 fn kill(id: u64) -> LedgerEvent {
@@ -111,7 +111,7 @@ fn waiting_events_have_a_maximum_size_and_the_oldest_are_dropped() {
     let mut batch = WriteBatch::default();
     let text = "x".repeat(1_000);
     for id in 1..=100 {
-        let evidence = vec![crate::ledger::events::Evidence::new("kmsg", text.clone())];
+        let evidence = vec![crate::events::Evidence::new("kmsg", text.clone())];
         let LedgerEvent::OomKill(kill) = kill(id) else { panic!() };
         batch.put_event(LedgerEvent::OomKill(Kill { evidence, ..kill }));
     }

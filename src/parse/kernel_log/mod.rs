@@ -2,12 +2,14 @@
 //!
 //! Processes choose their own names (any 15 bytes). So the parsers match the kernel's words before and after a name, and never
 //! split at a character that may be part of it. A name is too short to contain the beginning of a relevant line. [`records`]
-//! finds the lines in the log, [`context`] reads the paths, [`report`] folds the records around a kill.
+//! finds the lines in the log, [`context`] reads the paths, [`report`] folds the records around a kill, and [`kills`] the lines of one
+//! OOM into kills.
 //!
-//! Not here: the container of a victim, and duplicate kills (`ledger`).
+//! Not here: the container of a victim (`ledger`).
 
 mod context;
 mod fragments;
+pub mod kills;
 pub mod records;
 pub mod report;
 pub mod text_log;

@@ -2,7 +2,7 @@
 
 use super::story::{KILLED, Story, id};
 use crate::discover::EventKind;
-use crate::ledger::events::{CudaOom, ExitReason, GpuHolder, LedgerEvent};
+use crate::events::{CudaOom, ExitReason, GpuHolder, LedgerEvent};
 use crate::ledger::exchange::{GpuUse, GpuUser};
 use crate::reporter::message::OomMessage;
 use crate::reporter::ooms::ReportedOom;

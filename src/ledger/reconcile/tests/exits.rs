@@ -3,7 +3,7 @@
 use super::figures;
 use super::story::{KILLED, Story, stop_request};
 use crate::discover::EventKind;
-use crate::ledger::events::ExitReason;
+use crate::events::ExitReason;
 use crate::ledger::reconcile::ProcInfo;
 
 #[test]

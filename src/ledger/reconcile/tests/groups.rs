@@ -1,9 +1,8 @@
 //! Scenarios of `memory.oom.group`, with more kills than the kernel logs contexts for.
 
 use super::story::{Story, id, killed, path};
-use crate::collect::kernel_log::LogPosition;
 use crate::discover::EventKind;
-use crate::ledger::events::KillOwner;
+use crate::events::KillOwner;
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::totals::Total;
 use crate::parse::kernel_log::{Line, OomContext};
@@ -86,8 +85,8 @@ fn group_line_after_lost_records_does_not_name_the_next_container() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
     // ten begins of blocks may be among the lost records
-    let read_to = LogPosition { sequence: None, usec: story.at(20.0).kernel_usec() };
-    story.reconciler.records_lost(read_to);
+    let read_to = story.at(20.0).kernel_usec();
+    story.block.records_lost(read_to);
     story.log(20.0, vec![kill(70), group('a'), kill(70), kill(80)]);
     story.log(26.0, vec![line(Line::Invoked), kill(71), group('a'), kill(71), kill(81)]);
     for at in [26.0, 32.0, 37.0] {

@@ -6,11 +6,11 @@ use crate::attribute::Role;
 use crate::collect::kernel_log::LogPosition;
 use crate::collect::process::ResidentMemory;
 use crate::discover::EventKind;
-use crate::ledger::events::{ExitReason, KillOwner, PriorUsage, UsageSample};
-use crate::ledger::exchange::{ContainerUsage, ProcessUsage};
+use crate::events::{ExitReason, KillOwner, PriorUsage, UsageSample};
 use crate::ledger::interval::Interval;
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::totals::Total;
+use crate::runs::usage::{ContainerUsage, ProcessUsage};
 
 /// The ledger waited for its disk from 0.1 to 4.1.
 #[test]

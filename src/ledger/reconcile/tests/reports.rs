@@ -6,11 +6,11 @@ use super::story::{Story, id, killed, path};
 use crate::attribute::roles::Role;
 use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::discover::EventKind;
-use crate::ledger::events::{OomReport, ReportProcess};
-use crate::ledger::exchange::ProcessUsage;
+use crate::events::{OomReport, ReportProcess};
 use crate::ledger::interval::Interval;
-use crate::ledger::reconcile::{ObservedLine, ProcInfo};
+use crate::ledger::reconcile::ProcInfo;
 use crate::parse::kernel_log::{Line, OomContext};
+use crate::runs::usage::ProcessUsage;
 
 const WORKERS: u32 = 30;
 
@@ -19,15 +19,17 @@ fn kill_with_report(story: &mut Story, at: f64, pid: u32, report: OomReport) {
     let written = Interval::at(story.at(at).unix_seconds());
     let usec = story.at(at).kernel_usec();
     let context = OomContext { task_cgroups: vec![path('a')], pid: Some(pid), ..OomContext::default() };
-    let lines =
-        [Line::Context(context), Line::Killed(killed(pid))].into_iter().zip(1_u64..).map(|(line, number)| {
+    let block = &mut story.block;
+    let records = [Line::Context(context), Line::Killed(killed(pid))].into_iter().zip(1_u64..).filter_map(
+        |(line, number)| {
             let position = LogPosition { sequence: Some(number), usec: usec + number };
             let report = matches!(line, Line::Killed(_)).then(|| Arc::new(report.clone()));
             let entry = LogEntry { position, line, text: Arc::from("a line"), report };
-            ObservedLine { entry, written, proc_info: ProcInfo::default() }
-        });
-    let lines: Vec<_> = lines.collect();
-    story.reconciler.apply_log(story.at(at), Some(&lines), lines[1].entry.position);
+            super::observed(block, entry, written, ProcInfo::default())
+        },
+    );
+    let records: Vec<_> = records.collect();
+    story.reconciler.apply_log(story.at(at), Some(&records), records[0].position);
 }
 
 #[test]

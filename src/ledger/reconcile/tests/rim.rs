@@ -4,11 +4,11 @@ use super::story::{KILLED, Story, id, killed, path, running, stop_request};
 use crate::attribute::Role;
 use crate::collect::process::ResidentMemory;
 use crate::discover::{EventKind, RuntimeEvent};
-use crate::ledger::events::{ExitReason, KillOwner, LedgerEvent, UsageSample, Victim};
-use crate::ledger::exchange::{ContainerUsage, ProcessUsage};
+use crate::events::{ExitReason, KillOwner, LedgerEvent, UsageSample, Victim};
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::totals::Total;
 use crate::parse::kernel_log::{Killed, Line, OomContext};
+use crate::runs::usage::{ContainerUsage, ProcessUsage};
 
 fn process(pid: u32, ppid: u32, python: bool) -> ProcessUsage {
     ProcessUsage {

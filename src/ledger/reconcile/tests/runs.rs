@@ -2,11 +2,11 @@
 
 use super::story::{KILLED, Story, killed, path, running, stop_request};
 use crate::discover::EventKind;
-use crate::ledger::events::{ExitReason, KillOwner, UsageSample};
-use crate::ledger::exchange::ContainerUsage;
-use crate::ledger::hit_limit::{HitLimit, LimitPosition};
+use crate::events::{ExitReason, KillOwner, UsageSample};
 use crate::ledger::reconcile::ProcInfo;
 use crate::parse::kernel_log::{Line, OomContext};
+use crate::runs::hit_limit::{HitLimit, LimitPosition};
+use crate::runs::usage::ContainerUsage;
 
 /// Returns the event of an exit.
 pub fn ended(exit_code: Option<i64>) -> EventKind {

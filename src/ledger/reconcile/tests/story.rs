@@ -11,12 +11,14 @@ use crate::config::Filter;
 use crate::discover::{
     Container, ContainerDetails, ContainerId, EventKind, Identity, Inventory, RuntimeEvent,
 };
-use crate::ledger::events::{Exit, ExitReason, Kill, KillOwner, Victim};
-use crate::ledger::exchange::{ContainerUsage, CycleReport, GpuUse};
+use crate::events::{Exit, ExitReason, Kill, KillOwner, Victim};
+use crate::ledger::exchange::{CycleReport, GpuUse};
 use crate::ledger::interval::LogClock;
-use crate::ledger::reconcile::{ObservedLine, ProcInfo, Reconciler, ReconcilerConfig};
-use crate::ledger::run_record::RunRecord;
+use crate::ledger::reconcile::{ProcInfo, Reconciler, ReconcilerConfig};
+use crate::parse::kernel_log::kills::KillAssembler;
 use crate::parse::kernel_log::{Killed, Line, OomContext};
+use crate::runs::RunRecord;
+use crate::runs::usage::ContainerUsage;
 
 pub const KILLED: Option<i64> = Some(137);
 
@@ -35,6 +37,8 @@ pub struct Story {
     filter: Filter,
     boot: (String, f64),
     clock: LogClock,
+    /// The lines of the current block.
+    pub block: KillAssembler,
     lines: u64,
 }
 
@@ -82,6 +86,7 @@ impl Story {
             filter,
             boot,
             clock,
+            block: KillAssembler::default(),
             lines: 0,
         };
         story.settle(0.0);
@@ -164,20 +169,20 @@ impl Story {
 
     /// Applies lines that were logged at several times and read at once.
     pub fn log_read_together(&mut self, at: f64, all: Vec<(f64, Vec<(Line, ProcInfo)>)>) {
-        let mut observed = Vec::new();
+        let (mut observed, mut last) = (Vec::new(), LogPosition::default());
         for (logged, lines) in all {
             let usec = self.at(logged).kernel_usec().saturating_add_signed((self.drift * 1e6) as i64);
             for (line, proc_info) in lines {
                 self.lines += 1;
                 let position = LogPosition { sequence: Some(self.lines), usec: usec + self.lines };
                 let written = self.clock.written(position.usec, self.at(at));
+                last = position;
                 let entry = LogEntry { position, line, text: Arc::from("a line"), report: None };
-                observed.push(ObservedLine { entry, written, proc_info });
+                observed.extend(super::observed(&mut self.block, entry, written, proc_info));
             }
         }
-        let position = observed.last().map_or(LogPosition::default(), |line| line.entry.position);
         self.clock.drained(self.at(at));
-        self.reconciler.apply_log(self.at(at), Some(&observed), position);
+        self.reconciler.apply_log(self.at(at), Some(&observed), last);
     }
 
     /// Applies a kill with the data of the kernel log and of /proc.
@@ -288,7 +293,7 @@ impl Story {
     /// Returns the stored record of the run in progress, as it is after a crash of memledger.
     pub fn stored_record(&self, letter: char) -> RunRecord {
         let known = &self.store.contents.containers[&id(letter)];
-        RunRecord::of_running(&id(letter), known).expect("a run in progress")
+        known.record_of_running(&id(letter)).expect("a run in progress")
     }
 
     pub fn reasons(&self, letter: char) -> Vec<Option<ExitReason>> {

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
-use crate::ledger::events::{ExitReason, OomScope};
+use crate::events::{ExitReason, OomScope};
 
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

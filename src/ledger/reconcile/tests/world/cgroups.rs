@@ -8,7 +8,8 @@ use crate::attribute::roles::Role;
 use crate::clock::Timestamp;
 use crate::collect::cgroup_oom_events::CounterReading;
 use crate::discover::{Cgroup, Container, Identity, Inventory};
-use crate::ledger::exchange::{ContainerUsage, CycleReport, ProcessUsage};
+use crate::ledger::exchange::CycleReport;
+use crate::runs::usage::{ContainerUsage, ProcessUsage};
 
 impl World {
     /// Returns the cgroup of a container, relative to the root.

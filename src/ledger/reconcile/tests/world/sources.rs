@@ -6,7 +6,7 @@ use super::{Ending, Group, NAMES, TrueKill, World};
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::discover::{ContainerDetails, EventKind, RuntimeEvent};
-use crate::ledger::events::OomScope;
+use crate::events::OomScope;
 use crate::ledger::reconcile::ProcInfo;
 use crate::parse::kernel_log::{Killed, Line, OomContext};
 

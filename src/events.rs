@@ -1,0 +1,579 @@
+//! The event types: OOM kills, container exits and GPU errors.
+//!
+//! They are stored and returned by `/api/v1/events` in this form. A field that is not known is omitted, never 0.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+pub use crate::discover::Identity;
+pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
+
+/// Ids of events that are not in the ledger are at least this, and below 2^53, so that JavaScript reads them exactly.
+pub const FIRST_UNRECORDED_ID: u64 = 1 << 52;
+
+/// The holder of what is in use outside containers: by processes and by the kernel.
+pub const OUTSIDE_CONTAINERS: &str = "outside containers";
+
+/// The holder of GPU memory of processes outside the containers that are shown.
+pub const OTHER_PROCESSES: &str = "other processes";
+
+/// A container at the time of an event.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ContainerRef {
+    /// Labels of its series.
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// Full id.
+    pub container_id: Arc<str>,
+    /// Image; empty if no runtime reported it.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub image: Arc<str>,
+    /// `docker`, `podman`, ...; empty if unknown.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub runtime: Arc<str>,
+    /// Unix time at which the run started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started: Option<f64>,
+}
+
+/// The owner of a killed process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "owner")]
+pub enum KillOwner {
+    /// Not known yet: evidence may still arrive.
+    #[serde(rename = "pending")]
+    Pending,
+    /// A process of a container.
+    Container(ContainerRef),
+    /// A process outside containers.
+    Host,
+    /// Not attributed: no evidence identifies the owner.
+    Unattributed,
+}
+
+/// Whether the kill ended the container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Victim {
+    /// It killed the first process, or a child whose status the first process then returned.
+    Main,
+    /// It killed another process, for example a DataLoader worker, and the container continued.
+    Child,
+    /// Nothing is left that shows it: only of kills from before a ledger, or without one.
+    Unknown,
+}
+
+/// Which memory was exhausted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OomScope {
+    /// The limit of a cgroup: of the container or of one above it.
+    Container,
+    /// The memory of the host.
+    Host,
+}
+
+/// One line of evidence.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// `kmsg`, `vmstat`, `cgroup` or `runtime`.
+    pub source: Arc<str>,
+    /// Text for people.
+    pub text: String,
+}
+
+impl Evidence {
+    /// Creates a line of evidence.
+    pub fn new(source: &str, text: impl Into<String>) -> Self {
+        Self { source: source.into(), text: text.into() }
+    }
+}
+
+/// One process that the kernel's OOM killer ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kill {
+    /// Id of the event; increases.
+    pub id: u64,
+    /// Unix time of the kill.
+    pub at: f64,
+    /// For a kill without a record: it happened between this Unix time and `at`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earliest: Option<f64>,
+    /// Id of the boot.
+    pub boot_id: Arc<str>,
+    /// Microseconds of the kernel's clock in the record; together with boot and pid it identifies the kill. `None`: the
+    /// record is missing, and the kill is known only from a counter (a *gap*).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_usec: Option<u64>,
+    /// Host pid.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Name of the process, sanitized for display; empty if unknown.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub process: Arc<str>,
+    /// Role: `trainer`, `dataloader_worker`, `other`; empty if unknown.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub role: Arc<str>,
+    /// The owner of the process.
+    #[serde(flatten)]
+    pub owner: KillOwner,
+    /// `None` while pending, and for processes outside containers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub victim: Option<Victim>,
+    /// Its number among the OOM kills of its run, from 1 on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub number: Option<u64>,
+    /// Which memory was exhausted.
+    pub scope: OomScope,
+    /// Anonymous memory of the victim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anon_bytes: Option<u64>,
+    /// Mapped file pages of the victim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_bytes: Option<u64>,
+    /// Shared memory of the victim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shmem_bytes: Option<u64>,
+    /// `oom_score_adj` of the victim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oom_score_adj: Option<i32>,
+    /// The cgroup whose limit was hit, as the kernel names it; empty if unknown or if the host ran out of memory.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub limit_cgroup: Arc<str>,
+    /// Limit of that cgroup.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// How it was attributed: `kmsg`, `proc`, `processes`, `cgroup`, `runtime`; `set`: several containers lost
+    /// processes, as many as counted, and which was whose is not known; empty if not attributed.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub method: Arc<str>,
+    /// What the kernel logged about memory and processes at the kill; `None` if it logged none, or it cannot be shown to be
+    /// of this kill. Victims of one group kill share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<Arc<OomReport>>,
+    /// Evidence in the order in which it arrived.
+    pub evidence: Vec<Evidence>,
+    /// Usage of the container before the kill; for a host-wide OOM, of any process, also the largest memory holders.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before: Option<Arc<PriorUsage>>,
+}
+
+/// Why a container ended: the label values of `memledger_container_exits_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitReason {
+    /// Exit code 0.
+    Completed,
+    /// An OOM kill at a cgroup's limit.
+    OomContainer,
+    /// An OOM kill because the host ran out of memory.
+    OomHost,
+    /// A stop request to the runtime: docker stop, docker kill.
+    Stopped,
+    /// SIGKILL without an OOM kill and without a stop request.
+    Killed,
+    /// Another signal.
+    Signal,
+    /// Exit code other than 0.
+    Error,
+    /// The run began in another boot of the host, and ended with it.
+    HostRestart,
+    /// What would be an error, just after a CUDA out-of-memory error.
+    CudaOom,
+    /// No source reported the reason.
+    Unknown,
+}
+
+impl ExitReason {
+    /// All reasons, in the order of the documentation.
+    pub const ALL: [ExitReason; 10] = [
+        ExitReason::Completed,
+        ExitReason::OomContainer,
+        ExitReason::OomHost,
+        ExitReason::Stopped,
+        ExitReason::Killed,
+        ExitReason::Signal,
+        ExitReason::Error,
+        ExitReason::HostRestart,
+        ExitReason::CudaOom,
+        ExitReason::Unknown,
+    ];
+
+    /// Returns the label value.
+    pub fn label(self) -> &'static str {
+        match self {
+            ExitReason::Completed => "completed",
+            ExitReason::OomContainer => "oom_container",
+            ExitReason::OomHost => "oom_host",
+            ExitReason::Stopped => "stopped",
+            ExitReason::Killed => "killed",
+            ExitReason::Signal => "signal",
+            ExitReason::Error => "error",
+            ExitReason::HostRestart => "host_restart",
+            ExitReason::CudaOom => "cuda_oom",
+            ExitReason::Unknown => "unknown",
+        }
+    }
+}
+
+/// One exit of a container.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Exit {
+    /// Id of the event; increases.
+    pub id: u64,
+    /// Unix time of the exit.
+    pub at: f64,
+    /// The container.
+    #[serde(flatten)]
+    pub subject: ContainerRef,
+    /// Reason; `None` while evidence may still arrive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<ExitReason>,
+    /// Exit code, as reported by the runtime.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i64>,
+    /// The runtime's OOMKilled flag. Weak evidence: wrong in both directions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime_oom_flag: Option<bool>,
+    /// Stop requests to the runtime within ten minutes before the exit, oldest first: the signal of each, or `None` if
+    /// the runtime does not report it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stop_signals: Vec<Option<i32>>,
+    /// The kernel log was readable when the reason was decided: an OOM kill would have been recorded.
+    #[serde(default)]
+    pub kernel_log_read: bool,
+    /// Seconds from the start to the exit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duration_seconds: Option<f64>,
+    /// OOM kills of processes during this run.
+    pub oom_kills: u64,
+    /// Id of the OOM kill that ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_by: Option<u64>,
+    /// Ids of OOM kills that may have ended it: of its own processes shortly before it ended with an error, and of processes whose owner
+    /// is not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub may_be: Vec<u64>,
+    /// The runtime reports requests to stop, and memledger was connected to it at the end: without one there was none.
+    #[serde(default)]
+    pub requests_known: bool,
+    /// Highest usage during the run, page cache included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_usage_bytes: Option<u64>,
+    /// Highest sample of unreclaimable memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_unreclaimable_bytes: Option<u64>,
+    /// Evidence in the order in which it arrived.
+    pub evidence: Vec<Evidence>,
+    /// Usage of the container before the exit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before: Option<Arc<PriorUsage>>,
+}
+
+impl Exit {
+    /// Returns whether it is from no ledger, but from what the host still knows: then requests to the runtime may be forgotten.
+    pub fn is_unrecorded(&self) -> bool {
+        self.id >= FIRST_UNRECORDED_ID
+    }
+
+    /// Returns the signal of the last stop request.
+    pub fn requested_signal(&self) -> Option<i32> {
+        self.stop_signals.last().copied().flatten()
+    }
+}
+
+/// One error that a GPU driver reported.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuError {
+    /// Id of the event; increases.
+    pub id: u64,
+    /// Unix time of the error.
+    pub at: f64,
+    /// Index of the GPU.
+    pub gpu: Arc<str>,
+    /// Its UUID.
+    pub gpu_uuid: Arc<str>,
+    /// NVIDIA's error number (Xid).
+    pub xid: u64,
+    /// Host pid of the process that used the GPU, if the driver reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// The container of this process.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<ContainerRef>,
+    /// `kmsg` or `nvml`.
+    pub source: Arc<str>,
+}
+
+/// A CUDA out-of-memory error: the GPU, or what the process may take of it, was full. The program may survive it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CudaOom {
+    /// Id of the event; increases.
+    pub id: u64,
+    /// Unix time at which it happened.
+    pub at: f64,
+    /// The container.
+    #[serde(flatten)]
+    pub subject: ContainerRef,
+    /// Host pid of the process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Its rank on this host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u8>,
+    /// Index of the GPU; empty if it is not known which one.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub gpu: Arc<str>,
+    /// Its UUID.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub gpu_uuid: Arc<str>,
+    /// `reporter`: the process itself; `log`: the container's log, which has only the numbers that the framework prints.
+    pub source: Arc<str>,
+    /// What was to be allocated. PyTorch rounds it up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tried_bytes: Option<u64>,
+    /// Memory of the GPU, or what the process may take of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<u64>,
+    /// Free memory of the GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_bytes: Option<u64>,
+    /// In tensors of the process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated_bytes: Option<u64>,
+    /// Held by PyTorch's allocator in the process: tensors and its cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved_bytes: Option<u64>,
+    /// Free parts of split blocks in the cache, which cannot be given back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inactive_split_bytes: Option<u64>,
+    /// Part of the program, as it reports it; empty if it does not.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub component: Arc<str>,
+    /// What the component did.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub operation: Arc<str>,
+    /// Whether the process ended by it: it did not catch it, as far as it reported. `None` while that may still be reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uncaught: Option<bool>,
+    /// Errors of the container since the event before this one that are not events themselves: there were too many.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped: u64,
+    /// Who held memory of this GPU at the last reading of the driver before the error: the five largest, largest first; empty
+    /// without a reading.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holders: Vec<GpuHolder>,
+    /// Settings of the run, such as `batch_size`, as far as they were known then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub settings: Vec<(Arc<str>, Arc<str>)>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// A holder of GPU memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuHolder {
+    /// Name of the container, in a pod after namespace and pod; `other processes` for those outside the containers that are shown.
+    pub name: Arc<str>,
+    /// It is the container of the event.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub own: bool,
+    /// Memory of its processes; `None` if the driver does not report it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// The same one to six minutes before the error; `None` where there is no reading of that time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier_bytes: Option<u64>,
+}
+
+impl GpuHolder {
+    /// Returns by how much its memory grew in the minutes before the error.
+    pub fn growth(&self) -> u64 {
+        self.bytes.zip(self.earlier_bytes).map_or(0, |(bytes, earlier)| bytes.saturating_sub(earlier))
+    }
+}
+
+/// An event, as it is stored and returned by `/api/v1/events`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum LedgerEvent {
+    /// The OOM killer ended a process.
+    OomKill(Kill),
+    /// A container ended.
+    Exit(Exit),
+    /// A GPU driver reported an error.
+    GpuError(GpuError),
+    /// A program ran out of GPU memory.
+    CudaOom(CudaOom),
+}
+
+impl LedgerEvent {
+    /// Returns the id.
+    pub fn id(&self) -> u64 {
+        match self {
+            LedgerEvent::OomKill(kill) => kill.id,
+            LedgerEvent::Exit(exit) => exit.id,
+            LedgerEvent::GpuError(error) => error.id,
+            LedgerEvent::CudaOom(oom) => oom.id,
+        }
+    }
+
+    /// Returns the Unix time.
+    pub fn at(&self) -> f64 {
+        match self {
+            LedgerEvent::OomKill(kill) => kill.at,
+            LedgerEvent::Exit(exit) => exit.at,
+            LedgerEvent::GpuError(error) => error.at,
+            LedgerEvent::CudaOom(oom) => oom.at,
+        }
+    }
+
+    /// Moves its Unix time.
+    pub fn move_time(&mut self, by: f64) {
+        match self {
+            LedgerEvent::OomKill(kill) => kill.at += by,
+            LedgerEvent::Exit(exit) => exit.at += by,
+            LedgerEvent::GpuError(error) => error.at += by,
+            LedgerEvent::CudaOom(oom) => oom.at += by,
+        }
+    }
+
+    /// Returns the container of the event, if it has one.
+    pub fn subject(&self) -> Option<&ContainerRef> {
+        match self {
+            LedgerEvent::OomKill(Kill { owner: KillOwner::Container(subject), .. }) => Some(subject),
+            LedgerEvent::OomKill(_) => None,
+            LedgerEvent::Exit(exit) => Some(&exit.subject),
+            LedgerEvent::GpuError(error) => error.subject.as_ref(),
+            LedgerEvent::CudaOom(oom) => Some(&oom.subject),
+        }
+    }
+
+    /// Returns whether `memledger why` without a name may be about it: a kill, or an exit that nobody wanted.
+    pub fn is_notable(&self) -> bool {
+        match self {
+            LedgerEvent::OomKill(_) => true,
+            LedgerEvent::Exit(exit) => match exit.reason {
+                Some(ExitReason::Completed | ExitReason::Stopped) => false,
+                Some(_) => true,
+                None => exit.exit_code != Some(0) && exit.stop_signals.is_empty(),
+            },
+            // a program may survive it: its exit says whether it did
+            LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => false,
+        }
+    }
+
+    /// Returns about how many bytes it takes in memory.
+    pub fn size_estimate(&self) -> usize {
+        let before = |before: &Option<Arc<PriorUsage>>| {
+            before.as_ref().map_or(0, |it| it.samples.len() * size_of::<UsageSample>())
+        };
+        let text = |evidence: &[Evidence]| {
+            evidence.iter().map(|line| line.text.len() + size_of::<Evidence>()).sum::<usize>()
+        };
+        size_of::<Self>()
+            + match self {
+                LedgerEvent::OomKill(kill) => {
+                    let rows = kill.report.as_ref().map_or(0, |report| report.processes.len());
+                    before(&kill.before) + text(&kill.evidence) + rows * 200
+                }
+                LedgerEvent::Exit(exit) => before(&exit.before) + text(&exit.evidence),
+                LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => 0,
+            }
+    }
+
+    /// Returns true once the event is final.
+    pub fn settled(&self) -> bool {
+        match self {
+            LedgerEvent::OomKill(kill) => match kill.owner {
+                KillOwner::Pending => false,
+                KillOwner::Container(_) => kill.victim.is_some(),
+                KillOwner::Host | KillOwner::Unattributed => true,
+            },
+            LedgerEvent::Exit(exit) => exit.reason.is_some(),
+            LedgerEvent::GpuError(_) => true,
+            // the log never says whether it was caught
+            LedgerEvent::CudaOom(oom) => oom.uncaught.is_some() || oom.pid.is_none(),
+        }
+    }
+}
+
+/// Usage before an event, from the ledger's own short history.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PriorUsage {
+    /// Samples of the container, oldest first, about 10 s apart over 5 min; the last one is the newest.
+    pub samples: Vec<UsageSample>,
+    /// Processes of the container by role at the last sample, with their number and memory: PSS if measured, else
+    /// resident memory.
+    pub roles: Vec<RoleUsage>,
+    /// Allow-listed settings from the container's environment, such as `num_workers`.
+    pub settings: Vec<(Arc<str>, Arc<str>)>,
+    /// For a host-wide OOM: the five containers with the most unreclaimable memory, and all that was in use outside containers, largest
+    /// first.
+    pub holders: Vec<MemoryHolder>,
+    /// For a host-wide OOM: MemTotal and MemAvailable in the last cycle before the kill.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_total_bytes: Option<u64>,
+    /// See `host_total_bytes`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_available_bytes: Option<u64>,
+}
+
+/// One memory sample of a container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UsageSample {
+    /// Unix time.
+    pub at: f64,
+    /// All charged memory.
+    pub usage_bytes: u64,
+    /// Memory that the kernel cannot reclaim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreclaimable_bytes: Option<u64>,
+    /// Anonymous memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anon_bytes: Option<u64>,
+    /// Shared memory and tmpfs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shmem_bytes: Option<u64>,
+    /// Page cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_bytes: Option<u64>,
+    /// The container's own limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// Lowest limit on the path to the root cgroup.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effective_limit_bytes: Option<u64>,
+    /// Used bytes of its /dev/shm, and its size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm_used_bytes: Option<u64>,
+    /// See `shm_used_bytes`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm_size_bytes: Option<u64>,
+}
+
+/// The processes of one role.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RoleUsage {
+    /// `trainer`, `dataloader_worker`, `other`.
+    pub role: Arc<str>,
+    /// Number of processes.
+    pub processes: u32,
+    /// Sum of their resident memory; counts shared pages more than once.
+    pub rss_bytes: u64,
+    /// Sum of their PSS, if measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pss_bytes: Option<u64>,
+}
+
+/// A holder of host memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryHolder {
+    /// Name of the container, or `outside containers`.
+    pub name: Arc<str>,
+    /// Memory that the kernel could not reclaim.
+    pub unreclaimable_bytes: u64,
+}

@@ -1,0 +1,604 @@
+//! Advice: which setting to change, its current value, and a better one if the figures give it.
+//!
+//! Every figure is read from the events or computed from them. Without figures the advice says where to look instead.
+//! Page cache is never a cause: the kernel drops it before it kills.
+
+use std::sync::Arc;
+
+use super::limit::{LimitSetter, inside, limit_bytes, limit_of};
+use super::text::{bytes, lasted, name, path, role_one, roles, signal_of, time};
+use super::verdict::{SIGKILL, full_shm};
+use super::{Cause, RunSummary, cuda_oom, report};
+use crate::events::{
+    ContainerRef, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, RoleUsage, UsageSample,
+};
+use crate::runs::hit_limit::LimitPosition;
+
+/// Share of a limit that is left free when a number of workers is computed: they grow, and the kernel needs some.
+const FREE_SHARE: f64 = 0.1;
+/// Shares that are less than this part of what a container held do not show what its processes held.
+const MIN_EXPLAINED: f64 = 0.8;
+/// Page cache above this share of the usage may look like the cause.
+const MIN_CACHE_SHARE: f64 = 0.1;
+/// Growth below this share of the usage is ignored.
+const MIN_GROWTH: f64 = 0.05;
+
+/// Returns the advice, the most promising first.
+pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>) -> Vec<String> {
+    // a service at its own limit is outside containers, too
+    let is_own_limit =
+        cause == Cause::OomHostProcess && lead.is_some_and(|kill| kill.scope == OomScope::Container);
+    let is_host = matches!(cause, Cause::OomHost | Cause::OomHostProcess) && !is_own_limit;
+    let mut proven = lead.map(|kill| report::of(kill, run)).unwrap_or_default();
+    let mut advice = Vec::new();
+    if !is_host {
+        advice.append(&mut proven);
+    }
+    match (cause, lead) {
+        (Cause::OomHostProcess, Some(kill)) if is_own_limit => own_limit(kill, &mut advice),
+        _ => by_cause(cause, run, lead, &mut advice),
+    }
+    // on a host the other containers come first
+    advice.append(&mut proven);
+    if let Some(kill) = lead {
+        score(kill, run, &mut advice);
+    }
+    advice
+}
+
+/// Adds the advice on a cause.
+fn by_cause<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>, advice: &mut Vec<String>) {
+    let before = run.before(lead).map(Arc::as_ref);
+    match (cause, lead) {
+        (Cause::OomSysrq, _) => {}
+        (Cause::OomNodes, _) => nodes(advice),
+        (Cause::OomHost | Cause::OomHostProcess, _) => host(run, lead, before, advice),
+        (Cause::OomParentLimit, Some(kill)) => parent(kill, run, before, advice),
+        (Cause::OomLimitShm, Some(kill)) => shared(kill, run, before, advice),
+        (
+            Cause::OomLimitMain | Cause::OomLimitWorker | Cause::OomLimitWorkerThenExit | Cause::OomLimit,
+            Some(kill),
+        ) => {
+            limit(kill, run, before, advice);
+        }
+        (Cause::OomUnnamed, Some(kill)) => unnamed(kill, run, before, advice),
+        (Cause::OomLimitMain, None) => advice.push(raise_unknown(None, run)),
+        (Cause::OomUnattributed, _) if run.log_time.is_some() => {}
+        (Cause::OomFlagOnly, _) => {
+            advice.push(raise_unknown(None, run));
+            advice.push(format!("Read its last log lines: {}", logs(run)));
+        }
+        (Cause::OomUnattributed, _) => {
+            advice.push(
+                "Search the kernel log around that time: dmesg -T | grep -i -B40 'killed process'".to_owned(),
+            );
+        }
+        (Cause::ShmFull, _) => shm_full(run, advice),
+        (Cause::Stopped, _) if run.exit.and_then(|exit| exit.requested_signal()) == Some(SIGKILL) => {
+            advice.push(RAISE_STOP_TIMEOUT.to_owned());
+        }
+        (Cause::KilledOutside, _) => killed_outside(run, advice),
+        (Cause::CrashedSignal | Cause::EndedBySignal, _) => signal(run, advice),
+        (Cause::ErrorExit, _) => error_exit(run, advice),
+        (
+            Cause::CudaOom
+            | Cause::CudaOomFragmented
+            | Cause::CudaOomOtherHolder
+            | Cause::CudaOomOwnShare
+            | Cause::CudaOomSurvived,
+            _,
+        ) => cuda_oom::advice(run, advice),
+        (Cause::Unknown, _) => {
+            advice.push(format!("Read its last log lines, if it still exists: {}", logs(run)))
+        }
+        _ => {}
+    }
+}
+
+/// Advises on the limit of a cgroup that is no container's.
+fn own_limit(kill: &Kill, advice: &mut Vec<String>) {
+    let which = match &*kill.limit_cgroup {
+        "" => "its cgroup".into(),
+        limit_cgroup => path(limit_cgroup),
+    };
+    let setting = match LimitSetter::of(&ContainerRef::default(), &kill.limit_cgroup) {
+        LimitSetter::Systemd => " (MemoryMax= of a systemd unit)",
+        _ => "",
+    };
+    advice.push(format!("Raise the memory limit of {which}{setting}, or run less in it."));
+}
+
+fn error_exit(run: &RunSummary<'_>, advice: &mut Vec<String>) {
+    advice.push(format!("Read its last log lines: {}", logs(run)));
+    advice.push(
+        "A CUDA out-of-memory error also ends a program like this: GPU memory is not part of the container's memory limit, \
+         and unless the program reports to memledger the error is only in the container's log."
+            .to_owned(),
+    );
+}
+
+const RAISE_STOP_TIMEOUT: &str = "If it has to save its state first: raise the stop timeout (docker stop -t, Compose stop_grace_period), and \
+     handle SIGTERM, which the first process of a container ignores unless it has a handler (docker run --init helps \
+     programs without one).";
+
+fn raise_unknown(kill: Option<&Kill>, run: &RunSummary<'_>) -> String {
+    let setter = LimitSetter::of(run.subject, kill.map_or("", |kill| &kill.limit_cgroup));
+    format!("Raise its memory limit{}, or reduce its memory use.", setter.limit(None))
+}
+
+fn unreclaimable(before: Option<&PriorUsage>) -> Option<u64> {
+    before?.samples.last()?.unreclaimable_bytes
+}
+
+fn held_by<'a>(before: Option<&'a PriorUsage>, role: &str) -> Option<&'a RoleUsage> {
+    before?.roles.iter().find(|held| &*held.role == role && held.processes > 0)
+}
+
+fn setting<'a>(before: Option<&'a PriorUsage>, key: &str) -> Option<&'a str> {
+    let settings = &before?.settings;
+    settings.iter().find(|(its, _)| its.eq_ignore_ascii_case(key)).map(|(_, value)| &**value)
+}
+
+/// Returns ` (now 8)`, the value of a setting; empty if it is unknown.
+fn value_now(value: Option<&str>) -> String {
+    value.map_or_else(String::new, |value| format!(" (now {})", name(value)))
+}
+
+/// Returns ` (now 8)`, the number of DataLoader workers that is set; empty if it is unknown.
+fn workers_now(before: Option<&PriorUsage>) -> String {
+    value_now(setting(before, "num_workers"))
+}
+
+fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    let total = unreclaimable(before);
+    let share = |held: &RoleUsage| {
+        total.and_then(|total| Some(held.pss_bytes? >= total.div_ceil(2))).unwrap_or(false)
+    };
+    let workers = held_by(before, "dataloader_worker");
+    let trainers = held_by(before, "trainer");
+    if let Some(workers) = workers.filter(|held| share(held) || &*kill.role == "dataloader_worker") {
+        fewer_workers(workers, kill, before, advice);
+    }
+    if let Some(trainers) = trainers.filter(|held| share(held)) {
+        large_trainers(trainers, before, advice);
+    }
+    raise(kill, run, advice);
+    growth(before, advice);
+    sudden(kill, before, advice);
+    page_cache(kill, before, advice);
+}
+
+/// Advises fewer workers, and how many would fit if that can be computed.
+fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    let count = workers.processes;
+    let now = setting(before, "num_workers");
+    let value = value_now(now);
+    let held = roles("dataloader_worker", count);
+    let Some(pss) = workers.pss_bytes else {
+        advice.push(format!(
+            "Fewer NUM_WORKERS{value}. {held} ran; the memory of each is not known: their proportional share (PSS) was not \
+             measured, which needs CAP_SYS_PTRACE and happens every 15 s at most."
+        ));
+        return;
+    };
+    let each = pss / u64::from(count);
+    let total = unreclaimable(before);
+    if !do_shares_explain(before) {
+        advice.push(format!(
+            "Fewer NUM_WORKERS{value}. {held} ran, with {} each (PSS) when that was last measured. All measured shares are {}{}, so how \
+             many workers fit is not known.",
+            bytes(each),
+            bytes(shares(before)),
+            total.map_or_else(String::new, |total| format!(" of the {} that it held", bytes(total)))
+        ));
+        return;
+    }
+    let of_all = total.map_or_else(String::new, |total| format!(" of {}", bytes(total)));
+    let mut text =
+        format!("Fewer NUM_WORKERS{value}: {held} held {}{of_all}, {} each (PSS).", bytes(pss), bytes(each));
+    if let (Some(limit), Some(total)) = (fitting_below(kill, before), total) {
+        text.push_str(&fitting(limit, total, pss, count, now));
+    }
+    advice.push(text);
+}
+
+/// Returns the sum of the shares that are known.
+fn shares(before: Option<&PriorUsage>) -> u64 {
+    before
+        .iter()
+        .flat_map(|before| &before.roles)
+        .filter_map(|role| role.pss_bytes)
+        .fold(0, u64::saturating_add)
+}
+
+/// Returns whether the shares of the processes explain what the container held at the last sample. They are measured less often, and
+/// not at all while a container has little memory left; and not all may be known.
+fn do_shares_explain(before: Option<&PriorUsage>) -> bool {
+    let Some(last) = before.and_then(|before| before.samples.last()) else { return false };
+    let explained = shares(before).saturating_add(last.shmem_bytes.unwrap_or(0));
+    last.unreclaimable_bytes.is_none_or(|total| explained as f64 >= MIN_EXPLAINED * total as f64)
+}
+
+fn fitting_below(kill: &Kill, before: Option<&PriorUsage>) -> Option<u64> {
+    let last = before.and_then(|before| before.samples.last());
+    kill.limit_bytes.or_else(|| last.and_then(|last| last.limit_bytes.or(last.effective_limit_bytes)))
+}
+
+/// Describes how many workers fit below a limit beside the rest; empty if the figures do not show it.
+fn fitting(limit: u64, total: u64, pss: u64, count: u32, now: Option<&str>) -> String {
+    // shares and total are measured at different times and may be inconsistent
+    let Some(rest) = total.checked_sub(pss).filter(|_| pss > 0) else { return String::new() };
+    let each = pss as f64 / f64::from(count);
+    let room = limit as f64 * (1.0 - FREE_SHARE) - rest as f64;
+    let fit = (room / each).floor().max(0.0) as u32;
+    if fit >= count {
+        return " By the last sample all of them fit: they grew after it, so how many fit is not known."
+            .to_owned();
+    }
+    // NUM_WORKERS counts per data loader, and each rank has a loader
+    let now =
+        now.and_then(|now| now.parse::<u32>().ok()).filter(|now| *now > 0 && count.is_multiple_of(*now));
+    let loaders = now.map_or(1, |now| count / now);
+    if fit < loaders {
+        let few = if fit == 0 { "Not one fits".to_owned() } else { format!("Only {fit} of them fit") };
+        return format!(
+            " {few} beside the other {}, a tenth of the limit kept free: NUM_WORKERS=0, or a higher limit.",
+            bytes(rest)
+        );
+    }
+    let text = format!(" With a tenth of the limit kept free {fit} fit");
+    match now {
+        Some(_) if loaders > 1 => {
+            format!("{text}: NUM_WORKERS={} for each of {loaders} loaders.", fit / loaders)
+        }
+        Some(_) => format!("{text}: NUM_WORKERS={fit}."),
+        None => format!("{text}."),
+    }
+}
+
+fn large_trainers(trainers: &RoleUsage, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    let (Some(pss), Some(total)) = (trainers.pss_bytes, unreclaimable(before)) else { return };
+    let held = roles("trainer", trainers.processes);
+    let mut text = format!("Smaller trainers: {held} held {} of the {}", bytes(pss), bytes(total));
+    if trainers.processes > 1 {
+        let each = pss / u64::from(trainers.processes);
+        let devices = setting(before, "num_devices")
+            .map_or_else(String::new, |value| format!(" (NUM_DEVICES is {})", name(value)));
+        text.push_str(&format!(", {} each{devices}: each rank holds its own copy", bytes(each)));
+    }
+    text.push_str(". Look for a data set or results kept in RAM.");
+    if let Some(batch) = setting(before, "batch_size") {
+        text.push_str(&format!(" BATCH_SIZE is {}.", name(batch)));
+    }
+    advice.push(text);
+}
+
+fn raise<'a>(kill: &'a Kill, run: &RunSummary<'a>, advice: &mut Vec<String>) {
+    let verb = if advice.is_empty() { "Raise" } else { "Or raise" };
+    advice.push(match limit_of(kill, run) {
+        LimitPosition::Inside => format!(
+            "{verb} the limit of {}, which was set inside the container{}.",
+            inside(kill, run.subject),
+            kill.limit_bytes.map_or_else(String::new, |limit| format!("; now {}", bytes(limit)))
+        ),
+        _ => {
+            let limit = LimitSetter::of(run.subject, &kill.limit_cgroup).limit(kill.limit_bytes);
+            format!("{verb} the memory limit{limit}. A kill does not show by how much.")
+        }
+    });
+}
+
+/// Mentions growth over the samples, which a higher limit only delays.
+fn growth(before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    let Some(before) = before else { return };
+    let (Some(first), Some(last)) = (before.samples.first(), before.samples.last()) else { return };
+    let (Some(from), Some(to)) = (first.unreclaimable_bytes, last.unreclaimable_bytes) else { return };
+    let seconds = last.at - first.at;
+    if seconds < 60.0 || (to.saturating_sub(from) as f64) < MIN_GROWTH * to as f64 {
+        return;
+    }
+    advice.push(format!(
+        "It grew from {} to {} in {}. If that goes on, a higher limit only delays it.",
+        bytes(from),
+        bytes(to),
+        lasted(seconds)
+    ));
+}
+
+/// Mentions growth after the last sample.
+fn sudden(kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    let Some(last) = before.and_then(|before| before.samples.last()) else { return };
+    let (Some(held), Some(limit)) = (last.unreclaimable_bytes, kill.limit_bytes) else { return };
+    let after = kill.at - last.at;
+    if after >= 0.0 && held < limit.div_ceil(2) {
+        advice.push(format!(
+            "It held {} at the last sample and reached the limit within {}: sudden growth, not slow.",
+            bytes(held),
+            lasted(after.ceil().max(1.0))
+        ));
+    }
+}
+
+fn page_cache(kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    if kill.report.is_some() {
+        return; // it has the page cache at the kill
+    }
+    let Some(last) = before.and_then(|before| before.samples.last()) else { return };
+    // a small cache needs no mention
+    if let Some(file) =
+        last.file_bytes.filter(|file| *file as f64 >= MIN_CACHE_SHARE * last.usage_bytes as f64)
+    {
+        advice.push(format!(
+            "Page cache ({}) is not the cause: the kernel drops it before it kills.",
+            bytes(file)
+        ));
+    }
+}
+
+fn shared(kill: &Kill, run: &RunSummary<'_>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    let last = before.and_then(|before| before.samples.last());
+    let held = last.and_then(|last| Some((last.shmem_bytes?, last.unreclaimable_bytes?)));
+    if let (Some((shmem, total)), None) = (held, &kill.report) {
+        advice.push(format!(
+            "Less shared memory: {} of the {} that the kernel could not drop were shared memory or files on a tmpfs, \
+             which count against the memory limit and stay until they are removed.",
+            bytes(shmem),
+            bytes(total)
+        ));
+    }
+    if let Some((used, size)) = last.and_then(|last| Some((last.shm_used_bytes?, last.shm_size_bytes?))) {
+        advice.push(format!(
+            "In its /dev/shm lay {} of {}: batches that DataLoader workers hand over lie there, so fewer NUM_WORKERS{} or \
+             a smaller prefetch_factor. A larger --shm-size does not help here.",
+            bytes(used),
+            bytes(size),
+            workers_now(before)
+        ));
+    }
+    let limit = LimitSetter::of(run.subject, &kill.limit_cgroup).limit(kill.limit_bytes);
+    advice.push(format!("Or raise the memory limit{limit}."));
+    page_cache(kill, before, advice);
+}
+
+fn parent<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    let which =
+        if kill.limit_cgroup.is_empty() { "the cgroup above".into() } else { path(&kill.limit_cgroup) };
+    let now = limit_bytes(kill, run).map_or_else(String::new, |limit| format!(" (now {})", bytes(limit)));
+    let how = match LimitSetter::of(run.subject, &kill.limit_cgroup) {
+        LimitSetter::Kubernetes => {
+            "resources.limits.memory of the pod's containers, whose sum is the pod's limit"
+        }
+        LimitSetter::Systemd => {
+            "systemctl set-property SLICE MemoryMax=..., or docker run --cgroup-parent with another one"
+        }
+        LimitSetter::Engine | LimitSetter::Unknown => {
+            "memory.max (cgroup v1: memory.limit_in_bytes), which the program that made it sets; or start the container below another \
+             cgroup (docker run --cgroup-parent)"
+        }
+    };
+    advice.push(format!("Raise the limit of {which}{now}: {how}."));
+    advice.push(
+        "All containers below that cgroup share its limit, and the kernel kills the largest, not the one that grew: \
+         give each a limit of its own, so that the one that grows is the one that is killed."
+            .to_owned(),
+    );
+    if let Some(workers) = held_by(before, "dataloader_worker").and_then(|held| Some((held, held.pss_bytes?)))
+    {
+        advice.push(format!(
+            "In this container {} held {}{}.",
+            roles("dataloader_worker", workers.0.processes),
+            bytes(workers.1),
+            setting(before, "num_workers")
+                .map_or_else(String::new, |v| format!(" (NUM_WORKERS={})", name(v)))
+        ));
+    }
+}
+
+fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    let own = &*run.subject.identity.name;
+    let holders = before.map(|before| before.holders.as_slice()).unwrap_or_default();
+    let Some(most) = holders.first() else {
+        if lead.is_none_or(|kill| kill.report.is_none()) {
+            advice.push(
+            "The holders of the memory are not recorded. To see them while it happens, rank containers by \
+             memledger_container_memory_unreclaimable_bytes of `memledger serve`."
+                .to_owned(),
+        );
+        } else if run.log_time.is_none() {
+            advice.push(
+                "The kernel logs processes, which share pages, but not what each container held: only samples of `memledger serve` \
+                 show that, and there is none of that time."
+                    .to_owned(),
+            );
+        }
+        advice.push("Give every container a memory limit whose sum leaves room for the system.".to_owned());
+        return;
+    };
+    if lead.is_none_or(|kill| kill.report.is_none()) {
+        // else they are shown with the report
+        advice.push(largest_holders(holders, before.and_then(|before| before.host_total_bytes), own));
+    }
+    let first_container = holders.iter().find(|holder| &*holder.name != OUTSIDE_CONTAINERS);
+    if &*most.name == OUTSIDE_CONTAINERS {
+        advice.push(
+            "Most was used outside containers: ps -eo pid,rss,comm --sort=-rss | head shows the processes."
+                .to_owned(),
+        );
+    }
+    if let Some(largest) = first_container {
+        let whom = if &*largest.name == own { "this container" } else { &*name(&largest.name) };
+        let size =
+            if &*most.name == OUTSIDE_CONTAINERS { "the largest container" } else { "the largest holder" };
+        advice.push(format!(
+            "Set a memory limit on {whom}, {size}, or lower its limit: docker run --memory, Compose mem_limit. \
+             Then its growth affects itself, not other containers."
+        ));
+    }
+    if lead.is_some_and(|kill| &*kill.role == "dataloader_worker") {
+        let workers = held_by(before, "dataloader_worker");
+        if let Some((workers, pss)) = workers.and_then(|held| Some((held, held.pss_bytes?))) {
+            advice.push(format!(
+                "Fewer NUM_WORKERS{} also save memory: {} held {}.",
+                workers_now(before),
+                roles("dataloader_worker", workers.processes),
+                bytes(pss)
+            ));
+        }
+    }
+}
+
+fn largest_holders(holders: &[MemoryHolder], host_total: Option<u64>, own: &str) -> String {
+    let total = host_total.map_or_else(String::new, |total| format!(" of the machine's {}", bytes(total)));
+    let list: Vec<_> = holders.iter().map(|holder| held(holder, own)).collect();
+    format!("Largest holders{total} at the last sample: {}.", list.join(", "))
+}
+
+fn nodes(advice: &mut Vec<String>) {
+    advice.push(
+        "Let it use more nodes: docker run --cpuset-mems, cpuset.mems of its cgroup; numactl --membind in its command, where \
+         --preferred prefers a node and may use the others. Other nodes may have had free memory: numactl --hardware shows each."
+            .to_owned(),
+    );
+    advice.push(
+        "Or keep other programs from these nodes: the kernel kills the largest process there.".to_owned(),
+    );
+}
+
+fn held(holder: &MemoryHolder, own: &str) -> String {
+    let mark = if !own.is_empty() && &*holder.name == own { " (this one)" } else { "" };
+    format!("{}{mark} {}", name(&holder.name), bytes(holder.unreclaimable_bytes))
+}
+
+fn unnamed(kill: &Kill, run: &RunSummary<'_>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
+    if let Some(UsageSample { unreclaimable_bytes: Some(held), limit_bytes: Some(limit), .. }) =
+        before.and_then(|before| before.samples.last())
+    {
+        advice.push(format!(
+            "At the last sample it held {} of its limit of {} that the kernel could not drop.",
+            bytes(*held),
+            bytes(*limit)
+        ));
+    }
+    advice.push(raise_unknown(Some(kill), run));
+    advice.push(
+        "So that records are not lost: let memledger read /dev/kmsg (CAP_SYSLOG; see `memledger doctor`), and \
+         boot with a larger kernel log (log_buf_len=1M)."
+            .to_owned(),
+    );
+}
+
+fn shm_full(run: &RunSummary<'_>, advice: &mut Vec<String>) {
+    if let Some((used, size)) = full_shm(run) {
+        advice.push(format!(
+            "A larger --shm-size (Compose shm_size; Kubernetes: an emptyDir of medium Memory on /dev/shm). It is {} \
+             now, {} of it in use at the last sample. Or --ipc=host, which shares the host's.",
+            bytes(size),
+            bytes(used)
+        ));
+    }
+    let before = run.before(None).map(Arc::as_ref);
+    let workers = workers_now(before);
+    advice.push(format!(
+        "Or put less there: fewer NUM_WORKERS{workers}, a smaller prefetch_factor or batch, or \
+         torch.multiprocessing.set_sharing_strategy('file_system')."
+    ));
+    advice
+        .push(format!("Its log proves it with \"Bus error\" or \"No space left on device\": {}", logs(run)));
+}
+
+fn killed_outside(run: &RunSummary<'_>, advice: &mut Vec<String>) {
+    advice.push(
+        "Other senders of SIGKILL: docker stop after its timeout; the kubelet (eviction, a failed probe); systemd-oomd \
+         and earlyoom, which kill on low memory before the kernel does, without a kernel record; a batch system; a person \
+         with kill -9. A program that exits with code 137 by itself looks the same."
+            .to_owned(),
+    );
+    let at = run.exit.map_or_else(String::new, |exit| format!(" the logs of {}", time(exit.at)));
+    advice.push(format!("Check{at}: journalctl -u systemd-oomd -u earlyoom -u kubelet -u docker"));
+}
+
+fn signal(run: &RunSummary<'_>, advice: &mut Vec<String>) {
+    match run.exit.and_then(|exit| signal_of(exit.exit_code)) {
+        Some(7) => bus(run, advice),
+        Some(6) => advice.push(
+            "SIGABRT is how a program ends itself: a failed assertion, or a C++ exception such as std::bad_alloc. Its \
+             last log lines show which."
+                .to_owned(),
+        ),
+        Some(11 | 4 | 5 | 8 | 31) => advice.push(
+            "That is a fault in native code (an extension, a library, a driver), not a lack of memory; dmesg names the \
+             library in a line with \"segfault at\" or \"trap\"."
+                .to_owned(),
+        ),
+        _ if run.exit.is_some_and(|exit| exit.requests_known) => advice
+            .push("It was not sent by the runtime, but by a person, a script, or the program itself.".to_owned()),
+        _ => advice.push(
+            "Look for who stopped it: a deletion or an eviction of its pod, a stop of the runtime, a person, or a script."
+                .to_owned(),
+        ),
+    }
+    advice.push(format!("Read its last log lines: {}", logs(run)));
+}
+
+fn bus(run: &RunSummary<'_>, advice: &mut Vec<String>) {
+    let last = run.before(None).and_then(|before| before.samples.last());
+    let size = last.and_then(|last| last.shm_size_bytes);
+    let used = last.and_then(|last| last.shm_used_bytes);
+    let now = match (size, used) {
+        (Some(size), Some(used)) => {
+            format!(" (now {}, {} of it in use at the last sample)", bytes(size), bytes(used))
+        }
+        (Some(size), None) => format!(" (now {}; its use is not known)", bytes(size)),
+        _ => " (its size and use are not recorded)".to_owned(),
+    };
+    advice.push(format!(
+        "SIGBUS with DataLoader workers is most often a full /dev/shm: try a larger --shm-size{now}, or --ipc=host. It \
+         may fill up between two samples."
+    ));
+}
+
+/// Explains the effect of an oom_score_adj.
+fn score(kill: &Kill, run: &RunSummary<'_>, advice: &mut Vec<String>) {
+    let Some(adj) = kill.oom_score_adj.filter(|adj| *adj != 0) else { return };
+    let what = if kill.role.is_empty() || &*kill.role == "other" { "process" } else { role_one(&kill.role) };
+    let thousandths = adj.unsigned_abs();
+    let mut text = if adj > 0 {
+        format!(
+            "The {what} had oom_score_adj {adj}: the kernel counts it as {thousandths}/1000 of the memory larger than it \
+             is, so it dies before larger ones."
+        )
+    } else {
+        format!(
+            "The {what} had oom_score_adj {adj}: the kernel counts it as {thousandths}/1000 of the memory smaller, and \
+             still it was the largest left."
+        )
+    };
+    text.push_str(if run.subject.identity.k8s_pod.is_empty() {
+        " docker run --oom-score-adj sets it."
+    } else {
+        " Kubernetes sets it by the pod's QoS class: requests equal to limits (Guaranteed) make it low."
+    });
+    advice.push(text);
+}
+
+/// Returns the command that shows the container's log, with a name that needs no quoting in a shell.
+fn logs(run: &RunSummary<'_>) -> String {
+    let subject = run.subject;
+    let plain = |text: &str| {
+        !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
+    };
+    let pod = &*subject.identity.k8s_pod;
+    let container = &*subject.identity.name;
+    if plain(pod) && plain(container) && plain(&subject.identity.k8s_namespace) {
+        let namespace = &subject.identity.k8s_namespace;
+        return format!("kubectl logs --previous -n {namespace} {pod} -c {container}");
+    }
+    let tool = if &*subject.runtime == "podman" { "podman" } else { "docker" };
+    let short = subject.container_id.get(..12).unwrap_or(&subject.container_id);
+    let which = if plain(short) { short } else { container };
+    if plain(which) && !which.starts_with('-') {
+        format!("{tool} logs --tail 50 {which}")
+    } else {
+        format!("{tool} logs")
+    }
+}

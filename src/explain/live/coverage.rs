@@ -1,0 +1,280 @@
+//! How far the sources of an answer reach, in words.
+
+use serde::Serialize;
+
+use crate::discover::history::RuntimeHistory;
+use crate::explain::time;
+use crate::ledger::reconcile::ObservedRecord;
+use crate::parse::kernel_log::kills::KillRecord;
+
+/// Shows the kills that the kernel's buffer has lost, where there is a journal.
+const JOURNAL: &str = "journalctl -k -b | memledger why --kernel-log -";
+
+/// A sentence about what may be missing, and the command that gives it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CoverageHint {
+    /// The sentence.
+    pub text: String,
+    /// A command for a shell.
+    pub command: Option<String>,
+}
+
+/// How far the kernel log reaches.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "state")]
+pub enum LogCoverage {
+    /// It was read.
+    Read {
+        /// Unix time of its oldest record; `None` if it is empty.
+        since: Option<f64>,
+    },
+    /// It cannot be read.
+    Unreadable {
+        /// Why.
+        reason: String,
+    },
+    /// It is not read, by configuration.
+    #[default]
+    Off,
+}
+
+/// A runtime of which something is missing.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct RuntimeCoverage {
+    runtime: &'static str,
+    /// Containers of which only the name is known.
+    unread: usize,
+    /// Its newest events are missing.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    has_lost_events: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// How far the sources reach.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Coverage {
+    kernel_log: LogCoverage,
+    /// Unix time of the boot.
+    booted_at: f64,
+    /// OOM kills in the kernel log.
+    kills_in_log: u64,
+    /// OOM kills since the boot, by the kernel's counter; `None` if it cannot be read.
+    kills_of_boot: Option<u64>,
+    /// Runtimes of which something is missing.
+    runtimes: Vec<RuntimeCoverage>,
+}
+
+impl Coverage {
+    pub(super) fn new(
+        kernel_log: LogCoverage,
+        records: &[ObservedRecord],
+        kills_of_boot: Option<u64>,
+        booted_at: f64,
+        runtimes: &[RuntimeHistory],
+    ) -> Self {
+        let is_kill = |observed: &&ObservedRecord| !matches!(observed.record, KillRecord::Group { .. });
+        let runtimes = runtimes.iter().filter(|it| it.error.is_some() || it.unread > 0 || it.has_lost_events);
+        let runtimes = runtimes.map(|it| RuntimeCoverage {
+            runtime: it.runtime,
+            unread: it.unread,
+            has_lost_events: it.has_lost_events,
+            error: it.error.clone(),
+        });
+        Self {
+            kernel_log,
+            booted_at,
+            kills_in_log: records.iter().filter(is_kill).count() as u64,
+            kills_of_boot,
+            runtimes: runtimes.collect(),
+        }
+    }
+
+    /// Returns the Unix time from which on every OOM kill is known; `None` if the kernel log was not read, and there were some.
+    pub fn log_since(&self) -> Option<f64> {
+        match self.kernel_log {
+            // nothing is missing: the kernel has counted no others
+            _ if self.is_whole_boot() => Some(self.booted_at),
+            LogCoverage::Read { since } => since,
+            LogCoverage::Unreadable { .. } | LogCoverage::Off => None,
+        }
+    }
+
+    /// Returns whether every OOM kill of this boot is known.
+    fn is_whole_boot(&self) -> bool {
+        self.kills_of_boot.is_some_and(|kills| kills <= self.kills_in_log)
+    }
+
+    /// Returns whether this boot had OOM kills whose records are missing.
+    pub fn has_lost_records(&self) -> bool {
+        self.kills_of_boot.is_some_and(|kills| kills > self.kills_in_log)
+    }
+
+    /// Returns whether a source could not be read, or records are missing.
+    pub fn is_incomplete(&self) -> bool {
+        let is_unreadable = matches!(self.kernel_log, LogCoverage::Unreadable { .. });
+        is_unreadable
+            || self.has_lost_records()
+            || self.runtimes.iter().any(|it| it.error.is_some() || it.has_lost_events)
+    }
+
+    /// Describes how far the sources reach, and what gives the rest. `command`: the same question with all rights.
+    pub fn hints(&self, command: &str) -> Vec<CoverageHint> {
+        let mut hints = vec![self.log_hint()];
+        for RuntimeCoverage { runtime, unread, has_lost_events, error } in &self.runtimes {
+            if *has_lost_events {
+                let text = format!(
+                    "Events of {runtime} are missing, because one is too large or there are too many, and with them names of removed \
+                     containers and requests to stop."
+                );
+                hints.push(CoverageHint { text, command: None });
+            }
+            if let Some(error) = error {
+                let text = format!("The containers of {runtime} are unknown: {error}.");
+                hints.push(CoverageHint { text, command: None });
+            }
+            if *unread > 0 {
+                let text = format!(
+                    "{runtime} did not describe all of its containers in time: up to {unread} have no exit here."
+                );
+                hints.push(CoverageHint { text, command: None });
+            }
+        }
+        let is_unreadable =
+            matches!(self.kernel_log, LogCoverage::Unreadable { .. }) && self.kills_of_boot != Some(0);
+        if is_unreadable || self.runtimes.iter().any(|it| it.error.is_some()) {
+            hints.push(CoverageHint {
+                text: "With all rights:".to_owned(),
+                command: Some(command.to_owned()),
+            });
+        }
+        hints
+    }
+
+    fn log_hint(&self) -> CoverageHint {
+        let boot = format!("this boot ({})", time(self.booted_at));
+        let plain = |text: String| CoverageHint { text, command: None };
+        let journal = |text: String| CoverageHint {
+            text: format!("{text} The journal may have the others:"),
+            command: Some(JOURNAL.to_owned()),
+        };
+        match (&self.kernel_log, self.kills_of_boot) {
+            (_, Some(0)) => plain(format!("The kernel has ended no process for lack of memory in {boot}.")),
+            (LogCoverage::Read { .. }, Some(kills)) if self.is_whole_boot() => {
+                plain(format!("The kernel log holds {} of {boot}.", all_kills(kills)))
+            }
+            (LogCoverage::Read { since: Some(since) }, Some(kills)) => journal(format!(
+                "The kernel log reaches back to {} and {} of {boot}.",
+                time(*since),
+                match (self.kills_in_log, kills) {
+                    (0, 1) => "does not hold the only OOM kill".to_owned(),
+                    (0, kills) => format!("holds none of the {kills} OOM kills"),
+                    (held, kills) => format!("holds {held} of the {kills} OOM kills"),
+                },
+            )),
+            (LogCoverage::Read { since: Some(since) }, None) => journal(format!(
+                "The kernel log reaches back to {} and holds {}; /proc/vmstat, which has the number of all, cannot be \
+                 read.",
+                time(*since),
+                count(self.kills_in_log)
+            )),
+            (LogCoverage::Read { since: None }, _) => journal("The kernel log is empty.".to_owned()),
+            (LogCoverage::Unreadable { reason }, kills) => plain(format!(
+                "The kernel log cannot be read ({reason}), so the records of {} of {boot} are missing here.",
+                kills.map_or("all OOM kills".to_owned(), all_kills)
+            )),
+            (LogCoverage::Off, _) => plain("The kernel log was not read (--oom.kernel-log=off).".to_owned()),
+        }
+    }
+}
+
+fn count(kills: u64) -> String {
+    if kills == 1 { "1 OOM kill".to_owned() } else { format!("{kills} OOM kills") }
+}
+
+fn all_kills(kills: u64) -> String {
+    match kills {
+        1 => "the only OOM kill".to_owned(),
+        kills => format!("all {kills} OOM kills"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hint(
+        kernel_log: LogCoverage,
+        kills_in_log: u64,
+        kills_of_boot: Option<u64>,
+    ) -> (String, Option<String>) {
+        let coverage = Coverage { kernel_log, booted_at: 0.0, kills_in_log, kills_of_boot, runtimes: vec![] };
+        let hints = coverage.hints("sudo memledger why train");
+        let commands: Vec<_> = hints.iter().filter_map(|hint| hint.command.clone()).collect();
+        assert!(commands.len() <= 1, "{hints:?}");
+        (hints[0].text.clone(), commands.first().cloned())
+    }
+
+    #[test]
+    fn hint_says_how_many_kills_are_known_and_what_gives_the_rest() {
+        let read = || LogCoverage::Read { since: Some(3_600.0) };
+        let unreadable = || LogCoverage::Unreadable { reason: "refused".into() };
+        let (journal, sudo) = (Some(JOURNAL.to_owned()), Some("sudo memledger why train".to_owned()));
+        for (log, in_log, of_boot, says, command) in [
+            (
+                read(),
+                2,
+                Some(7),
+                "reaches back to 1970-01-01 01:00:00 UTC and holds 2 of the 7 OOM kills",
+                &journal,
+            ),
+            (read(), 0, Some(1), "does not hold the only OOM kill of this boot", &journal),
+            (read(), 2, Some(2), "holds all 2 OOM kills of this boot", &None),
+            (read(), 1, Some(1), "holds the only OOM kill of this boot", &None),
+            (read(), 3, None, "holds 3 OOM kills; /proc/vmstat", &journal),
+            (LogCoverage::Read { since: None }, 0, Some(4), "The kernel log is empty", &journal),
+            (unreadable(), 0, Some(3), "(refused), so the records of all 3 OOM kills", &sudo),
+            (unreadable(), 0, None, "so the records of all OOM kills", &sudo),
+            (LogCoverage::Off, 0, Some(3), "was not read (--oom.kernel-log=off)", &None),
+            (LogCoverage::Off, 0, Some(0), "has ended no process for lack of memory", &None),
+        ] {
+            let (text, given) = hint(log, in_log, of_boot);
+            assert!(text.contains(says), "no {says:?} in {text:?}");
+            assert_eq!(given, *command, "{text}");
+        }
+    }
+
+    #[test]
+    fn one_command_gives_all_that_is_unreadable() {
+        let runtime = |runtime| RuntimeCoverage {
+            runtime,
+            unread: 0,
+            has_lost_events: false,
+            error: Some("no permission".into()),
+        };
+        let coverage = Coverage {
+            kernel_log: LogCoverage::Unreadable { reason: "refused".into() },
+            runtimes: vec![runtime("docker"), runtime("podman")],
+            ..Coverage::default()
+        };
+        let hints = coverage.hints("sudo memledger events");
+        let commands: Vec<_> = hints.iter().filter_map(|hint| hint.command.as_deref()).collect();
+        assert_eq!((hints.len(), &commands[..]), (4, &["sudo memledger events"][..]), "{hints:?}");
+    }
+
+    #[test]
+    fn every_kill_is_known_since_the_boot_or_since_the_oldest_record() {
+        let coverage = |kills_of_boot| Coverage {
+            kernel_log: LogCoverage::Read { since: Some(50.0) },
+            booted_at: 10.0,
+            kills_in_log: 2,
+            kills_of_boot,
+            runtimes: vec![],
+        };
+        assert_eq!(coverage(Some(2)).log_since(), Some(10.0));
+        assert_eq!(coverage(Some(3)).log_since(), Some(50.0));
+        assert_eq!(coverage(None).log_since(), Some(50.0));
+        let incomplete = [Some(2), Some(3), None].map(|kills| coverage(kills).is_incomplete());
+        assert_eq!(incomplete, [false, true, false]);
+    }
+}

@@ -1,0 +1,434 @@
+//! What the host itself still knows of OOM kills and exits: for `memledger why` and `events` where the ledger does not reach,
+//! and for the first start of `memledger serve`.
+//!
+//! Reads the kernel log from its oldest record, and what the runtimes know of the past ([`crate::discover::history`]); then the
+//! ledger's own state machine decides, as if memledger had run all the time ([`replay`]). So an answer is the same with and
+//! without a ledger, except for what only samples show: roles of processes, and the growth before a kill. Nothing is written.
+//!
+//! The kernel's buffer keeps the last kills only, some 15 to 50. [`Coverage`] says which.
+
+mod coverage;
+mod replay;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::clock::Timestamp;
+use crate::collect::cgroup_oom_events::CgroupCounters;
+use crate::collect::kernel_log::KernelLog;
+use crate::collect::vmstat_oom::OomCounter;
+use crate::config::Config;
+use crate::discover::cgroup_tree::CgroupTree;
+use crate::discover::history::{self, ExistingContainer, RuntimeHistory};
+use crate::discover::{
+    ContainerDetails, ContainerId, EventKind, Hierarchy, Identity, RUNTIMES, RuntimeEvent, Version,
+};
+use crate::events::{
+    ContainerRef, Evidence, ExitReason, FIRST_UNRECORDED_ID, Kill, KillOwner, LedgerEvent, Victim,
+};
+use crate::host::Dir;
+use crate::ledger::interval::LogClock;
+use crate::ledger::reconcile::ObservedRecord;
+use crate::ledger::run::{MAX_START_EVENT_DELAY, START_TOLERANCE};
+use crate::ledger::service::log_backends;
+use crate::ledger::store::Query;
+use crate::ledger::victim_probe::VictimProbe;
+use crate::parse::kernel_log::kills::KillAssembler;
+use crate::text::error_chain;
+pub use coverage::{Coverage, CoverageHint, LogCoverage};
+use replay::Replay;
+
+/// An exit is the same as one of the ledger if their times differ by less, in seconds.
+const SAME_EXIT: f64 = 2.0;
+/// A kill without a record happened within its interval, by other clocks, in seconds.
+const GAP_TOLERANCE: f64 = 2.0;
+/// A ledger and the host give the same event times that differ by so many seconds at most: clocks drift and are set.
+const MAX_DISAGREEMENT: f64 = 600.0;
+
+/// What the host still knows.
+#[derive(Debug, Default)]
+pub struct HostHistory {
+    /// OOM kills and exits, oldest first. Their ids are the same in each read.
+    pub events: Vec<LedgerEvent>,
+    /// The containers that exist.
+    pub containers: Vec<ExistingContainer>,
+    /// How far the sources reach.
+    pub coverage: Coverage,
+}
+
+/// What a ledger knows of the past.
+#[derive(Debug, Default)]
+pub struct KnownPast {
+    /// The containers of its events, each once.
+    pub containers: Vec<ContainerRef>,
+    /// Its OOM kills of this boot, the newest.
+    pub kills: Vec<LedgerEvent>,
+}
+
+/// Memory of a running container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CurrentUsage {
+    /// All charged memory, page cache included.
+    pub usage_bytes: u64,
+    /// Limit of its cgroup; `None` if it has none.
+    pub limit_bytes: Option<u64>,
+}
+
+/// Reads what the host knows, within two seconds.
+///
+/// `container`: the container whose details are read first. `known`: reads the ledger, for the names of containers that are gone, while
+/// the host is read.
+pub fn read(
+    config: &Config,
+    now: Timestamp,
+    container: Option<&str>,
+    known: impl FnOnce() -> KnownPast,
+) -> HostHistory {
+    let booted_at = now.booted_at();
+    let (runtimes, log, counted, known) = std::thread::scope(|scope| {
+        let runtimes = scope.spawn(|| match config.oom.runtime {
+            true => history::read(config, now, booted_at, container).unwrap_or_default(),
+            false => vec![],
+        });
+        let log = scope.spawn(|| {
+            let log = read_log(config, now);
+            // after the log: a kill is counted before it is logged
+            let counted = OomCounter::open(&config.host_paths).and_then(|mut counter| counter.read()).ok();
+            (log, counted)
+        });
+        let known = known();
+        let (log, counted) = log.join().unwrap_or_default();
+        (runtimes.join().unwrap_or_default(), log, counted, known)
+    });
+    let ReadLog { records, coverage: log } = log;
+    let coverage = Coverage::new(log, &records, counted, booted_at, &runtimes);
+    let mut events: Vec<RuntimeEvent> =
+        known.containers.iter().filter_map(|container| name_of(container, booted_at)).collect();
+    let mut containers = Vec::new();
+    for RuntimeHistory { events: its, containers: existing, .. } in runtimes {
+        events.extend(its);
+        containers.extend(existing);
+    }
+    let ends = containers.iter().filter_map(|it| Some((it.id.as_str().to_owned(), it.ended?))).collect();
+    let limits = containers.iter().filter_map(|it| Some((it.id.as_str().to_owned(), it.limit_bytes?)));
+    let replay = Replay {
+        boot_id: config.host_paths.boot_id().unwrap_or_default().into(),
+        host_pids: config.host_paths.in_initial_pid_namespace(),
+        limits: limits.collect(),
+        log_since: coverage.log_since(),
+        ends,
+    };
+    let mut host = HostHistory { events: replay.run(now, events, records), containers, coverage };
+    if host.coverage.has_lost_records() {
+        let counted = counted_kills(config, now, &host, &known.kills);
+        host.events.extend(counted.into_iter().map(LedgerEvent::OomKill));
+    }
+    host.events.sort_by(|one, other| one.at().total_cmp(&other.at()));
+    host
+}
+
+/// Returns the name of a container of the ledger, as a runtime event.
+fn name_of(subject: &ContainerRef, at: f64) -> Option<RuntimeEvent> {
+    let name = &subject.identity.name;
+    // pods keep their names in the runtime; a short id is no name
+    if !subject.identity.k8s_pod.is_empty() || subject.container_id.starts_with(&**name) {
+        return None;
+    }
+    let named = ContainerDetails {
+        name: Arc::clone(name),
+        pod: None,
+        image: Arc::clone(&subject.image),
+        labels_match: true,
+        ..ContainerDetails::default()
+    };
+    let runtime = RUNTIMES.into_iter().find(|runtime| **runtime == *subject.runtime)?;
+    let id = ContainerId::new(&subject.container_id);
+    Some(RuntimeEvent {
+        runtime,
+        socket: Arc::default(),
+        id,
+        at,
+        named: Some(named),
+        what: EventKind::Exists,
+    })
+}
+
+/// What the kernel log has.
+#[derive(Debug, Default)]
+struct ReadLog {
+    records: Vec<ObservedRecord>,
+    coverage: LogCoverage,
+}
+
+/// Reads the kernel log from its oldest record.
+fn read_log(config: &Config, now: Timestamp) -> ReadLog {
+    let mut refused: Vec<String> = Vec::new();
+    for backend in log_backends(config.oom.kernel_log) {
+        let read = KernelLog::open(&config.host_paths, *backend)
+            .and_then(|mut log| Ok((log.read()?.entries, log.oldest())));
+        match read {
+            Ok((entries, oldest)) => {
+                let mut clock = LogClock::default();
+                let mut block = KillAssembler::default();
+                // the first record of a boot has number 0, and stamp 0; else there may be begins of blocks before it
+                if let Some(oldest) = oldest.filter(|oldest| oldest.sequence.unwrap_or(oldest.usec) != 0) {
+                    block.records_lost(oldest.usec);
+                }
+                let hierarchy = Hierarchy::detect(&config.host_paths).ok();
+                let probe = VictimProbe::new(&config.host_paths, hierarchy.as_ref());
+                let mut records = Vec::new();
+                for (entry, written) in clock.place(entries, now) {
+                    let record = block.push(entry.position.usec, &entry.line, entry.report.as_ref());
+                    let Some(record) = record else { continue };
+                    let proc_info = probe.probe(&record, &written);
+                    let (position, text) = (entry.position, entry.text);
+                    records.push(ObservedRecord { position, text, record, written, proc_info });
+                }
+                let since = oldest.map(|oldest| now.unix_seconds_of_kernel(oldest.usec));
+                return ReadLog { records, coverage: LogCoverage::Read { since } };
+            }
+            Err(error) => refused.push(error_chain(&error)),
+        }
+    }
+    let coverage = match refused.is_empty() {
+        true => LogCoverage::Off,
+        false => LogCoverage::Unreadable { reason: refused.join("; ") },
+    };
+    ReadLog { coverage, ..ReadLog::default() }
+}
+
+/// Returns kills that only the counters of running containers show: their records are overwritten.
+fn counted_kills(config: &Config, now: Timestamp, host: &HostHistory, known: &[LedgerEvent]) -> Vec<Kill> {
+    let Ok(hierarchy) = Hierarchy::detect(&config.host_paths) else { return vec![] };
+    let (readings, _) = CgroupCounters::new(&hierarchy).sweep(now, |_, _| false);
+    let boot_id: Arc<str> = config.host_paths.boot_id().unwrap_or_default().into();
+    let mut kills = Vec::new();
+    let log_since = host.coverage.log_since().unwrap_or(now.unix_seconds());
+    // a younger container has lost no record
+    let may_have_lost = |container: &&ExistingContainer| {
+        container.is_running && container.started.is_none_or(|started| started < log_since)
+    };
+    for container in host.containers.iter().filter(may_have_lost) {
+        let RunKills { listed, unattributed } = RunKills::of(container, &host.events, known);
+        let counted: u64 = readings.iter().filter(|it| it.id == container.id).map(|it| it.kills).sum();
+        for number in listed + unattributed..counted {
+            let text = format!("its cgroup has counted {counted} OOM kills; {listed} of them have a record");
+            kills.push(Kill {
+                id: event_id(&[&boot_id, container.id.as_str(), &number.to_string()]),
+                at: log_since,
+                earliest: container.started,
+                boot_id: Arc::clone(&boot_id),
+                owner: KillOwner::Container(subject_of(container)),
+                victim: Some(Victim::Child),
+                method: "cgroup".into(),
+                evidence: vec![Evidence::new("cgroup", text)],
+                ..Kill::unknown()
+            });
+        }
+    }
+    kills
+}
+
+/// OOM kills of the current run of a container, each once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RunKills {
+    /// Those of the container, by the host or the ledger.
+    listed: u64,
+    /// Those of its time that may be its own.
+    unattributed: u64,
+}
+
+impl RunKills {
+    fn of(container: &ExistingContainer, of_host: &[LedgerEvent], known: &[LedgerEvent]) -> Self {
+        let since = container.started.unwrap_or(f64::NEG_INFINITY) - START_TOLERANCE;
+        let of_it = |event: &LedgerEvent| {
+            let LedgerEvent::OomKill(kill) = event else { return false };
+            let KillOwner::Container(subject) = &kill.owner else { return false };
+            *subject.container_id == *container.id.as_str() && subject.started.is_none_or(|it| it > since)
+        };
+        let is_ownerless = |event: &LedgerEvent| {
+            let LedgerEvent::OomKill(kill) = event else { return false };
+            matches!(kill.owner, KillOwner::Pending | KillOwner::Unattributed) && kill.at > since
+        };
+        let number = |selects: &dyn Fn(&LedgerEvent) -> bool| {
+            let is_new = |event: &&LedgerEvent| {
+                selects(event) && !of_host.iter().any(|other| selects(other) && is_same(event, other))
+            };
+            let of_host = of_host.iter().filter(|event| selects(event)).count();
+            (of_host + known.iter().filter(is_new).count()) as u64
+        };
+        Self { listed: number(&of_it), unattributed: number(&is_ownerless) }
+    }
+}
+
+/// Returns a container as the subject of an event.
+pub fn subject_of(container: &ExistingContainer) -> ContainerRef {
+    let identity = Identity::canonical(&container.named.name, container.named.pod.as_deref());
+    ContainerRef {
+        identity,
+        container_id: Arc::clone(container.id.shared()),
+        image: Arc::clone(&container.named.image),
+        runtime: container.runtime.into(),
+        started: container.started,
+    }
+}
+
+/// Returns what a running container uses of which limit; `None` if its cgroup cannot be read.
+pub fn current_usage(config: &Config, now: Timestamp, id: &ContainerId) -> Option<CurrentUsage> {
+    let hierarchy = Hierarchy::detect(&config.host_paths).ok()?;
+    let mut tree = CgroupTree::new(&hierarchy);
+    let _ = tree.refresh(now); // a part that cannot be walked leaves the others
+    let found =
+        tree.candidates().iter().find(|candidate| candidate.id == *id && candidate.inside.is_none())?;
+    let dir = Dir::open(&hierarchy.root.join(&found.path)).ok()?;
+    let (usage, limit) = match hierarchy.version {
+        Version::V1 => ("memory.usage_in_bytes", "memory.limit_in_bytes"),
+        Version::V2 => ("memory.current", "memory.max"),
+    };
+    let read = |name: &'static str| dir.file(name).ok()?.read_once(&mut Vec::new()).ok().map(<[u8]>::to_vec);
+    Some(CurrentUsage {
+        usage_bytes: crate::parse::number(read(usage)?.trim_ascii())?,
+        limit_bytes: crate::parse::cgroup::limit(&read(limit)?).flatten(),
+    })
+}
+
+/// Returns the id of an event that is not in the ledger: the same in each read.
+fn event_id(parts: &[&str]) -> u64 {
+    // FNV-1a: the hash of the standard library may change with its version
+    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    FIRST_UNRECORDED_ID | hash & (FIRST_UNRECORDED_ID - 1)
+}
+
+impl HostHistory {
+    /// Adds to the events of a ledger, which are those of `query`, the ones of the host that it does not have.
+    pub fn merge(&self, ledger: Vec<LedgerEvent>, query: &Query) -> Vec<LedgerEvent> {
+        let mut merged: Vec<LedgerEvent> = self.missing_in(&ledger, query).cloned().collect();
+        let replaced = replaced_gaps(&ledger, merged.iter());
+        merged.extend(ledger.into_iter().filter(|event| !replaced.contains(&event.id())));
+        merged.sort_by(|one, other| one.at().total_cmp(&other.at()));
+        let excess = if query.limit == 0 { 0 } else { merged.len().saturating_sub(query.limit) };
+        merged.drain(..excess);
+        merged
+    }
+
+    /// Returns the events of a query that a ledger does not have.
+    pub fn missing_in<'a>(
+        &'a self,
+        ledger: &'a [LedgerEvent],
+        query: &'a Query,
+    ) -> impl Iterator<Item = &'a LedgerEvent> {
+        let wanted = query.container.as_deref().filter(|wanted| !wanted.is_empty());
+        let has_name = |event: &LedgerEvent, wanted: &str| {
+            event.subject().is_some_and(|subject| subject.identity.matches_name(wanted))
+        };
+        let is_name = wanted.is_some_and(|wanted| {
+            self.containers.iter().any(|container| container.has_name(wanted))
+                || self.events.iter().chain(ledger).any(|event| has_name(event, wanted))
+        });
+        let is_selected = move |event: &&LedgerEvent| {
+            query.since.is_none_or(|since| event.at() >= since)
+                && query.until.is_none_or(|until| event.at() <= until)
+                && (!query.only_notable || event.is_notable())
+                && (query.ids.is_empty() || query.ids.contains(&event.id()))
+                && wanted.is_none_or(|wanted| match is_name {
+                    true => has_name(event, wanted),
+                    false => event.subject().is_some_and(|it| it.container_id.starts_with(wanted)),
+                })
+        };
+        self.events
+            .iter()
+            .filter(is_selected)
+            .filter(|event| !ledger.iter().any(|known| is_same(known, event)))
+    }
+
+    /// Returns the kills of which neither a runtime nor the ledger knows the container, and those without any. `ledger`: its events
+    /// that the host may have.
+    pub fn kills_of_unknown_containers<'s>(
+        &'s self,
+        ledger: &'s [LedgerEvent],
+    ) -> impl Iterator<Item = &'s Kill> {
+        let has_name = |subject: &ContainerRef| !subject.container_id.starts_with(&*subject.identity.name);
+        let is_unnamed = move |event: &&LedgerEvent| {
+            let mut same = ledger.iter().filter(|known| is_same(known, event));
+            !same.any(|known| known.subject().is_some_and(has_name))
+        };
+        self.events.iter().filter(is_unnamed).filter_map(|event| match event {
+            LedgerEvent::OomKill(kill) => match &kill.owner {
+                KillOwner::Container(subject) => {
+                    subject.container_id.starts_with(&*subject.identity.name).then_some(kill)
+                }
+                KillOwner::Pending | KillOwner::Unattributed => Some(kill),
+                KillOwner::Host => None,
+            },
+            LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,
+        })
+    }
+}
+
+/// Returns the ids of gaps in a ledger whose records the host has: memledger could not read the kernel log, and this process can.
+pub fn replaced_gaps<'a>(
+    ledger: &[LedgerEvent],
+    found: impl Iterator<Item = &'a LedgerEvent>,
+) -> HashSet<u64> {
+    let mut replaced = HashSet::new();
+    for event in found {
+        let LedgerEvent::OomKill(kill) = event else { continue };
+        let is_its_gap = |known: &&LedgerEvent| {
+            let LedgerEvent::OomKill(gap) = known else { return false };
+            let happened = gap.earliest.unwrap_or(gap.at) - GAP_TOLERANCE..=gap.at + GAP_TOLERANCE;
+            let (one, other) = (known.subject(), event.subject());
+            gap.kernel_usec.is_none()
+                && kill.kernel_usec.is_some()
+                && happened.contains(&kill.at)
+                && one.zip(other).is_none_or(|(one, other)| one.container_id == other.container_id)
+                && !replaced.contains(&gap.id)
+        };
+        replaced.extend(ledger.iter().find(is_its_gap).map(LedgerEvent::id));
+    }
+    replaced
+}
+
+impl HostHistory {
+    /// Returns the Unix time since which a ledger can have the same events; `None` if there are none.
+    pub fn since(&self) -> Option<f64> {
+        let earliest = self.events.iter().map(LedgerEvent::at).reduce(f64::min);
+        earliest.map(|earliest| earliest - MAX_DISAGREEMENT)
+    }
+
+    /// Returns whether an event of a ledger may be one of these, or a gap whose record is one of these.
+    pub fn may_have(&self, known: &LedgerEvent) -> bool {
+        let is_gap = matches!(known, LedgerEvent::OomKill(kill) if kill.kernel_usec.is_none());
+        is_gap || self.events.iter().any(|event| is_same(known, event))
+    }
+}
+
+/// Returns whether an event of the ledger and one of the host are the same.
+fn is_same(known: &LedgerEvent, event: &LedgerEvent) -> bool {
+    match (known, event) {
+        (LedgerEvent::OomKill(known), LedgerEvent::OomKill(kill)) => match known.kernel_usec {
+            Some(usec) => {
+                (Some(usec), known.pid, &known.boot_id) == (kill.kernel_usec, kill.pid, &kill.boot_id)
+            }
+            None => known.id == kill.id,
+        },
+        (LedgerEvent::Exit(known), LedgerEvent::Exit(exit)) => {
+            let started = known.subject.started.zip(exit.subject.started);
+            // A run ends once, but the time of an end by a power loss is an estimate. The runtime may list a start with the time
+            // before the hooks of the container, and the ledger may have the time after them.
+            let is_power_loss = [known, exit].iter().all(|exit| exit.reason == Some(ExitReason::HostRestart));
+            let hooks = if is_power_loss { MAX_START_EVENT_DELAY } else { 0.0 };
+            let is_same_run = started.is_some_and(|(one, other)| {
+                (-START_TOLERANCE..hooks + START_TOLERANCE).contains(&(one - other))
+            });
+            known.subject.container_id == exit.subject.container_id
+                && (is_same_run || started.is_none() && (known.at - exit.at).abs() < SAME_EXIT)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,569 @@
+//! `memledger why`: derives one verdict from the ledger's events on why a container exited, or why one of its processes
+//! was killed.
+//!
+//! The newest run with an event is considered. Within it, an OOM kill is the cause if it ended the container or
+//! happened within [`CAUSE_WINDOW`] seconds before the exit; otherwise the exit itself is. A verdict claims no more
+//! than the events prove: probable causes have [`Confidence::Likely`], and unrecorded ones stay unknown. Figures in
+//! advice are read from the events or computed from them; without figures, advice has none.
+//!
+//! The caller provides the events; `export::verdict_text` renders the screen.
+
+mod advice;
+mod cuda_oom;
+mod limit;
+pub mod live;
+mod log_file;
+mod report;
+mod verdict;
+mod text;
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::discover::history::ExistingContainer;
+use crate::discover::same_start;
+use crate::events::{
+    ContainerRef, CudaOom, Evidence, Exit, Identity, Kill, KillOwner, LedgerEvent, OomReport, PriorUsage,
+    UsageSample, Victim,
+};
+use crate::ledger::store::Query;
+use live::CurrentUsage;
+pub use log_file::{LoggedKill, LoggedKills};
+pub use text::{lasted, printable, roles, short_ids, time, torch_size};
+pub use verdict::is_cuda_oom;
+
+/// A kill at most this many seconds before the exit of its container counts as its cause.
+const CAUSE_WINDOW: f64 = 300.0;
+/// A kill without a known victim ended the container if that exited within this many seconds.
+const EXIT_WINDOW: f64 = 5.0;
+
+/// Maximum number of names that are listed.
+const MAX_LISTED_NAMES: usize = 10;
+
+/// The cause as an identifier. A closed set: scripts may rely on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// Own limit: an OOM kill ended the container.
+    OomLimitMain,
+    /// Own limit: a child was killed, such as a DataLoader worker, and the container kept running.
+    OomLimitWorker,
+    /// Own limit: a child was killed, and soon after the container ended with an error.
+    OomLimitWorkerThenExit,
+    /// Own limit: a process was killed, and whether that ended the container is not known.
+    OomLimit,
+    /// Own limit, and most of the used memory was shared memory.
+    OomLimitShm,
+    /// The limit of a cgroup above the container: of a pod or a slice.
+    OomParentLimit,
+    /// The host ran out of memory.
+    OomHost,
+    /// The NUMA nodes that the program may use ran out of memory.
+    OomNodes,
+    /// An operator or a program requested the kill by sysrq.
+    OomSysrq,
+    /// An OOM kill known only from counters: the kernel's record is missing.
+    OomUnnamed,
+    /// Only the runtime's OOMKilled flag is left of an OOM kill.
+    OomFlagOnly,
+    /// An OOM kill of a process outside containers.
+    OomHostProcess,
+    /// An OOM kill without a known owner.
+    OomUnattributed,
+    /// The container's `/dev/shm` was full or nearly full at its exit.
+    ShmFull,
+    /// SIGKILL without a stop request and without an OOM kill.
+    KilledOutside,
+    /// A stop request (`docker stop`).
+    Stopped,
+    /// A kill request (`docker kill`, `docker rm -f`).
+    KilledByRequest,
+    /// A signal that indicates a crash: SIGSEGV, SIGABRT, SIGBUS and similar.
+    CrashedSignal,
+    /// Another signal, without a stop request.
+    EndedBySignal,
+    /// Exit code other than 0.
+    ErrorExit,
+    /// The program ran out of GPU memory.
+    CudaOom,
+    /// The same, though enough was free, in pieces.
+    CudaOomFragmented,
+    /// The same, and without the other holders of the GPU there would have been enough.
+    CudaOomOtherHolder,
+    /// The same, and the GPU had enough: the process may take only a part of it.
+    CudaOomOwnShare,
+    /// The program ran out of GPU memory, and the container runs on.
+    CudaOomSurvived,
+    /// The host was restarted.
+    HostRestart,
+    /// Exit code 0.
+    Completed,
+    /// It exited, and the reason is not recorded.
+    Unknown,
+    /// No event is recorded.
+    Nothing,
+}
+
+impl Cause {
+    /// All causes.
+    pub const ALL: [Cause; 29] = [
+        Cause::OomLimitMain,
+        Cause::OomLimitWorker,
+        Cause::OomLimitWorkerThenExit,
+        Cause::OomLimit,
+        Cause::OomLimitShm,
+        Cause::OomParentLimit,
+        Cause::OomHost,
+        Cause::OomNodes,
+        Cause::OomSysrq,
+        Cause::OomUnnamed,
+        Cause::OomFlagOnly,
+        Cause::OomHostProcess,
+        Cause::OomUnattributed,
+        Cause::ShmFull,
+        Cause::KilledOutside,
+        Cause::Stopped,
+        Cause::KilledByRequest,
+        Cause::CrashedSignal,
+        Cause::EndedBySignal,
+        Cause::ErrorExit,
+        Cause::CudaOom,
+        Cause::CudaOomFragmented,
+        Cause::CudaOomOtherHolder,
+        Cause::CudaOomOwnShare,
+        Cause::CudaOomSurvived,
+        Cause::HostRestart,
+        Cause::Completed,
+        Cause::Unknown,
+        Cause::Nothing,
+    ];
+
+    /// Returns a headline.
+    pub fn title(self) -> &'static str {
+        match self {
+            Cause::OomLimitMain => "OUT OF MEMORY at its own limit: the container was ended",
+            Cause::OomLimitWorker => "OUT OF MEMORY at its own limit: a child process was killed",
+            Cause::OomLimitWorkerThenExit => {
+                "OUT OF MEMORY at its own limit: a child was killed, then it ended"
+            }
+            Cause::OomLimit => "OUT OF MEMORY at its own limit: a process was killed",
+            Cause::OomLimitShm => "OUT OF MEMORY at its own limit, mostly by shared memory",
+            Cause::OomParentLimit => "OUT OF MEMORY at the limit of a cgroup above it",
+            Cause::OomHost => "OUT OF MEMORY of the whole machine",
+            Cause::OomNodes => "OUT OF MEMORY of the NUMA nodes that may be used",
+            Cause::OomSysrq => "KILLED by the kernel's OOM killer on request (sysrq)",
+            Cause::OomUnnamed => "OUT OF MEMORY, known from the kernel's counters only",
+            Cause::OomFlagOnly => "OUT OF MEMORY, by the runtime's flag only",
+            Cause::OomHostProcess => "OUT OF MEMORY: a process outside containers was killed",
+            Cause::OomUnattributed => "OUT OF MEMORY: a process was killed, owner unknown",
+            Cause::ShmFull => "SHARED MEMORY FULL",
+            Cause::KilledOutside => "KILLED (SIGKILL), not an OOM kill",
+            Cause::Stopped => "STOPPED on request",
+            Cause::KilledByRequest => "KILLED on request",
+            Cause::CrashedSignal => "CRASHED",
+            Cause::EndedBySignal => "ENDED BY A SIGNAL",
+            Cause::ErrorExit => "ENDED WITH AN ERROR",
+            Cause::CudaOom => "OUT OF GPU MEMORY",
+            Cause::CudaOomFragmented => "OUT OF GPU MEMORY: its cache is fragmented",
+            Cause::CudaOomOtherHolder => "OUT OF GPU MEMORY: others use the same GPU",
+            Cause::CudaOomOwnShare => "OUT OF GPU MEMORY: the share that it may take is used up",
+            Cause::CudaOomSurvived => "OUT OF GPU MEMORY, and no end is recorded",
+            Cause::HostRestart => "ENDED BY A RESTART OF THE HOST",
+            Cause::Completed => "COMPLETED",
+            Cause::Unknown => "UNKNOWN",
+            Cause::Nothing => "NO KILL OR EXIT KNOWN",
+        }
+    }
+}
+
+/// How certain the verdict is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Confidence {
+    /// Reported by the kernel or the runtime.
+    Certain,
+    /// Consistent with all evidence, but some evidence is missing.
+    Likely,
+    /// Not decidable; the text says what is missing.
+    Unsure,
+}
+
+/// The verdict on a container or a kill.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verdict {
+    /// The container; `None` for a kill outside containers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subject: Option<ContainerRef>,
+    /// The cause.
+    pub cause: Cause,
+    /// How certain the verdict is.
+    pub confidence: Confidence,
+    /// Unix time of the event; `None` if there is none, or if it is not known: in a kernel log from elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<f64>,
+    /// Time of a kill in a kernel log from elsewhere, as the log has it: often seconds since boot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_time: Option<String>,
+    /// Unix time of the query.
+    pub requested_at: f64,
+    /// One sentence: what ended the container or killed a process of it, and when.
+    pub what: String,
+    /// Other events of the same run, one line each.
+    pub also: Vec<String>,
+    /// Evidence in the order in which it arrived.
+    pub evidence: Vec<Evidence>,
+    /// Host pid of the victim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// What the kernel logged at the kill.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<Arc<OomReport>>,
+    /// Usage before the event: samples oldest first, and processes by role.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held: Option<Arc<PriorUsage>>,
+    /// Advice, the most promising first.
+    pub advice: Vec<String>,
+}
+
+/// The events of one run of a container.
+#[derive(Debug)]
+struct RunSummary<'a> {
+    subject: &'a ContainerRef,
+    /// Oldest first.
+    kills: Vec<&'a Kill>,
+    exit: Option<&'a Exit>,
+    /// CUDA out-of-memory errors, oldest first.
+    cuda_ooms: Vec<&'a CudaOom>,
+    /// Kills near the end of the run that could not be attributed to any container.
+    unattributed_kills: Vec<&'a Kill>,
+    /// The time of the kill as a kernel log from elsewhere has it; empty without one. `None`: the events are of this host.
+    log_time: Option<&'a str>,
+}
+
+impl<'a> RunSummary<'a> {
+    /// Returns the usage before the leading kill, else before the exit.
+    ///
+    /// Of several kills in a short time only the first is stored with its prior usage, which then serves all of them.
+    fn before(&self, lead: Option<&'a Kill>) -> Option<&'a Arc<PriorUsage>> {
+        let at_kill = lead.and_then(|lead| {
+            let near =
+                self.kills.iter().rev().filter(|kill| (0.0..=CAUSE_WINDOW).contains(&(lead.at - kill.at)));
+            lead.before.as_ref().or_else(|| near.into_iter().find_map(|kill| kill.before.as_ref()))
+        });
+        at_kill.or_else(|| self.exit.and_then(|exit| exit.before.as_ref()))
+    }
+}
+
+/// Returns the verdict on a kill in a kernel log from elsewhere, where nothing else is known. `log_time`: its time as the log
+/// has it.
+pub fn explain_logged(kill: &Kill, log_time: &str, now: f64) -> Verdict {
+    let log_time = Some(log_time);
+    let none = ContainerRef::default();
+    let subject = match &kill.owner {
+        KillOwner::Container(subject) => subject,
+        _ => &none,
+    };
+    let run = RunSummary {
+        subject,
+        kills: vec![kill],
+        exit: None,
+        cuda_ooms: vec![],
+        unattributed_kills: vec![],
+        log_time,
+    };
+    match kill.owner {
+        KillOwner::Container(_) => verdict::verdict(&run, now),
+        _ => verdict::outside_containers(&run, kill, now),
+    }
+}
+
+/// Returns true if the kill ended the container.
+fn ended_it(kill: &Kill, exit: Option<&Exit>) -> bool {
+    kill.victim == Some(Victim::Main) || exit.is_some_and(|exit| exit.ended_by == Some(kill.id))
+}
+
+/// Returns the last sample of the prior usage.
+fn last_sample(before: Option<&Arc<PriorUsage>>) -> Option<&UsageSample> {
+    before.and_then(|before| before.samples.last())
+}
+
+/// Returns the verdict on the newest run in `events`, which are oldest first and may include kills outside containers.
+///
+/// Returns `None` if no event has a container. If several containers have the same name, the newest is considered.
+pub fn explain(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
+    // a program may survive an error of CUDA: an earlier end or kill is what people ask for
+    let is_end =
+        |event: &&LedgerEvent| event.subject().is_some() && !matches!(event, LedgerEvent::CudaOom(_));
+    let newest_of_all = || events.iter().rev().find(|event| event.subject().is_some());
+    let newest = events.iter().rev().find(is_end).or_else(newest_of_all)?;
+    let subject = newest.subject()?;
+    let mut verdict = verdict::verdict(&run_of(events, newest, subject), now);
+    let is_later_run = |its: &ContainerRef| match (its.started, subject.started) {
+        (Some(its), Some(ours)) => !same_start(its, ours),
+        _ => matches!(newest, LedgerEvent::Exit(_)),
+    };
+    let is_newer = |event: &&LedgerEvent| {
+        let is_its = event.subject().is_some_and(|its| same_container(its, subject) && is_later_run(its));
+        matches!(event, LedgerEvent::CudaOom(_)) && is_its && event.at() > newest.at() + EXIT_WINDOW
+    };
+    if let Some(error) = events.iter().rev().find(is_newer) {
+        verdict.also.push(format!(
+            "It runs again, and had a CUDA out-of-memory error at {}: `memledger events` has it.",
+            time(error.at())
+        ));
+    }
+    let others = others_of_that_name(events, &subject.identity);
+    if others > 0 {
+        verdict.also.push(format!(
+            "{others} other {} of that name; this is the newest. Use an id for another one.",
+            if others == 1 { "container is" } else { "containers are" }
+        ));
+    }
+    Some(verdict)
+}
+
+/// Returns the verdict on the newest OOM kill or abnormal exit on the host, or `None` if there was none.
+pub fn explain_last(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
+    let newest = events.iter().rev().find(|event| event.is_notable())?;
+    match (newest, newest.subject()) {
+        (_, Some(subject)) => Some(verdict::verdict(&run_of(events, newest, subject), now)),
+        (LedgerEvent::OomKill(kill), None) => {
+            let run = RunSummary {
+                subject: &ContainerRef::default(),
+                kills: vec![kill],
+                exit: None,
+                cuda_ooms: vec![],
+                unattributed_kills: vec![],
+                log_time: None,
+            };
+            Some(verdict::outside_containers(&run, kill, now))
+        }
+        (LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_), None) => None,
+    }
+}
+
+/// Returns the verdict on the container with this name, id or prefix of an id, or, without one, on the newest kill or
+/// abnormal exit on the host. `None`: no event is recorded.
+///
+/// # Errors
+/// Errors of `events`.
+pub fn query_verdict<E>(
+    container: Option<&str>,
+    now: f64,
+    events: impl Fn(&Query) -> Result<Vec<LedgerEvent>, E>,
+) -> Result<Option<Verdict>, E> {
+    let Some(container) = container else {
+        let newest = events(&Query { only_notable: true, limit: 1, ..Query::default() })?.pop();
+        let id =
+            newest.as_ref().and_then(LedgerEvent::subject).map(|subject| subject.container_id.to_string());
+        let mut found = match id {
+            Some(id) => events_of(&id, &events)?,
+            None => vec![],
+        };
+        found.extend(newest.filter(|newest| !found.iter().any(|event| event.id() == newest.id())));
+        return Ok(explain_last(&found, now));
+    };
+    Ok(explain(&events_of(container, &events)?, now))
+}
+
+/// Returns the newest events of a container, and the kills without a container that may have ended it.
+fn events_of<E>(
+    container: &str,
+    events: &impl Fn(&Query) -> Result<Vec<LedgerEvent>, E>,
+) -> Result<Vec<LedgerEvent>, E> {
+    let mut found = events(&Query { container: Some(container.to_owned()), ..Query::default() })?;
+    // a GPU error does not end a container by itself; `memledger events` shows it
+    found.retain(|event| !matches!(event, LedgerEvent::GpuError(_)));
+    let may_be = found.iter().rev().find_map(|event| match event {
+        LedgerEvent::Exit(exit) => Some(exit.may_be.clone()),
+        _ => None,
+    });
+    let ids: Vec<u64> = may_be.unwrap_or_default();
+    let ids: Vec<u64> = ids.into_iter().filter(|id| !found.iter().any(|event| event.id() == *id)).collect();
+    if !ids.is_empty() {
+        found.extend(events(&Query { ids, ..Query::default() })?);
+        found.sort_by(|one, other| one.at().total_cmp(&other.at()));
+    }
+    Ok(found)
+}
+
+/// Returns the message for a container without events: the known containers, similar names first. `existing`: names of
+/// containers that exist.
+///
+/// # Errors
+/// Errors of `events`.
+pub fn not_found<'n, E>(
+    container: Option<&str>,
+    existing: impl Iterator<Item = &'n str>,
+    events: impl Fn(&Query) -> Result<Vec<LedgerEvent>, E>,
+) -> Result<String, E> {
+    let Some(container) = container else {
+        return Ok("No OOM kill and no abnormal end of a container is known.".to_owned());
+    };
+    let recorded = events(&Query::default())?;
+    // a short id in place of a name helps nobody
+    let is_named = |subject: &&ContainerRef| !subject.container_id.starts_with(&*subject.identity.name);
+    let recorded = recorded.iter().rev().filter_map(LedgerEvent::subject).filter(is_named);
+    let mut known: Vec<String> = Vec::new();
+    let recorded = recorded.map(|subject| subject.identity.name.to_string());
+    for name in recorded.chain(existing.map(str::to_owned)) {
+        if !known.contains(&name) {
+            known.push(name);
+        }
+    }
+    known.sort_by_key(|name| !similar(name, container)); // stable sort: the newest first among equals
+    let list: Vec<String> = known.iter().take(MAX_LISTED_NAMES).map(|known| text::name(known)).collect();
+    let list = match (list.is_empty(), known.len() > MAX_LISTED_NAMES) {
+        (true, _) => "no container is known".to_owned(),
+        (false, more) => format!("known containers: {}{}", list.join(", "), if more { ", ..." } else { "" }),
+    };
+    Ok(format!("Nothing is known about {}; {list}", text::name(container)))
+}
+
+/// Returns true if one name contains the other or both have the same beginning, ignoring case.
+fn similar(a: &str, b: &str) -> bool {
+    let (a, b) = (a.to_lowercase(), b.to_lowercase());
+    let alike = std::iter::zip(a.chars(), b.chars()).take_while(|(a, b)| a == b).count();
+    a.contains(&b) || b.contains(&a) || alike >= 3
+}
+
+/// Returns the verdict on a container without events. `is_running`: it runs now, and uses so much of its memory.
+pub fn verdict_without_events(
+    subject: ContainerRef,
+    is_running: bool,
+    usage: Option<&CurrentUsage>,
+    now: f64,
+) -> Verdict {
+    let name = text::name(&subject.identity.name);
+    let since = subject.started.map_or_else(String::new, |at| format!(" since its start at {}", time(at)));
+    let what = match is_running {
+        true => format!("{name} is running, and neither an OOM kill nor an exit is known{since}."),
+        false => format!("{name} is not running, and neither an OOM kill nor an exit is known{since}."),
+    };
+    let usage = usage.map(|usage| {
+        let limit = match usage.limit_bytes {
+            Some(limit) => format!("of its limit of {}", text::bytes(limit)),
+            None => "and has no limit of its own".to_owned(),
+        };
+        format!("It uses {} {limit}, page cache included.", text::bytes(usage.usage_bytes))
+    });
+    Verdict {
+        subject: Some(subject),
+        cause: Cause::Nothing,
+        confidence: Confidence::Unsure,
+        at: None,
+        requested_at: now,
+        what,
+        also: usage.into_iter().collect(),
+        evidence: vec![],
+        log_time: None,
+        pid: None,
+        report: None,
+        held: None,
+        advice: vec![],
+    }
+}
+
+/// Adds to a verdict what the runtime says about the container now.
+pub fn add_container(verdict: &mut Verdict, container: &ExistingContainer) {
+    let restarted = verdict.at.zip(container.started).filter(|(at, started)| at < started);
+    let times = container.restarts.filter(|restarts| *restarts > 0);
+    let times = times.map(|restarts| match restarts {
+        1 => "Its restart policy has restarted it once.".to_owned(),
+        more => format!("Its restart policy has restarted it {more} times."),
+    });
+    let running = restarted.filter(|_| container.is_running);
+    let running = running.map(|(_, started)| format!("It is running again since {}.", time(started)));
+    verdict.also.extend(running.into_iter().chain(times));
+}
+
+/// Describes a kill in one line: time, process, size, limit.
+pub fn kill_line(kill: &Kill) -> String {
+    verdict::kill_line(kill)
+}
+
+/// Returns the run of an event of `subject`.
+fn run_of<'a>(
+    events: &'a [LedgerEvent],
+    event: &'a LedgerEvent,
+    subject: &'a ContainerRef,
+) -> RunSummary<'a> {
+    let exits = || {
+        events.iter().filter_map(|other| match other {
+            LedgerEvent::Exit(exit) if same_container(&exit.subject, subject) => Some(exit),
+            _ => None,
+        })
+    };
+    let exit = match event {
+        LedgerEvent::Exit(exit) => Some(exit),
+        LedgerEvent::OomKill(kill) => exits().find(|exit| match (exit.subject.started, subject.started) {
+            (Some(its), Some(ours)) => same_start(its, ours),
+            _ => exit.at >= kill.at - EXIT_WINDOW,
+        }),
+        LedgerEvent::CudaOom(_) => None, // the newest event is one only where no end is known
+        LedgerEvent::GpuError(_) => None,
+    };
+    // without a start time: everything since the previous exit
+    let ends_before = exits().filter(|other| exit.is_none_or(|exit| other.at < exit.at));
+    let end_before = ends_before.map(|other| other.at).fold(f64::NEG_INFINITY, f64::max);
+    let until = exit.map_or(f64::INFINITY, |exit| exit.at + EXIT_WINDOW);
+    let started = exit.and_then(|exit| exit.subject.started).or(subject.started);
+    let belongs = |kill: &&Kill| match (&kill.owner, started) {
+        (KillOwner::Container(ContainerRef { started: Some(its), .. }), Some(ours)) => same_start(*its, ours),
+        _ => kill.at > end_before && kill.at <= until,
+    };
+    let cuda_ooms = events.iter().filter_map(|event| match event {
+        LedgerEvent::CudaOom(oom) if same_container(&oom.subject, subject) => Some(oom),
+        _ => None,
+    });
+    let is_of_run = |oom: &&CudaOom| match (oom.subject.started, started) {
+        (Some(its), Some(ours)) => same_start(its, ours),
+        _ => oom.at > end_before && oom.at <= until,
+    };
+    let may_have_ended = |event: &&LedgerEvent| {
+        event.subject().is_none() && exit.is_some_and(|exit| exit.may_be.contains(&event.id()))
+    };
+    let unattributed_kills = events.iter().filter(may_have_ended).filter_map(|event| match event {
+        LedgerEvent::OomKill(kill) => Some(kill),
+        _ => None,
+    });
+    RunSummary {
+        subject,
+        kills: kills_of(events, subject).filter(belongs).collect(),
+        exit,
+        cuda_ooms: cuda_oom::best_source(cuda_ooms.filter(is_of_run).collect()),
+        unattributed_kills: unattributed_kills.collect(),
+        log_time: None,
+    }
+}
+
+fn kills_of<'a>(events: &'a [LedgerEvent], subject: &'a ContainerRef) -> impl Iterator<Item = &'a Kill> {
+    events.iter().filter_map(|event| match event {
+        LedgerEvent::OomKill(kill) => {
+            let its = event.subject().is_some_and(|its| same_container(its, subject));
+            its.then_some(kill)
+        }
+        LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,
+    })
+}
+
+/// Compares the ids; if one is unknown, the names.
+fn same_container(a: &ContainerRef, b: &ContainerRef) -> bool {
+    if a.container_id.is_empty() || b.container_id.is_empty() {
+        a.identity == b.identity
+    } else {
+        a.container_id == b.container_id
+    }
+}
+
+/// Counts other containers with the same name, such as other pods of a deployment.
+fn others_of_that_name(events: &[LedgerEvent], name: &Identity) -> usize {
+    let names: std::collections::BTreeSet<&Identity> = events
+        .iter()
+        .filter_map(LedgerEvent::subject)
+        .map(|subject| &subject.identity)
+        .filter(|other| *other != name && other.name == name.name)
+        .collect();
+    names.len()
+}

@@ -1,0 +1,256 @@
+//! What the kernel's report at a kill proves, with the advice for each.
+//!
+//! A report is one moment: it proves nothing about growth. Resident memory of several processes is never added up, because
+//! forked processes share pages.
+
+use super::limit::LimitSetter;
+use super::text::{bytes, name, roles};
+use super::{RunSummary, last_sample};
+use crate::events::{Kill, OomReport, OomScope, ReportProcess, RoleUsage};
+
+/// From this share of the usage on, a kind of memory or a process accounts for most of it.
+const MOST: f64 = 0.5;
+/// From this number of processes of similar size on, their number is the setting to change.
+const MIN_ALIKE: usize = 4;
+/// From this free share of a host's memory on, what filled the rest does not explain why it ran out.
+const MUCH_FREE: f64 = 0.05;
+/// From this used share on, swap is exhausted: the kernel keeps some for itself.
+const SWAP_FULL: f64 = 0.98;
+
+/// Returns what the report of a kill proves, with advice, the most telling first.
+pub(super) fn of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Vec<String> {
+    let Some(report) = kill.report.as_deref() else { return vec![] };
+    if report.order == Some(-1) {
+        return vec![
+            "This kill was requested by sysrq (Alt+SysRq+F, or f written to /proc/sysrq-trigger): memory need not have run out. \
+             Find who requested it, such as a watchdog or a script."
+                .to_owned(),
+        ];
+    }
+    // the figures are the whole host's, and prove nothing of some of its nodes, nor of a request that what is free does not serve
+    let free = free_but_unusable(kill);
+    let of_all = |found: Option<String>| found.filter(|_| report.nodes.is_empty() && free.is_none());
+    let fragmented = fragmentation(report).filter(|_| report.nodes.is_empty());
+    let unusable = free.filter(|_| fragmented.is_none()).map(|free| {
+        format!(
+            "{} were free, but not for this request: it was for memory of a certain zone, such as that below 4 GiB, or for contiguous \
+             pages, or vm.min_free_kbytes reserves that much.",
+            bytes(free)
+        )
+    });
+    let found = [
+        unusable,
+        of_all(kind(kill, report, run)),
+        of_all(largest(kill, report, run)),
+        victim(kill, report, run),
+        of_all(swap(kill, report, run)),
+        fragmented,
+    ];
+    let mut advice: Vec<String> = found.into_iter().flatten().collect();
+    if report.incomplete {
+        advice.push(
+            "Part of the kernel's report is missing. On a live host, boot with a larger kernel log: log_buf_len=4M.".to_owned(),
+        );
+    }
+    advice
+}
+
+/// Returns how much memory the host had free at a kill, if that was much: then the request could not be served by it.
+pub(super) fn free_but_unusable(kill: &Kill) -> Option<u64> {
+    let report = kill.report.as_deref().filter(|_| kill.scope == OomScope::Host)?;
+    let (free, all) = (report.free_bytes?, report.limit_bytes?);
+    let is_much = report.nodes.is_empty() && report.order != Some(-1) && free as f64 > MUCH_FREE * all as f64;
+    is_much.then_some(free)
+}
+
+/// Returns true if at least half of the memory in use was shared memory; `None` if the report does not show it. Page cache that
+/// is left at a kill could not be dropped in time.
+pub(super) fn is_mostly_shared(report: &OomReport) -> Option<bool> {
+    let (anon, shmem) = (report.anon_bytes?, report.shmem_bytes?);
+    let known = anon.saturating_add(shmem).saturating_add(report.kernel_bytes.unwrap_or(0));
+    let all = known.max(report.usage_bytes.unwrap_or(0));
+    Some(shmem > 0 && shmem >= all - shmem)
+}
+
+/// Returns whose memory was full, for a sentence.
+fn what_was_full(kill: &Kill, report: &OomReport) -> &'static str {
+    match kill.scope {
+        OomScope::Host => "the host's memory",
+        OomScope::Container if report.limit_bytes.is_some() => "the limit",
+        OomScope::Container => "its memory",
+    }
+}
+
+/// Describes the kind of memory that accounts for most of the usage.
+fn kind<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Option<String> {
+    let usage = report.usage_bytes.filter(|usage| *usage > 0)?;
+    let is_most = |amount: &u64| *amount as f64 >= MOST * usage as f64;
+    let full = what_was_full(kill, report);
+    let share = |amount: u64| format!("{} of {}", bytes(amount), bytes(usage));
+    if let Some(shmem) = report.shmem_bytes.filter(is_most) {
+        let shm = last_sample(run.before(Some(kill))).and_then(|last| last.shm_used_bytes);
+        let which = match shm.filter(|used| *used as f64 >= MOST * shmem as f64) {
+            Some(used) => format!("At the last sample {} of it were in /dev/shm", bytes(used)),
+            None => "It is in files on a tmpfs, in a memfd or in other shared memory".to_owned(),
+        };
+        return Some(format!(
+            "Shared memory filled {full}: {}. {which}, and stays until it is removed or no process has it open.",
+            share(shmem)
+        ));
+    }
+    if let Some(file) = report.file_bytes.filter(is_most) {
+        let dirty = report.dirty_bytes.filter(|dirty| *dirty > 0).map_or_else(String::new, |dirty| {
+            format!(" {} of it waited to be written to a disk.", bytes(dirty))
+        });
+        return Some(format!(
+            "Page cache filled {full}: {}. The kernel drops it before it kills, so this part was not reclaimable in time: \
+             being written, mapped and in use, or locked (mlock).{dirty} Write in smaller parts (fsync between them), or lock less.",
+            share(file)
+        ));
+    }
+    if let Some(kernel) = report.kernel_bytes.filter(is_most) {
+        return Some(format!(
+            "Memory of the kernel filled {full}: {}. It grows with open files, sockets, processes and their page tables, and \
+             with names in the file system that programs look up.",
+            share(kernel)
+        ));
+    }
+    if let Some(huge) = report.hugetlb_bytes.filter(is_most) {
+        return Some(format!(
+            "Huge pages are reserved for {}, used or not: reserve fewer (vm.nr_hugepages).",
+            share(huge)
+        ));
+    }
+    let anon = report.anon_bytes.filter(is_most)?;
+    Some(format!("Anonymous memory of programs filled {full}: {}.", share(anon)))
+}
+
+/// Describes one process that held most, or many that are alike.
+fn largest<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Option<String> {
+    let usage = report.usage_bytes.filter(|usage| *usage > 0)?;
+    let first = report.processes.first()?;
+    // mapped files can be shared with processes elsewhere
+    let own = first.rss_bytes.saturating_sub(first.file_bytes.unwrap_or(0));
+    if own as f64 >= MOST * usage as f64 {
+        let victim = kill.pid.and_then(|pid| report.victim(pid));
+        let which = if victim.is_some_and(|row| row.pid == first.pid) { ", the victim," } else { "" };
+        return Some(format!(
+            "One process held most of it: {}{which} with {} resident. Look there for data that is kept in RAM.",
+            process(first),
+            bytes(first.rss_bytes)
+        ));
+    }
+    let is_measured = |role: &RoleUsage| *role.role == *first.role && role.pss_bytes.is_some();
+    if run.before(Some(kill)).is_some_and(|before| before.roles.iter().any(is_measured)) {
+        return None; // their shares at the last sample show more
+    }
+    let is_alike = |row: &&ReportProcess| {
+        let same = match &*first.role {
+            "" | "other" => row.process == first.process,
+            role => row.role == role,
+        };
+        same && row.rss_bytes.saturating_mul(2) >= first.rss_bytes
+    };
+    let alike: Vec<&ReportProcess> = report.processes.iter().filter(is_alike).collect();
+    let last = alike.last().filter(|_| alike.len() >= MIN_ALIKE)?;
+    let (count, fewer) = match &*first.role {
+        "" | "other" => {
+            (format!("{} processes {}", alike.len(), name(&first.process)), "start fewer of them")
+        }
+        "dataloader_worker" => (roles(&first.role, alike.len() as u32), "set fewer NUM_WORKERS"),
+        role => (roles(role, alike.len() as u32), "start fewer of them"),
+    };
+    let at_least = if alike.len() == OomReport::MAX_PROCESSES { "At least " } else { "" };
+    let (min, max) = (bytes(last.rss_bytes), bytes(first.rss_bytes));
+    let range = if min == max { max } else { format!("{min} to {max}") };
+    Some(format!(
+        "{at_least}{count} were alike, with {range} resident each (pages that they share are in each): {fewer}, or make each \
+         smaller."
+    ))
+}
+
+fn process(row: &ReportProcess) -> String {
+    let container =
+        if row.container.is_empty() { String::new() } else { format!(" in {}", name(&row.container)) };
+    format!("{} (pid {}){container}", name(&row.process), row.pid)
+}
+
+/// Explains a victim that was not the largest process.
+fn victim(kill: &Kill, report: &OomReport, run: &RunSummary<'_>) -> Option<String> {
+    let first = report.processes.first()?;
+    let pid = kill.pid?;
+    // also if it died in the same group kill
+    let was_killed = |pid: u32| run.kills.iter().any(|kill| kill.pid == Some(pid));
+    let row = report.victim(pid);
+    if row.zip(report.victim_pid).is_some_and(|(row, chosen)| row.pid != chosen) {
+        return None; // it died with the others of its group
+    }
+    if row.is_some_and(|row| row.pid == first.pid)
+        || was_killed(first.pid)
+        || first.tgid.is_some_and(was_killed)
+    {
+        return None;
+    }
+    let own = match row {
+        Some(row) => row.rss_bytes,
+        None => kill.anon_bytes?.checked_add(kill.file_bytes?)?.checked_add(kill.shmem_bytes.unwrap_or(0))?,
+    };
+    // the kernel compares resident memory and swap; the counters are approximate
+    let swap = |row: &ReportProcess| row.swap_bytes.unwrap_or(0);
+    let with_swap = |resident: u64, swap: u64| resident.saturating_add(swap) as f64;
+    if with_swap(first.rss_bytes, swap(first)) < 1.1 * with_swap(own, row.map_or(0, swap)) {
+        return None;
+    }
+    let why = match first.oom_score_adj {
+        Some(-1000) => " It cannot be killed: its oom_score_adj is -1000.".to_owned(),
+        Some(adj) if Some(adj) != kill.oom_score_adj => {
+            let its = kill.oom_score_adj.map_or_else(String::new, |own| format!(", the victim's is {own}"));
+            format!(" Its oom_score_adj is {adj}{its}: the kernel adds it to the size.")
+        }
+        _ => String::new(),
+    };
+    Some(format!(
+        "The victim was not the largest: {} held {}, the victim {}.{why}",
+        process(first),
+        resident_and_swap(first.rss_bytes, swap(first)),
+        resident_and_swap(own, row.map_or(0, swap))
+    ))
+}
+
+/// Returns `5.0 GiB`, or `5.0 GiB and 2.0 GiB in swap`.
+fn resident_and_swap(resident: u64, swap: u64) -> String {
+    match swap {
+        0 => bytes(resident),
+        swap => format!("{} and {} in swap", bytes(resident), bytes(swap)),
+    }
+}
+
+/// Describes swap that was exhausted, or not there.
+fn swap(kill: &Kill, report: &OomReport, run: &RunSummary<'_>) -> Option<String> {
+    let limit = report.swap_limit_bytes?;
+    if limit == 0 {
+        let text = match (kill.scope, LimitSetter::of(run.subject, &kill.limit_cgroup)) {
+            (OomScope::Host, _) => "The host has no swap: some swap gives idle memory a place.",
+            (_, LimitSetter::Kubernetes | LimitSetter::Unknown) => "This cgroup may use no swap.",
+            (_, LimitSetter::Systemd) => "This cgroup may use no swap: MemorySwapMax= permits some.",
+            (_, LimitSetter::Engine) => {
+                "This cgroup may use no swap: --memory-swap above --memory permits some."
+            }
+        };
+        return Some(text.to_owned());
+    }
+    let used = report.swap_bytes.filter(|used| *used as f64 >= SWAP_FULL * limit as f64)?;
+    Some(format!("Swap was exhausted: {} of {} used.", bytes(used), bytes(limit)))
+}
+
+/// Describes free memory in pieces that are too small for the request.
+fn fragmentation(report: &OomReport) -> Option<String> {
+    let order = report.order.filter(|order| (1..32).contains(order) && report.fragmented)?;
+    let free = report.free_bytes?;
+    Some(format!(
+        "The request was for {} contiguous pages (order {order}), and the {} that were free were in smaller pieces: a driver or \
+         the network needs them. A larger vm.min_free_kbytes keeps some.",
+        1_u64 << order,
+        bytes(free)
+    ))
+}

@@ -1,0 +1,583 @@
+//! Determines the cause and the sentence that describes it.
+
+use super::limit::{inside, limit_bytes, limit_of};
+use super::text::{bytes, lasted, name, path, role_one, signal, signal_of, time};
+use super::{Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, last_sample, report};
+use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
+use crate::runs::hit_limit::LimitPosition;
+
+/// From this used share on, a `/dev/shm` counts as full: another batch does not fit.
+const SHM_FULL_ABOVE: f64 = 0.9;
+/// SIGBUS, raised by a write to a full `/dev/shm`.
+const SIGBUS: i64 = 7;
+pub(super) const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+/// A time in a log from elsewhere that is at least this many seconds is a Unix time, and none since the host's start.
+const MIN_UNIX_SECONDS: f64 = 1e9;
+/// Exit code after SIGKILL.
+const SIGKILL_STATUS: i64 = 137;
+
+/// Returns true if at least half of the unreclaimable memory was shared memory.
+fn mostly_shared<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> bool {
+    if let Some(is_shared) = kill.report.as_deref().and_then(report::is_mostly_shared) {
+        return is_shared;
+    }
+    last_sample(run.before(Some(kill)))
+        .and_then(|last| Some(last.shmem_bytes? * 2 >= last.unreclaimable_bytes?))
+        .unwrap_or(false)
+}
+
+/// Returns used bytes and size of a `/dev/shm` that was full at the last sample.
+pub(super) fn full_shm(run: &RunSummary<'_>) -> Option<(u64, u64)> {
+    let last = last_sample(run.before(None))?;
+    let (used, size) = (last.shm_used_bytes?, last.shm_size_bytes?);
+    (size > 0 && used as f64 >= SHM_FULL_ABOVE * size as f64).then_some((used, size))
+}
+
+/// Returns the verdict on one run of a container.
+pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
+    let lead = leading(run);
+    let (cause, confidence, what) = match (lead, run.exit) {
+        (Some(kill), _) => kill_cause(kill, run),
+        (None, Some(exit)) => exit_cause(exit, run),
+        (None, None) => cuda_oom::survived(run).unwrap_or_else(|| {
+            (Cause::Unknown, Confidence::Unsure, "Nothing is recorded of this run.".to_owned())
+        }),
+    };
+    let last_cuda_oom = run.cuda_ooms.last().map(|oom| oom.at);
+    let mut evidence: Vec<Evidence> = lead.map(|kill| kill.evidence.clone()).unwrap_or_default();
+    if is_cuda_oom(cause) {
+        evidence.extend(cuda_oom::evidence(run));
+    }
+    evidence.extend(run.exit.into_iter().flat_map(|exit| exit.evidence.iter().cloned()));
+    evidence.extend(flag_line(run, cause));
+    Verdict {
+        subject: Some(run.subject.clone()),
+        cause,
+        confidence,
+        at: lead
+            .map(|kill| kill.at)
+            .or(run.exit.map(|exit| exit.at))
+            .or(last_cuda_oom)
+            .filter(|_| run.log_time.is_none()),
+        log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
+        requested_at: now,
+        what,
+        also: also(run, lead)
+            .into_iter()
+            .chain(cuda_oom::also(run).filter(|_| !is_cuda_oom(cause)))
+            .collect(),
+        evidence,
+        pid: lead.and_then(|kill| kill.pid),
+        report: lead.and_then(|kill| kill.report.clone()),
+        held: run.before(lead).cloned(),
+        advice: advice::of(cause, run, lead),
+    }
+}
+
+/// Returns true if the verdict is about a CUDA out-of-memory error.
+pub fn is_cuda_oom(cause: Cause) -> bool {
+    matches!(
+        cause,
+        Cause::CudaOom
+            | Cause::CudaOomFragmented
+            | Cause::CudaOomOtherHolder
+            | Cause::CudaOomOwnShare
+            | Cause::CudaOomSurvived
+    )
+}
+
+/// Returns the verdict on a kill outside containers.
+pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: f64) -> Verdict {
+    let (cause, confidence, owner) = match kill.owner {
+        KillOwner::Host if is_requested(kill) => {
+            (Cause::OomSysrq, Confidence::Certain, "It belongs to no container.")
+        }
+        KillOwner::Host if nodes_of(kill).is_some() => {
+            (Cause::OomNodes, Confidence::Certain, "It belongs to no container.")
+        }
+        KillOwner::Host => (Cause::OomHostProcess, Confidence::Certain, "It belongs to no container."),
+        KillOwner::Pending => (
+            Cause::OomUnattributed,
+            Confidence::Unsure,
+            "Evidence of its owner may still arrive: retry in a few seconds.",
+        ),
+        _ => (
+            Cause::OomUnattributed,
+            Confidence::Unsure,
+            "No evidence shows its container or that it had none.",
+        ),
+    };
+    let why = match kill.scope {
+        _ if is_requested(kill) => "that was requested by sysrq".to_owned(),
+        OomScope::Host => host_ran_out(kill, "the machine"),
+        OomScope::Container => reached("a cgroup", kill.limit_bytes),
+    };
+    let what = match kill.kernel_usec {
+        Some(_) => format!(
+            "{} the kernel's OOM killer killed {}, because {why}. {owner}",
+            when(kill, run),
+            process(kill)
+        ),
+        None => format!(
+            "By {} the kernel had killed one process more than its log shows: the record was lost. {owner}",
+            time(kill.at)
+        ),
+    };
+    Verdict {
+        subject: None,
+        cause,
+        confidence,
+        at: Some(kill.at).filter(|_| run.log_time.is_none()),
+        log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
+        requested_at: now,
+        what,
+        also: vec![],
+        evidence: kill.evidence.clone(),
+        pid: kill.pid,
+        report: kill.report.clone(),
+        held: kill.before.clone(),
+        advice: advice::of(cause, run, Some(kill)),
+    }
+}
+
+/// Returns `At TIME`, with the time as a log from elsewhere has it.
+fn when(kill: &Kill, run: &RunSummary<'_>) -> String {
+    match run.log_time {
+        None => format!("At {}", time(kill.at)),
+        Some("") => "At an unknown time".to_owned(),
+        Some(stamp) => match stamp.parse::<f64>() {
+            Ok(seconds) if seconds >= MIN_UNIX_SECONDS => format!("At {}", time(seconds)),
+            Ok(_) if !stamp.starts_with('+') => format!("{stamp} s after the host's start"),
+            _ => format!("At {}", name(stamp)),
+        },
+    }
+}
+
+/// Returns the kill that the verdict is about, if any.
+fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a Kill> {
+    let Some(exit) = run.exit else { return run.kills.last().copied() };
+    let ended = run.kills.iter().rev().find(|kill| ended_it(kill, run.exit));
+    ended.or_else(|| run.kills.iter().rev().find(|kill| exit.may_be.contains(&kill.id))).copied()
+}
+
+fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, String) {
+    let main = ended_it(kill, run.exit);
+    let failed =
+        run.exit.is_some_and(|exit| !matches!(exit.exit_code, Some(0) | None) && !was_requested(exit));
+    let limit = limit_of(kill, run);
+    let cause = match (kill.kernel_usec, kill.scope) {
+        (None, _) => Cause::OomUnnamed,
+        _ if is_requested(kill) => Cause::OomSysrq,
+        _ if nodes_of(kill).is_some() => Cause::OomNodes,
+        (_, OomScope::Host) => Cause::OomHost,
+        _ if limit == LimitPosition::Above => Cause::OomParentLimit,
+        _ if mostly_shared(kill, run) => Cause::OomLimitShm,
+        _ if main => Cause::OomLimitMain,
+        _ if failed => Cause::OomLimitWorkerThenExit,
+        _ if !is_decided(kill) && run.exit.is_none() => Cause::OomLimit,
+        _ => Cause::OomLimitWorker,
+    };
+    let is_complete = is_decided(kill) && (limit != LimitPosition::Unnamed || kill.scope == OomScope::Host);
+    let confidence = match cause {
+        Cause::OomUnnamed => Confidence::Likely,
+        _ if is_one_of_a_set(kill) => Confidence::Likely,
+        Cause::OomParentLimit if kill.limit_cgroup.is_empty() => Confidence::Likely,
+        _ if is_complete => Confidence::Certain,
+        // the cause is certain; what it did to the container is not claimed
+        Cause::OomLimit | Cause::OomLimitShm if limit != LimitPosition::Unnamed => Confidence::Certain,
+        Cause::OomHost | Cause::OomNodes if run.log_time.is_some() => Confidence::Certain,
+        _ => Confidence::Likely,
+    };
+    (cause, confidence, sentence(kill, run, main, limit))
+}
+
+/// Returns true if the kill was requested by sysrq.
+fn is_requested(kill: &Kill) -> bool {
+    kill.report.as_ref().is_some_and(|report| report.order == Some(-1))
+}
+
+/// Returns the NUMA nodes to which the request for memory was restricted, if any.
+fn nodes_of(kill: &Kill) -> Option<&str> {
+    let report = kill.report.as_ref().filter(|_| kill.scope == OomScope::Host)?;
+    Some(&*report.nodes).filter(|nodes| !nodes.is_empty())
+}
+
+fn host_ran_out(kill: &Kill, machine: &str) -> String {
+    match nodes_of(kill) {
+        Some(nodes) => format!(
+            "the memory of the NUMA nodes to which a cpuset or a memory policy restricts it ({}) ran out",
+            name(nodes)
+        ),
+        None => match report::free_but_unusable(kill) {
+            Some(free) => {
+                format!("{machine} could not serve a request for memory, although {} were free", bytes(free))
+            }
+            None => format!("{machine} ran out of memory"),
+        },
+    }
+}
+
+/// Returns true if several containers lost processes at that time, and which was whose is not known.
+fn is_one_of_a_set(kill: &Kill) -> bool {
+    &*kill.method == "set"
+}
+
+fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: LimitPosition) -> String {
+    let after = after(kill, run, main);
+    if kill.kernel_usec.is_none() {
+        let source =
+            if &*kill.method == "runtime" { "the runtime reported it" } else { "its counters show it" };
+        return format!(
+            "By {} the kernel's OOM killer had killed a process of this container: {source}, but the \
+             kernel's record was lost, so its name and size are not known; {after}",
+            time(kill.at)
+        );
+    }
+    let bytes = limit_bytes(kill, run);
+    let why = match (kill.scope, limit) {
+        _ if is_requested(kill) => "that was requested by sysrq".to_owned(),
+        (OomScope::Host, _) => host_ran_out(kill, "the whole machine"),
+        (_, LimitPosition::Own) => reached("the container", bytes),
+        (_, LimitPosition::Inside) => {
+            reached(&format!("the cgroup {} inside it", inside(kill, run.subject)), bytes)
+        }
+        (_, LimitPosition::Above) if kill.limit_cgroup.is_empty() => {
+            reached("a cgroup above the container", bytes)
+        }
+        (_, LimitPosition::Above) => {
+            reached(&format!("the cgroup {} above it", path(&kill.limit_cgroup)), bytes)
+        }
+        (_, LimitPosition::Unnamed) => reached("a cgroup (most likely the container's own)", bytes),
+    };
+    let or_another = if is_one_of_a_set(kill) {
+        " (or another process at that time: other containers lost some too, and only their number is known)"
+    } else {
+        ""
+    };
+    format!(
+        "{} the kernel's OOM killer killed {}{or_another}, because {why}; {after}",
+        when(kill, run),
+        process(kill)
+    )
+}
+
+/// Returns `X reached its memory limit of Y`, without the figure if it is unknown.
+fn reached(who: &str, limit: Option<u64>) -> String {
+    let limit = limit.map_or_else(String::new, |limit| format!(" of {}", bytes(limit)));
+    format!("{who} reached its memory limit{limit}")
+}
+
+/// Describes the victim: name, pid, role and size, as far as known.
+fn process(kill: &Kill) -> String {
+    let called = if kill.process.is_empty() { "a process".to_owned() } else { name(&kill.process) };
+    let mut details: Vec<String> = kill.pid.map(|pid| format!("pid {pid}")).into_iter().collect();
+    if !kill.role.is_empty() && &*kill.role != "other" {
+        details.push(format!("a {}", role_one(&kill.role)));
+    }
+    details.extend(kill.anon_bytes.map(|anon| format!("{} of anonymous memory", bytes(anon))));
+    if details.is_empty() { called } else { format!("{called} ({})", details.join(", ")) }
+}
+
+/// Describes a kill in one line.
+pub(super) fn kill_line(kill: &Kill) -> String {
+    let container = match &kill.owner {
+        KillOwner::Container(subject) => format!("container {}", name(&subject.identity.name)),
+        _ => "container unknown".to_owned(),
+    };
+    let limit = kill.limit_bytes.map_or_else(String::new, |limit| format!(", limit {}", bytes(limit)));
+    format!("{}: {}, {container}{limit}", time(kill.at), process(kill))
+}
+
+/// Returns whether it is known what the kill did to its container.
+fn is_decided(kill: &Kill) -> bool {
+    !matches!(kill.victim, None | Some(Victim::Unknown))
+}
+
+/// Describes the container after the kill.
+fn after(kill: &Kill, run: &RunSummary<'_>, main: bool) -> String {
+    let Some(exit) = run.exit else {
+        return match (main, kill.victim) {
+            (true, _) => "that ended the container.".to_owned(),
+            (false, Some(Victim::Main | Victim::Child)) => "the container kept running.".to_owned(),
+            (false, _) if run.log_time.is_some() => {
+                "whether that ended the container is not in the log.".to_owned()
+            }
+            (false, None) => "no end of the container is recorded so far.".to_owned(),
+            (false, _) => "no end of the container is recorded.".to_owned(),
+        };
+    };
+    if main {
+        return format!("that ended the container{}.", with_code(exit));
+    }
+    let later = match exit.at - kill.at {
+        seconds if seconds < 1.0 => "right after".to_owned(),
+        seconds => format!("{} later", lasted(seconds)),
+    };
+    let code = with_code(exit);
+    if was_requested(exit) {
+        format!("the container kept running until it was stopped {later}{code}.")
+    } else {
+        format!("the container kept running and ended {later}{code}.")
+    }
+}
+
+fn with_code(exit: &Exit) -> String {
+    exit.exit_code.map_or_else(String::new, |code| format!(" with exit code {code}"))
+}
+
+fn was_requested(exit: &Exit) -> bool {
+    exit.reason == Some(ExitReason::Stopped)
+}
+
+fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) {
+    let at = format!("At {} the container ended{}", time(exit.at), with_code(exit));
+    let after = exit.duration_seconds.map_or_else(String::new, |it| format!(" after {}", lasted(it)));
+    let at = format!("{at}{after}");
+    match exit.reason {
+        Some(ExitReason::OomContainer) => lost_kill(Cause::OomLimitMain, &at, "a memory limit was reached"),
+        Some(ExitReason::OomHost) => lost_kill(Cause::OomHost, &at, "the machine ran out of memory"),
+        Some(ExitReason::Completed) => {
+            let how = if exit.requests_known {
+                "finished by itself, without an error"
+            } else {
+                "finished without an error"
+            };
+            (Cause::Completed, Confidence::Certain, format!("{at}: it {how}."))
+        }
+        Some(ExitReason::Stopped) => stopped(exit, &at),
+        Some(ExitReason::Killed) => killed(run, &at),
+        Some(ExitReason::Signal) => by_signal(exit, run, &at),
+        Some(ExitReason::Error) => by_error(run, &at),
+        Some(ExitReason::CudaOom) => cuda_oom::verdict(exit, run, &at),
+        Some(ExitReason::HostRestart) => {
+            let what = format!(
+                "By {} the container had ended, because the host was restarted or lost power: its run began before that.",
+                time(exit.at)
+            );
+            (Cause::HostRestart, Confidence::Certain, what)
+        }
+        Some(ExitReason::Unknown) if !run.unattributed_kills.is_empty() => killed(run, &at),
+        Some(ExitReason::Unknown) if exit.runtime_oom_flag == Some(true) => {
+            let what = format!(
+                "{at}. The runtime's flag OOMKilled is set, and nothing else is left of an OOM kill: no record of it \
+                 could be read, so the process, its size and the limit are not known."
+            );
+            (Cause::OomFlagOnly, Confidence::Likely, what)
+        }
+        Some(ExitReason::Unknown) if exit.is_unrecorded() => (
+            Cause::Unknown,
+            Confidence::Unsure,
+            format!(
+                "{at}, the status after SIGKILL. No record of an OOM kill at that time could be read, so it may have been one or \
+                 not."
+            ),
+        ),
+        Some(ExitReason::Unknown) => (
+            Cause::Unknown,
+            Confidence::Unsure,
+            format!(
+                "{at} for a reason that is not recorded: no runtime was connected, or memledger did not run."
+            ),
+        ),
+        None => (
+            Cause::Unknown,
+            Confidence::Unsure,
+            format!("{at}; evidence of the reason may still arrive: retry in a few seconds."),
+        ),
+    }
+}
+
+fn lost_kill(cause: Cause, at: &str, why: &str) -> (Cause, Confidence, String) {
+    let what =
+        format!("{at} by an OOM kill, because {why}; the kill's own record is not in the ledger (any more).");
+    (cause, Confidence::Likely, what)
+}
+
+fn stopped(exit: &Exit, at: &str) -> (Cause, Confidence, String) {
+    match exit.requested_signal() {
+        // the first step of `docker stop`
+        Some(SIGKILL) if exit.stop_signals.contains(&Some(SIGTERM)) => {
+            let what = format!(
+                "{at} on a stop request: it did not exit on SIGTERM, and the runtime killed it after the stop timeout."
+            );
+            (Cause::Stopped, Confidence::Certain, what)
+        }
+        Some(SIGKILL) => {
+            let what = format!(
+                "{at} on a kill request to the runtime (SIGKILL): docker kill, docker rm -f, or docker stop after its \
+                 timeout."
+            );
+            (Cause::KilledByRequest, Confidence::Certain, what)
+        }
+        Some(number) => {
+            let name = signal(number.into());
+            let killed = match exit.exit_code {
+                Some(137) => ", and was killed because it did not exit",
+                _ => "",
+            };
+            let what = format!("{at} on a stop request to the runtime ({name}){killed}.");
+            (Cause::Stopped, Confidence::Certain, what)
+        }
+        None => {
+            let what = format!("{at} on a stop request to the runtime; the signal is not known.");
+            (Cause::Stopped, Confidence::Likely, what)
+        }
+    }
+}
+
+fn killed(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
+    if let Some(kill) = run.unattributed_kills.first() {
+        let what = format!(
+            "{at}, the status after SIGKILL. At that time the kernel's OOM killer killed {} of an unknown container: it may \
+             have been this one.",
+            process(kill)
+        );
+        return (Cause::Unknown, Confidence::Unsure, what);
+    }
+    if run.exit.is_some_and(|exit| !exit.kernel_log_read) {
+        let what = format!(
+            "{at}, the status after SIGKILL, and {}. The kernel log could not be read \
+             then, so an OOM kill is unlikely but possible: no counter that could be read showed one.",
+            run.exit.map_or("", no_request)
+        );
+        return (Cause::KilledOutside, Confidence::Likely, what);
+    }
+    let flagged = run.exit.is_some_and(|exit| exit.runtime_oom_flag == Some(true));
+    let requests_known = run.exit.is_some_and(|exit| exit.requests_known);
+    let confidence = if flagged || !requests_known { Confidence::Likely } else { Confidence::Certain };
+    let what = format!(
+        "{at}, the status after SIGKILL. It was NOT an OOM kill: the kernel recorded none for it. And {}.",
+        run.exit.map_or("", no_request)
+    );
+    (Cause::KilledOutside, confidence, what)
+}
+
+fn by_signal(exit: &Exit, run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
+    let Some(number) = signal_of(exit.exit_code) else {
+        let what = format!("{at}, by a signal whose name is not recorded.");
+        return (Cause::EndedBySignal, Confidence::Likely, what);
+    };
+    let name = signal(number);
+    if number == SIGBUS
+        && let Some((used, size)) = full_shm(run)
+    {
+        let what = format!(
+            "{at}, by SIGBUS, while {} of the {} of its /dev/shm were in use: a write to a full /dev/shm raises SIGBUS.",
+            bytes(used),
+            bytes(size)
+        );
+        return (Cause::ShmFull, Confidence::Likely, what);
+    }
+    match number {
+        4..=8 | 11 | 31 => {
+            (Cause::CrashedSignal, Confidence::Certain, format!("{at}, by {name}: it crashed."))
+        }
+        _ => {
+            let what = format!("{at}, by {name}; {}.", no_request(exit));
+            (Cause::EndedBySignal, Confidence::Certain, what)
+        }
+    }
+}
+
+/// Says that no stop request explains an exit, or why that is not known.
+fn no_request(exit: &Exit) -> &'static str {
+    match (&*exit.subject.runtime, exit.stop_signals.is_empty()) {
+        (_, false) => "no stop request shortly before explains it",
+        _ if exit.requests_known => "there was no stop request to the runtime",
+        ("cri", _) => {
+            "whether it was told to stop is not known: pods report no stop requests, as of a deletion"
+        }
+        ("podman", _) => "whether it was told to stop is not known: Podman reports no stop requests",
+        _ => "whether it was told to stop is not known",
+    }
+}
+
+fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
+    if let Some((used, size)) = full_shm(run) {
+        let what = format!(
+            "{at}, while {} of the {} of its /dev/shm were in use: a full one kills DataLoader workers (SIGBUS), \
+             and the trainer then ends with an error. memledger does not read its log, which would prove it.",
+            bytes(used),
+            bytes(size)
+        );
+        return (Cause::ShmFull, Confidence::Likely, what);
+    }
+    if let Some(kill) = run.unattributed_kills.first() {
+        let what = format!(
+            "{at}. At that time the kernel's OOM killer killed {} of an unknown container: if it was a child of this one, that \
+             is the cause; else it was its own error.",
+            process(kill)
+        );
+        return (Cause::ErrorExit, Confidence::Unsure, what);
+    }
+    if run.exit.is_some_and(|exit| exit.is_unrecorded() && !exit.kernel_log_read) {
+        let what = format!(
+            "{at}. The kernel log could not be read for that time: if a child of it was OOM-killed, that is the cause; else it was its \
+             own error."
+        );
+        return (Cause::ErrorExit, Confidence::Unsure, what);
+    }
+    let none = if run.kills.is_empty() { " No OOM kill of this run is recorded." } else { "" };
+    let what = format!("{at}: its own error.{none}");
+    (Cause::ErrorExit, Confidence::Certain, what)
+}
+
+/// Returns a note on the runtime's OOMKilled flag if it contradicts the verdict.
+fn flag_line(run: &RunSummary<'_>, cause: Cause) -> Option<Evidence> {
+    let exit = run.exit?;
+    let flag = exit.runtime_oom_flag?;
+    if exit.evidence.iter().any(|line| line.text.contains("OOMKilled")) {
+        return None; // mentioned already
+    }
+    let oom = !run.kills.is_empty() || matches!(cause, Cause::OomLimitMain | Cause::OomHost);
+    (flag != oom).then(|| {
+        let text = format!(
+            "OOMKilled={flag}, ignored: runtimes lose OOM events, and also set the flag without a kill"
+        );
+        Evidence::new("runtime", text)
+    })
+}
+
+/// Describes the other kills of the run in one line, and mentions counted kills that are not listed.
+fn also(run: &RunSummary<'_>, lead: Option<&Kill>) -> Vec<String> {
+    let others: Vec<_> = run.kills.iter().filter(|kill| lead.is_none_or(|lead| lead.id != kill.id)).collect();
+    let mut lines = Vec::new();
+    if let (Some(first), Some(last)) = (others.first(), others.last()) {
+        let more = if lead.is_some() { " more" } else { "" };
+        let workers = others.iter().all(|kill| &*kill.role == "dataloader_worker");
+        let noun = match (workers, others.len()) {
+            (true, 1) => "DataLoader worker",
+            (true, _) => "DataLoader workers",
+            (false, 1) => "process",
+            (false, _) => "processes",
+        };
+        lines.push(if others.len() == 1 {
+            format!("1{more} {noun} of this run was OOM-killed, at {}.", time(first.at))
+        } else {
+            format!(
+                "{}{more} {noun} of this run were OOM-killed, first at {}, last at {}.",
+                others.len(),
+                time(first.at),
+                time(last.at)
+            )
+        });
+    }
+    if let Some(exit) = run.exit
+        && (lead.is_none() && exit.exit_code != Some(SIGKILL_STATUS))
+        && (exit.is_unrecorded() && !exit.kernel_log_read && exit.runtime_oom_flag == Some(true))
+    {
+        lines.push(
+            "The runtime's flag OOMKilled is set: a process of it may have been OOM-killed; no record of that could be read."
+                .to_owned(),
+        );
+    }
+    let listed = run.kills.len() as u64;
+    if let Some(exit) = run.exit.filter(|exit| exit.oom_kills > listed) {
+        lines.push(format!(
+            "The ledger counted {} OOM kills in this run; {listed} of them are still listed.",
+            exit.oom_kills
+        ));
+    }
+    lines
+}

@@ -1,0 +1,314 @@
+//! The cycle's side of the ledger: passes on what a cycle saw, and writes the ledger's figures as series.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::exchange::{ContainerFigures, CycleReport, GpuUse, GpuUser, LedgerFigures, SharedState};
+use crate::events::{ExitReason, GpuError, OTHER_PROCESSES, UsageSample};
+use crate::runs::sample::{ReportingRank, samples};
+use crate::runs::usage::{ContainerUsage, ProcessUsage};
+
+use super::totals;
+use crate::attribute::Attribution;
+use crate::catalog::*;
+use crate::clock::Timestamp;
+use crate::collect::gpu::GpuDevice;
+use crate::collect::{Context, CycleData};
+use crate::discover::{Container, Identity};
+use crate::gpu::peaks::GpuPeaks;
+use crate::gpu::xid_dedup::XidDedup;
+use crate::gpu::xids::{ReportedXid, XidCounts};
+use crate::runs::peaks::RunPeaksTable;
+use crate::series::Series;
+
+/// The cycle's half of the ledger.
+#[derive(Debug)]
+pub struct Ledger {
+    containers: RunPeaksTable,
+    shared_state: Arc<SharedState>,
+    gpus: GpuPeaks,
+    xids: XidCounts,
+    gpu_errors: XidDedup,
+}
+
+impl Ledger {
+    /// Returns an empty ledger. Ended containers are shown for `keep_ended`; `gpus_expected` is the configured number
+    /// of NVIDIA GPUs, if there is one.
+    pub fn new(keep_ended: Duration, gpus_expected: Option<usize>, shared_state: Arc<SharedState>) -> Self {
+        let (containers, gpus) = (RunPeaksTable::new(keep_ended), GpuPeaks::new(gpus_expected));
+        Self { containers, shared_state, gpus, xids: XidCounts::default(), gpu_errors: XidDedup::default() }
+    }
+
+    /// Returns the state that is shared with the ledger service.
+    pub fn shared_state(&self) -> &Arc<SharedState> {
+        &self.shared_state
+    }
+
+    /// Returns true once the ledger service has published figures.
+    pub fn has_figures(&self) -> bool {
+        self.shared_state.has_figures()
+    }
+
+    /// Records one cycle and writes the ledger's series. Returns the ended containers that are still shown; they are
+    /// numbered after the running ones.
+    pub fn record_cycle(
+        &mut self,
+        context: &Context<'_>,
+        ended: &[Arc<Container>],
+        cycle_data: &CycleData,
+        attribution: &Attribution,
+        series: &mut Series,
+    ) -> Vec<Arc<Container>> {
+        self.gpus.record(context.now, cycle_data, &attribution.gpus, series);
+        let xids = self.xids.record(context, cycle_data, &attribution.gpus, &self.shared_state.take_xids());
+        self.containers.record(context, ended, cycle_data, &attribution.gpus);
+        for xid in &xids {
+            if let Some(name) = xid.container.as_ref().and_then(|id| self.containers.identity(id)) {
+                self.xids.count(context.now, xid, name);
+            }
+        }
+        self.publish_gpu_errors(context, cycle_data, xids);
+        self.publish_cycle(context, cycle_data, attribution, series);
+        let mut shown = self.containers.write(context, series);
+        if let Some(figures) = self.shared_state.figures(context.now) {
+            write_host(&figures, series);
+            write_containers(&figures, context, &mut shown, series);
+            if figures.sources.contains(&("kmsg", true)) {
+                self.xids.init_at_zero(context, cycle_data, &attribution.gpus);
+            }
+        }
+        let containers = context.inventory.containers.iter().chain(&shown);
+        self.xids.write(context.now, containers, series);
+        shown
+    }
+
+    /// Passes GPU errors to the ledger service, which makes events of them.
+    fn publish_gpu_errors(&mut self, context: &Context<'_>, cycle_data: &CycleData, xids: Vec<ReportedXid>) {
+        let figures = self.shared_state.figures(context.now);
+        let is_log_read = figures.is_some_and(|figures| figures.sources.contains(&("kmsg", true)));
+        let logged = xids.into_iter().map(|xid| {
+            let subject = xid.container.as_ref().and_then(|id| self.containers.subject(id));
+            let (gpu, gpu_uuid) = xid.gpu;
+            let source = "kmsg".into();
+            GpuError { id: 0, at: xid.at, gpu, gpu_uuid, xid: xid.xid, pid: xid.pid, subject, source }
+        });
+        let errors = self.gpu_errors.record(context.now, cycle_data, logged.collect(), is_log_read);
+        if !errors.is_empty() {
+            self.shared_state.add_gpu_errors(errors);
+        }
+    }
+
+    /// Publishes the data of this cycle to the ledger service.
+    fn publish_cycle(
+        &self,
+        context: &Context<'_>,
+        cycle_data: &CycleData,
+        attribution: &Attribution,
+        series: &Series,
+    ) {
+        let running = &context.inventory.containers;
+        let mut containers = vec![ContainerUsage::default(); running.len()];
+        for (number, held) in containers.iter_mut().enumerate() {
+            held.sample = sample(context.now, cycle_data, number);
+            (held.peak_usage_bytes, held.peak_unreclaimable_bytes) =
+                self.containers.peaks(&running[number].id);
+            held.gpu_peaks = self.containers.gpu_peaks(&running[number].id);
+            held.run_id = self.containers.run_id(&running[number].id);
+        }
+        for (held, sample) in std::iter::zip(&mut containers, samples(running.len(), cycle_data, series)) {
+            held.run = sample;
+        }
+        if let Some(reports) = &cycle_data.reports {
+            let numbers: HashMap<_, _> =
+                (0_usize..).zip(running).map(|(number, of)| (&of.id, number)).collect();
+            for ((pid, start_ticks), process) in &reports.processes {
+                let Some(number) = numbers.get(&process.container) else { continue };
+                let run = &mut containers[*number].run;
+                let searched = reports.containers.get(&process.container).and_then(|of| of.searched);
+                run.searched =
+                    if process.is_searching { Some(context.now) } else { run.searched.max(searched) };
+                let reporting = ReportingRank { rank: process.rank, start_ticks: *start_ticks, pid: *pid };
+                if !process.settings.is_empty() && run.settings_of.is_none_or(|other| reporting < other) {
+                    (run.settings, run.settings_of) = (process.settings.clone(), Some(reporting));
+                }
+            }
+        }
+        let all = (0..running.len()).flat_map(|number| cycle_data.processes.of(number));
+        for (process, attributed) in std::iter::zip(all, &attribution.processes) {
+            containers[attributed.container as usize].processes.push(ProcessUsage {
+                pid: attributed.pid,
+                ppid: process.meta.ppid,
+                comm: Arc::clone(&attributed.comm),
+                role: attributed.role,
+                python: process.meta.command.python,
+                memory: attributed.memory,
+                pss_bytes: attributed.pss_bytes,
+            });
+        }
+        for (number, held) in containers.iter_mut().enumerate() {
+            held.has_all_processes = cycle_data.processes.complete(number);
+        }
+        self.shared_state.publish_cycle(CycleReport {
+            at: context.now,
+            inventory: Arc::clone(context.inventory),
+            containers: containers.into_iter().map(Arc::new).collect(),
+            host_memory: host_memory(series),
+            gpus: gpu_uses(context, cycle_data, attribution),
+        });
+    }
+}
+
+/// Returns the host's total and available memory of this cycle.
+fn host_memory(series: &Series) -> Option<(u64, u64)> {
+    let value = |family| series.rows().iter().find(|row| row.family == family).map(|row| row.value as u64);
+    value(FamilyId::HOST_MEMORY_TOTAL).zip(value(FamilyId::HOST_MEMORY_AVAILABLE))
+}
+
+/// Returns who holds memory of each GPU.
+fn gpu_uses(context: &Context<'_>, cycle_data: &CycleData, attribution: &Attribution) -> Vec<GpuUse> {
+    let use_of = |(number, (_, device)): (u32, (_, &GpuDevice))| {
+        let on_it = || attribution.gpus.processes.iter().filter(move |process| process.gpu == number);
+        let mut sums: BTreeMap<u32, Option<u64>> = BTreeMap::new();
+        for process in on_it() {
+            // a sum is absent if a part of it is
+            let add = |sum: &mut Option<u64>| *sum = sum.zip(process.used).map(|(sum, used)| sum + used);
+            sums.entry(process.container).and_modify(add).or_insert(process.used);
+        }
+        let user = |(container, bytes): (u32, Option<u64>)| match context
+            .inventory
+            .containers
+            .get(container as usize)
+        {
+            Some(container) => GpuUser {
+                container: Some(container.id.clone()),
+                name: container.identity.path().into(),
+                bytes,
+            },
+            None => GpuUser { container: None, name: OTHER_PROCESSES.into(), bytes },
+        };
+        let mut holders: Vec<_> = sums.into_iter().map(user).collect();
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+        GpuUse {
+            index: Arc::clone(&device.identity.index),
+            uuid: Arc::clone(device.identity.key()),
+            processes: on_it().map(|process| process.who).collect(),
+            holders,
+        }
+    };
+    (0..).zip(cycle_data.gpu_devices()).map(use_of).collect()
+}
+
+fn sample(now: Timestamp, cycle_data: &CycleData, number: usize) -> Option<UsageSample> {
+    let memory = cycle_data.memory.get(number)?.as_ref()?;
+    let (shm_used_bytes, shm_size_bytes) = cycle_data.shm.get(number).copied().flatten().unzip();
+    Some(UsageSample {
+        at: now.unix_seconds(),
+        usage_bytes: memory.usage,
+        unreclaimable_bytes: memory.unreclaimable,
+        anon_bytes: memory.anon,
+        shmem_bytes: memory.shmem,
+        file_bytes: memory.file,
+        limit_bytes: memory.limit,
+        effective_limit_bytes: memory.effective_limit,
+        shm_used_bytes,
+        shm_size_bytes,
+    })
+}
+
+fn write_host(figures: &LedgerFigures, series: &mut Series) {
+    if figures.has_counts {
+        series.global(HOST_OOM_KILLS, [], figures.host_kills as f64);
+        series.global(HOST_PROCESS_OOM_KILLS, [], figures.host_process_kills as f64);
+        series.global(OOM_UNATTRIBUTED, [], figures.unattributed as f64);
+        series.global(OOM_KILLS_WITHOUT_RECORD, [], figures.gaps as f64);
+        series.global(OOM_DUPLICATE_LINES, [], figures.duplicate_lines as f64);
+    }
+    for (source, up) in &figures.sources {
+        series.global(OOM_SOURCE_UP, [(*source).into()], f64::from(u8::from(*up)));
+    }
+    if let Some(up) = figures.store_up {
+        series.global(STORE_UP, [], f64::from(u8::from(up)));
+        series.global(STORE_UNREADABLE_ROWS, [], figures.unreadable_rows as f64);
+    }
+}
+
+/// Writes the ledger's figures without a cycle. Returns the containers that they are about, of which only names are known.
+pub fn write_figures(figures: &LedgerFigures, series: &mut Series) -> Vec<Arc<Container>> {
+    write_host(figures, series);
+    let containers = figures.containers.iter().enumerate();
+    let containers = containers.map(|(number, figures)| {
+        write_container(figures, number as u32, series);
+        Arc::new(Container::known_by_name(figures.identity.clone()))
+    });
+    containers.collect()
+}
+
+/// Writes the counters of all container names: of running containers, of ended ones in `shown`, and of those that only
+/// the ledger remembers, which are appended to `shown`. A container that the ledger service does not know yet gets no
+/// counters in this cycle: its name may have earlier counts, so 0 would be wrong.
+fn write_containers(
+    figures: &LedgerFigures,
+    context: &Context<'_>,
+    shown: &mut Vec<Arc<Container>>,
+    series: &mut Series,
+) {
+    let by_name: HashMap<&Identity, &ContainerFigures> =
+        figures.containers.iter().map(|figures| (&figures.identity, figures)).collect();
+    let running = &context.inventory.containers;
+    let mut written = HashSet::new();
+    for (number, container) in running.iter().chain(shown.iter()).enumerate() {
+        let name = container.identity.clone();
+        if let Some(figures) = by_name.get(&name) {
+            write_container(figures, number as u32, series);
+        }
+        written.insert(name);
+    }
+    for figures in figures.containers.iter().filter(|figures| !written.contains(&figures.identity)) {
+        let number = running.len() + shown.len();
+        write_container(figures, number as u32, series);
+        shown.push(Arc::new(Container::known_by_name(figures.identity.clone())));
+    }
+}
+
+fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series) {
+    for (victim, scopes) in std::iter::zip(["main", "child"], figures.kills) {
+        for (scope, kills) in std::iter::zip(["container", "host"], scopes) {
+            series.container(CONTAINER_OOM_KILLS, number, [victim.into(), scope.into()], kills as f64);
+        }
+    }
+    for (reason, exits) in std::iter::zip(ExitReason::ALL, figures.exits) {
+        series.container(CONTAINER_EXITS, number, [reason.label().into()], exits as f64);
+    }
+    series.container(CONTAINER_RESTARTS, number, [], figures.restarts as f64);
+    for (source, ooms) in std::iter::zip(totals::CudaOomSource::ALL, figures.cuda_ooms) {
+        if let Some(ooms) = ooms {
+            series.container(CONTAINER_CUDA_OOMS, number, [source.label().into()], ooms as f64);
+        }
+    }
+    if let Some(at) = figures.last_cuda_oom {
+        series.container(CONTAINER_LAST_CUDA_OOM, number, [], at);
+    }
+    if let Some(at) = figures.last_kill {
+        series.container(CONTAINER_LAST_OOM_KILL, number, [], at);
+    }
+    if let Some(code) = figures.last_exit_code {
+        series.container(CONTAINER_LAST_EXIT_CODE, number, [], code as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sample_has_the_shared_memory_of_its_container() {
+        let memory = vec![Some(crate::collect::cgroup::ContainerMemory::default()); 2];
+        let cycle_data = CycleData { memory, shm: vec![None, Some((60, 64))], ..CycleData::default() };
+        let shm = |number| {
+            let sample = sample(Timestamp::now(), &cycle_data, number).unwrap();
+            (sample.shm_used_bytes, sample.shm_size_bytes)
+        };
+        assert_eq!([shm(0), shm(1)], [(None, None), (Some(60), Some(64))]);
+    }
+}
