@@ -273,7 +273,7 @@ catalog! {
         "1 if the source of OOM evidence is readable now, 0 if not, and while the ledger hangs; absent for sources that are switched off.",
         "`kmsg`: the kernel log, which has the process; `vmstat`: `oom_kill` of /proc/vmstat, which has the number; `cgroup`: the containers' own counters, which have the container; `runtime`: Docker, Podman or the kubelet's runtime, which have exits and names. Without `kmsg`, kills have no process, and those of containers that are removed at once may stay unattributed. Switched off by `--oom.kernel-log=off` and `--oom.runtime=false`; `runtime` is absent also where there never was one.";
     STORE_UP = Gauge Global "memledger_store_up" [] max 1,
-        "1 if the ledger is written to --state.path, 0 if writing fails or hangs, and it is in memory only; absent if that is configured.",
+        "1 if the ledger is written to --state.path, 0 if writing fails or hangs: then it counts in memory; absent with an empty --state.path.",
         "While a newer memledger's ledger is in --state.path, or another one that cannot be read, there are no counts of the ledger: they would start at 0 and jump later.";
     STORE_UNREADABLE_ROWS = Gauge Global "memledger_store_unreadable_rows" [] max 1,
         hidden "0 unless an older version runs on the ledger; the log names each row",

@@ -18,9 +18,9 @@
 //!                                |
 //!            attribute  assigns each process a container and a role: trainer, worker, other
 //!                                |
-//!            gpu        keeps the peaks and the errors of GPUs over cycles
-//!                                |
 //!            events     what is kept and explained: kills, exits, errors of GPUs
+//!                                |
+//!            gpu        keeps the peaks and the errors of GPUs over cycles
 //!                                |
 //!            runs       what each run needed: peaks, records, and advice from them
 //!                                |
@@ -58,8 +58,8 @@ pub mod reporter;
 pub mod container_logs;
 pub mod collect;
 pub mod attribute;
-pub mod gpu;
 pub mod events;
+pub mod gpu;
 pub mod runs;
 pub mod ledger;
 pub mod explain;

@@ -149,9 +149,9 @@ pub fn runs(config: &Config, query: &RunQuery, timeout: Duration) -> anyhow::Res
     }
     let limit = if query.limit == 0 { MAX_RUNS } else { query.limit.min(MAX_RUNS) };
     let since = query.since.map(|since| format!("&since={since}")).unwrap_or_default();
-    let wanted = query.wanted.as_deref().map(percent_encoded);
-    let wanted = wanted.map(|wanted| format!("&run={wanted}")).unwrap_or_default();
-    let target = format!("/api/v1/runs?limit={limit}{since}{wanted}");
+    let name = query.name.as_deref().map(percent_encoded);
+    let name = name.map(|name| format!("&run={name}")).unwrap_or_default();
+    let target = format!("/api/v1/runs?limit={limit}{since}{name}");
     let RunList { runs } = serde_json::from_str(&self::query(config, &target, "application/json", timeout)?)?;
     Ok(runs)
 }

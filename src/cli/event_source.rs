@@ -165,9 +165,9 @@ impl<'a> LedgerSource<'a> {
                 Ok(Box::new(pages))
             }
             Self::ControlSocket { config, timeout } => {
-                // one more than wanted shows whether there are more
-                let wanted = if query.limit == 0 { MAX_EVENTS } else { query.limit };
-                let more = Query { limit: wanted.saturating_add(1), ..query.clone() };
+                // one more than limit shows whether there are more
+                let limit = if query.limit == 0 { MAX_EVENTS } else { query.limit };
+                let more = Query { limit: limit.saturating_add(1), ..query.clone() };
                 let mut lines = control::events(config, &more, *timeout)?.peekable();
                 let pages = std::iter::from_fn(move || {
                     lines.peek()?;

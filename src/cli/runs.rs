@@ -97,7 +97,7 @@ fn json_flag(help: &'static str) -> Arg {
 pub fn list(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let query = RunQuery {
         since: matches.get_one::<f64>("since").copied(),
-        wanted: matches.get_one::<String>("run").cloned(),
+        name: matches.get_one::<String>("run").cloned(),
         limit: matches.get_one::<usize>("limit").copied().unwrap_or(0),
     };
     let source = Runs::open(config)?;
@@ -110,7 +110,7 @@ pub fn list(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     } else if listed.len() >= MAX_RUNS && matches!(source.0, LedgerSource::ControlSocket { .. }) {
         eprintln!("only the newest {MAX_RUNS} runs are shown, the most that the control socket returns");
     }
-    if let (true, Some(wanted)) = (listed.is_empty(), &query.wanted) {
+    if let (true, Some(wanted)) = (listed.is_empty(), &query.name) {
         source.report_unknown(wanted)?;
         if query.since.is_none() {
             listed = source.0.runs(&query)?; // recorded in this moment; otherwise a known one has no run in this time
@@ -177,7 +177,7 @@ pub fn advise(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode>
     let (source, is_check) = (Runs::open(config)?, matches.get_flag("check"));
     let newest = source.select(wanted, 1)?.remove(0);
     let mut runs =
-        source.0.runs(&RunQuery { wanted: Some(newest.group.to_string()), ..RunQuery::default() })?;
+        source.0.runs(&RunQuery { name: Some(newest.group.to_string()), ..RunQuery::default() })?;
     runs.retain(|run| run.group == newest.group);
     let advice = if is_check {
         let mut running = source.0.runs(&RunQuery { since: Some(f64::MAX), ..RunQuery::default() })?;
@@ -214,7 +214,7 @@ impl<'a> Runs<'a> {
     /// Returns the newest runs that are meant by a name, at least one, oldest first; an error if it is the name of containers of several
     /// groups.
     fn select(&self, wanted: &str, limit: usize) -> anyhow::Result<Vec<RunRecord>> {
-        let mut found = self.0.runs(&RunQuery { wanted: Some(wanted.to_owned()), ..RunQuery::default() })?;
+        let mut found = self.0.runs(&RunQuery { name: Some(wanted.to_owned()), ..RunQuery::default() })?;
         check_unambiguous(&found, wanted).map_err(anyhow::Error::msg)?;
         if limit > 0 {
             found.drain(..found.len().saturating_sub(limit));

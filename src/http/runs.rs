@@ -25,8 +25,8 @@ pub async fn list(
     let event_reader = shared.event_reader.clone().ok_or_else(ledger_not_open)?;
     let (text, now) = (query.as_deref().unwrap_or(""), Timestamp::now().unix_seconds());
     let selection = query::selection(text, now, MAX_RUNS, ("run", "a run, a container or a group"));
-    let Selection { since, name: wanted, limit } = selection.map_err(bad_request)?;
-    let query = RunQuery { since, wanted, limit };
+    let Selection { since, name, limit } = selection.map_err(bad_request)?;
+    let query = RunQuery { since, name, limit };
     let read = move |at: Option<RunCursor>| {
         event_reader.read(|store| store.run_page(&query, at)).map_err(|error| error.to_string())
     };
@@ -36,7 +36,7 @@ pub async fn list(
 /// Responds with the newest record of a run, a container or a group; 404 if there is none.
 pub async fn newest(
     State(shared): State<Arc<HttpState>>,
-    Path(wanted): Path<String>,
+    Path(name): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Response> {
     let event_reader = shared.event_reader.clone().ok_or_else(ledger_not_open)?;
@@ -50,12 +50,12 @@ pub async fn newest(
         }
     };
     let read = shared.read_ledger(move || {
-        let runs = match select(&event_reader, &wanted)? {
+        let runs = match select(&event_reader, &name)? {
             Ok(runs) => runs,
             Err(rejected) => return Ok(Err(rejected)),
         };
         let Some(run) = runs.last() else {
-            return Ok(Err(unknown(&wanted, &read_runs(&event_reader, &RECENT)?)));
+            return Ok(Err(unknown(&name, &read_runs(&event_reader, &RECENT)?)));
         };
         let pretty = match format {
             "csv" => return Ok(Ok(runs::csv(run))),
@@ -71,7 +71,7 @@ pub async fn newest(
 /// Responds with the advice for the group of a run, a container or a group; 404 if there is none. With `?check` also who holds the GPUs.
 pub async fn advice(
     State(shared): State<Arc<HttpState>>,
-    Path(wanted): Path<String>,
+    Path(name): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Response> {
     let event_reader = shared.event_reader.clone().ok_or_else(ledger_not_open)?;
@@ -81,18 +81,18 @@ pub async fn advice(
         other => return Err(bad_request(format!("{other:?} is not valid; expected check"))),
     };
     let read = shared.read_ledger(move || {
-        let newest = match select(&event_reader, &wanted)? {
+        let newest = match select(&event_reader, &name)? {
             Ok(runs) => runs.last().map(|run| Arc::clone(&run.group)),
             Err(rejected) => return Ok(Err(rejected)),
         };
         let Some(group) = newest else {
-            return Ok(Err(unknown(&wanted, &read_runs(&event_reader, &RECENT)?)));
+            return Ok(Err(unknown(&name, &read_runs(&event_reader, &RECENT)?)));
         };
-        let query = RunQuery { wanted: Some(group.to_string()), limit: MAX_RUNS, since: None };
+        let query = RunQuery { name: Some(group.to_string()), limit: MAX_RUNS, since: None };
         let mut runs = read_runs(&event_reader, &query)?;
         runs.retain(|run| run.group == group);
         let advice = if is_check {
-            let query = RunQuery { since: Some(f64::MAX), limit: MAX_RUNS, wanted: None };
+            let query = RunQuery { since: Some(f64::MAX), limit: MAX_RUNS, name: None };
             let mut running = read_runs(&event_reader, &query)?;
             running.retain(|run| run.ended.is_none());
             crate::runs::advice::lines::check(&runs, &running, Timestamp::now().unix_seconds())
@@ -100,7 +100,7 @@ pub async fn advice(
             crate::runs::advice::lines::advise(&runs)
         };
         let Some(advice) = advice else {
-            return Ok(Err(not_found(format!("no run of {wanted:?} has ended yet"))));
+            return Ok(Err(not_found(format!("no run of {name:?} has ended yet"))));
         };
         serde_json::to_string_pretty(&advice).map(|text| Ok(text + "\n")).map_err(|error| error.to_string())
     });
@@ -108,7 +108,7 @@ pub async fn advice(
 }
 
 /// Selects the runs whose names are proposed for an unknown one.
-const RECENT: RunQuery = RunQuery { since: None, wanted: None, limit: 100 };
+const RECENT: RunQuery = RunQuery { since: None, name: None, limit: 100 };
 
 /// A response that is no body.
 type Rejected = (StatusCode, String);
@@ -118,17 +118,17 @@ fn read_runs(event_reader: &EventReader, query: &RunQuery) -> Result<Vec<RunReco
 }
 
 /// Returns the newest runs that a name selects, oldest first; 409 if it is the name of containers of several groups.
-fn select(event_reader: &EventReader, wanted: &str) -> Result<Result<Vec<RunRecord>, Rejected>, String> {
-    let query = RunQuery { wanted: Some(wanted.to_owned()), limit: MAX_RUNS, since: None };
+fn select(event_reader: &EventReader, name: &str) -> Result<Result<Vec<RunRecord>, Rejected>, String> {
+    let query = RunQuery { name: Some(name.to_owned()), limit: MAX_RUNS, since: None };
     let runs = read_runs(event_reader, &query)?;
-    Ok(match check_unambiguous(&runs, wanted) {
+    Ok(match check_unambiguous(&runs, name) {
         Ok(()) => Ok(runs),
         Err(text) => Err((StatusCode::CONFLICT, text + "\n")),
     })
 }
 
-fn unknown(wanted: &str, known: &[RunRecord]) -> Rejected {
-    not_found(format!("no run, container or group {wanted:?}{}", nearest_names(known, wanted)))
+fn unknown(name: &str, known: &[RunRecord]) -> Rejected {
+    not_found(format!("no run, container or group {name:?}{}", nearest_names(known, name)))
 }
 
 fn not_found(text: String) -> Rejected {

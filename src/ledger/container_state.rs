@@ -14,6 +14,7 @@ use super::run::{MAX_START_EVENT_DELAY, Run, START_TOLERANCE};
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, RuntimeEvent};
 use crate::events::{ContainerRef, Identity, PriorUsage};
+use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage_history::by_role;
 use crate::runs::{RunFigures, RunRecord};
 
@@ -127,6 +128,11 @@ impl ContainerState {
         }
     }
 
+    /// Returns the peaks of the run in progress; `None` if it does not run.
+    pub fn stored_peaks(&self) -> Option<StoredPeaks> {
+        self.run.as_ref().filter(|run| run.ended.is_none()).map(|run| run.figures.stored_peaks())
+    }
+
     /// Returns the record of the run in progress; `None` if it does not run, or if no cycle has seen it.
     pub fn record_of_running(&self, id: &ContainerId) -> Option<RunRecord> {
         let run = self.run.as_ref().filter(|run| run.ended.is_none())?;
@@ -142,7 +148,7 @@ impl ContainerState {
         for run in self.all_runs() {
             let start = run.begin().map_or(f64::NEG_INFINITY, |started| started - MAX_START_EVENT_DELAY);
             // it began after the end of the one before, unless the clock was set back between them
-            let is_set_back = run.begin().is_some_and(|known| known < begin - START_TOLERANCE);
+            let is_set_back = run.begin().is_some_and(|state| state < begin - START_TOLERANCE);
             let earliest = if is_set_back { start } else { begin.max(start) };
             let window = Interval::new(earliest, run.latest_end().unwrap_or(f64::INFINITY));
             begin = run.latest_end().map_or(begin, |ended| ended + CLOCK_TOLERANCE);
@@ -254,7 +260,7 @@ impl ContainerState {
         let mut transitions = Vec::new();
         let previous_end = self.previous_end();
         if let Some(run) = self.run.as_mut() {
-            let is_after = |end: f64| run.begin().is_some_and(|known| end <= known);
+            let is_after = |end: f64| run.begin().is_some_and(|state| end <= state);
             let is_before = |end: f64| started.is_some_and(|reported| reported < end);
             if previous_end.is_some_and(|end| is_after(end) && is_before(end)) {
                 return transitions; // a repeated report of an earlier run
@@ -278,7 +284,7 @@ impl ContainerState {
                 }
                 return transitions;
             }
-            if run.begin().zip(started).is_some_and(|(known, reported)| reported < known) {
+            if run.begin().zip(started).is_some_and(|(state, reported)| reported < state) {
                 return transitions; // a late report of an earlier run
             }
             if run.ended.is_none() {

@@ -29,6 +29,8 @@ const EXIT_EVENT_TIMEOUT: Duration = Duration::from_secs(15);
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(600);
 /// The same for containers without a runtime.
 const NO_RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
+/// A container that began so many seconds ago may not be listed yet.
+const LISTING_DELAY: f64 = 1.0;
 /// Interval between writes of the figures of running containers: a crash of memledger loses at most that.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(60);
 /// How long after the next run was noticed an ended run is kept at least: its kills are decided by then.
@@ -46,7 +48,7 @@ const MAX_ENDED: usize = 5_000;
 #[derive(Debug, Default)]
 pub struct ContainerTable {
     filter: Filter,
-    known: HashMap<ContainerId, ContainerState>,
+    states: HashMap<ContainerId, ContainerState>,
     /// Runtime events of exits are ignored, so do not wait for them.
     without_runtimes: bool,
     /// Each runtime, and whether it is connected.
@@ -65,8 +67,8 @@ pub struct ContainerTable {
 }
 
 /// Returns whether a container has ended although it is listed: no runtime knows it, and its cgroup has no process.
-fn is_left(container: &Container, held: &ContainerUsage) -> bool {
-    container.runtime.is_empty() && held.has_all_processes && held.processes.is_empty()
+fn is_left(container: &Container, usage: &ContainerUsage) -> bool {
+    container.runtime.is_empty() && usage.has_all_processes && usage.processes.is_empty()
 }
 
 impl ContainerTable {
@@ -76,15 +78,15 @@ impl ContainerTable {
         without_runtimes: bool,
         stored: impl Iterator<Item = (ContainerId, ContainerState)>,
     ) -> Self {
-        let known: HashMap<_, _> = stored.collect();
-        let with_surplus = known.iter().filter(|(_, known): &(_, &ContainerState)| known.has_surplus_runs());
+        let states: HashMap<_, _> = stored.collect();
+        let with_surplus = states.iter().filter(|(_, state): &(_, &ContainerState)| state.has_surplus_runs());
         let with_surplus_runs = with_surplus.map(|(id, _): (&ContainerId, _)| id.clone()).collect();
-        Self { filter, without_runtimes, known, with_surplus_runs, ..Self::default() }
+        Self { filter, without_runtimes, states, with_surplus_runs, ..Self::default() }
     }
 
     /// Returns one container.
     pub fn get(&self, id: &ContainerId) -> Option<&ContainerState> {
-        self.known.get(id)
+        self.states.get(id)
     }
 
     /// Returns one container for a change that is to be stored. To a container without any runtime event the filters
@@ -92,7 +94,7 @@ impl ContainerTable {
     pub fn modify(&mut self, id: &ContainerId) -> &mut ContainerState {
         self.changed.push(id.clone());
         let filter = &self.filter;
-        self.known.entry(id.clone()).or_insert_with(|| ContainerState {
+        self.states.entry(id.clone()).or_insert_with(|| ContainerState {
             identity: Identity { name: id.short().into(), ..Identity::default() },
             hidden: !filter.labels.is_empty() || !filter.shows(&[id.short()]),
             ..ContainerState::default()
@@ -101,17 +103,17 @@ impl ContainerTable {
 
     /// Iterates over all containers.
     pub fn iter(&self) -> impl Iterator<Item = (&ContainerId, &ContainerState)> {
-        self.known.iter()
+        self.states.iter()
     }
 
     /// Takes the starts that were not counted yet of the containers that changed and have a name.
     pub fn take_named_starts(&mut self) -> Vec<(Identity, u32)> {
         let mut found = Vec::new();
         for id in &self.changed {
-            if let Some(known) =
-                self.known.get_mut(id).filter(|known| known.named && known.uncounted_starts > 0)
+            if let Some(state) =
+                self.states.get_mut(id).filter(|state| state.named && state.uncounted_starts > 0)
             {
-                found.push((known.identity.clone(), std::mem::take(&mut known.uncounted_starts)));
+                found.push((state.identity.clone(), std::mem::take(&mut state.uncounted_starts)));
             }
         }
         found
@@ -119,12 +121,12 @@ impl ContainerTable {
 
     /// Makes all containers count as changed.
     pub fn mark_all_changed(&mut self) {
-        self.changed.extend(self.known.keys().cloned());
+        self.changed.extend(self.states.keys().cloned());
     }
 
     /// Makes all running containers count as changed.
     pub fn mark_running_changed(&mut self) {
-        let running = self.known.iter().filter(|(_, known)| known.is_running());
+        let running = self.states.iter().filter(|(_, state)| state.is_running());
         self.changed.extend(running.map(|(id, _)| id.clone()));
     }
 
@@ -139,7 +141,7 @@ impl ContainerTable {
     /// Applies a runtime event.
     pub fn apply_event(&mut self, runtime_event: &RuntimeEvent) -> Vec<RunTransition> {
         let id = &runtime_event.id;
-        if !self.known.contains_key(id)
+        if !self.states.contains_key(id)
             && runtime_event.named.is_none()
             && !matches!(runtime_event.what, EventKind::Running { .. })
         {
@@ -149,21 +151,21 @@ impl ContainerTable {
             let identity = Identity::canonical(&named.name, named.pod.as_deref());
             (named, named.labels_match && identity.is_included(&self.filter), identity)
         });
-        let known = self.modify(id);
-        if known.runtime.is_empty() {
-            known.runtime = runtime_event.runtime.into();
-            known.first_event_at = runtime_event.at;
+        let state = self.modify(id);
+        if state.runtime.is_empty() {
+            state.runtime = runtime_event.runtime.into();
+            state.first_event_at = runtime_event.at;
         }
         // older versions of Podman report an end without labels
-        let is_end_of_known = known.named && matches!(runtime_event.what, EventKind::Ended { .. });
+        let is_end_of_known = state.named && matches!(runtime_event.what, EventKind::Ended { .. });
         if let Some((named, shown, identity)) = named {
             // keep the inventory's name: it is unique over all runtimes
-            if !known.named || matches!(runtime_event.what, EventKind::Renamed) {
-                known.identity = identity;
-                known.named = true;
+            if !state.named || matches!(runtime_event.what, EventKind::Renamed) {
+                state.identity = identity;
+                state.named = true;
             }
-            known.image = Arc::clone(&named.image);
-            known.hidden = if is_end_of_known { known.hidden } else { !shown };
+            state.image = Arc::clone(&named.image);
+            state.hidden = if is_end_of_known { state.hidden } else { !shown };
         }
         let transitions = self.apply_kind(runtime_event);
         self.entry(id).complete_run(runtime_event);
@@ -172,24 +174,24 @@ impl ContainerTable {
 
     fn apply_kind(&mut self, runtime_event: &RuntimeEvent) -> Vec<RunTransition> {
         let id = &runtime_event.id;
-        let known = self.modify(id);
+        let state = self.modify(id);
         match &runtime_event.what {
             EventKind::Exists | EventKind::Renamed => vec![],
             EventKind::Started => self.begin_run(id, Some(runtime_event.at), None, true),
             EventKind::Running { pid } => self.begin_run(id, Some(runtime_event.at), *pid, false),
             EventKind::Ended { exit_code, oom_flag } => {
-                known.apply_exit(runtime_event, *exit_code, *oom_flag).into_iter().collect()
+                state.apply_exit(runtime_event, *exit_code, *oom_flag).into_iter().collect()
             }
             EventKind::Oom => {
-                let last = match known.run_at_mut(runtime_event.at) {
+                let last = match state.run_at_mut(runtime_event.at) {
                     Some(run) => &mut run.oom_event_at,
-                    None => &mut known.oom_event_at,
+                    None => &mut state.oom_event_at,
                 };
                 *last = Some(last.unwrap_or(f64::MIN).max(runtime_event.at));
                 vec![]
             }
             EventKind::SignalRequested { signal } => {
-                known.apply_stop_request(runtime_event.at, *signal);
+                state.apply_stop_request(runtime_event.at, *signal);
                 vec![]
             }
         }
@@ -202,9 +204,9 @@ impl ContainerTable {
         pid: Option<u32>,
         is_event: bool,
     ) -> Vec<RunTransition> {
-        let known = self.modify(id);
-        let transitions = known.begin_run(id, started, pid, is_event);
-        if known.has_surplus_runs() {
+        let state = self.modify(id);
+        let transitions = state.begin_run(id, started, pid, is_event);
+        if state.has_surplus_runs() {
             self.with_surplus_runs.insert(id.clone());
         }
         transitions
@@ -213,11 +215,11 @@ impl ContainerTable {
     /// Drops ended runs that no kill and no exit needs any more.
     pub fn drop_decided_runs(&mut self, now: Timestamp, is_undecided: impl Fn(&ContainerId, &Run) -> bool) {
         for id in std::mem::take(&mut self.with_surplus_runs) {
-            let Some(known) = self.known.get_mut(&id) else { continue };
-            if known.drop_decided_runs(now, RUN_DECIDED_AFTER, |run| is_undecided(&id, run)) {
+            let Some(state) = self.states.get_mut(&id) else { continue };
+            if state.drop_decided_runs(now, RUN_DECIDED_AFTER, |run| is_undecided(&id, run)) {
                 self.changed.push(id.clone());
             }
-            if known.has_surplus_runs() {
+            if state.has_surplus_runs() {
                 self.with_surplus_runs.insert(id);
             }
         }
@@ -238,17 +240,17 @@ impl ContainerTable {
         }
         self.host_memory.extend(report.host_memory.map(|memory| (report.at.unix_seconds(), memory)));
         self.host_memory.drain(..self.host_memory.len().saturating_sub(MAX_HOST_MEMORY));
-        for (container, held) in std::iter::zip(&report.inventory.containers, &report.containers) {
+        for (container, usage) in std::iter::zip(&report.inventory.containers, &report.containers) {
             self.apply_listed(container);
             self.apply_clock(now, &container.id);
-            if is_left(container, held) {
+            if is_left(container, usage) {
                 continue;
             }
             self.entry(&container.id).missing_since = None;
             if !self.reopen_listed(now, container) && self.is_another_run(container) {
                 transitions.extend(self.begin_run(&container.id, container.started, None, false));
             }
-            self.record_sample(now, report.at, last_cycle, container, held);
+            self.record_sample(now, report.at, last_cycle, container, usage);
         }
         if self.figures_stored.is_none_or(|stored| now.since(stored) >= FIGURES_INTERVAL) {
             self.figures_stored = Some(now);
@@ -263,24 +265,24 @@ impl ContainerTable {
         let name = container.identity.clone();
         let cgroup = container.cgroup.as_ref().map(|cgroup| &cgroup.path);
         let named = *name.name != *container.id.short();
-        let new = self.known.get(&container.id).is_none_or(|known| {
-            let renamed = known.identity != name && (named || !known.named);
-            let moved = cgroup.is_some() && known.cgroup.as_ref() != cgroup;
-            renamed || moved || known.hidden || known.run.is_none()
+        let new = self.states.get(&container.id).is_none_or(|state| {
+            let renamed = state.identity != name && (named || !state.named);
+            let moved = cgroup.is_some() && state.cgroup.as_ref() != cgroup;
+            renamed || moved || state.hidden || state.run.is_none()
         });
-        let known = if new { self.modify(&container.id) } else { self.entry(&container.id) };
-        if new && (named || !known.named) {
-            known.named = named;
-            known.identity = name;
-            known.image = Arc::clone(&container.image);
-            known.runtime = container.runtime.into();
+        let state = if new { self.modify(&container.id) } else { self.entry(&container.id) };
+        if new && (named || !state.named) {
+            state.named = named;
+            state.identity = name;
+            state.image = Arc::clone(&container.image);
+            state.runtime = container.runtime.into();
         }
         if new {
-            known.hidden = false;
-            known.cgroup = cgroup.cloned().or(known.cgroup.take());
+            state.hidden = false;
+            state.cgroup = cgroup.cloned().or(state.cgroup.take());
         }
-        if known.settings != container.settings {
-            known.settings.clone_from(&container.settings);
+        if state.settings != container.settings {
+            state.settings.clone_from(&container.settings);
         }
     }
 
@@ -309,7 +311,7 @@ impl ContainerTable {
 
     /// Returns whether the inventory lists another run than the known one.
     fn is_another_run(&self, container: &Container) -> bool {
-        let Some(run) = self.known.get(&container.id).and_then(|known| known.run.as_ref()) else {
+        let Some(run) = self.states.get(&container.id).and_then(|state| state.run.as_ref()) else {
             return true;
         };
         let is_later = |(one, other): (f64, f64)| other >= one + START_TOLERANCE;
@@ -318,23 +320,23 @@ impl ContainerTable {
             || run.ended.is_some() && container.runtime.is_empty()
     }
 
-    /// Records what a container held in the cycle at `at`, if that was after the begin of its run.
+    /// Records what a container usage in the cycle at `at`, if that was after the begin of its run.
     fn record_sample(
         &mut self,
         now: Timestamp,
         at: Timestamp,
         last_cycle: Option<Timestamp>,
         container: &Container,
-        held: &Arc<ContainerUsage>,
+        usage: &Arc<ContainerUsage>,
     ) {
         let host_memory = self.host_memory.back().map(|(_, memory)| *memory);
-        let known = self.entry(&container.id);
-        let previous_end = known.previous_end();
-        let Some(run) = &mut known.run else { return };
+        let state = self.entry(&container.id);
+        let previous_end = state.previous_end();
+        let Some(run) = &mut state.run else { return };
         if run.begin().is_some_and(|started| started > at.unix_seconds() + START_TOLERANCE) {
             return;
         }
-        run.record_usage(now, at, held);
+        run.record_usage(now, at, usage);
         // a cycle that began before the run saw the one before it
         let is_of_run = |started: f64| {
             let same = |listed: f64| run.began_at(listed, previous_end);
@@ -343,48 +345,52 @@ impl ContainerTable {
         if run.ended.is_some() || !run.begin().is_none_or(is_of_run) {
             return;
         }
-        run.figures.record_host(host_memory, held);
-        if run.figures.record(at, last_cycle, container, held) {
+        run.figures.record_host(host_memory, usage);
+        if run.figures.record(at, last_cycle, container, usage) {
             self.changed.push(container.id.clone());
         }
     }
 
     fn entry(&mut self, id: &ContainerId) -> &mut ContainerState {
-        self.known.entry(id.clone()).or_default()
+        self.states.entry(id.clone()).or_default()
     }
 
     /// Ends runs that are not listed any more and whose exit was not reported.
     fn end_vanished(&mut self, now: Timestamp, report: &CycleReport) -> Vec<RunTransition> {
         let listed = std::iter::zip(&report.inventory.containers, &report.containers);
         let listed: HashSet<_> = listed
-            .filter(|(container, held)| !is_left(container, held))
+            .filter(|(container, usage)| !is_left(container, usage))
             .map(|(container, _)| &container.id)
             .collect();
         let mut transitions = Vec::new();
-        for (id, known) in &mut self.known {
-            if !known.is_running() || known.hidden || listed.contains(id) {
+        for (id, state) in &mut self.states {
+            if !state.is_running() || state.hidden || listed.contains(id) {
                 continue;
             }
-            let since = *known.missing_since.get_or_insert(report.at);
-            if let Some(run) = known.run.as_mut() {
+            let since = *state.missing_since.get_or_insert(report.at);
+            let may_be_listed_yet = |run: &Run| {
+                run.usage.is_empty()
+                    && run.begin().is_none_or(|begin| report.at.unix_seconds() < begin + LISTING_DELAY)
+            };
+            if let Some(run) = state.run.as_mut().filter(|run| !may_be_listed_yet(run)) {
                 run.record_processes(report.at, false);
             }
-            let timeout = match self.connections.iter().find(|(runtime, _)| **runtime == *known.runtime) {
+            let timeout = match self.connections.iter().find(|(runtime, _)| **runtime == *state.runtime) {
                 Some((_, true)) => EXIT_EVENT_TIMEOUT,
                 Some((_, false)) => RECONNECT_TIMEOUT,
                 // its runtime is not known yet
-                None if !known.named && self.connections.iter().any(|(_, is_up)| *is_up) => {
+                None if !state.named && self.connections.iter().any(|(_, is_up)| *is_up) => {
                     EXIT_EVENT_TIMEOUT
                 }
                 None => NO_RUNTIME_TIMEOUT,
             };
             // by the cycles: the newest of those that waited may list it again
             if report.at.since(since) >= timeout
-                && let Some(run) = known.run.as_mut()
+                && let Some(run) = state.run.as_mut()
             {
                 let missing = now.unix_seconds() - now.since(since).as_secs_f64();
                 (run.ended, run.is_exit_assumed) = (Some(run.host_restart.unwrap_or(missing)), true);
-                transitions.extend(known.end_transition(id));
+                transitions.extend(state.end_transition(id));
                 self.changed.push(id.clone());
             }
         }
@@ -396,8 +402,8 @@ impl ContainerTable {
     pub fn apply_host_restart(&mut self, at: f64, is_known: bool) {
         let is_of_old_boot =
             |run: &&mut Run| run.ended.is_none() && (is_known || run.begin().is_none_or(|begin| begin < at));
-        for (id, known) in &mut self.known {
-            if let Some(run) = known.run.as_mut().filter(is_of_old_boot) {
+        for (id, state) in &mut self.states {
+            if let Some(run) = state.run.as_mut().filter(is_of_old_boot) {
                 run.host_restart = Some(at);
                 self.changed.push(id.clone());
             }
@@ -408,13 +414,13 @@ impl ContainerTable {
     /// outside all of them; `None` if that is not known.
     pub fn host_usage(&self, at: f64) -> Option<PriorUsage> {
         let (_, (total, available)) = *self.host_memory.iter().rev().find(|(taken, _)| *taken <= at)?;
-        let holder = |known: &ContainerState| {
-            let run = known.run.as_ref().filter(|run| run.ended.is_none_or(|ended| ended >= at - 1.0))?;
+        let holder = |state: &ContainerState| {
+            let run = state.run.as_ref().filter(|run| run.ended.is_none_or(|ended| ended >= at - 1.0))?;
             let unreclaimable_bytes = run.samples_until(at).pop()?.unreclaimable_bytes?;
-            let holder = MemoryHolder { name: Arc::clone(&known.identity.name), unreclaimable_bytes };
-            Some((known.cgroup.clone().unwrap_or_default(), holder))
+            let holder = MemoryHolder { name: Arc::clone(&state.identity.name), unreclaimable_bytes };
+            Some((state.cgroup.clone().unwrap_or_default(), holder))
         };
-        let mut by_path: Vec<_> = self.known.values().filter_map(holder).collect();
+        let mut by_path: Vec<_> = self.states.values().filter_map(holder).collect();
         by_path.sort_by(|(one, _), (other, _)| one.cmp(other));
         let mut outer: Option<PathBuf> = None;
         // what a container inside another one holds is held by that one
@@ -450,21 +456,21 @@ impl ContainerTable {
     /// runtime, or one of the newest cycles with that name.
     pub fn find_by_pid(&self, pid: u32, comm: &str, happened: &Interval) -> Option<ContainerId> {
         let had = |run: &Run| run.had_first_pid(pid, happened) || run.had_process(pid, comm, happened);
-        let mut found = self.known.iter().filter(|(_, known)| known.all_runs().any(had));
+        let mut found = self.states.iter().filter(|(_, state)| state.all_runs().any(had));
         let id = found.next()?.0.clone();
         found.next().is_none().then_some(id)
     }
 
     /// Removes containers that ended before this Unix time, and those above the limit. Returns their ids.
     pub fn remove_ended(&mut self, before: f64, keep: impl Fn(&ContainerId) -> bool) -> Vec<ContainerId> {
-        let ended = |known: &ContainerState| match &known.run {
+        let ended = |state: &ContainerState| match &state.run {
             Some(run) => run.ended,
-            None => Some(known.first_event_at),
+            None => Some(state.first_event_at),
         };
         let mut gone: Vec<(f64, ContainerId)> = self
-            .known
+            .states
             .iter()
-            .filter_map(|(id, known)| Some((ended(known)?, id.clone())))
+            .filter_map(|(id, state)| Some((ended(state)?, id.clone())))
             .filter(|(_, id)| !keep(id))
             .collect();
         gone.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -476,7 +482,7 @@ impl ContainerTable {
             .map(|(_, (_, id))| id)
             .collect();
         for id in &gone {
-            self.known.remove(id);
+            self.states.remove(id);
         }
         gone
     }

@@ -60,6 +60,9 @@ impl Ledger {
         attribution: &Attribution,
         series: &mut Series,
     ) -> Vec<Arc<Container>> {
+        if let Some(stored) = self.shared_state.take_stored_peaks() {
+            self.containers.restore(stored);
+        }
         self.gpus.record(context.now, cycle_data, &attribution.gpus, series);
         let xids = self.xids.record(context, cycle_data, &attribution.gpus, &self.shared_state.take_xids());
         self.containers.record(context, ended, cycle_data, &attribution.gpus);
@@ -109,15 +112,15 @@ impl Ledger {
     ) {
         let running = &context.inventory.containers;
         let mut containers = vec![ContainerUsage::default(); running.len()];
-        for (number, held) in containers.iter_mut().enumerate() {
-            held.sample = sample(context.now, cycle_data, number);
-            (held.peak_usage_bytes, held.peak_unreclaimable_bytes) =
+        for (number, usage) in containers.iter_mut().enumerate() {
+            usage.sample = sample(context.now, cycle_data, number);
+            (usage.peak_usage_bytes, usage.peak_unreclaimable_bytes) =
                 self.containers.peaks(&running[number].id);
-            held.gpu_peaks = self.containers.gpu_peaks(&running[number].id);
-            held.run_id = self.containers.run_id(&running[number].id);
+            usage.gpu_peaks = self.containers.gpu_peaks(&running[number].id);
+            usage.run_id = self.containers.run_id(&running[number].id);
         }
-        for (held, sample) in std::iter::zip(&mut containers, samples(running.len(), cycle_data, series)) {
-            held.run = sample;
+        for (usage, sample) in std::iter::zip(&mut containers, samples(running.len(), cycle_data, series)) {
+            usage.run = sample;
         }
         if let Some(reports) = &cycle_data.reports {
             let numbers: HashMap<_, _> =
@@ -146,8 +149,8 @@ impl Ledger {
                 pss_bytes: attributed.pss_bytes,
             });
         }
-        for (number, held) in containers.iter_mut().enumerate() {
-            held.has_all_processes = cycle_data.processes.complete(number);
+        for (number, usage) in containers.iter_mut().enumerate() {
+            usage.has_all_processes = cycle_data.processes.complete(number);
         }
         self.shared_state.publish_cycle(CycleReport {
             at: context.now,

@@ -2,19 +2,20 @@
 //!
 //! Each lock is held only to move a pointer, so neither side waits for the other's reads and writes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 
-use super::interval::Interval;
+use super::interval::Written;
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::LogEntry;
 use crate::discover::{ContainerId, Inventory};
 use crate::events::{ExitReason, GpuError, Identity};
 use crate::host::Waker;
 use crate::parse::kernel_log::{Line, Xid};
+use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage::ContainerUsage;
 
 /// How many cycles wait for the ledger at most: a write to a busy disk may take seconds, and a cycle much less.
@@ -141,6 +142,8 @@ pub struct SharedState {
     writes: AtomicU64,
     /// By follower, the id of the last event that it has acknowledged.
     acknowledged: Mutex<BTreeMap<String, u64>>,
+    /// The peaks of runs in progress when the ledger was opened.
+    stored_peaks: Mutex<Option<HashMap<ContainerId, StoredPeaks>>>,
     /// By follower, its cursor when the ledger was opened.
     cursors: Mutex<Option<BTreeMap<String, u64>>>,
     /// The thread that follows the events and is woken for new ones.
@@ -176,17 +179,13 @@ impl SharedState {
 
     /// Stores the GPU errors among these kernel log entries and returns the other entries. Errors from before the start
     /// are dropped: their pids are no longer valid.
-    pub fn store_xids(
-        &self,
-        read_at: Timestamp,
-        mut entries: Vec<(LogEntry, Interval)>,
-    ) -> Vec<(LogEntry, Interval)> {
+    pub fn store_xids(&self, mut entries: Vec<(LogEntry, Written)>) -> Vec<(LogEntry, Written)> {
         let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
         entries.retain(|(entry, written)| {
             let Line::Xid(xid) = &entry.line else { return true };
             let usec = entry.position.usec;
             if usec > self.log_start_usec && xids.len() < MAX_XIDS {
-                xids.push((written.nearest(read_at.unix_seconds_of_kernel(usec)), *xid));
+                xids.push((written.at, *xid));
             }
             false
         });
@@ -242,6 +241,16 @@ impl SharedState {
     /// Takes the acknowledgements since the last call.
     pub fn take_acknowledged(&self) -> BTreeMap<String, u64> {
         std::mem::take(&mut *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets the peaks of runs that the ledger has.
+    pub fn set_stored_peaks(&self, peaks: HashMap<ContainerId, StoredPeaks>) {
+        *self.stored_peaks.lock().unwrap_or_else(PoisonError::into_inner) = Some(peaks);
+    }
+
+    /// Takes these peaks, once.
+    pub fn take_stored_peaks(&self) -> Option<HashMap<ContainerId, StoredPeaks>> {
+        self.stored_peaks.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Sets the cursors of the followers: the ledger was opened.
@@ -337,9 +346,9 @@ mod tests {
             let line = Line::of(text.as_bytes()).expect("known line");
             LogEntry { position: LogPosition { sequence: None, usec }, line, text: text.into(), report: None }
         };
-        let (now, shared_state) = (Timestamp::now(), SharedState::new(70));
-        let entries = [69, 70, 71].map(|usec| (entry(usec), Interval::at(usec as f64))).to_vec();
-        assert_eq!(shared_state.store_xids(now, entries), []);
+        let shared_state = SharedState::new(70);
+        let entries = [69, 70, 71].map(|usec| (entry(usec), Written::exactly(usec as f64))).to_vec();
+        assert_eq!(shared_state.store_xids(entries), []);
         let times: Vec<f64> = shared_state.take_xids().iter().map(|(at, _)| *at).collect();
         assert_eq!(times, [71.0], "its time is that of the log's clock");
     }

@@ -62,6 +62,28 @@ impl Interval {
     }
 }
 
+/// When a record of the kernel log was written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Written {
+    /// The most likely Unix time: by its stamp.
+    pub at: f64,
+    /// It was written within this.
+    pub within: Interval,
+}
+
+impl Written {
+    /// It was written exactly then.
+    #[cfg(test)]
+    pub fn exactly(at: f64) -> Self {
+        Self { at, within: Interval::at(at) }
+    }
+
+    /// Returns the same by a wall clock that was set by so many seconds.
+    pub fn moved(&self, by: f64) -> Self {
+        Self { at: self.at + by, within: self.within.moved(by) }
+    }
+}
+
 /// The kernel log's clock, compared with the monotonic clock; all in microseconds of the latter. It is stored over restarts:
 /// without it a record could only be placed by its stamp, which may be seconds off on a host that was booted a day ago.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -71,21 +93,21 @@ pub struct LogClock {
     /// The most that they are behind, and when that was measured.
     at_most: Option<(f64, u64)>,
     /// When the log was last known to be read to its end.
-    drained: Option<u64>,
+    caught_up: Option<u64>,
     /// Microseconds for which the machine had been suspended then.
     suspended: u64,
 }
 
 impl LogClock {
     /// Notes that the log was read to its end at this time.
-    pub fn drained(&mut self, at: Timestamp) {
-        self.drained = Some(at.kernel_usec());
+    pub fn caught_up(&mut self, at: Timestamp) {
+        self.caught_up = Some(at.kernel_usec());
         self.suspended = at.suspended().as_micros() as u64;
     }
 
     /// Returns entries that were read together, in their order, with when each was written. The clock of the log stops while the
     /// machine is suspended; the kernel logs the end of that ([`Line::Resumed`]), and only what it logged before is older.
-    pub fn place(&mut self, entries: Vec<LogEntry>, read_at: Timestamp) -> Vec<(LogEntry, Interval)> {
+    pub fn place(&mut self, entries: Vec<LogEntry>, read_at: Timestamp) -> Vec<(LogEntry, Written)> {
         let suspended =
             read_at.suspended().saturating_sub(Duration::from_micros(self.suspended)).as_secs_f64();
         let resumed = entries.iter().filter(|entry| entry.line == Line::Resumed).count();
@@ -95,18 +117,21 @@ impl LogClock {
                 before += 1;
                 continue;
             }
-            let written = self.written(entry.position.usec, read_at);
+            let usec = entry.position.usec;
+            let written = self.written(usec, read_at);
             let (least, most) = match before {
                 _ if before == resumed => (0.0, 0.0),
                 0 => (suspended, suspended),
                 _ => (0.0, suspended), // between two of them
             };
-            placed.push((entry, Interval::new(written.earliest - most, written.latest - least)));
+            let within = Interval::new(written.earliest - most, written.latest - least);
+            let at = within.nearest(read_at.unix_seconds_of_kernel(usec) - (least + most) / 2.0);
+            placed.push((entry, Written { at, within }));
         }
         placed
     }
 
-    /// Returns when a record with this stamp was written that was in the log at `read_at`, but not when that was last drained.
+    /// Returns when a record with this stamp was written that was in the log at `read_at`, but not when the reader last reached its end.
     pub fn written(&mut self, usec: u64, read_at: Timestamp) -> Interval {
         let now = read_at.kernel_usec();
         let behind = |at: u64| at as f64 - usec as f64;
@@ -114,11 +139,11 @@ impl LogClock {
         let tolerance = CLOCK_TOLERANCE * 1e6 + usec as f64 * MAX_DRIFT;
         let mut low = self.at_least.map_or(f64::MIN, |(least, measured)| least - widening(measured));
         let mut high = self.at_most.map_or(f64::MAX, |(most, measured)| most + widening(measured));
-        let (not_before, not_after) = (self.drained.map_or(f64::MIN, behind), behind(now));
+        let (not_before, not_after) = (self.caught_up.map_or(f64::MIN, behind), behind(now));
         if not_before > high || not_after < low {
             (low, high) = (f64::MIN, f64::MAX); // the clock jumped
         }
-        if self.drained.is_some() && not_before >= low {
+        if self.caught_up.is_some() && not_before >= low {
             (self.at_least, low) = (Some((not_before, now)), not_before);
         }
         if not_after <= high {
@@ -152,7 +177,7 @@ mod tests {
     /// Returns the clock of a log that was read to its end once.
     fn read_after(at: Timestamp) -> LogClock {
         let mut clock = LogClock::default();
-        clock.drained(at);
+        clock.caught_up(at);
         clock
     }
 
@@ -174,7 +199,7 @@ mod tests {
         let mut clock = read_after(at(0.999));
         let stamp = |written: Timestamp| written.kernel_usec() - 1_500_000;
         clock.written(stamp(at(1.0)), at(1.001));
-        clock.drained(at(2.0));
+        clock.caught_up(at(2.0));
         let written = clock.written(stamp(at(60.0)), at(70.0));
         let (begin, end) =
             (at(60.0).unix_seconds() - written.earliest, written.latest - at(60.0).unix_seconds());
@@ -188,7 +213,7 @@ mod tests {
         let stamp = |written: Timestamp| written.kernel_usec() - 300_000_000; // a tolerated drift
         let mut clock = read_after(at(0.999));
         clock.written(stamp(at(1.0)), at(1.001));
-        clock.drained(at(2.0));
+        clock.caught_up(at(2.0));
         let stored = serde_json::to_string(&clock).expect("it is stored");
         let mut clock: LogClock = serde_json::from_str(&stored).expect("it is loaded");
         let written = clock.written(stamp(at(60.0)), at(100.0));
@@ -224,17 +249,18 @@ mod tests {
         for mut clock in [LogClock::default(), read_after(at(0.0))] {
             let placed = clock.place(entries.clone(), read_at);
             let is_at = |number: usize, truth: f64| {
-                let written: Interval = placed[number].1;
-                (truth - 1.0..truth + 1.0).contains(&written.nearest(truth))
-                    && written.latest - written.earliest < 60.0
+                let written = placed[number].1;
+                (written.at - truth).abs() < 1e-3
+                    && written.within.overlaps(&Interval::at(truth))
+                    && written.within.latest - written.within.earliest < 60.0
             };
             assert!(placed.len() == 2 && is_at(0, at(1.0).unix_seconds()), "{placed:?}");
             assert!(is_at(1, at(3.0).with_suspended(night).unix_seconds()), "{placed:?}");
-            clock.drained(read_at);
+            clock.caught_up(read_at);
             let later = at(9.0).with_suspended(night);
             let placed = clock.place(vec![entry(8.0, killed())], later);
             let truth = at(8.0).with_suspended(night).unix_seconds();
-            assert!((placed[0].1.nearest(truth) - truth).abs() < 0.1, "a suspend counts once: {placed:?}");
+            assert!((placed[0].1.at - truth).abs() < 0.1, "a suspend counts once: {placed:?}");
         }
     }
 }

@@ -130,18 +130,18 @@ impl KmsgShared {
             self.block.records_lost(self.log.position().usec);
         }
         let placed = self.clock.place(read.entries, read_at);
-        for (mut entry, written) in self.shared_state.store_xids(read_at, placed) {
+        for (mut entry, written) in self.shared_state.store_xids(placed) {
             limit_reports(&mut entry, &mut self.rows);
             let LogEntry { position, text, line, report } = entry;
             let Some(record) = self.block.push(position.usec, &line, report.as_ref()) else { continue };
-            let proc_info = self.probe.probe(&record, &written);
+            let proc_info = self.probe.probe(&record, &written.within);
             self.batch.records.push(ObservedRecord { position, text, record, written, proc_info });
         }
         let position = self.log.position();
         if position.usec > before.usec {
             self.clock.written(position.usec, read_at); // any record tells something of the clock
         }
-        self.clock.drained(began);
+        self.clock.caught_up(began);
         self.batch.lost |= read.lost;
         self.batch.rewound |= read.rewound;
         (self.batch.position, self.batch.clock, self.batch.block) =
@@ -176,7 +176,7 @@ fn watch(device: &OwnedFd, shared: &Weak<Mutex<KmsgShared>>) {
             if poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&rustix::event::Timespec::default()))
                 == Ok(0)
             {
-                shared.clock.drained(checked);
+                shared.clock.caught_up(checked);
             }
             continue;
         }

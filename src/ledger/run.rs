@@ -198,6 +198,13 @@ impl Run {
         false
     }
 
+    /// Returns the Unix time of the newest cycle that saw this process.
+    pub fn last_seen(&self, pid: u32, comm: &str) -> Option<f64> {
+        let is_it = |process: &ProcessUsage| process.pid == pid && *process.comm == *comm;
+        let mut seen = self.usage.iter().rev().filter(|(_, usage)| usage.processes.iter().any(is_it));
+        seen.next().map(|(at, _)| *at)
+    }
+
     /// Returns the process with this pid from the newest cycles.
     pub fn process(&self, pid: u32) -> Option<&ProcessUsage> {
         let usages = self.usage.iter().rev();

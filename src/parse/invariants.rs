@@ -142,7 +142,7 @@ pub fn kernel_log(text: &[u8]) {
             "messages of user space are skipped"
         );
     }
-    assembler.drained(&mut found);
+    assembler.flush(&mut found);
     assert!(found.iter().all(|found| found.sequence.is_some()));
     found.iter().for_each(check_line);
     let syslog = SyslogText::of(text);

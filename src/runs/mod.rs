@@ -25,6 +25,7 @@ use crate::discover::{Container, ContainerDetails, ContainerId};
 use crate::events::{ContainerRef, Exit, ExitReason};
 use crate::runs::hit_limit::HitLimit;
 use measures::{Growth, Mean};
+use peaks::StoredPeaks;
 use sample::{MAX_OPERATIONS, OperationSample, ReportingRank, RunGpuSample, RunSample};
 use usage::ContainerUsage;
 use usage_history::by_role;
@@ -156,6 +157,17 @@ pub struct TimelinePoint {
 }
 
 impl RunFigures {
+    /// Returns the peaks so far, for the metrics of a restarted memledger.
+    pub fn stored_peaks(&self) -> StoredPeaks {
+        let gpus = self.gpus.iter().filter_map(|(uuid, gpu)| Some((Arc::clone(uuid), gpu.peak_bytes?)));
+        StoredPeaks {
+            run: Arc::clone(&self.run),
+            usage_bytes: self.usage_peak_bytes,
+            unreclaimable_bytes: self.unreclaimable_peak_bytes,
+            gpus: gpus.collect(),
+        }
+    }
+
     /// Returns the highest usage, page cache included.
     pub fn usage_peak_bytes(&self) -> Option<u64> {
         self.usage_peak_bytes

@@ -38,6 +38,19 @@ struct RunPeaks {
     gpus: HashMap<Arc<str>, Peak>,
 }
 
+/// The peaks of a run from before memledger was restarted.
+#[derive(Clone, Debug, Default)]
+pub struct StoredPeaks {
+    /// Id of the run.
+    pub run: Arc<str>,
+    /// Highest usage, page cache included.
+    pub usage_bytes: Option<u64>,
+    /// Highest sample of unreclaimable memory.
+    pub unreclaimable_bytes: Option<u64>,
+    /// Highest GPU memory by UUID.
+    pub gpus: Vec<(Arc<str>, u64)>,
+}
+
 /// A container that ended, and when that was noticed.
 #[derive(Clone, Debug)]
 pub struct EndedContainer {
@@ -72,6 +85,8 @@ pub struct RunPeaksTable {
     running: HashMap<ContainerId, RunPeaks>,
     ended: VecDeque<EndedContainer>,
     clock: BootClock,
+    /// Peaks from before memledger was restarted, of containers that no cycle has seen since.
+    stored: HashMap<ContainerId, StoredPeaks>,
     /// Numbers of this cycle's devices by their keys.
     gpus: HashMap<Arc<str>, u32>,
 }
@@ -106,6 +121,18 @@ impl RunPeaks {
     fn raise_to_driver_peak(&mut self, process: &DeviceProcess) {
         if let Some(bytes) = process.driver_peak {
             self.gpus.entry(Arc::clone(&process.device)).or_default().raise(bytes);
+        }
+    }
+
+    /// Raises the peaks to those of the same run that were stored.
+    fn raise_to_stored(&mut self, stored: StoredPeaks) {
+        if stored.run != self.run {
+            return;
+        }
+        self.peak_usage = self.peak_usage.max(stored.usage_bytes);
+        self.peak_unreclaimable = self.peak_unreclaimable.max(stored.unreclaimable_bytes);
+        for (device, bytes) in stored.gpus {
+            self.gpus.entry(device).or_default().raise(bytes);
         }
     }
 
@@ -196,8 +223,14 @@ impl RunPeaksTable {
             running: HashMap::new(),
             ended: VecDeque::new(),
             clock: BootClock::default(),
+            stored: HashMap::new(),
             gpus: HashMap::new(),
         }
+    }
+
+    /// Takes the peaks of runs from before memledger was restarted.
+    pub fn restore(&mut self, stored: HashMap<ContainerId, StoredPeaks>) {
+        self.stored = stored;
     }
 
     /// Records one cycle.
@@ -227,13 +260,20 @@ impl RunPeaksTable {
             self.running.retain(|id, _| inventory.contains(id));
         }
         for (number, container) in context.inventory.containers.iter().enumerate() {
+            // without a runtime the run ends with its last process
+            let processes = cycle_data.processes.of(number);
+            if container.runtime.is_empty() && processes.is_empty() && cycle_data.processes.complete(number) {
+                self.running.remove(&container.id);
+            }
             let peaks = self.running.entry(container.id.clone()).or_insert_with(|| RunPeaks::new(container));
             peaks.record(container, cycle_data.memory.get(number).and_then(Option::as_ref));
             peaks.gpus.values_mut().for_each(|peak| peak.forget_old(context.now));
             if peaks.started.is_none() {
-                let oldest =
-                    cycle_data.processes.of(number).iter().map(|process| process.meta.start_ticks).min();
+                let oldest = processes.iter().map(|process| process.meta.start_ticks).min();
                 peaks.set_start(oldest.and_then(|oldest| self.clock.start(context, oldest)));
+            }
+            if let Some(stored) = self.stored.remove(&container.id) {
+                peaks.raise_to_stored(stored);
             }
         }
         self.record_gpus(context, gpus);
@@ -476,6 +516,24 @@ mod tests {
         let series = day.cycle(std::slice::from_ref(&second), &[], 100);
         assert_eq!(values(&series, FamilyId::CONTAINER_MEMORY_UNRECLAIMABLE_PEAK), [(0, 100.0)]);
         assert_eq!(values(&series, FamilyId::CONTAINER_INFO).len(), 1, "the ended one is replaced");
+    }
+
+    #[test]
+    fn peaks_of_a_run_continue_after_a_restart_of_memledger() {
+        let run = container('a', "train", 1.0);
+        let stored = |of: f64| StoredPeaks {
+            run: run_id(&run.id, Some(of)),
+            usage_bytes: Some(900),
+            unreclaimable_bytes: Some(700),
+            gpus: vec![],
+        };
+        for (of, peak) in [(1.0, 700.0), (99.0, 300.0)] {
+            let mut day = Day { table: RunPeaksTable::new(Duration::from_secs(60)), now: Timestamp::now() };
+            day.table.restore([(run.id.clone(), stored(of))].into());
+            let series = day.cycle(std::slice::from_ref(&run), &[], 300);
+            let found = values(&series, FamilyId::CONTAINER_MEMORY_UNRECLAIMABLE_PEAK);
+            assert_eq!(found, [(0, peak)], "a run that began at {of}");
+        }
     }
 
     #[test]

@@ -41,7 +41,12 @@ fn file_has(scene: &Scene, ledger: &Ledger, path: &Path, kills: usize) {
 fn crash_before_cursors(scene: &Scene, ledger: Ledger, cursor: u64) {
     drop(ledger);
     let store = rusqlite::Connection::open(scene.state_folder().join(FILE)).expect("the ledger");
-    let rows = store.execute("UPDATE follower_cursors SET value = ?1", [cursor.cast_signed()]).expect("rows");
+    let rows = store
+        .execute(
+            "UPDATE state SET value = CAST(?1 AS TEXT) WHERE kind = 'follower_cursor'",
+            [cursor.cast_signed()],
+        )
+        .expect("rows");
     assert!(rows >= 2, "the log and the file");
 }
 

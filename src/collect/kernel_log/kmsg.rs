@@ -193,7 +193,7 @@ impl KmsgCursor {
 
     fn finish_read(&mut self, batch: &mut LogBatch) {
         let mut found = Vec::new();
-        self.assembler.drained(&mut found);
+        self.assembler.flush(&mut found);
         batch.entries.extend(found.into_iter().map(Into::into));
         if self.last.is_none() {
             return; // the log is empty: nothing to compare yet
@@ -202,7 +202,7 @@ impl KmsgCursor {
         resume.hand_over(&mut self.assembler, batch);
         if resume.is_rewound || !resume.is_reached {
             let mut found = Vec::new();
-            resume.assembler.drained(&mut found);
+            resume.assembler.flush(&mut found);
             let mut entries = resume.before.entries;
             entries.extend(found.into_iter().map(Into::into));
             entries.append(&mut batch.entries);
@@ -220,7 +220,7 @@ impl Resume {
             return;
         }
         let mut found = Vec::new();
-        self.assembler.drained(&mut found);
+        self.assembler.flush(&mut found);
         self.before.entries.extend(found.into_iter().map(Into::into));
         assembler.continue_report_of(&mut self.assembler);
         batch.entries.extend_from_slice(LogEntry::open_block(&self.before.entries));

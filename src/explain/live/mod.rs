@@ -180,7 +180,7 @@ fn read_log(config: &Config, now: Timestamp) -> ReadLog {
                 for (entry, written) in clock.place(entries, now) {
                     let record = block.push(entry.position.usec, &entry.line, entry.report.as_ref());
                     let Some(record) = record else { continue };
-                    let proc_info = probe.probe(&record, &written);
+                    let proc_info = probe.probe(&record, &written.within);
                     let (position, text) = (entry.position, entry.text);
                     records.push(ObservedRecord { position, text, record, written, proc_info });
                 }

@@ -12,7 +12,7 @@ use crate::clock::Timestamp;
 use crate::collect::kernel_log::LogPosition;
 use crate::discover::{ContainerId, EventKind, RuntimeEvent};
 use crate::events::{ContainerRef, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim};
-use crate::ledger::interval::{Interval, MAX_DRIFT};
+use crate::ledger::interval::{Interval, MAX_DRIFT, Written};
 use crate::ledger::reconcile::{ObservedRecord, Reconciler, ReconcilerConfig};
 use crate::ledger::run::{SIGKILL_STATUS, STOP_REQUEST_WINDOW};
 use crate::ledger::store::LedgerState;
@@ -62,7 +62,7 @@ impl LogDrift {
             let KillRecord::Kill { context: Some(context), .. } = &line.record else { continue };
             let uptime = line.position.usec as f64 / 1e6;
             let possible = exits.iter().filter(|(id, exited)| {
-                (line.written.earliest..=line.written.latest + EXIT_DELAY).contains(exited)
+                (line.written.within.earliest..=line.written.within.latest + EXIT_DELAY).contains(exited)
                     && context.task_cgroups.iter().any(|path| path.contains(id))
             });
             pairs.extend(possible.map(|(id, exited)| DriftPair {
@@ -113,7 +113,8 @@ impl LogDrift {
             return line;
         }
         let at = (booted_at + uptime + shift).min(now.unix_seconds());
-        ObservedRecord { written: Interval::new(at - DRIFT_TOLERANCE, at + DRIFT_TOLERANCE), ..line }
+        let within = Interval::new(at - DRIFT_TOLERANCE, at + DRIFT_TOLERANCE);
+        ObservedRecord { written: Written { at, within }, ..line }
     }
 }
 
@@ -321,7 +322,7 @@ fn in_order(
     for line in lines {
         let uptime = line.position.usec as f64 / 1e6;
         let at = match drift.shift(uptime) {
-            0.0 => line.written.nearest(now.unix_seconds_of_kernel(line.position.usec)),
+            0.0 => line.written.at,
             shift => (now.booted_at() + uptime + shift).min(now.unix_seconds()),
         };
         last = last.max(at); // two CPUs may differ

@@ -2,7 +2,7 @@ use super::replay::Replay;
 use super::*;
 use crate::collect::kernel_log::LogEntry;
 use crate::collect::kernel_log::LogPosition;
-use crate::ledger::interval::Interval;
+use crate::ledger::interval::{Interval, Written};
 use crate::ledger::reconcile::ProcInfo;
 use crate::parse::kernel_log::Line;
 
@@ -12,7 +12,7 @@ const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 struct Past {
     now: Timestamp,
     events: Vec<RuntimeEvent>,
-    lines: Vec<(LogEntry, Interval)>,
+    lines: Vec<(LogEntry, Written)>,
     /// The kernel log's clock is so many seconds behind, and the reader knows that it may be off by `uncertainty`.
     drift: f64,
     uncertainty: f64,
@@ -85,8 +85,8 @@ impl Past {
             let line = Line::of(text.as_bytes()).expect("a line of the kernel");
             let entry = LogEntry { position, line, text: text.into(), report: None };
             let latest = (at + self.uncertainty).min(self.now.unix_seconds());
-            let written = Interval::new(at - self.uncertainty, latest);
-            self.lines.push((entry, written));
+            let within = Interval::new(at - self.uncertainty, latest);
+            self.lines.push((entry, Written { at, within }));
         }
     }
 

@@ -92,7 +92,7 @@ pub struct Counters {
     /// cgroup v2: a counter includes the cgroups below it.
     hierarchical: bool,
     /// Unix time of the last read.
-    swept: Option<f64>,
+    last_sweep: Option<f64>,
     changed: Vec<u64>,
 }
 
@@ -100,14 +100,14 @@ impl Counters {
     /// Continues with the stored values by inode, which explain all that was counted before `explained_at`. `first_start`:
     /// nothing was ever stored.
     pub fn new(stored: HashMap<u64, u64>, explained_at: Option<f64>, first_start: bool) -> Self {
-        Self { stored, first_start, swept: explained_at, ..Self::default() }
+        Self { stored, first_start, last_sweep: explained_at, ..Self::default() }
     }
 
     /// Returns the Unix time before which every kill that was counted is attributed or given up.
     pub fn explained_at(&self) -> Option<f64> {
         let growth = self.by_inode.values().flat_map(|counter| &counter.growth);
         let begun = growth.map(|(counted, _)| counted.earliest);
-        self.swept.map(|swept| begun.fold(swept, f64::min))
+        self.last_sweep.map(|last| begun.fold(last, f64::min))
     }
 
     /// Applies a read of all counters. Counters that are gone are removed.
@@ -119,7 +119,7 @@ impl Counters {
         hierarchical: bool,
     ) {
         self.hierarchical = hierarchical;
-        let last_sweep = self.swept.replace(now.unix_seconds()).unwrap_or(0.0); // finite, because it is stored as JSON
+        let last_sweep = self.last_sweep.replace(now.unix_seconds()).unwrap_or(0.0); // finite, because it is stored as JSON
         for reading in readings {
             let counter = self.by_inode.entry(reading.inode).or_insert_with(|| {
                 let before = match self.stored.remove(&reading.inode) {

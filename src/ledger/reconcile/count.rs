@@ -1,7 +1,7 @@
 //! Counts OOM kills from the kernel log and the kernel's counter, each kill once. Pure.
 //!
 //! A `Killed process` record is a kill. The counter `oom_kill` of /proc/vmstat shows how many there must be: its growth
-//! equals **records + duplicate lines + gaps**. If the log is drained and the counter has been ahead for one second, the
+//! equals **records + duplicate lines + gaps**. If the log is read to its end and the counter has been ahead for one second, the
 //! difference becomes gaps: kills that only the counter shows.
 //!
 //! The owners of the victims are decided in [`owner`](super::owner).
@@ -176,7 +176,7 @@ impl OomAccounting {
         true
     }
 
-    /// Compares the records with the counter, which was read after the log was drained. `log_up`: the log can be read.
+    /// Compares the records with the counter, which was read after the log was read to its end. `log_up`: the log can be read.
     pub fn compare(&mut self, now: Timestamp, counter: u64, log_up: bool) -> Reconciliation {
         let accounted = (self.checkpoint.records + self.checkpoint.duplicates + self.checkpoint.gaps) as i64;
         let opened_at = *self.checkpoint.opened_at.get_or_insert(counter as i64 - accounted);

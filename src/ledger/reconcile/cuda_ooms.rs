@@ -151,12 +151,12 @@ impl Reconciler {
     /// Marks the error by which a process ended, also one that was settled as caught. Returns false if it is not known.
     fn mark_uncaught(&mut self, oom: &ReportedOom, at: f64) -> bool {
         let is_it =
-            |known: &PendingCudaOom| (Some(known.process), known.number) == (oom.process, oom.message.number);
-        let known = &mut self.cuda_ooms;
-        if let Some(pending) = known.pending.iter_mut().find(|pending| is_it(pending)) {
+            |state: &PendingCudaOom| (Some(state.process), state.number) == (oom.process, oom.message.number);
+        let state = &mut self.cuda_ooms;
+        if let Some(pending) = state.pending.iter_mut().find(|pending| is_it(pending)) {
             pending.event.uncaught = Some(true);
         } else if let Some(mut late) =
-            known.settled.iter().position(is_it).and_then(|place| known.settled.remove(place))
+            state.settled.iter().position(is_it).and_then(|place| state.settled.remove(place))
         {
             late.event.uncaught = Some(true);
             self.changes.put_event(LedgerEvent::CudaOom(late.event));
@@ -172,10 +172,10 @@ impl Reconciler {
     /// Records an error in the run of its container, and returns the container as its subject, and the settings of the run.
     fn record_in_run(&mut self, oom: &ReportedOom, at: f64) -> (ContainerRef, Settings) {
         let (id, errors) = (&oom.container, oom.errors);
-        let known = self.containers.modify(id);
-        let of_container = known.settings().to_vec();
+        let state = self.containers.modify(id);
+        let of_container = state.settings().to_vec();
         let (mut number, mut settings) = (None, vec![]);
-        if let Some(run) = known.run_at_mut(at) {
+        if let Some(run) = state.run_at_mut(at) {
             match source_of(oom) {
                 CudaOomSource::Reporter => {
                     run.cuda_oom = Some(at);
@@ -192,7 +192,7 @@ impl Reconciler {
             settings = run.figures.settings_over(&of_container);
             number = Some(run.number);
         }
-        (known.subject(id, number.and_then(|number| known.run(number)).or(known.run.as_ref())), settings)
+        (state.subject(id, number.and_then(|number| state.run(number)).or(state.run.as_ref())), settings)
     }
 
     /// Decides the errors of which no more is reported, and writes them.
@@ -220,24 +220,24 @@ impl Reconciler {
 
     /// Takes the GPUs of a cycle.
     pub(super) fn apply_gpus(&mut self, at: Timestamp, gpus: &[GpuUse]) {
-        let known = &mut self.cuda_ooms;
+        let state = &mut self.cuda_ooms;
         let reading = GpuUseReading { at, gpus: gpus.to_vec() };
-        if known.earlier.back().is_none_or(|last| at.since(last.at) >= EARLIER_INTERVAL) {
-            known.earlier.push_back(reading.clone());
-            known.earlier.drain(..known.earlier.len().saturating_sub(MAX_EARLIER));
+        if state.earlier.back().is_none_or(|last| at.since(last.at) >= EARLIER_INTERVAL) {
+            state.earlier.push_back(reading.clone());
+            state.earlier.drain(..state.earlier.len().saturating_sub(MAX_EARLIER));
         }
-        known.recent.push_back(reading);
+        state.recent.push_back(reading);
         let is_old = |reading: &GpuUseReading| at.since(reading.at) > MAX_RECENT_AGE;
         let uses = |reading: &GpuUseReading| {
             reading.gpus.iter().map(|gpu| gpu.processes.len() + gpu.holders.len()).sum::<usize>()
         };
-        let mut all_uses: usize = known.recent.iter().map(uses).sum();
+        let mut all_uses: usize = state.recent.iter().map(uses).sum();
         // an old one stays while the next one is not old: it was the newest for a part of that time
-        while known.recent.len() > MAX_RECENT
-            || known.recent.len() > 2 && all_uses > MAX_RECENT_USES
-            || known.recent.get(1).is_some_and(is_old)
+        while state.recent.len() > MAX_RECENT
+            || state.recent.len() > 2 && all_uses > MAX_RECENT_USES
+            || state.recent.get(1).is_some_and(is_old)
         {
-            all_uses -= known.recent.pop_front().as_ref().map_or(0, uses);
+            all_uses -= state.recent.pop_front().as_ref().map_or(0, uses);
         }
     }
 }

@@ -165,7 +165,7 @@ impl Reconciler {
             }
             _ if age >= ATTRIBUTION_TIMEOUT && pending.container.is_none() => {
                 self.totals.add(Total::Unattributed, 1);
-                let text = self.rival_owners(&pending.happened);
+                let text = self.other_candidates(&pending.happened);
                 let kill = &mut self.pending[at].kill;
                 kill.evidence.extend(text.map(|text| Evidence::new("cgroup", text)));
                 kill.owner = KillOwner::Unattributed;
@@ -179,8 +179,8 @@ impl Reconciler {
     fn decide_victim(&self, pending: &PendingKill, now: Timestamp) -> Option<Victim> {
         let age = now.since(pending.noticed);
         // after a restart, a container that was never seen running is not known
-        let known = pending.container.as_ref().and_then(|id| self.containers.get(id));
-        let run = known.zip(pending.run).and_then(|(known, number)| known.run(number));
+        let state = pending.container.as_ref().and_then(|id| self.containers.get(id));
+        let run = state.zip(pending.run).and_then(|(state, number)| state.run(number));
         if run.is_none() && age < LATE_EXIT_TIMEOUT {
             return None;
         }
@@ -318,10 +318,10 @@ impl Reconciler {
 
     /// Writes the record of the run that ended so.
     fn write_run(&mut self, pending: &PendingExit) {
-        if self.containers.get(&pending.id).is_some_and(|known| known.hidden) {
+        if self.containers.get(&pending.id).is_some_and(|state| state.hidden) {
             return;
         }
-        let run = self.containers.get(&pending.id).and_then(|known| known.run_ended_at(pending.exit.at));
+        let run = self.containers.get(&pending.id).and_then(|state| state.run_ended_at(pending.exit.at));
         let in_run = run.map(|run| &run.figures);
         let figures = pending.figures.clone().map(|figures| figures.with_cuda_ooms_of(in_run));
         if let Some(figures) = figures.as_ref().or(in_run) {
@@ -333,7 +333,7 @@ impl Reconciler {
 
     /// Adds what became known about the run since its exit.
     fn update_exit(&self, exit: &mut Exit, id: &ContainerId) {
-        let Some(run) = self.containers.get(id).and_then(|known| known.run_ended_at(exit.at)) else { return };
+        let Some(run) = self.containers.get(id).and_then(|state| state.run_ended_at(exit.at)) else { return };
         exit.oom_kills = exit.oom_kills.max(run.kills);
         if exit.exit_code.is_none() && run.exit_code.is_some() {
             exit.exit_code = run.exit_code;
@@ -344,7 +344,7 @@ impl Reconciler {
 
     fn decide_reason(&self, pending: &PendingExit, now: Timestamp) -> Option<Decision> {
         let exit = &pending.exit;
-        let run = self.containers.get(&pending.id).and_then(|known| known.run_ended_at(exit.at));
+        let run = self.containers.get(&pending.id).and_then(|state| state.run_ended_at(exit.at));
         if let Some((id, scope)) = run.and_then(|run| run.ended_by) {
             return Some(Decision::oom(id, scope));
         }
@@ -354,22 +354,7 @@ impl Reconciler {
         let request = run.map_or(StopRequest::None, |run| stop_request(run, exit.at, exit.exit_code));
         let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT;
         if exit.exit_code.is_some_and(|code| code != SIGKILL_STATUS) {
-            let reason = match (request, exit.exit_code) {
-                (StopRequest::Explains, _) => ExitReason::Stopped,
-                (StopRequest::MayExplain, _) if is_early => return None, // docker reports the end of its stop after the exit
-                (_, Some(0)) => ExitReason::Completed,
-                (_, Some(129..=192)) => ExitReason::Signal,
-                _ if run.is_some_and(|run| ended_by_cuda_oom(run, pending)) => ExitReason::CudaOom,
-                _ if is_early && self.may_report_errors(&pending.id) => return None,
-                // the kill of a worker, which may be the cause, is noticed before
-                _ => {
-                    return Some(Decision {
-                        may_be: self.may_have_ended(pending),
-                        ..Decision::of(ExitReason::Error)
-                    });
-                }
-            };
-            return Some(Decision::of(reason));
+            return self.decide_error(pending, run, request, is_early);
         }
         // SIGKILL or unknown: a kill without an owner yet may be the reason
         let is_stopped = request == StopRequest::Explains;
@@ -408,12 +393,36 @@ impl Reconciler {
         })
     }
 
+    /// The same for an exit with another status than that of SIGKILL.
+    fn decide_error(
+        &self,
+        pending: &PendingExit,
+        run: Option<&Run>,
+        request: StopRequest,
+        is_early: bool,
+    ) -> Option<Decision> {
+        let reason = match (request, pending.exit.exit_code) {
+            (StopRequest::Explains, _) => ExitReason::Stopped,
+            (StopRequest::MayExplain, _) if is_early => return None, // docker reports the end of its stop after the exit
+            (_, Some(0)) => ExitReason::Completed,
+            (_, Some(129..=192)) => ExitReason::Signal,
+            _ if run.is_some_and(|run| ended_by_cuda_oom(run, pending)) => ExitReason::CudaOom,
+            _ if is_early && self.may_report_errors(&pending.id) => return None,
+            // the kill of a worker, which may be the cause, is noticed before
+            _ => {
+                let may_be = self.may_have_ended(pending);
+                return Some(Decision { may_be, ..Decision::of(ExitReason::Error) });
+            }
+        };
+        Some(Decision::of(reason))
+    }
+
     /// Returns the ids of the kills that may have ended a run: of its own processes shortly before, and of processes whose owner is not
     /// known; in order.
     fn may_have_ended(&self, pending: &PendingExit) -> Vec<u64> {
         let exit = &pending.exit;
         let window = Interval::new(exit.at - EXIT_WINDOW, exit.at);
-        let run = self.containers.get(&pending.id).and_then(|known| known.run_ended_at(exit.at));
+        let run = self.containers.get(&pending.id).and_then(|state| state.run_ended_at(exit.at));
         let own = run.and_then(|run| run.last_kill).filter(|(_, at)| exit.at - at <= CAUSE_WINDOW);
         let pending =
             self.pending.iter().filter(|kill| kill.is_ownerless() && kill.happened.overlaps(&window));

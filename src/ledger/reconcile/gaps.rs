@@ -26,7 +26,7 @@ enum GapPlace {
 }
 
 impl Reconciler {
-    /// Applies the kernel's counter, read after the log was drained.
+    /// Applies the kernel's counter, read after the log was read to its end.
     pub fn apply_vmstat(&mut self, now: Timestamp, counter: u64) {
         let difference = self.accounting.compare(now, counter, self.log_up);
         let (after, before) = self.accounting.lost_between();
@@ -139,10 +139,10 @@ impl Reconciler {
     /// Returns the owner that a late record shows of a gap which was settled without one. The counts stay: none may decrease.
     fn owner_of_late(&self, gap: &PendingKill, record: &PendingKill) -> Option<(KillOwner, &'static str)> {
         let (PathOwner::Container(id), method) = self.find_owner(record)? else { return None };
-        let known = self.containers.get(&id).filter(|_| gap.kill.owner == KillOwner::Unattributed)?;
+        let state = self.containers.get(&id).filter(|_| gap.kill.owner == KillOwner::Unattributed)?;
         let pid = record.kill.pid.filter(|_| self.config.host_pids);
-        let run = known.run_of_kill(&record.happened, record.kill.at, pid).map(|(run, _)| run);
-        Some((KillOwner::Container(known.subject(&id, run)), method))
+        let run = state.run_of_kill(&record.happened, record.kill.at, pid).map(|(run, _)| run);
+        Some((KillOwner::Container(state.subject(&id, run)), method))
     }
 
     /// Drops the settled gaps that no record will fill any more.

@@ -222,12 +222,12 @@ impl Reconciler {
 
     /// Returns true if this growth may be that of a container inside this one, whose own counter is gone.
     fn may_be_of_inner(&self, count: &Count) -> bool {
-        let outer = self.containers.get(&count.id).and_then(|known| known.cgroup.as_ref());
+        let outer = self.containers.get(&count.id).and_then(|state| state.cgroup.as_ref());
         let Some(outer) = outer.filter(|_| self.counters.is_hierarchical()) else { return false };
-        let is_inner = |known: &ContainerState| {
-            known.cgroup.as_ref().is_some_and(|cgroup| cgroup != outer && cgroup.starts_with(outer))
+        let is_inner = |state: &ContainerState| {
+            state.cgroup.as_ref().is_some_and(|cgroup| cgroup != outer && cgroup.starts_with(outer))
         };
-        let mut inner = self.containers.iter().filter(|(id, known)| **id != count.id && is_inner(known));
+        let mut inner = self.containers.iter().filter(|(id, state)| **id != count.id && is_inner(state));
         // its next run may have begun and ended, and not be reported yet
         inner.any(|(id, _)| !self.counters.is_read_since(id, count.counted.earliest))
     }
@@ -237,7 +237,7 @@ impl Reconciler {
     fn reported_by_runtimes(&self, now: Timestamp, counted: &[Candidate]) -> Vec<Candidate> {
         let begun = now.unix_seconds_of_kernel(self.accounting.checkpoint().since_usec) + MAX_EXIT_DELAY;
         let mut found = Vec::new();
-        for (id, known) in self.containers.iter() {
+        for (id, state) in self.containers.iter() {
             if counted.iter().any(|candidate| candidate.id == *id) {
                 continue;
             }
@@ -247,9 +247,9 @@ impl Reconciler {
                 };
                 self.pending.iter().any(|kill| is_its(kill.container.as_ref(), kill.run))
             };
-            let runs = known.all_runs().filter(|run| run.kills == 0 && !is_attributed(run));
+            let runs = state.all_runs().filter(|run| run.kills == 0 && !is_attributed(run));
             for run in runs.filter(|run| run.is_sigkill_unexplained()) {
-                let Some(happened) = reported_oom(known, run).filter(|oom| oom.latest >= begun) else {
+                let Some(happened) = reported_oom(state, run).filter(|oom| oom.latest >= begun) else {
                     continue;
                 };
                 found.push(Candidate { id: id.clone(), kills: 1, happened, source: "runtime" });
@@ -259,14 +259,14 @@ impl Reconciler {
     }
 
     /// Names the containers that a kill of that time may have belonged to; `None` without any.
-    pub(super) fn rival_owners(&self, happened: &Interval) -> Option<String> {
+    pub(super) fn other_candidates(&self, happened: &Interval) -> Option<String> {
         let candidates = self.counted();
-        let rivals = candidates.iter().filter(|candidate| candidate.happened.overlaps(happened));
+        let others = candidates.iter().filter(|candidate| candidate.happened.overlaps(happened));
         let name = |id: &ContainerId| match self.containers.get(id) {
-            Some(known) => known.identity.name.to_string(),
+            Some(state) => state.identity.name.to_string(),
             None => id.short().to_owned(),
         };
-        let names: Vec<_> = rivals.map(|candidate| name(&candidate.id)).take(5).collect();
+        let names: Vec<_> = others.map(|candidate| name(&candidate.id)).take(5).collect();
         let text =
             format!("cgroups counted kills at that time, not for this one alone: {}", names.join(", "));
         (!names.is_empty()).then_some(text)
@@ -276,10 +276,10 @@ impl Reconciler {
 /// Returns when the OOM happened that the runtime reported at the end of this run; `None` if it reported none. Docker sends its event
 /// without a kill too, and its flag stays set until the exit: an event long before the exit is no evidence, and explains the flag. The
 /// event may be applied before the run's start.
-fn reported_oom(known: &ContainerState, run: &Run) -> Option<Interval> {
+fn reported_oom(state: &ContainerState, run: &Run) -> Option<Interval> {
     let ended = run.ended?;
     let is_near = |at: &f64| (at - ended).abs() < EXIT_WINDOW;
-    let event = run.oom_event_at.or(known.oom_event_at.filter(is_near));
+    let event = run.oom_event_at.or(state.oom_event_at.filter(is_near));
     let start = run.started.map_or(f64::MIN, |started| started - CLOCK_TOLERANCE);
     let earliest = match event {
         Some(at) if is_near(&at) => at - MAX_OOM_EVENT_DELAY,

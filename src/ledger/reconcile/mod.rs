@@ -9,7 +9,7 @@
 //! | `reports.rs` | whose are the processes in the kernel's report? |
 //! | `decide.rs` | did the kill end the container, and why did that exit? |
 //! | `kill_record.rs`, `output.rs` | what does a record show, and what is stored and published? |
-//! | `cuda_ooms.rs` | whose CUDA out-of-memory error was it, and who held the GPU? |
+//! | `cuda_ooms.rs` | whose CUDA out-of-memory error was it, and who usage the GPU? |
 //!
 //! A step applies the cycle and the runtime events in order of time, the kernel log, the cgroups' counters and the kernel's counter, in
 //! this order; then [`Reconciler::settle`] draws the conclusions. A kill is pending until its owner is known and
@@ -41,10 +41,11 @@ use crate::events::{GpuError, Kill, KillOwner, LedgerEvent};
 use crate::ledger::container_state::{ContainerState, RunTransition};
 use crate::ledger::container_table::ContainerTable;
 use crate::ledger::exchange::CycleReport;
-use crate::ledger::interval::{Interval, LOG_DELAY, LogClock};
+use crate::ledger::interval::{Interval, LOG_DELAY, LogClock, Written};
 use crate::ledger::store::{LedgerState, StateKind, WriteBatch};
 use crate::ledger::totals::{CudaOomSource, Total, Totals};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
+use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage::ProcessUsage;
 use cgroup_counters::Counters;
 pub use count::AccountingCheckpoint;
@@ -103,7 +104,7 @@ pub struct ObservedRecord {
     /// What it shows.
     pub record: KillRecord,
     /// When it was written.
-    pub written: Interval,
+    pub written: Written,
     /// The victim, for a kill.
     pub proc_info: ProcInfo,
 }
@@ -159,11 +160,10 @@ impl Reconciler {
         let of_this_boot = account.as_ref().filter(|account| account.is_of(&config.boot_id));
         let same_boot = of_this_boot.is_some();
         let explained_at = of_this_boot.and_then(|account| account.cgroups_explained_at);
-        let stored = contents.containers.clone().into_iter();
         let unattributed_since = now.unix_seconds() - UNATTRIBUTED_KEPT.as_secs_f64();
-        let is_kept = |(_, happened): &&(u64, Interval)| happened.latest > unattributed_since;
-        let mut changes = WriteBatch::default();
-        let mut counters = HashMap::new();
+        let unattributed =
+            contents.unattributed.iter().filter(|(_, happened)| happened.latest > unattributed_since);
+        let (mut changes, mut counters) = (WriteBatch::default(), HashMap::new());
         for (inode, kills) in &contents.cgroup_kills {
             if same_boot {
                 counters.insert(*inode, *kills);
@@ -177,8 +177,9 @@ impl Reconciler {
         let last_record = contents.last_records.get(&*config.boot_id).copied();
         let since_usec =
             last_record.or(started_at.map(started_usec)).map_or(now_usec, |usec| usec.min(now_usec));
+        let containers = contents.containers.clone().into_iter();
         let mut reconciler = Self {
-            containers: ContainerTable::new(config.filter.clone(), config.without_runtimes, stored),
+            containers: ContainerTable::new(config.filter.clone(), config.without_runtimes, containers),
             counters: Counters::new(counters, explained_at, contents.is_new()),
             accounting: OomAccounting::new(account, &config.boot_id, since_usec),
             totals: Totals::new(contents),
@@ -191,12 +192,7 @@ impl Reconciler {
             logs_being_read: HashSet::new(),
             connected: HashSet::new(),
             settled_gaps: VecDeque::new(),
-            unattributed: contents
-                .unattributed
-                .iter()
-                .filter(is_kept)
-                .map(|(id, at)| (now, *id, *at))
-                .collect(),
+            unattributed: unattributed.map(|(id, happened)| (now, *id, *happened)).collect(),
             settled_victims: VecDeque::new(),
             last_event_times: BTreeMap::new(),
             stored_checkpoint: None,
@@ -238,8 +234,13 @@ impl Reconciler {
     pub fn running(&self, runtime: &str) -> impl Iterator<Item = &ContainerId> {
         self.containers
             .iter()
-            .filter(move |(_, known)| known.is_running() && *known.runtime == *runtime)
+            .filter(move |(_, state)| state.is_running() && *state.runtime == *runtime)
             .map(|(id, _)| id)
+    }
+
+    /// Returns the peaks of the runs in progress.
+    pub fn stored_peaks(&self) -> HashMap<ContainerId, StoredPeaks> {
+        self.containers.iter().filter_map(|(id, state)| Some((id.clone(), state.stored_peaks()?))).collect()
     }
 
     /// Returns the Unix time from which on events of a socket of a runtime may be missing: of its last event, or of the end of the
@@ -294,8 +295,8 @@ impl Reconciler {
         }
         self.note_seen_victims(report);
         self.count_starts(now);
-        for (container, held) in std::iter::zip(&report.inventory.containers, &report.containers) {
-            let are_counted = [held.run.torch_ooms.is_some(), self.logs_being_read.contains(&container.id)];
+        for (container, usage) in std::iter::zip(&report.inventory.containers, &report.containers) {
+            let are_counted = [usage.run.torch_ooms.is_some(), self.logs_being_read.contains(&container.id)];
             for (source, _) in std::iter::zip(CudaOomSource::ALL, are_counted).filter(|(_, counted)| *counted)
             {
                 let name = container.identity.clone();
@@ -376,11 +377,11 @@ impl Reconciler {
             }
             match &observed.record {
                 KillRecord::Kill { .. } => {
-                    self.accounting.counted_record_of(&observed.written, now);
+                    self.accounting.counted_record_of(&observed.written.within, now);
                     self.add_kill(now, observed);
                 }
                 KillRecord::Second { pid } => {
-                    self.accounting.counted_record_of(&observed.written, now);
+                    self.accounting.counted_record_of(&observed.written.within, now);
                     self.add_duplicate(*pid);
                 }
                 KillRecord::Group { pid, path } => {
@@ -432,13 +433,13 @@ impl Reconciler {
         let (usec, written) = (observed.position.usec, observed.written);
         let mut kill = Kill {
             id: self.new_id(),
-            at: written.nearest(now.unix_seconds_of_kernel(usec)),
+            at: written.at,
             boot_id: Arc::clone(&self.config.boot_id),
             ..Kill::of_record(usec, &observed.text, killed, context.as_ref(), report)
         };
         kill.before = self.host_usage(&kill);
         self.totals.add(Total::Host, 1);
-        let happened = Interval::new(written.earliest - LOG_DELAY, written.latest);
+        let happened = Interval::new(written.within.earliest - LOG_DELAY, written.within.latest);
         self.pending.push_back(PendingKill::new(kill, happened, hints, now));
     }
 
@@ -459,17 +460,17 @@ impl Reconciler {
 
     /// Notes that the cgroup of this container, and those around it, counted these kills.
     fn explain_count(&mut self, id: &ContainerId, kills: u64, happened: &Interval) {
-        let cgroup = self.containers.get(id).and_then(|known| known.cgroup.as_deref()?.to_str());
+        let cgroup = self.containers.get(id).and_then(|state| state.cgroup.as_deref()?.to_str());
         self.counters.attribute(id, cgroup, kills, happened);
     }
 
     /// Returns true if a runtime reported this container, and its cgroup has this path or can have it: one inside another container.
     pub fn is_container_at(&self, id: &ContainerId, path: &Path) -> bool {
-        let is_at = |known: &ContainerState| match &known.cgroup {
+        let is_at = |state: &ContainerState| match &state.cgroup {
             Some(cgroup) => cgroup == path,
-            None => known.is_running(),
+            None => state.is_running(),
         };
-        self.containers.get(id).is_some_and(|known| known.named && is_at(known))
+        self.containers.get(id).is_some_and(|state| state.named && is_at(state))
     }
 
     /// Applies a read of the cgroups' counters, which began after `now` and ended at `read_at`. Must come before

@@ -28,12 +28,12 @@ impl Reconciler {
         }
         let containers = &self.containers;
         self.totals
-            .write(&mut self.changes, |name| containers.iter().any(|(_, known)| known.identity == *name));
+            .write(&mut self.changes, |name| containers.iter().any(|(_, state)| state.identity == *name));
         for id in self.containers.take_changed() {
-            let known =
-                self.containers.get(&id).filter(|known| known.run.is_some() || known.first_event_at > 0.0);
-            match known {
-                Some(known) => self.changes.put(StateKind::Container, id, known),
+            let state =
+                self.containers.get(&id).filter(|state| state.run.is_some() || state.first_event_at > 0.0);
+            match state {
+                Some(state) => self.changes.put(StateKind::Container, id, state),
                 None => self.changes.remove(StateKind::Container, id),
             }
         }
@@ -110,14 +110,14 @@ impl Reconciler {
     pub fn figures(&self, now: Timestamp) -> LedgerFigures {
         let shown_since = now.unix_seconds() - self.config.keep_ended.as_secs_f64();
         let mut shown: Vec<(f64, &Identity)> = Vec::new();
-        for (_, known) in self.containers.iter().filter(|(_, known)| !known.hidden) {
-            let until = match &known.run {
+        for (_, state) in self.containers.iter().filter(|(_, state)| !state.hidden) {
+            let until = match &state.run {
                 Some(run) => run.ended.unwrap_or(f64::INFINITY),
                 // one of its processes was killed before it was seen running
-                None => self.totals.figures(&known.identity).last_kill.unwrap_or(0.0),
+                None => self.totals.figures(&state.identity).last_kill.unwrap_or(0.0),
             };
             if until > shown_since {
-                shown.push((until, &known.identity));
+                shown.push((until, &state.identity));
             }
         }
         shown.sort_by(|one, other| other.0.total_cmp(&one.0));

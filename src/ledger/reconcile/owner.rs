@@ -19,6 +19,7 @@ use crate::discover::{ContainerId, PathOwner, owner_of_paths};
 use crate::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
+use crate::ledger::run::Run;
 use crate::parse::kernel_log::OomContext;
 
 /// A kill without evidence becomes unattributed after this.
@@ -84,6 +85,9 @@ pub struct PersistedKill {
     /// The owner in its event is the final one.
     #[serde(default)]
     is_labelled: bool,
+    /// Unix time of the last cycle that still saw the victim.
+    #[serde(default)]
+    seen: Option<f64>,
 }
 
 impl PendingKill {
@@ -110,10 +114,11 @@ impl PendingKill {
             kill.owner = KillOwner::Pending;
         }
         let container = persisted.container.as_deref().map(ContainerId::new);
-        let PersistedKill { run, happened, limit_bytes, duplicates, .. } = persisted;
+        let PersistedKill { run, happened, limit_bytes, duplicates, seen, .. } = persisted;
+        let seen = seen.map(|seen| (now, seen));
         let hints = Hints { proc_info: ProcInfo { limit_bytes, ..ProcInfo::default() }, ..Hints::default() };
         let happened = happened.unwrap_or(Interval::new(kill.earliest.unwrap_or(kill.at), kill.at));
-        Self { container, run, duplicates, is_logged: true, ..Self::new(kill, happened, hints, now) }
+        Self { container, run, duplicates, seen, is_logged: true, ..Self::new(kill, happened, hints, now) }
     }
 
     /// Returns true if it has a record and was added in this step.
@@ -127,7 +132,8 @@ impl PendingKill {
         let container = self.container.as_ref().map(|id| id.as_str().to_owned());
         let Self { run, duplicates, happened, .. } = *self;
         let is_labelled = self.kill.owner != KillOwner::Pending;
-        PersistedKill { container, run, happened: Some(happened), limit_bytes, duplicates, is_labelled }
+        let seen = self.seen.map(|(_, seen)| seen);
+        PersistedKill { container, run, happened: Some(happened), limit_bytes, duplicates, is_labelled, seen }
     }
 
     /// Returns when it was last seen, or noticed.
@@ -171,18 +177,15 @@ impl Reconciler {
         }
     }
 
-    /// Removes the labels of a kill whose run turned out to be another one: when it was labelled, the exit of the run
-    /// before it was not reported yet.
+    /// Removes the labels of a kill whose run turned out to be another one: when it was labelled, not all runs of that time were
+    /// reported yet.
     fn correct_run(&mut self, at: usize) {
         let pending = &self.pending[at];
-        let (Some(number), Some(id), Some(_)) = (pending.run, &pending.container, pending.kill.kernel_usec)
-        else {
-            return;
-        };
+        let (Some(number), Some(id)) = (pending.run, &pending.container) else { return };
         let pid = pending.kill.pid.filter(|_| self.config.host_pids);
-        let known = self.containers.get(id);
-        let run = known.and_then(|known| known.run_of_kill(&pending.happened, pending.kill.at, pid));
-        if run.is_some_and(|(run, is_certain)| is_certain && run.number != number) {
+        let state = self.containers.get(id);
+        let run = state.and_then(|state| state.run_of_kill(&pending.happened, pending.kill.at, pid));
+        if run.is_some_and(|(run, _)| run.number != number) {
             let before = self.host_usage(&self.pending[at].kill);
             let pending = &mut self.pending[at];
             pending.run = None;
@@ -196,8 +199,8 @@ impl Reconciler {
         let pending = &mut self.pending[at];
         let (None, Some(id)) = (pending.run, &pending.container) else { return };
         let pid = pending.kill.pid.filter(|_| self.config.host_pids);
-        let known = self.containers.get(id);
-        let run = known.and_then(|known| known.run_of_kill(&pending.happened, pending.kill.at, pid));
+        let state = self.containers.get(id);
+        let run = state.and_then(|state| state.run_of_kill(&pending.happened, pending.kill.at, pid));
         if let (Some((run, _)), KillOwner::Container(subject)) = (run, &mut pending.kill.owner) {
             (pending.run, subject.started) = (Some(run.number), run.started);
             self.changes.put_event(LedgerEvent::OomKill(pending.kill.clone()));
@@ -206,7 +209,7 @@ impl Reconciler {
 
     pub(super) fn find_owner(&self, pending: &PendingKill) -> Option<(PathOwner, &'static str)> {
         let is_own_path = |id: &ContainerId, path: &str| {
-            self.containers.get(id).is_some_and(|known| known.contains_path(path))
+            self.containers.get(id).is_some_and(|state| state.contains_path(path))
         };
         let of = |paths: &[&str]| owner_of_paths(paths.iter().copied(), is_own_path);
         let hints = &pending.hints;
@@ -240,7 +243,7 @@ impl Reconciler {
     pub(super) fn shown(&self, pending: &PendingKill) -> Kill {
         let mut kill = pending.kill.clone();
         if let (KillOwner::Pending, Some(id)) = (&kill.owner, &pending.container) {
-            let named = self.containers.get(id).map(|known| known.subject(id, None));
+            let named = self.containers.get(id).map(|state| state.subject(id, None));
             let unnamed = || ContainerRef {
                 identity: Identity::named(id.short()),
                 container_id: Arc::clone(id.shared()),
@@ -258,6 +261,14 @@ impl Reconciler {
         match owner {
             PathOwner::Container(id) => {
                 pending.container = Some(id.clone());
+                // after a pause of the ledger, cycles that saw the victim are applied before its record is read
+                let state = self.containers.get(&id).filter(|_| self.config.host_pids);
+                let seen = state.zip(pending.kill.pid).and_then(|(state, pid)| {
+                    let last_seen = |run: &Run| run.last_seen(pid, &pending.kill.process);
+                    state.all_runs().filter_map(last_seen).reduce(f64::max)
+                });
+                pending.seen =
+                    seen.filter(|seen| *seen > pending.kill.at).map(|seen| (pending.noticed, seen));
                 let (kills, happened) = (1 + pending.duplicates, pending.happened);
                 self.explain_count(&id, kills, &happened);
             }
@@ -286,23 +297,23 @@ impl Reconciler {
         let Some(id) = pending.container.clone().filter(|_| pending.kill.owner == KillOwner::Pending) else {
             return;
         };
-        let known = self.containers.get(&id);
+        let state = self.containers.get(&id);
         let pid = pending.kill.pid.filter(|_| self.config.host_pids);
-        let run = known.and_then(|known| known.run_of_kill(&pending.happened, pending.kill.at, pid));
+        let run = state.and_then(|state| state.run_of_kill(&pending.happened, pending.kill.at, pid));
         let number = run.map(|(run, _)| run.number);
         let is_reported =
-            run.is_some_and(|(_, is_certain)| is_certain) && known.is_some_and(|known| known.named);
+            run.is_some_and(|(_, is_certain)| is_certain) && state.is_some_and(|state| state.named);
         if !is_reported && now.since(pending.noticed) < timeout {
             return;
         }
-        let known = self.containers.modify(&id);
-        if known.run.is_none() {
-            known.first_event_at = known.first_event_at.max(pending.kill.at);
+        let state = self.containers.modify(&id);
+        if state.run.is_none() {
+            state.first_event_at = state.first_event_at.max(pending.kill.at);
         }
-        let known: &ContainerState = known;
-        let run = number.and_then(|number| known.run(number));
-        let subject = known.subject(&id, run);
-        let before = run.and_then(|run| known.prior_usage(run, pending.kill.at));
+        let state: &ContainerState = state;
+        let run = number.and_then(|number| state.run(number));
+        let subject = state.subject(&id, run);
+        let before = run.and_then(|run| state.prior_usage(run, pending.kill.at));
         let role = run.and_then(|run| Some(run.process(pid?)?.role.label()));
         let ended = run.and_then(|run| run.ended);
         let pending = &mut self.pending[at];

@@ -56,22 +56,22 @@ pub fn complete(report: &OomReport, label: impl Fn(&mut ReportProcess)) -> OomRe
 /// Sets what the last cycles show of a process; its container also by its cgroup, if it still runs.
 fn label_process(row: &mut ReportProcess, is_host: bool, line: &ObservedRecord, containers: &ContainerTable) {
     let pid = row.tgid.unwrap_or(row.pid);
-    let sampled = containers.find_by_pid(pid, &row.process, &line.written);
-    let known = sampled.as_ref().and_then(|id| containers.get(id));
-    let usage = known.and_then(|known| known.all_runs().find_map(|run| run.process(pid)));
+    let sampled = containers.find_by_pid(pid, &row.process, &line.written.within);
+    let state = sampled.as_ref().and_then(|id| containers.get(id));
+    let usage = state.and_then(|state| state.all_runs().find_map(|run| run.process(pid)));
     row.role = usage.map(|usage| usage.role.label()).unwrap_or_default().to_owned();
     if !is_host {
         return;
     }
     let is_own_path =
-        |id: &ContainerId, path: &str| containers.get(id).is_some_and(|known| known.contains_path(path));
+        |id: &ContainerId, path: &str| containers.get(id).is_some_and(|state| state.contains_path(path));
     let by_cgroup = || match owner_of_paths([line.proc_info.report_cgroups.get(&pid)?.as_str()], is_own_path)
     {
         PathOwner::Container(id) => Some(id),
         _ => None,
     };
     if let Some(id) = sampled.or_else(by_cgroup) {
-        let named = containers.get(&id).map(|known| known.identity.name.to_string());
+        let named = containers.get(&id).map(|state| state.identity.name.to_string());
         row.container = named.unwrap_or_else(|| id.short().to_owned());
     }
 }

@@ -20,7 +20,7 @@ pub struct RunQuery {
     /// Runs that are in progress, or that ended since this Unix time.
     pub since: Option<f64>,
     /// A run, a group, or a container: the first kind of name that fits counts, see [`NameKind`].
-    pub wanted: Option<String>,
+    pub name: Option<String>,
     /// Maximum number, the newest. 0: all.
     pub limit: usize,
 }
@@ -119,7 +119,7 @@ fn read(connection: &Connection, place: &RunPlace) -> rusqlite::Result<Option<Ru
 
 /// The runs that a name selects, so far, the newest first, and what is kept of each.
 struct RunSelection<'a, T> {
-    wanted: Option<&'a str>,
+    name: Option<&'a str>,
     /// At most this many are kept of those that ended, which are added from the newest on.
     max: usize,
     kind: Option<NameKind>,
@@ -129,8 +129,8 @@ struct RunSelection<'a, T> {
 impl<T> RunSelection<'_, T> {
     /// Adds a run that the name fits, unless it fits another one better.
     fn add(&mut self, run: RunRecord, keep: impl FnOnce(RunRecord) -> T) {
-        if let Some(wanted) = self.wanted {
-            let Some(kind) = run.name_kind(wanted) else { return };
+        if let Some(name) = self.name {
+            let Some(kind) = run.name_kind(name) else { return };
             if self.kind.is_some_and(|best| best < kind) {
                 return;
             }
@@ -147,7 +147,7 @@ impl<T> RunSelection<'_, T> {
 
     /// Returns true if no other run can change the newest `max`: a better kind of name may come later, but a group has no run's id.
     fn is_complete(&self) -> bool {
-        self.runs.len() >= self.max && (self.wanted.is_none() || self.kind <= Some(NameKind::Group))
+        self.runs.len() >= self.max && (self.name.is_none() || self.kind <= Some(NameKind::Group))
     }
 }
 
@@ -158,7 +158,7 @@ fn selected<T>(
     keep: impl Fn(RunPlace, RunRecord) -> T,
 ) -> rusqlite::Result<Vec<T>> {
     let max = if query.limit == 0 { usize::MAX } else { query.limit };
-    let mut selection = RunSelection { wanted: query.wanted.as_deref(), max, kind: None, runs: vec![] };
+    let mut selection = RunSelection { name: query.name.as_deref(), max, kind: None, runs: vec![] };
     let mut statement = connection.prepare("SELECT key, value FROM state WHERE kind = 'container'")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
@@ -263,7 +263,7 @@ mod tests {
     fn selects_the_newest_by_name_and_time() {
         let store = store(&[(30.0, "train"), (10.0, "train"), (20.0, "eval"), (40.0, "eval")]);
         let query =
-            |since, wanted: Option<&str>, limit| RunQuery { since, wanted: wanted.map(str::to_owned), limit };
+            |since, name: Option<&str>, limit| RunQuery { since, name: name.map(str::to_owned), limit };
         assert_eq!(ended(&store, &query(None, None, 0)), [10.0, 20.0, 30.0, 40.0]);
         assert_eq!(ended(&store, &query(None, None, 2)), [30.0, 40.0]);
         assert_eq!(ended(&store, &query(Some(20.0), Some("eval"), 0)), [20.0, 40.0]);
@@ -279,9 +279,8 @@ mod tests {
         all.get_mut(&4).unwrap().group = "team/cafe".into();
         let mut store = store;
         store.commit(&WriteBatch { runs: all, ..WriteBatch::default() }).unwrap();
-        let of = |wanted: &str, limit| {
-            ended(&store, &RunQuery { since: None, wanted: Some(wanted.to_owned()), limit })
-        };
+        let of =
+            |name: &str, limit| ended(&store, &RunQuery { since: None, name: Some(name.to_owned()), limit });
         assert_eq!(of("cafe", 0), [10.0, 20.0], "the group, and neither the container nor the id");
         assert_eq!(of("cafe", 1), [20.0]);
         assert_eq!(of("cafe0", 0), [30.0]);

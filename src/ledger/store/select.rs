@@ -54,26 +54,26 @@ impl Condition {
     fn of(connection: &Connection, query: &Query) -> rusqlite::Result<Self> {
         let since = Value::Real(query.since.unwrap_or(f64::MIN));
         let text = |text: &str| Value::Text(text.to_owned());
-        let wanted = query.container.as_deref().filter(|wanted| !wanted.is_empty());
-        let (sql, values) = match wanted {
+        let name = query.container.as_deref().filter(|name| !name.is_empty());
+        let (sql, values) = match name {
             None => ("at >= ?1", vec![since]),
             // no name has a slash in it
-            Some(wanted) if wanted.contains('/') => {
-                let mut parts = wanted.rsplitn(3, '/');
+            Some(name) if name.contains('/') => {
+                let mut parts = name.rsplitn(3, '/');
                 let mut part = || parts.next().map_or(Value::Null, text);
                 let sql = "container_name = ?2 AND at >= ?1 AND json_extract(body, '$.k8s_pod_name') = ?3 \
                            AND (?4 IS NULL OR json_extract(body, '$.k8s_namespace_name') = ?4)";
                 (sql, vec![since, part(), part(), part()])
             }
-            Some(wanted) => {
+            Some(name) => {
                 let known = "SELECT EXISTS (SELECT 1 FROM events WHERE container_name = ?1)";
                 // a container named `cafe` is meant by that name, and not all whose id begins so
-                if connection.query_row(known, [wanted], |row| row.get(0))? {
-                    ("container_name = ?2 AND at >= ?1", vec![since, text(wanted)])
+                if connection.query_row(known, [name], |row| row.get(0))? {
+                    ("container_name = ?2 AND at >= ?1", vec![since, text(name)])
                 } else {
-                    let end = format!("{wanted}\u{10ffff}");
+                    let end = format!("{name}\u{10ffff}");
                     let sql = "container_id >= ?2 AND container_id < ?3 AND at >= ?1";
-                    (sql, vec![since, text(wanted), Value::Text(end)])
+                    (sql, vec![since, text(name), Value::Text(end)])
                 }
             }
         };

@@ -178,8 +178,7 @@ fn committed_events_and_state_are_loaded_again() {
     let container = ContainerState { identity: named("c"), ..ContainerState::default() };
     all.put(StateKind::Container, "c0ffee", &container);
     all.put(StateKind::PendingKill, 2, &PersistedKill::default());
-    let mut accounting = AccountingCheckpoint::default();
-    accounting.boot_id = "b".into();
+    let accounting = AccountingCheckpoint { boot_id: "b".into(), ..AccountingCheckpoint::default() };
     all.put(StateKind::Accounting, "", &accounting);
     store.commit(&all).unwrap();
     let mut later = WriteBatch::default();

@@ -16,6 +16,8 @@ use crate::parse::{container_id, find, printable};
 const NAME_BYTES: usize = 15;
 /// Length from which a path may be truncated: a printk has less than 1024 bytes, before 5.10 less than 992.
 const MIN_TRUNCATED_BYTES: usize = 980;
+/// A longer line is forged: it has two paths of at most 4096 bytes each.
+const MAX_BYTES: usize = 16 * 1024;
 /// A line with more readings is certainly forged.
 const MAX_READINGS: usize = 16;
 
@@ -28,6 +30,9 @@ struct ContextReading<'a> {
 impl OomContext {
     /// Parses the line, if it is a complete one.
     pub(super) fn of(text: &[u8]) -> Option<Self> {
+        if text.len() > MAX_BYTES {
+            return None; // its readings would take seconds
+        }
         match text.strip_prefix(b"oom-kill:constraint=") {
             Some(rest) => Self::of_new(rest),
             None => Self::of_old(text.strip_prefix(b"Task in ")?),

@@ -137,7 +137,7 @@ impl RecordAssembler {
     }
 
     /// Completes a pending line at the end of the log. An incomplete line stays pending.
-    pub fn drained(&mut self, out: &mut Vec<OomLine>) {
+    pub fn flush(&mut self, out: &mut Vec<OomLine>) {
         if self.pending.as_ref().is_some_and(|pending| Line::of(&pending.text).is_some()) {
             self.finish(out);
         }

@@ -70,7 +70,7 @@ fn joined(records: &[Vec<u8>]) -> Vec<OomLine> {
     for record in records {
         assembler.push(KmsgRecord::of(record).expect("a record"), &mut out);
     }
-    assembler.drained(&mut out);
+    assembler.flush(&mut out);
     out
 }
 
@@ -279,6 +279,16 @@ fn cgroup_name_cannot_blame_another_container() {
 }
 
 #[test]
+fn context_longer_than_two_paths_is_not_read() {
+    let paths = |count: usize| {
+        let paths = ",task_memcg=/a".repeat(count);
+        format!("oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/a{paths},task=x,pid=5,uid=0")
+    };
+    assert!(context(paths(1)).is_some());
+    assert!(context(paths(10_000)).is_none(), "its readings would be compared with each other");
+}
+
+#[test]
 fn truncated_path_still_names_its_container() {
     let long = format!("/docker/{A}{}", "/a-long-name-of-a-cgroup-far-below".repeat(40));
     let cut = &long.as_bytes()[..1023];
@@ -307,7 +317,7 @@ fn joins_fragments_of_a_record() {
     let (mut assembler, mut out) = (RecordAssembler::default(), vec![]);
     for record in &records[..3] {
         assembler.push(KmsgRecord::of(record).expect("a record"), &mut out);
-        assembler.drained(&mut out);
+        assembler.flush(&mut out);
         assert_eq!((out.len(), assembler.held_sequence()), (0, Some(10)), "the rest may come later");
     }
     records.insert(2, device(12, 99, "-", b"user space writes in between"));
@@ -342,7 +352,7 @@ fn missing_fragment_yields_no_line() {
     let (mut assembler, mut out) = (RecordAssembler::default(), vec![]);
     assembler.push(KmsgRecord::of(&fragments[0]).expect("a record"), &mut out);
     assembler.push(other, &mut out);
-    assembler.drained(&mut out);
+    assembler.flush(&mut out);
     assert_eq!(out, []);
 }
 
@@ -444,7 +454,7 @@ proptest! {
         if let Some(record) = KmsgRecord::of(&bytes) {
             assembler.push(record, &mut out);
         }
-        assembler.drained(&mut out);
+        assembler.flush(&mut out);
         let _ = (Line::of(&bytes), SyslogText::of(&bytes));
         for head in ["oom-kill:constraint=", "Task in ", "Tasks in ", "Killed process ", "Killed process 1 (", "<3>[", "<3>[ 1.000001]"] {
             let text = [head.as_bytes(), &bytes].concat();

@@ -147,7 +147,7 @@ impl TextLog {
         let mut found = Vec::new();
         self.clock.set(record.usec, None);
         self.records.push(record, &mut found);
-        self.records.drained(&mut found);
+        self.records.flush(&mut found);
         for found in found {
             let stamp = since_boot(found.usec);
             out.push(TextLine { found: OomLine { sequence: Some(self.lines), ..found }, stamp });

@@ -99,17 +99,8 @@ impl Ledger {
         response["events"].as_array().expect("a list").clone()
     }
 
-    /// Returns the kills of processes with the scene's name, since the ledger's first start.
+    /// Returns the kills of processes with the scene's name.
     pub fn kills_of(&self, scene: &Scene) -> Vec<Value> {
-        self.all_kills_of(scene).into_iter().filter(|kill| kill["before_start"].is_null()).collect()
-    }
-
-    /// Returns the kills of processes with the scene's name from before the ledger's first start.
-    pub fn past_kills_of(&self, scene: &Scene) -> Vec<Value> {
-        self.all_kills_of(scene).into_iter().filter(|kill| kill["before_start"] == true).collect()
-    }
-
-    fn all_kills_of(&self, scene: &Scene) -> Vec<Value> {
         let ours = |event: &Value| event["type"] == "oom_kill" && event["process"] == scene.tag.as_str();
         self.events().into_iter().filter(ours).collect()
     }
@@ -128,8 +119,7 @@ impl Ledger {
         let is_ours =
             |kill: &Value| kill["container_name"].as_str().is_some_and(|n| n.starts_with(&scene.name));
         let is_named = |kill: &Value| kill["process"] == scene.tag.as_str();
-        let is_counted = |event: &Value| event["type"] == "oom_kill" && event["before_start"].is_null();
-        for kill in self.events().into_iter().filter(is_counted) {
+        for kill in self.events().into_iter().filter(|event| event["type"] == "oom_kill") {
             let exchanged = kill["method"] == "set" && is_ours(&kill) != is_named(&kill);
             if !if exchanged { is_ours(&kill) } else { is_named(&kill) } {
                 continue;

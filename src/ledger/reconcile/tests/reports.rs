@@ -7,7 +7,7 @@ use crate::attribute::roles::Role;
 use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::discover::EventKind;
 use crate::events::{OomReport, ReportProcess};
-use crate::ledger::interval::Interval;
+use crate::ledger::interval::Written;
 use crate::ledger::reconcile::ProcInfo;
 use crate::parse::kernel_log::{Line, OomContext};
 use crate::runs::usage::ProcessUsage;
@@ -16,7 +16,7 @@ const WORKERS: u32 = 30;
 
 /// Applies a kill with a report.
 fn kill_with_report(story: &mut Story, at: f64, pid: u32, report: OomReport) {
-    let written = Interval::at(story.at(at).unix_seconds());
+    let written = Written::exactly(story.at(at).unix_seconds());
     let usec = story.at(at).kernel_usec();
     let context = OomContext { task_cgroups: vec![path('a')], pid: Some(pid), ..OomContext::default() };
     let block = &mut story.block;

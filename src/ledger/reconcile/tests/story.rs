@@ -74,7 +74,7 @@ impl Story {
         let reconciler = reconciler(&store, &filter, &boot, begin);
         let (usage, drift) = (ContainerUsage::default(), 0.0);
         let mut clock = LogClock::default();
-        clock.drained(begin);
+        clock.caught_up(begin);
         let mut story = Self {
             begin,
             reconciler,
@@ -169,19 +169,22 @@ impl Story {
 
     /// Applies lines that were logged at several times and read at once.
     pub fn log_read_together(&mut self, at: f64, all: Vec<(f64, Vec<(Line, ProcInfo)>)>) {
-        let (mut observed, mut last) = (Vec::new(), LogPosition::default());
+        let (mut entries, mut infos) = (Vec::new(), Vec::new());
         for (logged, lines) in all {
             let usec = self.at(logged).kernel_usec().saturating_add_signed((self.drift * 1e6) as i64);
             for (line, proc_info) in lines {
                 self.lines += 1;
                 let position = LogPosition { sequence: Some(self.lines), usec: usec + self.lines };
-                let written = self.clock.written(position.usec, self.at(at));
-                last = position;
-                let entry = LogEntry { position, line, text: Arc::from("a line"), report: None };
-                observed.extend(super::observed(&mut self.block, entry, written, proc_info));
+                entries.push(LogEntry { position, line, text: Arc::from("a line"), report: None });
+                infos.push(proc_info);
             }
         }
-        self.clock.drained(self.at(at));
+        let last = entries.last().map_or(LogPosition::default(), |entry| entry.position);
+        let mut observed = Vec::new();
+        for ((entry, written), proc_info) in std::iter::zip(self.clock.place(entries, self.at(at)), infos) {
+            observed.extend(super::observed(&mut self.block, entry, written, proc_info));
+        }
+        self.clock.caught_up(self.at(at));
         self.reconciler.apply_log(self.at(at), Some(&observed), last);
     }
 

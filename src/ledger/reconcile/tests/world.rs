@@ -27,9 +27,11 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Exit code and reason.
-    fn truth(self) -> Option<(i64, ExitReason)> {
+    /// Exit code and reason. Without requests to stop, only the signal is known.
+    fn truth(self, runtime: Runtime) -> Option<(i64, ExitReason)> {
         Some(match self {
+            Ending::Stopped if !runtime.has_requests() => (143, ExitReason::Signal),
+            Ending::DockerKill if !runtime.has_requests() => (137, ExitReason::Killed),
             Ending::StillRunning => return None,
             Ending::Completed => (0, ExitReason::Completed),
             Ending::Error => (1, ExitReason::Error),
@@ -50,6 +52,8 @@ pub struct Trace {
     pub hint: bool,
     pub lost: bool,
     pub log_lag: u64,
+    /// The victim is the child of a shell, and is gone so long after the kill; 0: it is the first process itself.
+    pub teardown: u64,
     /// The victim has the pid of a first process that ended before.
     pub reuses_pid: bool,
     /// Number of its process name.
@@ -82,6 +86,12 @@ pub enum Group {
     Member,
 }
 
+/// A victim that ends a run is gone so soon that its exit is explained without a cycle that saw it meanwhile.
+const MAX_TEARDOWN_OVER_RESTART: u64 = 4_800;
+
+/// A request to stop is so long before the exit.
+pub const STOP_REQUEST: u64 = 30;
+
 /// A container that restarts fast has at least so many runs.
 const LOOP_RUNS: usize = 6;
 
@@ -101,12 +111,53 @@ impl TrueRun {
     }
 }
 
+/// The runtime of all containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    /// Docker with one socket.
+    Docker,
+    /// Docker with two sockets, each of which has every other container.
+    TwoSockets,
+    /// Pods: nothing reports requests to stop, and some versions no reason of an exit.
+    Pods { with_reasons: bool },
+}
+
+impl Runtime {
+    /// Returns its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Runtime::Docker | Runtime::TwoSockets => "docker",
+            Runtime::Pods { .. } => "cri",
+        }
+    }
+
+    /// Returns its sockets.
+    pub fn sockets(self) -> &'static [&'static str] {
+        match self {
+            Runtime::Docker => &["/docker.sock"],
+            Runtime::TwoSockets => &["/one.sock", "/two.sock"],
+            Runtime::Pods { .. } => &[""],
+        }
+    }
+
+    /// Returns the socket that reports a container.
+    pub fn socket_of(self, container: usize) -> &'static str {
+        self.sockets()[container % self.sockets().len()]
+    }
+
+    pub fn has_requests(self) -> bool {
+        !matches!(self, Runtime::Pods { .. })
+    }
+}
+
 /// Which sources can be read, and their delay.
 #[derive(Clone, Copy, Debug)]
 pub struct Sources {
     pub log: bool,
     pub cgroups: bool,
+    /// The runtime reports events.
     pub runtime: bool,
+    pub kind: Runtime,
     pub runtime_lag: u64,
     /// Drift of the log's clock, in percent of the largest one that is tolerated.
     pub drift: i64,
@@ -129,6 +180,10 @@ pub struct World {
     pub skipped: Vec<u64>,
     /// When the wall clock is set, and by how many milliseconds.
     pub clock_step: Option<(u64, i64)>,
+    /// When the machine is suspended, and for how many hours.
+    pub suspend: Option<(u64, u64)>,
+    /// The container that no runtime names.
+    pub nameless: Option<usize>,
     /// Hours since the boot of the host.
     pub uptime_hours: u64,
     /// The ledger is kept in a real store.
@@ -148,12 +203,14 @@ type GroupPlan = (Vec<Trace>, bool);
 
 fn trace(complete: bool) -> impl Strategy<Value = Trace> {
     let identity = (prop::bool::weighted(0.2), 0_usize..NAMES.len());
-    (any::<bool>(), prop::bool::weighted(0.2), 0_u64..200, identity).prop_map(
-        move |(hint, lost, log_lag, (reuses_pid, name))| Trace {
+    let teardown = prop_oneof![3 => Just(0_u64), 1 => 200_u64..3_000, 1 => 3_000_u64..12_000];
+    (any::<bool>(), prop::bool::weighted(0.2), 0_u64..200, teardown, identity).prop_map(
+        move |(hint, lost, log_lag, teardown, (reuses_pid, name))| Trace {
             context: true,
             hint,
             lost: lost && !complete,
             log_lag,
+            teardown,
             reuses_pid,
             name,
         },
@@ -194,8 +251,18 @@ fn run_of_loop(complete: bool) -> impl Strategy<Value = RunPlan> {
 /// Returns a world; if it is `complete`, every source is available and complete.
 pub fn world(complete: bool) -> impl Strategy<Value = World> {
     let clock = (prop_oneof![Just(0), -90_i64..90], prop::bool::weighted(0.7), any::<[bool; 2]>());
-    let sources = (any::<[bool; 2]>(), prop::bool::weighted(0.7), 0_u64..1_500, clock).prop_map(
-        move |([log, cgroups], runtime, runtime_lag, (drift, reads_at_once, [hierarchical, cycles]))| {
+    let kind = prop_oneof![
+        2 => Just(Runtime::Docker),
+        1 => Just(Runtime::TwoSockets),
+        1 => any::<bool>().prop_map(|with_reasons| Runtime::Pods { with_reasons }),
+    ];
+    let sources = (any::<[bool; 2]>(), (prop::bool::weighted(0.7), kind), 0_u64..1_500, clock).prop_map(
+        move |(
+            [log, cgroups],
+            (runtime, kind),
+            runtime_lag,
+            (drift, reads_at_once, [hierarchical, cycles]),
+        )| {
             Sources {
                 // read once per step, records tell little of the clock, and the run of some kills is a guess
                 drift: if complete && !reads_at_once { 0 } else { drift },
@@ -205,6 +272,7 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
                 log: log || complete,
                 cgroups: cgroups || complete,
                 runtime: runtime || complete,
+                kind,
                 runtime_lag: if complete { runtime_lag.min(400) } else { runtime_lag },
             }
         },
@@ -218,13 +286,18 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
     let skipped = vec(0_u64..15_000, 0..4);
     let at_once = prop::option::weighted(0.3, (1_000_u64..8_000, any::<bool>()));
     let clock_step = prop::option::weighted(0.2, (1_000_u64..15_000, -1_800_000_i64..1_800_000));
+    let clock_step = (clock_step, prop::option::weighted(0.2, (1_000_u64..15_000, 1_u64..12)));
     let uptime_hours = prop_oneof![Just(4_u64), Just(30), Just(1_000)];
     let is_nested = prop::bool::weighted(0.3);
-    let settings = (skipped, at_once, clock_step, uptime_hours, (prop::bool::weighted(0.1), is_nested));
+    let nameless = prop::option::weighted(0.2, 0_usize..2);
+    let settings =
+        (skipped, at_once, clock_step, uptime_hours, (prop::bool::weighted(0.1), is_nested, nameless));
     let plans = (containers, hosts, sources, settings, vec(step, 60..100));
     plans.prop_map(move |(mut containers, hosts, mut sources, settings, mut steps)| {
-        let (mut skipped, at_once, clock_step, uptime_hours, (is_on_disk, is_nested)) = settings;
+        let (mut skipped, at_once, clocks, uptime_hours, (is_on_disk, is_nested, nameless)) = settings;
+        let (clock_step, suspend) = clocks;
         let clock_step = clock_step.filter(|_| !complete);
+        let nameless = nameless.filter(|_| !complete && !is_nested); // inside another one its kills are those of that one
         if complete && containers.iter().any(|plans| plans.len() >= LOOP_RUNS) {
             sources.drift = 0; // of a kill while memledger was away, the run of 200 ms would be a guess
         }
@@ -243,6 +316,8 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
             outer,
             skipped,
             clock_step,
+            suspend,
+            nameless,
             uptime_hours,
             is_on_disk,
             steps,
@@ -269,7 +344,12 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
         world.repeat_chosen_victims();
         world.separate_skipped();
         world.apply_rate_limit(complete);
+        world.separate_suspend();
         world.reuse_pids();
+        // that a victim was still there long after its kill is seen by cycles, and none run while memledger is away
+        if world.kills.iter().any(|kill| kill.trace.teardown > MAX_TEARDOWN_OVER_RESTART) {
+            world.steps.iter_mut().for_each(|(_, restarts, _)| *restarts = false);
+        }
         world
     })
 }
@@ -308,6 +388,25 @@ impl World {
             kill.trace.context = kill.group != Group::Member && recent(5_000) < 10;
             kill.trace.hint |= complete && !kill.trace.context && recent(5_200) >= 10;
             headers.extend(kill.trace.context.then_some(kill.logged));
+        }
+    }
+
+    /// Moves the suspend out of the time between a kill or a request to stop, its record and its exit: these are milliseconds.
+    fn separate_suspend(&mut self) {
+        let Some((when, _)) = &mut self.suspend else { return };
+        let of_kill = |kill: &TrueKill| {
+            let run = kill.owner.filter(|_| kill.main).map(|(container, run)| &self.runs[container][run]);
+            let exit = run.and_then(|run| run.end);
+            (kill.at, kill.logged.max(kill.repeated.unwrap_or(0)).max(exit.unwrap_or(0)))
+        };
+        let of_stop = |run: &TrueRun| run.end.map(|end| (end - STOP_REQUEST, end + 1));
+        let stops = self.runs.iter().flatten().filter_map(of_stop);
+        let mut busy: Vec<(u64, u64)> = self.kills.iter().map(of_kill).chain(stops).collect();
+        busy.sort_unstable();
+        for (from, to) in busy {
+            if (from..=to).contains(when) {
+                *when = to + 1;
+            }
         }
     }
 
@@ -357,7 +456,10 @@ impl World {
             let is_free = |run: &&TrueRun| {
                 run.end.is_some_and(|end| end + 6_000 < kill.at) && !reused.contains(&run.pid)
             };
-            if let Some(run) = self.runs.iter().flatten().find(is_free) {
+            // that a container without a runtime has ended is known only seconds later
+            let named =
+                self.runs.iter().enumerate().filter(|(container, _)| self.nameless != Some(*container));
+            if let Some(run) = named.flat_map(|(_, runs)| runs).find(is_free) {
                 kill.pid = run.pid;
                 reused.push(run.pid);
             }
@@ -377,11 +479,15 @@ impl World {
                 self.add_kill(at, owner, false, OomScope::Container, *trace, Group::None);
             }
             // within five seconds SIGKILL's status would be taken for the child's, as documented
-            at += if ending == Ending::KilledFromOutside { rest + 6_000 } else { rest };
+            let is_from_outside = ending == Ending::KilledFromOutside
+                || ending == Ending::DockerKill && !self.sources.kind.has_requests();
+            at += if is_from_outside { rest + 6_000 } else { rest };
             let pid = (1_000 + container * 100 + number) as u32;
             if let Ending::Oom(scope) = ending {
+                let teardown = self.teardown(&trace, group.is_some());
+                let trace = Trace { teardown, ..trace };
                 self.add_last_kills(at, (container, number), scope, trace, group);
-                at += 60;
+                at += teardown + 60;
             }
             let end = (ending != Ending::StillRunning).then_some(at);
             runs.push(TrueRun { start, end, pid, ending });
@@ -390,6 +496,14 @@ impl World {
             }
         }
         self.runs.push(runs);
+    }
+
+    /// Returns how long the victim that ends a run takes to be gone. Only cycles show that it is still there.
+    fn teardown(&self, trace: &Trace, is_group: bool) -> u64 {
+        // read once per step, a record says little of its time: a kill of the next run may have ended this one
+        let most = if self.sources.cycles && self.sources.reads_at_once { u64::MAX } else { 2_500 };
+        // a suspend between the kill and the exit is in the times of both
+        if is_group || trace.teardown > most || self.suspend.is_some() { 0 } else { trace.teardown }
     }
 
     /// Kills the first process of a run, alone or with a group.
@@ -422,7 +536,10 @@ impl World {
         trace: Trace,
         group: Group,
     ) {
-        let main_pid = owner.filter(|_| main).map(|(container, run)| (1_000 + container * 100 + run) as u32);
+        let trace = if main { trace } else { Trace { teardown: 0, ..trace } };
+        let is_first = main && trace.teardown == 0;
+        let main_pid =
+            owner.filter(|_| is_first).map(|(container, run)| (1_000 + container * 100 + run) as u32);
         let pid = main_pid.unwrap_or(5_000 + self.kills.len() as u32);
         self.kills.push(TrueKill { at, pid, owner, main, scope, trace, group, logged: at, repeated: None });
     }
@@ -430,12 +547,19 @@ impl World {
     /// Returns what the clocks show then.
     pub fn clocks(&self, begin: Timestamp, at: u64) -> Timestamp {
         let step = self.clock_step.filter(|(when, _)| at >= *when).map_or(0, |(_, by)| by);
-        begin.plus(Duration::from_millis(at)).with_wall_moved(step)
+        let hours = self.suspend.filter(|(when, _)| at >= *when).map_or(0, |(_, hours)| hours);
+        let suspended = Duration::from_secs(hours * 3600);
+        begin.plus(Duration::from_millis(at)).with_suspended(suspended).with_wall_moved(step)
     }
 
     /// Returns the number of kills that may be counted twice or for another container: one, of the moment in which the clock is set.
     pub fn counted_wrongly(&self) -> u64 {
         u64::from(self.clock_step.is_some())
+    }
+
+    /// Returns when the last run ends that does.
+    pub fn last_exit(&self) -> u64 {
+        self.runs.iter().flatten().filter_map(|run| run.end).max().unwrap_or(0)
     }
 
     /// Returns the number of kills until then.
@@ -467,6 +591,7 @@ impl World {
 
     /// Returns the reasons of a container's exits.
     pub fn reasons(&self, container: usize) -> Vec<ExitReason> {
-        self.runs[container].iter().filter_map(|run| run.ending.truth().map(|(_, reason)| reason)).collect()
+        let truths = self.runs[container].iter().filter_map(|run| run.ending.truth(self.sources.kind));
+        truths.map(|(_, reason)| reason).collect()
     }
 }

@@ -40,8 +40,7 @@ fn one_kill_beside_a_hundred_containers_writes_few_bytes() {
             1 => batch.put(StateKind::PendingKill, 51, &PersistedKill::default()),
             _ => batch.remove(StateKind::PendingKill, 51),
         }
-        let mut accounting = AccountingCheckpoint::default();
-        accounting.records = records;
+        let accounting = AccountingCheckpoint { records, ..AccountingCheckpoint::default() };
         batch.put(StateKind::Accounting, "", &accounting);
         batch.put(StateKind::RuntimeCursor, "docker", &(records as f64));
         store.commit(&batch).unwrap();

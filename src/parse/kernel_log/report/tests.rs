@@ -9,7 +9,7 @@ fn kmsg(log: &[u8]) -> Vec<OomLine> {
     for record in log.split(|&byte| byte == b'\n').filter_map(KmsgRecord::of) {
         assembler.push(record, &mut found);
     }
-    assembler.drained(&mut found);
+    assembler.flush(&mut found);
     found
 }
 

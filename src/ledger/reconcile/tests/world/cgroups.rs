@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{NAMES, World};
+use super::{NAMES, TrueKill, World};
 use crate::attribute::roles::Role;
 use crate::clock::Timestamp;
 use crate::collect::cgroup_oom_events::CounterReading;
@@ -75,7 +75,8 @@ impl World {
             host_memory: None,
             gpus: vec![],
         };
-        let mut inventory = Inventory { containers: vec![], runtimes: vec![("docker", true)] };
+        let mut inventory =
+            Inventory { containers: vec![], runtimes: vec![(self.sources.kind.name(), true)] };
         for (container, runs) in self.runs.iter().enumerate() {
             let is_listed = |run: &usize| {
                 self.is_running(container, *run, at) && runs[*run].start + self.sources.runtime_lag <= at
@@ -90,10 +91,11 @@ impl World {
     }
 
     fn listed(&self, begin: Timestamp, container: usize, run: usize) -> Container {
+        let (id, name) = (Self::id(container), Self::name(container));
         Container {
-            id: Self::id(container),
-            identity: Identity::named(&Self::name(container)),
-            runtime: "docker",
+            id: id.clone(),
+            identity: Identity::named(if self.nameless == Some(container) { id.short() } else { &name }),
+            runtime: if self.nameless == Some(container) { "" } else { self.sources.kind.name() },
             pod: None,
             image: "image".into(),
             compose_project: "".into(),
@@ -115,8 +117,9 @@ impl World {
     /// Returns the processes of a run: the first one, and those that will be killed.
     fn processes(&self, container: usize, run: usize, at: u64) -> Vec<ProcessUsage> {
         let victims = self.kills.iter().filter(|kill| kill.owner == Some((container, run)));
-        let main = victims.clone().find(|kill| kill.main).map_or(0, |kill| kill.trace.name);
-        let children = victims.filter(|kill| !kill.main && kill.at > at);
+        let is_first = |kill: &&TrueKill| kill.main && kill.trace.teardown == 0;
+        let main = victims.clone().find(is_first).map_or(2, |kill| kill.trace.name);
+        let children = victims.filter(|kill| !is_first(kill) && kill.at + kill.trace.teardown > at);
         let first = (self.runs[container][run].pid, main);
         let all = std::iter::once(first).chain(children.map(|kill| (kill.pid, kill.trace.name)));
         let process = |(pid, name): (u32, usize)| ProcessUsage {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Ending, Group, NAMES, TrueKill, World};
+use super::{Ending, Group, NAMES, Runtime, STOP_REQUEST, TrueKill, World};
 use crate::clock::Timestamp;
 use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::discover::{ContainerDetails, EventKind, RuntimeEvent};
@@ -40,6 +40,11 @@ impl World {
                     ));
                 }
             }
+        }
+        if let Some((when, _)) = self.suspend.filter(|(when, _)| *when <= at) {
+            let position = LogPosition { sequence: None, usec: self.stamp(begin, when) };
+            let entry = LogEntry { position, line: Line::Resumed, text: "a line".into(), report: None };
+            entries.push((entry, ProcInfo::default()));
         }
         entries.sort_by_key(|(entry, _)| entry.position.usec);
         entries.retain(|(entry, _)| entry.position.usec > after);
@@ -111,10 +116,15 @@ impl World {
         lines
     }
 
-    /// Returns the runtime's events between these times, in order.
-    pub fn runtime_events(&self, begin: Timestamp, after: u64, at: u64) -> Vec<RuntimeEvent> {
+    /// Returns the events of a socket between these times, in order.
+    pub fn runtime_events(&self, begin: Timestamp, socket: &str, after: u64, at: u64) -> Vec<RuntimeEvent> {
+        let kind = self.sources.kind;
         let mut runtime_events: Vec<(u64, RuntimeEvent)> = Vec::new();
-        for (container, runs) in self.runs.iter().enumerate().filter(|_| self.sources.runtime) {
+        let is_reported = |container: usize| {
+            self.sources.runtime && self.nameless != Some(container) && kind.socket_of(container) == socket
+        };
+        for (container, runs) in self.runs.iter().enumerate().filter(|(container, _)| is_reported(*container))
+        {
             let mut add = |when: u64, what| {
                 runtime_events.push((when, self.runtime_event(begin, container, when, what)))
             };
@@ -123,17 +133,29 @@ impl World {
                 if run.reports_pid() {
                     add(run.start + 100, EventKind::Running { pid: Some(run.pid) });
                 }
-                for kill in self.kills.iter().filter(|kill| kill.owner == Some((container, number))) {
+                let is_own =
+                    |kill: &&TrueKill| kill.owner == Some((container, number)) && kind.has_requests();
+                for kill in self.kills.iter().filter(is_own) {
                     add(kill.at, EventKind::Oom);
                 }
-                let Some((end, (code, _))) = run.end.zip(run.ending.truth()) else { continue };
+                let Some((end, (code, _))) = run.end.zip(run.ending.truth(kind)) else { continue };
                 match run.ending {
-                    Ending::Stopped => add(end - 30, EventKind::SignalRequested { signal: Some(15) }),
-                    Ending::DockerKill => add(end - 30, EventKind::SignalRequested { signal: Some(9) }),
+                    _ if !kind.has_requests() => {}
+                    Ending::Stopped => {
+                        add(end - STOP_REQUEST, EventKind::SignalRequested { signal: Some(15) })
+                    }
+                    Ending::DockerKill => {
+                        add(end - STOP_REQUEST, EventKind::SignalRequested { signal: Some(9) })
+                    }
                     _ => {}
                 }
-                add(end, EventKind::Ended { exit_code: Some(code), oom_flag: Some(false) });
-                if run.ending == Ending::Stopped {
+                let oom_flag = match kind {
+                    Runtime::Pods { with_reasons: true } => Some(matches!(run.ending, Ending::Oom(_))),
+                    Runtime::Pods { with_reasons: false } => None,
+                    Runtime::Docker | Runtime::TwoSockets => Some(false),
+                };
+                add(end, EventKind::Ended { exit_code: Some(code), oom_flag });
+                if run.ending == Ending::Stopped && kind.has_requests() {
                     add(end + 1, EventKind::SignalRequested { signal: None });
                 }
             }
@@ -153,8 +175,8 @@ impl World {
     ) -> RuntimeEvent {
         let when = if matches!(what, EventKind::Running { .. }) { when - 100 } else { when };
         RuntimeEvent {
-            socket: std::sync::Arc::default(),
-            runtime: "docker",
+            socket: self.sources.kind.socket_of(container).into(),
+            runtime: self.sources.kind.name(),
             id: Self::id(container),
             at: self.clocks(begin, when).unix_seconds(),
             named: Some(ContainerDetails {
